@@ -1,0 +1,48 @@
+# make demo and make test set everything up; they need Python 3.11 and make, nothing else.
+PYTHON ?= python3.11
+PYTHON37 ?= $(firstword $(shell python3.7 -c 'import sys; print(sys.executable)' 2>/dev/null) \
+              $(wildcard $(shell pyenv root 2>/dev/null)/versions/3.7*/bin/python3.7))
+export TF_CPP_MIN_LOG_LEVEL ?= 2
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help venv venv-tf1 demo test test-tf1 lint clean
+
+help:
+	@echo "make demo      train on handwritten digits, 8 devices, and check the result"
+	@echo "make test      the tests, on TensorFlow 2 and Python 3.11"
+	@echo "make test-tf1  the same tests on TensorFlow 1.15 and Python 3.7"
+	@echo "make lint      ruff and mypy"
+
+venv: .venv/.done
+venv-tf1: .venv-tf1/.done
+
+.venv/.done: setup.cfg pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "make: Python 3.11 is needed: no '$(PYTHON)' on PATH (set PYTHON=...)" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --upgrade pip
+	.venv/bin/python -m pip install --quiet -e '.[tf,tensorpack,demo,dev]'
+	@touch $@
+
+.venv-tf1/.done: setup.cfg pyproject.toml
+	@test -n "$(PYTHON37)" || { echo "make: Python 3.7 is needed for TensorFlow 1.15: none on PATH and none in pyenv (set PYTHON37=...)" >&2; exit 1; }
+	$(PYTHON37) -m venv .venv-tf1
+	.venv-tf1/bin/python -m pip install --quiet --upgrade pip
+	.venv-tf1/bin/python -m pip install --quiet -e '.[tf,tensorpack,demo,dev]'
+	@touch $@
+
+demo: .venv/.done
+	.venv/bin/hier-allreduce demo
+
+test: .venv/.done
+	.venv/bin/python -m pytest
+
+test-tf1: .venv-tf1/.done
+	.venv-tf1/bin/python -m pytest
+
+lint: .venv/.done
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+clean:
+	rm -rf .venv .venv-tf1 build dist *.egg-info

@@ -1,0 +1,49 @@
+"""``hier-allreduce topo | plan | bench | demo``: finds the command's module and turns errors into one line."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import List, Optional
+
+from . import __version__
+from .errors import HierAllreduceError
+
+COMMANDS = {
+    "topo": "what a machine's links are understood to be",
+    "plan": "the plan for a machine, its predicted time, and how it compares",
+    "bench": "step time, graph size and memory beside every peer",
+    "demo": "train a small model on real data and check the result",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; each command's own options come from its module."""
+    top = argparse.ArgumentParser(prog="hier-allreduce", description=__doc__.split(":")[0].replace("``", ""))
+    top.add_argument("--version", action="version", version=__version__)
+    commands = top.add_subparsers(dest="command", metavar="COMMAND")
+    commands.required = True
+    for name, summary in COMMANDS.items():
+        sub = commands.add_parser(name, help=summary, description=summary)
+        module = importlib.import_module(f".commands.{name}", __package__)
+        module.add_arguments(sub)
+        sub.set_defaults(main=module.main)
+    return top
+
+
+def main(argv: Optional[List[str]] = None) -> int:
+    """Run one command; an error of this package is printed as one line, exit status 2."""
+    args = parser().parse_args(argv)
+    try:
+        return int(args.main(args) or 0)
+    except HierAllreduceError as error:
+        print(f"hier-allreduce {args.command}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `hier-allreduce plan … | head`
+        sys.stderr.close()
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

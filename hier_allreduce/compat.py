@@ -1,0 +1,38 @@
+"""Everything that differs between TensorFlow 1.15 and 2.x, and what neither makes public."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, ContextManager
+
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+
+def forget_colocation() -> ContextManager:
+    """A scope in which an outer ``colocate_with`` no longer decides where ops go.
+
+    Leaving a colocation behind also leaves the device scopes around it, so this does nothing where there
+    is no colocation: an outer ``tf.device("/job:worker/task:1")`` then still completes ``/gpu:0``.
+    """
+    if tf.executing_eagerly():
+        return contextlib.nullcontext()
+    graph = tf1.get_default_graph()
+    if not graph._colocation_stack.peek_objs():
+        return contextlib.nullcontext()
+    return graph.colocate_with(None, ignore_existing=True)
+
+
+def belongs_here(tensor: Any) -> bool:
+    """Whether ops added now can read ``tensor``: same graph, or one that a function captures from."""
+    if tf.executing_eagerly():
+        return is_eager(tensor)
+    graph = tf1.get_default_graph()
+    is_function = hasattr(graph, "capture")
+    return is_function or (not is_eager(tensor) and tensor.graph is graph)
+
+
+def is_eager(tensor: Any) -> bool:
+    """Whether ``tensor`` has a value already and belongs to no graph."""
+    return not hasattr(tensor, "graph") or type(tensor).__name__ == "EagerTensor"

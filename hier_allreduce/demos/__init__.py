@@ -1,0 +1,1 @@
+"""Training jobs that show the all-reduce at work on real data."""

@@ -1,0 +1,50 @@
+"""What people write for a device, as the string that ``tf.device`` takes."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence, Tuple
+
+import tensorflow as tf
+
+from .errors import DeviceError
+
+_EXPECTED = "a device is a string such as '/gpu:0', a tf.DeviceSpec, or a tf.config.LogicalDevice"
+
+
+def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
+    """``devices`` as K values for ``tf.device``: strings, None, or (in graph mode) device functions.
+
+    Raises:
+        DeviceError: an entry is none of these, or cannot be read as a device name.
+    """
+    if isinstance(devices, (str, bytes)) or not hasattr(devices, "__iter__"):
+        raise DeviceError(f"devices must be a list with one device for each tower, not {devices!r}; {_EXPECTED}")
+    found = tuple(_device_string(tower, device) for tower, device in enumerate(devices))
+    if not found:
+        raise DeviceError(f"devices is empty: give one device for each tower; {_EXPECTED}")
+    return found
+
+
+def _device_string(tower: int, device: Any) -> Any:
+    if device is None or device == "":
+        return device
+    if isinstance(device, str):
+        return _parsed(tower, device, device)
+    if hasattr(device, "to_string"):  # a DeviceSpec, of either version
+        return device.to_string()
+    if type(device).__name__ == "LogicalDevice":
+        return _parsed(tower, device, device.name)
+    if callable(device) and not tf.executing_eagerly():
+        return device
+    hint = f" (did you mean '/gpu:{device}'?)" if isinstance(device, int) and not isinstance(device, bool) else ""
+    if type(device).__name__ == "PhysicalDevice":
+        hint = " (take the names from tf.config.list_logical_devices())"
+    raise DeviceError(f"tower {tower}: {device!r} is not a device: {_EXPECTED}{hint}")
+
+
+def _parsed(tower: int, device: Any, text: str) -> str:
+    try:
+        tf.DeviceSpec.from_string(text)
+    except ValueError as error:
+        raise DeviceError(f"tower {tower}: {device!r} cannot be read as a device ({error}); {_EXPECTED}") from None
+    return text

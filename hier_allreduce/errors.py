@@ -1,0 +1,45 @@
+"""What can be wrong, as one small tree. Every error is a ``ValueError`` too.
+
+::
+
+    HierAllreduceError
+    ├── GradientError     the K×N matrix: rows, counts, kinds, shapes, dtypes, order
+    ├── DeviceError       a device that is none, or that does not exist
+    ├── StrategyError     algorithm, groups, average, and the other choices
+    ├── PlanError         a plan that would not give every device the sum
+    ├── TopologyError     a machine description that is cut, or contradicts itself
+    └── AuditError        what TensorFlow executed is not what the plan says
+
+They are raised while the graph is built, before the first op is added (``AuditError``
+after the step that was looked at), and say what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+
+class HierAllreduceError(ValueError):
+    """Base of all errors of this package."""
+
+
+class GradientError(HierAllreduceError):
+    """The matrix of gradients cannot be reduced as it is."""
+
+
+class DeviceError(HierAllreduceError):
+    """Something given as a device is not one, or the machine does not have it."""
+
+
+class StrategyError(HierAllreduceError):
+    """A choice of how to reduce that does not exist or does not fit the devices."""
+
+
+class PlanError(HierAllreduceError):
+    """A plan after which some device would not hold every contribution exactly once."""
+
+
+class TopologyError(HierAllreduceError):
+    """A description of a machine that cannot be understood."""
+
+
+class AuditError(HierAllreduceError):
+    """The executed graph moved something else than the plan says."""

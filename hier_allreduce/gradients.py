@@ -1,0 +1,157 @@
+"""The K×N matrix as people pass it, checked before anything is built.
+
+::
+
+    grads[tower][variable]       variable 0   variable 1   …   variable N-1
+    tower 0  on devices[0]          g00          g01
+    tower 1  on devices[1]          g10          g11
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, List, Optional, Sequence, Tuple
+
+import tensorflow as tf
+
+from .compat import belongs_here
+from .errors import GradientError
+
+# a tower's own prefix in variable names: tensorpack's "tower3/", and what hand-written towers are mostly called
+_TOWER_PREFIX = re.compile(r"^(tower|replica|clone|gpu|device|worker|t)_?\d+/", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """``rows[tower][variable]``, K×N tensors that can be added up, and how to speak of them."""
+
+    rows: Tuple[Tuple[Any, ...], ...]
+    devices: Tuple[Any, ...]
+    names: Tuple[str, ...]  # N, what each variable is called in messages and op names
+
+    @property
+    def columns(self) -> List[Tuple[Any, ...]]:
+        """The same, N×K."""
+        return list(zip(*self.rows))
+
+
+def where(tower: int, devices: Sequence[Any], variable: Optional[int] = None, names: Sequence[str] = ()) -> str:
+    """``tower 3 (/gpu:3), variable 5 ('conv1/W')``: how every message says where it hurts."""
+    text = f"tower {tower} ({devices[tower]})" if tower < len(devices) else f"tower {tower}"
+    if variable is None:
+        return text
+    called = f" ({names[variable]!r})" if variable < len(names) else ""
+    return f"{text}, variable {variable}{called}"
+
+
+def matrix(all_grads: Any, devices: Tuple[Any, ...], average: Any, names: Optional[Sequence[str]] = None) -> Matrix:
+    """Check the K×N gradients of K devices.
+
+    Args:
+        all_grads: K rows (any iterables) of N gradients.
+        devices: K devices, already read.
+        average: the mean is wanted, which integers do not have.
+        names: N variable names; by default those of the gradients.
+
+    Raises:
+        GradientError: the rows do not match the devices or each other, or an entry cannot be added up.
+    """
+    if not isinstance(average, bool):
+        raise GradientError(f"average={average!r}: it is True for the mean, False for the sum")
+    rows = _rows(all_grads, devices)
+    names = tuple(names) if names is not None else tuple(_name(v, grad) for v, grad in enumerate(rows[0]))
+    for tower, row in enumerate(rows):
+        for variable, grad in enumerate(row):
+            _check_entry(grad, where(tower, devices, variable, names))
+    for variable, column in enumerate(zip(*rows)):
+        _check_column(column, variable, devices, names, average)
+    return Matrix(rows, devices, names)
+
+
+def _rows(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], ...]:
+    shape = "all_grads is K rows, one for each tower, of N gradients: all_grads[tower][variable]"
+    if isinstance(all_grads, tf.Tensor):
+        raise GradientError(f"{shape}; a single tensor was given")
+    try:
+        rows = list(all_grads)
+    except TypeError:
+        raise GradientError(f"{shape}; {type(all_grads).__name__} was given") from None
+    if len(rows) != len(devices):
+        raise GradientError(f"{len(rows)} rows of gradients for {len(devices)} devices: {shape}")
+    for tower, row in enumerate(rows):
+        if isinstance(row, tf.Tensor) or not hasattr(row, "__iter__"):
+            raise GradientError(f"{where(tower, devices)}: its row is one {type(row).__name__}; {shape}")
+    full = tuple(tuple(row) for row in rows)
+    if len({len(row) for row in full}) > 1:
+        counts = ", ".join(f"{where(tower, devices)} has {len(row)}" for tower, row in enumerate(full))
+        raise GradientError(f"every tower must have the same number of gradients: {counts}")
+    return full
+
+
+def _check_entry(grad: Any, place: str) -> None:
+    if isinstance(grad, (tuple, list)) and not isinstance(grad, tf.IndexedSlices):
+        raise GradientError(
+            f"{place}: a {type(grad).__name__} was given where a gradient is expected; for (gradient, variable)"
+            " pairs use allreduce_grads_and_vars, or pass the gradients alone"
+        )
+    if grad is None:
+        raise GradientError(f"{place}: the gradient is None; leave variables without a gradient out of every row")
+    if isinstance(grad, tf.IndexedSlices):
+        raise GradientError(f"{place}: sparse gradients are not supported yet; use tf.convert_to_tensor(gradient)")
+    if not isinstance(grad, tf.Tensor):
+        raise GradientError(f"{place}: expected a tf.Tensor, not {type(grad).__name__}; use tf.convert_to_tensor")
+    if grad.dtype == tf.bool or not (grad.dtype.is_floating or grad.dtype.is_integer or grad.dtype.is_complex):
+        raise GradientError(f"{place}: {grad.dtype.name} has no sum; cast it to a number first")
+    if not belongs_here(grad):
+        raise GradientError(
+            f"{place}: {grad!r} does not belong to the graph that is being built; call this inside"
+            " `with graph.as_default():` of the towers' graph"
+        )
+
+
+def _check_column(
+    column: Tuple[Any, ...], variable: int, devices: Sequence[Any], names: Sequence[str], average: bool
+) -> None:
+    def differing(what: str, values: List[Any], advice: str) -> GradientError:
+        usual = Counter(str(v) for v in values).most_common(1)[0][0]
+        odd = next(tower for tower, value in enumerate(values) if str(value) != usual)
+        each = ", ".join(f"tower {tower}: {value}" for tower, value in enumerate(values))
+        return GradientError(
+            f"{where(odd, devices, variable, names)}: {what} differs between towers ({each}); {advice}"
+        )
+
+    dtypes = [grad.dtype.name for grad in column]
+    if len(set(dtypes)) > 1:
+        raise differing("the dtype", dtypes, "cast the gradients to one dtype")
+    shape = tf.TensorShape(None)
+    for grad in column:
+        if not shape.is_compatible_with(grad.shape):
+            raise differing("the shape", [g.shape for g in column], "list the variables in one order on every tower")
+        shape = shape.merge_with(grad.shape)
+    if average and column[0].dtype.is_integer:
+        raise GradientError(
+            f"{where(0, devices, variable, names)}: {dtypes[0]} has no exact mean; average=False sums it, or cast it to float"
+        )
+
+
+def _name(variable: int, grad: Any) -> str:
+    return getattr(grad, "op", None) is not None and grad.op.name or f"gradient{variable}"
+
+
+def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any]) -> List[str]:
+    """The N names of (gradient, variable) rows, without tower prefixes.
+
+    Raises:
+        GradientError: the towers list the same variables in different orders.
+    """
+    rows = [[_TOWER_PREFIX.sub("", var.name.split(":")[0]) for _, var in row] for row in tower_grads_and_vars]
+    for tower, row in enumerate(rows):
+        if row != rows[0] and sorted(row) == sorted(rows[0]):
+            variable = next(v for v, (a, b) in enumerate(zip(row, rows[0])) if a != b)
+            raise GradientError(
+                f"{where(tower, devices, variable, row)}: tower 0 has {rows[0][variable]!r} there; list the variables"
+                " in one order on every tower"
+            )
+    return rows[0] if rows else []

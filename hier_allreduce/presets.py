@@ -1,0 +1,54 @@
+"""The YAML and tables in ``configs/``: found by name in a checkout and in an installed wheel, or by path."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, List, Type
+
+import yaml
+
+from .errors import HierAllreduceError
+
+_PACKAGE = Path(__file__).resolve().parent
+# installed, configs/ lies inside the package; in a checkout beside it
+_CONFIGS = next((d for d in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if d.is_dir()), _PACKAGE / "configs")
+
+
+def names(kind: str) -> List[str]:
+    """The presets of a kind: ``"machines"``, ``"strategies"``, ``"models"``."""
+    return sorted(path.stem for path in (_CONFIGS / kind).glob("*.*") if path.suffix in (".yaml", ".tsv"))
+
+
+def find(kind: str, name_or_path: str, error: Type[HierAllreduceError]) -> Path:
+    """The file of a preset's name, or of a path.
+
+    Raises:
+        error: neither; the message has the nearest names.
+    """
+    for candidate in (Path(name_or_path), *(_CONFIGS / kind / f"{name_or_path}{end}" for end in (".yaml", ".tsv"))):
+        if candidate.is_file():
+            return candidate
+    raise error(f"{name_or_path!r} is neither a file nor one of the {kind}{nearest(name_or_path, names(kind))}")
+
+
+def nearest(word: str, known: List[str]) -> str:
+    """``; did you mean 'x'? there are …``, for the end of an error message."""
+    close = difflib.get_close_matches(str(word), known, 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    return f"{hint} there are {', '.join(known)}"
+
+
+def read_yaml(path: Path, error: Type[HierAllreduceError]) -> Any:
+    """The content of a YAML file.
+
+    Raises:
+        error: the file is no YAML, or no mapping.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as cause:
+        raise error(f"{path}: not readable as YAML: {cause}") from None
+    if not isinstance(content, dict):
+        raise error(f"{path}: expected `key: value` lines, not {type(content).__name__}")
+    return content
