@@ -82,8 +82,8 @@ def hierarchical_half(devices: int, turn: int, groups: Groups) -> ReduceHalf:
 def tree_half(devices: int, turn: int) -> ReduceHalf:
     """Neighbours add in pairs, then pairs of pairs (a binomial tree); device ``turn mod K`` is the root.
 
-    At turn 0 and K = 2, 4, 8 these are caffe2 muji's schedules. At powers of two the root rotates by exclusive or, which
-    maps pairs to pairs and quads to quads; at any other K the numbering is shifted.
+    At turn 0 and K = 2, 4, 8 these are caffe2 muji's schedules. At powers of two the root rotates by exclusive or,
+    which maps pairs to pairs and quads to quads; at any other K the numbering is shifted.
     """
     root = turn % devices
     power_of_two = devices & (devices - 1) == 0

@@ -58,9 +58,9 @@ def allreduce_grads_hierarchical(
 ) -> List[Tuple[Any, ...]]:
     """tensorpack's function of this name, with its schedule at K = 8, for any K ≥ 1.
 
-    K×N in, K×N out. Two groups of ⌈K/2⌉ and ⌊K/2⌋ towers add up on mains that rotate with the variable; one main sends its
-    partial sum to the other and gets the total back; both copy it inside their groups. Source of the schedule:
-    tensorpack ``graph_builder/utils.py``.
+    K×N in, K×N out. Two groups of ⌈K/2⌉ and ⌊K/2⌋ towers add up on mains that rotate with the variable; one main
+    sends its partial sum to the other and gets the total back; both copy it inside their groups. Source of the
+    schedule: tensorpack ``graph_builder/utils.py``.
 
     Raises: as :func:`allreduce_grads`.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -22,7 +22,7 @@ class Emitted:
     names: Tuple[str, ...]
 
 
-_emitted: "weakref.WeakKeyDictionary[Any, List[Emitted]]" = weakref.WeakKeyDictionary()
+_emitted: weakref.WeakKeyDictionary[Any, List[Emitted]] = weakref.WeakKeyDictionary()
 
 
 def emitted_in(graph: Any) -> List[Emitted]:

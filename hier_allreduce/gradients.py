@@ -132,12 +132,13 @@ def _check_column(
         shape = shape.merge_with(grad.shape)
     if average and column[0].dtype.is_integer:
         raise GradientError(
-            f"{where(0, devices, variable, names)}: {dtypes[0]} has no exact mean; average=False sums it, or cast it to float"
+            f"{where(0, devices, variable, names)}: {dtypes[0]} has no exact mean; average=False sums it, or cast it to"
+            " float"
         )
 
 
 def _name(variable: int, grad: Any) -> str:
-    return getattr(grad, "op", None) is not None and grad.op.name or f"gradient{variable}"
+    return (getattr(grad, "op", None) is not None and grad.op.name) or f"gradient{variable}"
 
 
 def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any]) -> List[str]:

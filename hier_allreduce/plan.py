@@ -91,12 +91,12 @@ class Plan:
 
 def _lines(steps: Sequence[Step]) -> List[str]:
     """``c0  1,2,3→0  sum`` and ``c0  0→1,2,3  copy``; neighbouring copies from one device share a line."""
-    out = []
-    for key, run_of in groupby(steps, key=lambda s: s if isinstance(s, Reduce) else (s.chunk, s.src)):
+    out: List[str] = []
+    for key, same in groupby(steps, key=lambda s: s if isinstance(s, Reduce) else s[:2]):
         if isinstance(key, Reduce):
-            out.extend(f"c{s.chunk}  {_ints(s.srcs)}→{s.dst}  sum" for s in run_of)
+            out += [f"c{key.chunk}  {_ints(key.srcs)}→{key.dst}  sum" for _ in same]
         else:
-            out.append(f"c{key[0]}  {key[1]}→{_ints(s.dst for s in run_of)}  copy")
+            out.append(f"c{key[0]}  {key[1]}→{_ints(step.dst for step in same)}  copy")
     return out
 
 
@@ -167,8 +167,8 @@ def verify(plan: Plan) -> Plan:
         by_chunk[step.chunk].append((type(step), *step[1:]))
     for chunk, steps in by_chunk.items():
         alike.setdefault(tuple(steps), chunk)
-    for steps, chunk in alike.items():
-        _verify_chunk(Plan(plan.devices, 1, tuple(kind(0, *rest) for kind, *rest in steps)), chunk)
+    for shape, chunk in alike.items():
+        _verify_chunk(Plan(plan.devices, 1, tuple(kind(0, *rest) for kind, *rest in shape)), chunk)
     return plan
 
 
