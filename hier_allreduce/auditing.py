@@ -1,0 +1,318 @@
+"""What TensorFlow really executed, held against the plan.
+
+TensorFlow cuts a graph into one part for each device and puts a ``_Send`` and a ``_Recv`` wherever a tensor
+crosses. After Grappler, pruning and placement these pairs are the copies that were made, and a session hands the parts
+out on request::
+
+    asked, seen = tf.compat.v1.RunOptions(output_partition_graphs=True), tf.compat.v1.RunMetadata()
+    session.run(train_op, options=asked, run_metadata=seen)
+    print(hier_allreduce.audit(seen, session.graph))
+
+    copies between the devices, from row to column
+                 0   1   2   3
+    0  /cpu:0    .   1   1   .
+    1  /cpu:1    1   .   .   .
+    2  /cpu:2    1   .   .   1
+    3  /cpu:3    .   .   1   .
+    total 6
+    hier_allreduce/: hierarchical, 1 chunk, 6 copies, planned = executed
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import tensorflow as tf
+
+from .compat import tf1
+from .emit import Emitted, emitted_in
+from .errors import AuditError
+from .plan import Plan
+
+_SENDS = ("_Send", "_HostSend")
+_RECVS = ("_Recv", "_HostRecv")
+_LISTED = 5  # so many chunks does an error name
+
+Place = Union[int, str]  # the first tower on a device; the device's own name where it belongs to no tower
+Pair = Tuple[Place, Place]
+
+
+@dataclass(frozen=True)
+class Audited:
+    """One all-reduce of the run, executed as planned."""
+
+    scope: str
+    plan: Plan
+    devices: Tuple[Any, ...]
+    copies: Counter
+
+    def __str__(self) -> str:
+        chunks = f"{self.plan.chunks} chunk{'s' * (self.plan.chunks != 1)}"
+        total = sum(self.copies.values())
+        return f"{self.scope}: {self.plan.algorithm}, {chunks}, {total} copies, planned = executed"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The all-reduces of one run. Prints as a K×K table of copies, then a line for each all-reduce.
+
+    Attributes:
+        calls: the all-reduces that ran.
+        not_run: the name scopes of those that are in the graph, but took no part in this run.
+    """
+
+    calls: Tuple[Audited, ...]
+    not_run: Tuple[str, ...] = ()
+
+    @property
+    def copies(self) -> Counter:
+        """How many tensors went from tower i's device to tower j's, over all calls: ``{(i, j): count}``.
+
+        Towers that share a device are counted as the first of them.
+        """
+        return sum((call.copies for call in self.calls), Counter())
+
+    def __str__(self) -> str:
+        lines = ["copies between the devices, from row to column"]
+        for devices in dict.fromkeys(call.devices for call in self.calls):
+            lines += _table(devices, sum((call.copies for call in self.calls if call.devices == devices), Counter()))
+        lines += [str(call) for call in self.calls]
+        return "\n".join(lines + [f"{scope}: not part of this run" for scope in self.not_run])
+
+
+def _table(devices: Sequence[Any], copies: Counter) -> List[str]:
+    towers = range(len(devices))
+    rows = [["", *towers]]
+    rows += [[f"{i}  {devices[i]}", *(copies[i, j] or "." for j in towers)] for i in towers]
+    first, *others = (max(len(str(cell)) for cell in column) for column in zip(*rows))
+    width = max(others) + 3
+    lines = [str(head).ljust(first) + "".join(str(cell).rjust(width) for cell in row) for head, *row in rows]
+    return [*lines, f"total {sum(copies.values())}"]
+
+
+def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
+    """Hold the copies of an executed step against the plans of the all-reduces in it.
+
+    For every chunk each planned transfer must be there, and nothing else may come in; reading a result on another
+    device afterwards is the caller's business. Towers that share a device need no transfer between them.
+
+    Args:
+        run_metadata: of a ``session.run`` with ``RunOptions(output_partition_graphs=True)``.
+        graph: the session's graph, by default the current one.
+
+    Returns:
+        The copies by pair of towers; ``print`` it.
+
+    Raises:
+        AuditError: the step moved something else than planned (the message names chunks and copies), ran no all-reduce,
+            or the metadata has no partition graphs.
+    """
+    graph = graph or tf1.get_default_graph()
+    partitions = list(run_metadata.partition_graphs)
+    if not partitions:
+        raise AuditError(
+            "the RunMetadata has no partition graphs; run the step with"
+            " options=tf.compat.v1.RunOptions(output_partition_graphs=True), run_metadata=…"
+        )
+    built = emitted_in(graph)
+    if not built:
+        raise AuditError(f"no all-reduce was built in {graph}; pass graph= the one that the session ran")
+    edges = _edges(partitions)
+    ran = [(node.name, node.device) for part in partitions for node in part.node]
+    audited, not_run = [], []
+    for call in built:
+        found = _audited(call, edges, ran)
+        if found:
+            audited.append(found)
+        else:
+            not_run.append(call.scope)
+    if not audited:
+        raise AuditError(f"the run has none of the graph's all-reduces ({', '.join(not_run)}); fetch their results")
+    return Audit(tuple(audited), tuple(not_run))
+
+
+# ---- the executed side: edges between devices ------------------------------------------------------
+
+
+class _Edge(NamedTuple):
+    """A tensor that crossed from device ``src`` to ``dst``: the op it comes from, and the ops that read it."""
+
+    src: str
+    dst: str
+    source: str
+    readers: FrozenSet[str]
+
+
+def _edges(partitions: Sequence[Any]) -> List[_Edge]:
+    """All tensors that crossed between devices of the run; control dependencies and fetches are none."""
+    sent = {_key(node) for part in partitions for node in _data_sends(part)}
+    edges = []
+    for part in partitions:
+        readers: Dict[str, List[str]] = {}
+        for node in part.node:
+            if node.op != "_Retval":  # brings a fetched result to the client
+                for tensor in node.input:
+                    readers.setdefault(tensor.split(":")[0], []).append(node.name)
+        for node in part.node:
+            if node.op in _RECVS and node.name in readers and _key(node) in sent:
+                edges.append(_Edge(*_key(node)[:2], _source(node), frozenset(readers[node.name])))
+    return edges
+
+
+def _data_sends(part: Any) -> Iterable[Any]:
+    nodes = {node.name: node for node in part.node}
+    for node in part.node:
+        if node.op not in _SENDS or node.attr["client_terminated"].b:
+            continue
+        value = nodes[node.input[0].split(":")[0]]
+        # a control dependency crosses as a dummy constant that waits for the op
+        if not (value.op == "Const" and list(value.input) == [f"^{_source(node)}"]):
+            yield node
+
+
+def _key(node: Any) -> Tuple[str, str, str]:
+    """The name under which a ``_Send`` and its ``_Recv`` find each other."""
+    src, dst, tensor = (node.attr[name].s.decode() for name in ("send_device", "recv_device", "tensor_name"))
+    return src, dst, tensor
+
+
+def _source(node: Any) -> str:
+    """``edge_12_hier_allreduce/v0/sum`` → ``hier_allreduce/v0/sum``."""
+    return _key(node)[2].split("_", 2)[2]
+
+
+# ---- the planned side: towers and chunks -----------------------------------------------------------
+
+
+class _Places:
+    """Which tower's device an executed device is: compared by what the tower's device says, be it only ``/gpu:0``."""
+
+    def __init__(self, devices: Sequence[Any]):
+        for tower, device in enumerate(devices):
+            if callable(device):
+                raise AuditError(f"tower {tower}: its device is a function; an audit needs devices by name")
+        self._given = [_fields(device) for device in devices]
+
+    def first_tower(self, tower: int) -> int:
+        """The first tower that has ``tower``'s device."""
+        return self._given.index(self._given[tower])
+
+    def find(self, device: str) -> Place:
+        """The tower whose device says most of what ``device`` is."""
+        actual = _fields(device)
+        fitting = [
+            (len([g for g in given if g is not None]), -tower)
+            for tower, given in enumerate(self._given)
+            if all(g is None or g == a for g, a in zip(given, actual))
+        ]
+        return -max(fitting)[1] if fitting else device
+
+
+def _fields(device: Any) -> Tuple[Any, ...]:
+    spec = tf.DeviceSpec.from_string(device or "")
+    return spec.job, spec.replica, spec.task, spec.device_type, spec.device_index
+
+
+def _planned(call: Emitted, places: _Places) -> List[Counter]:
+    """For each chunk the pairs of places between which the plan moves it."""
+    steps: List[List[Any]] = [[] for _ in range(call.plan.chunks)]
+    for step in call.plan.steps:
+        steps[step.chunk].append(step)
+    planned = []
+    for chunk_steps in steps:
+        pairs: Counter = Counter()
+        for (src, dst), count in Plan(call.plan.devices, 1, tuple(chunk_steps)).transfers().items():
+            pair = places.first_tower(src), places.first_tower(dst)
+            pairs[pair] += count if pair[0] != pair[1] else 0
+        planned.append(+pairs)
+    return planned
+
+
+def _executed(call: Emitted, edges: Sequence[_Edge], places: _Places, planned: Sequence[Counter]) -> List[Counter]:
+    """For each chunk the pairs of places between which its tensors crossed."""
+    chunk_of = _chunk_finder(call)
+    executed: List[Counter] = [Counter() for _ in planned]
+    leaving: List[Tuple[int, Pair]] = []
+    for edge in edges:
+        pair = places.find(edge.src), places.find(edge.dst)
+        inside = {chunk_of(reader) for reader in edge.readers} - {None}
+        for chunk in inside:
+            executed[chunk][pair] += 1
+        source = chunk_of(edge.source)
+        if source is not None and not inside:
+            leaving.append((source, pair))
+    for chunk, pair in leaving:
+        # The last copy's own op may be pruned where its reader is on the same device; anything else that leaves
+        # is a result being read elsewhere.
+        if planned[chunk][pair] and not executed[chunk][pair]:
+            executed[chunk][pair] += 1
+    return executed
+
+
+def _chunk_finder(call: Emitted) -> Any:
+    """A function from an op's name to the chunk in whose scope it is, or None."""
+    scopes = {call.scope + name: chunk for chunk, name in enumerate(call.names)}
+
+    def chunk_of(op: str) -> Optional[int]:
+        while "/" in op:
+            op = op.rpartition("/")[0]
+            if op in scopes:
+                return scopes[op]
+        return None
+
+    return chunk_of
+
+
+# ---- both sides ------------------------------------------------------------------------------------
+
+
+def _audited(call: Emitted, edges: Sequence[_Edge], ran: Sequence[Tuple[str, str]]) -> Optional[Audited]:
+    """One call's copies, or None if no op of it ran."""
+    places = _Places(call.devices)
+    planned = _planned(call, places)
+    chunk_of = _chunk_finder(call)
+    if any(planned) and all(chunk_of(name) is None for name, _ in ran):
+        return None
+    executed = _executed(call, edges, places, planned)
+    shared = len({places.first_tower(tower) for tower in range(call.plan.devices)}) < call.plan.devices
+    faults = []
+    for chunk, (plan, seen) in enumerate(zip(planned, executed)):
+        missing, strange = _difference(plan, seen, shared)
+        if missing or strange:
+            faults.append((chunk, missing, strange))
+    if faults:
+        idle = {places.first_tower(tower) for tower in range(call.plan.devices)} - {places.find(on) for _, on in ran}
+        raise AuditError(_message(call, faults, [call.devices[tower] for tower in sorted(idle)]))
+    return Audited(call.scope, call.plan, call.devices, sum(executed, Counter()))
+
+
+def _difference(planned: Counter, executed: Counter, shared: bool) -> Tuple[Counter, Counter]:
+    """The copies that are missing, and those that are not planned."""
+    if shared:  # how often a tensor crosses to a device with two towers depends on what was pruned
+        planned, executed = Counter(set(planned)), Counter(set(executed))
+    return planned - executed, executed - planned
+
+
+def _message(call: Emitted, faults: Sequence[Tuple[int, Counter, Counter]], idle: Sequence[Any]) -> str:
+    lines = [f"{call.scope}: the run moved something else than the {call.plan.algorithm} plan says, by tower number"]
+    for chunk, *kinds in faults[:_LISTED]:
+        found = [f"{word} {_arrows(pairs)}" for word, pairs in zip(("missing", "not planned"), kinds) if pairs]
+        lines.append(f"chunk {chunk} ({call.names[chunk]!r}): {', '.join(found)}")
+    if len(faults) > _LISTED:
+        lines.append(f"and {len(faults) - _LISTED} more chunks")
+    if idle:
+        lines.append(f"no op ran on {', '.join(map(str, idle))}: soft placement put that tower's ops elsewhere")
+    elif any(strange for _, _, strange in faults):
+        lines.append(
+            "build tower k's gradients under tf.device(devices[k]): one that lives elsewhere (a fed placeholder is on"
+            " the client's CPU:0) is copied once more"
+        )
+    else:
+        lines.append("fetch the results of all towers and variables: what nobody asks for is not executed")
+    return "\n".join(lines)
+
+
+def _arrows(pairs: Counter) -> str:
+    return " ".join(f"{src}→{dst}" for src, dst in sorted(pairs, key=str))
