@@ -24,6 +24,7 @@ _HOME = {
     "Reduce": "plan",
     "Copy": "plan",
     "verify": "plan",
+    "Strategy": "strategy",
     "HierAllreduceError": "errors",
     "GradientError": "errors",
     "DeviceError": "errors",

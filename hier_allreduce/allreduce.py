@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from .algorithms import ALGORITHMS
-from .devices import device_strings
-from .emit import emit
+from .buckets import Bucketing, Chunk, balanced, buckets
+from .devices import all_on_cpu, device_strings
+from .emit import NARROW, Dense, Gather, Narrow, OnDevices, emit, recorded
 from .errors import GradientError, StrategyError
 from .gradients import Matrix, matrix, variable_names, where
+from .kinds import DENSE, INDICES, VALUES, Entry, entries, gradients, op_names, tensors
+from .packing import Tower
 from .plan import Plan, verify
+from .strategy import Strategy, strategy_from
+
+_PER_VARIABLE = Strategy(algorithm="hierarchical", mains="rotate", pack_below=0, sparse="gather")
 
 
 def allreduce_grads(
     all_grads: Sequence[Sequence[Any]],
     devices: Sequence[Any],
     average: bool = False,
-    algorithm: str = "hierarchical",
+    algorithm: Optional[str] = None,
     groups: Optional[Sequence[Sequence[int]]] = None,
     name: Optional[str] = None,
+    strategy: Union[str, Strategy, None] = None,
 ) -> List[Tuple[Any, ...]]:
     """Give every tower the sum (or mean) of all towers' gradients.
 
@@ -30,15 +37,21 @@ def allreduce_grads(
 
     Plain dataflow: any subset of the results can be fetched, and gradients flow through.
 
+    A float16 or bfloat16 gradient is added in float32 and rounded once for each hop; its mean is carried as a running
+    mean, so that it is finite where the inputs are (see :class:`hier_allreduce.emit.Narrow` for the error bound).
+    ``tf.IndexedSlices`` stay sparse: every tower gets the rows of all. None on every tower stays None.
+
     Args:
         all_grads: K×N, ``all_grads[tower][variable]``; rows may be any iterables.
         devices: K devices, ``devices[tower]``: strings, ``tf.DeviceSpec``, ``tf.config.LogicalDevice``.
         average: the mean instead of the sum. It is taken once, before the copies back, so that all towers hold
             the same bits.
-        algorithm: ``"hierarchical"`` (groups, then across), ``"tree"`` (caffe2 muji's), or ``"flat"`` (one main for
-            each variable).
+        algorithm: ``"hierarchical"`` (groups, then across), ``"tree"`` (caffe2 muji's), ``"flat"`` (one main for
+            each chunk), or ``"auto"``, the default: see :class:`Strategy`.
         groups: for ``"hierarchical"``: tuples that hold each tower number once; two halves by default.
         name: the name scope of the ops.
+        strategy: all choices in one, instead of ``algorithm`` and ``groups``: a :class:`Strategy`, or the name or
+            path of its YAML file.
 
     Returns:
         A list of K tuples of N tensors; entry (k, n) lives on ``devices[k]``.
@@ -46,11 +59,10 @@ def allreduce_grads(
     Raises:
         GradientError: rows do not match the devices or each other, or an entry cannot be added up.
         DeviceError: something in ``devices`` is not a device.
-        StrategyError: unknown ``algorithm``, or ``groups`` that miss or repeat a tower.
+        StrategyError: a choice that does not exist, or ``groups`` that miss or repeat a tower.
     """
-    places = device_strings(devices)
-    grads = matrix(all_grads, places, average)
-    return _reduced(grads, average, algorithm, groups, name)
+    chosen = strategy_from(strategy, algorithm=algorithm, groups=groups)
+    return _reduced(matrix(all_grads, device_strings(devices), average), average, chosen, name)
 
 
 def allreduce_grads_hierarchical(
@@ -58,17 +70,23 @@ def allreduce_grads_hierarchical(
 ) -> List[Tuple[Any, ...]]:
     """tensorpack's function of this name, with its schedule at K = 8, for any K ≥ 1.
 
-    K×N in, K×N out. Two groups of ⌈K/2⌉ and ⌊K/2⌋ towers add up on mains that rotate with the variable; one main
-    sends its partial sum to the other and gets the total back; both copy it inside their groups. Source of the
-    schedule: tensorpack ``graph_builder/utils.py``.
+    K×N in, K×N out, every variable on its own. Two groups of ⌈K/2⌉ and ⌊K/2⌋ towers add up on mains that rotate with
+    the variable; one main sends its partial sum to the other and gets the total back; both copy it inside their
+    groups. Source of the schedule: tensorpack ``graph_builder/utils.py``.
 
     Raises: as :func:`allreduce_grads`.
     """
-    return allreduce_grads(all_grads, devices, average, algorithm="hierarchical")
+    return allreduce_grads(all_grads, devices, average, strategy=_PER_VARIABLE)
 
 
 def allreduce_grads_and_vars(
-    all_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any], average: bool = False, **how: Any
+    all_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]],
+    devices: Sequence[Any],
+    average: bool = False,
+    algorithm: Optional[str] = None,
+    groups: Optional[Sequence[Sequence[int]]] = None,
+    name: Optional[str] = None,
+    strategy: Union[str, Strategy, None] = None,
 ) -> List[List[Tuple[Any, Any]]]:
     """:func:`allreduce_grads` for K rows of N (gradient, variable) pairs, as ``compute_gradients`` gives them.
 
@@ -77,6 +95,7 @@ def allreduce_grads_and_vars(
 
     Raises: as :func:`allreduce_grads`; also GradientError where the towers list their variables in different orders.
     """
+    chosen = strategy_from(strategy, algorithm=algorithm, groups=groups)
     places = device_strings(devices)
     pairs = [list(row) for row in all_grads_and_vars]
     for tower, row in enumerate(pairs):
@@ -88,20 +107,97 @@ def allreduce_grads_and_vars(
                 )
     names = variable_names(pairs, places)
     grads = matrix([[grad for grad, _ in row] for row in pairs], places, average, names)
-    reduced = _reduced(grads, average, **how)
+    reduced = _reduced(grads, average, chosen, name)
     return [[(grad, var) for grad, (_, var) in zip(*rows)] for rows in zip(reduced, pairs)]
 
 
-def _reduced(
-    grads: Matrix, average: bool, algorithm: str = "hierarchical", groups: Any = None, name: Optional[str] = None
-) -> List[Tuple[Any, ...]]:
-    plan = make_plan(algorithm, len(grads.devices), len(grads.names), groups)
-    result = emit(plan, grads.rows, grads.devices, average, name or "hier_allreduce", grads.names)
-    return [tuple(row) for row in result]
+class Layout(NamedTuple):
+    """What travels, and how: E entries of each tower in C chunks, with their names and their plan."""
+
+    entries: List[Entry]
+    chunks: List[Chunk]
+    names: List[str]
+    plan: Plan
+
+    def entry(self, chunk: int) -> Entry:
+        """The first entry of a chunk: all of them have one dtype, and a part of a sparse gradient is alone."""
+        return self.entries[self.chunks[chunk].pieces[0].variable]
 
 
-def make_plan(algorithm: str, devices: int, variables: int, groups: Any = None) -> Plan:
-    """The verified plan with one chunk for each variable, mains rotating with the variable."""
-    if algorithm not in ALGORITHMS:
-        raise StrategyError(f"algorithm={algorithm!r} is unknown; there are {', '.join(map(repr, ALGORITHMS))}")
-    return verify(ALGORITHMS[algorithm](devices, range(variables), groups))
+def lay_out(grads: Matrix, strategy: Strategy) -> Layout:
+    """Decide everything about a K×N matrix before the first op.
+
+    Raises:
+        GradientError: see :func:`hier_allreduce.kinds.entries`.
+        StrategyError: the groups, or the main, do not fit K towers.
+    """
+    towers = len(grads.devices)
+    found = entries(grads, strategy)
+    how = strategy.bucketing if towers > 1 else Bucketing(pack_below=0)
+    chunks = buckets([entry.spec for entry in found], how)
+    algorithm = _algorithm(strategy, grads.devices)
+    turns = _turns(found, chunks, towers, strategy.mains_for(algorithm))
+    plan = verify(ALGORITHMS[algorithm](towers, turns, strategy.groups))
+    return Layout(found, chunks, op_names([_chunk_name(chunk, found, grads.names) for chunk in chunks]), plan)
+
+
+def _reduced(grads: Matrix, average: bool, strategy: Strategy, name: Optional[str]) -> List[Tuple[Any, ...]]:
+    layout = lay_out(grads, strategy)
+    with recorded(name or "hier_allreduce", layout.plan, grads.devices, layout.names):
+        rows = tensors(grads, layout.entries)
+        towers = [Tower(device, layout.chunks, layout.names) for device in grads.devices]
+        packed = [tower.pack(row) for tower, row in zip(towers, rows)]
+        reduced = emit(layout.plan, packed, grads.devices, _readings(layout, grads.devices, average, strategy))
+        return [
+            tuple(gradients(tower.unpack(got, row), layout.entries, first))
+            for tower, got, row, first in zip(towers, reduced, rows, grads.rows)
+        ]
+
+
+def _readings(layout: Layout, devices: Sequence[Any], average: bool, strategy: Strategy) -> List[OnDevices]:
+    """How each chunk is added up."""
+    dense, gather, indices = (
+        Dense(devices, average, layout.names),
+        Gather(devices, average, layout.names),
+        Gather(devices, False, layout.names),
+    )
+    narrow = {wire: Narrow(devices, average, layout.names, wire) for wire in NARROW}
+
+    def reading(entry: Entry) -> OnDevices:
+        if entry.part != DENSE:
+            return gather if entry.part == VALUES else indices
+        wire = strategy.wire_dtype if entry.spec.dtype == "float32" else entry.spec.dtype
+        return narrow.get(str(wire), dense) if len(devices) > 1 else dense
+
+    return [reading(layout.entry(chunk)) for chunk in range(len(layout.chunks))]
+
+
+def _algorithm(strategy: Strategy, devices: Sequence[Any]) -> str:
+    if strategy.algorithm != "auto":
+        return strategy.algorithm
+    return "flat" if all_on_cpu(devices) and strategy.groups is None else "hierarchical"
+
+
+def _turns(found: Sequence[Entry], chunks: Sequence[Chunk], towers: int, mains: Union[int, str]) -> List[int]:
+    """A turn for each chunk; the indices of a sparse gradient take the same way as its values."""
+    if isinstance(mains, int):
+        if mains >= towers:
+            raise StrategyError(f"mains={mains}: there are towers 0 to {towers - 1} only")
+        return [mains] * len(chunks)
+    start = [min(chunk.pieces) for chunk in chunks]
+    leading = [c for c in range(len(chunks)) if found[start[c].variable].part != INDICES]
+    if mains == "rotate":
+        turn = {start[c]: number for number, c in enumerate(sorted(leading, key=lambda c: start[c]))}
+    else:
+        turn = dict(zip((start[c] for c in leading), balanced([chunks[c].bytes for c in leading], towers)))
+    # the values of a sparse gradient are the entry before its indices
+    return [turn[s] if s in turn else turn[s._replace(variable=s.variable - 1)] for s in start]
+
+
+def _chunk_name(chunk: Chunk, found: Sequence[Entry], names: Sequence[str]) -> str:
+    """What a chunk is called in op names: its variable, or the first of those that share a bucket."""
+    entry = found[chunk.pieces[0].variable]
+    name = names[entry.variable]
+    if entry.part != DENSE:
+        return f"{name}.{entry.part}"
+    return f"{name}.bucket" if len(chunk.pieces) > 1 else name

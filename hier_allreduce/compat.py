@@ -36,3 +36,12 @@ def belongs_here(tensor: Any) -> bool:
 def is_eager(tensor: Any) -> bool:
     """Whether ``tensor`` has a value already and belongs to no graph."""
     return not hasattr(tensor, "graph") or type(tensor).__name__ == "EagerTensor"
+
+
+def per_replica(tensors: Any) -> Any:
+    """K tensors, one on each device, as the value that ``tf.distribute``'s cross-device ops take."""
+    from tensorflow.python.distribute import values
+
+    if not hasattr(values, "ReplicaDeviceMap"):  # TensorFlow 2
+        return values.PerReplica(tuple(tensors))
+    return values.PerReplica(values.ReplicaDeviceMap([tensor.device for tensor in tensors]), tuple(tensors))

@@ -48,3 +48,8 @@ def _parsed(tower: int, device: Any, text: str) -> str:
     except ValueError as error:
         raise DeviceError(f"tower {tower}: {device!r} cannot be read as a device ({error}); {_EXPECTED}") from None
     return text
+
+
+def all_on_cpu(devices: Sequence[Any]) -> bool:
+    """Whether every device is known to be a CPU."""
+    return all(isinstance(d, str) and d and tf.DeviceSpec.from_string(d).device_type == "CPU" for d in devices)

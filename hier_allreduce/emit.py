@@ -1,10 +1,15 @@
-"""Plan + tensors → TensorFlow ops. The reading of a plan in which a value is a tensor on a device."""
+"""Plan + tensors → TensorFlow ops: the readings of a plan in which a value is a tensor on a device.
+
+Three kinds of chunk are read differently by the one interpreter (``plan.run``): :class:`Dense` adds tensors,
+:class:`Narrow` adds 16-bit tensors in float32, :class:`Gather` concatenates sparse rows.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from dataclasses import dataclass
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Iterator, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -14,7 +19,10 @@ from .plan import Copy, Ops, Plan, Reduce, run
 
 @dataclass(frozen=True)
 class Emitted:
-    """What one call added to a graph: its name scope, its plan, and the device of each tower. ``audit`` reads it."""
+    """What one call added to a graph; ``audit`` holds the executed graph against it.
+
+    Every op of chunk c is named ``scope + names[c] + "/…"``.
+    """
 
     scope: str
     plan: Plan
@@ -30,47 +38,178 @@ def emitted_in(graph: Any) -> List[Emitted]:
     return list(_emitted.get(graph, ()))
 
 
-class DenseOps(Ops[Any]):
-    """Tensors under ``tf.device``: ``add_n`` on the receiving device, ``identity`` for a copy."""
+NARROW = ("float16", "bfloat16")  # dtypes that are added in float32
 
-    def __init__(self, devices: Sequence[Any], average: bool):
-        self._devices = devices
-        self._average = average
 
-    def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
-        with tf.device(self._devices[step.dst]):
-            return tf.add_n([own, *others], name="sum")
+class OnDevices(Ops[Any]):
+    """What all readings share: where each tower is, whether the mean is wanted, and what chunks are called."""
 
-    def finish(self, chunk: int, root: int, total: Any) -> Any:
-        # Once, here: a multiply on every device would be folded into different consumers on different
-        # towers, and the replicas would differ in their last bits.
-        with tf.device(self._devices[root]):
-            return tf.divide(total, len(self._devices), name="mean") if self._average else tf.identity(total)
+    def __init__(self, devices: Sequence[Any], average: bool, names: Sequence[str]):
+        self.devices, self.average, self.names = devices, average, names
+
+    def start(self, value: Any) -> Any:
+        """A tower's tensor as the value that is reduced."""
+        return value
+
+    def end(self, value: Any, dtype: Any) -> Any:
+        """A reduced value as a tensor of its first dtype; called on the tower's device."""
+        return value
 
     def copy(self, step: Copy, value: Any) -> Any:
-        with tf.device(self._devices[step.dst]):
-            return tf.identity(value, name="copy")
+        with tf.device(self.devices[step.dst]):
+            return tf.identity(value, name=f"{self.names[step.chunk]}/copy")
+
+    def mean(self, chunk: int, root: int, total: Any) -> Any:
+        """``total`` / K on the root: once, before the copies.
+
+        A multiply on every tower would be folded into different consumers on different towers, and the
+        replicas would differ in their last bits.
+        """
+        if not self.average:
+            return total
+        with tf.device(self.devices[root]):
+            return tf.multiply(total, 1.0 / len(self.devices), name=f"{self.names[chunk]}/mean")
+
+
+class Dense(OnDevices):
+    """Adds tensors of one dtype."""
+
+    def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
+        name = f"{self.names[step.chunk]}/sum"
+        with tf.device(self.devices[step.dst]):
+            if not all(value.shape.is_fully_defined() for value in (own, *others)):
+                # add broadcasts what add_n refuses: shapes that turn out to differ when the step runs
+                return tf.add_n([own, *others], name=name)
+            return _add_own_last(own, others, name)
+
+    def finish(self, chunk: int, root: int, total: Any) -> Any:
+        if len(self.devices) > 1:
+            return self.mean(chunk, root, total)
+        with tf.device(self.devices[root]):  # one tower: its gradient may live elsewhere
+            return tf.identity(total, name=f"{self.names[chunk]}/copy")
+
+
+def _add_own_last(own: Any, others: List[Any], name: str) -> Any:
+    """``own`` + the sum of what arrives from other devices.
+
+    Grappler's memory optimizer expands an ``add_n`` of more than two inputs, one of them made on its own device, into
+    one pass over memory for each input. So the device's own tensor stays out of the ``add_n``, and the control edge
+    keeps the two additions from being fused into one again.
+    """
+    if len(others) == 1:
+        return tf.add(own, others[0], name=name)
+    arrived = tf.add_n(others, name=name)
+    if not tf.executing_eagerly():
+        with tf.control_dependencies([arrived]):
+            own = tf.identity(own, name=name)
+    return tf.add(own, arrived, name=name)
+
+
+class _Part(NamedTuple):
+    """A sum, or running mean, of so many towers."""
+
+    value: Any
+    towers: int
+
+
+class Narrow(OnDevices):
+    """Adds tensors that travel in 16 bits: each addition is done in float32, each transfer rounds once.
+
+    A mean is carried as the running mean of the contributions so far, so that it overflows nowhere if the inputs do
+    not. With h hops on the longest way to the root and u = 2^-11 (float16) or 2^-7 (bfloat16, which TensorFlow
+    1.15 truncates), a sum is off by at most (h + 1)·u·Σ|xᵢ|, a mean by that over K, besides float32's own rounding
+    and, for float16, 2^-24 a hop where values are below its normal range.
+    """
+
+    def __init__(self, devices: Sequence[Any], average: bool, names: Sequence[str], wire: Any):
+        super().__init__(devices, average, names)
+        self._wire = wire
+
+    def start(self, value: Any) -> Any:
+        return _Part(value, 1)
+
+    def end(self, value: Any, dtype: Any) -> Any:
+        return tf.cast(value.value, dtype)
+
+    def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
+        sent = [self._sent(step.chunk, src, part) for src, part in zip(step.srcs, others)]
+        name = f"{self.names[step.chunk]}/sum"
+        with tf.device(self.devices[step.dst]):
+            parts = [_Part(tf.cast(part.value, tf.float32, name=name), part.towers) for part in (own, *sent)]
+            count = sum(part.towers for part in parts)
+            values = [self._weighted(part, count, name) for part in parts]
+            return _Part(tf.add_n(values, name=name), count)
+
+    def _weighted(self, part: _Part, count: int, name: str) -> Any:
+        return tf.multiply(part.value, part.towers / count, name=name) if self.average else part.value
+
+    def finish(self, chunk: int, root: int, total: Any) -> Any:
+        return self._sent(chunk, root, total)
+
+    def copy(self, step: Copy, value: Any) -> Any:
+        return _Part(super().copy(step, value.value), value.towers)
+
+    def _sent(self, chunk: int, src: int, part: _Part) -> _Part:
+        """``part`` in its travelling dtype, cast before it leaves ``src``."""
+        with tf.device(self.devices[src]):
+            return _Part(tf.cast(part.value, self._wire, name=f"{self.names[chunk]}/sent"), part.towers)
+
+
+class Gather(OnDevices):
+    """Concatenates rows: the values, or (``average`` being False) the indices, of sparse gradients."""
+
+    def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
+        with tf.device(self.devices[step.dst]):
+            return tf.concat([own, *others], 0, name=f"{self.names[step.chunk]}/gather")
+
+    def finish(self, chunk: int, root: int, total: Any) -> Any:
+        return self.mean(chunk, root, total)
+
+
+class _ByChunk(Ops[Any]):
+    """Each chunk by its own reading."""
+
+    def __init__(self, readings: Sequence[OnDevices]):
+        self._readings = readings
+
+    def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
+        return self._readings[step.chunk].reduce(step, own, others)
+
+    def finish(self, chunk: int, root: int, total: Any) -> Any:
+        return self._readings[chunk].finish(chunk, root, total)
+
+    def copy(self, step: Copy, value: Any) -> Any:
+        return self._readings[step.chunk].copy(step, value)
 
 
 def emit(
-    plan: Plan, tensors: Sequence[Sequence[Any]], devices: Sequence[Any], average: bool, name: str, names: Sequence[str]
+    plan: Plan, tensors: Sequence[Sequence[Any]], devices: Sequence[Any], readings: Sequence[OnDevices]
 ) -> List[List[Any]]:
     """Add the plan's ops to the default graph (or run them, eagerly).
 
     Args:
         plan: a verified plan of K devices and C chunks.
         tensors: ``tensors[tower][chunk]``, K×C.
-        devices: K device strings, one for each tower.
-        average: divide each sum by K on the chunk's root, before it is copied.
-        name: the name scope of all ops.
-        names: what the C chunks are called in op names.
+        devices: K devices, one for each tower.
+        readings: C readings, one for each chunk.
 
     Returns:
         K×C tensors, entry (k, c) on ``devices[k]``.
     """
+    values = [[reading.start(tensor) for reading, tensor in zip(readings, row)] for row in tensors]
+    result = run(plan, values, _ByChunk(readings))
+    ended = []
+    for device, row, first in zip(devices, result, tensors):
+        with tf.device(device):
+            ended.append([reading.end(value, t.dtype) for reading, value, t in zip(readings, row, first)])
+    return ended
+
+
+@contextlib.contextmanager
+def recorded(name: str, plan: Plan, devices: Sequence[Any], names: Sequence[str]) -> Iterator[None]:
+    """The name scope of one call, free of outer colocation, and the record of it that ``audit`` reads."""
     with forget_colocation(), tf1.name_scope(name) as scope:
-        result = run(plan, tensors, DenseOps(devices, average))
+        yield
     if not tf.executing_eagerly():
         record = Emitted(scope, plan, tuple(devices), tuple(names))
         _emitted.setdefault(tf1.get_default_graph(), []).append(record)
-    return result

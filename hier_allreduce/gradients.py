@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from .compat import belongs_here
+from .compat import belongs_here, is_eager
 from .errors import GradientError
 
 # a tower's own prefix in variable names: tensorpack's "tower3/", and what hand-written towers are mostly called
@@ -25,7 +25,7 @@ _TOWER_PREFIX = re.compile(r"^(tower|replica|clone|gpu|device|worker|t)_?\d+/", 
 
 @dataclass(frozen=True)
 class Matrix:
-    """``rows[tower][variable]``, K×N tensors that can be added up, and how to speak of them."""
+    """``rows[tower][variable]``, K×N: tensors, ``tf.IndexedSlices``, or a column of None; and how to speak of them."""
 
     rows: Tuple[Tuple[Any, ...], ...]
     devices: Tuple[Any, ...]
@@ -35,6 +35,11 @@ class Matrix:
     def columns(self) -> List[Tuple[Any, ...]]:
         """The same, N×K."""
         return list(zip(*self.rows))
+
+
+def is_sparse(grad: Any) -> bool:
+    """Whether a gradient is ``tf.IndexedSlices``."""
+    return isinstance(grad, tf.IndexedSlices)
 
 
 def where(tower: int, devices: Sequence[Any], variable: Optional[int] = None, names: Sequence[str] = ()) -> str:
@@ -61,7 +66,7 @@ def matrix(all_grads: Any, devices: Tuple[Any, ...], average: Any, names: Option
     if not isinstance(average, bool):
         raise GradientError(f"average={average!r}: it is True for the mean, False for the sum")
     rows = _rows(all_grads, devices)
-    names = tuple(names) if names is not None else tuple(_name(v, grad) for v, grad in enumerate(rows[0]))
+    names = tuple(names) if names is not None else tuple(_name(v, column) for v, column in enumerate(zip(*rows)))
     for tower, row in enumerate(rows):
         for variable, grad in enumerate(row):
             _check_entry(grad, where(tower, devices, variable, names))
@@ -91,20 +96,22 @@ def _rows(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], ..
 
 
 def _check_entry(grad: Any, place: str) -> None:
-    if isinstance(grad, (tuple, list)) and not isinstance(grad, tf.IndexedSlices):
+    if grad is None:
+        return
+    if isinstance(grad, (tuple, list)) and not is_sparse(grad):
         raise GradientError(
             f"{place}: a {type(grad).__name__} was given where a gradient is expected; for (gradient, variable)"
             " pairs use allreduce_grads_and_vars, or pass the gradients alone"
         )
-    if grad is None:
-        raise GradientError(f"{place}: the gradient is None; leave variables without a gradient out of every row")
-    if isinstance(grad, tf.IndexedSlices):
-        raise GradientError(f"{place}: sparse gradients are not supported yet; use tf.convert_to_tensor(gradient)")
-    if not isinstance(grad, tf.Tensor):
-        raise GradientError(f"{place}: expected a tf.Tensor, not {type(grad).__name__}; use tf.convert_to_tensor")
-    if grad.dtype == tf.bool or not (grad.dtype.is_floating or grad.dtype.is_integer or grad.dtype.is_complex):
-        raise GradientError(f"{place}: {grad.dtype.name} has no sum; cast it to a number first")
-    if not belongs_here(grad):
+    tensors = [grad.values, grad.indices] if is_sparse(grad) else [grad]
+    if not all(isinstance(tensor, tf.Tensor) for tensor in tensors):
+        raise GradientError(
+            f"{place}: expected a tf.Tensor or tf.IndexedSlices, not {type(grad).__name__}; use tf.convert_to_tensor"
+        )
+    dtype = grad.dtype
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_complex):
+        raise GradientError(f"{place}: {dtype.name} has no sum; cast it to a number first")
+    if not all(belongs_here(tensor) for tensor in tensors):
         raise GradientError(
             f"{place}: {grad!r} does not belong to the graph that is being built; call this inside"
             " `with graph.as_default():` of the towers' graph"
@@ -114,31 +121,53 @@ def _check_entry(grad: Any, place: str) -> None:
 def _check_column(
     column: Tuple[Any, ...], variable: int, devices: Sequence[Any], names: Sequence[str], average: bool
 ) -> None:
-    def differing(what: str, values: List[Any], advice: str) -> GradientError:
-        usual = Counter(str(v) for v in values).most_common(1)[0][0]
-        odd = next(tower for tower, value in enumerate(values) if str(value) != usual)
-        each = ", ".join(f"tower {tower}: {value}" for tower, value in enumerate(values))
-        return GradientError(
-            f"{where(odd, devices, variable, names)}: {what} differs between towers ({each}); {advice}"
-        )
+    def check_equal(what: str, values: Dict[int, Any], advice: str) -> None:
+        usual, _ = Counter(map(str, values.values())).most_common(1)[0]
+        odd = [tower for tower, value in values.items() if str(value) != usual]
+        if odd:
+            each = ", ".join(f"tower {tower}: {value}" for tower, value in values.items())
+            place = where(odd[0], devices, variable, names)
+            raise GradientError(f"{place}: the {what} differs between towers ({each}); {advice}")
 
-    dtypes = [grad.dtype.name for grad in column]
-    if len(set(dtypes)) > 1:
-        raise differing("the dtype", dtypes, "cast the gradients to one dtype")
-    shape = tf.TensorShape(None)
-    for grad in column:
-        if not shape.is_compatible_with(grad.shape):
-            raise differing("the shape", [g.shape for g in column], "list the variables in one order on every tower")
-        shape = shape.merge_with(grad.shape)
-    if average and column[0].dtype.is_integer:
+    present = {tower: grad for tower, grad in enumerate(column) if grad is not None}
+    if not present:
+        return
+    check_equal("dtype", {t: grad.dtype.name for t, grad in present.items()}, "cast the gradients to one dtype")
+    indices = {t: grad.indices.dtype.name for t, grad in present.items() if is_sparse(grad)}
+    if indices:
+        check_equal("dtype of the indices", indices, "cast the indices to one dtype")
+    shapes = {tower: static_shape(grad) for tower, grad in present.items()}
+    merged = tf.TensorShape(None)
+    for shape in shapes.values():
+        if not merged.is_compatible_with(shape):
+            check_equal("shape", shapes, "list the variables in one order on every tower")
+        merged = merged.merge_with(shape)
+    tower, grad = next(iter(present.items()))
+    if average and grad.dtype.is_integer:
         raise GradientError(
-            f"{where(0, devices, variable, names)}: {dtypes[0]} has no exact mean; average=False sums it, or cast it to"
-            " float"
+            f"{where(tower, devices, variable, names)}: {grad.dtype.name} has no exact mean; average=False sums it,"
+            " or cast it to float"
         )
 
 
-def _name(variable: int, grad: Any) -> str:
-    return (getattr(grad, "op", None) is not None and grad.op.name) or f"gradient{variable}"
+def static_shape(grad: Any) -> tf.TensorShape:
+    """The shape of a gradient as far as the graph tells; for sparse ones that of the variable."""
+    if not is_sparse(grad):
+        return grad.shape
+    rows = None
+    if grad.dense_shape is not None:
+        known = tf.get_static_value(grad.dense_shape)
+        rows = None if known is None else int(known[0])
+    return tf.TensorShape([rows]).concatenate(grad.values.shape[1:])
+
+
+def _name(variable: int, column: Sequence[Any]) -> str:
+    """What to call a variable of which only gradients are known: tower 0's op, in graphs."""
+    for grad in column:
+        tensor = grad.values if is_sparse(grad) else grad
+        if isinstance(tensor, tf.Tensor) and not is_eager(tensor):
+            return str(tensor.op.name)
+    return f"gradient{variable}"
 
 
 def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any]) -> List[str]:

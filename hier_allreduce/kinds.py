@@ -1,0 +1,153 @@
+"""Gradients as they really come: dense, sparse or missing, as one list of tensors that travel.
+
+A dense variable is one entry, a gathered sparse one is two (values, indices), one without any gradient is none.
+:func:`entries` only looks, so that everything wrong is said before the first op; :func:`tensors` then builds.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+
+import tensorflow as tf
+
+from .buckets import Spec
+from .errors import GradientError
+from .gradients import Matrix, is_sparse, static_shape, where
+from .strategy import Strategy
+
+DENSE, VALUES, INDICES = "dense", "values", "indices"
+
+
+class Entry(NamedTuple):
+    """One tensor of each tower that travels: of which variable, which part of it, and its size."""
+
+    variable: int
+    part: str
+    spec: Spec
+
+
+def entries(grads: Matrix, strategy: Strategy) -> List[Entry]:
+    """What travels of a K×N matrix, in the order of the variables.
+
+    Raises:
+        GradientError: None on some towers (unless ``strategy.missing`` allows it), or sparse rows that must become
+            dense and whose variable has no known number of rows.
+    """
+    found: List[Entry] = []
+    for variable, column in enumerate(grads.columns):
+        missing = [tower for tower, grad in enumerate(column) if grad is None]
+        if len(missing) == len(column):
+            continue
+        if missing and strategy.missing == "error":
+            raise GradientError(
+                f"{where(missing[0], grads.devices, variable, grads.names)}: the gradient is None on towers {missing}"
+                " but not on the others; give it on every tower or on none, or choose missing='zeros'"
+            )
+        if _gathers(column, strategy.sparse):
+            found += [Entry(variable, part, _spec(column, part)) for part in (VALUES, INDICES)]
+            continue
+        for tower, grad in enumerate(column):
+            if is_sparse(grad) and grad.dense_shape is None and _known_rows(column) is None:
+                raise GradientError(
+                    f"{where(tower, grads.devices, variable, grads.names)}: its IndexedSlices has no dense_shape, so it"
+                    " cannot be made dense; give dense_shape, or choose sparse='gather'"
+                )
+        found.append(Entry(variable, DENSE, _spec(column, DENSE)))
+    return found
+
+
+def tensors(grads: Matrix, found: Sequence[Entry]) -> List[List[Any]]:
+    """The entries' tensors of each tower, K×E: zeros for what is missing, dense for what is added dense. Adds ops."""
+    columns = grads.columns
+    rows = []
+    for tower, row in enumerate(grads.rows):
+        with tf.device(grads.devices[tower]):
+            rows.append([_tensor(row[entry.variable], entry.part, columns[entry.variable]) for entry in found])
+    return rows
+
+
+def gradients(reduced: Sequence[Any], found: Sequence[Entry], row: Sequence[Any]) -> List[Any]:
+    """One tower's N gradients from its E reduced entries; sparse ones keep the tower's own ``dense_shape``."""
+    result: List[Any] = [None] * len(row)
+    values = None
+    for entry, tensor in zip(found, reduced):
+        if entry.part == DENSE:
+            result[entry.variable] = tensor
+        elif entry.part == VALUES:
+            values = tensor
+        else:
+            shape = getattr(row[entry.variable], "dense_shape", None)
+            result[entry.variable] = tf.IndexedSlices(values, tensor, shape)
+    return result
+
+
+def _gathers(column: Sequence[Any], sparse: str) -> bool:
+    if sparse == "dense" or not all(grad is None or is_sparse(grad) for grad in column):
+        return False
+    dense = _spec(column, DENSE)
+    values, indices = _spec(column, VALUES), _spec(column, INDICES)
+    if sparse == "gather" or None in (dense.elements, values.elements, indices.elements):
+        return True
+    return values.bytes + indices.bytes <= dense.bytes
+
+
+def _spec(column: Sequence[Any], part: str) -> Spec:
+    """Size of an entry: of each tower's tensor if dense, of all towers' rows together if gathered."""
+    present = [grad for grad in column if grad is not None]
+    if part == DENSE:
+        known = all(static_shape(grad).is_fully_defined() or is_sparse(grad) for grad in present)
+        elements = _merged_shape(column).num_elements() if known else None
+        return Spec(elements, present[0].dtype.size, present[0].dtype.name)
+    gathered = [getattr(grad, part) for grad in present]
+    sizes: List[Optional[int]] = [tensor.shape.num_elements() for tensor in gathered]
+    total = None if None in sizes else sum(size for size in sizes if size)
+    return Spec(total, gathered[0].dtype.size, gathered[0].dtype.name, packable=False)
+
+
+def _merged_shape(column: Sequence[Any]) -> tf.TensorShape:
+    shape = tf.TensorShape(None)
+    for grad in column:
+        if grad is not None:
+            shape = shape.merge_with(static_shape(grad))
+    return shape
+
+
+def _known_rows(column: Sequence[Any]) -> Optional[int]:
+    shape = _merged_shape(column)
+    return shape.as_list()[0] if shape.ndims else None
+
+
+def _tensor(grad: Any, part: str, column: Sequence[Any]) -> Any:
+    other = next(g for g in column if g is not None)
+    if part != DENSE:
+        # a tower without a gradient adds no rows
+        return getattr(grad, part) if grad is not None else getattr(other, part)[:0]
+    if is_sparse(grad):
+        return _summed(grad, column)
+    return grad if grad is not None else _zeros(other, column)
+
+
+def _summed(grad: Any, column: Sequence[Any]) -> Any:
+    rows = _known_rows(column)
+    dense = tf.math.unsorted_segment_sum(grad.values, grad.indices, grad.dense_shape[0] if rows is None else rows)
+    dense.set_shape(_merged_shape(column))
+    return dense
+
+
+def _zeros(other: Any, column: Sequence[Any]) -> Any:
+    shape = _merged_shape(column)
+    if shape.is_fully_defined():
+        return tf.zeros(shape, other.dtype)
+    return tf.zeros(other.dense_shape if is_sparse(other) else tf.shape(other), other.dtype)
+
+
+def op_names(names: Sequence[str]) -> List[str]:
+    """``names`` made safe and unique as parts of op names: ``conv1/W`` → ``conv1.W``."""
+    used: Dict[str, int] = {}
+    safe = []
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_.-]", ".", name).lstrip("._-") or "chunk"
+        used[plain] = used.get(plain, 0) + 1
+        safe.append(plain if used[plain] == 1 else f"{plain}.{used[plain]}")
+    return safe

@@ -1,0 +1,163 @@
+"""How to reduce: every choice in one frozen object, by hand or from a YAML file."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Dict, Iterator, Optional, Tuple, Union
+
+from . import presets
+from .algorithms import ALGORITHMS
+from .buckets import Bucketing
+from .errors import StrategyError
+
+_CHOICES = {
+    "algorithm": ("auto", *ALGORITHMS),
+    "wire_dtype": (None, "float16", "bfloat16"),
+    "sparse": ("auto", "gather", "dense"),
+    "missing": ("error", "zeros"),
+}
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """How gradients are grouped, reduced and sent. Sizes in bytes; ``print(strategy)`` says what it will do.
+
+    Attributes:
+        algorithm: ``"hierarchical"``, ``"tree"``, ``"flat"``; ``"auto"`` is flat where all devices are CPUs (they share
+            one memory, so that a second level only adds work) and hierarchical elsewhere.
+        groups: for ``"hierarchical"``: tuples that hold each tower number once; None is two halves.
+        mains: ``"balance"`` (by bytes, the largest first), ``"rotate"`` (by index, as tensorpack does), or one tower's
+            number for all; None is ``"balance"``, and tower 0 for ``"tree"``, as in caffe2's muji.
+        pack_below: gradients smaller than this share buckets; 0 packs nothing.
+        bucket_bytes: the most that one bucket holds.
+        splits: instead of buckets, concatenate everything of a dtype and cut it into this many chunks (tensorpack: 8);
+            0 is off.
+        split_above: cut what is larger than this into equal chunks, spread over the mains; 0 is off.
+        wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in this dtype and are added in float32.
+        sparse: ``tf.IndexedSlices``: ``"gather"`` every tower's rows, add them up ``"dense"``, or ``"auto"``: whichever
+            moves fewer bytes, and gather where that is not known.
+        missing: None on some towers only: an ``"error"``, or ``"zeros"`` in its place.
+
+    Raises:
+        StrategyError: a value that is none of these.
+    """
+
+    algorithm: str = "auto"
+    groups: Optional[Tuple[Tuple[int, ...], ...]] = None
+    mains: Union[int, str, None] = None
+    pack_below: int = 64 << 10
+    bucket_bytes: int = 10 << 20
+    splits: int = 0
+    split_above: int = 0
+    wire_dtype: Optional[str] = None
+    sparse: str = "auto"
+    missing: str = "error"
+
+    def __post_init__(self) -> None:
+        for field, allowed in _CHOICES.items():
+            value = getattr(self, field)
+            if value not in allowed:
+                hint = presets.nearest(value, [str(a) for a in allowed])
+                raise StrategyError(f"{field}={value!r} is unknown{hint}")
+        for field in ("pack_below", "bucket_bytes", "splits", "split_above"):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise StrategyError(f"{field}={value!r}: expected a whole number of 0 or more")
+        number = isinstance(self.mains, int) and not isinstance(self.mains, bool) and self.mains >= 0
+        if not number and self.mains not in (None, "balance", "rotate"):
+            raise StrategyError(f"mains={self.mains!r}: expected 'balance', 'rotate', or a tower's number")
+        if self.groups is not None and self.algorithm not in ("hierarchical", "auto"):
+            raise StrategyError(f"groups={self.groups!r} go with algorithm='hierarchical', not {self.algorithm!r}")
+
+    @property
+    def bucketing(self) -> Bucketing:
+        """The part that groups gradients."""
+        return Bucketing(self.pack_below, self.bucket_bytes, self.splits, self.split_above)
+
+    def mains_for(self, algorithm: str) -> Union[int, str]:
+        """``mains``, or what None means for an algorithm."""
+        if self.mains is not None:
+            return self.mains
+        return 0 if algorithm == "tree" else "balance"
+
+    @classmethod
+    def load(cls, name_or_path: str) -> Strategy:
+        """A strategy from ``configs/strategies/NAME.yaml``, or from the YAML file at a path.
+
+        Raises:
+            StrategyError: no such file or name, a key that is no field (with the nearest), or a value that is none.
+        """
+        path = presets.find("strategies", name_or_path, StrategyError)
+        values = presets.read_yaml(path, StrategyError)
+        fields = [field.name for field in dataclasses.fields(cls)]
+        for key in values:
+            if key not in fields:
+                raise StrategyError(f"{path}: unknown key {key!r}{presets.nearest(key, fields)}")
+        try:
+            return cls(**_with_tuples(values))
+        except StrategyError as error:
+            raise StrategyError(f"{path}: {error}") from None
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.algorithm} all-reduce", *(f"  {line}" for line in self._sentences())])
+
+    def _sentences(self) -> Iterator[str]:
+        mains = self.mains_for(self.algorithm)
+        words = {"balance": "mains chosen by bytes", "rotate": "mains rotate with the chunk"}
+        yield words.get(str(mains), f"main is tower {mains}")
+        if self.groups:
+            yield f"groups {self.groups}"
+        if self.splits:
+            yield f"all gradients of a dtype in {self.splits} equal chunks"
+        elif self.pack_below:
+            yield f"gradients under {_size(self.pack_below)} share buckets of up to {_size(self.bucket_bytes)}"
+        else:
+            yield "every gradient travels alone"
+        if self.split_above and not self.splits:
+            yield f"chunks above {_size(self.split_above)} are cut"
+        if self.wire_dtype:
+            yield f"float32 travels as {self.wire_dtype}, added in float32"
+        yield {
+            "auto": "sparse gradients gathered, or densified where that moves fewer bytes",
+            "gather": "sparse gradients gathered",
+            "dense": "sparse gradients densified",
+        }[self.sparse]
+        yield {"error": "None on some towers is an error", "zeros": "None on some towers counts as zeros"}[self.missing]
+
+
+def strategy_from(value: Union[str, Strategy, None], **overrides: Any) -> Strategy:
+    """What people pass as ``strategy=``: a :class:`Strategy`, a name or path, or None for the default.
+
+    Args:
+        value: the strategy.
+        overrides: fields given beside it; None is "not given".
+
+    Raises:
+        StrategyError: it is none of these, or an override is given together with a strategy.
+    """
+    given: Dict[str, Any] = {key: item for key, item in overrides.items() if item is not None}
+    if value is None:
+        return Strategy(**_with_tuples(given))
+    if given:
+        raise StrategyError(f"give either strategy= or {', '.join(f'{key}=' for key in given)}, not both")
+    if isinstance(value, str):
+        return Strategy.load(value)
+    if isinstance(value, Strategy):
+        return value
+    raise StrategyError(f"strategy={value!r}: expected a Strategy, or the name or path of a YAML file")
+
+
+def _with_tuples(values: Dict[str, Any]) -> Dict[str, Any]:
+    """YAML's lists as the tuples that a frozen object holds; anything odd is left for the checks to name."""
+    groups = values.get("groups")
+    if isinstance(groups, (list, tuple)) and all(isinstance(g, (list, tuple)) for g in groups):
+        return {**values, "groups": tuple(tuple(g) for g in groups)}
+    return values
+
+
+def _size(count: int) -> str:
+    for unit, shift in (("MiB", 20), ("KiB", 10)):
+        if count >= 1 << shift:
+            return f"{count / (1 << shift):g} {unit}"
+    return f"{count} bytes"
