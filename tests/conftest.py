@@ -8,6 +8,8 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import pytest
 import tensorflow as tf
 
+from hier_allreduce.plan import Ops
+
 tf1 = tf.compat.v1
 IS_TF2 = tf.__version__.startswith("2")
 
@@ -40,3 +42,10 @@ def session(**options):
 def cpus(count):
     """``count`` logical CPU devices."""
     return [f"/cpu:{i}" for i in range(count)]
+
+
+class Adding(Ops):
+    """The reading of a plan in which values are numbers or arrays."""
+
+    def reduce(self, step, own, others):
+        return sum(others, own)
