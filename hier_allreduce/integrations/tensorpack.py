@@ -1,0 +1,318 @@
+"""tensorpack's replicated training with this package's all-reduce, on any devices.
+
+::
+
+    from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
+
+    launch_train_with_config(config, HierarchicalTrainer(8))                       # GPUs 0 to 7
+    launch_train_with_config(config, HierarchicalTrainer(["/cpu:0", "/cpu:1"]))    # any devices
+
+Importing this module imports tensorpack, which sets environment variables and patches TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+
+import tensorflow as tf
+from tensorpack.callbacks import Callback, RunOp
+from tensorpack.graph_builder.training import DataParallelBuilder, SyncMultiGPUReplicatedBuilder
+from tensorpack.graph_builder.utils import override_to_local_variable
+from tensorpack.input_source import FeedfreeInput
+from tensorpack.tfutils.gradproc import FilterNoneGrad
+from tensorpack.tfutils.optimizer import AccumGradOptimizer, ProxyOptimizer
+from tensorpack.tfutils.sesscreate import NewSessionCreator, ReuseSessionCreator
+from tensorpack.train import SingleCostTrainer
+
+from ..allreduce import allreduce_grads, allreduce_grads_and_vars
+from ..compat import tf1
+from ..devices import device_strings
+from ..errors import DeviceError, StrategyError
+
+__all__ = ["HierarchicalTrainer"]
+
+Pairs = List[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
+
+
+class HierarchicalTrainer(SingleCostTrainer):
+    """tensorpack's ``SyncMultiGPUTrainerReplicated`` with the hierarchical all-reduce, for any K ≥ 1 devices.
+
+    Every device holds a whole copy of the model: a *tower*. Names are tensorpack's own, so that checkpoints go from
+    either trainer to the other: tower 0's variables have no prefix and are the ones saved, the others are called
+    ``towerK/…`` and are local.
+
+    ::
+
+        tower 0 on devices[0]        tower 1 on devices[1]
+        loss → gradients g0          loss → gradients g1
+              └───────── all-reduce ─────────┘
+        optimizer (g0+g1)/2 → W      optimizer (g0+g1)/2 → tower1/W
+
+    It differs from tensorpack's where that goes wrong:
+
+    - K towers share one optimizer, whose once-a-step work (Adam: advancing its beta powers) is done once a step, not
+      K times, so that Adam is Adam and the towers stay equal.
+    - ``AccumGradOptimizer`` applies its sum at exactly every k-th step, in all towers.
+    - The session gets a thread for every tower, because tensorpack's staging of inputs blocks that many.
+
+    Models should use resource variables: a reference variable can be updated while a gradient still reads it.
+
+    Attributes:
+        devices: K strings, the device of each tower.
+        grads: K×N (gradient, variable) pairs after the all-reduce, once the graph is set up.
+        BROADCAST_EVERY_EPOCH: copy tower 0's variables (optimizer slots too) to the other towers at the end of
+            every epoch, and not only before training. Needed where towers have variables that are not trained, as
+            batch normalisation's moving averages.
+    """
+
+    BROADCAST_EVERY_EPOCH = True
+
+    def __init__(
+        self,
+        devices: Any,
+        average: bool = True,
+        algorithm: str = "hierarchical",
+        groups: Optional[Sequence[Sequence[int]]] = None,
+    ):
+        """Check the choices; nothing is built yet.
+
+        Args:
+            devices: how many GPUs, or a list of GPU ids or TensorFlow device strings, one for each tower.
+                CPU devices are created as needed, so ``["/cpu:0", …, "/cpu:7"]`` works on any machine.
+            average: the mean of the towers' gradients, or their sum.
+            algorithm: as in :func:`hier_allreduce.allreduce_grads`.
+            groups: as in :func:`hier_allreduce.allreduce_grads`.
+
+        Raises:
+            DeviceError: ``devices`` cannot be read. A device that does not exist is refused when training starts,
+                before its session does.
+            StrategyError: unknown ``algorithm``, or ``groups`` that miss or repeat a tower.
+            GradientError: ``average`` is not a bool.
+        """
+        self.devices = tower_devices(devices)
+        self._how: Dict[str, Any] = {"average": average, "algorithm": algorithm, "groups": groups}
+        with tf.Graph().as_default():  # a dry run, so that a wrong choice is refused here, where it is made
+            allreduce_grads([[tf.constant(0.0)]] * len(self.devices), self.devices, **self._how)
+        super().__init__()
+
+    def _setup_graph(self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> List[Callback]:
+        """tensorpack's hook: build the towers, the all-reduce and the updates; return the callbacks needed."""
+        if len(self.devices) > 1 and not isinstance(input, FeedfreeInput):
+            raise StrategyError(
+                f"{type(input).__name__} would give every tower the same batch; use QueueInput, TensorInput, or another"
+                " FeedfreeInput, which each tower takes its own batch from"
+            )
+        towers = range(len(self.devices))
+        rows = DataParallelBuilder.call_for_each_tower(
+            list(towers),
+            self._make_get_grad_fn(input, get_cost_fn, get_opt_fn),
+            devices=self.devices,
+            use_vs=[tower > 0 for tower in towers],
+        )
+        self.grads = allreduce_grads_and_vars(rows, self.devices, **self._how)
+        optimizer = with_ordered_accumulation(get_opt_fn())
+        self.train_op = apply_gradients(optimizer, self.grads, self.devices)
+        return self._broadcast(optimizer) if len(self.devices) > 1 else []
+
+    def _broadcast(self, optimizer: Any) -> List[Callback]:
+        with tf1.name_scope("sync_variables"):
+            counters = [op for proxy in proxies(optimizer) for op in getattr(proxy, "align_counters", list)()]
+            sync = tf.group(SyncMultiGPUReplicatedBuilder.get_post_init_ops(), *counters)
+        callback = RunOp(sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True)
+        callback.name_scope = "SyncVariables"
+        return [callback]
+
+    def initialize(self, session_creator: Any, session_init: Any) -> None:
+        """tensorpack's hook: create the session, after a look at whether it has the devices.
+
+        Raises:
+            DeviceError: a tower's device does not exist; the message names those that do.
+        """
+        if isinstance(session_creator, NewSessionCreator):
+            make_room(session_creator.config, self.devices)
+            # Soft placement would quietly move a tower elsewhere, so the devices are looked up in an empty session of
+            # the same configuration.
+            with tf1.Session(session_creator.target, tf.Graph(), session_creator.config) as probe:
+                refuse_missing(self.devices, probe.list_devices())
+        else:
+            session = session_creator.create_session()
+            refuse_missing(self.devices, session.list_devices())
+            session_creator = ReuseSessionCreator(session)
+        super().initialize(session_creator, session_init)
+
+
+# ---- devices -----------------------------------------------------------------------------------------
+
+
+def tower_devices(devices: Any) -> List[Any]:
+    """``devices`` as a list for ``tf.device``; GPU ids become ``/gpu:id``.
+
+    Raises:
+        DeviceError: no devices, or something that is none.
+    """
+    if _is_id(devices):
+        if devices < 1:
+            raise DeviceError(f"devices={devices}: training needs at least one GPU; or give a list of devices")
+        devices = range(devices)
+    if isinstance(devices, Iterable) and not isinstance(devices, (str, bytes)):
+        devices = [_gpu(tower, device) if _is_id(device) else device for tower, device in enumerate(devices)]
+    return list(device_strings(devices))
+
+
+def _is_id(device: Any) -> bool:
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
+def _gpu(tower: int, number: int) -> str:
+    if number < 0:
+        raise DeviceError(f"tower {tower}: GPU {number} cannot exist, GPUs count from 0; give ids such as [0, 1]")
+    return f"/gpu:{number}"
+
+
+def _specs(devices: Sequence[Any]) -> List[Tuple[int, Any]]:
+    """(tower, DeviceSpec) of those that are named; device functions and None are left to TensorFlow."""
+    named = [(tower, device) for tower, device in enumerate(devices) if isinstance(device, str)]
+    return [(tower, tf.DeviceSpec.from_string(device)) for tower, device in named]
+
+
+def make_room(config: Any, devices: Sequence[Any]) -> None:
+    """Give a session's configuration the CPU devices and the threads that the towers need.
+
+    CPU devices are only names for the one processor, so they are created as asked for, unless ``config`` says how many
+    there are. tensorpack stages the input of every tower with an op that blocks its thread until the tower has
+    taken what was staged before; with too few threads all of them wait for ever.
+    """
+    cpus = [spec.device_index or 0 for _, spec in _specs(devices) if spec.device_type == "CPU"]
+    if cpus and "CPU" not in config.device_count:
+        config.device_count["CPU"] = max(cpus) + 1
+    cores = os.cpu_count() or 1
+    enough = len(devices) + max(2, cores)
+    if len(devices) > 1 and (config.inter_op_parallelism_threads or cores) < enough:
+        config.inter_op_parallelism_threads = enough
+        # otherwise the first session of the process has fixed the number for all later ones
+        config.use_per_session_threads = True
+
+
+def refuse_missing(devices: Sequence[Any], existing: Sequence[Any]) -> None:
+    """Check that each tower's device is in ``existing``, as ``session.list_devices()`` gives them.
+
+    Raises:
+        DeviceError: it is not; the message names the towers, and the devices there are.
+    """
+    there = [tf.DeviceSpec.from_string(device.name) for device in existing]
+    missing = [
+        (tower, devices[tower], spec) for tower, spec in _specs(devices) if not any(_fits(spec, d) for d in there)
+    ]
+    if not missing:
+        return
+    gpus = sum(device.device_type == "GPU" for device in there)
+    hint = f" TensorFlow finds {gpus} GPUs here." if any(spec.device_type == "GPU" for *_, spec in missing) else ""
+    towers = ", ".join(f"tower {tower}: {device}" for tower, device, _ in missing)
+    shown = ", ".join(_short(device) for device in there if not device.device_type.startswith("XLA_"))
+    raise DeviceError(
+        f"these devices do not exist: {towers}.{hint} There are {shown};"
+        ' without GPUs, devices=["/cpu:0", "/cpu:1", …] creates as many as are named'
+    )
+
+
+def _fits(asked: Any, device: Any) -> bool:
+    fields = ("job", "replica", "task", "device_type", "device_index")
+    return all(getattr(asked, field) in (None, getattr(device, field)) for field in fields)
+
+
+def _short(device: Any) -> str:
+    local = device.job in (None, "localhost")
+    return f"/{device.device_type.lower()}:{device.device_index}" if local else device.to_string()
+
+
+# ---- updates -----------------------------------------------------------------------------------------
+
+
+def apply_gradients(optimizer: Any, rows: Sequence[Pairs], devices: Sequence[Any]) -> Any:
+    """One update for each tower on its device, under tensorpack's names; the train op.
+
+    The towers share ``optimizer``. Where it has work to do once a step, after the updates, only the last tower's
+    update does it, and waits for the others, which read what it changes.
+    """
+    base = [optimizer, *(proxy._opt for proxy in proxies(optimizer))][-1]
+    once_a_step = type(base)._finish is not tf1.train.Optimizer._finish
+    updates: List[Any] = []
+    with tf1.name_scope("apply_gradients"):  # this scope is in the names of saved variables
+        for tower, (row, device) in enumerate(zip(rows, devices)):
+            last = tower == len(devices) - 1
+            wait = tf.control_dependencies(updates if once_a_step and last else [])
+            finish = contextlib.nullcontext() if last or not once_a_step else _without_finish(base)
+            # slots that are created here belong to the tower: local, and so not saved, for all but the first
+            with tf.device(device), override_to_local_variable(enable=tower > 0), wait, finish:
+                updates.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
+        return tf.group(*updates, name="train_op")
+
+
+def proxies(optimizer: Any) -> Iterator[Any]:
+    """tensorpack's wrappers around an optimizer (gradient processors, AccumGrad), outermost first."""
+    while isinstance(optimizer, ProxyOptimizer):
+        yield optimizer
+        optimizer = optimizer._opt
+
+
+@contextlib.contextmanager
+def _without_finish(base: Any) -> Iterator[None]:
+    """While this lasts, updates do not end with the optimizer's ``_finish``, where Adam advances its beta powers."""
+    base._finish = lambda updates, name: tf.group(*updates, name=name)
+    try:
+        yield
+    finally:
+        del base._finish  # the method of its class is there again
+
+
+def with_ordered_accumulation(optimizer: Any) -> Any:
+    """``optimizer`` with every ``AccumGradOptimizer`` in its chain replaced by :class:`OrderedAccumGrad`."""
+    if isinstance(optimizer, ProxyOptimizer):
+        optimizer._opt = with_ordered_accumulation(optimizer._opt)
+    if type(optimizer) is AccumGradOptimizer:
+        return OrderedAccumGrad(optimizer._opt, optimizer._niter)
+    return optimizer
+
+
+class OrderedAccumGrad(AccumGradOptimizer):
+    """tensorpack's ``AccumGradOptimizer``, which looks at its counter only after it has counted.
+
+    tensorpack's reads the counter while the same step advances it, so that now and then a step is applied too early,
+    or one is skipped; with a counter for each tower the towers then part. The variables are the same, by name too.
+    """
+
+    def __init__(self, opt: Any, niter: int):
+        super().__init__(opt, niter)
+        self._counters: List[Any] = []
+
+    def apply_gradients(self, grads_and_vars: Pairs, global_step: Any = None, name: Optional[str] = None) -> Any:
+        """Add the gradients to their sums; every ``niter``-th time apply the sums and clear them."""
+        pairs = FilterNoneGrad().process(grads_and_vars)
+        variables = [var for _, var in pairs]
+        with tf.control_dependencies(None):
+            sums = self._create_accum_slots(variables)
+            counter = self._new_counter()
+
+        def apply_sums() -> Any:
+            update = self._opt.apply_gradients([(total.read_value(), var) for total, var in zip(sums, variables)])
+            with tf.control_dependencies([update]):
+                return tf.group(*[tf1.assign(total, tf.zeros_like(total)) for total in sums])
+
+        with tf1.name_scope("AccumGradOptimizer"):
+            added = [total.assign_add(grad) for total, (grad, _) in zip(sums, pairs)]
+            with tf.control_dependencies([*added, counter.assign_add(1)]):
+                now = tf.equal(counter.read_value() % self._niter, 0)
+                applied = tf.cond(now, apply_sums, tf.no_op)
+            with tf.control_dependencies([applied]):
+                return tf.no_op(name) if global_step is None else tf1.assign_add(global_step, 1, name=name).op
+
+    def _new_counter(self) -> Any:
+        with tf1.variable_scope(self._name), tf.device("/cpu:0"):
+            self._counters.append(tf1.Variable(0, name="counter", trainable=False, dtype=tf.int32, use_resource=True))
+        return self._counters[-1]
+
+    def align_counters(self) -> List[Any]:
+        """Ops that set all towers' counters to tower 0's: a checkpoint may come from another number of towers."""
+        return [counter.assign(self._counters[0].read_value()) for counter in self._counters[1:]]

@@ -1,0 +1,272 @@
+"""What tests/test_tensorpack.py runs in processes of their own, because importing tensorpack changes global state.
+
+    python tests/tensorpack_child.py SCENARIO FOLDER
+
+writes FOLDER/facts.json, what the tests look at.
+"""
+
+import json
+import os
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+# The first session of a process fixes the number of threads for later ones: one thread is the worst case for staging.
+tf1.Session(config=tf1.ConfigProto(inter_op_parallelism_threads=1)).close()
+
+import tensorpack as tp  # noqa: E402
+from tensorpack.tfutils import sesscreate  # noqa: E402
+from tensorpack.tfutils.gradproc import GlobalNormClip, SummaryGradient  # noqa: E402
+from tensorpack.tfutils.optimizer import AccumGradOptimizer, apply_grad_processors  # noqa: E402
+from tensorpack.tfutils.summary import add_moving_summary  # noqa: E402
+from tensorpack.utils import logger  # noqa: E402
+
+from hier_allreduce.errors import HierAllreduceError  # noqa: E402
+from hier_allreduce.integrations.tensorpack import HierarchicalTrainer  # noqa: E402
+
+FEATURES, CLASSES, BATCH, STEPS = 5, 3, 4, 6
+OPTIMIZERS = {
+    "momentum": lambda: tf1.train.MomentumOptimizer(0.1, 0.9),
+    "sgd": lambda: tf1.train.GradientDescentOptimizer(0.1),
+    "sgd*3": lambda: tf1.train.GradientDescentOptimizer(0.3),
+    "adam": lambda: tf1.train.AdamOptimizer(0.05),
+    "clip": lambda: apply_grad_processors(
+        tf1.train.GradientDescentOptimizer(0.1), [GlobalNormClip(0.05), SummaryGradient()]
+    ),
+    "accumulate sgd": lambda: AccumGradOptimizer(tf1.train.GradientDescentOptimizer(0.1), 3),
+    "accumulate adam": lambda: AccumGradOptimizer(tf1.train.AdamOptimizer(0.05), 3),
+}
+
+
+def cpus(count):
+    return [f"/cpu:{i}" for i in range(count)]
+
+
+class Data(tp.DataFlow):
+    """The same examples in the same order, whatever the batch size."""
+
+    def __init__(self, batch):
+        self.batch = batch
+
+    def __len__(self):
+        return 1000
+
+    def __iter__(self):
+        rng = np.random.RandomState(1)
+        while True:
+            examples = [(rng.randn(FEATURES), rng.randint(CLASSES)) for _ in range(self.batch)]
+            features, labels = zip(*examples)
+            yield [np.array(features, np.float32), np.array(labels, np.int32)]
+
+
+class Model(tp.ModelDesc):
+    def __init__(self, optimizer, graph=None):
+        self.optimizer_name, self.extra = optimizer, graph
+
+    def inputs(self):
+        return [tf.TensorSpec((None, FEATURES), tf.float32, "x"), tf.TensorSpec((None,), tf.int32, "y")]
+
+    def build_graph(self, x, y):
+        seeds = iter(range(9))
+        for name, width in (("hidden", 8), ("out", CLASSES)):
+            with tf1.variable_scope(name):
+                init = tf1.glorot_uniform_initializer(seed=next(seeds))
+                w = tf1.get_variable("W", [int(x.shape[1]), width], initializer=init, use_resource=True)
+                b = tf1.get_variable("b", [width], initializer=tf1.zeros_initializer(), use_resource=True)
+            x = tf.matmul(tf.nn.relu(x) if name == "out" else x, w) + b
+        wrong = tf.cast(tf.not_equal(tf.argmax(x, 1, output_type=tf.int32), y), tf.float32, name="wrong")
+        cost = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=x), name="cost")
+        add_moving_summary(cost, tf.reduce_mean(wrong, name="error"))
+        return self.extra(cost) if self.extra else cost
+
+    def optimizer(self):
+        return OPTIMIZERS[self.optimizer_name]()
+
+
+class Look(tp.Callback):
+    """All variables: right before the first step, and right after the last one."""
+
+    def _read(self):
+        variables = tf1.global_variables() + tf1.local_variables()
+        values = tf1.get_default_session().run(variables)
+        return {v.op.name: np.asarray(value).tolist() for v, value in zip(variables, values)}
+
+    def _setup_graph(self):
+        self.before = self.after = None
+
+    def _before_run(self, _):
+        self.before = self.before or self._read()
+
+    def _after_train(self):
+        self.after = self._read()
+
+
+def train(trainer, optimizer, batch=BATCH, steps=STEPS, epochs=1, load=None, callbacks=(), model=None, **config):
+    """Train in a fresh graph; the variables before and after."""
+    look = Look()
+    with tf.Graph().as_default():
+        data = tp.QueueInput(Data(batch))
+        tp.launch_train_with_config(
+            tp.TrainConfig(
+                model=model or Model(optimizer),
+                data=data if not config.pop("feed", False) else tp.FeedInput(Data(batch)),
+                callbacks=[*callbacks, look],
+                extra_callbacks=[tp.MovingAverageSummary(), tp.MergeAllSummaries(), tp.RunUpdateOps()],
+                session_init=tp.SaverRestore(load) if load else None,
+                steps_per_epoch=steps,
+                max_epoch=epochs,
+                **config,
+            ),
+            trainer,
+        )
+    return {"before": look.before, "after": look.after}
+
+
+def stock(towers):
+    """tensorpack's replicated trainer, moved to one CPU by soft placement, in a session with threads enough."""
+    config = tf1.ConfigProto(allow_soft_placement=True, inter_op_parallelism_threads=16, use_per_session_threads=True)
+    trainer = tp.SyncMultiGPUTrainerReplicated(list(range(towers)), mode="gpu")
+    return {"trainer": trainer, "session_creator": sesscreate.NewSessionCreator(config=config)}
+
+
+def checkpoint(path):
+    reader = tf1.train.load_checkpoint(path)
+    return {name: reader.get_tensor(name).tolist() for name in reader.get_variable_to_shape_map()}
+
+
+# ---- scenarios ---------------------------------------------------------------------------------------
+
+
+def towers(folder):
+    """Any number of towers, against one tower with the K-fold batch."""
+    facts = {}
+    for count in (1, 2, 3, 8):
+        for optimizer in ("momentum", "adam"):
+            trainer = HierarchicalTrainer(cpus(count))
+            trainer.BROADCAST_EVERY_EPOCH = False
+            many = train(trainer, optimizer, epochs=2)
+            one = train(tp.SimpleTrainer(), optimizer, BATCH * count, epochs=2)
+            facts[f"{count} {optimizer}"] = {"many": many["after"], "one": one["after"]}
+    return facts
+
+
+def checkpoints(folder):
+    """Saved by one trainer and loaded by another: tensorpack's, and ours with other numbers of towers."""
+    ours, theirs = (lambda k: {"trainer": HierarchicalTrainer(cpus(k))}), stock
+    facts = {}
+    for optimizer in ("momentum", "adam", "accumulate adam"):
+        for name, first, second in (
+            ("ours to theirs", ours(3), theirs(2)),
+            ("theirs to ours", theirs(3), ours(2)),
+            ("ours to ours", ours(2), ours(3)),
+        ):
+            path = os.path.join(folder, f"{optimizer} {name}".replace(" ", "-"))
+            train(optimizer=optimizer, steps=4, callbacks=[tp.ModelSaver(checkpoint_dir=path)], **first)
+            saved = os.path.join(path, "model-4")
+            loaded = train(optimizer=optimizer, load=saved, **second)
+            facts[f"{optimizer}, {name}"] = {"saved": checkpoint(saved), "loaded": loaded["before"]}
+    return facts
+
+
+def accumulation(folder):
+    """Sums of three gradients, with SGD (three times the rate and the batch of plain SGD) and with Adam."""
+    three, one = (HierarchicalTrainer(cpus(k), average=average) for k, average in ((3, True), (1, True)))
+    facts = {
+        "sgd": train(three, "accumulate sgd", steps=9)["after"],
+        "plain sgd": train(tp.SimpleTrainer(), "sgd*3", BATCH * 9, steps=3)["after"],
+    }
+    many = HierarchicalTrainer(cpus(3))
+    many.BROADCAST_EVERY_EPOCH = False
+    facts["adam"] = train(many, "accumulate adam", steps=9)["after"]
+    facts["one adam"] = train(one, "accumulate adam", BATCH * 3, steps=9)["after"]
+    return facts
+
+
+def callbacks(folder):
+    """What people train with: summaries, inference, gradient processors, BROADCAST_EVERY_EPOCH, the sum."""
+    path = os.path.join(folder, "callbacks")
+    test = tp.BatchData(tp.FixedSizeData(tp.MapData(Data(1), lambda dp: [dp[0][0], dp[1][0]]), 20), 10)
+    trainer = HierarchicalTrainer(["/cpu:0", "/cpu:1", "/cpu:0"], algorithm="tree")
+    clipped = train(
+        trainer,
+        "clip",
+        epochs=2,
+        callbacks=[
+            tp.ModelSaver(checkpoint_dir=path),
+            tp.InferenceRunner(test, [tp.ScalarStats("cost"), tp.ClassificationError("wrong", "validation")]),
+        ],
+        monitors=[tp.JSONWriter()],
+    )
+    facts = {
+        "monitors": tp.JSONWriter.load_existing_json(folder)[-1],
+        "clip": clipped["after"],
+        "one clip": train(tp.SimpleTrainer(), "clip", BATCH * 3, epochs=2)["after"],
+        "files": sorted(os.listdir(path)),
+        "sum": train(HierarchicalTrainer(cpus(3), average=False), "sgd")["after"],
+        "three times": train(tp.SimpleTrainer(), "sgd*3", BATCH * 3)["after"],
+    }
+    for every_epoch in (True, False):
+        trainer = HierarchicalTrainer(cpus(2), groups=[[0], [1]])
+        trainer.BROADCAST_EVERY_EPOCH = every_epoch
+        facts[f"broadcast {every_epoch}"] = train(trainer, None, model=Model("sgd", moving_average))["after"]
+    return facts
+
+
+def moving_average(cost):
+    """A variable that is not trained and that only tower 0 updates, as batch normalisation's averages are."""
+    average = tf1.get_variable("average", [], trainable=False, initializer=tf1.zeros_initializer(), use_resource=True)
+    tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, average.assign_add(cost))
+    return cost
+
+
+def refusals(folder):
+    """Bad input: what is raised, and whether training had started."""
+
+    def uneven(cost):
+        extra = tf1.get_variable("extra", [], initializer=tf1.zeros_initializer(), use_resource=True)
+        return cost + extra if tp.get_current_tower_context().index == 1 else cost
+
+    def run(trainer, **more):
+        return train(trainer, "sgd", **more)
+
+    reused = sesscreate.SessionCreatorAdapter(sesscreate.NewSessionCreator(), lambda session: session)
+    two_cpus = sesscreate.NewSessionCreator(config=tf1.ConfigProto(allow_soft_placement=True, device_count={"CPU": 2}))
+    cases = {
+        "no devices": lambda: HierarchicalTrainer([]),
+        "zero GPUs": lambda: HierarchicalTrainer(0),
+        "no list": lambda: HierarchicalTrainer("/gpu:0"),
+        "bool": lambda: HierarchicalTrainer([True]),
+        "negative": lambda: HierarchicalTrainer([0, -1]),
+        "typing error": lambda: HierarchicalTrainer(["/gpux:0"]),
+        "algorithm": lambda: HierarchicalTrainer(8, algorithm="ring"),
+        "groups": lambda: HierarchicalTrainer(4, groups=[[0, 1], [3]]),
+        "average": lambda: HierarchicalTrainer(2, average="sum"),
+        "gpus": lambda: run(HierarchicalTrainer(8)),
+        "gpu ids": lambda: run(HierarchicalTrainer([0, "/cpu:0"])),
+        "own session": lambda: run(HierarchicalTrainer(cpus(2)), session_creator=reused),
+        "few cpus": lambda: run(HierarchicalTrainer(cpus(3)), session_creator=two_cpus),
+        "feed": lambda: run(HierarchicalTrainer(cpus(2)), feed=True),
+        "uneven": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", uneven)),
+    }
+    facts = {}
+    for name, case in cases.items():
+        try:
+            case()
+            facts[name] = ["nothing", ""]
+        except HierAllreduceError as error:
+            facts[name] = [type(error).__name__, str(error)]
+    return facts
+
+
+def main():
+    scenario, folder = sys.argv[1:]
+    logger.set_logger_dir(folder, action="k")
+    facts = globals()[scenario](folder)
+    with open(os.path.join(folder, "facts.json"), "w") as file:
+        json.dump(facts, file)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""The tensorpack strategy: trained like one tower, saved like tensorpack's own trainer, and its errors.
+
+Importing tensorpack changes global state, so that everything runs in child processes: see tensorpack_child.py.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+CHILD = Path(__file__).with_name("tensorpack_child.py")
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    """Run a scenario of the child, once; what it found."""
+    known = {}
+
+    def run(scenario):
+        if scenario not in known:
+            folder = tmp_path_factory.mktemp(scenario)
+            env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2", "TF_FORCE_GPU_ALLOW_GROWTH": "true"}
+            child = [sys.executable, str(CHILD), scenario, str(folder)]
+            done = subprocess.run(child, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240)
+            assert done.returncode == 0, done.stdout.decode()[-5000:]
+            known[scenario] = json.loads((folder / "facts.json").read_text())
+        return known[scenario]
+
+    return run
+
+
+def weights(variables):
+    return {name: np.array(value) for name, value in variables.items() if name.split("/")[0] in ("hidden", "out")}
+
+
+def difference(variables, others):
+    """The largest one between the trained variables, which both must have, and the optimizer's slots that both have."""
+    a, b = weights(variables), weights(others)
+    assert {"hidden/W", "hidden/b", "out/W", "out/b"} <= set(a) & set(b)
+    return max(np.abs(a[name] - b[name]).max() for name in set(a) & set(b))
+
+
+def in_towers(variables):
+    """{name: [tower 0's value, tower 1's, …]} of all variables that towers have a copy of, slots too."""
+    copies = {}
+    for name, value in sorted(variables.items()):
+        if name.startswith("tower"):
+            original = name.split("/", 1)[1]
+            copies.setdefault(original, [variables[original]]).append(value)
+    return copies
+
+
+def replicas_are_equal(variables):
+    copies = in_towers(variables)
+    assert copies
+    return all(value == values[0] for values in copies.values() for value in values)
+
+
+# ---- training ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_k_towers_train_like_one_with_the_k_fold_batch(facts, count, optimizer):
+    """No rounds of copying between epochs here; and inputs are staged though the process has a pool of one thread."""
+    run = facts("towers")[f"{count} {optimizer}"]
+    assert difference(run["many"], run["one"]) < 1e-6
+    assert count == 1 or replicas_are_equal(run["many"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_adams_beta_powers_advance_once_a_step(facts, count):
+    after = facts("towers")[f"{count} adam"]["many"]
+    assert after["global_step"] == 12
+    assert after["apply_gradients/beta1_power"] == pytest.approx(0.9**13, rel=1e-5)
+    assert after["apply_gradients/beta2_power"] == pytest.approx(0.999**13, rel=1e-5)
+
+
+def test_accumulated_gradients_are_applied_every_third_step_in_all_towers(facts):
+    run = facts("accumulation")
+    assert difference(run["sgd"], run["plain sgd"]) < 1e-6
+    assert replicas_are_equal(run["sgd"])
+
+
+def test_accumulated_adam_is_adam(facts):
+    run = facts("accumulation")
+    assert difference(run["adam"], run["one adam"]) < 1e-6
+    assert replicas_are_equal(run["adam"])
+    counters = [value for name, value in run["adam"].items() if name.endswith("counter")]
+    powers = [value for name, value in run["adam"].items() if name.endswith("beta2_power")]
+    assert counters == [9, 9, 9]
+    assert powers == [pytest.approx(0.999**4, rel=1e-5)]
+
+
+# ---- what is around training -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["ours to theirs", "theirs to ours", "ours to ours"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "accumulate adam"])
+def test_checkpoints_restore_bit_for_bit(facts, optimizer, way):
+    """In both directions between tensorpack's trainer and ours, between different numbers of towers, slots too."""
+    run = facts("checkpoints")[f"{optimizer}, {way}"]
+    saved, loaded = run["saved"], run["loaded"]
+    more_towers = {"apply_gradients/AccumGrad_2/counter"}
+    assert set(saved) - set(loaded) <= more_towers
+    slots = {"momentum": {"Momentum"}, "adam": {"Adam", "Adam_1"}, "accumulate adam": {"Adam", "Adam_1", "AccumGrad"}}
+    assert slots[optimizer] <= {name.split("/")[-1] for name in saved if name.startswith("hidden/W")}
+    assert saved["global_step"] == 4
+    assert [name for name in set(saved) & set(loaded) if saved[name] != loaded[name]] == []
+    assert replicas_are_equal(loaded)
+
+
+def test_counters_of_more_towers_than_were_saved_start_where_the_saved_one_stood(facts):
+    loaded = facts("checkpoints")["accumulate adam, ours to ours"]["loaded"]
+    assert [value for name, value in sorted(loaded.items()) if name.endswith("counter")] == [4, 4, 4]
+
+
+def test_gradient_processors_see_the_reduced_gradients_of_a_tower(facts):
+    """Clipping by the global norm gives in each of three towers, two of them on one device, what it gives in one."""
+    run = facts("callbacks")
+    assert difference(run["clip"], run["one clip"]) < 1e-6
+    assert replicas_are_equal(run["clip"])
+
+
+def test_summaries_and_inference_reach_the_monitors(facts):
+    monitors = facts("callbacks")["monitors"]
+    assert {"cost", "error", "validation_cost", "validation"} <= set(monitors)
+    assert any(name.endswith("hidden/W/rms") for name in monitors)
+    assert (monitors["epoch_num"], monitors["global_step"]) == (2, 12)
+
+
+def test_the_model_saver_saves_every_epoch(facts):
+    assert {"model-6.index", "model-12.index"} <= set(facts("callbacks")["files"])
+
+
+def test_the_sum_is_the_mean_times_k(facts):
+    run = facts("callbacks")
+    assert difference(run["sum"], run["three times"]) < 1e-6
+
+
+def test_broadcast_every_epoch_copies_what_is_not_trained(facts):
+    run = facts("callbacks")
+    (with_it,) = in_towers(run["broadcast True"])["average"][1:]
+    assert with_it == run["broadcast True"]["average"] != 0
+    (without,) = in_towers(run["broadcast False"])["average"][1:]
+    assert without != run["broadcast False"]["average"]
+
+
+# ---- refusals ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "words"),
+    [
+        ("no devices", "DeviceError", ["devices is empty"]),
+        ("zero GPUs", "DeviceError", ["devices=0", "at least one"]),
+        ("no list", "DeviceError", ["must be a list", "'/gpu:0'"]),
+        ("bool", "DeviceError", ["tower 0", "True"]),
+        ("negative", "DeviceError", ["tower 1", "GPU -1"]),
+        ("typing error", "DeviceError", ["tower 0", "/gpux:0"]),
+        ("algorithm", "StrategyError", ["'ring'", "hierarchical", "tree", "flat"]),
+        ("groups", "StrategyError", ["missing [2]"]),
+        ("average", "GradientError", ["average='sum'"]),
+        ("gpus", "DeviceError", ["tower 0: /gpu:0", "tower 7: /gpu:7", "finds 0 GPUs", "There are /cpu:0;"]),
+        ("gpu ids", "DeviceError", ["tower 0: /gpu:0.", "There are /cpu:0;"]),
+        ("own session", "DeviceError", ["tower 1: /cpu:1", "There are /cpu:0;"]),
+        ("few cpus", "DeviceError", ["tower 2: /cpu:2", "There are /cpu:0, /cpu:1;"]),
+        ("feed", "StrategyError", ["FeedInput", "same batch", "QueueInput"]),
+        ("uneven", "GradientError", ["tower 0 (/cpu:0) has 4", "tower 1 (/cpu:1) has 5"]),
+    ],
+)
+def test_a_wrong_choice_is_refused_before_training(facts, case, error, words):
+    kind, message = facts("refusals")[case]
+    assert kind == error, message
+    for word in words:
+        assert word in message
