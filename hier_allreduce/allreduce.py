@@ -9,7 +9,7 @@ from .buckets import Bucketing, Chunk, balanced, buckets
 from .devices import all_on_cpu, device_strings
 from .emit import NARROW, Dense, Gather, Narrow, OnDevices, emit, recorded
 from .errors import GradientError, StrategyError
-from .gradients import Matrix, matrix, variable_names, where
+from .gradients import Matrix, matrix, rows_of, variable_names, where
 from .kinds import DENSE, INDICES, VALUES, Entry, entries, gradients, op_names, tensors
 from .packing import Tower
 from .plan import Plan, verify
@@ -97,7 +97,7 @@ def allreduce_grads_and_vars(
     """
     chosen = strategy_from(strategy, algorithm=algorithm, groups=groups)
     places = device_strings(devices)
-    pairs = [list(row) for row in all_grads_and_vars]
+    pairs = rows_of(all_grads_and_vars, places)
     for tower, row in enumerate(pairs):
         for variable, pair in enumerate(row):
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:

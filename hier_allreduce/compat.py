@@ -19,7 +19,7 @@ def forget_colocation() -> ContextManager:
     if tf.executing_eagerly():
         return contextlib.nullcontext()
     graph = tf1.get_default_graph()
-    if not graph._colocation_stack.peek_objs():
+    if not list(graph._colocation_stack.peek_objs()):
         return contextlib.nullcontext()
     return graph.colocate_with(None, ignore_existing=True)
 

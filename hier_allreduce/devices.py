@@ -1,4 +1,4 @@
-"""What people write for a device, as the string that ``tf.device`` takes."""
+"""What people write for a device, as what ``tf.compat.v1.device`` takes, in both TensorFlows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EXPECTED = "a device is a string such as '/gpu:0', a tf.DeviceSpec, or a tf.con
 
 
 def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
-    """``devices`` as K values for ``tf.device``: strings, None, or (in graph mode) device functions.
+    """``devices`` as K values for ``tf.compat.v1.device``: strings, None, or (in graph mode) device functions.
 
     Raises:
         DeviceError: an entry is none of these, or cannot be read as a device name.

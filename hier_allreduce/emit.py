@@ -56,7 +56,7 @@ class OnDevices(Ops[Any]):
         return value
 
     def copy(self, step: Copy, value: Any) -> Any:
-        with tf.device(self.devices[step.dst]):
+        with tf1.device(self.devices[step.dst]):
             return tf.identity(value, name=f"{self.names[step.chunk]}/copy")
 
     def mean(self, chunk: int, root: int, total: Any) -> Any:
@@ -67,7 +67,7 @@ class OnDevices(Ops[Any]):
         """
         if not self.average:
             return total
-        with tf.device(self.devices[root]):
+        with tf1.device(self.devices[root]):
             return tf.multiply(total, 1.0 / len(self.devices), name=f"{self.names[chunk]}/mean")
 
 
@@ -76,7 +76,7 @@ class Dense(OnDevices):
 
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
         name = f"{self.names[step.chunk]}/sum"
-        with tf.device(self.devices[step.dst]):
+        with tf1.device(self.devices[step.dst]):
             if not all(value.shape.is_fully_defined() for value in (own, *others)):
                 # add broadcasts what add_n refuses: shapes that turn out to differ when the step runs
                 return tf.add_n([own, *others], name=name)
@@ -85,7 +85,7 @@ class Dense(OnDevices):
     def finish(self, chunk: int, root: int, total: Any) -> Any:
         if len(self.devices) > 1:
             return self.mean(chunk, root, total)
-        with tf.device(self.devices[root]):  # one tower: its gradient may live elsewhere
+        with tf1.device(self.devices[root]):  # one tower: its gradient may live elsewhere
             return tf.identity(total, name=f"{self.names[chunk]}/copy")
 
 
@@ -134,7 +134,7 @@ class Narrow(OnDevices):
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
         sent = [self._sent(step.chunk, src, part) for src, part in zip(step.srcs, others)]
         name = f"{self.names[step.chunk]}/sum"
-        with tf.device(self.devices[step.dst]):
+        with tf1.device(self.devices[step.dst]):
             parts = [_Part(tf.cast(part.value, tf.float32, name=name), part.towers) for part in (own, *sent)]
             count = sum(part.towers for part in parts)
             values = [self._weighted(part, count, name) for part in parts]
@@ -151,7 +151,7 @@ class Narrow(OnDevices):
 
     def _sent(self, chunk: int, src: int, part: _Part) -> _Part:
         """``part`` in its travelling dtype, cast before it leaves ``src``."""
-        with tf.device(self.devices[src]):
+        with tf1.device(self.devices[src]):
             return _Part(tf.cast(part.value, self._wire, name=f"{self.names[chunk]}/sent"), part.towers)
 
 
@@ -159,7 +159,7 @@ class Gather(OnDevices):
     """Concatenates rows: the values, or (``average`` being False) the indices, of sparse gradients."""
 
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
-        with tf.device(self.devices[step.dst]):
+        with tf1.device(self.devices[step.dst]):
             return tf.concat([own, *others], 0, name=f"{self.names[step.chunk]}/gather")
 
     def finish(self, chunk: int, root: int, total: Any) -> Any:
@@ -200,7 +200,7 @@ def emit(
     result = run(plan, values, _ByChunk(readings))
     ended = []
     for device, row, first in zip(devices, result, tensors):
-        with tf.device(device):
+        with tf1.device(device):
             ended.append([reading.end(value, t.dtype) for reading, value, t in zip(readings, row, first)])
     return ended
 

@@ -65,7 +65,7 @@ def matrix(all_grads: Any, devices: Tuple[Any, ...], average: Any, names: Option
     """
     if not isinstance(average, bool):
         raise GradientError(f"average={average!r}: it is True for the mean, False for the sum")
-    rows = _rows(all_grads, devices)
+    rows = rows_of(all_grads, devices)
     names = tuple(names) if names is not None else tuple(_name(v, column) for v, column in enumerate(zip(*rows)))
     for tower, row in enumerate(rows):
         for variable, grad in enumerate(row):
@@ -75,7 +75,12 @@ def matrix(all_grads: Any, devices: Tuple[Any, ...], average: Any, names: Option
     return Matrix(rows, devices, names)
 
 
-def _rows(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], ...]:
+def rows_of(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], ...]:
+    """The K rows of N gradients, or of N (gradient, variable) pairs, as tuples.
+
+    Raises:
+        GradientError: not K rows, or rows of different lengths.
+    """
     shape = "all_grads is K rows, one for each tower, of N gradients: all_grads[tower][variable]"
     if isinstance(all_grads, tf.Tensor):
         raise GradientError(f"{shape}; a single tensor was given")

@@ -12,6 +12,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 import tensorflow as tf
 
 from .buckets import Spec
+from .compat import tf1
 from .errors import GradientError
 from .gradients import Matrix, is_sparse, static_shape, where
 from .strategy import Strategy
@@ -62,7 +63,7 @@ def tensors(grads: Matrix, found: Sequence[Entry]) -> List[List[Any]]:
     columns = grads.columns
     rows = []
     for tower, row in enumerate(grads.rows):
-        with tf.device(grads.devices[tower]):
+        with tf1.device(grads.devices[tower]):
             rows.append([_tensor(row[entry.variable], entry.part, columns[entry.variable]) for entry in found])
     return rows
 

@@ -7,6 +7,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 import tensorflow as tf
 
 from .buckets import Chunk, Piece
+from .compat import tf1
 
 
 class Tower:
@@ -23,7 +24,7 @@ class Tower:
         """The C chunk tensors of this tower's N gradients."""
         if all(chunk.alone for chunk in self._chunks):
             return [grads[chunk.pieces[0].variable] for chunk in self._chunks]
-        with tf.device(self._device):
+        with tf1.device(self._device):
             parts: Dict[Piece, Any] = {}
             for variable, pieces in self._cut.items():
                 parts.update(zip(pieces, self._split(self._flat(grads[variable]), pieces, "cut")))
@@ -38,7 +39,7 @@ class Tower:
         """The N reduced gradients, shaped as in ``grads``, from the C reduced chunks."""
         reduced: Dict[int, Any] = {}
         parts: Dict[Piece, Any] = {}
-        with tf.device(self._device):
+        with tf1.device(self._device):
             for chunk, tensor, name in zip(self._chunks, tensors, self._names):
                 if chunk.alone:
                     reduced[chunk.pieces[0].variable] = tensor

@@ -5,9 +5,11 @@ import os
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
+from hier_allreduce import allreduce_grads
 from hier_allreduce.plan import Ops
 
 tf1 = tf.compat.v1
@@ -42,6 +44,28 @@ def session(**options):
 def cpus(count):
     """``count`` logical CPU devices."""
     return [f"/cpu:{i}" for i in range(count)]
+
+
+def gradients_on(devices, values, static=True):
+    """``values[tower][variable]`` as tensors on their towers' devices, which no optimizer folds into constants."""
+    rows = []
+    for device, row in zip(devices, values):
+        with tf.device(device):
+            rows.append([tf1.placeholder_with_default(v, np.shape(v) if static else None) for v in row])
+    return rows
+
+
+def evaluate(fetches):
+    """What a fresh session makes of tensors of the current graph."""
+    tf1.get_default_graph().get_operations() or tf1.no_op()  # a session refuses an empty graph
+    with session() as sess:
+        return sess.run(fetches)
+
+
+def executed(values, devices, static=True, **how):
+    """The all-reduce of K×N arrays, built in a graph of its own and run in a session."""
+    with tf.Graph().as_default():
+        return evaluate(allreduce_grads(gradients_on(devices, values, static), devices, **how))
 
 
 class Adding(Ops):

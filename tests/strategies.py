@@ -26,8 +26,10 @@ def choices(draw):
 
 
 @st.composite
-def gradients(draw, devices):
-    """``values[tower][variable]``: K×N arrays of whole numbers, so that float sums are exact in any order."""
+def problems(draw):
+    """``(values[tower][variable], algorithm, groups)``; whole numbers, so that float sums are exact in any order."""
+    devices, algorithm, groups = draw(choices())
     columns = draw(st.lists(shapes, max_size=4))
     numbers = np.random.RandomState(draw(st.integers(0, 2**32 - 1)))
-    return [[numbers.randint(-99, 99, shape).astype(np.float32) for shape in columns] for _ in range(devices)]
+    values = [[numbers.randint(-99, 99, shape).astype(np.float32) for shape in columns] for _ in range(devices)]
+    return values, algorithm, groups
