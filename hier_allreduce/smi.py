@@ -1,0 +1,307 @@
+"""``nvidia-smi topo -m``: its text read into a matrix of link kinds. Running the command is apart (``detect``).
+
+::
+
+            GPU0  GPU1  NIC0  CPU Affinity          kinds    X    NV2
+    GPU0     X    NV2   PIX   0-23           ──►            NV2    X
+    GPU1    NV2    X    SYS   24-47                 cpus    0-23  24-47
+
+People paste this table from terminals, issue trackers and wikis: tabs get lost, escape sequences are broken, prompts,
+quotes and legends stand around it. All of that is read; what is missing or contradicts itself is not guessed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+from .errors import TopologyError
+
+Matrix = Tuple[Tuple[str, ...], ...]
+
+SELF = "X"
+# From near to far; SOC is what drivers before 2018 call SYS.
+PCIE = ("PIX", "PXB", "PHB", "NODE", "SYS")
+HOST = "HOST"  # not nvidia-smi's: devices in one host's memory
+_SYNONYMS = {"SOC": "SYS", "PSB": "PXB"}
+
+_ESCAPES = re.compile(r"(?:\x1b|\x9b|\ufffd|\\x1b|\\e|\\033|\^\[)?\[[0-9;]*m|\x1b\[[0-9;?]*[A-Za-z]|\x1b\([A-Z]")
+_LABELS = re.compile(r"(?:[GC]PU\d+\s*)+")
+_CELL = re.compile(r"\s*((?i:NV\d+|PIX|PXB|PSB|PHB|NODE|SYS|SOC|HOST|X))(?![a-z])")
+_NAME = re.compile(r"^\W*GPU (\d+): (.+?)(?: \(UUID.*)?\s*$")
+_END = re.compile(r"legend|=", re.I)
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a table says: K labels, K×N kinds (``X`` on the diagonal), K CPU affinities, and what looks odd.
+
+    ``gpu`` is the model's name where ``nvidia-smi -L`` was pasted along, else empty.
+    """
+
+    labels: Tuple[str, ...]
+    kinds: Matrix
+    cpus: Tuple[str, ...]
+    gpu: str
+    warnings: Tuple[str, ...]
+
+
+class _Row(NamedTuple):
+    cells: List[str]
+    rest: str
+
+
+def parse_nvidia_smi(text: str) -> Table:
+    """The table in ``text``, which may hold anything else around it.
+
+    Raises:
+        TopologyError: there is no table, it is cut, or it contradicts itself; the message names row and column.
+    """
+    lines = _clean(text)
+    start, labels = _find_header(lines)
+    rows, end = _rows(lines, start, labels)
+    kinds = tuple(_row_kinds(label, rows, labels) for label in labels)
+    kinds, asymmetric = _symmetric(labels, kinds)
+    warnings = asymmetric + odd_links(labels, kinds)
+    if any(line.is_header and line.labels == labels for line in map(_read, lines[end:])):
+        warnings += ("there is a second table in the text; only the first one was read",)
+    return Table(labels, kinds, _affinities(labels, rows), _gpu_name(lines), warnings)
+
+
+# ---- the text ---------------------------------------------------------------------------------------
+
+
+def _clean(text: str) -> List[str]:
+    """Lines without escape sequences, quote marks, table rules and odd blanks."""
+    text = _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+    text = re.sub(r"[|│`\u00a0\ufeff]", " ", text.replace("\u200b", ""))
+    return [re.sub(r"^\s*(?:>\s*)+", "", line) for line in text.split("\n")]
+
+
+class _Line(NamedTuple):
+    """A line from its first GPU label on: the labels in one run (a header's tabs may be lost), and what follows."""
+
+    labels: Tuple[str, ...]
+    rest: str
+
+    @property
+    def is_row(self) -> bool:
+        """One label and then anything: in a table, a GPU's row."""
+        return len(self.labels) == 1
+
+    @property
+    def is_header(self) -> bool:
+        """Column labels. With one GPU, header and row differ in what follows the label."""
+        return bool(self.labels) and "GPU" not in re.sub(r"GPU (NUMA|Aff)", "", self.rest) and not self.has_cells
+
+    @property
+    def has_cells(self) -> bool:
+        """A link kind follows the label."""
+        return bool(_CELL.match(self.rest))
+
+
+def _read(line: str) -> _Line:
+    run = _LABELS.search(line)
+    return _Line(tuple(re.findall(r"[GC]PU\d+", run.group())), line[run.end() :]) if run else _Line((), line)
+
+
+def _find_header(lines: Sequence[str]) -> Tuple[int, Tuple[str, ...]]:
+    """Where the rows begin, and the column labels. A header is followed by a row, perhaps after its own second half."""
+    for number, line in enumerate(map(_read, lines)):
+        if not line.is_header:
+            continue
+        labels = line.labels
+        after = number + 1
+        while after < len(lines) and _continues_header(lines[after], labels):
+            labels += _read(lines[after]).labels
+            after += 1
+        row = next((_read(later) for later in lines[after:] if later.strip()), _read(""))
+        if row.is_row and (len(labels) > 1 or (row.has_cells and row.labels == labels)):
+            twice = [label for label, count in Counter(labels).items() if count > 1]
+            if twice:
+                raise TopologyError(f"header: column {twice[0]} appears twice; paste all of `nvidia-smi topo -m`")
+            return after, labels
+    rows = [line.labels[0] for line in map(_read, lines) if line.is_row and line.has_cells]
+    if rows:
+        raise TopologyError(
+            f"row {rows[0]} has no header row with its columns' names (GPU0 GPU1 …) above it; "
+            "paste all of `nvidia-smi topo -m`"
+        )
+    raise TopologyError(
+        "no table of GPUs, with a header row and a row for each GPU; expected the output of `nvidia-smi topo -m`"
+    )
+
+
+def _continues_header(text: str, labels: Sequence[str]) -> bool:
+    """A header too wide for the terminal goes on in the next line, with columns not named before."""
+    line = _read(text)
+    if not line.labels:
+        return bool(re.search("Affinity|NUMA ID|NIC|mlx", text)) and not _CELL.search(text)
+    return line.is_header and not set(line.labels) & set(labels)
+
+
+def _rows(lines: Sequence[str], start: int, labels: Sequence[str]) -> Tuple[Dict[str, _Row], int]:
+    """The GPUs' rows by label, and the line after them. A row too wide for the terminal goes on in the next line."""
+    found: Dict[str, List[str]] = {}
+    label = ""
+    end = len(lines)
+    for number, text in enumerate(lines[start:], start):
+        line = _read(text)
+        complete = len(found) == len(labels)
+        if _END.search(text) or (complete and line.labels):
+            end = number
+            break
+        if line.is_row:
+            label = line.labels[0]
+            if label in found:
+                raise TopologyError(f"row {label} appears twice in the table; expected one row for each column")
+            if label not in labels:
+                raise TopologyError(f"row {label}: the header has no column {label}, only {', '.join(labels)}")
+            found[label] = [line.rest]
+        elif label and (_CELL.match(text) or re.match(r"\s*[\dN]/?[\dA-Z]", text)) and "NIC" not in text:
+            found[label].append(text.strip())
+        elif text.strip():
+            label = ""  # a NIC's row, or a remark
+    missing = [name for name in labels if name not in found]
+    if missing:
+        raise TopologyError(
+            f"the table is cut: row {missing[0]} is missing (columns {labels[0]} to {labels[-1]}, "
+            f"rows {', '.join(found)}); paste all of `nvidia-smi topo -m`"
+        )
+    return {name: _row(parts, len(labels)) for name, parts in found.items()}, end
+
+
+def _row(parts: Sequence[str], columns: int) -> _Row:
+    """The cells of a row, and what follows them. A terminal breaks lines between cells or within one."""
+    spaced, joined = _cells(" ".join(parts)), _cells("".join(parts))
+    return joined if len(spaced.cells) < columns <= len(joined.cells) else spaced
+
+
+def _cells(text: str) -> _Row:
+    cells: List[str] = []
+    position = 0
+    while True:
+        cell = _CELL.match(text, position)
+        if not cell:
+            return _Row(cells, text[position:].strip())
+        cells.append(cell.group(1).upper())
+        position = cell.end()
+
+
+# ---- what the cells say -----------------------------------------------------------------------------
+
+
+def _row_kinds(label: str, rows: Dict[str, _Row], labels: Sequence[str]) -> Tuple[str, ...]:
+    """One GPU's row: its link kinds in the order of the columns."""
+    cells, rest = rows[label]
+    if len(cells) < len(labels):
+        column = labels[len(cells)]
+        instead = repr(rest.split()[0]) if rest else "the end of the line"
+        raise TopologyError(
+            f"row {label}, column {column}: expected X, NV#, {', '.join(PCIE)} or SOC, found {instead}; "
+            f"the table is cut or damaged there"
+        )
+    kinds = [_SYNONYMS.get(cell, cell) for cell in cells[: len(labels)]]
+    for column, kind in zip(labels, kinds):
+        if (kind == SELF) != (column == label):
+            raise TopologyError(
+                f"row {label}, column {column}: {kind!r} contradicts the diagonal; "
+                f"X stands where a GPU meets itself, and nowhere else"
+            )
+        if kind == "NV0":
+            raise TopologyError(f"row {label}, column {column}: 'NV0' is a bond of no links; expected NV1 or more")
+    return tuple(kinds)
+
+
+def _symmetric(labels: Sequence[str], kinds: Matrix) -> Tuple[Matrix, Tuple[str, ...]]:
+    """The matrix with the slower reading on both sides of the diagonal where they differ, and a warning for each."""
+    warnings = []
+    table = [list(row) for row in kinds]
+    for i, j in combinations(range(len(labels)), 2):
+        here, there = kinds[i][j], kinds[j][i]
+        if here != there:
+            slower = max(here, there, key=distance)
+            table[i][j] = table[j][i] = slower
+            warnings.append(
+                f"{labels[i]}–{labels[j]}: row {labels[i]} says {here}, row {labels[j]} says {there}; using {slower}"
+            )
+    return tuple(tuple(row) for row in table), tuple(warnings)
+
+
+def distance(kind: str) -> int:
+    """Orders link kinds from near (many NVLinks) to far (SYS)."""
+    return PCIE.index(kind) if kind in PCIE else -nvlinks(kind)
+
+
+def nvlinks(kind: str) -> int:
+    """How many NVLinks are bonded in a link of this kind: 0 for PCIe."""
+    return int(kind[2:]) if kind.startswith("NV") else 0
+
+
+def odd_links(labels: Sequence[str], kinds: Matrix) -> Tuple[str, ...]:
+    """Warnings for links that differ from what their peers' links look like.
+
+    In most machines every GPU sees the same set of links (a switch, a mesh, pairs). Where most of the GPUs do, a link
+    between two of the others that explains their difference is odd. Where nearly all pairs are alike, any other is.
+    """
+    count = len(labels)
+    pairs = list(combinations(range(count), 2))
+    views = [tuple(sorted(row)) for row in kinds]
+    (view, alike), (_, next_alike) = (Counter(views).most_common(2) + [(views[0], 0)])[:2]
+    if count < 3 or alike == count:
+        return _nearness_broken(labels, kinds)
+    kind, most = Counter(kinds[i][j] for i, j in pairs).most_common(1)[0]
+    if nvlinks(kind) and most > 0.6 * len(pairs) and len(pairs) - most < count:
+        odd = [(i, j) for i, j in pairs if kinds[i][j] != kind]
+        return tuple(_odd(labels, kinds, i, j, f"{kind}, as the other pairs are") for i, j in odd)
+    if alike == next_alike:
+        return _nearness_broken(labels, kinds)
+    others = [i for i in range(count) if views[i] != view]
+    warnings = []
+    for i, j in combinations(others, 2):
+        missing = Counter(view) - Counter(views[i])
+        surplus = Counter(views[i]) - Counter(view)
+        if missing and surplus[kinds[i][j]] and missing == Counter(view) - Counter(views[j]):
+            warnings.append(_odd(labels, kinds, i, j, f"{'/'.join(sorted(missing))}, which most GPUs have"))
+    return tuple(warnings) or _nearness_broken(labels, kinds)
+
+
+def _odd(labels: Sequence[str], kinds: Matrix, i: int, j: int, expected: str) -> str:
+    return f"{labels[i]}–{labels[j]} is {kinds[i][j]}, not {expected}: is a link down or a bridge missing?"
+
+
+def _nearness_broken(labels: Sequence[str], kinds: Matrix) -> Tuple[str, ...]:
+    """PCIe is a tree: if a–b and b–c are near, a–c cannot be farther than both."""
+    blamed: Counter = Counter()
+    for a, b, c in combinations(range(len(labels)), 3):
+        corners = [(a, b), (b, c), (a, c)]
+        if any(kinds[i][j] not in PCIE for i, j in corners):
+            continue
+        nearest, middle, farthest = sorted(corners, key=lambda pair: distance(kinds[pair[0]][pair[1]]))
+        if distance(kinds[middle[0]][middle[1]]) < distance(kinds[farthest[0]][farthest[1]]):
+            blamed.update([farthest])
+            if kinds[nearest[0]][nearest[1]] != kinds[middle[0]][middle[1]]:
+                blamed.update([nearest])
+    if not blamed:
+        return ()
+    worst = max(blamed.values())
+    return tuple(
+        f"{labels[i]}–{labels[j]} is {kinds[i][j]}, which does not fit the links around it: PCIe is a tree, and a link "
+        "cannot be farther than a way around"
+        for (i, j), count in sorted(blamed.items())
+        if count == worst
+    )
+
+
+def _affinities(labels: Sequence[str], rows: Dict[str, _Row]) -> Tuple[str, ...]:
+    """Each GPU's CPU affinity, as it is written; empty where there is none."""
+    return tuple(" ".join(rows[label].rest.split()) for label in labels)
+
+
+def _gpu_name(lines: Sequence[str]) -> str:
+    """The model, where ``nvidia-smi -L`` stands in the same text and all its GPUs are alike."""
+    names = {found.group(2) for found in map(_NAME.match, lines) if found}
+    return names.pop() if len(names) == 1 else ""

@@ -1,0 +1,422 @@
+"""Topologies: the devices of a machine, the links between them, and what the links share.
+
+::
+
+    GPU0 ══NV2══ GPU3          a link: bytes/s in each direction, latency, kind
+      │            │           what its bytes occupy: the sender's copy stream, the receiver's port,
+    ──┴── switch ──┴── up      the switches' uplinks and the sockets' bus on the way
+
+The kinds come from ``nvidia-smi topo -m`` (:mod:`.smi`) or from a YAML file that holds the same table. The table
+says nothing about bytes per second; :data:`GPUS` and :func:`guess_speeds` do, and a calibration file overrides them.
+All assumptions are listed in ``docs/cost-model.md``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, fields, replace
+from itertools import combinations, permutations
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+
+import yaml
+
+from . import presets
+from .errors import TopologyError
+from .smi import HOST, PCIE, SELF, Matrix, Table, nvlinks, parse_nvidia_smi
+
+GB = 1e9
+# What is left of a PCIe port's speed when the bytes go by a switch, two, the host bridge, across bridges, sockets.
+_PCIE_SHARE = {"PIX": 1.0, "PXB": 0.95, "PHB": 0.85, "NODE": 0.8, "SYS": 0.77}
+_DOMAINS = {"PIX": "switch", "PXB": "switches", "PHB": "host bridge", "NODE": "socket"}
+_SOCKET_BUS = 1.6  # QPI, UPI and xGMI beside a PCIe port of their generation
+_MOST_NVLINKS = 18  # of any GPU: a table with more behind one GPU counts the way through an NVSwitch K-1 times
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """How fast the parts of a machine are: bytes/s in each direction, and seconds.
+
+    ``nvlink`` is one NVLink (NV2 has two), ``pcie`` a device's PCIe port, ``memory`` what a reduction reads and
+    writes, ``host`` the memory that CPU devices share. ``copy_latency`` is the start of one device-to-device copy,
+    ``kernel`` the launch of one reduction.
+    """
+
+    nvlink: float = 22.0 * GB
+    pcie: float = 12.0 * GB
+    memory: float = 700.0 * GB
+    host: float = 8.0 * GB
+    copy_latency: float = 10e-6
+    kernel: float = 8e-6
+
+    def of(self, kind: str) -> float:
+        """Bytes/s of a link of this kind, in each direction."""
+        if kind == HOST:
+            return self.host
+        return nvlinks(kind) * self.nvlink or self.pcie * _PCIE_SHARE[kind]
+
+
+class _Gpu(NamedTuple):
+    pattern: str
+    nvlink: float  # GB/s of one link, as measured by peer-to-peer copies
+    pcie: float  # GB/s of its port: 12, 24, 48 for generations 3, 4, 5 with 16 lanes
+    memory: float  # GB/s
+
+
+GPUS = (
+    _Gpu(r"P100", 18.4, 12, 500),
+    _Gpu(r"V100", 22.8, 12, 780),
+    _Gpu(r"[AH]?A[18]00|A30\b", 22.0, 24, 1400),
+    _Gpu(r"H[12]0{1,2}\b|H[128]00|L20Y", 21.0, 48, 2600),
+    _Gpu(r"B[123]00", 45.0, 48, 6000),
+    _Gpu(r"RTX A\d000|3090|A40\b", 13.0, 24, 650),
+    _Gpu(r"PRO 6000|50[89]0", 22.0, 48, 1400),
+    _Gpu(r"40[89]0|L40S?|L20\b|L4\b|A10G?\b", 22.0, 24, 650),
+    _Gpu(r"2080|RTX [68]000|TITAN RTX|T4\b|M60|K80", 22.0, 12, 500),
+)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction between two devices: ``bandwidth`` in bytes/s, ``latency`` in seconds.
+
+    ``through`` names the shared resources its bytes occupy besides the sender's copy stream.
+    """
+
+    src: int
+    dst: int
+    kind: str
+    bandwidth: float
+    latency: float
+    through: Tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Topology:
+    """A machine: K device labels, the K×K table of link kinds, the links, and the shared resources.
+
+    ``links`` has one entry for each ordered pair. ``shared`` maps a resource's name to its bytes/s. ``cpus`` are CPU
+    affinities as nvidia-smi writes them. ``warnings`` are what looked odd in the table. Build one with
+    :func:`from_table`, :func:`load`, :func:`from_yaml` or :func:`flat_host`.
+    """
+
+    name: str
+    devices: Tuple[str, ...]
+    kinds: Matrix
+    speeds: Speeds
+    links: Tuple[Link, ...]
+    shared: Tuple[Tuple[str, float], ...]
+    cpus: Tuple[str, ...] = ()
+    gpu: str = ""
+    warnings: Tuple[str, ...] = ()
+    overrides: Tuple[Tuple[str, float], ...] = field(default=())
+
+    def __len__(self) -> int:
+        return len(self.devices)
+
+    def link(self, src: int, dst: int) -> Link:
+        """The link from ``src`` to ``dst``."""
+        return self.links[src * (len(self) - 1) + dst - (dst > src)]
+
+    def table(self) -> str:
+        """The table of kinds as nvidia-smi prints it."""
+        columns = [*self.devices, "CPU Affinity"] if any(self.cpus) else list(self.devices)
+        rows = [[d, *kinds, *([cpu] if any(self.cpus) else [])] for d, kinds, cpu in self._rows()]
+        width = max(len(cell) for row in [columns, *rows] for cell in row[: len(self) + 1]) + 2
+        lines = [" " * width + "".join(c.ljust(width) for c in columns)]
+        lines += ["".join(cell.ljust(width) for cell in row) for row in rows]
+        return "\n".join(line.rstrip() for line in lines) + "\n"
+
+    def _rows(self) -> List[Tuple[str, Tuple[str, ...], str]]:
+        return list(zip(self.devices, self.kinds, self.cpus or ("",) * len(self)))
+
+    def to_yaml(self) -> str:
+        """The machine as a YAML file: :func:`from_yaml` gives an equal topology back."""
+        speeds = {f.name: getattr(self.speeds, f.name) for f in fields(Speeds)}
+        document: Dict[str, Any] = {"name": self.name, "gpu": self.gpu, "speeds": speeds}
+        if self.overrides:
+            document["links"] = dict(self.overrides)
+        text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+        return text + "matrix: |2\n" + "".join(f"  {line}\n" for line in self.table().splitlines())
+
+
+# ---- building ---------------------------------------------------------------------------------------
+
+
+def from_table(table: Table, name: str, gpu: str = "", calibration: Optional[Mapping[str, Any]] = None) -> Topology:
+    """The topology of a table of kinds.
+
+    Args:
+        table: from :func:`.smi.parse_nvidia_smi`.
+        name: what reports call the machine.
+        gpu: the GPU's model ("V100"), which decides its speeds; without it they are guessed from the table.
+        calibration: overrides, as in a calibration file: ``speeds`` (keys of :class:`Speeds`) and ``links`` (bytes/s of
+            ``NV1``, ``SYS`` … or of one pair, ``GPU0-GPU3``).
+
+    Raises:
+        TopologyError: a key of ``calibration`` names nothing, or a value is not a positive number.
+    """
+    given = calibration or {}
+    model = str(given.get("gpu") or gpu or table.gpu)
+    speeds = replace(guess_speeds(table.kinds, model), **_speeds(given.get("speeds") or {}))
+    links = given.get("links") or {}
+    overrides = tuple((str(key), _positive(f"links: {key}", value)) for key, value in links.items())
+    machine = _Machine(table, speeds, dict(overrides))
+    return Topology(
+        name,
+        table.labels,
+        table.kinds,
+        speeds,
+        tuple(machine.link(i, j) for i, j in permutations(range(len(table.labels)), 2)),
+        tuple(machine.shared.items()),
+        table.cpus if any(table.cpus) else (),
+        model,
+        table.warnings,
+        overrides,
+    )
+
+
+def guess_speeds(kinds: Matrix, gpu: str = "") -> Speeds:
+    """Speeds of a GPU model; without one, of the model that usually has such links.
+
+    NV1 alone, at most four a GPU, is a P100; one NV4 bridge is an RTX A6000 or 3090; 12 links an A100, 18 an H100.
+    """
+    model = gpu or _likely_gpu(kinds)
+    for known in GPUS:
+        if re.search(known.pattern, model, re.I):
+            return Speeds(known.nvlink * GB, known.pcie * GB, known.memory * GB)
+    return Speeds()
+
+
+def _likely_gpu(kinds: Matrix) -> str:
+    counts = [sorted(nvlinks(kind) for kind in row if nvlinks(kind)) for row in kinds]
+    most = max((max(row) for row in counts if row), default=0)
+    if most == 1 and len(kinds) > 2:
+        return "P100"
+    if most == 4 and all(len(row) <= 1 for row in counts):
+        return "RTX A6000"
+    if most in (1, 2, 3, 6):
+        return "V100"
+    return "H100" if most > 12 else "A100" if most else ""
+
+
+def _speeds(given: Mapping[str, Any]) -> Dict[str, float]:
+    known = [f.name for f in fields(Speeds)]
+    for key in given:
+        if key not in known:
+            raise TopologyError(f"speeds: {key!r} is unknown{presets.nearest(key, known)}")
+    return {key: _positive(f"speeds: {key}", value) for key, value in given.items()}
+
+
+def _positive(what: str, value: Any) -> float:
+    try:
+        number = float(value)  # YAML reads 1e9 as text
+    except (TypeError, ValueError):
+        number = -1.0
+    if isinstance(value, bool) or not number > 0:
+        raise TopologyError(f"{what}: expected a positive number of bytes/s or seconds, not {value!r}")
+    return number
+
+
+class _Machine:
+    """A table with its speeds: works out links and what they share."""
+
+    def __init__(self, table: Table, speeds: Speeds, overrides: Dict[str, float]):
+        self.labels, self.kinds, self.speeds = table.labels, table.kinds, speeds
+        self.overrides = self._checked(overrides)
+        self.domains = {kind: self._near(PCIE[: PCIE.index(kind) + 1]) for kind in _DOMAINS}
+        if len(set(table.cpus)) > 1:
+            self.domains["NODE"] = self._merged(self.domains["NODE"], table.cpus)
+        self.switched = any(sum(map(nvlinks, row)) > _MOST_NVLINKS for row in self.kinds)
+        self.shared: Dict[str, float] = {}
+
+    def _checked(self, overrides: Dict[str, float]) -> Dict[str, float]:
+        pairs = {f"{a}-{b}" for a, b in permutations(self.labels, 2)}
+        kinds = {kind for row in self.kinds for kind in row if kind != SELF}
+        for key in overrides:
+            if key not in pairs | kinds | set(PCIE) and not re.match(r"NV[1-9]\d*$", key):
+                raise TopologyError(
+                    f"links: {key!r} is neither a kind of link ({', '.join(sorted(kinds))}) "
+                    f"nor a pair of devices such as '{'-'.join(self.labels[:2])}'"
+                )
+        return overrides
+
+    def _near(self, kinds: Sequence[str]) -> List[int]:
+        """For each device the first device it is joined to by links of these kinds."""
+        return self._joined((i, j) for i, j in combinations(range(len(self.kinds)), 2) if self.kinds[i][j] in kinds)
+
+    def _merged(self, domain: List[int], cpus: Sequence[str]) -> List[int]:
+        """Devices beside the same CPUs share a socket, also where only far links join them."""
+        pairs = combinations(range(len(cpus)), 2)
+        return self._joined((i, j) for i, j in pairs if cpus[i] == cpus[j] or domain[i] == domain[j])
+
+    def _joined(self, pairs: Any) -> List[int]:
+        root = list(range(len(self.kinds)))
+        for i, j in pairs:
+            old, new = sorted((root[i], root[j]))[::-1]
+            root = [new if r == old else r for r in root]
+        return root
+
+    def link(self, i: int, j: int) -> Link:
+        kind = self.kinds[i][j]
+        pair = self.overrides.get(f"{self.labels[i]}-{self.labels[j]}") or self.overrides.get(
+            f"{self.labels[j]}-{self.labels[i]}"
+        )
+        bandwidth = pair or self.overrides.get(kind) or self.speeds.of(kind)
+        return Link(i, j, kind, bandwidth, self.speeds.copy_latency, tuple(self._through(i, j, kind, bandwidth)))
+
+    def _through(self, i: int, j: int, kind: str, bandwidth: float) -> List[str]:
+        """What the bytes pass, by name; each is entered in ``shared`` with its speed."""
+        if kind == HOST:
+            return []
+        if nvlinks(kind):
+            return self._ports(i, j, "NVSwitch", bandwidth) if self.switched else []
+        used = self._ports(i, j, "PCIe", max(self.speeds.pcie, bandwidth))
+        for level in PCIE[: PCIE.index(kind)]:
+            domain = self.domains[level]
+            speed = max(self.speeds.pcie * (_SOCKET_BUS if level == "NODE" else 1.0), bandwidth)
+            for device, way in ((i, "out"), (j, "in")):
+                members = [self.labels[d] for d, root in enumerate(domain) if root == domain[device]]
+                if len(members) > 1 and domain[i] != domain[j]:
+                    used += self._share(f"{_DOMAINS[level]} of {members[0]}–{members[-1]} {way}", speed)
+        return used
+
+    def _ports(self, i: int, j: int, kind: str, speed: float) -> List[str]:
+        return self._share(f"{self.labels[i]} {kind} out", speed) + self._share(f"{self.labels[j]} {kind} in", speed)
+
+    def _share(self, name: str, speed: float) -> List[str]:
+        self.shared[name] = max(speed, self.shared.get(name, 0.0))
+        return [name]
+
+
+# ---- reading ----------------------------------------------------------------------------------------
+
+
+def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]] = None) -> Topology:
+    """A machine from YAML: ``matrix`` (a table as nvidia-smi prints it), ``name``, ``gpu``, ``speeds``, ``links``.
+
+    Raises:
+        TopologyError: no YAML, an unknown key, or a table that cannot be read.
+    """
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as cause:
+        raise TopologyError(f"{name or 'machine'}: not readable as YAML: {cause}") from None
+    known = ["name", "description", "gpu", "matrix", "speeds", "links"]
+    if not isinstance(content, dict) or not isinstance(content.get("matrix"), str):
+        raise TopologyError(
+            f"{name or 'machine'}: expected a `matrix: |` with a table as `nvidia-smi topo -m` prints it"
+        )
+    for key in content:
+        if key not in known:
+            raise TopologyError(f"{name or 'machine'}: {key!r} is unknown{presets.nearest(str(key), known)}")
+    table = parse_nvidia_smi(content["matrix"])
+    merged = dict(content)
+    for part in ("speeds", "links"):
+        merged[part] = {**(content.get(part) or {}), **((calibration or {}).get(part) or {})}
+    merged["gpu"] = (calibration or {}).get("gpu") or content.get("gpu") or ""
+    return from_table(table, str(content.get("name") or name), calibration=merged)
+
+
+def from_text(text: str, name: str, calibration: Optional[Mapping[str, Any]] = None) -> Topology:
+    """A machine from either kind of text: YAML with a ``matrix``, or nvidia-smi's output."""
+    if re.search(r"^matrix:", text, re.M):
+        return from_yaml(text, name, calibration)
+    return from_table(parse_nvidia_smi(text), name, calibration=calibration)
+
+
+def load(name_or_path: str, calibration: Optional[str] = None) -> Topology:
+    """A preset of ``configs/machines`` by name, a YAML file, or a file with nvidia-smi's output.
+
+    Args:
+        name_or_path: ``"dgx-1v"``, ``"machine.yaml"``, ``"topo.txt"``.
+        calibration: a YAML file that overrides speeds: ``gpu``, ``speeds``, ``links`` as in a machine's file.
+
+    Raises:
+        TopologyError: neither preset nor file, or a file that cannot be understood.
+    """
+    path = presets.find("machines", name_or_path, TopologyError)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as cause:
+        raise TopologyError(f"{path}: {cause.strerror}") from None
+    try:
+        return from_text(text, path.stem, read_calibration(calibration))
+    except TopologyError as cause:
+        raise TopologyError(f"{path}: {cause}") from None
+
+
+def read_calibration(path: Optional[str]) -> Optional[Mapping[str, Any]]:
+    """A calibration file's content, or None.
+
+    Raises:
+        TopologyError: not YAML, or a key other than ``gpu``, ``speeds``, ``links``.
+    """
+    if path is None:
+        return None
+    content = presets.read_yaml(presets.find("machines", path, TopologyError), TopologyError)
+    known = ["gpu", "speeds", "links"]
+    for key in content:
+        if key not in known:
+            raise TopologyError(f"{path}: {key!r} is unknown{presets.nearest(str(key), known)}")
+    return content
+
+
+def flat_host(devices: int, name: str = "host") -> Topology:
+    """``devices`` CPU devices in one host's memory: all links alike."""
+    labels = tuple(f"CPU{d}" for d in range(devices))
+    kinds = tuple(tuple(SELF if i == j else HOST for j in range(devices)) for i in range(devices))
+    return from_table(Table(labels, kinds, ("",) * devices, "", ()), name)
+
+
+def subset(topology: Topology, devices: Sequence[int]) -> Topology:
+    """The machine as a job sees it that was given only ``devices``, in this order.
+
+    Raises:
+        TopologyError: a device that the machine does not have, or one given twice.
+    """
+    unknown = [d for d in devices if not 0 <= d < len(topology)]
+    if unknown or len(set(devices)) < len(devices) or not devices:
+        raise TopologyError(f"{topology.name} has devices 0 to {len(topology) - 1}; cannot take {list(devices)}")
+    place = {old: new for new, old in enumerate(devices)}
+    return replace(
+        topology,
+        devices=tuple(topology.devices[d] for d in devices),
+        kinds=tuple(tuple(topology.kinds[i][j] for j in devices) for i in devices),
+        cpus=tuple(topology.cpus[d] for d in devices) if topology.cpus else (),
+        links=tuple(
+            replace(topology.link(i, j), src=place[i], dst=place[j]) for i in devices for j in devices if i != j
+        ),
+    )
+
+
+# ---- what a byte occupies ---------------------------------------------------------------------------
+
+
+class Occupancy(NamedTuple):
+    """``servers``: names; ``use[src, dst]``: (server, seconds a byte occupies it) for each one on the way.
+
+    The first server of each link is held by one copy from its start to its end; the others pass on one copy's bytes
+    after another's.
+    """
+
+    servers: Tuple[str, ...]
+    use: Dict[Tuple[int, int], Tuple[Tuple[int, float], ...]]
+
+
+def occupancy(topology: Topology, ideal_links: bool = False) -> Occupancy:
+    """What copies compete for.
+
+    TensorFlow runs the outgoing copies of a device one after the other on its single device-to-device stream, and a copy
+    waits for the receiver's stream, so that a device takes in one copy at a time. With ``ideal_links`` a link is busy
+    only with its own copies, as under NCCL.
+    """
+    speed = dict(topology.shared)
+    names: Dict[str, int] = {}
+    use = {}
+    for link in topology.links:
+        sender, receiver = topology.devices[link.src], topology.devices[link.dst]
+        first = f"{sender} → {receiver}" if ideal_links else f"{sender} copy stream"
+        passed = [(first, 1 / link.bandwidth)] + [(f"{receiver} receives", 1 / link.bandwidth)] * (not ideal_links)
+        passed += [(name, 1 / speed[name]) for name in link.through]
+        use[link.src, link.dst] = tuple((names.setdefault(name, len(names)), cost) for name, cost in passed)
+    return Occupancy(tuple(names), use)
