@@ -8,7 +8,8 @@
     ├── StrategyError     algorithm, groups, average, and the other choices
     ├── PlanError         a plan that would not give every device the sum
     ├── TopologyError     a machine description that is cut, or contradicts itself
-    └── AuditError        what TensorFlow executed is not what the plan says
+    ├── AuditError        what TensorFlow executed is not what the plan says
+    └── BenchError        a model, table of shapes or contender that cannot be measured
 
 They are raised while the graph is built, before the first op is added (``AuditError``
 after the step that was looked at), and say what was expected and what to do.
@@ -43,3 +44,7 @@ class TopologyError(HierAllreduceError):
 
 class AuditError(HierAllreduceError):
     """The executed graph moved something else than the plan says."""
+
+
+class BenchError(HierAllreduceError):
+    """A model, a table of shapes or a contender that does not exist or cannot be read."""

@@ -1,0 +1,458 @@
+"""Contenders side by side: the same gradients, the same consumers, one all-reduce each.
+
+Each contender is first measured in a graph and session of its own (build, first run, copies, memory, error). Then all
+of them read the same gradient variables in one session, so that they fit into memory, and take one step each in turn,
+in a new order every round, so that a busy machine disturbs all alike. A session executes only what is fetched: a step
+there runs the same nodes as alone.
+
+What every graph has in common:
+
+- a gradient is the value of a resource variable on its tower's device: no constant that could be folded into
+  the sum, and a buffer that no op may overwrite, so every step adds up the same numbers;
+- every result is an input of an op on its tower's device which reads no element (``Assert``, that is true). A control
+  dependency is not enough: Grappler replaces a sum that nobody reads by a ``NoOp``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import random
+import statistics
+import time
+import zlib
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+import tensorflow as tf
+
+from .compat import tf1
+from .contenders import CannotRun, Contender, Rows
+from .floor import Floor
+from .shapes import DTYPE_BYTES, GradientShape
+
+BASELINE = Contender("baseline", lambda grads, devices, average: grads)
+_BUILDS = 3
+WARM_UP = 2
+_SAMPLES = 4096  # elements of each result that are compared with float64
+_TIMEOUT_MS = 300_000
+Tick = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is reduced: one gradient of each shape on each device, the sum or the mean.
+
+    Attributes:
+        rows: how many rows a sparse gradient has (some of them the same, as in a batch).
+        memory: bytes; a contender that makes sparse gradients dense is not run where that alone needs more.
+    """
+
+    shapes: Tuple[GradientShape, ...]
+    devices: Tuple[str, ...]
+    average: bool = False
+    rows: int = 2048
+    memory: int = 8 << 30
+
+    def bytes_of(self, shape: GradientShape) -> int:
+        """What one tower's gradient takes."""
+        if not shape.sparse:
+            return shape.dense_bytes
+        row_bytes = shape.dense_bytes // max(1, shape.shape[0])
+        return self.rows * (row_bytes + 8)
+
+    @property
+    def tower_bytes(self) -> int:
+        """What one tower's gradients take."""
+        return sum(self.bytes_of(shape) for shape in self.shapes)
+
+
+@dataclass
+class Measured:
+    """What was found about one contender. Node counts and copies are those over the baseline's.
+
+    Attributes:
+        status: "ok", "wrong" (it ran, and its results are not the sum) or "cannot run".
+        error: in the contender's own words.
+        nodes_built: ops that its build function added.
+        nodes_executed: nodes of all devices after pruning, Grappler and partitioning, sends and receives included.
+        build_seconds: the median of three builds, each in a fresh graph.
+        first_run_seconds: the first ``session.run``: placement, Grappler, executors and one step.
+        peak_bytes: the most that was allocated at one time during a step: what the ops had allocated and not freed yet,
+            from the allocation records of a traced step (on GPUs without the buffers that copies land in).
+        copies: tensors and bytes that crossed from device to device, as executed.
+        max_error: the largest difference to the float64 result, over 4096 elements of every result; gradients are in
+            [0, 1).
+        step_seconds: one for each round, the baseline not subtracted.
+    """
+
+    name: str
+    status: str = "ok"
+    error: str = ""
+    nodes_built: int = 0
+    nodes_executed: int = 0
+    build_seconds: float = 0.0
+    first_run_seconds: float = 0.0
+    peak_bytes: int = 0
+    copies: Dict[Tuple[str, str], Tuple[int, int]] = field(default_factory=dict)
+    max_error: float = 0.0
+    step_seconds: List[float] = field(default_factory=list)
+
+    @property
+    def copied_bytes(self) -> int:
+        """Over all pairs of devices."""
+        return sum(size for _, size in self.copies.values())
+
+    @property
+    def copied_tensors(self) -> int:
+        """Over all pairs of devices."""
+        return sum(count for count, _ in self.copies.values())
+
+
+@dataclass
+class Report:
+    """One case: the baseline, and the contenders in the order asked for."""
+
+    case: Case
+    baseline: Measured
+    contenders: List[Measured]
+
+    def net_seconds(self, measured: Measured) -> List[float]:
+        """What each step took over the baseline's median step; the floor has no baseline."""
+        idle = 0.0 if measured.name == Floor.name else statistics.median(self.baseline.step_seconds)
+        return [seconds - idle for seconds in measured.step_seconds]
+
+    @property
+    def ours(self) -> Optional[Measured]:
+        """What the others are compared with: this package's first contender."""
+        return next((m for m in self.contenders if m.name.startswith("ours") and m.step_seconds), None)
+
+    def ratio(self, measured: Measured) -> Optional[float]:
+        """How many times ours it takes: the median over the rounds of the ratio within each round."""
+        if self.ours is None or not measured.step_seconds:
+            return None
+        return statistics.median(a / b for a, b in zip(self.net_seconds(measured), self.net_seconds(self.ours)))
+
+    def as_dict(self) -> Dict[str, Any]:
+        """Everything, for JSON: seconds, bytes, and ``copies`` as ``{"cpu:0→cpu:1": [tensors, bytes]}``."""
+        towers = len(self.case.devices)
+        return {
+            "devices": list(self.case.devices),
+            "average": self.case.average,
+            "gradients": len(self.case.shapes),
+            "tower_bytes": self.case.tower_bytes,
+            "tensorflow": tf.__version__,
+            "baseline": self._one(self.baseline, towers),
+            "contenders": [self._one(measured, towers) for measured in self.contenders],
+        }
+
+    def _one(self, measured: Measured, towers: int) -> Dict[str, Any]:
+        fields = dataclasses.asdict(measured)
+        fields["copies"] = {f"{i}→{j}": list(what) for (i, j), what in measured.copies.items()}
+        if measured.step_seconds:
+            fields["net_seconds"] = dict(zip(("q1", "median", "q3"), quartiles(self.net_seconds(measured))))
+            fields["ratio_to_ours"] = self.ratio(measured)
+            fields["peak_to_gradients"] = measured.peak_bytes / max(1, towers * self.case.tower_bytes)
+        return fields
+
+
+def quartiles(values: Sequence[float]) -> Tuple[float, float, float]:
+    """The first quartile, the median and the third."""
+    return tuple(float(q) for q in np.percentile(values, (25, 50, 75)))  # type: ignore[return-value]
+
+
+def devices_here(count: Optional[int] = None) -> Tuple[str, ...]:
+    """``count`` GPUs (all, if there are two) where there are so many, else ``count`` logical CPU devices (8)."""
+    gpus = len(tf.config.experimental.list_physical_devices("GPU"))
+    if gpus >= (count or 2):
+        return tuple(f"/gpu:{k}" for k in range(count or gpus))
+    return tuple(f"/cpu:{k}" for k in range(count or 8))
+
+
+def measure(
+    case: Case, contenders: Sequence[Contender], rounds: int = 15, floor: bool = True, tick: Optional[Tick] = None
+) -> Report:
+    """Measure the contenders, and the plain sum of the same bytes if ``floor``.
+
+    Args:
+        case: the gradients.
+        contenders: in the order of the report.
+        rounds: how many steps of each are timed, after two that are not.
+        floor: measure it too; only on CPU devices.
+        tick: called with a few words before each part of the work: once for each contender, once for each round.
+    """
+    tick = tick or (lambda words: None)
+    tick("baseline")
+    baseline = _alone(BASELINE, case, None)
+    results = []
+    for contender in contenders:
+        tick(contender.name)
+        results.append(_alone(contender, case, baseline))
+        gc.collect()  # a session's variables live as long as its graph's cycles
+    running = [c for c, found in zip(contenders, results) if found.status != "cannot run"]
+    graph = tf.Graph()
+    with graph.as_default():
+        grads, fill = _variables(case)
+        ops = {c.name: _consumed(c.build(grads, case.devices, case.average), case) for c in (BASELINE, *running)}
+    with _session(graph, case) as session:
+        session.run(fill)
+        steps = {name: session.make_callable(op) for name, op in ops.items()}
+        if floor:
+            results.append(Measured(Floor.name, *_floor_status(case)))
+        plain = Floor(case.tower_bytes, len(case.devices), case.average)
+        if floor and results[-1].status == "ok":
+            steps[Floor.name] = plain.step
+        seconds = _interleaved(steps, rounds, tick)
+    for found in (baseline, *results):
+        scale = plain.scale if found.name == Floor.name else 1.0
+        found.step_seconds = [taken * scale for taken in seconds.get(found.name, [])]
+    return Report(case, baseline, results)
+
+
+def _floor_status(case: Case) -> Tuple[str, str]:
+    on_cpu = all("cpu" in device.lower() for device in case.devices)
+    return ("ok", "") if on_cpu else ("cannot run", "it is a NumPy sum, which says nothing about GPUs")
+
+
+def _interleaved(steps: Dict[str, Callable[[], Any]], rounds: int, tick: Tick) -> Dict[str, List[float]]:
+    seconds: Dict[str, List[float]] = {name: [] for name in steps}
+    order = list(steps)
+    shuffle = random.Random(0).shuffle
+    for number in range(WARM_UP + rounds):
+        tick(f"round {number - WARM_UP + 1} of {rounds}" if number >= WARM_UP else "warming up")
+        shuffle(order)
+        for name in order:
+            begin = time.perf_counter()
+            steps[name]()
+            taken = time.perf_counter() - begin
+            if number >= WARM_UP:
+                seconds[name].append(taken)
+    return seconds
+
+
+# ---- the graph that all have in common -------------------------------------------------------------
+
+
+def _session(graph: Any, case: Case) -> Any:
+    config = tf1.ConfigProto(device_count={"CPU": len(case.devices)}, operation_timeout_in_ms=_TIMEOUT_MS)
+    return tf1.Session(graph=graph, config=config)
+
+
+def _gradients(case: Case, tensor: Callable[[str, Sequence[int], Any, int], Any]) -> Rows:
+    """K×N gradients, where ``tensor(name, shape, dtype, limit)`` makes a tensor of numbers in [0, limit)."""
+    rows = []
+    for tower, device in enumerate(case.devices):
+        row: List[Any] = []
+        with tf.device(device):
+            for n, shape in enumerate(case.shapes):
+                name, dtype = f"tower{tower}_grad{n}", tf.as_dtype(shape.dtype)
+                limit = 100 if dtype.is_integer else 1
+                if shape.sparse:
+                    values = tensor(name, [case.rows, *shape.shape[1:]], dtype, limit)
+                    indices = tensor(f"{name}_rows", [case.rows], tf.int32, shape.shape[0])
+                    row.append(tf.IndexedSlices(values, indices, tf.constant(shape.shape)))
+                else:
+                    row.append(tensor(name, list(shape.shape), dtype, limit))
+        rows.append(row)
+    return rows
+
+
+def _variables(case: Case) -> Tuple[Rows, Any]:
+    """Gradients that are the values of variables, and the op that fills those at random."""
+    fills: List[Any] = []
+    raw = tf.raw_ops  # tf.get_variable adds many more ops for each
+
+    def tensor(name: str, shape: Sequence[int], dtype: Any, limit: int) -> Any:
+        variable = raw.VarHandleOp(dtype=dtype, shape=shape, shared_name=name, name=name)
+        seed = zlib.crc32(name.encode())
+        if dtype.is_integer:
+            ends = {"minval": tf.constant(0, dtype), "maxval": tf.constant(limit, dtype)}
+            fill = raw.RandomUniformInt(shape=tf.constant(shape, tf.int32), seed=seed, seed2=1, **ends)
+        else:
+            fill = raw.RandomUniform(shape=tf.constant(shape, tf.int32), dtype=dtype, seed=seed, seed2=1)
+        fills.append(raw.AssignVariableOp(resource=variable, value=fill))
+        value = raw.ReadVariableOp(resource=variable, dtype=dtype)
+        value.set_shape(shape)
+        return value
+
+    return _gradients(case, tensor), tf.group(*fills)
+
+
+def _placeholders(case: Case) -> Rows:
+    """Gradients that are only there to be built upon."""
+    return _gradients(case, lambda name, shape, dtype, limit: tf1.placeholder(dtype, shape, name))
+
+
+def _consumed(rows: Rows, case: Case) -> Any:
+    """An op that runs after all results were there, each on its tower's device."""
+    readers = []
+    for device, row in zip(case.devices, rows):
+        with tf.device(device):
+            true = tf.constant(True)
+            for value in row:
+                tensors = [value.values, value.indices] if isinstance(value, tf.IndexedSlices) else [value]
+                readers.append(tf.raw_ops.Assert(condition=true, data=tensors, summarize=0))
+    return tf.group(*readers)
+
+
+# ---- one contender in its own graph ----------------------------------------------------------------
+
+
+def _alone(contender: Contender, case: Case, baseline: Optional[Measured]) -> Measured:
+    found = Measured(contender.name)
+    try:
+        found.build_seconds = statistics.median(_build_seconds(contender, case) for _ in range(_BUILDS))
+        _run_alone(contender, case, found)
+    except Exception as error:  # whatever a peer raises is what is reported
+        found.status, found.error = "cannot run", f"{type(error).__name__}: {error}".strip()
+        return found
+    found.nodes_executed -= baseline.nodes_executed if baseline else 0
+    tolerance = 0.1 / (len(case.devices) if case.average else 1)  # a missing tower is off by about ten times this
+    if not found.max_error <= tolerance:
+        found.status, found.error = "wrong", f"off by {found.max_error:.2g}, with gradients between 0 and 1"
+    return found
+
+
+def _build_seconds(contender: Contender, case: Case) -> float:
+    with tf.Graph().as_default():
+        grads = _placeholders(case)
+        begin = time.perf_counter()
+        contender.build(grads, case.devices, case.average)
+        return time.perf_counter() - begin
+
+
+def _run_alone(contender: Contender, case: Case, found: Measured) -> None:
+    graph = tf.Graph()
+    with graph.as_default():
+        grads, fill = _variables(case)
+        with _session(graph, case) as session:
+            session.run(fill)
+            before = len(graph.get_operations())
+            reduced = contender.build(grads, case.devices, case.average)
+            found.nodes_built = len(graph.get_operations()) - before
+            _refuse_huge(grads, reduced, case)
+            step = _consumed(reduced, case)
+            begin = time.perf_counter()
+            session.run(step)
+            found.first_run_seconds = time.perf_counter() - begin
+            _look_inside(session, step, found)
+            if contender is not BASELINE:
+                found.max_error = _max_error(session, grads, reduced, case)
+
+
+def _refuse_huge(grads: Rows, reduced: Rows, case: Case) -> None:
+    made_dense = [
+        shape
+        for shape, given, result in zip(case.shapes, grads[0], reduced[0])
+        if isinstance(given, tf.IndexedSlices) and not isinstance(result, tf.IndexedSlices)
+    ]
+    needed = len(case.devices) * sum(shape.dense_bytes for shape in made_dense)
+    if needed > case.memory:
+        raise CannotRun(f"it makes {len(made_dense)} sparse gradients dense, which takes {needed / 2**30:.1f} GiB")
+
+
+def _look_inside(session: Any, step: Any, found: Measured) -> None:
+    """One traced step: executed nodes, copies between devices, and the peak of what was allocated."""
+    asked = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE, output_partition_graphs=True)
+    seen = tf1.RunMetadata()
+    session.run(step, options=asked, run_metadata=seen)
+    found.nodes_executed = sum(len(part.node) for part in seen.partition_graphs)
+    found.copies = executed_copies(seen)
+    records = [
+        record
+        for device in seen.step_stats.dev_stats
+        for node in device.node_stats
+        for memory in node.memory
+        for record in memory.allocation_records
+    ]
+    found.peak_bytes = held = 0
+    for record in sorted(records, key=lambda r: (r.alloc_micros, r.alloc_bytes)):
+        held += record.alloc_bytes
+        found.peak_bytes = max(found.peak_bytes, held)
+
+
+def executed_copies(run_metadata: Any) -> Dict[Tuple[str, str], Tuple[int, int]]:
+    """Tensors and bytes from device to device: ``{("cpu:0", "cpu:1"): (count, bytes)}``.
+
+    Args:
+        run_metadata: of a step with FULL_TRACE and ``output_partition_graphs=True``.
+    """
+    sizes = {
+        (device.device, node.node_name, output.slot): _bytes(output.tensor_description)
+        for device in run_metadata.step_stats.dev_stats
+        for node in device.node_stats
+        for output in node.output
+    }
+    counts: Counter = Counter()
+    volumes: Counter = Counter()
+    for node in (node for part in run_metadata.partition_graphs for node in part.node):
+        if node.op in ("_Send", "_HostSend") and not node.attr["client_terminated"].b:
+            sender, receiver = (node.attr[end].s.decode() for end in ("send_device", "recv_device"))
+            source, _, slot = node.input[0].partition(":")
+            size = sizes.get((sender, source, int(slot or 0)), 0)
+            if size:  # a control dependency crosses as an empty tensor
+                pair = sender.rpartition("device:")[2].lower(), receiver.rpartition("device:")[2].lower()
+                counts[pair] += 1
+                volumes[pair] += size
+    return {pair: (counts[pair], volumes[pair]) for pair in sorted(counts)}
+
+
+def _bytes(description: Any) -> int:
+    elements = 1
+    for dim in description.shape.dim:
+        elements *= dim.size
+    return elements * DTYPE_BYTES.get(tf.as_dtype(description.dtype).name, 0)
+
+
+# ---- right or wrong --------------------------------------------------------------------------------
+
+
+def _max_error(session: Any, grads: Rows, reduced: Rows, case: Case) -> float:
+    given, results = session.run([_samples(grads, grads, case), _samples(reduced, grads, case)])
+    worst = 0.0
+    for n in range(len(case.shapes)):
+        exact = sum(row[n].astype(np.float64) for row in given) / (len(case.devices) if case.average else 1)
+        for row in results:
+            if row[n].shape != exact.shape:
+                return float("inf")
+            worst = max(worst, float(np.max(np.abs(row[n].astype(np.float64) - exact), initial=0.0)))
+    return worst
+
+
+def _samples(rows: Rows, grads: Rows, case: Case) -> List[List[Any]]:
+    """Of each of the K×N values some numbers: evenly spaced ones if dense, all touched rows if sparse."""
+    with tf.device(case.devices[0]):
+        touched = [_union(column) for column in zip(*grads)]
+        everything = tf.constant([-1])
+        ranges = [[tf.constant([x]) for x in (0, 0, max(1, s.elements // _SAMPLES))] for s in case.shapes]
+    samples = []
+    for device, row in zip(case.devices, rows):
+        with tf.device(device):
+            flat = [
+                tf.reshape(v, everything) if seen is None else _touched_rows(v, seen) for v, seen in zip(row, touched)
+            ]
+            samples.append(
+                [
+                    tf.raw_ops.StridedSlice(input=v, begin=begin, end=end, strides=stride, end_mask=1)
+                    if seen is None
+                    else v
+                    for v, seen, (begin, end, stride) in zip(flat, touched, ranges)
+                ]
+            )
+    return samples
+
+
+def _union(column: Sequence[Any]) -> Any:
+    """The rows that any tower has, sorted; None for a dense gradient."""
+    if not isinstance(column[0], tf.IndexedSlices):
+        return None
+    return tf.sort(tf.unique(tf.concat([grad.indices for grad in column], 0))[0])
+
+
+def _touched_rows(value: Any, touched: Any) -> Any:
+    if not isinstance(value, tf.IndexedSlices):
+        return tf.gather(value, touched)
+    places = tf.searchsorted(touched, tf.cast(value.indices, touched.dtype))
+    return tf.math.unsorted_segment_sum(tf.cast(value.values, tf.float64), places, tf.size(touched))
