@@ -1,0 +1,72 @@
+"""One object for all choices: read from YAML, checked, and printed as what it will do."""
+
+import pytest
+
+from hier_allreduce import Strategy, StrategyError, presets
+from hier_allreduce.strategy import strategy_from
+
+
+@pytest.mark.parametrize("name", presets.names("strategies"))
+def test_every_shipped_strategy_loads_and_says_what_it_does(name):
+    text = str(Strategy.load(name))
+    assert "all-reduce" in text and len(text.splitlines()) >= 4
+
+
+def test_the_shipped_default_is_the_default():
+    assert Strategy.load("default") == Strategy(mains="balance")
+
+
+def test_printed_sentences_follow_the_choices():
+    text = str(Strategy(algorithm="flat", mains=3, pack_below=4096, bucket_bytes=1 << 20, wire_dtype="float16"))
+    assert "main is tower 3" in text
+    assert "under 4 KiB share buckets of up to 1 MiB" in text
+    assert "travels as float16" in text
+
+
+def test_a_path_loads_and_lists_become_tuples(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("algorithm: hierarchical\ngroups: [[0, 1], [2]]\n")
+    assert Strategy.load(str(path)) == Strategy(algorithm="hierarchical", groups=((0, 1), (2,)))
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("algoritm: flat", ["algoritm", "did you mean 'algorithm'"]),
+        ("algorithm: hierarchic", ["hierarchic", "did you mean 'hierarchical'", "mine.yaml"]),
+        ("- flat", ["key: value"]),
+        ("algorithm: [", ["not readable as YAML"]),
+        ("pack_below: -1", ["pack_below=-1", "0 or more"]),
+        ("bucket_bytes: 10MB", ["bucket_bytes='10MB'"]),
+        ("mains: first", ["mains='first'"]),
+        ("mains: true", ["mains=True"]),
+        ("wire_dtype: float8", ["wire_dtype='float8'"]),
+        ("sparse: maybe", ["sparse='maybe'"]),
+        ("missing: ignore", ["missing='ignore'"]),
+        ("algorithm: tree\ngroups: [[0, 1]]", ["groups", "'tree'"]),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_nearest_word(tmp_path, content, words):
+    path = tmp_path / "mine.yaml"
+    path.write_text(content)
+    with pytest.raises(StrategyError) as refused:
+        Strategy.load(str(path))
+    assert all(word in str(refused.value) for word in words), refused.value
+
+
+def test_an_unknown_name_is_refused_with_the_names_there_are():
+    with pytest.raises(StrategyError, match="did you mean 'muji'"):
+        Strategy.load("mujy")
+
+
+def test_a_strategy_and_its_parts_together_are_refused():
+    with pytest.raises(StrategyError, match="either strategy= or algorithm="):
+        strategy_from(Strategy(), algorithm="flat")
+    with pytest.raises(StrategyError, match="expected a Strategy"):
+        strategy_from(7)
+
+
+def test_names_objects_and_parts_are_accepted():
+    assert strategy_from("muji") == Strategy.load("muji")
+    assert strategy_from(None, algorithm="tree", groups=None) == Strategy(algorithm="tree")
+    assert strategy_from(Strategy(splits=3)).splits == 3
