@@ -96,8 +96,21 @@ def rows_of(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], 
     full = tuple(tuple(row) for row in rows)
     if len({len(row) for row in full}) > 1:
         counts = ", ".join(f"{where(tower, devices)} has {len(row)}" for tower, row in enumerate(full))
-        raise GradientError(f"every tower must have the same number of gradients: {counts}")
+        raise GradientError(f"every tower must have the same number of gradients: {counts}{_unshared(full)}")
     return full
+
+
+def _unshared(rows: Sequence[Sequence[Any]]) -> str:
+    """Which variables only some towers have, where the rows say so."""
+    pairs = [[entry for entry in row if isinstance(entry, (tuple, list)) and len(entry) == 2] for row in rows]
+    names = [{_without_prefix(var) for _, var in row if hasattr(var, "name")} for row in pairs]
+    some = sorted(set.union(*names) - set.intersection(*names))
+    return f"; not on every tower: {', '.join(some)}" if some else ""
+
+
+def _without_prefix(variable: Any) -> str:
+    """A variable's name without its tower's."""
+    return _TOWER_PREFIX.sub("", variable.name.split(":")[0])
 
 
 def _check_entry(grad: Any, place: str) -> None:
@@ -181,7 +194,7 @@ def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], de
     Raises:
         GradientError: the towers list the same variables in different orders.
     """
-    rows = [[_TOWER_PREFIX.sub("", var.name.split(":")[0]) for _, var in row] for row in tower_grads_and_vars]
+    rows = [[_without_prefix(var) for _, var in row] for row in tower_grads_and_vars]
     for tower, row in enumerate(rows):
         if row != rows[0] and sorted(row) == sorted(rows[0]):
             variable = next(v for v, (a, b) in enumerate(zip(row, rows[0])) if a != b)

@@ -177,7 +177,7 @@ def test_broadcast_every_epoch_copies_what_is_not_trained(facts):
         ("own session", "DeviceError", ["tower 1: /cpu:1", "There are /cpu:0;"]),
         ("few cpus", "DeviceError", ["tower 2: /cpu:2", "There are /cpu:0, /cpu:1;"]),
         ("feed", "StrategyError", ["FeedInput", "same batch", "QueueInput"]),
-        ("uneven", "GradientError", ["tower 0 (/cpu:0) has 4", "tower 1 (/cpu:1) has 5"]),
+        ("uneven", "GradientError", ["tower 0 (/cpu:0) has 4", "tower 1 (/cpu:1) has 5", "not on every tower: extra"]),
     ],
 )
 def test_a_wrong_choice_is_refused_before_training(facts, case, error, words):
