@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
-from .algorithms import ALGORITHMS
-from .buckets import Bucketing, Chunk, balanced, buckets
-from .devices import all_on_cpu, device_strings
+from .devices import device_strings
 from .emit import NARROW, Dense, Gather, Narrow, OnDevices, emit, recorded
-from .errors import GradientError, StrategyError
+from .errors import GradientError
 from .gradients import Matrix, matrix, rows_of, variable_names, where
-from .kinds import DENSE, INDICES, VALUES, Entry, entries, gradients, op_names, tensors
+from .kinds import DENSE, VALUES, Entry, gradients, tensors
+from .layout import Layout, lay_out
 from .packing import Tower
-from .plan import Plan, verify
 from .strategy import Strategy, strategy_from
 
 _PER_VARIABLE = Strategy(algorithm="hierarchical", mains="rotate", pack_below=0, sparse="gather")
@@ -111,36 +109,6 @@ def allreduce_grads_and_vars(
     return [[(grad, var) for grad, (_, var) in zip(*rows)] for rows in zip(reduced, pairs)]
 
 
-class Layout(NamedTuple):
-    """What travels, and how: E entries of each tower in C chunks, with their names and their plan."""
-
-    entries: List[Entry]
-    chunks: List[Chunk]
-    names: List[str]
-    plan: Plan
-
-    def entry(self, chunk: int) -> Entry:
-        """The first entry of a chunk: all of them have one dtype, and a part of a sparse gradient is alone."""
-        return self.entries[self.chunks[chunk].pieces[0].variable]
-
-
-def lay_out(grads: Matrix, strategy: Strategy) -> Layout:
-    """Decide everything about a K×N matrix before the first op.
-
-    Raises:
-        GradientError: see :func:`hier_allreduce.kinds.entries`.
-        StrategyError: the groups, or the main, do not fit K towers.
-    """
-    towers = len(grads.devices)
-    found = entries(grads, strategy)
-    how = strategy.bucketing if towers > 1 else Bucketing(pack_below=0)
-    chunks = buckets([entry.spec for entry in found], how)
-    algorithm = _algorithm(strategy, grads.devices)
-    turns = _turns(found, chunks, towers, strategy.mains_for(algorithm))
-    plan = verify(ALGORITHMS[algorithm](towers, turns, strategy.groups))
-    return Layout(found, chunks, op_names([_chunk_name(chunk, found, grads.names) for chunk in chunks]), plan)
-
-
 def _reduced(grads: Matrix, average: bool, strategy: Strategy, name: Optional[str]) -> List[Tuple[Any, ...]]:
     layout = lay_out(grads, strategy)
     with recorded(name or "hier_allreduce", layout.plan, grads.devices, layout.names):
@@ -170,34 +138,3 @@ def _readings(layout: Layout, devices: Sequence[Any], average: bool, strategy: S
         return narrow.get(str(wire), dense) if len(devices) > 1 else dense
 
     return [reading(layout.entry(chunk)) for chunk in range(len(layout.chunks))]
-
-
-def _algorithm(strategy: Strategy, devices: Sequence[Any]) -> str:
-    if strategy.algorithm != "auto":
-        return strategy.algorithm
-    return "flat" if all_on_cpu(devices) and strategy.groups is None else "hierarchical"
-
-
-def _turns(found: Sequence[Entry], chunks: Sequence[Chunk], towers: int, mains: Union[int, str]) -> List[int]:
-    """A turn for each chunk; the indices of a sparse gradient take the same way as its values."""
-    if isinstance(mains, int):
-        if mains >= towers:
-            raise StrategyError(f"mains={mains}: there are towers 0 to {towers - 1} only")
-        return [mains] * len(chunks)
-    start = [min(chunk.pieces) for chunk in chunks]
-    leading = [c for c in range(len(chunks)) if found[start[c].variable].part != INDICES]
-    if mains == "rotate":
-        turn = {start[c]: number for number, c in enumerate(sorted(leading, key=lambda c: start[c]))}
-    else:
-        turn = dict(zip((start[c] for c in leading), balanced([chunks[c].bytes for c in leading], towers)))
-    # the values of a sparse gradient are the entry before its indices
-    return [turn[s] if s in turn else turn[s._replace(variable=s.variable - 1)] for s in start]
-
-
-def _chunk_name(chunk: Chunk, found: Sequence[Entry], names: Sequence[str]) -> str:
-    """What a chunk is called in op names: its variable, or the first of those that share a bucket."""
-    entry = found[chunk.pieces[0].variable]
-    name = names[entry.variable]
-    if entry.part != DENSE:
-        return f"{name}.{entry.part}"
-    return f"{name}.bucket" if len(chunk.pieces) > 1 else name
