@@ -9,11 +9,11 @@ out on request::
     print(hier_allreduce.audit(seen, session.graph))
 
     copies between the devices, from row to column
-                 0   1   2   3
-    0  /cpu:0    .   1   1   .
-    1  /cpu:1    1   .   .   .
-    2  /cpu:2    1   .   .   1
-    3  /cpu:3    .   .   1   .
+                0   1   2   3
+    0  /cpu:0   .   1   1   .
+    1  /cpu:1   1   .   .   .
+    2  /cpu:2   1   .   .   1
+    3  /cpu:3   .   .   1   .
     total 6
     hier_allreduce/: hierarchical, 1 chunk, 6 copies, planned = executed
 """

@@ -1,0 +1,159 @@
+"""The house: no import runs upwards, TensorFlow stays upstairs, and what the package says about itself is true."""
+
+import ast
+import configparser
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hier_allreduce
+
+PACKAGE = Path(hier_allreduce.__file__).parent
+
+# A module may import those before it only.
+ORDER = [
+    "errors",
+    "presets",
+    # topologies, plans, and what they cost: plain Python
+    "smi",
+    "topology",
+    "plan",
+    "trees",
+    "algorithms",
+    "cost",
+    "planner",
+    "buckets",
+    "strategy",
+    "shapes",
+    "report",
+    # from here on: TensorFlow
+    "compat",
+    "devices",
+    "gradients",
+    "kinds",
+    "layout",
+    "packing",
+    "emit",
+    "allreduce",
+    "updates",
+    "auditing",
+    # what is built on the package, and imported by nothing below
+    "floor",
+    "contenders",
+    "bench",
+    "integrations",
+    "demos",
+    "commands",
+    "cli",
+]
+FIRST_WITH_TENSORFLOW = ORDER.index("compat")
+WITH_TENSORPACK = ("integrations", "demos")
+
+
+def modules():
+    """Every module of the package by its name inside it, with its syntax tree."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        yield name, ast.parse(path.read_text(encoding="utf-8")), parts[-1] == "__init__"
+
+
+def imported(name, tree, is_package):
+    """Absolute names of all that a module imports, at its top or inside functions, with the node."""
+    home = ["hier_allreduce", *name.split(".")] if name else ["hier_allreduce"]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node
+        elif isinstance(node, ast.ImportFrom):
+            base = home[: len(home) - node.level + is_package] + ([node.module] if node.module else [])
+            for alias in node.names:
+                yield ".".join([*base, alias.name]), node
+
+
+def place(name):
+    """A module's place in the order: its own, or that of the package it is in; None for what is no module."""
+    while name:
+        if name in ORDER:
+            return ORDER.index(name)
+        name = name.rpartition(".")[0]
+    return None
+
+
+MODULES = [pytest.param(*module, id=module[0] or "__init__") for module in modules()]
+
+
+@pytest.mark.parametrize("name, tree, is_package", MODULES)
+def test_no_import_runs_upwards(name, tree, is_package):
+    if not name:
+        assert not [what for what, _ in imported(name, tree, is_package) if what.startswith("hier_allreduce")]
+        return
+    here = place(name)
+    assert here is not None, f"give {name} its place in ORDER"
+    for what, node in imported(name, tree, is_package):
+        package, _, inside = what.partition(".")
+        below = place(inside) if package == "hier_allreduce" else None
+        if below is not None and ORDER[below] != name:
+            same_package = ORDER[below] == ORDER[here] == name.partition(".")[0]
+            assert below < here or same_package, f"{name}, line {node.lineno}: imports {what}, which is above it"
+
+
+@pytest.mark.parametrize("name, tree, is_package", MODULES)
+def test_only_the_upper_rooms_know_the_frameworks(name, tree, is_package):
+    for what, node in imported(name, tree, is_package):
+        framework = what.partition(".")[0]
+        if framework == "tensorflow":
+            assert name and place(name) >= FIRST_WITH_TENSORFLOW, f"{name}, line {node.lineno}: imports TensorFlow"
+        if framework == "tensorpack" and node in tree.body:
+            assert name.startswith(WITH_TENSORPACK), f"{name}, line {node.lineno}: importing tensorpack changes globals"
+
+
+def test_nothing_but_what_needs_it_imports_tensorflow():
+    there = {name for name, _, _ in modules()}
+    plain = [f"hier_allreduce.{name}" for name in ORDER[:FIRST_WITH_TENSORFLOW] if name in there]
+    program = f"""
+import importlib, sys
+import hier_allreduce
+dir(hier_allreduce), hier_allreduce.Plan, hier_allreduce.verify, hier_allreduce.GradientError, hier_allreduce.Strategy
+for name in {plain}:
+    importlib.import_module(name)
+sys.exit("tensorflow" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+
+
+def test_all_public_names_are_there():
+    assert list(hier_allreduce.__all__) == sorted(set(hier_allreduce.__all__))
+    for name in hier_allreduce.__all__:
+        assert getattr(hier_allreduce, name) is not None
+        assert name in dir(hier_allreduce)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = hier_allreduce.nothing
+
+
+def test_a_public_function_is_not_hidden_by_the_module_it_lives_in():
+    importlib.import_module("hier_allreduce.auditing")
+    assert callable(hier_allreduce.audit)
+    files = {path.stem for path in PACKAGE.glob("*.py")} | {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+    assert not files & set(hier_allreduce.__all__)
+
+
+def test_the_version_is_said_once():
+    setup = configparser.ConfigParser()
+    setup.read(str(PACKAGE.parent / "setup.cfg"))
+    assert setup["metadata"]["version"] == hier_allreduce.__version__
+
+
+def test_every_error_is_a_value_error_in_one_tree():
+    errors = importlib.import_module("hier_allreduce.errors")
+    found = [thing for thing in vars(errors).values() if isinstance(thing, type)]
+    assert len(found) >= 7
+    for error in found:
+        assert issubclass(error, errors.HierAllreduceError) and issubclass(error, ValueError)
+        assert error.__name__ in errors.__doc__
