@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from itertools import combinations, permutations
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
@@ -27,7 +28,7 @@ from .smi import HOST, PCIE, SELF, Matrix, Table, nvlinks, parse_nvidia_smi
 GB = 1e9
 # What is left of a PCIe port's speed when the bytes go by a switch, two, the host bridge, across bridges, sockets.
 _PCIE_SHARE = {"PIX": 1.0, "PXB": 0.95, "PHB": 0.85, "NODE": 0.8, "SYS": 0.77}
-_DOMAINS = {"PIX": "switch", "PXB": "switches", "PHB": "host bridge", "NODE": "socket"}
+_DOMAINS = PCIE[:-1]  # devices joined by links up to this kind share their way out: a switch, a host bridge, a socket
 _SOCKET_BUS = 1.6  # QPI, UPI and xGMI beside a PCIe port of their generation
 _MOST_NVLINKS = 18  # of any GPU: a table with more behind one GPU counts the way through an NVSwitch K-1 times
 
@@ -276,8 +277,9 @@ class _Machine:
             speed = max(self.speeds.pcie * (_SOCKET_BUS if level == "NODE" else 1.0), bandwidth)
             for device, way in ((i, "out"), (j, "in")):
                 members = [self.labels[d] for d, root in enumerate(domain) if root == domain[device]]
-                if len(members) > 1 and domain[i] != domain[j]:
-                    used += self._share(f"{_DOMAINS[level]} of {members[0]}–{members[-1]} {way}", speed)
+                name = f"{'socket' if level == 'NODE' else 'uplink'} of {'+'.join(members)} {way}"
+                if len(members) > 1 and domain[i] != domain[j] and name not in used:
+                    used += self._share(name, speed)
         return used
 
     def _ports(self, i: int, j: int, kind: str, speed: float) -> List[str]:
@@ -403,20 +405,22 @@ class Occupancy(NamedTuple):
     use: Dict[Tuple[int, int], Tuple[Tuple[int, float], ...]]
 
 
-def occupancy(topology: Topology, ideal_links: bool = False) -> Occupancy:
+@lru_cache(maxsize=256)
+def occupancy(topology: Topology, ideal_links: bool = False, one_receive: bool = True) -> Occupancy:
     """What copies compete for.
 
-    TensorFlow runs the outgoing copies of a device one after the other on its single device-to-device stream, and a copy
-    waits for the receiver's stream, so that a device takes in one copy at a time. With ``ideal_links`` a link is busy
-    only with its own copies, as under NCCL.
+    TensorFlow runs the outgoing copies of a device one after the other on its single device-to-device stream. With
+    ``one_receive`` a device also takes in one copy at a time, as a copy waits for the receiver's stream. With
+    ``ideal_links`` a link is busy only with its own copies, as under NCCL.
     """
     speed = dict(topology.shared)
     names: Dict[str, int] = {}
     use = {}
     for link in topology.links:
         sender, receiver = topology.devices[link.src], topology.devices[link.dst]
-        first = f"{sender} → {receiver}" if ideal_links else f"{sender} copy stream"
-        passed = [(first, 1 / link.bandwidth)] + [(f"{receiver} receives", 1 / link.bandwidth)] * (not ideal_links)
+        passed = [(f"{sender} → {receiver}" if ideal_links else f"{sender} copy stream", 1 / link.bandwidth)]
+        if one_receive and not ideal_links:
+            passed.append((f"{receiver} receives", 1 / link.bandwidth))
         passed += [(name, 1 / speed[name]) for name in link.through]
         use[link.src, link.dst] = tuple((names.setdefault(name, len(names)), cost) for name, cost in passed)
     return Occupancy(tuple(names), use)
