@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from .devices import device_strings
 from .emit import NARROW, Dense, Gather, Narrow, OnDevices, emit, recorded
@@ -111,15 +111,73 @@ def allreduce_grads_and_vars(
 
 def _reduced(grads: Matrix, average: bool, strategy: Strategy, name: Optional[str]) -> List[Tuple[Any, ...]]:
     layout = lay_out(grads, strategy)
+    readings = _readings(layout, grads.devices, average, strategy)
     with recorded(name or "hier_allreduce", layout.plan, grads.devices, layout.names):
         rows = tensors(grads, layout.entries)
         towers = [Tower(device, layout.chunks, layout.names) for device in grads.devices]
         packed = [tower.pack(row) for tower, row in zip(towers, rows)]
-        reduced = emit(layout.plan, packed, grads.devices, _readings(layout, grads.devices, average, strategy))
+        reduced = emit(layout.plan, packed, grads.devices, readings)
         return [
             tuple(gradients(tower.unpack(got, row), layout.entries, first))
             for tower, got, row, first in zip(towers, reduced, rows, grads.rows)
         ]
+
+
+def reduce_to_mains(
+    grads: Matrix, average: bool, strategy: Strategy, name: str = "reduce_to_mains"
+) -> Tuple[List[Any], Layout]:
+    """The reduce half: each variable's sum (or mean) on its main only.
+
+    Returns:
+        N gradients, gradient n on the device of tower ``layout.mains()[n]``, None where there is none; and the
+        layout, for :func:`copy_from_mains`.
+
+    Raises: as :func:`allreduce_grads`; also StrategyError if the strategy cuts gradients over several mains.
+    """
+    layout = lay_out(grads, strategy)
+    layout.mains()
+    half = layout.plan.reduce_half()
+    readings = _readings(layout, grads.devices, average, strategy)
+    with recorded(name, half, grads.devices, layout.names):
+        rows = tensors(grads, layout.entries)
+        packed = [Tower(d, layout.chunks, layout.names).pack(row) for d, row in zip(grads.devices, rows)]
+        reduced = emit(half, packed, grads.devices, readings, only_roots=True)
+        found: Dict[int, Any] = {}
+        for tower, device in enumerate(grads.devices):
+            own = [chunk for chunk, root in enumerate(layout.plan.roots) if root == tower]
+            main = Tower(device, [layout.chunks[c] for c in own], [layout.names[c] for c in own])
+            found.update(main.unpack([reduced[tower][c] for c in own], rows[tower]))
+        return gradients(found, layout.entries, grads.rows[0]), layout
+
+
+def copy_from_mains(
+    values: Sequence[Any], layout: Layout, devices: Sequence[Any], name: str = "copy_from_mains"
+) -> List[Tuple[Any, ...]]:
+    """The copy half, over the same plan: N values, each on its variable's main, to every tower.
+
+    Args:
+        values: N tensors, ``values[n]`` on the device of tower ``layout.mains()[n]``, shaped as the gradients were if
+            these were dense; what stands for a variable without gradients is not read.
+        layout: of :func:`reduce_to_mains`.
+        devices: K devices.
+
+    Returns:
+        K tuples of N tensors, entry (k, n) on ``devices[k]``; None for variables without gradients.
+    """
+    back = layout.way_back()
+    entries = [values[entry.variable] for entry in back.entries]
+    with recorded(name, back.plan, devices, back.names):
+        packed: List[Any] = [None] * back.plan.chunks
+        for chunk, root in enumerate(back.plan.roots):
+            packed[chunk] = Tower(devices[root], [back.chunks[chunk]], [back.names[chunk]]).pack(entries)[0]
+        readings = [Dense(devices, False, back.names)] * back.plan.chunks
+        copied = emit(back.plan, [packed] * len(devices), devices, readings)
+        rows = []
+        for device, got in zip(devices, copied):
+            found = Tower(device, back.chunks, back.names).unpack(got, entries)
+            by_variable = {back.entries[number].variable: tensor for number, tensor in found.items()}
+            rows.append(tuple(by_variable.get(n) for n in range(len(values))))
+        return rows
 
 
 def _readings(layout: Layout, devices: Sequence[Any], average: bool, strategy: Strategy) -> List[OnDevices]:

@@ -183,7 +183,11 @@ class _ByChunk(Ops[Any]):
 
 
 def emit(
-    plan: Plan, tensors: Sequence[Sequence[Any]], devices: Sequence[Any], readings: Sequence[OnDevices]
+    plan: Plan,
+    tensors: Sequence[Sequence[Any]],
+    devices: Sequence[Any],
+    readings: Sequence[OnDevices],
+    only_roots: bool = False,
 ) -> List[List[Any]]:
     """Add the plan's ops to the default graph (or run them, eagerly).
 
@@ -192,16 +196,19 @@ def emit(
         tensors: ``tensors[tower][chunk]``, K×C.
         devices: K devices, one for each tower.
         readings: C readings, one for each chunk.
+        only_roots: of each chunk only the root's result is wanted, as after the reduce half of a plan.
 
     Returns:
-        K×C tensors, entry (k, c) on ``devices[k]``.
+        K×C tensors, entry (k, c) on ``devices[k]``; None where it is not wanted.
     """
     values = [[reading.start(tensor) for reading, tensor in zip(readings, row)] for row in tensors]
     result = run(plan, values, _ByChunk(readings))
-    ended = []
-    for device, row, first in zip(devices, result, tensors):
+    ended: List[List[Any]] = [[None] * plan.chunks for _ in devices]
+    for tower, device in enumerate(devices):
         with tf1.device(device):
-            ended.append([reading.end(value, t.dtype) for reading, value, t in zip(readings, row, first)])
+            for chunk, root in enumerate(plan.roots):
+                if tower == root or not only_roots:
+                    ended[tower][chunk] = readings[chunk].end(result[tower][chunk], tensors[tower][chunk].dtype)
     return ended
 
 

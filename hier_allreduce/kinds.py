@@ -68,18 +68,19 @@ def tensors(grads: Matrix, found: Sequence[Entry]) -> List[List[Any]]:
     return rows
 
 
-def gradients(reduced: Sequence[Any], found: Sequence[Entry], row: Sequence[Any]) -> List[Any]:
-    """One tower's N gradients from its E reduced entries; sparse ones keep the tower's own ``dense_shape``."""
+def gradients(reduced: Dict[int, Any], found: Sequence[Entry], row: Sequence[Any]) -> List[Any]:
+    """One tower's N gradients from its reduced entries, None where there are none.
+
+    Sparse ones keep the tower's own ``dense_shape``.
+    """
     result: List[Any] = [None] * len(row)
-    values = None
-    for entry, tensor in zip(found, reduced):
-        if entry.part == DENSE:
-            result[entry.variable] = tensor
-        elif entry.part == VALUES:
-            values = tensor
-        else:
-            shape = getattr(row[entry.variable], "dense_shape", None)
-            result[entry.variable] = tf.IndexedSlices(values, tensor, shape)
+    for number, tensor in reduced.items():
+        variable, part, _ = found[number]
+        if part == DENSE:
+            result[variable] = tensor
+        elif part == VALUES:
+            shape = getattr(row[variable], "dense_shape", None)
+            result[variable] = tf.IndexedSlices(tensor, reduced[number + 1], shape)  # its indices come next
     return result
 
 

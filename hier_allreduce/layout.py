@@ -26,21 +26,21 @@ class Layout(NamedTuple):
         """The first entry of a chunk: all of them have one dtype, and a part of a sparse gradient is alone."""
         return self.entries[self.chunks[chunk].pieces[0].variable]
 
-    def mains(self) -> List[int]:
-        """The tower on which each of the E entries is complete first.
+    def mains(self) -> Dict[int, int]:
+        """The tower on which each variable that travels is complete first, ``{variable: tower}``.
 
         Raises:
-            StrategyError: an entry is cut over several.
+            StrategyError: a variable is cut over several.
         """
         found: Dict[int, int] = {}
         for chunk, root in zip(self.chunks, self.plan.roots):
             for piece in chunk.pieces:
-                if found.setdefault(piece.variable, root) != root:
+                if found.setdefault(self.entries[piece.variable].variable, root) != root:
                     raise StrategyError(
                         "this strategy cuts gradients over several mains (splits, split_above), but here each variable"
                         " needs one; leave both at 0"
                     )
-        return [found[entry] for entry in range(len(self.entries))]
+        return found
 
     def way_back(self) -> Layout:
         """The copy half, for dense values of the variables: the indices of sparse ones stay at home."""

@@ -35,8 +35,8 @@ class Tower:
                 for chunk, name in zip(self._chunks, self._names)
             ]
 
-    def unpack(self, tensors: Sequence[Any], grads: Sequence[Any]) -> List[Any]:
-        """The N reduced gradients, shaped as in ``grads``, from the C reduced chunks."""
+    def unpack(self, tensors: Sequence[Any], grads: Sequence[Any]) -> Dict[int, Any]:
+        """The reduced gradients in these chunks by variable, shaped as in ``grads``."""
         reduced: Dict[int, Any] = {}
         parts: Dict[Piece, Any] = {}
         with tf1.device(self._device):
@@ -48,7 +48,7 @@ class Tower:
             for variable, pieces in self._cut.items():
                 flat = _joined([parts[piece] for piece in pieces], "joined")
                 reduced[variable] = self._shaped(flat, tuple(grads[variable].shape.as_list()))
-        return [reduced[variable] for variable in range(len(grads))]
+        return reduced
 
     def _split(self, flat: Any, pieces: Sequence[Piece], name: str) -> List[Any]:
         if len(pieces) == 1:
