@@ -6,8 +6,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from .devices import device_strings
 from .emit import NARROW, Dense, Gather, Narrow, OnDevices, emit, recorded
-from .errors import GradientError
-from .gradients import Matrix, matrix, rows_of, variable_names, where
+from .gradients import Matrix, matrix, pairs_of, variable_names
 from .kinds import DENSE, VALUES, Entry, gradients, tensors
 from .layout import Layout, lay_out
 from .packing import Tower
@@ -95,14 +94,7 @@ def allreduce_grads_and_vars(
     """
     chosen = strategy_from(strategy, algorithm=algorithm, groups=groups)
     places = device_strings(devices)
-    pairs = rows_of(all_grads_and_vars, places)
-    for tower, row in enumerate(pairs):
-        for variable, pair in enumerate(row):
-            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                place = where(tower, places, variable)
-                raise GradientError(
-                    f"{place}: expected a (gradient, variable) pair; allreduce_grads takes gradients alone"
-                )
+    pairs = pairs_of(all_grads_and_vars, places)
     names = variable_names(pairs, places)
     grads = matrix([[grad for grad, _ in row] for row in pairs], places, average, names)
     reduced = _reduced(grads, average, chosen, name)
@@ -178,6 +170,21 @@ def copy_from_mains(
             by_variable = {back.entries[number].variable: tensor for number, tensor in found.items()}
             rows.append(tuple(by_variable.get(n) for n in range(len(values))))
         return rows
+
+
+def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any], name: str = "broadcast") -> List[Tuple[Any, ...]]:
+    """N values of tower 0 on every tower, down a binomial tree.
+
+    Args:
+        values: N tensors of any dtype on ``devices[0]``.
+        devices: K devices.
+        name: the name scope of the ops.
+
+    Returns:
+        K tuples of N tensors, entry (k, n) on ``devices[k]``.
+    """
+    same = Matrix((tuple(values),) * len(devices), tuple(devices), tuple(value.op.name for value in values))
+    return copy_from_mains(values, lay_out(same, Strategy(algorithm="tree", mains=0)), devices, name)
 
 
 def _readings(layout: Layout, devices: Sequence[Any], average: bool, strategy: Strategy) -> List[OnDevices]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, ContextManager
+import functools
+from typing import Any, Callable, ContextManager, Tuple
 
 import tensorflow as tf
 
@@ -45,3 +46,24 @@ def per_replica(tensors: Any) -> Any:
     if not hasattr(values, "ReplicaDeviceMap"):  # TensorFlow 2
         return values.PerReplica(tuple(tensors))
     return values.PerReplica(values.ReplicaDeviceMap([tensor.device for tensor in tensors]), tuple(tensors))
+
+
+def replicas(value: Any) -> Tuple[Any, ...]:
+    """What ``tf.distribute`` holds for each replica; of anything else, that one thing."""
+    if hasattr(tf.distribute, "DistributedValues"):
+        distributed = isinstance(value, tf.distribute.DistributedValues)
+    else:  # TensorFlow 1.15; what has a device map but no values is only a place
+        distributed = hasattr(value, "device_map") and hasattr(value, "values")
+    return tuple(value.values) if distributed else (value,)
+
+
+def mirrored_maker(example: Any) -> Callable[[Tuple[Any, ...]], Any]:
+    """What turns K tensors, one on each device, into such a ``Mirrored`` value as ``example``."""
+    if not hasattr(example, "device_map"):  # TensorFlow 2
+        return type(example)
+    return functools.partial(type(example), example.device_map)
+
+
+def is_resource(variable: Any) -> bool:
+    """Whether ``variable`` is a resource variable, whose reads do not race with its updates."""
+    return hasattr(variable, "handle") and variable.handle.dtype == tf.resource

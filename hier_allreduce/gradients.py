@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -100,11 +100,29 @@ def rows_of(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], 
     return full
 
 
+def pairs_of(all_grads_and_vars: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Tuple[Any, Any], ...], ...]:
+    """K rows of N (gradient, variable) pairs, as tuples.
+
+    Raises:
+        GradientError: not K rows, rows of different lengths, or an entry that is no pair.
+    """
+    rows = rows_of(all_grads_and_vars, devices)
+    for tower, row in enumerate(rows):
+        for variable, pair in enumerate(row):
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                raise GradientError(
+                    f"{where(tower, devices, variable)}: expected a (gradient, variable) pair; allreduce_grads takes"
+                    " gradients alone"
+                )
+    return rows
+
+
 def _unshared(rows: Sequence[Sequence[Any]]) -> str:
     """Which variables only some towers have, where the rows say so."""
     pairs = [[entry for entry in row if isinstance(entry, (tuple, list)) and len(entry) == 2] for row in rows]
-    names = [{_without_prefix(var) for _, var in row if hasattr(var, "name")} for row in pairs]
-    some = sorted(set.union(*names) - set.intersection(*names))
+    names: List[Set[str]] = [{_without_prefix(var) for _, var in row if hasattr(var, "name")} for row in pairs]
+    everywhere: Set[str] = set.intersection(*names)
+    some = sorted(set.union(*names) - everywhere)
     return f"; not on every tower: {', '.join(some)}" if some else ""
 
 

@@ -39,6 +39,8 @@ ORDER = [
     "emit",
     "allreduce",
     "updates",
+    "replicas",
+    "optimizer",
     "auditing",
     # what is built on the package, and imported by nothing below
     "floor",

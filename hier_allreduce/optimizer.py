@@ -1,0 +1,215 @@
+"""An optimizer for tower code: all-reduce, update and broadcast in one train op, without tensorpack."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any, List, Optional, Sequence, Union
+
+import tensorflow as tf
+
+from .allreduce import allreduce_grads_and_vars
+from .compat import tf1
+from .devices import device_strings
+from .errors import StrategyError, VariableError
+from .gradients import pairs_of
+from .replicas import Drift, Replicas, broadcast, check_period, differences, drift, replicas
+from .strategy import Strategy, strategy_from
+from .updates import (
+    Pairs,
+    check_update,
+    check_variables,
+    refuse_wrapper,
+    sum_advice,
+    tower_prefixes,
+    update_at_mains,
+    update_replicated,
+)
+
+_log = logging.getLogger("hier_allreduce")
+
+
+class TowerOptimizer:
+    """One optimizer for K towers, each with its own copy of the model.
+
+    ::
+
+        optimizer = hier_allreduce.TowerOptimizer(tf.compat.v1.train.AdamOptimizer(1e-3), ["/gpu:0", "/gpu:1"])
+        rows = []
+        for k, device in enumerate(["/gpu:0", "/gpu:1"]):
+            with tf.device(device), tf.compat.v1.variable_scope(f"tower{k}"):
+                loss = model(batches[k])
+                rows.append(optimizer.compute_gradients(loss, var_list=…))
+        train_op = optimizer.apply_gradients(rows)
+
+        session.run(tf.compat.v1.global_variables_initializer())   # or restore a checkpoint
+        session.run(optimizer.init_op)
+
+    ``MonitoredTrainingSession(hooks=[optimizer.hook()])`` runs ``init_op`` by itself.
+
+    Attributes:
+        devices: the K devices.
+        init_op: run it after the variables have their values: copies tower 0's to the other towers (unless
+            ``broadcast_every`` is -1). There once ``apply_gradients`` was called.
+        broadcast_op: copies tower 0's variables to the others.
+        left_out: names of variables that only some towers have, which nothing keeps equal.
+        last_drift: what the hook's last look at the towers found.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        devices: Sequence[Any],
+        average: bool = True,
+        strategy: Union[str, Strategy, None] = None,
+        update: str = "replicated",
+        broadcast_every: int = 0,
+        check_replicas_every: int = 0,
+    ):
+        """Check the choices; nothing is built yet.
+
+        Args:
+            optimizer: a ``tf.compat.v1.train.Optimizer``.
+            devices: K devices, as in :func:`hier_allreduce.allreduce_grads`.
+            average: the mean of the gradients, or their sum (with a warning on what to change in ``optimizer``).
+            strategy: how to reduce.
+            update: ``"replicated"``: every tower updates its variables; ``"main"``: each variable's main does, once,
+                and copies the new value to the others. The second keeps optimizer slots once instead of K times.
+            broadcast_every: copy tower 0's variables (weights, slots, moving averages) to the others every so
+                many steps; 0: at the start only; -1: never.
+            check_replicas_every: let the hook look for differences between towers every so many steps; 0: never.
+
+        Raises:
+            DeviceError: something in ``devices`` is not a device.
+            StrategyError: a choice that does not exist.
+            VariableError: ``optimizer`` is no v1 optimizer, or cannot run on each variable's main only.
+        """
+        if not isinstance(optimizer, tf1.train.Optimizer):
+            raise VariableError(
+                f"optimizer={optimizer!r}: expected a tf.compat.v1.train.Optimizer, such as"
+                " tf.compat.v1.train.AdamOptimizer(1e-3)"
+            )
+        if check_update(update) == "main":
+            refuse_wrapper(optimizer)
+        if (
+            isinstance(check_replicas_every, bool)
+            or not isinstance(check_replicas_every, int)
+            or check_replicas_every < 0
+        ):
+            raise StrategyError(
+                f"check_replicas_every={check_replicas_every!r}: expected a number of steps, or 0 (never)"
+            )
+        self.devices = device_strings(devices)
+        self.init_op: Any = None
+        self.broadcast_op: Any = None
+        self.left_out: List[str] = []
+        self.last_drift: Optional[Drift] = None
+        self._optimizer, self._average, self._update = optimizer, average, update
+        self._strategy = strategy_from(strategy)
+        self._broadcast_every = check_period("broadcast_every", broadcast_every)
+        self._check_every = check_replicas_every
+        self._replicas = Replicas([], [])
+        self._differences: Any = None
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> List[Any]:
+        """The optimizer's own ``compute_gradients``, for one tower: N (gradient, variable) pairs."""
+        return list(self._optimizer.compute_gradients(*args, **kwargs))
+
+    def apply_gradients(
+        self, tower_grads_and_vars: Sequence[Pairs], global_step: Any = None, name: Optional[str] = None
+    ) -> Any:
+        """Reduce, update every tower, count the step, and broadcast when it is time.
+
+        Args:
+            tower_grads_and_vars: K×N (gradient, variable) pairs, each tower with its own variables. A variable without
+                a gradient on any tower is left alone.
+            global_step: a variable to add 1 to, once.
+            name: of the op.
+
+        Returns:
+            One train op.
+
+        Raises:
+            GradientError: the rows do not match the devices or each other, or name variables that others lack.
+            VariableError: a variable is shared between towers, differs between them, or is a reference variable.
+        """
+        rows = pairs_of(tower_grads_and_vars, self.devices)
+        check_variables(rows, self.devices)
+        if not self._average and len(self.devices) > 1:
+            warnings.warn(sum_advice(self._optimizer, len(self.devices)), stacklevel=2)
+        before = tf1.global_variables() + tf1.local_variables()
+        updated = self._updated(rows)
+        self._find_replicas(rows, before)
+        with tf.control_dependencies([updated]):
+            ops = [updated] if global_step is None else [tf1.assign_add(global_step, 1).op]
+        counter = self._counter()
+        with tf.control_dependencies(ops):
+            if counter is not None:
+                now = tf.equal(counter.assign_add(1, read_value=True) % self._broadcast_every, 0)
+                ops = [tf.cond(now, lambda: broadcast(self._replicas, self.devices), tf.no_op)]
+        return tf.group(*ops, name=name or "train_op")
+
+    def hook(self) -> Any:
+        """A ``SessionRunHook`` that runs ``init_op`` and looks for differences between towers."""
+        return _Hook(self)
+
+    def check_replicas(self, session: Any) -> Drift:
+        """The largest difference between towers now; print it."""
+        self._refuse_unbuilt()
+        if self._differences is None:
+            self._differences = differences(self._replicas)
+        return drift(self._replicas, session.run(self._differences))
+
+    def _updated(self, rows: Sequence[Pairs]) -> Any:
+        if self._update == "main":
+            return update_at_mains(self._optimizer, rows, self.devices, self._average, self._strategy)
+        reduced = allreduce_grads_and_vars(rows, self.devices, self._average, strategy=self._strategy)
+        return tf.group(*update_replicated(self._optimizer, reduced, self.devices))
+
+    def _find_replicas(self, rows: Sequence[Pairs], before: Sequence[Any]) -> None:
+        """Find what must agree between towers, and build the ops that see to it."""
+        created = [v for v in tf1.global_variables() + tf1.local_variables() if not any(v is old for old in before)]
+        # at the mains slots exist once; on every tower those of an optimizer that belong to no variable do
+        slots = [v for v in created if any(v.op.name.startswith(var.op.name + "/") for row in rows for _, var in row)]
+        shared = [v for v in created if self._update == "main" or not any(v is slot for slot in slots)]
+        shared += tf1.get_collection(tf1.GraphKeys.GLOBAL_STEP)
+        everything = [var for row in rows for _, var in row] + list(before) + created
+        self._replicas = replicas(tower_prefixes(rows), everything, shared)
+        self.left_out = self._replicas.left_out
+        self.broadcast_op = broadcast(self._replicas, self.devices)
+        self.init_op = self.broadcast_op if self._broadcast_every >= 0 else tf.no_op()
+        if self._check_every:
+            self._differences = differences(self._replicas)
+
+    def _counter(self) -> Any:
+        """How many steps were made; in no collection, so that no saver takes it for a part of the model."""
+        if self._broadcast_every < 1:
+            return None
+        counter = tf1.Variable(
+            0, trainable=False, collections=[], name="steps_since_init_op", dtype=tf.int64, use_resource=True
+        )
+        self.init_op = tf.group(self.init_op, counter.initializer)
+        return counter
+
+    def _refuse_unbuilt(self) -> None:
+        if self.init_op is None:
+            raise VariableError("call apply_gradients first: what to initialise and compare is known only then")
+
+
+class _Hook(tf1.train.SessionRunHook):
+    """Runs ``init_op`` in every new session, and reports differences between towers to the log."""
+
+    def __init__(self, owner: TowerOptimizer):
+        self._owner, self._steps = owner, 0
+
+    def begin(self) -> None:
+        self._owner._refuse_unbuilt()
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        session.run(self._owner.init_op)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        self._steps += 1
+        if self._owner._check_every and self._steps % self._owner._check_every == 0:
+            found = self._owner.last_drift = self._owner.check_replicas(run_context.session)
+            _log.log(logging.WARNING if found.difference else logging.INFO, "step %d: %s", self._steps, found)

@@ -1,0 +1,101 @@
+"""Keeping towers equal: copying tower 0's variables to the others, and looking for differences."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Iterable, List, NamedTuple, Sequence
+
+import tensorflow as tf
+
+from .allreduce import copy_from_tower_0
+from .compat import tf1
+from .errors import StrategyError
+
+
+class Replicas(NamedTuple):
+    """Variables that exist once on every tower: ``rows[tower][variable]``, K×V; and those that do not, by name."""
+
+    rows: List[List[Any]]
+    left_out: List[str]
+
+
+class Drift(NamedTuple):
+    """The largest difference between towers: of which variable, on which tower, how large."""
+
+    variable: str
+    tower: int
+    difference: float
+
+    def __str__(self) -> str:
+        if not self.difference:
+            return "all towers are equal"
+        return f"{self.variable!r} differs by {self.difference:.3g} between tower 0 and tower {self.tower}"
+
+
+def check_period(name: str, steps: int) -> int:
+    """A number of steps; 0 is "not while training", and −1 "never".
+
+    Raises:
+        StrategyError: it is none.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < -1:
+        raise StrategyError(f"{name}={steps!r}: expected a number of steps, 0 (at the start only) or -1 (never)")
+    return steps
+
+
+def replicas(prefixes: Sequence[str], variables: Iterable[Any], shared: Iterable[Any] = ()) -> Replicas:
+    """Sort ``variables`` by the towers whose prefixes their names have.
+
+    Args:
+        prefixes: of the K towers' variable names; tower 0's may be empty.
+        variables: all that may have copies: weights, optimizer slots, moving averages.
+        shared: those among them that exist once for all towers.
+    """
+    once = {id(var) for var in shared}
+    towers: List[Dict[str, Any]] = [{} for _ in prefixes]
+    named = sorted(range(len(prefixes)), key=lambda tower: -len(prefixes[tower]))
+    for var in variables:
+        if id(var) in once:
+            continue
+        tower = next((t for t in named if var.op.name.startswith(prefixes[t])), None)
+        if tower is not None:
+            towers[tower][var.op.name[len(prefixes[tower]) :]] = var
+    everywhere = [name for name in towers[0] if all(name in own for own in towers)]
+    left_out = [var.op.name for own in towers for name, var in own.items() if name not in everywhere]
+    return Replicas([[own[name] for name in everywhere] for own in towers], sorted(left_out))
+
+
+def broadcast(found: Replicas, devices: Sequence[Any]) -> Any:
+    """An op that copies tower 0's variables to the other towers. Adds ops."""
+    values = []
+    for var in found.rows[0]:
+        with tf1.device(devices[0]):
+            values.append(var.read_value())
+    assigned = []
+    for tower, row in enumerate(copy_from_tower_0(values, devices)):
+        with tf1.device(devices[tower]):
+            assigned += [var.assign(value).op for var, value in zip(found.rows[tower], row) if tower]
+    return tf.group(*assigned)
+
+
+def differences(found: Replicas) -> Any:
+    """K−1 × V tensor: the largest difference of each variable between tower 0 and each other tower. Adds ops."""
+    rows = []
+    for row in found.rows[1:]:
+        rows.append([_largest(var, first) for var, first in zip(row, found.rows[0])])
+    return tf.stack([tf.stack(row) for row in rows])
+
+
+def _largest(var: Any, first: Any) -> Any:
+    difference = tf.abs(tf.cast(var.read_value(), tf.float64) - tf.cast(first.read_value(), tf.float64))
+    return tf.reduce_max(tf.concat([tf.reshape(difference, [-1]), [0.0]], 0))
+
+
+def drift(found: Replicas, values: Any) -> Drift:
+    """The largest of the differences that :func:`differences` gave."""
+    largest = Drift("", 0, 0.0)
+    for tower, row in enumerate(values, 1):
+        for var, difference in zip(found.rows[0], row):
+            # not a number is a difference too, and larger than any
+            if not difference <= largest.difference:
+                largest = Drift(var.op.name, tower, float(difference))
+    return largest

@@ -1,0 +1,219 @@
+"""What happens around the all-reduce: who updates the variables.
+
+::
+
+    update="replicated"                          update="main"
+    every tower gets the reduced gradients       each variable's main gets its reduced gradient,
+    and updates its own variables                updates it there once, and copies the new value to the others
+
+With mains chosen by bytes the second keeps every optimizer slot once, spread over the devices, instead of K times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+
+import tensorflow as tf
+
+from .allreduce import copy_from_mains, reduce_to_mains
+from .compat import is_resource, tf1
+from .errors import StrategyError, VariableError
+from .gradients import matrix, variable_names, where
+from .strategy import Strategy
+
+Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
+
+UPDATES = ("replicated", "main")
+
+
+def check_update(update: str) -> str:
+    """``update`` if it is one.
+
+    Raises:
+        StrategyError: it is not.
+    """
+    if update not in UPDATES:
+        raise StrategyError(f"update={update!r} is unknown; there are {', '.join(map(repr, UPDATES))}")
+    return update
+
+
+def sum_advice(optimizer: Any, towers: int) -> str:
+    """What to change in an optimizer that is given the sum over K towers where it was tuned for their mean.
+
+    Source of the corrections: Chainer's MultiprocessParallelUpdater, which makes them itself.
+    """
+    kind = type(optimizer).__name__
+    epsilon = {"AdamOptimizer": towers, "AdagradOptimizer": towers, "RMSPropOptimizer": towers}
+    epsilon["AdadeltaOptimizer"] = towers**2
+    change = f"multiply its epsilon by {epsilon[kind]}" if kind in epsilon else f"divide its learning rate by {towers}"
+    return f"{kind} is given the sum over {towers} towers: {change}, or use average=True"
+
+
+# ---- every tower for itself ------------------------------------------------------------------------
+
+
+def update_replicated(
+    optimizer: Any,
+    rows: Sequence[Pairs],
+    devices: Sequence[Any],
+    base: Optional[Any] = None,
+    scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext(),
+) -> List[Any]:
+    """One update for each tower on its device.
+
+    The towers share ``optimizer``. Where it has work to do once a step, after the updates (Adam advances its beta
+    powers), only the last tower's update does it, and waits for the others, which read what it changes.
+
+    Args:
+        optimizer: what applies gradients; perhaps a wrapper.
+        rows: K rows of N pairs, after the all-reduce.
+        devices: K devices.
+        base: the optimizer that has that work, if ``optimizer`` is a wrapper around it.
+        scope: entered for each tower's number, around what its update creates.
+
+    Returns:
+        K ops.
+    """
+    base = optimizer if base is None else base
+    once_a_step = type(base)._finish is not tf1.train.Optimizer._finish
+    updates: List[Any] = []
+    for tower, (row, device) in enumerate(zip(rows, devices)):
+        last = tower == len(devices) - 1
+        wait = tf.control_dependencies(updates if once_a_step and last else [])
+        finish = contextlib.nullcontext() if last or not once_a_step else _without_finish(base)
+        with tf1.device(device), scope(tower), wait, finish:
+            updates.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
+    return updates
+
+
+@contextlib.contextmanager
+def _without_finish(base: Any) -> Iterator[None]:
+    """While this lasts, updates do not end with the optimizer's ``_finish``."""
+    base._finish = lambda updates, name: tf.group(*updates, name=name)
+    try:
+        yield
+    finally:
+        del base._finish  # the method of its class is there again
+
+
+# ---- each variable's main for all ------------------------------------------------------------------
+
+
+def update_at_mains(
+    optimizer: Any, rows: Sequence[Pairs], devices: Sequence[Any], average: bool, strategy: Strategy
+) -> Any:
+    """Reduce to the mains, update there once, copy the new values to the other towers over the same plan.
+
+    Source: Chainer's MultiprocessParallelUpdater; its one main is here each variable's own.
+
+    Args:
+        optimizer: given N gradients, each with the variable of the tower that is its main. Its slots live there, and
+            are named like those of tower 0's variable.
+        rows: K rows of N pairs, before the all-reduce.
+        devices: K devices.
+        average: the mean of the gradients, or their sum.
+        strategy: how to reduce and copy.
+
+    Returns:
+        The train op.
+
+    Raises:
+        GradientError: as :func:`hier_allreduce.allreduce_grads_and_vars`.
+        StrategyError: the strategy cuts variables over several mains.
+        VariableError: the variables differ between towers, are reference variables, or ``optimizer`` cannot run on one
+            device only.
+    """
+    refuse_wrapper(optimizer)
+    check_variables(rows, devices)
+    names = variable_names(rows, devices)
+    grads = matrix([[grad for grad, _ in row] for row in rows], tuple(devices), average, names)
+    reduced, layout = reduce_to_mains(grads, average, strategy)
+    mains = layout.mains()
+    if not mains:
+        raise VariableError("no variable has a gradient, so there is nothing to update")
+    with _slots_named_like_tower_0(rows):
+        updated = optimizer.apply_gradients([(reduced[n], rows[main][n][1]) for n, main in sorted(mains.items())])
+    values: List[Any] = [None] * len(names)
+    for n, main in mains.items():
+        with tf.control_dependencies([updated]), tf1.device(devices[main]):
+            values[n] = rows[main][n][1].read_value()
+    assigned = [updated]
+    for tower, copied in enumerate(copy_from_mains(values, layout, devices)):
+        with tf1.device(devices[tower]):
+            assigned += [rows[tower][n][1].assign(copied[n]).op for n, main in mains.items() if main != tower]
+    return tf.group(*assigned)
+
+
+def refuse_wrapper(optimizer: Any) -> None:
+    """Refuse what does more than update each variable where it is.
+
+    Raises:
+        VariableError: the class of ``optimizer`` has an ``apply_gradients`` of its own.
+    """
+    if type(optimizer).apply_gradients is not tf1.train.Optimizer.apply_gradients:
+        raise VariableError(
+            f"{type(optimizer).__name__} does more than update each variable where it is, so it cannot run on each"
+            " variable's main only; use update='replicated', or the optimizer inside it"
+        )
+
+
+@contextlib.contextmanager
+def _slots_named_like_tower_0(rows: Sequence[Pairs]) -> Iterator[None]:
+    """Slots created in here are called like those of tower 0's variables, whichever tower's they belong to."""
+    first, *others = tower_prefixes(rows)
+
+    def renamed(getter: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        own = next((prefix for prefix in others if prefix and name.startswith(prefix)), None)
+        return getter(name if own is None else first + name[len(own) :], *args, **kwargs)
+
+    with tf1.variable_scope(tf1.get_variable_scope(), custom_getter=renamed):
+        yield
+
+
+# ---- the towers' variables -------------------------------------------------------------------------
+
+
+def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
+    """Check that K rows of N pairs hold each tower's own copy of the same N resource variables.
+
+    Raises:
+        VariableError: a variable is shared between towers, of another shape or dtype than tower 0's, or a reference
+            variable.
+    """
+    owner: Dict[int, int] = {}
+    for tower, row in enumerate(rows):
+        names = [var.op.name for _, var in row]
+        for n, (_, var) in enumerate(row):
+            place, first = where(tower, devices, n, names), rows[0][n][1]
+            if not is_resource(var):
+                raise VariableError(
+                    f"{place}: a reference variable, which an update may overwrite while a gradient still reads it;"
+                    " create it with use_resource=True, or call tf.compat.v1.enable_resource_variables() first"
+                )
+            if owner.setdefault(id(var), tower) != tower:
+                raise VariableError(
+                    f"{place}: is the variable of {where(owner[id(var)], devices)} too; give every tower its own copy"
+                )
+            if (var.dtype, var.shape.as_list()) != (first.dtype, first.shape.as_list()):
+                raise VariableError(
+                    f"{place}: {var.dtype.name} {var.shape}, but tower 0 has {first.op.name!r}, {first.dtype.name}"
+                    f" {first.shape}; build the same model on every tower"
+                )
+
+
+def tower_prefixes(rows: Sequence[Pairs]) -> List[str]:
+    """What each tower's variable names start with: ``["", "tower1/", …]`` or ``["tower0/", "tower1/", …]``."""
+    names = [[var.op.name for _, var in row] for row in rows]
+    return [_prefix(own, names[-1] if tower == 0 else names[0]) for tower, own in enumerate(names)]
+
+
+def _prefix(names: Sequence[str], others: Sequence[str]) -> str:
+    """What is left of each of ``names`` without the end that it shares with its other; empty if they do not agree."""
+    heads = set()
+    for name, other in zip(names, others):
+        parts, theirs = name.split("/"), other.split("/")
+        while parts and theirs and parts[-1] == theirs[-1]:
+            parts, theirs = parts[:-1], theirs[:-1]
+        heads.add("".join(part + "/" for part in parts))
+    return heads.pop() if len(heads) == 1 else ""

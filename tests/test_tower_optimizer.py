@@ -1,0 +1,253 @@
+"""TowerOptimizer: both updates, broadcasts, drift, savers and hooks, without tensorpack."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import cpus, session
+
+from hier_allreduce import GradientError, Strategy, StrategyError, TowerOptimizer, VariableError, audit
+
+tf1 = tf.compat.v1
+train = tf1.train
+RANDOM = np.random.RandomState(0)
+X, Y = RANDOM.randn(24, 6).astype("float32"), RANDOM.randn(24, 3).astype("float32")
+
+OPTIMIZERS = {
+    "sgd": lambda: train.GradientDescentOptimizer(0.1),
+    "momentum": lambda: train.MomentumOptimizer(0.1, 0.9),
+    "adam": lambda: train.AdamOptimizer(0.01),
+    "rmsprop": lambda: train.RMSPropOptimizer(0.01),
+}
+
+
+def towers(optimizer, devices, scope="tower{}", sparse=False, resource=True):
+    """K rows of (gradient, variable) pairs of a small regression, each tower with its share of 24 examples."""
+    rows, losses = [], []
+    for k, device in enumerate(devices):
+        share = slice(k * 24 // len(devices), (k + 1) * 24 // len(devices))
+        with tf.device(device), tf1.variable_scope(scope.format(k) if scope else f"tower{k}" if k else ""):
+            get = lambda name, shape: tf1.get_variable(  # noqa: E731
+                name,
+                initializer=np.random.RandomState(len(name) + sum(shape)).randn(*shape).astype("float32"),
+                use_resource=resource,
+            )
+            w, b, u, unused = get("w", [6, 5]), get("bias", [5]), get("u", [5, 3]), get("unused", [2])
+            x = tf.nn.embedding_lookup(w, [1, 2, 2]) if sparse else tf.matmul(X[share], w)
+            target = Y[:3] if sparse else Y[share]
+            losses.append(tf.reduce_mean((tf.matmul(tf.tanh(x + b), u) - target) ** 2))
+            rows.append(optimizer.compute_gradients(losses[-1], var_list=[w, b, u, unused]))
+    return rows, losses
+
+
+def trained(make, devices, steps=8, scope="tower{}", **how):
+    """The loss of tower 0 at each step, tower 0's weights, and what is in the graph, of a fresh training."""
+    with tf.Graph().as_default() as graph:
+        optimizer = TowerOptimizer(make(), devices, **how)
+        rows, losses = towers(optimizer, devices, scope)
+        op = optimizer.apply_gradients(rows, global_step=train.get_or_create_global_step())
+        with session() as sess:
+            sess.run(tf1.global_variables_initializer())
+            sess.run(optimizer.init_op)
+            mean = tf.add_n([tf.identity(loss) for loss in losses]) / len(losses)
+            values = [sess.run([mean, op])[0] for _ in range(steps)]
+            assert sess.run(train.get_global_step()) == steps
+            assert optimizer.check_replicas(sess).difference == 0
+            return values, sess.run([var for _, var in rows[0]]), graph
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_both_updates_and_one_tower_train_alike(make):
+    alone, weights, _ = trained(make, cpus(1))
+    for update in ("replicated", "main"):
+        for strategy in (None, "tensorpack"):
+            losses, got, _ = trained(make, cpus(4), update=update, strategy=strategy)
+            assert np.abs(np.subtract(losses, alone)).max() <= 1e-6
+            assert max(np.abs(a - b).max() for a, b in zip(weights, got)) <= 1e-6
+
+
+def test_adam_advances_its_beta_powers_once_a_step():
+    for update in ("replicated", "main"):
+        with tf.Graph().as_default():
+            optimizer = TowerOptimizer(train.AdamOptimizer(0.01), cpus(3), update=update)
+            op = optimizer.apply_gradients(towers(optimizer, cpus(3))[0])
+            with session() as sess:
+                sess.run(tf1.global_variables_initializer())
+                sess.run(optimizer.init_op)
+                for _ in range(5):
+                    sess.run(op)
+                power = next(var for var in tf1.global_variables() if "beta2_power" in var.op.name)
+                assert sess.run(power) == pytest.approx(0.999**6, rel=1e-6)
+
+
+def test_at_the_mains_slots_exist_once_spread_over_the_devices_under_tower_0s_names():
+    _, _, graph = trained(
+        OPTIMIZERS["adam"], cpus(4), steps=1, update="main", strategy=Strategy(pack_below=0), scope=""
+    )
+    with graph.as_default():
+        slots = {v.op.name: v.device[-1] for v in tf1.global_variables() if "Adam" in v.op.name}
+    assert sorted(slots) == ["bias/Adam", "bias/Adam_1", "u/Adam", "u/Adam_1", "w/Adam", "w/Adam_1"]
+    assert len({slots["w/Adam"], slots["u/Adam"], slots["bias/Adam"]}) == 3
+    _, _, graph = trained(OPTIMIZERS["adam"], cpus(4), steps=1)
+    with graph.as_default():
+        assert len([v for v in tf1.global_variables() if "Adam" in v.op.name]) == 4 * 6
+
+
+def test_the_executed_copies_are_the_two_halves_of_one_plan():
+    with tf.Graph().as_default() as graph:
+        optimizer = TowerOptimizer(train.AdamOptimizer(0.01), cpus(4), update="main", strategy="tensorpack")
+        op = optimizer.apply_gradients(towers(optimizer, cpus(4))[0])
+        metadata = tf1.RunMetadata()
+        with session() as sess:
+            sess.run(tf1.global_variables_initializer())
+            sess.run(optimizer.init_op)
+            sess.run(op, options=tf1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+        seen = audit(metadata, graph)
+    assert [sum(call.copies.values()) for call in seen.calls] == [3 * 3, 3 * 3]  # K−1 each way, three variables
+
+
+def test_sparse_gradients_are_updated_at_their_mains():
+    results = []
+    for update in ("replicated", "main"):
+        with tf.Graph().as_default():
+            optimizer = TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), cpus(3), update=update)
+            rows, _ = towers(optimizer, cpus(3), sparse=True)
+            assert isinstance(rows[0][0][0], tf.IndexedSlices)
+            op = optimizer.apply_gradients(rows)
+            with session() as sess:
+                sess.run(tf1.global_variables_initializer())
+                sess.run(optimizer.init_op)
+                for _ in range(4):
+                    sess.run(op)
+                assert optimizer.check_replicas(sess).difference == 0
+                results.append(sess.run(rows[1][0][1]))
+    assert np.abs(results[0] - results[1]).max() <= 1e-6
+
+
+def test_init_op_makes_towers_equal_and_a_period_keeps_them_so():
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(3), broadcast_every=3)
+        rows, _ = towers(optimizer, cpus(3))
+        op = optimizer.apply_gradients(rows)
+        saved = {var.op.name for var in train.Saver()._var_list}
+        with session() as sess:
+            sess.run(tf1.global_variables_initializer())
+            spoil = rows[2][1][1].assign_add(np.ones([5], "float32"))
+            sess.run(spoil)
+            drift = optimizer.check_replicas(sess)
+            assert (drift.variable, drift.tower, drift.difference) == ("tower0/bias", 2, 1.0)
+            assert "'tower0/bias' differs by 1 between tower 0 and tower 2" in str(drift)
+            sess.run(optimizer.init_op)
+            assert str(optimizer.check_replicas(sess)) == "all towers are equal"
+            sess.run(spoil)
+            equal = []
+            for _ in range(4):
+                sess.run(op)
+                equal.append(optimizer.check_replicas(sess).difference == 0)
+            assert equal == [False, False, True, True]
+    assert saved == {f"tower{k}/{name}" for k in range(3) for name in ("w", "bias", "u", "unused")}
+
+
+def test_minus_one_never_broadcasts():
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(2), broadcast_every=-1)
+        rows, _ = towers(optimizer, cpus(2))
+        optimizer.apply_gradients(rows)
+        with session() as sess:
+            sess.run(tf1.global_variables_initializer())
+            sess.run(rows[1][1][1].assign_add(np.ones([5], "float32")))
+            sess.run(optimizer.init_op)
+            assert optimizer.check_replicas(sess).difference == 1
+
+
+def test_statistics_are_covered_and_what_has_no_copy_is_named():
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(train.AdamOptimizer(0.1), cpus(2))
+        rows, _ = towers(optimizer, cpus(2))
+        for k in range(2):
+            tf1.get_variable(f"tower{k}/bn/mean", [3], trainable=False, use_resource=True)
+        tf1.get_variable("tower0/only_here", [3], trainable=False, use_resource=True)
+        optimizer.apply_gradients(rows)
+        covered = [var.op.name for var in optimizer._replicas.rows[0]]
+    assert "tower0/bn/mean" in covered and "tower0/w/Adam" in covered
+    assert optimizer.left_out == ["tower0/only_here"]
+
+
+def test_a_hook_initialises_and_reports_drift():
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(train.AdamOptimizer(0.1), cpus(2), check_replicas_every=2, broadcast_every=5)
+        op = optimizer.apply_gradients(towers(optimizer, cpus(2))[0])
+        config = tf1.ConfigProto(device_count={"CPU": 16})
+        with train.MonitoredTrainingSession(config=config, hooks=[optimizer.hook()]) as sess:
+            sess.run(op)
+            assert optimizer.last_drift is None
+            sess.run(op)
+            assert optimizer.last_drift.difference == 0
+
+
+def test_a_variable_without_gradients_is_left_alone():
+    _, weights, _ = trained(OPTIMIZERS["sgd"], cpus(2), update="main")
+    assert np.array_equal(weights[3], np.random.RandomState(len("unused") + 2).randn(2).astype("float32"))
+
+
+@pytest.mark.parametrize("name, advice", [("adam", "multiply its epsilon by 4"), ("momentum", "learning rate by 4")])
+def test_a_sum_comes_with_advice(name, advice):
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(OPTIMIZERS[name](), cpus(4), average=False, update="main")
+        with pytest.warns(UserWarning, match=advice):
+            optimizer.apply_gradients(towers(optimizer, cpus(4))[0])
+
+
+# ---- bad input -------------------------------------------------------------------------------------
+
+
+def refused(error, match, change=lambda rows: rows, devices=2, optimizer=None, **how):
+    with tf.Graph().as_default() as graph:
+        before = None
+        with pytest.raises(error, match=match):
+            made = TowerOptimizer(optimizer or train.MomentumOptimizer(0.1, 0.9), cpus(devices), **how)
+            rows = change(towers(made, cpus(devices))[0])
+            before = len(graph.get_operations())
+            made.apply_gradients(rows)
+        assert before is None or len(graph.get_operations()) == before
+
+
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_variables_that_do_not_match_are_refused(update):
+    refused(VariableError, r"tower 1 \(/cpu:1\).*'tower0/w'.*own copy", lambda rows: [rows[0], rows[0]], update=update)
+    refused(GradientError, "not on every tower: unused", lambda rows: [rows[0], rows[1][:3]], update=update)
+    refused(
+        VariableError,
+        r"tower 1 \(/cpu:1\), variable 0.*'tower0/w', float32 \(6, 5\).*same model",
+        lambda rows: [rows[0], [rows[1][1], *rows[1][1:]]],
+        update=update,
+    )
+
+
+def test_reference_variables_are_refused():
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), cpus(2))
+        rows, _ = towers(optimizer, cpus(2), resource=False)
+        with pytest.raises(VariableError, match=r"variable 0 \('tower0/w'\).*reference variable.*use_resource=True"):
+            optimizer.apply_gradients(rows)
+
+
+def test_choices_are_checked_before_anything_is_built():
+    refused(StrategyError, "update='mian' is unknown", update="mian")
+    refused(StrategyError, "broadcast_every=-2: expected", broadcast_every=-2)
+    refused(StrategyError, "check_replicas_every=-1: expected", check_replicas_every=-1)
+    refused(VariableError, "expected a tf.compat.v1.train.Optimizer", optimizer="adam")
+    refused(StrategyError, "cuts gradients over several mains", update="main", strategy=Strategy(splits=2))
+
+
+def test_an_optimizer_that_does_more_than_update_in_place_cannot_run_at_the_mains():
+    class Clipping(train.GradientDescentOptimizer):
+        def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+            return super().apply_gradients(grads_and_vars, global_step, name)
+
+    refused(VariableError, "Clipping does more than.*update='replicated'", optimizer=Clipping(0.1), update="main")
+
+
+def test_the_hook_and_the_check_need_a_train_op():
+    optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(2))
+    with pytest.raises(VariableError, match="call apply_gradients first"):
+        optimizer.check_replicas(None)
