@@ -68,7 +68,7 @@ class Timing:
 
     seconds: float
     spans: Tuple[Span, ...]
-    link_bytes: Dict[Tuple[int, int], int]
+    link_bytes: Dict[Tuple[int, int], float]
     starts: Tuple[float, ...]
 
 
@@ -78,7 +78,7 @@ def lower_bound(topology: Topology, size: int, ideal_links: bool = False) -> flo
 
 
 def simulate(
-    plan: Plan, topology: Topology, chunks: Sequence[int], ideal_links: bool = False, rule: str = "queue"
+    plan: Plan, topology: Topology, chunks: Sequence[float], ideal_links: bool = False, rule: str = "queue"
 ) -> Timing:
     """The time of ``plan`` on ``topology``.
 
@@ -143,7 +143,7 @@ _ARRIVED, _READY, _LOOK = range(3)
 class _Run:
     """One simulation. Times only grow: events leave the heap in order of time, then of the plan."""
 
-    def __init__(self, plan: Plan, topology: Topology, chunks: Sequence[int], ideal_links: bool, rule: Rule) -> None:
+    def __init__(self, plan: Plan, topology: Topology, chunks: Sequence[float], ideal_links: bool, rule: Rule) -> None:
         self.steps, self.chunks, self.rule = plan.steps, chunks, rule
         use = occupancy(topology, ideal_links, rule.one_receive).use
         work = _work(plan)
@@ -179,7 +179,7 @@ class _Run:
                 self._enqueue(number, stream, now)
             if not self.busy[stream]:
                 self._issue(stream, now)
-        link_bytes: Dict[Tuple[int, int], int] = {}
+        link_bytes: Dict[Tuple[int, int], float] = {}
         for _, src, dst, chunk in self.transfers:
             link_bytes[src, dst] = link_bytes.get((src, dst), 0) + self.chunks[chunk]
         return Timing(self.seconds, tuple(map(Span._make, self.spans)), link_bytes, tuple(self.starts))

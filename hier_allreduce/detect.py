@@ -1,0 +1,103 @@
+"""The machine this runs on: from nvidia-smi, from TensorFlow where that is missing, or a host with CPU devices only."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from typing import Any, List, Optional, Sequence
+
+from .errors import TopologyError
+from .smi import SELF, Table, parse_nvidia_smi
+from .topology import Topology, flat_host, from_table, subset
+
+_SECONDS = 60  # nvidia-smi on a machine with many GPUs and no persistence daemon takes its time
+
+
+def this_machine(devices: Optional[Sequence[str]] = None) -> Topology:
+    """The topology of this machine, or of these of its devices in this order.
+
+    Args:
+        devices: device strings, ``/gpu:0`` or longer; all of one kind.
+
+    Raises:
+        TopologyError: devices of several kinds, a GPU that is not there, or a table that cannot be understood.
+    """
+    numbers = None if devices is None else [_number(device) for device in devices]
+    if devices is not None and all(re.search(r"cpu:\d+$", device, re.I) for device in devices):
+        return flat_host(len(devices))
+    found = _by_nvidia_smi() or _by_tensorflow() or flat_host(1, "this machine, without GPUs")
+    return found if numbers is None else subset(found, numbers)
+
+
+def _number(device: str) -> int:
+    found = re.search(r"(?:gpu|cpu):(\d+)$", device, re.I)
+    if not found:
+        raise TopologyError(f"{device!r}: expected a device such as '/gpu:0' to look up in this machine's topology")
+    return int(found.group(1))
+
+
+def _by_nvidia_smi() -> Optional[Topology]:
+    """What ``nvidia-smi`` says, cut to the GPUs that CUDA_VISIBLE_DEVICES leaves; None where the command is missing."""
+    table, names = _run("topo", "-m"), _run("-L")
+    if not table:
+        return None
+    machine = from_table(parse_nvidia_smi(names + "\n" + table), "this machine")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return machine if visible is None else subset(machine, visible_devices(visible, names)) if visible else None
+
+
+def _run(*arguments: str) -> str:
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_SECONDS, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""  # a driver that does not answer: TensorFlow may know more
+    return done.stdout.decode("utf-8", errors="replace")
+
+
+def visible_devices(visible: str, names: str) -> List[int]:
+    """CUDA_VISIBLE_DEVICES as GPU numbers: numbers, or UUIDs as ``nvidia-smi -L`` lists them.
+
+    Raises:
+        TopologyError: an entry that is neither.
+    """
+    uuids = dict(re.findall(r"^GPU (\d+):.*\(UUID: (\S+)\)", names, re.M))
+    found = []
+    for entry in (part.strip() for part in visible.split(",")):
+        matches = [int(number) for number, uuid in uuids.items() if entry and uuid.startswith(entry)]
+        if entry.isdigit():
+            found.append(int(entry))
+        elif len(matches) == 1:
+            found += matches
+        else:
+            raise TopologyError(f"CUDA_VISIBLE_DEVICES={visible!r}: {entry!r} is neither a GPU's number nor its UUID")
+    return found
+
+
+def _by_tensorflow() -> Optional[Topology]:
+    """TensorFlow's device locality: it knows which GPUs reach each other's memory, and their socket."""
+    from tensorflow.python.client import device_lib
+
+    return from_locality([d for d in device_lib.list_local_devices() if d.device_type == "GPU"])
+
+
+def from_locality(gpus: Sequence[Any]) -> Optional[Topology]:
+    """A topology of TensorFlow's ``DeviceAttributes``: peers count as PHB, others as SYS; None for no GPUs."""
+    if not gpus:
+        return None
+    peers = [{link.device_id for link in gpu.locality.links.link} for gpu in gpus]
+    kinds = tuple(
+        tuple(SELF if i == j else "PHB" if j in peers[i] and i in peers[j] else "SYS" for j in range(len(gpus)))
+        for i in range(len(gpus))
+    )
+    labels = tuple(f"GPU{i}" for i in range(len(gpus)))
+    cpus = tuple(f"NUMA {gpu.locality.numa_node}" for gpu in gpus)
+    name = re.search(r"name: ([^,]+)", gpus[0].physical_device_desc)
+    warning = "read from TensorFlow, which does not tell NVLink from PCIe; install nvidia-smi for a better plan"
+    return from_table(Table(labels, kinds, cpus, name.group(1) if name else "", (warning,)), "this machine")
