@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
+from itertools import groupby
 from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 from .errors import TopologyError
@@ -31,10 +33,10 @@ def duration(seconds: float) -> str:
 
 
 def table(rows: Iterable[Sequence[object]]) -> str:
-    """Columns of text, two blanks apart; numbers (and what ends in a number) to the right."""
+    """A header and rows of text, two blanks between columns; columns of numbers are set to the right."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells)]
-    right = [all(cell[:1].isdigit() or not cell for cell in column[1:]) for column in zip(*cells)]
+    right = [all(re.match(r"[\d.]+( ?[kMGµm]?[Bsx])?$", cell) for cell in column[1:]) for column in zip(*cells)]
     lines = [
         "  ".join(cell.rjust(width) if r else cell.ljust(width) for cell, width, r in zip(row, widths, right))
         for row in cells
@@ -80,9 +82,10 @@ def describe_choice(choice: Choice, topology: Topology, steps: bool = False) -> 
         f"{topology.name}, {amount(size)}: {recipe.algorithm}, {len(sizes)} chunk{'s' * (len(sizes) != 1)} "
         f"of {amount(min(sizes))}" + (f" to {amount(max(sizes))}" if max(sizes) > min(sizes) * 1.01 else "")
     ]
-    rows = [("predicted", duration(choice.seconds) + speed), ("lower bound", duration(choice.bound))]
-    rows.append(("", f"{choice.share_of_bound:.0%} of what this machine can do"))
-    parts.append(table(rows))
+    parts.append(
+        f"predicted    {duration(choice.seconds)}{speed}\nlower bound  {duration(choice.bound)}\n"
+        f"             {choice.share_of_bound:.0%} of what this machine can do"
+    )
     others = sorted(choice.others.items(), key=lambda item: item[1])
     if len(others) > 1 and choice.seconds:
         compared = [("algorithm", "time", "beside this plan")]
@@ -101,10 +104,14 @@ def ways(plan: Plan, sizes: Sequence[int]) -> str:
     for chunk, way in _ways(plan).items():
         taken[way] = taken.get(way, 0) + sizes[chunk]
     rows = [("sums", "bytes")]
-    rows += [
-        ("  ".join(f"{','.join(map(str, srcs))}→{dst}" for srcs, dst in way), amount(b)) for way, b in taken.items()
-    ]
+    rows += [(_line(way), amount(size)) for way, size in taken.items()]
     return table(rows) + "\nThe copies of each sum go the same way back." if any(taken) else ""
+
+
+def _line(way: Sequence[Tuple[Tuple[int, ...], int]]) -> str:
+    """``1,2,3→0  0→4``: neighbouring sums on the same device share a term."""
+    terms = [(dst, [src for srcs, _ in hops for src in srcs]) for dst, hops in groupby(way, key=lambda hop: hop[1])]
+    return "  ".join(f"{','.join(map(str, srcs))}→{dst}" for dst, srcs in terms)
 
 
 def _ways(plan: Plan) -> Dict[int, Tuple[Tuple[Tuple[int, ...], int], ...]]:
@@ -119,7 +126,7 @@ def _ways(plan: Plan) -> Dict[int, Tuple[Tuple[Tuple[int, ...], int], ...]]:
 # ---- pictures ---------------------------------------------------------------------------------------
 
 _INK, _PALE = "#22262b", "#d9dde2"
-_NEAR_COLORS = {"PIX": "#8d99a6", "PXB": "#9aa5b1", "PHB": "#a9b3bd", "NODE": "#b8c0c9", "SYS": "#cfd5db"}
+_NEAR_COLORS = {"PIX": "#3d4752", "PXB": "#5f6c7a", "PHB": "#7d8a98", "NODE": "#98a4b0", "SYS": "#a9b3bd"}
 _CYCLE = ("#1b6ca8", "#d1495b", "#2a9d5c", "#e08e0b", "#6a4c93", "#0f8b8d", "#a44a3f", "#5c677d")
 
 
@@ -203,15 +210,17 @@ def _places(topology: Topology) -> List[Tuple[float, float]]:
 def _machine(axes: Any, topology: Topology, link_bytes: Any = None) -> None:
     places = _places(topology)
     most = max(link_bytes.values(), default=0) if link_bytes else 0
+    thickest = min(6.0, 60 / max(1, len(link_bytes or ())))
     pairs = [(i, j) for i in range(len(topology)) for j in range(i)]
     for i, j in sorted(pairs, key=lambda pair: nvlinks(topology.kinds[pair[0]][pair[1]])):
         kind = topology.kinds[i][j]
         color, width = _kind_style(kind)
         if link_bytes is not None:
             carried = max(link_bytes.get((i, j), 0), link_bytes.get((j, i), 0))
-            color, width = (_INK, 0.8 + 6 * carried / most) if carried else (_PALE, 0.6)
+            color, width = (_INK, 0.3 + thickest * carried / most) if carried else (_PALE, 0.6)
         (x0, y0), (x1, y1) = places[i], places[j]
-        axes.plot((x0, x1), (y0, y1), color=color, linewidth=width, zorder=1, solid_capstyle="round")
+        dashes = ":" if kind == "SYS" and link_bytes is None else "-"
+        axes.plot((x0, x1), (y0, y1), dashes, color=color, linewidth=width, zorder=1, solid_capstyle="round")
         if nvlinks(kind) and link_bytes is None and len(pairs) <= 28 and len(set(topology.kinds[0])) > 2:
             axes.text(
                 x0 + 0.34 * (x1 - x0),
@@ -248,7 +257,14 @@ def _kinds_legend(axes: Any, topology: Topology) -> None:
     speeds = {link.kind: link.bandwidth for link in topology.links}
     for kind in sorted(speeds, key=lambda kind: -speeds[kind]):
         color, width = _kind_style(kind)
-        axes.plot([], [], color=color, linewidth=width, label=f"{kind}  {speeds[kind] / GB:.4g} GB/s each way")
+        axes.plot(
+            [],
+            [],
+            ":" if kind == "SYS" else "-",
+            color=color,
+            linewidth=width,
+            label=f"{kind}  {speeds[kind] / GB:.4g} GB/s each way",
+        )
     if speeds:
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, -0.08), ncol=3, frameon=False, fontsize=8)
 
@@ -257,13 +273,14 @@ def _way(axes: Any, topology: Topology, way: Any, number: int) -> None:
     """One chunk's reductions as arrows towards its root."""
     places = _places(topology)
     color = _CYCLE[number % len(_CYCLE)]
+    head = "-|>" if len(topology) <= 8 else "->,head_length=0.15,head_width=0.1"
     for srcs, dst in way:
         for src in srcs:
             axes.annotate(
                 "",
                 xy=places[dst],
                 xytext=places[src],
-                arrowprops={"arrowstyle": "-|>", "color": color, "shrinkA": 7, "shrinkB": 8, "linewidth": 1.3},
+                arrowprops={"arrowstyle": head, "color": color, "shrinkA": 7, "shrinkB": 8, "linewidth": 1.2},
             )
     root = way[-1][1] if way else 0
     _devices(axes, topology, places, size=120 if len(topology) <= 8 else 70, root=root, color=color)
