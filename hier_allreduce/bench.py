@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import random
 import statistics
 import time
@@ -38,6 +39,7 @@ _BUILDS = 3
 WARM_UP = 2
 _SAMPLES = 4096  # elements of each result that are compared with float64
 _TIMEOUT_MS = 300_000
+_INDEX_BYTES = 4
 Tick = Callable[[str], None]
 
 
@@ -56,17 +58,21 @@ class Case:
     rows: int = 2048
     memory: int = 8 << 30
 
-    def bytes_of(self, shape: GradientShape) -> int:
-        """What one tower's gradient takes."""
-        if not shape.sparse:
-            return shape.dense_bytes
-        row_bytes = shape.dense_bytes // max(1, shape.shape[0])
-        return self.rows * (row_bytes + 8)
+    @property
+    def dense_and_sparse_bytes(self) -> Tuple[int, int]:
+        """What one tower's dense gradients take, and the rows (values and indices) that its sparse ones have."""
+        dense = sum(shape.dense_bytes for shape in self.shapes if not shape.sparse)
+        sparse = sum(
+            self.rows * (shape.dense_bytes // max(1, shape.shape[0]) + _INDEX_BYTES)
+            for shape in self.shapes
+            if shape.sparse
+        )
+        return dense, sparse
 
     @property
     def tower_bytes(self) -> int:
         """What one tower's gradients take."""
-        return sum(self.bytes_of(shape) for shape in self.shapes)
+        return sum(self.dense_and_sparse_bytes)
 
 
 @dataclass
@@ -144,6 +150,7 @@ class Report:
             "gradients": len(self.case.shapes),
             "tower_bytes": self.case.tower_bytes,
             "tensorflow": tf.__version__,
+            "cores": len(os.sched_getaffinity(0)),
             "baseline": self._one(self.baseline, towers),
             "contenders": [self._one(measured, towers) for measured in self.contenders],
         }
@@ -185,11 +192,12 @@ def measure(
     """
     tick = tick or (lambda words: None)
     tick("baseline")
-    baseline = _alone(BASELINE, case, None)
+    exact = exact_result(case)
+    baseline = _alone(BASELINE, case, exact, None)
     results = []
     for contender in contenders:
         tick(contender.name)
-        results.append(_alone(contender, case, baseline))
+        results.append(_alone(contender, case, exact, baseline))
         gc.collect()  # a session's variables live as long as its graph's cycles
     running = [c for c, found in zip(contenders, results) if found.status != "cannot run"]
     graph = tf.Graph()
@@ -201,7 +209,7 @@ def measure(
         steps = {name: session.make_callable(op) for name, op in ops.items()}
         if floor:
             results.append(Measured(Floor.name, *_floor_status(case)))
-        plain = Floor(case.tower_bytes, len(case.devices), case.average)
+        plain = Floor(*case.dense_and_sparse_bytes, len(case.devices), case.average)
         if floor and results[-1].status == "ok":
             steps[Floor.name] = plain.step
         seconds = _interleaved(steps, rounds, tick)
@@ -300,13 +308,14 @@ def _consumed(rows: Rows, case: Case) -> Any:
 # ---- one contender in its own graph ----------------------------------------------------------------
 
 
-def _alone(contender: Contender, case: Case, baseline: Optional[Measured]) -> Measured:
+def _alone(contender: Contender, case: Case, exact: Sequence[Any], baseline: Optional[Measured]) -> Measured:
     found = Measured(contender.name)
     try:
         found.build_seconds = statistics.median(_build_seconds(contender, case) for _ in range(_BUILDS))
-        _run_alone(contender, case, found)
+        _run_alone(contender, case, exact, found)
     except Exception as error:  # whatever a peer raises is what is reported
-        found.status, found.error = "cannot run", f"{type(error).__name__}: {error}".strip()
+        kind = "" if isinstance(error, CannotRun) else f"{type(error).__name__}: "
+        found.status, found.error = "cannot run", f"{kind}{error}".strip()
         return found
     found.nodes_executed -= baseline.nodes_executed if baseline else 0
     tolerance = 0.1 / (len(case.devices) if case.average else 1)  # a missing tower is off by about ten times this
@@ -323,7 +332,7 @@ def _build_seconds(contender: Contender, case: Case) -> float:
         return time.perf_counter() - begin
 
 
-def _run_alone(contender: Contender, case: Case, found: Measured) -> None:
+def _run_alone(contender: Contender, case: Case, exact: Sequence[Any], found: Measured) -> None:
     graph = tf.Graph()
     with graph.as_default():
         grads, fill = _variables(case)
@@ -339,7 +348,7 @@ def _run_alone(contender: Contender, case: Case, found: Measured) -> None:
             found.first_run_seconds = time.perf_counter() - begin
             _look_inside(session, step, found)
             if contender is not BASELINE:
-                found.max_error = _max_error(session, grads, reduced, case)
+                found.max_error = _max_error(session, grads, reduced, case, exact)
 
 
 def _refuse_huge(grads: Rows, reduced: Rows, case: Case) -> None:
@@ -409,15 +418,25 @@ def _bytes(description: Any) -> int:
 # ---- right or wrong --------------------------------------------------------------------------------
 
 
-def _max_error(session: Any, grads: Rows, reduced: Rows, case: Case) -> float:
-    given, results = session.run([_samples(grads, grads, case), _samples(reduced, grads, case)])
+def exact_result(case: Case) -> List[Any]:
+    """Some numbers of each variable's sum (or mean), N vectors, added up in float64."""
+    graph = tf.Graph()
+    with graph.as_default():
+        grads, fill = _variables(case)
+        with _session(graph, case) as session:
+            session.run(fill)
+            given = session.run(_samples(grads, grads, case))
+    divisor = len(case.devices) if case.average else 1
+    return [sum(vector.astype(np.float64) for vector in column) / divisor for column in zip(*given)]
+
+
+def _max_error(session: Any, grads: Rows, reduced: Rows, case: Case, exact: Sequence[Any]) -> float:
     worst = 0.0
-    for n in range(len(case.shapes)):
-        exact = sum(row[n].astype(np.float64) for row in given) / (len(case.devices) if case.average else 1)
-        for row in results:
-            if row[n].shape != exact.shape:
+    for row in session.run(_samples(reduced, grads, case)):
+        for result, expected in zip(row, exact):
+            if result.shape != expected.shape:
                 return float("inf")
-            worst = max(worst, float(np.max(np.abs(row[n].astype(np.float64) - exact), initial=0.0)))
+            worst = max(worst, float(np.max(np.abs(result.astype(np.float64) - expected), initial=0.0)))
     return worst
 
 

@@ -160,3 +160,17 @@ def find(name: str) -> Contender:
 def all_of_them() -> Tuple[Contender, ...]:
     """Our default strategy, then every peer."""
     return (ours(), *(find(name) for name in PEERS))
+
+
+def sweep() -> Tuple[Contender, ...]:
+    """Our default strategy, then others that differ from it in one choice each: what the defaults were chosen from."""
+    choices: Dict[str, Tuple[Any, ...]] = {
+        "algorithm": ("hierarchical", "tree"),
+        "mains": ("rotate", 0),
+        "pack_below": (0, 4 << 10, 16 << 10, 256 << 10, 1 << 20),
+        "bucket_bytes": (1 << 20, 4 << 20, 40 << 20),
+        "split_above": (1 << 20, 4 << 20, 16 << 20),
+        "splits": (1, 8),
+    }
+    pairs = [(field, value) for field, values in choices.items() for value in values]
+    return (ours(), *(ours(Strategy(**{field: value}), f"ours {field}={value}") for field, value in pairs))

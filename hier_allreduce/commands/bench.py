@@ -6,165 +6,125 @@ import argparse
 import json
 import os
 import sys
-from typing import TYPE_CHECKING, Any, Callable, List, Sequence
+import warnings
+from typing import TYPE_CHECKING, Any, Dict, List, Sequence
 
 if TYPE_CHECKING:
-    from ..bench import Case, Measured, Report
+    from ..bench import Report
+    from ..contenders import Contender
+
+MODELS = ("resnet50", "mobilenet_v2", "bert_base", "vgg16", "dlrm_criteo_kaggle")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
-    model = parser.add_mutually_exclusive_group()
-    model.add_argument("--model", default="resnet50", help="a shipped table of gradient shapes (default: resnet50)")
-    model.add_argument("--shapes", metavar="FILE", help="your own table: name, shape, dtype, between tabs")
-    parser.add_argument(
-        "--devices", type=int, metavar="K", help="how many (default: all GPUs, or 8 logical CPU devices)"
-    )
-    parser.add_argument("--average", action="store_true", help="the mean instead of the sum")
-    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="timed steps of each (default: 15)")
-    parser.add_argument(
-        "--contenders", metavar="A,B,…", help="only these; `ours:NAME` is a strategy (default: everybody)"
-    )
-    parser.add_argument(
-        "--strategy", nargs="+", default=[], metavar="NAME", help="measure these strategies of ours too"
-    )
-    parser.add_argument("--rows", type=int, default=2048, metavar="N", help="rows in a sparse gradient (default: 2048)")
-    parser.add_argument(
-        "--memory",
-        type=float,
-        default=8,
-        metavar="GIB",
-        help="do not run who needs more than this for dense copies of sparse gradients (default: 8)",
-    )
-    parser.add_argument("--json", metavar="FILE", help="write everything that was measured")
-    parser.add_argument("--picture", metavar="FILE", help="draw the ratios")
+    add = parser.add_argument
+    add("--model", metavar="NAME", default="resnet50", help="a shipped table of gradient shapes (default: resnet50)")
+    add("--shapes", metavar="FILE", help="your own table instead: name, shape, dtype, between tabs")
+    add("--devices", metavar="K", type=_count, help="how many (default: all GPUs if two or more, else 8 CPU devices)")
+    add("--average", action="store_true", help="the mean instead of the sum")
+    add("--rounds", metavar="N", type=_count, default=15, help="timed steps of each contender (default: 15)")
+    add("--contenders", metavar="A,B,…", help="only these; ours:NAME is ours with a strategy (default: everybody)")
+    add("--strategy", metavar="NAME", nargs="+", default=[], help="these strategies of ours too")
+    add("--sweep", action="store_true", help="instead of the peers, strategies of ours that differ in one choice")
+    add("--rows", metavar="N", type=_count, default=2048, help="rows in each sparse gradient (default: 2048)")
+    add("--memory", metavar="GIB", type=float, default=8.0, help="do not run who would need more to make sparse"
+        " gradients dense (default: 8)")  # fmt: skip
+    add("--json", metavar="FILE", help="write everything that was measured")
+    add("--picture", metavar="FILE", help="draw the ratios")
+    add("--table", metavar="FILE", help=f"measure sum and mean of {', '.join(MODELS)}, and write a Markdown page")
+
+
+def _count(word: str) -> int:
+    number = int(word)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, not {word}")
+    return number
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from .. import bench, shapes
-    from ..contenders import all_of_them, find, ours
+    warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices")  # a peer's; the table shows it
+    contenders = _contenders(args)
+    if args.table:
+        _write_page(args, contenders)
+        return 0
+    from .. import bench_report
 
     name = args.shapes or args.model
-    case = bench.Case(
-        shapes.load(name), bench.devices_here(args.devices), args.average, args.rows, int(args.memory * 2**30)
-    )
-    names = [word for word in (args.contenders or "").split(",") if word]
-    contenders = [find(word) for word in names if word != "floor"] if names else list(all_of_them())
-    contenders += [ours(strategy) for strategy in args.strategy]
-    report = _with_progress(case, contenders, args.rounds, not names or "floor" in names)
-    print(text(name, report))
+    report = _measured(args, name, args.average, contenders)
+    print(bench_report.text(name, report))
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump({"model": name, "rounds": args.rounds, **report.as_dict()}, file, indent=1, ensure_ascii=False)
     if args.picture:
-        draw(name, report, args.picture)
+        bench_report.draw(name, report, args.picture)
     return 0
 
 
-def _with_progress(case: Case, contenders: Sequence[Any], rounds: int, floor: bool) -> Report:
+def _contenders(args: argparse.Namespace) -> List[Contender]:
+    from .. import contenders as known
+
+    names = _names(args)
+    if names:
+        chosen = [known.find(name) for name in names if name != "floor"]
+    else:
+        chosen = list(known.sweep() if args.sweep else known.all_of_them())
+    return chosen + [known.ours(strategy) for strategy in args.strategy]
+
+
+def _names(args: argparse.Namespace) -> List[str]:
+    return [name.strip() for name in (args.contenders or "").split(",") if name.strip()]
+
+
+def _measured(args: argparse.Namespace, name: str, average: bool, contenders: Sequence[Contender]) -> Report:
     from tqdm import tqdm
 
-    from .. import bench
+    from .. import bench, shapes
 
-    total = 1 + len(contenders) + bench.WARM_UP + rounds
-    with tqdm(total=total, file=sys.stderr, leave=False, bar_format="{l_bar}{bar:30}| {n_fmt}/{total_fmt}") as bar:
+    case = bench.Case(shapes.load(name), bench.devices_here(args.devices), average, args.rows, int(args.memory * 2**30))
+    floor = not _names(args) or "floor" in _names(args)
+    parts = 1 + len(contenders) + bench.WARM_UP + args.rounds
+    layout = "{desc:24}{bar:40} {n_fmt}/{total_fmt} {elapsed}"
+    with tqdm(total=parts, file=sys.stderr, leave=False, disable=None, bar_format=layout) as bar:
 
         def tick(words: str) -> None:
-            bar.set_description(f"{words:20}")
+            bar.set_description_str(words, refresh=False)
             bar.update()
 
-        return bench.measure(case, contenders, rounds, floor, tick)
+        return bench.measure(case, contenders, args.rounds, floor, tick)
 
 
-# ---- the table -------------------------------------------------------------------------------------
+# ---- the page --------------------------------------------------------------------------------------
 
-_HEAD = (
-    ("", "ms over", "", "times", "nodes", "nodes", "build", "first", "peak", "copies", "copied", "largest"),
-    ("", "baseline", "quartiles", "ours", "built", "run", "s", "run s", "memory", "", "MiB", "error"),
-)
+_INTRO = """# {what}
 
-
-def text(name: str, report: Report) -> str:
-    """The report as a table of 100 columns, and a line for each contender that failed."""
-    case = report.case
-    what = "mean" if case.average else "sum"
-    lines = [
-        f"{name}: {len(case.shapes)} gradients, {case.tower_bytes / 2**20:.1f} MiB a tower, {what} over"
-        f" {len(case.devices)} devices ({case.devices[0]} …)",
-        f"peak memory in units of all towers' gradients ({len(case.devices) * case.tower_bytes / 2**20:.0f} MiB);"
-        f" the baseline's step takes {_ms(report.baseline.step_seconds)} ms",
-        "",
-        *_aligned([*_HEAD, *(_row(report, measured) for measured in report.contenders if measured.step_seconds)]),
-    ]
-    failed = [f"{m.name} {m.status}: {' '.join(m.error.split())}" for m in report.contenders if m.status != "ok"]
-    return "\n".join(lines + [""] * bool(failed) + [line[:400] for line in failed])
+Written by `{command}` with TensorFlow {tensorflow} on {devices}.
+Milliseconds of one machine say little: compare the column "times ours", the median over the rounds of a contender's
+step divided by ours of the same round. CPU devices share one memory, so these numbers are what the graph and the
+arithmetic cost; they say nothing about links.
+"""
 
 
-def _row(report: Report, measured: Measured) -> List[str]:
-    from ..bench import quartiles
+def _write_page(args: argparse.Namespace, contenders: Sequence[Contender]) -> None:
+    """Measure every model, sum and mean; the page is written anew after each, so that an interrupted run leaves one."""
+    import tensorflow as tf
 
-    low, median, high = (seconds * 1e3 for seconds in quartiles(report.net_seconds(measured)))
-    ratio = report.ratio(measured)
-    cells = [measured.name, f"{median:.1f}", f"{low:.1f}–{high:.1f}", f"{ratio:.2f}" if ratio else ""]
-    if not measured.nodes_built:  # the floor has no graph
-        return cells
-    return [
-        *cells,
-        f"{measured.nodes_built}",
-        f"{measured.nodes_executed}",
-        f"{measured.build_seconds:.2f}",
-        f"{measured.first_run_seconds:.2f}",
-        f"{measured.peak_bytes / (len(report.case.devices) * report.case.tower_bytes):.2f}",
-        f"{measured.copied_tensors}",
-        f"{measured.copied_bytes / 2**20:.0f}",
-        f"{measured.max_error:.1g}" + " WRONG" * (measured.status == "wrong"),
-    ]
+    from .. import bench, bench_report
 
-
-def _ms(seconds: Sequence[float]) -> str:
-    from ..bench import quartiles
-
-    return f"{quartiles(seconds)[1] * 1e3:.1f}"
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> List[str]:
-    """Columns as wide as their widest cell: the first to the left, the others to the right."""
-    count = max(len(row) for row in rows)
-    full = [[*row, *[""] * (count - len(row))] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*full)]
-    sides: List[Callable[[str, int], str]] = [str.ljust, *[str.rjust] * (count - 1)]
-    return ["  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths)).rstrip() for row in full]
-
-
-# ---- the picture -----------------------------------------------------------------------------------
-
-
-def draw(name: str, report: Report, path: str) -> None:
-    """A bar for each contender: how many times ours it takes, on a logarithmic axis."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    timed = [(measured, report.ratio(measured) or 0.0) for measured in report.contenders if measured.step_seconds]
-    colors = {"floor": "#999999", "wrong": "#c44e52", "ours": "#2a7f62"}
-    figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.34 * len(timed)), constrained_layout=True)
-    for place, (measured, ratio) in enumerate(timed):
-        kind = measured.status if measured.status == "wrong" else measured.name.split(":")[0]
-        axes.barh(place, ratio, color=colors.get(kind, "#4c72b0"))
-        axes.annotate(f"{ratio:.2f}", (ratio, place), xytext=(4, 0), textcoords="offset points", va="center")
-    axes.set_xscale("log")
-    axes.set_yticks(range(len(timed)))
-    axes.set_yticklabels([measured.name + " (wrong)" * (measured.status == "wrong") for measured, _ in timed])
-    axes.invert_yaxis()
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.margins(x=0.12)
-    axes.set_xlabel("step time over a graph without reduction, times ours")
-    what = "mean" if report.case.average else "sum"
-    axes.set_title(f"{name}, {what} over {len(report.case.devices)} devices")
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    devices = bench.devices_here(args.devices)
+    facts: Dict[str, Any] = {
+        "what": "Strategies side by side" if args.sweep else "Contenders side by side",
+        "command": " ".join(["hier-allreduce", *sys.argv[1:]]),
+        "tensorflow": tf.__version__,
+        "devices": f"{len(devices)} devices ({devices[0]} to {devices[-1]}), {len(os.sched_getaffinity(0))} cores",
+    }
+    sections = [_INTRO.format(**facts)]
+    for name in MODELS:
+        for average in (False, True):
+            report = _measured(args, name, average, contenders)
+            sections.append(bench_report.markdown(name, report))
+            with open(args.table, "w", encoding="utf-8") as file:
+                file.write("\n".join(sections))
+            print(bench_report.text(name, report), end="\n\n", flush=True)

@@ -1,0 +1,130 @@
+"""What the bench found, as text, Markdown and a picture."""
+
+from __future__ import annotations
+
+import os
+from typing import Callable, List, Sequence
+
+from .bench import Measured, Report, quartiles
+from .floor import Floor
+
+_HEAD = (
+    ("", "ms over", "", "times", "nodes", "nodes", "build", "first", "peak", "copies", "copied", "largest"),
+    ("", "baseline", "quartiles", "ours", "built", "run", "s", "run s", "memory", "", "MiB", "error"),
+)
+_COLORS = {Floor.name: "#999999", "wrong": "#c44e52", "ours": "#2a7f62", "peer": "#4c72b0"}
+
+
+def title(name: str, report: Report) -> str:
+    """``resnet50, sum over 8 devices``."""
+    return f"{name}, {'mean' if report.case.average else 'sum'} over {len(report.case.devices)} devices"
+
+
+def text(name: str, report: Report) -> str:
+    """A table of at most 100 columns, and a line for each contender that failed."""
+    failed = failures(report)
+    table = [*_HEAD, *(row(report, measured) for measured in report.contenders if measured.step_seconds)]
+    return "\n".join([title(name, report), *about(report), "", *_aligned(table), *[""] * bool(failed), *failed])
+
+
+def markdown(name: str, report: Report) -> str:
+    """The same as a section of a Markdown page."""
+    head = [" ".join(words).strip() for words in zip(*_HEAD)]
+    table = [head, [":--", *["--:"] * (len(head) - 1)]]
+    table += [row(report, measured) for measured in report.contenders if measured.step_seconds]
+    lines = [f"## {title(name, report)}", "", *about(report), ""]
+    lines += [f"| {' | '.join(cells + [''] * (len(head) - len(cells)))} |" for cells in table]
+    failed = failures(report)
+    return "\n".join([*lines, *[""] * bool(failed), *(f"- {line}" for line in failed), ""])
+
+
+def about(report: Report) -> List[str]:
+    """What was reduced, and in which units the table speaks."""
+    case = report.case
+    towers = len(case.devices)
+    return [
+        f"{len(case.shapes)} gradients, {case.tower_bytes / 2**20:.1f} MiB on each of {case.devices[0]} to"
+        f" {case.devices[-1]}, {len(os.sched_getaffinity(0))} cores, {len(report.baseline.step_seconds)} rounds.",
+        f"The baseline's step takes {quartiles(report.baseline.step_seconds)[1] * 1e3:.1f} ms; peak memory is in units"
+        f" of all towers' gradients, {towers * case.tower_bytes / 2**20:.0f} MiB.",
+    ]
+
+
+def failures(report: Report) -> List[str]:
+    """A line for each contender that could not run or was wrong, with its error."""
+    failed = [measured for measured in report.contenders if measured.status != "ok"]
+    return [f"{measured.name} {measured.status}: {' '.join(measured.error.split())}"[:300] for measured in failed]
+
+
+def row(report: Report, measured: Measured) -> List[str]:
+    """One contender's cells; the floor has no graph and fewer of them."""
+    low, median, high = (seconds * 1e3 for seconds in quartiles(report.net_seconds(measured)))
+    ratio = report.ratio(measured)
+    cells = [measured.name, f"{median:.1f}", f"{low:.1f}–{high:.1f}", f"{ratio:.2f}" if ratio else ""]
+    if measured.name == Floor.name:
+        return cells
+    return [
+        *cells,
+        f"{measured.nodes_built}",
+        f"{measured.nodes_executed}",
+        f"{measured.build_seconds:.2f}",
+        f"{measured.first_run_seconds:.2f}",
+        f"{measured.peak_bytes / max(1, len(report.case.devices) * report.case.tower_bytes):.2f}",
+        f"{measured.copied_tensors}",
+        f"{measured.copied_bytes / 2**20:.0f}",
+        f"{measured.max_error:.0e}" if measured.status == "ok" else "WRONG",
+    ]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> List[str]:
+    """Columns as wide as their widest cell: the first to the left, the others to the right."""
+    count = max(len(cells) for cells in rows)
+    full = [[*cells, *[""] * (count - len(cells))] for cells in rows]
+    widths = [max(map(len, column)) for column in zip(*full)]
+    sides: List[Callable[[str, int], str]] = [str.ljust, *[str.rjust] * (count - 1)]
+    return ["  ".join(side(cell, width) for side, cell, width in zip(sides, cells, widths)).rstrip() for cells in full]
+
+
+def draw(name: str, report: Report, path: str) -> None:
+    """A bar from ours to each contender: how many times ours it takes, on a logarithmic axis."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    timed = [(measured, report.ratio(measured) or 1.0) for measured in report.contenders if measured.step_seconds]
+    figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.34 * len(timed)), constrained_layout=True)
+    for place, (measured, ratio) in enumerate(timed):
+        slower = ratio >= 1
+        axes.barh(place, ratio - 1, left=1, color=_COLORS[_kind(measured)])
+        axes.annotate(
+            f"{ratio:.2f}",
+            (ratio, place),
+            xytext=(4 if slower else -4, 0),
+            textcoords="offset points",
+            va="center",
+            ha="left" if slower else "right",
+        )
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(timed)))
+    axes.set_yticklabels([measured.name + " (wrong)" * (measured.status == "wrong") for measured, _ in timed])
+    axes.invert_yaxis()
+    ratios = [ratio for _, ratio in timed]
+    axes.set_xlim(min(ratios) / 1.5, max(ratios) * 1.5)
+    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if min(ratios) / 1.5 < tick < max(ratios) * 1.5]
+    axes.set_xticks(ticks)
+    axes.set_xticklabels([f"{tick:g}×" for tick in ticks])
+    axes.minorticks_off()
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xlabel("step time over a graph without reduction, times ours")
+    axes.set_title(title(name, report))
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _kind(measured: Measured) -> str:
+    if measured.name == Floor.name or measured.status == "wrong":
+        return Floor.name if measured.name == Floor.name else "wrong"
+    return "ours" if measured.name.startswith("ours") else "peer"
