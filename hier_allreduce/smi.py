@@ -151,17 +151,17 @@ def _rows(lines: Sequence[str], start: int, labels: Sequence[str]) -> Tuple[Dict
     for number, text in enumerate(lines[start:], start):
         line = _read(text)
         complete = len(found) == len(labels)
-        if _END.search(text) or (complete and line.labels):
+        if _END.search(text) or (complete and line.labels and not (line.is_row and line.labels[0] not in labels)):
             end = number
             break
-        if line.is_row:
+        if line.is_row and (line.has_cells or not complete):
             label = line.labels[0]
             if label in found:
                 raise TopologyError(f"row {label} appears twice in the table; expected one row for each column")
             if label not in labels:
                 raise TopologyError(f"row {label}: the header has no column {label}, only {', '.join(labels)}")
             found[label] = [line.rest]
-        elif label and (_CELL.match(text) or re.match(r"\s*[\dN]/?[\dA-Z]", text)) and "NIC" not in text:
+        elif label and _continues_row(text, _row(found[label], len(labels)), len(labels)):
             found[label].append(text.strip())
         elif text.strip():
             label = ""  # a NIC's row, or a remark
@@ -172,6 +172,13 @@ def _rows(lines: Sequence[str], start: int, labels: Sequence[str]) -> Tuple[Dict
             f"rows {', '.join(found)}); paste all of `nvidia-smi topo -m`"
         )
     return {name: _row(parts, len(labels)) for name, parts in found.items()}, end
+
+
+def _continues_row(text: str, row: _Row, columns: int) -> bool:
+    """The rest of a row: links and a cut cell while columns are missing, affinities after that. A card's row is not."""
+    if re.match(r"\s*(NIC|mlx|[a-z]+\w*\d)", text):
+        return False
+    return bool(text.strip()) and (len(row.cells) < columns or bool(re.match(r"\s*[\dN]/?[\dA-Z-]", text)))
 
 
 def _row(parts: Sequence[str], columns: int) -> _Row:

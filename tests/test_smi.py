@@ -1,0 +1,220 @@
+"""Reading `nvidia-smi topo -m`: as people paste it, cut, contradictory, or with a link that is not like its peers."""
+
+import contextlib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hier_allreduce.errors import TopologyError
+from hier_allreduce.smi import parse_nvidia_smi
+
+REAL = Path(__file__).parent / "nvidia_smi"  # verbatim from public issue trackers and wikis
+
+# What a person counts in each file: GPUs, links by kind.
+COUNTED = {
+    "dgx-1p-p100-soc-mlx5": (8, {"NV1": 16, "SYS": 12}),
+    "az-2x-m60": (2, {"SYS": 1}),
+    "8x-rtx6000pro-wiki-numa-suffix": (8, {"PIX": 4, "NODE": 8, "SYS": 16}),
+    "2x-nv2": (2, {"NV2": 1}),
+    "8x-v100-dgx1v-indented": (8, {"NV1": 8, "NV2": 8, "SYS": 12}),
+    "1x-a100-sxm4-80gb-nic1": (1, {}),
+    "2x-a30-sys": (2, {"SYS": 1}),
+    "3x-a100-sxm4-80gb-nv12-nic1": (3, {"NV12": 3}),
+    "4x-h100-nvl-phb-nv12": (4, {"PHB": 4, "NV12": 2}),
+    "4x-a800-80gb-pcie-pxb-pix-nic3": (4, {"PXB": 5, "PIX": 1}),
+    "6x-rtx-3090-node-phb": (6, {"NODE": 13, "PHB": 2}),
+    "8x-v100-sxm2-32gb-sys-nv1-nv2-nic18": (8, {"SYS": 12, "NV1": 8, "NV2": 8}),
+    "8x-h20-nv18-nic26": (8, {"NV18": 28}),
+    "8x-h100-nv18-nic10": (8, {"NV18": 28}),
+    "8x-rtx-a6000-sys-nv4": (8, {"SYS": 24, "NV4": 4}),
+    "8x-a800-80gb-pcie-sys-pix-nv8-nic2": (8, {"SYS": 16, "PIX": 8, "NV8": 2, "NV6": 1, "NV4": 1}),
+    "8x-rtx-4090-sys-pxb-pix-nic2": (8, {"SYS": 16, "PXB": 9, "PIX": 3}),
+}
+
+QUAD = """\
+\tGPU0\tGPU1\tGPU2\tGPU3\tCPU Affinity\tNUMA Affinity
+GPU0\t X \tNV1\tNV2\tSYS\t0-23,48-71\t0
+GPU1\tNV1\t X \tSYS\tNV2\t0-23,48-71\t0
+GPU2\tNV2\tSYS\t X \tNV1\t24-47,72-95\t1
+GPU3\tSYS\tNV2\tNV1\t X \t24-47,72-95\t1
+"""
+QUAD_KINDS = (
+    ("X", "NV1", "NV2", "SYS"),
+    ("NV1", "X", "SYS", "NV2"),
+    ("NV2", "SYS", "X", "NV1"),
+    ("SYS", "NV2", "NV1", "X"),
+)
+
+
+def counted(kinds):
+    return Counter(kinds[i][j] for i in range(len(kinds)) for j in range(i))
+
+
+def grid(count, kind, changes=()):
+    """A table in which all pairs are of one kind, but for ``changes``: {(i, j): kind}."""
+    rows = [["X" if i == j else kind for j in range(count)] for i in range(count)]
+    for (i, j), other in dict(changes).items():
+        rows[i][j] = rows[j][i] = other
+    lines = ["\t" + "\t".join(f"GPU{i}" for i in range(count))]
+    return "\n".join(lines + [f"GPU{i}\t" + "\t".join(row) for i, row in enumerate(rows)]) + "\n"
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_real_outputs(name):
+    text = (REAL / f"{name}.txt").read_text(encoding="utf-8", errors="replace")
+    table = parse_nvidia_smi(text)
+    assert (len(table.labels), counted(table.kinds)) == COUNTED[name]
+
+
+def test_every_real_output_here_is_counted():
+    assert {path.stem for path in REAL.glob("*.txt")} == set(COUNTED)
+
+
+PASTED = {
+    "windows line ends": QUAD.replace("\n", "\r\n"),
+    "old mac line ends": QUAD.replace("\n", "\r"),
+    "doubled line ends": QUAD.replace("\n", "\r\r\n"),
+    "escape sequences": "\x1b[4m" + QUAD.replace("Affinity\n", "Affinity\x1b[0m\n", 1),
+    "escape character lost": "[4m" + QUAD.replace("Affinity\n", "Affinity[0m\n", 1),
+    "escape character replaced": "\ufffd[4m" + QUAD.replace("NUMA Affinity\n", "NUMA Affinity\ufffd[0m\n", 1),
+    "prompt before": "user@GPU-node:~$ nvidia-smi topo -m\n" + QUAD + "user@GPU-node:~$ ",
+    "fenced": "Output of `nvidia-smi topo -m`:\n```\n" + QUAD + "```\n",
+    "quoted": "".join(f"> {line}\n" for line in QUAD.splitlines()),
+    "markdown table": "".join("| " + line.replace("\t", " | ") + " |\n" for line in QUAD.splitlines()),
+    "one blank between cells": QUAD.replace("\t", " "),
+    "header without tabs": QUAD.replace("GPU0\tGPU1\tGPU2\tGPU3\t", "GPU0GPU1GPU2GPU3", 1),
+    "rows without tabs": QUAD.replace("\t X \tNV1\tNV2\tSYS\t", " X NV1NV2SYS", 1),
+    "log prefix": "".join(f"[1,0]<stdout>:{line}\n" for line in QUAD.splitlines()),
+    "prose about GPUs before": "GPU0 and GPU1 are slow together.\nGPU2 is fine.\n\n" + QUAD,
+    "non-breaking blanks": QUAD.replace("\t", "\u00a0\u00a0"),
+    "no affinity": "\n".join(line.split("\t0-")[0].split("\t24")[0].split("\tCPU")[0] for line in QUAD.splitlines()),
+    "rows wrapped": QUAD.replace("NV2\tSYS\t0", "NV2\t\nSYS\t0").replace("\tNUMA Affinity", "\nNUMA Affinity"),
+    "rows wrapped within a cell": QUAD.replace("NV2\tSYS\t0", "NV2\tS\nYS\t0"),
+    "header wrapped": QUAD.replace("GPU2\tGPU3", "GPU2\n\tGPU3", 1),
+    "legend": QUAD + "\nLegend:\n\n  X    = Self\n  NV#  = Connection traversing a bonded set of # NVLinks\n",
+    "a blank line between rows": QUAD.replace("\n", "\n\n"),
+    "rows in another order": "\n".join([QUAD.splitlines()[i] for i in (0, 3, 1, 4, 2)]),
+    "a network card between": QUAD.replace("GPU2\tNV2", "NIC0\tPIX\tPIX\tSYS\tSYS\nGPU2\tNV2"),
+    "network cards' columns": QUAD.replace("GPU3\tCPU", "GPU3\tNIC0\tmlx5_1\tCPU").replace(
+        "\t0-23", "\tPIX\tSYS\t0-23"
+    ),
+    "lower case": QUAD.replace("SYS", "sys"),
+}
+
+
+@pytest.mark.parametrize("text", PASTED.values(), ids=PASTED)
+def test_pasted_in_many_ways(text):
+    table = parse_nvidia_smi(text)
+    assert table.labels == ("GPU0", "GPU1", "GPU2", "GPU3")
+    assert table.kinds == QUAD_KINDS
+    assert table.warnings == ()
+
+
+def test_affinity_tells_sockets_apart():
+    assert parse_nvidia_smi(QUAD).cpus == ("0-23,48-71 0",) * 2 + ("24-47,72-95 1",) * 2
+
+
+def test_the_gpu_model_is_read_from_a_pasted_listing():
+    listing = "".join(f"GPU {i}: Tesla V100-SXM2-16GB (UUID: GPU-{i}{i})\n" for i in range(4))
+    assert parse_nvidia_smi(listing + QUAD).gpu == "Tesla V100-SXM2-16GB"
+
+
+def test_sixteen_gpus():
+    table = parse_nvidia_smi(grid(16, "NV6"))
+    assert (len(table.labels), counted(table.kinds)) == (16, {"NV6": 120})
+
+
+def test_old_names_of_kinds():
+    assert counted(parse_nvidia_smi(grid(3, "SOC")).kinds) == {"SYS": 3}
+
+
+WRONG = {
+    "no table": ("nvidia-smi: command not found", "no table of GPUs"),
+    "empty": ("", "no table of GPUs"),
+    "no header": ("\n".join(QUAD.splitlines()[1:]), "row GPU0 has no header"),
+    "rows missing": ("\n".join(QUAD.splitlines()[:-1]), "row GPU3 is missing"),
+    "row cut": (QUAD.replace("GPU3\tSYS\tNV2\tNV1\t X \t24-47,72-95\t1\n", "GPU3\tSYS\tNV2"), "row GPU3, column GPU2"),
+    "cell cut": (QUAD[: QUAD.index("GPU3\tSYS") + 11], "row GPU3, column GPU1"),
+    "unknown kind": (QUAD.replace("NV1\tNV2\tSYS", "NV1\tQPI\tSYS"), "row GPU0, column GPU2.*'QPI'"),
+    "not available": (QUAD.replace("NV1\tNV2\tSYS", "NV1\tN/A\tSYS"), "row GPU0, column GPU2.*'N/A'"),
+    "X off the diagonal": (QUAD.replace("NV1\tNV2\tSYS", "NV1\tX\tSYS"), "row GPU0, column GPU2.*diagonal"),
+    "no X on the diagonal": (QUAD.replace("GPU1\tNV1\t X ", "GPU1\tNV1\tNV1"), "row GPU1, column GPU1.*diagonal"),
+    "row twice": (QUAD.replace("GPU3\tSYS", "GPU2\tSYS"), "row GPU2 appears twice"),
+    "column twice": (QUAD.replace("GPU2\tGPU3", "GPU2\tGPU2", 1), "column GPU2 appears twice"),
+    "row without column": (QUAD.replace("\tGPU3\tCPU", "\tCPU"), "row GPU3.*no column GPU3"),
+    "a bond of nothing": (QUAD.replace("NV1\tNV2\tSYS", "NV0\tNV2\tSYS"), "row GPU0, column GPU1.*NV0"),
+}
+
+
+@pytest.mark.parametrize("text, message", WRONG.values(), ids=WRONG)
+def test_cut_and_contradictory_tables_are_errors_that_say_where(text, message):
+    with pytest.raises(TopologyError, match=message):
+        parse_nvidia_smi(text)
+
+
+@given(st.integers(0, len(QUAD) - 1))
+@settings(max_examples=200, deadline=None)
+def test_a_table_cut_anywhere_is_never_misread(end):
+    """Either an error, or the cut was in what follows the last link."""
+    try:
+        table = parse_nvidia_smi(QUAD[:end])
+    except TopologyError:
+        return
+    assert table.kinds == QUAD_KINDS
+
+
+@given(st.text(alphabet="GPU01 XNVSY\t\n|=:-[m", max_size=80))
+@settings(max_examples=300, deadline=None)
+def test_any_text_is_read_or_refused(text):
+    """No other exception, whatever is pasted."""
+    with contextlib.suppress(TopologyError):
+        parse_nvidia_smi(text)
+
+
+def test_an_asymmetric_table_is_a_warning_and_the_slower_reading_counts():
+    table = parse_nvidia_smi(QUAD.replace("GPU1\tNV1", "GPU1\tPHB"))
+    assert table.kinds[0][1] == table.kinds[1][0] == "PHB"
+    (warning,) = table.warnings[:1]
+    assert "GPU0–GPU1" in warning and "NV1" in warning and "PHB" in warning
+
+
+ODD = {
+    "one pair of a switch": (grid(8, "NV12", {(2, 5): "NV11"}), ["GPU2–GPU5 is NV11"]),
+    "one GPU of a switch": (
+        grid(4, "NV18", {(3, 0): "SYS", (3, 1): "SYS", (3, 2): "SYS"}),
+        [],  # half of the pairs are of each kind: no saying which is odd
+    ),
+    "a missing bridge": (
+        grid(8, "SYS", {(0, 1): "NV4", (2, 3): "NV4", (4, 5): "NV4"}),
+        ["GPU6–GPU7 is SYS"],
+    ),
+    "a bridge with fewer links": (
+        grid(8, "SYS", {(0, 1): "NV4", (2, 3): "NV4", (4, 5): "NV4", (6, 7): "NV3"}),
+        ["GPU6–GPU7 is NV3"],
+    ),
+    "a PCIe link that fits no tree": (grid(4, "PIX", {(0, 3): "SYS"}), ["GPU0–GPU3 is SYS"]),
+    "pairs": (grid(8, "SYS", {(0, 1): "NV4", (2, 3): "NV4", (4, 5): "NV4", (6, 7): "NV4"}), []),
+    "two switches of two": (grid(4, "PXB", {(0, 1): "PIX", (2, 3): "PIX"}), []),
+}
+
+
+@pytest.mark.parametrize("text, expected", ODD.values(), ids=ODD)
+def test_a_link_unlike_its_peers_is_named(text, expected):
+    warnings = parse_nvidia_smi(text).warnings
+    assert len(warnings) == len(expected)
+    assert all(warning.startswith(start) for warning, start in zip(warnings, expected))
+
+
+def test_broken_bridges_of_a_real_machine_are_named():
+    text = (REAL / "8x-a800-80gb-pcie-sys-pix-nv8-nic2.txt").read_text(encoding="utf-8")
+    assert [warning.split(",")[0] for warning in parse_nvidia_smi(text).warnings] == [
+        "GPU4–GPU7 is NV6",
+        "GPU5–GPU6 is NV4",
+    ]
+
+
+def test_a_second_table_is_mentioned():
+    assert "second table" in parse_nvidia_smi(QUAD + "\nnode2:\n" + QUAD).warnings[-1]
