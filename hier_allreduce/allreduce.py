@@ -126,7 +126,7 @@ def reduce_to_mains(
 
     Raises: as :func:`allreduce_grads`; also StrategyError if the strategy cuts gradients over several mains.
     """
-    layout = lay_out(grads, strategy)
+    layout = lay_out(grads, strategy, whole=True)
     layout.mains()
     half = layout.plan.reduce_half()
     readings = _readings(layout, grads.devices, average, strategy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -53,3 +53,12 @@ def _parsed(tower: int, device: Any, text: str) -> str:
 def all_on_cpu(devices: Sequence[Any]) -> bool:
     """Whether every device is known to be a CPU."""
     return all(isinstance(d, str) and d and tf.DeviceSpec.from_string(d).device_type == "CPU" for d in devices)
+
+
+def device_numbers(devices: Sequence[Any]) -> List[int]:
+    """The index of each device; towers whose device has none are numbered as they come."""
+    found = []
+    for tower, device in enumerate(devices):
+        index = tf.DeviceSpec.from_string(device).device_index if isinstance(device, str) and device else None
+        found.append(tower if index is None else int(index))
+    return found

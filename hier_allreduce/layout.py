@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Sequence, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from .algorithms import ALGORITHMS
-from .buckets import Bucketing, Chunk, balanced, buckets
-from .devices import all_on_cpu
-from .errors import StrategyError
+from .buckets import Bucketing, Chunk, Spec, balanced, buckets
+from .detect import this_machine
+from .devices import all_on_cpu, device_numbers
+from .errors import StrategyError, TopologyError
 from .gradients import Matrix
 from .kinds import DENSE, INDICES, Entry, entries, op_names
-from .plan import Copy, Plan, verify
+from .plan import Copy, Plan, Step, verify
+from .routes import planned, planned_whole
 from .strategy import Strategy
+from .topology import Topology, subset
 
 
 class Layout(NamedTuple):
@@ -59,21 +62,68 @@ class Layout(NamedTuple):
         )
 
 
-def lay_out(grads: Matrix, strategy: Strategy) -> Layout:
+def lay_out(grads: Matrix, strategy: Strategy, whole: bool = False) -> Layout:
     """Decide everything about a K×N matrix before the first op.
+
+    Args:
+        grads: the matrix.
+        strategy: how to reduce.
+        whole: every variable must have one main: a planned strategy then cuts none.
 
     Raises:
         GradientError: see :func:`hier_allreduce.kinds.entries`.
-        StrategyError: the groups, or the main, do not fit K towers.
+        StrategyError: the groups, the main or the topology do not fit K towers.
     """
-    towers = len(grads.devices)
     found = entries(grads, strategy)
-    how = strategy.bucketing if towers > 1 else Bucketing(pack_below=0)
-    chunks = buckets([entry.spec for entry in found], how)
-    algorithm = _algorithm(strategy, grads.devices)
+    specs = [entry.spec for entry in found]
+    machine = _machine(strategy, grads.devices)
+    if machine is None:
+        chunks, plan = _unplanned(found, specs, grads.devices, strategy)
+    else:
+        scale = 0.5 if strategy.wire_dtype else 1.0
+        algorithm = None if strategy.algorithm == "auto" else strategy.algorithm
+        if whole:
+            chunks, plan = planned_whole(specs, machine, strategy.bucketing, algorithm, scale)
+        else:
+            chunks, plan = planned(specs, machine, algorithm, scale)
+        plan = _with_indices_beside_values(found, chunks, plan)
+    return Layout(found, chunks, op_names([_chunk_name(chunk, found, grads.names) for chunk in chunks]), verify(plan))
+
+
+def _unplanned(
+    found: Sequence[Entry], specs: Sequence[Spec], devices: Sequence[Any], strategy: Strategy
+) -> Tuple[List[Chunk], Plan]:
+    towers = len(devices)
+    chunks = buckets(specs, strategy.bucketing if towers > 1 else Bucketing(pack_below=0))
+    algorithm = _algorithm(strategy, devices)
     turns = _turns(found, chunks, towers, strategy.mains_for(algorithm))
-    plan = verify(ALGORITHMS[algorithm](towers, turns, strategy.groups))
-    return Layout(found, chunks, op_names([_chunk_name(chunk, found, grads.names) for chunk in chunks]), plan)
+    return chunks, ALGORITHMS[algorithm](towers, turns, strategy.groups)
+
+
+def _machine(strategy: Strategy, devices: Sequence[Any]) -> Optional[Topology]:
+    """The topology of the K towers' devices, or None to do without."""
+    if strategy.topology is None or len(devices) == 1:
+        return None
+    machine = strategy.machine()
+    try:
+        if machine is None:
+            # CPU devices share one memory: there are no links to plan for
+            return None if all_on_cpu(devices) else this_machine([str(device) for device in devices])
+        return subset(machine, device_numbers(devices))
+    except TopologyError as error:
+        raise StrategyError(f"topology={strategy.topology!r} does not fit devices {list(devices)}: {error}") from None
+
+
+def _with_indices_beside_values(found: Sequence[Entry], chunks: Sequence[Chunk], plan: Plan) -> Plan:
+    """The plan with the indices of sparse gradients on the same way as their values."""
+    at = {chunk.pieces[0].variable: number for number, chunk in enumerate(chunks) if chunk.alone}
+    beside = {at[e - 1]: at[e] for e in at if found[e].part == INDICES}
+    indices = set(beside.values())
+    steps: List[Step] = []
+    for step in plan.steps:
+        if step.chunk not in indices:
+            steps += [step, *([step._replace(chunk=beside[step.chunk])] if step.chunk in beside else [])]
+    return Plan(plan.devices, plan.chunks, tuple(steps), plan.algorithm)
 
 
 def _algorithm(strategy: Strategy, devices: Sequence[Any]) -> str:

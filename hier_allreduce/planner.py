@@ -33,7 +33,7 @@ _NEAR = 1.05  # a recipe slower than the quickest by more than this is not looke
 _CLEARLY = 1.15
 _MOST_CHUNKS = 8  # for each device
 BASELINES = ("two-group", "tree", "flat")
-ALGORITHMS = ("ring", "packed paths", "packed trees", "hierarchical", "exchange", *BASELINES)
+ALGORITHMS = ("ring", "packed_paths", "packed_trees", "hierarchical", "exchange", *BASELINES)
 _CLASSES_PER_OCTAVE = 4
 
 
@@ -112,10 +112,22 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Ch
     if seconds[fastest] > min(seconds.values()) * _NEAR:  # of this size, not of its class
         fastest = min(seconds, key=lambda name: seconds[name])
     name = algorithm or fastest
-    if name not in best:
-        raise StrategyError(f"algorithm={algorithm!r} makes no plan for {len(topology)} devices")
+    if name not in best:  # the search did not look at it: others were clearly faster
+        recipe = _best_of(topology, bytes_class(size), name)
+        best = {**best, name: recipe}
+        seconds[name] = simulate(recipe.plan(), topology, recipe.sizes(size)).seconds
     baselines = {name: seconds[name] for name in BASELINES}
     return Choice(best[name], size, seconds[name], lower_bound(topology, size), baselines, seconds)
+
+
+@lru_cache(maxsize=256)
+def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
+    """The fastest recipe of one algorithm."""
+    recipes = [recipe for recipe in _candidates(topology) if recipe.algorithm == algorithm]
+    if not recipes:
+        raise StrategyError(f"algorithm={algorithm!r} makes no plan for {len(topology)} devices")
+    trials = [_trial(recipe, topology, size, limit=0.0) for recipe in recipes]
+    return min(trials, key=lambda trial: trial.seconds[_TF]).recipe
 
 
 @lru_cache(maxsize=1024)
@@ -348,7 +360,7 @@ def _paths(topology: Topology) -> Iterator[Recipe]:
     """Paths of several rings with the shares that the links allow, where links are not alike."""
     packing = pack_paths(topology)
     for chunks in _chunk_counts(packing):
-        yield packed_trees(len(topology), packing, chunks, ends, "packed paths")
+        yield packed_trees(len(topology), packing, chunks, ends, "packed_paths")
 
 
 def _packed(topology: Topology) -> Iterator[Recipe]:
@@ -369,7 +381,7 @@ def packed_trees(
     packing: Packing,
     chunks: int,
     roots: Callable[[Tree], Tuple[int, ...]] = centers,
-    name: str = "packed trees",
+    name: str = "packed_trees",
 ) -> Recipe:
     """About ``chunks`` chunks of like size: each tree gets as many as its share, the first of all trees first."""
     pieces: List[Tuple[float, float, ReduceHalf]] = []

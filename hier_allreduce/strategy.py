@@ -9,14 +9,19 @@ from typing import Any, Dict, Iterator, Optional, Tuple, Union
 from . import presets
 from .algorithms import ALGORITHMS
 from .buckets import Bucketing
-from .errors import StrategyError
+from .errors import StrategyError, TopologyError
+from .planner import ALGORITHMS as PLANNED
+from .topology import Topology, load
 
 _CHOICES = {
-    "algorithm": ("auto", *ALGORITHMS),
+    "algorithm": ("auto", *ALGORITHMS, *(name for name in PLANNED if name not in ALGORITHMS)),
     "wire_dtype": (None, "float16", "bfloat16"),
     "sparse": ("auto", "gather", "dense"),
     "missing": ("error", "zeros"),
 }
+
+
+THIS_MACHINE = "this machine"
 
 
 @dataclass(frozen=True)
@@ -24,8 +29,13 @@ class Strategy:
     """How gradients are grouped, reduced and sent. Sizes in bytes; ``print(strategy)`` says what it will do.
 
     Attributes:
-        algorithm: ``"hierarchical"``, ``"tree"``, ``"flat"``; ``"auto"`` is flat where all devices are CPUs (they share
-            one memory, so that a second level only adds work) and hierarchical elsewhere.
+        algorithm: ``"hierarchical"``, ``"tree"``, ``"flat"``; ``"auto"``, with a topology, is what its links are
+            fastest with; without one it is flat where all devices are CPUs (they share one memory, so that a second level
+            only adds work) and hierarchical elsewhere. With a topology also the planner's others: ``"ring"``,
+            ``"exchange"``, ``"packed_trees"``, ``"packed_paths"``.
+        topology: the machine's links: a preset's name (``"dgx-1v"``), a YAML or nvidia-smi file, a ``Topology``,
+            or ``"this machine"`` to look. The gradients of a dtype then form one bucket, which is cut as planned for its
+            bytes; groups and mains are found from the links. Tower k on ``/gpu:i`` is device i of the topology.
         groups: for ``"hierarchical"``: tuples that hold each tower number once; None is two halves.
         mains: ``"balance"`` (by bytes, the largest first), ``"rotate"`` (by index, as tensorpack does), or one tower's
             number for all; None is ``"balance"``, and tower 0 for ``"tree"``, as in caffe2's muji.
@@ -44,6 +54,7 @@ class Strategy:
     """
 
     algorithm: str = "auto"
+    topology: Union[str, Topology, None] = None
     groups: Optional[Tuple[Tuple[int, ...], ...]] = None
     mains: Union[int, str, None] = None
     pack_below: int = 64 << 10
@@ -69,11 +80,38 @@ class Strategy:
             raise StrategyError(f"mains={self.mains!r}: expected 'balance', 'rotate', or a tower's number")
         if self.groups is not None and self.algorithm not in ("hierarchical", "auto"):
             raise StrategyError(f"groups={self.groups!r} go with algorithm='hierarchical', not {self.algorithm!r}")
+        self._check_topology()
+
+    def _check_topology(self) -> None:
+        if self.topology is None:
+            if self.algorithm not in ("auto", *ALGORITHMS):
+                raise StrategyError(
+                    f"algorithm={self.algorithm!r} is planned from a machine's links: give topology= too"
+                )
+            return
+        if not isinstance(self.topology, (str, Topology)):
+            raise StrategyError(f"topology={self.topology!r}: expected a Topology, or a machine's name or file")
+        for field in ("groups", "mains", "splits", "split_above"):
+            if getattr(self, field) not in (None, 0):
+                raise StrategyError(f"{field}={getattr(self, field)!r}: with a topology this is planned; leave it out")
 
     @property
     def bucketing(self) -> Bucketing:
         """The part that groups gradients."""
         return Bucketing(self.pack_below, self.bucket_bytes, self.splits, self.split_above)
+
+    def machine(self) -> Union[Topology, None]:
+        """The topology that was named; ``"this machine"`` is for the caller to look at, and None here too.
+
+        Raises:
+            StrategyError: no such preset or file, or one that cannot be understood.
+        """
+        if not isinstance(self.topology, str):
+            return self.topology
+        try:
+            return None if self.topology == THIS_MACHINE else load(self.topology)
+        except TopologyError as error:
+            raise StrategyError(f"topology={self.topology!r}: {error}") from None
 
     def mains_for(self, algorithm: str) -> Union[int, str]:
         """``mains``, or what None means for an algorithm."""
@@ -103,6 +141,21 @@ class Strategy:
         return "\n".join([f"{self.algorithm} all-reduce", *(f"  {line}" for line in self._sentences())])
 
     def _sentences(self) -> Iterator[str]:
+        yield from self._grouping()
+        if self.wire_dtype:
+            yield f"float32 travels as {self.wire_dtype}, added in float32"
+        yield {
+            "auto": "sparse gradients gathered, or densified where that moves fewer bytes",
+            "gather": "sparse gradients gathered",
+            "dense": "sparse gradients densified",
+        }[self.sparse]
+        yield {"error": "None on some towers is an error", "zeros": "None on some towers counts as zeros"}[self.missing]
+
+    def _grouping(self) -> Iterator[str]:
+        if self.topology is not None:
+            yield f"planned for the links of {getattr(self.topology, 'name', self.topology)}"
+            yield "all gradients of a dtype in one bucket, cut as planned"
+            return
         mains = self.mains_for(self.algorithm)
         words = {"balance": "mains chosen by bytes", "rotate": "mains rotate with the chunk"}
         yield words.get(str(mains), f"main is tower {mains}")
@@ -116,14 +169,6 @@ class Strategy:
             yield "every gradient travels alone"
         if self.split_above and not self.splits:
             yield f"chunks above {_size(self.split_above)} are cut"
-        if self.wire_dtype:
-            yield f"float32 travels as {self.wire_dtype}, added in float32"
-        yield {
-            "auto": "sparse gradients gathered, or densified where that moves fewer bytes",
-            "gather": "sparse gradients gathered",
-            "dense": "sparse gradients densified",
-        }[self.sparse]
-        yield {"error": "None on some towers is an error", "zeros": "None on some towers counts as zeros"}[self.missing]
 
 
 def strategy_from(value: Union[str, Strategy, None], **overrides: Any) -> Strategy:

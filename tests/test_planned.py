@@ -1,0 +1,112 @@
+"""Plans made for a machine's links, running on tensors: the same sums, and the copies that were planned."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from conftest import cpus, executed, gradients_on
+from test_kinds import consumed_in_place, same_bits, sparse, traced
+
+from hier_allreduce import Strategy, StrategyError, TowerOptimizer, allreduce_grads, audit
+from hier_allreduce.topology import load, subset
+
+tf1 = tf.compat.v1
+SHAPES = [(64, 50), (7,), (), (300, 20), (0, 3), (129,)]
+
+
+def whole_numbers(towers):
+    random = np.random.RandomState(towers)
+    return [[random.randint(-99, 99, shape).astype("float32") for shape in SHAPES] for _ in range(towers)]
+
+
+@pytest.mark.parametrize("machine", ["dgx-1v", "dgx-1v-azure", "pcie-sockets", "dgx-a100"])
+@pytest.mark.parametrize("towers", [1, 3, 5, 8])
+def test_planned_sums_are_right_and_equal_on_all_towers(machine, towers):
+    values = whole_numbers(towers)
+    rows = executed(values, cpus(towers), strategy=Strategy(topology=machine))
+    assert same_bits(rows)
+    for variable, total in enumerate(rows[-1]):
+        assert np.array_equal(total, np.sum([row[variable] for row in values], 0))
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["auto", "ring", "packed_trees", "packed_paths", "exchange", "hierarchical", "tree"]
+)
+def test_what_tensorflow_executes_is_what_was_planned(graph, algorithm):
+    devices = cpus(8)
+    result = allreduce_grads(
+        gradients_on(devices, whole_numbers(8)), devices, True, strategy=Strategy(algorithm, topology="dgx-1v")
+    )
+    seen = audit(traced(consumed_in_place(result)), graph)
+    assert len(seen.calls) == 1
+
+
+def test_a_job_on_some_of_the_gpus_is_planned_for_their_links_only(graph):
+    devices = ["/cpu:4", "/cpu:7", "/cpu:6"]
+    allreduce_grads(gradients_on(devices, whole_numbers(3)), devices, strategy=Strategy(topology="dgx-1v"))
+    placed = {tf.DeviceSpec.from_string(op.device).device_index for op in graph.get_operations() if op.device}
+    assert placed == {4, 6, 7}
+
+
+def test_sparse_rows_and_their_indices_go_the_same_way(graph):
+    devices = cpus(4)
+    result = allreduce_grads(
+        [[sparse(k, k + 1)] for k in range(4)], devices, strategy=Strategy(topology="p3.8xlarge", sparse="gather")
+    )
+    with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 8})) as sess:
+        values, indices = sess.run([result[2][0].values, result[2][0].indices])
+    owner = (values[:, 0] // 10).astype(int)  # sparse() makes tower k's values from 10 k on, its indices k mod 3
+    assert len(indices) == 10 and ((indices - owner) % 3 == 0).all()
+
+
+def test_half_precision_and_updates_at_the_mains_are_planned_too():
+    values = whole_numbers(4)
+    rows = executed(values, cpus(4), strategy=Strategy(topology="p3.8xlarge", wire_dtype="float16"))
+    assert np.allclose(rows[1][0], np.sum([row[0] for row in values], 0), atol=1)
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(
+            tf1.train.GradientDescentOptimizer(1.0), cpus(4), update="main", strategy=Strategy(topology="p3.8xlarge")
+        )
+        rows = []
+        for tower, device in enumerate(cpus(4)):
+            with tf.device(device):
+                weights = tf1.get_variable(f"tower{tower}/w", [5000, 3], use_resource=True)
+                rows.append([(tf.ones([5000, 3]) * tower, weights)])
+        train_op = optimizer.apply_gradients(rows)
+        with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 8})) as sess:
+            sess.run(tf1.global_variables_initializer())
+            sess.run(optimizer.init_op)
+            before = sess.run(rows[3][0][1])
+            sess.run(train_op)
+            assert np.allclose(before - sess.run(rows[3][0][1]), 1.5, atol=1e-5)
+
+
+def test_cpus_of_this_machine_need_no_plan():
+    values = whole_numbers(3)
+    rows = executed(values, cpus(3), strategy=Strategy(topology="this machine"))
+    assert np.array_equal(rows[2][0], np.sum([row[0] for row in values], 0))
+
+
+def test_a_topology_object_is_taken_as_it_is():
+    machine = subset(load("dgx-1v"), [0, 3, 2])
+    assert "planned for the links of DGX-1V" in str(Strategy(topology=machine))
+    rows = executed(whole_numbers(3), cpus(3), strategy=Strategy(topology=machine))
+    assert same_bits(rows)
+
+
+@pytest.mark.parametrize(
+    "match, devices, how",
+    [
+        ("neither a file nor one of the machines; did you mean 'dgx-1v'", 2, {"topology": "dgx-1w"}),
+        ("does not fit devices.*has devices 0 to 3", 8, {"topology": "p3.8xlarge"}),
+        ("mains='rotate': with a topology this is planned", 2, {"topology": "dgx-1v", "mains": "rotate"}),
+        ("splits=8: with a topology this is planned", 2, {"topology": "dgx-1v", "splits": 8}),
+        ("algorithm='ring' is planned from a machine's links", 2, {"algorithm": "ring"}),
+        ("topology=7: expected", 2, {"topology": 7}),
+    ],
+)
+def test_what_does_not_fit_is_refused(graph, match, devices, how):
+    rows = gradients_on(cpus(devices), whole_numbers(devices))
+    before = len(graph.get_operations())
+    with pytest.raises(StrategyError, match=match):
+        allreduce_grads(rows, cpus(devices), strategy=Strategy(**how))
+    assert len(graph.get_operations()) == before
