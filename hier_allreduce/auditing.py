@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import tensorflow as tf
 
@@ -123,7 +123,7 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
     ran = [(node.name, node.device) for part in partitions for node in part.node]
     audited, not_run = [], []
     for call in built:
-        found = _audited(call, edges, ran)
+        found = _audited(call, graph, edges, ran)
         if found:
             audited.append(found)
         else:
@@ -230,25 +230,34 @@ def _planned(call: Emitted, places: _Places) -> List[Counter]:
     return planned
 
 
-def _executed(call: Emitted, edges: Sequence[_Edge], places: _Places, planned: Sequence[Counter]) -> List[Counter]:
+def _executed(
+    call: Emitted, graph: Any, edges: Sequence[_Edge], places: _Places, planned: Sequence[Counter]
+) -> List[Counter]:
     """For each chunk the pairs of places between which its tensors crossed."""
     chunk_of = _chunk_finder(call)
+    copied = _copied(graph, chunk_of)
     executed: List[Counter] = [Counter() for _ in planned]
-    leaving: List[Tuple[int, Pair]] = []
+    for edge in edges:
+        for chunk in {chunk_of(reader) for reader in edge.readers} - {None}:
+            executed[chunk][places.find(edge.src), places.find(edge.dst)] += 1
+    # A copy's own op may be pruned where its reader is on the same device; the tensor then goes straight to the
+    # reader. Anything else that leaves is a result being read elsewhere.
     for edge in edges:
         pair = places.find(edge.src), places.find(edge.dst)
-        inside = {chunk_of(reader) for reader in edge.readers} - {None}
-        for chunk in inside:
-            executed[chunk][pair] += 1
-        source = chunk_of(edge.source)
-        if source is not None and not inside:
-            leaving.append((source, pair))
-    for chunk, pair in leaving:
-        # The last copy's own op may be pruned where its reader is on the same device; anything else that leaves
-        # is a result being read elsewhere.
-        if planned[chunk][pair] and not executed[chunk][pair]:
-            executed[chunk][pair] += 1
+        for chunk in {chunk_of(edge.source), *copied.get(edge.source, ())} - {None}:
+            if planned[chunk][pair] and not executed[chunk][pair]:
+                executed[chunk][pair] += 1
     return executed
+
+
+def _copied(graph: Any, chunk_of: Any) -> Dict[str, Set[int]]:
+    """The ops whose results a call copies, as they were built: by name, with the chunks that do."""
+    copied: Dict[str, Set[int]] = {}
+    for op in graph.get_operations():
+        chunk = chunk_of(op.name)
+        if chunk is not None and op.type == "Identity":
+            copied.setdefault(op.inputs[0].op.name, set()).add(chunk)
+    return copied
 
 
 def _chunk_finder(call: Emitted) -> Any:
@@ -268,14 +277,14 @@ def _chunk_finder(call: Emitted) -> Any:
 # ---- both sides ------------------------------------------------------------------------------------
 
 
-def _audited(call: Emitted, edges: Sequence[_Edge], ran: Sequence[Tuple[str, str]]) -> Optional[Audited]:
-    """One call's copies, or None if no op of it ran."""
+def _audited(call: Emitted, graph: Any, edges: Sequence[_Edge], ran: Sequence[Tuple[str, str]]) -> Optional[Audited]:
+    """One call's copies, or None if it took no part in the run."""
     places = _Places(call.devices)
     planned = _planned(call, places)
+    executed = _executed(call, graph, edges, places, planned)
     chunk_of = _chunk_finder(call)
-    if any(planned) and all(chunk_of(name) is None for name, _ in ran):
+    if any(planned) and not any(executed) and all(chunk_of(name) is None for name, _ in ran):
         return None
-    executed = _executed(call, edges, places, planned)
     shared = len({places.first_tower(tower) for tower in range(call.plan.devices)}) < call.plan.devices
     faults = []
     for chunk, (plan, seen) in enumerate(zip(planned, executed)):

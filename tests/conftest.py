@@ -1,4 +1,4 @@
-"""One TensorFlow set-up for all tests: eight logical CPU devices, few threads, no GPU needed."""
+"""One TensorFlow set-up for all tests: sixteen logical CPU devices, few threads, no GPU needed."""
 
 import os
 

@@ -120,7 +120,9 @@ def placed(result):
     return [[tensor.device.lower().replace("device:", "") for tensor in row] for row in result]
 
 
-@pytest.mark.parametrize("how", [{}, {"algorithm": "tree"}, {"algorithm": "hierarchical", "average": True}])
+@pytest.mark.parametrize(
+    "how", [{}, {"strategy": Strategy(algorithm="tree", pack_below=0)}, {"algorithm": "hierarchical", "average": True}]
+)
 @pytest.mark.parametrize("devices", [1, 3, 8])
 def test_each_result_lives_on_its_towers_device(graph, devices, how):
     result = allreduce_grads(gradients_on(cpus(devices), powers_of_two(devices, 9)), cpus(devices), **how)

@@ -20,6 +20,8 @@ from hier_allreduce import (
     emit,
 )
 from hier_allreduce.algorithms import ALGORITHMS, hierarchical, tree
+from hier_allreduce.allreduce import copy_from_mains, reduce_to_mains
+from hier_allreduce.gradients import matrix
 
 ONE_BY_ONE = {name: Strategy(algorithm=name, mains="rotate", pack_below=0) for name in ALGORITHMS}
 
@@ -128,6 +130,24 @@ def test_several_all_reduces_in_one_step_have_a_table_for_each_set_of_devices(gr
         "c/: flat, 1 chunk, 2 copies, planned = executed",
         "d/: not part of this run",
     ]
+
+
+@pytest.mark.parametrize("strategy", [Strategy(), *ONE_BY_ONE.values()], ids=["default", *ONE_BY_ONE])
+@pytest.mark.parametrize("devices", [2, 4, 5])
+def test_the_two_halves_are_executed_as_planned_each_on_its_own(graph, devices, strategy):
+    grads = matrix(gradients_on(cpus(devices), ones(devices, 3)), tuple(cpus(devices)), False)
+    sums, layout = reduce_to_mains(grads, False, strategy)
+    values = []
+    for variable, total in enumerate(sums):
+        with tf.device(cpus(devices)[layout.mains()[variable]]):
+            values.append(0.1 * total)
+    result = copy_from_mains(values, layout, cpus(devices))
+    for fetched in (result, used_on_the_spot(result, cpus(devices))):
+        found = audit(seen(fetched))
+        assert [call.copies for call in found.calls] == [
+            layout.plan.reduce_half().transfers(),
+            layout.plan.copy_half().transfers(),
+        ]
 
 
 @pytest.mark.parametrize("shared", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0)])

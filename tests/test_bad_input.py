@@ -184,7 +184,7 @@ def test_a_physical_device_is_no_place_for_ops(graph):
 @pytest.mark.parametrize(
     "choice, message",
     [
-        ({"algorithm": "ring"}, ["'ring'", "hierarchical", "tree", "flat"]),
+        ({"algorithm": "carousel"}, ["'carousel'", "hierarchical", "tree", "flat"]),
         ({"algorithm": "heirarchical"}, ["'heirarchical'", "did you mean 'hierarchical'?"]),
         ({"groups": ((0, 1), (2,))}, ["missing [3]", "groups=((0, 1), (2, 3))"]),
         ({"groups": ((0, 1), (1, 2, 3))}, ["repeated [1]"]),

@@ -29,6 +29,7 @@ ORDER = [
     "calibration",
     "report",
     "buckets",
+    "routes",
     "strategy",
     "peers",
     # from here on: TensorFlow
@@ -47,6 +48,7 @@ ORDER = [
     "replicas",
     "optimizer",
     # what is built on the package, and imported by nothing below
+    "case",
     "floor",
     "contenders",
     "bench",
