@@ -1,0 +1,37 @@
+"""The README's examples, run as they stand there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import IS_TF2
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def named(text):
+    return re.search(r"HierarchicalTrainer|TowerOptimizer|HierarchicalAllReduce|allreduce_grads", text).group()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=named)
+def test_examples_run_and_print_what_they_say(example, tmp_path):
+    if "MirroredStrategy" in example and not IS_TF2:
+        pytest.skip("TensorFlow 2 only")
+    ran = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=str(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        universal_newlines=True,
+        timeout=240,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    promised = [line.split("#")[1].split(":")[0].strip() for line in example.splitlines() if "print(" in line]
+    assert ran.stdout.split("\n")[: len(promised)] == promised
+
+
+def test_there_is_an_example_of_each_way():
+    assert {"HierarchicalTrainer", "TowerOptimizer", "allreduce_grads"} <= set(map(named, EXAMPLES))
