@@ -25,6 +25,7 @@ from .algorithms import Groups, ReduceHalf
 from .cost import RULES, Timing, lower_bound, simulate
 from .errors import StrategyError
 from .plan import Plan, verify
+from .presets import nearest
 from .topology import Topology, occupancy
 from .trees import Packing, Tree, centers, distances, ends, groups, pack, pack_paths, ring, rooted_half
 
@@ -106,7 +107,7 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Ch
         StrategyError: ``algorithm`` is unknown, or makes no plan for this machine.
     """
     if algorithm not in (None, *ALGORITHMS):
-        raise StrategyError(f"algorithm={algorithm!r} is unknown; there are {', '.join(ALGORITHMS)}")
+        raise StrategyError(f"algorithm={algorithm!r} is unknown{nearest(str(algorithm), list(ALGORITHMS))}")
     fastest, best = _search(topology, bytes_class(size))
     seconds = {name: simulate(recipe.plan(), topology, recipe.sizes(size)).seconds for name, recipe in best.items()}
     if seconds[fastest] > min(seconds.values()) * _NEAR:  # of this size, not of its class

@@ -1,0 +1,228 @@
+"""Topologies: what links and shared resources a table means, YAML in and out, presets, calibration, detection."""
+
+from collections import namedtuple
+
+import pytest
+
+from hier_allreduce import detect, presets, topology
+from hier_allreduce.errors import TopologyError
+from hier_allreduce.topology import flat_host, from_yaml, load, occupancy, subset
+
+MACHINES = presets.names("machines")
+
+
+def kinds_of(*rows):
+    """A topology from rows of kinds, without affinities."""
+    labels = tuple(f"GPU{i}" for i in range(len(rows)))
+    kinds = tuple(tuple(row.split()) for row in rows)
+    return topology.from_table(topology.Table(labels, kinds, ("",) * len(rows), "", ()), "test")
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_presets_load_without_warnings_and_survive_yaml(name):
+    machine = load(name)
+    assert machine.warnings == ()
+    assert from_yaml(machine.to_yaml()) == machine
+
+
+def test_presets_show_their_matrix():
+    for name in MACHINES:
+        text = presets.find("machines", name, TopologyError).read_text(encoding="utf-8")
+        assert "matrix: |" in text and "GPU0" in text
+
+
+def test_a_link_has_the_speed_of_its_nvlinks_or_of_its_way_through_pcie():
+    machine = load("dgx-1v")
+    assert machine.link(0, 3).bandwidth == 2 * machine.link(0, 1).bandwidth == pytest.approx(45.6e9)
+    assert machine.link(0, 5).kind == "SYS" and machine.link(0, 5).bandwidth < machine.link(0, 1).bandwidth
+
+
+def test_every_ordered_pair_has_its_link():
+    machine = load("dgx-1p")
+    assert [(link.src, link.dst) for link in machine.links] == [(i, j) for i in range(8) for j in range(8) if i != j]
+    assert all(machine.link(link.src, link.dst) is link for link in machine.links)
+
+
+def test_many_nvlinks_behind_one_gpu_mean_a_switch_with_one_port_each():
+    assert "GPU1 NVSwitch in" in load("dgx-a100").link(0, 1).through
+    assert load("hgx-a100-4").link(0, 1).through == ()
+
+
+def test_what_leaves_a_switch_shares_its_uplink_and_what_leaves_a_socket_its_bus():
+    through = load("pcie-sockets").link(0, 4).through
+    assert "uplink of GPU0+GPU1+GPU2+GPU3 out" in through
+    assert "uplink of GPU4+GPU5+GPU6+GPU7 in" in through
+    assert "socket of GPU0+GPU1+GPU2+GPU3 out" in through
+    assert not [name for name in load("pcie-sockets").link(0, 1).through if " of " in name]
+
+
+def test_sockets_are_known_from_the_affinity_where_all_links_are_far():
+    rows = ["GPU0 X SYS SYS SYS 0-7", "GPU1 SYS X SYS SYS 0-7", "GPU2 SYS SYS X SYS 8-15", "GPU3 SYS SYS SYS X 8-15"]
+    machine = topology.from_text("\n".join(["GPU0 GPU1 GPU2 GPU3 CPU Affinity", *rows]), "far")
+    assert "socket of GPU0+GPU1 out" in machine.link(0, 2).through
+    assert "socket of GPU0+GPU1 out" not in machine.link(0, 1).through
+
+
+@pytest.mark.parametrize(
+    "rows, nvlink",
+    [
+        (["X NV1 NV1", "NV1 X NV1", "NV1 NV1 X"], 18.4e9),
+        (["X NV4", "NV4 X"], 13e9),
+        (["X NV2 NV1", "NV2 X NV2", "NV1 NV2 X"], 22.8e9),
+        (["X NV12", "NV12 X"], 22e9),
+        (["X NV18", "NV18 X"], 21e9),
+    ],
+    ids=["P100", "A6000", "V100", "A100", "H100"],
+)
+def test_the_gpu_is_guessed_from_its_links(rows, nvlink):
+    assert kinds_of(*rows).speeds.nvlink == nvlink
+
+
+@pytest.mark.parametrize(
+    "gpu, pcie",
+    [
+        ("Tesla P100-SXM2-16GB", 12e9),
+        ("NVIDIA A100 80GB PCIe", 24e9),
+        ("NVIDIA A10", 24e9),
+        ("NVIDIA H100 NVL", 48e9),
+        ("NVIDIA H20", 48e9),
+        ("NVIDIA L20", 24e9),
+        ("NVIDIA GeForce RTX 5090", 48e9),
+        ("NVIDIA GeForce RTX 4090", 24e9),
+        ("GeForce GTX 1080 Ti", 12e9),
+    ],
+)
+def test_a_known_model_decides_the_port(gpu, pcie):
+    assert topology.guess_speeds((("X", "SYS"), ("SYS", "X")), gpu).pcie == pcie
+
+
+def test_a_calibration_file_overrides_speeds_kinds_and_pairs(tmp_path):
+    path = tmp_path / "measured.yaml"
+    path.write_text("speeds: {copy_latency: 5e-6}\nlinks: {NV1: 20e9, GPU3-GPU0: 44e9}\n")
+    machine = load("dgx-1v", str(path))
+    assert machine.link(0, 1).bandwidth == 20e9
+    assert machine.link(0, 3).bandwidth == machine.link(3, 0).bandwidth == 44e9
+    assert machine.link(0, 4).bandwidth == pytest.approx(45.6e9)
+    assert machine.link(0, 4).latency == 5e-6
+    assert from_yaml(machine.to_yaml()) == machine
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("speed: {}", "'speed' is unknown; did you mean 'speeds'"),
+        ("speeds: {nvlnk: 1}", "'nvlnk' is unknown; did you mean 'nvlink'"),
+        ("links: {NVL: 1}", "'NVL' is neither a kind"),
+        ("links: {GPU0-GPU9: 1}", "'GPU0-GPU9' is neither"),
+        ("links: {NV1: fast}", "NV1: expected a positive number"),
+        ("links: {NV1: -1}", "NV1: expected a positive number"),
+        ("[1, 2", "not readable as YAML"),
+    ],
+)
+def test_a_calibration_file_with_a_slip_is_an_error_that_names_it(tmp_path, text, message):
+    path = tmp_path / "measured.yaml"
+    path.write_text(text)
+    with pytest.raises(TopologyError, match=message):
+        load("dgx-1v", str(path))
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("name: x\nmatrix: 3\n", "expected a `matrix: |`"),
+        ("matrix: |\n  GPU0 GPU1\n  GPU0 X NV1\n  GPU1 NV1 X\nlatency: 3\n", "'latency' is unknown"),
+        ("matrix: |\n  GPU0 GPU1\n  GPU0 X NV1\n", "row GPU1 is missing"),
+    ],
+)
+def test_a_machine_file_with_a_slip_is_an_error_that_names_it(tmp_path, text, message):
+    path = tmp_path / "machine.yaml"
+    path.write_text(text)
+    with pytest.raises(TopologyError, match="machine.yaml.*" + message):
+        load(str(path))
+
+
+def test_an_unknown_machine_names_the_nearest_preset():
+    with pytest.raises(TopologyError, match="did you mean 'dgx-1v'"):
+        load("dgx1v")
+
+
+def test_the_copy_stream_is_held_by_all_copies_of_a_sender_and_ideal_links_by_their_own():
+    machine = load("dgx-1v")
+    queue, ideal = occupancy(machine).use, occupancy(machine, ideal_links=True).use
+    assert queue[0, 1][0][0] == queue[0, 3][0][0] != queue[1, 0][0][0]
+    assert ideal[0, 1][0][0] != ideal[0, 3][0][0]
+
+
+def test_a_subset_keeps_the_links_between_its_devices():
+    half = subset(load("dgx-1v"), [3, 0, 4])
+    assert half.kinds == (("X", "NV2", "SYS"), ("NV2", "X", "NV2"), ("SYS", "NV2", "X"))
+    assert half.link(0, 1).kind == "NV2"
+    with pytest.raises(TopologyError, match="devices 0 to 7"):
+        subset(load("dgx-1v"), [0, 8])
+    with pytest.raises(TopologyError, match=r"cannot take \[1, 1\]"):
+        subset(load("dgx-1v"), [1, 1])
+
+
+def test_a_flat_host_has_one_kind_of_link():
+    host = flat_host(3)
+    assert {link.kind for link in host.links} == {"HOST"}
+    assert from_yaml(host.to_yaml()) == host
+
+
+# ---- the running machine ----------------------------------------------------------------------------
+
+
+LISTING = "GPU 0: Tesla V100 (UUID: GPU-aa)\nGPU 1: Tesla V100 (UUID: GPU-bb)\nGPU 2: Tesla V100 (UUID: GPU-ab)\n"
+TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV2\tNV1\nGPU1\tNV2\tX\tSYS\nGPU2\tNV1\tSYS\tX\n"
+
+
+@pytest.fixture
+def nvidia_smi(monkeypatch):
+    """A machine with three GPUs, of which CUDA shows all."""
+    monkeypatch.setattr(detect, "_run", lambda *arguments: LISTING if arguments == ("-L",) else TABLE)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_this_machine_by_nvidia_smi(nvidia_smi):
+    machine = detect.this_machine()
+    assert (len(machine), machine.gpu) == (3, "Tesla V100")
+
+
+def test_this_machine_for_some_devices_in_their_order(nvidia_smi):
+    machine = detect.this_machine(["/gpu:2", "/job:localhost/replica:0/task:0/device:GPU:0"])
+    assert machine.devices == ("GPU2", "GPU0") and machine.link(0, 1).kind == "NV1"
+
+
+def test_this_machine_as_cuda_shows_it(nvidia_smi, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
+    assert detect.this_machine(["/gpu:0", "/gpu:1"]).devices == ("GPU2", "GPU1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb")
+    assert detect.this_machine().devices == ("GPU1",)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
+    with pytest.raises(TopologyError, match="'GPU-a' is neither"):
+        detect.this_machine()
+
+
+def test_cpu_devices_are_a_flat_host_and_strange_ones_an_error(nvidia_smi):
+    assert detect.this_machine(["/cpu:0", "/device:CPU:1"]).devices == ("CPU0", "CPU1")
+    with pytest.raises(TopologyError, match="'/tpu:0'"):
+        detect.this_machine(["/tpu:0"])
+
+
+def test_without_nvidia_smi_tensorflow_is_asked(monkeypatch):
+    monkeypatch.setattr(detect, "_run", lambda *arguments: "")
+    monkeypatch.setattr(detect, "_by_tensorflow", lambda: None)
+    assert detect.this_machine().devices == ("CPU0",)
+
+
+def test_tensorflows_locality_tells_peers_from_others():
+    link = namedtuple("link", "device_id")
+    links = namedtuple("links", "link")
+    locality = namedtuple("locality", "links numa_node")
+    gpu = namedtuple("gpu", "locality physical_device_desc")
+    name = "device: 0, name: Tesla P100-SXM2-16GB, pci bus id: 0000:06:00.0"
+    gpus = [gpu(locality(links([link(j) for j in peers]), 0), name) for peers in ((1,), (0,), ())]
+    machine = detect.from_locality(gpus)
+    assert machine.kinds == (("X", "PHB", "SYS"), ("PHB", "X", "SYS"), ("SYS", "SYS", "X"))
+    assert machine.gpu == "Tesla P100-SXM2-16GB"
+    assert detect.from_locality([]) is None
