@@ -40,7 +40,7 @@ class Rule(NamedTuple):
 
 # "queue" is how TensorFlow's GPU devices are understood to work; the other two are the ends between which others lie.
 RULES = {
-    "queue": Rule("ready", one_receive=True, held=False),
+    "queue": Rule("ready", one_receive=True, held=True),
     "in order": Rule("plan", one_receive=True, held=True),
     "eager": Rule("free", one_receive=False, held=False),
 }
