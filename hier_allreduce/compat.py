@@ -59,9 +59,8 @@ def replicas(value: Any) -> Tuple[Any, ...]:
 
 def mirrored_maker(example: Any) -> Callable[[Tuple[Any, ...]], Any]:
     """What turns K tensors, one on each device, into such a ``Mirrored`` value as ``example``."""
-    if not hasattr(example, "device_map"):  # TensorFlow 2
-        return type(example)
-    return functools.partial(type(example), example.device_map)
+    mirrored: Any = type(example)
+    return functools.partial(mirrored, example.device_map) if hasattr(example, "device_map") else mirrored
 
 
 def is_resource(variable: Any) -> bool:

@@ -1,0 +1,161 @@
+"""``tf.distribute`` with this package's all-reduce: one argument of ``MirroredStrategy``.
+
+::
+
+    from hier_allreduce.integrations.distribute import HierarchicalAllReduce
+
+    strategy = tf.distribute.MirroredStrategy(cross_device_ops=HierarchicalAllReduce())
+    with strategy.scope():
+        model = …                       # and then fit, or a loop of your own, as ever
+
+On TensorFlow 2 this uses public names of TensorFlow only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+
+import tensorflow as tf
+
+from ..allreduce import allreduce_grads
+from ..compat import mirrored_maker, replicas
+from ..errors import DeviceError, StrategyError
+from ..strategy import Strategy, strategy_from
+
+__all__ = ["HierarchicalAllReduce"]
+
+Places = Tuple[str, ...]
+
+
+class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
+    """``cross_device_ops`` of ``tf.distribute.MirroredStrategy`` for any K ≥ 2 devices of one host.
+
+    ::
+
+        value = PerReplica(a0 on /gpu:0, a1 on /gpu:1)   ──►   Mirrored(a0+a1 on /gpu:0, a0+a1 on /gpu:1)
+
+    All values that TensorFlow asks for together go through one :func:`hier_allreduce.allreduce_grads`, so that small
+    gradients share buckets. What is no all-reduce is left to the parent class, ``ReductionToOneDevice``: one
+    destination (the host, say), variables as values, the mean of integers (float64 in TensorFlow), and
+    ``strategy.gather``.
+
+    ``tf.IndexedSlices`` stay sparse unless the strategy says ``sparse="dense"``: optimizers with momentum
+    update other rows for a dense gradient, so ``"auto"`` gathers here.
+    """
+
+    def __init__(self, strategy: Union[str, Strategy, None] = None, topology: Any = None):
+        """Choose how to reduce.
+
+        Args:
+            strategy: a :class:`hier_allreduce.Strategy`, the name or path of its YAML file; ``"auto"`` and None
+                are the default strategy.
+            topology: the machine's links, as in ``Strategy(topology=...)``.
+
+        Raises:
+            StrategyError: there is no such strategy or topology, or the two do not go together.
+        """
+        super().__init__()
+        chosen = strategy_from(None if strategy == "auto" else strategy)
+        if topology is not None:
+            if chosen.topology is not None:
+                raise StrategyError(f"topology={topology!r}: the strategy has one already, {chosen.topology!r}")
+            chosen = dataclasses.replace(chosen, topology=topology)
+        chosen.machine()  # a wrong name is refused here, where it is written
+        self._strategy = dataclasses.replace(chosen, sparse="gather") if chosen.sparse == "auto" else chosen
+        given = {"strategy": strategy, "topology": topology}
+        self._shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+        self._makers: Dict[Places, Callable[[Tuple[Any, ...]], Any]] = {}
+
+    def __repr__(self) -> str:
+        return f"HierarchicalAllReduce({self._shown})"
+
+    def reduce(self, reduce_op: Any, per_replica_value: Any, destinations: Any, *args: Any, **kwargs: Any) -> Any:
+        """One value to its destinations; see ``tf.distribute.CrossDeviceOps.reduce``.
+
+        Raises:
+            DeviceError, GradientError: see :meth:`batch_reduce`.
+        """
+        _refuse_one_replica(reduce_op, per_replica_value)
+        return super().reduce(reduce_op, per_replica_value, destinations, *args, **kwargs)
+
+    def batch_reduce(self, reduce_op: Any, value_destination_pairs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Values to their destinations, together; see ``tf.distribute.CrossDeviceOps.batch_reduce``.
+
+        Raises:
+            DeviceError: the strategy has one device, so that there is nothing to reduce; or devices of several hosts.
+            GradientError: replicas differ in dtype or shape, or a value has no sum; see ``allreduce_grads``.
+        """
+        pairs = list(value_destination_pairs)
+        for value, _ in pairs:
+            _refuse_one_replica(reduce_op, value)
+        return super().batch_reduce(reduce_op, pairs, *args, **kwargs)
+
+    def reduce_implementation(self, reduce_op: Any, per_replica_value: Any, destinations: Any, *options: Any) -> Any:
+        """TensorFlow's hook behind ``reduce``."""
+        return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], *options)[0]
+
+    def batch_reduce_implementation(
+        self, reduce_op: Any, value_destination_pairs: Sequence[Tuple[Any, Any]], *options: Any
+    ) -> List[Any]:
+        """TensorFlow's hook behind ``batch_reduce``: one all-reduce for all values with the same destinations."""
+        average = reduce_op == tf.distribute.ReduceOp.MEAN
+        results: List[Any] = [None] * len(value_destination_pairs)
+        together: Dict[Places, List[int]] = {}
+        for number, (value, destinations) in enumerate(value_destination_pairs):
+            places = _places(value, destinations, average)
+            if places is None:
+                results[number] = super().reduce_implementation(reduce_op, value, destinations, *options)
+            else:
+                together.setdefault(places, []).append(number)
+        for places, numbers in together.items():
+            rows = zip(*(replicas(value_destination_pairs[number][0]) for number in numbers))
+            reduced = allreduce_grads(list(rows), places, average, strategy=self._strategy)
+            mirrored = self._maker(places, value_destination_pairs[numbers[0]][1])
+            for number, column in zip(numbers, zip(*reduced)):
+                results[number] = mirrored(column)
+        return results
+
+    def _maker(self, places: Places, destinations: Any) -> Callable[[Tuple[Any, ...]], Any]:
+        """What makes a Mirrored value of K tensors; its class is that of what the public ``broadcast`` returns."""
+        if places not in self._makers:
+            self._makers[places] = mirrored_maker(self.broadcast(tf.constant(0.0), destinations))
+        return self._makers[places]
+
+
+def _places(value: Any, destinations: Any, average: bool) -> Optional[Places]:
+    """The K devices that get the result, in the order of the replicas; None where it is no all-reduce."""
+    tensors = replicas(value)
+    if not all(isinstance(tensor, (tf.Tensor, tf.IndexedSlices)) for tensor in tensors):
+        return None
+    if average and any(tensor.dtype.is_integer for tensor in tensors):
+        return None
+    places = () if isinstance(destinations, str) else tuple(part.device for part in replicas(destinations))
+    if len(places) != len(tensors) or len(set(places)) < len(places) or not all(places):
+        return None
+    _refuse_several_hosts(places)
+    return places
+
+
+# ---- bad input -------------------------------------------------------------------------------------
+
+
+def _refuse_one_replica(reduce_op: Any, value: Any) -> None:
+    """TensorFlow returns a single value as it is, which is the mean of equal values but not their sum."""
+    if reduce_op == tf.distribute.ReduceOp.SUM and len(replicas(value)) == 1:
+        raise DeviceError(
+            f"there is nothing to reduce: one value, on {replicas(value)[0].device!r}. Either the MirroredStrategy has"
+            " one device only: give it the devices to train on, such as MirroredStrategy(['GPU:0', 'GPU:1'], …), or"
+            " leave cross_device_ops out. Or all replicas pass the very same tensor: make it inside the function that"
+            " strategy.run calls"
+        )
+
+
+def _refuse_several_hosts(places: Places) -> None:
+    specs = [tf.DeviceSpec.from_string(place) for place in places]
+    hosts = sorted({f"/job:{spec.job}/task:{spec.task}" for spec in specs})
+    if len(hosts) > 1:
+        raise DeviceError(
+            f"the devices belong to several hosts ({', '.join(hosts)}): {', '.join(places)}. MirroredStrategy trains on"
+            " the devices of one host; for several use tf.distribute.MultiWorkerMirroredStrategy"
+        )
