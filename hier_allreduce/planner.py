@@ -153,7 +153,7 @@ def _search(topology: Topology, size: int) -> Tuple[str, Dict[str, Recipe]]:
 
 
 def _pick(trials: Sequence[_Trial], baseline: Dict[str, float]) -> _Trial:
-    """The fastest; of those as fast within 0.5 %, the one with the fewest copies, as each costs TensorFlow a dispatch."""
+    """The fastest; of those as fast within 0.5 %, the one with the fewest copies: each costs TensorFlow a dispatch."""
     scores = [trial.score(baseline) for trial in trials]
     near = [trial for trial, score in zip(trials, scores) if score <= min(scores) * 1.005]
     return min(near, key=lambda trial: sum(len(srcs) for half in trial.recipe.halves for srcs, _ in half))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, takewhile
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from .errors import TopologyError
@@ -61,9 +61,9 @@ def parse_nvidia_smi(text: str) -> Table:
         TopologyError: there is no table, it is cut, or it contradicts itself; the message names row and column.
     """
     lines = _clean(text)
-    start, labels = _find_header(lines)
+    start, labels, cards = _find_header(lines)
     rows, end = _rows(lines, start, labels)
-    kinds = tuple(_row_kinds(label, rows, labels) for label in labels)
+    kinds = tuple(_row_kinds(label, rows, labels, labels + cards) for label in labels)
     kinds, asymmetric = _symmetric(labels, kinds)
     warnings = asymmetric + odd_links(labels, kinds)
     if any(line.is_header and line.labels == labels for line in map(_read, lines[end:])):
@@ -108,14 +108,17 @@ def _read(line: str) -> _Line:
     return _Line(tuple(re.findall(r"[GC]PU\d+", run.group())), line[run.end() :]) if run else _Line((), line)
 
 
-def _find_header(lines: Sequence[str]) -> Tuple[int, Tuple[str, ...]]:
-    """Where the rows begin, and the column labels. A header is followed by a row, perhaps after its own second half."""
+def _find_header(lines: Sequence[str]) -> Tuple[int, Tuple[str, ...], Tuple[str, ...]]:
+    """Where the rows begin, the GPU columns, and the network cards' columns after them.
+
+    A header is followed by a row, perhaps after its own second half; then its last cards are not told.
+    """
     for number, line in enumerate(map(_read, lines)):
         if not line.is_header:
             continue
         labels = line.labels
         after = number + 1
-        while after < len(lines) and _continues_header(lines[after], labels):
+        while after < min(len(lines), number + 9) and _continues_header(lines[after], labels):
             labels += _read(lines[after]).labels
             after += 1
         row = next((_read(later) for later in lines[after:] if later.strip()), _read(""))
@@ -123,7 +126,7 @@ def _find_header(lines: Sequence[str]) -> Tuple[int, Tuple[str, ...]]:
             twice = [label for label, count in Counter(labels).items() if count > 1]
             if twice:
                 raise TopologyError(f"header: column {twice[0]} appears twice; paste all of `nvidia-smi topo -m`")
-            return after, labels
+            return after, labels, _cards(line.rest) if after == number + 1 else ()
     rows = [line.labels[0] for line in map(_read, lines) if line.is_row and line.has_cells]
     if rows:
         raise TopologyError(
@@ -139,8 +142,14 @@ def _continues_header(text: str, labels: Sequence[str]) -> bool:
     """A header too wide for the terminal goes on in the next line, with columns not named before."""
     line = _read(text)
     if not line.labels:
-        return bool(re.search("Affinity|NUMA ID|NIC|mlx", text)) and not _CELL.search(text)
+        return bool(text.strip()) and not _CELL.match(text) and len(labels) > 1
     return line.is_header and not set(line.labels) & set(labels)
+
+
+def _cards(rest: str) -> Tuple[str, ...]:
+    """The labels after the GPUs' in a header: ``NIC0``, ``mlx5_1``; the affinities' headings end them."""
+    names = takewhile(lambda word: re.match(r"[A-Za-z]\w*\d$", word), rest.split())
+    return tuple(names)
 
 
 def _rows(lines: Sequence[str], start: int, labels: Sequence[str]) -> Tuple[Dict[str, _Row], int]:
@@ -201,11 +210,11 @@ def _cells(text: str) -> _Row:
 # ---- what the cells say -----------------------------------------------------------------------------
 
 
-def _row_kinds(label: str, rows: Dict[str, _Row], labels: Sequence[str]) -> Tuple[str, ...]:
-    """One GPU's row: its link kinds in the order of the columns."""
+def _row_kinds(label: str, rows: Dict[str, _Row], labels: Sequence[str], columns: Sequence[str]) -> Tuple[str, ...]:
+    """One GPU's row: its link kinds in the order of the columns. A cell lost before a card's would shift the others."""
     cells, rest = rows[label]
-    if len(cells) < len(labels):
-        column = labels[len(cells)]
+    if len(cells) < len(columns):
+        column = columns[len(cells)]
         instead = repr(rest.split()[0]) if rest else "the end of the line"
         raise TopologyError(
             f"row {label}, column {column}: expected X, NV#, {', '.join(PCIE)} or SOC, found {instead}; "

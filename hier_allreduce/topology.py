@@ -338,13 +338,19 @@ def load(name_or_path: str, calibration: Optional[str] = None) -> Topology:
     """
     path = presets.find("machines", name_or_path, TopologyError)
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = decoded(path.read_bytes())
     except OSError as cause:
         raise TopologyError(f"{path}: {cause.strerror}") from None
     try:
         return from_text(text, path.stem, read_calibration(calibration))
     except TopologyError as cause:
         raise TopologyError(f"{path}: {cause}") from None
+
+
+def decoded(data: bytes) -> str:
+    """Bytes of a pasted table as text: UTF-8 with anything odd replaced, or what PowerShell's ``>`` writes."""
+    wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+    return data.decode("utf-16" if wide else "utf-8-sig", errors="replace")
 
 
 def read_calibration(path: Optional[str]) -> Optional[Mapping[str, Any]]:

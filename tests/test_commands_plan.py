@@ -23,7 +23,8 @@ def run(capsys, monkeypatch):
     """``run("topo", "dgx-1v", stdin="…")``: exit status, standard output, standard error."""
 
     def run(*arguments, stdin=""):
-        monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
+        data = stdin if isinstance(stdin, bytes) else stdin.encode()
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
         status = cli.main(list(arguments))
         return (status, *capsys.readouterr())
 
@@ -87,6 +88,16 @@ def test_machines_from_standard_input_from_files_and_with_a_calibration(run, tmp
     calibrated.write_text("speeds: {pcie: 1e9}\n")
     _, slower, _ = run("plan", str(path), "--json", "--calibration", str(calibrated))
     assert json.loads(slower)["predicted_seconds"] > json.loads(read)["predicted_seconds"]
+
+
+@pytest.mark.parametrize(
+    "data", [TABLE.encode("utf-16"), b"\x9b\xff" + TABLE.encode(), b"\xef\xbb\xbf" + TABLE.encode()]
+)
+def test_bytes_that_are_not_quite_utf_8_are_read(run, tmp_path, data):
+    path = tmp_path / "topo.txt"
+    path.write_bytes(data)
+    for status, out, _ in (run("topo", "-", stdin=data), run("topo", str(path))):
+        assert status == 0 and "NV2" in out
 
 
 def test_topo_prints_what_was_understood_and_yaml_that_it_reads_again(run):

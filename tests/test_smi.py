@@ -94,13 +94,14 @@ PASTED = {
     "rows wrapped": QUAD.replace("NV2\tSYS\t0", "NV2\t\nSYS\t0").replace("\tNUMA Affinity", "\nNUMA Affinity"),
     "rows wrapped within a cell": QUAD.replace("NV2\tSYS\t0", "NV2\tS\nYS\t0"),
     "header wrapped": QUAD.replace("GPU2\tGPU3", "GPU2\n\tGPU3", 1),
+    "header wrapped within a word": QUAD.replace("NUMA Affinity", "NUMA Aff\ninity", 1),
     "legend": QUAD + "\nLegend:\n\n  X    = Self\n  NV#  = Connection traversing a bonded set of # NVLinks\n",
     "a blank line between rows": QUAD.replace("\n", "\n\n"),
     "rows in another order": "\n".join([QUAD.splitlines()[i] for i in (0, 3, 1, 4, 2)]),
     "a network card between": QUAD.replace("GPU2\tNV2", "NIC0\tPIX\tPIX\tSYS\tSYS\nGPU2\tNV2"),
-    "network cards' columns": QUAD.replace("GPU3\tCPU", "GPU3\tNIC0\tmlx5_1\tCPU").replace(
-        "\t0-23", "\tPIX\tSYS\t0-23"
-    ),
+    "network cards' columns": QUAD.replace("GPU3\tCPU", "GPU3\tNIC0\tmlx5_1\tCPU")
+    .replace("\t0-23", "\tPIX\tSYS\t0-23")
+    .replace("\t24-", "\tSYS\tPIX\t24-"),
     "lower case": QUAD.replace("SYS", "sys"),
 }
 
@@ -145,6 +146,13 @@ WRONG = {
     "row twice": (QUAD.replace("GPU3\tSYS", "GPU2\tSYS"), "row GPU2 appears twice"),
     "column twice": (QUAD.replace("GPU2\tGPU3", "GPU2\tGPU2", 1), "column GPU2 appears twice"),
     "row without column": (QUAD.replace("\tGPU3\tCPU", "\tCPU"), "row GPU3.*no column GPU3"),
+    "a cell lost before a card's": (
+        QUAD.replace("GPU3\tCPU", "GPU3\tNIC0\tCPU")
+        .replace("\t0-23", "\tPIX\t0-23")
+        .replace("\t24-", "\tSYS\t24-")
+        .replace("GPU2\tNV2\t", "GPU2\t"),
+        "row GPU2, column NIC0",
+    ),
     "a bond of nothing": (QUAD.replace("NV1\tNV2\tSYS", "NV0\tNV2\tSYS"), "row GPU0, column GPU1.*NV0"),
 }
 

@@ -31,7 +31,8 @@ def read_topology(name: Optional[str], calibration_file: Optional[str]) -> topol
     if name is None:
         return detect.this_machine()
     if name == "-":
-        return topology.from_text(sys.stdin.read(), "standard input", topology.read_calibration(calibration_file))
+        text = topology.decoded(sys.stdin.buffer.read())
+        return topology.from_text(text, "standard input", topology.read_calibration(calibration_file))
     return topology.load(name, calibration_file)
 
 
