@@ -147,7 +147,7 @@ class _Edge(NamedTuple):
 
 def _edges(partitions: Sequence[Any]) -> List[_Edge]:
     """All tensors that crossed between devices of the run; control dependencies and fetches are none."""
-    sent = {_key(node) for part in partitions for node in _data_sends(part)}
+    sent = {_key(node) for part in partitions for node in data_sends(part)}
     edges = []
     for part in partitions:
         readers: Dict[str, List[str]] = {}
@@ -161,7 +161,7 @@ def _edges(partitions: Sequence[Any]) -> List[_Edge]:
     return edges
 
 
-def _data_sends(part: Any) -> Iterable[Any]:
+def data_sends(part: Any) -> Iterable[Any]:
     nodes = {node.name: node for node in part.node}
     for node in part.node:
         if node.op not in _SENDS or node.attr["client_terminated"].b:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Callable, List, Sequence
 
 from .bench import Measured, Report, quartiles
+from .errors import BenchError
 from .floor import Floor
 
 _HEAD = (
-    ("", "ms over", "", "times", "nodes", "nodes", "build", "first", "peak", "copies", "copied", "largest"),
-    ("", "baseline", "quartiles", "ours", "built", "run", "s", "run s", "memory", "", "MiB", "error"),
+    ("", "step", "quartiles", "times", "nodes", "nodes", "build", "first", "peak", "copies", "MiB", "largest"),
+    ("", "ms", "", "ours", "built", "run", "s", "run s", "memory", "", "", "error"),
 )
 _COLORS = {Floor.name: "#999999", "wrong": "#c44e52", "ours": "#2a7f62", "peer": "#4c72b0"}
 
 
 def title(name: str, report: Report) -> str:
-    """``resnet50, sum over 8 devices``."""
-    return f"{name}, {'mean' if report.case.average else 'sum'} over {len(report.case.devices)} devices"
+    """``resnet50, sum over 8 devices``; of a path only the file's name."""
+    return f"{Path(name).stem}, {'mean' if report.case.average else 'sum'} over {len(report.case.devices)} devices"
 
 
 def text(name: str, report: Report) -> str:
@@ -45,8 +47,8 @@ def about(report: Report) -> List[str]:
     return [
         f"{len(case.shapes)} gradients, {case.tower_bytes / 2**20:.1f} MiB on each of {case.devices[0]} to"
         f" {case.devices[-1]}, {len(os.sched_getaffinity(0))} cores, {len(report.baseline.step_seconds)} rounds.",
-        f"The baseline's step takes {quartiles(report.baseline.step_seconds)[1] * 1e3:.1f} ms; peak memory is in units"
-        f" of all towers' gradients, {towers * case.tower_bytes / 2**20:.0f} MiB.",
+        f"Steps are over the baseline's, which takes {quartiles(report.baseline.step_seconds)[1] * 1e3:.1f} ms;",
+        f"peak memory is in units of all towers' gradients, {towers * case.tower_bytes / 2**20:.0f} MiB.",
     ]
 
 
@@ -58,9 +60,9 @@ def failures(report: Report) -> List[str]:
 
 def row(report: Report, measured: Measured) -> List[str]:
     """One contender's cells; the floor has no graph and fewer of them."""
-    low, median, high = (seconds * 1e3 for seconds in quartiles(report.net_seconds(measured)))
+    low, median, high = (_ms(seconds) for seconds in quartiles(report.net_seconds(measured)))
     ratio = report.ratio(measured)
-    cells = [measured.name, f"{median:.1f}", f"{low:.1f}–{high:.1f}", f"{ratio:.2f}" if ratio else ""]
+    cells = [measured.name, median, f"{low}–{high}", f"{ratio:.2f}" if ratio else ""]
     if measured.name == Floor.name:
         return cells
     return [
@@ -76,6 +78,10 @@ def row(report: Report, measured: Measured) -> List[str]:
     ]
 
 
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f}"
+
+
 def _aligned(rows: Sequence[Sequence[str]]) -> List[str]:
     """Columns as wide as their widest cell: the first to the left, the others to the right."""
     count = max(len(cells) for cells in rows)
@@ -86,13 +92,19 @@ def _aligned(rows: Sequence[Sequence[str]]) -> List[str]:
 
 
 def draw(name: str, report: Report, path: str) -> None:
-    """A bar from ours to each contender: how many times ours it takes, on a logarithmic axis."""
+    """A bar from ours to each contender: how many times ours it takes, on a logarithmic axis.
+
+    Raises:
+        BenchError: there are no ratios to draw.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    timed = [(measured, report.ratio(measured) or 1.0) for measured in report.contenders if measured.step_seconds]
+    timed = [(measured, ratio) for measured in report.contenders for ratio in [report.ratio(measured)] if ratio]
+    if not timed:
+        raise BenchError(f"{path}: nothing to draw, since ours was not measured, or took no longer than the baseline")
     figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.34 * len(timed)), constrained_layout=True)
     for place, (measured, ratio) in enumerate(timed):
         slower = ratio >= 1

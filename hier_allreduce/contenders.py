@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from . import presets
 from .allreduce import allreduce_grads
+from .case import Rows
 from .compat import per_replica
 from .errors import BenchError
 from .strategy import Strategy, strategy_from
 
-Rows = Sequence[Sequence[Any]]
 Build = Callable[[Rows, Sequence[str], bool], Rows]
 
 
@@ -173,4 +173,11 @@ def sweep() -> Tuple[Contender, ...]:
         "splits": (1, 8),
     }
     pairs = [(field, value) for field, values in choices.items() for value in values]
-    return (ours(), *(ours(Strategy(**{field: value}), f"ours {field}={value}") for field, value in pairs))
+    return (ours(), *(ours(Strategy(**{field: value}), f"ours:{field}={_short(value)}") for field, value in pairs))
+
+
+def _short(value: Any) -> str:
+    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
+        if isinstance(value, int) and value and value % unit == 0:
+            return f"{value // unit}{name}"
+    return str(value)

@@ -71,7 +71,8 @@ def _contenders(args: argparse.Namespace) -> List[Contender]:
         chosen = [known.find(name) for name in names if name != "floor"]
     else:
         chosen = list(known.sweep() if args.sweep else known.all_of_them())
-    return chosen + [known.ours(strategy) for strategy in args.strategy]
+    chosen += [known.ours(strategy) for strategy in args.strategy]
+    return list({contender.name: contender for contender in chosen}.values())
 
 
 def _names(args: argparse.Namespace) -> List[str]:
@@ -82,8 +83,10 @@ def _measured(args: argparse.Namespace, name: str, average: bool, contenders: Se
     from tqdm import tqdm
 
     from .. import bench, shapes
+    from ..case import Case
 
-    case = bench.Case(shapes.load(name), bench.devices_here(args.devices), average, args.rows, int(args.memory * 2**30))
+    devices = bench.devices_here(args.devices)
+    case = Case(shapes.load(name), devices, average, args.rows, int(args.memory * 2**30))
     floor = not _names(args) or "floor" in _names(args)
     parts = 1 + len(contenders) + bench.WARM_UP + args.rounds
     layout = "{desc:24}{bar:40} {n_fmt}/{total_fmt} {elapsed}"
