@@ -89,7 +89,8 @@ class TowerOptimizer:
                 f"optimizer={optimizer!r}: expected a tf.compat.v1.train.Optimizer, such as"
                 " tf.compat.v1.train.AdamOptimizer(1e-3)"
             )
-        if check_update(update) == "main":
+        self._strategy = strategy_from(strategy)
+        if check_update(update, self._strategy) == "main":
             refuse_wrapper(optimizer)
         if (
             isinstance(check_replicas_every, bool)
@@ -105,7 +106,6 @@ class TowerOptimizer:
         self.left_out: List[str] = []
         self.last_drift: Optional[Drift] = None
         self._optimizer, self._average, self._update = optimizer, average, update
-        self._strategy = strategy_from(strategy)
         self._broadcast_every = check_period("broadcast_every", broadcast_every)
         self._check_every = check_replicas_every
         self._replicas = Replicas([], [])

@@ -127,15 +127,23 @@ class Strategy:
             StrategyError: no such file or name, a key that is no field (with the nearest), or a value that is none.
         """
         path = presets.find("strategies", name_or_path, StrategyError)
-        values = presets.read_yaml(path, StrategyError)
+        return cls.from_values(presets.read_yaml(path, StrategyError), str(path))
+
+    @classmethod
+    def from_values(cls, values: Dict[str, Any], source: str) -> Strategy:
+        """A strategy from a file's keys and values.
+
+        Raises:
+            StrategyError: a key that is no field (with the nearest), or a value that is none; names ``source``.
+        """
         fields = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in fields:
-                raise StrategyError(f"{path}: unknown key {key!r}{presets.nearest(key, fields)}")
+                raise StrategyError(f"{source}: unknown key {key!r}{presets.nearest(key, fields)}")
         try:
             return cls(**_with_tuples(values))
         except StrategyError as error:
-            raise StrategyError(f"{path}: {error}") from None
+            raise StrategyError(f"{source}: {error}") from None
 
     def __str__(self) -> str:
         return "\n".join([f"{self.algorithm} all-reduce", *(f"  {line}" for line in self._sentences())])

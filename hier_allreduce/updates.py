@@ -27,14 +27,19 @@ Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 UPDATES = ("replicated", "main")
 
 
-def check_update(update: str) -> str:
-    """``update`` if it is one.
+def check_update(update: str, strategy: Strategy) -> str:
+    """``update`` if it is one, and goes with the strategy.
 
     Raises:
-        StrategyError: it is not.
+        StrategyError: it is none, or the strategy cuts variables that must have one main each.
     """
     if update not in UPDATES:
         raise StrategyError(f"update={update!r} is unknown; there are {', '.join(map(repr, UPDATES))}")
+    if update == "main" and (strategy.splits > 1 or strategy.split_above):
+        raise StrategyError(
+            f"splits={strategy.splits}, split_above={strategy.split_above}: this strategy cuts gradients over several"
+            " mains, but with update='main' each variable has one; leave both at 0"
+        )
     return update
 
 
@@ -101,7 +106,12 @@ def _without_finish(base: Any) -> Iterator[None]:
 
 
 def update_at_mains(
-    optimizer: Any, rows: Sequence[Pairs], devices: Sequence[Any], average: bool, strategy: Strategy
+    optimizer: Any,
+    rows: Sequence[Pairs],
+    devices: Sequence[Any],
+    average: bool,
+    strategy: Strategy,
+    base: Optional[Any] = None,
 ) -> Any:
     """Reduce to the mains, update there once, copy the new values to the other towers over the same plan.
 
@@ -114,6 +124,7 @@ def update_at_mains(
         devices: K devices.
         average: the mean of the gradients, or their sum.
         strategy: how to reduce and copy.
+        base: the optimizer that updates, if ``optimizer`` is a wrapper that is known to pass all gradients on to it.
 
     Returns:
         The train op.
@@ -124,7 +135,7 @@ def update_at_mains(
         VariableError: the variables differ between towers, are reference variables, or ``optimizer`` cannot run on one
             device only.
     """
-    refuse_wrapper(optimizer)
+    refuse_wrapper(optimizer if base is None else base)
     check_variables(rows, devices)
     names = variable_names(rows, devices)
     grads = matrix([[grad for grad, _ in row] for row in rows], tuple(devices), average, names)

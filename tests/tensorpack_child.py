@@ -170,6 +170,39 @@ def checkpoints(folder):
     return facts
 
 
+def updates(folder):
+    """Each variable updated at its main: against one tower, and saved by and loaded from the other trainers."""
+    facts = {}
+    for optimizer in ("momentum", "adam", "clip", "accumulate adam"):
+        trainer = HierarchicalTrainer(cpus(4), update="main", strategy="tensorpack", check_replicas_every=2)
+        trainer.BROADCAST_EVERY_EPOCH = False
+        path = os.path.join(folder, f"main-{optimizer}".replace(" ", "-"))
+        saver = tp.ModelSaver(checkpoint_dir=path)
+        many = train(trainer, optimizer, epochs=2, callbacks=[saver], monitors=[tp.JSONWriter()])
+        lines = tp.JSONWriter.load_existing_json(folder)
+        drift = [line["replica_drift"] for line in lines if "replica_drift" in line]
+        one = train(HierarchicalTrainer(cpus(1)), optimizer, BATCH * 4, epochs=2)
+        facts[optimizer] = {"many": many["after"], "one": one["after"], "drift": drift}
+        if optimizer == "adam":
+            saved = os.path.join(path, "model-12")
+            facts["saved"] = checkpoint(saved)
+            facts["to theirs"] = train(optimizer=optimizer, load=saved, **stock(2))["before"]
+            path = os.path.join(folder, "stock")
+            train(optimizer=optimizer, callbacks=[tp.ModelSaver(checkpoint_dir=path)], **stock(3))
+            saved = os.path.join(path, "model-6")
+            again = HierarchicalTrainer(cpus(3), update="main")
+            facts["from theirs"] = [checkpoint(saved), train(again, optimizer, load=saved)["before"]]
+    trainer = HierarchicalTrainer(cpus(2), broadcast_every=5)
+    trainer.BROADCAST_EVERY_EPOCH = False
+    facts["every 5"] = train(trainer, None, model=Model("sgd", moving_average))["after"]
+    config = os.path.join(folder, "mine.yaml")
+    with open(config, "w") as file:
+        file.write("devices: [/cpu:0, /cpu:1]\nupdate: main\nstrategy: {algorithm: flat, pack_below: 0}\n")
+    facts["from file"] = train(HierarchicalTrainer.from_config(config), "sgd")["after"]
+    facts["two"] = train(tp.SimpleTrainer(), "sgd", BATCH * 2)["after"]
+    return facts
+
+
 def accumulation(folder):
     """Sums of three gradients, with SGD (three times the rate and the batch of plain SGD) and with Adam."""
     three, one = (HierarchicalTrainer(cpus(k), average=average) for k, average in ((3, True), (1, True)))
@@ -240,7 +273,11 @@ def refusals(folder):
         "bool": lambda: HierarchicalTrainer([True]),
         "negative": lambda: HierarchicalTrainer([0, -1]),
         "typing error": lambda: HierarchicalTrainer(["/gpux:0"]),
-        "algorithm": lambda: HierarchicalTrainer(8, algorithm="ring"),
+        "algorithm": lambda: HierarchicalTrainer(8, algorithm="hierarchic"),
+        "update": lambda: HierarchicalTrainer(8, update="mian"),
+        "period": lambda: HierarchicalTrainer(8, broadcast_every=-2),
+        "preset": lambda: HierarchicalTrainer.from_config("chaner"),
+        "cut": lambda: HierarchicalTrainer(2, update="main", strategy="tensorpack-packed"),
         "groups": lambda: HierarchicalTrainer(4, groups=[[0, 1], [3]]),
         "average": lambda: HierarchicalTrainer(2, average="sum"),
         "gpus": lambda: run(HierarchicalTrainer(8)),

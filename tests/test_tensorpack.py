@@ -103,6 +103,45 @@ def test_accumulated_adam_is_adam(facts):
     assert powers == [pytest.approx(0.999**4, rel=1e-5)]
 
 
+# ---- updates at the mains ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "clip", "accumulate adam"])
+def test_updates_at_the_mains_train_like_one_tower(facts, optimizer):
+    run = facts("updates")[optimizer]
+    assert difference(run["many"], run["one"]) < 1e-6
+    assert replicas_are_equal(run["many"])
+    assert run["drift"] and not any(run["drift"])
+
+
+def test_at_the_mains_slots_exist_once_and_are_saved_under_tower_0s_names(facts):
+    run = facts("updates")
+    slots = {f"{layer}/{name}/{slot}" for layer in ("hidden", "out") for name in "Wb" for slot in ("Adam", "Adam_1")}
+    assert {name for name in run["adam"]["many"] if "Adam" in name} == slots
+    assert slots | {"apply_gradients/beta2_power"} <= set(run["saved"])
+
+
+def test_either_update_and_tensorpack_restore_each_others_checkpoints(facts):
+    run = facts("updates")
+    saved, loaded = run["saved"], run["to theirs"]
+    assert {name for name in saved if saved[name] != loaded.get(name)} == set()
+    saved, loaded = run["from theirs"]
+    assert {name for name in saved if saved[name] != loaded.get(name)} == set()
+    assert replicas_are_equal(loaded)
+
+
+def test_a_period_copies_what_is_not_trained(facts):
+    after = facts("updates")["every 5"]
+    (copied,) = in_towers(after)["average"][1:]
+    # copied after the fifth of six steps, so that only the last one is missing
+    assert copied != after["average"] and copied > 0.5 * after["average"]
+
+
+def test_a_file_selects_the_trainer(facts):
+    run = facts("updates")
+    assert difference(run["from file"], run["two"]) < 1e-6
+
+
 # ---- what is around training -------------------------------------------------------------------------
 
 
@@ -169,7 +208,11 @@ def test_broadcast_every_epoch_copies_what_is_not_trained(facts):
         ("bool", "DeviceError", ["tower 0", "True"]),
         ("negative", "DeviceError", ["tower 1", "GPU -1"]),
         ("typing error", "DeviceError", ["tower 0", "/gpux:0"]),
-        ("algorithm", "StrategyError", ["'ring'", "hierarchical", "tree", "flat"]),
+        ("algorithm", "StrategyError", ["did you mean 'hierarchical'", "tree", "flat"]),
+        ("update", "StrategyError", ["update='mian'", "'replicated', 'main'"]),
+        ("period", "StrategyError", ["broadcast_every=-2"]),
+        ("preset", "StrategyError", ["did you mean 'chainer'"]),
+        ("cut", "StrategyError", ["over several mains", "splits"]),
         ("groups", "StrategyError", ["missing [2]"]),
         ("average", "GradientError", ["average='sum'"]),
         ("gpus", "DeviceError", ["tower 0: /gpu:0", "tower 7: /gpu:7", "finds 0 GPUs", "There are /cpu:0;"]),

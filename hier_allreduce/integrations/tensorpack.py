@@ -6,18 +6,19 @@
 
     launch_train_with_config(config, HierarchicalTrainer(8))                       # GPUs 0 to 7
     launch_train_with_config(config, HierarchicalTrainer(["/cpu:0", "/cpu:1"]))    # any devices
+    launch_train_with_config(config, HierarchicalTrainer.from_config("chainer"))   # all choices from a file
 
 Importing this module imports tensorpack, which sets environment variables and patches TensorFlow.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+import warnings
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
-from tensorpack.callbacks import Callback, RunOp
+from tensorpack.callbacks import Callback, PeriodicTrigger, RunOp
 from tensorpack.graph_builder.training import DataParallelBuilder, SyncMultiGPUReplicatedBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
 from tensorpack.input_source import FeedfreeInput
@@ -25,11 +26,17 @@ from tensorpack.tfutils.gradproc import FilterNoneGrad
 from tensorpack.tfutils.optimizer import AccumGradOptimizer, ProxyOptimizer
 from tensorpack.tfutils.sesscreate import NewSessionCreator, ReuseSessionCreator
 from tensorpack.train import SingleCostTrainer
+from tensorpack.utils import logger
 
+from .. import presets
 from ..allreduce import allreduce_grads, allreduce_grads_and_vars
 from ..compat import tf1
 from ..devices import device_strings
 from ..errors import DeviceError, StrategyError
+from ..gradients import pairs_of
+from ..replicas import Replicas, check_period, differences, drift, replicas
+from ..strategy import Strategy, strategy_from
+from ..updates import check_update, sum_advice, tower_prefixes, update_at_mains, update_replicated
 
 __all__ = ["HierarchicalTrainer"]
 
@@ -61,7 +68,8 @@ class HierarchicalTrainer(SingleCostTrainer):
 
     Attributes:
         devices: K strings, the device of each tower.
-        grads: K×N (gradient, variable) pairs after the all-reduce, once the graph is set up.
+        grads: K×N (gradient, variable) pairs once the graph is set up, after the all-reduce; before it if
+            ``update="main"``, where no tower but the main has the reduced gradient.
         BROADCAST_EVERY_EPOCH: copy tower 0's variables (optimizer slots too) to the other towers at the end of
             every epoch, and not only before training. Needed where towers have variables that are not trained, as
             batch normalisation's moving averages.
@@ -73,29 +81,68 @@ class HierarchicalTrainer(SingleCostTrainer):
         self,
         devices: Any,
         average: bool = True,
-        algorithm: str = "hierarchical",
+        algorithm: Optional[str] = None,
         groups: Optional[Sequence[Sequence[int]]] = None,
+        strategy: Union[str, Strategy, None] = None,
+        update: str = "replicated",
+        broadcast_every: int = 0,
+        check_replicas_every: int = 0,
     ):
         """Check the choices; nothing is built yet.
 
         Args:
             devices: how many GPUs, or a list of GPU ids or TensorFlow device strings, one for each tower.
                 CPU devices are created as needed, so ``["/cpu:0", …, "/cpu:7"]`` works on any machine.
-            average: the mean of the towers' gradients, or their sum.
-            algorithm: as in :func:`hier_allreduce.allreduce_grads`.
+            average: the mean of the gradients, or their sum (with a warning on what to change in the optimizer).
+            algorithm: as in :func:`hier_allreduce.allreduce_grads`; ``"hierarchical"`` if nothing is said.
             groups: as in :func:`hier_allreduce.allreduce_grads`.
+            strategy: all choices in one, instead of ``algorithm`` and ``groups``.
+            update: ``"replicated"``: every tower updates its variables; ``"main"``: each variable's main does, once,
+                and copies the new value to the others: optimizer slots exist once. Checkpoints are the same.
+            broadcast_every: copy tower 0's variables to the others every so many steps, besides every epoch; 0: not;
+                -1: never, not before training either.
+            check_replicas_every: look for differences between towers every so many steps, and report the largest as
+                ``replica_drift`` to the monitors, the variable to the log; 0: never.
 
         Raises:
             DeviceError: ``devices`` cannot be read. A device that does not exist is refused when training starts,
                 before its session does.
-            StrategyError: unknown ``algorithm``, or ``groups`` that miss or repeat a tower.
+            StrategyError: a choice that does not exist, or ``groups`` that miss or repeat a tower.
             GradientError: ``average`` is not a bool.
         """
         self.devices = tower_devices(devices)
-        self._how: Dict[str, Any] = {"average": average, "algorithm": algorithm, "groups": groups}
+        if strategy is None and algorithm is None:
+            algorithm = "hierarchical"
+        self._average = average
+        self._strategy = strategy_from(strategy, algorithm=algorithm, groups=groups)
+        self._update = check_update(update, self._strategy)
+        self._broadcast_every = check_period("broadcast_every", broadcast_every)
+        self._check_every = check_period("check_replicas_every", check_replicas_every)
         with tf.Graph().as_default():  # a dry run, so that a wrong choice is refused here, where it is made
-            allreduce_grads([[tf.constant(0.0)]] * len(self.devices), self.devices, **self._how)
+            allreduce_grads([[tf.constant(0.0)]] * len(self.devices), self.devices, average, strategy=self._strategy)
         super().__init__()
+
+    @classmethod
+    def from_config(cls, name_or_path: str) -> HierarchicalTrainer:
+        """The trainer that ``configs/trainers/NAME.yaml`` or the YAML file at a path describes.
+
+        Its keys are the arguments of the constructor; ``strategy`` is a name, a path, or the strategy's own keys.
+
+        Raises:
+            StrategyError: no such file or name, or a key that is no argument (with the nearest).
+            DeviceError: ``devices`` cannot be read.
+        """
+        path = presets.find("trainers", name_or_path, StrategyError)
+        values = presets.read_yaml(path, StrategyError)
+        known = ["devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every"]
+        for key in values:
+            if key not in known:
+                raise StrategyError(f"{path}: unknown key {key!r}{presets.nearest(key, known)}")
+        if "devices" not in values:
+            raise StrategyError(f"{path}: devices is missing: how many GPUs, or a list of devices")
+        if isinstance(values.get("strategy"), dict):
+            values["strategy"] = Strategy.from_values(values["strategy"], str(path))
+        return cls(**values)
 
     def _setup_graph(self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> List[Callback]:
         """tensorpack's hook: build the towers, the all-reduce and the updates; return the callbacks needed."""
@@ -111,18 +158,52 @@ class HierarchicalTrainer(SingleCostTrainer):
             devices=self.devices,
             use_vs=[tower > 0 for tower in towers],
         )
-        self.grads = allreduce_grads_and_vars(rows, self.devices, **self._how)
         optimizer = with_ordered_accumulation(get_opt_fn())
-        self.train_op = apply_gradients(optimizer, self.grads, self.devices)
-        return self._broadcast(optimizer) if len(self.devices) > 1 else []
+        if not self._average and len(self.devices) > 1:
+            warnings.warn(sum_advice(innermost(optimizer), len(self.devices)), stacklevel=2)
+        self.train_op = self._updated(optimizer, rows)
+        return self._keep_equal(optimizer, rows) if len(self.devices) > 1 else []
 
-    def _broadcast(self, optimizer: Any) -> List[Callback]:
-        with tf1.name_scope("sync_variables"):
-            counters = [op for proxy in proxies(optimizer) for op in getattr(proxy, "align_counters", list)()]
-            sync = tf.group(SyncMultiGPUReplicatedBuilder.get_post_init_ops(), *counters)
-        callback = RunOp(sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True)
-        callback.name_scope = "SyncVariables"
-        return [callback]
+    def _updated(self, optimizer: Any, rows: Sequence[Pairs]) -> Any:
+        """The train op: tensorpack's names around either update."""
+        if self._update == "main":
+            self.grads = [list(row) for row in pairs_of(rows, tuple(self.devices))]
+            with tf1.name_scope("apply_gradients"):  # this scope is in the names of saved variables
+                update = update_at_mains(
+                    optimizer, self.grads, self.devices, self._average, self._strategy, innermost(optimizer)
+                )
+                return tf.group(update, name="train_op")
+        self.grads = allreduce_grads_and_vars(rows, self.devices, self._average, strategy=self._strategy)
+        with tf1.name_scope("apply_gradients"):
+            updates = update_replicated(
+                optimizer,
+                self.grads,
+                self.devices,
+                innermost(optimizer),
+                # slots that are created here belong to the tower: local, and so not saved, for all but the first
+                lambda tower: override_to_local_variable(enable=tower > 0),
+            )
+            return tf.group(*updates, name="train_op")
+
+    def _keep_equal(self, optimizer: Any, rows: Sequence[Pairs]) -> List[Callback]:
+        """The callbacks that copy tower 0's variables to the others, and look for differences."""
+        callbacks: List[Callback] = []
+        if self._broadcast_every >= 0:
+            with tf1.name_scope("sync_variables"):
+                counters = [op for proxy in proxies(optimizer) for op in getattr(proxy, "align_counters", list)()]
+                sync = tf.group(SyncMultiGPUReplicatedBuilder.get_post_init_ops(), *counters)
+            callbacks.append(RunOp(sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True))
+            callbacks[0].name_scope = "SyncVariables"
+        if self._broadcast_every > 0:
+            callbacks.append(PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=self._broadcast_every))
+        if self._check_every > 0:
+            variables = tf1.global_variables() + tf1.local_variables()
+            callbacks.append(
+                PeriodicTrigger(
+                    CheckReplicas(replicas(tower_prefixes(rows), variables)), every_k_steps=self._check_every
+                )
+            )
+        return callbacks
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:
         """tensorpack's hook: create the session, after a look at whether it has the devices.
@@ -230,24 +311,17 @@ def _short(device: Any) -> str:
 # ---- updates -----------------------------------------------------------------------------------------
 
 
-def apply_gradients(optimizer: Any, rows: Sequence[Pairs], devices: Sequence[Any]) -> Any:
-    """One update for each tower on its device, under tensorpack's names; the train op.
+class CheckReplicas(Callback):
+    """Reports the largest difference between tower 0 and the others."""
 
-    The towers share ``optimizer``. Where it has work to do once a step, after the updates, only the last tower's
-    update does it, and waits for the others, which read what it changes.
-    """
-    base = [optimizer, *(proxy._opt for proxy in proxies(optimizer))][-1]
-    once_a_step = type(base)._finish is not tf1.train.Optimizer._finish
-    updates: List[Any] = []
-    with tf1.name_scope("apply_gradients"):  # this scope is in the names of saved variables
-        for tower, (row, device) in enumerate(zip(rows, devices)):
-            last = tower == len(devices) - 1
-            wait = tf.control_dependencies(updates if once_a_step and last else [])
-            finish = contextlib.nullcontext() if last or not once_a_step else _without_finish(base)
-            # slots that are created here belong to the tower: local, and so not saved, for all but the first
-            with tf.device(device), override_to_local_variable(enable=tower > 0), wait, finish:
-                updates.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
-        return tf.group(*updates, name="train_op")
+    def __init__(self, found: Replicas):
+        self._found, self._differences = found, differences(found)
+
+    def _trigger(self) -> None:
+        seen = drift(self._found, self.trainer.sess.run(self._differences))
+        self.trainer.monitors.put_scalar("replica_drift", seen.difference)
+        if seen.difference:
+            logger.warning(str(seen))
 
 
 def proxies(optimizer: Any) -> Iterator[Any]:
@@ -257,14 +331,9 @@ def proxies(optimizer: Any) -> Iterator[Any]:
         optimizer = optimizer._opt
 
 
-@contextlib.contextmanager
-def _without_finish(base: Any) -> Iterator[None]:
-    """While this lasts, updates do not end with the optimizer's ``_finish``, where Adam advances its beta powers."""
-    base._finish = lambda updates, name: tf.group(*updates, name=name)
-    try:
-        yield
-    finally:
-        del base._finish  # the method of its class is there again
+def innermost(optimizer: Any) -> Any:
+    """The optimizer inside all of tensorpack's wrappers."""
+    return [optimizer, *(proxy._opt for proxy in proxies(optimizer))][-1]
 
 
 def with_ordered_accumulation(optimizer: Any) -> Any:
