@@ -110,8 +110,10 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Ch
         raise StrategyError(f"algorithm={algorithm!r} is unknown{nearest(str(algorithm), list(ALGORITHMS))}")
     fastest, best = _search(topology, bytes_class(size))
     seconds = {name: simulate(recipe.plan(), topology, recipe.sizes(size)).seconds for name, recipe in best.items()}
-    if seconds[fastest] > min(seconds.values()) * _NEAR:  # of this size, not of its class
-        fastest = min(seconds, key=lambda name: seconds[name])
+    quickest = min(seconds, key=lambda name: seconds[name])
+    slower_than_baseline = seconds[fastest] > min(seconds[name] for name in BASELINES)
+    if slower_than_baseline or seconds[fastest] > seconds[quickest] * _NEAR:  # at this size, not its class's
+        fastest = quickest
     name = algorithm or fastest
     if name not in best:  # the search did not look at it: others were clearly faster
         recipe = _best_of(topology, bytes_class(size), name)
@@ -312,13 +314,25 @@ def _group_rings(topology: Topology) -> Iterator[Recipe]:
         if count % parts:
             continue
         found = groups(topology, parts)
-        for rounds in (1, 2, 4):
-            halves = []
-            for number in range(rounds):
-                for start in range(parts):
-                    way = [found[(start + i) % parts] for i in range(parts)]
-                    halves += [_group_path(way if number % 2 else way[::-1], m) for m in range(len(found[0]))]
-            yield _even("hierarchical", count, halves)
+        members = range(len(found[0]))
+        for starts in _slow_starts(topology, [group[0] for group in found]):
+            ways = [[found[(start + i) % parts] for i in range(parts)] for start in starts]
+            rounds = 1
+            while rounds * len(ways) * len(members) <= _MOST_CHUNKS * count // 2:
+                halves = []
+                for number in range(rounds):
+                    turned = ways if number % 2 else [way[::-1] for way in ways]
+                    halves += [_group_path(way, member) for way in turned for member in members]
+                yield _even("hierarchical", count, halves)
+                rounds *= 2
+
+
+def _slow_starts(topology: Topology, tour: Sequence[int]) -> Iterator[List[int]]:
+    """Places at which to cut a ring: everywhere, and only at edges at least as long as each of its lengths."""
+    far = distances(topology)
+    length = [round(float(far[tour[place - 1], tour[place]]) / far.max(), 3) for place in range(len(tour))]
+    for least in sorted(set(length)):
+        yield [place for place in range(len(tour)) if length[place] >= least]
 
 
 def _group_path(way: Sequence[Tuple[int, ...]], member: int) -> ReduceHalf:
@@ -344,10 +358,7 @@ def _rings(topology: Topology) -> Iterator[Recipe]:
     Where some links of the ring are slow, only paths that leave out a slow one are used.
     """
     count, tour = len(topology), ring(topology)
-    far = distances(topology)
-    length = [round(float(far[tour[place - 1], tour[place]]) / far.max(), 3) for place in range(count)]
-    for least in sorted(set(length)):
-        starts = [place for place in range(count) if length[place] >= least]
+    for starts in _slow_starts(topology, tour):
         paths = [[tour[(start + i) % count] for i in range(count)] for start in starts]
         rounds = 1
         while rounds * len(paths) <= _MOST_CHUNKS * count:
