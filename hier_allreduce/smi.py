@@ -6,7 +6,7 @@
     GPU0     X    NV2   PIX   0-23           ──►            NV2    X
     GPU1    NV2    X    SYS   24-47                 cpus    0-23  24-47
 
-People paste this table from terminals, issue trackers and wikis: tabs get lost, escape sequences are broken, prompts,
+People paste this table from terminals, bug trackers and wikis: tabs get lost, escape sequences are broken, prompts,
 quotes and legends stand around it. All of that is read; what is missing or contradicts itself is not guessed.
 """
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hier_allreduce.errors import TopologyError
 from hier_allreduce.smi import parse_nvidia_smi
 
-REAL = Path(__file__).parent / "nvidia_smi"  # verbatim from public issue trackers and wikis
+REAL = Path(__file__).parent / "nvidia_smi"  # verbatim from public bug trackers and wikis
 
 # What a person counts in each file: GPUs, links by kind.
 COUNTED = {
