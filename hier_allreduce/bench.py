@@ -178,7 +178,7 @@ def measure(
             if results[-1].status == "ok":
                 plain = until_done.enter_context(contextlib.closing(Floor(case)))
                 steps[Floor.name], scale[Floor.name] = plain.step, plain.scale
-        seconds = _interleaved(steps, rounds, tick)
+        seconds = interleaved(steps, rounds, tick)
     for found in (baseline, *results):
         found.step_seconds = [taken * scale.get(found.name, 1.0) for taken in seconds.get(found.name, [])]
     return Report(case, baseline, results)
@@ -202,7 +202,7 @@ def _floor_status(case: Case) -> Tuple[str, str]:
     return ("ok", "") if on_cpu else ("cannot run", "it is the sum in the host's memory, which says nothing about GPUs")
 
 
-def _interleaved(steps: Dict[str, Callable[[], Any]], rounds: int, tick: Tick) -> Dict[str, List[float]]:
+def interleaved(steps: Dict[str, Callable[[], Any]], rounds: int, tick: Tick) -> Dict[str, List[float]]:
     seconds: Dict[str, List[float]] = {name: [] for name in steps}
     order = list(steps)
     shuffle = random.Random(0).shuffle

@@ -26,7 +26,7 @@ def text(name: str, report: Report) -> str:
     """A table of at most 100 columns, and a line for each contender that failed."""
     failed = failures(report)
     table = [*_HEAD, *(row(report, measured) for measured in report.contenders if measured.step_seconds)]
-    return "\n".join([title(name, report), *about(report), "", *_aligned(table), *[""] * bool(failed), *failed])
+    return "\n".join([title(name, report), *about(report), "", *aligned(table), *[""] * bool(failed), *failed])
 
 
 def markdown(name: str, report: Report) -> str:
@@ -82,7 +82,7 @@ def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f}"
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> List[str]:
+def aligned(rows: Sequence[Sequence[str]]) -> List[str]:
     """Columns as wide as their widest cell: the first to the left, the others to the right."""
     count = max(len(cells) for cells in rows)
     full = [[*cells, *[""] * (count - len(cells))] for cells in rows]

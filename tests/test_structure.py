@@ -53,6 +53,7 @@ ORDER = [
     "contenders",
     "bench",
     "bench_report",
+    "bench_updates",
     "integrations",
     "demos",
     "commands",

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, Dict, List, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Sequence
 
 if TYPE_CHECKING:
     from ..bench import Report
@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--contenders", metavar="A,B,…", help="only these; ours:NAME is ours with a strategy (default: everybody)")
     add("--strategy", metavar="NAME", nargs="+", default=[], help="these strategies of ours too")
     add("--sweep", action="store_true", help="instead of the peers, strategies of ours that differ in one choice")
+    add("--updates", metavar="OPTIMIZER", help="instead: both updates, with sgd, momentum, adam or rmsprop")
     add("--rows", metavar="N", type=_count, default=2048, help="rows in each sparse gradient (default: 2048)")
     add("--memory", metavar="GIB", type=float, default=8.0, help="do not run who would need more to make sparse"
         " gradients dense (default: 8)")  # fmt: skip
@@ -46,6 +47,9 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices")  # a peer's; the table shows it
+    if args.updates:
+        print(_updates_text(args))
+        return 0
     contenders = _contenders(args)
     if args.table:
         _write_page(args, contenders)
@@ -79,9 +83,34 @@ def _names(args: argparse.Namespace) -> List[str]:
     return [name.strip() for name in (args.contenders or "").split(",") if name.strip()]
 
 
-def _measured(args: argparse.Namespace, name: str, average: bool, contenders: Sequence[Contender]) -> Report:
+def _updates_text(args: argparse.Namespace) -> str:
+    from .. import bench, bench_updates, shapes
+    from ..case import Case
+    from ..updates import UPDATES
+
+    name = args.shapes or args.model
+    case = Case(shapes.load(name), bench.devices_here(args.devices), args.average)
+    with _bar(len(UPDATES) + bench.WARM_UP + args.rounds) as bar:
+        compared = bench_updates.compare(case, args.updates, args.rounds, _ticking(bar))
+    return f"{name}, {args.updates}, {len(case.devices)} devices\n{compared.text()}"
+
+
+def _bar(parts: int) -> Any:
     from tqdm import tqdm
 
+    layout = "{desc:24}{bar:40} {n_fmt}/{total_fmt} {elapsed}"
+    return tqdm(total=parts, file=sys.stderr, leave=False, disable=None, bar_format=layout)
+
+
+def _ticking(bar: Any) -> Callable[[str], None]:
+    def tick(words: str) -> None:
+        bar.set_description_str(words, refresh=False)
+        bar.update()
+
+    return tick
+
+
+def _measured(args: argparse.Namespace, name: str, average: bool, contenders: Sequence[Contender]) -> Report:
     from .. import bench, shapes
     from ..case import Case
 
@@ -89,14 +118,8 @@ def _measured(args: argparse.Namespace, name: str, average: bool, contenders: Se
     case = Case(shapes.load(name), devices, average, args.rows, int(args.memory * 2**30))
     floor = not _names(args) or "floor" in _names(args)
     parts = 1 + len(contenders) + bench.WARM_UP + args.rounds
-    layout = "{desc:24}{bar:40} {n_fmt}/{total_fmt} {elapsed}"
-    with tqdm(total=parts, file=sys.stderr, leave=False, disable=None, bar_format=layout) as bar:
-
-        def tick(words: str) -> None:
-            bar.set_description_str(words, refresh=False)
-            bar.update()
-
-        return bench.measure(case, contenders, args.rounds, floor, tick)
+    with _bar(parts) as bar:
+        return bench.measure(case, contenders, args.rounds, floor, _ticking(bar))
 
 
 # ---- the page --------------------------------------------------------------------------------------
