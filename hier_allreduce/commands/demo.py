@@ -1,14 +1,65 @@
-"""``hier-allreduce demo``."""
+"""``hier-allreduce demo``: a job on real data, checked against the same job on one device."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
+from pathlib import Path
+
+from ..demos.terminal import only_for_us
+from ..errors import HierAllreduceError
+
+# each a module of hier_allreduce.demos with `run(args, terminal) -> exit status`
+JOBS = {"digits": "a convnet on scikit-learn's handwritten digits, trained by tensorpack"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
+    jobs = "; ".join(f"{name}: {what}" for name, what in JOBS.items())
+    parser.add_argument("--job", choices=JOBS, default="digits", help=f"what to train ({jobs})")
+    parser.add_argument(
+        "--devices",
+        default="8",
+        metavar="N|LIST",
+        help="how many: GPUs where there are that many, else logical CPU devices; or a list: /gpu:0,/gpu:1 (default 8)",
+    )
+    parser.add_argument(
+        "--epochs", type=_positive, default=60, metavar="N", help="how often to go through the data (default 60)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of data, split and weights (default 0)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="checkpoint and logs (default train_log/JOB)")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
+    return number
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command."""
-    raise NotImplementedError
+    """Train, compare, report; 0 if everything is as it should be, 1 if not.
+
+    Raises:
+        HierAllreduceError: something the demo needs is not installed, or ``--out`` cannot be written to.
+        DeviceError: a device of ``--devices`` does not exist.
+    """
+    # TensorFlow reads this when it is imported; a GPU's TF32 rounds to 1e-3, which would drown what is compared
+    os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+    args.out = args.out or Path("train_log") / args.job
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        log = (args.out / "training.log").open("w")
+    except OSError as error:
+        raise HierAllreduceError(f"--out {args.out}: {error.strerror}") from None
+
+    with log, only_for_us(log) as terminal:
+        print(f"{args.job}: {JOBS[args.job]} (log: {log.name})", file=terminal, flush=True)
+        try:
+            job = importlib.import_module(f"..demos.{args.job}", __package__)
+        except ModuleNotFoundError as error:
+            raise HierAllreduceError(
+                f"the demo needs {error.name}: python -m pip install 'hier_allreduce[tf,demo]'"
+            ) from None
+        return int(job.run(args, terminal))

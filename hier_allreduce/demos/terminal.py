@@ -1,0 +1,30 @@
+"""Keeping the terminal for what people should read, and everything else for a file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import IO, Iterator
+
+
+@contextlib.contextmanager
+def only_for_us(log: IO[str]) -> Iterator[IO[str]]:
+    """Send what this process prints to ``log``, TensorFlow's C++ included; yields standard output as it was.
+
+    Done on file descriptors, because C++ knows nothing of ``sys.stderr``.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(number) for number in (1, 2)]
+    with os.fdopen(os.dup(kept[0]), "w", encoding=sys.stdout.encoding, errors="replace") as terminal:
+        try:
+            for number in (1, 2):
+                os.dup2(log.fileno(), number)
+            yield terminal
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, original in zip((1, 2), kept):
+                os.dup2(original, number)
+                os.close(original)

@@ -1,0 +1,90 @@
+"""``hier-allreduce demo`` as people run it: in a process of its own, in an empty folder, without a keyboard."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+
+def demo(folder, *options, code="pass"):
+    """Run it after ``code``; (exit status, what it printed, what it complained about)."""
+    program = f"import sys; {code}; from hier_allreduce.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "demo", *options]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    done = subprocess.run(command, cwd=str(folder), timeout=240, **pipes)
+    return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.fixture(scope="module")
+def passed(tmp_path_factory):
+    """A run that is long enough to pass."""
+    folder = tmp_path_factory.mktemp("demo")
+    return (folder, *demo(folder, "--devices", "3", "--epochs", "20"))
+
+
+def test_it_passes_and_says_so(passed):
+    _, status, report, _ = passed
+    assert status == 0, report
+    assert "FAILED" not in report
+    assert float(re.search(r"test accuracy .* ([\d.]+)%  \(at least 98%\)", report).group(1)) >= 98
+    loss, weight = (float(number) for number in re.findall(r"([\d.e-]+)  \(at most 1e-05\)", report))
+    assert 0 < loss <= 1e-5 and 0 < weight <= 1e-5
+    assert re.search(r"any weight between the 3 devices +0  \(exactly 0\)", report)
+
+
+def test_its_table_has_the_executed_copies(passed):
+    """Three chunks (two large gradients, one bucket), each in 2 copies to the sum and 2 back."""
+    report = passed[2]
+    assert [line.split()[:2] for line in report.splitlines() if "/cpu:" in line] == [
+        [str(i), f"/cpu:{i}"] for i in range(3)
+    ]
+    assert "hierarchical, 3 chunks, 12 copies, planned = executed" in report
+
+
+def test_the_terminal_gets_the_report_and_nothing_else(passed):
+    """Neither TensorFlow's messages nor tensorpack's: they are in the log."""
+    folder, _, report, complaints = passed
+    assert complaints == ""
+    lines = [line for line in report.replace("\r", "\n").splitlines() if line and "step/s" not in line]
+    assert len(lines) == 13, lines
+    assert "Start Epoch 20" in (folder / "train_log/digits/training.log").read_text()
+
+
+def test_the_checkpoint_is_there(passed):
+    folder, _, report, _ = passed
+    (path,) = re.findall(r"^checkpoint: (.*)$", report, re.MULTILINE)
+    assert (folder / f"{path}.index").exists()
+
+
+def test_it_fails_where_accuracy_or_equality_misses_and_asks_nothing_in_a_used_folder(passed):
+    """One epoch is too short; no difference at all is too much to ask for."""
+    code = "import hier_allreduce.demos.digits as digits; digits.DIFFERENCE = 0"
+    status, report, _ = demo(passed[0], "--devices", "3", "--epochs", "1", code=code)
+    assert status == 1
+    assert re.search("^FAILED: test accuracy .* is under 98%$", report, re.MULTILINE)
+    assert re.search("^FAILED: a loss differs by .*, more than 0e[+]00$", report, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--devices", "/cpu:0,/gpu:7"], "pass", ["tower 1: /gpu:7", "There are /cpu:0;"]),
+        (["--devices", "0"], "pass", ["devices is empty"]),
+        (["--out", "file/here"], "open('file', 'w').close()", ["--out file/here", "Not a directory"]),
+        ([], "sys.modules['sklearn'] = None", ["needs sklearn", "pip install 'hier_allreduce[tf,demo]'"]),
+    ],
+    ids=["device", "no devices", "folder", "nothing installed"],
+)
+def test_what_cannot_work_is_one_line(tmp_path, options, code, words):
+    status, _, complaints = demo(tmp_path, *options, code=code)
+    assert status == 2
+    assert complaints.startswith("hier-allreduce demo: ") and complaints.count("\n") == 1, complaints
+    for word in words:
+        assert word in complaints
+
+
+def test_epochs_are_counted_from_one(tmp_path):
+    status, _, complaints = demo(tmp_path, "--epochs", "0")
+    assert status == 2
+    assert "0 is not 1 or more" in complaints
