@@ -21,6 +21,7 @@ _HOME = {
     "TowerOptimizer": "optimizer",
     "audit": "auditing",
     "Audit": "auditing",
+    "Cluster": "cluster",
     "Plan": "plan",
     "Reduce": "plan",
     "Copy": "plan",
@@ -34,6 +35,7 @@ _HOME = {
     "PlanError": "errors",
     "TopologyError": "errors",
     "AuditError": "errors",
+    "ClusterError": "errors",
 }
 __all__ = sorted(_HOME)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from .devices import device_strings
-from .emit import NARROW, Dense, Gather, Narrow, OnDevices, emit, recorded
-from .gradients import Matrix, matrix, pairs_of, variable_names
-from .kinds import DENSE, VALUES, Entry, gradients, tensors
+from .emit import NARROW, Across, Dense, Gather, Narrow, OnDevices, emit, recorded
+from .gradients import Matrix, is_sparse, matrix, pairs_of, static_shape, variable_names
+from .kinds import DENSE, VALUES, Entry, gradients, op_names, tensors
 from .layout import Layout, lay_out
 from .packing import Tower
 from .strategy import Strategy, strategy_from
@@ -23,6 +24,7 @@ def allreduce_grads(
     groups: Optional[Sequence[Sequence[int]]] = None,
     name: Optional[str] = None,
     strategy: Union[str, Strategy, None] = None,
+    cluster: Optional[Any] = None,
 ) -> List[Tuple[Any, ...]]:
     """Give every tower the sum (or mean) of all towers' gradients.
 
@@ -49,6 +51,8 @@ def allreduce_grads(
         name: the name scope of the ops.
         strategy: all choices in one, instead of ``algorithm`` and ``groups``: a :class:`Strategy`, or the name or
             path of its YAML file.
+        cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each, which all call this alike: the
+            sum, or mean, is then over the towers of all. Sparse gradients become dense.
 
     Returns:
         A list of K tuples of N tensors; entry (k, n) lives on ``devices[k]``.
@@ -57,13 +61,17 @@ def allreduce_grads(
         GradientError: rows do not match the devices or each other, or an entry cannot be added up.
         DeviceError: something in ``devices`` is not a device.
         StrategyError: a choice that does not exist, or ``groups`` that miss or repeat a tower.
+        ClusterError: not K towers on each host, or no graph for a session.
     """
     chosen = strategy_from(strategy, algorithm=algorithm, groups=groups)
-    return _reduced(matrix(all_grads, device_strings(devices), average), average, chosen, name)
+    return _reduced(matrix(all_grads, device_strings(devices), average), average, chosen, name, cluster)
 
 
 def allreduce_grads_hierarchical(
-    all_grads: Sequence[Sequence[Any]], devices: Sequence[Any], average: bool = False
+    all_grads: Sequence[Sequence[Any]],
+    devices: Sequence[Any],
+    average: bool = False,
+    cluster: Optional[Any] = None,
 ) -> List[Tuple[Any, ...]]:
     """tensorpack's function of this name, with its schedule at K = 8, for any K ≥ 1.
 
@@ -73,7 +81,7 @@ def allreduce_grads_hierarchical(
 
     Raises: as :func:`allreduce_grads`.
     """
-    return allreduce_grads(all_grads, devices, average, strategy=_PER_VARIABLE)
+    return allreduce_grads(all_grads, devices, average, strategy=_PER_VARIABLE, cluster=cluster)
 
 
 def allreduce_grads_and_vars(
@@ -84,6 +92,7 @@ def allreduce_grads_and_vars(
     groups: Optional[Sequence[Sequence[int]]] = None,
     name: Optional[str] = None,
     strategy: Union[str, Strategy, None] = None,
+    cluster: Optional[Any] = None,
 ) -> List[List[Tuple[Any, Any]]]:
     """:func:`allreduce_grads` for K rows of N (gradient, variable) pairs, as ``compute_gradients`` gives them.
 
@@ -97,14 +106,18 @@ def allreduce_grads_and_vars(
     pairs = pairs_of(all_grads_and_vars, places)
     names = variable_names(pairs, places)
     grads = matrix([[grad for grad, _ in row] for row in pairs], places, average, names)
-    reduced = _reduced(grads, average, chosen, name)
+    reduced = _reduced(grads, average, chosen, name, cluster)
     return [[(grad, var) for grad, (_, var) in zip(*rows)] for rows in zip(reduced, pairs)]
 
 
-def _reduced(grads: Matrix, average: bool, strategy: Strategy, name: Optional[str]) -> List[Tuple[Any, ...]]:
-    layout = lay_out(grads, strategy)
-    readings = _readings(layout, grads.devices, average, strategy)
-    with recorded(name or "hier_allreduce", layout.plan, grads.devices, layout.names):
+def _reduced(
+    grads: Matrix, average: bool, strategy: Strategy, name: Optional[str], cluster: Optional[Any]
+) -> List[Tuple[Any, ...]]:
+    name = name or "hier_allreduce"
+    across = _across(cluster, name, grads, average, strategy)
+    layout = lay_out(grads, strategy, hosts=across.hosts)
+    readings = _readings(layout, grads.devices, average, strategy, across)
+    with recorded(name, layout.plan, grads.devices, layout.names):
         rows = tensors(grads, layout.entries)
         towers = [Tower(device, layout.chunks, layout.names) for device in grads.devices]
         packed = [tower.pack(row) for tower, row in zip(towers, rows)]
@@ -116,7 +129,11 @@ def _reduced(grads: Matrix, average: bool, strategy: Strategy, name: Optional[st
 
 
 def reduce_to_mains(
-    grads: Matrix, average: bool, strategy: Strategy, name: str = "reduce_to_mains"
+    grads: Matrix,
+    average: bool,
+    strategy: Strategy,
+    name: str = "reduce_to_mains",
+    cluster: Optional[Any] = None,
 ) -> Tuple[List[Any], Layout]:
     """The reduce half: each variable's sum (or mean) on its main only.
 
@@ -126,10 +143,11 @@ def reduce_to_mains(
 
     Raises: as :func:`allreduce_grads`; also StrategyError if the strategy cuts gradients over several mains.
     """
-    layout = lay_out(grads, strategy, whole=True)
+    across = _across(cluster, name, grads, average, strategy)
+    layout = lay_out(grads, strategy, whole=True, hosts=across.hosts)
     layout.mains()
     half = layout.plan.reduce_half()
-    readings = _readings(layout, grads.devices, average, strategy)
+    readings = _readings(layout, grads.devices, average, strategy, across)
     with recorded(name, half, grads.devices, layout.names):
         rows = tensors(grads, layout.entries)
         packed = [Tower(d, layout.chunks, layout.names).pack(row) for d, row in zip(grads.devices, rows)]
@@ -187,19 +205,43 @@ def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any], name: str =
     return copy_from_mains(values, lay_out(same, Strategy(algorithm="tree", mains=0)), devices, name)
 
 
-def _readings(layout: Layout, devices: Sequence[Any], average: bool, strategy: Strategy) -> List[OnDevices]:
+def _across(cluster: Optional[Any], name: str, grads: Matrix, average: bool, strategy: Strategy) -> Across:
+    """What joins the hosts, who compare first what each of them has."""
+    if cluster is None:
+        return Across()
+    facts = {
+        "average": average,
+        "devices": len(grads.devices),
+        "strategy": {field: str(value) for field, value in dataclasses.asdict(strategy).items()},
+        "gradients": {key: _described(column) for key, column in zip(op_names(grads.names), grads.columns)},
+    }
+    return cluster.across(name, facts)
+
+
+def _described(column: Sequence[Any]) -> str:
+    """A variable's gradients in a few words, which are the same on hosts that have the same."""
+    first = next((grad for grad in column if grad is not None), None)
+    if first is None:
+        return "None"
+    shape = static_shape(first)
+    return f"{first.dtype.name} {shape.as_list() if shape.ndims is not None else '?'}{' sparse' * is_sparse(first)}"
+
+
+def _readings(
+    layout: Layout, devices: Sequence[Any], average: bool, strategy: Strategy, across: Across
+) -> List[OnDevices]:
     """How each chunk is added up."""
     dense, gather, indices = (
-        Dense(devices, average, layout.names),
+        Dense(devices, average, layout.names, across),
         Gather(devices, average, layout.names),
         Gather(devices, False, layout.names),
     )
-    narrow = {wire: Narrow(devices, average, layout.names, wire) for wire in NARROW}
+    narrow = {wire: Narrow(devices, average, layout.names, wire, across) for wire in NARROW}
 
     def reading(entry: Entry) -> OnDevices:
         if entry.part != DENSE:
             return gather if entry.part == VALUES else indices
         wire = strategy.wire_dtype if entry.spec.dtype == "float32" else entry.spec.dtype
-        return narrow.get(str(wire), dense) if len(devices) > 1 else dense
+        return narrow.get(str(wire), dense) if len(devices) * across.hosts > 1 else dense
 
     return [reading(layout.entry(chunk)) for chunk in range(len(layout.chunks))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from dataclasses import dataclass
-from typing import Any, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -41,11 +41,23 @@ def emitted_in(graph: Any) -> List[Emitted]:
 NARROW = ("float16", "bfloat16")  # dtypes that are added in float32
 
 
+class Across:
+    """What becomes of a host's complete sum before it is copied: here nothing, there being one host."""
+
+    hosts = 1
+
+    def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
+        """The sum of all hosts' tensors; called under the root's device."""
+        return tensor
+
+
 class OnDevices(Ops[Any]):
     """What all readings share: where each tower is, whether the mean is wanted, and what chunks are called."""
 
-    def __init__(self, devices: Sequence[Any], average: bool, names: Sequence[str]):
+    def __init__(self, devices: Sequence[Any], average: bool, names: Sequence[str], across: Optional[Across] = None):
         self.devices, self.average, self.names = devices, average, names
+        self.across = across or Across()
+        self.towers = len(devices) * self.across.hosts
 
     def start(self, value: Any) -> Any:
         """A tower's tensor as the value that is reduced."""
@@ -60,7 +72,7 @@ class OnDevices(Ops[Any]):
             return tf.identity(value, name=f"{self.names[step.chunk]}/copy")
 
     def mean(self, chunk: int, root: int, total: Any) -> Any:
-        """``total`` / K on the root: once, before the copies.
+        """``total`` / the towers of all hosts, on the root: once, before the copies.
 
         A multiply on every tower would be folded into different consumers on different towers, and the
         replicas would differ in their last bits.
@@ -68,7 +80,12 @@ class OnDevices(Ops[Any]):
         if not self.average:
             return total
         with tf1.device(self.devices[root]):
-            return tf.multiply(total, 1.0 / len(self.devices), name=f"{self.names[chunk]}/mean")
+            return tf.multiply(total, 1.0 / self.towers, name=f"{self.names[chunk]}/mean")
+
+    def everywhere(self, chunk: int, root: int, total: Any) -> Any:
+        """``total`` of all hosts."""
+        with tf1.device(self.devices[root]):
+            return self.across.all_reduce(total, root, f"{self.names[chunk]}/across")
 
 
 class Dense(OnDevices):
@@ -83,8 +100,8 @@ class Dense(OnDevices):
             return _add_own_last(own, others, name)
 
     def finish(self, chunk: int, root: int, total: Any) -> Any:
-        if len(self.devices) > 1:
-            return self.mean(chunk, root, total)
+        if self.towers > 1:
+            return self.mean(chunk, root, self.everywhere(chunk, root, total))
         with tf1.device(self.devices[root]):  # one tower: its gradient may live elsewhere
             return tf.identity(total, name=f"{self.names[chunk]}/copy")
 
@@ -121,8 +138,15 @@ class Narrow(OnDevices):
     and, for float16, 2^-24 a hop where values are below its normal range.
     """
 
-    def __init__(self, devices: Sequence[Any], average: bool, names: Sequence[str], wire: Any):
-        super().__init__(devices, average, names)
+    def __init__(
+        self,
+        devices: Sequence[Any],
+        average: bool,
+        names: Sequence[str],
+        wire: Any,
+        across: Optional[Across] = None,
+    ):
+        super().__init__(devices, average, names, across)
         self._wire = wire
 
     def start(self, value: Any) -> Any:
@@ -141,10 +165,15 @@ class Narrow(OnDevices):
             return _Part(tf.add_n(values, name=name), count)
 
     def _weighted(self, part: _Part, count: int, name: str) -> Any:
-        return tf.multiply(part.value, part.towers / count, name=name) if self.average else part.value
+        if not self.average or part.towers == count:
+            return part.value
+        return tf.multiply(part.value, part.towers / count, name=name)
 
     def finish(self, chunk: int, root: int, total: Any) -> Any:
-        return self._sent(chunk, root, total)
+        with tf1.device(self.devices[root]):
+            share = self._weighted(total, total.towers * self.across.hosts, f"{self.names[chunk]}/share")
+        sent = self._sent(chunk, root, _Part(share, total.towers))
+        return _Part(self.everywhere(chunk, root, sent.value), self.towers)
 
     def copy(self, step: Copy, value: Any) -> Any:
         return _Part(super().copy(step, value.value), value.towers)

@@ -13,8 +13,8 @@
     ├── AuditError        what TensorFlow executed is not what the plan says
     └── BenchError        a model, table of shapes or contender that cannot be measured
 
-They are raised while the graph is built, before the first op is added (``AuditError``
-after the step that was looked at, ``ClusterError`` also while hosts wait for each other), and say what was expected and what to do.
+They are raised while the graph is built, before the first op is added (``AuditError`` after the step that was looked
+at, ``ClusterError`` also while hosts wait for each other), and say what was expected and what to do.
 """
 
 from __future__ import annotations

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from .algorithms import ALGORITHMS
 from .buckets import Bucketing, Chunk, Spec, balanced, buckets
 from .detect import this_machine
 from .devices import all_on_cpu, device_numbers
-from .errors import StrategyError, TopologyError
+from .errors import GradientError, StrategyError, TopologyError
 from .gradients import Matrix
 from .kinds import DENSE, INDICES, Entry, entries, op_names
 from .plan import Copy, Plan, Step, verify
@@ -62,23 +63,30 @@ class Layout(NamedTuple):
         )
 
 
-def lay_out(grads: Matrix, strategy: Strategy, whole: bool = False) -> Layout:
+def lay_out(grads: Matrix, strategy: Strategy, whole: bool = False, hosts: int = 1) -> Layout:
     """Decide everything about a K×N matrix before the first op.
 
     Args:
         grads: the matrix.
         strategy: how to reduce.
         whole: every variable must have one main: a planned strategy then cuts none.
+        hosts: how many hosts have such a matrix. Between hosts sparse gradients become dense: they have different
+            numbers of rows, and a collective wants equal shapes.
 
     Raises:
-        GradientError: see :func:`hier_allreduce.kinds.entries`.
+        GradientError: see :func:`hier_allreduce.kinds.entries`; or a sparse gradient is to be gathered from several
+            hosts.
         StrategyError: the groups, the main or the topology do not fit K towers.
     """
+    if hosts > 1 and strategy.sparse == "auto":
+        strategy = dataclasses.replace(strategy, sparse="dense")
     found = entries(grads, strategy)
+    if hosts > 1:
+        _refuse_sparse(found, grads)
     specs = [entry.spec for entry in found]
     machine = _machine(strategy, grads.devices)
     if machine is None:
-        chunks, plan = _unplanned(found, specs, grads.devices, strategy)
+        chunks, plan = _unplanned(found, specs, grads.devices, strategy, hosts)
     else:
         scale = 0.5 if strategy.wire_dtype else 1.0
         algorithm = None if strategy.algorithm == "auto" else strategy.algorithm
@@ -90,11 +98,20 @@ def lay_out(grads: Matrix, strategy: Strategy, whole: bool = False) -> Layout:
     return Layout(found, chunks, op_names([_chunk_name(chunk, found, grads.names) for chunk in chunks]), verify(plan))
 
 
+def _refuse_sparse(found: Sequence[Entry], grads: Matrix) -> None:
+    for entry in found:
+        if entry.part != DENSE:
+            raise GradientError(
+                f"variable {entry.variable} ({grads.names[entry.variable]!r}): sparse gradients cannot be gathered from"
+                " several hosts; choose sparse='dense' or 'auto', which add them up as dense ones"
+            )
+
+
 def _unplanned(
-    found: Sequence[Entry], specs: Sequence[Spec], devices: Sequence[Any], strategy: Strategy
+    found: Sequence[Entry], specs: Sequence[Spec], devices: Sequence[Any], strategy: Strategy, hosts: int
 ) -> Tuple[List[Chunk], Plan]:
     towers = len(devices)
-    chunks = buckets(specs, strategy.bucketing if towers > 1 else Bucketing(pack_below=0))
+    chunks = buckets(specs, strategy.bucketing if towers * hosts > 1 else Bucketing(pack_below=0))
     algorithm = _algorithm(strategy, devices)
     turns = _turns(found, chunks, towers, strategy.mains_for(algorithm))
     return chunks, ALGORITHMS[algorithm](towers, turns, strategy.groups)

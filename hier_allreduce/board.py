@@ -1,0 +1,60 @@
+"""A few lines of text on every host's server that every other host can read: how hosts agree before they start.
+
+A text is a string variable on the server's CPU, found by its name. It is written and read through a session of its own
+on each server, which knows that host only: no collective is involved, and nobody waits for a third host.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Sequence
+
+import tensorflow as tf
+
+from .compat import tf1
+
+
+class Board:
+    """What this process writes to and reads from the hosts' servers."""
+
+    def __init__(self, hosts: Sequence[str], seconds: float):
+        """Nothing is opened yet.
+
+        Args:
+            hosts: the addresses of all hosts, by task.
+            seconds: how long one reading or writing may take.
+        """
+        self._hosts, self._milliseconds = hosts, max(1, int(1000 * seconds))
+        self._sessions: Dict[int, Any] = {}
+
+    def write(self, task: int, topic: str, text: str) -> None:
+        """Put ``text`` up on a host's server."""
+        session = self._session(task)
+        with session.graph.as_default(), tf1.device("/cpu:0"):
+            assign = tf.raw_ops.AssignVariableOp(resource=_variable(topic), value=tf.constant(text))
+        session.run(assign)
+
+    def read(self, task: int, topic: str) -> Optional[str]:
+        """The text of a topic on a host's server; None while there is none, or no server."""
+        session = self._session(task)
+        with session.graph.as_default(), tf1.device("/cpu:0"):
+            read = tf.raw_ops.ReadVariableOp(resource=_variable(topic), dtype=tf.string)
+        try:
+            return bytes(session.run(read)).decode()
+        except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
+            return None
+        except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
+            return None  # the session is kept: closing it would wait for the host once more
+        except tf.errors.AbortedError:
+            del self._sessions[task]  # of an earlier process at this address
+            return None
+
+    def _session(self, task: int) -> Any:
+        if task not in self._sessions:
+            # a filter that lets no host through: a session waits for all that it may use before it starts
+            config = tf1.ConfigProto(operation_timeout_in_ms=self._milliseconds, device_filters=["/job:nobody"])
+            self._sessions[task] = tf1.Session(f"grpc://{self._hosts[task]}", tf.Graph(), config)
+        return self._sessions[task]
+
+
+def _variable(topic: str) -> Any:
+    return tf.raw_ops.VarHandleOp(dtype=tf.string, shape=[], shared_name=f"hier_allreduce/{topic}")

@@ -1,0 +1,473 @@
+"""Several hosts: the same plan inside each, TensorFlow's own collectives between them.
+
+::
+
+    host 0   tower 0 ─┐                                       ┌─► tower 0
+             tower 1 ─┴─► sum on its main ─┐             ┌────┴─► tower 1
+                                           ├─ collective ┤
+    host 1   tower 0 ─┐                    │             │    ┌─► tower 0
+             tower 1 ─┴─► sum on its main ─┘             └────┴─► tower 1
+
+Each host sends each chunk across once, not once for each tower, and different chunks from different devices.
+
+::
+
+    cluster = Cluster.from_environment(devices_per_host=4)         # from TF_CONFIG; the same program on every host
+    reduced = allreduce_grads(grads, devices, average=True, cluster=cluster)
+    start = cluster.broadcast(tf.compat.v1.global_variables())
+    with cluster.session() as session:                             # waits for all hosts, and compares them
+        session.run(tf.compat.v1.global_variables_initializer())
+        session.run(start)                                         # host 0's values everywhere
+        …
+
+This is the only module that uses ``tensorflow.python.ops.collective_ops``, which has no public name.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import threading
+import time
+import weakref
+from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+
+import tensorflow as tf
+from tensorflow.python.ops import collective_ops
+
+from . import peers, presets
+from .board import Board
+from .compat import tf1
+from .emit import Across
+from .errors import ClusterError, GradientError
+from .watch import Watch
+
+# Group and instance numbers are the server's, shared by all that use collectives in it: tensorpack counts from 42 and
+# 100, tf.distribute from 1 and 100.
+_BROADCASTS = 0x4840
+_MAINS = 0x4841  # and one more for each tower that can be a main
+_INSTANCES = 0x484100
+
+_LEADER = "/job:worker/replica:0/task:0"
+_WIDER = {
+    "bool": "int32",
+    "int8": "int32",
+    "uint8": "int32",
+    "int16": "int32",
+    "uint16": "int32",
+    "bfloat16": "float32",
+}
+_COLLECTIVE = ("float16", "float32", "float64", "int32", "int64")
+_LISTED = 5  # so many differences does an error name
+_POLL = 0.1  # seconds between two looks at hosts that are still starting
+
+
+class Cluster:
+    """The hosts of one job, and which of them this process is.
+
+    With one host everything is as without a cluster: no server, no collective.
+
+    Attributes:
+        hosts: H addresses, ``"host:port"``, in the same order on every host.
+        task: which of them this process is; 0 is the chief.
+        devices_per_host: K, the same on every host. So many CPU devices a session has, at least.
+    """
+
+    def __init__(
+        self,
+        hosts: Sequence[str],
+        task: int,
+        devices_per_host: int,
+        timeout: float = 30.0,
+        start_timeout: float = 600.0,
+        stall_timeout: float = 3600.0,
+    ):
+        """Only a description: nothing is started before :meth:`session`.
+
+        Args:
+            hosts: addresses by which the hosts reach each other.
+            task: the place of this process in ``hosts``.
+            devices_per_host: towers on each host.
+            timeout: seconds within which every host ends with an error after another one has died or frozen. A host
+                that computes, saves or evaluates is neither, however long it takes.
+            start_timeout: seconds to wait for all hosts at the start.
+            stall_timeout: seconds that a live host may keep the others waiting: the limit to its saving and evaluating.
+
+        Raises:
+            ClusterError: no hosts, an address that is none or that is there twice, a task that is not in the list, or
+                a number that is not positive.
+        """
+        if isinstance(hosts, str) or not hosts:
+            raise ClusterError(f"hosts={hosts!r}: expected a list of addresses such as ['10.0.0.1:2222', …]")
+        self.hosts: Tuple[str, ...] = tuple(hosts)
+        for address in self.hosts:
+            peers.split_address(address)
+        twice = sorted({address for address in self.hosts if self.hosts.count(address) > 1})
+        if twice:
+            raise ClusterError(f"hosts={list(hosts)}: {', '.join(twice)} is there more than once")
+        if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < len(self.hosts):
+            raise ClusterError(f"task={task!r}: there are hosts 0 to {len(self.hosts) - 1}")
+        if isinstance(devices_per_host, bool) or not isinstance(devices_per_host, int) or devices_per_host < 1:
+            raise ClusterError(f"devices_per_host={devices_per_host!r}: expected a whole number of 1 or more")
+        self.task, self.devices_per_host = task, devices_per_host
+        times = {"timeout": timeout, "start_timeout": start_timeout, "stall_timeout": stall_timeout}
+        for name, seconds in times.items():
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+                raise ClusterError(f"{name}={seconds!r}: expected seconds, more than 0")
+        self.timeout, self.start_timeout, self.stall_timeout = timeout, start_timeout, stall_timeout
+        self._instances = itertools.count(_INSTANCES)
+        self._sessions = itertools.count()
+        self._built: weakref.WeakKeyDictionary[Any, Dict[str, Any]] = weakref.WeakKeyDictionary()
+        self._server: Any = None
+
+    @classmethod
+    def from_environment(cls, devices_per_host: int, **times: float) -> Cluster:
+        """The cluster that TF_CONFIG describes, as launchers set it for ``tf.distribute``; without it, one host.
+
+        ::
+
+            {"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", "index": 1}}
+
+        A job called ``chief`` comes before the workers.
+
+        Raises:
+            ClusterError: TF_CONFIG cannot be read, has jobs other than these, or what it says is refused.
+        """
+        text = os.environ.get("TF_CONFIG", "").strip()
+        if not text:
+            return cls(["127.0.0.1:2222"], 0, devices_per_host, **times)
+        try:
+            content = json.loads(text)
+            jobs, own = content["cluster"], content["task"]
+            places = [(job, index) for job in ("chief", "worker") for index in range(len(jobs.get(job, ())))]
+            task = places.index((own["type"], int(own["index"])))
+            hosts = [jobs[job][index] for job, index in places]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ClusterError(
+                f"TF_CONFIG={text!r}: expected"
+                ' {"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": NUMBER}}, with this'
+                " process in the list"
+            ) from None
+        if set(jobs) - {"chief", "worker"}:
+            raise ClusterError(f"TF_CONFIG: this is for jobs 'chief' and 'worker' only, not {sorted(jobs)}")
+        return cls(hosts, task, devices_per_host, **times)
+
+    @classmethod
+    def load(cls, name_or_path: str, task: int) -> Cluster:
+        """A cluster from ``configs/clusters/NAME.yaml``, or from the YAML file at a path.
+
+        Raises:
+            ClusterError: no such file or name, a key that is no argument, or a value that is refused.
+        """
+        path = presets.find("clusters", name_or_path, ClusterError)
+        values = presets.read_yaml(path, ClusterError)
+        keys = ["hosts", "devices_per_host", "timeout", "start_timeout", "stall_timeout"]
+        for key in values:
+            if key not in keys:
+                raise ClusterError(f"{path}: unknown key {key!r}{presets.nearest(key, keys)}")
+        for key in keys[:2]:
+            if key not in values:
+                raise ClusterError(f"{path}: {key} is missing")
+        try:
+            return cls(task=task, **values)
+        except ClusterError as error:
+            raise ClusterError(f"{path}: {error}") from None
+
+    def __repr__(self) -> str:
+        return f"Cluster({list(self.hosts)}, task={self.task}, devices_per_host={self.devices_per_host})"
+
+    @property
+    def size(self) -> int:
+        """H, the number of hosts."""
+        return len(self.hosts)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this host saves, evaluates, and has the values that all start from."""
+        return self.task == 0
+
+    # ---- what goes into graphs ---------------------------------------------------------------------
+
+    def across(self, name: str, facts: Mapping[str, Any]) -> Across:
+        """What :func:`hier_allreduce.allreduce_grads` does with a host's sums.
+
+        Args:
+            name: what to call this all-reduce in errors.
+            facts: what must be the same on all hosts, as JSON; they are compared before the first step.
+
+        Raises:
+            ClusterError: this is not for ``devices_per_host`` devices; or there are several hosts and no graph for a
+                session (eager execution, ``tf.function``).
+        """
+        if facts["devices"] != self.devices_per_host:
+            raise ClusterError(f"{name} is for {facts['devices']} devices, and {self} has {self.devices_per_host}")
+        if self.size == 1:
+            return Across()
+        graph = tf1.get_default_graph()
+        if tf.executing_eagerly() or hasattr(graph, "capture"):
+            raise ClusterError(
+                "several hosts need a graph and a session: build under `with tf.Graph().as_default():` and run it in"
+                " `cluster.session()`, not eagerly and not in a tf.function"
+            )
+        built = self._built_in(graph)
+        number = sum(key.startswith("all-reduce") for key in built)
+        built[f"all-reduce {number} ({name})"] = dict(facts)
+        return _Collectives(self)
+
+    def broadcast(self, variables: Sequence[Any]) -> Any:
+        """An op that gives every host the chief's values; all hosts must run it at the same point.
+
+        Args:
+            variables: the same ones on every host, in any order. Those without elements are left alone.
+
+        Raises:
+            ClusterError: a variable's dtype cannot be sent, or its shape is not known.
+        """
+        if self.size == 1:
+            return tf.no_op()
+        graph = tf1.get_default_graph()
+        ordered = sorted(variables, key=lambda variable: str(variable.op.name))
+        self._built_in(graph)["variables"] = {v.op.name: _described(v.dtype, v.shape) for v in ordered}
+        with tf1.name_scope("broadcast"), tf1.device("/cpu:0"):
+            return tf.group(*[self._broadcast_one(v) for v in ordered if v.shape.num_elements() != 0])
+
+    def _broadcast_one(self, variable: Any) -> Any:
+        dtype, key = variable.dtype.base_dtype, next(self._instances)
+        wide = _wider(dtype)
+        if wide.name not in _COLLECTIVE or not variable.shape.is_fully_defined():
+            raise ClusterError(
+                f"variable {variable.op.name!r} is {_described(dtype, variable.shape)}: only numbers of known shape can"
+                " be sent to other hosts; leave it out of the variables"
+            )
+        how = (self.size, _BROADCASTS, key)
+        if self.is_chief:
+            value = tf.cast(tf.identity(variable), wide)
+            return collective_ops.broadcast_send(value, value.shape, wide, *how, communication_hint="ring").op
+        value = collective_ops.broadcast_recv(variable.shape, wide, *how, communication_hint="ring")
+        return tf1.assign(variable, tf.cast(value, dtype)).op
+
+    def _built_in(self, graph: Any) -> Dict[str, Any]:
+        return self._built.setdefault(graph, {})
+
+    # ---- sessions ----------------------------------------------------------------------------------
+
+    def session(self, graph: Optional[Any] = None, config: Optional[Any] = None) -> Any:
+        """A session of this host, once all hosts are there and have built the same.
+
+        Args:
+            graph: the current one by default.
+            config: a ConfigProto; what the cluster needs is added to a copy. The first one is the server's.
+
+        Returns:
+            A ``tf.compat.v1.Session``. Leaving it waits until all hosts have left theirs.
+
+        Raises:
+            ClusterError: this host's port is taken, hosts are missing after ``start_timeout``, or a host has another
+                list of hosts or built something else: the message names the host and the difference.
+        """
+        config = self.config(config)
+        if self.size == 1:
+            return tf1.Session("", graph, config)
+        graph = graph or tf1.get_default_graph()
+        if self._server is None:
+            self._server = self._serve(config)
+        watch = Watch(self.hosts, self.task, self.timeout, self.stall_timeout)
+        meeting = _Meeting(self, watch, next(self._sessions))
+        meeting.agree(self._facts(graph))
+        return ClusterSession(meeting, watch, self._server.target, graph, config)
+
+    def config(self, config: Optional[Any] = None) -> Any:
+        """A copy of a ConfigProto with what the cluster needs."""
+        full = tf1.ConfigProto()
+        full.CopyFrom(config or tf1.ConfigProto())
+        full.device_count["CPU"] = max(full.device_count["CPU"], self.devices_per_host)
+        if self.size > 1:
+            full.experimental.collective_group_leader = _LEADER
+            # without it ops that name no task go to task 0, in TensorFlow 1
+            full.device_filters.append(f"/job:worker/task:{self.task}")
+        return full
+
+    def _serve(self, config: Any) -> Any:
+        address = self.hosts[self.task]
+        peers.refuse_taken(address)
+        try:
+            return tf1.train.Server(
+                {"worker": list(self.hosts)}, job_name="worker", task_index=self.task, config=config, protocol="grpc"
+            )
+        except tf.errors.OpError as error:
+            raise ClusterError(f"this host's server ({address}) does not start: {error.message}") from error
+
+    def _facts(self, graph: Any) -> Dict[str, Any]:
+        return {
+            "hosts": dict(enumerate(self.hosts)),
+            "task": self.task,
+            "devices_per_host": self.devices_per_host,
+            "TensorFlow": tf.__version__,
+            **self._built_in(graph),
+        }
+
+
+class _Collectives(Across):
+    """Chunks of one all-reduce, added up over the hosts' mains."""
+
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
+        self.hosts = cluster.size
+
+    def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
+        if tensor.shape.num_elements() == 0:
+            return tensor
+        wide = _wider(tensor.dtype)
+        if wide.name not in _COLLECTIVE or tensor.dtype.is_bool:
+            raise GradientError(f"{name}: {tensor.dtype.name} cannot be added up across hosts; cast it to float32")
+        with tf1.name_scope(name):
+            total = collective_ops.all_reduce(
+                tf.cast(tensor, wide),
+                self.hosts,
+                _MAINS + root,
+                next(self._cluster._instances),
+                "Add",
+                "Id",
+                communication_hint="ring",
+            )
+            total.set_shape(tensor.shape)
+            return tf.cast(total, tensor.dtype)
+
+
+def _wider(dtype: Any) -> Any:
+    """The dtype in which a dtype crosses."""
+    has_halves = hasattr(collective_ops, "all_reduce_v2")  # TensorFlow 1.15's kernels have no float16
+    name = dtype.base_dtype.name
+    return tf.as_dtype("float32" if name == "float16" and not has_halves else _WIDER.get(name, name))
+
+
+def _described(dtype: Any, shape: Any) -> str:
+    return f"{dtype.base_dtype.name} {shape.as_list() if shape.ndims is not None else '?'}"
+
+
+class ClusterSession(tf1.Session):
+    """A session that ends with an error that names the host, where TensorFlow's would hang when a host dies.
+
+    Steps are made in a thread of their own while the calling one looks after the hosts. That is done for the thread
+    that opened the session; others, such as those that fill queues, run as in any session.
+    """
+
+    def __init__(self, meeting: _Meeting, watch: Watch, target: str, graph: Any, config: Any):
+        super().__init__(target, graph, config)
+        self._meeting, self._watch = meeting, watch
+        self._owner = threading.current_thread()
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """As ``tf.compat.v1.Session.run``.
+
+        Raises:
+            ClusterError: a host died or froze. TensorFlow cannot go on in this process: end it, and start again.
+        """
+        return self._watched(functools.partial(super().run, *args, **kwargs))
+
+    def make_callable(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+        """As ``tf.compat.v1.Session.make_callable``; errors are those of :meth:`run`."""
+        function = super().make_callable(*args, **kwargs)
+        return lambda *values, **more: self._watched(functools.partial(function, *values, **more))
+
+    def _watched(self, function: Callable[[], Any]) -> Any:
+        if threading.current_thread() is not self._owner:
+            return function()
+        try:
+            return self._watch.call(function)
+        except tf.errors.OutOfRangeError:  # the data are at their end
+            raise
+        except tf.errors.OpError as error:
+            found = self._watch.faults()
+            if not found and isinstance(error, tf.errors.UnavailableError):
+                time.sleep(_POLL)  # a process that ends may close its connections before its port
+                found = self._watch.faults()
+            if not found:
+                raise
+            self._meeting.leave()
+            raise ClusterError(self._watch.message(found)) from error
+        except ClusterError:
+            self._meeting.leave()
+            raise
+
+    def close(self) -> None:
+        """Wait until all hosts have come to this point, or are gone; then close."""
+        if not self._watch.stuck:
+            self._meeting.leave(after_error=False)
+            super().close()
+
+
+class _Meeting:
+    """One session's beginning and end, on all hosts."""
+
+    def __init__(self, cluster: Cluster, watch: Watch, number: int):
+        self._cluster, self._watch, self._number = cluster, watch, number
+        self._board = Board(cluster.hosts, cluster.timeout / 6)
+        self._others = [task for task in range(cluster.size) if task != cluster.task]
+        self._left = False
+
+    def agree(self, facts: Mapping[str, Any]) -> None:
+        """Wait for all hosts; return if their facts are the same as these."""
+        cluster, topic = self._cluster, f"facts/{self._number}"
+        self._board.write(cluster.task, topic, json.dumps(facts))
+        mine = json.loads(json.dumps(facts))
+        waiting, end = list(self._others), time.monotonic() + cluster.start_timeout
+        while waiting:
+            away = peers.faults({task: cluster.hosts[task] for task in waiting}, cluster.timeout / 6)
+            for task in [task for task in waiting if task not in away]:
+                text = self._watch.call(functools.partial(self._board.read, task, topic), [task])
+                if text is not None:
+                    waiting.remove(task)
+                    self._compare(task, {**mine, "task": task}, json.loads(text))
+            if waiting and time.monotonic() > end:
+                named = [f"host {t} ({cluster.hosts[t]}) {away.get(t, 'has not built its graph')}" for t in waiting]
+                self.leave()
+                raise ClusterError(
+                    f"after {cluster.start_timeout:g} s not all hosts are there: {'; '.join(named)}. Start it, or"
+                    " correct the list of hosts on every host"
+                )
+            time.sleep(_POLL if waiting else 0)
+
+    def _compare(self, task: int, mine: Dict[str, Any], theirs: Dict[str, Any]) -> None:
+        found = list(differences(mine, theirs))
+        if not found:
+            return
+        self.leave()
+        more = [f"and {len(found) - _LISTED} more"] * (len(found) > _LISTED)
+        raise ClusterError(
+            f"host {task} ({self._cluster.hosts[task]}) differs from this host ({self._cluster.task}):"
+            f" {'; '.join(found[:_LISTED] + more)}. All hosts must run the same program with the same settings"
+        )
+
+    def leave(self, after_error: bool = True) -> None:
+        """Say that this host needs the others no more, and wait until they all say so or are gone.
+
+        They may still look at this process until then: one that ends early would be taken for the cause of what others
+        are about to find. After an error the wait is short.
+        """
+        if self._left:
+            return
+        self._left = True
+        cluster, topic = self._cluster, f"left/{self._number}"
+        self._board.write(cluster.task, topic, "left")
+        waiting = [task for task in self._others if task not in self._watch.lost]
+        end = time.monotonic() + (cluster.timeout / 4 if after_error else cluster.stall_timeout)
+        while waiting and time.monotonic() < end:
+            away = peers.faults({task: cluster.hosts[task] for task in waiting}, cluster.timeout / 6)
+            waiting = [task for task in waiting if task not in away and self._board.read(task, topic) is None]
+            time.sleep(_POLL if waiting else 0)
+
+
+def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """What two nested mappings do not have in common, in words."""
+    for key in [*mine, *(key for key in theirs if key not in mine)]:
+        place = f"{path}, {key}" if path else str(key)
+        if key not in mine or key not in theirs:
+            value = mine.get(key, theirs.get(key))
+            yield f"{place}: only {'there' if key in theirs else 'here'}" + f" ({value})" * isinstance(value, str)
+        elif isinstance(mine[key], dict) and isinstance(theirs[key], dict):
+            yield from differences(mine[key], theirs[key], place)
+        elif mine[key] != theirs[key]:
+            yield f"{place}: {theirs[key]} there, {mine[key]} here"

@@ -1,0 +1,112 @@
+"""Whether other hosts' TensorFlow servers are alive, by TCP and HTTP/2 alone; no TensorFlow here.
+
+A gRPC server greets every connection with its HTTP/2 settings, from a thread of its own, whatever its process computes
+at the time. So a host that trains, saves or evaluates answers at once; one whose process has ended refuses the
+connection; one that is frozen, or whose machine is gone, stays silent.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+import time
+from typing import Dict, Mapping, Tuple
+
+from .errors import ClusterError
+
+# the client's half of HTTP/2's greeting: the preface, then an empty SETTINGS frame (RFC 7540, section 3.5)
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+
+GONE = "has no process that listens: it ended, or never started"
+SILENT = "does not answer: its process is frozen, or its machine or network is down"
+
+
+def split_address(address: str) -> Tuple[str, int]:
+    """``"10.0.0.1:2222"`` → ``("10.0.0.1", 2222)``; an IPv6 address stands in brackets.
+
+    Raises:
+        ClusterError: there is no port, or none between 1 and 65535.
+    """
+    host, colon, port = str(address).rpartition(":")
+    if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+        raise ClusterError(f"{address!r} is not an address: expected HOST:PORT, such as '10.0.0.1:2222'")
+    return host.strip("[]"), int(port)
+
+
+def faults(addresses: Mapping[int, str], seconds: float) -> Dict[int, str]:
+    """Which hosts are not alive: ``{task: what is wrong with it}``, asked all at once.
+
+    Args:
+        addresses: ``{task: "host:port"}``.
+        seconds: how long an answer may take.
+    """
+    found: Dict[int, str] = {}
+    end = time.monotonic() + seconds
+    with selectors.DefaultSelector() as waiting:
+        for task, address in addresses.items():
+            try:
+                waiting.register(_connecting(address), selectors.EVENT_WRITE, task)
+            except OSError as error:
+                found[task] = _words(error)
+        while waiting.get_map() and time.monotonic() < end:
+            for key, events in waiting.select(max(0.0, end - time.monotonic())):
+                connection, task = key.fileobj, key.data
+                try:
+                    if events & selectors.EVENT_WRITE:
+                        connection.send(_GREETING)  # type: ignore[union-attr]
+                        waiting.modify(connection, selectors.EVENT_READ, task)
+                        continue
+                    if not connection.recv(1):  # type: ignore[union-attr]
+                        found[task] = GONE
+                except OSError as error:
+                    found[task] = _words(error)
+                waiting.unregister(connection)
+                connection.close()  # type: ignore[union-attr]
+        for key in list(waiting.get_map().values()):
+            found[key.data] = SILENT
+            key.fileobj.close()  # type: ignore[union-attr]
+    return dict(sorted(found.items()))
+
+
+def _words(error: OSError) -> str:
+    closed = isinstance(error, (ConnectionRefusedError, ConnectionResetError, BrokenPipeError))
+    return GONE if closed else f"cannot be reached: {error.strerror or error}"
+
+
+def _connecting(address: str) -> socket.socket:
+    host, port = split_address(address)
+    family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    connection = socket.socket(family, kind, protocol)
+    connection.setblocking(False)
+    connection.connect_ex(where)
+    return connection
+
+
+def refuse_taken(address: str) -> None:
+    """Check that a server can listen on ``address``'s port.
+
+    Raises:
+        ClusterError: another process listens there, or the port is not for this user.
+    """
+    _, port = split_address(address)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection of an earlier run may linger
+        try:
+            probe.bind(("", port))
+        except OSError as error:
+            raise ClusterError(
+                f"port {port} of this host ({address}) cannot be listened on: {error.strerror}; end the process that"
+                " has it (an earlier run?), or give this host another port in every host's list"
+            ) from None
+
+
+def free_ports(count: int) -> Tuple[int, ...]:
+    """``count`` ports that nobody listened on a moment ago."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return tuple(each.getsockname()[1] for each in sockets)
+    finally:
+        for each in sockets:
+            each.close()

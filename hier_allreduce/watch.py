@@ -1,0 +1,109 @@
+"""Waiting for other hosts without hanging: the wait happens in one thread while another looks after the hosts.
+
+A collective cannot tell a host that saves a checkpoint from one that is dead, and a time limit on it cannot either. So
+nothing here limits the wait itself: as long as every host answers (see ``peers``), it goes on.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from typing import Any, Callable, Dict, Iterable, Optional, Sequence
+
+from . import peers
+from .errors import ClusterError
+
+
+class _Call:
+    """A function that runs in the waiting thread, and what became of it."""
+
+    def __init__(self, function: Callable[[], Any]):
+        self._function = function
+        self._result: Any = None
+        self._error: Optional[BaseException] = None
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self._result = self._function()
+        except BaseException as error:  # it is raised again in the thread that asked
+            self._error = error
+        self.done.set()
+
+    def result(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class Watch:
+    """Makes calls that wait for other hosts.
+
+    ``lost`` is what the last look found: ``{task: what is wrong with it}``.
+
+    Args:
+        hosts: the addresses of all hosts, by task.
+        task: this host.
+        timeout: seconds within which a host that no longer answers is found.
+        stall: seconds that hosts which do answer may keep this one waiting.
+    """
+
+    def __init__(self, hosts: Sequence[str], task: int, timeout: float, stall: float):
+        self._addresses = {other: address for other, address in enumerate(hosts) if other != task}
+        self._timeout, self._stall = timeout, stall
+        self._calls: queue.Queue[_Call] = queue.Queue()
+        self._busy: Optional[_Call] = None
+        self.lost: Dict[int, str] = {}
+        threading.Thread(target=self._work, name="hier_allreduce-waiting", daemon=True).start()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether a call was given up, and still waits."""
+        return self._busy is not None and not self._busy.done.is_set()
+
+    def call(self, function: Callable[[], Any], hosts: Optional[Iterable[int]] = None) -> Any:
+        """What ``function()`` returns, or raises.
+
+        Args:
+            function: it runs in another thread.
+            hosts: those that it waits for; all of them by default.
+
+        Raises:
+            ClusterError: a host is gone or silent, or all answer and ``stall`` has passed. The call is given up.
+        """
+        if self.stuck:
+            raise ClusterError("this process has given up waiting for another host; start it again")
+        self._busy = call = _Call(function)
+        self._calls.put(call)
+        end = time.monotonic() + self._stall
+        while not call.done.wait(self._timeout / 6):
+            found = self.faults(hosts)
+            if found and not call.done.is_set():
+                raise ClusterError(self.message(found))
+            if time.monotonic() > end:
+                raise ClusterError(
+                    f"waited {self._stall:g} s for hosts {sorted(hosts or self._addresses)}, which all answer: one of"
+                    " them is stuck, or makes other steps than this host; start all hosts again"
+                )
+        return call.result()
+
+    def faults(self, hosts: Optional[Iterable[int]] = None) -> Dict[int, str]:
+        """Which hosts are not alive now, ``{task: what is wrong}``; a silent one is asked twice."""
+        asked = {task: self._addresses[task] for task in (self._addresses if hosts is None else hosts)}
+        found = peers.faults(asked, self._timeout / 6)
+        silent = {task: asked[task] for task, words in found.items() if words == peers.SILENT}
+        if silent:
+            again = peers.faults(silent, self._timeout / 6)
+            found = {task: words for task, words in found.items() if task not in silent or task in again}
+        self.lost = found
+        return found
+
+    def message(self, found: Dict[int, str]) -> str:
+        """What to tell people about :meth:`faults`."""
+        named = "; ".join(f"host {task} ({self._addresses[task]}) {words}" for task, words in found.items())
+        return f"{named}. Start all hosts again, from the last checkpoint"
+
+    def _work(self) -> None:
+        while True:
+            self._calls.get().run()

@@ -1,0 +1,166 @@
+"""One host of the jobs in tests/clusters.py: what runs in a process of its own.
+
+Everything it says is a pair: ``("at", …)`` when it has come somewhere, ``("facts", …)`` or ``("error", …)`` at the end.
+"""
+
+import os
+import signal
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+import numpy as np
+import tensorflow as tf
+
+from hier_allreduce import Cluster, HierAllreduceError, Strategy, allreduce_grads, allreduce_grads_and_vars
+
+tf1 = tf.compat.v1
+FEATURES, CLASSES, BATCH, RATE = 5, 3, 4, 0.5
+
+
+def cpus(count):
+    return [f"/cpu:{k}" for k in range(count)]
+
+
+def constants(devices, rows):
+    """Tensors on their towers' devices, which no optimizer folds."""
+    tensors = []
+    for device, row in zip(devices, rows):
+        with tf.device(device):
+            tensors.append([tf1.placeholder_with_default(value, value.shape) for value in row])
+    return tensors
+
+
+# ---- sums --------------------------------------------------------------------------------------------
+
+
+def host_rows(task, towers):
+    """Small whole numbers in some dtypes and shapes, others on every tower of every host."""
+    rows = []
+    for tower in range(towers):
+        rng = np.random.RandomState(100 * task + tower)
+        shapes = [(4, 3), (7,), (), (1,), (0, 3), (300, 70), (2, 2), (5,), (6,)]
+        dtypes = ["float32"] * 6 + ["float64", "float16", "float32"]
+        rows.append([rng.randint(-8, 8, shape).astype(dtype) for shape, dtype in zip(shapes, dtypes)])
+    return rows
+
+
+def sums(cluster, options, line):
+    """All kinds of gradients, all strategies: what every tower got, against the sum over all towers of all hosts."""
+    devices = cpus(cluster.devices_per_host)
+    with tf.Graph().as_default():
+        grads = constants(devices, host_rows(cluster.task, len(devices)))
+        for device, row in zip(devices, grads):
+            with tf.device(device):
+                row.append(
+                    tf.IndexedSlices(row[3] + float(cluster.task), tf.constant([cluster.task]), tf.constant([4]))
+                )
+                row.append(None)
+                row.append(tf.cast(row[1], tf.int32))
+        built = {
+            "default": allreduce_grads(grads, devices, cluster=cluster),
+            "alone": allreduce_grads(grads, devices, strategy=Strategy(pack_below=0), cluster=cluster),
+            "wire": allreduce_grads([r[:6] for r in grads], devices, True, strategy="half", cluster=cluster),
+            "mean": allreduce_grads([r[:9] for r in grads], devices, average=True, cluster=cluster),
+        }
+        fetches = {name: [[x for x in row if x is not None] for row in rows] for name, rows in built.items()}
+        with cluster.session() as session:
+            asked, seen = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
+            values = session.run(fetches, options=asked, run_metadata=seen)
+            session.run(fetches["default"])
+    nodes = [node for part in seen.partition_graphs for node in part.node if node.op.startswith("CollectiveReduce")]
+    return {
+        "results": values,
+        "none": [row[10] is None for row in built["default"]],
+        "collectives": sorted([node.name, node.device] for node in nodes),
+        "dtypes": sorted({tf.as_dtype(node.attr["T"].type).name for node in nodes}),
+    }
+
+
+# ---- training ----------------------------------------------------------------------------------------
+
+
+def data(step, hosts, towers):
+    """The step's examples for all towers of all hosts: [hosts, towers, batch, …]."""
+    rng = np.random.RandomState(step)
+    labels = rng.randint(CLASSES, size=(hosts, towers, BATCH))
+    return rng.randn(hosts, towers, BATCH, FEATURES).astype("float32") + labels[..., None], labels.astype("int32")
+
+
+class Job:
+    """A linear classifier on the towers of one host, and what to do before the steps."""
+
+    def __init__(self, cluster, options):
+        self.cluster, self.devices = cluster, cpus(cluster.devices_per_host)
+        hidden = options.get("width", FEATURES)
+        rows, self.feeds, losses = [], [], []
+        for tower, device in enumerate(self.devices):
+            with tf.device(device), tf1.variable_scope(f"tower{tower}"):
+                x, y = tf1.placeholder(tf.float32, [None, FEATURES]), tf1.placeholder(tf.int32, [None])
+                start = tf1.random_normal_initializer(seed=cluster.task)
+                a = tf1.get_variable("a", [FEATURES, hidden], initializer=start, use_resource=True)
+                b = tf1.get_variable("b", [hidden, CLASSES], initializer=start, use_resource=True)
+                c = tf1.get_variable(options.get("name", "c"), [CLASSES], initializer=start, use_resource=True)
+                logits = tf.matmul(tf.matmul(x, a), b) + c
+                loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+                rows.append(list(zip(tf1.gradients(loss, [a, b, c]), [a, b, c])))
+                self.feeds += [x, y]
+                losses.append(loss)
+        strategy = Strategy(bucket_bytes=options.get("bucket_bytes", 1 << 20))
+        reduced = allreduce_grads_and_vars(rows, self.devices, average=True, strategy=strategy, cluster=cluster)
+        optimizer = tf1.train.MomentumOptimizer(RATE, 0.9)
+        self.step = tf.group(*[optimizer.apply_gradients(row) for row in reduced])
+        self.loss = tf.add_n(losses) / len(losses)
+        self.towers = [[v for _, v in row] for row in rows]
+        own = tf1.global_variables()
+        self.copy = [
+            v.assign(w.read_value()) for row in self.towers[1:] for v, w in zip(row, self.towers[0])
+        ]  # slots are zeros everywhere
+        self.broadcast = cluster.broadcast(own)
+        self.saver = tf1.train.Saver(own)
+
+    def feed(self, step):
+        x, y = data(step, self.cluster.size, len(self.devices))
+        own = self.cluster.task
+        return dict(zip(self.feeds, [v for k in range(len(self.devices)) for v in (x[own, k], y[own, k])]))
+
+
+def train(cluster, options, line):
+    """Some steps, from the start or a checkpoint; with pauses, deaths and the like at a step."""
+    checkpoint, first = options.get("checkpoint"), options.get("first", 0)
+    with tf.Graph().as_default():
+        job = Job(cluster, options)
+        line.send(("at", "built"))
+        if options.get("late"):
+            line.recv()
+        with cluster.session() as session:
+            session.run(tf1.global_variables_initializer())
+            if cluster.is_chief and first:
+                job.saver.restore(session, checkpoint)
+            session.run(job.broadcast)
+            if not first:
+                session.run(job.copy)
+            losses = []
+            for step in range(first, options.get("steps", 6)):
+                losses.append(float(session.run([job.loss, job.step], job.feed(step))[0]))
+                line.send(("at", step))
+                if step == options.get("save_at") and cluster.is_chief:
+                    job.saver.save(session, checkpoint)
+                if step == options.get("busy_at") and cluster.is_chief:
+                    time.sleep(options["busy"])  # saving or evaluating
+                if step == options.get("wait_at"):
+                    line.recv()
+                if step == options.get("die_at") and cluster.task == options["who"]:
+                    os.kill(os.getpid(), options["signal"])
+            values = session.run(job.towers)
+    return {"losses": losses, "towers": values, "bits": [[value.tobytes() for value in row] for row in values]}
+
+
+def main(scenario, arguments, options, line):
+    """Run a scenario; ``line`` is a connection to the test."""
+    signal.alarm(120)  # whatever happens to the test, no process stays
+    try:
+        line.send(("facts", globals()[scenario](Cluster(**arguments), options, line)))
+    except HierAllreduceError as error:
+        line.send(("error", f"{type(error).__name__}: {error}"))

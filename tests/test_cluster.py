@@ -1,0 +1,387 @@
+"""Several hosts: the same numbers as on one, what each host sends, who may take part, and every kind of failure.
+
+Hosts are real processes with real servers on loopback; see clusters.py and cluster_child.py.
+"""
+
+import signal
+import socket
+import time
+
+import cluster_child
+import numpy as np
+import pytest
+import tensorflow as tf
+from clusters import TIMEOUT, job
+from conftest import IS_TF2
+
+from hier_allreduce import Cluster, ClusterError, Strategy, allreduce_grads, peers
+
+tf1 = tf.compat.v1
+
+
+def facts(hosts):
+    return [host.facts() for host in hosts]
+
+
+# ---- sums ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def summed(request):
+    """(hosts, what each host got) of all kinds of gradients."""
+    with job("sums", request.param) as hosts:
+        return request.param, facts(hosts)
+
+
+def expected(hosts, average=False):
+    rows = [row for task in range(hosts) for row in cluster_child.host_rows(task, 2)]
+    dense = [sum(np.asarray(row[n], np.float64) for row in rows) for n in range(9)]
+    sparse = np.zeros(4)
+    for task in range(hosts):
+        sparse[task] += sum(row[3][0] + task for row in cluster_child.host_rows(task, 2))
+    values = [*dense, sparse, dense[1]]
+    return [value / (2 * hosts) for value in values] if average else values
+
+
+@pytest.mark.parametrize("built", ["default", "alone"])
+def test_every_tower_of_every_host_gets_the_sum_over_all(summed, built):
+    """Buckets or not; every dtype, scalars, no elements; a sparse gradient becomes dense; None stays None."""
+    hosts, found = summed
+    for host in found:
+        assert host["none"] == [True, True]
+        for row in host["results"][built]:
+            assert len(row) == 11
+            for value, exact in zip(row, expected(hosts)):
+                np.testing.assert_array_equal(value, exact)
+
+
+def test_the_mean_is_over_all_towers_of_all_hosts(summed):
+    hosts, found = summed
+    for host in found:
+        for row in host["results"]["mean"]:
+            for value, exact in zip(row, expected(hosts, average=True)):
+                np.testing.assert_allclose(value, exact, atol=0.01 if value.dtype == np.float16 else 1e-6)
+
+
+def test_half_precision_on_the_wire_stays_near_the_mean(summed):
+    hosts, found = summed
+    for host in found:
+        for row in host["results"]["wire"]:
+            for value, exact in zip(row, expected(hosts, average=True)):
+                np.testing.assert_allclose(value, exact, atol=8 * (hosts + 2) / 2048)
+
+
+def test_all_hosts_hold_the_same_bits(summed):
+    _, found = summed
+    rows = [[value.tobytes() for value in row] for host in found for row in host["results"]["mean"]]
+    assert all(row == rows[0] for row in rows)
+
+
+def test_each_host_sends_each_chunk_across_once_from_rotating_mains(summed):
+    """One collective for each chunk, on its main only, whatever the number of towers."""
+    _, found = summed
+    for task, host in enumerate(found):
+        chunks = [name for name, _ in host["collectives"]]
+        assert len(chunks) == len(set(chunks))
+        alone = [device for name, device in host["collectives"] if name.startswith("hier_allreduce_1/")]
+        assert len(alone) == 10  # of eleven gradients one is empty
+        assert {device.rpartition("/")[2] for device in alone} == {"device:CPU:0", "device:CPU:1"}
+        assert all(f"task:{task}" in device for device in alone)
+
+
+def test_float16_crosses_as_float32_where_tensorflow_has_no_kernel(summed):
+    _, found = summed
+    for host in found:
+        assert ("float16" in host["dtypes"]) == IS_TF2
+
+
+# ---- training ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """Two hosts, six steps."""
+    with job("train", 2) as hosts:
+        return facts(hosts)
+
+
+def test_many_steps_leave_the_same_bits_on_all_towers_of_all_hosts():
+    with job("train", 2, steps=200) as hosts:
+        found = facts(hosts)
+    rows = [row for host in found for row in host["bits"]]
+    assert len(rows) == 4
+    assert all(row == rows[0] for row in rows)
+    assert np.isfinite(found[0]["losses"]).all()
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_hosts_train_as_one_with_all_their_examples(hosts):
+    """Against momentum and the softmax's gradient, by hand."""
+    with job("train", hosts) as started:
+        found = facts(started)
+    with job("train", 1, steps=0) as (host,):
+        values = list(host.facts()["towers"][0])
+    slots = [np.zeros_like(v) for v in values]
+    losses = []
+    for step in range(6):
+        x, y = cluster_child.data(step, hosts, 2)
+        x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1)
+        a, b, c = values
+        hidden = x @ a
+        exps = np.exp(hidden @ b + c - (hidden @ b + c).max(1, keepdims=True))
+        probs = exps / exps.sum(1, keepdims=True)
+        losses.append(-np.log(probs[np.arange(len(y)), y]).mean())
+        error = (probs - np.eye(probs.shape[1])[y]) / len(y)
+        grads = [x.T @ (error @ b.T), hidden.T @ error, error.sum(0)]
+        slots = [0.9 * slot + grad for slot, grad in zip(slots, grads)]
+        values = [value - cluster_child.RATE * slot for value, slot in zip(values, slots)]
+    np.testing.assert_allclose(np.mean([host["losses"] for host in found], 0), losses, rtol=1e-4)
+    for host in found:
+        for row in host["towers"]:
+            for value, exact in zip(row, values):
+                np.testing.assert_allclose(value, exact, atol=1e-4)
+
+
+def test_a_restart_from_the_checkpoint_goes_on_with_the_same_loss(tmp_path, undisturbed):
+    """Saved by the chief after the third step; then a host dies. The new job restores on the chief only."""
+    checkpoint = str(tmp_path / "model")
+    with job("train", 2, checkpoint=checkpoint, save_at=2, die_at=3, who=1, signal=signal.SIGKILL) as hosts:
+        assert hosts[0].end()[0] == "error"
+        assert hosts[1].end() == ("died", -signal.SIGKILL)
+    with job("train", 2, checkpoint=checkpoint, first=3) as hosts:
+        again = facts(hosts)
+    for host, before in zip(again, undisturbed):
+        assert host["losses"] == before["losses"][3:]
+        assert host["bits"] == before["bits"]
+
+
+# ---- failures while running --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", [1, 0], ids=["a peer", "the leader"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_every_survivor_names_the_host_that_died_or_froze(who, how):
+    with job("train", 3, die_at=2, who=who, signal=how) as hosts:
+        hosts[who].until(2)
+        begin = time.monotonic()
+        ends = [host.end(TIMEOUT) for host in hosts if host is not hosts[who]]
+        taken = time.monotonic() - begin
+    words = "has no process that listens" if how == signal.SIGKILL else "does not answer"
+    for kind, text in ends:
+        assert kind == "error", text
+        assert text.startswith(f"ClusterError: host {who} (127.0.0.1:")
+        assert words in text
+        assert text.count("host ") == 1  # no survivor takes another one for the cause
+        assert "Start all hosts again" in text
+    assert taken < 2 * TIMEOUT
+
+
+def test_a_chief_may_save_or_evaluate_for_longer_than_the_timeout(undisturbed):
+    """It computes in Python, without a look at the network, for twice the time that a frozen host is given."""
+    quick = {"cluster": {"timeout": 2.0}}
+    with job("train", 2, each={0: quick, 1: quick}, busy_at=1, busy=4.0) as hosts:
+        assert [host["bits"] for host in facts(hosts)] == [host["bits"] for host in undisturbed]
+
+
+def test_a_host_that_lives_but_stays_away_is_an_error_after_the_stall_timeout():
+    with job("train", 2, each={0: {"wait_at": 1}, 1: {"cluster": {"timeout": 2.0, "stall_timeout": 1.0}}}) as hosts:
+        kind, text = hosts[1].end()
+        hosts[0].go_on()
+        assert hosts[0].end()[0] == "error"
+    assert kind == "error"
+    assert "waited 1 s for hosts [0], which all answer" in text
+
+
+# ---- failures at the start -----------------------------------------------------------------------------
+
+
+def test_the_leader_may_be_late(undisturbed):
+    with job("train", 2, each={0: {"late": True}}) as hosts:
+        for host in hosts:
+            host.until("built")
+        assert not hosts[1]._line.poll(1)
+        hosts[0].go_on()
+        assert [host["bits"] for host in facts(hosts)] == [host["bits"] for host in undisturbed]
+
+
+@pytest.mark.parametrize("missing", [0, 1], ids=["the leader", "a peer"])
+def test_a_host_that_never_comes_is_named(missing):
+    impatient = {"cluster": {"start_timeout": 1.0}}
+    with job("train", 2, each={0: impatient, 1: impatient, missing: {"late": True}}) as hosts:
+        kind, text = hosts[1 - missing].end()
+    assert kind == "error"
+    assert f"after 1 s not all hosts are there: host {missing} (127.0.0.1:" in text
+    assert "has no process that listens" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"width": 7}, ["gradients, ", "a: float32 [5, 7] there, float32 [5, 5] here"]),
+        ({"name": "bias"}, ["c: only here (float32 [3])", "bias: only there (float32 [3])"]),
+        ({"bucket_bytes": 4096}, ["strategy, bucket_bytes: 4096 there, 1048576 here"]),
+    ],
+    ids=["shape", "variables", "strategy"],
+)
+def test_hosts_that_build_something_else_are_refused_before_the_first_step(options, words):
+    with job("train", 3, each={1: options}) as hosts:
+        ends = [host.end() for host in hosts]
+    for task, (kind, text) in enumerate(ends):
+        assert kind == "error", text
+        assert f"differs from this host ({task})" in text
+    for word in words:
+        for task in (0, 2):
+            assert ends[task][1].startswith("ClusterError: host 1 (127.0.0.1:")
+            assert word in ends[task][1]
+
+
+def test_hosts_with_different_numbers_of_devices_are_refused():
+    with job("train", 2, each={1: {"cluster": {"devices_per_host": 3}}}) as hosts:
+        for kind, text in (host.end() for host in hosts):
+            assert kind == "error"
+            assert "devices_per_host: " in text
+
+
+def test_a_list_of_hosts_that_is_longer_or_in_another_order_is_refused():
+    a, b, c = (f"127.0.0.1:{port}" for port in peers.free_ports(3))
+    for hosts_of_1, task, words in (
+        ([a, b, c], 1, f"hosts, 2: only there ({c})"),
+        ([b, a], 0, f"0: {b} there, {a} here"),
+    ):
+        other = {"cluster": {"hosts": hosts_of_1, "task": task}}
+        with job("train", 2, each={1: other}, addresses=[a, b]) as hosts:
+            ends = [host.end() for host in hosts]
+        assert [kind for kind, _ in ends] == ["error", "error"]
+        assert words in ends[0][1]
+
+
+def test_a_wrong_address_is_named_by_those_who_wait_there():
+    a, b, nobody = (f"127.0.0.1:{port}" for port in peers.free_ports(3))
+    impatient = {"start_timeout": 2.0}
+    wrong = {"cluster": {"hosts": [a, nobody], **impatient}}
+    with job("train", 2, each={0: wrong, 1: {"cluster": impatient}}, addresses=[a, b]) as hosts:
+        (_, first), (_, second) = (host.end() for host in hosts)
+    assert f"host 1 ({nobody}) has no process that listens" in first
+    assert f"hosts, 1: {nobody} there, {b} here" in second
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with job("train", 2, addresses=[f"127.0.0.1:{port}", f"127.0.0.1:{peers.free_ports(1)[0]}"]) as hosts:
+            kind, text = hosts[0].end()
+    assert kind == "error"
+    assert f"port {port} of this host (127.0.0.1:{port}) cannot be listened on: Address already in use" in text
+
+
+# ---- one host, and what is refused without any ----------------------------------------------------------
+
+
+def test_one_host_has_no_server_and_no_collective(graph):
+    cluster = Cluster(["127.0.0.1:1"], 0, 2)  # port 1 could not be listened on
+    with_it = allreduce_grads([[tf.constant(1.0)], [tf.constant(2.0)]], ["/cpu:0", "/cpu:1"], cluster=cluster)
+    names = [op.type for op in graph.get_operations()]
+    with tf.Graph().as_default() as plain:
+        allreduce_grads([[tf.constant(1.0)], [tf.constant(2.0)]], ["/cpu:0", "/cpu:1"])
+        assert names == [op.type for op in plain.get_operations()]
+    cluster.broadcast([])
+    with cluster.session() as session:
+        assert type(session) is tf1.Session
+        assert session.run(with_it) == [(3.0,), (3.0,)]
+
+
+def two():
+    return Cluster(["127.0.0.1:2222", "127.0.0.1:2223"], 0, 2)
+
+
+def test_several_hosts_need_a_graph():
+    def build():
+        return allreduce_grads([[tf.constant(1.0)]] * 2, ["/cpu:0", "/cpu:1"], cluster=two())
+
+    if IS_TF2:
+        with pytest.raises(ClusterError, match="a graph and a session"):
+            build()
+        with pytest.raises(ClusterError, match="a graph and a session"):
+            tf.function(build, autograph=False)()
+
+
+def test_towers_that_are_not_devices_per_host_are_refused(graph):
+    with pytest.raises(ClusterError, match=r"for 3 devices, and .* has 2|devices_per_host=2\) has 2"):
+        allreduce_grads([[tf.constant(1.0)]] * 3, ["/cpu:0"] * 3, cluster=two())
+
+
+@pytest.mark.parametrize("dtype", ["complex64"])
+def test_what_no_collective_can_add_is_refused(graph, dtype):
+    with pytest.raises(ValueError, match=f"{dtype} cannot be added up across hosts"):
+        allreduce_grads([[tf.cast(1.0, dtype)]] * 2, ["/cpu:0", "/cpu:1"], cluster=two())
+
+
+def test_gathering_from_several_hosts_is_refused(graph):
+    grad = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([4, 2]))
+    with pytest.raises(ValueError, match=r"variable 0 .*sparse='dense'"):
+        allreduce_grads([[grad]] * 2, ["/cpu:0", "/cpu:1"], strategy=Strategy(sparse="gather"), cluster=two())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"hosts": []}, "expected a list of addresses"),
+        ({"hosts": "127.0.0.1:1"}, "expected a list of addresses"),
+        ({"hosts": ["here"]}, "'here' is not an address"),
+        ({"hosts": ["here:99999"]}, "'here:99999' is not an address"),
+        ({"hosts": ["a:1", "b:1", "a:1"]}, "a:1 is there more than once"),
+        ({"task": 2}, "task=2: there are hosts 0 to 1"),
+        ({"task": True}, "task=True"),
+        ({"devices_per_host": 0}, "devices_per_host=0"),
+        ({"timeout": -1}, "timeout=-1: expected seconds"),
+        ({"start_timeout": "long"}, "start_timeout='long'"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(arguments, words):
+    with pytest.raises(ClusterError, match=words.replace("[", r"\[")):
+        Cluster(**{"hosts": ["a:1", "b:1"], "task": 0, "devices_per_host": 1, **arguments})
+
+
+# ---- where a cluster comes from -----------------------------------------------------------------------
+
+
+def test_tf_config_is_read(monkeypatch):
+    config = '{"cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"]}, "task": {"type": "worker", "index": 1}}'
+    monkeypatch.setenv("TF_CONFIG", config)
+    cluster = Cluster.from_environment(4, timeout=7.0)
+    assert (cluster.hosts, cluster.task, cluster.size) == (("a:1", "b:2", "c:3"), 2, 3)
+    assert (cluster.devices_per_host, cluster.timeout, cluster.is_chief) == (4, 7.0, False)
+    monkeypatch.delenv("TF_CONFIG")
+    assert Cluster.from_environment(4).size == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{", "expected"),
+        ("[]", "expected"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', "this process in the list"),
+        ('{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "worker", "index": 0}}', "'ps'"),
+    ],
+)
+def test_a_tf_config_that_cannot_be_read_is_refused(monkeypatch, config, words):
+    monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(ClusterError, match=words):
+        Cluster.from_environment(1)
+
+
+def test_a_file_describes_a_cluster(tmp_path):
+    loaded = Cluster.load("loopback-2x4", 1)
+    assert (loaded.size, loaded.task, loaded.devices_per_host) == (2, 1, 4)
+    for text, words in (
+        ("hosts: [a:1]\ndevices: 4\n", "unknown key 'devices'; did you mean 'devices_per_host'"),
+        ("hosts: [a:1]\n", "devices_per_host is missing"),
+        ("hosts: [a]\ndevices_per_host: 1\n", "'a' is not an address"),
+    ):
+        path = tmp_path / "cluster.yaml"
+        path.write_text(text)
+        with pytest.raises(ClusterError, match=words) as found:
+            Cluster.load(str(path), 0)
+        assert str(path) in str(found.value)
