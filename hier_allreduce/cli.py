@@ -1,4 +1,4 @@
-"""``hier-allreduce topo | plan | bench | demo``: finds the command's module and turns errors into one line."""
+"""``hier-allreduce topo | plan | bench | launch | demo``: finds the command's module and turns errors into one line."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ COMMANDS = {
     "topo": "what a machine's links are understood to be",
     "plan": "the plan for a machine, its predicted time, and how it compares",
     "bench": "step time, graph size and memory beside every peer",
+    "launch": "start all hosts of a job on this machine",
     "demo": "train a small model on real data and check the result",
 }
 

@@ -5,7 +5,6 @@ Hosts are real processes with real servers on loopback; see clusters.py and clus
 
 import signal
 import socket
-import time
 
 import cluster_child
 import numpy as np
@@ -163,9 +162,7 @@ def test_a_restart_from_the_checkpoint_goes_on_with_the_same_loss(tmp_path, undi
 def test_every_survivor_names_the_host_that_died_or_froze(who, how):
     with job("train", 3, die_at=2, who=who, signal=how) as hosts:
         hosts[who].until(2)
-        begin = time.monotonic()
         ends = [host.end(TIMEOUT) for host in hosts if host is not hosts[who]]
-        taken = time.monotonic() - begin
     words = "has no process that listens" if how == signal.SIGKILL else "does not answer"
     for kind, text in ends:
         assert kind == "error", text
@@ -173,7 +170,6 @@ def test_every_survivor_names_the_host_that_died_or_froze(who, how):
         assert words in text
         assert text.count("host ") == 1  # no survivor takes another one for the cause
         assert "Start all hosts again" in text
-    assert taken < 2 * TIMEOUT
 
 
 def test_a_chief_may_save_or_evaluate_for_longer_than_the_timeout(undisturbed):

@@ -33,6 +33,7 @@ ORDER = [
     "strategy",
     "peers",
     "watch",
+    "launcher",
     # from here on: TensorFlow
     "compat",
     "detect",

@@ -1,0 +1,98 @@
+"""All hosts of a job as processes on this machine: for trying things out, and for tests. Plain Python."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+from queue import Queue
+from typing import Any, Callable, Dict, List, Sequence
+
+from .errors import ClusterError
+from .peers import free_ports
+
+_GRACE = 10.0  # seconds between asking a process to end and ending it
+
+
+def launch(hosts: int, command: Sequence[str], write: Callable[[str], Any]) -> int:
+    """Run ``command`` once for each host and wait; when one fails, stop the others.
+
+    Each gets its TF_CONFIG, which :meth:`hier_allreduce.Cluster.from_environment` reads, with ports of loopback.
+
+    Args:
+        hosts: how many.
+        command: the program and its arguments, the same for all.
+        write: takes each line of their output and errors, with the host before it.
+
+    Returns:
+        0, or the exit status of the first that failed; 128 and the signal's number, as shells count, if that ended it.
+
+    Raises:
+        ClusterError: no hosts, or a program that cannot be started.
+    """
+    if hosts < 1:
+        raise ClusterError(f"{hosts} hosts: expected 1 or more")
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(hosts)]
+    ended: Queue[int] = Queue()
+    lines = threading.Lock()
+    processes: List[subprocess.Popen] = []
+    try:
+        for task in range(hosts):
+            processes.append(_started(command, _environment(addresses, task)))
+        for task, process in enumerate(processes):
+            reader = _thread(_pass_on, task, process, write, lines)
+            _thread(_wait, process, reader, ended)
+        for _ in processes:
+            status = ended.get()
+            if status:
+                return status
+        return 0
+    finally:
+        _stop(processes)
+
+
+def _environment(addresses: Sequence[str], task: int) -> Dict[str, str]:
+    config = {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": task}}
+    return {"PYTHONUNBUFFERED": "1", **os.environ, "TF_CONFIG": json.dumps(config)}
+
+
+def _started(command: Sequence[str], environment: Dict[str, str]) -> subprocess.Popen:
+    try:
+        # a session of its own, so that what the program starts ends with it
+        return subprocess.Popen(
+            list(command), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    except OSError as error:
+        raise ClusterError(f"{command[0]} cannot be started: {error.strerror}") from None
+
+
+def _thread(function: Callable[..., None], *arguments: Any) -> threading.Thread:
+    thread = threading.Thread(target=function, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def _pass_on(task: int, process: subprocess.Popen, write: Callable[[str], Any], lines: Any) -> None:
+    for line in process.stdout or ():
+        with lines:
+            write(f"[host {task}] {line.decode(errors='replace').rstrip()}\n")
+
+
+def _wait(process: subprocess.Popen, reader: threading.Thread, ended: Any) -> None:
+    status = process.wait()
+    reader.join(1.0)  # its last words; what it has started may keep the pipe open for longer
+    ended.put(128 - status if status < 0 else status)
+
+
+def _stop(processes: Sequence[subprocess.Popen]) -> None:
+    """End the processes and whatever they have started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE)
