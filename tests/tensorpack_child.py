@@ -203,6 +203,23 @@ def updates(folder):
     return facts
 
 
+def digits(folder):
+    """The demo's convnet on real digits, 8 towers: each step's loss with either update."""
+    from tqdm import tqdm
+
+    from hier_allreduce.demos.digits import Batches, Convnet, load
+    from hier_allreduce.demos.tensorpack_run import train as run
+
+    training, _ = load(0)
+    facts = {}
+    for optimizer in ("sgd", "momentum", "adam", "rmsprop"):
+        for update in ("replicated", "main"):
+            trainer = HierarchicalTrainer(cpus(8), update=update)
+            found = run(trainer, Convnet(0, optimizer), Batches(training, 11, 8, 16, 0), 1, tqdm(disable=True), [])
+            facts[f"{optimizer} {update}"] = found.losses
+    return facts
+
+
 def accumulation(folder):
     """Sums of three gradients, with SGD (three times the rate and the batch of plain SGD) and with Adam."""
     three, one = (HierarchicalTrainer(cpus(k), average=average) for k, average in ((3, True), (1, True)))

@@ -114,6 +114,14 @@ def test_updates_at_the_mains_train_like_one_tower(facts, optimizer):
     assert run["drift"] and not any(run["drift"])
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])
+def test_both_updates_have_the_same_losses_on_the_digits(facts, optimizer):
+    run = facts("digits")
+    losses, at_mains = run[f"{optimizer} replicated"], run[f"{optimizer} main"]
+    assert len(losses) == 11 and losses[-1] < losses[0]
+    assert np.abs(np.subtract(losses, at_mains)).max() <= 1e-6
+
+
 def test_at_the_mains_slots_exist_once_and_are_saved_under_tower_0s_names(facts):
     run = facts("updates")
     slots = {f"{layer}/{name}/{slot}" for layer in ("hidden", "out") for name in "Wb" for slot in ("Adam", "Adam_1")}

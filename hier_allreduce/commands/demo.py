@@ -11,7 +11,10 @@ from ..demos.terminal import only_for_us
 from ..errors import HierAllreduceError
 
 # each a module of hier_allreduce.demos with `run(args, terminal) -> exit status`
-JOBS = {"digits": "a convnet on scikit-learn's handwritten digits, trained by tensorpack"}
+JOBS = {
+    "digits": "a convnet on scikit-learn's handwritten digits, trained by tensorpack",
+    "text": "a language model on the standard library's English, embeddings sparse, trained by TowerOptimizer",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N|LIST",
         help="how many: GPUs where there are that many, else logical CPU devices; or a list: /gpu:0,/gpu:1 (default 8)",
     )
+    parser.add_argument("--strategy", metavar="NAME", help="how to reduce: a name or YAML file (default hierarchical)")
+    parser.add_argument("--update", choices=("replicated", "main"), default="replicated", help="who updates variables")
     parser.add_argument(
-        "--epochs", type=_positive, default=60, metavar="N", help="how often to go through the data (default 60)"
+        "--optimizer",
+        choices=("sgd", "momentum", "adam", "adagrad", "rmsprop"),
+        help="default momentum for the digits, adagrad for the text",
+    )
+    parser.add_argument(
+        "--epochs", type=_positive, metavar="N", help="how often to go through the data (default 60, text 2)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of data, split and weights (default 0)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="checkpoint and logs (default train_log/JOB)")

@@ -19,8 +19,12 @@ from tqdm import tqdm
 
 from ..compat import tf1
 from ..integrations.tensorpack import HierarchicalTrainer
+from .options import chosen_devices, chosen_optimizer, chosen_strategy
 from .tensorpack_run import Run, largest_difference, predict, train
 
+EPOCHS = 60
+OPTIMIZER = "momentum"
+RATES = {"sgd": 0.3, "momentum": 0.1, "adam": 0.003, "adagrad": 0.05, "rmsprop": 0.001}  # at the start
 BATCH = 128  # examples in a step, over all devices
 TESTED = 360  # examples kept for the test
 ACCURACY = 0.98  # at least
@@ -74,9 +78,9 @@ class Convnet(ModelDesc):
     comparison with one device would then show that instead of the all-reduce.
     """
 
-    def __init__(self, seed: int):
+    def __init__(self, seed: int, optimizer: str):
         super().__init__()
-        self._seed = seed
+        self._seed, self._optimizer = seed, optimizer
 
     def inputs(self) -> List[Any]:
         """tensorpack's hook: what a batch holds."""
@@ -104,9 +108,10 @@ class Convnet(ModelDesc):
             return activation(op(x, weights) + bias)
 
     def optimizer(self) -> Any:
-        """tensorpack's hook: momentum, at a rate that a callback lowers."""
-        rate = tf1.get_variable("learning_rate", initializer=0.1, trainable=False, use_resource=True)
-        return tf1.train.MomentumOptimizer(rate, 0.9)
+        """tensorpack's hook: at a rate that a callback lowers."""
+        first = RATES[self._optimizer]
+        rate = tf1.get_variable("learning_rate", initializer=first, trainable=False, use_resource=True)
+        return chosen_optimizer(self._optimizer, rate)
 
 
 def _convolution(x: Any, weights: Any) -> Any:
@@ -118,40 +123,33 @@ def _convolution(x: Any, weights: Any) -> Any:
 
 def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     """Train on the devices, then on the first of them; print a report; 0 if it is good."""
-    trainer = HierarchicalTrainer(chosen_devices(args.devices))
+    strategy, optimizer = chosen_strategy(args.strategy), args.optimizer or OPTIMIZER
+    trainer = HierarchicalTrainer(chosen_devices(args.devices), strategy=strategy, update=args.update)
     devices, count = trainer.devices, len(trainer.devices)
     training, testing = load(args.seed)
+    epochs = args.epochs or EPOCHS
     batch = max(1, BATCH // count)
     steps = len(training.labels) // (batch * count)
 
     def trained(trainer: Any, parts: int, title: str, **more: Any) -> Run:
         data = Batches(training, steps, parts, batch * count // parts, args.seed)
-        rate = ScheduledHyperParamSetter("learning_rate", _rates(args.epochs))
+        rate = ScheduledHyperParamSetter("learning_rate", _rates(epochs, RATES[optimizer]))
         pause = 0.3 if terminal.isatty() else 10  # seconds between two states of the bar: a log needs few
-        with tqdm(total=steps * args.epochs, desc=title, file=terminal, unit="step", mininterval=pause) as bar:
-            return train(trainer, Convnet(args.seed), data, args.epochs, bar, [rate], **more)
+        with tqdm(total=steps * epochs, desc=title, file=terminal, unit="step", mininterval=pause) as bar:
+            return train(trainer, Convnet(args.seed, optimizer), data, epochs, bar, [rate], **more)
 
     many = trained(trainer, count, f"{count} devices", out=args.out)
     one = trained(SimpleTrainer(), 1, f"one device, {count}-fold batch", device=devices[0])
     checkpoint = tf1.train.latest_checkpoint(str(args.out))
-    digits = predict(Convnet(args.seed), checkpoint, list(testing), "digit")
+    digits = predict(Convnet(args.seed, optimizer), checkpoint, list(testing), "digit")
     report = Report(many, one, float(np.mean(digits == testing.labels)), checkpoint)
     print(report, file=terminal)
     return 1 if report.faults else 0
 
 
-def chosen_devices(text: str) -> List[Any]:
-    """What ``--devices`` says: a number, or device names or GPU ids separated by commas."""
-    if "," in text or not text.isdigit():
-        return [int(name) if name.isdigit() else name for name in text.split(",")]
-    gpus = tf.config.experimental.list_physical_devices("GPU")
-    kind = "gpu" if len(gpus) >= int(text) else "cpu"
-    return [f"/{kind}:{number}" for number in range(int(text))]
-
-
-def _rates(epochs: int) -> List[Tuple[int, float]]:
+def _rates(epochs: int, first: float) -> List[Tuple[int, float]]:
     """(epoch, learning rate): lowered half way and near the end."""
-    return [(1, 0.1), (1 + epochs // 2, 0.03), (1 + epochs * 5 // 6, 0.005)]
+    return [(1, first), (1 + epochs // 2, 0.3 * first), (1 + epochs * 5 // 6, 0.05 * first)]
 
 
 class Report:
