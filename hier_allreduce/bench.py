@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import os
 import random
 import statistics
@@ -168,7 +167,6 @@ def measure(
     for contender in contenders:
         tick(contender.name)
         results.append(_alone(contender, case, exact, baseline))
-        gc.collect()  # a session's variables live as long as its graph's cycles
     running = [c for c, found in zip(contenders, results) if found.status != "cannot run"]
     scale = {}
     with contextlib.ExitStack() as until_done:

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import gc
 import zlib
 from dataclasses import dataclass
 from typing import Any, Callable, List, Sequence, Tuple
@@ -82,6 +83,7 @@ def _gradients(case: Case, tensor: Callable[[str, Sequence[int], Any, int], Any]
 
 def variables(case: Case) -> Tuple[Rows, Any]:
     """Gradients that are the values of variables, and the op that fills those at random."""
+    gc.collect()  # the last session's variables live as long as its graph, which is full of cycles
     fills: List[Any] = []
     raw = tf.raw_ops  # tf.get_variable adds many more ops for each
 

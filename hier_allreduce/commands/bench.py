@@ -127,9 +127,21 @@ def _measured(args: argparse.Namespace, name: str, average: bool, contenders: Se
 _INTRO = """# {what}
 
 Written by `{command}` with TensorFlow {tensorflow} on {devices}.
-Milliseconds of one machine say little: compare the column "times ours", the median over the rounds of a contender's
-step divided by ours of the same round. CPU devices share one memory, so these numbers are what the graph and the
-arithmetic cost; they say nothing about links.
+
+Every graph has the same gradients (values of variables on each tower's device) and the same consumers (an op for each
+result on its tower's device, which reads no element); the baseline has nothing in between, and its step is subtracted.
+All contenders take one step each in turn, in a new order every round.
+
+- **step ms, quartiles**: the median over the rounds. Milliseconds of one machine say little;
+- **times ours** is the median of what a contender took divided by what ours took in the same round;
+- **nodes built, build s**: ops that a contender adds to the graph, and how long that takes;
+- **nodes run**: executed on all devices, sends and receives included, over the baseline's;
+- **first run s**: placement, Grappler and the first step;
+- **peak memory**: the most that is allocated at one time during a step, in units of all towers' gradients;
+- **copies, MiB**: tensors that cross between devices. CPU devices share one memory, so there a copy costs
+  its dispatch only, and these times say nothing about links;
+- **largest error**: relative to the result in float64;
+- **floor**: Eigen's plain sum of the same bytes on one device, in pieces that stay in the cache.
 """
 
 
