@@ -112,6 +112,7 @@ def update_at_mains(
     average: bool,
     strategy: Strategy,
     base: Optional[Any] = None,
+    cluster: Optional[Any] = None,
 ) -> Any:
     """Reduce to the mains, update there once, copy the new values to the other towers over the same plan.
 
@@ -125,6 +126,7 @@ def update_at_mains(
         average: the mean of the gradients, or their sum.
         strategy: how to reduce and copy.
         base: the optimizer that updates, if ``optimizer`` is a wrapper that is known to pass all gradients on to it.
+        cluster: of several hosts, each of which updates its own variables.
 
     Returns:
         The train op.
@@ -139,7 +141,7 @@ def update_at_mains(
     check_variables(rows, devices)
     names = variable_names(rows, devices)
     grads = matrix([[grad for grad, _ in row] for row in rows], tuple(devices), average, names)
-    reduced, layout = reduce_to_mains(grads, average, strategy)
+    reduced, layout = reduce_to_mains(grads, average, strategy, cluster=cluster)
     mains = layout.mains()
     if not mains:
         raise VariableError("no variable has a gradient, so there is nothing to update")

@@ -107,11 +107,11 @@ def train(trainer, optimizer, batch=BATCH, steps=STEPS, epochs=1, load=None, cal
     """Train in a fresh graph; the variables before and after."""
     look = Look()
     with tf.Graph().as_default():
-        data = tp.QueueInput(Data(batch))
+        data = config.pop("data", None) or tp.QueueInput(Data(batch))
         tp.launch_train_with_config(
             tp.TrainConfig(
                 model=model or Model(optimizer),
-                data=data if not config.pop("feed", False) else tp.FeedInput(Data(batch)),
+                data=data,
                 callbacks=[*callbacks, look],
                 extra_callbacks=[tp.MovingAverageSummary(), tp.MergeAllSummaries(), tp.RunUpdateOps()],
                 session_init=tp.SaverRestore(load) if load else None,
@@ -254,7 +254,7 @@ def callbacks(folder):
         "clip": clipped["after"],
         "one clip": train(tp.SimpleTrainer(), "clip", BATCH * 3, epochs=2)["after"],
         "files": sorted(os.listdir(path)),
-        "sum": train(HierarchicalTrainer(cpus(3), average=False), "sgd")["after"],
+        "sum": train(HierarchicalTrainer(cpus(3), average=False), "sgd", data=tp.FeedInput(Data(BATCH)))["after"],
         "three times": train(tp.SimpleTrainer(), "sgd*3", BATCH * 3)["after"],
     }
     for every_epoch in (True, False):
@@ -301,7 +301,7 @@ def refusals(folder):
         "gpu ids": lambda: run(HierarchicalTrainer([0, "/cpu:0"])),
         "own session": lambda: run(HierarchicalTrainer(cpus(2)), session_creator=reused),
         "few cpus": lambda: run(HierarchicalTrainer(cpus(3)), session_creator=two_cpus),
-        "feed": lambda: run(HierarchicalTrainer(cpus(2)), feed=True),
+        "feed": lambda: run(HierarchicalTrainer(cpus(2)), data=tp.PlaceholderInput()),
         "uneven": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", uneven)),
     }
     facts = {}

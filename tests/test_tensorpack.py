@@ -192,6 +192,7 @@ def test_the_model_saver_saves_every_epoch(facts):
 
 
 def test_the_sum_is_the_mean_times_k(facts):
+    """Also where a FeedInput was given: each tower takes its own batch of it."""
     run = facts("callbacks")
     assert difference(run["sum"], run["three times"]) < 1e-6
 
@@ -227,7 +228,7 @@ def test_broadcast_every_epoch_copies_what_is_not_trained(facts):
         ("gpu ids", "DeviceError", ["tower 0: /gpu:0.", "There are /cpu:0;"]),
         ("own session", "DeviceError", ["tower 1: /cpu:1", "There are /cpu:0;"]),
         ("few cpus", "DeviceError", ["tower 2: /cpu:2", "There are /cpu:0, /cpu:1;"]),
-        ("feed", "StrategyError", ["FeedInput", "same batch", "QueueInput"]),
+        ("feed", "StrategyError", ["PlaceholderInput", "same batch", "QueueInput"]),
         ("uneven", "GradientError", ["tower 0 (/cpu:0) has 4", "tower 1 (/cpu:1) has 5", "not on every tower: extra"]),
     ],
 )

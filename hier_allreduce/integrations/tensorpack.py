@@ -21,7 +21,7 @@ import tensorflow as tf
 from tensorpack.callbacks import Callback, PeriodicTrigger, RunOp
 from tensorpack.graph_builder.training import DataParallelBuilder, SyncMultiGPUReplicatedBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
-from tensorpack.input_source import FeedfreeInput
+from tensorpack.input_source import FeedfreeInput, FeedInput, QueueInput
 from tensorpack.tfutils.gradproc import FilterNoneGrad
 from tensorpack.tfutils.optimizer import AccumGradOptimizer, ProxyOptimizer
 from tensorpack.tfutils.sesscreate import NewSessionCreator, ReuseSessionCreator
@@ -76,6 +76,7 @@ class HierarchicalTrainer(SingleCostTrainer):
     """
 
     BROADCAST_EVERY_EPOCH = True
+    cluster: Any = None  # of several hosts: see integrations.cluster
 
     def __init__(
         self,
@@ -144,6 +145,12 @@ class HierarchicalTrainer(SingleCostTrainer):
             values["strategy"] = Strategy.from_values(values["strategy"], str(path))
         return cls(**values)
 
+    def setup_graph(self, input_signature: Any, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> None:
+        """tensorpack's: build everything. Several towers take a ``FeedInput``'s batches from a queue, each its own."""
+        if len(self.devices) > 1 and isinstance(input, FeedInput):
+            input = QueueInput(input.ds)
+        super().setup_graph(input_signature, input, get_cost_fn, get_opt_fn)
+
     def _setup_graph(self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> List[Callback]:
         """tensorpack's hook: build the towers, the all-reduce and the updates; return the callbacks needed."""
         if len(self.devices) > 1 and not isinstance(input, FeedfreeInput):
@@ -159,8 +166,9 @@ class HierarchicalTrainer(SingleCostTrainer):
             use_vs=[tower > 0 for tower in towers],
         )
         optimizer = with_ordered_accumulation(get_opt_fn())
-        if not self._average and len(self.devices) > 1:
-            warnings.warn(sum_advice(innermost(optimizer), len(self.devices)), stacklevel=2)
+        summed = len(self.devices) * (self.cluster.size if self.cluster else 1)
+        if not self._average and summed > 1:
+            warnings.warn(sum_advice(innermost(optimizer), summed), stacklevel=2)
         self.train_op = self._updated(optimizer, rows)
         return self._keep_equal(optimizer, rows) if len(self.devices) > 1 else []
 
@@ -170,10 +178,18 @@ class HierarchicalTrainer(SingleCostTrainer):
             self.grads = [list(row) for row in pairs_of(rows, tuple(self.devices))]
             with tf1.name_scope("apply_gradients"):  # this scope is in the names of saved variables
                 update = update_at_mains(
-                    optimizer, self.grads, self.devices, self._average, self._strategy, innermost(optimizer)
+                    optimizer,
+                    self.grads,
+                    self.devices,
+                    self._average,
+                    self._strategy,
+                    innermost(optimizer),
+                    self.cluster,
                 )
                 return tf.group(update, name="train_op")
-        self.grads = allreduce_grads_and_vars(rows, self.devices, self._average, strategy=self._strategy)
+        self.grads = allreduce_grads_and_vars(
+            rows, self.devices, self._average, strategy=self._strategy, cluster=self.cluster
+        )
         with tf1.name_scope("apply_gradients"):
             updates = update_replicated(
                 optimizer,
