@@ -284,6 +284,7 @@ class Cluster:
         full.CopyFrom(config or tf1.ConfigProto())
         full.device_count["CPU"] = max(full.device_count["CPU"], self.devices_per_host)
         if self.size > 1:
+            full.use_per_session_threads = False  # a server's threads are its own, and sessions cannot bring any
             full.experimental.collective_group_leader = _LEADER
             # without it ops that name no task go to task 0, in TensorFlow 1
             full.device_filters.append(f"/job:worker/task:{self.task}")

@@ -55,6 +55,7 @@ class Watch:
         self._calls: queue.Queue[_Call] = queue.Queue()
         self._busy: Optional[_Call] = None
         self.lost: Dict[int, str] = {}
+        self._given_up = ""
         threading.Thread(target=self._work, name="hier_allreduce-waiting", daemon=True).start()
 
     @property
@@ -73,19 +74,21 @@ class Watch:
             ClusterError: a host is gone or silent, or all answer and ``stall`` has passed. The call is given up.
         """
         if self.stuck:
-            raise ClusterError("this process has given up waiting for another host; start it again")
+            raise ClusterError(self._given_up)
         self._busy = call = _Call(function)
         self._calls.put(call)
         end = time.monotonic() + self._stall
         while not call.done.wait(self._timeout / 6):
             found = self.faults(hosts)
             if found and not call.done.is_set():
-                raise ClusterError(self.message(found))
-            if time.monotonic() > end:
-                raise ClusterError(
+                self._given_up = self.message(found)
+            elif time.monotonic() > end:
+                self._given_up = (
                     f"waited {self._stall:g} s for hosts {sorted(hosts or self._addresses)}, which all answer: one of"
                     " them is stuck, or makes other steps than this host; start all hosts again"
                 )
+            if self._given_up:
+                raise ClusterError(self._given_up)
         return call.result()
 
     def faults(self, hosts: Optional[Iterable[int]] = None) -> Dict[int, str]:

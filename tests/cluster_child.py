@@ -157,6 +157,52 @@ def train(cluster, options, line):
     return {"losses": losses, "towers": values, "bits": [[value.tobytes() for value in row] for row in values]}
 
 
+# ---- tensorpack ----------------------------------------------------------------------------------------
+
+
+def tensorpack(cluster, options, line):
+    """What tensorpack_child trains: here each host takes its batches of every step."""
+    import tensorpack_child as child
+    from tensorpack.utils import logger
+
+    from hier_allreduce.integrations.cluster import HierarchicalClusterTrainer
+
+    towers, optimizer, folder = cluster.devices_per_host, options["optimizer"], options["folder"]
+    logger.set_logger_dir(os.path.join(folder, f"log{cluster.task}"), action="k")
+
+    class Share(child.Data):
+        def __iter__(self):
+            for number, batch in enumerate(super().__iter__()):
+                if number // towers % cluster.size == cluster.task:
+                    yield batch
+
+    class Tell(child.tp.Callback):
+        _chief_only = False
+
+        def _trigger(self):
+            line.send(("at", self.epoch_num))
+            if (self.epoch_num, cluster.task) == (options.get("die_after"), options.get("who")):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    child.Data, child.Look._chief_only = Share, False
+    if options.get("update") == "one":
+        trainer, batch = child.tp.SimpleTrainer(), child.BATCH * options["towers"]
+    else:
+        trainer = HierarchicalClusterTrainer(cpus(towers), cluster, update=options.get("update", "replicated"))
+        batch = child.BATCH
+    look = child.train(
+        trainer,
+        optimizer,
+        batch,
+        epochs=options.get("epochs", 2),
+        callbacks=[child.tp.ModelSaver(checkpoint_dir=os.path.join(folder, "saved")), Tell()],
+        load=options.get("load") if cluster.is_chief else None,
+        starting_epoch=options.get("starting_epoch", 1),
+        monitors=[],
+    )
+    return {**look, "chief": trainer.is_chief, "saved": sorted(os.listdir(os.path.join(folder, "saved")))}
+
+
 def main(scenario, arguments, options, line):
     """Run a scenario; ``line`` is a connection to the test."""
     signal.alarm(120)  # whatever happens to the test, no process stays

@@ -1,0 +1,100 @@
+"""tensorpack's training on several hosts: :class:`HierarchicalTrainer` inside each, a ``Cluster`` between them.
+
+::
+
+    from hier_allreduce import Cluster
+    from hier_allreduce.integrations.cluster import HierarchicalClusterTrainer
+
+    cluster = Cluster.from_environment(devices_per_host=8)     # TF_CONFIG says which hosts, and which is this one
+    launch_train_with_config(config, HierarchicalClusterTrainer(8, cluster))
+
+Every host runs the same program on its own share of the data.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, List
+
+from tensorpack.callbacks import Callback, RunOp
+from tensorpack.tfutils.common import get_global_step_var
+from tensorpack.tfutils.sesscreate import NewSessionCreator
+
+from ..cluster import Cluster
+from ..compat import tf1
+from ..errors import ClusterError
+from .tensorpack import HierarchicalTrainer, make_room
+
+__all__ = ["HierarchicalClusterTrainer"]
+
+
+class HierarchicalClusterTrainer(HierarchicalTrainer):
+    """:class:`HierarchicalTrainer` on K devices of each of H hosts: gradients are averaged over all K·H towers.
+
+    Host 0 is the chief: it alone restores the checkpoint (``session_init`` of the others is not used), saves, evaluates
+    and writes summaries, as tensorpack's chief-only callbacks do. Its variables, also optimizer slots and the global
+    step, go to all other hosts before training and, with ``BROADCAST_EVERY_EPOCH``, at the end of every epoch. The
+    others wait for as long as it lives.
+
+    All hosts must make the same number of steps, each with data of its own: give every host its share.
+    """
+
+    def __init__(self, devices: Any, cluster: Cluster, **choices: Any):
+        """Check the choices; nothing is built yet.
+
+        Args:
+            devices: of this host, as for :class:`HierarchicalTrainer`.
+            cluster: the hosts.
+            choices: all others of :class:`HierarchicalTrainer`.
+
+        Raises:
+            ClusterError: not ``cluster.devices_per_host`` devices.
+            HierAllreduceError: as :class:`HierarchicalTrainer`.
+        """
+        super().__init__(devices, **choices)
+        if len(self.devices) != cluster.devices_per_host:
+            raise ClusterError(
+                f"{len(self.devices)} devices for {cluster}, which has {cluster.devices_per_host} a host"
+            )
+        self.cluster = cluster
+        self.is_chief = cluster.is_chief
+
+    def _setup_graph(self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> List[Callback]:
+        inside = super()._setup_graph(input, get_cost_fn, get_opt_fn)
+        if self.cluster.size == 1:
+            return inside
+        get_global_step_var()  # it may not be there yet
+        # now, while all hosts have the same variables: the chief's own callbacks may add some
+        everywhere = self.cluster.broadcast(tf1.global_variables())
+        callback = RunOp(everywhere, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True)
+        callback.name_scope = "BroadcastVariables"
+        return [each.set_chief_only(False) for each in [callback, *inside]]
+
+    def initialize(self, session_creator: Any, session_init: Any) -> None:
+        """tensorpack's hook: create the session, once all hosts are there and have built the same.
+
+        Raises:
+            ClusterError: see :meth:`hier_allreduce.Cluster.session`; or the session comes from elsewhere.
+            DeviceError: a tower's device does not exist; the message names those that do.
+        """
+        if self.cluster.size > 1:
+            if not isinstance(session_creator, NewSessionCreator):
+                raise ClusterError(
+                    f"{type(session_creator).__name__} makes a session that knows nothing of the other hosts; leave"
+                    " session_creator out, or give NewSessionCreator(config=…)"
+                )
+            make_room(session_creator.config, self.devices)
+            session_creator = _OfCluster(self.cluster, session_creator.config)
+        super().initialize(session_creator, session_init)
+
+
+class _OfCluster(tf1.train.SessionCreator):
+    """Makes the cluster's session, with all variables initialized."""
+
+    def __init__(self, cluster: Cluster, config: Any):
+        self._cluster, self._config = cluster, config
+
+    def create_session(self) -> Any:
+        start = [tf1.global_variables_initializer(), tf1.local_variables_initializer(), tf1.tables_initializer()]
+        session = self._cluster.session(tf1.get_default_graph(), self._config)
+        session.run(start)
+        return session
