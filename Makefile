@@ -21,6 +21,9 @@ venv-tf1: .venv-tf1/.done
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
 	.venv/bin/python -m pip install --quiet -e '.[tf,tensorpack,demo,dev]'
+	# Keras 2, for the tests; by itself it would bring the package tensorflow beside tensorflow-cpu
+	.venv/bin/python -m pip install --quiet --no-deps "tf_keras==$$(.venv/bin/python -c \
+	  'import importlib.metadata as m; print(".".join(m.version("tensorflow-cpu").split(".")[:2]))').*"
 	@touch $@
 
 .venv-tf1/.done: setup.cfg pyproject.toml
