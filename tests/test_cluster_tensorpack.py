@@ -1,5 +1,9 @@
 """tensorpack on several hosts: trained like one tower, saved and restored by the chief alone, ended by a lost host."""
 
+import re
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from clusters import job
@@ -63,3 +67,17 @@ def test_a_lost_host_ends_training_and_the_checkpoint_goes_on_everywhere(tmp_pat
         assert host["before"] == again[0]["before"]
         assert (host["before"]["global_step"], host["after"]["global_step"]) == (6, 12)
         assert np.any(host["before"]["hidden/W/Adam"])
+
+
+@pytest.mark.parametrize("hosts", [2, 3])
+def test_the_demo_trains_the_digits_on_several_hosts_to_the_weights_of_one(tmp_path, hosts):
+    """As people start it: launched processes, each a host; one epoch is too short for the accuracy it asks for."""
+    code = "import sys, hier_allreduce.demos.digits as d; d.ACCURACY = 0.1; from hier_allreduce.cli import main; "
+    options = ["demo", "--hosts", str(hosts), "--devices", "2", "--epochs", "1", "--out", str(tmp_path)]
+    command = [sys.executable, "-c", code + f"sys.exit(main({options}))"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200)
+    report = done.stdout.decode()
+    assert done.returncode == 0, report
+    assert f"{hosts} hosts with 2 devices each" in report
+    assert re.search(rf"any weight between the {2 * hosts} devices +0 ", report)
+    assert "in host 0, copies between the devices" in report

@@ -27,6 +27,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N|LIST",
         help="how many: GPUs where there are that many, else logical CPU devices; or a list: /gpu:0,/gpu:1 (default 8)",
     )
+    parser.add_argument(
+        "--hosts",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="train the digits on so many hosts, as processes of this machine, with --devices each (default 1)",
+    )
     parser.add_argument("--strategy", metavar="NAME", help="how to reduce: a name or YAML file (default hierarchical)")
     parser.add_argument("--update", choices=("replicated", "main"), default="replicated", help="who updates variables")
     parser.add_argument(
@@ -57,6 +64,8 @@ def main(args: argparse.Namespace) -> int:
     """
     # TensorFlow reads this when it is imported; a GPU's TF32 rounds to 1e-3, which would drown what is compared
     os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+    if args.hosts > 1 and args.job != "digits":
+        raise HierAllreduceError(f"--hosts is for --job digits, not {args.job}")
     args.out = args.out or Path("train_log") / args.job
     try:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -67,7 +76,8 @@ def main(args: argparse.Namespace) -> int:
     with log, only_for_us(log) as terminal:
         print(f"{args.job}: {JOBS[args.job]} (log: {log.name})", file=terminal, flush=True)
         try:
-            job = importlib.import_module(f"..demos.{args.job}", __package__)
+            several = args.hosts > 1 and args.job == "digits"
+            job = importlib.import_module(f"..demos.{'several_hosts' if several else args.job}", __package__)
         except ModuleNotFoundError as error:
             raise HierAllreduceError(
                 f"the demo needs {error.name}: python -m pip install 'hier_allreduce[tf,demo]'"

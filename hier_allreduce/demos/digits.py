@@ -133,7 +133,7 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
 
     def trained(trainer: Any, parts: int, title: str, **more: Any) -> Run:
         data = Batches(training, steps, parts, batch * count // parts, args.seed)
-        rate = ScheduledHyperParamSetter("learning_rate", _rates(epochs, RATES[optimizer]))
+        rate = ScheduledHyperParamSetter("learning_rate", rates(epochs, RATES[optimizer]))
         pause = 0.3 if terminal.isatty() else 10  # seconds between two states of the bar: a log needs few
         with tqdm(total=steps * epochs, desc=title, file=terminal, unit="step", mininterval=pause) as bar:
             return train(trainer, Convnet(args.seed, optimizer), data, epochs, bar, [rate], **more)
@@ -147,7 +147,7 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     return 1 if report.faults else 0
 
 
-def _rates(epochs: int, first: float) -> List[Tuple[int, float]]:
+def rates(epochs: int, first: float) -> List[Tuple[int, float]]:
     """(epoch, learning rate): lowered half way and near the end."""
     return [(1, first), (1 + epochs // 2, 0.3 * first), (1 + epochs * 5 // 6, 0.05 * first)]
 

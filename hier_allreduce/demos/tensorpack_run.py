@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -36,12 +36,12 @@ class Run:
     Attributes:
         losses: for each step the mean of the towers' losses.
         weights: ``weights[tower][variable]``.
-        audit: the copies of one step between the devices; None with a single tower.
+        audit: the copies of one step between the devices, or what there is to say of them; None with a single tower.
     """
 
     losses: List[float] = field(default_factory=list)
     weights: List[Dict[str, np.ndarray]] = field(default_factory=list)
-    audit: Optional[Audit] = None
+    audit: Union[Audit, str, None] = None
 
     @property
     def drift(self) -> float:
@@ -56,6 +56,8 @@ def largest_difference(weights: Dict[str, np.ndarray], others: Dict[str, np.ndar
 
 class Watch(Callback):
     """Fills a :class:`Run` and a progress bar."""
+
+    _chief_only = False  # every host of several has its towers
 
     def __init__(self, bar: Any):
         self.run = Run()

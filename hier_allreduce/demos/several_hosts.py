@@ -1,0 +1,136 @@
+"""The digits on several hosts, here processes of this machine, held against one device with the whole batch.
+
+    python -m hier_allreduce.demos.several_hosts '{"devices": "4", …}'
+
+is one of the hosts; ``hier-allreduce demo --hosts N`` starts them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import IO, Any, Dict, Iterator, List, Sequence
+
+import numpy as np
+from tensorpack.callbacks import ScheduledHyperParamSetter
+from tensorpack.dataflow import DataFlow, ProxyDataFlow
+from tensorpack.train import SimpleTrainer
+from tqdm import tqdm
+
+from ..cluster import Cluster
+from ..compat import tf1
+from ..errors import ClusterError
+from ..integrations.cluster import HierarchicalClusterTrainer
+from ..launcher import launch
+from . import digits
+from .options import chosen_devices, chosen_strategy
+from .tensorpack_run import Run, predict, train
+
+
+class Share(ProxyDataFlow):
+    """A host's batches: of every step's H·K, K neighbours."""
+
+    def __init__(self, data: DataFlow, task: int, hosts: int, devices: int):
+        super().__init__(data)
+        self._task, self._hosts, self._devices = task, hosts, devices
+
+    def __len__(self) -> int:
+        return len(self.ds) // self._hosts
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(self.ds):
+            if number // self._devices % self._hosts == self._task:
+                yield batch
+
+
+class _Job:
+    """What all processes must have in common."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.devices = chosen_devices(args.devices)
+        self.towers = args.hosts * len(self.devices)
+        self.training, self.testing = digits.load(args.seed)
+        self.optimizer = args.optimizer or digits.OPTIMIZER
+        self.model = digits.Convnet(args.seed, self.optimizer)
+        self.batch = max(1, digits.BATCH // self.towers)
+        self.steps = len(self.training.labels) // (self.batch * self.towers)
+        self.epochs = args.epochs or digits.EPOCHS
+        self._seed = args.seed
+
+    def data(self, parts: int) -> DataFlow:
+        return digits.Batches(self.training, self.steps, parts, self.batch * self.towers // parts, self._seed)
+
+    def train(self, trainer: Any, data: DataFlow, bar: Any, **more: Any) -> Run:
+        rate = ScheduledHyperParamSetter("learning_rate", digits.rates(self.epochs, digits.RATES[self.optimizer]))
+        return train(trainer, self.model, data, self.epochs, bar, [rate], **more)
+
+
+# ---- one host ----------------------------------------------------------------------------------------
+
+
+def host(args: argparse.Namespace) -> None:
+    """Train this host's towers; leave what came of it in ``args.out``."""
+    job = _Job(args)
+    cluster = Cluster.from_environment(devices_per_host=len(job.devices))
+    trainer = HierarchicalClusterTrainer(
+        job.devices, cluster, strategy=chosen_strategy(args.strategy), update=args.update
+    )
+    data = Share(job.data(job.towers), cluster.task, cluster.size, len(job.devices))
+    out = Path(args.out)
+    with tqdm(disable=True) as bar:
+        run = job.train(trainer, data, bar, out=out if cluster.is_chief else None)
+    arrays: Dict[str, Any] = {
+        f"{tower} {name}": value for tower, row in enumerate(run.weights) for name, value in row.items()
+    }
+    np.savez(_result(out, cluster.task), losses=run.losses, audit=str(run.audit or ""), **arrays)
+
+
+def _result(out: Path, task: int) -> Path:
+    return out / f"host{task}.npz"
+
+
+# ---- all of them -------------------------------------------------------------------------------------
+
+
+def run(args: argparse.Namespace, terminal: IO[str]) -> int:
+    """Start the hosts, then train on one device; print a report; 0 if it is good.
+
+    Raises:
+        ClusterError: a host failed; the log has its words.
+    """
+    job = _Job(args)
+    wanted = {**{key: getattr(args, key) for key in _OPTIONS}, "out": str(args.out)}
+    print(f"{args.hosts} hosts with {len(job.devices)} devices each", file=terminal, flush=True)
+    command = [sys.executable, "-m", __name__, json.dumps(wanted)]
+    status = launch(args.hosts, command, sys.stdout.write)
+    if status:
+        raise ClusterError(f"a host failed with exit status {status}; its last words are in the log")
+    many = _joined([np.load(str(_result(args.out, task))) for task in range(args.hosts)])
+    with tqdm(total=job.steps * job.epochs, desc="one device", file=terminal, unit="step", mininterval=1) as bar:
+        one = job.train(SimpleTrainer(), job.data(1), bar, device=job.devices[0])
+    checkpoint = tf1.train.latest_checkpoint(str(args.out))
+    found = predict(job.model, checkpoint, list(job.testing), "digit")
+    report = digits.Report(many, one, float(np.mean(found == job.testing.labels)), checkpoint)
+    print(report, file=terminal)
+    return 1 if report.faults else 0
+
+
+_OPTIONS = ("hosts", "devices", "strategy", "update", "optimizer", "epochs", "seed")
+
+
+def _joined(results: Sequence[Any]) -> Run:
+    """All hosts' towers as one run, with the copies inside host 0."""
+    weights: List[Dict[str, np.ndarray]] = []
+    for result in results:
+        towers = sorted({int(key.split()[0]) for key in result.files if key not in ("losses", "audit")})
+        weights += [
+            {key.split()[1]: result[key] for key in result.files if key.startswith(f"{tower} ")} for tower in towers
+        ]
+    losses = np.mean([result["losses"] for result in results], axis=0)
+    return Run([float(loss) for loss in losses], weights, f"in host 0, {results[0]['audit']}")
+
+
+if __name__ == "__main__":
+    host(argparse.Namespace(**json.loads(sys.argv[1])))
