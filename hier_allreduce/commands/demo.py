@@ -14,6 +14,7 @@ from ..errors import HierAllreduceError
 JOBS = {
     "digits": "a convnet on scikit-learn's handwritten digits, trained by tensorpack",
     "text": "a language model on the standard library's English, embeddings sparse, trained by TowerOptimizer",
+    "keras": "the digits by Keras fit under MirroredStrategy, beside TensorFlow's own hierarchical copy",
 }
 
 
