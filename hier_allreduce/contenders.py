@@ -110,8 +110,11 @@ def _hierarchical_copy(num_packs: int) -> Build:
 # ---- TensorFlow's collective -------------------------------------------------------------------------
 
 
-def ring(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
-    """TensorFlow's ring collective, one instance for each variable."""
+def ring(grads: Rows, devices: Sequence[str], average: bool, hosts: int = 1, first: int = 100) -> Rows:
+    """TensorFlow's ring collective, one instance for each variable; over the devices of all hosts, if of several.
+
+    Instances are numbered from ``first``: in a server a number is one shape for ever.
+    """
     from tensorflow.python.ops import collective_ops  # it has no public name
 
     reduced: List[List[Any]] = []
@@ -120,7 +123,13 @@ def ring(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
             reduced.append(
                 [
                     collective_ops.all_reduce(
-                        grad, len(devices), 1, 100 + n, "Add", "Div" if average else "Id", communication_hint="ring"
+                        grad,
+                        hosts * len(devices),
+                        1,
+                        first + n,
+                        "Add",
+                        "Div" if average else "Id",
+                        communication_hint="ring",
                     )
                     for n, grad in enumerate(row)
                 ]
