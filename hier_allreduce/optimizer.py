@@ -65,6 +65,7 @@ class TowerOptimizer:
         update: str = "replicated",
         broadcast_every: int = 0,
         check_replicas_every: int = 0,
+        cluster: Any = None,
     ):
         """Check the choices; nothing is built yet.
 
@@ -78,6 +79,9 @@ class TowerOptimizer:
             broadcast_every: copy tower 0's variables (weights, slots, moving averages) to the others every so
                 many steps; 0: at the start only; -1: never.
             check_replicas_every: let the hook look for differences between towers every so many steps; 0: never.
+            cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each: the gradients are those of
+                all. Run ``cluster.broadcast(tf.compat.v1.global_variables())`` on all hosts before ``init_op``, which
+                copies inside this host.
 
         Raises:
             DeviceError: something in ``devices`` is not a device.
@@ -108,6 +112,7 @@ class TowerOptimizer:
         self._optimizer, self._average, self._update = optimizer, average, update
         self._broadcast_every = check_period("broadcast_every", broadcast_every)
         self._check_every = check_replicas_every
+        self._cluster = cluster
         self._replicas = Replicas([], [])
         self._differences: Any = None
 
@@ -162,8 +167,12 @@ class TowerOptimizer:
 
     def _updated(self, rows: Sequence[Pairs]) -> Any:
         if self._update == "main":
-            return update_at_mains(self._optimizer, rows, self.devices, self._average, self._strategy)
-        reduced = allreduce_grads_and_vars(rows, self.devices, self._average, strategy=self._strategy)
+            return update_at_mains(
+                self._optimizer, rows, self.devices, self._average, self._strategy, cluster=self._cluster
+            )
+        reduced = allreduce_grads_and_vars(
+            rows, self.devices, self._average, strategy=self._strategy, cluster=self._cluster
+        )
         return tf.group(*update_replicated(self._optimizer, reduced, self.devices))
 
     def _find_replicas(self, rows: Sequence[Pairs], before: Sequence[Any]) -> None:

@@ -13,7 +13,14 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import numpy as np
 import tensorflow as tf
 
-from hier_allreduce import Cluster, HierAllreduceError, Strategy, allreduce_grads, allreduce_grads_and_vars
+from hier_allreduce import (
+    Cluster,
+    HierAllreduceError,
+    Strategy,
+    TowerOptimizer,
+    allreduce_grads,
+    allreduce_grads_and_vars,
+)
 
 tf1 = tf.compat.v1
 FEATURES, CLASSES, BATCH, RATE = 5, 3, 4, 0.5
@@ -108,9 +115,15 @@ class Job:
                 self.feeds += [x, y]
                 losses.append(loss)
         strategy = Strategy(bucket_bytes=options.get("bucket_bytes", 1 << 20))
-        reduced = allreduce_grads_and_vars(rows, self.devices, average=True, strategy=strategy, cluster=cluster)
         optimizer = tf1.train.MomentumOptimizer(RATE, 0.9)
-        self.step = tf.group(*[optimizer.apply_gradients(row) for row in reduced])
+        if options.get("update"):
+            towers = TowerOptimizer(
+                optimizer, self.devices, strategy=strategy, update=options["update"], cluster=cluster
+            )
+            self.step = towers.apply_gradients(rows)
+        else:
+            reduced = allreduce_grads_and_vars(rows, self.devices, average=True, strategy=strategy, cluster=cluster)
+            self.step = tf.group(*[optimizer.apply_gradients(row) for row in reduced])
         self.loss = tf.add_n(losses) / len(losses)
         self.towers = [[v for _, v in row] for row in rows]
         own = tf1.global_variables()

@@ -141,6 +141,15 @@ def test_hosts_train_as_one_with_all_their_examples(hosts):
                 np.testing.assert_allclose(value, exact, atol=1e-4)
 
 
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_the_tower_optimizer_trains_several_hosts_too(undisturbed, update):
+    with job("train", 2, update=update) as hosts:
+        for host, before in zip(facts(hosts), undisturbed):
+            np.testing.assert_allclose(host["losses"], before["losses"], rtol=1e-5)
+            for value, exact in zip(host["towers"][1], before["towers"][1]):
+                np.testing.assert_allclose(value, exact, atol=1e-5)
+
+
 def test_a_restart_from_the_checkpoint_goes_on_with_the_same_loss(tmp_path, undisturbed):
     """Saved by the chief after the third step; then a host dies. The new job restores on the chief only."""
     checkpoint = str(tmp_path / "model")
