@@ -140,6 +140,14 @@ def test_peak_memory_counts_what_is_there_at_one_time():
     big = GradientShape("big", (MIB,), "float32")
     assert 4 * MIB <= one(flat_sum, columns=(big,), devices=3).peak_bytes < 5 * MIB
 
+    def one_after_the_other(grads, devices, average):
+        value = grads[0][0]
+        for _ in range(5):
+            value = tf.roll(value, 1, 0)  # from one buffer into another
+        return [[value]]
+
+    assert 8 * MIB <= one(one_after_the_other, columns=(big,), devices=1).peak_bytes < 9 * MIB
+
 
 def test_the_sum_is_not_optimized_away():
     """Consumers that only waited for the results would let Grappler drop every addition."""
