@@ -23,9 +23,8 @@ def test_examples_run_and_print_what_they_say(example, tmp_path):
     ran = subprocess.run(
         [sys.executable, "-c", example],
         cwd=str(tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        universal_newlines=True,
+        capture_output=True,
+        text=True,
         timeout=240,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
