@@ -6,6 +6,8 @@ import copy
 import io
 import logging
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import distribute_table as table
@@ -17,9 +19,11 @@ from distribute_table import KINDS, MEAN, OURS, PEERS, RING, SENSELESS, SUM
 from test_demo import demo
 
 import hier_allreduce
-from hier_allreduce import DeviceError, GradientError, Strategy, StrategyError
+from hier_allreduce import DeviceError, GradientError, Strategy, StrategyError, bench_distribute, shapes
+from hier_allreduce.case import Case
 from hier_allreduce.commands.demo import add_arguments
 from hier_allreduce.emit import emitted_in
+from hier_allreduce.errors import BenchError
 from hier_allreduce.integrations.distribute import HierarchicalAllReduce
 
 tf1 = tf.compat.v1
@@ -231,6 +235,29 @@ def test_the_demo_refuses(options, words):
     add_arguments(parser)
     with pytest.raises(hier_allreduce.HierAllreduceError, match=words):
         keras.run(parser.parse_args(["--job", "keras", *options]), io.StringIO())
+
+
+# ---- the bench -------------------------------------------------------------------------------------
+
+
+@needs_tf2
+def test_the_bench_measures_every_ops_object_and_says_who_is_wrong(tmp_path):
+    """In a process of its own: the default's collectives allow one number of devices in a process."""
+    (tmp_path / "model.tsv").write_text("name\tshape\tdtype\nW\t100,200\tfloat32\nb\t200\tfloat32\n")
+    options = ["--distribute", "--shapes", "model.tsv", "--devices", "3", "--rounds", "3"]
+    command = [sys.executable, "-m", "hier_allreduce.cli", "bench", *options]
+    done = subprocess.run(command, cwd=str(tmp_path), capture_output=True, timeout=200)
+    report = done.stdout.decode()
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    rows = [line for line in report.splitlines() if re.search(r"  -?\d+[.]\d+  .* \d+\b", line)]
+    assert [row.split("  ")[0] for row in rows] == list(bench_distribute.CONTENDERS)
+    assert [row.endswith("WRONG") for row in rows] == [False, False, True, True, False]
+
+
+@needs_tf2
+def test_the_bench_refuses_sparse_gradients():
+    with pytest.raises(BenchError, match=r"only dense float32 gradients.*emb"):
+        bench_distribute.compare(Case(shapes.load("dlrm_criteo_kaggle"), cpus(2)), 1)
 
 
 # ---- kinds of values -------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ ORDER = [
     "bench_updates",
     "bench_cluster",
     "integrations",
+    "bench_distribute",
     "demos",
     "commands",
     "cli",

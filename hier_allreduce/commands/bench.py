@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--strategy", metavar="NAME", nargs="+", default=[], help="these strategies of ours too")
     add("--sweep", action="store_true", help="instead of the peers, strategies of ours that differ in one choice")
     add("--updates", metavar="OPTIMIZER", help="instead: both updates, with sgd, momentum, adam or rmsprop")
+    add("--distribute", action="store_true", help="instead: MirroredStrategy with each of TensorFlow's ops, and ours")
     add("--rows", metavar="N", type=_count, default=2048, help="rows in each sparse gradient (default: 2048)")
     add("--memory", metavar="GIB", type=float, default=8.0, help="do not run who would need more to make sparse"
         " gradients dense (default: 8)")  # fmt: skip
@@ -49,6 +50,9 @@ def main(args: argparse.Namespace) -> int:
     warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices")  # a peer's; the table shows it
     if args.updates:
         print(_updates_text(args))
+        return 0
+    if args.distribute:
+        print(_distribute_text(args))
         return 0
     contenders = _contenders(args)
     if args.table:
@@ -93,6 +97,17 @@ def _updates_text(args: argparse.Namespace) -> str:
     with _bar(len(UPDATES) + bench.WARM_UP + args.rounds) as bar:
         compared = bench_updates.compare(case, args.updates, args.rounds, _ticking(bar))
     return f"{name}, {args.updates}, {len(case.devices)} devices\n{compared.text()}"
+
+
+def _distribute_text(args: argparse.Namespace) -> str:
+    from .. import bench, bench_distribute, shapes
+    from ..case import Case
+
+    name = args.shapes or args.model
+    case = Case(shapes.load(name), bench.devices_here(args.devices), args.average)
+    with _bar(1 + len(bench_distribute.CONTENDERS) + bench.WARM_UP + args.rounds) as bar:
+        compared = bench_distribute.compare(case, args.rounds, _ticking(bar))
+    return f"{name}, MirroredStrategy on {len(case.devices)} devices ({case.devices[0]} …)\n{compared.text()}"
 
 
 def _bar(parts: int) -> Any:
