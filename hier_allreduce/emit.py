@@ -38,6 +38,7 @@ def emitted_in(graph: Any) -> List[Emitted]:
     return list(_emitted.get(graph, ()))
 
 
+_LARGE = 1 << 20  # bytes
 NARROW = ("float16", "bfloat16")  # dtypes that are added in float32
 
 
@@ -93,11 +94,23 @@ class Dense(OnDevices):
 
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
         name = f"{self.names[step.chunk]}/sum"
+        values, shape = [own, *others], own.shape
+        if all(value.shape.is_fully_defined() for value in values):
+            if len(others) == 1 or shape.num_elements() * own.dtype.size < _LARGE or tf.executing_eagerly():
+                with tf1.device(self.devices[step.dst]):
+                    return _add_own_last(own, others, name)
+            values = [self._hidden(value, tower, step.chunk) for value, tower in zip(values, (step.dst, *step.srcs))]
         with tf1.device(self.devices[step.dst]):
-            if not all(value.shape.is_fully_defined() for value in (own, *others)):
-                # add broadcasts what add_n refuses: shapes that turn out to differ when the step runs
-                return tf.add_n([own, *others], name=name)
-            return _add_own_last(own, others, name)
+            # add would broadcast what add_n refuses: shapes that turn out to differ when the step runs
+            total = tf.add_n(values, name=name)
+        total.set_shape(shape.merge_with(total.shape))
+        return total
+
+    def _hidden(self, value: Any, tower: int, chunk: int) -> Any:
+        """``value``, of a shape that Grappler does not know: see :func:`_add_own_last`. Costs no copy."""
+        with tf1.device(self.devices[tower]):
+            name = f"{self.names[chunk]}/hidden"
+            return tf.raw_ops.PlaceholderWithDefault(input=value, shape=None, name=name)
 
     def finish(self, chunk: int, root: int, total: Any) -> Any:
         if self.towers > 1:
@@ -110,8 +123,10 @@ def _add_own_last(own: Any, others: List[Any], name: str) -> Any:
     """``own`` + the sum of what arrives from other devices.
 
     Grappler's memory optimizer expands an ``add_n`` of more than two inputs, one of them made on its own device, into
-    one pass over memory for each input. So the device's own tensor stays out of the ``add_n``, and the control edge
-    keeps the two additions from being fused into one again.
+    one pass over memory for each input, if it knows their shape and finds the device's memory short, as it does on
+    logical CPU devices. So the device's own tensor stays out of the ``add_n``, and the control edge keeps the two
+    additions from being fused into one again. Large tensors hide their shape instead, which saves a pass over memory
+    and takes more ops.
     """
     if len(others) == 1:
         return tf.add(own, others[0], name=name)
