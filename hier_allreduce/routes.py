@@ -11,7 +11,8 @@ from typing import Dict, List, Optional, Sequence, Tuple
 from .algorithms import ReduceHalf, plan_from_halves
 from .buckets import Bucketing, Chunk, Spec, buckets, cut
 from .plan import Plan, Step
-from .planner import Recipe, choose
+from .planner import choose
+from .recipes import Recipe
 from .topology import Topology
 
 _UNKNOWN = 1 << 20  # bytes taken for a gradient whose size is known only at run time

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment, linprog
@@ -61,6 +61,25 @@ def pack_paths(topology: Topology) -> Packing:
     if len(topology) < 3:
         return pack(topology)
     return _Packer(topology, False).best_paths()
+
+
+def share_out(topology: Topology, trees: Sequence[Tree]) -> Tuple[float, ...]:
+    """The shares of the bytes for given trees with which the busiest resource is least busy: as even as that allows."""
+    packer = _Packer(topology, False)
+    busy = np.stack([packer.busy(tree) for tree in trees], axis=1)
+    count = len(trees)
+    # Variables: the shares, how busy the busiest resource is, the largest share.
+    least = np.concatenate([np.zeros(count), [1.0, 1e-3]])
+    limits = np.block(
+        [
+            [busy, -np.ones((len(busy), 1)), np.zeros((len(busy), 1))],
+            [np.eye(count), np.zeros((count, 1)), -np.ones((count, 1))],
+        ]
+    )
+    whole = np.concatenate([np.ones(count), [0.0, 0.0]])[np.newaxis]
+    solved = linprog(least, limits, np.zeros(len(limits)), whole, [1.0], bounds=(0, None), method="highs")
+    kept = [max(0.0, round(float(x), 4)) for x in solved.x[:count]]
+    return tuple(x / sum(kept) for x in kept)
 
 
 class _Packer:
@@ -126,6 +145,10 @@ class _Packer:
         """Shares of the columns that give most together while no resource is busy more than all the time."""
         busy = np.stack([self._busy(tree) for tree in self.columns], axis=1)
         return linprog(-np.ones(len(self.columns)), busy, np.ones(len(self.load)), bounds=(0, None), method="highs")
+
+    def busy(self, tree: Tree) -> Any:
+        """For each resource the time it is busy per byte that goes along a tree."""
+        return self._busy(tuple(self.index[edge] for edge in tree))
 
     def _busy(self, tree: Tuple[int, ...]) -> Any:
         """For each resource the time it is busy per byte that goes along the tree."""

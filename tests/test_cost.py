@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from hier_allreduce import algorithms, planner
+from hier_allreduce import algorithms, planner, recipes
 from hier_allreduce.cost import RULES, lower_bound, simulate
 from hier_allreduce.errors import PlanError, StrategyError
 from hier_allreduce.plan import Copy, Plan, Reduce
@@ -138,7 +138,7 @@ def test_two_groups_in_8_chunks_reach_12_and_four_trees_in_16_chunks_25_gb_a_sec
     topology, size = nominal("dgx-1v"), 100 * MB
     two_groups = simulate(algorithms.hierarchical(8, range(8)), topology, [size / 8] * 8).seconds
     assert size / two_groups == pytest.approx(12.0e9, rel=0.13)
-    recipe = planner.packed_trees(8, pack(topology), 16)
+    recipe = recipes.packed_trees(8, pack(topology), 16)
     trees = simulate(planner.in_simulated_order(recipe, topology, size).plan(), topology, recipe.sizes(size)).seconds
     assert size / trees == pytest.approx(25.0e9, rel=0.1)  # which of the best packings, SciPy decides
 
@@ -146,7 +146,7 @@ def test_two_groups_in_8_chunks_reach_12_and_four_trees_in_16_chunks_25_gb_a_sec
 def test_the_bound_holds_for_every_candidate():
     for name in ("dgx-1p", "pcie-sockets", "nvlink-bridges", "p3.8xlarge"):
         topology = load(name)
-        for recipe in planner._candidates(topology):
+        for recipe in recipes.candidates(topology):
             least = lower_bound(topology, MB)
             assert simulate(recipe.plan(), topology, recipe.shares(MB)).seconds > least * 0.999
 
