@@ -150,16 +150,17 @@ def _rings(topology: Topology) -> Iterator[Recipe]:
 def _around(topology: Topology, found: Groups, algorithm: str) -> Iterator[Recipe]:
     """Paths around the groups from each of them, with the shares that the links allow, and with even ones.
 
-    All in one direction, or every other chunk against it: where fast and slow links take turns, one direction would
+    All in one direction, all in the other, or in turn: where fast and slow links take turns, one direction would
     leave half of the slow ones idle until the copies come back.
     """
     count, members = len(topology), range(max(map(len, found)))
     ways = [found[start:] + found[:start] for start in range(len(found))]
     halves = [(_group_path(way[::-1], member), _group_path(way, member)) for way in ways for member in members]
     shares = share_out(topology, [_edges(half) for half, _ in halves])
+    turns = [slice(0, 1), slice(0, 2)] + [slice(1, 2)] * (len(found) < count)  # around a ring either way is as good
     for chunks in _doubled(len(halves), count):
-        yield _cut(algorithm, count, [(share, pair[:1]) for share, pair in zip(shares, halves)], chunks)
-        yield _cut(algorithm, count, list(zip(shares, halves)), chunks)
+        for turn in turns:
+            yield _cut(algorithm, count, [(share, pair[turn]) for share, pair in zip(shares, halves)], chunks)
     for starts in _slow_starts(topology, [group[0] for group in found]):
         even = [halves[start * len(members) + member] for start in starts for member in members]
         for chunks in _doubled(len(even), count):

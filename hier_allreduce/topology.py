@@ -122,7 +122,7 @@ class Topology:
         """The table of kinds as nvidia-smi prints it."""
         columns = [*self.devices, "CPU Affinity"] if any(self.cpus) else list(self.devices)
         rows = [[d, *kinds, *([cpu] if any(self.cpus) else [])] for d, kinds, cpu in self._rows()]
-        width = max(len(cell) for row in [columns, *rows] for cell in row[: len(self) + 1]) + 2
+        width = max(len(cell) for row in [self.devices, *rows] for cell in row[: len(self) + 1]) + 2
         lines = [" " * width + "".join(c.ljust(width) for c in columns)]
         lines += ["".join(cell.ljust(width) for cell in row) for row in rows]
         return "\n".join(line.rstrip() for line in lines) + "\n"
