@@ -155,7 +155,7 @@ def _around(topology: Topology, found: Groups, algorithm: str) -> Iterator[Recip
     """
     count, members = len(topology), range(max(map(len, found)))
     ways = [found[start:] + found[:start] for start in range(len(found))]
-    halves = [(_group_path(way[::-1], member), _group_path(way, member)) for way in ways for member in members]
+    halves = [[_group_path(way[::-1], member), _group_path(way, member)] for way in ways for member in members]
     shares = share_out(topology, [_edges(half) for half, _ in halves])
     turns = [slice(0, 1), slice(0, 2)] + [slice(1, 2)] * (len(found) < count)  # around a ring either way is as good
     for chunks in _doubled(len(halves), count):
