@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,10 @@ def test_when_one_fails_the_others_and_what_they_started_are_ended(death, status
         assert launched(3, others)[0] == status
         children = os.listdir(folder)
         assert len(children) == 3
+        # the signal was sent; the system may take a moment to act on it
+        patience = time.monotonic() + 10
+        while any(map(lives, children)) and time.monotonic() < patience:
+            pass
         assert [child for child in children if lives(child)] == []
 
 
