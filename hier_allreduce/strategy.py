@@ -57,8 +57,8 @@ class Strategy:
     topology: Union[str, Topology, None] = None
     groups: Optional[Tuple[Tuple[int, ...], ...]] = None
     mains: Union[int, str, None] = None
-    pack_below: int = 64 << 10
-    bucket_bytes: int = 10 << 20
+    pack_below: int = Bucketing.pack_below
+    bucket_bytes: int = Bucketing.bucket_bytes
     splits: int = 0
     split_above: int = 0
     wire_dtype: Optional[str] = None
