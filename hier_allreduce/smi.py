@@ -12,6 +12,7 @@ quotes and legends stand around it. All of that is read; what is missing or cont
 
 from __future__ import annotations
 
+import html
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -28,11 +29,21 @@ PCIE = ("PIX", "PXB", "PHB", "NODE", "SYS")
 HOST = "HOST"  # not nvidia-smi's: devices in one host's memory
 _SYNONYMS = {"SOC": "SYS", "PSB": "PXB"}
 
-_ESCAPES = re.compile(r"(?:\x1b|\x9b|\ufffd|\\x1b|\\e|\\033|\^\[)?\[[0-9;]*m|\x1b\[[0-9;?]*[A-Za-z]|\x1b\([A-Z]")
+_ESCAPES = re.compile(
+    r"(?:\x1b|\x9b|\ufffd|\\x1b|\\u001b|\\e|\\033|\^\[)?\[[0-9;]*m|\x1b\[[0-9;?]*[A-Za-z]|\x1b\([A-Z]"
+)
 _LABELS = re.compile(r"(?:[GC]PU\d+\s*)+")
-_CELL = re.compile(r"\s*((?i:NV\d+|PIX|PXB|PSB|PHB|NODE|SYS|SOC|HOST|X))(?![a-z])")
+_KIND = r"(?i:NV\d+|PIX|PXB|PSB|PHB|NODE|SYS|SOC|HOST|X)"
+_CELL = re.compile(rf"\s*({_KIND})(?![a-z])")
 _NAME = re.compile(r"^\W*GPU (\d+): (.+?)(?: \(UUID.*)?\s*$")
 _END = re.compile(r"legend|=", re.I)
+_NEXT_ROW = re.compile(rf"(?=GPU\d+\W+{_KIND}\b|Legend:)")
+_TAGS = re.compile(r"(<(?:br|/p|/tr|/div)\b[^<>\n]*>)|</?\w[^<>\n]*>", re.I)
+_PEER_STATUS = re.compile(r"\b(?:OK|C?NS|GNS|TNS)\b")  # what `topo -p2p` prints
+_BARE_ROW = re.compile(r"\W*GPU\d+\s*[A-Z]{0,3}\W*$")  # cut off after its label
+_APART = re.compile(r"(?<=\d)\n(?=\d)(?!\d?\s)")  # NV1|0-23, but neither NV1|2 nor NO|DE
+_CUT_CELL = re.compile(r"[NPS][A-Z]{0,2}\d")
+_AFFINITY = re.compile(r"\s*(?:[\d,-]+|N/?A?|/?A)(?:\s+(?:[\d,-]+|N/A))*\s*$")
 
 
 @dataclass(frozen=True)
@@ -62,11 +73,13 @@ def parse_nvidia_smi(text: str) -> Table:
     """
     lines = _clean(text)
     start, labels, cards = _find_header(lines)
-    rows, end = _rows(lines, start, labels)
+    rows, end = _rows(lines, start, labels, len(labels + cards))
     kinds = tuple(_row_kinds(label, rows, labels, labels + cards) for label in labels)
     kinds, asymmetric = _symmetric(labels, kinds)
     warnings = asymmetric + odd_links(labels, kinds)
-    if any(line.is_header and line.labels == labels for line in map(_read, lines[end:])):
+    if any(line.is_row and line.has_cells and not _PEER_STATUS.search(line.rest) for line in map(_read, lines[:start])):
+        warnings += ("there are rows of another table, without a header, above the one that was read",)
+    if _has_table(lines[end:]):
         warnings += ("there is a second table in the text; only the first one was read",)
     return Table(labels, kinds, _affinities(labels, rows), _gpu_name(lines), warnings)
 
@@ -75,10 +88,13 @@ def parse_nvidia_smi(text: str) -> Table:
 
 
 def _clean(text: str) -> List[str]:
-    """Lines without escape sequences, quote marks, table rules and odd blanks."""
+    """Lines without escape sequences, tags, quote marks, table rules and odd blanks; at most one row in each."""
     text = _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
-    text = re.sub(r"[|│`\u00a0\ufeff]", " ", text.replace("\u200b", ""))
-    return [re.sub(r"^\s*(?:>\s*)+", "", line) for line in text.split("\n")]
+    text = text.replace("\\t", "\t").replace("\\n", "\n")  # as a string in JSON or in a program
+    text = html.unescape(_TAGS.sub(lambda tag: "\n" if tag.group(1) else " ", text))
+    text = re.sub(r"[|│`*\u00a0\ufeff]", " ", text.replace("\u200b", ""))
+    text = re.sub(r"^[^\S\n]*(?:>[^\S\n]*)+", "", text, flags=re.M)
+    return re.sub(r"GPU\d.*", lambda line: line.group()[:4] + _NEXT_ROW.sub("\n", line.group()[4:]), text).split("\n")
 
 
 class _Line(NamedTuple):
@@ -95,7 +111,7 @@ class _Line(NamedTuple):
     @property
     def is_header(self) -> bool:
         """Column labels. With one GPU, header and row differ in what follows the label."""
-        return bool(self.labels) and "GPU" not in re.sub(r"GPU (NUMA|Aff)", "", self.rest) and not self.has_cells
+        return bool(self.labels) and not re.search(r"GPU\d", self.rest) and not self.has_cells
 
     @property
     def has_cells(self) -> bool:
@@ -111,23 +127,29 @@ def _read(line: str) -> _Line:
 def _find_header(lines: Sequence[str]) -> Tuple[int, Tuple[str, ...], Tuple[str, ...]]:
     """Where the rows begin, the GPU columns, and the network cards' columns after them.
 
-    A header is followed by a row, perhaps after its own second half; then its last cards are not told.
+    A header is followed by a row, perhaps after its own second half.
     """
-    for number, line in enumerate(map(_read, lines)):
-        if not line.is_header:
+    for number, text in enumerate(lines):
+        if not _read(text).is_header:
             continue
-        labels = line.labels
         after = number + 1
-        while after < min(len(lines), number + 9) and _continues_header(lines[after], labels):
-            labels += _read(lines[after]).labels
+        while after < min(len(lines), number + 9) and _continues_header(lines[after], _read(text)):
+            text += lines[after]
             after += 1
-        row = next((_read(later) for later in lines[after:] if later.strip()), _read(""))
+        labels, rest = _read(text)
+        while after < len(lines) and not lines[after].strip():
+            after += 1
+        row = _read(lines[after] if after < len(lines) else "")
+        if _PEER_STATUS.search(row.rest):
+            continue
         if row.is_row and (len(labels) > 1 or (row.has_cells and row.labels == labels)):
             twice = [label for label, count in Counter(labels).items() if count > 1]
             if twice:
                 raise TopologyError(f"header: column {twice[0]} appears twice; paste all of `nvidia-smi topo -m`")
-            return after, labels, _cards(line.rest) if after == number + 1 else ()
+            return after, labels, _cards(rest)
     rows = [line.labels[0] for line in map(_read, lines) if line.is_row and line.has_cells]
+    if rows and any(_PEER_STATUS.search(line) for line in lines if "GPU" in line):
+        raise TopologyError(f"row {rows[0]} tells what peers can do (`topo -p2p`); expected `nvidia-smi topo -m`")
     if rows:
         raise TopologyError(
             f"row {rows[0]} has no header row with its columns' names (GPU0 GPU1 …) above it; "
@@ -138,12 +160,20 @@ def _find_header(lines: Sequence[str]) -> Tuple[int, Tuple[str, ...], Tuple[str,
     )
 
 
-def _continues_header(text: str, labels: Sequence[str]) -> bool:
+def _has_table(lines: Sequence[str]) -> bool:
+    try:
+        return bool(_find_header(lines))
+    except TopologyError:
+        return False
+
+
+def _continues_header(text: str, header: _Line) -> bool:
     """A header too wide for the terminal goes on in the next line, with columns not named before."""
     line = _read(text)
     if not line.labels:
-        return bool(text.strip()) and not _CELL.match(text) and len(labels) > 1
-    return line.is_header and not set(line.labels) & set(labels)
+        wide = len(header.labels) > 1 or _cards(header.rest)
+        return bool(text.strip()) and bool(wide) and not re.match(rf"\s*{_KIND}\b", text)
+    return line.is_header and not set(line.labels) & set(header.labels)
 
 
 def _cards(rest: str) -> Tuple[str, ...]:
@@ -152,7 +182,7 @@ def _cards(rest: str) -> Tuple[str, ...]:
     return tuple(names)
 
 
-def _rows(lines: Sequence[str], start: int, labels: Sequence[str]) -> Tuple[Dict[str, _Row], int]:
+def _rows(lines: Sequence[str], start: int, labels: Sequence[str], columns: int) -> Tuple[Dict[str, _Row], int]:
     """The GPUs' rows by label, and the line after them. A row too wide for the terminal goes on in the next line."""
     found: Dict[str, List[str]] = {}
     label = ""
@@ -160,40 +190,45 @@ def _rows(lines: Sequence[str], start: int, labels: Sequence[str]) -> Tuple[Dict
     for number, text in enumerate(lines[start:], start):
         line = _read(text)
         complete = len(found) == len(labels)
+        if complete and label and line.is_row and line.has_cells and line.labels[0] in labels:
+            raise _twice(line.labels[0])
         if _END.search(text) or (complete and line.labels and not (line.is_row and line.labels[0] not in labels)):
             end = number
             break
-        if line.is_row and (line.has_cells or not complete):
+        if line.is_row and (line.has_cells or not complete or _BARE_ROW.match(text)):
             label = line.labels[0]
             if label in found:
-                raise TopologyError(f"row {label} appears twice in the table; expected one row for each column")
+                raise _twice(label)
             if label not in labels:
                 raise TopologyError(f"row {label}: the header has no column {label}, only {', '.join(labels)}")
             found[label] = [line.rest]
-        elif label and _continues_row(text, _row(found[label], len(labels)), len(labels)):
-            found[label].append(text.strip())
-        elif text.strip():
-            label = ""  # a NIC's row, or a remark
+        elif label and _continues_row(text, _row(found[label]), columns):
+            found[label].append(text)
+        elif complete or text.strip():
+            label = ""  # a NIC's row, a remark, or the table's end
     missing = [name for name in labels if name not in found]
     if missing:
         raise TopologyError(
             f"the table is cut: row {missing[0]} is missing (columns {labels[0]} to {labels[-1]}, "
             f"rows {', '.join(found)}); paste all of `nvidia-smi topo -m`"
         )
-    return {name: _row(parts, len(labels)) for name, parts in found.items()}, end
+    return {name: _row(parts) for name, parts in found.items()}, end
+
+
+def _twice(label: str) -> TopologyError:
+    return TopologyError(f"row {label} appears twice in the table; expected one row for each column")
 
 
 def _continues_row(text: str, row: _Row, columns: int) -> bool:
     """The rest of a row: links and a cut cell while columns are missing, affinities after that. A card's row is not."""
     if re.match(r"\s*(NIC|mlx|[a-z]+\w*\d)", text):
         return False
-    return bool(text.strip()) and (len(row.cells) < columns or bool(re.match(r"\s*[\dN]/?[\dA-Z-]", text)))
+    return bool(text.strip()) and (len(row.cells) < columns or bool(_AFFINITY.match(text)))
 
 
-def _row(parts: Sequence[str], columns: int) -> _Row:
+def _row(parts: Sequence[str]) -> _Row:
     """The cells of a row, and what follows them. A terminal breaks lines between cells or within one."""
-    spaced, joined = _cells(" ".join(parts)), _cells("".join(parts))
-    return joined if len(spaced.cells) < columns <= len(joined.cells) else spaced
+    return _cells(_APART.sub(" ", "\n".join(parts)).replace("\n", ""))
 
 
 def _cells(text: str) -> _Row:
@@ -211,9 +246,13 @@ def _cells(text: str) -> _Row:
 
 
 def _row_kinds(label: str, rows: Dict[str, _Row], labels: Sequence[str], columns: Sequence[str]) -> Tuple[str, ...]:
-    """One GPU's row: its link kinds in the order of the columns. A cell lost before a card's would shift the others."""
+    """One GPU's row: its link kinds in the order of the columns.
+
+    A cell lost before a card's would shift the others. Some drivers cut the last card's cell (``PH0-115``): that shifts
+    nothing.
+    """
     cells, rest = rows[label]
-    if len(cells) < len(columns):
+    if len(cells) + bool(_CUT_CELL.match(rest) and len(cells) >= len(labels)) < len(columns):
         column = columns[len(cells)]
         instead = repr(rest.split()[0]) if rest else "the end of the line"
         raise TopologyError(
@@ -258,58 +297,73 @@ def nvlinks(kind: str) -> int:
 
 
 def odd_links(labels: Sequence[str], kinds: Matrix) -> Tuple[str, ...]:
-    """Warnings for links that differ from what their peers' links look like.
+    """Warnings for links that differ from what their peers' links look like: no tree, a narrow bridge, an odd pair."""
+    if len(labels) < 3:
+        return ()
+    expected = {**_unlike_peers(kinds), **_narrow_bridges(kinds)}
+    return _no_tree(labels, kinds) or tuple(_odd(labels, kinds, i, j, expected[i, j]) for i, j in sorted(expected))
 
-    In most machines every GPU sees the same set of links (a switch, a mesh, pairs). Where most of the GPUs do, a link
-    between two of the others that explains their difference is odd. Where nearly all pairs are alike, any other is.
+
+def _no_tree(labels: Sequence[str], kinds: Matrix) -> Tuple[str, ...]:
+    """PCIe is a tree: if a–b and b–c are near, a–c cannot be farther than both. The link in all such threes is odd."""
+    broken = []
+    for a, b, c in combinations(range(len(labels)), 3):
+        corners = sorted([(a, b), (a, c), (b, c)], key=lambda pair: distance(kinds[pair[0]][pair[1]]))
+        near, middle, far = (kinds[i][j] for i, j in corners)
+        if {near, middle, far} <= set(PCIE) and distance(middle) < distance(far):
+            broken.append(corners)
+    if not broken:
+        return ()
+    if len(broken) == 1:  # the farthest; or the nearest, where the two near ones differ
+        first, second, last = broken[0]
+        broken = [[last] if kinds[first[0]][first[1]] == kinds[second[0]][second[1]] else [first, last]]
+    blamed = Counter(pair for corners in broken for pair in corners)
+    worst = max(blamed.values())
+    odd = [f"{labels[i]}–{labels[j]} is {kinds[i][j]}" for (i, j), count in sorted(blamed.items()) if count == worst]
+    return (
+        f"{', '.join(odd)}, which does not fit the links around it: PCIe is a tree, and a link cannot be farther than "
+        "a way around",
+    )
+
+
+def _narrow_bridges(kinds: Matrix) -> Dict[Tuple[int, int], str]:
+    """Where NVLink only joins pairs, all of its bridges are alike; a link can be down, but none can be added."""
+    if any(sum(map(bool, map(nvlinks, row))) > 1 for row in kinds):
+        return {}
+    bridges = [(i, j) for i, j in combinations(range(len(kinds)), 2) if nvlinks(kinds[i][j])]
+    widest = max((kinds[i][j] for i, j in bridges), key=nvlinks, default="")
+    return {(i, j): f"{widest}, as the widest bridge is" for i, j in bridges if kinds[i][j] != widest}
+
+
+def _unlike_peers(kinds: Matrix) -> Dict[Tuple[int, int], str]:
+    """In most machines every GPU sees the same set of links (a switch, a mesh, pairs).
+
+    Where most of the GPUs do, a link between two of the others that explains their difference is odd. Where nearly all
+    pairs are alike, any other is.
     """
-    count = len(labels)
+    count = len(kinds)
     pairs = list(combinations(range(count), 2))
     views = [tuple(sorted(row)) for row in kinds]
     (view, alike), (_, next_alike) = (Counter(views).most_common(2) + [(views[0], 0)])[:2]
-    if count < 3 or alike == count:
-        return _nearness_broken(labels, kinds)
     kind, most = Counter(kinds[i][j] for i, j in pairs).most_common(1)[0]
     if nvlinks(kind) and most > 0.6 * len(pairs) and len(pairs) - most < count:
-        odd = [(i, j) for i, j in pairs if kinds[i][j] != kind]
-        return tuple(_odd(labels, kinds, i, j, f"{kind}, as the other pairs are") for i, j in odd)
+        return {(i, j): f"{kind}, as the other pairs are" for i, j in pairs if kinds[i][j] != kind}
     if alike == next_alike:
-        return _nearness_broken(labels, kinds)
+        return {}
     others = [i for i in range(count) if views[i] != view]
-    warnings = []
+    odd = {}
     for i, j in combinations(others, 2):
         missing = Counter(view) - Counter(views[i])
         surplus = Counter(views[i]) - Counter(view)
         if missing and surplus[kinds[i][j]] and missing == Counter(view) - Counter(views[j]):
-            warnings.append(_odd(labels, kinds, i, j, f"{'/'.join(sorted(missing))}, which most GPUs have"))
-    return tuple(warnings) or _nearness_broken(labels, kinds)
+            odd[i, j] = f"{'/'.join(sorted(missing))}, which most GPUs have"
+    return odd
 
 
 def _odd(labels: Sequence[str], kinds: Matrix, i: int, j: int, expected: str) -> str:
-    return f"{labels[i]}–{labels[j]} is {kinds[i][j]}, not {expected}: is a link down or a bridge missing?"
-
-
-def _nearness_broken(labels: Sequence[str], kinds: Matrix) -> Tuple[str, ...]:
-    """PCIe is a tree: if a–b and b–c are near, a–c cannot be farther than both."""
-    blamed: Counter = Counter()
-    for a, b, c in combinations(range(len(labels)), 3):
-        corners = [(a, b), (b, c), (a, c)]
-        if any(kinds[i][j] not in PCIE for i, j in corners):
-            continue
-        nearest, middle, farthest = sorted(corners, key=lambda pair: distance(kinds[pair[0]][pair[1]]))
-        if distance(kinds[middle[0]][middle[1]]) < distance(kinds[farthest[0]][farthest[1]]):
-            blamed.update([farthest])
-            if kinds[nearest[0]][nearest[1]] != kinds[middle[0]][middle[1]]:
-                blamed.update([nearest])
-    if not blamed:
-        return ()
-    worst = max(blamed.values())
-    return tuple(
-        f"{labels[i]}–{labels[j]} is {kinds[i][j]}, which does not fit the links around it: PCIe is a tree, and a link "
-        "cannot be farther than a way around"
-        for (i, j), count in sorted(blamed.items())
-        if count == worst
-    )
+    nearer = distance(kinds[i][j]) < min(map(distance, re.findall(r"[A-Z]+\d*", expected.split(",")[0])))
+    guess = "is a bridge missing elsewhere?" if nearer else "is a link down or a bridge missing?"
+    return f"{labels[i]}–{labels[j]} is {kinds[i][j]}, not {expected}: {guess}"
 
 
 def _affinities(labels: Sequence[str], rows: Dict[str, _Row]) -> Tuple[str, ...]:

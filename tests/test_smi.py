@@ -1,6 +1,7 @@
 """Reading `nvidia-smi topo -m`: as people paste it, cut, contradictory, or with a link that is not like its peers."""
 
 import contextlib
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -41,6 +42,8 @@ GPU1\tNV1\t X \tSYS\tNV2\t0-23,48-71\t0
 GPU2\tNV2\tSYS\t X \tNV1\t24-47,72-95\t1
 GPU3\tSYS\tNV2\tNV1\t X \t24-47,72-95\t1
 """
+BARE = QUAD.replace("\tCPU Affinity\tNUMA Affinity", "").replace("\t0-23,48-71\t0", "").replace("\t24-47,72-95\t1", "")
+PEERS = "\tGPU0\tGPU1\tGPU2\tGPU3\nGPU0\tX\tOK\tNS\tOK\nGPU1\tOK\tX\tOK\tNS\n"  # topo -p2p
 QUAD_KINDS = (
     ("X", "NV1", "NV2", "SYS"),
     ("NV1", "X", "SYS", "NV2"),
@@ -103,6 +106,25 @@ PASTED = {
     .replace("\t0-23", "\tPIX\tSYS\t0-23")
     .replace("\t24-", "\tSYS\tPIX\t24-"),
     "lower case": QUAD.replace("SYS", "sys"),
+    "bold in markdown": "".join(
+        "| " + line.replace("\t", " | ").replace("NV2", "**NV2**") + " |\n" for line in BARE.splitlines()
+    ),
+    "entities": QUAD.replace(" ", "&nbsp;").replace("\t", "&#9;"),
+    "quoted in HTML": "".join(f"&gt; {line}<br>\n" for line in QUAD.splitlines()),
+    "HTML without line ends": "<pre>" + QUAD.replace("\n", "<br/>") + "</pre>",
+    "HTML table": "".join(f"<tr><td>{line}</td></tr>".replace("\t", "</td><td>") for line in BARE.splitlines()),
+    "a string in JSON": json.dumps({"topology": "\x1b[4m" + QUAD.replace("Affinity\n", "Affinity\x1b[0m\n", 1)}),
+    "a list in JSON": json.dumps([*QUAD.splitlines(), "", "Legend:", "", "  X    = Self"]),
+    "line ends lost": "$ nvidia-smi topo -m " + QUAD.replace("\n", " ") + "Legend:   X    = Self",
+    "what peers can do before": "$ nvidia-smi topo -p2p r\n" + PEERS + "$ nvidia-smi topo -m\n" + QUAD,
+    "what peers can do after": QUAD + "\n" + PEERS,
+    "the last card's cell cut by the driver": QUAD.replace("GPU3\tCPU", "GPU3\tNIC0\tNIC1\tCPU")
+    .replace("\t0-23", "\tPHB\tPH0-23")
+    .replace("\t24-", "\tPHB\tPH24-"),
+    "header wrapped before NUMA ID": QUAD.replace("NUMA Affinity", "NUMA Affinity\tGPU\n NUMA ID"),
+    "header wrapped within a label": QUAD.replace("GPU2\tGPU3", "GPU2\tGP\nU3", 1),
+    "rows wrapped within a number": QUAD.replace("NV1\t X \tSYS\tNV2\t0-", "NV1\t X \tSYS\tNV\n2\t0-"),
+    "rows wrapped after a number, tabs lost": QUAD.replace("SYS\tNV2\t0-23", "SYS\tNV2\n0-23"),
 }
 
 
@@ -112,6 +134,29 @@ def test_pasted_in_many_ways(text):
     assert table.labels == ("GPU0", "GPU1", "GPU2", "GPU3")
     assert table.kinds == QUAD_KINDS
     assert table.warnings == ()
+
+
+CARDS = (
+    QUAD.replace("GPU3\tCPU", "GPU3\tNIC0\tNIC1\tmlx5_10\tmlx5_11\tx5_0\tCPU")
+    .replace("\t0-23", "\tPIX\tNODE\tSYS\tSYS\tSYS\t0-23")
+    .replace("\t24-", "\tSYS\tSYS\tNODE\tPXB\tSYS\t24-")
+    .replace("NUMA Affinity", "NUMA Affinity\tGPU NUMA ID")
+    .replace("\t0\n", "\t0\t\tN/A\n")
+    .replace("\t1\n", "\t1\t\tN/A\n")
+)
+
+
+@pytest.mark.parametrize("width", range(40, 130))
+def test_a_terminal_of_any_width_wraps_it(width):
+    lines = CARDS.expandtabs(8).splitlines()
+    table = parse_nvidia_smi("\n".join(line[i : i + width] for line in lines for i in range(0, len(line), width)))
+    assert (table.kinds, table.warnings) == (QUAD_KINDS, ())
+
+
+def test_what_stands_in_the_log_beside_the_table_is_no_affinity():
+    log = CARDS + "NIC0\tPIX\tPIX\tSYS\tSYS\tX\n"
+    stamped = "".join(f"2025-05-21T09:40:05.00{i}Z {line}\n" for i, line in enumerate(log.splitlines()))
+    assert parse_nvidia_smi(stamped).cpus == parse_nvidia_smi(CARDS).cpus
 
 
 def test_affinity_tells_sockets_apart():
@@ -153,6 +198,13 @@ WRONG = {
         .replace("GPU2\tNV2\t", "GPU2\t"),
         "row GPU2, column NIC0",
     ),
+    "the last row twice": (QUAD + QUAD.splitlines()[-1], "row GPU3 appears twice"),
+    "cut on the right, to one column": ("\tGPU0\nGPU0\t X\nGPU1\tSY\n", "row GPU1.*no column GPU1"),
+    "cells cut in the middle of the cards'": (
+        CARDS.replace("PIX\tNODE\tSYS\tSYS\tSYS\t", "PIX\tNO"),
+        "row GPU0, column NIC1",
+    ),
+    "what peers can do": (PEERS, "row GPU0 tells what peers can do"),
     "a bond of nothing": (QUAD.replace("NV1\tNV2\tSYS", "NV0\tNV2\tSYS"), "row GPU0, column GPU1.*NV0"),
 }
 
@@ -174,6 +226,27 @@ def test_a_table_cut_anywhere_is_never_misread(end):
     assert table.kinds == QUAD_KINDS
 
 
+@given(st.integers(0, 60))
+@settings(max_examples=60, deadline=None)
+def test_a_table_cut_on_its_right_is_never_misread(width):
+    with contextlib.suppress(TopologyError):
+        assert parse_nvidia_smi("\n".join(line.expandtabs(8)[:width] for line in QUAD.splitlines())).kinds == QUAD_KINDS
+
+
+@given(st.integers(0, 3), st.integers(0, 3), st.sampled_from(["SYS", "PIX", "NV1", "NV12", "N/A", "X", "", "ERR!"]))
+@settings(max_examples=120, deadline=None)
+def test_one_changed_cell_is_an_error_or_a_warning_that_names_it(row, column, cell):
+    lines = [line.split("\t") for line in QUAD.splitlines()]
+    lines[row + 1][column + 1] = cell
+    try:
+        table = parse_nvidia_smi("\n".join(map("\t".join, lines)))
+    except TopologyError as error:
+        assert f"row GPU{row}, column GPU{column}" in str(error) or not cell
+        return
+    named = f"GPU{min(row, column)}–GPU{max(row, column)}"
+    assert table.kinds == QUAD_KINDS or any(warning.startswith(named) for warning in table.warnings)
+
+
 @given(st.text(alphabet="GPU01 XNVSY\t\n|=:-[m", max_size=80))
 @settings(max_examples=300, deadline=None)
 def test_any_text_is_read_or_refused(text):
@@ -189,6 +262,7 @@ def test_an_asymmetric_table_is_a_warning_and_the_slower_reading_counts():
     assert "GPU0–GPU1" in warning and "NV1" in warning and "PHB" in warning
 
 
+FOUR = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
 ODD = {
     "one pair of a switch": (grid(8, "NV12", {(2, 5): "NV11"}), ["GPU2–GPU5 is NV11"]),
     "one GPU of a switch": (
@@ -204,6 +278,25 @@ ODD = {
         ["GPU6–GPU7 is NV3"],
     ),
     "a PCIe link that fits no tree": (grid(4, "PIX", {(0, 3): "SYS"}), ["GPU0–GPU3 is SYS"]),
+    "a PCIe link nearer than its tree": (
+        grid(4, "SYS", {(0, 1): "PHB", (2, 3): "PHB", (0, 2): "PHB"}),
+        ["GPU0–GPU2 is PHB"],
+    ),
+    "groups of different sizes": (grid(7, "SYS", dict.fromkeys([*FOUR, (4, 5), (4, 6), (5, 6)], "PIX")), []),
+    "a link of a smaller group": (
+        grid(7, "SYS", dict.fromkeys([*FOUR, (4, 5), (5, 6)], "PIX")),
+        ["GPU4–GPU6 is SYS"],
+    ),
+    "a link of a larger group": (
+        grid(7, "SYS", dict.fromkeys([*FOUR[1:], (4, 5), (4, 6), (5, 6)], "PIX")),
+        ["GPU0–GPU1 is SYS"],
+    ),
+    "one of two bridges with fewer links": (grid(4, "NODE", {(0, 1): "NV12", (2, 3): "NV8"}), ["GPU2–GPU3 is NV8"]),
+    "a narrow bridge and a missing one": (
+        grid(8, "SYS", {(0, 1): "NV4", (2, 3): "NV4", (4, 5): "NV3"}),
+        ["GPU4–GPU5 is NV3", "GPU6–GPU7 is SYS"],
+    ),
+    "two bridges and a GPU without": (grid(5, "SYS", {(0, 1): "NV4", (2, 3): "NV4"}), []),
     "pairs": (grid(8, "SYS", {(0, 1): "NV4", (2, 3): "NV4", (4, 5): "NV4", (6, 7): "NV4"}), []),
     "two switches of two": (grid(4, "PXB", {(0, 1): "PIX", (2, 3): "PIX"}), []),
 }
@@ -222,6 +315,15 @@ def test_broken_bridges_of_a_real_machine_are_named():
         "GPU4–GPU7 is NV6",
         "GPU5–GPU6 is NV4",
     ]
+
+
+def test_a_bridge_where_others_have_none_is_not_called_broken():
+    (warning,) = parse_nvidia_smi(grid(7, "PXB", {(0, 1): "NV4"})).warnings
+    assert warning.startswith("GPU0–GPU1 is NV4") and "down" not in warning
+
+
+def test_rows_of_a_damaged_table_above_are_mentioned():
+    assert "another table" in parse_nvidia_smi(QUAD[QUAD.index("\n") :] + "\nnode2:\n" + QUAD).warnings[-1]
 
 
 def test_a_second_table_is_mentioned():
