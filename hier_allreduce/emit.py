@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from dataclasses import dataclass
-from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -38,7 +38,6 @@ def emitted_in(graph: Any) -> List[Emitted]:
     return list(_emitted.get(graph, ()))
 
 
-_LARGE = 1 << 20  # bytes
 NARROW = ("float16", "bfloat16")  # dtypes that are added in float32
 
 
@@ -59,6 +58,7 @@ class OnDevices(Ops[Any]):
         self.devices, self.average, self.names = devices, average, names
         self.across = across or Across()
         self.towers = len(devices) * self.across.hosts
+        self._column: Dict[int, Any] = {}
 
     def start(self, value: Any) -> Any:
         """A tower's tensor as the value that is reduced."""
@@ -71,6 +71,34 @@ class OnDevices(Ops[Any]):
     def copy(self, step: Copy, value: Any) -> Any:
         with tf1.device(self.devices[step.dst]):
             return tf.identity(value, name=f"{self.names[step.chunk]}/copy")
+
+    def added(self, chunk: int, values: Sequence[Any], places: Sequence[int]) -> Any:
+        """The sum of ``values``, each of which is on the tower in ``places``, on the first one's.
+
+        Grappler's memory optimizer expands an ``add_n`` of more than two inputs, one of them made on its own device,
+        into one pass over memory for each input, if it knows their shape and finds the device's memory short, as it
+        does on logical CPU devices: twice the time. So the inputs are reshaped to columns of a length that it cannot
+        know, which copies nothing.
+        """
+        name, shape = f"{self.names[chunk]}/sum", values[0].shape
+        known = all(value.shape.is_fully_defined() for value in values)
+        if known and len(values) > 2 and not tf.executing_eagerly():
+            columns = [self._as_column(chunk, value, tower) for value, tower in zip(values, places)]
+            with tf1.device(self.devices[places[0]]):
+                return tf.reshape(tf.add_n(columns, name=name), shape, name=name)
+        with tf1.device(self.devices[places[0]]):
+            # add would broadcast what add_n refuses: shapes that turn out to differ when the step runs
+            total = tf.add(*values, name=name) if known and len(values) == 2 else tf.add_n(values, name=name)
+        total.set_shape(shape.merge_with(total.shape))
+        return total
+
+    def _as_column(self, chunk: int, value: Any, tower: int) -> Any:
+        with tf1.device(self.devices[tower]):
+            if tower not in self._column:
+                # Two dimensions, as one would be found from the number of elements; and no plain constant, as that
+                # would be read. It is one again when the graph has been cut into devices.
+                self._column[tower] = tf1.placeholder_with_default(tf.constant([-1, 1]), [2], "column")
+            return tf.reshape(value, self._column[tower], name=f"{self.names[chunk]}/column")
 
     def mean(self, chunk: int, root: int, total: Any) -> Any:
         """``total`` / the towers of all hosts, on the root: once, before the copies.
@@ -93,48 +121,13 @@ class Dense(OnDevices):
     """Adds tensors of one dtype."""
 
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
-        name = f"{self.names[step.chunk]}/sum"
-        values, shape = [own, *others], own.shape
-        if all(value.shape.is_fully_defined() for value in values):
-            if len(others) == 1 or shape.num_elements() * own.dtype.size < _LARGE or tf.executing_eagerly():
-                with tf1.device(self.devices[step.dst]):
-                    return _add_own_last(own, others, name)
-            values = [self._hidden(value, tower, step.chunk) for value, tower in zip(values, (step.dst, *step.srcs))]
-        with tf1.device(self.devices[step.dst]):
-            # add would broadcast what add_n refuses: shapes that turn out to differ when the step runs
-            total = tf.add_n(values, name=name)
-        total.set_shape(shape.merge_with(total.shape))
-        return total
-
-    def _hidden(self, value: Any, tower: int, chunk: int) -> Any:
-        """``value``, of a shape that Grappler does not know: see :func:`_add_own_last`. Costs no copy."""
-        with tf1.device(self.devices[tower]):
-            name = f"{self.names[chunk]}/hidden"
-            return tf.raw_ops.PlaceholderWithDefault(input=value, shape=None, name=name)
+        return self.added(step.chunk, [own, *others], (step.dst, *step.srcs))
 
     def finish(self, chunk: int, root: int, total: Any) -> Any:
         if self.towers > 1:
             return self.mean(chunk, root, self.everywhere(chunk, root, total))
         with tf1.device(self.devices[root]):  # one tower: its gradient may live elsewhere
             return tf.identity(total, name=f"{self.names[chunk]}/copy")
-
-
-def _add_own_last(own: Any, others: List[Any], name: str) -> Any:
-    """``own`` + the sum of what arrives from other devices.
-
-    Grappler's memory optimizer expands an ``add_n`` of more than two inputs, one of them made on its own device, into
-    one pass over memory for each input, if it knows their shape and finds the device's memory short, as it does on
-    logical CPU devices. So the device's own tensor stays out of the ``add_n``, and the control edge keeps the two
-    additions from being fused into one again. Large tensors hide their shape instead, which saves a pass over memory
-    and takes more ops.
-    """
-    if len(others) == 1:
-        return tf.add(own, others[0], name=name)
-    arrived = tf.add_n(others, name=name)
-    if not tf.executing_eagerly():
-        with tf.control_dependencies([arrived]):
-            own = tf.identity(own, name=name)
-    return tf.add(own, arrived, name=name)
 
 
 class _Part(NamedTuple):
@@ -177,7 +170,7 @@ class Narrow(OnDevices):
             parts = [_Part(tf.cast(part.value, tf.float32, name=name), part.towers) for part in (own, *sent)]
             count = sum(part.towers for part in parts)
             values = [self._weighted(part, count, name) for part in parts]
-            return _Part(tf.add_n(values, name=name), count)
+        return _Part(self.added(step.chunk, values, [step.dst] * len(values)), count)
 
     def _weighted(self, part: _Part, count: int, name: str) -> Any:
         if not self.average or part.towers == count:
