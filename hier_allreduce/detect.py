@@ -12,6 +12,7 @@ from .errors import TopologyError
 from .smi import SELF, Table, parse_nvidia_smi
 from .topology import Topology, flat_host, from_table, subset
 
+_NONE = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES: neither this nor what follows
 _SECONDS = 60  # nvidia-smi on a machine with many GPUs and no persistence daemon takes its time
 
 
@@ -45,7 +46,10 @@ def _by_nvidia_smi() -> Optional[Topology]:
         return None
     machine = from_table(parse_nvidia_smi(names + "\n" + table), "this machine")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return machine if visible is None else subset(machine, visible_devices(visible, names)) if visible else None
+    if visible is None:
+        return machine
+    numbers = visible_devices(visible, names)
+    return subset(machine, numbers) if numbers else None
 
 
 def _run(*arguments: str) -> str:
@@ -62,7 +66,7 @@ def _run(*arguments: str) -> str:
 
 
 def visible_devices(visible: str, names: str) -> List[int]:
-    """CUDA_VISIBLE_DEVICES as GPU numbers: numbers, or UUIDs as ``nvidia-smi -L`` lists them.
+    """CUDA_VISIBLE_DEVICES as GPU numbers: numbers, or UUIDs as ``nvidia-smi -L`` lists them; ``-1`` hides the rest.
 
     Raises:
         TopologyError: an entry that is neither.
@@ -71,6 +75,8 @@ def visible_devices(visible: str, names: str) -> List[int]:
     found = []
     for entry in (part.strip() for part in visible.split(",")):
         matches = [int(number) for number, uuid in uuids.items() if entry and uuid.startswith(entry)]
+        if entry in _NONE:
+            break
         if entry.isdigit():
             found.append(int(entry))
         elif len(matches) == 1:

@@ -69,9 +69,9 @@ GPUS = (
     _Gpu(r"[AH]?A[18]00|A30\b", 22.0, 24, 1400),
     _Gpu(r"H[12]0{1,2}\b|H[128]00|L20Y", 21.0, 48, 2600),
     _Gpu(r"B[123]00", 45.0, 48, 6000),
-    _Gpu(r"RTX A\d000|3090|A40\b", 13.0, 24, 650),
-    _Gpu(r"PRO 6000|50[89]0", 22.0, 48, 1400),
-    _Gpu(r"40[89]0|L40S?|L20\b|L4\b|A10G?\b", 22.0, 24, 650),
+    _Gpu(r"RTX A\d000|30[6-9]0|A40\b", 13.0, 24, 650),
+    _Gpu(r"PRO [456]000|50[6-9]0", 22.0, 48, 1400),
+    _Gpu(r"40[6-9]0|\d000 Ada|L40S?|L20\b|L4\b|A10G?\b|A16\b|A2\b", 22.0, 24, 650),
     _Gpu(r"2080|RTX [68]000|TITAN RTX|T4\b|M60|K80", 22.0, 12, 500),
 )
 
@@ -218,6 +218,12 @@ def _positive(what: str, value: Any) -> float:
     return number
 
 
+def _cpu_list(affinity: str) -> str:
+    """The CPUs in an affinity, without the NUMA nodes of CPU and GPU after them; empty where none are known."""
+    cpus = re.match(r"[\d,-]+", affinity)
+    return cpus.group() if cpus else affinity.replace("N/A", "").strip()
+
+
 class _Machine:
     """A table with its speeds: works out links and what they share."""
 
@@ -225,8 +231,9 @@ class _Machine:
         self.labels, self.kinds, self.speeds = table.labels, table.kinds, speeds
         self.overrides = self._checked(overrides)
         self.domains = {kind: self._near(PCIE[: PCIE.index(kind) + 1]) for kind in _DOMAINS}
-        if len(set(table.cpus)) > 1:
-            self.domains["NODE"] = self._merged(self.domains["NODE"], table.cpus)
+        cpus = [_cpu_list(cpu) for cpu in table.cpus]
+        if len(set(cpus)) > 1:
+            self.domains["NODE"] = self._merged(self.domains["NODE"], cpus)
         self.switched = any(sum(map(nvlinks, row)) > _MOST_NVLINKS for row in self.kinds)
         self.shared: Dict[str, float] = {}
 
@@ -248,7 +255,7 @@ class _Machine:
     def _merged(self, domain: List[int], cpus: Sequence[str]) -> List[int]:
         """Devices beside the same CPUs share a socket, also where only far links join them."""
         pairs = combinations(range(len(cpus)), 2)
-        return self._joined((i, j) for i, j in pairs if cpus[i] == cpus[j] or domain[i] == domain[j])
+        return self._joined((i, j) for i, j in pairs if cpus[i] == cpus[j] != "" or domain[i] == domain[j])
 
     def _joined(self, pairs: Any) -> List[int]:
         root = list(range(len(self.kinds)))

@@ -64,6 +64,23 @@ def test_sockets_are_known_from_the_affinity_where_all_links_are_far():
 
 
 @pytest.mark.parametrize(
+    "cpus, together",
+    [
+        (["0-71 0 2", "0-71 0 10", "72-143 1 18", "72-143 1 26"], True),  # each GPU's memory is a NUMA node of its own
+        (["0-71 0 N/A", "", "72-143 1 N/A", ""], False),
+        (["0-71 0 N/A", "N/A", "72-143 1 N/A", "N/A"], False),
+        (["NUMA 0", "NUMA 0", "NUMA 1", "NUMA 1"], True),
+    ],
+)
+def test_a_socket_is_known_from_its_cpus_alone(cpus, together):
+    labels = tuple(f"GPU{i}" for i in range(4))
+    kinds = tuple(tuple("X" if i == j else "SYS" for j in range(4)) for i in range(4))
+    machine = topology.from_table(topology.Table(labels, kinds, tuple(cpus), "", ()), "test")
+    assert ("socket of GPU0+GPU1 out" in machine.link(0, 2).through) == together
+    assert "socket of GPU1+GPU3 out" not in machine.link(1, 2).through
+
+
+@pytest.mark.parametrize(
     "rows, nvlink",
     [
         (["X NV1 NV1", "NV1 X NV1", "NV1 NV1 X"], 18.4e9),
@@ -89,6 +106,13 @@ def test_the_gpu_is_guessed_from_its_links(rows, nvlink):
         ("NVIDIA L20", 24e9),
         ("NVIDIA GeForce RTX 5090", 48e9),
         ("NVIDIA GeForce RTX 4090", 24e9),
+        ("NVIDIA GeForce RTX 3060", 24e9),
+        ("NVIDIA RTX 6000 Ada Generation", 24e9),
+        ("Quadro RTX 6000", 12e9),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 48e9),
+        ("NVIDIA B200", 48e9),
+        ("NVIDIA GH200 480GB", 48e9),
+        ("Tesla K80", 12e9),
         ("GeForce GTX 1080 Ti", 12e9),
     ],
 )
@@ -201,6 +225,13 @@ def test_this_machine_as_cuda_shows_it(nvidia_smi, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
     with pytest.raises(TopologyError, match="'GPU-a' is neither"):
         detect.this_machine()
+
+
+@pytest.mark.parametrize("visible, left", [("0,-1,1", ("GPU0",)), ("-1", ("CPU0",)), ("NoDevFiles", ("CPU0",))])
+def test_gpus_that_cuda_hides_are_not_of_this_machine(nvidia_smi, monkeypatch, visible, left):
+    monkeypatch.setattr(detect, "_by_tensorflow", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert detect.this_machine().devices == left
 
 
 def test_cpu_devices_are_a_flat_host_and_strange_ones_an_error(nvidia_smi):
