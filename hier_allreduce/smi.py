@@ -35,7 +35,12 @@ _ESCAPES = re.compile(
 _LABELS = re.compile(r"(?:[GC]PU\d+\s*)+")
 _KIND = r"(?i:NV\d+|PIX|PXB|PSB|PHB|NODE|SYS|SOC|HOST|X)"
 _CELL = re.compile(rf"\s*({_KIND})(?![a-z])")
-_NAME = re.compile(r"^\W*GPU (\d+): (.+?)(?: \(UUID.*)?\s*$")
+# nvidia-smi -L, or as collected by others; --query-gpu=index,name; the table of nvidia-smi alone
+_NAMES = (
+    re.compile(r"^\W*GPU [\d,]+: (.+?)(?: \(UUID.*)?\s*$"),
+    re.compile(r"^\W*\d+, ((?:NVIDIA|Tesla|Quadro|GeForce|TITAN)\b[^,]+),"),
+    re.compile(r"^\W*\d+\s+((?:NVIDIA|Tesla|Quadro|GeForce|TITAN)\b.+?)\s+(?:On|Off|N/A)\b"),
+)
 _END = re.compile(r"legend|=", re.I)
 _NEXT_ROW = re.compile(rf"(?=GPU\d+\W+{_KIND}\b|Legend:)")
 _TAGS = re.compile(r"(<(?:br|/p|/tr|/div)\b[^<>\n]*>)|</?\w[^<>\n]*>", re.I)
@@ -50,7 +55,7 @@ _AFFINITY = re.compile(r"\s*(?:[\d,-]+|N/?A?|/?A)(?:\s+(?:[\d,-]+|N/A))*\s*$")
 class Table:
     """What a table says: K labels, K×N kinds (``X`` on the diagonal), K CPU affinities, and what looks odd.
 
-    ``gpu`` is the model's name where ``nvidia-smi -L`` was pasted along, else empty.
+    ``gpu`` is the model's name where a listing of the GPUs (``nvidia-smi -L``) was pasted along, else empty.
     """
 
     labels: Tuple[str, ...]
@@ -372,6 +377,9 @@ def _affinities(labels: Sequence[str], rows: Dict[str, _Row]) -> Tuple[str, ...]
 
 
 def _gpu_name(lines: Sequence[str]) -> str:
-    """The model, where ``nvidia-smi -L`` stands in the same text and all its GPUs are alike."""
-    names = {found.group(2) for found in map(_NAME.match, lines) if found}
-    return names.pop() if len(names) == 1 else ""
+    """The model, where the same text lists the GPUs and all are alike."""
+    for pattern in _NAMES:
+        names = {found.group(1) for found in map(pattern.match, lines) if found}
+        if names:
+            return names.pop() if len(names) == 1 else ""
+    return ""

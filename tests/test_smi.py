@@ -168,6 +168,23 @@ def test_the_gpu_model_is_read_from_a_pasted_listing():
     assert parse_nvidia_smi(listing + QUAD).gpu == "Tesla V100-SXM2-16GB"
 
 
+LISTED = {
+    "collected": "GPU 0,1,2,3: Tesla V100-SXM2-16GB\nGPU 0,1,2,3 Compute Capability: 7.0\n",
+    "queried": "index, name, memory.total [MiB]\n0, Tesla V100-SXM2-16GB, 16160 MiB\n",
+    "nvidia-smi alone": "|   0  Tesla V100-SXM2-16GB           On  | 00000000:06:00.0 Off |                    0 |\n"
+    "| N/A   31C    P0    42W / 300W |      0MiB / 16160MiB |      0%      Default |\n",
+}
+
+
+@pytest.mark.parametrize("listing", LISTED.values(), ids=LISTED)
+def test_the_gpu_model_is_read_from_other_listings(listing):
+    assert parse_nvidia_smi(listing + QUAD).gpu == "Tesla V100-SXM2-16GB"
+
+
+def test_different_models_are_none():
+    assert parse_nvidia_smi("GPU 0: Tesla V100\nGPU 1: Tesla K80\n" + QUAD).gpu == ""
+
+
 def test_sixteen_gpus():
     table = parse_nvidia_smi(grid(16, "NV6"))
     assert (len(table.labels), counted(table.kinds)) == (16, {"NV6": 120})
