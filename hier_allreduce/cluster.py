@@ -163,13 +163,14 @@ class Cluster:
         """
         path = presets.find("clusters", name_or_path, ClusterError)
         values = presets.read_yaml(path, ClusterError)
-        keys = ["hosts", "devices_per_host", "timeout", "start_timeout", "stall_timeout"]
+        keys = ["hosts", "devices_per_host", "timeout", "start_timeout", "stall_timeout", "network"]
         for key in values:
             if key not in keys:
                 raise ClusterError(f"{path}: unknown key {key!r}{presets.nearest(key, keys)}")
         for key in keys[:2]:
             if key not in values:
                 raise ClusterError(f"{path}: {key} is missing")
+        values.pop("network", None)  # `hier-allreduce plan --cluster` predicts with it
         try:
             return cls(task=task, **values)
         except ClusterError as error:

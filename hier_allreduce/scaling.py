@@ -1,33 +1,62 @@
 """What more hosts cost, on paper: the ring that TensorFlow has between hosts, and a tree that it has not.
 
-For C collectives of N bytes together between H hosts, whose links carry B bytes/s and where every hop of every
-collective takes α seconds of its own::
+For C collectives of N bytes together between H hosts, of which each moves B bytes/s in each direction, and where every
+hop of every collective takes α seconds of its own::
 
     ring   C · 2(H-1) · α        +  2(H-1)/H · N/B      each host sends almost 2N bytes, in H parts
     tree   C · 2⌈log₂H⌉ · α      +  2 · N/B             a double binary tree, its pieces overlapping
 
-Hops of different collectives do not overlap in α: it is the time of a host's processor, not of the wire. Sources: the
-ring is Patarasuk and Yuan's (2009), the tree Sanders, Speck and Träff's (2009). ``python -m hier_allreduce.scaling``
-prints the tables of docs/scaling.md.
+Hops of different collectives do not overlap in α: it is the time of a host's processor, not of the wire. The ring's two
+terms are equal for chunks of H·α·B bytes, and for C chunks at H = N/(C·α·B) hosts. Sources: the ring is Patarasuk and
+Yuan's (2009), the tree Sanders, Speck and Träff's (2009).
 """
 
 from __future__ import annotations
 
 import math
-from typing import List, NamedTuple, Optional, Sequence
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Optional
+
+from . import presets
+from .errors import ClusterError
+
+# What TensorFlow's collectives reach, whatever the wire: docs/scaling.md says where both numbers come from.
+HOP = 0.3e-3  # seconds
+ENGINE = 0.8e9  # bytes/s
 
 
 class Network(NamedTuple):
-    """``bytes_per_second`` of one host's link in one direction; ``hop_seconds`` is α."""
+    """What joins the hosts.
 
-    bytes_per_second: float
-    hop_seconds: float
+    Attributes:
+        nic: bytes/s of one network card, in each direction at once.
+        hop: α, seconds of a host's processor for each hop of each collective.
+        nics: network cards of each host.
+        engine: the most bytes/s that the runtime sends, and receives, through all cards of a host.
+        name: what reports call it.
+    """
+
+    nic: float
+    hop: float = HOP
+    nics: int = 1
+    engine: float = ENGINE
+    name: str = "network"
+
+    @property
+    def wire(self) -> float:
+        """Bytes/s that all cards of a host carry in each direction."""
+        return self.nics * self.nic
+
+    @property
+    def bytes_per_second(self) -> float:
+        """B: what the cards carry or the runtime moves, whichever is less."""
+        return min(self.wire, self.engine)
 
 
 def ring_seconds(hosts: int, size: float, collectives: int, network: Network) -> float:
     """``collectives`` ring all-reduces of ``size`` bytes together; 0 for one host."""
     hops = 2 * (hosts - 1)
-    return collectives * hops * network.hop_seconds + hops / hosts * size / network.bytes_per_second
+    return collectives * hops * network.hop + hops / hosts * size / network.bytes_per_second
 
 
 def tree_seconds(hosts: int, size: float, collectives: int, network: Network) -> float:
@@ -35,7 +64,7 @@ def tree_seconds(hosts: int, size: float, collectives: int, network: Network) ->
     if hosts == 1:
         return 0.0
     hops = 2 * math.ceil(math.log2(hosts))
-    return collectives * hops * network.hop_seconds + 2 * size / network.bytes_per_second
+    return collectives * hops * network.hop + 2 * size / network.bytes_per_second
 
 
 def tree_pays_from(size: float, collectives: int, network: Network, at_most: int = 4096) -> Optional[int]:
@@ -49,44 +78,45 @@ def tree_pays_from(size: float, collectives: int, network: Network, at_most: int
     return first if first <= at_most else None
 
 
-def efficiency(step_seconds: float, network_seconds: float) -> float:
-    """How much of H times one host's speed is left, if nothing overlaps with the step."""
-    return step_seconds / (step_seconds + network_seconds)
+def balanced_chunk(hosts: int, network: Network) -> float:
+    """Bytes of a chunk that spends as long on the ring's hops as on its bytes: H·α·B. Smaller ones mostly wait."""
+    return hosts * network.hop * network.bytes_per_second
 
 
-# ---- the tables of docs/scaling.md ---------------------------------------------------------------------
-
-HOSTS = (2, 4, 8, 16, 32, 64, 128)
-HOP = 0.3e-3  # seconds: a collective between two processes of one machine takes 0.6 ms, and that is two hops
-NETWORKS = {"10 Gbit/s": Network(1.25e9, HOP), "100 Gbit/s": Network(12.5e9, HOP)}
-MODELS = {"ResNet-50": (102.2e6, 0.300), "BERT-large": (1340e6, 1.000)}  # bytes of gradients, assumed seconds a step
-BUCKET = 10 << 20
+def latency_overtakes(size: float, collectives: int, network: Network) -> float:
+    """The number of hosts at which the ring spends as long on hops as on bytes: N/(C·α·B)."""
+    return size / (collectives * balanced_chunk(1, network)) if network.hop else math.inf
 
 
-def table(hosts: Sequence[int] = HOSTS) -> str:
-    """For each model and network: seconds between hosts, the efficiency, and from where on a tree would pay."""
-    lines: List[str] = []
-    for model, (size, step) in MODELS.items():
-        for collectives in (math.ceil(size / BUCKET), 1):
-            for name, network in NETWORKS.items():
-                pays = tree_pays_from(size, collectives, network)
-                lines += [
-                    f"{model}, {size / 1e6:.0f} MB in {collectives} collectives, {name}; a tree pays from {pays} hosts",
-                    _row("hosts", hosts),
-                    _row("ring, ms", [f"{1e3 * ring_seconds(h, size, collectives, network):.0f}" for h in hosts]),
-                    _row("tree, ms", [f"{1e3 * tree_seconds(h, size, collectives, network):.0f}" for h in hosts]),
-                    _row(
-                        f"of a {step:g} s step",
-                        [f"{efficiency(step, ring_seconds(h, size, collectives, network)):.0%}" for h in hosts],
-                    ),
-                    "",
-                ]
-    return "\n".join(lines)
+# ---- networks by name --------------------------------------------------------------------------------
 
 
-def _row(head: str, cells: Sequence[object]) -> str:
-    return f"{head:16}" + "".join(f"{cell!s:>8}" for cell in cells)
+def load(name_or_path: str) -> Network:
+    """A network of ``configs/networks`` by name, or from a YAML file: the keys are the fields of :class:`Network`.
+
+    Raises:
+        ClusterError: neither preset nor file, a key that is unknown or missing, or a value that is no positive number.
+    """
+    path = presets.find("networks", name_or_path, ClusterError)
+    values = presets.read_yaml(path, ClusterError)
+    keys = list(Network._fields)
+    for key in values:
+        if key not in keys:
+            raise ClusterError(f"{path}: {key!r} is unknown{presets.nearest(str(key), keys)}")
+    if "nic" not in values:
+        raise ClusterError(f"{path}: nic is missing: the bytes/s of one network card, such as 1.25e9")
+    given = {"name": path.stem, **values}
+    return Network(**{key: _checked(path, key, given) for key in given})
 
 
-if __name__ == "__main__":
-    print(table())
+def _checked(path: Path, key: str, values: Mapping[str, Any]) -> Any:
+    if key == "name":
+        return str(values[key])
+    expected = "a whole number of 1 or more" if key == "nics" else "a positive number of bytes/s or seconds"
+    try:
+        number = float(values[key])  # YAML reads 1e9 as text
+    except (TypeError, ValueError):
+        number = -1.0
+    if isinstance(values[key], bool) or not 0 < number < math.inf or (key == "nics" and number != int(number)):
+        raise ClusterError(f"{path}: {key}: expected {expected}, not {values[key]!r}")
+    return int(number) if key == "nics" else number

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from hier_allreduce import calibration, cli, report
+from hier_allreduce import calibration, cli, hosts, pictures, scaling
 from hier_allreduce.commands.plan import read_bytes
 from hier_allreduce.plan import Copy, Plan, Reduce, verify
-from hier_allreduce.planner import choose
+from hier_allreduce.planner import choose, timing
 from hier_allreduce.topology import load
 
 DOC = Path(__file__).parents[1] / "docs" / "calibration.md"
@@ -154,6 +154,182 @@ def test_bytes_that_are_none_are_refused(run, text):
         run("plan", "dgx-1v", f"--bytes={text}")
 
 
+# ---- several hosts -----------------------------------------------------------------------------------
+
+MORE_KEYS = [
+    "hosts",
+    "network",
+    "crossings",
+    "host_seconds",
+    "network_seconds",
+    "host_bound_seconds",
+    "network_bound_seconds",
+    "flat_ring_seconds",
+    "planned_alone_seconds",
+    "balanced_chunk_bytes",
+    "latency_overtakes_hosts",
+    "tree_pays_from_hosts",
+    "scaling",
+]
+
+
+@pytest.mark.parametrize("machine", ["dgx-1v", "h100-nvl-4"])
+def test_json_of_several_hosts_adds_how_chunks_cross(run, machine):
+    _, alone, _ = run("plan", machine, "--json")
+    status, out, err = run("plan", machine, "--json", "--hosts", "6", "--network", "ib-edr-4")
+    printed = json.loads(out)
+    assert (status, err) == (0, "")
+    assert list(printed) == [*json.loads(alone), *MORE_KEYS]
+    plan = verify(rebuilt(printed))
+    assert printed["devices"] == len(load(machine)) == plan.devices
+    assert [crossing["device"] for crossing in printed["crossings"]] == list(plan.roots)
+    assert [crossing["chunk"] for crossing in printed["crossings"]] == list(range(plan.chunks))
+    assert {crossing["nic"] for crossing in printed["crossings"]} <= set(range(4))
+    assert (printed["hosts"], printed["network"]["nics"], printed["network"]["nic"]) == (6, 4, 12.5e9)
+    assert printed["lower_bound_seconds"] <= printed["predicted_seconds"] <= min(printed["baselines"].values())
+    assert printed["predicted_seconds"] <= min(printed["planned_alone_seconds"], printed["flat_ring_seconds"])
+    assert printed["network_seconds"] + printed["host_seconds"] >= printed["predicted_seconds"]
+    rows = {row["hosts"]: row for row in printed["scaling"]}
+    assert list(rows) == [1, 2, 4, 6, 8, 16, 32, 64, 128]
+    assert rows[6]["predicted_seconds"] == printed["predicted_seconds"]
+    assert rows[1]["predicted_seconds"] == json.loads(alone)["predicted_seconds"]
+
+
+def test_one_host_is_predicted_as_without_a_network(run):
+    alone = json.loads(run("plan", "dgx-1v", "--json")[1])
+    printed = json.loads(run("plan", "dgx-1v", "--json", "--hosts", "1", "--network", "10gbe")[1])
+    assert {key: printed[key] for key in alone} == alone
+    assert "of what this machine can do" in run("plan", "dgx-1v", "--hosts", "1", "--network", "10gbe")[1]
+
+
+def test_a_plan_of_several_hosts_for_people(run):
+    status, out, _ = run("plan", "dgx-1v", "--hosts", "4", "--network", "10gbe", "--steps")
+    assert status == 0
+    assert out.startswith("4 hosts × 8 devices = 32, joined by 10 Gbit/s Ethernet\n")
+    assert re.search(r"lower bound +120 ms +inside a host 3\.84 ms, cards 120 ms", out)
+    assert re.search(r"of what these hosts can do", out)
+    assert re.search(r"between hosts +\d+ ms +\d+ hops of 300 µs, 150 MB at 0\.8 GB/s", out)
+    assert re.search(r"as one host alone would: \w+, \d+ chunks +\d+ ms +1\.\d\dx", out)
+    assert re.search(r"TensorFlow alone: one ring over all devices +261 ms +1\.\d\dx", out)
+    assert "A chunk of 960 kB spends as long on hops as on bytes." in out
+    assert re.search(r"^ *128 +1024 +1 ", out, re.M)
+    assert "c0  " in out
+
+
+def test_topo_shows_hosts_cards_and_what_they_can_do(run):
+    _, alone, _ = run("topo", "dgx-1v")
+    status, out, _ = run("topo", "dgx-1v", "--hosts", "4", "--network", "ib-edr-4")
+    assert status == 0 and out.startswith(alone)
+    assert "4 hosts × 8 devices = 32, joined by 4 x InfiniBand EDR" in out
+    assert re.search(r"NIC3 +12\.5 +GPU6, GPU7\n", out) and "NIC4" not in out
+    assert re.search(r"by the cards +33\.33\n", out) and re.search(r"by TensorFlow, hops aside +0\.5333\n", out)
+    _, more, _ = run("topo", "dgx-1v", "--hosts", "4", "--network", "ib-edr-4", "--nics", "8")
+    assert re.search(r"NIC7 +12\.5 +GPU7\n", more) and re.search(r"by the cards +66\.67\n", more)
+
+
+def test_a_clusters_file_says_how_many_hosts_devices_and_what_joins_them(run, tmp_path):
+    _, out, _ = run("plan", "dgx-1v", "--cluster", "example-4x8")
+    assert out == run("plan", "dgx-1v", "--hosts", "4", "--network", "25gbe")[1]
+    path = tmp_path / "mine.yaml"
+    path.write_text("hosts: ['10.0.0.1:2222', '10.0.0.2:2222']\ndevices_per_host: 3\nnetwork: ib-hdr\n")
+    _, out, _ = run("topo", "dgx-1v", "--cluster", str(path))
+    assert (
+        "2 hosts × 3 devices = 6, joined by InfiniBand HDR" in out and "NIC0             25  GPU0, GPU1, GPU2\n" in out
+    )
+    _, out, _ = run("topo", "dgx-1v", "--cluster", str(path), "--network", "10gbe")
+    assert "joined by 10 Gbit/s Ethernet" in out
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--hosts", "2"], "what joins the 2 hosts? Give --network: a YAML file, or one of 100gbe"),
+        (["--hosts", "2", "--network", "10gb"], "did you mean '10gbe'"),
+        (["--network", "10gbe"], "give --hosts or --cluster too"),
+        (["--nics", "2"], "give --hosts or --cluster too"),
+        (["--cluster", "loopback-2x4"], "Give --network, or network: in loopback-2x4"),
+        (["--cluster", "example-4x"], "did you mean 'example-4x8'"),
+        (["--cluster", "hosts: 3"], "expected hosts: [ADDRESS, …] and devices_per_host: NUMBER"),
+        (["--cluster", "hosts: [a]\ndevices_per_host: 9"], "devices_per_host is 9, and DGX-1V (8x V100) has 8"),
+        (["--hosts", "2", "--network", "10gbe", "--picture", "nowhere/at/all.png"], "cannot be written"),
+    ],
+)
+def test_wrong_hosts_and_networks_are_named_in_one_line(run, tmp_path, arguments, message):
+    if ":" in arguments[1]:
+        path = tmp_path / "cluster.yaml"
+        path.write_text(arguments[1])
+        arguments = [arguments[0], str(path)]
+    for command in ("plan", "topo"):
+        status, _, err = run(command, "dgx-1v", *arguments)
+        assert status == 2 and message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--hosts", "0"], ["--hosts", "two"], ["--nics", "-1"]])
+def test_numbers_of_hosts_and_cards_that_are_none_are_refused(run, arguments):
+    with pytest.raises(SystemExit):
+        run("plan", "dgx-1v", *arguments)
+
+
+@pytest.mark.parametrize("hosts, nics", [("2", "1"), ("5", "9")])
+def test_pictures_of_several_hosts_are_drawn(run, tmp_path, hosts, nics):
+    for command in ("topo", "plan"):
+        path = tmp_path / f"{command}.png"
+        how = ["--hosts", hosts, "--network", "ib-hdr", "--nics", nics, "--picture", str(path)]
+        assert run(command, "p3.8xlarge", *how)[0] == 0
+        assert min(struct.unpack(">II", path.read_bytes()[16:24])) > 1000
+
+
+def test_the_timeline_has_a_lane_for_each_card_and_a_bar_for_each_crossing():
+    pyplot = pictures._pyplot()
+    machine = load("dgx-1v")
+    alone = choose(machine, 10**7)
+    choice = hosts.choose(machine, 10**7, 4, scaling.load("ib-edr-4"))
+    bars = {}
+    for name, shown, seen in (("one", alone, timing(alone, machine)), ("four", choice, choice.run)):
+        figure, axes = pyplot.subplots()
+        pictures._timeline(axes, machine, seen, shown)
+        bars[name] = len(axes.patches) - len(seen.spans)
+        labels = [label.get_text() for label in axes.get_yticklabels()]
+        pyplot.close(figure)
+    assert bars == {"one": 0, "four": choice.collectives}
+    assert labels[-4:] == ["NIC0", "NIC1", "NIC2", "NIC3"]
+
+
+SCALING = DOC.with_name("scaling.md")
+
+
+def rows(text):
+    """Of a table of times by hosts: {hosts: [predicted, lower bound, TensorFlow alone]}, in seconds."""
+    units = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+    found = {}
+    for number, line in re.findall(r"^ *(\d+) +\d+ +\d+ +(.*s)$", text, re.M):
+        predicted, _, _, bound, alone = (float(n) * units[u] for n, u in re.findall(r"([\d.]+) (s|ms|µs)\b", line))
+        found[int(number)] = [predicted, bound, alone]
+    return found
+
+
+def documented():
+    """The commands of docs/scaling.md that print such a table, each with the text below it."""
+    blocks = re.findall(r"^    \$ hier-allreduce (.*)\n((?:    .*\n|\n)+)", SCALING.read_text(encoding="utf-8"), re.M)
+    return [pytest.param(command.split(), text, id=command) for command, text in blocks]
+
+
+@pytest.mark.parametrize("arguments, text", documented())
+def test_the_documented_times_are_what_the_command_prints(run, tmp_path, monkeypatch, arguments, text):
+    """Within a twentieth, so that a slightly better plan inside a host needs no new page."""
+    network = re.search(r"^nic: [^#\n]*\n(?:\w+: .*\n)*", SCALING.read_text(encoding="utf-8"), re.M)
+    (tmp_path / "filled.yaml").write_text(network.group())
+    monkeypatch.chdir(tmp_path)
+    printed, written = rows(run(*arguments)[1]), rows(text)
+    assert list(printed) == list(written) == list(hosts.HOSTS)
+    for number in written:
+        assert written[number] == pytest.approx(printed[number], rel=0.05)
+
+
+def test_the_page_has_such_tables():
+    assert len(documented()) == 3
+
+
 @pytest.mark.parametrize("machine", ["dgx-1v", "pcie-sockets", "dgx-2"])
 def test_pictures_are_drawn(run, tmp_path, machine):
     for command in ("topo", "plan"):
@@ -165,11 +341,11 @@ def test_pictures_are_drawn(run, tmp_path, machine):
 
 
 def test_the_timeline_has_a_bar_for_every_copy_and_sum(monkeypatch):
-    pyplot = report._pyplot()
+    pyplot = pictures._pyplot()
     machine = load("dgx-1v")
     choice = choose(machine, 10**7)
     figure, axes = pyplot.subplots()
-    report._timeline(axes, machine, report.timing(choice, machine), choice)
+    pictures._timeline(axes, machine, timing(choice, machine), choice)
     plan = choice.recipe.plan()
     sums = sum(isinstance(step, Reduce) for step in plan.steps)
     assert len(axes.patches) == sum(plan.transfers().values()) + sums

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
-from .. import planner, report
+from .. import hosts, pictures, planner, report, scaling
 from ..plan import Reduce, Step, verify
 from ..topology import Topology
-from .topo import add_topology, read_topology
+from .topo import Hosts, add_hosts, add_topology, read_hosts, read_topology
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
 
@@ -27,6 +27,7 @@ def read_bytes(text: str) -> int:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_topology(parser)
+    add_hosts(parser)
     parser.add_argument("--bytes", type=read_bytes, default="100MB", metavar="SIZE", help="the bucket (default 100MB)")
     parser.add_argument("--algorithm", metavar="NAME", help=f"one of: {', '.join(planner.ALGORITHMS)}")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
@@ -36,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     machine = read_topology(args.topology, args.calibration)
+    several = read_hosts(args, machine)
+    if several:
+        return _main_hosts(args, several)
     choice = planner.choose(machine, args.bytes, args.algorithm)
     verify(choice.recipe.plan())
     if args.json:
@@ -43,7 +47,21 @@ def main(args: argparse.Namespace) -> int:
     else:
         print(report.describe_choice(choice, machine, args.steps))
     if args.picture:
-        report.draw_plan(choice, machine, args.picture)
+        pictures.draw_plan(choice, machine, args.picture)
+    return 0
+
+
+def _main_hosts(args: argparse.Namespace, several: Hosts) -> int:
+    machine, number, network = several
+    choice = hosts.choose(machine, args.bytes, number, network, args.algorithm)
+    verify(choice.recipe.plan())
+    scaled = hosts.scaled(machine, args.bytes, number, network, args.algorithm)
+    if args.json:
+        print(json.dumps({**as_json(choice, machine), **hosts_as_json(choice, scaled)}))
+    else:
+        print(report.describe_hosts_choice(choice, machine, scaled, args.steps))
+    if args.picture:
+        pictures.draw_hosts_plan(choice, machine, scaled, args.picture)
     return 0
 
 
@@ -59,6 +77,41 @@ def as_json(choice: planner.Choice, machine: Topology) -> Dict[str, Any]:
         "lower_bound_seconds": choice.bound,
         "baselines": choice.baselines,
         "warnings": list(machine.warnings),
+    }
+
+
+def hosts_as_json(choice: hosts.HostsChoice, scaled: Sequence[hosts.HostsChoice]) -> Dict[str, Any]:
+    """What several hosts add to the object, beside times that are now those of all hosts: bytes, seconds, bytes/s.
+
+    ``crossings`` has for each chunk the device and the network card of each host by which it crosses, after the chunk's
+    last ``reduce`` and before its first ``copy``.
+    """
+    crossings = sorted(choice.run.crossings)
+    return {
+        "hosts": choice.hosts,
+        "network": dict(choice.network._asdict()),
+        "crossings": [
+            {"chunk": crossing.chunk, "device": crossing.device, "nic": crossing.nic} for crossing in crossings
+        ],
+        "host_seconds": choice.inside,
+        "network_seconds": choice.across,
+        "host_bound_seconds": choice.host_bound,
+        "network_bound_seconds": choice.wire_bound,
+        "flat_ring_seconds": choice.flat_ring,
+        "planned_alone_seconds": choice.alone_seconds,
+        "balanced_chunk_bytes": scaling.balanced_chunk(choice.hosts, choice.network),
+        "latency_overtakes_hosts": scaling.latency_overtakes(choice.size, choice.collectives, choice.network),
+        "tree_pays_from_hosts": scaling.tree_pays_from(choice.size, choice.collectives, choice.network),
+        "scaling": [
+            {
+                "hosts": row.hosts,
+                "chunks": row.collectives,
+                "predicted_seconds": row.seconds,
+                "lower_bound_seconds": row.bound,
+                "flat_ring_seconds": row.flat_ring,
+            }
+            for row in scaled
+        ],
     }
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Optional
+from typing import NamedTuple, Optional, Tuple
 
-from .. import calibration, detect, report, topology
+from .. import calibration, detect, pictures, presets, report, scaling, topology
+from ..errors import ClusterError
 
 
 def add_topology(parser: argparse.ArgumentParser, optional: bool = False) -> None:
@@ -36,9 +37,76 @@ def read_topology(name: Optional[str], calibration_file: Optional[str]) -> topol
     return topology.load(name, calibration_file)
 
 
+class Hosts(NamedTuple):
+    """How many machines there are, each as ``topology`` says, and what joins them."""
+
+    topology: topology.Topology
+    number: int
+    network: scaling.Network
+
+
+def add_hosts(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say how many of a machine there are."""
+    many = parser.add_mutually_exclusive_group()
+    many.add_argument("--hosts", type=count, metavar="H", help="so many of this machine, joined by --network")
+    many.add_argument(
+        "--cluster", metavar="NAME|FILE", help="hosts, devices and network of a YAML file for Cluster.load"
+    )
+    parser.add_argument(
+        "--network",
+        metavar="NAME|FILE",
+        help=f"what joins the hosts: a YAML file, or one of {', '.join(presets.names('networks'))}",
+    )
+    parser.add_argument("--nics", type=count, metavar="N", help="network cards of each host, instead of the network's")
+
+
+def count(text: str) -> int:
+    """A number of hosts or network cards."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of 1 or more")
+    return number
+
+
+def read_hosts(args: argparse.Namespace, machine: topology.Topology) -> Optional[Hosts]:
+    """The hosts that the arguments name; None without ``--hosts`` and ``--cluster``.
+
+    Raises:
+        ClusterError: no network, one that is unknown, or a cluster that does not fit the machine.
+    """
+    hosts, network = args.hosts, args.network and scaling.load(args.network)
+    if args.cluster:
+        machine, hosts, found = _read_cluster(args.cluster, machine)
+        network = network or found
+    if hosts is None:
+        if network or args.nics:
+            raise ClusterError("--network and --nics are for several hosts: give --hosts or --cluster too")
+        return None
+    if not network:
+        where = f"--network, or network: in {args.cluster}" if args.cluster else "--network"
+        known = ", ".join(presets.names("networks"))
+        raise ClusterError(f"what joins the {hosts} hosts? Give {where}: a YAML file, or one of {known}")
+    return Hosts(machine, hosts, network._replace(nics=args.nics or network.nics))
+
+
+def _read_cluster(name: str, machine: topology.Topology) -> Tuple[topology.Topology, int, Optional[scaling.Network]]:
+    """As many devices of the machine as a cluster has on each host, the number of its hosts, and its network."""
+    values = presets.read_yaml(presets.find("clusters", name, ClusterError), ClusterError)
+    hosts, devices, network = (values.get(key) for key in ("hosts", "devices_per_host", "network"))
+    if not isinstance(hosts, list) or not hosts or not isinstance(devices, int) or devices < 1:
+        raise ClusterError(f"{name}: expected hosts: [ADDRESS, …] and devices_per_host: NUMBER")
+    if devices > len(machine):
+        raise ClusterError(f"{name}: devices_per_host is {devices}, and {machine.name} has {len(machine)}")
+    return topology.subset(machine, range(devices)), len(hosts), scaling.load(str(network)) if network else None
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add_topology(parser, optional=True)
+    add_hosts(parser)
     parser.add_argument("--yaml", action="store_true", help="print the machine as a YAML file instead")
     parser.add_argument("--anchors", action="store_true", help="print predicted beside published times, and exit")
 
@@ -49,7 +117,13 @@ def main(args: argparse.Namespace) -> int:
         print(calibration.markdown())
         return 0
     machine = read_topology(args.topology, args.calibration)
+    hosts = read_hosts(args, machine)
+    machine = hosts.topology if hosts else machine
     print(machine.to_yaml() if args.yaml else report.describe(machine))
-    if args.picture:
-        report.draw_topology(machine, args.picture)
+    if hosts and not args.yaml:
+        print(f"\n{report.describe_hosts(*hosts)}")
+    if args.picture and hosts:
+        pictures.draw_hosts(*hosts, args.picture)
+    elif args.picture:
+        pictures.draw_topology(machine, args.picture)
     return 0

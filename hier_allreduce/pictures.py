@@ -1,0 +1,352 @@
+"""Topologies, plans and timelines as pictures, drawn by matplotlib without a display."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any, List, Sequence, Tuple
+
+from .errors import TopologyError
+from .hosts import HostsChoice, nic_of
+from .planner import Choice, timing
+from .report import amount, duration, hosts_line, sums_by_chunk
+from .scaling import Network
+from .smi import nvlinks
+from .topology import GB, Topology
+from .trees import pack, ring
+
+_INK, _PALE = "#22262b", "#d9dde2"
+_NEAR_COLORS = {"PIX": "#3d4752", "PXB": "#5f6c7a", "PHB": "#7d8a98", "NODE": "#98a4b0", "SYS": "#a9b3bd"}
+_CYCLE = ("#1b6ca8", "#d1495b", "#2a9d5c", "#e08e0b", "#6a4c93", "#0f8b8d", "#a44a3f", "#5c677d")
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise TopologyError("pictures need matplotlib: pip install matplotlib") from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(figure: Any, path: str) -> None:
+    try:
+        figure.savefig(path, dpi=130, facecolor="white")
+    except (OSError, ValueError) as cause:
+        raise TopologyError(f"the picture cannot be written to {path!r}: {cause}") from None
+    finally:
+        _pyplot().close(figure)
+
+
+def draw_topology(topology: Topology, path: str) -> None:
+    """A drawing of devices and links in a file (PNG, PDF, SVG by its ending).
+
+    Raises:
+        TopologyError: matplotlib is missing, or the file cannot be written.
+    """
+    figure, axes = _pyplot().subplots(figsize=(7.2, 6.4))
+    _links(axes, topology)
+    _save(figure, path)
+
+
+def draw_hosts(topology: Topology, hosts: int, network: Network, path: str) -> None:
+    """The same, and below it the hosts with their devices, network cards and the network.
+
+    Raises:
+        TopologyError: matplotlib is missing, or the file cannot be written.
+    """
+    figure, (above, below) = _pyplot().subplots(2, 1, figsize=(9.5, 10.5), gridspec_kw={"height_ratios": (1.75, 1)})
+    _links(above, topology)
+    _hosts(below, topology, hosts, network)
+    _save(figure, path)
+
+
+def _links(axes: Any, topology: Topology) -> None:
+    _machine(axes, topology)
+    axes.set_title(f"{topology.name}\n{_bound_line(topology)}", fontsize=11, color=_INK)
+    _kinds_legend(axes, topology)
+
+
+def _bound_line(topology: Topology) -> str:
+    if len(topology) == 1:
+        return "one device: nothing to reduce"
+    return f"at most {pack(topology).bound / GB:.3g} GB/s of gradients all-reduced under TensorFlow's rule"
+
+
+def draw_plan(choice: Choice, topology: Topology, path: str) -> None:
+    """A plan's trees on the machine's links, the bytes on each link, and the timeline, in a file.
+
+    Raises:
+        TopologyError: matplotlib is missing, or the file cannot be written.
+    """
+    figure = _pyplot().figure(figsize=(13, 10))
+    grid = figure.add_gridspec(2, 1, height_ratios=(2, 1.7), hspace=0.2)
+    _plan(figure, grid, choice, topology, timing(choice, topology), "this machine", 0.955)
+    _save(figure, path)
+
+
+def draw_hosts_plan(choice: HostsChoice, topology: Topology, scaled: Sequence[HostsChoice], path: str) -> None:
+    """The same for several hosts, with a lane for each network card, the hosts, and what more of them cost.
+
+    Raises:
+        TopologyError: matplotlib is missing, or the file cannot be written.
+    """
+    figure = _pyplot().figure(figsize=(13, 15))
+    grid = figure.add_gridspec(3, 1, height_ratios=(2, 1.9, 1.5), hspace=0.22)
+    _plan(figure, grid, choice, topology, choice.run, f"{choice.hosts} hosts", 0.925)
+    last = grid[2].subgridspec(1, 2, width_ratios=(1.25, 1), wspace=0.12)
+    _hosts(figure.add_subplot(last[0]), topology, choice.hosts, choice.network)
+    _scaling_curves(figure.add_subplot(last[1]), scaled)
+    _save(figure, path)
+
+
+def _plan(figure: Any, grid: Any, choice: Choice, topology: Topology, run: Any, machines: str, top: float) -> None:
+    """The first two rows of a plan's picture, and its title."""
+    found = Counter(sums_by_chunk(choice.recipe.plan()).values())
+    shown = list(found)[:8]
+    columns = max(4, math.ceil(len(shown) / 2) + 2)
+    upper = grid[0].subgridspec(2, columns, hspace=0.28, wspace=0.12)
+    axes = figure.add_subplot(upper[:, :2])
+    _machine(axes, topology, run.link_bytes)
+    axes.set_title("bytes on each link (width)", fontsize=9, color=_INK)
+    for number, way in enumerate(shown):
+        _way(figure.add_subplot(upper[number // (columns - 2), 2 + number % (columns - 2)]), topology, way, number)
+    _timeline(figure.add_subplot(grid[1]), topology, run, choice)
+    more = f" (8 of {len(found)} ways shown)" if len(found) > 8 else ""
+    figure.suptitle(
+        f"{topology.name}, {amount(choice.size)}: {choice.recipe.algorithm}, {duration(choice.seconds)} predicted, "
+        f"{choice.share_of_bound:.0%} of what {machines} can do{more}",
+        fontsize=13,
+        color=_INK,
+        y=top,
+    )
+
+
+def _places(topology: Topology) -> List[Tuple[float, float]]:
+    """Devices on a circle in the order of the ring, so that near ones stand side by side."""
+    order = {device: place for place, device in enumerate(ring(topology))} if len(topology) > 1 else {0: 0}
+    angles = [math.pi / 2 - 2 * math.pi * order[d] / len(topology) for d in range(len(topology))]
+    return [(math.cos(angle), math.sin(angle)) for angle in angles]
+
+
+def _machine(axes: Any, topology: Topology, link_bytes: Any = None) -> None:
+    places = _places(topology)
+    most = max(link_bytes.values(), default=0) if link_bytes else 0
+    thickest = min(6.0, 60 / max(1, len(link_bytes or ())))
+    pairs = [(i, j) for i in range(len(topology)) for j in range(i)]
+    for i, j in sorted(pairs, key=lambda pair: nvlinks(topology.kinds[pair[0]][pair[1]])):
+        kind = topology.kinds[i][j]
+        color, width = _kind_style(kind)
+        if link_bytes is not None:
+            carried = max(link_bytes.get((i, j), 0), link_bytes.get((j, i), 0))
+            color, width = (_INK, 0.3 + thickest * carried / most) if carried else (_PALE, 0.6)
+        (x0, y0), (x1, y1) = places[i], places[j]
+        dashes = ":" if kind == "SYS" and link_bytes is None else "-"
+        axes.plot((x0, x1), (y0, y1), dashes, color=color, linewidth=width, zorder=1, solid_capstyle="round")
+        if nvlinks(kind) and link_bytes is None and len(pairs) <= 28 and len(set(topology.kinds[0])) > 2:
+            axes.text(
+                x0 + 0.34 * (x1 - x0),
+                y0 + 0.34 * (y1 - y0),
+                kind,
+                fontsize=7,
+                color=color,
+                ha="center",
+                va="center",
+                bbox={"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none"},
+            )
+    _devices(axes, topology, places, size=620 if len(topology) <= 8 else 330)
+
+
+def _devices(axes: Any, topology: Topology, places: Any, size: float, root: int = -1, color: str = _INK) -> None:
+    for device, (x, y) in enumerate(places):
+        face = color if device == root else "white"
+        axes.scatter([x], [y], s=size, facecolor=face, edgecolor=color, linewidth=1.4, zorder=3)
+        text = "white" if device == root else _INK
+        axes.text(x, y, str(device), ha="center", va="center", fontsize=9 if size > 200 else 7, color=text, zorder=4)
+    axes.set_xlim(-1.22, 1.22)
+    axes.set_ylim(-1.22, 1.22)
+    axes.set_aspect("equal")
+    axes.axis("off")
+
+
+def _kind_style(kind: str) -> Tuple[str, float]:
+    if nvlinks(kind):
+        return _CYCLE[min(nvlinks(kind), 8) - 1], 1.2 + 1.1 * min(nvlinks(kind), 4)
+    return _NEAR_COLORS.get(kind, _PALE), 1.0
+
+
+def _kinds_legend(axes: Any, topology: Topology) -> None:
+    speeds = {link.kind: link.bandwidth for link in topology.links}
+    for kind in sorted(speeds, key=lambda kind: -speeds[kind]):
+        color, width = _kind_style(kind)
+        axes.plot(
+            [],
+            [],
+            ":" if kind == "SYS" else "-",
+            color=color,
+            linewidth=width,
+            label=f"{kind}  {speeds[kind] / GB:.4g} GB/s each way",
+        )
+    if speeds:
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, -0.08), ncol=3, frameon=False, fontsize=8)
+
+
+def _way(axes: Any, topology: Topology, way: Any, number: int) -> None:
+    """One chunk's reductions as arrows towards its root."""
+    places = _places(topology)
+    color = _CYCLE[number % len(_CYCLE)]
+    head = "-|>" if len(topology) <= 8 else "->,head_length=0.15,head_width=0.1"
+    for srcs, dst in way:
+        for src in srcs:
+            axes.annotate(
+                "",
+                xy=places[dst],
+                xytext=places[src],
+                arrowprops={"arrowstyle": head, "color": color, "shrinkA": 7, "shrinkB": 8, "linewidth": 1.2},
+            )
+    root = way[-1][1] if way else 0
+    _devices(axes, topology, places, size=120 if len(topology) <= 8 else 70, root=root, color=color)
+    if len(topology) > 1:
+        axes.set_title(f"way {number + 1}: sums on {root}", fontsize=8, color=_INK, pad=1)
+
+
+def _timeline(axes: Any, topology: Topology, run: Any, choice: Choice) -> None:
+    """A lane for each device: outgoing copies above, reductions below, coloured by the chunk's way."""
+    plan = choice.recipe.plan()
+    ways_of = sums_by_chunk(plan)
+    color = {way: _CYCLE[number % len(_CYCLE)] for number, way in enumerate(dict.fromkeys(ways_of.values()))}
+    unit, name = (1e3, "ms") if choice.seconds >= 1e-3 else (1e6, "µs")
+    edge = 0.3 if len(run.spans) < 1500 else 0.0
+    for step, device, dst, start, end in run.spans:
+        copy = dst != device
+        axes.barh(
+            device + (-0.17 if copy else 0.29),
+            (end - start) * unit,
+            left=start * unit,
+            height=0.52 if copy else 0.2,
+            color=color[ways_of[plan.steps[step].chunk]],
+            alpha=0.9 if copy else 0.45,
+            edgecolor="white",
+            linewidth=edge,
+        )
+        if copy and (end - start) > choice.seconds / 60:
+            axes.text(
+                (start + end) / 2 * unit, device - 0.17, str(dst), ha="center", va="center", fontsize=6, color="white"
+            )
+    lanes = [*topology.devices, *(f"NIC{nic}" for nic in range(_cross(axes, run, choice, len(topology), color, unit)))]
+    axes.axvline(choice.bound * unit, color=_INK, linestyle=":", linewidth=1.2)
+    axes.text(choice.bound * unit, -0.75, "lower bound ", ha="right", fontsize=8, color=_INK)
+    axes.set_yticks(range(len(lanes)))
+    axes.set_yticklabels(lanes, fontsize=8)
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
+    axes.set_xlim(0, choice.seconds * unit * 1.01)
+    crossing = "; NIC: chunks between hosts (number: their main)" if len(lanes) > len(topology) else ""
+    key = f"{name}; upper bars: outgoing copies (number: receiver), lower bars: sums{crossing}"
+    axes.set_xlabel(key, fontsize=9, color=_INK)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _cross(axes: Any, run: Any, choice: Choice, devices: int, color: Any, unit: float) -> int:
+    """Below the devices a lane for each network card, with the chunks on their way between hosts; how many lanes."""
+    if not isinstance(choice, HostsChoice):
+        return 0
+    ways_of = sums_by_chunk(choice.recipe.plan())
+    for chunk, device, nic, start, end in run.crossings:
+        axes.barh(
+            devices + nic,
+            (end - start) * unit,
+            left=start * unit,
+            height=0.62,
+            color=color[ways_of[chunk]],
+            hatch="///",
+            edgecolor="white",
+            linewidth=0.3,
+        )
+        if end - start > choice.seconds / 40:
+            axes.text(
+                (start + end) / 2 * unit,
+                devices + nic,
+                str(device),
+                ha="center",
+                va="center",
+                fontsize=7,
+                color=_INK,
+                bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"},
+            )
+    return choice.network.nics
+
+
+def _hosts(axes: Any, topology: Topology, hosts: int, network: Network) -> None:
+    """Up to four hosts as boxes of devices above their network cards, all on one network."""
+    shown = list(range(hosts)) if hosts <= 4 else [0, 1, 2, hosts - 1]
+    lefts = [1.12 * place + 0.2 * (hosts > 4 and place == 3) for place in range(len(shown))]
+    for host, left in zip(shown, lefts):
+        axes.text(left + 0.5, 1.05, f"host {host}", ha="center", fontsize=9, color=_INK)
+        _host(axes, topology, network, left)
+    if hosts > 4:
+        axes.text(lefts[-1] - 0.16, 0.5, "…", ha="center", fontsize=16, color=_INK)
+    right = lefts[-1] + 1
+    axes.plot((0, right), (-0.22, -0.22), "-", color=_CYCLE[0], linewidth=5, solid_capstyle="round")
+    lines = (
+        f"{network.name}: {network.nics} card{'s' * (network.nics != 1)} a host, {network.nic / GB:.4g} GB/s each way",
+        f"TensorFlow moves at most {network.engine / GB:.4g} GB/s a host",
+    )
+    axes.text(right / 2, -0.33, "\n".join(lines), ha="center", va="top", fontsize=9, color=_INK)
+    axes.set_title(hosts_line(topology, hosts, network), fontsize=10, color=_INK)
+    spare = max(0.0, 3.4 - right) / 2
+    axes.set_xlim(-0.1 - spare, right + 0.1 + spare)
+    axes.set_ylim(-0.68, 1.2)
+    axes.axis("off")
+
+
+def _host(axes: Any, topology: Topology, network: Network, left: float) -> None:
+    """A box with devices, at most four in a row, and lines to the cards that they use."""
+    axes.add_patch(_pyplot().Rectangle((left, 0), 1, 1, facecolor="white", edgecolor=_INK, linewidth=1.2))
+    cards = [left + (nic + 0.5) / network.nics for nic in range(network.nics)]
+    for x in cards:
+        axes.plot((x, x), (0.12, -0.22), "-", color=_CYCLE[0], linewidth=1.6, zorder=1)
+        axes.scatter([x], [0.12], s=min(80, 420 / network.nics), marker="s", color=_CYCLE[0], zorder=3)
+    count = len(topology)
+    rows = math.ceil(count / 4)
+    columns = math.ceil(count / rows)
+    for device in range(count):
+        column, row = divmod(device, rows)  # those that share a card stand one above the other
+        x = left + (column + 0.5 + 0.3 * (row - (rows - 1) / 2) / rows) / columns
+        y = 0.9 - 0.6 * (row + 0.5) / rows
+        axes.plot((x, cards[nic_of(device, count, network)]), (y, 0.12), "-", color=_PALE, linewidth=1.0, zorder=1)
+        axes.scatter([x], [y], s=110 if rows < 3 else 75, facecolor="white", edgecolor=_INK, linewidth=1.1, zorder=3)
+        axes.text(
+            x, y - 0.005, str(device), ha="center", va="center", fontsize=6.5 if rows < 3 else 5.5, color=_INK, zorder=4
+        )
+
+
+def _scaling_curves(axes: Any, scaled: Sequence[HostsChoice]) -> None:
+    """Seconds over the number of hosts, both logarithmic."""
+    from matplotlib.ticker import FuncFormatter, LogFormatter
+
+    hosts = [choice.hosts for choice in scaled]
+    curves = (
+        ("this plan", [choice.seconds for choice in scaled], "-o", _CYCLE[2]),
+        ("as one host alone would", [choice.alone_seconds for choice in scaled], "-", _CYCLE[3]),
+        ("TensorFlow alone: one ring", [choice.flat_ring for choice in scaled], "-", _CYCLE[1]),
+        ("lower bound", [choice.bound for choice in scaled], ":", _INK),
+    )
+    for label, seconds, style, color in curves:
+        axes.plot(
+            hosts, [1e3 * value for value in seconds], style, color=color, label=label, markersize=4, linewidth=1.6
+        )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.2, 0.4)))
+    axes.set_xticks(hosts)
+    axes.set_xticklabels(hosts, fontsize=8)
+    axes.set_xlabel("hosts", fontsize=9, color=_INK)
+    axes.set_title(f"ms for {amount(scaled[0].size)}", fontsize=10, color=_INK)
+    axes.grid(color=_PALE, linewidth=0.6)
+    axes.legend(frameon=False, fontsize=8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
