@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from .buckets import Spec
 from .compat import tf1
+from .devices import all_on_cpu
 from .errors import GradientError
 from .gradients import Matrix, is_sparse, static_shape, where
 from .strategy import Strategy
@@ -36,6 +37,8 @@ def entries(grads: Matrix, strategy: Strategy) -> List[Entry]:
             dense and whose variable has no known number of rows.
     """
     found: List[Entry] = []
+    # between CPU devices bytes cost nothing, and making rows dense does
+    sparse = "gather" if strategy.sparse == "auto" and all_on_cpu(grads.devices) else strategy.sparse
     for variable, column in enumerate(grads.columns):
         missing = [tower for tower, grad in enumerate(column) if grad is None]
         if len(missing) == len(column):
@@ -45,7 +48,7 @@ def entries(grads: Matrix, strategy: Strategy) -> List[Entry]:
                 f"{where(missing[0], grads.devices, variable, grads.names)}: the gradient is None on towers {missing}"
                 " but not on the others; give it on every tower or on none, or choose missing='zeros'"
             )
-        if _gathers(column, strategy.sparse):
+        if _gathers(column, sparse):
             found += [Entry(variable, part, _spec(column, part)) for part in (VALUES, INDICES)]
             continue
         for tower, grad in enumerate(column):

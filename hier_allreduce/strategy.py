@@ -46,7 +46,7 @@ class Strategy:
         split_above: cut what is larger than this into equal chunks, spread over the mains; 0 is off.
         wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in this dtype and are added in float32.
         sparse: ``tf.IndexedSlices``: ``"gather"`` every tower's rows, add them up ``"dense"``, or ``"auto"``: whichever
-            moves fewer bytes, and gather where that is not known.
+            moves fewer bytes, and gather where that is not known, or where all devices are CPUs.
         missing: None on some towers only: an ``"error"``, or ``"zeros"`` in its place.
 
     Raises:
@@ -153,7 +153,7 @@ class Strategy:
         if self.wire_dtype:
             yield f"float32 travels as {self.wire_dtype}, added in float32"
         yield {
-            "auto": "sparse gradients gathered, or densified where that moves fewer bytes",
+            "auto": "sparse gradients gathered, or densified where that moves fewer bytes between GPUs",
             "gather": "sparse gradients gathered",
             "dense": "sparse gradients densified",
         }[self.sparse]

@@ -241,10 +241,11 @@ def test_dense_adds_up_sparse_gradients(graph):
     assert np.array_equal(got, np.sum([densified(s) for s in slices], 0))
 
 
-def test_auto_gathers_few_rows_and_adds_up_many(graph):
-    few = allreduce_grads([[sparse(k, 2)] for k in range(3)], cpus(3))
-    many = allreduce_grads([[sparse(k, 60)] for k in range(3)], cpus(3))
-    assert isinstance(few[0][0], tf.IndexedSlices) and not isinstance(many[0][0], tf.IndexedSlices)
+@pytest.mark.parametrize(("kind", "rows", "gathered"), [("gpu", 2, True), ("gpu", 60, False), ("cpu", 60, True)])
+def test_auto_gathers_few_rows_and_adds_up_many_where_bytes_cost(graph, kind, rows, gathered):
+    devices = [f"/{kind}:{k}" for k in range(3)]
+    result = allreduce_grads([[sparse(k, rows)] for k in range(3)], devices)
+    assert isinstance(result[0][0], tf.IndexedSlices) == gathered
 
 
 def test_dense_without_a_known_shape_is_refused(graph):
