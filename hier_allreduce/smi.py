@@ -366,8 +366,13 @@ def _unlike_peers(kinds: Matrix) -> Dict[Tuple[int, int], str]:
 
 
 def _odd(labels: Sequence[str], kinds: Matrix, i: int, j: int, expected: str) -> str:
-    nearer = distance(kinds[i][j]) < min(map(distance, re.findall(r"[A-Z]+\d*", expected.split(",")[0])))
-    guess = "is a bridge missing elsewhere?" if nearer else "is a link down or a bridge missing?"
+    others = expected.split(",")[0].split("/")
+    if kinds[i][j] in PCIE and set(others) <= set(PCIE):
+        guess = "are the cards in other slots than their peers?"
+    elif distance(kinds[i][j]) < min(map(distance, others)):
+        guess = "is a bridge missing elsewhere?"
+    else:
+        guess = "is a link down or a bridge missing?"
     return f"{labels[i]}–{labels[j]} is {kinds[i][j]}, not {expected}: {guess}"
 
 

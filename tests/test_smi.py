@@ -339,6 +339,11 @@ def test_a_bridge_where_others_have_none_is_not_called_broken():
     assert warning.startswith("GPU0–GPU1 is NV4") and "down" not in warning
 
 
+def test_cards_in_odd_slots_are_not_called_broken():
+    (warning,) = parse_nvidia_smi(grid(6, "NODE", {(2, 3): "PHB", (4, 5): "PHB"})).warnings
+    assert warning.startswith("GPU0–GPU1 is NODE, not PHB") and "slots" in warning
+
+
 def test_rows_of_a_damaged_table_above_are_mentioned():
     assert "another table" in parse_nvidia_smi(QUAD[QUAD.index("\n") :] + "\nnode2:\n" + QUAD).warnings[-1]
 
