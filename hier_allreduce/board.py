@@ -6,11 +6,13 @@ on each server, which knows that host only: no collective is involved, and nobod
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from .compat import tf1
+
+_NOTHING = object()
 
 
 class Board:
@@ -25,28 +27,34 @@ class Board:
         """
         self._hosts, self._milliseconds = hosts, max(1, int(1000 * seconds))
         self._sessions: Dict[int, Any] = {}
+        self._reads: Dict[Tuple[Any, str], Any] = {}
 
-    def write(self, task: int, topic: str, text: str) -> None:
-        """Put ``text`` up on a host's server."""
+    def write(self, task: int, topic: str, text: str) -> bool:
+        """Put ``text`` up on a host's server; False if there is none, or it does not answer."""
         session = self._session(task)
         with session.graph.as_default(), tf1.device("/cpu:0"):
             assign = tf.raw_ops.AssignVariableOp(resource=_variable(topic), value=tf.constant(text))
-        session.run(assign)
+        return self._asked(task, assign) is not _NOTHING
 
     def read(self, task: int, topic: str) -> Optional[str]:
         """The text of a topic on a host's server; None while there is none, or no server."""
         session = self._session(task)
-        with session.graph.as_default(), tf1.device("/cpu:0"):
-            read = tf.raw_ops.ReadVariableOp(resource=_variable(topic), dtype=tf.string)
+        if (session, topic) not in self._reads:
+            with session.graph.as_default(), tf1.device("/cpu:0"):
+                self._reads[session, topic] = tf.raw_ops.ReadVariableOp(resource=_variable(topic), dtype=tf.string)
+        found = self._asked(task, self._reads[session, topic])
+        return None if found is _NOTHING else bytes(found).decode()
+
+    def _asked(self, task: int, fetch: Any) -> Any:
         try:
-            return bytes(session.run(read)).decode()
+            return self._sessions[task].run(fetch)
         except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
-            return None
+            return _NOTHING
         except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
-            return None  # the session is kept: closing it would wait for the host once more
+            return _NOTHING  # the session is kept: closing it would wait for the host once more
         except tf.errors.AbortedError:
             del self._sessions[task]  # of an earlier process at this address
-            return None
+            return _NOTHING
 
     def _session(self, task: int) -> Any:
         if task not in self._sessions:

@@ -29,10 +29,11 @@ import functools
 import itertools
 import json
 import os
+import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops
@@ -61,6 +62,7 @@ _WIDER = {
 }
 _COLLECTIVE = ("float16", "float32", "float64", "int32", "int64")
 _LISTED = 5  # so many differences does an error name
+_BOARD = 2.0  # seconds that one reading or writing of a few words may take, before it is tried again
 _POLL = 0.1  # seconds between two looks at hosts that are still starting
 
 
@@ -275,7 +277,11 @@ class Cluster:
         if self._server is None:
             self._server = self._serve(config)
         watch = Watch(self.hosts, self.task, self.timeout, self.stall_timeout)
-        meeting = _Meeting(self, watch, next(self._sessions))
+        addresses = [*self.hosts]
+        addresses[self.task] = self._server.target[
+            len("grpc://") :
+        ]  # as this host reaches itself, whatever the list says
+        meeting = _Meeting(self, watch, next(self._sessions), Board(addresses, min(_BOARD, self.timeout / 6)))
         meeting.agree(self._facts(graph))
         return ClusterSession(meeting, watch, self._server.target, graph, config)
 
@@ -360,6 +366,7 @@ class ClusterSession(tf1.Session):
         super().__init__(target, graph, config)
         self._meeting, self._watch = meeting, watch
         self._owner = threading.current_thread()
+        self._failed = False
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """As ``tf.compat.v1.Session.run``.
@@ -388,44 +395,61 @@ class ClusterSession(tf1.Session):
                 found = self._watch.faults()
             if not found:
                 raise
-            self._meeting.leave()
+            self._meeting.leave_after_error()
             raise ClusterError(self._watch.message(found)) from error
         except ClusterError:
-            self._meeting.leave()
+            self._meeting.leave_after_error()
             raise
 
     def close(self) -> None:
-        """Wait until all hosts have come to this point, or are gone; then close."""
-        if not self._watch.stuck:
-            self._meeting.leave(after_error=False)
-            super().close()
+        """Wait until all hosts have come to this point, or are gone; then close.
+
+        A host that an exception brings here waits for nobody: the others may be in the middle of a step with it.
+        """
+        if self._watch.stuck:
+            return
+        if not (self._failed or _is_failure(sys.exc_info()[1])):
+            self._meeting.leave_at_end()
+        super().close()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._failed = _is_failure(error)  # TensorFlow then calls close() in a thread that knows of no exception
+        super().__exit__(kind, error, trace)
+
+
+def _is_failure(error: Optional[BaseException]) -> bool:
+    return error is not None and not isinstance(error, tf.errors.OutOfRangeError)  # that is the end of the data
 
 
 class _Meeting:
     """One session's beginning and end, on all hosts."""
 
-    def __init__(self, cluster: Cluster, watch: Watch, number: int):
-        self._cluster, self._watch, self._number = cluster, watch, number
-        self._board = Board(cluster.hosts, cluster.timeout / 6)
+    def __init__(self, cluster: Cluster, watch: Watch, number: int, board: Board):
+        self._cluster, self._watch, self._number, self._board = cluster, watch, number, board
         self._others = [task for task in range(cluster.size) if task != cluster.task]
+        self._met: Set[int] = set()  # hosts that have answered once
         self._left = False
 
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Wait for all hosts; return if their facts are the same as these."""
-        cluster, topic = self._cluster, f"facts/{self._number}"
-        self._board.write(cluster.task, topic, json.dumps(facts))
-        mine = json.loads(json.dumps(facts))
+        cluster, mine = self._cluster, json.loads(json.dumps(facts))
         waiting, end = list(self._others), time.monotonic() + cluster.start_timeout
+        while not self._board.write(cluster.task, self._topic("facts"), json.dumps(facts)):
+            if time.monotonic() > end:
+                raise ClusterError(f"this host's own server ({cluster.hosts[cluster.task]}) does not answer")
         while waiting:
-            away = peers.faults({task: cluster.hosts[task] for task in waiting}, cluster.timeout / 6)
+            away = self._away(waiting)
             for task in [task for task in waiting if task not in away]:
-                text = self._watch.call(functools.partial(self._board.read, task, topic), [task])
+                text = self._watch.call(functools.partial(self._board.read, task, self._topic("facts")), [task])
                 if text is not None:
                     waiting.remove(task)
-                    self._compare(task, {**mine, "task": task}, json.loads(text))
+                    self._compare(task, mine, json.loads(text))
+            told = self._said(self._topic("refused"))
+            if told:
+                self._refuse(told, self._met)
             if waiting and time.monotonic() > end:
                 named = [f"host {t} ({cluster.hosts[t]}) {away.get(t, 'has not built its graph')}" for t in waiting]
-                self.leave()
+                self._leave(cluster.timeout / 4, self._met)
                 raise ClusterError(
                     f"after {cluster.start_timeout:g} s not all hosts are there: {'; '.join(named)}. Start it, or"
                     " correct the list of hosts on every host"
@@ -433,33 +457,70 @@ class _Meeting:
             time.sleep(_POLL if waiting else 0)
 
     def _compare(self, task: int, mine: Dict[str, Any], theirs: Dict[str, Any]) -> None:
-        found = list(differences(mine, theirs))
-        if not found:
-            return
-        self.leave()
+        own = self._cluster.task
+        if list(differences({**mine, "task": task}, theirs)):
+            # it may wait at another address for this host, and never find out by itself
+            self._board.write(task, self._topic("refused"), self._difference(own, theirs, mine))
+            # those who are late would wait for a host that is gone; if lists differ, nobody may ever be there
+            late = self._others if mine["hosts"] == theirs["hosts"] else self._met
+            self._refuse(self._difference(task, mine, theirs), late)
+
+    def _difference(self, task: int, mine: Dict[str, Any], theirs: Dict[str, Any]) -> str:
+        """What the host that ``mine`` is of has to say about host ``task``."""
+        found = list(differences({**mine, "task": theirs["task"]}, theirs))
+        if theirs["task"] != task:
+            found.insert(0, f"it takes itself for host {theirs['task']}")
         more = [f"and {len(found) - _LISTED} more"] * (len(found) > _LISTED)
-        raise ClusterError(
-            f"host {task} ({self._cluster.hosts[task]}) differs from this host ({self._cluster.task}):"
+        return (
+            f"host {task} ({self._cluster.hosts[task]}) differs from this host ({mine['task']}):"
             f" {'; '.join(found[:_LISTED] + more)}. All hosts must run the same program with the same settings"
         )
 
-    def leave(self, after_error: bool = True) -> None:
-        """Say that this host needs the others no more, and wait until they all say so or are gone.
+    def _refuse(self, words: str, hosts: Iterable[int]) -> None:
+        self._leave(self._cluster.timeout, hosts)
+        raise ClusterError(words)
+
+    def leave_after_error(self) -> None:
+        """Say that this host needs the others no more; wait a moment for those that are not lost to say so too."""
+        self._leave(self._cluster.timeout / 4)
+
+    def leave_at_end(self) -> None:
+        """The same, with the patience that a host which saves or evaluates at the end asks for."""
+        self._leave(self._cluster.stall_timeout)
+
+    def _leave(self, seconds: float, hosts: Optional[Iterable[int]] = None) -> None:
+        """Tell ``hosts`` that this one leaves, and wait until they all have said so too, or have come and gone.
 
         They may still look at this process until then: one that ends early would be taken for the cause of what others
-        are about to find. After an error the wait is short.
+        are about to find.
         """
         if self._left:
             return
         self._left = True
-        cluster, topic = self._cluster, f"left/{self._number}"
-        self._board.write(cluster.task, topic, "left")
-        waiting = [task for task in self._others if task not in self._watch.lost]
-        end = time.monotonic() + (cluster.timeout / 4 if after_error else cluster.stall_timeout)
+        waiting = [task for task in self._others if task not in self._watch.lost] if hosts is None else list(hosts)
+        # by address: where lists differ, numbers do too
+        left = [self._topic(f"left by {address}") for address in self._cluster.hosts]
+        untold, end = set(waiting), time.monotonic() + seconds
         while waiting and time.monotonic() < end:
-            away = peers.faults({task: cluster.hosts[task] for task in waiting}, cluster.timeout / 6)
-            waiting = [task for task in waiting if task not in away and self._board.read(task, topic) is None]
+            away = self._away(waiting)
+            for task in untold - set(away):
+                if self._board.write(task, left[self._cluster.task], "left"):
+                    untold.remove(task)
+            settled = {task for task in waiting if task not in untold - set(away) and self._said(left[task])}
+            waiting = [task for task in waiting if task not in settled and not (task in away and task in self._met)]
             time.sleep(_POLL if waiting else 0)
+
+    def _said(self, topic: str) -> Optional[str]:
+        """What another host has written here."""
+        return self._board.read(self._cluster.task, topic)
+
+    def _away(self, hosts: Sequence[int]) -> Dict[int, str]:
+        found = self._watch.faults(hosts)
+        self._met.update(set(hosts) - set(found))
+        return found
+
+    def _topic(self, name: str) -> str:
+        return f"{name}/{self._number}"
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> Iterator[str]:

@@ -3,6 +3,7 @@
 Everything it says is a pair: ``("at", …)`` when it has come somewhere, ``("facts", …)`` or ``("error", …)`` at the end.
 """
 
+import faulthandler
 import os
 import signal
 import time
@@ -24,6 +25,7 @@ from hier_allreduce import (
 
 tf1 = tf.compat.v1
 FEATURES, CLASSES, BATCH, RATE = 5, 3, 4, 0.5
+SECONDS = 120  # for all that a host does
 
 
 def cpus(count):
@@ -164,6 +166,8 @@ def train(cluster, options, line):
                     time.sleep(options["busy"])  # saving or evaluating
                 if step == options.get("wait_at"):
                     line.recv()
+                if step == options.get("raise_at"):
+                    raise HierAllreduceError("the program's own mistake")
                 if step == options.get("die_at") and cluster.task == options["who"]:
                     os.kill(os.getpid(), options["signal"])
             values = session.run(job.towers)
@@ -218,7 +222,7 @@ def tensorpack(cluster, options, line):
 
 def main(scenario, arguments, options, line):
     """Run a scenario; ``line`` is a connection to the test."""
-    signal.alarm(120)  # whatever happens to the test, no process stays
+    faulthandler.dump_traceback_later(SECONDS, exit=True)  # no process stays, and one that hangs says where
     try:
         line.send(("facts", globals()[scenario](Cluster(**arguments), options, line)))
     except HierAllreduceError as error:

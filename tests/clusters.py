@@ -13,8 +13,8 @@ import cluster_child
 
 from hier_allreduce import peers
 
-SECONDS = 60  # for anything that should happen
-TIMEOUT = 6.0  # of the clusters: how soon a host that died must be named
+SECONDS = cluster_child.SECONDS + 30  # for anything that should happen
+TIMEOUT = 6.0  # of the clusters in which a host dies: how soon it must be named
 
 _HERE = str(Path(__file__).parent)
 
@@ -66,7 +66,7 @@ class Host:
 
 
 @contextlib.contextmanager
-def job(scenario, hosts, each=None, addresses=None, **options):
+def job(scenario, hosts, each=None, addresses=None, timeout=30.0, **options):
     """Start a job; the hosts are killed at the end.
 
     Args:
@@ -74,6 +74,7 @@ def job(scenario, hosts, each=None, addresses=None, **options):
         hosts: how many.
         each: ``{task: options}`` for some hosts only; ``"cluster"`` in it are arguments of its Cluster.
         addresses: if not free ports of loopback.
+        timeout: of the cluster.
         options: the scenario's, for all hosts.
     """
     context = multiprocessing.get_context("forkserver")
@@ -85,7 +86,7 @@ def job(scenario, hosts, each=None, addresses=None, **options):
     try:
         for task in range(hosts):
             own = {**options, **(each or {}).get(task, {})}
-            arguments = {"hosts": addresses, "task": task, "devices_per_host": 2, "timeout": TIMEOUT}
+            arguments = {"hosts": addresses, "task": task, "devices_per_host": 2, "timeout": timeout}
             arguments.update(own.pop("cluster", {}))
             started.append(Host(context, scenario, arguments, own))
         yield started

@@ -14,7 +14,6 @@ from hier_allreduce.plan import Ops
 
 tf1 = tf.compat.v1
 IS_TF2 = tf.__version__.startswith("2")
-REAL_PROCESSES = ("test_cluster.py", "test_cluster_tensorpack.py", "test_launch.py")
 
 
 def pytest_configure(config):
@@ -28,9 +27,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("tf2") and not IS_TF2:
             item.add_marker(pytest.mark.skip(reason="TensorFlow 2 only"))
-        if item.fspath.basename in REAL_PROCESSES:
-            # several TensorFlow processes and their time-outs on a machine of two cores: a fault must show three times
-            item.add_marker(pytest.mark.flaky(reruns=2))
 
 
 @pytest.fixture

@@ -153,7 +153,8 @@ def test_the_tower_optimizer_trains_several_hosts_too(undisturbed, update):
 def test_a_restart_from_the_checkpoint_goes_on_with_the_same_loss(tmp_path, undisturbed):
     """Saved by the chief after the third step; then a host dies. The new job restores on the chief only."""
     checkpoint = str(tmp_path / "model")
-    with job("train", 2, checkpoint=checkpoint, save_at=2, die_at=3, who=1, signal=signal.SIGKILL) as hosts:
+    dies = {"die_at": 3, "who": 1, "signal": signal.SIGKILL}
+    with job("train", 2, timeout=TIMEOUT, checkpoint=checkpoint, save_at=2, **dies) as hosts:
         assert hosts[0].end()[0] == "error"
         assert hosts[1].end() == ("died", -signal.SIGKILL)
     with job("train", 2, checkpoint=checkpoint, first=3) as hosts:
@@ -169,9 +170,9 @@ def test_a_restart_from_the_checkpoint_goes_on_with_the_same_loss(tmp_path, undi
 @pytest.mark.parametrize("who", [1, 0], ids=["a peer", "the leader"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 def test_every_survivor_names_the_host_that_died_or_froze(who, how):
-    with job("train", 3, die_at=2, who=who, signal=how) as hosts:
+    with job("train", 3, timeout=TIMEOUT, die_at=2, who=who, signal=how) as hosts:
         hosts[who].until(2)
-        ends = [host.end(TIMEOUT) for host in hosts if host is not hosts[who]]
+        ends = [host.end(3 * TIMEOUT) for host in hosts if host is not hosts[who]]  # the machine may be busy
     words = "has no process that listens" if how == signal.SIGKILL else "does not answer"
     for kind, text in ends:
         assert kind == "error", text
@@ -181,15 +182,24 @@ def test_every_survivor_names_the_host_that_died_or_froze(who, how):
         assert "Start all hosts again" in text
 
 
+def test_a_mistake_on_one_host_is_told_there_at_once_and_names_the_host_elsewhere():
+    """Nobody waits for anybody to come to the end of a session that an exception leaves."""
+    with job("train", 2, timeout=TIMEOUT, each={1: {"raise_at": 2}}) as hosts:
+        assert hosts[1].end(3 * TIMEOUT) == ("error", "HierAllreduceError: the program's own mistake")
+        kind, text = hosts[0].end(3 * TIMEOUT)
+    assert kind == "error"
+    assert text.startswith("ClusterError: host 1 (127.0.0.1:")
+
+
 def test_a_chief_may_save_or_evaluate_for_longer_than_the_timeout(undisturbed):
     """It computes in Python, without a look at the network, for twice the time that a frozen host is given."""
-    quick = {"cluster": {"timeout": 2.0}}
-    with job("train", 2, each={0: quick, 1: quick}, busy_at=1, busy=4.0) as hosts:
+    with job("train", 2, timeout=2.0, busy_at=1, busy=4.0) as hosts:
         assert [host["bits"] for host in facts(hosts)] == [host["bits"] for host in undisturbed]
 
 
 def test_a_host_that_lives_but_stays_away_is_an_error_after_the_stall_timeout():
-    with job("train", 2, each={0: {"wait_at": 1}, 1: {"cluster": {"timeout": 2.0, "stall_timeout": 1.0}}}) as hosts:
+    impatient = {"cluster": {"stall_timeout": 1.0}}
+    with job("train", 2, timeout=2.0, each={0: {"wait_at": 1}, 1: impatient}) as hosts:
         kind, text = hosts[1].end()
         hosts[0].go_on()
         assert hosts[0].end()[0] == "error"
@@ -240,6 +250,19 @@ def test_hosts_that_build_something_else_are_refused_before_the_first_step(optio
             assert word in ends[task][1]
 
 
+def test_a_host_that_is_late_is_told_what_differs_too():
+    """The others wait for it with their error: it would not find them any more."""
+    with job("train", 3, each={1: {"width": 7}, 2: {"late": True}}) as hosts:
+        for host in hosts:
+            host.until("built")
+        assert not hosts[0]._line.poll(1)
+        hosts[2].go_on()
+        ends = [host.end() for host in hosts]
+    assert [kind for kind, _ in ends] == ["error"] * 3
+    assert "host 1 " in ends[2][1]
+    assert "differs from this host (2)" in ends[2][1]
+
+
 def test_hosts_with_different_numbers_of_devices_are_refused():
     with job("train", 2, each={1: {"cluster": {"devices_per_host": 3}}}) as hosts:
         for kind, text in (host.end() for host in hosts):
@@ -260,14 +283,34 @@ def test_a_list_of_hosts_that_is_longer_or_in_another_order_is_refused():
         assert words in ends[0][1]
 
 
-def test_a_wrong_address_is_named_by_those_who_wait_there():
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_wrong_address_is_named_by_both_sides(wrong):
+    """One host waits where nobody is, and learns from the other, who knows both lists."""
     a, b, nobody = (f"127.0.0.1:{port}" for port in peers.free_ports(3))
-    impatient = {"start_timeout": 2.0}
-    wrong = {"cluster": {"hosts": [a, nobody], **impatient}}
-    with job("train", 2, each={0: wrong, 1: {"cluster": impatient}}, addresses=[a, b]) as hosts:
+    own_list = [a, nobody] if wrong == 0 else [nobody, b]
+    with job("train", 2, each={wrong: {"cluster": {"hosts": own_list}}}, addresses=[a, b]) as hosts:
+        ends = [host.end() for host in hosts]
+    other = 1 - wrong
+    assert [kind for kind, _ in ends] == ["error", "error"]
+    assert f"hosts, {other}: {nobody} there, {[a, b][other]} here" in ends[other][1]
+    assert f"hosts, {other}: {[a, b][other]} there, {nobody} here" in ends[wrong][1]
+
+
+def test_hosts_that_wait_where_nobody_is_end_after_the_start_timeout():
+    a, b, c, d = (f"127.0.0.1:{port}" for port in peers.free_ports(4))
+    each = {task: {"cluster": {"hosts": own, "start_timeout": 1.0}} for task, own in enumerate([[a, c], [d, b]])}
+    with job("train", 2, each=each) as hosts:
         (_, first), (_, second) = (host.end() for host in hosts)
-    assert f"host 1 ({nobody}) has no process that listens" in first
-    assert f"hosts, 1: {nobody} there, {b} here" in second
+    assert f"host 1 ({c}) has no process that listens" in first
+    assert f"host 0 ({d}) has no process that listens" in second
+
+
+def test_two_hosts_with_the_same_index_are_told():
+    a, b = (f"127.0.0.1:{port}" for port in peers.free_ports(2))
+    with job("train", 2, each={1: {"cluster": {"hosts": [b, a], "task": 0}}}, addresses=[a, b]) as hosts:
+        kind, text = hosts[0].end()
+    assert kind == "error"
+    assert f"host 1 ({b}) differs from this host (0): it takes itself for host 0" in text
 
 
 def test_a_port_that_is_taken_is_named():

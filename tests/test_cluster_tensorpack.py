@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from clusters import job
+from clusters import TIMEOUT, job
 
 
 def weights(variables):
@@ -55,7 +55,7 @@ def test_hosts_train_like_one_tower_with_all_their_examples(tmp_path, hosts, opt
 def test_a_lost_host_ends_training_and_the_checkpoint_goes_on_everywhere(tmp_path):
     """Two epochs; a host dies after the first, which the chief has saved. Only the chief is told of the checkpoint."""
     folder = str(tmp_path)
-    with job("tensorpack", 2, optimizer="adam", folder=folder, die_after=1, who=1) as hosts:
+    with job("tensorpack", 2, timeout=TIMEOUT, optimizer="adam", folder=folder, die_after=1, who=1) as hosts:
         kind, text = hosts[0].end()
     assert kind == "error", text
     assert text.startswith("ClusterError: host 1 (127.0.0.1:")
