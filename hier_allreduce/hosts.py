@@ -140,6 +140,11 @@ def wire_seconds(hosts: int, size: float, network: Network) -> float:
     return ring_seconds(hosts, size, 0, network._replace(engine=network.wire))
 
 
+def processor_seconds(hosts: int, size: float, collectives: int, network: Network) -> float:
+    """What the hosts' processors need for the hops, and to move the bytes, whatever the cards; 0 for one host."""
+    return ring_seconds(hosts, size, collectives, network._replace(nic=math.inf))
+
+
 def flat_ring_seconds(topology: Topology, size: float, hosts: int, network: Network) -> float:
     """TensorFlow alone: one collective, a ring over all devices of all hosts in their order, by one card of each."""
     links = [topology.link(device, device + 1).bandwidth for device in range(len(topology) - 1)]
@@ -171,9 +176,14 @@ def simulate(plan: Plan, topology: Topology, chunks: Sequence[float], hosts: int
     return _Run(plan, topology, chunks, hosts, network).timing()
 
 
+def nics_used(devices: int, network: Network) -> int:
+    """How many of a host's cards its devices use: each uses one."""
+    return min(network.nics, devices)
+
+
 def nic_of(device: int, devices: int, network: Network) -> int:
     """The card that a device uses: devices in order share the cards evenly."""
-    return device * min(network.nics, devices) // devices
+    return device * nics_used(devices, network) // devices
 
 
 class _Run(cost._Run):
@@ -186,7 +196,7 @@ class _Run(cost._Run):
         self.last = {step.chunk: number for number, step in enumerate(plan.steps) if isinstance(step, Reduce)}
         self.hosts, self.network = hosts, network
         self.processor = 0.0
-        self.cards = [0.0] * network.nics
+        self.cards = [0.0] * nics_used(plan.devices, network)
         self.crossings: List[Crossing] = []
 
     def timing(self) -> Timing:
@@ -214,7 +224,7 @@ class _Run(cost._Run):
         device, size = self.roots[chunk], self.chunks[chunk]
         nic = nic_of(device, self.devices, self.network)
         start = max(now, self.processor, self.cards[nic])
-        self.processor = start + ring_seconds(self.hosts, size, 1, self.network._replace(nic=math.inf))
+        self.processor = start + processor_seconds(self.hosts, size, 1, self.network)
         end = self.cards[nic] = start + ring_seconds(self.hosts, size, 1, self.network._replace(nics=1))
         self.crossings.append(Crossing(chunk, device, nic, start, end))
         self.seconds = max(self.seconds, end)
@@ -235,7 +245,7 @@ def _search(
         name = recipe.algorithm
         asked_for = name in (*planner.BASELINES, algorithm)
         fastest = seconds.get(name, math.inf) if asked_for else min(seconds.values(), default=math.inf)
-        if ring_seconds(hosts, size, len(recipe.fractions), network) < fastest:  # the least, before any simulation
+        if processor_seconds(hosts, size, len(recipe.fractions), network) < fastest:  # the least, without a simulation
             ordered = recipe if recipe.order else planner.in_simulated_order(recipe, topology, size)
             found = timing(ordered, topology, size, hosts, network).seconds
             if found < seconds.get(name, math.inf):

@@ -7,9 +7,9 @@ from collections import Counter
 from typing import Any, List, Sequence, Tuple
 
 from .errors import TopologyError
-from .hosts import HostsChoice, nic_of
+from .hosts import HostsChoice, nic_of, nics_used
 from .planner import Choice, timing
-from .report import amount, duration, hosts_line, sums_by_chunk
+from .report import amount, count, duration, hosts_line, sums_by_chunk
 from .scaling import Network
 from .smi import nvlinks
 from .topology import GB, Topology
@@ -276,7 +276,7 @@ def _cross(axes: Any, run: Any, choice: Choice, devices: int, color: Any, unit: 
                 color=_INK,
                 bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"},
             )
-    return choice.network.nics
+    return nics_used(devices, choice.network)
 
 
 def _hosts(axes: Any, topology: Topology, hosts: int, network: Network) -> None:
@@ -291,7 +291,7 @@ def _hosts(axes: Any, topology: Topology, hosts: int, network: Network) -> None:
     right = lefts[-1] + 1
     axes.plot((0, right), (-0.22, -0.22), "-", color=_CYCLE[0], linewidth=5, solid_capstyle="round")
     lines = (
-        f"{network.name}: {network.nics} card{'s' * (network.nics != 1)} a host, {network.nic / GB:.4g} GB/s each way",
+        f"{network.name}: {count(network.nics, 'card')} a host, {network.nic / GB:.4g} GB/s each way",
         f"TensorFlow moves at most {network.engine / GB:.4g} GB/s a host",
     )
     axes.text(right / 2, -0.33, "\n".join(lines), ha="center", va="top", fontsize=9, color=_INK)
@@ -305,18 +305,19 @@ def _hosts(axes: Any, topology: Topology, hosts: int, network: Network) -> None:
 def _host(axes: Any, topology: Topology, network: Network, left: float) -> None:
     """A box with devices, at most four in a row, and lines to the cards that they use."""
     axes.add_patch(_pyplot().Rectangle((left, 0), 1, 1, facecolor="white", edgecolor=_INK, linewidth=1.2))
-    cards = [left + (nic + 0.5) / network.nics for nic in range(network.nics)]
+    devices = len(topology)
+    used = nics_used(devices, network)
+    cards = [left + (nic + 0.5) / used for nic in range(used)]
     for x in cards:
         axes.plot((x, x), (0.12, -0.22), "-", color=_CYCLE[0], linewidth=1.6, zorder=1)
-        axes.scatter([x], [0.12], s=min(80, 420 / network.nics), marker="s", color=_CYCLE[0], zorder=3)
-    count = len(topology)
-    rows = math.ceil(count / 4)
-    columns = math.ceil(count / rows)
-    for device in range(count):
+        axes.scatter([x], [0.12], s=min(80, 420 / used), marker="s", color=_CYCLE[0], zorder=3)
+    rows = math.ceil(devices / 4)
+    columns = math.ceil(devices / rows)
+    for device in range(devices):
         column, row = divmod(device, rows)  # those that share a card stand one above the other
         x = left + (column + 0.5 + 0.3 * (row - (rows - 1) / 2) / rows) / columns
         y = 0.9 - 0.6 * (row + 0.5) / rows
-        axes.plot((x, cards[nic_of(device, count, network)]), (y, 0.12), "-", color=_PALE, linewidth=1.0, zorder=1)
+        axes.plot((x, cards[nic_of(device, devices, network)]), (y, 0.12), "-", color=_PALE, linewidth=1.0, zorder=1)
         axes.scatter([x], [y], s=110 if rows < 3 else 75, facecolor="white", edgecolor=_INK, linewidth=1.1, zorder=3)
         axes.text(
             x, y - 0.005, str(device), ha="center", va="center", fontsize=6.5 if rows < 3 else 5.5, color=_INK, zorder=4
@@ -329,15 +330,14 @@ def _scaling_curves(axes: Any, scaled: Sequence[HostsChoice]) -> None:
 
     hosts = [choice.hosts for choice in scaled]
     curves = (
-        ("this plan", [choice.seconds for choice in scaled], "-o", _CYCLE[2]),
-        ("as one host alone would", [choice.alone_seconds for choice in scaled], "-", _CYCLE[3]),
         ("TensorFlow alone: one ring", [choice.flat_ring for choice in scaled], "-", _CYCLE[1]),
+        ("as one host alone would", [choice.alone_seconds for choice in scaled], "-", _CYCLE[3]),
+        ("this plan", [choice.seconds for choice in scaled], "-o", _CYCLE[2]),
         ("lower bound", [choice.bound for choice in scaled], ":", _INK),
     )
     for label, seconds, style, color in curves:
-        axes.plot(
-            hosts, [1e3 * value for value in seconds], style, color=color, label=label, markersize=4, linewidth=1.6
-        )
+        shown = [1e3 * value or math.nan for value in seconds]  # nothing to do has no place on the axis
+        axes.plot(hosts, shown, style, color=color, label=label, markersize=4, linewidth=1.6)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from itertools import groupby
 from typing import Dict, Iterable, List, Sequence, Tuple
 
-from .hosts import HostsChoice, nic_of, wire_seconds
+from .hosts import HostsChoice, nic_of, nics_used, wire_seconds
 from .plan import Plan, Reduce
 from .planner import Choice
 from .scaling import Network, balanced_chunk, latency_overtakes, ring_seconds, tree_pays_from, tree_seconds
@@ -31,6 +32,11 @@ def duration(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} µs"
 
 
+def count(number: int, what: str) -> str:
+    """``1 chunk``, ``4 chunks``."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
 def table(rows: Iterable[Sequence[object]]) -> str:
     """A header and rows of text, two blanks between columns; columns of numbers are set to the right."""
     cells = [[str(cell) for cell in row] for row in rows]
@@ -45,10 +51,10 @@ def table(rows: Iterable[Sequence[object]]) -> str:
 
 def describe(topology: Topology) -> str:
     """What was understood of a machine: its table, its kinds of links with their speeds, what is shared, its bound."""
-    count = len(topology)
+    devices = len(topology)
     gpu = f", {topology.gpu}" if topology.gpu else ""
-    parts = [f"{topology.name}: {count} device{'s' * (count != 1)}{gpu}", topology.table().rstrip()]
-    kinds = Counter(topology.kinds[i][j] for i in range(count) for j in range(i))
+    parts = [f"{topology.name}: {count(devices, 'device')}{gpu}", topology.table().rstrip()]
+    kinds = Counter(topology.kinds[i][j] for i in range(devices) for j in range(i))
     speeds: Dict[str, set] = {}
     for link in topology.links:
         speeds.setdefault(link.kind, set()).add(f"{link.bandwidth / GB:.4g}")
@@ -59,7 +65,7 @@ def describe(topology: Topology) -> str:
     shared = [(name, f"{speed / GB:.4g}") for name, speed in topology.shared if " of " in name]
     if shared:
         parts.append(table([("shared by", "GB/s"), *shared]))
-    if count > 1:
+    if devices > 1:
         parts.append(
             f"At most {pack(topology).bound / GB:.4g} GB/s of gradients can be all-reduced under TensorFlow's rule "
             f"(one outgoing copy a device at a time); {pack(topology, ideal_links=True).bound / GB:.4g} GB/s if links "
@@ -72,8 +78,10 @@ def describe(topology: Topology) -> str:
 def describe_hosts(topology: Topology, hosts: int, network: Network) -> str:
     """Hosts × devices: which device uses which network card, and the bounds inside a host and between them."""
     parts = [hosts_line(topology, hosts, network)]
-    cards = [(f"NIC{nic}", f"{network.nic / GB:.4g}", ", ".join(names)) for nic, names in _cards(topology, network)]
-    parts.append(table([("card", "GB/s each way", "used by"), *cards]))
+    speed = f"{network.nic / GB:.4g}"
+    parts.append(
+        table([("card", "GB/s each way", "used by"), *((c, speed, used) for c, used in _cards(topology, network))])
+    )
     moved = f"at most {network.engine / GB:.4g} GB/s in and out of a host, by all cards together"
     parts.append(f"TensorFlow moves {moved}; a hop of a ring takes it {duration(network.hop)}.")
     rates = [(f"inside each host, of {len(topology)} devices", pack(topology).bound)] if len(topology) > 1 else []
@@ -87,14 +95,18 @@ def describe_hosts(topology: Topology, hosts: int, network: Network) -> str:
 
 def hosts_line(topology: Topology, hosts: int, network: Network) -> str:
     """``4 hosts × 8 devices = 32, joined by 10 Gbit/s Ethernet``."""
-    devices = f"{hosts} host{'s' * (hosts != 1)} × {len(topology)} device{'s' * (len(topology) != 1)}"
-    return f"{devices} = {hosts * len(topology)}, joined by {network.name}"
+    devices = len(topology)
+    return f"{count(hosts, 'host')} × {count(devices, 'device')} = {hosts * devices}, joined by {network.name}"
 
 
-def _cards(topology: Topology, network: Network) -> List[Tuple[int, List[str]]]:
-    """For each network card of a host the devices that use it."""
-    used = [nic_of(device, len(topology), network) for device in range(len(topology))]
-    return [(n, [d for d, nic in zip(topology.devices, used) if nic == n]) for n in range(network.nics)]
+def _cards(topology: Topology, network: Network) -> List[Tuple[str, str]]:
+    """For each network card of a host the devices that use it; those that none uses share a row."""
+    users: Dict[int, List[str]] = {}
+    for device, name in enumerate(topology.devices):
+        users.setdefault(nic_of(device, len(topology), network), []).append(name)
+    rows = [(f"NIC{nic}", ", ".join(names)) for nic, names in users.items()]
+    spare = network.nics - nics_used(len(topology), network)
+    return rows + [(f"{spare} more", "no device")] * (spare > 0)
 
 
 def describe_choice(choice: Choice, topology: Topology, steps: bool = False) -> str:
@@ -149,7 +161,7 @@ def _what(choice: Choice, topology: Topology) -> str:
 
 def _chunks(sizes: Sequence[int]) -> str:
     most = f" to {amount(max(sizes))}" if max(sizes) > min(sizes) * 1.01 else ""
-    return f"{len(sizes)} chunk{'s' * (len(sizes) != 1)} of {amount(min(sizes))}{most}"
+    return f"{count(len(sizes), 'chunk')} of {amount(min(sizes))}{most}"
 
 
 def _times(choice: Choice, bounds: str = "") -> str:
@@ -164,10 +176,8 @@ def _times(choice: Choice, bounds: str = "") -> str:
 def _compared(choice: Choice) -> str:
     others = sorted(choice.others.items(), key=lambda item: item[1])
     if isinstance(choice, HostsChoice) and choice.hosts > 1:
-        alone = choice.alone
-        others.append(
-            (f"as one host alone would: {alone.algorithm}, {len(alone.fractions)} chunks", choice.alone_seconds)
-        )
+        alone = f"{choice.alone.algorithm}, {count(len(choice.alone.fractions), 'chunk')}"
+        others.append((f"as one host alone would: {alone}", choice.alone_seconds))
         others.append(("TensorFlow alone: one ring over all devices", choice.flat_ring))
     if len(others) < 2 or not choice.seconds:
         return ""
@@ -189,11 +199,11 @@ def _how(choice: Choice, topology: Topology, steps: bool) -> List[str]:
 def _latency(choice: HostsChoice) -> str:
     """Where hops cost as much as bytes, by chunk and by hosts, and from where on a tree would be faster."""
     network, chunks = choice.network, choice.collectives
-    overtakes = latency_overtakes(choice.size, chunks, network)
+    overtakes = max(2, math.ceil(latency_overtakes(choice.size, chunks, network)))
     pays = tree_pays_from(choice.size, chunks, network)
     return (
         f"A chunk of {amount(balanced_chunk(choice.hosts, network))} spends as long on hops as on bytes. With "
-        f"{chunks} chunk{'s' * (chunks != 1)} the ring's hops outweigh its bytes from {overtakes:.3g} hosts on, "
+        f"{count(chunks, 'chunk')} the ring's hops outweigh its bytes from {overtakes} hosts on, "
         + (f"and a tree would be faster from {pays}." if pays else "and a tree would never be faster.")
     )
 

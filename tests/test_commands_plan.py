@@ -188,7 +188,8 @@ def test_json_of_several_hosts_adds_how_chunks_cross(run, machine):
     assert (printed["hosts"], printed["network"]["nics"], printed["network"]["nic"]) == (6, 4, 12.5e9)
     assert printed["lower_bound_seconds"] <= printed["predicted_seconds"] <= min(printed["baselines"].values())
     assert printed["predicted_seconds"] <= min(printed["planned_alone_seconds"], printed["flat_ring_seconds"])
-    assert printed["network_seconds"] + printed["host_seconds"] >= printed["predicted_seconds"]
+    assert printed["network_seconds"] < printed["predicted_seconds"]
+    assert printed["predicted_seconds"] < 1.01 * (printed["network_seconds"] + printed["host_seconds"])
     rows = {row["hosts"]: row for row in printed["scaling"]}
     assert list(rows) == [1, 2, 4, 6, 8, 16, 32, 64, 128]
     assert rows[6]["predicted_seconds"] == printed["predicted_seconds"]
@@ -218,12 +219,14 @@ def test_a_plan_of_several_hosts_for_people(run):
 
 def test_topo_shows_hosts_cards_and_what_they_can_do(run):
     _, alone, _ = run("topo", "dgx-1v")
-    status, out, _ = run("topo", "dgx-1v", "--hosts", "4", "--network", "ib-edr-4")
+    arguments = ["--hosts", "4", "--network", "ib-edr-4"]
+    status, out, _ = run("topo", "dgx-1v", *arguments)
     assert status == 0 and out.startswith(alone)
     assert "4 hosts × 8 devices = 32, joined by 4 x InfiniBand EDR" in out
     assert re.search(r"NIC3 +12\.5 +GPU6, GPU7\n", out) and "NIC4" not in out
     assert re.search(r"by the cards +33\.33\n", out) and re.search(r"by TensorFlow, hops aside +0\.5333\n", out)
-    _, more, _ = run("topo", "dgx-1v", "--hosts", "4", "--network", "ib-edr-4", "--nics", "8")
+    _, more, _ = run("topo", "dgx-1v", *arguments, "--nics", "8")
+    assert re.search(r"2 more +12\.5 +no device\n", run("topo", "dgx-1v", *arguments, "--nics", "10")[1])
     assert re.search(r"NIC7 +12\.5 +GPU7\n", more) and re.search(r"by the cards +66\.67\n", more)
 
 
@@ -316,14 +319,14 @@ def documented():
 
 @pytest.mark.parametrize("arguments, text", documented())
 def test_the_documented_times_are_what_the_command_prints(run, tmp_path, monkeypatch, arguments, text):
-    """Within a twentieth, so that a slightly better plan inside a host needs no new page."""
+    """Within a tenth: plans inside a host differ a little with SciPy's version."""
     network = re.search(r"^nic: [^#\n]*\n(?:\w+: .*\n)*", SCALING.read_text(encoding="utf-8"), re.M)
     (tmp_path / "filled.yaml").write_text(network.group())
     monkeypatch.chdir(tmp_path)
     printed, written = rows(run(*arguments)[1]), rows(text)
     assert list(printed) == list(written) == list(hosts.HOSTS)
     for number in written:
-        assert written[number] == pytest.approx(printed[number], rel=0.05)
+        assert written[number] == pytest.approx(printed[number], rel=0.1)
 
 
 def test_the_page_has_such_tables():

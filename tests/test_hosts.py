@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hier_allreduce import cost, hosts, planner
 from hier_allreduce.algorithms import hierarchical, tree
 from hier_allreduce.plan import Copy, Plan, Reduce, verify
-from hier_allreduce.scaling import Network, load, ring_seconds
+from hier_allreduce.recipes import baselines, candidates
+from hier_allreduce.scaling import Network, load
 from hier_allreduce.topology import flat_host, subset
 from hier_allreduce.topology import load as machine
 
@@ -99,7 +100,7 @@ def test_a_chunk_crosses_once_after_its_sum_and_before_its_copies(count, network
         else:
             assert start >= crossing.end
     least = max(
-        ring_seconds(count, chunks * size, chunks, network),
+        hosts.processor_seconds(count, chunks * size, chunks, network),
         cost.lower_bound(topology, chunks * size),
         hosts.wire_seconds(count, chunks * size, network),
     )
@@ -117,6 +118,17 @@ def test_a_choice_is_never_slower_than_what_it_is_compared_with(count, network, 
     assert set(choice.baselines) == set(planner.BASELINES)
     assert max(choice.host_bound, choice.wire_bound) == choice.bound <= choice.seconds * (1 + 1e-9)
     assert choice.before + choice.across <= choice.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("network", [load("10gbe"), Network(1e9, 1e-5, 2, 1e10), Network(1e11, 1e-6, 4, 1e12)])
+@pytest.mark.parametrize("size", [MB, 30 * MB])
+def test_what_is_not_simulated_would_not_have_been_faster(network, size):
+    topology = machine("p3.8xlarge")
+    most = len(planner.choose(topology, size).recipe.fractions)
+    tried = [*baselines(topology), *(recipe for recipe in candidates(topology) if len(recipe.fractions) <= most)]
+    ordered = [planner.in_simulated_order(recipe, topology, size) for recipe in tried]
+    fastest = min(hosts.timing(recipe, topology, size, 6, network).seconds for recipe in ordered)
+    assert hosts.choose(topology, size, 6, network).seconds <= fastest * (1 + 1e-9)
 
 
 def test_slower_hops_and_more_hosts_make_fewer_chunks():
