@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hier_allreduce import calibration, cli, hosts, pictures, scaling
+from hier_allreduce import Cluster, calibration, cli, hosts, pictures, scaling
 from hier_allreduce.commands.plan import read_bytes
 from hier_allreduce.plan import Copy, Plan, Reduce, verify
 from hier_allreduce.planner import choose, timing
@@ -233,6 +233,7 @@ def test_topo_shows_hosts_cards_and_what_they_can_do(run):
 def test_a_clusters_file_says_how_many_hosts_devices_and_what_joins_them(run, tmp_path):
     _, out, _ = run("plan", "dgx-1v", "--cluster", "example-4x8")
     assert out == run("plan", "dgx-1v", "--hosts", "4", "--network", "25gbe")[1]
+    assert Cluster.load("example-4x8", task=0).size == 4
     path = tmp_path / "mine.yaml"
     path.write_text("hosts: ['10.0.0.1:2222', '10.0.0.2:2222']\ndevices_per_host: 3\nnetwork: ib-hdr\n")
     _, out, _ = run("topo", "dgx-1v", "--cluster", str(path))
