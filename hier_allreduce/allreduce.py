@@ -117,7 +117,7 @@ def _reduced(
     across = _across(cluster, name, grads, average, strategy)
     layout = lay_out(grads, strategy, hosts=across.hosts)
     readings = _readings(layout, grads.devices, average, strategy, across)
-    with recorded(name, layout.plan, grads.devices, layout.names):
+    with recorded(name, layout.plan, grads.devices, layout.names, across.hosts):
         rows = tensors(grads, layout.entries)
         towers = [Tower(device, layout.chunks, layout.names) for device in grads.devices]
         packed = [tower.pack(row) for tower, row in zip(towers, rows)]
@@ -148,7 +148,7 @@ def reduce_to_mains(
     layout.mains()
     half = layout.plan.reduce_half()
     readings = _readings(layout, grads.devices, average, strategy, across)
-    with recorded(name, half, grads.devices, layout.names):
+    with recorded(name, half, grads.devices, layout.names, across.hosts):
         rows = tensors(grads, layout.entries)
         packed = [Tower(d, layout.chunks, layout.names).pack(row) for d, row in zip(grads.devices, rows)]
         reduced = emit(half, packed, grads.devices, readings, only_roots=True)

@@ -16,6 +16,10 @@ out on request::
     3  /cpu:3   .   .   1   .
     total 6
     hier_allreduce/: hierarchical, 1 chunk, 6 copies, planned = executed
+
+On several hosts each looks at its own devices, and at what it sends to the others::
+
+    hier_allreduce/: hierarchical, 1 chunk, 6 copies, 1 collective over 2 hosts (400 kB), planned = executed
 """
 
 from __future__ import annotations
@@ -30,28 +34,47 @@ from .compat import tf1
 from .emit import Emitted, emitted_in
 from .errors import AuditError
 from .plan import Plan
+from .report import amount, count
 
 _SENDS = ("_Send", "_HostSend")
 _RECVS = ("_Recv", "_HostRecv")
+_COLLECTIVE = "CollectiveReduce"  # and CollectiveReduceV2, in TensorFlow 2
+_HOSTS = "other hosts"
 _LISTED = 5  # so many chunks does an error name
 
-Place = Union[int, str]  # the first tower on a device; the device's own name where it belongs to no tower
+Place = Union[int, str]  # the first tower on a device; where it belongs to no tower its name; or ``_HOSTS``
 Pair = Tuple[Place, Place]
 
 
 @dataclass(frozen=True)
 class Audited:
-    """One all-reduce of the run, executed as planned."""
+    """One all-reduce of the run, executed as planned.
+
+    Attributes:
+        scope: its name scope.
+        plan: what it does inside this host.
+        devices: of the towers of this host.
+        copies: how many tensors went from tower i's device to tower j's: ``{(i, j): count}``.
+        hosts: how many there are.
+        collectives: how many tensors crossed between the hosts; each counts once, on every host.
+        bytes_across: what these hold; None where a shape was not known when the graph was built.
+    """
 
     scope: str
     plan: Plan
     devices: Tuple[Any, ...]
     copies: Counter
+    hosts: int = 1
+    collectives: int = 0
+    bytes_across: Optional[int] = None
 
     def __str__(self) -> str:
-        chunks = f"{self.plan.chunks} chunk{'s' * (self.plan.chunks != 1)}"
         total = sum(self.copies.values())
-        return f"{self.scope}: {self.plan.algorithm}, {chunks}, {total} copies, planned = executed"
+        parts = [self.plan.algorithm, count(self.plan.chunks, "chunk"), f"{total} copies"]
+        if self.hosts > 1:
+            size = "" if self.bytes_across is None else f" ({amount(self.bytes_across)})"
+            parts.append(f"{count(self.collectives, 'collective')} over {self.hosts} hosts{size}")
+        return f"{self.scope}: {', '.join(parts)}, planned = executed"
 
 
 @dataclass(frozen=True)
@@ -96,7 +119,8 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
     """Hold the copies of an executed step against the plans of the all-reduces in it.
 
     For every chunk each planned transfer must be there, and nothing else may come in; reading a result on another
-    device afterwards is the caller's business. Towers that share a device need no transfer between them.
+    device afterwards is the caller's business. Towers that share a device need no transfer between them. On several
+    hosts each chunk with elements must also cross between them exactly once, from its main.
 
     Args:
         run_metadata: of a ``session.run`` with ``RunOptions(output_partition_graphs=True)``.
@@ -120,7 +144,7 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
     if not built:
         raise AuditError(f"no all-reduce was built in {graph}; pass graph= the one that the session ran")
     edges = _edges(partitions)
-    ran = [(node.name, node.device) for part in partitions for node in part.node]
+    ran = [node for part in partitions for node in part.node]
     audited, not_run = [], []
     for call in built:
         found = _audited(call, graph, edges, ran)
@@ -223,9 +247,9 @@ def _planned(call: Emitted, places: _Places) -> List[Counter]:
     planned = []
     for chunk_steps in steps:
         pairs: Counter = Counter()
-        for (src, dst), count in Plan(call.plan.devices, 1, tuple(chunk_steps)).transfers().items():
+        for (src, dst), times in Plan(call.plan.devices, 1, tuple(chunk_steps)).transfers().items():
             pair = places.first_tower(src), places.first_tower(dst)
-            pairs[pair] += count if pair[0] != pair[1] else 0
+            pairs[pair] += times if pair[0] != pair[1] else 0
         planned.append(+pairs)
     return planned
 
@@ -260,6 +284,31 @@ def _copied(graph: Any, chunk_of: Any) -> Dict[str, Set[int]]:
     return copied
 
 
+def _crossing(call: Emitted, graph: Any, places: _Places) -> Dict[int, Pair]:
+    """The chunks that cross to the other hosts, from where: all but those without elements."""
+    if call.hosts == 1:
+        return {}
+    chunk_of = _chunk_finder(call)
+    empty = {
+        chunk_of(op.name) for op in graph.get_operations() if op.outputs and op.outputs[0].shape.num_elements() == 0
+    }
+    roots = enumerate(call.plan.roots)
+    return {chunk: (places.first_tower(root), _HOSTS) for chunk, root in roots if chunk not in empty}
+
+
+def _bytes_across(call: Emitted, graph: Any) -> Optional[int]:
+    """The bytes of the tensors that cross to the other hosts; None if a shape is not known."""
+    chunk_of = _chunk_finder(call)
+    total = 0
+    for op in graph.get_operations():
+        if op.type.startswith(_COLLECTIVE) and chunk_of(op.name) is not None:
+            elements = op.outputs[0].shape.num_elements()
+            if elements is None:
+                return None
+            total += elements * op.outputs[0].dtype.size
+    return total
+
+
 def _chunk_finder(call: Emitted) -> Any:
     """A function from an op's name to the chunk in whose scope it is, or None."""
     scopes = {call.scope + name: chunk for chunk, name in enumerate(call.names)}
@@ -277,13 +326,19 @@ def _chunk_finder(call: Emitted) -> Any:
 # ---- both sides ------------------------------------------------------------------------------------
 
 
-def _audited(call: Emitted, graph: Any, edges: Sequence[_Edge], ran: Sequence[Tuple[str, str]]) -> Optional[Audited]:
+def _audited(call: Emitted, graph: Any, edges: Sequence[_Edge], ran: Sequence[Any]) -> Optional[Audited]:
     """One call's copies, or None if it took no part in the run."""
     places = _Places(call.devices)
     planned = _planned(call, places)
     executed = _executed(call, graph, edges, places, planned)
     chunk_of = _chunk_finder(call)
-    if any(planned) and not any(executed) and all(chunk_of(name) is None for name, _ in ran):
+    crossing = _crossing(call, graph, places)
+    for chunk, pair in crossing.items():
+        planned[chunk][pair] = 1
+    for node in ran:
+        if node.op.startswith(_COLLECTIVE) and chunk_of(node.name) is not None:
+            executed[chunk_of(node.name)][places.find(node.device), _HOSTS] += 1
+    if any(planned) and not any(executed) and all(chunk_of(node.name) is None for node in ran):
         return None
     shared = len({places.first_tower(tower) for tower in range(call.plan.devices)}) < call.plan.devices
     faults = []
@@ -292,15 +347,22 @@ def _audited(call: Emitted, graph: Any, edges: Sequence[_Edge], ran: Sequence[Tu
         if missing or strange:
             faults.append((chunk, missing, strange))
     if faults:
-        idle = {places.first_tower(tower) for tower in range(call.plan.devices)} - {places.find(on) for _, on in ran}
+        used = {places.find(node.device) for node in ran}
+        idle = {places.first_tower(tower) for tower in range(call.plan.devices)} - used
         raise AuditError(_message(call, faults, [call.devices[tower] for tower in sorted(idle)]))
-    return Audited(call.scope, call.plan, call.devices, sum(executed, Counter()))
+    total = sum(executed, Counter())
+    copies = Counter({pair: times for pair, times in total.items() if pair[1] != _HOSTS})
+    size = _bytes_across(call, graph)
+    return Audited(call.scope, call.plan, call.devices, copies, call.hosts, len(crossing), size)
 
 
 def _difference(planned: Counter, executed: Counter, shared: bool) -> Tuple[Counter, Counter]:
     """The copies that are missing, and those that are not planned."""
     if shared:  # how often a tensor crosses to a device with two towers depends on what was pruned
-        planned, executed = Counter(set(planned)), Counter(set(executed))
+        planned, executed = (
+            Counter({pair: times if pair[1] == _HOSTS else 1 for pair, times in pairs.items()})
+            for pairs in (planned, executed)
+        )
     return planned - executed, executed - planned
 
 
@@ -313,12 +375,12 @@ def _message(call: Emitted, faults: Sequence[Tuple[int, Counter, Counter]], idle
         lines.append(f"and {len(faults) - _LISTED} more chunks")
     if idle:
         lines.append(f"no op ran on {', '.join(map(str, idle))}: soft placement put that tower's ops elsewhere")
-    elif any(strange for _, _, strange in faults):
+    elif any(dst != _HOSTS for _, _, strange in faults for _, dst in strange):
         lines.append(
             "build tower k's gradients under tf.device(devices[k]): one that lives elsewhere (a fed placeholder is on"
             " the client's CPU:0) is copied once more"
         )
-    else:
+    elif any(missing for _, missing, _ in faults):
         lines.append("fetch the results of all towers and variables: what nobody asks for is not executed")
     return "\n".join(lines)
 

@@ -21,13 +21,14 @@ from .plan import Copy, Ops, Plan, Reduce, run
 class Emitted:
     """What one call added to a graph; ``audit`` holds the executed graph against it.
 
-    Every op of chunk c is named ``scope + names[c] + "/…"``.
+    Every op of chunk c is named ``scope + names[c] + "/…"``. Of several ``hosts`` this is what one of them did.
     """
 
     scope: str
     plan: Plan
     devices: Tuple[Any, ...]
     names: Tuple[str, ...]
+    hosts: int = 1
 
 
 _emitted: weakref.WeakKeyDictionary[Any, List[Emitted]] = weakref.WeakKeyDictionary()
@@ -58,7 +59,7 @@ class OnDevices(Ops[Any]):
         self.devices, self.average, self.names = devices, average, names
         self.across = across or Across()
         self.towers = len(devices) * self.across.hosts
-        self._column: Dict[int, Any] = {}
+        self._shapes: Dict[Tuple[int, Tuple[int, ...]], Any] = {}
 
     def start(self, value: Any) -> Any:
         """A tower's tensor as the value that is reduced."""
@@ -78,14 +79,15 @@ class OnDevices(Ops[Any]):
         Grappler's memory optimizer expands an ``add_n`` of more than two inputs, one of them made on its own device,
         into one pass over memory for each input, if it knows their shape and finds the device's memory short, as it
         does on logical CPU devices: twice the time. So the inputs are reshaped to columns of a length that it cannot
-        know, which copies nothing.
+        know (a vector's length it would find), which copies nothing.
         """
         name, shape = f"{self.names[chunk]}/sum", values[0].shape
         known = all(value.shape.is_fully_defined() for value in values)
         if known and len(values) > 2 and not tf.executing_eagerly():
             columns = [self._as_column(chunk, value, tower) for value, tower in zip(values, places)]
             with tf1.device(self.devices[places[0]]):
-                return tf.reshape(tf.add_n(columns, name=name), shape, name=name)
+                total = tf.add_n(columns, name=name)
+                return tf.reshape(total, self._shape(places[0], tuple(shape.as_list())), name=name)
         with tf1.device(self.devices[places[0]]):
             # add would broadcast what add_n refuses: shapes that turn out to differ when the step runs
             total = tf.add(*values, name=name) if known and len(values) == 2 else tf.add_n(values, name=name)
@@ -94,11 +96,17 @@ class OnDevices(Ops[Any]):
 
     def _as_column(self, chunk: int, value: Any, tower: int) -> Any:
         with tf1.device(self.devices[tower]):
-            if tower not in self._column:
-                # Two dimensions, as one would be found from the number of elements; and no plain constant, as that
-                # would be read. It is one again when the graph has been cut into devices.
-                self._column[tower] = tf1.placeholder_with_default(tf.constant([-1, 1]), [2], "column")
-            return tf.reshape(value, self._column[tower], name=f"{self.names[chunk]}/column")
+            return tf.reshape(value, self._shape(tower, (-1, 1)), name=f"{self.names[chunk]}/column")
+
+    def _shape(self, tower: int, dims: Tuple[int, ...]) -> Any:
+        """``dims`` as a tensor on the tower, made once."""
+        if (tower, dims) not in self._shapes:
+            value = tf.constant(dims, tf.int32, [len(dims)])
+            if -1 in dims:
+                # Grappler would read a constant. This becomes one when the graph has been cut into devices.
+                value = tf1.placeholder_with_default(value, [len(dims)], "column")
+            self._shapes[tower, dims] = value
+        return self._shapes[tower, dims]
 
     def mean(self, chunk: int, root: int, total: Any) -> Any:
         """``total`` / the towers of all hosts, on the root: once, before the copies.
@@ -250,10 +258,10 @@ def emit(
 
 
 @contextlib.contextmanager
-def recorded(name: str, plan: Plan, devices: Sequence[Any], names: Sequence[str]) -> Iterator[None]:
+def recorded(name: str, plan: Plan, devices: Sequence[Any], names: Sequence[str], hosts: int = 1) -> Iterator[None]:
     """The name scope of one call, free of outer colocation, and the record of it that ``audit`` reads."""
     with forget_colocation(), tf1.name_scope(name) as scope:
         yield
     if not tf.executing_eagerly():
-        record = Emitted(scope, plan, tuple(devices), tuple(names))
+        record = Emitted(scope, plan, tuple(devices), tuple(names), hosts)
         _emitted.setdefault(tf1.get_default_graph(), []).append(record)

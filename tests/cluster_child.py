@@ -15,13 +15,16 @@ import numpy as np
 import tensorflow as tf
 
 from hier_allreduce import (
+    AuditError,
     Cluster,
     HierAllreduceError,
     Strategy,
     TowerOptimizer,
     allreduce_grads,
     allreduce_grads_and_vars,
+    audit,
 )
+from hier_allreduce.emit import emitted_in
 
 tf1 = tf.compat.v1
 FEATURES, CLASSES, BATCH, RATE = 5, 3, 4, 0.5
@@ -58,7 +61,7 @@ def host_rows(task, towers):
 def sums(cluster, options, line):
     """All kinds of gradients, all strategies: what every tower got, against the sum over all towers of all hosts."""
     devices = cpus(cluster.devices_per_host)
-    with tf.Graph().as_default():
+    with tf.Graph().as_default() as graph:
         grads = constants(devices, host_rows(cluster.task, len(devices)))
         for device, row in zip(devices, grads):
             with tf.device(device):
@@ -74,17 +77,48 @@ def sums(cluster, options, line):
             "mean": allreduce_grads([r[:9] for r in grads], devices, average=True, cluster=cluster),
         }
         fetches = {name: [[x for x in row if x is not None] for row in rows] for name, rows in built.items()}
+        used = []
+        for device, row in zip(devices, fetches["mean"]):
+            with tf.device(device):
+                used += [-tensor for tensor in row]
         with cluster.session() as session:
             asked, seen = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
             values = session.run(fetches, options=asked, run_metadata=seen)
             session.run(fetches["default"])
+            used_seen = tf1.RunMetadata()
+            session.run(used, options=asked, run_metadata=used_seen)
+    audits = [said(used_seen, graph), *tampered(used_seen, graph)]
     nodes = [node for part in seen.partition_graphs for node in part.node if node.op.startswith("CollectiveReduce")]
     return {
         "results": values,
         "none": [row[10] is None for row in built["default"]],
         "collectives": sorted([node.name, node.device] for node in nodes),
+        "audits": audits,
         "dtypes": sorted({tf.as_dtype(node.attr["T"].type).name for node in nodes}),
     }
+
+
+def said(seen, graph):
+    """What the audit has to say of a run."""
+    try:
+        return str(audit(seen, graph))
+    except AuditError as error:
+        return str(error)
+
+
+def tampered(seen, graph):
+    """What it would say if the first chunk of the last all-reduce had never crossed to the other hosts, or twice."""
+    for times in (0, 2):
+        changed = tf1.RunMetadata()
+        changed.CopyFrom(seen)
+        chunk = emitted_in(graph)[-1].scope + emitted_in(graph)[-1].names[0] + "/"
+        for part in changed.partition_graphs:
+            for node in [n for n in part.node if n.op.startswith("CollectiveReduce") and n.name.startswith(chunk)]:
+                if times:
+                    part.node.add().CopyFrom(node)
+                else:
+                    part.node.remove(node)
+        yield said(changed, graph)
 
 
 # ---- training ----------------------------------------------------------------------------------------

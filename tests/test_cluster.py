@@ -3,6 +3,7 @@
 Hosts are real processes with real servers on loopback; see clusters.py and cluster_child.py.
 """
 
+import re
 import signal
 import socket
 
@@ -86,6 +87,18 @@ def test_each_host_sends_each_chunk_across_once_from_rotating_mains(summed):
         assert len(alone) == 10  # of eleven gradients one is empty
         assert {device.rpartition("/")[2] for device in alone} == {"device:CPU:0", "device:CPU:1"}
         assert all(f"task:{task}" in device for device in alone)
+
+
+def test_the_audit_counts_what_crosses_to_the_other_hosts(summed):
+    """The last all-reduce has five chunks, one of them without elements."""
+    hosts, found = summed
+    size = 4 * (4 * 3 + 7 + 1 + 1 + 300 * 70 + 6) + 8 * 2 * 2 + (2 if IS_TF2 else 4) * 5  # the last: float16
+    for host in found:
+        good, never, twice = host["audits"]
+        line = next(line for line in good.splitlines() if line.startswith("hier_allreduce_3/: "))
+        assert f"5 chunks, 10 copies, 4 collectives over {hosts} hosts ({size / 1000:.4g} kB), planned" in line
+        assert re.search(r"chunk 0 \('\S+'\): missing [01]→other hosts\nfetch the results", never)
+        assert re.search(r"chunk 0 \('\S+'\): not planned [01]→other hosts$", twice)
 
 
 def test_float16_crosses_as_float32_where_tensorflow_has_no_kernel(summed):
