@@ -66,7 +66,7 @@ class Host:
 
 
 @contextlib.contextmanager
-def job(scenario, hosts, each=None, addresses=None, timeout=30.0, **options):
+def job(scenario, hosts, each=None, addresses=None, devices=2, timeout=30.0, **options):
     """Start a job; the hosts are killed at the end.
 
     Args:
@@ -74,6 +74,7 @@ def job(scenario, hosts, each=None, addresses=None, timeout=30.0, **options):
         hosts: how many.
         each: ``{task: options}`` for some hosts only; ``"cluster"`` in it are arguments of its Cluster.
         addresses: if not free ports of loopback.
+        devices: of each host.
         timeout: of the cluster.
         options: the scenario's, for all hosts.
     """
@@ -86,7 +87,7 @@ def job(scenario, hosts, each=None, addresses=None, timeout=30.0, **options):
     try:
         for task in range(hosts):
             own = {**options, **(each or {}).get(task, {})}
-            arguments = {"hosts": addresses, "task": task, "devices_per_host": 2, "timeout": timeout}
+            arguments = {"hosts": addresses, "task": task, "devices_per_host": devices, "timeout": timeout}
             arguments.update(own.pop("cluster", {}))
             started.append(Host(context, scenario, arguments, own))
         yield started

@@ -118,10 +118,10 @@ def undisturbed():
 
 
 def test_many_steps_leave_the_same_bits_on_all_towers_of_all_hosts():
-    with job("train", 2, steps=200) as hosts:
+    with job("train", 2, devices=4, steps=200) as hosts:
         found = facts(hosts)
     rows = [row for host in found for row in host["bits"]]
-    assert len(rows) == 4
+    assert len(rows) == 8
     assert all(row == rows[0] for row in rows)
     assert np.isfinite(found[0]["losses"]).all()
 
