@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
+from functools import partial
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -69,7 +70,7 @@ def matrix(all_grads: Any, devices: Tuple[Any, ...], average: Any, names: Option
     names = tuple(names) if names is not None else tuple(_name(v, column) for v, column in enumerate(zip(*rows)))
     for tower, row in enumerate(rows):
         for variable, grad in enumerate(row):
-            _check_entry(grad, where(tower, devices, variable, names))
+            _check_entry(grad, partial(where, tower, devices, variable, names))
     for variable, column in enumerate(zip(*rows)):
         _check_column(column, variable, devices, names, average)
     return Matrix(rows, devices, names)
@@ -131,25 +132,25 @@ def _without_prefix(variable: Any) -> str:
     return _TOWER_PREFIX.sub("", variable.name.split(":")[0])
 
 
-def _check_entry(grad: Any, place: str) -> None:
+def _check_entry(grad: Any, place: Callable[[], str]) -> None:
     if grad is None:
         return
     if isinstance(grad, (tuple, list)) and not is_sparse(grad):
         raise GradientError(
-            f"{place}: a {type(grad).__name__} was given where a gradient is expected; for (gradient, variable)"
+            f"{place()}: a {type(grad).__name__} was given where a gradient is expected; for (gradient, variable)"
             " pairs use allreduce_grads_and_vars, or pass the gradients alone"
         )
     tensors = [grad.values, grad.indices] if is_sparse(grad) else [grad]
     if not all(isinstance(tensor, tf.Tensor) for tensor in tensors):
         raise GradientError(
-            f"{place}: expected a tf.Tensor or tf.IndexedSlices, not {type(grad).__name__}; use tf.convert_to_tensor"
+            f"{place()}: expected a tf.Tensor or tf.IndexedSlices, not {type(grad).__name__}; use tf.convert_to_tensor"
         )
     dtype = grad.dtype
     if not (dtype.is_floating or dtype.is_integer or dtype.is_complex):
-        raise GradientError(f"{place}: {dtype.name} has no sum; cast it to a number first")
+        raise GradientError(f"{place()}: {dtype.name} has no sum; cast it to a number first")
     if not all(belongs_here(tensor) for tensor in tensors):
         raise GradientError(
-            f"{place}: {grad!r} does not belong to the graph that is being built; call this inside"
+            f"{place()}: {grad!r} does not belong to the graph that is being built; call this inside"
             " `with graph.as_default():` of the towers' graph"
         )
 
@@ -158,11 +159,11 @@ def _check_column(
     column: Tuple[Any, ...], variable: int, devices: Sequence[Any], names: Sequence[str], average: bool
 ) -> None:
     def check_equal(what: str, values: Dict[int, Any], advice: str) -> None:
-        usual, _ = Counter(map(str, values.values())).most_common(1)[0]
-        odd = [tower for tower, value in values.items() if str(value) != usual]
-        if odd:
+        usual, count = Counter(map(str, values.values())).most_common(1)[0]
+        if count < len(values):
+            odd = next(tower for tower, value in values.items() if str(value) != usual)
             each = ", ".join(f"tower {tower}: {value}" for tower, value in values.items())
-            place = where(odd[0], devices, variable, names)
+            place = where(odd, devices, variable, names)
             raise GradientError(f"{place}: the {what} differs between towers ({each}); {advice}")
 
     present = {tower: grad for tower, grad in enumerate(column) if grad is not None}
@@ -173,11 +174,10 @@ def _check_column(
     if indices:
         check_equal("dtype of the indices", indices, "cast the indices to one dtype")
     shapes = {tower: static_shape(grad) for tower, grad in present.items()}
-    merged = tf.TensorShape(None)
-    for shape in shapes.values():
-        if not merged.is_compatible_with(shape):
-            check_equal("shape", shapes, "list the variables in one order on every tower")
-        merged = merged.merge_with(shape)
+    try:
+        merged_shape(shapes.values())
+    except ValueError:
+        check_equal("shape", shapes, "list the variables in one order on every tower")
     tower, grad = next(iter(present.items()))
     if average and grad.dtype.is_integer:
         raise GradientError(
@@ -195,6 +195,19 @@ def static_shape(grad: Any) -> tf.TensorShape:
         known = tf.get_static_value(grad.dense_shape)
         rows = None if known is None else int(known[0])
     return tf.TensorShape([rows]).concatenate(grad.values.shape[1:])
+
+
+def merged_shape(shapes: Iterable[tf.TensorShape]) -> tf.TensorShape:
+    """What all of the shapes say together.
+
+    Raises:
+        ValueError: they contradict each other.
+    """
+    merged = tf.TensorShape(None)
+    for shape in shapes:
+        if not (merged.is_fully_defined() and merged == shape):  # merging is slow, and nearly all are equal
+            merged = merged.merge_with(shape)
+    return merged
 
 
 def _name(variable: int, column: Sequence[Any]) -> str:

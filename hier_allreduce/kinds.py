@@ -15,7 +15,7 @@ from .buckets import Spec
 from .compat import tf1
 from .devices import all_on_cpu
 from .errors import GradientError
-from .gradients import Matrix, is_sparse, static_shape, where
+from .gradients import Matrix, is_sparse, merged_shape, static_shape, where
 from .strategy import Strategy
 
 DENSE, VALUES, INDICES = "dense", "values", "indices"
@@ -113,11 +113,7 @@ def _spec(column: Sequence[Any], part: str) -> Spec:
 
 
 def _merged_shape(column: Sequence[Any]) -> tf.TensorShape:
-    shape = tf.TensorShape(None)
-    for grad in column:
-        if grad is not None:
-            shape = shape.merge_with(static_shape(grad))
-    return shape
+    return merged_shape(static_shape(grad) for grad in column if grad is not None)
 
 
 def _known_rows(column: Sequence[Any]) -> Optional[int]:

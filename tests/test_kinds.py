@@ -347,6 +347,15 @@ def test_run_time_shapes_that_disagree_raise_with_the_variables_name(graph, opti
         sess.run([grad for row in result for grad, _ in row])
 
 
+@pytest.mark.parametrize("known", [[None, (2, 3), None], [(2, 3), None, (2, None)], [(2, None), (None, 3), (2, 3)]])
+def test_shapes_that_the_towers_know_in_part_are_one_shape(known):
+    with tf.Graph().as_default():
+        value = np.ones([2, 3], "float32")
+        rows = [[tf1.placeholder_with_default(value, shape)] for shape in known]
+        result = allreduce_grads(rows, cpus(3))
+        assert all((total == 3).all() for (total,) in evaluate(result))
+
+
 def test_unknown_shapes_are_reduced_when_they_agree():
     values = [[np.full([2, 3], k, "float32"), np.full([4], k, "float32")] for k in range(3)]
     for strategy in (Strategy(), Strategy(splits=4), Strategy(wire_dtype="float16")):
