@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Callable, List, Sequence
+from typing import Callable, List, Sequence, Tuple
 
 from .bench import Measured, Report, quartiles
 from .errors import BenchError
@@ -38,6 +38,21 @@ def markdown(name: str, report: Report) -> str:
     lines += [f"| {' | '.join(cells + [''] * (len(head) - len(cells)))} |" for cells in table]
     failed = failures(report)
     return "\n".join([*lines, *[""] * bool(failed), *(f"- {line}" for line in failed), ""])
+
+
+def summary(cases: Sequence[Tuple[str, Report]]) -> str:
+    """A Markdown table of ratios: a contender in each row, a case in each column; – where it did not run.
+
+    Args:
+        cases: names of models with what was measured on them.
+    """
+    heads = [f"{Path(name).stem}, {'mean' if report.case.average else 'sum'}" for name, report in cases]
+    table = [["times ours", *heads], [":--", *["--:"] * len(cases)]]
+    for contender in dict.fromkeys(found.name for _, report in cases for found in report.contenders):
+        by_case = [next((m for m in report.contenders if m.name == contender), None) for _, report in cases]
+        ratios = [found and report.ratio(found) for (_, report), found in zip(cases, by_case)]
+        table.append([contender, *(f"{ratio:.2f}" if ratio else "–" for ratio in ratios)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
 
 
 def about(report: Report) -> List[str]:

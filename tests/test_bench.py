@@ -367,7 +367,12 @@ def test_a_page_of_all_models(table, tmp_path, monkeypatch, capsys):
     assert "## table, sum over 3 devices" in text and "## table, mean over 3 devices" in text
     assert "- distribute-0 wrong:" in text
     columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
-    assert columns == {13}
+    assert columns == {13, 4}  # the tables, and all ratios at a glance
+    assert "| times ours | table, sum | table, mean |" in text and "| ours | 1.00 | 1.00 |" in text
+    glance, of_sum, of_mean = (
+        line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| distribute-0")
+    )
+    assert glance[1:] == [of_sum[3], of_mean[3]]
 
 
 @pytest.mark.parametrize(

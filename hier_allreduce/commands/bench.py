@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Sequence, Tuple
 
 if TYPE_CHECKING:
     from ..bench import Report
@@ -173,11 +173,13 @@ def _write_page(args: argparse.Namespace, contenders: Sequence[Contender]) -> No
         "tensorflow": tf.__version__,
         "devices": f"{len(devices)} devices ({devices[0]} to {devices[-1]}), {len(os.sched_getaffinity(0))} cores",
     }
-    sections = [_INTRO.format(**facts)]
+    sections: List[str] = []
+    cases: List[Tuple[str, Report]] = []
     for name in MODELS:
         for average in (False, True):
             report = _measured(args, name, average, contenders)
+            cases.append((name, report))
             sections.append(bench_report.markdown(name, report))
             with open(args.table, "w", encoding="utf-8") as file:
-                file.write("\n".join(sections))
+                file.write("\n".join([_INTRO.format(**facts), bench_report.summary(cases), "", *sections]))
             print(bench_report.text(name, report), end="\n\n", flush=True)
