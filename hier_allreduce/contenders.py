@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
@@ -53,6 +54,17 @@ def ours(strategy: Union[str, Strategy, None] = None, name: Optional[str] = None
         name or (f"ours:{strategy}" if isinstance(strategy, str) else "ours"),
         lambda grads, devices, average: allreduce_grads(grads, devices, average, strategy=chosen),
     )
+
+
+def planned(topology: str) -> Contender:
+    """Ours, planned for the links of a machine: a preset's name, a YAML or an nvidia-smi file.
+
+    Raises:
+        StrategyError: there is no such machine.
+    """
+    strategy = Strategy(topology=topology)
+    strategy.machine()  # a wrong name is said before anything is measured
+    return ours(strategy, f"ours:{Path(topology).name}")
 
 
 # ---- tensorpack: its functions, called as SyncMultiGPUReplicatedBuilder.build calls them -------------

@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rounds", metavar="N", type=_count, default=15, help="timed steps of each contender (default: 15)")
     add("--contenders", metavar="A,B,…", help="only these; ours:NAME is ours with a strategy (default: everybody)")
     add("--strategy", metavar="NAME", nargs="+", default=[], help="these strategies of ours too")
+    add("--topology", metavar="NAME", nargs="+", default=[], help="ours planned for these machines too")
     add("--sweep", action="store_true", help="instead of the peers, strategies of ours that differ in one choice")
     add("--updates", metavar="OPTIMIZER", help="instead: both updates, with sgd, momentum, adam or rmsprop")
     add("--distribute", action="store_true", help="instead: MirroredStrategy with each of TensorFlow's ops, and ours")
@@ -80,6 +81,7 @@ def _contenders(args: argparse.Namespace) -> List[Contender]:
     else:
         chosen = list(known.sweep() if args.sweep else known.all_of_them())
     chosen += [known.ours(strategy) for strategy in args.strategy]
+    chosen += [known.planned(name) for name in args.topology]
     return list({contender.name: contender for contender in chosen}.values())
 
 
