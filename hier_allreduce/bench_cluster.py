@@ -1,4 +1,7 @@
-"""Step times on several hosts, which are processes of this machine: ours, beside one flat collective over all devices.
+"""Step times on several hosts, which are processes of this machine: ours, beside TensorFlow's own ways.
+
+An all-reduce is held against one flat collective over all devices, and a training step against
+MultiWorkerMirroredStrategy's.
 
     python -m hier_allreduce.bench_cluster [--hosts 2] [--devices 4] [--rounds 20]
 
@@ -9,16 +12,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any, Dict, List, Sequence
 
 import tensorflow as tf
 
+from . import bench_workers
 from .bench import devices_here, interleaved, quartiles
+from .bench_report import aligned
 from .case import Case, Rows, consumed, variables
 from .cluster import Cluster
 from .contenders import ours, ring
 from .launcher import launch
+from .peers import free_ports
 from .shapes import GradientShape
 
 _MARK = "measured "
@@ -34,11 +41,17 @@ def cases(devices: Sequence[str]) -> Dict[str, Case]:
     }
 
 
-def host(devices: int, rounds: int) -> None:
+def host(devices: int, rounds: int, peers: Sequence[str]) -> None:
     """Measure as one host; say what was found."""
+    cluster = Cluster.from_environment(devices)
+    found = bench_workers.train(cluster, devices_here(devices), peers, rounds)
+    _say({"task": cluster.task, "case": "training", **found})
+    _reduce(cluster, devices, rounds)
+
+
+def _reduce(cluster: Cluster, devices: int, rounds: int) -> None:
     from .allreduce import allreduce_grads
 
-    cluster = Cluster.from_environment(devices)
     for number, (name, case) in enumerate(cases(devices_here(devices)).items()):
         with tf.Graph().as_default():
             grads, fill = variables(case)
@@ -52,7 +65,11 @@ def host(devices: int, rounds: int) -> None:
                 session.run(fill)
                 callables = {column: session.make_callable(op) for column, op in steps.items()}
                 seconds = interleaved(callables, rounds, lambda words: None)
-        print(_MARK + json.dumps({"task": cluster.task, "case": name, "seconds": seconds}), flush=True)
+        _say({"task": cluster.task, "case": name, "seconds": seconds})
+
+
+def _say(found: Dict[str, Any]) -> None:
+    print(_MARK + json.dumps(found), flush=True)
 
 
 def table(found: Sequence[Dict[str, Any]], hosts: int, devices: int) -> str:
@@ -67,6 +84,19 @@ def table(found: Sequence[Dict[str, Any]], hosts: int, devices: int) -> str:
     return "\n".join(lines)
 
 
+def training_table(found: Dict[str, Any]) -> str:
+    """A line for each contender, and how far their weights are from ours at the end."""
+    words = f"a training step, {bench_workers.WEIGHTS / 1e6:.1f} million weights, {bench_workers.BATCH} examples"
+    rows = [[f"{words}, ms: median (quartiles)", "towers a host", "ms", "ours / it"]]
+    ours = found["seconds"][bench_workers.OURS]
+    for name, seconds in found["seconds"].items():
+        ratio = quartiles([a / b for a, b in zip(ours, seconds)])[1]
+        rows.append([name, str(found["towers"][name]), _cell(seconds), f"{ratio:.2f}"])
+    lines = aligned(rows)
+    lines += [f"{name}: cannot run: {error}" for name, error in found["errors"].items()]
+    return "\n".join([*lines, f"largest difference of a weight to ours at the end: {found['difference']:.0e}"])
+
+
 def _cell(seconds: Sequence[float]) -> str:
     low, median, high = (1e3 * value for value in quartiles(seconds))
     return f"{median:.1f} ({low:.1f}–{high:.1f})"
@@ -78,10 +108,10 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--devices", type=int, default=4, help="of each host")
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--host", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--peers", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.host:
-        host(args.devices, args.rounds)
+    if args.peers:
+        host(args.devices, args.rounds, args.peers)
         return 0
     found: List[Dict[str, Any]] = []
 
@@ -93,11 +123,16 @@ def main() -> int:
         else:
             sys.stderr.write(line)
 
-    command = [sys.executable, "-m", "hier_allreduce.bench_cluster", "--host"]
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # of the hosts
+    command = [sys.executable, "-m", "hier_allreduce.bench_cluster"]
     command += ["--devices", str(args.devices), "--rounds", str(args.rounds)]
+    command += ["--peers", *(f"127.0.0.1:{port}" for port in free_ports(args.hosts))]
     status = launch(args.hosts, command, take)
-    print(table(found, args.hosts, args.devices))
-    return status
+    if status:
+        return status
+    training, *reducing = found
+    print(table(reducing, args.hosts, args.devices), training_table(training), sep="\n\n")
+    return 0
 
 
 if __name__ == "__main__":

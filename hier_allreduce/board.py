@@ -41,8 +41,15 @@ class Board:
         session = self._session(task)
         if (session, topic) not in self._reads:
             with session.graph.as_default(), tf1.device("/cpu:0"):
-                self._reads[session, topic] = tf.raw_ops.ReadVariableOp(resource=_variable(topic), dtype=tf.string)
-        found = self._asked(task, self._reads[session, topic])
+                variable = _variable(topic)
+                self._reads[session, topic] = (
+                    tf.raw_ops.VarIsInitializedOp(resource=variable),
+                    tf.raw_ops.ReadVariableOp(resource=variable, dtype=tf.string),
+                )
+        is_there, value = self._reads[session, topic]
+        if self._asked(task, is_there) in (_NOTHING, False):  # reading what is not there makes TensorFlow log a warning
+            return None
+        found = self._asked(task, value)
         return None if found is _NOTHING else bytes(found).decode()
 
     def _asked(self, task: int, fetch: Any) -> Any:

@@ -61,6 +61,7 @@ ORDER = [
     "bench",
     "bench_report",
     "bench_updates",
+    "bench_workers",
     "bench_cluster",
     "integrations",
     "bench_distribute",
