@@ -111,12 +111,17 @@ def way_back(half: ReduceHalf) -> Tuple[Tuple[int, int], ...]:
     return tuple((dst, src) for srcs, dst in reversed(half) for src in srcs)
 
 
-def plan_from_halves(devices: int, halves: Sequence[ReduceHalf], algorithm: str = "") -> Plan:
-    """One chunk for each reduce half: all its reductions, then all its copies."""
+def plan_from_halves(
+    devices: int, halves: Sequence[ReduceHalf], algorithm: str = "", backs: Sequence[ReduceHalf] = ()
+) -> Plan:
+    """One chunk for each reduce half: all its reductions, then all its copies.
+
+    The copies go the way of the reductions back, or that of ``backs``: other halves with the same roots.
+    """
     steps: List[Step] = []
-    for chunk, half in enumerate(halves):
+    for chunk, (half, back) in enumerate(zip(halves, backs or halves)):
         steps += [Reduce(chunk, srcs, dst) for srcs, dst in half]
-        steps += [Copy(chunk, src, dst) for src, dst in way_back(half)]
+        steps += [Copy(chunk, src, dst) for src, dst in way_back(back)]
     return Plan(devices, len(halves), tuple(steps), algorithm)
 
 

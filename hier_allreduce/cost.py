@@ -145,20 +145,22 @@ class _Run:
 
     def __init__(self, plan: Plan, topology: Topology, chunks: Sequence[float], ideal_links: bool, rule: Rule) -> None:
         self.steps, self.chunks, self.rule = plan.steps, chunks, rule
-        use = occupancy(topology, ideal_links, rule.one_receive).use
+        servers, use = occupancy(topology, ideal_links, rule.one_receive)
         work = _work(plan)
         self.transfers, self.then, self.waits = work.transfers, work.then, list(work.waits)
-        self.streams = [use[src, dst][0][0] for _, src, dst, _ in work.transfers]
-        self.ways = {pair: passed[1:] for pair, passed in use.items()}
-        self.per_byte = {pair: max(seconds for _, seconds in passed) for pair, passed in use.items()}
+        passed = [use[src, dst] for _, src, dst, _ in work.transfers]
+        self.streams = [way[0][0] for way in passed]
+        self.ways = [way[1:] for way in passed]
+        slowest = {pair: max(seconds for _, seconds in way) for pair, way in use.items()}
         self.latency = topology.speeds.copy_latency
+        self.passing = [chunks[chunk] * slowest[src, dst] for _, src, dst, chunk in work.transfers]
         self.kernel, self.memory = topology.speeds.kernel, topology.speeds.memory
         self.events: List[Tuple[float, int, int]] = [(0.0, number, _READY) for number in work.first]
         self.queues: Dict[int, List[Tuple[float, int]]] = {stream: [] for stream in self.streams}
         self.turn = dict.fromkeys(self.queues, 0)  # with order "plan": how many copies a stream has issued
         self.ready = [False] * len(self.transfers)
         self.busy = dict.fromkeys(self.queues, False)
-        self.free: Dict[int, float] = {}
+        self.free = [0.0] * len(servers)
         self.computing = [0.0] * plan.devices
         self.seconds = 0.0
         self.starts = [0.0] * len(plan.steps)
@@ -216,9 +218,10 @@ class _Run:
         heappush(self.events, (soonest, waiting, _LOOK))
 
     def _way_free(self, number: int, now: float) -> float:
-        _, src, dst, _ = self.transfers[number]
-        for server, _ in self.ways[src, dst]:
-            now = max(now, self.free.get(server, 0.0))
+        free = self.free
+        for server, _ in self.ways[number]:
+            if free[server] > now:
+                now = free[server]
         return now
 
     def _send(self, number: int, now: float) -> None:
@@ -226,9 +229,10 @@ class _Run:
         step, src, dst, chunk = self.transfers[number]
         size = self.chunks[chunk]
         start = self._way_free(number, now)
-        end = start + self.latency + size * self.per_byte[src, dst]
-        for server, per_byte in self.ways[src, dst]:
-            self.free[server] = start + size * per_byte + (self.latency if self.rule.held else 0.0)
+        end = start + self.latency + self.passing[number]
+        held = self.latency if self.rule.held else 0.0
+        for server, per_byte in self.ways[number]:
+            self.free[server] = start + size * per_byte + held
         self.busy[self.streams[number]] = True
         self.starts[step] = max(self.starts[step], start)
         self.spans.append((step, src, dst, start, end))

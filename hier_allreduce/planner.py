@@ -30,9 +30,11 @@ from .topology import Topology, occupancy
 
 _TF = "queue"  # the rule of .cost.RULES whose seconds are reported
 _NEAR = 1.05  # a recipe slower than the quickest by more than this is not looked at further
+_FEW_STEPS = 128
+_UNFAIR = 8  # a recipe that is 1 % slower than a baseline by one rule counts as 8 % slower
 _WORTH = 0.99  # nor one that cannot be quicker by more than this
 BASELINES = ("two-group", "tree", "flat")
-ALGORITHMS = ("ring", "packed_paths", "packed_trees", "hierarchical", "exchange", *BASELINES)
+ALGORITHMS = ("ring", "packed_paths", "packed_trees", "hierarchical", "exchange", "soonest", *BASELINES)
 _CLASSES_PER_OCTAVE = 4
 
 
@@ -72,19 +74,21 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Ch
     """
     if algorithm not in (None, *ALGORITHMS):
         raise StrategyError(f"algorithm={algorithm!r} is unknown{nearest(str(algorithm), list(ALGORITHMS))}")
-    fastest, best = _search(topology, bytes_class(size))
-    seconds = {name: simulate(recipe.plan(), topology, recipe.sizes(size)).seconds for name, recipe in best.items()}
-    quickest = min(seconds, key=lambda name: seconds[name])
-    slower_than_baseline = seconds[fastest] > min(seconds[name] for name in BASELINES)
-    if slower_than_baseline or seconds[fastest] > seconds[quickest] * _NEAR:  # at this size, not its class's
-        fastest = quickest
-    name = algorithm or fastest
-    if name not in best:  # the search did not look at it: others were clearly faster
-        recipe = _best_of(topology, bytes_class(size), name)
-        best = {**best, name: recipe}
-        seconds[name] = simulate(recipe.plan(), topology, recipe.sizes(size)).seconds
-    baselines = {name: seconds[name] for name in BASELINES}
-    return Choice(best[name], size, seconds[name], lower_bound(topology, size), baselines, seconds)
+    picked, best = _search(topology, bytes_class(size))
+    if algorithm and algorithm not in best:  # the search did not look at it: others were clearly faster
+        best = {**best, algorithm: _best_of(topology, bytes_class(size), algorithm)}
+    recipe = best[algorithm] if algorithm else picked
+    taken = {name: _seconds(one, topology, size) for name, one in best.items()}
+    baselines = {name: taken[name] for name in BASELINES}
+    seconds = _seconds(recipe, topology, size)
+    if not algorithm and seconds > min(baselines.values()):  # at this size, not its class's
+        quickest = min(taken, key=lambda name: taken[name])
+        recipe, seconds = best[quickest], taken[quickest]
+    return Choice(recipe, size, seconds, lower_bound(topology, size), baselines, {**taken, recipe.algorithm: seconds})
+
+
+def _seconds(recipe: Recipe, topology: Topology, size: int) -> float:
+    return simulate(recipe.plan(), topology, recipe.sizes(size)).seconds
 
 
 @lru_cache(maxsize=256)
@@ -93,36 +97,42 @@ def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
     recipes = [recipe for recipe in candidates(topology) if recipe.algorithm == algorithm]
     if not recipes:
         raise StrategyError(f"algorithm={algorithm!r} makes no plan for {len(topology)} devices")
-    trials = [_trial(recipe, topology, size, limit=0.0) for recipe in recipes]
-    return min(trials, key=lambda trial: trial.seconds[_TF]).recipe
+    return _quickest([trial for one in recipes for trial in _trials(one, topology, size, limit=0.0)]).recipe
 
 
 @lru_cache(maxsize=1024)
-def _search(topology: Topology, size: int) -> Tuple[str, Dict[str, Recipe]]:
-    """The best algorithm, and for each algorithm its best recipe.
+def _search(topology: Topology, size: int) -> Tuple[Recipe, Dict[str, Recipe]]:
+    """The best recipe, and the best of each algorithm: of baselines, the fastest by TensorFlow's own rule.
 
     Baselines come first. Of the others only those are simulated in full that could be faster than the fastest so far.
     """
-    trials = [_trial(recipe, topology, size) for recipe in baselines(topology)]
+    trials = [trial for recipe in baselines(topology) for trial in _trials(recipe, topology, size)]
     fastest = {rule: min(trial.seconds[rule] for trial in trials) for rule in RULES}
     quickest = fastest[_TF]
     for least, recipe in sorted(_least(topology, size), key=lambda found: found[0]):
         if least < quickest * _WORTH:
-            trial = _trial(recipe, topology, size, limit=quickest * _NEAR)
-            quickest = min(quickest, trial.seconds.get(_TF, math.inf))
-            trials.append(trial)
+            found = _trials(recipe, topology, size, limit=quickest * _NEAR)
+            quickest = min([quickest] + [trial.seconds[_TF] for trial in found if trial.slower(fastest) <= 1.0])
+            trials += found
     by_name: Dict[str, List[_Trial]] = defaultdict(list)
     for trial in trials:
         by_name[trial.recipe.algorithm].append(trial)
-    best = {name: _pick(group, fastest).recipe for name, group in by_name.items()}
-    return _pick(trials, fastest).recipe.algorithm, best
+    best = {
+        name: (_quickest(group) if name in BASELINES else _pick(group, fastest)).recipe
+        for name, group in by_name.items()
+    }
+    return _pick(trials, fastest).recipe, best
+
+
+def _quickest(trials: Sequence[_Trial]) -> _Trial:
+    return min(trials, key=lambda trial: trial.seconds[_TF])
 
 
 def _pick(trials: Sequence[_Trial], baseline: Dict[str, float]) -> _Trial:
     """The fastest; of those as fast within 0.5 %, the one with the fewest copies: each costs TensorFlow a dispatch."""
     scores = [trial.score(baseline) for trial in trials]
     if min(scores) == math.inf:
-        return min(trials, key=lambda trial: trial.seconds[_TF])
+        return _quickest(trials)
     near = [trial for trial, score in zip(trials, scores) if score <= min(scores) * 1.005]
     return min(near, key=lambda trial: sum(len(srcs) for half in trial.recipe.halves for srcs, _ in half))
 
@@ -138,28 +148,43 @@ class _Trial(NamedTuple):
 
         Without the other rules, or slower than a baseline by TensorFlow's own: at the end of the list.
         """
-        if len(self.seconds) < len(RULES) or self.seconds[_TF] > baseline[_TF]:
+        slower = self.slower(baseline)
+        if slower == math.inf or self.seconds[_TF] > baseline[_TF]:
             return math.inf
         seconds = list(self.seconds.values())
-        slower = max(self.seconds[rule] / (baseline[rule] or 1.0) for rule in RULES)
-        return (max(seconds) + sum(seconds) / len(seconds)) * max(1.0, slower)
+        return (max(seconds) + sum(seconds) / len(seconds)) * max(1.0, slower) ** _UNFAIR
+
+    def slower(self, baseline: Dict[str, float]) -> float:
+        """How many times as long as the fastest baseline it takes, by the worst rule."""
+        if len(self.seconds) < len(RULES):
+            return math.inf
+        return max(self.seconds[rule] / (baseline[rule] or 1.0) for rule in RULES)
 
 
-def _trial(recipe: Recipe, topology: Topology, size: int, limit: float = math.inf) -> _Trial:
-    """Order the recipe's steps and simulate it by all rules, unless the first one shows that it is not worth while."""
-    ordered, first_run = _ordered(recipe, topology, size)
+def _trials(recipe: Recipe, topology: Topology, size: int, limit: float = math.inf) -> List[_Trial]:
+    """The recipe by all rules, unless a first run shows that it is not worth while.
+
+    Its steps are in the order in which they started; if they are few, in turn too.
+    """
+    in_turn = _in_turn(recipe)
+    ordered, first_run = _as_started(in_turn, topology, size)
     if first_run > limit:
-        return _Trial(ordered, {_TF: first_run})
+        return [_Trial(ordered, {_TF: first_run})]
+    few = len(in_turn.order) <= _FEW_STEPS
     # Chunks that differ a little: a plan that is fast only while everything happens at the same instant is not fast.
     luck = random.Random(0)
     sizes = [share * (1 + 1e-3 * luck.random()) for share in recipe.shares(size)]
-    plan = ordered.plan()
+    return [_trial(one, topology, sizes, limit) for one in ((ordered, in_turn) if few else (ordered,))]
+
+
+def _trial(recipe: Recipe, topology: Topology, sizes: Sequence[float], limit: float) -> _Trial:
+    plan = recipe.plan()
     seconds: Dict[str, float] = {}
     for rule in RULES:
         seconds[rule] = simulate(plan, topology, sizes, rule=rule).seconds
         if seconds[_TF] > limit:
             break
-    return _Trial(ordered, seconds)
+    return _Trial(recipe, seconds)
 
 
 @lru_cache(maxsize=64)
@@ -169,23 +194,26 @@ def _loads(topology: Topology) -> List[Tuple[Any, Any, Tuple[Any, Any], Recipe]]
     latency = topology.speeds.copy_latency
 
     @lru_cache(maxsize=None)
-    def load(half: ReduceHalf) -> Tuple[Any, Any, float, float]:
+    def load(half: ReduceHalf, back: bool) -> Tuple[Any, Any, float, float]:
         starts, per_byte = np.zeros(len(servers)), np.zeros(len(servers))
         arrives: Dict[int, Tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))  # the longest way to a device
         for srcs, dst in half:
             for src in srcs:
-                for way in ((src, dst), (dst, src)):
-                    starts[use[way][0][0]] += latency
-                    for server, seconds in use[way]:
-                        per_byte[server] += seconds
-                copied = max(seconds for _, seconds in use[src, dst])
+                passed = use[dst, src] if back else use[src, dst]
+                starts[passed[0][0]] += latency
+                for server, seconds in passed:
+                    per_byte[server] += seconds
+                copied = max(seconds for _, seconds in passed)
                 arrives[dst] = max(arrives[dst], (arrives[src][0] + copied, arrives[src][1] + latency))
-        to_root, starts_to_root = arrives[half[-1][1]]
-        return starts, per_byte, 2 * to_root, 2 * starts_to_root
+        return (starts, per_byte, *arrives[half[-1][1]])
+
+    @lru_cache(maxsize=None)
+    def both(half: ReduceHalf, back: ReduceHalf) -> List[Any]:
+        return [there + again for there, again in zip(load(half, False), load(back, True))]
 
     found = []
     for recipe in candidates(topology):
-        parts = [load(half) for half in recipe.halves]
+        parts = [both(*way) for way in recipe.ways]
         starts = np.sum([part[0] for part in parts], axis=0)
         per_byte = np.dot(recipe.fractions, [part[1] for part in parts])
         way = (np.multiply(recipe.fractions, [part[2] for part in parts]), np.array([part[3] for part in parts]))
@@ -203,20 +231,23 @@ def _least(topology: Topology, size: int) -> List[Tuple[float, Recipe]]:
 
 def in_simulated_order(recipe: Recipe, topology: Topology, size: int) -> Recipe:
     """The recipe with its steps in the order in which they start when each copy goes as soon as it can."""
-    return _ordered(recipe, topology, size)[0]
+    return _as_started(_in_turn(recipe), topology, size)[0]
 
 
-def _ordered(recipe: Recipe, topology: Topology, size: int) -> Tuple[Recipe, float]:
-    plan = recipe.plan()
+def _in_turn(recipe: Recipe) -> Recipe:
+    """All chunks' first steps, all chunks' second steps, …"""
     place: Dict[int, int] = defaultdict(int)
     turns = []
-    for number, step in enumerate(plan.steps):
+    for number, step in enumerate(replace(recipe, order=()).plan().steps):
         turns.append((place[step.chunk], step.chunk, number))
         place[step.chunk] += 1
-    even = [number for *_, number in sorted(turns)]  # all chunks' first steps, all chunks' second steps, …
-    run = simulate(replace(recipe, order=tuple(even)).plan(), topology, recipe.shares(size))
-    order = [even[i] for i in sorted(range(len(even)), key=lambda i: (run.starts[i], i))]
-    return replace(recipe, order=tuple(order)), run.seconds
+    return replace(recipe, order=tuple(number for *_, number in sorted(turns)))
+
+
+def _as_started(recipe: Recipe, topology: Topology, size: int) -> Tuple[Recipe, float]:
+    run = simulate(recipe.plan(), topology, recipe.shares(size))
+    order = sorted(range(len(recipe.order)), key=lambda i: (run.starts[i], i))
+    return replace(recipe, order=tuple(recipe.order[i] for i in order)), run.seconds
 
 
 def timing(choice: Choice, topology: Topology) -> Timing:

@@ -10,7 +10,7 @@ left out. Slow edges are left out more often; how often, a linear program says (
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Callable, Iterator, List, Sequence, Tuple
 
@@ -18,7 +18,20 @@ from . import algorithms
 from .algorithms import Groups, ReduceHalf
 from .plan import Plan
 from .topology import Topology
-from .trees import Packing, Tree, centers, distances, ends, groups, pack, pack_paths, ring, rooted_half, share_out
+from .trees import (
+    Packing,
+    Tree,
+    centers,
+    distances,
+    ends,
+    groups,
+    pack,
+    pack_paths,
+    ring,
+    rooted_half,
+    share_out,
+    soonest_half,
+)
 
 MOST_CHUNKS = 8  # for each device
 
@@ -27,8 +40,8 @@ MOST_CHUNKS = 8  # for each device
 class Recipe:
     """How to all-reduce one bucket on ``devices`` (K) devices.
 
-    Chunk ``c`` is the share ``fractions[c]`` of the bucket's bytes and goes by ``halves[c]``; ``order`` lists the steps
-    of :func:`.algorithms.plan_from_halves` in the order of execution.
+    Chunk ``c`` is the share ``fractions[c]`` of the bucket's bytes, goes by ``halves[c]``, and back by ``backs[c]``
+    where there are any; ``order`` lists the steps of :func:`.algorithms.plan_from_halves` in the order of execution.
     """
 
     algorithm: str
@@ -36,10 +49,21 @@ class Recipe:
     fractions: Tuple[float, ...]
     halves: Tuple[ReduceHalf, ...]
     order: Tuple[int, ...] = ()
+    backs: Tuple[ReduceHalf, ...] = ()
+
+    @property
+    def ways(self) -> Tuple[Tuple[ReduceHalf, ReduceHalf], ...]:
+        """For each chunk the halves by which it goes there and back."""
+        return tuple(zip(self.halves, self.backs or self.halves))
+
+    def alone(self, chunk: int) -> Recipe:
+        """All bytes by the way of one chunk."""
+        half, back = self.ways[chunk]
+        return Recipe(self.algorithm, self.devices, (1.0,), (half,), backs=(back,))
 
     def plan(self) -> Plan:
         """The plan of one bucket: as many chunks as ``fractions``."""
-        plan = algorithms.plan_from_halves(self.devices, self.halves, self.algorithm)
+        plan = _chunk_by_chunk(self.devices, self.halves, self.algorithm, self.backs)
         order = self.order or range(len(plan.steps))
         return Plan(plan.devices, plan.chunks, tuple(plan.steps[i] for i in order), plan.algorithm)
 
@@ -57,12 +81,16 @@ class Recipe:
         return tuple(after - before for before, after in zip(cuts, cuts[1:]))
 
 
+_chunk_by_chunk = lru_cache(maxsize=64)(algorithms.plan_from_halves)
+
+
 @lru_cache(maxsize=64)
 def candidates(topology: Topology) -> Tuple[Recipe, ...]:
     """Recipes made from this machine's links, from one chunk to many."""
     if len(topology) == 1:
         return ()
     found = [
+        *_soonest(topology),
         *_exchanges(topology),
         *_hierarchical(topology),
         *_group_rings(topology),
@@ -78,14 +106,24 @@ def _even(algorithm: str, devices: int, halves: Sequence[ReduceHalf]) -> Recipe:
 
 
 def baselines(topology: Topology) -> Iterator[Recipe]:
-    """The algorithms that know only the number of devices, with 1, K/2, K, 2K chunks."""
+    """The algorithms that know only the number of devices, with 1, 2, K/2, K, 2K chunks."""
     count = len(topology)
     halves = algorithms.two_groups(count)
-    for chunks in sorted({1, (count + 1) // 2, count, 2 * count}):
+    for chunks in sorted({1, 2, (count + 1) // 2, count, 2 * count}):
         turns = range(chunks)
         yield _even("two-group", count, [algorithms.hierarchical_half(count, turn, halves) for turn in turns])
         yield _even("tree", count, [algorithms.tree_half(count, turn) for turn in turns])
         yield _even("flat", count, [algorithms.flat_half(count, turn) for turn in turns])
+
+
+def _soonest(topology: Topology) -> Iterator[Recipe]:
+    """For so few bytes that only the starts count: sums by twos and threes, copies by twos, neighbours first."""
+    count, tour, speeds = len(topology), ring(topology), topology.speeds
+    for chunks in sorted({1, 2, count}):
+        orders = [tour[place:] + tour[:place] for place in (chunk * count // chunks for chunk in range(chunks))]
+        halves = [soonest_half(order, speeds.copy_latency, speeds.kernel) for order in orders]
+        backs = tuple(soonest_half(order, speeds.copy_latency, 0.0) for order in orders)
+        yield replace(_even("soonest", count, halves), backs=backs)
 
 
 def _exchanges(topology: Topology) -> Iterator[Recipe]:
@@ -111,11 +149,9 @@ def _hierarchical(topology: Topology) -> Iterator[Recipe]:
     """Groups and partners found from the links; each reduction at once, or source by source in turn."""
     count = len(topology)
     for parts in range(2, count // 2 + 1):
-        if parts > 2 and count % parts:
-            continue
         found = groups(topology, parts)
         longest = max(map(len, found))
-        for chunks in (1, longest, 2 * longest, 4 * longest):
+        for chunks in sorted({1, 2, longest, 2 * longest, 4 * longest}):
             halves = [_grouped_half(found, turn) for turn in range(chunks)]
             yield _even("hierarchical", count, halves)
             yield _even("hierarchical", count, [_source_by_source(half) for half in halves])
@@ -131,9 +167,9 @@ def _group_rings(topology: Topology) -> Iterator[Recipe]:
 
 
 def _grouped_half(found: Groups, turn: int) -> ReduceHalf:
-    """As :func:`.algorithms.hierarchical_half`, with partners as mains and the sum at the turn's own group."""
+    """As :func:`.algorithms.hierarchical_half`, with partners as mains and the sum at another group each turn."""
     mains = [group[turn % len(group)] for group in found]
-    first = turn // len(found[0]) % len(found)
+    first = (turn + turn // len(found[0])) % len(found)
     return algorithms.reduce_inside(found, mains) + algorithms.reduce_across(mains[first + 1 :] + mains[: first + 1])
 
 

@@ -38,8 +38,7 @@ def planned(
         recipe = _recipe(machine, whole.bytes, algorithm, scale)
         parts = cut(whole, specs, recipe.fractions)
         if len(parts) < len(recipe.fractions):  # so few bytes that they are not worth cutting
-            way = recipe.halves[len(chunks) % len(recipe.halves)]
-            parts, recipe = [whole], Recipe(recipe.algorithm, recipe.devices, (1.0,), (way,))
+            parts, recipe = [whole], recipe.alone(len(chunks) % len(recipe.halves))
         steps += [step._replace(chunk=step.chunk + len(chunks)) for step in recipe.plan().steps]
         chunks += parts
     return chunks, Plan(len(machine), len(chunks), tuple(steps), algorithm or "auto")
@@ -52,14 +51,15 @@ def planned_whole(
     chunks = buckets(specs, how)
     total = sum(chunk.bytes for chunk in chunks)
     recipe = _recipe(machine, total, algorithm, scale)
-    room: Dict[ReduceHalf, float] = {}
-    for fraction, half in zip(recipe.fractions, recipe.halves):
-        room[half] = room.get(half, 0.0) + fraction * total
-    ways: List[ReduceHalf] = [recipe.halves[0]] * len(chunks)
+    room: Dict[Tuple[ReduceHalf, ReduceHalf], float] = {}
+    for fraction, way in zip(recipe.fractions, recipe.ways):
+        room[way] = room.get(way, 0.0) + fraction * total
+    ways = [recipe.ways[0]] * len(chunks)
     for chunk in sorted(range(len(chunks)), key=lambda c: -chunks[c].bytes):
-        ways[chunk] = max(room, key=lambda half: room[half])
+        ways[chunk] = max(room, key=lambda way: room[way])
         room[ways[chunk]] -= max(chunks[chunk].bytes, 1)
-    return chunks, plan_from_halves(len(machine), ways, algorithm or "auto")
+    halves, backs = [half for half, _ in ways], [back for _, back in ways]
+    return chunks, plan_from_halves(len(machine), halves, algorithm or "auto", backs)
 
 
 def _recipe(machine: Topology, size: int, algorithm: Optional[str], scale: float) -> Recipe:

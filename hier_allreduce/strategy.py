@@ -32,7 +32,7 @@ class Strategy:
         algorithm: ``"hierarchical"``, ``"tree"``, ``"flat"``; ``"auto"``, with a topology, is what its links are
             fastest with; without one it is flat where all devices are CPUs (they share one memory, so that a second
             level only adds work) and hierarchical elsewhere. With a topology also the planner's others:
-            ``"ring"``, ``"exchange"``, ``"packed_trees"``, ``"packed_paths"``.
+            ``"ring"``, ``"exchange"``, ``"soonest"``, ``"packed_trees"``, ``"packed_paths"``.
         topology: the machine's links: a preset's name (``"dgx-1v"``), a YAML or nvidia-smi file, a ``Topology``,
             or ``"this machine"`` to look. The gradients of a dtype then form one bucket, which is cut as planned for
             its bytes; groups and mains are found from the links. A tower on ``/gpu:i`` is device i of the topology.

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heappop, heappush
 from itertools import combinations
 from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
@@ -200,6 +201,37 @@ def rooted_half(tree: Tree, root: int) -> ReduceHalf:
         ring = [n for beyond, _ in outside for n in beyond]
         seen.update(ring)
     return tuple(reversed(hops))
+
+
+def soonest_half(order: Sequence[int], start: float, pause: float) -> ReduceHalf:
+    """The reductions by which the first device of ``order`` has the sum soonest, if all links are alike.
+
+    Read backwards it is the LogP model's best broadcast (Karp et al., SPAA 1993): everybody who has the value hands it
+    on, a copy every ``start`` seconds, the first of them ``pause`` after the value came. Devices that stand together
+    in ``order`` are joined first.
+    """
+    above = [0]
+    turns = [(start + pause, 0)]
+    for place in range(1, len(order)):
+        now, giver = heappop(turns)
+        above.append(giver)
+        heappush(turns, (now + start, giver))
+        heappush(turns, (now + pause + start, place))
+    sizes = [1] * len(order)
+    for place in range(len(order) - 1, 0, -1):
+        sizes[above[place]] += sizes[place]
+
+    def joined(place: int, devices: Sequence[int]) -> List[Hop]:
+        hops: List[Hop] = []
+        mains: List[int] = []
+        end = len(devices)
+        for below in (child for child in range(1, len(order)) if above[child] == place):
+            hops += joined(below, devices[end - sizes[below] : end])
+            end -= sizes[below]
+            mains.append(devices[end])
+        return hops + [(tuple(mains), devices[0])] if mains else hops
+
+    return tuple(joined(0, order))
 
 
 def centers(tree: Tree) -> Tuple[int, ...]:

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hier_allreduce import algorithms, planner, presets
+from hier_allreduce import algorithms, planner, presets, recipes
 from hier_allreduce.cost import RULES, simulate
 from hier_allreduce.errors import StrategyError
 from hier_allreduce.plan import verify
-from hier_allreduce.planner import BASELINES, choose
+from hier_allreduce.planner import BASELINES, choose, in_simulated_order
 from hier_allreduce.topology import Table, flat_host, from_table, load, subset
-from hier_allreduce.trees import centers, distances, ends, groups, pack, ring, rooted_half, share_out
+from hier_allreduce.trees import centers, distances, ends, groups, pack, ring, rooted_half, share_out, soonest_half
 
 MB = 10**6
 SIZES = [64_000, MB, 10 * MB, 100 * MB, 1000 * MB]
@@ -44,6 +44,29 @@ def test_plans_come_near_the_bound(name):
     least_100mb, least_1gb = EIGHT[name]
     assert choose(load(name), 100 * MB).share_of_bound >= least_100mb
     assert choose(load(name), 1000 * MB).share_of_bound >= least_1gb
+
+
+@pytest.mark.parametrize("name", EIGHT)
+@pytest.mark.parametrize("size", [64_000, MB, 10 * MB])
+def test_no_way_of_executing_plans_makes_them_slower_than_what_knows_nothing_of_links(name, size):
+    machine = load(name)
+    recipe = choose(machine, size).recipe
+    others = [in_simulated_order(other, machine, size) for other in recipes.baselines(machine)]
+    for rule in RULES:
+        seconds, *rest = (
+            simulate(one.plan(), machine, one.sizes(size), rule=rule).seconds for one in [recipe, *others]
+        )
+        assert seconds <= min(rest) * 1.05
+
+
+def test_few_bytes_are_added_by_threes_and_copied_by_twos_on_a_switch():
+    machine = load("dgx-a100")
+    choice = choose(machine, 64_000)
+    assert choice.recipe.algorithm == "soonest"
+    assert choice.seconds < 0.95 * min(choice.baselines.values())
+    (way,) = choice.recipe.ways
+    assert way[0] != way[1] and choice.recipe.alone(0).ways == (way,)
+    verify(choice.recipe.alone(0).plan())
 
 
 @pytest.mark.parametrize("name", CUBE_MESHES)
@@ -182,6 +205,16 @@ def test_shares_are_even_where_links_are_alike_and_leave_out_slow_links_elsewher
 
 def sorted_pair(pair):
     return min(pair), max(pair)
+
+
+def test_the_soonest_half_is_binomial_for_copies_and_wider_for_sums():
+    copies, sums = soonest_half(range(8), 10.0, 0.0), soonest_half(range(8), 10.0, 8.0)
+    assert copies == (((7,), 6), ((6, 5), 4), ((3,), 2), ((4, 2, 1), 0))
+    assert sums == (((7, 6), 5), ((4,), 3), ((5, 3, 2, 1), 0))
+    for count in range(2, 17):
+        order = range(count)[::-1]
+        there, back = soonest_half(order, 10.0, 8.0), soonest_half(order, 10.0, 0.0)
+        verify(algorithms.plan_from_halves(count, [there], backs=[back]))
 
 
 def test_centers_and_ends_of_a_path_and_of_a_star():
