@@ -21,6 +21,7 @@ from ..compat import tf1
 from ..integrations.tensorpack import HierarchicalTrainer
 from .options import chosen_devices, chosen_optimizer, chosen_strategy
 from .tensorpack_run import Run, largest_difference, predict, train
+from .terminal import pause
 
 EPOCHS = 60
 OPTIMIZER = "momentum"
@@ -134,8 +135,7 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     def trained(trainer: Any, parts: int, title: str, **more: Any) -> Run:
         data = Batches(training, steps, parts, batch * count // parts, args.seed)
         rate = ScheduledHyperParamSetter("learning_rate", rates(epochs, RATES[optimizer]))
-        pause = 0.3 if terminal.isatty() else 10  # seconds between two states of the bar: a log needs few
-        with tqdm(total=steps * epochs, desc=title, file=terminal, unit="step", mininterval=pause) as bar:
+        with tqdm(total=steps * epochs, desc=title, file=terminal, unit="step", mininterval=pause(terminal)) as bar:
             return train(trainer, Convnet(args.seed, optimizer), data, epochs, bar, [rate], **more)
 
     many = trained(trainer, count, f"{count} devices", out=args.out)

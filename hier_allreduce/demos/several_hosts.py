@@ -27,6 +27,9 @@ from ..launcher import launch
 from . import digits
 from .options import chosen_devices, chosen_strategy
 from .tensorpack_run import Run, predict, train
+from .terminal import pause
+
+_STEP = "step made, "  # begins the lines with which host 0 tells of a step
 
 
 class Share(ProxyDataFlow):
@@ -79,12 +82,26 @@ def host(args: argparse.Namespace) -> None:
     )
     data = Share(job.data(job.towers), cluster.task, cluster.size, len(job.devices))
     out = Path(args.out)
-    with tqdm(disable=True) as bar:
-        run = job.train(trainer, data, bar, out=out if cluster.is_chief else None)
+    bar = _ToldBar() if cluster.is_chief else tqdm(disable=True)
+    run = job.train(trainer, data, bar, out=out if cluster.is_chief else None)
     arrays: Dict[str, Any] = {
         f"{tower} {name}": value for tower, row in enumerate(run.weights) for name, value in row.items()
     }
     np.savez(_result(out, cluster.task), losses=run.losses, audit=str(run.audit or ""), **arrays)
+
+
+class _ToldBar:
+    """A progress bar that another process shows."""
+
+    _words = ""
+
+    def set_postfix_str(self, words: str, refresh: bool) -> None:
+        """As tqdm's."""
+        self._words = words
+
+    def update(self) -> None:
+        """As tqdm's."""
+        print(f"{_STEP}{self._words}", flush=True)
 
 
 def _result(out: Path, task: int) -> Path:
@@ -102,19 +119,32 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     """
     job = _Job(args)
     wanted = {**{key: getattr(args, key) for key in _OPTIONS}, "out": str(args.out)}
-    print(f"{args.hosts} hosts with {len(job.devices)} devices each", file=terminal, flush=True)
     command = [sys.executable, "-m", __name__, json.dumps(wanted)]
-    status = launch(args.hosts, command, sys.stdout.write)
+    with _bar(terminal, job, f"{args.hosts} hosts with {len(job.devices)} devices each") as bar:
+
+        def take(line: str) -> None:
+            _, step, words = line.partition(_STEP)
+            if step:
+                bar.set_postfix_str(words.rstrip(), refresh=False)
+                bar.update()
+            else:
+                sys.stdout.write(line)
+
+        status = launch(args.hosts, command, take)
     if status:
         raise ClusterError(f"a host failed with exit status {status}; its last words are in the log")
     many = _joined([np.load(str(_result(args.out, task))) for task in range(args.hosts)])
-    with tqdm(total=job.steps * job.epochs, desc="one device", file=terminal, unit="step", mininterval=1) as bar:
+    with _bar(terminal, job, "one device") as bar:
         one = job.train(SimpleTrainer(), job.data(1), bar, device=job.devices[0])
     checkpoint = tf1.train.latest_checkpoint(str(args.out))
     found = predict(job.model, checkpoint, list(job.testing), "digit")
     report = digits.Report(many, one, float(np.mean(found == job.testing.labels)), checkpoint)
     print(report, file=terminal)
     return 1 if report.faults else 0
+
+
+def _bar(terminal: IO[str], job: _Job, title: str) -> Any:
+    return tqdm(total=job.steps * job.epochs, desc=title, file=terminal, unit="step", mininterval=pause(terminal))
 
 
 _OPTIONS = ("hosts", "devices", "strategy", "update", "optimizer", "epochs", "seed")

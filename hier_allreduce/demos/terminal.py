@@ -8,6 +8,11 @@ import sys
 from typing import IO, Iterator
 
 
+def pause(terminal: IO[str]) -> float:
+    """Seconds between two states of a progress bar: a log needs few."""
+    return 0.3 if terminal.isatty() else 10.0
+
+
 @contextlib.contextmanager
 def only_for_us(log: IO[str]) -> Iterator[IO[str]]:
     """Send what this process prints to ``log``, TensorFlow's C++ included; yields standard output as it was.

@@ -22,6 +22,7 @@ from ..compat import tf1
 from ..optimizer import TowerOptimizer
 from ..strategy import Strategy
 from .options import chosen_devices, chosen_optimizer, chosen_strategy
+from .terminal import pause
 
 EPOCHS = 2
 OPTIMIZER = "adagrad"
@@ -165,8 +166,7 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     many = Training(devices, words, args.seed, args, strategy)
     data = list(batches(training, args.epochs or EPOCHS, size, args.seed))
     losses = []
-    pause = 0.3 if terminal.isatty() else 10
-    with tqdm(data, desc=f"{len(devices)} devices", file=terminal, unit="step", mininterval=pause) as bar:
+    with tqdm(data, desc=f"{len(devices)} devices", file=terminal, unit="step", mininterval=pause(terminal)) as bar:
         for batch in bar:
             losses.append(many.step(batch))
             bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
