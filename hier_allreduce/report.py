@@ -225,13 +225,16 @@ def _scaling(scaled: Sequence[HostsChoice]) -> str:
 
 
 def ways(plan: Plan, sizes: Sequence[int]) -> str:
-    """The reductions of each different way, with the bytes that take it; the copies go the same way back."""
+    """The reductions of each different way, the bytes that take it, and whether the copies go the same way back."""
     taken: Dict[Tuple, int] = {}
     for chunk, way in sums_by_chunk(plan).items():
         taken[way] = taken.get(way, 0) + sizes[chunk]
     rows = [("sums", "bytes")]
     rows += [(_line(way), amount(size)) for way, size in taken.items()]
-    return table(rows) + "\nThe copies of each sum go the same way back." if any(taken) else ""
+    there, back = plan.reduce_half().transfers(), plan.copy_half().transfers()
+    same = all(back[dst, src] == chunks for (src, dst), chunks in there.items())
+    note = "The copies of each sum go the same way back." if same else "The copies go another way back: see --steps."
+    return f"{table(rows)}\n{note}" if any(taken) else ""
 
 
 def _line(way: Sequence[Tuple[Tuple[int, ...], int]]) -> str:

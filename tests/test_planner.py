@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hier_allreduce import algorithms, planner, presets, recipes
+from hier_allreduce import algorithms, planner, presets, recipes, report
 from hier_allreduce.cost import RULES, simulate
 from hier_allreduce.errors import StrategyError
 from hier_allreduce.plan import verify
@@ -67,6 +67,8 @@ def test_few_bytes_are_added_by_threes_and_copied_by_twos_on_a_switch():
     (way,) = choice.recipe.ways
     assert way[0] != way[1] and choice.recipe.alone(0).ways == (way,)
     verify(choice.recipe.alone(0).plan())
+    assert "another way back" in report.ways(choice.recipe.plan(), [64_000])
+    assert "the same way back" in report.ways(algorithms.tree(8, [0]), [64_000])
 
 
 @pytest.mark.parametrize("name", CUBE_MESHES)
