@@ -1,6 +1,7 @@
 """The bench: right numbers about contenders whose numbers are known, every peer listed, bad input refused."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -390,6 +391,18 @@ def test_a_page_of_all_models(table, tmp_path, monkeypatch, capsys):
     columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert columns == {13, 4}  # the tables, and all ratios at a glance
     assert "| times ours | table, sum | table, mean |" in text.split("## table, sum")[0]
+
+
+def die(args, name, average):
+    os._exit(9)
+
+
+def test_a_case_whose_process_is_killed_is_named(monkeypatch):
+    from hier_allreduce.commands import bench as command
+
+    monkeypatch.setattr(command, "_measured", die)
+    with pytest.raises(BenchError, match="resnet50: its process was killed"):
+        command._measured_apart(None, "resnet50", False)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
 if TYPE_CHECKING:
     from ..bench import Report
@@ -55,14 +55,14 @@ def main(args: argparse.Namespace) -> int:
     if args.distribute:
         print(_distribute_text(args))
         return 0
-    contenders = _contenders(args)
+    _contenders(args)  # a wrong name is said before anything is measured
     if args.table:
-        _write_page(args, contenders)
+        _write_page(args)
         return 0
     from .. import bench_report
 
     name = args.shapes or args.model
-    report = _measured(args, name, args.average, contenders)
+    report = _measured(args, name, args.average)
     print(bench_report.text(name, report))
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
@@ -127,10 +127,11 @@ def _ticking(bar: Any) -> Callable[[str], None]:
     return tick
 
 
-def _measured(args: argparse.Namespace, name: str, average: bool, contenders: Sequence[Contender]) -> Report:
+def _measured(args: argparse.Namespace, name: str, average: bool) -> Report:
     from .. import bench, shapes
     from ..case import Case
 
+    contenders = _contenders(args)
     devices = bench.devices_here(args.devices)
     case = Case(shapes.load(name), devices, average, args.rows, int(args.memory * 2**30))
     floor = not _names(args) or "floor" in _names(args)
@@ -162,7 +163,25 @@ All contenders take one step each in turn, in a new order every round.
 """
 
 
-def _write_page(args: argparse.Namespace, contenders: Sequence[Contender]) -> None:
+def _measured_apart(args: argparse.Namespace, name: str, average: bool) -> Report:
+    """One case in a process of its own: what one leaves behind in memory is not there for the next.
+
+    Raises:
+        BenchError: the process was killed.
+    """
+    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    from ..errors import BenchError
+
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        try:
+            return process.submit(_measured, args, name, average).result()
+        except BrokenProcessPool:
+            raise BenchError(f"{name}: its process was killed, probably for want of memory") from None
+
+
+def _write_page(args: argparse.Namespace) -> None:
     """Measure every model, sum and mean; the page is written anew after each, so that an interrupted run leaves one."""
     import tensorflow as tf
 
@@ -179,7 +198,7 @@ def _write_page(args: argparse.Namespace, contenders: Sequence[Contender]) -> No
     cases: List[Tuple[str, Report]] = []
     for name in MODELS:
         for average in (False, True):
-            report = _measured(args, name, average, contenders)
+            report = _measured_apart(args, name, average)
             cases.append((name, report))
             sections.append(bench_report.markdown(name, report))
             with open(args.table, "w", encoding="utf-8") as file:
