@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 from queue import Queue
-from typing import Any, Callable, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 from .errors import ClusterError
 from .peers import free_ports
@@ -36,7 +36,7 @@ def launch(hosts: int, command: Sequence[str], write: Callable[[str], Any]) -> i
     if hosts < 1:
         raise ClusterError(f"{hosts} hosts: expected 1 or more")
     addresses = [f"127.0.0.1:{port}" for port in free_ports(hosts)]
-    ended: Queue[int] = Queue()
+    ended: Queue[Tuple[int, int]] = Queue()
     lines = threading.Lock()
     processes: List[subprocess.Popen] = []
     try:
@@ -44,10 +44,13 @@ def launch(hosts: int, command: Sequence[str], write: Callable[[str], Any]) -> i
             processes.append(_started(command, _environment(addresses, task)))
         for task, process in enumerate(processes):
             reader = _thread(_pass_on, task, process, write, lines)
-            _thread(_wait, process, reader, ended)
+            _thread(_wait, task, process, reader, ended)
         for _ in processes:
-            status = ended.get()
+            task, status = ended.get()
             if status:
+                with lines:
+                    others = "; the others are stopped" if hosts > 1 else ""
+                    write(f"[host {task}] ended with exit status {status}{others}\n")
                 return status
         return 0
     finally:
@@ -81,10 +84,10 @@ def _pass_on(task: int, process: subprocess.Popen, write: Callable[[str], Any], 
             write(f"[host {task}] {line.decode(errors='replace').rstrip()}\n")
 
 
-def _wait(process: subprocess.Popen, reader: threading.Thread, ended: Any) -> None:
+def _wait(task: int, process: subprocess.Popen, reader: threading.Thread, ended: Any) -> None:
     status = process.wait()
     reader.join(1.0)  # its last words; what it has started may keep the pipe open for longer
-    ended.put(128 - status if status < 0 else status)
+    ended.put((task, 128 - status if status < 0 else status))
 
 
 def _stop(processes: Sequence[subprocess.Popen]) -> None:

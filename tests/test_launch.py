@@ -59,7 +59,9 @@ def test_when_one_fails_the_others_and_what_they_started_are_ended(death, status
             f"if task == 1:\n    while len(list(folder.iterdir())) < 3: pass\n    {death}\n"
             "child.wait()"
         )
-        assert launched(3, others)[0] == status
+        code, lines = launched(3, others)
+        assert code == status
+        assert f"[host 1] ended with exit status {status}; the others are stopped\n" in lines
         children = os.listdir(folder)
         assert len(children) == 3
         # the signal was sent; the system may take a moment to act on it
