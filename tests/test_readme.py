@@ -1,4 +1,4 @@
-"""The README's examples, run as they stand there."""
+"""The examples of the README and of the page on several hosts, run as they stand there."""
 
 import re
 import subprocess
@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 from conftest import IS_TF2
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
-EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+from hier_allreduce.cli import main
+
+TOP = Path(__file__).parents[1]
+
+
+def examples(page):
+    return re.findall(r"```python\n(.*?)```", (TOP / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+EXAMPLES = examples("README.md")
 
 
 def named(text):
@@ -30,6 +38,14 @@ def test_examples_run_and_print_what_they_say(example, tmp_path):
     assert ran.returncode == 0, ran.stderr[-3000:]
     promised = [line.split("#")[1].split(":")[0].strip() for line in example.splitlines() if "print(" in line]
     assert ran.stdout.split("\n")[: len(promised)] == promised
+
+
+def test_several_hosts_come_to_the_mean_of_all_their_towers(capsys):
+    (example,) = examples("docs/cluster.md")
+    status = main(["launch", "-n", "2", "--", sys.executable, "-c", example])
+    lines = capsys.readouterr().out.splitlines()
+    assert status == 0, lines
+    assert sorted(line for line in lines if "3.5" in line) == [f"[host {task}] [3.5 3.5 3.5]" for task in (0, 1)]
 
 
 def test_there_is_an_example_of_each_way():
