@@ -100,7 +100,7 @@ def simulate(
         )
     if rule not in RULES:
         raise StrategyError(f"rule={rule!r} is unknown{nearest(rule, list(RULES))}")
-    return _Run(plan, topology, chunks, ideal_links, RULES[rule]).timing()
+    return Simulation(plan, topology, chunks, ideal_links, RULES[rule]).timing()
 
 
 class _Work(NamedTuple):
@@ -140,8 +140,8 @@ def _work(plan: Plan) -> _Work:
 _ARRIVED, _READY, _LOOK = range(3)
 
 
-class _Run:
-    """One simulation. Times only grow: events leave the heap in order of time, then of the plan."""
+class Simulation:
+    """One run of a plan. Times only grow: events leave the heap in order of time, then of the plan."""
 
     def __init__(self, plan: Plan, topology: Topology, chunks: Sequence[float], ideal_links: bool, rule: Rule) -> None:
         self.steps, self.chunks, self.rule = plan.steps, chunks, rule
@@ -249,9 +249,14 @@ class _Run:
             seconds = self.kernel + (len(step.srcs) + 2) * self.chunks[step.chunk] / self.memory
             self.computing[step.dst] = now = start + seconds
             self.spans.append((number, step.dst, step.dst, start, now))
+            now = self.summed(number, now)
         self.seconds = max(self.seconds, now)
         transfers, steps = self.then[number]
         for transfer in transfers:
             heappush(self.events, (now, transfer, _READY))
         for later in steps:
             self._arrive(later, now)
+
+    def summed(self, number: int, now: float) -> float:
+        """When those who wait for the sum of a step, done ``now``, have it: at once, there being one host."""
+        return now

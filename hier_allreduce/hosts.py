@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from heapq import heappush
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import cost, planner
@@ -173,7 +172,7 @@ def simulate(plan: Plan, topology: Topology, chunks: Sequence[float], hosts: int
         hosts: H.
         network: what joins them.
     """
-    return _Run(plan, topology, chunks, hosts, network).timing()
+    return _Simulation(plan, topology, chunks, hosts, network).timing()
 
 
 def nics_used(devices: int, network: Network) -> int:
@@ -186,12 +185,11 @@ def nic_of(device: int, devices: int, network: Network) -> int:
     return device * nics_used(devices, network) // devices
 
 
-class _Run(cost._Run):
+class _Simulation(cost.Simulation):
     """One host's run. A collective holds its card until it ends, the processor for its hops and to move its bytes."""
 
     def __init__(self, plan: Plan, topology: Topology, chunks: Sequence[float], hosts: int, network: Network) -> None:
         super().__init__(plan, topology, chunks, ideal_links=False, rule=cost.RULES["queue"])
-        self.then = list(self.then)
         self.roots, self.devices = plan.roots, plan.devices
         self.last = {step.chunk: number for number, step in enumerate(plan.steps) if isinstance(step, Reduce)}
         self.hosts, self.network = hosts, network
@@ -202,22 +200,14 @@ class _Run(cost._Run):
     def timing(self) -> Timing:
         for chunk in range(len(self.chunks)):
             if chunk not in self.last:  # one device: nothing to add up first
-                self._cross(chunk, 0.0)
+                self.seconds = max(self.seconds, self._cross(chunk, 0.0))
         run = super().timing()
         return Timing(run.seconds, run.spans, run.link_bytes, run.starts, tuple(self.crossings))
 
-    def _arrive(self, number: int, now: float) -> None:
-        """As on one host, but what waits for a chunk's complete sum waits for the sum of all hosts."""
+    def summed(self, number: int, now: float) -> float:
+        """What waits for a chunk's complete sum waits for the sum of all hosts."""
         chunk = self.steps[number].chunk
-        if self.last.get(chunk) != number or self.waits[number] > 1:
-            super()._arrive(number, now)
-            return
-        (copies, _), self.then[number] = self.then[number], ([], [])
-        super()._arrive(number, now)
-        *_, complete = self.spans[-1]
-        end = self._cross(chunk, complete)
-        for copy in copies:
-            heappush(self.events, (end, copy, cost._READY))
+        return self._cross(chunk, now) if self.last[chunk] == number else now
 
     def _cross(self, chunk: int, now: float) -> float:
         """When the chunk is back on its main."""
@@ -227,7 +217,6 @@ class _Run(cost._Run):
         self.processor = start + processor_seconds(self.hosts, size, 1, self.network)
         end = self.cards[nic] = start + ring_seconds(self.hosts, size, 1, self.network._replace(nics=1))
         self.crossings.append(Crossing(chunk, device, nic, start, end))
-        self.seconds = max(self.seconds, end)
         return end
 
 
