@@ -94,7 +94,7 @@ def choose(topology: Topology, size: int, hosts: int, network: Network, algorith
     """The fastest recipe for a bucket of ``size`` bytes on each of ``hosts`` machines, or the fastest of one algorithm.
 
     Every chunk costs the ring's hops once more, so that fewer and larger chunks win where hops are slow or hosts are
-    many. Recipes with more chunks than one host would take for itself are not looked at.
+    many. Of the recipes made from links, those with more chunks than one host would take are not looked at.
 
     Raises:
         StrategyError: ``algorithm`` is unknown, or makes no plan for this machine.
@@ -146,7 +146,11 @@ def processor_seconds(hosts: int, size: float, collectives: int, network: Networ
 
 def flat_ring_seconds(topology: Topology, size: float, hosts: int, network: Network) -> float:
     """TensorFlow alone: one collective, a ring over all devices of all hosts in their order, by one card of each."""
-    links = [topology.link(device, device + 1).bandwidth for device in range(len(topology) - 1)]
+    last = len(topology) - 1
+    pairs = [(device, device + 1) for device in range(last)]
+    if hosts == 1 and last:  # else a card closes the ring
+        pairs.append((last, 0))
+    links = [topology.link(*pair).bandwidth for pair in pairs]
     if hosts == 1:
         slowest = network._replace(nic=min(links, default=math.inf), nics=1, engine=math.inf)
     else:
@@ -171,6 +175,9 @@ def simulate(plan: Plan, topology: Topology, chunks: Sequence[float], hosts: int
         chunks: bytes of each chunk.
         hosts: H.
         network: what joins them.
+
+    Returns:
+        Seconds, and the crossings among the spans.
     """
     return _Simulation(plan, topology, chunks, hosts, network).timing()
 
@@ -213,7 +220,7 @@ class _Simulation(cost.Simulation):
         """When the chunk is back on its main."""
         device, size = self.roots[chunk], self.chunks[chunk]
         nic = nic_of(device, self.devices, self.network)
-        start = max(now, self.processor, self.cards[nic])
+        start = max(now, self.processor, self.cards[nic]) if self.hosts > 1 else now
         self.processor = start + processor_seconds(self.hosts, size, 1, self.network)
         end = self.cards[nic] = start + ring_seconds(self.hosts, size, 1, self.network._replace(nics=1))
         self.crossings.append(Crossing(chunk, device, nic, start, end))
