@@ -38,7 +38,7 @@ _CELL = re.compile(rf"\s*({_KIND})(?![a-z])")
 # nvidia-smi -L, or as collected by others; --query-gpu=index,name; the table of nvidia-smi alone
 _NAMES = (
     re.compile(r"^\W*GPU [\d,]+: (.+?)(?: \(UUID.*)?\s*$"),
-    re.compile(r"^\W*\d+, ((?:NVIDIA|Tesla|Quadro|GeForce|TITAN)\b[^,]+),"),
+    re.compile(r"^\W*\d+, ((?:NVIDIA|Tesla|Quadro|GeForce|TITAN)\b[^,]+?)\s*(?:,|$)"),
     re.compile(r"^\W*\d+\s+((?:NVIDIA|Tesla|Quadro|GeForce|TITAN)\b.+?)\s+(?:On|Off|N/A)\b"),
 )
 _END = re.compile(r"legend|=", re.I)

@@ -207,8 +207,8 @@ def soonest_half(order: Sequence[int], start: float, pause: float) -> ReduceHalf
     """The reductions by which the first device of ``order`` has the sum soonest, if all links are alike.
 
     Read backwards it is the LogP model's best broadcast (Karp et al., SPAA 1993): everybody who has the value hands it
-    on, a copy every ``start`` seconds, the first of them ``pause`` after the value came. Devices that stand together
-    in ``order`` are joined first.
+    on, a copy every ``start`` seconds, the first of them ``pause`` seconds after the value came. Devices that stand
+    together in ``order`` are joined first.
     """
     above = [0]
     turns = [(start + pause, 0)]

@@ -171,6 +171,7 @@ def test_the_gpu_model_is_read_from_a_pasted_listing():
 LISTED = {
     "collected": "GPU 0,1,2,3: Tesla V100-SXM2-16GB\nGPU 0,1,2,3 Compute Capability: 7.0\n",
     "queried": "index, name, memory.total [MiB]\n0, Tesla V100-SXM2-16GB, 16160 MiB\n",
+    "queried without more": "index, name\n0, Tesla V100-SXM2-16GB\n",
     "nvidia-smi alone": "|   0  Tesla V100-SXM2-16GB           On  | 00000000:06:00.0 Off |                    0 |\n"
     "| N/A   31C    P0    42W / 300W |      0MiB / 16160MiB |      0%      Default |\n",
 }
