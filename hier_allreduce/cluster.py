@@ -278,9 +278,8 @@ class Cluster:
             self._server = self._serve(config)
         watch = Watch(self.hosts, self.task, self.timeout, self.stall_timeout)
         addresses = [*self.hosts]
-        addresses[self.task] = self._server.target[
-            len("grpc://") :
-        ]  # as this host reaches itself, whatever the list says
+        # as this host reaches itself, whatever the list says
+        addresses[self.task] = self._server.target[len("grpc://") :]
         meeting = _Meeting(self, watch, next(self._sessions), Board(addresses, min(_BOARD, self.timeout / 6)))
         meeting.agree(self._facts(graph))
         return ClusterSession(meeting, watch, self._server.target, graph, config)
@@ -418,6 +417,8 @@ class ClusterSession(tf1.Session):
 
 
 def _is_failure(error: Optional[BaseException]) -> bool:
+    if isinstance(error, SystemExit):
+        return bool(error.code)
     return error is not None and not isinstance(error, tf.errors.OutOfRangeError)  # that is the end of the data
 
 
@@ -436,7 +437,10 @@ class _Meeting:
         waiting, end = list(self._others), time.monotonic() + cluster.start_timeout
         while not self._board.write(cluster.task, self._topic("facts"), json.dumps(facts)):
             if time.monotonic() > end:
-                raise ClusterError(f"this host's own server ({cluster.hosts[cluster.task]}) does not answer")
+                raise ClusterError(
+                    f"this host's own server ({cluster.hosts[cluster.task]}) does not answer; start the process again"
+                )
+            time.sleep(_POLL)
         while waiting:
             away = self._away(waiting)
             for task in [task for task in waiting if task not in away]:
