@@ -41,7 +41,9 @@ def markdown(name: str, report: Report) -> str:
 
 
 def summary(cases: Sequence[Tuple[str, Report]]) -> str:
-    """A Markdown table of ratios: a contender in each row, a case in each column; – where it did not run.
+    """A Markdown table of ratios: a contender's seconds over ours in each row, a case in each column.
+
+    Where one did not run there is a dash.
 
     Args:
         cases: names of models with what was measured on them.

@@ -60,11 +60,11 @@ def planned(topology: str) -> Contender:
     """Ours, planned for the links of a machine: a preset's name, a YAML or an nvidia-smi file.
 
     Raises:
-        StrategyError: there is no such machine.
+        StrategyError: there is no such preset or file.
     """
     strategy = Strategy(topology=topology)
     strategy.machine()  # a wrong name is said before anything is measured
-    return ours(strategy, f"ours:{Path(topology).name}")
+    return ours(strategy, f"ours on {Path(topology).name}")
 
 
 # ---- tensorpack: its functions, called as SyncMultiGPUReplicatedBuilder.build calls them -------------

@@ -6,7 +6,8 @@
 
 A recipe cuts a bucket into chunks and gives each its own way: a few large chunks when bytes are few (latency counts),
 many when they are many (so that links never wait). The order of a recipe's steps is the order in which the simulation
-started them, so that a plan that is executed step by step, one queue for each sender, does not wait either.
+started them, or all chunks in turn if that is faster, so that a plan that is executed step by step, one queue for each
+sender, does not wait either.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from .topology import Topology, occupancy
 
 _TF = "queue"  # the rule of .cost.RULES whose seconds are reported
 _NEAR = 1.05  # a recipe slower than the quickest by more than this is not looked at further
-_FEW_STEPS = 128
-_UNFAIR = 8  # a recipe that is 1 % slower than a baseline by one rule counts as 8 % slower
 _WORTH = 0.99  # nor one that cannot be quicker by more than this
+_FEW_STEPS = 128  # the steps of longer plans are tried in a second order only where the plan is picked
+_UNFAIR = 8  # a recipe that is 1 % slower than a baseline by one rule counts as 8 % slower
 BASELINES = ("two-group", "tree", "flat")
 ALGORITHMS = ("ring", "packed_paths", "packed_trees", "hierarchical", "exchange", "soonest", *BASELINES)
 _CLASSES_PER_OCTAVE = 4

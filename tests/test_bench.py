@@ -260,7 +260,7 @@ def test_the_sweep_begins_with_the_default_and_names_each_choice():
 
 def test_ours_planned_for_a_machine():
     contender = planned("p3.8xlarge")
-    assert contender.is_ours and contender.name == "ours:p3.8xlarge"
+    assert contender.is_ours and contender.name == "ours on p3.8xlarge"
     assert one(contender.build, devices=4).status == "ok"
     refused = one(contender.build, devices=5)  # it has 4 GPUs
     assert refused.status == "cannot run" and "p3.8xlarge" in refused.error

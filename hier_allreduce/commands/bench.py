@@ -144,7 +144,7 @@ def _measured(args: argparse.Namespace, name: str, average: bool) -> Report:
 
 _INTRO = """# {what}
 
-Written by `{command}` with TensorFlow {tensorflow} on {devices}.
+Written by `{command}` with TensorFlow {tensorflow} on {devices}.{also}
 
 Every graph has the same gradients (values of variables on each tower's device) and the same consumers (an op for each
 result on its tower's device, which reads no element); the baseline has nothing in between, and its step is subtracted.
@@ -190,6 +190,7 @@ def _write_page(args: argparse.Namespace) -> None:
     devices = bench.devices_here(args.devices)
     facts: Dict[str, Any] = {
         "what": "Strategies side by side" if args.sweep else "Contenders side by side",
+        "also": "\n`ours` is the default strategy, each other one differs from it in one choice." if args.sweep else "",
         "command": " ".join(["hier-allreduce", *sys.argv[1:]]),
         "tensorflow": tf.__version__,
         "devices": f"{len(devices)} devices ({devices[0]} to {devices[-1]}), {len(os.sched_getaffinity(0))} cores",
