@@ -9,8 +9,11 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
+from .arguments import count
+
 if TYPE_CHECKING:
     from ..bench import Report
+    from ..case import Case
     from ..contenders import Contender
 
 MODELS = ("resnet50", "mobilenet_v2", "bert_base", "vgg16", "dlrm_criteo_kaggle")
@@ -21,28 +24,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", metavar="NAME", default="resnet50", help="a shipped table of gradient shapes (default: resnet50)")
     add("--shapes", metavar="FILE", help="your own table instead: name, shape, dtype, between tabs")
-    add("--devices", metavar="K", type=_count, help="how many (default: all GPUs if two or more, else 8 CPU devices)")
+    add("--devices", metavar="K", type=count, help="how many (default: all GPUs if two or more, else 8 CPU devices)")
     add("--average", action="store_true", help="the mean instead of the sum")
-    add("--rounds", metavar="N", type=_count, default=15, help="timed steps of each contender (default: 15)")
+    add("--rounds", metavar="N", type=count, default=15, help="timed steps of each contender (default: 15)")
     add("--contenders", metavar="A,B,…", help="only these; ours:NAME is ours with a strategy (default: everybody)")
     add("--strategy", metavar="NAME", nargs="+", default=[], help="these strategies of ours too")
     add("--topology", metavar="NAME", nargs="+", default=[], help="ours planned for these machines too")
     add("--sweep", action="store_true", help="instead of the peers, strategies of ours that differ in one choice")
     add("--updates", metavar="OPTIMIZER", help="instead: both updates, with sgd, momentum, adam or rmsprop")
     add("--distribute", action="store_true", help="instead: MirroredStrategy with each of TensorFlow's ops, and ours")
-    add("--rows", metavar="N", type=_count, default=2048, help="rows in each sparse gradient (default: 2048)")
+    add("--rows", metavar="N", type=count, default=2048, help="rows in each sparse gradient (default: 2048)")
     add("--memory", metavar="GIB", type=float, default=8.0, help="do not run who would need more to make sparse"
         " gradients dense (default: 8)")  # fmt: skip
     add("--json", metavar="FILE", help="write everything that was measured")
     add("--picture", metavar="FILE", help="draw the ratios")
     add("--table", metavar="FILE", help=f"measure sum and mean of {', '.join(MODELS)}, and write a Markdown page")
-
-
-def _count(word: str) -> int:
-    number = int(word)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected 1 or more, not {word}")
-    return number
 
 
 def main(args: argparse.Namespace) -> int:
@@ -89,24 +85,29 @@ def _names(args: argparse.Namespace) -> List[str]:
     return [name.strip() for name in (args.contenders or "").split(",") if name.strip()]
 
 
+def _case(args: argparse.Namespace, name: str, average: bool) -> Case:
+    from .. import bench, case, shapes
+
+    devices = bench.devices_here(args.devices)
+    return case.Case(shapes.load(name), devices, average, args.rows, int(args.memory * 2**30))
+
+
 def _updates_text(args: argparse.Namespace) -> str:
-    from .. import bench, bench_updates, shapes
-    from ..case import Case
+    from .. import bench, bench_updates
     from ..updates import UPDATES
 
     name = args.shapes or args.model
-    case = Case(shapes.load(name), bench.devices_here(args.devices), args.average)
+    case = _case(args, name, args.average)
     with _bar(len(UPDATES) + bench.WARM_UP + args.rounds) as bar:
         compared = bench_updates.compare(case, args.updates, args.rounds, _ticking(bar))
     return f"{name}, {args.updates}, {len(case.devices)} devices\n{compared.text()}"
 
 
 def _distribute_text(args: argparse.Namespace) -> str:
-    from .. import bench, bench_distribute, shapes
-    from ..case import Case
+    from .. import bench, bench_distribute
 
     name = args.shapes or args.model
-    case = Case(shapes.load(name), bench.devices_here(args.devices), args.average)
+    case = _case(args, name, args.average)
     with _bar(1 + len(bench_distribute.CONTENDERS) + bench.WARM_UP + args.rounds) as bar:
         compared = bench_distribute.compare(case, args.rounds, _ticking(bar))
     return f"{name}, MirroredStrategy on {len(case.devices)} devices ({case.devices[0]} …)\n{compared.text()}"
@@ -128,12 +129,10 @@ def _ticking(bar: Any) -> Callable[[str], None]:
 
 
 def _measured(args: argparse.Namespace, name: str, average: bool) -> Report:
-    from .. import bench, shapes
-    from ..case import Case
+    from .. import bench
 
     contenders = _contenders(args)
-    devices = bench.devices_here(args.devices)
-    case = Case(shapes.load(name), devices, average, args.rows, int(args.memory * 2**30))
+    case = _case(args, name, average)
     floor = not _names(args) or "floor" in _names(args)
     parts = 1 + len(contenders) + bench.WARM_UP + args.rounds
     with _bar(parts) as bar:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..demos.terminal import only_for_us
 from ..errors import HierAllreduceError
+from .arguments import count
 
 # each a module of hier_allreduce.demos with `run(args, terminal) -> exit status`
 JOBS = {
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--hosts",
-        type=_positive,
+        type=count,
         default=1,
         metavar="N",
         help="train the digits on so many hosts, as processes of this machine, with --devices each (default 1)",
@@ -43,17 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="default momentum for the digits, adagrad for the text",
     )
     parser.add_argument(
-        "--epochs", type=_positive, metavar="N", help="how often to go through the data (default 60, text 2)"
+        "--epochs", type=count, metavar="N", help="how often to go through the data (default 60, text 2)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of data, split and weights (default 0)")
     parser.add_argument("--out", type=Path, metavar="DIR", help="checkpoint and logs (default train_log/JOB)")
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{number} is not 1 or more")
-    return number
 
 
 def main(args: argparse.Namespace) -> int:

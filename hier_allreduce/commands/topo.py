@@ -8,6 +8,7 @@ from typing import NamedTuple, Optional, Tuple
 
 from .. import calibration, detect, pictures, presets, report, scaling, topology
 from ..errors import ClusterError
+from .arguments import count
 
 
 def add_topology(parser: argparse.ArgumentParser, optional: bool = False) -> None:
@@ -58,17 +59,6 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
         help=f"what joins the hosts: a YAML file, or one of {', '.join(presets.names('networks'))}",
     )
     parser.add_argument("--nics", type=count, metavar="N", help="network cards of each host, instead of the network's")
-
-
-def count(text: str) -> int:
-    """A number of hosts or network cards."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of 1 or more")
-    return number
 
 
 def read_hosts(args: argparse.Namespace, machine: topology.Topology) -> Optional[Hosts]:
