@@ -15,6 +15,7 @@ import tensorflow as tf
 from .bench import Tick, interleaved, quartiles
 from .bench_report import aligned
 from .case import Case
+from .compat import make_cpus
 from .errors import BenchError
 from .integrations.distribute import HierarchicalAllReduce
 
@@ -86,9 +87,8 @@ def _make_cpus(devices: Tuple[str, ...]) -> None:
         raise BenchError(f"MirroredStrategy is measured on TensorFlow 2, and this is {tf.__version__}")
     if all("gpu" in device for device in devices):
         return
-    cpu = tf.config.list_physical_devices("CPU")[0]
     try:
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * len(devices))
+        make_cpus(len(devices))
     except RuntimeError:
         if len(tf.config.list_logical_devices("CPU")) < len(devices):
             raise BenchError(

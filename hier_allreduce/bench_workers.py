@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from .bench import interleaved
 from .cluster import Cluster
-from .compat import replicas, tf1
+from .compat import make_cpus, replicas, tf1
 from .optimizer import TowerOptimizer
 
 OURS = "ours"
@@ -48,7 +48,7 @@ def train(cluster: Cluster, devices: Sequence[str], peers: Sequence[str], rounds
         By contender ``seconds`` and ``towers`` (on each host), ``errors`` of those that cannot run, and the largest
         ``difference`` of a weight to ours at the end.
     """
-    _make_cpus(len(devices))
+    make_cpus(len(devices))  # the peer's; a session makes its own
     made: Dict[str, Made] = {}
     errors: Dict[str, str] = {}
     for name in (PEER, PEER_EVERYWHERE):
@@ -72,13 +72,6 @@ def train(cluster: Cluster, devices: Sequence[str], peers: Sequence[str], rounds
     off = [float(abs(a - b).max()) for values in found.values() for a, b in zip(values, found[OURS])]
     towers = {name: one.towers for name, one in made.items()}
     return {"seconds": seconds, "towers": towers, "errors": errors, "difference": max(off)}
-
-
-def _make_cpus(count: int) -> None:
-    """The peer's devices; a session makes its own."""
-    if hasattr(tf.config, "set_logical_device_configuration"):
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
 
 
 def _examples(part: int, parts: int) -> Tuple[np.ndarray, np.ndarray]:

@@ -11,6 +11,17 @@ import tensorflow as tf
 tf1 = tf.compat.v1
 
 
+def make_cpus(count: int) -> None:
+    """Make ``count`` logical CPU devices, before TensorFlow starts; on 1.15 each session makes its own.
+
+    Raises:
+        RuntimeError: it has started.
+    """
+    if hasattr(tf.config, "set_logical_device_configuration"):
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+
+
 def forget_colocation() -> ContextManager:
     """A scope in which an outer ``colocate_with`` no longer decides where ops go.
 

@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits
 
+from ..compat import make_cpus
 from ..devices import device_strings
 from ..errors import DeviceError, StrategyError
 from ..integrations.distribute import HierarchicalAllReduce
@@ -101,8 +102,7 @@ def _make_cpus(devices: Sequence[Any]) -> None:
     if missing:
         raise DeviceError(f"these devices do not exist: {', '.join(missing)}. TensorFlow finds {gpus} GPUs here")
     needed = max([spec.device_index or 0 for spec in specs if spec.device_type == "CPU"], default=0) + 1
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * needed)
+    make_cpus(needed)
 
 
 def _fitted(args: argparse.Namespace, name: str, count: int, batch: int, strategy: Optional[Any]) -> Training:
