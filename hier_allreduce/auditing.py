@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import tensorflow as tf
 
@@ -44,6 +44,7 @@ _LISTED = 5  # so many chunks does an error name
 
 Place = Union[int, str]  # the first tower on a device; where it belongs to no tower its name; or ``_HOSTS``
 Pair = Tuple[Place, Place]
+_ChunkOf = Callable[[str], Any]  # an op by its name → its chunk, or None
 
 
 @dataclass(frozen=True)
@@ -255,10 +256,9 @@ def _planned(call: Emitted, places: _Places) -> List[Counter]:
 
 
 def _executed(
-    call: Emitted, graph: Any, edges: Sequence[_Edge], places: _Places, planned: Sequence[Counter]
+    chunk_of: _ChunkOf, graph: Any, edges: Sequence[_Edge], places: _Places, planned: Sequence[Counter]
 ) -> List[Counter]:
     """For each chunk the pairs of places between which its tensors crossed."""
-    chunk_of = _chunk_finder(call)
     copied = _copied(graph, chunk_of)
     executed: List[Counter] = [Counter() for _ in planned]
     for edge in edges:
@@ -274,7 +274,7 @@ def _executed(
     return executed
 
 
-def _copied(graph: Any, chunk_of: Any) -> Dict[str, Set[int]]:
+def _copied(graph: Any, chunk_of: _ChunkOf) -> Dict[str, Set[int]]:
     """The ops whose results a call copies, as they were built: by name, with the chunks that do."""
     copied: Dict[str, Set[int]] = {}
     for op in graph.get_operations():
@@ -284,11 +284,10 @@ def _copied(graph: Any, chunk_of: Any) -> Dict[str, Set[int]]:
     return copied
 
 
-def _crossing(call: Emitted, graph: Any, places: _Places) -> Dict[int, Pair]:
+def _crossing(call: Emitted, chunk_of: _ChunkOf, graph: Any, places: _Places) -> Dict[int, Pair]:
     """The chunks that cross to the other hosts, from where: all but those without elements."""
     if call.hosts == 1:
         return {}
-    chunk_of = _chunk_finder(call)
     empty = {
         chunk_of(op.name) for op in graph.get_operations() if op.outputs and op.outputs[0].shape.num_elements() == 0
     }
@@ -296,9 +295,8 @@ def _crossing(call: Emitted, graph: Any, places: _Places) -> Dict[int, Pair]:
     return {chunk: (places.first_tower(root), _HOSTS) for chunk, root in roots if chunk not in empty}
 
 
-def _bytes_across(call: Emitted, graph: Any) -> Optional[int]:
+def _bytes_across(chunk_of: _ChunkOf, graph: Any) -> Optional[int]:
     """The bytes of the tensors that cross to the other hosts; None if a shape is not known."""
-    chunk_of = _chunk_finder(call)
     total = 0
     for op in graph.get_operations():
         if op.type.startswith(_COLLECTIVE) and chunk_of(op.name) is not None:
@@ -309,7 +307,7 @@ def _bytes_across(call: Emitted, graph: Any) -> Optional[int]:
     return total
 
 
-def _chunk_finder(call: Emitted) -> Any:
+def _chunk_finder(call: Emitted) -> _ChunkOf:
     """A function from an op's name to the chunk in whose scope it is, or None."""
     scopes = {call.scope + name: chunk for chunk, name in enumerate(call.names)}
 
@@ -330,9 +328,9 @@ def _audited(call: Emitted, graph: Any, edges: Sequence[_Edge], ran: Sequence[An
     """One call's copies, or None if it took no part in the run."""
     places = _Places(call.devices)
     planned = _planned(call, places)
-    executed = _executed(call, graph, edges, places, planned)
     chunk_of = _chunk_finder(call)
-    crossing = _crossing(call, graph, places)
+    executed = _executed(chunk_of, graph, edges, places, planned)
+    crossing = _crossing(call, chunk_of, graph, places)
     for chunk, pair in crossing.items():
         planned[chunk][pair] = 1
     for node in ran:
@@ -352,7 +350,7 @@ def _audited(call: Emitted, graph: Any, edges: Sequence[_Edge], ran: Sequence[An
         raise AuditError(_message(call, faults, [call.devices[tower] for tower in sorted(idle)]))
     total = sum(executed, Counter())
     copies = Counter({pair: times for pair, times in total.items() if pair[1] != _HOSTS})
-    size = _bytes_across(call, graph)
+    size = _bytes_across(chunk_of, graph) if crossing else 0
     return Audited(call.scope, call.plan, call.devices, copies, call.hosts, len(crossing), size)
 
 
