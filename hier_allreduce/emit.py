@@ -14,6 +14,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import tensorflow as tf
 
 from .compat import forget_colocation, tf1
+from .packing import Constants
 from .plan import Copy, Ops, Plan, Reduce, run
 
 
@@ -59,7 +60,8 @@ class OnDevices(Ops[Any]):
         self.devices, self.average, self.names = devices, average, names
         self.across = across or Across()
         self.towers = len(devices) * self.across.hosts
-        self._shapes: Dict[Tuple[int, Tuple[int, ...]], Any] = {}
+        self._constants = [Constants() for _ in devices]
+        self._columns: Dict[int, Any] = {}
 
     def start(self, value: Any) -> Any:
         """A tower's tensor as the value that is reduced."""
@@ -87,7 +89,7 @@ class OnDevices(Ops[Any]):
             columns = [self._as_column(chunk, value, tower) for value, tower in zip(values, places)]
             with tf1.device(self.devices[places[0]]):
                 total = tf.add_n(columns, name=name)
-                return tf.reshape(total, self._shape(places[0], tuple(shape.as_list())), name=name)
+                return tf.reshape(total, self._constants[places[0]][tuple(shape.as_list())], name=name)
         with tf1.device(self.devices[places[0]]):
             # add would broadcast what add_n refuses: shapes that turn out to differ when the step runs
             total = tf.add(*values, name=name) if known and len(values) == 2 else tf.add_n(values, name=name)
@@ -96,17 +98,11 @@ class OnDevices(Ops[Any]):
 
     def _as_column(self, chunk: int, value: Any, tower: int) -> Any:
         with tf1.device(self.devices[tower]):
-            return tf.reshape(value, self._shape(tower, (-1, 1)), name=f"{self.names[chunk]}/column")
-
-    def _shape(self, tower: int, dims: Tuple[int, ...]) -> Any:
-        """``dims`` as a tensor on the tower, made once."""
-        if (tower, dims) not in self._shapes:
-            value = tf.constant(dims, tf.int32, [len(dims)])
-            if -1 in dims:
+            if tower not in self._columns:
                 # Grappler would read a constant. This becomes one when the graph has been cut into devices.
-                value = tf1.placeholder_with_default(value, [len(dims)], "column")
-            self._shapes[tower, dims] = value
-        return self._shapes[tower, dims]
+                column = self._constants[tower][-1, 1]
+                self._columns[tower] = tf1.placeholder_with_default(column, [2], "column")
+            return tf.reshape(value, self._columns[tower], name=f"{self.names[chunk]}/column")
 
     def mean(self, chunk: int, root: int, total: Any) -> Any:
         """``total`` / the towers of all hosts, on the root: once, before the copies.

@@ -10,12 +10,20 @@ from .buckets import Chunk, Piece
 from .compat import tf1
 
 
+class Constants(Dict[Tuple[int, ...], Any]):
+    """int32 vectors of a graph by their numbers, each made once, on the device where it is first asked for."""
+
+    def __missing__(self, numbers: Tuple[int, ...]) -> Any:
+        self[numbers] = tf.constant(numbers, tf.int32, [len(numbers)])
+        return self[numbers]
+
+
 class Tower:
     """Packs and unpacks on one tower's device; constants of the graph are shared within the tower."""
 
     def __init__(self, device: Any, chunks: Sequence[Chunk], names: Sequence[str]):
         self._device, self._chunks, self._names = device, chunks, names
-        self._constants: Dict[Tuple[int, ...], Any] = {}
+        self._constants = Constants()
         self._cut: Dict[int, List[Piece]] = {}
         for piece in sorted(piece for chunk in chunks for piece in chunk.pieces if piece.stop is not None):
             self._cut.setdefault(piece.variable, []).append(piece)
@@ -54,18 +62,13 @@ class Tower:
         if len(pieces) == 1:
             return [flat]
         sizes = tuple(piece.stop - piece.start for piece in pieces if piece.stop is not None)
-        return list(tf.split(flat, self._constant(sizes), num=len(sizes), name=name))
+        return list(tf.split(flat, self._constants[sizes], num=len(sizes), name=name))
 
     def _flat(self, grad: Any) -> Any:
-        return grad if grad.shape.ndims == 1 else tf.reshape(grad, self._constant((-1,)))
+        return grad if grad.shape.ndims == 1 else tf.reshape(grad, self._constants[(-1,)])
 
     def _shaped(self, flat: Any, shape: Tuple[int, ...]) -> Any:
-        return flat if len(shape) == 1 else tf.reshape(flat, self._constant(shape))
-
-    def _constant(self, numbers: Tuple[int, ...]) -> Any:
-        if numbers not in self._constants:
-            self._constants[numbers] = tf.constant(numbers, tf.int32, [len(numbers)])
-        return self._constants[numbers]
+        return flat if len(shape) == 1 else tf.reshape(flat, self._constants[shape])
 
 
 def _joined(parts: List[Any], name: str) -> Any:
