@@ -74,14 +74,12 @@ def _say(found: Dict[str, Any]) -> None:
 
 def table(found: Sequence[Dict[str, Any]], hosts: int, devices: int) -> str:
     """Medians and quartiles in milliseconds, and the ratio to the flat collective: the median over the rounds."""
-    lines = [f"{hosts} hosts × {devices} devices, ms a step: median (quartiles)"]
-    lines.append(f"{'':14}{'inside one host':>22}{'all hosts':>22}{'flat collective':>22}{'ours / flat':>14}")
+    rows = [["", "inside one host", "all hosts", "flat collective", "ours / flat"]]
     for case in found:
         seconds: Dict[str, List[float]] = case["seconds"]
         ratio = quartiles([a / b for a, b in zip(seconds["ours"], seconds["flat"])])[1]
-        cells = [_cell(seconds[column]) for column in _COLUMNS]
-        lines.append(f"{case['case']:14}" + "".join(f"{cell:>22}" for cell in cells) + f"{ratio:>14.2f}")
-    return "\n".join(lines)
+        rows.append([case["case"], *(_cell(seconds[column]) for column in _COLUMNS), f"{ratio:.2f}"])
+    return "\n".join([f"{hosts} hosts × {devices} devices, ms a step: median (quartiles)", *aligned(rows)])
 
 
 def training_table(found: Dict[str, Any]) -> str:
