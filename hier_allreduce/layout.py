@@ -69,7 +69,7 @@ def lay_out(grads: Matrix, strategy: Strategy, whole: bool = False, hosts: int =
     Args:
         grads: the matrix.
         strategy: how to reduce.
-        whole: every variable must have one main: a planned strategy then cuts none.
+        whole: every variable must have one main: a planned strategy then cuts none, whatever it says.
         hosts: how many hosts have such a matrix. Between hosts sparse gradients become dense: they have different
             numbers of rows, and a collective wants equal shapes.
 
@@ -90,7 +90,7 @@ def lay_out(grads: Matrix, strategy: Strategy, whole: bool = False, hosts: int =
     else:
         scale = 0.5 if strategy.wire_dtype else 1.0
         algorithm = None if strategy.algorithm == "auto" else strategy.algorithm
-        if whole:
+        if whole or _stays_whole(strategy, grads.devices):
             chunks, plan = planned_whole(specs, machine, strategy.bucketing, algorithm, scale)
         else:
             chunks, plan = planned(specs, machine, algorithm, scale)
@@ -129,6 +129,10 @@ def _machine(strategy: Strategy, devices: Sequence[Any]) -> Optional[Topology]:
         return subset(machine, device_numbers(devices))
     except TopologyError as error:
         raise StrategyError(f"topology={strategy.topology!r} does not fit devices {list(devices)}: {error}") from None
+
+
+def _stays_whole(strategy: Strategy, devices: Sequence[Any]) -> bool:
+    return all_on_cpu(devices) if strategy.whole is None else strategy.whole
 
 
 def _with_indices_beside_values(found: Sequence[Entry], chunks: Sequence[Chunk], plan: Plan) -> Plan:

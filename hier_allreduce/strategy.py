@@ -34,8 +34,10 @@ class Strategy:
             level only adds work) and hierarchical elsewhere. With a topology also the planner's others:
             ``"ring"``, ``"exchange"``, ``"soonest"``, ``"packed_trees"``, ``"packed_paths"``.
         topology: the machine's links: a preset's name (``"dgx-1v"``), a YAML or nvidia-smi file, a ``Topology``,
-            or ``"this machine"`` to look. The gradients of a dtype then form one bucket, which is cut as planned for
-            its bytes; groups and mains are found from the links. A tower on ``/gpu:i`` is device i of the topology.
+            or ``"this machine"`` to look. Groups and mains are found from its links; a tower on ``/gpu:i`` is device i.
+        whole: with a topology: False makes one bucket of all gradients of a dtype and cuts it as planned; True leaves
+            gradients whole, packs small ones as without a topology, and spreads them over the planned ways. None is
+            True where all devices are CPUs, which packing costs time and links nothing, and False elsewhere.
         groups: for ``"hierarchical"``: tuples that hold each tower number once; None is two halves.
         mains: ``"balance"`` (by bytes, the largest first), ``"rotate"`` (by index, as tensorpack does), or one tower's
             number for all; None is ``"balance"``, and tower 0 for ``"tree"``, as in caffe2's muji.
@@ -55,6 +57,7 @@ class Strategy:
 
     algorithm: str = "auto"
     topology: Union[str, Topology, None] = None
+    whole: Optional[bool] = None
     groups: Optional[Tuple[Tuple[int, ...], ...]] = None
     mains: Union[int, str, None] = None
     pack_below: int = Bucketing.pack_below
@@ -83,7 +86,11 @@ class Strategy:
         self._check_topology()
 
     def _check_topology(self) -> None:
+        if not isinstance(self.whole, (bool, type(None))):
+            raise StrategyError(f"whole={self.whole!r}: expected True, False or None")
         if self.topology is None:
+            if self.whole is not None:
+                raise StrategyError(f"whole={self.whole!r} says how a planned strategy packs: give topology= too")
             if self.algorithm not in ("auto", *ALGORITHMS):
                 raise StrategyError(
                     f"algorithm={self.algorithm!r} is planned from a machine's links: give topology= too"
@@ -162,7 +169,12 @@ class Strategy:
     def _grouping(self) -> Iterator[str]:
         if self.topology is not None:
             yield f"planned for the links of {getattr(self.topology, 'name', self.topology)}"
-            yield "all gradients of a dtype in one bucket, cut as planned"
+            if self.whole is not True:
+                where = " (on CPU devices: whole gradients)" if self.whole is None else ""
+                yield f"all gradients of a dtype in one bucket, cut as planned{where}"
+                return
+            yield "gradients stay whole, spread over the planned ways by bytes"
+            yield self._packing()
             return
         mains = self.mains_for(self.algorithm)
         words = {"balance": "mains chosen by bytes", "rotate": "mains rotate with the chunk"}
@@ -171,12 +183,15 @@ class Strategy:
             yield f"groups {self.groups}"
         if self.splits:
             yield f"all gradients of a dtype in {self.splits} equal chunks"
-        elif self.pack_below:
-            yield f"gradients under {_size(self.pack_below)} share buckets of up to {_size(self.bucket_bytes)}"
         else:
-            yield "every gradient travels alone"
+            yield self._packing()
         if self.split_above and not self.splits:
             yield f"chunks above {_size(self.split_above)} are cut"
+
+    def _packing(self) -> str:
+        if self.pack_below:
+            return f"gradients under {_size(self.pack_below)} share buckets of up to {_size(self.bucket_bytes)}"
+        return "every gradient travels alone"
 
 
 def strategy_from(value: Union[str, Strategy, None], **overrides: Any) -> Strategy:

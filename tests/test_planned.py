@@ -7,6 +7,7 @@ from conftest import cpus, executed, gradients_on
 from test_kinds import consumed_in_place, same_bits, sparse, traced
 
 from hier_allreduce import Strategy, StrategyError, TowerOptimizer, allreduce_grads, audit
+from hier_allreduce.planner import choose
 from hier_allreduce.topology import load, subset
 
 tf1 = tf.compat.v1
@@ -20,9 +21,10 @@ def whole_numbers(towers):
 
 @pytest.mark.parametrize("machine", ["dgx-1v", "dgx-1v-azure", "pcie-sockets", "dgx-a100"])
 @pytest.mark.parametrize("towers", [1, 3, 5, 8])
-def test_planned_sums_are_right_and_equal_on_all_towers(machine, towers):
+@pytest.mark.parametrize("whole", [False, True])
+def test_planned_sums_are_right_and_equal_on_all_towers(machine, towers, whole):
     values = whole_numbers(towers)
-    rows = executed(values, cpus(towers), strategy=Strategy(topology=machine))
+    rows = executed(values, cpus(towers), strategy=Strategy(topology=machine, whole=whole))
     assert same_bits(rows)
     for variable, total in enumerate(rows[-1]):
         assert np.array_equal(total, np.sum([row[variable] for row in values], 0))
@@ -31,13 +33,41 @@ def test_planned_sums_are_right_and_equal_on_all_towers(machine, towers):
 @pytest.mark.parametrize(
     "algorithm", ["auto", "ring", "packed_trees", "packed_paths", "exchange", "hierarchical", "tree"]
 )
-def test_what_tensorflow_executes_is_what_was_planned(graph, algorithm):
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_tensorflow_executes_is_what_was_planned(graph, algorithm, whole):
     devices = cpus(8)
-    result = allreduce_grads(
-        gradients_on(devices, whole_numbers(8)), devices, True, strategy=Strategy(algorithm, topology="dgx-1v")
-    )
+    strategy = Strategy(algorithm, topology="dgx-1v", whole=whole)
+    result = allreduce_grads(gradients_on(devices, whole_numbers(8)), devices, True, strategy=strategy)
     seen = audit(traced(consumed_in_place(result)), graph)
     assert len(seen.calls) == 1
+
+
+def test_the_plan_that_is_printed_is_the_plan_that_runs(graph):
+    """One dtype in one bucket: the steps are those of the command line's plan for these bytes."""
+    devices, machine = cpus(8), load("dgx-1v")
+    rows = gradients_on(devices, [[np.zeros((250, 1000), "float32"), np.zeros(10**6, "float32")]] * 8)
+    result = allreduce_grads(rows, devices, strategy=Strategy(topology=machine, whole=False))
+    (call,) = audit(traced(consumed_in_place(result)), graph).calls
+    assert call.plan.steps == choose(machine, 5 * 10**6).recipe.plan().steps
+
+
+@pytest.mark.parametrize(
+    "devices, how, cut",
+    [
+        ("/cpu:{}", {}, False),
+        ("/gpu:{}", {}, True),
+        ("/cpu:{}", {"whole": False}, True),
+        ("/gpu:{}", {"whole": True}, False),
+    ],
+)
+def test_gradients_stay_whole_where_packing_costs_more_than_it_gains(graph, devices, how, cut):
+    """Memory is what sums on CPU devices wait for: nothing large is joined or cut there."""
+    places = [devices.format(k) for k in range(4)]
+    rows = [[tf.zeros([500, 1000]), tf.zeros([9]), tf.zeros([300, 700]), tf.zeros([5])] for _ in places]
+    allreduce_grads(rows, places, strategy=Strategy(topology="p3.8xlarge", **how))
+    joined = [op for op in graph.get_operations() if op.type in ("Concat", "ConcatV2")]
+    assert joined
+    assert any(op.outputs[0].shape.num_elements() > 1000 for op in joined) == cut
 
 
 def test_a_job_on_some_of_the_gpus_is_planned_for_their_links_only(graph):
@@ -102,6 +132,8 @@ def test_a_topology_object_is_taken_as_it_is():
         ("splits=8: with a topology this is planned", 2, {"topology": "dgx-1v", "splits": 8}),
         ("algorithm='ring' is planned from a machine's links", 2, {"algorithm": "ring"}),
         ("topology=7: expected", 2, {"topology": 7}),
+        ("whole='no': expected True, False or None", 2, {"topology": "dgx-1v", "whole": "no"}),
+        ("whole=True says how a planned strategy packs: give topology= too", 2, {"whole": True}),
     ],
 )
 def test_what_does_not_fit_is_refused(graph, match, devices, how):
