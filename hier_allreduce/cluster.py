@@ -38,7 +38,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, S
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops
 
-from . import peers, presets
+from . import clusterfile, peers
 from .board import Board
 from .compat import tf1
 from .emit import Across
@@ -101,23 +101,11 @@ class Cluster:
             ClusterError: no hosts, an address that is none or that is there twice, a task that is not in the list, or
                 a number that is not positive.
         """
-        if isinstance(hosts, str) or not hosts:
-            raise ClusterError(f"hosts={hosts!r}: expected a list of addresses such as ['10.0.0.1:2222', …]")
+        clusterfile.check(
+            hosts, task, devices_per_host, timeout=timeout, start_timeout=start_timeout, stall_timeout=stall_timeout
+        )
         self.hosts: Tuple[str, ...] = tuple(hosts)
-        for address in self.hosts:
-            peers.split_address(address)
-        twice = sorted({address for address in self.hosts if self.hosts.count(address) > 1})
-        if twice:
-            raise ClusterError(f"hosts={list(hosts)}: {', '.join(twice)} is there more than once")
-        if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < len(self.hosts):
-            raise ClusterError(f"task={task!r}: there are hosts 0 to {len(self.hosts) - 1}")
-        if isinstance(devices_per_host, bool) or not isinstance(devices_per_host, int) or devices_per_host < 1:
-            raise ClusterError(f"devices_per_host={devices_per_host!r}: expected a whole number of 1 or more")
         self.task, self.devices_per_host = task, devices_per_host
-        times = {"timeout": timeout, "start_timeout": start_timeout, "stall_timeout": stall_timeout}
-        for name, seconds in times.items():
-            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
-                raise ClusterError(f"{name}={seconds!r}: expected seconds, more than 0")
         self.timeout, self.start_timeout, self.stall_timeout = timeout, start_timeout, stall_timeout
         self._instances = itertools.count(_INSTANCES)
         self._sessions = itertools.count()
@@ -163,20 +151,8 @@ class Cluster:
         Raises:
             ClusterError: no such file or name, a key that is no argument, or a value that is refused.
         """
-        path = presets.find("clusters", name_or_path, ClusterError)
-        values = presets.read_yaml(path, ClusterError)
-        keys = ["hosts", "devices_per_host", "timeout", "start_timeout", "stall_timeout", "network"]
-        for key in values:
-            if key not in keys:
-                raise ClusterError(f"{path}: unknown key {key!r}{presets.nearest(key, keys)}")
-        for key in keys[:2]:
-            if key not in values:
-                raise ClusterError(f"{path}: {key} is missing")
-        values.pop("network", None)  # `hier-allreduce plan --cluster` predicts with it
-        try:
-            return cls(task=task, **values)
-        except ClusterError as error:
-            raise ClusterError(f"{path}: {error}") from None
+        arguments, _ = clusterfile.read(name_or_path, task)
+        return cls(task=task, **arguments)
 
     def __repr__(self) -> str:
         return f"Cluster({list(self.hosts)}, task={self.task}, devices_per_host={self.devices_per_host})"

@@ -440,6 +440,8 @@ def test_a_file_describes_a_cluster(tmp_path):
         ("hosts: [a:1]\ndevices: 4\n", "unknown key 'devices'; did you mean 'devices_per_host'"),
         ("hosts: [a:1]\n", "devices_per_host is missing"),
         ("hosts: [a]\ndevices_per_host: 1\n", "'a' is not an address"),
+        ("hosts: 2\ndevices_per_host: 1\n", "hosts=2: expected a list of addresses"),
+        ("hosts: {a:1: 0}\ndevices_per_host: 1\n", "expected a list of addresses"),
     ):
         path = tmp_path / "cluster.yaml"
         path.write_text(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hier_allreduce import Cluster, calibration, cli, hosts, pictures, scaling
+from hier_allreduce import Cluster, ClusterError, calibration, cli, hosts, pictures, scaling
 from hier_allreduce.commands.plan import read_bytes
 from hier_allreduce.plan import Copy, Plan, Reduce, verify
 from hier_allreduce.planner import choose, timing
@@ -253,8 +253,9 @@ def test_a_clusters_file_says_how_many_hosts_devices_and_what_joins_them(run, tm
         (["--nics", "2"], "give --hosts or --cluster too"),
         (["--cluster", "loopback-2x4"], "Give --network, or network: in loopback-2x4"),
         (["--cluster", "example-4x"], "did you mean 'example-4x8'"),
-        (["--cluster", "hosts: 3"], "expected hosts: [ADDRESS, …] and devices_per_host: NUMBER"),
-        (["--cluster", "hosts: [a]\ndevices_per_host: 9"], "devices_per_host is 9, and DGX-1V (8x V100) has 8"),
+        (["--cluster", "hosts: 3"], "expected hosts: [HOST:PORT, …] and devices_per_host: NUMBER"),
+        (["--cluster", "hosts: ['a:1']\ndevices_per_host: 2\nnetwork: 10"], "'10' is neither a file nor one of"),
+        (["--cluster", "hosts: ['a:1']\ndevices_per_host: 9"], "devices_per_host is 9, and DGX-1V (8x V100) has 8"),
         (["--hosts", "2", "--network", "10gbe", "--picture", "nowhere/at/all.png"], "cannot be written"),
     ],
 )
@@ -266,6 +267,27 @@ def test_wrong_hosts_and_networks_are_named_in_one_line(run, tmp_path, arguments
     for command in ("plan", "topo"):
         status, _, err = run(command, "dgx-1v", *arguments)
         assert status == 2 and message in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hosts: ['a:1']",
+        "hosts: ['a:1']\ndevices_per_host: true",
+        "hosts: ['a:1']\ndevices_per_host: 2\nnetworks: 10gbe",
+        "hosts: ['a:1', 'a:1']\ndevices_per_host: 2",
+        "hosts: [a]\ndevices_per_host: 2",
+        "hosts: ['a:1']\ndevices_per_host: 2\ntimeout: never",
+    ],
+)
+def test_a_clusters_file_is_refused_in_the_words_of_those_who_train_with_it(run, tmp_path, text):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(text)
+    with pytest.raises(ClusterError) as caught:
+        Cluster.load(str(path), task=0)
+    for command in ("plan", "topo"):
+        refused = run(command, "dgx-1v", "--cluster", str(path), "--network", "10gbe")
+        assert refused == (2, "", f"hier-allreduce {command}: {caught.value}\n")
 
 
 @pytest.mark.parametrize("arguments", [["--hosts", "0"], ["--hosts", "two"], ["--nics", "-1"]])

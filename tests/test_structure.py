@@ -36,6 +36,7 @@ ORDER = [
     "routes",
     "strategy",
     "peers",
+    "clusterfile",
     "watch",
     "launcher",
     # from here on: TensorFlow

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NamedTuple, Optional, Tuple
 
-from .. import calibration, detect, pictures, presets, report, scaling, topology
+from .. import calibration, clusterfile, detect, pictures, presets, report, scaling, topology
 from ..errors import ClusterError
 from .arguments import count
 
@@ -84,13 +84,12 @@ def read_hosts(args: argparse.Namespace, machine: topology.Topology) -> Optional
 
 def _read_cluster(name: str, machine: topology.Topology) -> Tuple[topology.Topology, int, Optional[scaling.Network]]:
     """As many devices of the machine as a cluster has on each host, the number of its hosts, and its network."""
-    values = presets.read_yaml(presets.find("clusters", name, ClusterError), ClusterError)
-    hosts, devices, network = (values.get(key) for key in ("hosts", "devices_per_host", "network"))
-    if not isinstance(hosts, list) or not hosts or not isinstance(devices, int) or devices < 1:
-        raise ClusterError(f"{name}: expected hosts: [ADDRESS, …] and devices_per_host: NUMBER")
+    arguments, network = clusterfile.read(name)
+    devices = arguments["devices_per_host"]
     if devices > len(machine):
         raise ClusterError(f"{name}: devices_per_host is {devices}, and {machine.name} has {len(machine)}")
-    return topology.subset(machine, range(devices)), len(hosts), scaling.load(str(network)) if network else None
+    found = None if network is None else scaling.load(network)
+    return topology.subset(machine, range(devices)), len(arguments["hosts"]), found
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,73 @@
+"""What people say about a cluster, in Python or in a YAML file: checked in one place, without TensorFlow.
+
+::
+
+    hosts: [10.0.0.1:2222, 10.0.0.2:2222]
+    devices_per_host: 8
+    timeout: 30            # seconds; this and what follows may be left out
+    start_timeout: 600
+    stall_timeout: 3600
+    network: 25gbe         # what `hier-allreduce plan --cluster` predicts with
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional, Sequence, Tuple
+
+from . import peers, presets
+from .errors import ClusterError
+
+_NEEDED = ["hosts", "devices_per_host"]
+_KEYS = [*_NEEDED, "timeout", "start_timeout", "stall_timeout", "network"]
+
+
+def read(name_or_path: str, task: int = 0) -> Tuple[Dict[str, Any], Optional[str]]:
+    """What ``configs/clusters/NAME.yaml``, or the YAML file at a path, says.
+
+    Args:
+        name_or_path: of the file.
+        task: which of its hosts this process is to be.
+
+    Returns:
+        Cluster's arguments except its task, and the network that the file names, if any.
+
+    Raises:
+        ClusterError: no such file or name, a key that is unknown or missing, or a value that is refused.
+    """
+    path = presets.find("clusters", name_or_path, ClusterError)
+    values: Dict[str, Any] = presets.read_yaml(path, ClusterError)
+    for key in values:
+        if key not in _KEYS:
+            raise ClusterError(f"{path}: unknown key {key!r}{presets.nearest(key, _KEYS)}")
+    for key in _NEEDED:
+        if key not in values:
+            raise ClusterError(f"{path}: {key} is missing: expected hosts: [HOST:PORT, …] and devices_per_host: NUMBER")
+    network = values.pop("network", None)
+    try:
+        check(task=task, **values)
+    except ClusterError as error:
+        raise ClusterError(f"{path}: {error}") from None
+    return values, None if network is None else str(network)
+
+
+def check(hosts: Sequence[str], task: int, devices_per_host: int, **times: float) -> None:
+    """Check the arguments of :class:`hier_allreduce.Cluster`.
+
+    Raises:
+        ClusterError: no hosts, an address that is none or that is there twice, a task that is not in the list, or a
+            number that is not positive.
+    """
+    if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not hosts:
+        raise ClusterError(f"hosts={hosts!r}: expected a list of addresses such as ['10.0.0.1:2222', …]")
+    for address in hosts:
+        peers.split_address(address)
+    twice = sorted({address for address in hosts if hosts.count(address) > 1})
+    if twice:
+        raise ClusterError(f"hosts={list(hosts)}: {', '.join(twice)} is there more than once")
+    if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < len(hosts):
+        raise ClusterError(f"task={task!r}: there are hosts 0 to {len(hosts) - 1}")
+    if isinstance(devices_per_host, bool) or not isinstance(devices_per_host, int) or devices_per_host < 1:
+        raise ClusterError(f"devices_per_host={devices_per_host!r}: expected a whole number of 1 or more")
+    for name, seconds in times.items():
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+            raise ClusterError(f"{name}={seconds!r}: expected seconds, more than 0")
