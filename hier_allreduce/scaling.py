@@ -95,7 +95,8 @@ def load(name_or_path: str) -> Network:
     """A network of ``configs/networks`` by name, or from a YAML file: the keys are the fields of :class:`Network`.
 
     Raises:
-        ClusterError: neither preset nor file, a key that is unknown or missing, or a value that is no positive number.
+        ClusterError: neither preset nor file, a key that is unknown or missing, a value that is no positive number, or
+            a name that is no text.
     """
     path = presets.find("networks", name_or_path, ClusterError)
     values = presets.read_yaml(path, ClusterError)
@@ -111,7 +112,9 @@ def load(name_or_path: str) -> Network:
 
 def _checked(path: Path, key: str, values: Mapping[str, Any]) -> Any:
     if key == "name":
-        return str(values[key])
+        if not isinstance(values[key], str) or not values[key].strip():
+            raise ClusterError(f"{path}: name: expected text, such as '10 Gbit/s Ethernet', not {values[key]!r}")
+        return values[key]
     expected = "a whole number of 1 or more" if key == "nics" else "a positive number of bytes/s or seconds"
     try:
         number = float(values[key])  # YAML reads 1e9 as text

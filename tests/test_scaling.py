@@ -71,6 +71,8 @@ def test_a_file_can_say_all_of_it(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("nic: 1e9\nnics: 2\nhop: 2.0e-5\nengine: 5e9\n")
     assert load(str(path)) == Network(1e9, 2e-5, 2, 5e9, "mine")
+    path.write_text("nic: 1e9\nname: our switch\n")
+    assert load(str(path)) == Network(1e9, name="our switch")
 
 
 @pytest.mark.parametrize(
@@ -83,6 +85,9 @@ def test_a_file_can_say_all_of_it(tmp_path):
         ("nic: 1e9\nhop: -1", "hop: expected a positive number"),
         ("nic: 1e9\nnics: 1.5", "nics: expected a whole number of 1 or more, not 1.5"),
         ("nic: 1e9\nnics: true", "nics: expected a whole number"),
+        ("nic: 1e9\nname: ''", "name: expected text, such as '10 Gbit/s Ethernet', not ''"),
+        ("nic: 1e9\nname:", "name: expected text, such as '10 Gbit/s Ethernet', not None"),
+        ("nic: 1e9\nname: 10", "not 10"),
         ("- 1", "expected `key: value` lines"),
     ],
 )
