@@ -254,6 +254,17 @@ def tensorpack(cluster, options, line):
     return {**look, "chief": trainer.is_chief, "saved": sorted(os.listdir(os.path.join(folder, "saved")))}
 
 
+# ---- a server alone ------------------------------------------------------------------------------------
+
+
+def serve(cluster, options, line):
+    """A server that does nothing, until the test goes on."""
+    server = tf1.train.Server({"worker": list(cluster.hosts)}, job_name="worker", task_index=cluster.task)
+    line.send(("at", "serving"))
+    line.recv()
+    return server.target
+
+
 def main(scenario, arguments, options, line):
     """Run a scenario; ``line`` is a connection to the test."""
     faulthandler.dump_traceback_later(SECONDS, exit=True)  # no process stays, and one that hangs says where

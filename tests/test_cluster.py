@@ -3,9 +3,11 @@
 Hosts are real processes with real servers on loopback; see clusters.py and cluster_child.py.
 """
 
+import gc
 import re
 import signal
 import socket
+import weakref
 
 import cluster_child
 import numpy as np
@@ -15,6 +17,7 @@ from clusters import TIMEOUT, job
 from conftest import IS_TF2
 
 from hier_allreduce import Cluster, ClusterError, Strategy, allreduce_grads, peers
+from hier_allreduce.board import Board
 
 tf1 = tf.compat.v1
 
@@ -175,6 +178,47 @@ def test_a_restart_from_the_checkpoint_goes_on_with_the_same_loss(tmp_path, undi
     for host, before in zip(again, undisturbed):
         assert host["losses"] == before["losses"][3:]
         assert host["bits"] == before["bits"]
+
+
+# ---- how hosts agree ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sessions(monkeypatch):
+    """Weak references to all sessions that this process has opened."""
+    opened = []
+
+    class Session(tf1.Session):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            opened.append(weakref.ref(self))
+
+    monkeypatch.setattr(tf1, "Session", Session)
+    return opened
+
+
+def test_trying_again_to_write_or_read_builds_nothing_more(sessions):
+    board = Board([f"127.0.0.1:{port}" for port in peers.free_ports(1)], 0.1)
+    sizes = []
+    for text in ("one", "two", "three"):
+        assert not board.write(0, "topic", text)
+        assert board.read(0, "topic") is None
+        sizes.append(len(sessions[0]().graph.get_operations()))
+    assert sizes == sizes[:1] * 3
+    assert len(sessions) == 1
+
+
+def test_a_server_that_was_started_again_is_written_and_read_anew_and_the_old_session_is_gone(sessions):
+    addresses = [f"127.0.0.1:{port}" for port in peers.free_ports(1)]
+    board = Board(addresses, 2.0)
+    for text in ("first", "second"):
+        with job("serve", 1, addresses=addresses) as (host,):
+            host.until("serving")
+            while not board.write(0, "topic", text):
+                pass  # the connection of before is found broken, then the session unknown
+            assert board.read(0, "topic") == text
+    gc.collect()
+    assert [session() is None for session in sessions] == [True, False]
 
 
 # ---- failures while running --------------------------------------------------------------------------
