@@ -124,8 +124,9 @@ def main() -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # of the hosts
     command = [sys.executable, "-m", "hier_allreduce.bench_cluster"]
     command += ["--devices", str(args.devices), "--rounds", str(args.rounds)]
-    command += ["--peers", *(f"127.0.0.1:{port}" for port in free_ports(args.hosts))]
-    status = launch(args.hosts, command, take)
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2 * args.hosts)]  # drawn at once, so that all differ
+    command += ["--peers", *addresses[args.hosts :]]
+    status = launch(args.hosts, command, take, addresses[: args.hosts])
     if status:
         return status
     training, *reducing = found

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 from queue import Queue
-from typing import Any, Callable, Dict, List, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from .errors import ClusterError
 from .peers import free_ports
@@ -17,15 +17,18 @@ from .peers import free_ports
 _GRACE = 10.0  # seconds between asking a process to end and ending it
 
 
-def launch(hosts: int, command: Sequence[str], write: Callable[[str], Any]) -> int:
+def launch(
+    hosts: int, command: Sequence[str], write: Callable[[str], Any], addresses: Optional[Sequence[str]] = None
+) -> int:
     """Run ``command`` once for each host and wait; when one fails, stop the others.
 
-    Each gets its TF_CONFIG, which :meth:`hier_allreduce.Cluster.from_environment` reads, with ports of loopback.
+    Each gets its TF_CONFIG, which :meth:`hier_allreduce.Cluster.from_environment` reads.
 
     Args:
         hosts: how many.
         command: the program and its arguments, the same for all.
         write: takes each line of their output and errors, with the host before it.
+        addresses: of the hosts; without them, free ports of loopback.
 
     Returns:
         0, or the exit status of the first that failed; 128 and the signal's number, as shells count, if that ended it.
@@ -35,7 +38,7 @@ def launch(hosts: int, command: Sequence[str], write: Callable[[str], Any]) -> i
     """
     if hosts < 1:
         raise ClusterError(f"{hosts} hosts: expected 1 or more")
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(hosts)]
+    addresses = addresses or [f"127.0.0.1:{port}" for port in free_ports(hosts)]
     ended: Queue[Tuple[int, int]] = Queue()
     lines = threading.Lock()
     processes: List[subprocess.Popen] = []
