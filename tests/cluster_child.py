@@ -3,9 +3,14 @@
 Everything it says is a pair: ``("at", …)`` when it has come somewhere, ``("facts", …)`` or ``("error", …)`` at the end.
 """
 
+import contextlib
+import dataclasses
 import faulthandler
+import io
+import json
 import os
 import signal
+import sys
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -263,6 +268,25 @@ def serve(cluster, options, line):
     line.send(("at", "serving"))
     line.recv()
     return server.target
+
+
+# ---- the bench -----------------------------------------------------------------------------------------
+
+
+def bench(cluster, options, line):
+    """What the bench prints as one of its hosts, with a few small gradients in the place of its own."""
+    from hier_allreduce import bench_cluster
+    from hier_allreduce.shapes import GradientShape
+
+    cases, few = bench_cluster.cases, tuple(GradientShape(name, (7,), "float32") for name in "abc")
+    bench_cluster.cases = lambda devices: {
+        name: dataclasses.replace(case, shapes=few) for name, case in cases(devices).items()
+    }
+    place = {"cluster": {"worker": list(cluster.hosts)}, "task": {"type": "worker", "index": cluster.task}}
+    os.environ["TF_CONFIG"], sys.argv[1:] = json.dumps(place), options["arguments"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        assert bench_cluster.main() == 0
+    return printed.getvalue()
 
 
 def main(scenario, arguments, options, line):

@@ -1,30 +1,56 @@
 """The bench of several hosts: both tables, from one round, and a peer that trains to the same weights."""
 
+import contextlib
+import io
 import json
 import re
-import subprocess
+import runpy
 import sys
 
 import pytest
+from clusters import job
 from conftest import IS_TF2
 
-from hier_allreduce import ClusterError, bench_cluster, launcher
+from hier_allreduce import ClusterError, bench_cluster, launcher, peers
 
 
-def test_everybody_is_measured_and_trains_to_the_same_weights():
-    command = [sys.executable, "-m", "hier_allreduce.bench_cluster", "--devices", "2", "--rounds", "1"]
-    done = subprocess.run(command, capture_output=True, timeout=240)
-    text = done.stdout.decode()
-    assert done.returncode == 0, done.stderr.decode()[-3000:]
-    assert re.search(r"^4 × 6\.4 MB( +[\d.]+ \(.*?\)){3} +[\d.]+$", text, re.MULTILINE)
-    assert re.search(r"^160 × 16 kB( +[\d.]+ \(.*?\)){3} +[\d.]+$", text, re.MULTILINE)
-    assert re.search(r"^ours +2 +[\d.]+ \(.*?\) +1\.00$", text, re.MULTILINE)
-    peers = re.findall(r"^MultiWorkerMirroredStrategy, \S.*?(?:  +(\d) |: (cannot run))", text, re.MULTILINE)
-    assert peers == ([("1", ""), ("2", "")] if IS_TF2 else [("", "cannot run")] * 2)
-    assert float(re.search(r"largest difference of a weight to ours at the end: (\S+)$", text).group(1)) < 1e-5
+@pytest.fixture(scope="module")
+def printed():
+    """What the command prints after one round of small gradients on two hosts, which are forked, not started."""
+
+    def launch(hosts, command, write, addresses):
+        with job("bench", hosts, addresses=addresses, arguments=command[3:]) as started:
+            for task, host in enumerate(started):
+                for line in host.facts().splitlines():
+                    write(f"[host {task}] {line}\n")
+        return 0
+
+    with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(io.StringIO()) as out:
+        patched.setattr(sys, "argv", ["bench_cluster", "--devices", "2", "--rounds", "1"])
+        patched.setattr(bench_cluster, "launch", launch)
+        assert bench_cluster.main() == 0
+    return out.getvalue()
 
 
-def test_no_address_is_given_twice_even_if_ports_are_drawn_in_the_same_order(monkeypatch):
+def test_every_case_is_measured(printed):
+    for case in ("4 × 6.4 MB", "160 × 16 kB"):
+        assert re.search(rf"^{re.escape(case)}( +[\d.]+ \(.*?\)){{3}} +[\d.]+$", printed, re.MULTILINE)
+
+
+def test_everybody_trains_to_the_same_weights(printed):
+    assert re.search(r"^ours +2 +[\d.]+ \(.*?\) +1\.00$", printed, re.MULTILINE)
+    found = re.findall(r"^MultiWorkerMirroredStrategy, \S.*?(?:  +(\d) |: (cannot run))", printed, re.MULTILINE)
+    assert found == ([("1", ""), ("2", "")] if IS_TF2 else [("", "cannot run")] * 2)
+    assert float(re.search(r"largest difference of a weight to ours at the end: (\S+)$", printed).group(1)) < 1e-5
+
+
+def test_the_cases_are_what_their_names_say():
+    large, small = (case.shapes for case in bench_cluster.cases(["/cpu:0", "/cpu:1"]).values())
+    assert [shape.dense_bytes for shape in large] == [6_400_000] * 4
+    assert [shape.dense_bytes for shape in small] == [16_000] * 160
+
+
+def test_hosts_run_the_same_command_and_no_address_is_given_twice_even_if_each_drawing_is_the_same(monkeypatch):
     started = {}
 
     def start(command, environment):
@@ -32,11 +58,14 @@ def test_no_address_is_given_twice_even_if_ports_are_drawn_in_the_same_order(mon
         raise ClusterError("enough")
 
     monkeypatch.setattr(launcher, "_started", start)
-    for module in (launcher, bench_cluster):
+    for module in (launcher, peers):
         monkeypatch.setattr(module, "free_ports", lambda count: range(5000, 5000 + count))
-    monkeypatch.setattr(sys, "argv", ["bench_cluster", "--hosts", "3"])
+    monkeypatch.setattr(sys, "argv", ["bench_cluster", "--hosts", "3", "--devices", "5", "--rounds", "7"])
+    monkeypatch.delitem(sys.modules, "hier_allreduce.bench_cluster")
     with pytest.raises(ClusterError, match="enough"):
-        bench_cluster.main()
-    peers = started["command"][started["command"].index("--peers") + 1 :]
-    assert len(peers) == len(started["hosts"]) == 3
-    assert len({*peers, *started["hosts"]}) == 6
+        runpy.run_module("hier_allreduce.bench_cluster", run_name="__main__")
+    command = [sys.executable, "-m", "hier_allreduce.bench_cluster", "--devices", "5", "--rounds", "7", "--peers"]
+    assert started["command"][: len(command)] == command
+    addresses = started["command"][len(command) :]
+    assert len(addresses) == len(started["hosts"]) == 3
+    assert len({*addresses, *started["hosts"]}) == 6
