@@ -67,7 +67,7 @@ class Recipe:
         order = self.order or range(len(plan.steps))
         return Plan(plan.devices, plan.chunks, tuple(plan.steps[i] for i in order), plan.algorithm)
 
-    def shares(self, size: int) -> Tuple[float, ...]:
+    def shares(self, size: float) -> Tuple[float, ...]:
         """``size`` cut by the fractions, to fractions of a byte: equal chunks stay exactly equal."""
         return tuple(fraction * size for fraction in self.fractions)
 

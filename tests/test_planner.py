@@ -1,5 +1,8 @@
 """Plans made from links: right on every machine, never slower than what knows nothing of links, near the bound."""
 
+from itertools import product
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +29,8 @@ EIGHT = {
     "pcie-pairs": (0.90, 0.95),
     "nvlink-bridges": (0.85, 0.95),
 }
+# real machines with 8 GPUs
+REAL = sorted(str(path) for path in (Path(__file__).parent / "nvidia_smi").glob("8x-*.txt"))
 
 
 @pytest.mark.parametrize("name", presets.names("machines"))
@@ -46,12 +51,17 @@ def test_plans_come_near_the_bound(name):
     assert choose(load(name), 1000 * MB).share_of_bound >= least_1gb
 
 
-@pytest.mark.parametrize("name", EIGHT)
-@pytest.mark.parametrize("size", [64_000, MB, 10 * MB])
+@pytest.mark.parametrize(
+    "name, size",
+    [*product(EIGHT, [64_000, MB, 10 * MB]), *product(REAL, [MB, 10 * MB])],
+    ids=lambda v: Path(str(v)).stem,
+)
 def test_no_way_of_executing_plans_makes_them_slower_than_what_knows_nothing_of_links(name, size):
+    """Whether its steps are written down in the order of their starts or chunk after chunk."""
     machine = load(name)
     recipe = choose(machine, size).recipe
-    others = [in_simulated_order(other, machine, size) for other in recipes.baselines(machine)]
+    others = list(recipes.baselines(machine))
+    others += [in_simulated_order(other, machine, size) for other in others]
     for rule in RULES:
         seconds, *rest = (
             simulate(one.plan(), machine, one.sizes(size), rule=rule).seconds for one in [recipe, *others]
