@@ -115,7 +115,7 @@ def _reduced(
 ) -> List[Tuple[Any, ...]]:
     name = name or "hier_allreduce"
     across = _across(cluster, name, grads, average, strategy)
-    layout = lay_out(grads, strategy, hosts=across.hosts)
+    layout = lay_out(grads, strategy, hosts=across.hosts, network=across.network)
     readings = _readings(layout, grads.devices, average, strategy, across)
     with recorded(name, layout.plan, grads.devices, layout.names, across.hosts):
         rows = tensors(grads, layout.entries)
@@ -144,7 +144,7 @@ def reduce_to_mains(
     Raises: as :func:`allreduce_grads`; also StrategyError if the strategy cuts gradients over several mains.
     """
     across = _across(cluster, name, grads, average, strategy)
-    layout = lay_out(grads, strategy, whole=True, hosts=across.hosts)
+    layout = lay_out(grads, strategy, whole=True, hosts=across.hosts, network=across.network)
     layout.mains()
     half = layout.plan.reduce_half()
     readings = _readings(layout, grads.devices, average, strategy, across)

@@ -13,7 +13,8 @@ from .errors import GradientError, StrategyError, TopologyError
 from .gradients import Matrix
 from .kinds import DENSE, INDICES, Entry, entries, op_names
 from .plan import Copy, Plan, Step, verify
-from .routes import planned, planned_whole
+from .routes import Links, planned, planned_whole
+from .scaling import Network
 from .strategy import Strategy
 from .topology import Topology, subset
 
@@ -63,7 +64,9 @@ class Layout(NamedTuple):
         )
 
 
-def lay_out(grads: Matrix, strategy: Strategy, whole: bool = False, hosts: int = 1) -> Layout:
+def lay_out(
+    grads: Matrix, strategy: Strategy, whole: bool = False, hosts: int = 1, network: Optional[Network] = None
+) -> Layout:
     """Decide everything about a K×N matrix before the first op.
 
     Args:
@@ -72,6 +75,7 @@ def lay_out(grads: Matrix, strategy: Strategy, whole: bool = False, hosts: int =
         whole: every variable must have one main: a planned strategy then cuts none, whatever it says.
         hosts: how many hosts have such a matrix. Between hosts sparse gradients become dense: they have different
             numbers of rows, and a collective wants equal shapes.
+        network: what joins them, if that is known: with a topology it is planned for too.
 
     Raises:
         GradientError: see :func:`hier_allreduce.kinds.entries`; or a sparse gradient is to be gathered from several
@@ -88,12 +92,12 @@ def lay_out(grads: Matrix, strategy: Strategy, whole: bool = False, hosts: int =
     if machine is None:
         chunks, plan = _unplanned(found, specs, grads.devices, strategy, hosts)
     else:
-        scale = 0.5 if strategy.wire_dtype else 1.0
         algorithm = None if strategy.algorithm == "auto" else strategy.algorithm
-        if whole or _stays_whole(strategy, grads.devices):
-            chunks, plan = planned_whole(specs, machine, strategy.bucketing, algorithm, scale)
+        links = Links(machine, algorithm, 0.5 if strategy.wire_dtype else 1.0, hosts, network)
+        if whole or _stays_whole(strategy, grads.devices, hosts):
+            chunks, plan = planned_whole(specs, links, strategy.bucketing)
         else:
-            chunks, plan = planned(specs, machine, algorithm, scale)
+            chunks, plan = planned(specs, links)
         plan = _with_indices_beside_values(found, chunks, plan)
     return Layout(found, chunks, op_names([_chunk_name(chunk, found, grads.names) for chunk in chunks]), verify(plan))
 
@@ -131,8 +135,10 @@ def _machine(strategy: Strategy, devices: Sequence[Any]) -> Optional[Topology]:
         raise StrategyError(f"topology={strategy.topology!r} does not fit devices {list(devices)}: {error}") from None
 
 
-def _stays_whole(strategy: Strategy, devices: Sequence[Any]) -> bool:
-    return all_on_cpu(devices) if strategy.whole is None else strategy.whole
+def _stays_whole(strategy: Strategy, devices: Sequence[Any], hosts: int) -> bool:
+    if strategy.whole is None:
+        return all_on_cpu(devices) and hosts == 1  # between hosts every chunk costs a collective
+    return strategy.whole
 
 
 def _with_indices_beside_values(found: Sequence[Entry], chunks: Sequence[Chunk], plan: Plan) -> Plan:

@@ -6,28 +6,47 @@ for each bucket as if it were alone.
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from . import hosts, planner
 from .algorithms import ReduceHalf, plan_from_halves
 from .buckets import Bucketing, Chunk, Spec, buckets, cut
 from .plan import Plan, Step
-from .planner import choose
 from .recipes import Recipe
+from .scaling import Network
 from .topology import Topology
 
 _UNKNOWN = 1 << 20  # bytes taken for a gradient whose size is known only at run time
 
 
-def planned(
-    specs: Sequence[Spec], machine: Topology, algorithm: Optional[str] = None, scale: float = 1.0
-) -> Tuple[List[Chunk], Plan]:
-    """One bucket for each dtype, in readiness order, cut as the planner says for its bytes.
+class Links(NamedTuple):
+    """What gradients are planned for.
 
-    Args:
-        specs: N gradients.
+    Attributes:
         machine: K devices and their links.
         algorithm: one of the planner's, or None for the fastest.
         scale: bytes that travel for each byte of a gradient.
+        hosts: so many such machines.
+        network: what joins them; None if that is not known, and the plan is then that of one machine.
+    """
+
+    machine: Topology
+    algorithm: Optional[str] = None
+    scale: float = 1.0
+    hosts: int = 1
+    network: Optional[Network] = None
+
+    def recipe(self, size: int) -> Recipe:
+        """How to all-reduce a bucket of ``size`` bytes (0: not known)."""
+        travels = max(1, round((size or _UNKNOWN) * self.scale))
+        if self.hosts == 1 or self.network is None:
+            return planner.choose(self.machine, travels, self.algorithm).recipe
+        travels = planner.bytes_class(travels)
+        return hosts.choose(self.machine, travels, self.hosts, self.network, self.algorithm).recipe
+
+
+def planned(specs: Sequence[Spec], links: Links) -> Tuple[List[Chunk], Plan]:
+    """One bucket for each dtype of N gradients, in readiness order, cut as the planner says for its bytes.
 
     Returns:
         The chunks and their plan, steps in the order in which the planner would start them.
@@ -35,22 +54,20 @@ def planned(
     chunks: List[Chunk] = []
     steps: List[Step] = []
     for whole in buckets(specs, Bucketing(splits=1)):
-        recipe = _recipe(machine, whole.bytes, algorithm, scale)
+        recipe = links.recipe(whole.bytes)
         parts = cut(whole, specs, recipe.fractions)
         if len(parts) < len(recipe.fractions):  # so few bytes that they are not worth cutting
             parts, recipe = [whole], recipe.alone(len(chunks) % len(recipe.halves))
         steps += [step._replace(chunk=step.chunk + len(chunks)) for step in recipe.plan().steps]
         chunks += parts
-    return chunks, Plan(len(machine), len(chunks), tuple(steps), algorithm or "auto")
+    return chunks, Plan(len(links.machine), len(chunks), tuple(steps), links.algorithm or "auto")
 
 
-def planned_whole(
-    specs: Sequence[Spec], machine: Topology, how: Bucketing, algorithm: Optional[str] = None, scale: float = 1.0
-) -> Tuple[List[Chunk], Plan]:
+def planned_whole(specs: Sequence[Spec], links: Links, how: Bucketing) -> Tuple[List[Chunk], Plan]:
     """As :func:`planned`, but every gradient stays whole: buckets as usual, spread over the planned ways by bytes."""
     chunks = buckets(specs, how)
     total = sum(chunk.bytes for chunk in chunks)
-    recipe = _recipe(machine, total, algorithm, scale)
+    recipe = links.recipe(total)
     room: Dict[Tuple[ReduceHalf, ReduceHalf], float] = {}
     for fraction, way in zip(recipe.fractions, recipe.ways):
         room[way] = room.get(way, 0.0) + fraction * total
@@ -59,8 +76,4 @@ def planned_whole(
         ways[chunk] = max(room, key=lambda way: room[way])
         room[ways[chunk]] -= max(chunks[chunk].bytes, 1)
     halves, backs = [half for half, _ in ways], [back for _, back in ways]
-    return chunks, plan_from_halves(len(machine), halves, algorithm or "auto", backs)
-
-
-def _recipe(machine: Topology, size: int, algorithm: Optional[str], scale: float) -> Recipe:
-    return choose(machine, max(1, round((size or _UNKNOWN) * scale)), algorithm).recipe
+    return chunks, plan_from_halves(len(links.machine), halves, links.algorithm or "auto", backs)

@@ -37,7 +37,7 @@ class Strategy:
             or ``"this machine"`` to look. Groups and mains are found from its links; a tower on ``/gpu:i`` is device i.
         whole: with a topology: False makes one bucket of all gradients of a dtype and cuts it as planned; True leaves
             gradients whole, packs small ones as without a topology, and spreads them over the planned ways. None is
-            True where all devices are CPUs, which packing costs time and links nothing, and False elsewhere.
+            True where all devices are CPUs of one host (packing costs time there, copies cost none), False elsewhere.
         groups: for ``"hierarchical"``: tuples that hold each tower number once; None is two halves.
         mains: ``"balance"`` (by bytes, the largest first), ``"rotate"`` (by index, as tensorpack does), or one tower's
             number for all; None is ``"balance"``, and tower 0 for ``"tree"``, as in caffe2's muji.
@@ -170,7 +170,7 @@ class Strategy:
         if self.topology is not None:
             yield f"planned for the links of {getattr(self.topology, 'name', self.topology)}"
             if self.whole is not True:
-                where = " (on CPU devices: whole gradients)" if self.whole is None else ""
+                where = " (on one host's CPU devices: whole gradients)" if self.whole is None else ""
                 yield f"all gradients of a dtype in one bucket, cut as planned{where}"
                 return
             yield "gradients stay whole, spread over the planned ways by bytes"

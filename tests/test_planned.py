@@ -6,8 +6,10 @@ import tensorflow as tf
 from conftest import cpus, executed, gradients_on
 from test_kinds import consumed_in_place, same_bits, sparse, traced
 
-from hier_allreduce import Strategy, StrategyError, TowerOptimizer, allreduce_grads, audit
+from hier_allreduce import Strategy, StrategyError, TowerOptimizer, allreduce_grads, audit, hosts, planner, scaling
+from hier_allreduce.buckets import Spec
 from hier_allreduce.planner import choose
+from hier_allreduce.routes import Links, planned
 from hier_allreduce.topology import load, subset
 
 tf1 = tf.compat.v1
@@ -49,6 +51,19 @@ def test_the_plan_that_is_printed_is_the_plan_that_runs(graph):
     result = allreduce_grads(rows, devices, strategy=Strategy(topology=machine, whole=False))
     (call,) = audit(traced(consumed_in_place(result)), graph).calls
     assert call.plan.steps == choose(machine, 5 * 10**6).recipe.plan().steps
+
+
+def test_several_hosts_are_planned_for_with_their_network_if_it_is_known():
+    """Every chunk crosses in a collective of its own, so where hops are slow there are fewer."""
+    machine, network = load("dgx-1v"), scaling.load("10gbe")
+    specs = [Spec(25 * 10**6, 4, "float32")]
+    alone, _ = planned(specs, Links(machine, hosts=4))
+    together, plan = planned(specs, Links(machine, hosts=4, network=network))
+    assert len(together) < len(alone)
+    size = planner.bytes_class(10**8)
+    assert plan.steps == hosts.choose(machine, size, 4, network).recipe.plan().steps
+    slow, _ = planned(specs, Links(machine, hosts=4, network=network._replace(hop=10.0)))
+    assert len(slow) < len(together)
 
 
 @pytest.mark.parametrize(
