@@ -19,6 +19,7 @@ from typing import Any, Dict, List, Sequence
 import tensorflow as tf
 
 from . import bench_workers
+from .arguments import count
 from .bench import devices_here, interleaved, quartiles
 from .bench_report import aligned
 from .case import Case, Rows, consumed, variables
@@ -103,9 +104,9 @@ def _cell(seconds: Sequence[float]) -> str:
 def main() -> int:
     """Start the hosts; print what host 0 measured."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--devices", type=int, default=4, help="of each host")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--hosts", type=count, default=2)
+    parser.add_argument("--devices", type=count, default=4, help="of each host")
+    parser.add_argument("--rounds", type=count, default=20)
     parser.add_argument("--peers", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.peers:

@@ -9,7 +9,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
-from .arguments import count
+from ..arguments import count
 
 if TYPE_CHECKING:
     from ..bench import Report

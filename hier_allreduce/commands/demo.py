@@ -7,9 +7,9 @@ import importlib
 import os
 from pathlib import Path
 
+from ..arguments import count
 from ..demos.terminal import only_for_us
 from ..errors import HierAllreduceError
-from .arguments import count
 
 # each a module of hier_allreduce.demos with `run(args, terminal) -> exit status`
 JOBS = {

@@ -7,8 +7,8 @@ import sys
 from typing import NamedTuple, Optional, Tuple
 
 from .. import calibration, clusterfile, detect, pictures, presets, report, scaling, topology
+from ..arguments import count
 from ..errors import ClusterError
-from .arguments import count
 
 
 def add_topology(parser: argparse.ArgumentParser, optional: bool = False) -> None:
@@ -84,12 +84,12 @@ def read_hosts(args: argparse.Namespace, machine: topology.Topology) -> Optional
 
 def _read_cluster(name: str, machine: topology.Topology) -> Tuple[topology.Topology, int, Optional[scaling.Network]]:
     """As many devices of the machine as a cluster has on each host, the number of its hosts, and its network."""
-    arguments, network = clusterfile.read(name)
+    arguments = clusterfile.read(name)
     devices = arguments["devices_per_host"]
     if devices > len(machine):
         raise ClusterError(f"{name}: devices_per_host is {devices}, and {machine.name} has {len(machine)}")
-    found = None if network is None else scaling.load(network)
-    return topology.subset(machine, range(devices)), len(arguments["hosts"]), found
+    network = clusterfile.joined_by(arguments.get("network"))
+    return topology.subset(machine, range(devices)), len(arguments["hosts"]), network
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
