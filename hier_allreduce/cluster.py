@@ -33,7 +33,7 @@ import sys
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Set, Tuple, Union
 
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops
@@ -43,6 +43,7 @@ from .board import Board
 from .compat import tf1
 from .emit import Across
 from .errors import ClusterError, GradientError
+from .scaling import Network
 from .watch import Watch
 
 # Group and instance numbers are the server's, shared by all that use collectives in it: tensorpack counts from 42 and
@@ -75,6 +76,7 @@ class Cluster:
         hosts: H addresses, ``"host:port"``, in the same order on every host.
         task: which of them this process is; 0 is the chief.
         devices_per_host: K, the same on every host. So many CPU devices a session has, at least.
+        network: what joins them, or None where that is not known.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Cluster:
         timeout: float = 30.0,
         start_timeout: float = 600.0,
         stall_timeout: float = 3600.0,
+        network: Union[str, Network, None] = None,
     ):
         """Only a description: nothing is started before :meth:`session`.
 
@@ -96,25 +99,29 @@ class Cluster:
                 that computes, saves or evaluates is neither, however long it takes.
             start_timeout: seconds to wait for all hosts at the start.
             stall_timeout: seconds that a live host may keep the others waiting: the limit to its saving and evaluating.
+            network: what joins the hosts: a name of ``configs/networks``, a YAML file, or a ``Network``. A strategy
+                with a topology is then planned for the network too; the same on every host.
 
         Raises:
-            ClusterError: no hosts, an address that is none or that is there twice, a task that is not in the list, or
-                a number that is not positive.
+            ClusterError: no hosts, an address that is none or that is there twice, a task that is not in the list, a
+                number that is not positive, or a network that is unknown.
         """
-        clusterfile.check(
-            hosts, task, devices_per_host, timeout=timeout, start_timeout=start_timeout, stall_timeout=stall_timeout
-        )
+        times = {"timeout": timeout, "start_timeout": start_timeout, "stall_timeout": stall_timeout}
+        clusterfile.check(hosts, task, devices_per_host, network, **times)
         self.hosts: Tuple[str, ...] = tuple(hosts)
         self.task, self.devices_per_host = task, devices_per_host
         self.timeout, self.start_timeout, self.stall_timeout = timeout, start_timeout, stall_timeout
+        self.network = clusterfile.joined_by(network)
         self._instances = itertools.count(_INSTANCES)
         self._sessions = itertools.count()
         self._built: weakref.WeakKeyDictionary[Any, Dict[str, Any]] = weakref.WeakKeyDictionary()
         self._server: Any = None
 
     @classmethod
-    def from_environment(cls, devices_per_host: int, **times: float) -> Cluster:
+    def from_environment(cls, devices_per_host: int, **options: Any) -> Cluster:
         """The cluster that TF_CONFIG describes, as launchers set it for ``tf.distribute``; without it, one host.
+
+        ``options`` are other arguments of :class:`Cluster`: timeouts, and the network.
 
         ::
 
@@ -127,7 +134,7 @@ class Cluster:
         """
         text = os.environ.get("TF_CONFIG", "").strip()
         if not text:
-            return cls(["127.0.0.1:2222"], 0, devices_per_host, **times)
+            return cls(["127.0.0.1:2222"], 0, devices_per_host, **options)
         try:
             content = json.loads(text)
             jobs, own = content["cluster"], content["task"]
@@ -142,7 +149,7 @@ class Cluster:
             ) from None
         if set(jobs) - {"chief", "worker"}:
             raise ClusterError(f"TF_CONFIG: this is for jobs 'chief' and 'worker' only, not {sorted(jobs)}")
-        return cls(hosts, task, devices_per_host, **times)
+        return cls(hosts, task, devices_per_host, **options)
 
     @classmethod
     def load(cls, name_or_path: str, task: int) -> Cluster:
@@ -151,8 +158,7 @@ class Cluster:
         Raises:
             ClusterError: no such file or name, a key that is no argument, or a value that is refused.
         """
-        arguments, _ = clusterfile.read(name_or_path, task)
-        return cls(task=task, **arguments)
+        return cls(task=task, **clusterfile.read(name_or_path, task))
 
     def __repr__(self) -> str:
         return f"Cluster({list(self.hosts)}, task={self.task}, devices_per_host={self.devices_per_host})"
@@ -192,7 +198,7 @@ class Cluster:
             )
         built = self._built_in(graph)
         number = sum(key.startswith("all-reduce") for key in built)
-        built[f"all-reduce {number} ({name})"] = dict(facts)
+        built[f"all-reduce {number} ({name})"] = {**facts, "network": str(self.network)}
         return _Collectives(self)
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
@@ -297,7 +303,7 @@ class _Collectives(Across):
 
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
-        self.hosts = cluster.size
+        self.hosts, self.network = cluster.size, cluster.network
 
     def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
         if tensor.shape.num_elements() == 0:

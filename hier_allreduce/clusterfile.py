@@ -7,21 +7,22 @@
     timeout: 30            # seconds; this and what follows may be left out
     start_timeout: 600
     stall_timeout: 3600
-    network: 25gbe         # what `hier-allreduce plan --cluster` predicts with
+    network: 25gbe         # what joins the hosts: a name of configs/networks, or a file
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional, Sequence, Tuple
+import math
+from typing import Any, Dict, Optional, Sequence, Union
 
-from . import peers, presets
+from . import peers, presets, scaling
 from .errors import ClusterError
 
 _NEEDED = ["hosts", "devices_per_host"]
 _KEYS = [*_NEEDED, "timeout", "start_timeout", "stall_timeout", "network"]
 
 
-def read(name_or_path: str, task: int = 0) -> Tuple[Dict[str, Any], Optional[str]]:
+def read(name_or_path: str, task: int = 0) -> Dict[str, Any]:
     """What ``configs/clusters/NAME.yaml``, or the YAML file at a path, says.
 
     Args:
@@ -29,7 +30,7 @@ def read(name_or_path: str, task: int = 0) -> Tuple[Dict[str, Any], Optional[str
         task: which of its hosts this process is to be.
 
     Returns:
-        Cluster's arguments except its task, and the network that the file names, if any.
+        Cluster's arguments except its task.
 
     Raises:
         ClusterError: no such file or name, a key that is unknown or missing, or a value that is refused.
@@ -42,21 +43,21 @@ def read(name_or_path: str, task: int = 0) -> Tuple[Dict[str, Any], Optional[str
     for key in _NEEDED:
         if key not in values:
             raise ClusterError(f"{path}: {key} is missing: expected hosts: [HOST:PORT, …] and devices_per_host: NUMBER")
-    network = values.pop("network", None)
     try:
         check(task=task, **values)
     except ClusterError as error:
         raise ClusterError(f"{path}: {error}") from None
-    return values, None if network is None else str(network)
+    return values
 
 
-def check(hosts: Sequence[str], task: int, devices_per_host: int, **times: float) -> None:
+def check(hosts: Sequence[str], task: int, devices_per_host: int, network: Any = None, **times: float) -> None:
     """Check the arguments of :class:`hier_allreduce.Cluster`.
 
     Raises:
-        ClusterError: no hosts, an address that is none or that is there twice, a task that is not in the list, or a
-            number that is not positive.
+        ClusterError: no hosts, an address that is none or that is there twice, a task that is not in the list, a
+            number that is not positive, or a network that is unknown.
     """
+    joined_by(network)
     if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not hosts:
         raise ClusterError(f"hosts={hosts!r}: expected a list of addresses such as ['10.0.0.1:2222', …]")
     for address in hosts:
@@ -69,5 +70,18 @@ def check(hosts: Sequence[str], task: int, devices_per_host: int, **times: float
     if isinstance(devices_per_host, bool) or not isinstance(devices_per_host, int) or devices_per_host < 1:
         raise ClusterError(f"devices_per_host={devices_per_host!r}: expected a whole number of 1 or more")
     for name, seconds in times.items():
-        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not seconds > 0:
+        if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise ClusterError(f"{name}={seconds!r}: expected seconds, more than 0")
+
+
+def joined_by(network: Union[str, scaling.Network, None]) -> Optional[scaling.Network]:
+    """What joins the hosts: a ``Network``, the name or path of its YAML file, or None where it is not known.
+
+    Raises:
+        ClusterError: it is none of these.
+    """
+    if isinstance(network, str):
+        return scaling.load(network)
+    if not isinstance(network, (scaling.Network, type(None))):
+        raise ClusterError(f"network={network!r}: expected a name of configs/networks, a YAML file, or a Network")
+    return network

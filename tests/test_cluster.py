@@ -16,7 +16,7 @@ import tensorflow as tf
 from clusters import TIMEOUT, job
 from conftest import IS_TF2
 
-from hier_allreduce import Cluster, ClusterError, Strategy, allreduce_grads, peers
+from hier_allreduce import Cluster, ClusterError, Strategy, allreduce_grads, peers, scaling
 from hier_allreduce.board import Board
 
 tf1 = tf.compat.v1
@@ -292,8 +292,9 @@ def test_a_host_that_never_comes_is_named(missing):
         ({"width": 7}, ["gradients, ", "a: float32 [5, 7] there, float32 [5, 5] here"]),
         ({"name": "bias"}, ["c: only here (float32 [3])", "bias: only there (float32 [3])"]),
         ({"bucket_bytes": 4096}, ["strategy, bucket_bytes: 4096 there, 1048576 here"]),
+        ({"cluster": {"network": "10gbe"}}, ["network: Network(nic=1250000000.0", " there, None here"]),
     ],
-    ids=["shape", "variables", "strategy"],
+    ids=["shape", "variables", "strategy", "network"],
 )
 def test_hosts_that_build_something_else_are_refused_before_the_first_step(options, words):
     with job("train", 3, each={1: options}) as hosts:
@@ -412,6 +413,22 @@ def test_several_hosts_need_a_graph():
             tf.function(build, autograph=False)()
 
 
+def collectives(**options):
+    """The all-reduces between the hosts of a planned strategy."""
+    devices = [f"/cpu:{k}" for k in range(8)]
+    cluster = Cluster([f"127.0.0.1:{port}" for port in (1, 2, 3)], 0, 8, **options)
+    with tf.Graph().as_default() as graph:
+        rows = [[tf.zeros([4 << 20]), tf.zeros([100, 100])] for _ in devices]
+        allreduce_grads(rows, devices, strategy=Strategy(topology="dgx-1v"), cluster=cluster)
+        return sum(op.type.startswith("CollectiveReduce") for op in graph.get_operations())
+
+
+def test_a_plan_is_made_for_the_network_too_if_it_is_known():
+    """Every chunk crosses by itself, so that slow hops ask for few of them."""
+    slow = scaling.load("10gbe")._replace(hop=1.0)
+    assert collectives(network=slow) < collectives(network="10gbe") < collectives()
+
+
 def test_towers_that_are_not_devices_per_host_are_refused(graph):
     with pytest.raises(ClusterError, match=r"for 3 devices, and .* has 2|devices_per_host=2\) has 2"):
         allreduce_grads([[tf.constant(1.0)]] * 3, ["/cpu:0"] * 3, cluster=two())
@@ -442,6 +459,9 @@ def test_gathering_from_several_hosts_is_refused(graph):
         ({"devices_per_host": 0}, "devices_per_host=0"),
         ({"timeout": -1}, "timeout=-1: expected seconds"),
         ({"start_timeout": "long"}, "start_timeout='long'"),
+        ({"timeout": float("inf")}, "timeout=inf: expected seconds"),
+        ({"network": "10gb"}, "did you mean '10gbe'"),
+        ({"network": 10}, "network=10: expected a name"),
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused(arguments, words):
@@ -479,13 +499,15 @@ def test_a_tf_config_that_cannot_be_read_is_refused(monkeypatch, config, words):
 
 def test_a_file_describes_a_cluster(tmp_path):
     loaded = Cluster.load("loopback-2x4", 1)
-    assert (loaded.size, loaded.task, loaded.devices_per_host) == (2, 1, 4)
+    assert (loaded.size, loaded.task, loaded.devices_per_host, loaded.network) == (2, 1, 4, None)
+    assert Cluster.load("example-4x8", 0).network == scaling.load("25gbe")
     for text, words in (
         ("hosts: [a:1]\ndevices: 4\n", "unknown key 'devices'; did you mean 'devices_per_host'"),
         ("hosts: [a:1]\n", "devices_per_host is missing"),
         ("hosts: [a]\ndevices_per_host: 1\n", "'a' is not an address"),
         ("hosts: 2\ndevices_per_host: 1\n", "hosts=2: expected a list of addresses"),
         ("hosts: {a:1: 0}\ndevices_per_host: 1\n", "expected a list of addresses"),
+        ("hosts: [a:1]\ndevices_per_host: 1\nnetwork: 10gb\n", "did you mean '10gbe'"),
     ):
         path = tmp_path / "cluster.yaml"
         path.write_text(text)

@@ -254,7 +254,10 @@ def test_a_clusters_file_says_how_many_hosts_devices_and_what_joins_them(run, tm
         (["--cluster", "loopback-2x4"], "Give --network, or network: in loopback-2x4"),
         (["--cluster", "example-4x"], "did you mean 'example-4x8'"),
         (["--cluster", "hosts: 3"], "expected hosts: [HOST:PORT, …] and devices_per_host: NUMBER"),
-        (["--cluster", "hosts: ['a:1']\ndevices_per_host: 2\nnetwork: 10"], "'10' is neither a file nor one of"),
+        (
+            ["--cluster", "hosts: ['a:1']\ndevices_per_host: 2\nnetwork: 10"],
+            "network=10: expected a name of configs/networks",
+        ),
         (["--cluster", "hosts: ['a:1']\ndevices_per_host: 9"], "devices_per_host is 9, and DGX-1V (8x V100) has 8"),
         (["--hosts", "2", "--network", "10gbe", "--picture", "nowhere/at/all.png"], "cannot be written"),
     ],
