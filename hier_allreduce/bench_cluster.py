@@ -26,7 +26,7 @@ from .case import Case, Rows, consumed, variables
 from .cluster import Cluster
 from .contenders import ours, ring
 from .launcher import launch
-from .peers import free_ports
+from .peers import free_addresses
 from .shapes import GradientShape
 
 _MARK = "measured "
@@ -125,7 +125,7 @@ def main() -> int:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # of the hosts
     command = [sys.executable, "-m", "hier_allreduce.bench_cluster"]
     command += ["--devices", str(args.devices), "--rounds", str(args.rounds)]
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2 * args.hosts)]  # drawn at once, so that all differ
+    addresses = free_addresses(2 * args.hosts)  # drawn at once, so that all differ
     command += ["--peers", *addresses[args.hosts :]]
     status = launch(args.hosts, command, take, addresses[: args.hosts])
     if status:

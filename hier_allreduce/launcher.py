@@ -12,7 +12,7 @@ from queue import Queue
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 from .errors import ClusterError
-from .peers import free_ports
+from .peers import free_addresses
 
 _GRACE = 10.0  # seconds between asking a process to end and ending it
 
@@ -38,7 +38,7 @@ def launch(
     """
     if hosts < 1:
         raise ClusterError(f"{hosts} hosts: expected 1 or more")
-    addresses = addresses or [f"127.0.0.1:{port}" for port in free_ports(hosts)]
+    addresses = addresses or free_addresses(hosts)
     ended: Queue[Tuple[int, int]] = Queue()
     lines = threading.Lock()
     processes: List[subprocess.Popen] = []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from typing import Dict, Mapping, Tuple
+from typing import Dict, List, Mapping, Tuple
 
 from .errors import ClusterError
 
@@ -100,13 +100,13 @@ def refuse_taken(address: str) -> None:
             ) from None
 
 
-def free_ports(count: int) -> Tuple[int, ...]:
-    """``count`` ports that nobody listened on a moment ago."""
+def free_addresses(count: int) -> List[str]:
+    """``count`` different addresses of this machine on which nobody listened a moment ago."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
-        return tuple(each.getsockname()[1] for each in sockets)
+        return [f"127.0.0.1:{each.getsockname()[1]}" for each in sockets]
     finally:
         for each in sockets:
             each.close()

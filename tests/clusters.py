@@ -82,7 +82,7 @@ def job(scenario, hosts, each=None, addresses=None, devices=2, timeout=30.0, **o
     if _HERE not in os.environ.get("PYTHONPATH", ""):
         os.environ["PYTHONPATH"] = os.pathsep.join([_HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
     context.set_forkserver_preload(["cluster_child"])
-    addresses = addresses or [f"127.0.0.1:{port}" for port in peers.free_ports(hosts)]
+    addresses = addresses or peers.free_addresses(hosts)
     started = []
     try:
         for task in range(hosts):

@@ -59,7 +59,7 @@ def test_hosts_run_the_same_command_and_no_address_is_given_twice_even_if_each_d
 
     monkeypatch.setattr(launcher, "_started", start)
     for module in (launcher, peers):
-        monkeypatch.setattr(module, "free_ports", lambda count: range(5000, 5000 + count))
+        monkeypatch.setattr(module, "free_addresses", lambda count: [f"127.0.0.1:{5000 + k}" for k in range(count)])
     monkeypatch.setattr(sys, "argv", ["bench_cluster", "--hosts", "3", "--devices", "5", "--rounds", "7"])
     monkeypatch.delitem(sys.modules, "hier_allreduce.bench_cluster")
     with pytest.raises(ClusterError, match="enough"):

@@ -198,7 +198,7 @@ def sessions(monkeypatch):
 
 
 def test_trying_again_to_write_or_read_builds_nothing_more(sessions):
-    board = Board([f"127.0.0.1:{port}" for port in peers.free_ports(1)], 0.1)
+    board = Board(peers.free_addresses(1), 0.1)
     sizes = []
     for text in ("one", "two", "three"):
         assert not board.write(0, "topic", text)
@@ -209,7 +209,7 @@ def test_trying_again_to_write_or_read_builds_nothing_more(sessions):
 
 
 def test_a_server_that_was_started_again_is_written_and_read_anew_and_the_old_session_is_gone(sessions):
-    addresses = [f"127.0.0.1:{port}" for port in peers.free_ports(1)]
+    addresses = peers.free_addresses(1)
     board = Board(addresses, 2.0)
     for text in ("first", "second"):
         with job("serve", 1, addresses=addresses) as (host,):
@@ -329,7 +329,7 @@ def test_hosts_with_different_numbers_of_devices_are_refused():
 
 
 def test_a_list_of_hosts_that_is_longer_or_in_another_order_is_refused():
-    a, b, c = (f"127.0.0.1:{port}" for port in peers.free_ports(3))
+    a, b, c = peers.free_addresses(3)
     for hosts_of_1, task, words in (
         ([a, b, c], 1, f"hosts, 2: only there ({c})"),
         ([b, a], 0, f"0: {b} there, {a} here"),
@@ -344,7 +344,7 @@ def test_a_list_of_hosts_that_is_longer_or_in_another_order_is_refused():
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_a_wrong_address_is_named_by_both_sides(wrong):
     """One host waits where nobody is, and learns from the other, who knows both lists."""
-    a, b, nobody = (f"127.0.0.1:{port}" for port in peers.free_ports(3))
+    a, b, nobody = peers.free_addresses(3)
     own_list = [a, nobody] if wrong == 0 else [nobody, b]
     with job("train", 2, each={wrong: {"cluster": {"hosts": own_list}}}, addresses=[a, b]) as hosts:
         ends = [host.end() for host in hosts]
@@ -355,7 +355,7 @@ def test_a_wrong_address_is_named_by_both_sides(wrong):
 
 
 def test_hosts_that_wait_where_nobody_is_end_after_the_start_timeout():
-    a, b, c, d = (f"127.0.0.1:{port}" for port in peers.free_ports(4))
+    a, b, c, d = peers.free_addresses(4)
     each = {task: {"cluster": {"hosts": own, "start_timeout": 1.0}} for task, own in enumerate([[a, c], [d, b]])}
     with job("train", 2, each=each) as hosts:
         (_, first), (_, second) = (host.end() for host in hosts)
@@ -364,7 +364,7 @@ def test_hosts_that_wait_where_nobody_is_end_after_the_start_timeout():
 
 
 def test_two_hosts_with_the_same_index_are_told():
-    a, b = (f"127.0.0.1:{port}" for port in peers.free_ports(2))
+    a, b = peers.free_addresses(2)
     with job("train", 2, each={1: {"cluster": {"hosts": [b, a], "task": 0}}}, addresses=[a, b]) as hosts:
         kind, text = hosts[0].end()
     assert kind == "error"
@@ -376,7 +376,7 @@ def test_a_port_that_is_taken_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with job("train", 2, addresses=[f"127.0.0.1:{port}", f"127.0.0.1:{peers.free_ports(1)[0]}"]) as hosts:
+        with job("train", 2, addresses=[f"127.0.0.1:{port}", *peers.free_addresses(1)]) as hosts:
             kind, text = hosts[0].end()
     assert kind == "error"
     assert f"port {port} of this host (127.0.0.1:{port}) cannot be listened on: Address already in use" in text
