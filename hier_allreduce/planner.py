@@ -123,18 +123,26 @@ def _search(topology: Topology, size: int) -> Tuple[Recipe, Dict[str, Recipe]]:
         name: (_quickest(group) if name in BASELINES else _pick(group, fastest)).recipe
         for name, group in by_name.items()
     }
-    picked = _pick(trials, fastest)
-    trials.append(_trial(_in_turn(picked.recipe), topology, _uneven(picked.recipe, size), math.inf))
-    scored = sorted((trial.score(fastest), place) for place, trial in enumerate(trials))
-    finalists = [trials[place] for score, place in scored[:_FINALISTS] if score < math.inf]
-    return _pick([_over_sizes(trial, topology, size) for trial in finalists], fastest).recipe, best
+    return _final(trials, fastest, topology, size), best
+
+
+def _final(trials: Sequence[_Trial], fastest: Dict[str, float], topology: Topology, size: int) -> Recipe:
+    """The best of the best few by their means over sizes nearby; of the best, its steps in turn are tried too."""
+    picked = _pick(trials, fastest).recipe
+    all_of_them = [*trials, _trial(_in_turn(picked), topology, _uneven(picked, size), math.inf)]
+    scored = sorted((trial.score(fastest), place) for place, trial in enumerate(all_of_them))
+    finalists = [all_of_them[place] for score, place in scored[:_FINALISTS] if score < math.inf]
+    return _pick([_over_sizes(trial, topology, size) for trial in finalists], fastest).recipe
 
 
 def _fastest(trials: Sequence[_Trial], topology: Topology, size: int) -> Dict[str, float]:
-    """The seconds of the fastest baseline by each rule, also of those written down chunk after chunk, as people do."""
-    written = [replace(recipe, order=()) for recipe in baselines(topology)]
-    others = [_trial(recipe, topology, _uneven(recipe, size), math.inf) for recipe in written]
-    return {rule: min(t.seconds[rule] for t in [*trials, *(others if rule != _TF else [])]) for rule in RULES}
+    """The seconds of the fastest baseline by each rule.
+
+    People write such schedules down chunk after chunk, so that counts too; except by TensorFlow's own rule, where the
+    order decides only between copies that become ready at the same time.
+    """
+    written = [_trial(recipe, topology, _uneven(recipe, size), math.inf) for recipe in baselines(topology)]
+    return {rule: min(one.seconds[rule] for one in (trials if rule == _TF else [*trials, *written])) for rule in RULES}
 
 
 def _over_sizes(trial: _Trial, topology: Topology, size: int) -> _Trial:
