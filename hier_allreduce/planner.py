@@ -130,9 +130,12 @@ def _final(trials: Sequence[_Trial], fastest: Dict[str, float], topology: Topolo
     """The best of the best few by their means over sizes nearby; of the best, its steps in turn are tried too."""
     picked = _pick(trials, fastest).recipe
     all_of_them = [*trials, _trial(_in_turn(picked), topology, _uneven(picked, size), math.inf)]
-    scored = sorted((trial.score(fastest), place) for place, trial in enumerate(all_of_them))
-    finalists = [all_of_them[place] for score, place in scored[:_FINALISTS] if score < math.inf]
-    return _pick([_over_sizes(trial, topology, size) for trial in finalists], fastest).recipe
+    finalists: Dict[Any, _Trial] = {}
+    for trial in sorted(all_of_them, key=lambda trial: trial.score(fastest)):
+        if len(finalists) < _FINALISTS and trial.score(fastest) < math.inf:
+            finalists.setdefault((trial.recipe.fractions, trial.recipe.plan().steps), trial)
+    means = [_over_sizes(trial, topology, size) for trial in finalists.values()]
+    return _fewest_copies(means, [mean.cost(fastest) for mean in means]).recipe
 
 
 def _fastest(trials: Sequence[_Trial], topology: Topology, size: int) -> Dict[str, float]:
@@ -149,9 +152,8 @@ def _over_sizes(trial: _Trial, topology: Topology, size: int) -> _Trial:
     """The trial with its mean over sizes nearby: a few bytes more may change which copy comes first, and all later."""
     recipe = trial.recipe
     runs = [_trial(recipe, topology, _uneven(recipe, size * factor), math.inf).seconds for factor in _NEARBY]
-    runs = [{rule: run[rule] / factor for rule in run} for run, factor in zip(runs, _NEARBY)]
-    even = _trial(recipe, topology, recipe.shares(size), math.inf).seconds
-    return _Trial(recipe, {rule: float(np.mean([run[rule] for run in (*runs, trial.seconds, even)])) for rule in RULES})
+    runs += [trial.seconds, _trial(recipe, topology, recipe.shares(size), math.inf).seconds]
+    return _Trial(recipe, {rule: sum(run[rule] for run in runs) / len(runs) for rule in RULES})
 
 
 def _quickest(trials: Sequence[_Trial]) -> _Trial:
@@ -159,10 +161,13 @@ def _quickest(trials: Sequence[_Trial]) -> _Trial:
 
 
 def _pick(trials: Sequence[_Trial], baseline: Dict[str, float]) -> _Trial:
-    """The fastest; of those as fast within 0.5 %, the one with the fewest copies: each costs TensorFlow a dispatch."""
+    """The best by its score; if nothing is as fast as the baselines, the quickest."""
     scores = [trial.score(baseline) for trial in trials]
-    if min(scores) == math.inf:
-        return _quickest(trials)
+    return _quickest(trials) if min(scores) == math.inf else _fewest_copies(trials, scores)
+
+
+def _fewest_copies(trials: Sequence[_Trial], scores: Sequence[float]) -> _Trial:
+    """The best; of those as good within 0.5 %, the one with the fewest copies: each costs TensorFlow a dispatch."""
     near = [trial for trial, score in zip(trials, scores) if score <= min(scores) * 1.005]
     return min(near, key=lambda trial: sum(len(srcs) for half in trial.recipe.halves for srcs, _ in half))
 
@@ -174,13 +179,17 @@ class _Trial(NamedTuple):
     seconds: Dict[str, float]
 
     def score(self, baseline: Dict[str, float]) -> float:
+        """Its cost; if it is slower than a baseline by TensorFlow's own rule, it is at the end of the list."""
+        return math.inf if self.seconds[_TF] > baseline[_TF] else self.cost(baseline)
+
+    def cost(self, baseline: Dict[str, float]) -> float:
         """Its seconds, half by the worst rule and half on average; more if the fastest baseline is faster by any rule.
 
-        Without the other rules, or slower than a baseline by TensorFlow's own: at the end of the list.
+        Without the other rules: infinite.
         """
         slower = self.slower(baseline)
-        if slower == math.inf or self.seconds[_TF] > baseline[_TF]:
-            return math.inf
+        if slower == math.inf:
+            return slower
         seconds = list(self.seconds.values())
         return (max(seconds) + sum(seconds) / len(seconds)) * max(1.0, slower) ** _UNFAIR
 
