@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from .devices import device_strings
@@ -114,8 +115,7 @@ def _reduced(
     grads: Matrix, average: bool, strategy: Strategy, name: Optional[str], cluster: Optional[Any]
 ) -> List[Tuple[Any, ...]]:
     name = name or "hier_allreduce"
-    across = _across(cluster, name, grads, average, strategy)
-    layout = lay_out(grads, strategy, hosts=across.hosts, network=across.network)
+    layout, across = _laid_out(cluster, name, grads, average, strategy)
     readings = _readings(layout, grads.devices, average, strategy, across)
     with recorded(name, layout.plan, grads.devices, layout.names, across.hosts):
         rows = tensors(grads, layout.entries)
@@ -143,8 +143,7 @@ def reduce_to_mains(
 
     Raises: as :func:`allreduce_grads`; also StrategyError if the strategy cuts gradients over several mains.
     """
-    across = _across(cluster, name, grads, average, strategy)
-    layout = lay_out(grads, strategy, whole=True, hosts=across.hosts, network=across.network)
+    layout, across = _laid_out(cluster, name, grads, average, strategy, one_main=True)
     layout.mains()
     half = layout.plan.reduce_half()
     readings = _readings(layout, grads.devices, average, strategy, across)
@@ -205,17 +204,27 @@ def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any], name: str =
     return copy_from_mains(values, lay_out(same, Strategy(algorithm="tree", mains=0)), devices, name)
 
 
-def _across(cluster: Optional[Any], name: str, grads: Matrix, average: bool, strategy: Strategy) -> Across:
-    """What joins the hosts, who compare first what each of them has."""
+def _laid_out(
+    cluster: Optional[Any], name: str, grads: Matrix, average: bool, strategy: Strategy, one_main: bool = False
+) -> Tuple[Layout, Across]:
+    """The layout, and what joins the hosts, who compare first what each of them has and has planned."""
     if cluster is None:
-        return Across()
+        return lay_out(grads, strategy, one_main), Across()
+    layout = lay_out(grads, strategy, one_main, cluster.size, cluster.network)
     facts = {
         "average": average,
         "devices": len(grads.devices),
         "strategy": {field: str(value) for field, value in dataclasses.asdict(strategy).items()},
         "gradients": {key: _described(column) for key, column in zip(op_names(grads.names), grads.columns)},
+        "plan": _fingerprint(layout),
     }
-    return cluster.across(name, facts)
+    return layout, cluster.across(name, facts)
+
+
+def _fingerprint(layout: Layout) -> str:
+    """The same on hosts with the same plan; with different ones their collectives would wait, or add what differs."""
+    steps = repr((layout.plan.steps, layout.chunks)).encode()
+    return f"{layout.plan.algorithm}, {layout.plan.chunks} chunks, {hashlib.sha256(steps).hexdigest()[:12]}"
 
 
 def _described(column: Sequence[Any]) -> str:

@@ -99,15 +99,15 @@ class Cluster:
                 that computes, saves or evaluates is neither, however long it takes.
             start_timeout: seconds to wait for all hosts at the start.
             stall_timeout: seconds that a live host may keep the others waiting: the limit to its saving and evaluating.
-            network: what joins the hosts: a name of ``configs/networks``, a YAML file, or a ``Network``. A strategy
-                with a topology is then planned for the network too; the same on every host.
+            network: what joins the hosts, the same on every one: a name of ``configs/networks``, a YAML file, or a
+                ``hier_allreduce.scaling.Network``. A strategy with a topology is then planned for it too.
 
         Raises:
             ClusterError: no hosts, an address that is none or that is there twice, a task that is not in the list, a
                 number that is not positive, or a network that is unknown.
         """
         times = {"timeout": timeout, "start_timeout": start_timeout, "stall_timeout": stall_timeout}
-        clusterfile.check(hosts, task, devices_per_host, network, **times)
+        clusterfile.check(hosts, task, devices_per_host, **times)
         self.hosts: Tuple[str, ...] = tuple(hosts)
         self.task, self.devices_per_host = task, devices_per_host
         self.timeout, self.start_timeout, self.stall_timeout = timeout, start_timeout, stall_timeout
@@ -198,7 +198,7 @@ class Cluster:
             )
         built = self._built_in(graph)
         number = sum(key.startswith("all-reduce") for key in built)
-        built[f"all-reduce {number} ({name})"] = {**facts, "network": str(self.network)}
+        built[f"all-reduce {number} ({name})"] = dict(facts)
         return _Collectives(self)
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
@@ -293,6 +293,7 @@ class Cluster:
             "hosts": dict(enumerate(self.hosts)),
             "task": self.task,
             "devices_per_host": self.devices_per_host,
+            "network": self.network and self.network[:4],  # but for its name
             "TensorFlow": tf.__version__,
             **self._built_in(graph),
         }
@@ -303,7 +304,7 @@ class _Collectives(Across):
 
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
-        self.hosts, self.network = cluster.size, cluster.network
+        self.hosts = cluster.size
 
     def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
         if tensor.shape.num_elements() == 0:

@@ -43,21 +43,21 @@ def read(name_or_path: str, task: int = 0) -> Dict[str, Any]:
     for key in _NEEDED:
         if key not in values:
             raise ClusterError(f"{path}: {key} is missing: expected hosts: [HOST:PORT, …] and devices_per_host: NUMBER")
+    network = values.pop("network", None)
     try:
         check(task=task, **values)
+        return {**values, "network": joined_by(network)}
     except ClusterError as error:
         raise ClusterError(f"{path}: {error}") from None
-    return values
 
 
-def check(hosts: Sequence[str], task: int, devices_per_host: int, network: Any = None, **times: float) -> None:
+def check(hosts: Sequence[str], task: int, devices_per_host: int, **times: float) -> None:
     """Check the arguments of :class:`hier_allreduce.Cluster`.
 
     Raises:
-        ClusterError: no hosts, an address that is none or that is there twice, a task that is not in the list, a
-            number that is not positive, or a network that is unknown.
+        ClusterError: no hosts, an address that is none or that is there twice, a task that is not in the list, or a
+            number that is not positive.
     """
-    joined_by(network)
     if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not hosts:
         raise ClusterError(f"hosts={hosts!r}: expected a list of addresses such as ['10.0.0.1:2222', …]")
     for address in hosts:
@@ -82,6 +82,10 @@ def joined_by(network: Union[str, scaling.Network, None]) -> Optional[scaling.Ne
     """
     if isinstance(network, str):
         return scaling.load(network)
-    if not isinstance(network, (scaling.Network, type(None))):
-        raise ClusterError(f"network={network!r}: expected a name of configs/networks, a YAML file, or a Network")
-    return network
+    if network is None:
+        return None
+    if isinstance(network, scaling.Network):
+        return scaling.checked(network._asdict(), str(network))
+    raise ClusterError(
+        f"network={network!r}: expected a name of configs/networks, a YAML file, or a hier_allreduce.scaling.Network"
+    )

@@ -16,7 +16,6 @@ import tensorflow as tf
 from .compat import forget_colocation, tf1
 from .packing import Constants
 from .plan import Copy, Ops, Plan, Reduce, run
-from .scaling import Network
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,9 @@ NARROW = ("float16", "bfloat16")  # dtypes that are added in float32
 
 
 class Across:
-    """What becomes of a host's complete sum before it is copied: here nothing, there being one host.
-
-    ``hosts`` (H) is how many there are, ``network`` what joins them, where that is known.
-    """
+    """What becomes of a host's complete sum before it is copied: here nothing, there being one host."""
 
     hosts = 1
-    network: Optional[Network] = None
 
     def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
         """The sum of all hosts' tensors; called under the root's device."""

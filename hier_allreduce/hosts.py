@@ -94,7 +94,8 @@ def choose(topology: Topology, size: int, hosts: int, network: Network, algorith
     """The fastest recipe for a bucket of ``size`` bytes on each of ``hosts`` machines, or the fastest of one algorithm.
 
     Every chunk costs the ring's hops once more, so that fewer and larger chunks win where hops are slow or hosts are
-    many. Of the recipes made from links, those with more chunks than one host would take are not looked at.
+    many. Of the recipes made from links, those with more chunks than one host would take are not looked at. The search
+    is cached for each class of sizes, as :func:`.planner.choose`'s.
 
     Raises:
         StrategyError: ``algorithm`` is unknown, or makes no plan for this machine.
@@ -103,7 +104,7 @@ def choose(topology: Topology, size: int, hosts: int, network: Network, algorith
     if hosts == 1:
         name, best, seconds = alone.recipe.algorithm, {alone.recipe.algorithm: alone.recipe}, alone.others
     else:
-        best = _search(topology, size, hosts, network, algorithm, alone.recipe)
+        best = _search(topology, planner.bytes_class(size), hosts, network, algorithm, alone.recipe)
         seconds = {name: timing(recipe, topology, size, hosts, network).seconds for name, recipe in best.items()}
         name = algorithm or min(seconds, key=lambda name: seconds[name])
     run = timing(best[name], topology, size, hosts, network)

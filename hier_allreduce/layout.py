@@ -65,14 +65,14 @@ class Layout(NamedTuple):
 
 
 def lay_out(
-    grads: Matrix, strategy: Strategy, whole: bool = False, hosts: int = 1, network: Optional[Network] = None
+    grads: Matrix, strategy: Strategy, one_main: bool = False, hosts: int = 1, network: Optional[Network] = None
 ) -> Layout:
     """Decide everything about a K×N matrix before the first op.
 
     Args:
         grads: the matrix.
         strategy: how to reduce.
-        whole: every variable must have one main: a planned strategy then cuts none, whatever it says.
+        one_main: every variable must have one main: a planned strategy then cuts none.
         hosts: how many hosts have such a matrix. Between hosts sparse gradients become dense: they have different
             numbers of rows, and a collective wants equal shapes.
         network: what joins them, if that is known: with a topology it is planned for too.
@@ -94,7 +94,7 @@ def lay_out(
     else:
         algorithm = None if strategy.algorithm == "auto" else strategy.algorithm
         links = Links(machine, algorithm, 0.5 if strategy.wire_dtype else 1.0, hosts, network)
-        if whole or _stays_whole(strategy, grads.devices, hosts):
+        if one_main or _stays_whole(strategy, grads.devices, hosts):
             chunks, plan = planned_whole(specs, links, strategy.bucketing)
         else:
             chunks, plan = planned(specs, links)
@@ -154,7 +154,7 @@ def _with_indices_beside_values(found: Sequence[Entry], chunks: Sequence[Chunk],
 
 
 def _algorithm(strategy: Strategy, devices: Sequence[Any]) -> str:
-    if strategy.algorithm != "auto":
+    if strategy.algorithm in ALGORITHMS:  # the planner's own need links, and there are none to plan for
         return strategy.algorithm
     return "flat" if all_on_cpu(devices) and strategy.groups is None else "hierarchical"
 

@@ -27,7 +27,8 @@ class Links(NamedTuple):
         algorithm: one of the planner's, or None for the fastest.
         scale: bytes that travel for each byte of a gradient.
         hosts: so many such machines.
-        network: what joins them; None if that is not known, and the plan is then that of one machine.
+        network: what joins them; None if that is not known, and the plan is then that of one machine. Of whole
+            gradients each is a collective whatever the network: it decides only which ways they go.
     """
 
     machine: Topology
@@ -41,7 +42,6 @@ class Links(NamedTuple):
         travels = max(1, round((size or _UNKNOWN) * self.scale))
         if self.hosts == 1 or self.network is None:
             return planner.choose(self.machine, travels, self.algorithm).recipe
-        travels = planner.bytes_class(travels)
         return hosts.choose(self.machine, travels, self.hosts, self.network, self.algorithm).recipe
 
 

@@ -14,7 +14,6 @@ Yuan's (2009), the tree Sanders, Speck and Träff's (2009).
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Optional
 
 from . import presets
@@ -106,20 +105,28 @@ def load(name_or_path: str) -> Network:
             raise ClusterError(f"{path}: {key!r} is unknown{presets.nearest(str(key), keys)}")
     if "nic" not in values:
         raise ClusterError(f"{path}: nic is missing: the bytes/s of one network card, such as 1.25e9")
-    given = {"name": path.stem, **values}
-    return Network(**{key: _checked(path, key, given) for key in given})
+    return checked({"name": path.stem, **values}, str(path))
 
 
-def _checked(path: Path, key: str, values: Mapping[str, Any]) -> Any:
+def checked(values: Mapping[str, Any], source: str) -> Network:
+    """A network from the fields of :class:`Network`.
+
+    Raises:
+        ClusterError: a value that is no positive number, or a name that is no text; names ``source``.
+    """
+    return Network(**{key: _checked(source, key, values[key]) for key in values})
+
+
+def _checked(source: str, key: str, value: Any) -> Any:
     if key == "name":
-        if not isinstance(values[key], str) or not values[key].strip():
-            raise ClusterError(f"{path}: name: expected text, such as '10 Gbit/s Ethernet', not {values[key]!r}")
-        return values[key]
+        if not isinstance(value, str) or not value.strip():
+            raise ClusterError(f"{source}: name: expected text, such as '10 Gbit/s Ethernet', not {value!r}")
+        return value
     expected = "a whole number of 1 or more" if key == "nics" else "a positive number of bytes/s or seconds"
     try:
-        number = float(values[key])  # YAML reads 1e9 as text
+        number = float(value)  # YAML reads 1e9 as text
     except (TypeError, ValueError):
         number = -1.0
-    if isinstance(values[key], bool) or not 0 < number < math.inf or (key == "nics" and number != int(number)):
-        raise ClusterError(f"{path}: {key}: expected {expected}, not {values[key]!r}")
+    if isinstance(value, bool) or not 0 < number < math.inf or (key == "nics" and number != int(number)):
+        raise ClusterError(f"{source}: {key}: expected {expected}, not {value!r}")
     return int(number) if key == "nics" else number

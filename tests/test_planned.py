@@ -6,7 +6,7 @@ import tensorflow as tf
 from conftest import cpus, executed, gradients_on
 from test_kinds import consumed_in_place, same_bits, sparse, traced
 
-from hier_allreduce import Strategy, StrategyError, TowerOptimizer, allreduce_grads, audit, hosts, planner, scaling
+from hier_allreduce import Strategy, StrategyError, TowerOptimizer, allreduce_grads, audit, hosts, scaling
 from hier_allreduce.buckets import Spec
 from hier_allreduce.planner import choose
 from hier_allreduce.routes import Links, planned
@@ -60,8 +60,7 @@ def test_several_hosts_are_planned_for_with_their_network_if_it_is_known():
     alone, _ = planned(specs, Links(machine, hosts=4))
     together, plan = planned(specs, Links(machine, hosts=4, network=network))
     assert len(together) < len(alone)
-    size = planner.bytes_class(10**8)
-    assert plan.steps == hosts.choose(machine, size, 4, network).recipe.plan().steps
+    assert plan.steps == hosts.choose(machine, 10**8, 4, network).recipe.plan().steps
     slow, _ = planned(specs, Links(machine, hosts=4, network=network._replace(hop=10.0)))
     assert len(slow) < len(together)
 
@@ -125,10 +124,18 @@ def test_half_precision_and_updates_at_the_mains_are_planned_too():
             assert np.allclose(before - sess.run(rows[3][0][1]), 1.5, atol=1e-5)
 
 
-def test_cpus_of_this_machine_need_no_plan():
-    values = whole_numbers(3)
-    rows = executed(values, cpus(3), strategy=Strategy(topology="this machine"))
-    assert np.array_equal(rows[2][0], np.sum([row[0] for row in values], 0))
+@pytest.mark.parametrize(
+    "towers, strategy",
+    [
+        (3, Strategy(topology="this machine")),
+        (3, Strategy("ring", topology="this machine")),
+        (1, Strategy("packed_trees", topology="dgx-1v")),
+    ],
+)
+def test_where_there_are_no_links_there_is_no_plan(towers, strategy):
+    values = whole_numbers(towers)
+    rows = executed(values, cpus(towers), strategy=strategy)
+    assert np.array_equal(rows[-1][0], np.sum([row[0] for row in values], 0))
 
 
 def test_a_topology_object_is_taken_as_it_is():

@@ -88,8 +88,7 @@ def _read_cluster(name: str, machine: topology.Topology) -> Tuple[topology.Topol
     devices = arguments["devices_per_host"]
     if devices > len(machine):
         raise ClusterError(f"{name}: devices_per_host is {devices}, and {machine.name} has {len(machine)}")
-    network = clusterfile.joined_by(arguments.get("network"))
-    return topology.subset(machine, range(devices)), len(arguments["hosts"]), network
+    return topology.subset(machine, range(devices)), len(arguments["hosts"]), arguments["network"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
