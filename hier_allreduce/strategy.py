@@ -35,9 +35,6 @@ class Strategy:
             ``"ring"``, ``"exchange"``, ``"soonest"``, ``"packed_trees"``, ``"packed_paths"``.
         topology: the machine's links: a preset's name (``"dgx-1v"``), a YAML or nvidia-smi file, a ``Topology``,
             or ``"this machine"`` to look. Groups and mains are found from its links; a tower on ``/gpu:i`` is device i.
-        whole: with a topology: False makes one bucket of all gradients of a dtype and cuts it as planned; True leaves
-            gradients whole, packs small ones as without a topology, and spreads them over the planned ways. None is
-            True where all devices are CPUs of one host (packing costs time there, copies cost none), False elsewhere.
         groups: for ``"hierarchical"``: tuples that hold each tower number once; None is two halves.
         mains: ``"balance"`` (by bytes, the largest first), ``"rotate"`` (by index, as tensorpack does), or one tower's
             number for all; None is ``"balance"``, and tower 0 for ``"tree"``, as in caffe2's muji.
@@ -50,6 +47,10 @@ class Strategy:
         sparse: ``tf.IndexedSlices``: ``"gather"`` every tower's rows, add them up ``"dense"``, or ``"auto"``: whichever
             moves fewer bytes, and gather where that is not known, or where all devices are CPUs.
         missing: None on some towers only: an ``"error"``, or ``"zeros"`` in its place.
+        whole: with a topology: False makes one bucket of all gradients of a dtype and cuts it as planned; True leaves
+            gradients whole, packs small ones as without a topology, and spreads them over the planned ways. None is
+            True where all devices are CPUs of one host (packing costs time there, copies cost none), and False
+            elsewhere; with ``update="main"`` it is always True.
 
     Raises:
         StrategyError: a value that is none of these.
@@ -57,7 +58,6 @@ class Strategy:
 
     algorithm: str = "auto"
     topology: Union[str, Topology, None] = None
-    whole: Optional[bool] = None
     groups: Optional[Tuple[Tuple[int, ...], ...]] = None
     mains: Union[int, str, None] = None
     pack_below: int = Bucketing.pack_below
@@ -67,6 +67,7 @@ class Strategy:
     wire_dtype: Optional[str] = None
     sparse: str = "auto"
     missing: str = "error"
+    whole: Optional[bool] = None
 
     def __post_init__(self) -> None:
         for field, allowed in _CHOICES.items():

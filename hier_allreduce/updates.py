@@ -40,6 +40,10 @@ def check_update(update: str, strategy: Strategy) -> str:
             f"splits={strategy.splits}, split_above={strategy.split_above}: this strategy cuts gradients over several"
             " mains, but with update='main' each variable has one; leave both at 0"
         )
+    if update == "main" and strategy.whole is False:
+        raise StrategyError(
+            "whole=False cuts gradients over several mains, but with update='main' each variable has one; leave it out"
+        )
     return update
 
 

@@ -23,6 +23,22 @@ def test_printed_sentences_follow_the_choices():
     assert "travels as float16" in text
 
 
+@pytest.mark.parametrize(
+    "whole, words",
+    [
+        (None, "in one bucket, cut as planned (on one host's CPU devices: whole gradients)\n"),
+        (False, "in one bucket, cut as planned\n"),
+        (
+            True,
+            "whole, spread over the planned ways by bytes\n  gradients under 64 KiB share buckets of up to 10 MiB\n",
+        ),
+    ],
+)
+def test_printed_sentences_say_how_a_plan_packs(whole, words):
+    text = str(Strategy(topology="dgx-1v", whole=whole))
+    assert "planned for the links of dgx-1v\n" in text and words in text
+
+
 def test_a_path_loads_and_lists_become_tuples(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("algorithm: hierarchical\ngroups: [[0, 1], [2]]\n")
