@@ -12,5 +12,5 @@ def count(text: str) -> int:
     except ValueError:
         number = 0
     if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more; expected a whole number")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of 1 or more")
     return number

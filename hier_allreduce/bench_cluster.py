@@ -35,10 +35,10 @@ _COLUMNS = ("inside", "ours", "flat")
 
 def cases(devices: Sequence[str]) -> Dict[str, Case]:
     """Few large gradients and many small ones."""
-    kinds = {"4 × 6.4 MB": (4, 1_600_000), "160 × 16 kB": (160, 4_000)}
+    kinds = {"4 × 6.4 MB": (4, 1_600_000), "160 × 16 kB": (160, 4_000)}  # how many, and elements of each
     return {
-        name: Case(tuple(GradientShape(f"v{n}", (size,), "float32") for n in range(count)), tuple(devices))
-        for name, (count, size) in kinds.items()
+        name: Case(tuple(GradientShape(f"v{n}", (size,), "float32") for n in range(number)), tuple(devices))
+        for name, (number, size) in kinds.items()
     }
 
 

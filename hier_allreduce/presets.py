@@ -16,7 +16,7 @@ _CONFIGS = next((d for d in (_PACKAGE / "configs", _PACKAGE.parent / "configs") 
 
 
 def names(kind: str) -> List[str]:
-    """The presets of a kind: ``"clusters"``, ``"machines"``, ``"strategies"``, ``"trainers"``, ``"models"``."""
+    """The presets of a kind: ``"clusters"``, ``"machines"``, ``"strategies"``, ``"trainers"``, ``"models"``, …"""
     return sorted(path.stem for path in (_CONFIGS / kind).glob("*.*") if path.suffix in (".yaml", ".tsv"))
 
 

@@ -97,4 +97,4 @@ def test_what_cannot_work_is_one_line(tmp_path, options, code, words):
 def test_epochs_are_counted_from_one(tmp_path):
     status, _, complaints = demo(tmp_path, "--epochs", "0")
     assert status == 2
-    assert "0 is not 1 or more" in complaints
+    assert "'0': expected a whole number of 1 or more" in complaints
