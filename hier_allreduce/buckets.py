@@ -133,7 +133,7 @@ def cut(chunk: Chunk, specs: Sequence[Spec], shares: Sequence[float]) -> List[Ch
     if len(shares) < 2 or elements < len(shares) * step:
         return [chunk]
     total = float(sum(shares))
-    ends = [round(elements * reached / total / step) * step for reached in accumulate(shares)]
+    ends = [min(elements, round(elements * reached / total / step) * step) for reached in accumulate(shares)]
     bounds = [0, *ends[:-1], elements]
     return [
         Chunk(_range(chunk.pieces, start, stop, elements), (stop - start) * itemsize)

@@ -1,7 +1,7 @@
 """Which gradients travel together: a partition, whatever the sizes."""
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from hier_allreduce.buckets import Bucketing, Chunk, Piece, Spec, balanced, buckets, cut
 
@@ -109,6 +109,7 @@ def test_a_very_large_gradient_is_cut_over_several_mains():
 
 @settings(deadline=None)
 @given(st.integers(1, 200_000), st.lists(st.floats(0.01, 1), min_size=1, max_size=9))
+@example(41, [1.0, 1 / 64])  # the nearest multiple is past the end
 def test_cuts_start_at_multiples_of_64_bytes_in_proportion(elements, shares):
     whole = Chunk((Piece(0, 0, None),), 4 * elements)
     parts = cut(whole, floats(elements), shares)
