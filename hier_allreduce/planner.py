@@ -38,6 +38,7 @@ BASELINES = ("two-group", "tree", "flat")
 ALGORITHMS = ("ring", "packed_paths", "packed_trees", "hierarchical", "exchange", "soonest", *BASELINES)
 _CLASSES_PER_OCTAVE = 4
 _FINALISTS, _NEARBY = 4, (0.93, 1.07)  # the best few are simulated at these sizes too
+_MANY_STEPS = 256  # where the best has more, it hardly matters which copy comes first, and simulations take long
 
 
 @dataclass(frozen=True)
@@ -127,9 +128,11 @@ def _search(topology: Topology, size: int) -> Tuple[Recipe, Dict[str, Recipe]]:
 
 
 def _final(trials: Sequence[_Trial], fastest: Dict[str, float], topology: Topology, size: int) -> Recipe:
-    """The best of the best few by their means over sizes nearby; of the best, its steps in turn are tried too."""
+    """The best, its steps in turn tried too; if it is short, the best few are compared by their means over sizes."""
     picked = _pick(trials, fastest).recipe
     all_of_them = [*trials, _trial(_in_turn(picked), topology, _uneven(picked, size), math.inf)]
+    if len(picked.order) > _MANY_STEPS:
+        return _pick(all_of_them, fastest).recipe
     finalists: Dict[Any, _Trial] = {}
     for trial in sorted(all_of_them, key=lambda trial: trial.score(fastest)):
         if len(finalists) < _FINALISTS and trial.score(fastest) < math.inf:
