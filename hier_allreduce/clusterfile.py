@@ -71,7 +71,7 @@ def check(hosts: Sequence[str], task: int, devices_per_host: int, **times: float
         raise ClusterError(f"devices_per_host={devices_per_host!r}: expected a whole number of 1 or more")
     for name, seconds in times.items():
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
-            raise ClusterError(f"{name}={seconds!r}: expected seconds, more than 0")
+            raise ClusterError(f"{name}={seconds!r}: expected seconds, more than 0 and finite")
 
 
 def joined_by(network: Union[str, scaling.Network, None]) -> Optional[scaling.Network]:

@@ -28,7 +28,7 @@ def launch(
         hosts: how many.
         command: the program and its arguments, the same for all.
         write: takes each line of their output and errors, with the host before it.
-        addresses: of the hosts; without them, free ports of loopback.
+        addresses: as many as hosts; without them, free ports of loopback.
 
     Returns:
         0, or the exit status of the first that failed; 128 and the signal's number, as shells count, if that ended it.

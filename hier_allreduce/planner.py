@@ -130,12 +130,13 @@ def _search(topology: Topology, size: int) -> Tuple[Recipe, Dict[str, Recipe]]:
 def _final(trials: Sequence[_Trial], fastest: Dict[str, float], topology: Topology, size: int) -> Recipe:
     """The best, its steps in turn tried too; if it is short, the best few are compared by their means over sizes."""
     picked = _pick(trials, fastest).recipe
-    all_of_them = [*trials, _trial(_in_turn(picked), topology, _uneven(picked, size), math.inf)]
+    all_of_them = [*trials, _trial(_in_turn(picked), topology, _uneven(picked, size))]
     if len(picked.order) > _MANY_STEPS:
         return _pick(all_of_them, fastest).recipe
     finalists: Dict[Any, _Trial] = {}
-    for trial in sorted(all_of_them, key=lambda trial: trial.score(fastest)):
-        if len(finalists) < _FINALISTS and trial.score(fastest) < math.inf:
+    eligible = (trial for trial in all_of_them if trial.score(fastest) < math.inf)
+    for trial in sorted(eligible, key=lambda trial: trial.score(fastest)):
+        if len(finalists) < _FINALISTS:
             finalists.setdefault((trial.recipe.fractions, trial.recipe.plan().steps), trial)
     means = [_over_sizes(trial, topology, size) for trial in finalists.values()]
     return _fewest_copies(means, [mean.cost(fastest) for mean in means]).recipe
@@ -147,15 +148,15 @@ def _fastest(trials: Sequence[_Trial], topology: Topology, size: int) -> Dict[st
     People write such schedules down chunk after chunk, so that counts too; except by TensorFlow's own rule, where the
     order decides only between copies that become ready at the same time.
     """
-    written = [_trial(recipe, topology, _uneven(recipe, size), math.inf) for recipe in baselines(topology)]
+    written = [_trial(recipe, topology, _uneven(recipe, size)) for recipe in baselines(topology)]
     return {rule: min(one.seconds[rule] for one in (trials if rule == _TF else [*trials, *written])) for rule in RULES}
 
 
 def _over_sizes(trial: _Trial, topology: Topology, size: int) -> _Trial:
     """The trial with its mean over sizes nearby: a few bytes more may change which copy comes first, and all later."""
     recipe = trial.recipe
-    runs = [_trial(recipe, topology, _uneven(recipe, size * factor), math.inf).seconds for factor in _NEARBY]
-    runs += [trial.seconds, _trial(recipe, topology, recipe.shares(size), math.inf).seconds]
+    runs = [_trial(recipe, topology, _uneven(recipe, size * factor)).seconds for factor in _NEARBY]
+    runs += [trial.seconds, _trial(recipe, topology, recipe.shares(size)).seconds]
     return _Trial(recipe, {rule: sum(run[rule] for run in runs) / len(runs) for rule in RULES})
 
 
@@ -223,7 +224,7 @@ def _uneven(recipe: Recipe, size: float) -> List[float]:
     return [share * (1 + 1e-3 * luck.random()) for share in recipe.shares(size)]
 
 
-def _trial(recipe: Recipe, topology: Topology, sizes: Sequence[float], limit: float) -> _Trial:
+def _trial(recipe: Recipe, topology: Topology, sizes: Sequence[float], limit: float = math.inf) -> _Trial:
     plan = recipe.plan()
     seconds: Dict[str, float] = {}
     for rule in RULES:

@@ -170,12 +170,12 @@ class Strategy:
     def _grouping(self) -> Iterator[str]:
         if self.topology is not None:
             yield f"planned for the links of {getattr(self.topology, 'name', self.topology)}"
-            if self.whole is not True:
+            if self.whole:
+                yield "gradients stay whole, spread over the planned ways by bytes"
+                yield self._packing()
+            else:
                 where = " (on one host's CPU devices: whole gradients)" if self.whole is None else ""
                 yield f"all gradients of a dtype in one bucket, cut as planned{where}"
-                return
-            yield "gradients stay whole, spread over the planned ways by bytes"
-            yield self._packing()
             return
         mains = self.mains_for(self.algorithm)
         words = {"balance": "mains chosen by bytes", "rotate": "mains rotate with the chunk"}
