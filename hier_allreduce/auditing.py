@@ -25,7 +25,7 @@ On several hosts each looks at its own devices, and at what it sends to the othe
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import tensorflow as tf
@@ -72,6 +72,8 @@ class Audited:
     def __str__(self) -> str:
         total = sum(self.copies.values())
         parts = [self.plan.algorithm, count(self.plan.chunks, "chunk"), f"{total} copies"]
+        if self.plan.unsummed:
+            parts.append("added up at the mains")
         if self.hosts > 1:
             size = "" if self.bytes_across is None else f" ({amount(self.bytes_across)})"
             parts.append(f"{count(self.collectives, 'collective')} over {self.hosts} hosts{size}")
@@ -248,7 +250,7 @@ def _planned(call: Emitted, places: _Places) -> List[Counter]:
     planned = []
     for chunk_steps in steps:
         pairs: Counter = Counter()
-        for (src, dst), times in Plan(call.plan.devices, 1, tuple(chunk_steps)).transfers().items():
+        for (src, dst), times in replace(call.plan, steps=tuple(chunk_steps)).transfers().items():
             pair = places.first_tower(src), places.first_tower(dst)
             pairs[pair] += times if pair[0] != pair[1] else 0
         planned.append(+pairs)

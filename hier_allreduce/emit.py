@@ -75,6 +75,10 @@ class OnDevices(Ops[Any]):
         with tf1.device(self.devices[step.dst]):
             return tf.identity(value, name=f"{self.names[step.chunk]}/copy")
 
+    def passed_on(self, chunk: int, src: int, dst: int, value: Any) -> Any:
+        """A value of ``src``, yet to be added up, on ``dst``."""
+        return self.copy(Copy(chunk, src, dst), value)
+
     def added(self, chunk: int, values: Sequence[Any], places: Sequence[int]) -> Any:
         """The sum of ``values``, each of which is on the tower in ``places``, on the first one's.
 
@@ -190,6 +194,9 @@ class Narrow(OnDevices):
     def copy(self, step: Copy, value: Any) -> Any:
         return _Part(super().copy(step, value.value), value.towers)
 
+    def passed_on(self, chunk: int, src: int, dst: int, value: Any) -> Any:
+        return self.copy(Copy(chunk, src, dst), self._sent(chunk, src, value))
+
     def _sent(self, chunk: int, src: int, part: _Part) -> _Part:
         """``part`` in its travelling dtype, cast before it leaves ``src``."""
         with tf1.device(self.devices[src]):
@@ -213,6 +220,9 @@ class _ByChunk(Ops[Any]):
     def __init__(self, readings: Sequence[OnDevices]):
         self._readings = readings
 
+    def start(self, chunk: int, value: Any) -> Any:
+        return self._readings[chunk].start(value)
+
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
         return self._readings[step.chunk].reduce(step, own, others)
 
@@ -221,6 +231,22 @@ class _ByChunk(Ops[Any]):
 
     def copy(self, step: Copy, value: Any) -> Any:
         return self._readings[step.chunk].copy(step, value)
+
+
+class _Unsummed(_ByChunk):
+    """The same for plans that add up at the roots only: until then a value is the list of what was brought together."""
+
+    def start(self, chunk: int, value: Any) -> Any:
+        return [super().start(chunk, value)]
+
+    def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
+        pass_on, dst = self._readings[step.chunk].passed_on, step.dst
+        return own + [pass_on(step.chunk, src, dst, one) for src, held in zip(step.srcs, others) for one in held]
+
+    def finish(self, chunk: int, root: int, total: Any) -> Any:
+        own, *others = total
+        at_once = Reduce(chunk, (root,) * len(others), root)
+        return super().finish(chunk, root, super().reduce(at_once, own, others) if others else own)
 
 
 def emit(
@@ -242,8 +268,9 @@ def emit(
     Returns:
         K×C tensors, entry (k, c) on ``devices[k]``; None where it is not wanted.
     """
-    values = [[reading.start(tensor) for reading, tensor in zip(readings, row)] for row in tensors]
-    result = run(plan, values, _ByChunk(readings))
+    ops = (_Unsummed if plan.unsummed else _ByChunk)(readings)
+    values = [[ops.start(chunk, tensor) for chunk, tensor in enumerate(row)] for row in tensors]
+    result = run(plan, values, ops)
     ended: List[List[Any]] = [[None] * plan.chunks for _ in devices]
     for tower, device in enumerate(devices):
         with tf1.device(device):

@@ -60,7 +60,7 @@ class Layout(NamedTuple):
         return self._replace(
             chunks=[self.chunks[chunk] for chunk in kept],
             names=names,
-            plan=Plan(self.plan.devices, len(kept), steps, self.plan.algorithm),
+            plan=dataclasses.replace(self.plan, chunks=len(kept), steps=steps),
         )
 
 
@@ -95,7 +95,8 @@ def lay_out(
         algorithm = None if strategy.algorithm == "auto" else strategy.algorithm
         links = Links(machine, algorithm, 0.5 if strategy.wire_dtype else 1.0, hosts, network)
         if one_main or _stays_whole(strategy, grads.devices, hosts):
-            chunks, plan = planned_whole(specs, links, strategy.bucketing)
+            unsummed = all_on_cpu(grads.devices) and hosts == 1
+            chunks, plan = planned_whole(specs, links, strategy.bucketing, unsummed)
         else:
             chunks, plan = planned(specs, links)
         plan = _with_indices_beside_values(found, chunks, plan)
@@ -150,7 +151,7 @@ def _with_indices_beside_values(found: Sequence[Entry], chunks: Sequence[Chunk],
     for step in plan.steps:
         if step.chunk not in indices:
             steps += [step, *([step._replace(chunk=beside[step.chunk])] if step.chunk in beside else [])]
-    return Plan(plan.devices, plan.chunks, tuple(steps), plan.algorithm)
+    return dataclasses.replace(plan, steps=tuple(steps))
 
 
 def _algorithm(strategy: Strategy, devices: Sequence[Any]) -> str:

@@ -14,8 +14,8 @@ device must hold the sum of all K.
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Dict, Generic, List, NamedTuple, Sequence, Tuple, TypeVar, Union
 
@@ -48,12 +48,14 @@ class Plan:
     """Steps in execution order, for ``devices`` (K) devices and ``chunks`` chunks.
 
     Steps of different chunks do not depend on each other; the order of one chunk's steps is their meaning.
+    ``unsummed``: what a ``Reduce`` brings together is only passed on; the root adds up all K values at once.
     """
 
     devices: int
     chunks: int
     steps: Tuple[Step, ...]
     algorithm: str = ""
+    unsummed: bool = False
 
     @property
     def roots(self) -> Tuple[int, ...]:
@@ -68,24 +70,29 @@ class Plan:
 
     def reduce_half(self) -> Plan:
         """Only the reductions: afterwards each chunk's root holds its sum."""
-        return Plan(self.devices, self.chunks, tuple(s for s in self.steps if isinstance(s, Reduce)), self.algorithm)
+        return replace(self, steps=tuple(s for s in self.steps if isinstance(s, Reduce)))
 
     def copy_half(self) -> Plan:
         """Only the copies: each chunk's root sends what it holds to everybody."""
-        return Plan(self.devices, self.chunks, tuple(s for s in self.steps if isinstance(s, Copy)), self.algorithm)
+        return replace(self, steps=tuple(s for s in self.steps if isinstance(s, Copy)))
 
     def transfers(self) -> Counter:
-        """How many chunks travel from device i to device j: ``{(i, j): count}``."""
+        """How many values travel from device i to device j: ``{(i, j): count}``."""
         count: Counter = Counter()
+        held: Dict[Tuple[int, int], int] = defaultdict(lambda: 1)  # values that a device would pass on, of a chunk
         for step in self.steps:
-            if isinstance(step, Reduce):
-                count.update((src, step.dst) for src in step.srcs)
-            else:
+            if isinstance(step, Copy):
                 count[step.src, step.dst] += 1
+                continue
+            for src in step.srcs:
+                count[src, step.dst] += held[src, step.chunk]
+                if self.unsummed:
+                    held[step.dst, step.chunk] += held[src, step.chunk]
         return count
 
     def __str__(self) -> str:
-        head = f"{self.algorithm or 'plan'}: {self.devices} devices, {self.chunks} chunks"
+        where = ", added up at the mains" * self.unsummed
+        head = f"{self.algorithm or 'plan'}: {self.devices} devices, {self.chunks} chunks{where}"
         return "\n".join([head, *_lines(self.steps)])
 
 

@@ -65,7 +65,7 @@ class Recipe:
         """The plan of one bucket: as many chunks as ``fractions``."""
         plan = _chunk_by_chunk(self.devices, self.halves, self.algorithm, self.backs)
         order = self.order or range(len(plan.steps))
-        return Plan(plan.devices, plan.chunks, tuple(plan.steps[i] for i in order), plan.algorithm)
+        return replace(plan, steps=tuple(plan.steps[i] for i in order))
 
     def shares(self, size: float) -> Tuple[float, ...]:
         """``size`` cut by the fractions, to fractions of a byte: equal chunks stay exactly equal."""

@@ -6,6 +6,7 @@ for each bucket as if it were alone.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import hosts, planner
@@ -15,6 +16,7 @@ from .plan import Plan, Step
 from .recipes import Recipe
 from .scaling import Network
 from .topology import Topology
+from .trees import centers, rooted_half
 
 _UNKNOWN = 1 << 20  # bytes taken for a gradient whose size is known only at run time
 
@@ -63,8 +65,14 @@ def planned(specs: Sequence[Spec], links: Links) -> Tuple[List[Chunk], Plan]:
     return chunks, Plan(len(links.machine), len(chunks), tuple(steps), links.algorithm or "auto")
 
 
-def planned_whole(specs: Sequence[Spec], links: Links, how: Bucketing) -> Tuple[List[Chunk], Plan]:
-    """As :func:`planned`, but every gradient stays whole: buckets as usual, spread over the planned ways by bytes."""
+def planned_whole(
+    specs: Sequence[Spec], links: Links, how: Bucketing, unsummed: bool = False
+) -> Tuple[List[Chunk], Plan]:
+    """As :func:`planned`, but every gradient stays whole: buckets as usual, spread over the planned ways by bytes.
+
+    ``unsummed`` is for copies that cost nothing: one sum with K operands passes over memory less often than K-1 with
+    two, and from the middle of the same links there are the fewest copies.
+    """
     chunks = buckets(specs, how)
     total = sum(chunk.bytes for chunk in chunks)
     recipe = links.recipe(total)
@@ -76,4 +84,14 @@ def planned_whole(specs: Sequence[Spec], links: Links, how: Bucketing) -> Tuple[
         ways[chunk] = max(room, key=lambda way: room[way])
         room[ways[chunk]] -= max(chunks[chunk].bytes, 1)
     halves, backs = [half for half, _ in ways], [back for _, back in ways]
-    return chunks, plan_from_halves(len(links.machine), halves, links.algorithm or "auto", backs)
+    if unsummed:
+        halves = backs = [_from_the_middle(half, turn) for turn, half in enumerate(halves)]
+    plan = plan_from_halves(len(links.machine), halves, links.algorithm or "auto", backs)
+    return chunks, replace(plan, unsummed=unsummed)
+
+
+def _from_the_middle(half: ReduceHalf, turn: int) -> ReduceHalf:
+    """The same links, but the sum is complete where the farthest device is fewest copies away; of two in turn."""
+    tree = tuple((src, dst) for srcs, dst in half for src in srcs)
+    middle = centers(tree)
+    return rooted_half(tree, middle[turn % len(middle)])

@@ -50,7 +50,8 @@ class Strategy:
         whole: with a topology: False makes one bucket of all gradients of a dtype and cuts it as planned; True leaves
             gradients whole, packs small ones as without a topology, and spreads them over the planned ways. None is
             True where all devices are CPUs of one host (packing costs time there, copies cost none), and False
-            elsewhere; with ``update="main"`` it is always True.
+            elsewhere; with ``update="main"`` it is always True. Whole gradients on CPU devices of one host go the
+            planned ways unsummed, and are added up on their mains, all at once.
 
     Raises:
         StrategyError: a value that is none of these.

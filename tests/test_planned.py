@@ -8,6 +8,8 @@ from test_kinds import consumed_in_place, same_bits, sparse, traced
 
 from hier_allreduce import Strategy, StrategyError, TowerOptimizer, allreduce_grads, audit, hosts, scaling
 from hier_allreduce.buckets import Spec
+from hier_allreduce.gradients import matrix
+from hier_allreduce.layout import lay_out
 from hier_allreduce.planner import choose
 from hier_allreduce.routes import Links, planned
 from hier_allreduce.topology import load, subset
@@ -82,6 +84,50 @@ def test_gradients_stay_whole_where_packing_costs_more_than_it_gains(graph, devi
     joined = [op for op in graph.get_operations() if op.type in ("Concat", "ConcatV2")]
     assert joined
     assert any(op.outputs[0].shape.num_elements() > 1000 for op in joined) == cut
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_whole_gradients_on_cpu_devices_are_added_up_once_on_their_mains(graph, dtype):
+    """One pass over memory with K operands, where K-1 sums with two would be 2K-2 and more."""
+    devices = cpus(8)
+    rows = gradients_on(devices, [[np.full((300, 100), 2.0**k, dtype)] for k in range(8)])
+    result = allreduce_grads(rows, devices, strategy=Strategy("ring", topology="dgx-1v"))
+    sums = [op for op in graph.get_operations() if op.type in ("AddN", "AddV2", "Add")]
+    assert [len(op.inputs) for op in sums] == [8]
+    (call,) = audit(traced(consumed_in_place(result)), graph).calls
+    assert len({frozenset(pair) for pair in call.copies}) == 7  # only along the path
+    # From its ends to its middle 1 + 2 + 3 and 1 + 2 + 3 + 4 copies, each of a tower's own gradient; then 7 back.
+    assert str(call).endswith("1 chunk, 23 copies, added up at the mains, planned = executed")
+
+
+def test_a_wire_dtype_travels_unsummed_too(graph):
+    devices = cpus(8)
+    strategy = Strategy("ring", topology="dgx-1v", wire_dtype="float16")
+    allreduce_grads(gradients_on(devices, [[np.ones((300, 100), "float32")]] * 8), devices, strategy=strategy)
+    copies = [op for op in graph.get_operations() if "/copy" in op.name]
+    assert len(copies) == 23 and {op.outputs[0].dtype for op in copies} == {tf.float16}
+
+
+@pytest.mark.parametrize(
+    "devices, count, unsummed", [("/cpu:{}", 1, True), ("/gpu:{}", 1, False), ("/cpu:{}", 2, False)]
+)
+def test_between_gpus_and_between_hosts_sums_go_hop_by_hop(graph, devices, count, unsummed):
+    places = [devices.format(k) for k in range(4)]
+    rows = matrix([[tf.zeros([500])] for _ in places], places, False)
+    strategy = Strategy(topology="p3.8xlarge", whole=True)
+    assert lay_out(rows, strategy, hosts=count).plan.unsummed == unsummed
+
+
+def test_sparse_rows_on_cpu_devices_are_joined_once_on_their_main(graph):
+    devices, rows = cpus(8), []
+    for tower, device in enumerate(devices):
+        with tf.device(device):
+            rows.append([sparse(tower, 3)])
+    result = allreduce_grads(rows, devices, strategy=Strategy("ring", topology="dgx-1v", sparse="gather"))
+    joins = [op for op in graph.get_operations() if op.type == "ConcatV2"]
+    assert [len(op.inputs) for op in joins] == [9, 9]  # values and indices of 8 towers, and the axis
+    (call,) = audit(traced(consumed_in_place([[row[0].values, row[0].indices] for row in result])), graph).calls
+    assert sum(call.copies.values()) == 2 * 23
 
 
 def test_a_job_on_some_of_the_gpus_is_planned_for_their_links_only(graph):
