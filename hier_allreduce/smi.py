@@ -35,11 +35,18 @@ _ESCAPES = re.compile(
 _LABELS = re.compile(r"(?:[GC]PU\d+\s*)+")
 _KIND = r"(?i:NV\d+|PIX|PXB|PSB|PHB|NODE|SYS|SOC|HOST|X)"
 _CELL = re.compile(rf"\s*({_KIND})(?![a-z])")
-# nvidia-smi -L, or as collected by others; --query-gpu=index,name; the table of nvidia-smi alone
-_NAMES = (
-    re.compile(r"^\W*GPU [\d,]+: (.+?)(?: \(UUID.*)?\s*$"),
-    re.compile(r"^\W*\d+, ((?:NVIDIA|Tesla|Quadro|GeForce|TITAN)\b[^,]+?)\s*(?:,|$)"),
-    re.compile(r"^\W*\d+\s+((?:NVIDIA|Tesla|Quadro|GeForce|TITAN)\b.+?)\s+(?:On|Off|N/A)\b"),
+_VENDOR = r"(?:NVIDIA|Tesla|Quadro|GeForce|TITAN)\b"
+_NAMES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"\W*GPU [\d,]+:\s+(\S.*?)(?:\s+\(UUID.*|\s{2,}.*|\s+[\d.]+ [MG]iB\b.*)?\s*$",  # nvidia-smi -L, reports
+        rf"\W*\d+, ((?:{_VENDOR}|[ABHLPTV]\d+)[^,]*?)\s*(?:,|$)",  # --query-gpu=index,name
+        rf"\W*({_VENDOR}[^,]*\d[^,]*), (?:GPU-|[\d.]+(?: MiB)?\s*(?:,|$))",  # --query-gpu=name and anything
+        r"\W*\d+\s+(\S.*?)\s+(?:On|Off|N/A)\s+[0-9A-F]{4,8}:",  # nvidia-smi alone
+        r"\s*Product Name\s*:\s*(\S.*?)\s*$",  # nvidia-smi -q
+        r"\W*Device: \d+, ([^,]+),",  # p2pBandwidthLatencyTest
+        r".*\bdevice\s+\d+ \[[\w:.]+\] (\S.*?)\s*$",  # nccl-tests
+    )
 )
 _END = re.compile(r"legend|=", re.I)
 _NEXT_ROW = re.compile(rf"(?=GPU\d+\W+{_KIND}\b|Legend:)")
@@ -82,7 +89,7 @@ def parse_nvidia_smi(text: str) -> Table:
     kinds = tuple(_row_kinds(label, rows, labels, labels + cards) for label in labels)
     kinds, asymmetric = _symmetric(labels, kinds)
     warnings = asymmetric + odd_links(labels, kinds)
-    if any(line.is_row and line.has_cells and not _PEER_STATUS.search(line.rest) for line in map(_read, lines[:start])):
+    if any(map(_is_row_of_links, map(_read, lines[:start]))):
         warnings += ("there are rows of another table, without a header, above the one that was read",)
     if _has_table(lines[end:]):
         warnings += ("there is a second table in the text; only the first one was read",)
@@ -122,6 +129,11 @@ class _Line(NamedTuple):
     def has_cells(self) -> bool:
         """A link kind follows the label."""
         return bool(_CELL.match(self.rest))
+
+
+def _is_row_of_links(line: _Line) -> bool:
+    """A row of a matrix for two GPUs or more, and not of what peers can do."""
+    return line.is_row and len(_cells(line.rest).cells) > 1 and not _PEER_STATUS.search(line.rest)
 
 
 def _read(line: str) -> _Line:
@@ -200,7 +212,8 @@ def _rows(lines: Sequence[str], start: int, labels: Sequence[str], columns: int)
         if _END.search(text) or (complete and line.labels and not (line.is_row and line.labels[0] not in labels)):
             end = number
             break
-        if line.is_row and (line.has_cells or not complete or _BARE_ROW.match(text)):
+        remark = line.is_row and not line.has_cells and line.labels[0] in found  # "GPU0 is the one with …"
+        if line.is_row and not remark and (line.has_cells or not complete or _BARE_ROW.match(text)):
             label = line.labels[0]
             if label in found:
                 raise _twice(label)

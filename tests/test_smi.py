@@ -172,6 +172,13 @@ LISTED = {
     "collected": "GPU 0,1,2,3: Tesla V100-SXM2-16GB\nGPU 0,1,2,3 Compute Capability: 7.0\n",
     "queried": "index, name, memory.total [MiB]\n0, Tesla V100-SXM2-16GB, 16160 MiB\n",
     "queried without more": "index, name\n0, Tesla V100-SXM2-16GB\n",
+    "queried without a number": "name, compute_cap\nTesla V100-SXM2-16GB, 7.0\nTesla V100-SXM2-16GB, 7.0\n",
+    "queried with the identity": "name, uuid\nTesla V100-SXM2-16GB, GPU-11-22\n",
+    "in full": "    Product Name                          : Tesla V100-SXM2-16GB\n",
+    "in a report": "**GPU 0:** Tesla V100-SXM2-16GB | 16160 MiB | BIOS 1\n**GPU 1:** Tesla V100-SXM2-16GB | BIOS 2\n",
+    "with its memory": "GPU 0: Tesla V100-SXM2-16GB 15.78 GiB sm_70\n",
+    "by the peer-to-peer sample": "Device: 0, Tesla V100-SXM2-16GB, pciBusID: 1a, pciDeviceID: 0\n",
+    "by nccl-tests": "#  Rank  0 Group  0 Pid  1 on host device  0 [0x1a] Tesla V100-SXM2-16GB\n",
     "nvidia-smi alone": "|   0  Tesla V100-SXM2-16GB           On  | 00000000:06:00.0 Off |                    0 |\n"
     "| N/A   31C    P0    42W / 300W |      0MiB / 16160MiB |      0%      Default |\n",
 }
@@ -180,6 +187,27 @@ LISTED = {
 @pytest.mark.parametrize("listing", LISTED.values(), ids=LISTED)
 def test_the_gpu_model_is_read_from_other_listings(listing):
     assert parse_nvidia_smi(listing + QUAD).gpu == "Tesla V100-SXM2-16GB"
+
+
+@pytest.mark.parametrize(
+    "listing, gpu",
+    [
+        ("index, name\n0, A100-PCIE-40GB, 40536 MiB\n", "A100-PCIE-40GB"),
+        ("0, A40\n", "A40"),
+        ("|   0  A40                 On   | 00000000:01:00.0 Off |                    0 |\n", "A40"),
+        ("NVIDIA RTX 5000 72GB Edition, 73415 MiB\n", "NVIDIA RTX 5000 72GB Edition"),
+        ("NVIDIA driver 535, CUDA 12.2 and 4 GPUs\n", ""),
+    ],
+)
+def test_a_model_may_be_named_without_its_maker_but_a_sentence_names_none(listing, gpu):
+    assert parse_nvidia_smi(listing + QUAD).gpu == gpu
+
+
+def test_remarks_that_begin_with_a_gpu_are_no_rows():
+    assert parse_nvidia_smi("NVLink: (GPU0↔GPU1 NV2, GPU2↔GPU3 NV2)\n" + QUAD).warnings == ()
+    cut = "".join(line + "\n" for line in QUAD.splitlines() if not line.startswith("GPU3"))
+    with pytest.raises(TopologyError, match="row GPU3 is missing"):
+        parse_nvidia_smi(cut + "\nGPU0 is on the first socket.\n")
 
 
 def test_different_models_are_none():
