@@ -12,6 +12,7 @@ from, are in ``docs/cost-model.md``.
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from dataclasses import dataclass
 from functools import lru_cache
@@ -78,7 +79,12 @@ def lower_bound(topology: Topology, size: int, ideal_links: bool = False) -> flo
 
 
 def simulate(
-    plan: Plan, topology: Topology, chunks: Sequence[float], ideal_links: bool = False, rule: str = "queue"
+    plan: Plan,
+    topology: Topology,
+    chunks: Sequence[float],
+    ideal_links: bool = False,
+    rule: str = "queue",
+    patience: float = math.inf,
 ) -> Timing:
     """The time of ``plan`` on ``topology``.
 
@@ -88,6 +94,7 @@ def simulate(
         chunks: bytes of each chunk.
         ideal_links: a device's outgoing copies run at the same time, as far as links and ports allow.
         rule: one of :data:`RULES`.
+        patience: a run that takes more seconds than this is broken off; it then takes infinitely many.
 
     Raises:
         PlanError: the plan has another number of devices or chunks, or passes on values unsummed, which is for devices
@@ -105,7 +112,7 @@ def simulate(
         )
     if rule not in RULES:
         raise StrategyError(f"rule={rule!r} is unknown{nearest(rule, list(RULES))}")
-    return Simulation(plan, topology, chunks, ideal_links, RULES[rule]).timing()
+    return Simulation(plan, topology, chunks, ideal_links, RULES[rule], patience).timing()
 
 
 class _Work(NamedTuple):
@@ -148,8 +155,16 @@ _ARRIVED, _READY, _LOOK = range(3)
 class Simulation:
     """One run of a plan. Times only grow: events leave the heap in order of time, then of the plan."""
 
-    def __init__(self, plan: Plan, topology: Topology, chunks: Sequence[float], ideal_links: bool, rule: Rule) -> None:
-        self.steps, self.chunks, self.rule = plan.steps, chunks, rule
+    def __init__(
+        self,
+        plan: Plan,
+        topology: Topology,
+        chunks: Sequence[float],
+        ideal_links: bool,
+        rule: Rule,
+        patience: float = math.inf,
+    ) -> None:
+        self.steps, self.chunks, self.rule, self.patience = plan.steps, chunks, rule, patience
         servers, use = occupancy(topology, ideal_links, rule.one_receive)
         work = _work(plan)
         self.transfers, self.then, self.waits = work.transfers, work.then, list(work.waits)
@@ -174,10 +189,14 @@ class Simulation:
             for number, stream in enumerate(self.streams):
                 self.queues[stream].append((0.0, number))
 
-    def timing(self) -> Timing:
+    def run(self) -> Simulation:
+        """To the end, or until patience is."""
         events = self.events
         while events:
             now, number, what = heappop(events)
+            if now > self.patience:
+                self.seconds = math.inf
+                break
             stream = self.streams[number]
             if what == _ARRIVED:
                 self.busy[stream] = False
@@ -186,6 +205,10 @@ class Simulation:
                 self._enqueue(number, stream, now)
             if not self.busy[stream]:
                 self._issue(stream, now)
+        return self
+
+    def timing(self) -> Timing:
+        self.run()
         link_bytes: Dict[Tuple[int, int], float] = {}
         for _, src, dst, chunk in self.transfers:
             link_bytes[src, dst] = link_bytes.get((src, dst), 0) + self.chunks[chunk]

@@ -22,7 +22,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from .algorithms import ReduceHalf
-from .cost import RULES, Timing, lower_bound, simulate
+from .cost import RULES, Simulation, Timing, lower_bound, simulate
 from .errors import StrategyError
 from .plan import verify
 from .presets import nearest
@@ -112,9 +112,12 @@ def _search(topology: Topology, size: int) -> Tuple[Recipe, Dict[str, Recipe]]:
     trials = [trial for recipe in baselines(topology) for trial in _trials(recipe, topology, size)]
     fastest = _fastest(trials, topology, size)
     quickest = fastest[_TF]
+    of_its_kind: Dict[str, float] = {}
     for least, recipe in sorted(_least(topology, size), key=lambda found: found[0]):
         if least < quickest * _WORTH:
-            found = _trials(recipe, topology, size, limit=quickest * _NEAR)
+            best_yet = of_its_kind.get(recipe.algorithm, math.inf)
+            found = _trials(recipe, topology, size, quickest * _NEAR, best_yet)
+            of_its_kind[recipe.algorithm] = min([best_yet] + [trial.seconds[_TF] for trial in found])
             quickest = min([quickest] + [trial.seconds[_TF] for trial in found if trial.slower(fastest) <= 1.0])
             trials += found
     by_name: Dict[str, List[_Trial]] = defaultdict(list)
@@ -204,13 +207,16 @@ class _Trial(NamedTuple):
         return max(self.seconds[rule] / (baseline[rule] or 1.0) for rule in RULES)
 
 
-def _trials(recipe: Recipe, topology: Topology, size: int, limit: float = math.inf) -> List[_Trial]:
-    """The recipe by all rules, unless a first run shows that it is not worth while.
+def _trials(
+    recipe: Recipe, topology: Topology, size: int, limit: float = math.inf, patience: float = math.inf
+) -> List[_Trial]:
+    """The recipe by all rules, unless a first run shows that it is not worth while: it is over ``limit``.
 
-    Its steps are in the order in which they started; if they are few, in turn too (of many, only what is picked).
+    A first run that is also over ``patience`` is not finished. Its steps are in the order in which they started; if
+    they are few, in turn too (of many, only what is picked).
     """
     in_turn = _in_turn(recipe)
-    ordered, first_run = _as_started(in_turn, topology, size)
+    ordered, first_run = _as_started(in_turn, topology, size, max(limit, patience))
     if first_run > limit:
         return [_Trial(ordered, {_TF: first_run})]
     few = len(in_turn.order) <= _FEW_STEPS
@@ -228,7 +234,7 @@ def _trial(recipe: Recipe, topology: Topology, sizes: Sequence[float], limit: fl
     plan = recipe.plan()
     seconds: Dict[str, float] = {}
     for rule in RULES:
-        seconds[rule] = simulate(plan, topology, sizes, rule=rule).seconds
+        seconds[rule] = Simulation(plan, topology, sizes, False, RULES[rule]).run().seconds
         if seconds[_TF] > limit:
             break
     return _Trial(recipe, seconds)
@@ -291,8 +297,8 @@ def _in_turn(recipe: Recipe) -> Recipe:
     return replace(recipe, order=tuple(number for *_, number in sorted(turns)))
 
 
-def _as_started(recipe: Recipe, topology: Topology, size: int) -> Tuple[Recipe, float]:
-    run = simulate(recipe.plan(), topology, recipe.shares(size))
+def _as_started(recipe: Recipe, topology: Topology, size: int, patience: float = math.inf) -> Tuple[Recipe, float]:
+    run = Simulation(recipe.plan(), topology, recipe.shares(size), False, RULES[_TF], patience).run()
     order = sorted(range(len(recipe.order)), key=lambda i: (run.starts[i], i))
     return replace(recipe, order=tuple(recipe.order[i] for i in order)), run.seconds
 

@@ -1,5 +1,6 @@
 """The cost model: single steps by hand, TensorFlow's rule against ideal links, and the numbers it was built to give."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -104,6 +105,14 @@ def test_no_device_does_two_things_on_one_stream(name, rule):
             )
             assert all(end <= start + 1e-12 for (_, end), (start, _) in zip(spans, spans[1:]))
     assert run.seconds == max(span.end for span in run.spans)
+
+
+def test_a_run_that_takes_longer_than_patience_is_broken_off():
+    plan, sizes = algorithms.hierarchical(8, range(8)), [MB] * 8
+    seconds = simulate(plan, load("dgx-1v"), sizes).seconds
+    assert simulate(plan, load("dgx-1v"), sizes, patience=seconds).seconds == seconds
+    broken_off = simulate(plan, load("dgx-1v"), sizes, patience=seconds / 2)
+    assert broken_off.seconds == math.inf and len(broken_off.spans) < 8 * 14
 
 
 def test_a_plan_for_another_machine_is_an_error():
