@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
+from .compat import as_written
 from .devices import device_strings
 from .emit import NARROW, Across, Dense, Gather, Narrow, OnDevices, emit, recorded
 from .gradients import Matrix, is_sparse, matrix, pairs_of, static_shape, variable_names
@@ -17,6 +18,7 @@ from .strategy import Strategy, strategy_from
 _PER_VARIABLE = Strategy(algorithm="hierarchical", mains="rotate", pack_below=0, sparse="gather")
 
 
+@as_written
 def allreduce_grads(
     all_grads: Sequence[Sequence[Any]],
     devices: Sequence[Any],
@@ -68,6 +70,7 @@ def allreduce_grads(
     return _reduced(matrix(all_grads, device_strings(devices), average), average, chosen, name, cluster)
 
 
+@as_written
 def allreduce_grads_hierarchical(
     all_grads: Sequence[Sequence[Any]],
     devices: Sequence[Any],
@@ -85,6 +88,7 @@ def allreduce_grads_hierarchical(
     return allreduce_grads(all_grads, devices, average, strategy=_PER_VARIABLE, cluster=cluster)
 
 
+@as_written
 def allreduce_grads_and_vars(
     all_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]],
     devices: Sequence[Any],
@@ -123,8 +127,8 @@ def _reduced(
         packed = [tower.pack(row) for tower, row in zip(towers, rows)]
         reduced = emit(layout.plan, packed, grads.devices, readings)
         return [
-            tuple(gradients(tower.unpack(got, row), layout.entries, first))
-            for tower, got, row, first in zip(towers, reduced, rows, grads.rows)
+            tuple(gradients(tower.unpack(got, row), layout.entries, number, grads))
+            for number, (tower, got, row) in enumerate(zip(towers, reduced, rows))
         ]
 
 
@@ -156,7 +160,7 @@ def reduce_to_mains(
             own = [chunk for chunk, root in enumerate(layout.plan.roots) if root == tower]
             main = Tower(device, [layout.chunks[c] for c in own], [layout.names[c] for c in own])
             found.update(main.unpack([reduced[tower][c] for c in own], rows[tower]))
-        return gradients(found, layout.entries, grads.rows[0]), layout
+        return gradients(found, layout.entries, 0, grads), layout
 
 
 def copy_from_mains(

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, ContextManager, Tuple
+from typing import Any, Callable, ContextManager, Tuple, TypeVar, cast
 
 import tensorflow as tf
 
 tf1 = tf.compat.v1
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def as_written(function: F) -> F:
+    """``function``, which a ``tf.function`` is to call as it is: 1.15's autograph cannot translate all of ours."""
+    kept = tf.autograph.experimental.do_not_convert(function)
+    return cast(F, functools.wraps(function)(kept))
 
 
 def make_cpus(count: int) -> None:

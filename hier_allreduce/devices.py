@@ -17,7 +17,7 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
     Raises:
         DeviceError: an entry is none of these, or cannot be read as a device name.
     """
-    if isinstance(devices, (str, bytes)) or not hasattr(devices, "__iter__"):
+    if isinstance(devices, (str, bytes, set, frozenset)) or not hasattr(devices, "__iter__"):
         raise DeviceError(f"devices must be a list with one device for each tower, not {devices!r}; {_EXPECTED}")
     found = tuple(_device_string(tower, device) for tower, device in enumerate(devices))
     if not found:

@@ -204,11 +204,31 @@ class Narrow(OnDevices):
 
 
 class Gather(OnDevices):
-    """Concatenates rows: the values, or (``average`` being False) the indices, of sparse gradients."""
+    """Concatenates rows: the values, or (``average`` being False) the indices, of sparse gradients.
+
+    Grappler merges a concat into another one that alone reads it, though they be on different devices, and everybody
+    would send to the root directly. It does not where it cannot read the axis.
+    """
+
+    def __init__(self, devices: Sequence[Any], average: bool, names: Sequence[str]):
+        super().__init__(devices, average, names)
+        self._axes: Dict[int, Any] = {}
 
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
+        values = [own, *others]
         with tf1.device(self.devices[step.dst]):
-            return tf.concat([own, *others], 0, name=f"{self.names[step.chunk]}/gather")
+            joined = tf.concat(values, self._axis(step.dst), name=f"{self.names[step.chunk]}/gather")
+        if own.shape.ndims:
+            rows = [value.shape.as_list()[0] for value in values]
+            joined.set_shape([None if None in rows else sum(rows), *own.shape[1:]])
+        return joined
+
+    def _axis(self, tower: int) -> Any:
+        """0, as a tensor of the tower; called on its device."""
+        if tower not in self._axes:
+            zero = tf.constant(0)
+            self._axes[tower] = zero if tf.executing_eagerly() else tf1.placeholder_with_default(zero, [], "axis")
+        return self._axes[tower]
 
     def finish(self, chunk: int, root: int, total: Any) -> Any:
         return self.mean(chunk, root, total)

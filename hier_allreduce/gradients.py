@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
@@ -105,7 +105,8 @@ def pairs_of(all_grads_and_vars: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[T
     """K rows of N (gradient, variable) pairs, as tuples.
 
     Raises:
-        GradientError: not K rows, rows of different lengths, or an entry that is no pair.
+        GradientError: not K rows, rows of different lengths, an entry that is no pair, or rows that hold other
+            towers' variables.
     """
     rows = rows_of(all_grads_and_vars, devices)
     for tower, row in enumerate(rows):
@@ -115,7 +116,42 @@ def pairs_of(all_grads_and_vars: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[T
                     f"{where(tower, devices, variable)}: expected a (gradient, variable) pair; allreduce_grads takes"
                     " gradients alone"
                 )
+            if not hasattr(pair[1], "name"):
+                raise GradientError(
+                    f"{where(tower, devices, variable)}: expected a variable beside the gradient, not {pair[1]!r}"
+                )
+    _check_places(rows, devices)
     return rows
+
+
+def _check_places(rows: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any]) -> None:
+    """Rows and towers mixed up: variables on each other's devices. Variables that towers share are on one device."""
+    at = [[_tower_of(getattr(var, "device", ""), tower, devices) for _, var in row] for tower, row in enumerate(rows)]
+    for tower, places in enumerate(at):
+        for variable, place in enumerate(places):
+            if place != tower and any(other != place for other in at[place]):
+                var = rows[tower][variable][1]
+                raise GradientError(
+                    f"{where(tower, devices, variable, [var.name for _, var in rows[tower]])}: the variable is on"
+                    f" {var.device}, tower {place}'s device; give one row for each tower, in the order of the devices:"
+                    " rows[tower][variable]"
+                )
+
+
+def _tower_of(device: Any, own: int, devices: Sequence[Any]) -> int:
+    """The tower on whose device something is: its own, if it is not on another one's."""
+    fitting = [
+        tower for tower, other in enumerate(devices) if device and isinstance(other, str) and _fits(device, other)
+    ]
+    return own if own in fitting or not fitting else fitting[0]
+
+
+@lru_cache(maxsize=4096)
+def _fits(device: str, wanted: str) -> bool:
+    """Whether ``device`` is what ``wanted`` says, which may leave out the job and the task."""
+    one, other = tf.DeviceSpec.from_string(device), tf.DeviceSpec.from_string(wanted)
+    parts = [(getattr(one, part), getattr(other, part)) for part in ("job", "task", "device_type", "device_index")]
+    return other.device_type is not None and all(a is None or b is None or a == b for a, b in parts)
 
 
 def _unshared(rows: Sequence[Sequence[Any]]) -> str:
@@ -130,6 +166,14 @@ def _unshared(rows: Sequence[Sequence[Any]]) -> str:
 def _without_prefix(variable: Any) -> str:
     """A variable's name without its tower's."""
     return _TOWER_PREFIX.sub("", variable.name.split(":")[0])
+
+
+def _without_heads(rows: List[List[str]]) -> List[List[str]]:
+    """The names without the scope that all names of a row have, and no other row: a tower's own, whatever it is."""
+    heads = [{name.split("/")[0] for name in row if "/" in name} for row in rows]
+    own = all(len(head) == 1 for head in heads) and len(set.union(*heads)) == len(rows) > 1
+    same = all("/" in name for row in rows for name in row)
+    return [[name.split("/", 1)[1] for name in row] for row in rows] if own and same else rows
 
 
 def _check_entry(grad: Any, place: Callable[[], str]) -> None:
@@ -225,7 +269,7 @@ def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], de
     Raises:
         GradientError: the towers list the same variables in different orders.
     """
-    rows = [[_without_prefix(var) for _, var in row] for row in tower_grads_and_vars]
+    rows = _without_heads([[_without_prefix(var) for _, var in row] for row in tower_grads_and_vars])
     for tower, row in enumerate(rows):
         if row != rows[0] and sorted(row) == sorted(rows[0]):
             variable = next(v for v, (a, b) in enumerate(zip(row, rows[0])) if a != b)

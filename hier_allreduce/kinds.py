@@ -71,18 +71,21 @@ def tensors(grads: Matrix, found: Sequence[Entry]) -> List[List[Any]]:
     return rows
 
 
-def gradients(reduced: Dict[int, Any], found: Sequence[Entry], row: Sequence[Any]) -> List[Any]:
+def gradients(reduced: Dict[int, Any], found: Sequence[Entry], tower: int, grads: Matrix) -> List[Any]:
     """One tower's N gradients from its reduced entries, None where there are none.
 
-    Sparse ones keep the tower's own ``dense_shape``.
+    Sparse ones keep the tower's own ``dense_shape``; where it has none, another tower's.
     """
-    result: List[Any] = [None] * len(row)
+    columns = grads.columns
+    result: List[Any] = [None] * len(columns)
     for number, tensor in reduced.items():
         variable, part, _ = found[number]
         if part == DENSE:
             result[variable] = tensor
         elif part == VALUES:
-            shape = getattr(row[variable], "dense_shape", None)
+            column = columns[variable]
+            shapes = [getattr(grad, "dense_shape", None) for grad in (column[tower], *column)]
+            shape = next((shape for shape in shapes if shape is not None), None)
             result[variable] = tf.IndexedSlices(tensor, reduced[number + 1], shape)  # its indices come next
     return result
 

@@ -9,7 +9,7 @@ from typing import Any, List, Optional, Sequence, Union
 import tensorflow as tf
 
 from .allreduce import allreduce_grads_and_vars
-from .compat import tf1
+from .compat import as_written, tf1
 from .devices import device_strings
 from .errors import StrategyError, VariableError
 from .gradients import pairs_of
@@ -116,10 +116,12 @@ class TowerOptimizer:
         self._replicas = Replicas([], [])
         self._differences: Any = None
 
+    @as_written
     def compute_gradients(self, *args: Any, **kwargs: Any) -> List[Any]:
         """The optimizer's own ``compute_gradients``, for one tower: N (gradient, variable) pairs."""
         return list(self._optimizer.compute_gradients(*args, **kwargs))
 
+    @as_written
     def apply_gradients(
         self, tower_grads_and_vars: Sequence[Pairs], global_step: Any = None, name: Optional[str] = None
     ) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from pathlib import Path
 from typing import Any, List, Type
 
@@ -26,6 +27,8 @@ def find(kind: str, name_or_path: str, error: Type[HierAllreduceError]) -> Path:
     Raises:
         error: neither; the message has the nearest names.
     """
+    if not isinstance(name_or_path, (str, os.PathLike)):
+        raise error(f"{name_or_path!r}: expected the name of one of the {kind}, or a file's path")
     for candidate in (Path(name_or_path), *(_CONFIGS / kind / f"{name_or_path}{end}" for end in (".yaml", ".tsv"))):
         if candidate.is_file():
             return candidate

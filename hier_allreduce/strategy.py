@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass
 from typing import Any, Dict, Iterator, Optional, Tuple, Union
 
@@ -32,7 +33,7 @@ class Strategy:
         algorithm: ``"hierarchical"``, ``"tree"``, ``"flat"``; ``"auto"``, with a topology, is what its links are
             fastest with; without one it is flat where all devices are CPUs (they share one memory, so that a second
             level only adds work) and hierarchical elsewhere. With a topology also the planner's others:
-            ``"ring"``, ``"exchange"``, ``"soonest"``, ``"packed_trees"``, ``"packed_paths"``.
+            ``"ring"``, ``"exchange"``, ``"soonest"``, ``"packed_trees"``, ``"packed_paths"``, ``"two-group"``.
         topology: the machine's links: a preset's name (``"dgx-1v"``), a YAML or nvidia-smi file, a ``Topology``,
             or ``"this machine"`` to look. Groups and mains are found from its links; a tower on ``/gpu:i`` is device i.
         groups: for ``"hierarchical"``: tuples that hold each tower number once; None is two halves.
@@ -73,8 +74,8 @@ class Strategy:
     def __post_init__(self) -> None:
         for field, allowed in _CHOICES.items():
             value = getattr(self, field)
-            if value not in allowed:
-                hint = presets.nearest(value, [str(a) for a in allowed])
+            if not isinstance(value, (str, type(None))) or value not in allowed:  # tf.float16 == "float16"
+                hint = presets.nearest(str(value), [a for a in allowed if a])
                 raise StrategyError(f"{field}={value!r} is unknown{hint}")
         for field in ("pack_below", "bucket_bytes", "splits", "split_above"):
             value = getattr(self, field)
@@ -101,7 +102,7 @@ class Strategy:
         if not isinstance(self.topology, (str, Topology)):
             raise StrategyError(f"topology={self.topology!r}: expected a Topology, or a machine's name or file")
         for field in ("groups", "mains", "splits", "split_above"):
-            if getattr(self, field) not in (None, 0):
+            if getattr(self, field) not in ((None,) if field == "mains" else (None, 0)):
                 raise StrategyError(f"{field}={getattr(self, field)!r}: with a topology this is planned; leave it out")
 
     @property
@@ -211,8 +212,8 @@ def strategy_from(value: Union[str, Strategy, None], **overrides: Any) -> Strate
         return Strategy(**_with_tuples(given))
     if given:
         raise StrategyError(f"give either strategy= or {', '.join(f'{key}=' for key in given)}, not both")
-    if isinstance(value, str):
-        return Strategy.load(value)
+    if isinstance(value, (str, os.PathLike)):
+        return Strategy.load(os.fspath(value))
     if isinstance(value, Strategy):
         return value
     raise StrategyError(f"strategy={value!r}: expected a Strategy, or the name or path of a YAML file")

@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from itertools import combinations, permutations
+from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import yaml
@@ -368,7 +369,9 @@ def read_calibration(path: Optional[str]) -> Optional[Mapping[str, Any]]:
     """
     if path is None:
         return None
-    content = presets.read_yaml(presets.find("machines", path, TopologyError), TopologyError)
+    if not Path(path).is_file():
+        raise TopologyError(f"calibration {path!r}: no such file")
+    content = presets.read_yaml(Path(path), TopologyError)
     known = ["gpu", "speeds", "links"]
     for key in content:
         if key not in known:

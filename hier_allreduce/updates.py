@@ -19,7 +19,7 @@ import tensorflow as tf
 from .allreduce import copy_from_mains, reduce_to_mains
 from .compat import is_resource, tf1
 from .errors import StrategyError, VariableError
-from .gradients import matrix, variable_names, where
+from .gradients import matrix, static_shape, variable_names, where
 from .strategy import Strategy
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
@@ -195,13 +195,13 @@ def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
     """Check that K rows of N pairs hold each tower's own copy of the same N resource variables.
 
     Raises:
-        VariableError: a variable is shared between towers, of another shape or dtype than tower 0's, or a reference
-            variable.
+        VariableError: a variable is shared between towers, of another shape or dtype than tower 0's, of another
+            shape or dtype than its gradient, or a reference variable.
     """
     owner: Dict[int, int] = {}
     for tower, row in enumerate(rows):
         names = [var.op.name for _, var in row]
-        for n, (_, var) in enumerate(row):
+        for n, (grad, var) in enumerate(row):
             place, first = where(tower, devices, n, names), rows[0][n][1]
             if not is_resource(var):
                 raise VariableError(
@@ -217,6 +217,17 @@ def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
                     f"{place}: {var.dtype.name} {var.shape}, but tower 0 has {first.op.name!r}, {first.dtype.name}"
                     f" {first.shape}; build the same model on every tower"
                 )
+            if isinstance(grad, (tf.Tensor, tf.IndexedSlices)):
+                _check_fits(grad, var, place)
+
+
+def _check_fits(grad: Any, var: Any, place: str) -> None:
+    shape = static_shape(grad)
+    if grad.dtype != var.dtype or not shape.is_compatible_with(var.shape):
+        raise VariableError(
+            f"{place}: a gradient of {grad.dtype.name} {shape} for {var.dtype.name} {var.shape}; pair each gradient"
+            " with its own variable, and cast it to the variable's dtype"
+        )
 
 
 def tower_prefixes(rows: Sequence[Pairs]) -> List[str]:

@@ -269,6 +269,18 @@ def test_ops_of_a_chunk_are_named_after_it(graph):
         assert {"sum", "mean", "copy"} <= kinds
 
 
+@pytest.mark.parametrize("strategy", ["default", "tensorpack", "tensorpack-packed", "half"])
+def test_a_function_calls_it_as_it_is_written(graph, strategy):
+    """TensorFlow 1.15's autograph cannot translate all of Python, and should not try."""
+
+    @tf.function
+    def reduce(one, other):
+        return allreduce_grads([[one], [other]], cpus(2), strategy=strategy)[1][0]
+
+    with session() as sess:
+        assert sess.run(reduce(tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0]))).tolist() == [4, 6]
+
+
 @pytest.mark.tf2
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)

@@ -50,6 +50,24 @@ def used_on_the_spot(result, devices):
 # ---- what is planned is what happens ---------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "how", [{"algorithm": "hierarchical"}, {"algorithm": "tree"}, {"topology": "dgx-1v", "whole": False}]
+)
+def test_rows_gathered_on_several_levels_stay_on_the_planned_ways(graph, how):
+    """Grappler would merge the concats of all levels into one, to which everybody sends."""
+    devices, rows, used = cpus(8), [], []
+    for device in devices:
+        with tf.device(device):
+            values, ids = tf1.random_uniform([2, 3]), tf.cast(9 * tf1.random_uniform([2]), tf.int64)
+            rows.append([tf.IndexedSlices(values, ids)])
+    result = allreduce_grads(rows, devices, strategy=Strategy(sparse="gather", **how))
+    for (slices,), device in zip(result, devices):
+        with tf.device(device):
+            used.append(tf.math.unsorted_segment_sum(slices.values, slices.indices, 10).op)
+    (call,) = audit(seen(used), graph).calls
+    assert sum(call.copies.values()) == 2 * 14
+
+
 def test_eight_devices_make_twelve_copies_inside_the_groups_and_two_across_for_each_variable(graph):
     result = allreduce_grads_hierarchical(gradients_on(cpus(8), ones(8, 16)), cpus(8), average=True)
     copies = audit(seen(used_on_the_spot(result, cpus(8)))).copies

@@ -166,6 +166,7 @@ ONE_DEVICE = ["'/gpu:0'", "tf.DeviceSpec"]
         (["/cpu:0", "/cpu:one", "/cpu:2", "/cpu:3"], ["tower 1: '/cpu:one' cannot be read as a device"]),
         ("/cpu:0", ["devices must be a list with one device for each tower, not '/cpu:0'"]),
         (4, ["devices must be a list with one device for each tower, not 4"]),
+        ({"/cpu:0"}, ["devices must be a list with one device for each tower, not {'/cpu:0'}"]),
         (None, ["devices must be a list with one device for each tower, not None"]),
         ([], ["devices is empty"]),
     ],
@@ -235,11 +236,42 @@ def pairs(orders, prefix="tower{}/"):
     return rows
 
 
-@pytest.mark.parametrize("prefix", ["tower{}/", "gpu_{}/", "replica_{}/", "Tower{}/"])
+@pytest.mark.parametrize("prefix", ["tower{}/", "gpu_{}/", "replica_{}/", "Tower{}/", "m{}/", "model_{}/"])
 def test_towers_that_list_their_variables_in_another_order(graph, prefix):
     rows = pairs(["wbc", "wbc", "bwc"], prefix)
     message = ["tower 2 (/cpu:2), variable 0 ('b')", "tower 0 has 'w' there", "in one order on every tower"]
     refused(GradientError, message, allreduce_grads_and_vars, rows, cpus(3))
+
+
+def placed(count):
+    """As many towers and variables, each tower's on its own device."""
+    rows = []
+    for tower, device in enumerate(cpus(count)):
+        with tf.device(device):
+            mine = [tf1.get_variable(f"tower{tower}/{name}", [2], use_resource=True) for name in "wbc"[:count]]
+            rows.append([(tf.identity(var), var) for var in mine])
+    return rows
+
+
+@pytest.mark.parametrize("mixed_up", [lambda rows: list(zip(*rows)), lambda rows: rows[::-1]])
+@pytest.mark.parametrize("count", [2, 3])
+def test_rows_and_towers_mixed_up(graph, mixed_up, count):
+    """As many towers as variables: N rows of K would be added up in silence."""
+    message = [" (/cpu:", "the variable is on", "rows[tower][variable]"]
+    refused(GradientError, message, allreduce_grads_and_vars, mixed_up(placed(count)), cpus(count))
+
+
+def test_variables_that_towers_share_may_be_anywhere(graph):
+    (first, *_), _ = placed(2)
+    elsewhere = [(grad, first[1]) for grad in gradients_on(cpus(2), [[np.zeros(2, np.float32)]] * 2)[1]]
+    assert len(allreduce_grads_and_vars([[first], elsewhere], cpus(2))) == 2
+
+
+def test_a_pair_without_a_variable(graph):
+    rows = pairs(["wb", "wb"])
+    rows[1][1] = (rows[1][1][0], None)
+    message = ["tower 1 (/cpu:1), variable 1", "expected a variable beside the gradient, not None"]
+    refused(GradientError, message, allreduce_grads_and_vars, rows, cpus(2))
 
 
 def test_pairs_of_which_one_tower_has_fewer(graph):

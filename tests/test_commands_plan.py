@@ -130,7 +130,7 @@ def test_one_gpu_needs_no_plan(run):
     [
         (["topo", "dgx1v"], "did you mean 'dgx-1v'"),
         (["plan", "dgx-1v", "--algorithm", "rings"], "did you mean 'ring'"),
-        (["plan", "dgx-1v", "--calibration", "none.yaml"], "none.yaml"),
+        (["plan", "dgx-1v", "--calibration", "none.yaml"], "calibration 'none.yaml': no such file"),
         (["topo", "dgx-1v", "--picture", "nowhere/at/all.png"], "cannot be written"),
         (["topo", "-"], "no table of GPUs"),
     ],
@@ -142,13 +142,22 @@ def test_errors_are_one_line(run, arguments, message):
 
 
 @pytest.mark.parametrize(
-    "text, size", [("100MB", 10**8), ("64 kB", 64_000), ("10MiB", 10 << 20), ("1.5GB", 1_500_000_000), ("4096", 4096)]
+    "text, size",
+    [
+        ("100MB", 10**8),
+        ("64 kB", 64_000),
+        ("10MiB", 10 << 20),
+        ("1.5GB", 1_500_000_000),
+        ("4096", 4096),
+        ("1e+6", 10**6),
+        ("1TB", 10**12),
+    ],
 )
 def test_bytes_are_read_with_their_units(text, size):
     assert read_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1MB", "many", "1TBs"])
+@pytest.mark.parametrize("text", ["", "0", "-1MB", "many", "1TBs", "1e400", "2e15"])
 def test_bytes_that_are_none_are_refused(run, text):
     with pytest.raises(SystemExit):
         run("plan", "dgx-1v", f"--bytes={text}")

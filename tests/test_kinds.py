@@ -322,6 +322,7 @@ def test_missing_sparse_gradients_add_no_rows(graph):
     rows = [[None if tower == 1 else sparse(tower, 2)] for tower in range(3)]
     result = allreduce_grads(rows, cpus(3), strategy=Strategy(missing="zeros"))
     assert len(evaluate(result[1][0].indices)) == 4
+    assert evaluate(result[1][0].dense_shape).tolist() == [100, 2]  # another tower's
 
 
 # ---- shapes known only at run time -----------------------------------------------------------------

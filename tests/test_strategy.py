@@ -86,3 +86,29 @@ def test_names_objects_and_parts_are_accepted():
     assert strategy_from("muji") == Strategy.load("muji")
     assert strategy_from(None, algorithm="tree", groups=None) == Strategy(algorithm="tree")
     assert strategy_from(Strategy(splits=3)).splits == 3
+
+
+@pytest.mark.parametrize("value", [3, None, ["half"], b"half"])
+def test_what_is_no_name_is_refused(value):
+    with pytest.raises(StrategyError, match="expected the name of one of the strategies, or a file's path"):
+        Strategy.load(value)
+
+
+def test_a_path_object_is_a_path(tmp_path):
+    (tmp_path / "mine.yaml").write_text("algorithm: tree\n")
+    assert strategy_from(tmp_path / "mine.yaml") == Strategy(algorithm="tree")
+
+
+def test_dtypes_are_given_by_name():
+    """tf.float16 equals its name, and is none."""
+
+    class Equal:
+        def __eq__(self, other):
+            return other == "float16"
+
+        __hash__ = None
+
+    with pytest.raises(StrategyError, match=r"wire_dtype=.* is unknown; there are float16, bfloat16"):
+        Strategy(wire_dtype=Equal())
+    with pytest.raises(StrategyError, match="wire_dtype='None' is unknown; there are"):
+        Strategy(wire_dtype="None")

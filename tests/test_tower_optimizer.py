@@ -223,6 +223,22 @@ def test_variables_that_do_not_match_are_refused(update):
     )
 
 
+@pytest.mark.parametrize("update", ["replicated", "main"])
+@pytest.mark.parametrize(
+    "wrong, words",
+    [
+        (lambda grad: tf.concat([grad, grad], 0), r"float32 \(12, 5\) for float32 \(6, 5\)"),
+        (lambda grad: tf.cast(grad, tf.float64), r"float64 \(6, 5\) for float32 \(6, 5\)"),
+    ],
+)
+def test_gradients_that_do_not_fit_their_variables_are_refused(update, wrong, words):
+    def change(rows):
+        return [[(wrong(row[0][0]), row[0][1]), *row[1:]] for row in rows]
+
+    match = rf"tower 0 \(/cpu:0\), variable 0 \('tower0/w'\): a gradient of {words}"
+    refused(VariableError, match, change, update=update)
+
+
 def test_reference_variables_are_refused():
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), cpus(2))

@@ -12,16 +12,26 @@ from ..plan import Reduce, Step, verify
 from ..topology import Topology
 from .topo import Hosts, add_hosts, add_topology, read_hosts, read_topology
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+_UNITS = {
+    "": 1,
+    "k": 10**3,
+    "m": 10**6,
+    "g": 10**9,
+    "t": 10**12,
+    "ki": 1 << 10,
+    "mi": 1 << 20,
+    "gi": 1 << 30,
+    "ti": 1 << 40,
+}
 
 
 def read_bytes(text: str) -> int:
-    """``100MB``, ``64 kB``, ``1.5GiB``, ``4096``: a number of bytes, at least 1."""
-    found = re.match(r"\s*(\d+(?:\.\d+)?(?:e\d+)?)\s*([kmg]i?)?b?\s*$", text, re.I)
-    size = round(float(found.group(1)) * _UNITS[(found.group(2) or "").lower()]) if found else 0
-    if size < 1:
+    """``100MB``, ``64 kB``, ``1.5GiB``, ``4096``: a number of bytes, from 1 to 1e15."""
+    found = re.match(r"\s*(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*([kmgt]i?)?b?\s*$", text, re.I)
+    size = float(found.group(1)) * _UNITS[(found.group(2) or "").lower()] if found else 0.0
+    if not 0.5 < size <= 1e15:
         raise argparse.ArgumentTypeError(f"{text!r}: expected bytes, for instance 100MB, 64kB, 10MiB or 4096")
-    return size
+    return round(size)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
