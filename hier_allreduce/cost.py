@@ -190,7 +190,7 @@ class Simulation:
                 self.queues[stream].append((0.0, number))
 
     def run(self) -> Simulation:
-        """To the end, or until patience is."""
+        """To the end, or as long as patience lasts."""
         events = self.events
         while events:
             now, number, what = heappop(events)

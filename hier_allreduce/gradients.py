@@ -125,12 +125,13 @@ def pairs_of(all_grads_and_vars: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[T
 
 
 def _check_places(rows: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any]) -> None:
-    """Rows and towers mixed up: variables on each other's devices. Variables that towers share are on one device."""
+    """Refuse rows and towers mixed up: variables on each other's devices. Those that towers share may be anywhere."""
     at = [[_tower_of(getattr(var, "device", ""), tower, devices) for _, var in row] for tower, row in enumerate(rows)]
     for tower, places in enumerate(at):
         for variable, place in enumerate(places):
-            if place != tower and any(other != place for other in at[place]):
-                var = rows[tower][variable][1]
+            var = rows[tower][variable][1]
+            swapped = place != tower and any(other != place for other in at[place])
+            if swapped and not any(var is other for _, other in rows[place]):
                 raise GradientError(
                     f"{where(tower, devices, variable, [var.name for _, var in rows[tower]])}: the variable is on"
                     f" {var.device}, tower {place}'s device; give one row for each tower, in the order of the devices:"
@@ -140,15 +141,16 @@ def _check_places(rows: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[A
 
 def _tower_of(device: Any, own: int, devices: Sequence[Any]) -> int:
     """The tower on whose device something is: its own, if it is not on another one's."""
-    fitting = [
-        tower for tower, other in enumerate(devices) if device and isinstance(other, str) and _fits(device, other)
-    ]
-    return own if own in fitting or not fitting else fitting[0]
+    if not device or _fits(device, devices[own]):
+        return own
+    return next((tower for tower, other in enumerate(devices) if _fits(device, other)), own)
 
 
 @lru_cache(maxsize=4096)
-def _fits(device: str, wanted: str) -> bool:
-    """Whether ``device`` is what ``wanted`` says, which may leave out the job and the task."""
+def _fits(device: str, wanted: Any) -> bool:
+    """Whether ``device`` is what ``wanted`` says, which may leave out the job and the task, or be a function."""
+    if not isinstance(wanted, str):
+        return False
     one, other = tf.DeviceSpec.from_string(device), tf.DeviceSpec.from_string(wanted)
     parts = [(getattr(one, part), getattr(other, part)) for part in ("job", "task", "device_type", "device_index")]
     return other.device_type is not None and all(a is None or b is None or a == b for a, b in parts)

@@ -262,9 +262,15 @@ def test_rows_and_towers_mixed_up(graph, mixed_up, count):
 
 
 def test_variables_that_towers_share_may_be_anywhere(graph):
-    (first, *_), _ = placed(2)
-    elsewhere = [(grad, first[1]) for grad in gradients_on(cpus(2), [[np.zeros(2, np.float32)]] * 2)[1]]
-    assert len(allreduce_grads_and_vars([[first], elsewhere], cpus(2))) == 2
+    (_, first), (second, _) = placed(2)
+    rows = [[(tf.identity(var), var) for _, var in (second, first)] for _ in range(2)]  # on cpu:1, then cpu:0
+    assert len(allreduce_grads_and_vars(rows, cpus(2))) == 2
+
+
+def test_all_variables_may_be_on_one_device(graph):
+    with tf.device("/cpu:0"):
+        rows = pairs(["wb", "wb"])
+    assert len(allreduce_grads_and_vars(rows, cpus(2))) == 2
 
 
 def test_a_pair_without_a_variable(graph):

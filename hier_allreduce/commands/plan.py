@@ -30,7 +30,7 @@ def read_bytes(text: str) -> int:
     found = re.match(r"\s*(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*([kmgt]i?)?b?\s*$", text, re.I)
     size = float(found.group(1)) * _UNITS[(found.group(2) or "").lower()] if found else 0.0
     if not 0.5 < size <= 1e15:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected bytes, for instance 100MB, 64kB, 10MiB or 4096")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 1 to 1e15 bytes, for instance 100MB, 64kB, 10MiB or 4096")
     return round(size)
 
 
