@@ -381,7 +381,10 @@ def _message(call: Emitted, faults: Sequence[Tuple[int, Counter, Counter]], idle
             " the client's CPU:0) is copied once more"
         )
     elif any(missing for _, missing, _ in faults):
-        lines.append("fetch the results of all towers and variables: what nobody asks for is not executed")
+        lines.append(
+            "fetch the results of all towers and variables: what nobody asks for is not executed, and what is constant"
+            " is not copied"
+        )
     return "\n".join(lines)
 
 

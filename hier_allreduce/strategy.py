@@ -201,7 +201,7 @@ def strategy_from(value: Union[str, Strategy, None], **overrides: Any) -> Strate
     """What people pass as ``strategy=``: a :class:`Strategy`, a name or path, or None for the default.
 
     Args:
-        value: the strategy.
+        value: the strategy; ``"auto"`` is the default.
         overrides: fields given beside it; None is "not given".
 
     Raises:
@@ -210,6 +210,8 @@ def strategy_from(value: Union[str, Strategy, None], **overrides: Any) -> Strate
     given: Dict[str, Any] = {key: item for key, item in overrides.items() if item is not None}
     if value is None:
         return Strategy(**_with_tuples(given))
+    if value == "auto" and not given:
+        return Strategy()
     if given:
         raise StrategyError(f"give either strategy= or {', '.join(f'{key}=' for key in given)}, not both")
     if isinstance(value, (str, os.PathLike)):

@@ -94,6 +94,12 @@ def test_what_is_no_name_is_refused(value):
         Strategy.load(value)
 
 
+def test_auto_is_the_default():
+    assert strategy_from("auto") == strategy_from(None) == Strategy()
+    with pytest.raises(StrategyError, match="either strategy= or algorithm="):
+        strategy_from("auto", algorithm="tree")
+
+
 def test_a_path_object_is_a_path(tmp_path):
     (tmp_path / "mine.yaml").write_text("algorithm: tree\n")
     assert strategy_from(tmp_path / "mine.yaml") == Strategy(algorithm="tree")

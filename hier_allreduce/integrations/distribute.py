@@ -56,7 +56,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             StrategyError: there is no such strategy or topology, or the two do not go together.
         """
         super().__init__()
-        chosen = strategy_from(None if strategy == "auto" else strategy)
+        chosen = strategy_from(strategy)
         if topology is not None:
             if chosen.topology is not None:
                 raise StrategyError(f"topology={topology!r}: the strategy has one already, {chosen.topology!r}")
