@@ -28,9 +28,8 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-import tensorflow as tf
-
 from .compat import tf1
+from .devices import device_fields
 from .emit import Emitted, emitted_in
 from .errors import AuditError
 from .plan import Plan
@@ -220,7 +219,7 @@ class _Places:
         for tower, device in enumerate(devices):
             if callable(device):
                 raise AuditError(f"tower {tower}: its device is a function; an audit needs devices by name")
-        self._given = [_fields(device) for device in devices]
+        self._given = [device_fields(device) for device in devices]
 
     def first_tower(self, tower: int) -> int:
         """The first tower that has ``tower``'s device."""
@@ -228,18 +227,13 @@ class _Places:
 
     def find(self, device: str) -> Place:
         """The tower whose device says most of what ``device`` is."""
-        actual = _fields(device)
+        actual = device_fields(device)
         fitting = [
             (len([g for g in given if g is not None]), -tower)
             for tower, given in enumerate(self._given)
             if all(g is None or g == a for g, a in zip(given, actual))
         ]
         return -max(fitting)[1] if fitting else device
-
-
-def _fields(device: Any) -> Tuple[Any, ...]:
-    spec = tf.DeviceSpec.from_string(device or "")
-    return spec.job, spec.replica, spec.task, spec.device_type, spec.device_index
 
 
 def _planned(call: Emitted, places: _Places) -> List[Counter]:

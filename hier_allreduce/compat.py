@@ -14,8 +14,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def as_written(function: F) -> F:
     """``function``, which a ``tf.function`` is to call as it is: 1.15's autograph cannot translate all of ours."""
-    kept = tf.autograph.experimental.do_not_convert(function)
-    return cast(F, functools.wraps(function)(kept))
+    return cast(F, tf.autograph.experimental.do_not_convert(function))
 
 
 def make_cpus(count: int) -> None:

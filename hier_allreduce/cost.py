@@ -79,12 +79,7 @@ def lower_bound(topology: Topology, size: int, ideal_links: bool = False) -> flo
 
 
 def simulate(
-    plan: Plan,
-    topology: Topology,
-    chunks: Sequence[float],
-    ideal_links: bool = False,
-    rule: str = "queue",
-    patience: float = math.inf,
+    plan: Plan, topology: Topology, chunks: Sequence[float], ideal_links: bool = False, rule: str = "queue"
 ) -> Timing:
     """The time of ``plan`` on ``topology``.
 
@@ -94,7 +89,6 @@ def simulate(
         chunks: bytes of each chunk.
         ideal_links: a device's outgoing copies run at the same time, as far as links and ports allow.
         rule: one of :data:`RULES`.
-        patience: a run that takes more seconds than this is broken off; it then takes infinitely many.
 
     Raises:
         PlanError: the plan has another number of devices or chunks, or passes on values unsummed, which is for devices
@@ -112,7 +106,7 @@ def simulate(
         )
     if rule not in RULES:
         raise StrategyError(f"rule={rule!r} is unknown{nearest(rule, list(RULES))}")
-    return Simulation(plan, topology, chunks, ideal_links, RULES[rule], patience).timing()
+    return Simulation(plan, topology, chunks, ideal_links, RULES[rule]).timing()
 
 
 class _Work(NamedTuple):
@@ -153,15 +147,18 @@ _ARRIVED, _READY, _LOOK = range(3)
 
 
 class Simulation:
-    """One run of a plan. Times only grow: events leave the heap in order of time, then of the plan."""
+    """One run of a plan. Times only grow: events leave the heap in order of time, then of the plan.
+
+    A run that takes more seconds than ``patience`` is broken off; it then takes infinitely many.
+    """
 
     def __init__(
         self,
         plan: Plan,
         topology: Topology,
         chunks: Sequence[float],
-        ideal_links: bool,
-        rule: Rule,
+        ideal_links: bool = False,
+        rule: Rule = RULES["queue"],
         patience: float = math.inf,
     ) -> None:
         self.steps, self.chunks, self.rule, self.patience = plan.steps, chunks, rule, patience

@@ -55,6 +55,12 @@ def all_on_cpu(devices: Sequence[Any]) -> bool:
     return all(isinstance(d, str) and d and tf.DeviceSpec.from_string(d).device_type == "CPU" for d in devices)
 
 
+def device_fields(device: Any) -> Tuple[Any, ...]:
+    """Job, replica, task, type and index in a device's name, each None where it says nothing."""
+    spec = tf.DeviceSpec.from_string(device or "")
+    return spec.job, spec.replica, spec.task, spec.device_type, spec.device_index
+
+
 def device_numbers(devices: Sequence[Any]) -> List[int]:
     """The index of each device; towers whose device has none are numbered as they come."""
     found = []

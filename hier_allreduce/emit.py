@@ -61,7 +61,7 @@ class OnDevices(Ops[Any]):
         self.across = across or Across()
         self.towers = len(devices) * self.across.hosts
         self._constants = [Constants() for _ in devices]
-        self._columns: Dict[int, Any] = {}
+        self._unread: Dict[Tuple[int, str], Any] = {}
 
     def start(self, value: Any) -> Any:
         """A tower's tensor as the value that is reduced."""
@@ -102,11 +102,18 @@ class OnDevices(Ops[Any]):
 
     def _as_column(self, chunk: int, value: Any, tower: int) -> Any:
         with tf1.device(self.devices[tower]):
-            if tower not in self._columns:
-                # Grappler would read a constant. This becomes one when the graph has been cut into devices.
-                column = self._constants[tower][-1, 1]
-                self._columns[tower] = tf1.placeholder_with_default(column, [2], "column")
-            return tf.reshape(value, self._columns[tower], name=f"{self.names[chunk]}/column")
+            return tf.reshape(value, self._hidden(tower, [-1, 1], "column"), name=f"{self.names[chunk]}/column")
+
+    def _hidden(self, tower: int, numbers: Any, name: str) -> Any:
+        """A constant that Grappler cannot read: it becomes one when the graph has been cut into devices.
+
+        Called on the tower's device.
+        """
+        if (tower, name) not in self._unread:
+            known = tf.constant(numbers, tf.int32)
+            hidden = known if tf.executing_eagerly() else tf1.placeholder_with_default(known, known.shape, name)
+            self._unread[tower, name] = hidden
+        return self._unread[tower, name]
 
     def mean(self, chunk: int, root: int, total: Any) -> Any:
         """``total`` / the towers of all hosts, on the root: once, before the copies.
@@ -210,25 +217,14 @@ class Gather(OnDevices):
     would send to the root directly. It does not where it cannot read the axis.
     """
 
-    def __init__(self, devices: Sequence[Any], average: bool, names: Sequence[str]):
-        super().__init__(devices, average, names)
-        self._axes: Dict[int, Any] = {}
-
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
         values = [own, *others]
         with tf1.device(self.devices[step.dst]):
-            joined = tf.concat(values, self._axis(step.dst), name=f"{self.names[step.chunk]}/gather")
+            joined = tf.concat(values, self._hidden(step.dst, 0, "axis"), name=f"{self.names[step.chunk]}/gather")
         if own.shape.ndims:
             rows = [value.shape.as_list()[0] for value in values]
             joined.set_shape([None if None in rows else sum(rows), *own.shape[1:]])
         return joined
-
-    def _axis(self, tower: int) -> Any:
-        """0, as a tensor of the tower; called on its device."""
-        if tower not in self._axes:
-            zero = tf.constant(0)
-            self._axes[tower] = zero if tf.executing_eagerly() else tf1.placeholder_with_default(zero, [], "axis")
-        return self._axes[tower]
 
     def finish(self, chunk: int, root: int, total: Any) -> Any:
         return self.mean(chunk, root, total)

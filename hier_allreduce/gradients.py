@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set,
 import tensorflow as tf
 
 from .compat import belongs_here, is_eager
+from .devices import device_fields
 from .errors import GradientError
 
 # a tower's own prefix in variable names: tensorpack's "tower3/", and what hand-written towers are mostly called
@@ -151,9 +152,9 @@ def _fits(device: str, wanted: Any) -> bool:
     """Whether ``device`` is what ``wanted`` says, which may leave out the job and the task, or be a function."""
     if not isinstance(wanted, str):
         return False
-    one, other = tf.DeviceSpec.from_string(device), tf.DeviceSpec.from_string(wanted)
-    parts = [(getattr(one, part), getattr(other, part)) for part in ("job", "task", "device_type", "device_index")]
-    return other.device_type is not None and all(a is None or b is None or a == b for a, b in parts)
+    *_, kind, _ = device_fields(wanted)
+    pairs = zip(device_fields(device), device_fields(wanted))
+    return kind is not None and all(None in pair or pair[0] == pair[1] for pair in pairs)
 
 
 def _unshared(rows: Sequence[Sequence[Any]]) -> str:

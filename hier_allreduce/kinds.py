@@ -76,15 +76,13 @@ def gradients(reduced: Dict[int, Any], found: Sequence[Entry], tower: int, grads
 
     Sparse ones keep the tower's own ``dense_shape``; where it has none, another tower's.
     """
-    columns = grads.columns
-    result: List[Any] = [None] * len(columns)
+    result: List[Any] = [None] * len(grads.names)
     for number, tensor in reduced.items():
         variable, part, _ = found[number]
         if part == DENSE:
             result[variable] = tensor
         elif part == VALUES:
-            column = columns[variable]
-            shapes = [getattr(grad, "dense_shape", None) for grad in (column[tower], *column)]
+            shapes = [getattr(row[variable], "dense_shape", None) for row in (grads.rows[tower], *grads.rows)]
             shape = next((shape for shape in shapes if shape is not None), None)
             result[variable] = tf.IndexedSlices(tensor, reduced[number + 1], shape)  # its indices come next
     return result

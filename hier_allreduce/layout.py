@@ -49,18 +49,19 @@ class Layout(NamedTuple):
 
     def way_back(self) -> Layout:
         """The copy half, for dense values of the variables: the indices of sparse ones stay at home."""
+        half = self.plan.copy_half()
         kept = [chunk for chunk in range(len(self.chunks)) if self.entry(chunk).part != INDICES]
         number = {chunk: new for new, chunk in enumerate(kept)}
         steps = tuple(
             Copy(number[step.chunk], step.src, step.dst)
-            for step in self.plan.copy_half().steps
+            for step in half.steps
             if isinstance(step, Copy) and step.chunk in number
         )
         names = [self.names[chunk] for chunk in kept]
         return self._replace(
             chunks=[self.chunks[chunk] for chunk in kept],
             names=names,
-            plan=dataclasses.replace(self.plan, chunks=len(kept), steps=steps),
+            plan=dataclasses.replace(half, chunks=len(kept), steps=steps),
         )
 
 

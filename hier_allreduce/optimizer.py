@@ -138,7 +138,8 @@ class TowerOptimizer:
 
         Raises:
             GradientError: the rows do not match the devices or each other, or name variables that others lack.
-            VariableError: a variable is shared between towers, differs between them, or is a reference variable.
+            VariableError: a variable is shared between towers, differs between them, does not fit its gradient, or is a
+                reference variable.
         """
         rows = pairs_of(tower_grads_and_vars, self.devices)
         check_variables(rows, self.devices)

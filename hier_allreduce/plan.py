@@ -74,7 +74,7 @@ class Plan:
 
     def copy_half(self) -> Plan:
         """Only the copies: each chunk's root sends what it holds to everybody."""
-        return replace(self, steps=tuple(s for s in self.steps if isinstance(s, Copy)))
+        return replace(self, steps=tuple(s for s in self.steps if isinstance(s, Copy)), unsummed=False)
 
     def transfers(self) -> Counter:
         """How many values travel from device i to device j: ``{(i, j): count}``."""

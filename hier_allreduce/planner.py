@@ -234,7 +234,7 @@ def _trial(recipe: Recipe, topology: Topology, sizes: Sequence[float], limit: fl
     plan = recipe.plan()
     seconds: Dict[str, float] = {}
     for rule in RULES:
-        seconds[rule] = Simulation(plan, topology, sizes, False, RULES[rule]).run().seconds
+        seconds[rule] = Simulation(plan, topology, sizes, rule=RULES[rule]).run().seconds
         if seconds[_TF] > limit:
             break
     return _Trial(recipe, seconds)
@@ -298,7 +298,7 @@ def _in_turn(recipe: Recipe) -> Recipe:
 
 
 def _as_started(recipe: Recipe, topology: Topology, size: int, patience: float = math.inf) -> Tuple[Recipe, float]:
-    run = Simulation(recipe.plan(), topology, recipe.shares(size), False, RULES[_TF], patience).run()
+    run = Simulation(recipe.plan(), topology, recipe.shares(size), rule=RULES[_TF], patience=patience).run()
     order = sorted(range(len(recipe.order)), key=lambda i: (run.starts[i], i))
     return replace(recipe, order=tuple(recipe.order[i] for i in order)), run.seconds
 

@@ -102,7 +102,7 @@ class Strategy:
         if not isinstance(self.topology, (str, Topology)):
             raise StrategyError(f"topology={self.topology!r}: expected a Topology, or a machine's name or file")
         for field in ("groups", "mains", "splits", "split_above"):
-            if getattr(self, field) not in ((None,) if field == "mains" else (None, 0)):
+            if getattr(self, field) != getattr(Strategy, field):
                 raise StrategyError(f"{field}={getattr(self, field)!r}: with a topology this is planned; leave it out")
 
     @property
@@ -210,10 +210,10 @@ def strategy_from(value: Union[str, Strategy, None], **overrides: Any) -> Strate
     given: Dict[str, Any] = {key: item for key, item in overrides.items() if item is not None}
     if value is None:
         return Strategy(**_with_tuples(given))
-    if value == "auto" and not given:
-        return Strategy()
     if given:
         raise StrategyError(f"give either strategy= or {', '.join(f'{key}=' for key in given)}, not both")
+    if value == "auto":
+        return Strategy()
     if isinstance(value, (str, os.PathLike)):
         return Strategy.load(os.fspath(value))
     if isinstance(value, Strategy):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hier_allreduce import algorithms, planner, recipes
-from hier_allreduce.cost import RULES, lower_bound, simulate
+from hier_allreduce.cost import RULES, Simulation, lower_bound, simulate
 from hier_allreduce.errors import PlanError, StrategyError
 from hier_allreduce.plan import Copy, Plan, Reduce
 from hier_allreduce.topology import Table, from_table, from_yaml, load, subset
@@ -110,8 +110,8 @@ def test_no_device_does_two_things_on_one_stream(name, rule):
 def test_a_run_that_takes_longer_than_patience_is_broken_off():
     plan, sizes = algorithms.hierarchical(8, range(8)), [MB] * 8
     seconds = simulate(plan, load("dgx-1v"), sizes).seconds
-    assert simulate(plan, load("dgx-1v"), sizes, patience=seconds).seconds == seconds
-    broken_off = simulate(plan, load("dgx-1v"), sizes, patience=seconds / 2)
+    assert Simulation(plan, load("dgx-1v"), sizes, patience=seconds).timing().seconds == seconds
+    broken_off = Simulation(plan, load("dgx-1v"), sizes, patience=seconds / 2).timing()
     assert broken_off.seconds == math.inf and len(broken_off.spans) < 8 * 14
 
 
