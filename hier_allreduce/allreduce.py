@@ -9,6 +9,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 from .compat import as_written
 from .devices import device_strings
 from .emit import NARROW, Across, Dense, Gather, Narrow, OnDevices, emit, recorded
+from .errors import ClusterError
 from .gradients import Matrix, is_sparse, matrix, pairs_of, static_shape, variable_names
 from .kinds import DENSE, VALUES, Entry, gradients, op_names, tensors
 from .layout import Layout, lay_out
@@ -214,6 +215,8 @@ def _laid_out(
     """The layout, and what joins the hosts, who compare first what each of them has and has planned."""
     if cluster is None:
         return lay_out(grads, strategy, one_main), Across()
+    if not hasattr(cluster, "across"):
+        raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster (from a file: Cluster.load)")
     layout = lay_out(grads, strategy, one_main, cluster.size, cluster.network)
     facts = {
         "average": average,

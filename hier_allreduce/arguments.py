@@ -14,3 +14,14 @@ def count(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of 1 or more")
     return number
+
+
+def gib(text: str) -> int:
+    """GiB, 0 or more, as bytes."""
+    try:
+        size = float(text) * 2**30
+    except ValueError:
+        size = -1.0
+    if not 0 <= size < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of GiB, 0 or more")
+    return int(size)

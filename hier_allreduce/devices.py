@@ -44,9 +44,11 @@ def _device_string(tower: int, device: Any) -> Any:
 
 def _parsed(tower: int, device: Any, text: str) -> str:
     try:
-        tf.DeviceSpec.from_string(text)
+        index = tf.DeviceSpec.from_string(text).device_index
     except ValueError as error:
         raise DeviceError(f"tower {tower}: {device!r} cannot be read as a device ({error}); {_EXPECTED}") from None
+    if index is not None and index < 0:
+        raise DeviceError(f"tower {tower}: {device!r} has a number below 0; {_EXPECTED}")
     return text
 
 

@@ -88,12 +88,13 @@ def parse_nvidia_smi(text: str) -> Table:
     rows, end = _rows(lines, start, labels, len(labels + cards))
     kinds = tuple(_row_kinds(label, rows, labels, labels + cards) for label in labels)
     kinds, asymmetric = _symmetric(labels, kinds)
-    warnings = asymmetric + odd_links(labels, kinds)
+    gpu, several = _gpu_name(lines)
+    warnings = asymmetric + odd_links(labels, kinds) + several
     if any(map(_is_row_of_links, map(_read, lines[:start]))):
         warnings += ("there are rows of another table, without a header, above the one that was read",)
     if _has_table(lines[end:]):
         warnings += ("there is a second table in the text; only the first one was read",)
-    return Table(labels, kinds, _affinities(labels, rows), _gpu_name(lines), warnings)
+    return Table(labels, kinds, _affinities(labels, rows), gpu, warnings)
 
 
 # ---- the text ---------------------------------------------------------------------------------------
@@ -394,10 +395,12 @@ def _affinities(labels: Sequence[str], rows: Dict[str, _Row]) -> Tuple[str, ...]
     return tuple(" ".join(rows[label].rest.split()) for label in labels)
 
 
-def _gpu_name(lines: Sequence[str]) -> str:
-    """The model, where the same text lists the GPUs and all are alike."""
+def _gpu_name(lines: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
+    """The model, where the same text lists the GPUs; none, and a warning, where they are not alike."""
     for pattern in _NAMES:
-        names = {found.group(1) for found in map(pattern.match, lines) if found}
+        names = sorted({found.group(1) for found in map(pattern.match, lines) if found})
+        if len(names) > 1:
+            return "", (f"the GPUs are of several models ({', '.join(names)}); speeds are guessed from the links",)
         if names:
-            return names.pop() if len(names) == 1 else ""
-    return ""
+            return names[0], ()
+    return "", ()

@@ -74,13 +74,18 @@ class Strategy:
     def __post_init__(self) -> None:
         for field, allowed in _CHOICES.items():
             value = getattr(self, field)
-            if not isinstance(value, (str, type(None))) or value not in allowed:  # tf.float16 == "float16"
-                hint = presets.nearest(str(value), [a for a in allowed if a])
-                raise StrategyError(f"{field}={value!r} is unknown{hint}")
+            if not isinstance(value, (str, type(None))):  # tf.float16 == "float16"
+                raise StrategyError(f"{field}={value!r}: expected {' or '.join(map(repr, allowed))}")
+            if value not in allowed:
+                raise StrategyError(
+                    f"{field}={value!r} is unknown{presets.nearest(str(value), [a for a in allowed if a])}"
+                )
         for field in ("pack_below", "bucket_bytes", "splits", "split_above"):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < 0:
                 raise StrategyError(f"{field}={value!r}: expected a whole number of 0 or more")
+        if not self.bucket_bytes:
+            raise StrategyError("bucket_bytes=0: no gradient fits in; expected 1 or more (pack_below=0 packs nothing)")
         number = isinstance(self.mains, int) and not isinstance(self.mains, bool) and self.mains >= 0
         if not number and self.mains not in (None, "balance", "rotate"):
             raise StrategyError(f"mains={self.mains!r}: expected 'balance', 'rotate', or a tower's number")

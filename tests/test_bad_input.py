@@ -164,6 +164,7 @@ ONE_DEVICE = ["'/gpu:0'", "tf.DeviceSpec"]
         (["/cpu:0", ("/cpu:1",), "/cpu:2", "/cpu:3"], ["tower 1: ('/cpu:1',) is not a device", *ONE_DEVICE]),
         (["/cpu:0", "nonsense", "/cpu:2", "/cpu:3"], ["tower 1: 'nonsense' cannot be read as a device", *ONE_DEVICE]),
         (["/cpu:0", "/cpu:one", "/cpu:2", "/cpu:3"], ["tower 1: '/cpu:one' cannot be read as a device"]),
+        (["/cpu:0", "/cpu:-1", "/cpu:2", "/cpu:3"], ["tower 1: '/cpu:-1' has a number below 0", *ONE_DEVICE]),
         ("/cpu:0", ["devices must be a list with one device for each tower, not '/cpu:0'"]),
         (4, ["devices must be a list with one device for each tower, not 4"]),
         ({"/cpu:0"}, ["devices must be a list with one device for each tower, not {'/cpu:0'}"]),

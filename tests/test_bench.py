@@ -420,8 +420,18 @@ def test_bad_arguments_are_one_line(arguments, message, capsys):
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [["--devices", "0"], ["--rounds", "-1"], ["--rows", "many"]])
-def test_counts_begin_at_one(arguments, capsys):
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--devices", "0"],
+        ["--rounds", "-1"],
+        ["--rows", "many"],
+        ["--memory", "-1"],
+        ["--memory", "inf"],
+        ["--memory", "x"],
+    ],
+)
+def test_counts_and_sizes_are_checked(arguments, capsys):
     with pytest.raises(SystemExit):
         cli.main(["bench", *arguments])
     assert arguments[0] in capsys.readouterr().err

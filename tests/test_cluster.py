@@ -450,6 +450,12 @@ def test_towers_that_are_not_devices_per_host_are_refused(graph):
         allreduce_grads([[tf.constant(1.0)]] * 3, ["/cpu:0"] * 3, cluster=two())
 
 
+def test_what_is_no_cluster_is_refused(graph):
+    with pytest.raises(ClusterError, match=r"cluster='hosts\.yaml': expected a hier_allreduce\.Cluster"):
+        allreduce_grads([[tf.constant(1.0)]] * 2, ["/cpu:0", "/cpu:1"], cluster="hosts.yaml")
+    assert len(graph.get_operations()) == 1
+
+
 @pytest.mark.parametrize("dtype", ["complex64"])
 def test_what_no_collective_can_add_is_refused(graph, dtype):
     with pytest.raises(ValueError, match=f"{dtype} cannot be added up across hosts"):

@@ -210,8 +210,15 @@ def test_remarks_that_begin_with_a_gpu_are_no_rows():
         parse_nvidia_smi(cut + "\nGPU0 is on the first socket.\n")
 
 
-def test_different_models_are_none():
-    assert parse_nvidia_smi("GPU 0: Tesla V100\nGPU 1: Tesla K80\n" + QUAD).gpu == ""
+@pytest.mark.parametrize(
+    "listing", ["GPU 0: Tesla V100\nGPU 1: Tesla K80\n", "index, name\n0, Tesla K80\n1, Tesla V100\n2, Tesla V100\n"]
+)
+def test_different_models_are_none_and_a_warning(listing):
+    table = parse_nvidia_smi(listing + QUAD)
+    assert table.gpu == ""
+    assert table.warnings == (
+        "the GPUs are of several models (Tesla K80, Tesla V100); speeds are guessed from the links",
+    )
 
 
 def test_sixteen_gpus():

@@ -53,6 +53,7 @@ def test_a_path_loads_and_lists_become_tuples(tmp_path):
         ("- flat", ["key: value"]),
         ("algorithm: [", ["not readable as YAML"]),
         ("pack_below: -1", ["pack_below=-1", "0 or more"]),
+        ("bucket_bytes: 0", ["bucket_bytes=0", "pack_below=0 packs nothing"]),
         ("bucket_bytes: 10MB", ["bucket_bytes='10MB'"]),
         ("mains: first", ["mains='first'"]),
         ("mains: true", ["mains=True"]),
@@ -114,7 +115,7 @@ def test_dtypes_are_given_by_name():
 
         __hash__ = None
 
-    with pytest.raises(StrategyError, match=r"wire_dtype=.* is unknown; there are float16, bfloat16"):
+    with pytest.raises(StrategyError, match=r"wire_dtype=.*: expected None or 'float16' or 'bfloat16'"):
         Strategy(wire_dtype=Equal())
     with pytest.raises(StrategyError, match="wire_dtype='None' is unknown; there are"):
         Strategy(wire_dtype="None")

@@ -9,7 +9,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
-from ..arguments import count
+from ..arguments import count, gib
 
 if TYPE_CHECKING:
     from ..bench import Report
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--updates", metavar="OPTIMIZER", help="instead: both updates, with sgd, momentum, adam or rmsprop")
     add("--distribute", action="store_true", help="instead: MirroredStrategy with each of TensorFlow's ops, and ours")
     add("--rows", metavar="N", type=count, default=2048, help="rows in each sparse gradient (default: 2048)")
-    add("--memory", metavar="GIB", type=float, default=8.0, help="do not run who would need more to make sparse"
+    add("--memory", metavar="GIB", type=gib, default=8 << 30, help="do not run who would need more to make sparse"
         " gradients dense (default: 8)")  # fmt: skip
     add("--json", metavar="FILE", help="write everything that was measured")
     add("--picture", metavar="FILE", help="draw the ratios")
@@ -89,7 +89,7 @@ def _case(args: argparse.Namespace, name: str, average: bool) -> Case:
     from .. import bench, case, shapes
 
     devices = bench.devices_here(args.devices)
-    return case.Case(shapes.load(name), devices, average, args.rows, int(args.memory * 2**30))
+    return case.Case(shapes.load(name), devices, average, args.rows, args.memory)
 
 
 def _updates_text(args: argparse.Namespace) -> str:
