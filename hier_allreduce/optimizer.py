@@ -11,7 +11,7 @@ import tensorflow as tf
 from .allreduce import allreduce_grads_and_vars
 from .compat import as_written, tf1
 from .devices import device_strings
-from .errors import StrategyError, VariableError
+from .errors import VariableError
 from .gradients import pairs_of
 from .replicas import Drift, Replicas, broadcast, check_period, differences, drift, replicas
 from .strategy import Strategy, strategy_from
@@ -96,22 +96,14 @@ class TowerOptimizer:
         self._strategy = strategy_from(strategy)
         if check_update(update, self._strategy) == "main":
             refuse_wrapper(optimizer)
-        if (
-            isinstance(check_replicas_every, bool)
-            or not isinstance(check_replicas_every, int)
-            or check_replicas_every < 0
-        ):
-            raise StrategyError(
-                f"check_replicas_every={check_replicas_every!r}: expected a number of steps, or 0 (never)"
-            )
         self.devices = device_strings(devices)
         self.init_op: Any = None
         self.broadcast_op: Any = None
         self.left_out: List[str] = []
         self.last_drift: Optional[Drift] = None
         self._optimizer, self._average, self._update = optimizer, average, update
-        self._broadcast_every = check_period("broadcast_every", broadcast_every)
-        self._check_every = check_replicas_every
+        self._broadcast_every = check_period("broadcast_every", broadcast_every, never=-1)
+        self._check_every = check_period("check_replicas_every", check_replicas_every)
         self._cluster = cluster
         self._replicas = Replicas([], [])
         self._differences: Any = None
@@ -139,12 +131,18 @@ class TowerOptimizer:
         Raises:
             GradientError: the rows do not match the devices or each other, or name variables that others lack.
             VariableError: a variable is shared between towers, differs between them, does not fit its gradient, or is a
-                reference variable.
+                reference variable; or there is no graph.
         """
+        if tf.executing_eagerly():
+            raise VariableError(
+                "a TowerOptimizer builds the train op of a graph: call tf.compat.v1.disable_eager_execution() first, or"
+                " build inside `with tf.Graph().as_default():`; eagerly, use hier_allreduce.allreduce_grads"
+            )
         rows = pairs_of(tower_grads_and_vars, self.devices)
         check_variables(rows, self.devices)
-        if not self._average and len(self.devices) > 1:
-            warnings.warn(sum_advice(self._optimizer, len(self.devices)), stacklevel=2)
+        summed = len(self.devices) * (self._cluster.size if self._cluster else 1)
+        if not self._average and summed > 1:
+            warnings.warn(sum_advice(self._optimizer, summed), stacklevel=3)  # as_written is in between
         before = tf1.global_variables() + tf1.local_variables()
         updated = self._updated(rows)
         self._find_replicas(rows, before)
@@ -162,10 +160,20 @@ class TowerOptimizer:
         return _Hook(self)
 
     def check_replicas(self, session: Any) -> Drift:
-        """The largest difference between towers now; print it."""
+        """The largest difference between towers now; print it.
+
+        Raises:
+            VariableError: ``apply_gradients`` was not called, or this would add ops to a finalized graph.
+        """
         self._refuse_unbuilt()
         if self._differences is None:
-            self._differences = differences(self._replicas)
+            if session.graph.finalized:
+                raise VariableError(
+                    "the session's graph is finalized, and comparing the towers needs new ops; give"
+                    " TowerOptimizer(check_replicas_every=…), which adds them in apply_gradients"
+                )
+            with session.graph.as_default():
+                self._differences = differences(self._replicas)
         return drift(self._replicas, session.run(self._differences))
 
     def _updated(self, rows: Sequence[Pairs]) -> Any:
@@ -180,18 +188,17 @@ class TowerOptimizer:
 
     def _find_replicas(self, rows: Sequence[Pairs], before: Sequence[Any]) -> None:
         """Find what must agree between towers, and build the ops that see to it."""
-        created = [v for v in tf1.global_variables() + tf1.local_variables() if not any(v is old for old in before)]
+        known, owners = {id(var) for var in before}, {var.op.name for row in rows for _, var in row}
+        created = [var for var in tf1.global_variables() + tf1.local_variables() if id(var) not in known]
         # at the mains slots exist once; on every tower those of an optimizer that belong to no variable do
-        slots = [v for v in created if any(v.op.name.startswith(var.op.name + "/") for row in rows for _, var in row)]
-        shared = [v for v in created if self._update == "main" or not any(v is slot for slot in slots)]
+        shared = [var for var in created if self._update == "main" or owners.isdisjoint(_scopes(var))]
         shared += tf1.get_collection(tf1.GraphKeys.GLOBAL_STEP)
         everything = [var for row in rows for _, var in row] + list(before) + created
         self._replicas = replicas(tower_prefixes(rows), everything, shared)
         self.left_out = self._replicas.left_out
         self.broadcast_op = broadcast(self._replicas, self.devices)
         self.init_op = self.broadcast_op if self._broadcast_every >= 0 else tf.no_op()
-        if self._check_every:
-            self._differences = differences(self._replicas)
+        self._differences = differences(self._replicas) if self._check_every else None
 
     def _counter(self) -> Any:
         """How many steps were made; in no collection, so that no saver takes it for a part of the model."""
@@ -206,6 +213,11 @@ class TowerOptimizer:
     def _refuse_unbuilt(self) -> None:
         if self.init_op is None:
             raise VariableError("call apply_gradients first: what to initialise and compare is known only then")
+
+
+def _scopes(var: Any) -> List[str]:
+    """The scopes in a variable's name: ``a/b/c`` is in ``a`` and ``a/b``."""
+    return [var.op.name[:end] for end, letter in enumerate(var.op.name) if letter == "/"]
 
 
 class _Hook(tf1.train.SessionRunHook):

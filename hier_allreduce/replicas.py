@@ -31,14 +31,15 @@ class Drift(NamedTuple):
         return f"{self.variable!r} differs by {self.difference:.3g} between tower 0 and tower {self.tower}"
 
 
-def check_period(name: str, steps: int) -> int:
-    """A number of steps; 0 is "not while training", and −1 "never".
+def check_period(name: str, steps: int, never: int = 0) -> int:
+    """A number of steps; ``never`` is the number that means that. Where it is -1, 0 is "at the start only".
 
     Raises:
         StrategyError: it is none.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < -1:
-        raise StrategyError(f"{name}={steps!r}: expected a number of steps, 0 (at the start only) or -1 (never)")
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < never:
+        others = "0 (at the start only) or -1 (never)" if never else "or 0 (never)"
+        raise StrategyError(f"{name}={steps!r}: expected a number of steps, {others}")
     return steps
 
 
@@ -78,7 +79,11 @@ def broadcast(found: Replicas, devices: Sequence[Any]) -> Any:
 
 
 def differences(found: Replicas) -> Any:
-    """K−1 × V tensor: the largest difference of each variable between tower 0 and each other tower. Adds ops."""
+    """K−1 × V tensor: the largest difference of each variable between tower 0 and each other tower. Adds ops.
+
+    Equal numbers differ by 0, also if they are infinite or not numbers; one that is no number on one tower only
+    differs infinitely.
+    """
     rows = []
     for row in found.rows[1:]:
         rows.append([_largest(var, first) for var, first in zip(row, found.rows[0])])
@@ -86,8 +91,11 @@ def differences(found: Replicas) -> Any:
 
 
 def _largest(var: Any, first: Any) -> Any:
-    difference = tf.abs(tf.cast(var.read_value(), tf.float64) - tf.cast(first.read_value(), tf.float64))
-    return tf.reduce_max(tf.concat([tf.reshape(difference, [-1]), [0.0]], 0))
+    one, other = (tf.reshape(tf.cast(v.read_value(), tf.float64), [-1]) for v in (var, first))
+    difference, nothing = tf.abs(one - other), tf.zeros_like(one)
+    difference = tf.where(tf.math.is_nan(difference), nothing + float("inf"), difference)
+    same = tf.equal(one, other) | (tf.math.is_nan(one) & tf.math.is_nan(other))
+    return tf.reduce_max(tf.concat([tf.where(same, nothing, difference), [0.0]], 0))
 
 
 def drift(found: Replicas, values: Any) -> Drift:
@@ -95,7 +103,6 @@ def drift(found: Replicas, values: Any) -> Drift:
     largest = Drift("", 0, 0.0)
     for tower, row in enumerate(values, 1):
         for var, difference in zip(found.rows[0], row):
-            # not a number is a difference too, and larger than any
-            if not difference <= largest.difference:
+            if difference > largest.difference:
                 largest = Drift(var.op.name, tower, float(difference))
     return largest

@@ -47,12 +47,24 @@ def check_update(update: str, strategy: Strategy) -> str:
     return update
 
 
+def held_by(optimizer: Any) -> List[Any]:
+    """``optimizer`` and, if it is a wrapper, those that it holds, from outside to inside."""
+    found = [optimizer]
+    for one in found:
+        for value in vars(one).values():
+            held = value if isinstance(value, (list, tuple)) else [value]
+            found += [o for o in held if isinstance(o, tf1.train.Optimizer) and all(o is not known for known in found)]
+    return found
+
+
 def sum_advice(optimizer: Any, towers: int) -> str:
     """What to change in an optimizer that is given the sum over K towers where it was tuned for their mean.
 
+    Of a wrapper, what to change in the optimizer inside.
+
     Source of the corrections: Chainer's MultiprocessParallelUpdater, which makes them itself.
     """
-    kind = type(optimizer).__name__
+    kind = type(held_by(optimizer)[-1]).__name__
     epsilon = {"AdamOptimizer": towers, "AdagradOptimizer": towers, "RMSPropOptimizer": towers}
     epsilon["AdadeltaOptimizer"] = towers**2
     change = f"multiply its epsilon by {epsilon[kind]}" if kind in epsilon else f"divide its learning rate by {towers}"
@@ -66,44 +78,44 @@ def update_replicated(
     optimizer: Any,
     rows: Sequence[Pairs],
     devices: Sequence[Any],
-    base: Optional[Any] = None,
     scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext(),
 ) -> List[Any]:
     """One update for each tower on its device.
 
-    The towers share ``optimizer``. Where it has work to do once a step, after the updates (Adam advances its beta
-    powers), only the last tower's update does it, and waits for the others, which read what it changes.
+    The towers share ``optimizer``. Where it, or one that it holds, has work to do once a step, after the updates (Adam
+    advances its beta powers), only the last tower's update does it, and waits for the others, which read what it
+    changes.
 
     Args:
         optimizer: what applies gradients; perhaps a wrapper.
         rows: K rows of N pairs, after the all-reduce.
         devices: K devices.
-        base: the optimizer that has that work, if ``optimizer`` is a wrapper around it.
         scope: entered for each tower's number, around what its update creates.
 
     Returns:
         K ops.
     """
-    base = optimizer if base is None else base
-    once_a_step = type(base)._finish is not tf1.train.Optimizer._finish
+    once_a_step = [one for one in held_by(optimizer) if type(one)._finish is not tf1.train.Optimizer._finish]
     updates: List[Any] = []
     for tower, (row, device) in enumerate(zip(rows, devices)):
         last = tower == len(devices) - 1
         wait = tf.control_dependencies(updates if once_a_step and last else [])
-        finish = contextlib.nullcontext() if last or not once_a_step else _without_finish(base)
+        finish = contextlib.nullcontext() if last else _without_finish(once_a_step)
         with tf1.device(device), scope(tower), wait, finish:
             updates.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
     return updates
 
 
 @contextlib.contextmanager
-def _without_finish(base: Any) -> Iterator[None]:
-    """While this lasts, updates do not end with the optimizer's ``_finish``."""
-    base._finish = lambda updates, name: tf.group(*updates, name=name)
+def _without_finish(optimizers: Sequence[Any]) -> Iterator[None]:
+    """While this lasts, updates do not end with these optimizers' ``_finish``."""
+    for one in optimizers:
+        one._finish = lambda updates, name: tf.group(*updates, name=name)
     try:
         yield
     finally:
-        del base._finish  # the method of its class is there again
+        for one in optimizers:
+            del one._finish  # the method of its class is there again
 
 
 # ---- each variable's main for all ------------------------------------------------------------------

@@ -147,6 +147,74 @@ def test_init_op_makes_towers_equal_and_a_period_keeps_them_so():
     assert saved == {f"tower{k}/{name}" for k in range(3) for name in ("w", "bias", "u", "unused")}
 
 
+class Halving(train.Optimizer):
+    """A wrapper, as those for loss scaling and clipping are."""
+
+    def __init__(self, inside):
+        super().__init__(False, "Halving")
+        self._inside = inside
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        return self._inside.apply_gradients(
+            [(g if g is None else g / 2, v) for g, v in grads_and_vars], global_step, name
+        )
+
+
+def test_an_optimizer_in_a_wrapper_works_once_a_step_too():
+    with tf.Graph().as_default():
+        adam = train.AdamOptimizer(0.01)
+        optimizer = TowerOptimizer(Halving(Halving(adam)), cpus(3))
+        op = optimizer.apply_gradients(towers(optimizer, cpus(3))[0])
+        with session() as sess:
+            sess.run(tf1.global_variables_initializer())
+            sess.run(optimizer.init_op)
+            for _ in range(4):
+                sess.run(op)
+            assert sess.run(adam._get_beta_accumulators()[0]) == pytest.approx(0.9**5)
+
+
+@pytest.mark.parametrize("one, other, largest", [(np.nan, 0.5, np.inf), (np.nan, np.nan, 0), (np.inf, np.inf, 0)])
+def test_a_number_that_is_none_differs_from_all_but_itself(one, other, largest):
+    """In the first of several variables, too."""
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(2))
+        rows, _ = towers(optimizer, cpus(2))
+        optimizer.apply_gradients(rows)
+        with session() as sess:
+            sess.run(tf1.global_variables_initializer())
+            sess.run(optimizer.init_op)
+            sess.run([row[0][1].assign(np.full([6, 5], v, "float32")) for row, v in zip(rows, (one, other))])
+            assert optimizer.check_replicas(sess).difference == largest
+
+
+def test_replicas_are_checked_in_the_graph_of_the_session():
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(2))
+        optimizer.apply_gradients(towers(optimizer, cpus(2))[0])
+        start, sess = tf1.global_variables_initializer(), session()
+    sess.run(start)
+    sess.run(optimizer.init_op)
+    with tf.Graph().as_default():
+        assert optimizer.check_replicas(sess).difference == 0
+    sess.close()
+
+
+def test_a_finalized_graph_is_not_added_to():
+    with tf.Graph().as_default() as graph:
+        optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(2))
+        optimizer.apply_gradients(towers(optimizer, cpus(2))[0])
+        graph.finalize()
+        with session() as sess, pytest.raises(VariableError, match=r"finalized.*check_replicas_every"):
+            optimizer.check_replicas(sess)
+
+
+@pytest.mark.tf2
+def test_without_a_graph_there_is_no_train_op():
+    optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(2))
+    with pytest.raises(VariableError, match="builds the train op of a graph"):
+        optimizer.apply_gradients([[(tf.ones([2]), tf.Variable([1.0, 2.0]))]] * 2)
+
+
 def test_minus_one_never_broadcasts():
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(2), broadcast_every=-1)
@@ -193,8 +261,10 @@ def test_a_variable_without_gradients_is_left_alone():
 def test_a_sum_comes_with_advice(name, advice):
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(OPTIMIZERS[name](), cpus(4), average=False, update="main")
-        with pytest.warns(UserWarning, match=advice):
-            optimizer.apply_gradients(towers(optimizer, cpus(4))[0])
+        rows, _ = towers(optimizer, cpus(4))
+        with pytest.warns(UserWarning, match=advice) as seen:
+            optimizer.apply_gradients(rows)
+        assert seen[-1].filename == __file__
 
 
 # ---- bad input -------------------------------------------------------------------------------------

@@ -117,7 +117,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         self._average = average
         self._strategy = strategy_from(strategy, algorithm=algorithm, groups=groups)
         self._update = check_update(update, self._strategy)
-        self._broadcast_every = check_period("broadcast_every", broadcast_every)
+        self._broadcast_every = check_period("broadcast_every", broadcast_every, never=-1)
         self._check_every = check_period("check_replicas_every", check_replicas_every)
         with tf.Graph().as_default():  # a dry run, so that a wrong choice is refused here, where it is made
             allreduce_grads([[tf.constant(0.0)]] * len(self.devices), self.devices, average, strategy=self._strategy)
@@ -168,7 +168,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         optimizer = with_ordered_accumulation(get_opt_fn())
         summed = len(self.devices) * (self.cluster.size if self.cluster else 1)
         if not self._average and summed > 1:
-            warnings.warn(sum_advice(innermost(optimizer), summed), stacklevel=2)
+            warnings.warn(sum_advice(optimizer, summed), stacklevel=2)
         self.train_op = self._updated(optimizer, rows)
         return self._keep_equal(optimizer, rows) if len(self.devices) > 1 else []
 
@@ -183,7 +183,7 @@ class HierarchicalTrainer(SingleCostTrainer):
                     self.devices,
                     self._average,
                     self._strategy,
-                    innermost(optimizer),
+                    [optimizer, *(proxy._opt for proxy in proxies(optimizer))][-1],  # which they pass everything on to
                     self.cluster,
                 )
                 return tf.group(update, name="train_op")
@@ -195,7 +195,6 @@ class HierarchicalTrainer(SingleCostTrainer):
                 optimizer,
                 self.grads,
                 self.devices,
-                innermost(optimizer),
                 # slots that are created here belong to the tower: local, and so not saved, for all but the first
                 lambda tower: override_to_local_variable(enable=tower > 0),
             )
@@ -345,11 +344,6 @@ def proxies(optimizer: Any) -> Iterator[Any]:
     while isinstance(optimizer, ProxyOptimizer):
         yield optimizer
         optimizer = optimizer._opt
-
-
-def innermost(optimizer: Any) -> Any:
-    """The optimizer inside all of tensorpack's wrappers."""
-    return [optimizer, *(proxy._opt for proxy in proxies(optimizer))][-1]
 
 
 def with_ordered_accumulation(optimizer: Any) -> Any:
