@@ -112,7 +112,7 @@ class Cluster:
         self.task, self.devices_per_host = task, devices_per_host
         self.timeout, self.start_timeout, self.stall_timeout = timeout, start_timeout, stall_timeout
         self.network = clusterfile.joined_by(network)
-        self._instances = itertools.count(_INSTANCES)
+        self._collectives = 0  # so many have been built, in all graphs
         self._sessions = itertools.count()
         self._built: weakref.WeakKeyDictionary[Any, Dict[str, Any]] = weakref.WeakKeyDictionary()
         self._server: Any = None
@@ -196,9 +196,7 @@ class Cluster:
                 "several hosts need a graph and a session: build under `with tf.Graph().as_default():` and run it in"
                 " `cluster.session()`, not eagerly and not in a tf.function"
             )
-        built = self._built_in(graph)
-        number = sum(key.startswith("all-reduce") for key in built)
-        built[f"all-reduce {number} ({name})"] = dict(facts)
+        self._note(graph, "all-reduce", facts, f" ({name})")
         return _Collectives(self)
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
@@ -214,24 +212,35 @@ class Cluster:
             return tf.no_op()
         graph = tf1.get_default_graph()
         ordered = sorted(variables, key=lambda variable: str(variable.op.name))
-        self._built_in(graph)["variables"] = {v.op.name: _described(v.dtype, v.shape) for v in ordered}
+        self._note(graph, "broadcast", {"variables": {v.op.name: _described(v.dtype, v.shape) for v in ordered}})
         with tf1.name_scope("broadcast"), tf1.device("/cpu:0"):
             return tf.group(*[self._broadcast_one(v) for v in ordered if v.shape.num_elements() != 0])
 
     def _broadcast_one(self, variable: Any) -> Any:
-        dtype, key = variable.dtype.base_dtype, next(self._instances)
+        dtype = variable.dtype.base_dtype
         wide = _wider(dtype)
         if wide.name not in _COLLECTIVE or not variable.shape.is_fully_defined():
             raise ClusterError(
                 f"variable {variable.op.name!r} is {_described(dtype, variable.shape)}: only numbers of known shape can"
                 " be sent to other hosts; leave it out of the variables"
             )
-        how = (self.size, _BROADCASTS, key)
+        how = (self.size, _BROADCASTS, self._instance())
         if self.is_chief:
             value = tf.cast(tf.identity(variable), wide)
             return collective_ops.broadcast_send(value, value.shape, wide, *how, communication_hint="ring").op
         value = collective_ops.broadcast_recv(variable.shape, wide, *how, communication_hint="ring")
         return tf1.assign(variable, tf.cast(value, dtype)).op
+
+    def _note(self, graph: Any, kind: str, facts: Mapping[str, Any], name: str = "") -> None:
+        """Put down what is built next. Its collectives only meet the other hosts' if as many were built before."""
+        built = self._built_in(graph)
+        number = sum(key.startswith(kind) for key in built)
+        built[f"{kind} {number}{name}"] = {**facts, "collectives before": self._collectives}
+
+    def _instance(self) -> int:
+        """A number for one more collective."""
+        self._collectives += 1
+        return _INSTANCES + self._collectives - 1
 
     def _built_in(self, graph: Any) -> Dict[str, Any]:
         return self._built.setdefault(graph, {})
@@ -317,7 +326,7 @@ class _Collectives(Across):
                 tf.cast(tensor, wide),
                 self.hosts,
                 _MAINS + root,
-                next(self._cluster._instances),
+                self._cluster._instance(),
                 "Add",
                 "Id",
                 communication_hint="ring",

@@ -14,10 +14,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from clusters import TIMEOUT, job
-from conftest import IS_TF2
+from conftest import IS_TF2, cpus
 
 from hier_allreduce import Cluster, ClusterError, Strategy, allreduce_grads, peers, scaling
 from hier_allreduce.board import Board
+from hier_allreduce.cluster import differences
 
 tf1 = tf.compat.v1
 
@@ -443,6 +444,37 @@ def test_hosts_compare_their_plans():
     here, there = facts_of([0, 1, 2, 3]), facts_of([0, 1, 6, 7])
     assert here == facts_of([0, 1, 2, 3])
     assert [key for key in here if here[key] != there[key]] == ["plan"]
+
+
+def built(program):
+    """What a host compares that has built this: sums of so many gradients, broadcasts of variables, | another graph."""
+    cluster = two()
+    for graph in program.split("|"):
+        with tf.Graph().as_default() as current:
+            made = {name: tf1.get_variable(name, [2]) for name in "abc"}
+            for step in graph.split():
+                if step.isdigit():
+                    row = [tf.zeros([2])] * int(step)
+                    allreduce_grads([row] * 2, cpus(2), strategy=Strategy(pack_below=0), cluster=cluster)
+                else:
+                    cluster.broadcast([made[name] for name in step])
+    return cluster._facts(current)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "words"),
+    [
+        ("a c", "ab c", "broadcast 0, variables, b: only there (float32 [2])"),
+        ("ab c", "ab", "broadcast 1: only here"),
+        ("1 a", "a 1", "all-reduce 0 (hier_allreduce), collectives before: 1 there, 0 here"),
+        ("1 1", "1 | 1 1", "all-reduce 0 (hier_allreduce), collectives before: 1 there, 0 here"),
+    ],
+    ids=["another list", "another number", "another order", "another graph"],
+)
+def test_hosts_compare_all_that_they_have_built(here, there, words):
+    """Collectives meet by their numbers: where one host has built more before, the others would wait for ever."""
+    assert not list(differences(built(here), built(here)))
+    assert words in list(differences(built(here), built(there)))
 
 
 def test_towers_that_are_not_devices_per_host_are_refused(graph):
