@@ -113,7 +113,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         """
         self.devices = tower_devices(devices)
         if strategy is None and algorithm is None:
-            algorithm = "hierarchical"
+            algorithm = "hierarchical"  # what the trainer's name says, on CPU devices too
         self._average = average
         self._strategy = strategy_from(strategy, algorithm=algorithm, groups=groups)
         self._update = check_update(update, self._strategy)
