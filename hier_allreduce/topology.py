@@ -31,7 +31,7 @@ GB = 1e9
 _PCIE_SHARE = {"PIX": 1.0, "PXB": 0.95, "PHB": 0.85, "NODE": 0.8, "SYS": 0.77}
 _DOMAINS = PCIE[:-1]  # devices joined by links up to this kind share their way out: a switch, a host bridge, a socket
 _SOCKET_BUS = 1.6  # QPI, UPI and xGMI beside a PCIe port of their generation
-_MOST_NVLINKS = 18  # of any GPU: a table with more behind one GPU counts the way through an NVSwitch K-1 times
+_MOST_NVLINKS = 18  # of any GPU
 
 
 @dataclass(frozen=True)
@@ -59,21 +59,22 @@ class Speeds:
 
 class _Gpu(NamedTuple):
     pattern: str
+    nvlinks: int  # of one GPU, 0 for none: a table with more counts the way through an NVSwitch K-1 times
     nvlink: float  # GB/s of one link, as measured by peer-to-peer copies
     pcie: float  # GB/s of its port: 12, 24, 48 for generations 3, 4, 5 with 16 lanes
     memory: float  # GB/s
 
 
 GPUS = (
-    _Gpu(r"P100", 18.4, 12, 500),
-    _Gpu(r"V100", 22.8, 12, 780),
-    _Gpu(r"[AH]?A[18]00|A30\b", 22.0, 24, 1400),
-    _Gpu(r"H[12]0{1,2}\b|H[128]00|L20Y", 21.0, 48, 2600),
-    _Gpu(r"B[123]00", 45.0, 48, 6000),
-    _Gpu(r"RTX A\d000|30[6-9]0|A40\b", 13.0, 24, 650),
-    _Gpu(r"PRO [456]000|50[6-9]0", 22.0, 48, 1400),
-    _Gpu(r"40[6-9]0|\d000 Ada|L40S?|L20\b|L4\b|A10G?\b|A16\b|A2\b", 22.0, 24, 650),
-    _Gpu(r"2080|RTX [68]000|TITAN RTX|T4\b|M60|K80", 22.0, 12, 500),
+    _Gpu(r"P100", 4, 18.4, 12, 500),
+    _Gpu(r"V100", 6, 22.8, 12, 780),
+    _Gpu(r"[AH]?A[18]00|A30\b", 12, 22.0, 24, 1400),
+    _Gpu(r"H[12]0{1,2}\b|H[128]00|L20Y", 18, 21.0, 48, 2600),
+    _Gpu(r"B[123]00", 18, 45.0, 48, 6000),
+    _Gpu(r"RTX A\d000|30[6-9]0|A40\b", 4, 13.0, 24, 650),
+    _Gpu(r"PRO [456]000|50[6-9]0", 0, 22.0, 48, 1400),
+    _Gpu(r"40[6-9]0|\d000 Ada|L40S?|L20\b|L4\b|A10G?\b|A16\b|A2\b", 0, 22.0, 24, 650),
+    _Gpu(r"2080|RTX [68]000|TITAN RTX|T4\b|M60|K80", 2, 22.0, 12, 500),
 )
 
 
@@ -132,7 +133,10 @@ class Topology:
         return list(zip(self.devices, self.kinds, self.cpus or ("",) * len(self)))
 
     def to_yaml(self) -> str:
-        """The machine as a YAML file: :func:`from_yaml` gives an equal topology back."""
+        """The machine as a YAML file: :func:`from_yaml` gives an equal topology back.
+
+        Its warnings are then those about this table: what was odd in the text that it came from is mended in it.
+        """
         speeds = {f.name: getattr(self.speeds, f.name) for f in fields(Speeds)}
         document: Dict[str, Any] = {"name": self.name, "gpu": self.gpu, "speeds": speeds}
         if self.overrides:
@@ -162,7 +166,11 @@ def from_table(table: Table, name: str, gpu: str = "", calibration: Optional[Map
     speeds = replace(guess_speeds(table.kinds, model), **_speeds(given.get("speeds") or {}))
     links = given.get("links") or {}
     overrides = tuple((str(key), _positive(f"links: {key}", value)) for key, value in links.items())
-    machine = _Machine(table, speeds, dict(overrides))
+    return _built(table, name, model, speeds, overrides)
+
+
+def _built(table: Table, name: str, gpu: str, speeds: Speeds, overrides: Tuple[Tuple[str, float], ...]) -> Topology:
+    machine = _Machine(table, gpu, speeds, dict(overrides))
     return Topology(
         name,
         table.labels,
@@ -171,7 +179,7 @@ def from_table(table: Table, name: str, gpu: str = "", calibration: Optional[Map
         tuple(machine.link(i, j) for i, j in permutations(range(len(table.labels)), 2)),
         tuple(machine.shared.items()),
         table.cpus if any(table.cpus) else (),
-        model,
+        gpu,
         table.warnings,
         overrides,
     )
@@ -182,11 +190,12 @@ def guess_speeds(kinds: Matrix, gpu: str = "") -> Speeds:
 
     NV1 alone, at most four a GPU, is a P100; one NV4 bridge is an RTX A6000 or 3090; 12 links an A100, 18 an H100.
     """
-    model = gpu or _likely_gpu(kinds)
-    for known in GPUS:
-        if re.search(known.pattern, model, re.I):
-            return Speeds(known.nvlink * GB, known.pcie * GB, known.memory * GB)
-    return Speeds()
+    known = _known(gpu or _likely_gpu(kinds))
+    return Speeds(known.nvlink * GB, known.pcie * GB, known.memory * GB) if known else Speeds()
+
+
+def _known(gpu: str) -> Optional[_Gpu]:
+    return next((known for known in GPUS if re.search(known.pattern, gpu, re.I)), None)
 
 
 def _likely_gpu(kinds: Matrix) -> str:
@@ -228,14 +237,16 @@ def _cpu_list(affinity: str) -> str:
 class _Machine:
     """A table with its speeds: works out links and what they share."""
 
-    def __init__(self, table: Table, speeds: Speeds, overrides: Dict[str, float]):
+    def __init__(self, table: Table, gpu: str, speeds: Speeds, overrides: Dict[str, float]):
         self.labels, self.kinds, self.speeds = table.labels, table.kinds, speeds
         self.overrides = self._checked(overrides)
         self.domains = {kind: self._near(PCIE[: PCIE.index(kind) + 1]) for kind in _DOMAINS}
         cpus = [_cpu_list(cpu) for cpu in table.cpus]
         if len(set(cpus)) > 1:
             self.domains["NODE"] = self._merged(self.domains["NODE"], cpus)
-        self.switched = any(sum(map(nvlinks, row)) > _MOST_NVLINKS for row in self.kinds)
+        known = _known(gpu)
+        most = known.nvlinks if known and known.nvlinks else _MOST_NVLINKS
+        self.switched = any(sum(map(nvlinks, row)) > most for row in self.kinds)
         self.shared: Dict[str, float] = {}
 
     def _checked(self, overrides: Dict[str, float]) -> Dict[str, float]:
@@ -389,22 +400,22 @@ def flat_host(devices: int, name: str = "host") -> Topology:
 def subset(topology: Topology, devices: Sequence[int]) -> Topology:
     """The machine as a job sees it that was given only ``devices``, in this order.
 
+    It is worked out anew from the part of the table, with the overrides that are about its links: what only the other
+    devices shared or were joined by is not in it.
+
     Raises:
         TopologyError: a device that the machine does not have, or one given twice.
     """
     unknown = [d for d in devices if not 0 <= d < len(topology)]
     if unknown or len(set(devices)) < len(devices) or not devices:
         raise TopologyError(f"{topology.name} has devices 0 to {len(topology) - 1}; cannot take {list(devices)}")
-    place = {old: new for new, old in enumerate(devices)}
-    return replace(
-        topology,
-        devices=tuple(topology.devices[d] for d in devices),
-        kinds=tuple(tuple(topology.kinds[i][j] for j in devices) for i in devices),
-        cpus=tuple(topology.cpus[d] for d in devices) if topology.cpus else (),
-        links=tuple(
-            replace(topology.link(i, j), src=place[i], dst=place[j]) for i in devices for j in devices if i != j
-        ),
-    )
+    labels = tuple(topology.devices[d] for d in devices)
+    kinds = tuple(tuple(topology.kinds[i][j] for j in devices) for i in devices)
+    cpus = tuple(topology.cpus[d] for d in devices) if topology.cpus else ("",) * len(devices)
+    named = {kind for row in kinds for kind in row} | {f"{a}-{b}" for a, b in permutations(labels, 2)}
+    overrides = tuple((key, value) for key, value in topology.overrides if key in named)
+    table = Table(labels, kinds, cpus, topology.gpu, topology.warnings)
+    return _built(table, topology.name, topology.gpu, topology.speeds, overrides)
 
 
 # ---- what a byte occupies ---------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Topologies: what links and shared resources a table means, YAML in and out, presets, calibration, detection."""
 
 from collections import namedtuple
+from dataclasses import replace
 
 import pytest
 
@@ -185,6 +186,29 @@ def test_a_subset_keeps_the_links_between_its_devices():
         subset(load("dgx-1v"), [0, 8])
     with pytest.raises(TopologyError, match=r"cannot take \[1, 1\]"):
         subset(load("dgx-1v"), [1, 1])
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_subset_survives_yaml(name):
+    machine = load(name)
+    for devices in (range(len(machine) // 2), range(len(machine) - 2, len(machine)), range(0, len(machine), 3), [0]):
+        part = subset(machine, devices)
+        assert replace(from_yaml(part.to_yaml()), warnings=()) == part
+        assert {name for name, _ in part.shared} == {name for link in part.links for name in link.through}
+
+
+def test_a_subset_keeps_the_overrides_of_its_links_and_no_others(tmp_path):
+    path = tmp_path / "measured.yaml"
+    path.write_text("links: {GPU0-GPU7: 40e9, GPU0-GPU3: 44e9, NV1: 20e9, SYS: 8e9}\n")
+    part = subset(load("dgx-1v", str(path)), range(4))
+    assert part.overrides == (("GPU0-GPU3", 44e9), ("NV1", 20e9))
+    assert [part.link(0, peer).bandwidth for peer in (1, 3)] == [20e9, 44e9]
+    assert from_yaml(part.to_yaml()) == part
+
+
+def test_a_switch_is_known_from_its_model_where_few_of_its_gpus_are_left():
+    assert "GPU1 NVSwitch in" in subset(load("dgx-2"), range(3)).link(0, 1).through
+    assert subset(load("hgx-a100-4"), range(4)).link(0, 1).through == ()
 
 
 def test_a_flat_host_has_one_kind_of_link():
