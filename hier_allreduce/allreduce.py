@@ -10,8 +10,8 @@ from .compat import as_written
 from .devices import device_strings
 from .emit import NARROW, Across, Dense, Gather, Narrow, OnDevices, emit, recorded
 from .errors import ClusterError
-from .gradients import Matrix, is_sparse, matrix, pairs_of, static_shape, variable_names
-from .kinds import DENSE, VALUES, Entry, gradients, op_names, tensors
+from .gradients import Matrix, matrix, pairs_of, variable_names
+from .kinds import DENSE, VALUES, Entry, gradients, tensors
 from .layout import Layout, lay_out
 from .packing import Tower
 from .strategy import Strategy, strategy_from
@@ -220,27 +220,16 @@ def _laid_out(
     layout = lay_out(grads, strategy, one_main, cluster.size, cluster.network)
     facts = {
         "average": average,
-        "devices": len(grads.devices),
         "strategy": {field: str(value) for field, value in dataclasses.asdict(strategy).items()},
-        "gradients": {key: _described(column) for key, column in zip(op_names(grads.names), grads.columns)},
         "plan": _fingerprint(layout),
     }
-    return layout, cluster.across(name, facts)
+    return layout, cluster.across(name, grads, facts)
 
 
 def _fingerprint(layout: Layout) -> str:
     """The same on hosts with the same plan; with different ones their collectives would wait, or add what differs."""
     steps = repr((layout.plan.steps, layout.chunks)).encode()
     return f"{layout.plan.algorithm}, {layout.plan.chunks} chunks, {hashlib.sha256(steps).hexdigest()[:12]}"
-
-
-def _described(column: Sequence[Any]) -> str:
-    """A variable's gradients in a few words, which are the same on hosts that have the same."""
-    first = next((grad for grad in column if grad is not None), None)
-    if first is None:
-        return "None"
-    shape = static_shape(first)
-    return f"{first.dtype.name} {shape.as_list() if shape.ndims is not None else '?'}{' sparse' * is_sparse(first)}"
 
 
 def _readings(

@@ -40,9 +40,11 @@ from tensorflow.python.ops import collective_ops
 
 from . import clusterfile, peers
 from .board import Board
-from .compat import tf1
+from .compat import belongs_here, tf1
 from .emit import Across
 from .errors import ClusterError, GradientError
+from .gradients import Matrix, is_sparse, static_shape
+from .kinds import op_names
 from .scaling import Network
 from .watch import Watch
 
@@ -175,28 +177,33 @@ class Cluster:
 
     # ---- what goes into graphs ---------------------------------------------------------------------
 
-    def across(self, name: str, facts: Mapping[str, Any]) -> Across:
+    def across(self, name: str, grads: Matrix, facts: Mapping[str, Any]) -> Across:
         """What :func:`hier_allreduce.allreduce_grads` does with a host's sums.
 
         Args:
             name: what to call this all-reduce in errors.
-            facts: what must be the same on all hosts, as JSON; they are compared before the first step.
+            grads: this host's gradients, K×N.
+            facts: what else must be the same on all hosts, as JSON; it is compared before the first step.
 
         Raises:
             ClusterError: this is not for ``devices_per_host`` devices; or there are several hosts and no graph for a
                 session (eager execution, ``tf.function``).
+            GradientError: no collective can add up a gradient's dtype.
         """
-        if facts["devices"] != self.devices_per_host:
-            raise ClusterError(f"{name} is for {facts['devices']} devices, and {self} has {self.devices_per_host}")
+        if len(grads.devices) != self.devices_per_host:
+            raise ClusterError(f"{name} is for {len(grads.devices)} devices, and {self} has {self.devices_per_host}")
         if self.size == 1:
             return Across()
-        graph = tf1.get_default_graph()
-        if tf.executing_eagerly() or hasattr(graph, "capture"):
-            raise ClusterError(
-                "several hosts need a graph and a session: build under `with tf.Graph().as_default():` and run it in"
-                " `cluster.session()`, not eagerly and not in a tf.function"
-            )
-        self._note(graph, "all-reduce", facts, f" ({name})")
+        graph = _graph_of_session()
+        found = [next((grad for grad in column if grad is not None), None) for column in grads.columns]
+        for variable, grad in enumerate(found):
+            if grad is not None and not _can_cross(grad.dtype):
+                raise GradientError(
+                    f"variable {variable} ({grads.names[variable]!r}): {grad.dtype.name} cannot be added up across"
+                    " hosts; cast it to float32 or int64"
+                )
+        described = dict(zip(op_names(grads.names), map(_described, found)))
+        self._note(graph, "all-reduce", {"gradients": described, **facts}, f" ({name})")
         return _Collectives(self)
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
@@ -206,24 +213,22 @@ class Cluster:
             variables: the same ones on every host, in any order. Those without elements are left alone.
 
         Raises:
-            ClusterError: a variable's dtype cannot be sent, or its shape is not known.
+            ClusterError: there is no graph for a session, something is no variable of it, or a variable's dtype cannot
+                be sent, or its shape is not known.
         """
         if self.size == 1:
             return tf.no_op()
-        graph = tf1.get_default_graph()
+        graph = _graph_of_session()
+        for variable in variables:
+            _refuse_unsendable(variable)
         ordered = sorted(variables, key=lambda variable: str(variable.op.name))
-        self._note(graph, "broadcast", {"variables": {v.op.name: _described(v.dtype, v.shape) for v in ordered}})
+        self._note(graph, "broadcast", {"variables": {v.op.name: _described(v) for v in ordered}})
         with tf1.name_scope("broadcast"), tf1.device("/cpu:0"):
             return tf.group(*[self._broadcast_one(v) for v in ordered if v.shape.num_elements() != 0])
 
     def _broadcast_one(self, variable: Any) -> Any:
         dtype = variable.dtype.base_dtype
         wide = _wider(dtype)
-        if wide.name not in _COLLECTIVE or not variable.shape.is_fully_defined():
-            raise ClusterError(
-                f"variable {variable.op.name!r} is {_described(dtype, variable.shape)}: only numbers of known shape can"
-                " be sent to other hosts; leave it out of the variables"
-            )
         how = (self.size, _BROADCASTS, self._instance())
         if self.is_chief:
             value = tf.cast(tf.identity(variable), wide)
@@ -318,12 +323,9 @@ class _Collectives(Across):
     def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
         if tensor.shape.num_elements() == 0:
             return tensor
-        wide = _wider(tensor.dtype)
-        if wide.name not in _COLLECTIVE or tensor.dtype.is_bool:
-            raise GradientError(f"{name}: {tensor.dtype.name} cannot be added up across hosts; cast it to float32")
         with tf1.name_scope(name):
             total = collective_ops.all_reduce(
-                tf.cast(tensor, wide),
+                tf.cast(tensor, _wider(tensor.dtype)),
                 self.hosts,
                 _MAINS + root,
                 self._cluster._instance(),
@@ -342,8 +344,42 @@ def _wider(dtype: Any) -> Any:
     return tf.as_dtype("float32" if name == "float16" and not has_halves else _WIDER.get(name, name))
 
 
-def _described(dtype: Any, shape: Any) -> str:
-    return f"{dtype.base_dtype.name} {shape.as_list() if shape.ndims is not None else '?'}"
+def _can_cross(dtype: Any) -> bool:
+    return _wider(dtype).name in _COLLECTIVE
+
+
+def _refuse_unsendable(variable: Any) -> None:
+    if not (belongs_here(variable) and hasattr(variable, "assign")):
+        raise ClusterError(f"{variable!r} is no variable of the graph that is being built, and cannot be sent")
+    if not _can_cross(variable.dtype) or not variable.shape.is_fully_defined():
+        raise ClusterError(
+            f"variable {variable.op.name!r} is {_described(variable)}: only numbers of known shape can be sent to other"
+            " hosts; leave it out of the variables"
+        )
+
+
+def _described(thing: Any) -> str:
+    """A gradient or variable in a few words, which are the same on hosts that have the same."""
+    if thing is None:
+        return "None"
+    shape = static_shape(thing)
+    words = shape.as_list() if shape.ndims is not None else "?"
+    return f"{thing.dtype.base_dtype.name} {words}{' sparse' * is_sparse(thing)}"
+
+
+def _graph_of_session() -> Any:
+    """The graph that is being built.
+
+    Raises:
+        ClusterError: there is none, or it is a function's.
+    """
+    graph = tf1.get_default_graph()
+    if tf.executing_eagerly() or hasattr(graph, "capture"):
+        raise ClusterError(
+            "several hosts need a graph and a session: build under `with tf.Graph().as_default():` and run it in"
+            " `cluster.session()`, not eagerly and not in a tf.function"
+        )
+    return graph
 
 
 class ClusterSession(tf1.Session):

@@ -16,7 +16,7 @@ import tensorflow as tf
 from clusters import TIMEOUT, job
 from conftest import IS_TF2, cpus
 
-from hier_allreduce import Cluster, ClusterError, Strategy, allreduce_grads, peers, scaling
+from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, allreduce_grads, peers, scaling
 from hier_allreduce.board import Board
 from hier_allreduce.cluster import differences
 
@@ -403,11 +403,13 @@ def two():
     return Cluster(["127.0.0.1:2222", "127.0.0.1:2223"], 0, 2)
 
 
+@pytest.mark.skipif(not IS_TF2, reason="TensorFlow 1 is not eager")
 def test_several_hosts_need_a_graph():
-    def build():
-        return allreduce_grads([[tf.constant(1.0)]] * 2, ["/cpu:0", "/cpu:1"], cluster=two())
-
-    if IS_TF2:
+    variable = tf.Variable(1.0)
+    for build in (
+        lambda: allreduce_grads([[tf.constant(1.0)]] * 2, ["/cpu:0", "/cpu:1"], cluster=two()),
+        lambda: two().broadcast([variable]),
+    ):
         with pytest.raises(ClusterError, match="a graph and a session"):
             build()
         with pytest.raises(ClusterError, match="a graph and a session"):
@@ -488,10 +490,36 @@ def test_what_is_no_cluster_is_refused(graph):
     assert len(graph.get_operations()) == 1
 
 
-@pytest.mark.parametrize("dtype", ["complex64"])
-def test_what_no_collective_can_add_is_refused(graph, dtype):
-    with pytest.raises(ValueError, match=f"{dtype} cannot be added up across hosts"):
-        allreduce_grads([[tf.cast(1.0, dtype)]] * 2, ["/cpu:0", "/cpu:1"], cluster=two())
+def left_as_it_was(graph, cluster, build):
+    """What ``build`` is refused with, having changed nothing, so that it can be tried again."""
+    before = graph.get_operations(), cluster._facts(graph)
+    with pytest.raises(HierAllreduceError) as refused:
+        build()
+    assert (graph.get_operations(), cluster._facts(graph)) == before
+    return f"{refused.typename}: {refused.value}"
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "uint32"])
+def test_what_no_collective_can_add_is_refused_before_the_first_op(graph, dtype):
+    cluster, row = two(), [tf.constant(1.0), tf.zeros([2], dtype)]
+    text = left_as_it_was(graph, cluster, lambda: allreduce_grads([row] * 2, cpus(2), cluster=cluster))
+    assert text.startswith(f"GradientError: variable 1 ('zeros'): {dtype} cannot be added up across hosts")
+
+
+def test_what_cannot_be_broadcast_is_refused_before_the_first_op(graph):
+    cluster, good = two(), tf1.get_variable("good", [2])
+    start = tf1.placeholder(tf.float32, None)
+    with tf.Graph().as_default():
+        foreign = tf1.get_variable("foreign", [2])
+    for bad, words in (
+        (tf1.get_variable("words", [], tf.string), "variable 'words' is string []: only numbers"),
+        (tf1.get_variable("shapeless", initializer=start, validate_shape=False), "is float32 ?: only numbers"),
+        (foreign, "is no variable of the graph that is being built"),
+        (tf.constant(1.0), "is no variable of the graph"),
+        ("good", "'good' is no variable of the graph"),
+    ):
+        text = left_as_it_was(graph, cluster, lambda bad=bad: cluster.broadcast([good, bad]))
+        assert text.startswith("ClusterError: ") and words in text
 
 
 def test_gathering_from_several_hosts_is_refused(graph):
