@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from pathlib import Path
 from typing import Any, List, Type
@@ -40,6 +41,22 @@ def nearest(word: str, known: List[str]) -> str:
     close = difflib.get_close_matches(str(word), known, 1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     return f"{hint} there are {', '.join(known)}"
+
+
+def positive(what: str, value: Any, error: Type[HierAllreduceError], whole: bool = False) -> float:
+    """A value of a file as a number: bytes/s or seconds above 0, and finite; or, if ``whole``, 1 or more.
+
+    Raises:
+        error: it is none; the message begins with ``what``.
+    """
+    try:
+        number = float(value)  # YAML reads 1e9 as text
+    except (TypeError, ValueError, OverflowError):
+        number = -1.0
+    if isinstance(value, bool) or not 0 < number < math.inf or (whole and number != int(number)):
+        expected = "a whole number of 1 or more" if whole else "a positive number of bytes/s or seconds"
+        raise error(f"{what}: expected {expected}, not {value!r}")
+    return number
 
 
 def read_yaml(path: Path, error: Type[HierAllreduceError]) -> Any:

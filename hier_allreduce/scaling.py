@@ -122,11 +122,5 @@ def _checked(source: str, key: str, value: Any) -> Any:
         if not isinstance(value, str) or not value.strip():
             raise ClusterError(f"{source}: name: expected text, such as '10 Gbit/s Ethernet', not {value!r}")
         return value
-    expected = "a whole number of 1 or more" if key == "nics" else "a positive number of bytes/s or seconds"
-    try:
-        number = float(value)  # YAML reads 1e9 as text
-    except (TypeError, ValueError):
-        number = -1.0
-    if isinstance(value, bool) or not 0 < number < math.inf or (key == "nics" and number != int(number)):
-        raise ClusterError(f"{source}: {key}: expected {expected}, not {value!r}")
+    number = presets.positive(f"{source}: {key}", value, ClusterError, whole=key == "nics")
     return int(number) if key == "nics" else number

@@ -163,10 +163,8 @@ def from_table(table: Table, name: str, gpu: str = "", calibration: Optional[Map
     """
     given = calibration or {}
     model = str(given.get("gpu") or gpu or table.gpu)
-    speeds = replace(guess_speeds(table.kinds, model), **_speeds(given.get("speeds") or {}))
-    links = given.get("links") or {}
-    overrides = tuple((str(key), _positive(f"links: {key}", value)) for key, value in links.items())
-    return _built(table, name, model, speeds, overrides)
+    speeds = replace(guess_speeds(table.kinds, model), **_speeds(given))
+    return _built(table, name, model, speeds, _overrides(given))
 
 
 def _built(table: Table, name: str, gpu: str, speeds: Speeds, overrides: Tuple[Tuple[str, float], ...]) -> Topology:
@@ -210,22 +208,26 @@ def _likely_gpu(kinds: Matrix) -> str:
     return "H100" if most > 12 else "A100" if most else ""
 
 
-def _speeds(given: Mapping[str, Any]) -> Dict[str, float]:
+def _speeds(content: Mapping[str, Any]) -> Dict[str, float]:
+    given = _part(content, "speeds")
     known = [f.name for f in fields(Speeds)]
     for key in given:
         if key not in known:
             raise TopologyError(f"speeds: {key!r} is unknown{presets.nearest(key, known)}")
-    return {key: _positive(f"speeds: {key}", value) for key, value in given.items()}
+    return {key: presets.positive(f"speeds: {key}", value, TopologyError) for key, value in given.items()}
 
 
-def _positive(what: str, value: Any) -> float:
-    try:
-        number = float(value)  # YAML reads 1e9 as text
-    except (TypeError, ValueError):
-        number = -1.0
-    if isinstance(value, bool) or not number > 0:
-        raise TopologyError(f"{what}: expected a positive number of bytes/s or seconds, not {value!r}")
-    return number
+def _overrides(content: Mapping[str, Any]) -> Tuple[Tuple[str, float], ...]:
+    links = _part(content, "links").items()
+    return tuple((str(key), presets.positive(f"links: {key}", value, TopologyError)) for key, value in links)
+
+
+def _part(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """``speeds`` or ``links`` of a file's content; empty where it is missing."""
+    part = content.get(name) or {}
+    if not isinstance(part, Mapping):
+        raise TopologyError(f"{name}: expected `key: value` lines, not {part!r}")
+    return part
 
 
 def _cpu_list(affinity: str) -> str:
@@ -333,7 +335,7 @@ def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]
     table = parse_nvidia_smi(content["matrix"])
     merged = dict(content)
     for part in ("speeds", "links"):
-        merged[part] = {**(content.get(part) or {}), **((calibration or {}).get(part) or {})}
+        merged[part] = {**_part(content, part), **_part(calibration or {}, part)}
     merged["gpu"] = (calibration or {}).get("gpu") or content.get("gpu") or ""
     return from_table(table, str(content.get("name") or name), calibration=merged)
 
@@ -356,14 +358,15 @@ def load(name_or_path: str, calibration: Optional[str] = None) -> Topology:
         TopologyError: neither preset nor file, or a file that cannot be understood.
     """
     path = presets.find("machines", name_or_path, TopologyError)
+    overrides = read_calibration(calibration)
     try:
         text = decoded(path.read_bytes())
     except OSError as cause:
         raise TopologyError(f"{path}: {cause.strerror}") from None
     try:
-        return from_text(text, path.stem, read_calibration(calibration))
+        return from_text(text, path.stem, overrides)
     except TopologyError as cause:
-        raise TopologyError(f"{path}: {cause}") from None
+        raise TopologyError(f"{path}{f' with {calibration}' if calibration else ''}: {cause}") from None
 
 
 def decoded(data: bytes) -> str:

@@ -141,13 +141,22 @@ def test_a_calibration_file_overrides_speeds_kinds_and_pairs(tmp_path):
         ("links: {GPU0-GPU9: 1}", "'GPU0-GPU9' is neither"),
         ("links: {NV1: fast}", "NV1: expected a positive number"),
         ("links: {NV1: -1}", "NV1: expected a positive number"),
+        ("links: {NV1: 1e400}", "NV1: expected a positive number"),
+        (f"links: {{NV1: 1{'0' * 400}}}", "NV1: expected a positive number"),
+        ("links: fast", "links: expected `key: value` lines, not 'fast'"),
+        ("speeds: [1]", r"speeds: expected `key: value` lines, not \[1\]"),
+        *[
+            (f"speeds: {{{name}: {value}}}", f"speeds: {name}: expected a positive number of bytes/s or seconds")
+            for name in ("nvlink", "pcie", "memory", "host", "copy_latency", "kernel")
+            for value in (".inf", ".nan")
+        ],
         ("[1, 2", "not readable as YAML"),
     ],
 )
 def test_a_calibration_file_with_a_slip_is_an_error_that_names_it(tmp_path, text, message):
     path = tmp_path / "measured.yaml"
     path.write_text(text)
-    with pytest.raises(TopologyError, match=message):
+    with pytest.raises(TopologyError, match="measured.yaml.*" + message):
         load("dgx-1v", str(path))
 
 
