@@ -2,6 +2,7 @@
 
 from collections import namedtuple
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -119,6 +120,24 @@ def test_the_gpu_is_guessed_from_its_links(rows, nvlink):
 )
 def test_a_known_model_decides_the_port(gpu, pcie):
     assert topology.guess_speeds((("X", "SYS"), ("SYS", "X")), gpu).pcie == pcie
+
+
+def documented_speeds():
+    """The table of docs/cost-model.md: the models of each row, and its numbers."""
+    page = (Path(__file__).parents[1] / "docs" / "cost-model.md").read_text(encoding="utf-8")
+    rows = page.split("| GPU | NVLinks |")[1].split("\n\n")[0].splitlines()[2:]
+    for models, *numbers in ([cell.strip() for cell in row.strip("|").split("|")] for row in rows):
+        yield models.split(", "), [0.0 if number == "–" else float(number) for number in numbers]
+
+
+def test_the_documented_speeds_are_those_of_each_model():
+    *known, (others, unknown) = documented_speeds()
+    assert [numbers for _, numbers in known] == [list(gpu[1:]) for gpu in topology.GPUS]
+    for models, (_, nvlink, pcie, memory) in [*known, (others, unknown)]:
+        for model in models:
+            speeds = topology.guess_speeds((("X", "SYS"), ("SYS", "X")), model)
+            assert [speeds.nvlink, speeds.pcie, speeds.memory] == [1e9 * nvlink, 1e9 * pcie, 1e9 * memory], model
+    assert unknown[0] == topology._MOST_NVLINKS
 
 
 def test_a_calibration_file_overrides_speeds_kinds_and_pairs(tmp_path):
