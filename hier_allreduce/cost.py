@@ -41,7 +41,7 @@ class Rule(NamedTuple):
 
 # "queue" is how TensorFlow's GPU devices are understood to work; the other two are the ends between which others lie.
 RULES = {
-    "queue": Rule("ready", one_receive=True, held=True),
+    "queue": Rule("ready", one_receive=True, held=False),
     "in order": Rule("plan", one_receive=True, held=True),
     "eager": Rule("free", one_receive=False, held=False),
 }
@@ -205,6 +205,7 @@ class Simulation:
         return self
 
     def timing(self) -> Timing:
+        """Run the plan, once for each simulation, and say when what happened."""
         self.run()
         link_bytes: Dict[Tuple[int, int], float] = {}
         for _, src, dst, chunk in self.transfers:

@@ -66,7 +66,7 @@ def test_no_way_of_executing_plans_makes_them_slower_than_what_knows_nothing_of_
         seconds, *rest = (
             simulate(one.plan(), machine, one.sizes(size), rule=rule).seconds for one in [recipe, *others]
         )
-        assert seconds <= min(rest) * 1.05
+        assert seconds <= min(rest) * 1.1
 
 
 def test_few_bytes_are_added_by_threes_and_copied_by_twos_on_a_switch():
