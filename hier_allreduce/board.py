@@ -6,6 +6,7 @@ on each server, which knows that host only: no collective is involved, and nobod
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
@@ -40,6 +41,12 @@ class Board:
             return None
         found = self._asked(task, ops.read)
         return None if found is _NOTHING else bytes(found).decode()
+
+    def close(self, task: int) -> None:
+        """Close what was opened on a host's server, which should still be there: it is waited for."""
+        if task in self._servers:
+            with contextlib.suppress(tf.errors.OpError):
+                self._servers.pop(task).session.close()
 
     def _asked(self, task: int, fetch: Any, feed: Optional[Dict[Any, bytes]] = None) -> Any:
         try:

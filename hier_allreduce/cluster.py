@@ -438,6 +438,8 @@ class ClusterSession(tf1.Session):
         if not (self._failed or _is_failure(sys.exc_info()[1])):
             self._meeting.leave_at_end()
         super().close()
+        self._meeting.close()
+        self._watch.close()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         self._failed = _is_failure(error)  # TensorFlow then calls close() in a thread that knows of no exception
@@ -537,10 +539,15 @@ class _Meeting:
             away = self._away(waiting)
             for task in untold - set(away):
                 if self._board.write(task, left[self._cluster.task], "left"):
+                    self._board.close(task)
                     untold.remove(task)
             settled = {task for task in waiting if task not in untold - set(away) and self._said(left[task])}
             waiting = [task for task in waiting if task not in settled and not (task in away and task in self._met)]
             time.sleep(_POLL if waiting else 0)
+
+    def close(self) -> None:
+        """Close what is open on this host's server. Another host may be gone, and closing would wait for it."""
+        self._board.close(self._cluster.task)
 
     def _said(self, topic: str) -> Optional[str]:
         """What another host has written here."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+import weakref
 from typing import Any, Callable, Dict, Iterable, Optional, Sequence
 
 from . import peers
@@ -52,11 +53,12 @@ class Watch:
     def __init__(self, hosts: Sequence[str], task: int, timeout: float, stall: float):
         self._addresses = {other: address for other, address in enumerate(hosts) if other != task}
         self._timeout, self._stall = timeout, stall
-        self._calls: queue.Queue[_Call] = queue.Queue()
+        self._calls: queue.Queue[Optional[_Call]] = queue.Queue()
         self._busy: Optional[_Call] = None
         self.lost: Dict[int, str] = {}
         self._given_up = ""
-        threading.Thread(target=self._work, name="hier_allreduce-waiting", daemon=True).start()
+        threading.Thread(target=_work, args=(self._calls,), name="hier_allreduce-waiting", daemon=True).start()
+        self._end = weakref.finalize(self, self._calls.put, None)
 
     @property
     def stuck(self) -> bool:
@@ -75,6 +77,8 @@ class Watch:
         """
         if self.stuck:
             raise ClusterError(self._given_up)
+        if not self._end.alive:
+            return function()
         self._busy = call = _Call(function)
         self._calls.put(call)
         end = time.monotonic() + self._stall
@@ -89,7 +93,12 @@ class Watch:
                 )
             if self._given_up:
                 raise ClusterError(self._given_up)
+        self._busy = None
         return call.result()
+
+    def close(self) -> None:
+        """End the waiting thread, as soon as it waits for nothing; later calls run in the thread that makes them."""
+        self._end()
 
     def faults(self, hosts: Optional[Iterable[int]] = None) -> Dict[int, str]:
         """Which hosts are not alive now, ``{task: what is wrong}``; a silent one is asked twice."""
@@ -107,6 +116,8 @@ class Watch:
         named = "; ".join(f"host {task} ({self._addresses[task]}) {words}" for task, words in found.items())
         return f"{named}. Start all hosts again, from the last checkpoint"
 
-    def _work(self) -> None:
-        while True:
-            self._calls.get().run()
+
+def _work(calls: queue.Queue[Optional[_Call]]) -> None:
+    for call in iter(calls.get, None):
+        call.run()
+        del call  # what it holds, a session and its graph, need not stay until the next one

@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -257,6 +258,31 @@ def tensorpack(cluster, options, line):
         monitors=[],
     )
     return {**look, "chief": trainer.is_chief, "saved": sorted(os.listdir(os.path.join(folder, "saved")))}
+
+
+# ---- a session that is closed -----------------------------------------------------------------------
+
+
+def leave(cluster, options, line):
+    """What stays of a session after its end: TensorFlow's sessions on the hosts' servers, and threads."""
+    opened = []
+
+    class Session(tf1.Session):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            opened.append(self)
+
+    tf1.Session = Session
+    with tf.Graph().as_default(), cluster.session() as session:
+        session.run(tf.no_op())
+    waiting = [thread for thread in threading.enumerate() if thread.name.startswith("hier_allreduce")]
+    for thread in waiting:
+        thread.join(10)
+    return {
+        "opened": len(opened),
+        "open": sum(not session._closed for session in opened),
+        "threads": sum(thread.is_alive() for thread in waiting),
+    }
 
 
 # ---- a server alone ------------------------------------------------------------------------------------

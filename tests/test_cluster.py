@@ -3,10 +3,12 @@
 Hosts are real processes with real servers on loopback; see clusters.py and cluster_child.py.
 """
 
+import functools
 import gc
 import re
 import signal
 import socket
+import threading
 import weakref
 
 import cluster_child
@@ -19,6 +21,7 @@ from conftest import IS_TF2, cpus
 from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, allreduce_grads, peers, scaling
 from hier_allreduce.board import Board
 from hier_allreduce.cluster import differences
+from hier_allreduce.watch import Watch
 
 tf1 = tf.compat.v1
 
@@ -220,6 +223,55 @@ def test_a_server_that_was_started_again_is_written_and_read_anew_and_the_old_se
             assert board.read(0, "topic") == text
     gc.collect()
     assert [session() is None for session in sessions] == [True, False]
+
+
+# ---- what stays after the end ----------------------------------------------------------------------------
+
+
+class Thing:
+    """What a call may hold."""
+
+
+@pytest.fixture
+def watched():
+    """A watch of no hosts at all, and its thread."""
+    before = set(threading.enumerate())
+    watch = Watch(["127.0.0.1:1"], 0, 60.0, 60.0)
+    (thread,) = set(threading.enumerate()) - before
+    yield watch, thread
+    watch.close()
+
+
+@pytest.mark.parametrize("function", [str, lambda thing: thing], ids=["given", "returned"])
+def test_what_a_call_was_given_and_what_it_returned_are_not_kept(watched, function):
+    watch, _ = watched
+    thing, gone = Thing(), threading.Event()
+    weakref.finalize(thing, gone.set)
+    watch.call(functools.partial(function, thing))
+    del thing
+    assert gone.wait(10)
+
+
+def test_a_closed_watch_has_no_thread_and_calls_need_none(watched):
+    watch, thread = watched
+    watch.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert watch.call(threading.current_thread) is threading.current_thread()
+
+
+def test_a_watch_that_nobody_has_any_more_has_no_thread():
+    before = set(threading.enumerate())
+    Watch(["127.0.0.1:1"], 0, 60.0, 60.0)
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_a_closed_session_leaves_no_session_on_any_server_and_no_thread():
+    with job("leave", 3) as hosts:
+        assert facts(hosts) == [{"opened": 3, "open": 0, "threads": 0}] * 3
 
 
 # ---- failures while running --------------------------------------------------------------------------
