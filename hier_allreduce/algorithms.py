@@ -3,7 +3,7 @@
 Every algorithm is a *reduce half* that ends on one root for each chunk; the copy half is the same
 way back (:func:`way_back`). A **turn** is the number by which an algorithm rotates its mains: chunk
 ``c`` takes its mains from ``turns[c]``. Turns 0, 1, 2 … spread the work over the devices; the same turn
-for all chunks keeps it on one.
+for all chunks keeps it on one. Where the roots themselves are chosen, :data:`BY_ROOT` has the same algorithms.
 """
 
 from __future__ import annotations
@@ -65,6 +65,12 @@ def reduce_across(mains: Sequence[int]) -> ReduceHalf:
     return ((tuple(mains[:-1]), mains[-1]),) if len(mains) > 1 else ()
 
 
+def over_mains(groups: Groups, place: int, last: int) -> ReduceHalf:
+    """Inside the groups, on the member at ``place`` of each (counted round and round); then across, on the last's."""
+    mains = [group[place % len(group)] for group in groups]
+    return reduce_inside(groups, mains) + reduce_across(mains[last + 1 :] + mains[: last + 1])
+
+
 @lru_cache(maxsize=4096)
 def hierarchical_half(devices: int, turn: int, groups: Groups) -> ReduceHalf:
     """Inside the groups, then across their mains.
@@ -72,10 +78,15 @@ def hierarchical_half(devices: int, turn: int, groups: Groups) -> ReduceHalf:
     With two quads this is tensorpack's ``allreduce_grads_hierarchical``: the quad in which main number ``turn mod 8``
     falls sends its partial sum to the main of the other, where the total is formed.
     """
-    mains = [group[turn % len(group)] for group in groups]
     positions = [g for g, group in enumerate(groups) for _ in group]
-    first = positions[turn % devices]
-    return reduce_inside(groups, mains) + reduce_across(mains[first:] + mains[:first])
+    return over_mains(groups, turn, positions[turn % devices] - 1)
+
+
+@lru_cache(maxsize=4096)
+def hierarchical_half_to(root: int, groups: Groups) -> ReduceHalf:
+    """The same, ending on ``root``. Uneven groups rotate to some devices more often than to others, or never."""
+    last = next(g for g, group in enumerate(groups) if root in group)
+    return over_mains(groups, groups[last].index(root), last)
 
 
 @lru_cache(maxsize=4096)
@@ -131,6 +142,12 @@ def hierarchical(devices: int, turns: Sequence[int], groups: Optional[Sequence[S
     return plan_from_halves(devices, [hierarchical_half(devices, turn, checked) for turn in turns], "hierarchical")
 
 
+def hierarchical_to(devices: int, roots: Sequence[int], groups: Optional[Sequence[Sequence[int]]] = None) -> Plan:
+    """The same with chunk ``c``'s sum complete on ``roots[c]``: see :func:`hierarchical_half_to`."""
+    checked = check_groups(groups, devices)
+    return plan_from_halves(devices, [hierarchical_half_to(root, checked) for root in roots], "hierarchical")
+
+
 def tree(devices: int, turns: Sequence[int], groups: None = None) -> Plan:
     """A binomial tree: see :func:`tree_half`."""
     _no_groups("tree", groups)
@@ -149,3 +166,5 @@ def _no_groups(algorithm: str, groups: object) -> None:
 
 
 ALGORITHMS: Dict[str, Callable[..., Plan]] = {"hierarchical": hierarchical, "tree": tree, "flat": flat}
+# given a root for each chunk in place of a turn; with the others a turn is the root's number
+BY_ROOT: Dict[str, Callable[..., Plan]] = {**ALGORITHMS, "hierarchical": hierarchical_to}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from .algorithms import ALGORITHMS
+from .algorithms import ALGORITHMS, BY_ROOT
 from .buckets import Bucketing, Chunk, Spec, balanced, buckets
 from .detect import this_machine
 from .devices import all_on_cpu, device_numbers
@@ -119,8 +119,9 @@ def _unplanned(
     towers = len(devices)
     chunks = buckets(specs, strategy.bucketing if towers * hosts > 1 else Bucketing(pack_below=0))
     algorithm = _algorithm(strategy, devices)
-    turns = _turns(found, chunks, towers, strategy.mains_for(algorithm))
-    return chunks, ALGORITHMS[algorithm](towers, turns, strategy.groups)
+    mains = strategy.mains_for(algorithm)
+    build = ALGORITHMS if mains == "rotate" else BY_ROOT
+    return chunks, build[algorithm](towers, _turns_or_roots(found, chunks, towers, mains), strategy.groups)
 
 
 def _machine(strategy: Strategy, devices: Sequence[Any]) -> Optional[Topology]:
@@ -161,8 +162,8 @@ def _algorithm(strategy: Strategy, devices: Sequence[Any]) -> str:
     return "flat" if all_on_cpu(devices) and strategy.groups is None else "hierarchical"
 
 
-def _turns(found: Sequence[Entry], chunks: Sequence[Chunk], towers: int, mains: Union[int, str]) -> List[int]:
-    """A turn for each chunk; the indices of a sparse gradient take the same way as its values."""
+def _turns_or_roots(found: Sequence[Entry], chunks: Sequence[Chunk], towers: int, mains: Union[int, str]) -> List[int]:
+    """A turn for each chunk where mains rotate, else a root; the indices of a sparse gradient go with its values."""
     if isinstance(mains, int):
         if mains >= towers:
             raise StrategyError(f"mains={mains}: there are towers 0 to {towers - 1} only")
@@ -170,11 +171,11 @@ def _turns(found: Sequence[Entry], chunks: Sequence[Chunk], towers: int, mains: 
     start = [min(chunk.pieces) for chunk in chunks]
     leading = [c for c in range(len(chunks)) if found[start[c].variable].part != INDICES]
     if mains == "rotate":
-        turn = {start[c]: number for number, c in enumerate(sorted(leading, key=lambda c: start[c]))}
+        number = {start[c]: turn for turn, c in enumerate(sorted(leading, key=lambda c: start[c]))}
     else:
-        turn = dict(zip((start[c] for c in leading), balanced([chunks[c].bytes for c in leading], towers)))
+        number = dict(zip((start[c] for c in leading), balanced([chunks[c].bytes for c in leading], towers)))
     # the values of a sparse gradient are the entry before its indices
-    return [turn[s] if s in turn else turn[s._replace(variable=s.variable - 1)] for s in start]
+    return [number[s] if s in number else number[s._replace(variable=s.variable - 1)] for s in start]
 
 
 def _chunk_name(chunk: Chunk, found: Sequence[Entry], names: Sequence[str]) -> str:

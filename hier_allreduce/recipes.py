@@ -168,9 +168,7 @@ def _group_rings(topology: Topology) -> Iterator[Recipe]:
 
 def _grouped_half(found: Groups, turn: int) -> ReduceHalf:
     """As :func:`.algorithms.hierarchical_half`, with partners as mains and the sum at another group each turn."""
-    mains = [group[turn % len(group)] for group in found]
-    first = (turn + turn // len(found[0])) % len(found)
-    return algorithms.reduce_inside(found, mains) + algorithms.reduce_across(mains[first + 1 :] + mains[: first + 1])
+    return algorithms.over_mains(found, turn, (turn + turn // len(found[0])) % len(found))
 
 
 def _source_by_source(half: ReduceHalf) -> ReduceHalf:

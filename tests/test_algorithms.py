@@ -9,7 +9,7 @@ from conftest import Adding
 from hypothesis import given
 
 from hier_allreduce import Copy, Plan, Reduce, StrategyError, verify
-from hier_allreduce.algorithms import ALGORITHMS, flat, hierarchical, tree, two_groups
+from hier_allreduce.algorithms import ALGORITHMS, BY_ROOT, flat, hierarchical, hierarchical_to, tree, two_groups
 from hier_allreduce.plan import run
 
 # tensorpack's allreduce_grads_hierarchical at K = 8, written out by hand for variables 0 to 7:
@@ -121,6 +121,19 @@ def test_every_grouping_and_every_turn_reduces(case):
 @pytest.mark.parametrize("devices", [2, 3, 5, 8, 16])
 def test_turns_spread_the_roots_over_all_devices(algorithm, devices):
     assert set(ALGORITHMS[algorithm](devices, range(2 * devices)).roots) == set(range(devices))
+
+
+@pytest.mark.parametrize("algorithm, devices, groups", CASES)
+def test_every_sum_ends_where_it_was_asked_for(algorithm, devices, groups):
+    plan = BY_ROOT[algorithm](devices, [*range(devices), 0], groups)
+    assert plan.roots == (*range(devices), 0)
+    check(plan)
+
+
+@pytest.mark.parametrize("turn", range(8))
+def test_at_eight_devices_a_root_takes_the_way_of_the_turn_that_ends_there(turn):
+    rotated = hierarchical(8, [turn])
+    assert hierarchical_to(8, rotated.roots) == rotated
 
 
 def test_the_quads_partners_alone_talk_to_each_other_at_eight():

@@ -96,8 +96,9 @@ def test_every_algorithm_is_executed_as_planned(graph, devices, algorithm, avera
         Strategy(algorithm="tree", wire_dtype="float16"),
         Strategy(algorithm="flat", mains=1, pack_below=0),
         Strategy(algorithm="hierarchical", groups=((3, 1), (0,), (4, 2)), pack_below=0),
+        Strategy(algorithm="hierarchical", mains=2, groups=((3, 1, 2), (0,), (4,)), pack_below=0),
     ],
-    ids=["bucket", "splits", "narrow", "fixed_main", "groups"],
+    ids=["bucket", "splits", "narrow", "fixed_main", "groups", "fixed_main_in_groups"],
 )
 def test_every_strategy_is_executed_as_planned(graph, strategy):
     values = [[np.ones([60], np.float32), np.ones([7, 9], np.float32)]] * 5

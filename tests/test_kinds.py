@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hier_allreduce import GradientError, Strategy, allreduce_grads, allreduce_grads_and_vars, audit
+from hier_allreduce.gradients import matrix
+from hier_allreduce.layout import lay_out
 
 tf1 = tf.compat.v1
 ALGORITHMS = ("hierarchical", "tree", "flat")
@@ -185,6 +187,38 @@ def test_mains_are_where_they_were_asked_for(graph, mains):
     allreduce_grads(rows, cpus(3), strategy=Strategy(algorithm="flat", mains=mains, pack_below=0))
     adders = {tf.DeviceSpec.from_string(op.device).device_index for op in graph.get_operations() if op.type == "AddN"}
     assert adders == ({2} if mains == 2 else {0, 1, 2})
+
+
+UNEVEN = [*((towers, None) for towers in range(2, 10)), (4, ((0, 1, 2), (3,))), (4, ((0, 1), (2,), (3,)))]
+UNEVEN += [(6, ((5, 1, 3), (0,), (2, 4))), (7, ((6, 0, 1, 2, 3), (4, 5)))]
+
+
+def laid_out(towers, sizes, **how):
+    """The layout of gradients of these sizes."""
+    devices = tuple(cpus(towers))
+    grads = matrix([[tf.zeros([size]) for size in sizes] for _ in devices], devices, False)
+    return lay_out(grads, Strategy(algorithm="hierarchical", **how))
+
+
+@pytest.mark.parametrize("towers, groups", UNEVEN)
+def test_one_main_for_all_is_that_tower_also_on_two_levels(graph, towers, groups):
+    for main in range(towers):
+        layout = laid_out(towers, [1, 70000, 20000], groups=groups, mains=main)
+        assert layout.plan.roots == (main,) * 3 and set(layout.mains().values()) == {main}
+
+
+@pytest.mark.parametrize("towers, groups", UNEVEN)
+@pytest.mark.parametrize("variables", [1, 13, 36])
+def test_mains_chosen_by_bytes_carry_equal_gradients_evenly_also_on_two_levels(graph, towers, groups, variables):
+    roots = laid_out(towers, [20000] * variables, groups=groups).plan.roots
+    counts = [roots.count(tower) for tower in range(towers)]
+    assert sum(counts) == variables and max(counts) - min(counts) <= 1
+
+
+def test_sparse_values_and_their_indices_have_one_main_also_on_two_levels(graph):
+    rows = [[tf.IndexedSlices(tf.zeros([k + 2, 3]), tf.zeros([k + 2], tf.int64)) for _ in range(4)] for k in range(3)]
+    layout = lay_out(matrix(rows, tuple(cpus(3)), False), Strategy(algorithm="hierarchical"))
+    assert len(layout.chunks) == 8 and sorted(layout.mains()) == [0, 1, 2, 3]
 
 
 # ---- sparse ----------------------------------------------------------------------------------------
