@@ -364,6 +364,8 @@ def _unlike_peers(kinds: Matrix) -> Dict[Tuple[int, int], str]:
     pairs = list(combinations(range(count), 2))
     views = [tuple(sorted(row)) for row in kinds]
     (view, alike), (_, next_alike) = (Counter(views).most_common(2) + [(views[0], 0)])[:2]
+    if alike == count or count < 4:  # a square of NV2 with NV1 across; three of a mesh tell nothing
+        return {}
     kind, most = Counter(kinds[i][j] for i, j in pairs).most_common(1)[0]
     if nvlinks(kind) and most > 0.6 * len(pairs) and len(pairs) - most < count:
         return {(i, j): f"{kind}, as the other pairs are" for i, j in pairs if kinds[i][j] != kind}
