@@ -375,6 +375,15 @@ def test_a_bridge_where_others_have_none_is_not_called_broken():
     assert warning.startswith("GPU0–GPU1 is NV4") and "down" not in warning
 
 
+@pytest.mark.parametrize(
+    "rows", ["X NV2 NV1 NV2,NV2 X NV2 NV1,NV1 NV2 X NV2,NV2 NV1 NV2 X", "X NV1 NV1,NV1 X NV2,NV1 NV2 X"]
+)
+def test_a_square_and_three_of_a_mesh_have_nothing_odd(rows):
+    lines = [f"GPU{i} {row}" for i, row in enumerate(rows.split(","))]
+    header = " ".join(line.split()[0] for line in lines)
+    assert parse_nvidia_smi("\n".join([header, *lines])).warnings == ()
+
+
 def test_cards_in_odd_slots_are_not_called_broken():
     (warning,) = parse_nvidia_smi(grid(6, "NODE", {(2, 3): "PHB", (4, 5): "PHB"})).warnings
     assert warning.startswith("GPU0–GPU1 is NODE, not PHB") and "slots" in warning
