@@ -188,6 +188,7 @@ def _edges(partitions: Sequence[Any]) -> List[_Edge]:
 
 
 def data_sends(part: Any) -> Iterable[Any]:
+    """The nodes of one device's partition graph by which tensors leave it for other devices; no control edges."""
     nodes = {node.name: node for node in part.node}
     for node in part.node:
         if node.op not in _SENDS or node.attr["client_terminated"].b:

@@ -24,7 +24,7 @@ import tensorflow as tf
 from .auditing import data_sends
 from .case import Case, Rows, consumed, placeholders, session, variables
 from .compat import tf1
-from .contenders import CannotRun, Contender
+from .contenders import CannotRun, Contender, is_ours
 from .floor import Floor
 from .shapes import DTYPE_BYTES
 
@@ -96,7 +96,7 @@ class Report:
     @property
     def ours(self) -> Optional[Measured]:
         """What the others are compared with: this package's first contender."""
-        return next((m for m in self.contenders if m.name.startswith("ours") and m.step_seconds), None)
+        return next((m for m in self.contenders if is_ours(m.name) and m.step_seconds), None)
 
     def ratio(self, measured: Measured) -> Optional[float]:
         """How many times ours it takes: the median over the rounds of the ratio within each round.
@@ -201,6 +201,10 @@ def _floor_status(case: Case) -> Tuple[str, str]:
 
 
 def interleaved(steps: Dict[str, Callable[[], Any]], rounds: int, tick: Tick) -> Dict[str, List[float]]:
+    """Seconds of each of ``rounds`` steps, by name: all take one in turn, in a new order every round.
+
+    ``tick`` is called before each round, and before each of two that are not timed.
+    """
     seconds: Dict[str, List[float]] = {name: [] for name in steps}
     order = list(steps)
     shuffle = random.Random(0).shuffle

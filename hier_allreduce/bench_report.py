@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Callable, List, Sequence, Tuple
 
 from .bench import Measured, Report, quartiles
+from .contenders import is_ours
 from .errors import BenchError
 from .floor import Floor
 
@@ -156,4 +157,4 @@ def draw(name: str, report: Report, path: str) -> None:
 def _kind(measured: Measured) -> str:
     if measured.name == Floor.name or measured.status == "wrong":
         return Floor.name if measured.name == Floor.name else "wrong"
-    return "ours" if measured.name.startswith("ours") else "peer"
+    return "ours" if is_ours(measured.name) else "peer"

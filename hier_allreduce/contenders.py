@@ -30,11 +30,6 @@ class Contender:
     name: str
     build: Build
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether this package does the work."""
-        return self.name.startswith("ours")
-
 
 class CannotRun(Exception):
     """A peer gave up on these gradients in its own way; the text says how."""
@@ -54,6 +49,11 @@ def ours(strategy: Union[str, Strategy, None] = None, name: Optional[str] = None
         name or (f"ours:{strategy}" if isinstance(strategy, str) else "ours"),
         lambda grads, devices, average: allreduce_grads(grads, devices, average, strategy=chosen),
     )
+
+
+def is_ours(name: str) -> bool:
+    """Whether this package does the work of the contender of this name."""
+    return name.startswith("ours")
 
 
 def planned(topology: str) -> Contender:

@@ -152,9 +152,6 @@ class Counting(Ops[Counter]):
     def reduce(self, step: Reduce, own: Counter, others: List[Counter]) -> Counter:
         return sum(others, own)
 
-    def finish(self, chunk: int, root: int, total: Counter) -> Counter:
-        return total
-
 
 def verify(plan: Plan) -> Plan:
     """Check by counting that ``plan`` gives every device every contribution exactly once; return it.

@@ -12,7 +12,7 @@ from conftest import cpus
 from hier_allreduce import bench, bench_report, cli, presets, shapes
 from hier_allreduce import floor as floor_module
 from hier_allreduce.case import Case
-from hier_allreduce.contenders import PEERS, Contender, find, ours, planned, sweep
+from hier_allreduce.contenders import PEERS, Contender, find, is_ours, ours, planned, sweep
 from hier_allreduce.errors import BenchError, StrategyError
 from hier_allreduce.shapes import GradientShape
 from hier_allreduce.strategy import Strategy
@@ -260,7 +260,7 @@ def test_the_sweep_begins_with_the_default_and_names_each_choice():
 
 def test_ours_planned_for_a_machine():
     contender = planned("p3.8xlarge")
-    assert contender.is_ours and contender.name == "ours on p3.8xlarge"
+    assert is_ours(contender.name) and contender.name == "ours on p3.8xlarge"
     assert one(contender.build, devices=4).status == "ok"
     refused = one(contender.build, devices=5)  # it has 4 GPUs
     assert refused.status == "cannot run" and "p3.8xlarge" in refused.error

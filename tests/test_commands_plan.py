@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hier_allreduce import Cluster, ClusterError, calibration, cli, hosts, pictures, scaling
+from hier_allreduce import Cluster, ClusterError, anchors, cli, hosts, pictures, scaling
 from hier_allreduce.commands.plan import read_bytes
 from hier_allreduce.plan import Copy, Plan, Reduce, verify
 from hier_allreduce.planner import choose, timing
@@ -394,14 +394,12 @@ def test_the_documented_anchors_are_what_the_command_prints(run):
     _, out, _ = run("topo", "--anchors")
     documented = DOC.read_text(encoding="utf-8").split("<!-- anchors -->\n")[1].split("<!-- end of anchors -->")[0]
     assert documented == out
-    assert len(calibration.anchors()) >= 10
+    assert len(anchors.anchors()) >= 10
 
 
 def test_anchors_that_were_not_fitted_are_within_their_documented_errors():
     """TensorFlow's two times are too short, as the page says; the others are within a fifth."""
-    errors = {
-        (anchor.machine, anchor.what): anchor.predict() / anchor.published - 1 for anchor in calibration.anchors()
-    }
+    errors = {(anchor.machine, anchor.what): anchor.predict() / anchor.published - 1 for anchor in anchors.anchors()}
     by_tensorflow = [error for (_, what), error in errors.items() if what.startswith("two-group")]
     assert len(by_tensorflow) == 2 and all(-0.55 < error < 0 for error in by_tensorflow)
     others = [e for (_, what), e in errors.items() if not what.startswith(("two-group", "smallest copy without"))]

@@ -30,7 +30,7 @@ ORDER = [
     "scaling",
     "hosts",
     "shapes",
-    "calibration",
+    "anchors",
     "report",
     "pictures",
     "buckets",

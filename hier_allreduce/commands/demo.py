@@ -71,8 +71,8 @@ def main(args: argparse.Namespace) -> int:
     with log, only_for_us(log) as terminal:
         print(f"{args.job}: {JOBS[args.job]} (log: {log.name})", file=terminal, flush=True)
         try:
-            several = args.hosts > 1 and args.job == "digits"
-            job = importlib.import_module(f"..demos.{'several_hosts' if several else args.job}", __package__)
+            name = "several_hosts" if args.hosts > 1 else args.job
+            job = importlib.import_module(f"..demos.{name}", __package__)
         except ModuleNotFoundError as error:
             raise HierAllreduceError(
                 f"the demo needs {error.name}: python -m pip install 'hier_allreduce[tf,demo]'"

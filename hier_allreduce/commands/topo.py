@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NamedTuple, Optional, Tuple
 
-from .. import calibration, clusterfile, detect, pictures, presets, report, scaling, topology
+from .. import anchors, clusterfile, detect, pictures, presets, report, scaling, topology
 from ..arguments import count
 from ..errors import ClusterError
 
@@ -102,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.anchors:
-        print(calibration.markdown())
+        print(anchors.markdown())
         return 0
     machine = read_topology(args.topology, args.calibration)
     hosts = read_hosts(args, machine)

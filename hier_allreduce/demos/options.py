@@ -9,8 +9,6 @@ import tensorflow as tf
 from ..compat import tf1
 from ..strategy import Strategy, strategy_from
 
-OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad", "rmsprop")
-
 
 def chosen_devices(text: str) -> List[Any]:
     """What ``--devices`` says: a number, or device names or GPU ids separated by commas."""
