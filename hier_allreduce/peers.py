@@ -7,8 +7,8 @@ connection; one that is frozen, or whose machine is gone, stays silent.
 
 from __future__ import annotations
 
-import selectors
 import socket
+import threading
 import time
 from typing import Dict, List, Mapping, Tuple
 
@@ -17,6 +17,7 @@ from .errors import ClusterError
 # the client's half of HTTP/2's greeting: the preface, then an empty SETTINGS frame (RFC 7540, section 3.5)
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
 
+ALIVE = ""
 GONE = "has no process that listens: it ended, or never started"
 SILENT = "does not answer: its process is frozen, or its machine or network is down"
 
@@ -40,46 +41,32 @@ def faults(addresses: Mapping[int, str], seconds: float) -> Dict[int, str]:
         addresses: ``{task: "host:port"}``.
         seconds: how long an answer may take.
     """
-    found: Dict[int, str] = {}
+    found = dict.fromkeys(addresses, SILENT)
+
+    def ask(task: int) -> None:
+        found[task] = _fault(addresses[task], seconds)
+
+    # looking up a name has no time limit: that thread is left to itself
+    asking = [threading.Thread(target=ask, args=(task,), daemon=True) for task in addresses]
     end = time.monotonic() + seconds
-    with selectors.DefaultSelector() as waiting:
-        for task, address in addresses.items():
-            try:
-                waiting.register(_connecting(address), selectors.EVENT_WRITE, task)
-            except OSError as error:
-                found[task] = _words(error)
-        while waiting.get_map() and time.monotonic() < end:
-            for key, events in waiting.select(max(0.0, end - time.monotonic())):
-                connection, task = key.fileobj, key.data
-                try:
-                    if events & selectors.EVENT_WRITE:
-                        connection.send(_GREETING)  # type: ignore[union-attr]
-                        waiting.modify(connection, selectors.EVENT_READ, task)
-                        continue
-                    if not connection.recv(1):  # type: ignore[union-attr]
-                        found[task] = GONE
-                except OSError as error:
-                    found[task] = _words(error)
-                waiting.unregister(connection)
-                connection.close()  # type: ignore[union-attr]
-        for key in list(waiting.get_map().values()):
-            found[key.data] = SILENT
-            key.fileobj.close()  # type: ignore[union-attr]
-    return dict(sorted(found.items()))
+    for thread in asking:
+        thread.start()
+    for thread in asking:
+        thread.join(max(0.0, end - time.monotonic()))
+    return {task: found[task] for task in sorted(found) if found[task] != ALIVE}
 
 
-def _words(error: OSError) -> str:
-    closed = isinstance(error, (ConnectionRefusedError, ConnectionResetError, BrokenPipeError))
-    return GONE if closed else f"cannot be reached: {error.strerror or error}"
-
-
-def _connecting(address: str) -> socket.socket:
-    host, port = split_address(address)
-    family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    connection = socket.socket(family, kind, protocol)
-    connection.setblocking(False)
-    connection.connect_ex(where)
-    return connection
+def _fault(address: str, seconds: float) -> str:
+    try:
+        with socket.create_connection(split_address(address), seconds) as connection:
+            connection.sendall(_GREETING)
+            return ALIVE if connection.recv(1) else GONE
+    except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
+        return GONE
+    except (socket.timeout, TimeoutError):
+        return SILENT
+    except (OSError, UnicodeError) as error:  # a name that is none is a UnicodeError
+        return f"cannot be reached: {getattr(error, 'strerror', None) or error}"
 
 
 def refuse_taken(address: str) -> None:

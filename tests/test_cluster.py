@@ -225,6 +225,33 @@ def test_a_server_that_was_started_again_is_written_and_read_anew_and_the_old_se
     assert [session() is None for session in sessions] == [True, False]
 
 
+# ---- whether hosts are alive ------------------------------------------------------------------------------
+
+
+def test_all_hosts_are_asked_at_once(monkeypatch):
+    """No name is found before all are looked for."""
+    found, together = socket.getaddrinfo, threading.Barrier(4)
+
+    def look_up(*args, **options):
+        together.wait(10)
+        return found(*args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    hosts = dict(enumerate(peers.free_addresses(4)))
+    assert peers.faults(hosts, 60.0) == dict.fromkeys(hosts, peers.GONE)
+
+
+def test_a_name_that_is_not_found_in_time_is_a_host_that_does_not_answer(monkeypatch):
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: over.wait(10) and [])
+    assert peers.faults({1: "slow:1"}, 0.1) == {1: peers.SILENT}
+    over.set()
+
+
+def test_a_name_that_is_none_cannot_be_reached():
+    assert peers.faults({1: "a..b:1"}, 10.0)[1].startswith("cannot be reached: ")
+
+
 # ---- what stays after the end ----------------------------------------------------------------------------
 
 
