@@ -19,6 +19,7 @@ from typing import Any, Dict, List, Sequence
 import tensorflow as tf
 
 from . import bench_workers
+from .alive import free_addresses
 from .arguments import count
 from .bench import devices_here, interleaved, quartiles
 from .bench_report import aligned
@@ -26,7 +27,6 @@ from .case import Case, Rows, consumed, variables
 from .cluster import Cluster
 from .contenders import ours, ring
 from .launcher import launch
-from .peers import free_addresses
 from .shapes import GradientShape
 
 _MARK = "measured "

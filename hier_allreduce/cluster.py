@@ -38,7 +38,7 @@ from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, S
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops
 
-from . import clusterfile, peers
+from . import alive, clusterfile
 from .board import Board
 from .compat import belongs_here, tf1
 from .emit import Across
@@ -294,7 +294,7 @@ class Cluster:
 
     def _serve(self, config: Any) -> Any:
         address = self.hosts[self.task]
-        peers.refuse_taken(address)
+        alive.refuse_taken(address)
         try:
             return tf1.train.Server(
                 {"worker": list(self.hosts)}, job_name="worker", task_index=self.task, config=config, protocol="grpc"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Optional, Sequence, Union
 
-from . import peers, presets, scaling
+from . import alive, presets, scaling
 from .errors import ClusterError
 
 _NEEDED = ["hosts", "devices_per_host"]
@@ -61,7 +61,7 @@ def check(hosts: Sequence[str], task: int, devices_per_host: int, **times: float
     if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not hosts:
         raise ClusterError(f"hosts={hosts!r}: expected a list of addresses such as ['10.0.0.1:2222', …]")
     for address in hosts:
-        peers.split_address(address)
+        alive.split_address(address)
     twice = sorted({address for address in hosts if hosts.count(address) > 1})
     if twice:
         raise ClusterError(f"hosts={list(hosts)}: {', '.join(twice)} is there more than once")

@@ -11,8 +11,8 @@ import threading
 from queue import Queue
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
+from .alive import free_addresses
 from .errors import ClusterError
-from .peers import free_addresses
 
 _GRACE = 10.0  # seconds between asking a process to end and ending it
 

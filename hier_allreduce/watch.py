@@ -1,7 +1,7 @@
 """Waiting for other hosts without hanging: the wait happens in one thread while another looks after the hosts.
 
 A collective cannot tell a host that saves a checkpoint from one that is dead, and a time limit on it cannot either. So
-nothing here limits the wait itself: as long as every host answers (see ``peers``), it goes on.
+nothing here limits the wait itself: as long as every host answers (see ``alive``), it goes on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import weakref
 from typing import Any, Callable, Dict, Iterable, Optional, Sequence
 
-from . import peers
+from . import alive
 from .errors import ClusterError
 
 
@@ -103,10 +103,10 @@ class Watch:
     def faults(self, hosts: Optional[Iterable[int]] = None) -> Dict[int, str]:
         """Which hosts are not alive now, ``{task: what is wrong}``; a silent one is asked twice."""
         asked = {task: self._addresses[task] for task in (self._addresses if hosts is None else hosts)}
-        found = peers.faults(asked, self._timeout / 6)
-        silent = {task: asked[task] for task, words in found.items() if words == peers.SILENT}
+        found = alive.faults(asked, self._timeout / 6)
+        silent = {task: asked[task] for task, words in found.items() if words == alive.SILENT}
         if silent:
-            again = peers.faults(silent, self._timeout / 6)
+            again = alive.faults(silent, self._timeout / 6)
             found = {task: words for task, words in found.items() if task not in silent or task in again}
         self.lost = found
         return found

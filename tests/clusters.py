@@ -11,7 +11,7 @@ from pathlib import Path
 
 import cluster_child
 
-from hier_allreduce import peers
+from hier_allreduce import alive
 
 SECONDS = cluster_child.SECONDS + 30  # for anything that should happen
 TIMEOUT = 6.0  # of the clusters in which a host dies: how soon it must be named
@@ -82,7 +82,7 @@ def job(scenario, hosts, each=None, addresses=None, devices=2, timeout=30.0, **o
     if _HERE not in os.environ.get("PYTHONPATH", ""):
         os.environ["PYTHONPATH"] = os.pathsep.join([_HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
     context.set_forkserver_preload(["cluster_child"])
-    addresses = addresses or peers.free_addresses(hosts)
+    addresses = addresses or alive.free_addresses(hosts)
     started = []
     try:
         for task in range(hosts):

@@ -11,7 +11,7 @@ import pytest
 from clusters import job
 from conftest import IS_TF2
 
-from hier_allreduce import ClusterError, bench_cluster, launcher, peers
+from hier_allreduce import ClusterError, alive, bench_cluster, launcher
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def test_hosts_run_the_same_command_and_no_address_is_given_twice_even_if_each_d
         raise ClusterError("enough")
 
     monkeypatch.setattr(launcher, "_started", start)
-    for module in (launcher, peers):
+    for module in (launcher, alive):
         monkeypatch.setattr(module, "free_addresses", lambda count: [f"127.0.0.1:{5000 + k}" for k in range(count)])
     monkeypatch.setattr(sys, "argv", ["bench_cluster", "--hosts", "3", "--devices", "5", "--rounds", "7"])
     monkeypatch.delitem(sys.modules, "hier_allreduce.bench_cluster")

@@ -18,7 +18,7 @@ import tensorflow as tf
 from clusters import TIMEOUT, job
 from conftest import IS_TF2, cpus
 
-from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, allreduce_grads, peers, scaling
+from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, alive, allreduce_grads, scaling
 from hier_allreduce.board import Board
 from hier_allreduce.cluster import differences
 from hier_allreduce.watch import Watch
@@ -202,7 +202,7 @@ def sessions(monkeypatch):
 
 
 def test_trying_again_to_write_or_read_builds_nothing_more(sessions):
-    board = Board(peers.free_addresses(1), 0.1)
+    board = Board(alive.free_addresses(1), 0.1)
     sizes = []
     for text in ("one", "two", "three"):
         assert not board.write(0, "topic", text)
@@ -213,7 +213,7 @@ def test_trying_again_to_write_or_read_builds_nothing_more(sessions):
 
 
 def test_a_server_that_was_started_again_is_written_and_read_anew_and_the_old_session_is_gone(sessions):
-    addresses = peers.free_addresses(1)
+    addresses = alive.free_addresses(1)
     board = Board(addresses, 2.0)
     for text in ("first", "second"):
         with job("serve", 1, addresses=addresses) as (host,):
@@ -237,19 +237,19 @@ def test_all_hosts_are_asked_at_once(monkeypatch):
         return found(*args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    hosts = dict(enumerate(peers.free_addresses(4)))
-    assert peers.faults(hosts, 60.0) == dict.fromkeys(hosts, peers.GONE)
+    hosts = dict(enumerate(alive.free_addresses(4)))
+    assert alive.faults(hosts, 60.0) == dict.fromkeys(hosts, alive.GONE)
 
 
 def test_a_name_that_is_not_found_in_time_is_a_host_that_does_not_answer(monkeypatch):
     over = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: over.wait(10) and [])
-    assert peers.faults({1: "slow:1"}, 0.1) == {1: peers.SILENT}
+    assert alive.faults({1: "slow:1"}, 0.1) == {1: alive.SILENT}
     over.set()
 
 
 def test_a_name_that_is_none_cannot_be_reached():
-    assert peers.faults({1: "a..b:1"}, 10.0)[1].startswith("cannot be reached: ")
+    assert alive.faults({1: "a..b:1"}, 10.0)[1].startswith("cannot be reached: ")
 
 
 # ---- what stays after the end ----------------------------------------------------------------------------
@@ -409,7 +409,7 @@ def test_hosts_with_different_numbers_of_devices_are_refused():
 
 
 def test_a_list_of_hosts_that_is_longer_or_in_another_order_is_refused():
-    a, b, c = peers.free_addresses(3)
+    a, b, c = alive.free_addresses(3)
     for hosts_of_1, task, words in (
         ([a, b, c], 1, f"hosts, 2: only there ({c})"),
         ([b, a], 0, f"0: {b} there, {a} here"),
@@ -424,7 +424,7 @@ def test_a_list_of_hosts_that_is_longer_or_in_another_order_is_refused():
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_a_wrong_address_is_named_by_both_sides(wrong):
     """One host waits where nobody is, and learns from the other, who knows both lists."""
-    a, b, nobody = peers.free_addresses(3)
+    a, b, nobody = alive.free_addresses(3)
     own_list = [a, nobody] if wrong == 0 else [nobody, b]
     with job("train", 2, each={wrong: {"cluster": {"hosts": own_list}}}, addresses=[a, b]) as hosts:
         ends = [host.end() for host in hosts]
@@ -435,7 +435,7 @@ def test_a_wrong_address_is_named_by_both_sides(wrong):
 
 
 def test_hosts_that_wait_where_nobody_is_end_after_the_start_timeout():
-    a, b, c, d = peers.free_addresses(4)
+    a, b, c, d = alive.free_addresses(4)
     each = {task: {"cluster": {"hosts": own, "start_timeout": 1.0}} for task, own in enumerate([[a, c], [d, b]])}
     with job("train", 2, each=each) as hosts:
         (_, first), (_, second) = (host.end() for host in hosts)
@@ -444,7 +444,7 @@ def test_hosts_that_wait_where_nobody_is_end_after_the_start_timeout():
 
 
 def test_two_hosts_with_the_same_index_are_told():
-    a, b = peers.free_addresses(2)
+    a, b = alive.free_addresses(2)
     with job("train", 2, each={1: {"cluster": {"hosts": [b, a], "task": 0}}}, addresses=[a, b]) as hosts:
         kind, text = hosts[0].end()
     assert kind == "error"
@@ -456,7 +456,7 @@ def test_a_port_that_is_taken_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with job("train", 2, addresses=[f"127.0.0.1:{port}", *peers.free_addresses(1)]) as hosts:
+        with job("train", 2, addresses=[f"127.0.0.1:{port}", *alive.free_addresses(1)]) as hosts:
             kind, text = hosts[0].end()
     assert kind == "error"
     assert f"port {port} of this host (127.0.0.1:{port}) cannot be listened on: Address already in use" in text

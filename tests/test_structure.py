@@ -36,7 +36,7 @@ ORDER = [
     "buckets",
     "routes",
     "strategy",
-    "peers",
+    "alive",
     "clusterfile",
     "watch",
     "launcher",
