@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from functools import lru_cache
 from typing import Any, List, Optional, Sequence
 
 from .errors import TopologyError
@@ -18,6 +19,9 @@ _SECONDS = 60  # nvidia-smi on a machine with many GPUs and no persistence daemo
 
 def this_machine(devices: Optional[Sequence[str]] = None) -> Topology:
     """The topology of this machine, or of these of its devices in this order.
+
+    nvidia-smi is asked once in a process, as links do not change under a running program; CUDA_VISIBLE_DEVICES is read
+    at every call.
 
     Args:
         devices: device strings, ``/gpu:0`` or longer; all of one kind.
@@ -41,9 +45,10 @@ def _number(device: str) -> int:
 
 def _by_nvidia_smi() -> Optional[Topology]:
     """What ``nvidia-smi`` says, cut to the GPUs that CUDA_VISIBLE_DEVICES leaves; None where the command is missing."""
-    table, names = _run("topo", "-m"), _run("-L")
+    table = _run("topo", "-m")
     if not table:
         return None
+    names = _run("-L")
     machine = from_table(parse_nvidia_smi(names + "\n" + table), "this machine")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
@@ -52,7 +57,9 @@ def _by_nvidia_smi() -> Optional[Topology]:
     return subset(machine, numbers) if numbers else None
 
 
+@lru_cache(maxsize=None)
 def _run(*arguments: str) -> str:
+    """What nvidia-smi prints, or printed before in this process; empty where it is missing or does not answer."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return ""

@@ -1,5 +1,6 @@
 """Topologies: what links and shared resources a table means, YAML in and out, presets, calibration, detection."""
 
+import subprocess
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -290,6 +291,25 @@ def test_cpu_devices_are_a_flat_host_and_strange_ones_an_error(nvidia_smi):
     assert detect.this_machine(["/cpu:0", "/device:CPU:1"]).devices == ("CPU0", "CPU1")
     with pytest.raises(TopologyError, match="'/tpu:0'"):
         detect.this_machine(["/tpu:0"])
+
+
+def test_nvidia_smi_is_asked_once_in_a_process(monkeypatch):
+    asked = []
+
+    def run(command, **how):
+        asked.append(tuple(command[1:]))
+        return subprocess.CompletedProcess(command, 0, (LISTING if command[1:] == ["-L"] else TABLE).encode())
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(detect.shutil, "which", lambda name: name)
+    detect._run.cache_clear()
+    try:
+        for visible in ("0,1,2", "2,1", "GPU-bb"):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+            assert len(detect.this_machine()) == len(visible.split(","))
+    finally:
+        detect._run.cache_clear()
+    assert asked == [("topo", "-m"), ("-L",)]
 
 
 def test_without_nvidia_smi_tensorflow_is_asked(monkeypatch):
