@@ -19,9 +19,9 @@ from .updates import (
     Pairs,
     check_update,
     check_variables,
+    owner_of,
     refuse_wrapper,
     sum_advice,
-    tower_prefixes,
     update_at_mains,
     update_replicated,
 )
@@ -188,13 +188,13 @@ class TowerOptimizer:
 
     def _find_replicas(self, rows: Sequence[Pairs], before: Sequence[Any]) -> None:
         """Find what must agree between towers, and build the ops that see to it."""
-        known, owners = {id(var) for var in before}, {var.op.name for row in rows for _, var in row}
+        known, trained = {id(var) for var in before}, {var.op.name for row in rows for _, var in row}
         created = [var for var in tf1.global_variables() + tf1.local_variables() if id(var) not in known]
         # at the mains slots exist once; on every tower those of an optimizer that belong to no variable do
-        shared = [var for var in created if self._update == "main" or owners.isdisjoint(_scopes(var))]
+        shared = [var for var in created if self._update == "main" or owner_of(var.op.name, trained) is None]
         shared += tf1.get_collection(tf1.GraphKeys.GLOBAL_STEP)
         everything = [var for row in rows for _, var in row] + list(before) + created
-        self._replicas = replicas(tower_prefixes(rows), everything, shared)
+        self._replicas = replicas(rows, everything, shared)
         self.left_out = self._replicas.left_out
         self.broadcast_op = broadcast(self._replicas, self.devices)
         self.init_op = self.broadcast_op if self._broadcast_every >= 0 else tf.no_op()
@@ -213,11 +213,6 @@ class TowerOptimizer:
     def _refuse_unbuilt(self) -> None:
         if self.init_op is None:
             raise VariableError("call apply_gradients first: what to initialise and compare is known only then")
-
-
-def _scopes(var: Any) -> List[str]:
-    """The scopes in a variable's name: ``a/b/c`` is in ``a`` and ``a/b``."""
-    return [var.op.name[:end] for end, letter in enumerate(var.op.name) if letter == "/"]
 
 
 class _Hook(tf1.train.SessionRunHook):

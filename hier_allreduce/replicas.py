@@ -9,6 +9,7 @@ import tensorflow as tf
 from .allreduce import copy_from_tower_0
 from .compat import tf1
 from .errors import StrategyError
+from .updates import Pairs, owner_of, tower_prefixes
 
 
 class Replicas(NamedTuple):
@@ -43,23 +44,32 @@ def check_period(name: str, steps: int, never: int = 0) -> int:
     return steps
 
 
-def replicas(prefixes: Sequence[str], variables: Iterable[Any], shared: Iterable[Any] = ()) -> Replicas:
-    """Sort ``variables`` by the towers whose prefixes their names have.
+def replicas(rows: Sequence[Pairs], variables: Iterable[Any], shared: Iterable[Any] = ()) -> Replicas:
+    """Sort ``variables`` by their towers: what is trained by its place in the rows, slots by the names of their
+    variables, and others by what the names of a tower's variables begin with.
 
     Args:
-        prefixes: of the K towers' variable names; tower 0's may be empty.
+        rows: K rows of N (gradient, variable) pairs.
         variables: all that may have copies: weights, optimizer slots, moving averages.
         shared: those among them that exist once for all towers.
     """
     once = {id(var) for var in shared}
-    towers: List[Dict[str, Any]] = [{} for _ in prefixes]
-    named = sorted(range(len(prefixes)), key=lambda tower: -len(prefixes[tower]))
+    prefixes = tower_prefixes(rows)
+    heads = [(prefix, tower, prefixes[0]) for tower, prefix in enumerate(prefixes)]
+    heads.sort(key=lambda head: -len(head[0]))
+    trained = {
+        var.op.name: (var.op.name, tower, first.op.name)
+        for tower, row in enumerate(rows)
+        for (_, var), (_, first) in zip(row, rows[0])
+    }
+    towers: List[Dict[str, Any]] = [{} for _ in rows]
     for var in variables:
-        if id(var) in once:
-            continue
-        tower = next((t for t in named if var.op.name.startswith(prefixes[t])), None)
-        if tower is not None:
-            towers[tower][var.op.name[len(prefixes[tower]) :]] = var
+        name = var.op.name
+        owner = owner_of(name, trained)
+        head = trained[owner] if owner else next((head for head in heads if name.startswith(head[0])), None)
+        if head and id(var) not in once:
+            own, tower, on_tower_0 = head
+            towers[tower][on_tower_0 + name[len(own) :]] = var
     everywhere = [name for name in towers[0] if all(name in own for own in towers)]
     left_out = [var.op.name for own in towers for name, var in own.items() if name not in everywhere]
     return Replicas([[own[name] for name in everywhere] for own in towers], sorted(left_out))

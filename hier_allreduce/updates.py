@@ -12,7 +12,7 @@ With mains chosen by bytes the second keeps every optimizer slot once, spread ov
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Container, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -190,11 +190,11 @@ def refuse_wrapper(optimizer: Any) -> None:
 @contextlib.contextmanager
 def _slots_named_like_tower_0(rows: Sequence[Pairs]) -> Iterator[None]:
     """Slots created in here are called like those of tower 0's variables, whichever tower's they belong to."""
-    first, *others = tower_prefixes(rows)
+    firsts = {var.op.name: first.op.name for row in rows for (_, var), (_, first) in zip(row, rows[0])}
 
     def renamed(getter: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        own = next((prefix for prefix in others if prefix and name.startswith(prefix)), None)
-        return getter(name if own is None else first + name[len(own) :], *args, **kwargs)
+        owner = owner_of(name, firsts)
+        return getter(name if owner is None else firsts[owner] + name[len(owner) :], *args, **kwargs)
 
     with tf1.variable_scope(tf1.get_variable_scope(), custom_getter=renamed):
         yield
@@ -240,6 +240,12 @@ def _check_fits(grad: Any, var: Any, place: str) -> None:
             f"{place}: a gradient of {grad.dtype.name} {shape} for {var.dtype.name} {var.shape}; pair each gradient"
             " with its own variable, and cast it to the variable's dtype"
         )
+
+
+def owner_of(name: str, variables: Container[str]) -> Optional[str]:
+    """Which of ``variables`` a name is, or begins with, as a slot's does (``w/Adam``); None if there is none."""
+    ends = [end for end, letter in enumerate(name) if letter == "/"]
+    return next((name[:end] for end in (len(name), *reversed(ends)) if name[:end] in variables), None)
 
 
 def tower_prefixes(rows: Sequence[Pairs]) -> List[str]:

@@ -123,6 +123,30 @@ def test_sparse_gradients_are_updated_at_their_mains():
     assert np.abs(results[0] - results[1]).max() <= 1e-6
 
 
+@pytest.mark.parametrize("update", ["replicated", "main"])
+@pytest.mark.parametrize("names", [["W", "b"], ["W"]])
+def test_towers_without_a_scope_are_kept_equal_too(names, update):
+    """Their variables are W and W_1; which is whose say the rows."""
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(train.AdamOptimizer(0.1), cpus(3), update=update)
+        rows = []
+        for k, device in enumerate(cpus(3)):
+            with tf.device(device):
+                own = [tf1.Variable([1.0 * k], use_resource=True, name=name) for name in names]
+                rows.append(optimizer.compute_gradients(tf.add_n([v * v for v in own]), var_list=own))
+        op = optimizer.apply_gradients(rows)
+        with session() as sess:
+            sess.run(tf1.global_variables_initializer())
+            assert optimizer.check_replicas(sess).difference == 2
+            sess.run(optimizer.init_op)
+            sess.run(op)
+            assert optimizer.check_replicas(sess).difference == 0
+            assert len(set(np.concatenate(sess.run([row[0][1] for row in rows])))) == 1
+    assert optimizer.left_out == []
+    with_slots = {"replicated": 3, "main": 1}[update]  # Adam has two; the mains' are there once
+    assert len(optimizer._replicas.rows[0]) == len(names) * with_slots
+
+
 def test_init_op_makes_towers_equal_and_a_period_keeps_them_so():
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(3), broadcast_every=3)

@@ -36,7 +36,7 @@ from ..errors import DeviceError, StrategyError
 from ..gradients import pairs_of
 from ..replicas import Replicas, check_period, differences, drift, replicas
 from ..strategy import Strategy, strategy_from
-from ..updates import check_update, sum_advice, tower_prefixes, update_at_mains, update_replicated
+from ..updates import check_update, sum_advice, update_at_mains, update_replicated
 
 __all__ = ["HierarchicalTrainer"]
 
@@ -213,11 +213,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             callbacks.append(PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=self._broadcast_every))
         if self._check_every > 0:
             variables = tf1.global_variables() + tf1.local_variables()
-            callbacks.append(
-                PeriodicTrigger(
-                    CheckReplicas(replicas(tower_prefixes(rows), variables)), every_k_steps=self._check_every
-                )
-            )
+            callbacks.append(PeriodicTrigger(CheckReplicas(replicas(rows, variables)), every_k_steps=self._check_every))
         return callbacks
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:
