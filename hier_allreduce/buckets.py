@@ -109,7 +109,7 @@ def _small_together(order: Iterable[int], specs: Sequence[Spec], how: Bucketing)
 
 
 def _can_pack(spec: Spec) -> bool:
-    return spec.packable and bool(spec.elements)  # of known size, and not empty
+    return spec.packable and bool(spec.bytes)  # of known size, and not empty; strings have none
 
 
 def _together(group: Sequence[int], specs: Sequence[Spec]) -> Chunk:

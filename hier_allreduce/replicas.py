@@ -92,7 +92,7 @@ def differences(found: Replicas) -> Any:
     """K−1 × V tensor: the largest difference of each variable between tower 0 and each other tower. Adds ops.
 
     Equal numbers differ by 0, also if they are infinite or not numbers; one that is no number on one tower only
-    differs infinitely.
+    differs infinitely, and strings by 1.
     """
     rows = []
     for row in found.rows[1:]:
@@ -101,11 +101,17 @@ def differences(found: Replicas) -> Any:
 
 
 def _largest(var: Any, first: Any) -> Any:
-    one, other = (tf.reshape(tf.cast(v.read_value(), tf.float64), [-1]) for v in (var, first))
-    difference, nothing = tf.abs(one - other), tf.zeros_like(one)
-    difference = tf.where(tf.math.is_nan(difference), nothing + float("inf"), difference)
-    same = tf.equal(one, other) | (tf.math.is_nan(one) & tf.math.is_nan(other))
-    return tf.reduce_max(tf.concat([tf.where(same, nothing, difference), [0.0]], 0))
+    one, other = (tf.reshape(v.read_value(), [-1]) for v in (var, first))
+    if var.dtype.base_dtype == tf.string:
+        difference = tf.cast(tf.not_equal(one, other), tf.float64)
+    else:
+        one, other = (tf.cast(v, tf.complex128 if v.dtype.is_complex else tf.float64) for v in (one, other))
+        difference, none = tf.abs(one - other), tf.math.is_nan
+        nothing = tf.zeros_like(difference)
+        difference = tf.where(none(difference), nothing + float("inf"), difference)
+        same = tf.equal(one, other) | (none(tf.abs(one)) & none(tf.abs(other)))
+        difference = tf.where(same, nothing, difference)
+    return tf.reduce_max(tf.concat([difference, [0.0]], 0))
 
 
 def drift(found: Replicas, values: Any) -> Drift:

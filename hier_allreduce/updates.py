@@ -84,7 +84,7 @@ def update_replicated(
 
     The towers share ``optimizer``. Where it, or one that it holds, has work to do once a step, after the updates (Adam
     advances its beta powers), only the last tower's update does it, and waits for the others, which read what it
-    changes.
+    changes. A loss scale is adapted once, too, by what the first tower's gradients are.
 
     Args:
         optimizer: what applies gradients; perhaps a wrapper.
@@ -97,12 +97,13 @@ def update_replicated(
     """
     once_a_step = [one for one in held_by(optimizer) if type(one)._finish is not tf1.train.Optimizer._finish]
     updates: List[Any] = []
-    for tower, (row, device) in enumerate(zip(rows, devices)):
-        last = tower == len(devices) - 1
-        wait = tf.control_dependencies(updates if once_a_step and last else [])
-        finish = contextlib.nullcontext() if last else _without_finish(once_a_step)
-        with tf1.device(device), scope(tower), wait, finish:
-            updates.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
+    with _one_loss_scale(optimizer):
+        for tower, (row, device) in enumerate(zip(rows, devices)):
+            last = tower == len(devices) - 1
+            wait = tf.control_dependencies(updates if once_a_step and last else [])
+            finish = contextlib.nullcontext() if last else _without_finish(once_a_step)
+            with tf1.device(device), scope(tower), wait, finish:
+                updates.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
     return updates
 
 
@@ -116,6 +117,33 @@ def _without_finish(optimizers: Sequence[Any]) -> Iterator[None]:
     finally:
         for one in optimizers:
             del one._finish  # the method of its class is there again
+
+
+@contextlib.contextmanager
+def _one_loss_scale(optimizer: Any) -> Iterator[None]:
+    """While this lasts, TensorFlow's mixed precision wrappers adapt their loss scale for the first tower only.
+
+    The other towers, whose gradients are the same, are told what it was told: whether to apply them.
+    """
+    scales = [one._loss_scale for one in held_by(optimizer) if hasattr(one, "_loss_scale")]
+    for scale in scales:
+        scale.update = _first_result(scale.update)
+    try:
+        yield
+    finally:
+        for scale in scales:
+            del scale.update  # the method of its class is there again
+
+
+def _first_result(function: Callable[..., Any]) -> Callable[..., Any]:
+    results: List[Any] = []
+
+    def again(*args: Any, **kwargs: Any) -> Any:
+        if not results:
+            results.append(function(*args, **kwargs))
+        return results[0]
+
+    return again
 
 
 # ---- each variable's main for all ------------------------------------------------------------------

@@ -197,6 +197,44 @@ def test_an_optimizer_in_a_wrapper_works_once_a_step_too():
             assert sess.run(adam._get_beta_accumulators()[0]) == pytest.approx(0.9**5)
 
 
+def test_a_loss_scale_is_adapted_once_a_step():
+    kinds = getattr(tf1, "mixed_precision", None) or train.experimental
+    with tf.Graph().as_default():
+        scale = kinds.DynamicLossScale(initial_loss_scale=1024.0, increment_period=2)
+        wrapped = kinds.MixedPrecisionLossScaleOptimizer(train.AdamOptimizer(0.01), scale)
+        optimizer = TowerOptimizer(wrapped, cpus(3))
+        rows, _ = towers(optimizer, cpus(3))
+        infinite, now = tf1.placeholder_with_default(1.0, []), scale()
+        op = optimizer.apply_gradients([[(g if g is None else g * infinite, v) for g, v in row] for row in rows])
+        with session() as sess:
+            sess.run(tf1.global_variables_initializer())
+            sess.run(optimizer.init_op)
+            before = sess.run(rows[2][0][1])
+            sess.run(op, {infinite: np.inf})
+            assert sess.run(now) == 512 and (sess.run(rows[2][0][1]) == before).all()
+            for _ in range(2):
+                sess.run(op)
+            assert sess.run(now) == 1024 and (sess.run(rows[2][0][1]) != before).all()
+            assert optimizer.check_replicas(sess).difference == 0
+
+
+@pytest.mark.parametrize("values", [(1 + 0j, 1 + 1j), ("a", "b"), (True, False)])
+def test_complex_numbers_texts_and_truths_are_compared_too(values):
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(2))
+        rows, _ = towers(optimizer, cpus(2))
+        for k, value in enumerate(values):
+            with tf.device(cpus(2)[k]), tf1.variable_scope(f"tower{k}"):
+                tf1.get_variable("other", initializer=tf.constant(value), use_resource=True, trainable=False)
+        optimizer.apply_gradients(rows)
+        with session() as sess:
+            sess.run(tf1.global_variables_initializer())
+            sess.run([row[n][1].assign(rows[0][n][1]) for row in rows for n in range(4)])
+            assert optimizer.check_replicas(sess) == ("tower0/other", 1, 1)
+            sess.run(optimizer.init_op)
+            assert optimizer.check_replicas(sess).difference == 0
+
+
 @pytest.mark.parametrize("one, other, largest", [(np.nan, 0.5, np.inf), (np.nan, np.nan, 0), (np.inf, np.inf, 0)])
 def test_a_number_that_is_none_differs_from_all_but_itself(one, other, largest):
     """In the first of several variables, too."""
