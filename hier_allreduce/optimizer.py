@@ -93,7 +93,7 @@ class TowerOptimizer:
                 f"optimizer={optimizer!r}: expected a tf.compat.v1.train.Optimizer, such as"
                 " tf.compat.v1.train.AdamOptimizer(1e-3)"
             )
-        self._strategy = strategy_from(strategy)
+        self._strategy = strategy_from(strategy).for_optimizers(cluster.size if cluster else 1)
         if check_update(update, self._strategy) == "main":
             refuse_wrapper(optimizer)
         self.devices = device_strings(devices)

@@ -46,7 +46,8 @@ class Strategy:
         split_above: cut what is larger than this into equal chunks, spread over the mains; 0 is off.
         wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in this dtype and are added in float32.
         sparse: ``tf.IndexedSlices``: ``"gather"`` every tower's rows, add them up ``"dense"``, or ``"auto"``: whichever
-            moves fewer bytes, and gather where that is not known, or where all devices are CPUs.
+            moves fewer bytes, and gather where that is not known, or where all devices are CPUs. Where an optimizer
+            gets the result (``TowerOptimizer``, the trainers, ``MirroredStrategy``), ``"auto"`` gathers.
         missing: None on some towers only: an ``"error"``, or ``"zeros"`` in its place.
         whole: with a topology: False makes one bucket of all gradients of a dtype and cuts it as planned; True leaves
             gradients whole, packs small ones as without a topology, and spreads them over the planned ways. None is
@@ -127,6 +128,14 @@ class Strategy:
             return None if self.topology == THIS_MACHINE else load(self.topology)
         except TopologyError as error:
             raise StrategyError(f"topology={self.topology!r}: {error}") from None
+
+    def for_optimizers(self, hosts: int = 1) -> Strategy:
+        """The same for gradients that an optimizer gets: on one host ``sparse="auto"`` is to gather.
+
+        Momentum moves other rows for a dense gradient than for a sparse one; what is trained must not depend on where
+        bytes are fewer. Several hosts can only add up dense.
+        """
+        return dataclasses.replace(self, sparse="gather") if self.sparse == "auto" and hosts == 1 else self
 
     def mains_for(self, algorithm: str) -> Union[int, str]:
         """``mains``, or what None means for an algorithm."""

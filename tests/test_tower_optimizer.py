@@ -105,6 +105,25 @@ def test_the_executed_copies_are_the_two_halves_of_one_plan():
     assert [sum(call.copies.values()) for call in seen.calls] == [3 * 3, 3 * 3]  # K−1 each way, three variables
 
 
+@pytest.mark.parametrize("update", ["replicated", "main"])
+@pytest.mark.parametrize("devices", [cpus(2), [None, None]], ids=["CPUs", "unknown"])
+def test_rows_that_a_step_did_not_read_stay_where_they_are(devices, update):
+    """Momentum moves them if the gradient is dense: also on devices where that would be fewer bytes."""
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), devices, update=update)
+        read, rows = tf1.placeholder_with_default([1] * 4, [4]), []
+        for k, device in enumerate(devices):
+            with tf1.device(device), tf1.variable_scope(f"tower{k}"):
+                table = tf1.get_variable("table", [3, 4], initializer=tf1.ones_initializer(), use_resource=True)
+                rows.append(optimizer.compute_gradients(tf.reduce_mean(tf.gather(table, read)), var_list=[table]))
+        op = optimizer.apply_gradients(rows)
+        with session() as sess:
+            sess.run(tf1.global_variables_initializer())
+            sess.run(op, {read: [0] * 4})
+            sess.run(op)
+            assert sess.run(rows[1][0][1])[0] == pytest.approx([1 - 0.1 / 4] * 4)
+
+
 def test_sparse_gradients_are_updated_at_their_mains():
     results = []
     for update in ("replicated", "main"):

@@ -62,7 +62,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 raise StrategyError(f"topology={topology!r}: the strategy has one already, {chosen.topology!r}")
             chosen = dataclasses.replace(chosen, topology=topology)
         chosen.machine()  # a wrong name is refused here, where it is written
-        self._strategy = dataclasses.replace(chosen, sparse="gather") if chosen.sparse == "auto" else chosen
+        self._strategy = chosen.for_optimizers()
         given = {"strategy": strategy, "topology": topology}
         self._shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
         self._makers: Dict[Places, Callable[[Tuple[Any, ...]], Any]] = {}

@@ -174,6 +174,7 @@ class HierarchicalTrainer(SingleCostTrainer):
 
     def _updated(self, optimizer: Any, rows: Sequence[Pairs]) -> Any:
         """The train op: tensorpack's names around either update."""
+        strategy = self._strategy.for_optimizers(self.cluster.size if self.cluster else 1)
         if self._update == "main":
             self.grads = [list(row) for row in pairs_of(rows, tuple(self.devices))]
             with tf1.name_scope("apply_gradients"):  # this scope is in the names of saved variables
@@ -182,13 +183,13 @@ class HierarchicalTrainer(SingleCostTrainer):
                     self.grads,
                     self.devices,
                     self._average,
-                    self._strategy,
+                    strategy,
                     [optimizer, *(proxy._opt for proxy in proxies(optimizer))][-1],  # which they pass everything on to
                     self.cluster,
                 )
                 return tf.group(update, name="train_op")
         self.grads = allreduce_grads_and_vars(
-            rows, self.devices, self._average, strategy=self._strategy, cluster=self.cluster
+            rows, self.devices, self._average, strategy=strategy, cluster=self.cluster
         )
         with tf1.name_scope("apply_gradients"):
             updates = update_replicated(
