@@ -9,20 +9,17 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Set, Tuple
+from itertools import takewhile
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from .compat import belongs_here, is_eager
 from .devices import device_fields
 from .errors import GradientError
-
-# a tower's own prefix in variable names: tensorpack's "tower3/", and what hand-written towers are mostly called
-_TOWER_PREFIX = re.compile(r"^(tower|replica|clone|gpu|device|worker|t)_?\d+/", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -160,23 +157,33 @@ def _fits(device: str, wanted: Any) -> bool:
 def _unshared(rows: Sequence[Sequence[Any]]) -> str:
     """Which variables only some towers have, where the rows say so."""
     pairs = [[entry for entry in row if isinstance(entry, (tuple, list)) and len(entry) == 2] for row in rows]
-    names: List[Set[str]] = [{_without_prefix(var) for _, var in row if hasattr(var, "name")} for row in pairs]
-    everywhere: Set[str] = set.intersection(*names)
-    some = sorted(set.union(*names) - everywhere)
+    names = _names([[var for _, var in row if hasattr(var, "name")] for row in pairs])
+    towers = Counter(name for row in names for name in set(row))
+    some = sorted(name for name, count in towers.items() if count < len(rows))
     return f"; not on every tower: {', '.join(some)}" if some else ""
 
 
-def _without_prefix(variable: Any) -> str:
-    """A variable's name without its tower's."""
-    return _TOWER_PREFIX.sub("", variable.name.split(":")[0])
+def _names(rows: Sequence[Sequence[Any]]) -> List[List[str]]:
+    """The names of each tower's variables, without the scope that is the tower's own.
 
+    That is what all names of a row begin with, up to the last part that no other row has::
 
-def _without_heads(rows: List[List[str]]) -> List[List[str]]:
-    """The names without the scope that all names of a row have, and no other row: a tower's own, whatever it is."""
-    heads = [{name.split("/")[0] for name in row if "/" in name} for row in rows]
-    own = all(len(head) == 1 for head in heads) and len(set.union(*heads)) == len(rows) > 1
-    same = all("/" in name for row in rows for name in row)
-    return [[name.split("/", 1)[1] for name in row] for row in rows] if own and same else rows
+        tower 0                tower 1
+        w, layer/b             tower1/w, tower1/layer/b        "" and "tower1/", as tensorpack calls them
+        m_0/w, m_0/layer/b     m_1/w, m_1/layer/b              "m_0/" and "m_1/"
+
+    A name that several rows have is a variable that towers share, and stays as it is.
+    """
+    full = [[str(var.name).split(":")[0] for var in row] for row in rows]
+    names = Counter(name for row in full for name in set(row))
+    parts = Counter(part for row in full for part in {part for name in row for part in name.split("/")[:-1]})
+    found = []
+    for row in full:
+        levels = zip(*(name.split("/")[:-1] for name in row if names[name] == 1))
+        shared = takewhile(lambda level: len(set(level)) == 1, levels)
+        own = max((depth for depth, level in enumerate(shared, 1) if parts[level[0]] == 1), default=0)
+        found.append([name if names[name] > 1 else "/".join(name.split("/")[own:]) for name in row])
+    return found
 
 
 def _check_entry(grad: Any, place: Callable[[], str]) -> None:
@@ -267,12 +274,12 @@ def _name(variable: int, column: Sequence[Any]) -> str:
 
 
 def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any]) -> List[str]:
-    """The N names of (gradient, variable) rows, without tower prefixes.
+    """The N names of (gradient, variable) rows, without the scopes that are the towers' own.
 
     Raises:
         GradientError: the towers list the same variables in different orders.
     """
-    rows = _without_heads([[_without_prefix(var) for _, var in row] for row in tower_grads_and_vars])
+    rows = _names([[var for _, var in row] for row in tower_grads_and_vars])
     for tower, row in enumerate(rows):
         if row != rows[0] and sorted(row) == sorted(rows[0]):
             variable = next(v for v, (a, b) in enumerate(zip(row, rows[0])) if a != b)

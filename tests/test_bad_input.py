@@ -13,6 +13,7 @@ from hier_allreduce import (
     allreduce_grads_and_vars,
     allreduce_grads_hierarchical,
 )
+from hier_allreduce.gradients import variable_names
 
 
 def four_by_two(dtype=np.float32):
@@ -237,11 +238,72 @@ def pairs(orders, prefix="tower{}/"):
     return rows
 
 
-@pytest.mark.parametrize("prefix", ["tower{}/", "gpu_{}/", "replica_{}/", "Tower{}/", "m{}/", "model_{}/"])
+@pytest.mark.parametrize("prefix", ["tower{}/", "gpu_{}/", "replica_{}/", "m{}/", "model_{}/", "net/tower{}/"])
 def test_towers_that_list_their_variables_in_another_order(graph, prefix):
     rows = pairs(["wbc", "wbc", "bwc"], prefix)
     message = ["tower 2 (/cpu:2), variable 0 ('b')", "tower 0 has 'w' there", "in one order on every tower"]
     refused(GradientError, message, allreduce_grads_and_vars, rows, cpus(3))
+
+
+def named(rows):
+    """Rows of (gradient, variable) for variables of these names; one name is one variable."""
+    names = {name for row in rows for name in row}
+    made = {name: tf1.get_variable(name, [2], use_resource=True) for name in sorted(names)}
+    return [[(tf.identity(made[name]), made[name]) for name in row] for row in rows]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [["s1/w", "s2/w"], ["tower1/s2/w", "tower1/s1/w"]],
+        [["t1/w", "t2/w"], ["tower1/t2/w", "tower1/t1/w"]],
+        [["t1/v", "t1/w"], ["tower1/t1/w", "tower1/t1/v"]],
+        [["gpu_0/t1/w", "gpu_0/t2/w"], ["gpu_1/t2/w", "gpu_1/t1/w"]],
+        [["t1/w", "t2/w"], ["t2/w", "t1/w"]],
+        [["tower0/t1/w", "shared", "tower0/t2/w"], ["tower1/t2/w", "shared", "tower1/t1/w"]],
+        [["tower0/v", "tower0/w", "all/shared"], ["tower1/w", "tower1/v", "all/shared"]],
+    ],
+)
+def test_a_models_own_scopes_are_no_towers(graph, rows):
+    """Stripped like a tower's, they would make t1/w and t2/w the same name, and their gradients be added up."""
+    message = ["tower 1 (/cpu:1), variable 0", "tower 0 has ", "in one order on every tower"]
+    mixed_up = named(rows)
+    refused(GradientError, message, allreduce_grads_and_vars, mixed_up, cpus(2))
+    in_order = [sorted(row, key=lambda pair: pair[1].name) for row in mixed_up]
+    assert len(allreduce_grads_and_vars(in_order, cpus(2))) == 2
+
+
+@pytest.mark.parametrize(
+    "rows, shown",
+    [
+        ([["layer/w", "layer/b"], ["tower1/layer/w", "tower1/layer/b"]], ["layer/w", "layer/b"]),
+        ([["t1/w"], ["tower1/t1/w"]], ["t1/w"]),
+        ([["tower0/layer/w", "tower0/b"], ["tower1/layer/w", "tower1/b"]], ["layer/w", "b"]),
+        ([["model_0/t1/w", "model_0/t1/b"], ["model_1/t1/w", "model_1/t1/b"]], ["t1/w", "t1/b"]),
+        ([["net/gpu_0/w", "net/gpu_0/b"], ["net/gpu_1/w", "net/gpu_1/b"]], ["w", "b"]),
+        ([["w", "t1/b"], ["w", "t1/b"]], ["w", "t1/b"]),
+        ([["tower0/w", "all/shared"], ["tower1/w", "all/shared"]], ["w", "all/shared"]),
+        ([["tower0/w", "tower0/layer/b"]], ["w", "layer/b"]),
+        ([["w", "t1/b"]], ["w", "t1/b"]),
+    ],
+)
+def test_variables_are_called_by_their_names_in_the_model(graph, rows, shown):
+    assert variable_names(named(rows), cpus(len(rows))) == shown
+
+
+@pytest.mark.parametrize(
+    "rows, some",
+    [
+        ([["t1/w", "t2/w", "b"], ["tower1/t1/w", "tower1/b"]], "t2/w"),
+        ([["layer/w"], ["tower1/layer/w", "tower1/t2/w", "tower1/b"]], "b, t2/w"),
+        ([["m_0/layer/w"], ["m_1/layer/w", "m_1/layer/b"]], "layer/b"),
+        ([["all/w"], ["all/w", "tower1/only/b", "tower1/c"]], "c, only/b"),
+    ],
+)
+def test_towers_with_more_or_fewer_variables(graph, rows, some):
+    with pytest.raises(GradientError) as caught:
+        allreduce_grads_and_vars(named(rows), cpus(2))
+    assert str(caught.value).endswith(f"; not on every tower: {some}")
 
 
 def placed(count):
