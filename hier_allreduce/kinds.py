@@ -7,6 +7,7 @@ A dense variable is one entry, a gathered sparse one is two (values, indices), o
 from __future__ import annotations
 
 import re
+from itertools import chain, count
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
@@ -148,10 +149,9 @@ def _zeros(other: Any, column: Sequence[Any]) -> Any:
 
 def op_names(names: Sequence[str]) -> List[str]:
     """``names`` made safe and unique as parts of op names: ``conv1/W`` → ``conv1.W``."""
-    used: Dict[str, int] = {}
-    safe = []
+    safe: Dict[str, None] = {}
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_.-]", ".", name).lstrip("._-") or "chunk"
-        used[plain] = used.get(plain, 0) + 1
-        safe.append(plain if used[plain] == 1 else f"{plain}.{used[plain]}")
-    return safe
+        numbered = chain([plain], (f"{plain}.{number}" for number in count(2)))
+        safe[next(free for free in numbered if free not in safe)] = None
+    return list(safe)

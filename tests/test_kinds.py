@@ -1,5 +1,7 @@
 """Gradients as they really come: sparse, missing, half precision, packed, and shapes known only at run time."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from hier_allreduce import GradientError, Strategy, allreduce_grads, allreduce_grads_and_vars, audit
 from hier_allreduce.gradients import matrix
+from hier_allreduce.kinds import op_names
 from hier_allreduce.layout import lay_out
 
 tf1 = tf.compat.v1
@@ -179,6 +182,25 @@ def test_gradients_flow_through_buckets(graph):
     result = allreduce_grads(rows, cpus(3), strategy=Strategy(pack_below=1 << 20))
     back = tf.gradients(tf.reduce_sum(result[1][0]), [row[0] for row in rows])
     assert all((value == 1).all() for value in evaluate(back))
+
+
+@given(st.lists(st.sampled_from(["a", "a.2", "a/2", "a.2.2", "a.3", "/", "", "b"]), max_size=9))
+def test_names_of_ops_are_unique_and_those_that_are_keep_theirs(names):
+    safe = op_names(names)
+    assert len(set(safe)) == len(safe) == len(names)
+    assert all(re.match(r"[A-Za-z0-9][A-Za-z0-9_.-]*$", name) for name in safe)
+    assert op_names(safe) == safe
+
+
+def test_a_name_that_looks_like_a_second_one_is_audited_as_itself(graph):
+    devices, rows = cpus(2), []
+    for device in devices:
+        with tf.device(device):
+            first, second = tf.split(held(np.ones([4], "float32")), 2, name="ab" + device[-1])
+            rows.append([first, second, tf.add(held(np.ones([2], "float32")), 1, name=f"ab{device[-1]}.2")])
+    result = allreduce_grads(rows, devices, strategy=Strategy(algorithm="flat", pack_below=0))
+    (call,) = audit(traced(consumed_in_place(result)), graph).calls
+    assert sum(call.copies.values()) == 6
 
 
 @pytest.mark.parametrize("mains", ["rotate", "balance", 2])
