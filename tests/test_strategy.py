@@ -1,5 +1,7 @@
 """One object for all choices: read from YAML, checked, and printed as what it will do."""
 
+import dataclasses
+
 import pytest
 
 from hier_allreduce import Strategy, StrategyError, presets
@@ -13,7 +15,19 @@ def test_every_shipped_strategy_loads_and_says_what_it_does(name):
 
 
 def test_the_shipped_default_is_the_default():
-    assert Strategy.load("default") == Strategy(mains="balance")
+    assert Strategy.load("default") == Strategy()
+
+
+@pytest.mark.parametrize("name", presets.names("strategies"))
+def test_no_shipped_strategy_says_what_goes_without_saying_and_refuses_a_topology(name):
+    given = presets.read_yaml(presets.find("strategies", name, StrategyError), StrategyError)
+    unsaid = {"mains": Strategy().mains_for(given["algorithm"]), "groups": None, "splits": 0, "split_above": 0}
+    assert not [key for key, value in unsaid.items() if key in given and given[key] == value]
+
+
+@pytest.mark.parametrize("name", ["default", "half", "megengine", "muji"])
+def test_shipped_strategies_that_fix_no_mains_go_with_a_topology(name):
+    assert dataclasses.replace(Strategy.load(name), topology="dgx-1v").topology == "dgx-1v"
 
 
 def test_printed_sentences_follow_the_choices():
