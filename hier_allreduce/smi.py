@@ -51,7 +51,8 @@ _NAMES = tuple(
 _END = re.compile(r"legend|=", re.I)
 _NEXT_ROW = re.compile(rf"(?=GPU\d+\W+{_KIND}\b|Legend:)")
 _TAGS = re.compile(r"(<(?:br|/p|/tr|/div)\b[^<>\n]*>)|</?\w[^<>\n]*>", re.I)
-_PEER_STATUS = re.compile(r"\b(?:OK|C?NS|GNS|TNS)\b")  # what `topo -p2p` prints
+_PEER_STATUS = re.compile(r"\b(?:OK|[CGT]?NS|DR|U)\b")  # what `topo -p2p` prints
+_AMD = re.compile(r"0\s|.*\bXGMI\b")  # what rocm-smi prints, 0 on its diagonal
 _BARE_ROW = re.compile(r"\W*GPU\d+\s*[A-Z]{0,3}\W*$")  # cut off after its label
 _APART = re.compile(r"(?<=\d)\n(?=\d)(?!\d?\s)")  # NV1|0-23, but neither NV1|2 nor NO|DE
 _CUT_CELL = re.compile(r"[NPS][A-Z]{0,2}\d")
@@ -158,24 +159,32 @@ def _find_header(lines: Sequence[str]) -> Tuple[int, Tuple[str, ...], Tuple[str,
         while after < len(lines) and not lines[after].strip():
             after += 1
         row = _read(lines[after] if after < len(lines) else "")
-        if _PEER_STATUS.search(row.rest):
+        if _PEER_STATUS.search(row.rest) or _AMD.match(row.rest):
             continue
         if row.is_row and (len(labels) > 1 or (row.has_cells and row.labels == labels)):
             twice = [label for label, count in Counter(labels).items() if count > 1]
             if twice:
                 raise TopologyError(f"header: column {twice[0]} appears twice; paste all of `nvidia-smi topo -m`")
             return after, labels, _cards(rest)
-    rows = [line.labels[0] for line in map(_read, lines) if line.is_row and line.has_cells]
-    if rows and any(_PEER_STATUS.search(line) for line in lines if "GPU" in line):
-        raise TopologyError(f"row {rows[0]} tells what peers can do (`topo -p2p`); expected `nvidia-smi topo -m`")
-    if rows:
-        raise TopologyError(
-            f"row {rows[0]} has no header row with its columns' names (GPU0 GPU1 …) above it; "
+    raise TopologyError(_without_table([line for line in map(_read, lines) if line.is_row]))
+
+
+def _without_table(rows: Sequence[_Line]) -> str:
+    """What is wrong with a text in which no header is followed by a row."""
+    if any(_AMD.match(row.rest) for row in rows):
+        return (
+            f"row {rows[0].labels[0]} is of rocm-smi's table, which has other kinds of links; "
+            "only NVIDIA's `nvidia-smi topo -m` is read"
+        )
+    linked = [row for row in rows if row.has_cells]
+    if any(_PEER_STATUS.search(row.rest) for row in linked):
+        return f"row {linked[0].labels[0]} tells what peers can do (`topo -p2p`); expected `nvidia-smi topo -m`"
+    if linked:
+        return (
+            f"row {linked[0].labels[0]} has no header row with its columns' names (GPU0 GPU1 …) above it; "
             "paste all of `nvidia-smi topo -m`"
         )
-    raise TopologyError(
-        "no table of GPUs, with a header row and a row for each GPU; expected the output of `nvidia-smi topo -m`"
-    )
+    return "no table of GPUs, with a header row and a row for each GPU; expected the output of `nvidia-smi topo -m`"
 
 
 def _has_table(lines: Sequence[str]) -> bool:
@@ -271,6 +280,12 @@ def _row_kinds(label: str, rows: Dict[str, _Row], labels: Sequence[str], columns
     nothing.
     """
     cells, rest = rows[label]
+    if len(cells) < len(columns) and SELF in cells[: labels.index(label)]:
+        column = labels[cells.index(SELF)]
+        raise TopologyError(
+            f"row {label}, column {column}: X, which belongs under {label}; a cell before it is missing "
+            f"({len(cells)} of {len(columns)} are there)"
+        )
     if len(cells) + bool(_CUT_CELL.match(rest) and len(cells) >= len(labels)) < len(columns):
         column = columns[len(cells)]
         instead = repr(rest.split()[0]) if rest else "the end of the line"

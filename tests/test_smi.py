@@ -44,6 +44,7 @@ GPU3\tSYS\tNV2\tNV1\t X \t24-47,72-95\t1
 """
 BARE = QUAD.replace("\tCPU Affinity\tNUMA Affinity", "").replace("\t0-23,48-71\t0", "").replace("\t24-47,72-95\t1", "")
 PEERS = "\tGPU0\tGPU1\tGPU2\tGPU3\nGPU0\tX\tOK\tNS\tOK\nGPU1\tOK\tX\tOK\tNS\n"  # topo -p2p
+ROCM = "====\n       GPU0         GPU1         \nGPU0   0            XGMI         \nGPU1   XGMI         0            \n"
 QUAD_KINDS = (
     ("X", "NV1", "NV2", "SYS"),
     ("NV1", "X", "SYS", "NV2"),
@@ -249,8 +250,9 @@ WRONG = {
         .replace("\t0-23", "\tPIX\t0-23")
         .replace("\t24-", "\tSYS\t24-")
         .replace("GPU2\tNV2\t", "GPU2\t"),
-        "row GPU2, column NIC0",
+        "row GPU2, column GPU1: X, which belongs under GPU2; a cell before it is missing .4 of 5",
     ),
+    "a cell lost after the diagonal": (QUAD.replace("\tSYS\tNV2\t0-23", "\tNV2\t0-23"), "row GPU1, column GPU3"),
     "the last row twice": (QUAD + QUAD.splitlines()[-1], "row GPU3 appears twice"),
     "cut on the right, to one column": ("\tGPU0\nGPU0\t X\nGPU1\tSY\n", "row GPU1.*no column GPU1"),
     "cells cut in the middle of the cards'": (
@@ -258,6 +260,10 @@ WRONG = {
         "row GPU0, column NIC1",
     ),
     "what peers can do": (PEERS, "row GPU0 tells what peers can do"),
+    "peers that are disabled": (PEERS.replace("OK", "DR").replace("NS", "DR"), "row GPU0 tells what peers can do"),
+    "peers of which nothing is known": (PEERS.replace("OK", "U").replace("NS", "U"), "row GPU0 tells what peers can"),
+    "AMD's links": (ROCM, "row GPU0 is of rocm-smi's table"),
+    "AMD's weights": (ROCM.replace("XGMI", "15"), "row GPU0 is of rocm-smi's table"),
     "a bond of nothing": (QUAD.replace("NV1\tNV2\tSYS", "NV0\tNV2\tSYS"), "row GPU0, column GPU1.*NV0"),
 }
 
