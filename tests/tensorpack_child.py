@@ -18,8 +18,12 @@ tf1.Session(config=tf1.ConfigProto(inter_op_parallelism_threads=1)).close()
 
 import tensorpack as tp  # noqa: E402
 from tensorpack.tfutils import sesscreate  # noqa: E402
-from tensorpack.tfutils.gradproc import GlobalNormClip, SummaryGradient  # noqa: E402
-from tensorpack.tfutils.optimizer import AccumGradOptimizer, apply_grad_processors  # noqa: E402
+from tensorpack.tfutils.gradproc import GlobalNormClip, MapGradient, ScaleGradient, SummaryGradient  # noqa: E402
+from tensorpack.tfutils.optimizer import (  # noqa: E402
+    AccumGradOptimizer,
+    VariableAssignmentOptimizer,
+    apply_grad_processors,
+)
 from tensorpack.tfutils.summary import add_moving_summary  # noqa: E402
 from tensorpack.utils import logger  # noqa: E402
 
@@ -27,14 +31,35 @@ from hier_allreduce.errors import HierAllreduceError  # noqa: E402
 from hier_allreduce.integrations.tensorpack import HierarchicalTrainer  # noqa: E402
 
 FEATURES, CLASSES, BATCH, STEPS = 5, 3, 4, 6
+
+
+def momentum():
+    return tf1.train.MomentumOptimizer(0.1, 0.9)
+
+
+def by_name():
+    """Freeze a layer, and let weights decay: what people match variables' names for."""
+    return [
+        ScaleGradient([("hidden/W", 0.0), ("out/.*", 5.0)], verbose=False),
+        MapGradient(lambda grad, var: grad + 0.1 * var, "out/W"),
+    ]
+
+
+def halve_the_biases(var):
+    return var * 0.5 if var.name in ("hidden/b:0", "out/b:0") else None
+
+
 OPTIMIZERS = {
-    "momentum": lambda: tf1.train.MomentumOptimizer(0.1, 0.9),
+    "momentum": momentum,
     "sgd": lambda: tf1.train.GradientDescentOptimizer(0.1),
     "sgd*3": lambda: tf1.train.GradientDescentOptimizer(0.3),
     "adam": lambda: tf1.train.AdamOptimizer(0.05),
     "clip": lambda: apply_grad_processors(
         tf1.train.GradientDescentOptimizer(0.1), [GlobalNormClip(0.05), SummaryGradient()]
     ),
+    "by name": lambda: apply_grad_processors(momentum(), [*by_name(), SummaryGradient("out/.*")]),
+    "accumulated by name": lambda: AccumGradOptimizer(apply_grad_processors(momentum(), by_name()), 2),
+    "assigned by name": lambda: VariableAssignmentOptimizer(momentum(), halve_the_biases),
     "accumulate sgd": lambda: AccumGradOptimizer(tf1.train.GradientDescentOptimizer(0.1), 3),
     "accumulate adam": lambda: AccumGradOptimizer(tf1.train.AdamOptimizer(0.05), 3),
 }
@@ -95,6 +120,8 @@ class Look(tp.Callback):
 
     def _setup_graph(self):
         self.before = self.after = None
+        ops = self.graph.get_operations()
+        self.histograms = sorted(op.name.split("/", 2)[-1] for op in ops if op.type == "HistogramSummary")
 
     def _before_run(self, _):
         self.before = self.before or self._read()
@@ -106,6 +133,7 @@ class Look(tp.Callback):
 def train(trainer, optimizer, batch=BATCH, steps=STEPS, epochs=1, load=None, callbacks=(), model=None, **config):
     """Train in a fresh graph; the variables before and after."""
     look = Look()
+    SummaryGradient._summaried_gradient.clear()  # tensorpack makes each summary once in a process, not in a graph
     with tf.Graph().as_default():
         data = config.pop("data", None) or tp.QueueInput(Data(batch))
         tp.launch_train_with_config(
@@ -121,7 +149,7 @@ def train(trainer, optimizer, batch=BATCH, steps=STEPS, epochs=1, load=None, cal
             ),
             trainer,
         )
-    return {"before": look.before, "after": look.after}
+    return {"before": look.before, "after": look.after, "histograms": look.histograms}
 
 
 def stock(towers):
@@ -200,6 +228,20 @@ def updates(folder):
         file.write("devices: [/cpu:0, /cpu:1]\nupdate: main\nstrategy: {algorithm: flat, pack_below: 0}\n")
     facts["from file"] = train(HierarchicalTrainer.from_config(config), "sgd")["after"]
     facts["two"] = train(tp.SimpleTrainer(), "sgd", BATCH * 2)["after"]
+    return facts
+
+
+def names(folder):
+    """Gradient processors and others that look at the variables' names, in three towers and in one."""
+    facts = {}
+    if not hasattr(tf, "get_default_graph"):
+        tf.get_default_graph = tf1.get_default_graph  # tensorpack's assignments after updates want TensorFlow 1
+    for optimizer in ("by name", "accumulated by name", "assigned by name"):
+        facts[f"{optimizer}, one"] = train(HierarchicalTrainer(cpus(1)), optimizer, BATCH * 3)
+        for update in ("replicated", "main"):
+            trainer = HierarchicalTrainer(cpus(3), update=update, strategy="tensorpack")
+            trainer.BROADCAST_EVERY_EPOCH = False
+            facts[f"{optimizer}, {update}"] = train(trainer, optimizer)
     return facts
 
 

@@ -150,6 +150,27 @@ def test_a_file_selects_the_trainer(facts):
     assert difference(run["from file"], run["two"]) < 1e-6
 
 
+# ---- what looks at names -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("update", ["replicated", "main"])
+@pytest.mark.parametrize("optimizer", ["by name", "accumulated by name", "assigned by name"])
+def test_what_matches_names_sees_tower_0s_in_every_tower(facts, optimizer, update):
+    run = facts("names")
+    many, one = run[f"{optimizer}, {update}"], run[f"{optimizer}, one"]
+    assert difference(many["after"], one["after"]) < 1e-6
+    assert replicas_are_equal(many["after"])
+    assert many["histograms"] == one["histograms"]
+
+
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_layers_freeze_by_their_names_and_summaries_are_made_once(facts, update):
+    many = facts("names")[f"by name, {update}"]
+    assert many["after"]["hidden/W"] == many["before"]["hidden/W"]
+    assert many["after"]["hidden/b"] != many["before"]["hidden/b"]
+    assert many["histograms"] == ["out/W-grad", "out/b-grad"]
+
+
 # ---- what is around training -------------------------------------------------------------------------
 
 

@@ -13,9 +13,11 @@ Importing this module imports tensorpack, which sets environment variables and p
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
+from functools import lru_cache
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 from tensorpack.callbacks import Callback, PeriodicTrigger, RunOp
@@ -23,7 +25,7 @@ from tensorpack.graph_builder.training import DataParallelBuilder, SyncMultiGPUR
 from tensorpack.graph_builder.utils import override_to_local_variable
 from tensorpack.input_source import FeedfreeInput, FeedInput, QueueInput
 from tensorpack.tfutils.gradproc import FilterNoneGrad
-from tensorpack.tfutils.optimizer import AccumGradOptimizer, ProxyOptimizer
+from tensorpack.tfutils.optimizer import AccumGradOptimizer, PostProcessOptimizer, ProxyOptimizer
 from tensorpack.tfutils.sesscreate import NewSessionCreator, ReuseSessionCreator
 from tensorpack.train import SingleCostTrainer
 from tensorpack.utils import logger
@@ -62,6 +64,8 @@ class HierarchicalTrainer(SingleCostTrainer):
     - K towers share one optimizer, whose once-a-step work (Adam: advancing its beta powers) is done once a step, not
       K times, so that Adam is Adam and the towers stay equal.
     - ``AccumGradOptimizer`` applies its sum at exactly every k-th step, in all towers.
+    - Gradient processors that match variables by name, and what ``PostProcessOptimizer`` calls, see tower 0's names
+      in every tower: what ``ScaleGradient(("hidden/.*", 0.))`` freezes is frozen in all.
     - The session gets a thread for every tower, because tensorpack's staging of inputs blocks that many.
 
     Models should use resource variables: a reference variable can be updated while a gradient still reads it.
@@ -177,7 +181,8 @@ class HierarchicalTrainer(SingleCostTrainer):
         strategy = self._strategy.for_optimizers(self.cluster.size if self.cluster else 1)
         if self._update == "main":
             self.grads = [list(row) for row in pairs_of(rows, tuple(self.devices))]
-            with tf1.name_scope("apply_gradients"):  # this scope is in the names of saved variables
+            # this scope is in the names of saved variables
+            with tf1.name_scope("apply_gradients"), by_tower_0s_names(optimizer, self.grads):
                 update = update_at_mains(
                     optimizer,
                     self.grads,
@@ -191,7 +196,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         self.grads = allreduce_grads_and_vars(
             rows, self.devices, self._average, strategy=strategy, cluster=self.cluster
         )
-        with tf1.name_scope("apply_gradients"):
+        with tf1.name_scope("apply_gradients"), by_tower_0s_names(optimizer, self.grads):
             updates = update_replicated(
                 optimizer,
                 self.grads,
@@ -341,6 +346,60 @@ def proxies(optimizer: Any) -> Iterator[Any]:
     while isinstance(optimizer, ProxyOptimizer):
         yield optimizer
         optimizer = optimizer._opt
+
+
+@contextlib.contextmanager
+def by_tower_0s_names(optimizer: Any, rows: Sequence[Pairs]) -> Iterator[None]:
+    """While this lasts, what matches variables by name in tensorpack's wrappers sees tower 0's names in every tower.
+
+    Gradient processors, and what ``PostProcessOptimizer`` calls, are given variables :func:`named_like` tower 0's. The
+    optimizers that the gradients are passed on to get the towers' own, with slots of their own.
+
+    Args:
+        optimizer: perhaps wrapped.
+        rows: K rows of N (gradient, variable) pairs.
+    """
+    named: Dict[int, Any] = {}
+    own: Dict[int, Any] = {}
+    for row in rows[1:]:
+        for (_, var), (_, first) in zip(row, rows[0]):
+            named[id(var)] = named_like(var, first)
+            own[id(named[id(var)])] = var
+    with contextlib.ExitStack() as then:
+        for proxy in proxies(optimizer):
+            if hasattr(proxy, "_gradprocs"):
+                then.callback(setattr, proxy, "_gradprocs", proxy._gradprocs)
+                proxy._gradprocs = [_Exchange(named), *proxy._gradprocs, _Exchange(own)]
+            if isinstance(proxy, PostProcessOptimizer):
+                then.callback(setattr, proxy, "_func", proxy._func)
+                proxy._func = lambda var, function=proxy._func: function(named.get(id(var), var))
+        yield
+
+
+class _Exchange:
+    """A gradient processor that puts other variables beside the gradients: ``others[id(variable)]``, where it is."""
+
+    def __init__(self, others: Dict[int, Any]):
+        self._others = others
+
+    def process(self, pairs: Pairs) -> Pairs:
+        return [(grad, self._others.get(id(var), var)) for grad, var in pairs]
+
+
+def named_like(var: Any, first: Any) -> Any:
+    """The variable ``var``, to be read and assigned, with the ``name`` and ``op.name`` of ``first``."""
+    view = object.__new__(_with_anothers_name(var.__class__))  # a variable's constructor would add one to the graph
+    vars(view).update(vars(var), _named_like=first)
+    return view
+
+
+@lru_cache(maxsize=None)
+def _with_anothers_name(kind: Any) -> Any:
+    class Named(kind):
+        op = property(lambda self: self._named_like.op)
+        name = property(lambda self: self._named_like.name)
+
+    return Named
 
 
 def with_ordered_accumulation(optimizer: Any) -> Any:
