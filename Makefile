@@ -20,7 +20,7 @@ venv-tf1: .venv-tf1/.done
 	@command -v $(PYTHON) >/dev/null || { echo "make: Python 3.11 is needed: no '$(PYTHON)' on PATH (set PYTHON=...)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install --quiet -e '.[tf,tensorpack,demo,dev]'
+	.venv/bin/python -m pip install --quiet -e '.[tf,tensorpack,bench,demo,dev]'
 	# Keras 2, for the tests; by itself it would bring the package tensorflow beside tensorflow-cpu
 	.venv/bin/python -m pip install --quiet --no-deps "tf_keras==$$(.venv/bin/python -c \
 	  'import importlib.metadata as m; print(".".join(m.version("tensorflow-cpu").split(".")[:2]))').*"
@@ -30,7 +30,7 @@ venv-tf1: .venv-tf1/.done
 	@test -n "$(PYTHON37)" || { echo "make: Python 3.7 is needed for TensorFlow 1.15: none on PATH and none in pyenv (set PYTHON37=...)" >&2; exit 1; }
 	$(PYTHON37) -m venv .venv-tf1
 	.venv-tf1/bin/python -m pip install --quiet --upgrade pip
-	.venv-tf1/bin/python -m pip install --quiet -e '.[tf,tensorpack,demo,dev]'
+	.venv-tf1/bin/python -m pip install --quiet -e '.[tf,tensorpack,bench,demo,dev]'
 	@touch $@
 
 demo: .venv/.done

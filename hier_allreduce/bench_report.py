@@ -10,6 +10,7 @@ from .bench import Measured, Report, quartiles
 from .contenders import is_ours
 from .errors import BenchError
 from .floor import Floor
+from .pictures import pyplot, save
 
 _HEAD = (
     ("", "step", "quartiles", "times", "nodes", "nodes", "build", "first", "peak", "copies", "MiB", "largest"),
@@ -114,16 +115,12 @@ def draw(name: str, report: Report, path: str) -> None:
 
     Raises:
         BenchError: there are no ratios to draw.
+        HierAllreduceError: matplotlib is missing, or the file cannot be written.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     timed = [(measured, ratio) for measured in report.contenders for ratio in [report.ratio(measured)] if ratio]
     if not timed:
         raise BenchError(f"{path}: nothing to draw, since ours was not measured, or took no longer than the baseline")
-    figure, axes = pyplot.subplots(figsize=(8, 1.2 + 0.34 * len(timed)), constrained_layout=True)
+    figure, axes = pyplot().subplots(figsize=(8, 1.2 + 0.34 * len(timed)), constrained_layout=True)
     for place, (measured, ratio) in enumerate(timed):
         slower = ratio >= 1
         axes.barh(place, ratio - 1, left=1, color=_COLORS[_kind(measured)])
@@ -150,8 +147,7 @@ def draw(name: str, report: Report, path: str) -> None:
     axes.set_title(title(name, report))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    save(figure, path)
 
 
 def _kind(measured: Measured) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any, List, Sequence, Tuple
 
-from .errors import TopologyError
+from .errors import HierAllreduceError
 from .hosts import HostsChoice, nic_of, nics_used
 from .planner import Choice, timing
 from .report import amount, count, duration, hosts_line, sums_by_chunk
@@ -20,47 +21,72 @@ _NEAR_COLORS = {"PIX": "#3d4752", "PXB": "#5f6c7a", "PHB": "#7d8a98", "NODE": "#
 _CYCLE = ("#1b6ca8", "#d1495b", "#2a9d5c", "#e08e0b", "#6a4c93", "#0f8b8d", "#a44a3f", "#5c677d")
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
+    """``matplotlib.pyplot``, drawing into files.
+
+    Raises:
+        HierAllreduceError: matplotlib is missing.
+    """
     try:
         import matplotlib
     except ImportError:
-        raise TopologyError("pictures need matplotlib: pip install matplotlib") from None
+        raise HierAllreduceError("pictures need matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     return pyplot
 
 
-def _save(figure: Any, path: str) -> None:
+def check(path: str) -> None:
+    """Say before the work what would keep its picture from being drawn.
+
+    Raises:
+        HierAllreduceError: matplotlib is missing, or the file's ending names no kind of picture.
+    """
+    pyplot()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    kinds = sorted(FigureCanvasBase.get_supported_filetypes())
+    ending = Path(path).suffix.lstrip(".").lower()
+    if ending and ending not in kinds:
+        raise HierAllreduceError(f"{path!r}: no kind of picture ends in .{ending}; there are {', '.join(kinds)}")
+
+
+def save(figure: Any, path: str) -> None:
+    """A figure in a file (PNG, PDF, SVG by its ending); it is closed.
+
+    Raises:
+        HierAllreduceError: the file cannot be written.
+    """
     try:
         figure.savefig(path, dpi=130, facecolor="white")
     except (OSError, ValueError) as cause:
-        raise TopologyError(f"the picture cannot be written to {path!r}: {cause}") from None
+        raise HierAllreduceError(f"the picture cannot be written to {path!r}: {cause}") from None
     finally:
-        _pyplot().close(figure)
+        pyplot().close(figure)
 
 
 def draw_topology(topology: Topology, path: str) -> None:
     """A drawing of devices and links in a file (PNG, PDF, SVG by its ending).
 
     Raises:
-        TopologyError: matplotlib is missing, or the file cannot be written.
+        HierAllreduceError: matplotlib is missing, or the file cannot be written.
     """
-    figure, axes = _pyplot().subplots(figsize=(7.2, 6.4))
+    figure, axes = pyplot().subplots(figsize=(7.2, 6.4))
     _links(axes, topology)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_hosts(topology: Topology, hosts: int, network: Network, path: str) -> None:
     """The same, and below it the hosts with their devices, network cards and the network.
 
     Raises:
-        TopologyError: matplotlib is missing, or the file cannot be written.
+        HierAllreduceError: matplotlib is missing, or the file cannot be written.
     """
-    figure, (above, below) = _pyplot().subplots(2, 1, figsize=(9.5, 10.5), gridspec_kw={"height_ratios": (1.75, 1)})
+    figure, (above, below) = pyplot().subplots(2, 1, figsize=(9.5, 10.5), gridspec_kw={"height_ratios": (1.75, 1)})
     _links(above, topology)
     _hosts(below, topology, hosts, network)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _links(axes: Any, topology: Topology) -> None:
@@ -79,27 +105,27 @@ def draw_plan(choice: Choice, topology: Topology, path: str) -> None:
     """A plan's trees on the machine's links, the bytes on each link, and the timeline, in a file.
 
     Raises:
-        TopologyError: matplotlib is missing, or the file cannot be written.
+        HierAllreduceError: matplotlib is missing, or the file cannot be written.
     """
-    figure = _pyplot().figure(figsize=(13, 10))
+    figure = pyplot().figure(figsize=(13, 10))
     grid = figure.add_gridspec(2, 1, height_ratios=(2, 1.7), hspace=0.2)
     _plan(figure, grid, choice, topology, timing(choice, topology), "this machine", 0.955)
-    _save(figure, path)
+    save(figure, path)
 
 
 def draw_hosts_plan(choice: HostsChoice, topology: Topology, scaled: Sequence[HostsChoice], path: str) -> None:
     """The same for several hosts, with a lane for each network card, the hosts, and what more of them cost.
 
     Raises:
-        TopologyError: matplotlib is missing, or the file cannot be written.
+        HierAllreduceError: matplotlib is missing, or the file cannot be written.
     """
-    figure = _pyplot().figure(figsize=(13, 15))
+    figure = pyplot().figure(figsize=(13, 15))
     grid = figure.add_gridspec(3, 1, height_ratios=(2, 1.9, 1.5), hspace=0.22)
     _plan(figure, grid, choice, topology, choice.run, f"{choice.hosts} hosts", 0.925)
     last = grid[2].subgridspec(1, 2, width_ratios=(1.25, 1), wspace=0.12)
     _hosts(figure.add_subplot(last[0]), topology, choice.hosts, choice.network)
     _scaling_curves(figure.add_subplot(last[1]), scaled)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _plan(figure: Any, grid: Any, choice: Choice, topology: Topology, run: Any, machines: str, top: float) -> None:
@@ -304,7 +330,7 @@ def _hosts(axes: Any, topology: Topology, hosts: int, network: Network) -> None:
 
 def _host(axes: Any, topology: Topology, network: Network, left: float) -> None:
     """A box with devices, at most four in a row, and lines to the cards that they use."""
-    axes.add_patch(_pyplot().Rectangle((left, 0), 1, 1, facecolor="white", edgecolor=_INK, linewidth=1.2))
+    axes.add_patch(pyplot().Rectangle((left, 0), 1, 1, facecolor="white", edgecolor=_INK, linewidth=1.2))
     devices = len(topology)
     used = nics_used(devices, network)
     cards = [left + (nic + 0.5) / used for nic in range(used)]

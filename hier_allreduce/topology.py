@@ -393,6 +393,17 @@ def read_calibration(path: Optional[str]) -> Optional[Mapping[str, Any]]:
     return content
 
 
+def calibrated(topology: Topology, calibration: Optional[Mapping[str, Any]]) -> Topology:
+    """The machine with a calibration file's content, instead of what its speeds were before; itself without one.
+
+    Raises:
+        TopologyError: as in :func:`from_table`.
+    """
+    if calibration is None:
+        return topology
+    return from_table(_table(topology, range(len(topology))), topology.name, calibration=calibration)
+
+
 def flat_host(devices: int, name: str = "host") -> Topology:
     """``devices`` CPU devices in one host's memory: all links alike."""
     labels = tuple(f"CPU{d}" for d in range(devices))
@@ -412,13 +423,16 @@ def subset(topology: Topology, devices: Sequence[int]) -> Topology:
     unknown = [d for d in devices if not 0 <= d < len(topology)]
     if unknown or len(set(devices)) < len(devices) or not devices:
         raise TopologyError(f"{topology.name} has devices 0 to {len(topology) - 1}; cannot take {list(devices)}")
-    labels = tuple(topology.devices[d] for d in devices)
-    kinds = tuple(tuple(topology.kinds[i][j] for j in devices) for i in devices)
-    cpus = tuple(topology.cpus[d] for d in devices) if topology.cpus else ("",) * len(devices)
-    named = {kind for row in kinds for kind in row} | {f"{a}-{b}" for a, b in permutations(labels, 2)}
+    table = _table(topology, devices)
+    named = {kind for row in table.kinds for kind in row} | {f"{a}-{b}" for a, b in permutations(table.labels, 2)}
     overrides = tuple((key, value) for key, value in topology.overrides if key in named)
-    table = Table(labels, kinds, cpus, topology.gpu, topology.warnings)
     return _built(table, topology.name, topology.gpu, topology.speeds, overrides)
+
+
+def _table(topology: Topology, devices: Sequence[int]) -> Table:
+    kinds = tuple(tuple(topology.kinds[i][j] for j in devices) for i in devices)
+    cpus = tuple(topology.cpus[d] if topology.cpus else "" for d in devices)
+    return Table(tuple(topology.devices[d] for d in devices), kinds, cpus, topology.gpu, topology.warnings)
 
 
 # ---- what a byte occupies ---------------------------------------------------------------------------

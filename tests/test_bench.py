@@ -1,9 +1,12 @@
 """The bench: right numbers about contenders whose numbers are known, every peer listed, bad input refused."""
 
+import configparser
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import tensorflow as tf
@@ -413,11 +416,58 @@ def test_a_case_whose_process_is_killed_is_named(monkeypatch):
         (["--contenders", "ours,floor,tensorpak"], "did you mean 'tensorpack'"),
         (["--strategy", "no-such"], "'no-such' is neither a file nor one of the strategies"),
         (["--topology", "dgx-1w"], "'dgx-1w'"),
+        (
+            ["--updates", "adam", "--json", "x.json", "--contenders", "nobody"],
+            "--updates makes no use of --contenders, --json",
+        ),
+        (["--updates", "adam", "--distribute", "--memory", "0"], "--updates makes no use of --memory, --distribute"),
+        (["--distribute", "--picture", "x.png", "--sweep"], "--distribute makes no use of --picture, --sweep"),
+        (["--table", "x.md", "--average", "--model", "vgg16"], "--table makes no use of --model, --average"),
+        (["--sweep", "--contenders", "ours"], "--sweep makes no use of --contenders"),
+        (["--contenders", "tensorpack", "--picture", "x.png"], "--picture draws ratios to ours: name ours"),
+        (["--picture", "x.pgn"], "no kind of picture ends in .pgn"),
+        (["--updates", "adm"], "did you mean 'adam'"),
     ],
 )
-def test_bad_arguments_are_one_line(arguments, message, capsys):
+def test_bad_arguments_are_one_line_before_anything_is_measured(arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "measure", None)
+    monkeypatch.setattr(bench, "interleaved", None)
     assert cli.main(["bench", *arguments]) == 2
-    assert message in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    assert message in err and err.count("\n") == 1 and not out
+
+
+@pytest.mark.parametrize("module", ["tqdm", "tensorflow"])
+def test_what_the_bench_needs_is_said_in_words(module, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert cli.main(["bench"]) == 2
+    words = f"hier-allreduce bench: the bench needs {module}: python -m pip install 'hier_allreduce[tf,bench]'\n"
+    assert capsys.readouterr().err == words
+
+
+def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(bench, "measure", None)
+    assert cli.main(["bench", "--picture", str(tmp_path / "x.png")]) == 2
+    assert "pictures need matplotlib" in capsys.readouterr().err
+
+
+def test_the_extras_that_are_named_exist_and_bring_what_the_bench_needs():
+    root = Path(cli.__file__).parents[1]
+    setup = configparser.ConfigParser()
+    setup.read(str(root / "setup.cfg"))
+    extras = setup["options.extras_require"]
+    assert extras["bench"].split() == ["matplotlib", "tqdm"]
+    texts = [
+        path.read_text(encoding="utf-8") for path in (root / "Makefile", *root.glob("hier_allreduce/commands/*.py"))
+    ]
+    named = {
+        extra
+        for text in texts
+        for names in re.findall(r"(?:'.|allreduce)\[([\w,]+)\]|\"(tf,\w+)\"", text)
+        for extra in "".join(names).split(",")
+    }
+    assert {"tf", "bench", "demo"} < named <= set(extras)
 
 
 @pytest.mark.parametrize(
@@ -429,6 +479,10 @@ def test_bad_arguments_are_one_line(arguments, message, capsys):
         ["--memory", "-1"],
         ["--memory", "inf"],
         ["--memory", "x"],
+        ["--json", "/nope/x"],
+        ["--table", "nope/x.md"],
+        ["--picture", "."],
+        ["--shapes", "mine.tsv", "--model", "vgg16"],
     ],
 )
 def test_counts_and_sizes_are_checked(arguments, capsys):

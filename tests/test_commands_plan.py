@@ -4,11 +4,12 @@ import io
 import json
 import re
 import struct
+import sys
 from pathlib import Path
 
 import pytest
 
-from hier_allreduce import Cluster, ClusterError, anchors, cli, hosts, pictures, scaling
+from hier_allreduce import Cluster, ClusterError, anchors, cli, detect, hosts, pictures, scaling, topology
 from hier_allreduce.commands.plan import read_bytes
 from hier_allreduce.plan import Copy, Plan, Reduce, verify
 from hier_allreduce.planner import choose, timing
@@ -28,6 +29,7 @@ def run(capsys, monkeypatch):
         status = cli.main(list(arguments))
         return (status, *capsys.readouterr())
 
+    run.err = lambda: capsys.readouterr().err
     return run
 
 
@@ -131,14 +133,43 @@ def test_one_gpu_needs_no_plan(run):
         (["topo", "dgx1v"], "did you mean 'dgx-1v'"),
         (["plan", "dgx-1v", "--algorithm", "rings"], "did you mean 'ring'"),
         (["plan", "dgx-1v", "--calibration", "none.yaml"], "calibration 'none.yaml': no such file"),
-        (["topo", "dgx-1v", "--picture", "nowhere/at/all.png"], "cannot be written"),
+        (["plan", "dgx-1v", "--picture", "plan.pgn"], "'plan.pgn': no kind of picture ends in .pgn; there are"),
+        (["topo", "dgx-1v", "--picture", "plan.pgn"], "'plan.pgn': no kind of picture ends in .pgn; there are"),
+        (["topo", "--calibration", "none.yaml"], "calibration 'none.yaml': no such file"),
+        (
+            ["topo", "--anchors", "dgx-1v", "--yaml"],
+            "--anchors makes no use of TOPOLOGY, --yaml; give one or the other",
+        ),
+        (["topo", "--anchors", "--picture", "x.png", "--nics", "2"], "--anchors makes no use of --picture, --nics;"),
+        (["topo", "dgx-1v", "--yaml", "--hosts", "2"], "--yaml makes no use of --hosts;"),
         (["topo", "-"], "no table of GPUs"),
     ],
 )
-def test_errors_are_one_line(run, arguments, message):
-    status, _, err = run(*arguments)
-    assert status == 2
+def test_errors_are_one_line_and_come_first(run, arguments, message):
+    status, out, err = run(*arguments)
+    assert (status, out) == (2, "")
     assert message in err and err.count("\n") == 1 and err.startswith(f"hier-allreduce {arguments[0]}: ")
+
+
+@pytest.mark.parametrize("command", ["topo", "plan"])
+def test_a_picture_that_cannot_be_written_or_drawn_is_refused_before_the_work(run, monkeypatch, tmp_path, command):
+    monkeypatch.setattr(topology, "load", None)  # nothing is looked up
+    for path, words in (("nowhere/at/all.png", "there is no folder 'nowhere/at'"), (str(tmp_path), "not a folder")):
+        with pytest.raises(SystemExit):
+            run(command, "dgx-1v", "--picture", path)
+        assert words in run.err()
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    status, _, err = run(command, "dgx-1v", "--picture", str(tmp_path / "x.png"))
+    assert (status, err) == (2, f"hier-allreduce {command}: pictures need matplotlib: pip install matplotlib\n")
+
+
+def test_this_machine_takes_a_calibration_too(run, tmp_path, monkeypatch):
+    path = tmp_path / "speeds.yaml"
+    path.write_text("speeds: {nvlink: 1.5e9}\nlinks: {PIX: 3e9}\n")
+    monkeypatch.setattr(detect, "this_machine", lambda: topology.from_text(TABLE, "this machine"))
+    status, out, _ = run("topo", "--calibration", str(path))
+    assert status == 0
+    assert re.search(r"NV2 +1 +3\n", out) and re.search(r"PIX +2 +3\n", out)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +299,6 @@ def test_a_clusters_file_says_how_many_hosts_devices_and_what_joins_them(run, tm
             "network=10: expected a name of configs/networks",
         ),
         (["--cluster", "hosts: ['a:1']\ndevices_per_host: 9"], "devices_per_host is 9, and DGX-1V (8x V100) has 8"),
-        (["--hosts", "2", "--network", "10gbe", "--picture", "nowhere/at/all.png"], "cannot be written"),
     ],
 )
 def test_wrong_hosts_and_networks_are_named_in_one_line(run, tmp_path, arguments, message):
@@ -318,7 +348,7 @@ def test_pictures_of_several_hosts_are_drawn(run, tmp_path, hosts, nics):
 
 
 def test_the_timeline_has_a_lane_for_each_card_and_a_bar_for_each_crossing():
-    pyplot = pictures._pyplot()
+    pyplot = pictures.pyplot()
     machine = load("dgx-1v")
     alone = choose(machine, 10**7)
     choice = hosts.choose(machine, 10**7, 4, scaling.load("ib-edr-4"))
@@ -379,7 +409,7 @@ def test_pictures_are_drawn(run, tmp_path, machine):
 
 
 def test_the_timeline_has_a_bar_for_every_copy_and_sum(monkeypatch):
-    pyplot = pictures._pyplot()
+    pyplot = pictures.pyplot()
     machine = load("dgx-1v")
     choice = choose(machine, 10**7)
     figure, axes = pyplot.subplots()

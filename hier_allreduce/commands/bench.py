@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
 
-from ..arguments import count, gib
+from ..arguments import count, gib, installed, output, refuse_unused
+from ..errors import BenchError
 
 if TYPE_CHECKING:
     from ..bench import Report
     from ..case import Case
     from ..contenders import Contender
 
+MODEL, ROWS, MEMORY = "resnet50", 2048, 8 << 30
 MODELS = ("resnet50", "mobilenet_v2", "bert_base", "vgg16", "dlrm_criteo_kaggle")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's options."""
     add = parser.add_argument
-    add("--model", metavar="NAME", default="resnet50", help="a shipped table of gradient shapes (default: resnet50)")
-    add("--shapes", metavar="FILE", help="your own table instead: name, shape, dtype, between tabs")
+    table = parser.add_mutually_exclusive_group()
+    table.add_argument("--model", metavar="NAME", help=f"a shipped table of gradient shapes (default: {MODEL})")
+    table.add_argument("--shapes", metavar="FILE", help="your own table instead: name, shape, dtype, between tabs")
     add("--devices", metavar="K", type=count, help="how many (default: all GPUs if two or more, else 8 CPU devices)")
     add("--average", action="store_true", help="the mean instead of the sum")
     add("--rounds", metavar="N", type=count, default=15, help="timed steps of each contender (default: 15)")
@@ -33,31 +37,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sweep", action="store_true", help="instead of the peers, strategies of ours that differ in one choice")
     add("--updates", metavar="OPTIMIZER", help="instead: both updates, with sgd, momentum, adam or rmsprop")
     add("--distribute", action="store_true", help="instead: MirroredStrategy with each of TensorFlow's ops, and ours")
-    add("--rows", metavar="N", type=count, default=2048, help="rows in each sparse gradient (default: 2048)")
-    add("--memory", metavar="GIB", type=gib, default=8 << 30, help="do not run who would need more to make sparse"
-        " gradients dense (default: 8)")  # fmt: skip
-    add("--json", metavar="FILE", help="write everything that was measured")
-    add("--picture", metavar="FILE", help="draw the ratios")
-    add("--table", metavar="FILE", help=f"measure sum and mean of {', '.join(MODELS)}, and write a Markdown page")
+    add("--rows", metavar="N", type=count, help=f"rows in each sparse gradient (default: {ROWS})")
+    add("--memory", metavar="GIB", type=gib, help="do not run who would need more to make sparse gradients dense"
+        f" (default: {MEMORY >> 30})")  # fmt: skip
+    add("--json", metavar="FILE", type=output, help="write everything that was measured")
+    add("--picture", metavar="FILE", type=output, help="draw the ratios")
+    add(
+        "--table",
+        metavar="FILE",
+        type=output,
+        help=f"measure sum and mean of {', '.join(MODELS)}, and write a Markdown page",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices")  # a peer's; the table shows it
+    _check(args)
     if args.updates:
         print(_updates_text(args))
         return 0
     if args.distribute:
         print(_distribute_text(args))
         return 0
-    _contenders(args)  # a wrong name is said before anything is measured
     if args.table:
         _write_page(args)
         return 0
     from .. import bench_report
 
-    name = args.shapes or args.model
+    name = _name(args)
     report = _measured(args, name, args.average)
     print(bench_report.text(name, report))
     if args.json:
@@ -66,6 +75,31 @@ def main(args: argparse.Namespace) -> int:
     if args.picture:
         bench_report.draw(name, report, args.picture)
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Say what is missing or cannot be meant before anything is measured."""
+    others = ("--contenders", "--strategy", "--topology", "--rows", "--memory", "--json", "--picture", "--table")
+    refuse_unused(args, "--updates", *others, "--sweep", "--distribute")
+    refuse_unused(args, "--distribute", *others, "--sweep")
+    refuse_unused(args, "--table", "--model", "--shapes", "--average", "--json", "--picture")
+    refuse_unused(args, "--sweep", "--contenders")
+    with installed("the bench", "tf,bench"):
+        importlib.import_module("tensorflow")
+        importlib.import_module("tqdm")
+    if args.updates or args.distribute:
+        return
+    from .. import contenders, pictures
+
+    chosen = _contenders(args)
+    if args.picture:
+        pictures.check(args.picture)
+        if not any(contenders.is_ours(contender.name) for contender in chosen):
+            raise BenchError("--picture draws ratios to ours: name ours among the --contenders")
+
+
+def _name(args: argparse.Namespace) -> str:
+    return args.shapes or args.model or MODEL
 
 
 def _contenders(args: argparse.Namespace) -> List[Contender]:
@@ -89,14 +123,15 @@ def _case(args: argparse.Namespace, name: str, average: bool) -> Case:
     from .. import bench, case, shapes
 
     devices = bench.devices_here(args.devices)
-    return case.Case(shapes.load(name), devices, average, args.rows, args.memory)
+    memory = MEMORY if args.memory is None else args.memory
+    return case.Case(shapes.load(name), devices, average, args.rows or ROWS, memory)
 
 
 def _updates_text(args: argparse.Namespace) -> str:
     from .. import bench, bench_updates
     from ..updates import UPDATES
 
-    name = args.shapes or args.model
+    name = _name(args)
     case = _case(args, name, args.average)
     with _bar(len(UPDATES) + bench.WARM_UP + args.rounds) as bar:
         compared = bench_updates.compare(case, args.updates, args.rounds, _ticking(bar))
@@ -106,7 +141,7 @@ def _updates_text(args: argparse.Namespace) -> str:
 def _distribute_text(args: argparse.Namespace) -> str:
     from .. import bench, bench_distribute
 
-    name = args.shapes or args.model
+    name = _name(args)
     case = _case(args, name, args.average)
     with _bar(1 + len(bench_distribute.CONTENDERS) + bench.WARM_UP + args.rounds) as bar:
         compared = bench_distribute.compare(case, args.rounds, _ticking(bar))
@@ -170,8 +205,6 @@ def _measured_apart(args: argparse.Namespace, name: str, average: bool) -> Repor
     """
     from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
     from multiprocessing import get_context
-
-    from ..errors import BenchError
 
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         try:

@@ -7,7 +7,7 @@ import importlib
 import os
 from pathlib import Path
 
-from ..arguments import count
+from ..arguments import count, installed
 from ..demos.terminal import only_for_us
 from ..errors import HierAllreduceError
 
@@ -70,11 +70,7 @@ def main(args: argparse.Namespace) -> int:
 
     with log, only_for_us(log) as terminal:
         print(f"{args.job}: {JOBS[args.job]} (log: {log.name})", file=terminal, flush=True)
-        try:
+        with installed("the demo", "tf,demo"):
             name = "several_hosts" if args.hosts > 1 else args.job
             job = importlib.import_module(f"..demos.{name}", __package__)
-        except ModuleNotFoundError as error:
-            raise HierAllreduceError(
-                f"the demo needs {error.name}: python -m pip install 'hier_allreduce[tf,demo]'"
-            ) from None
         return int(job.run(args, terminal))

@@ -46,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    if args.picture:
+        pictures.check(args.picture)
     machine = read_topology(args.topology, args.calibration)
     several = read_hosts(args, machine)
     if several:

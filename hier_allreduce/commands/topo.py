@@ -7,7 +7,7 @@ import sys
 from typing import NamedTuple, Optional, Tuple
 
 from .. import anchors, clusterfile, detect, pictures, presets, report, scaling, topology
-from ..arguments import count
+from ..arguments import count, output, refuse_unused
 from ..errors import ClusterError
 
 
@@ -21,7 +21,7 @@ def add_topology(parser: argparse.ArgumentParser, optional: bool = False) -> Non
         + ("; without it, this machine" if optional else ""),
     )
     parser.add_argument("--calibration", metavar="FILE", help="YAML with speeds: and links: that override the defaults")
-    parser.add_argument("--picture", metavar="FILE", help="draw it into FILE (.png, .pdf, .svg)")
+    parser.add_argument("--picture", metavar="FILE", type=output, help="draw it into FILE (.png, .pdf, .svg)")
 
 
 def read_topology(name: Optional[str], calibration_file: Optional[str]) -> topology.Topology:
@@ -31,10 +31,10 @@ def read_topology(name: Optional[str], calibration_file: Optional[str]) -> topol
         TopologyError: it cannot be found or understood.
     """
     if name is None:
-        return detect.this_machine()
+        return topology.calibrated(detect.this_machine(), topology.read_calibration(calibration_file))
     if name == "-":
-        text = topology.decoded(sys.stdin.buffer.read())
-        return topology.from_text(text, "standard input", topology.read_calibration(calibration_file))
+        overrides = topology.read_calibration(calibration_file)
+        return topology.from_text(topology.decoded(sys.stdin.buffer.read()), "standard input", overrides)
     return topology.load(name, calibration_file)
 
 
@@ -101,6 +101,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    hosts_and_more = ("--hosts", "--cluster", "--network", "--nics", "--yaml")
+    refuse_unused(args, "--anchors", "TOPOLOGY", "--calibration", "--picture", *hosts_and_more)
+    refuse_unused(args, "--yaml", "--hosts")
+    if args.picture:
+        pictures.check(args.picture)
     if args.anchors:
         print(anchors.markdown())
         return 0
