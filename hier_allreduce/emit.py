@@ -71,6 +71,12 @@ class OnDevices(Ops[Any]):
         """A reduced value as a tensor of its first dtype; called on the tower's device."""
         return value
 
+    def finish(self, chunk: int, root: int, total: Any) -> Any:
+        if self.towers > 1:
+            return self.mean(chunk, root, self.everywhere(chunk, root, total))
+        with tf1.device(self.devices[root]):  # one tower: its gradient may live elsewhere
+            return tf.identity(total, name=f"{self.names[chunk]}/copy")
+
     def copy(self, step: Copy, value: Any) -> Any:
         with tf1.device(self.devices[step.dst]):
             return tf.identity(value, name=f"{self.names[step.chunk]}/copy")
@@ -137,12 +143,6 @@ class Dense(OnDevices):
 
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
         return self.added(step.chunk, [own, *others], (step.dst, *step.srcs))
-
-    def finish(self, chunk: int, root: int, total: Any) -> Any:
-        if self.towers > 1:
-            return self.mean(chunk, root, self.everywhere(chunk, root, total))
-        with tf1.device(self.devices[root]):  # one tower: its gradient may live elsewhere
-            return tf.identity(total, name=f"{self.names[chunk]}/copy")
 
 
 class _Part(NamedTuple):
@@ -221,13 +221,11 @@ class Gather(OnDevices):
         values = [own, *others]
         with tf1.device(self.devices[step.dst]):
             joined = tf.concat(values, self._hidden(step.dst, 0, "axis"), name=f"{self.names[step.chunk]}/gather")
-        if own.shape.ndims:
-            rows = [value.shape.as_list()[0] for value in values]
-            joined.set_shape([None if None in rows else sum(rows), *own.shape[1:]])
+        shapes = [value.shape.as_list() for value in values if value.shape.ndims]
+        if shapes:
+            rows = [shape[0] for shape in shapes] + [None] * (len(shapes) < len(values))
+            joined.set_shape([None if None in rows else sum(rows), *shapes[0][1:]])
         return joined
-
-    def finish(self, chunk: int, root: int, total: Any) -> Any:
-        return self.mean(chunk, root, total)
 
 
 class _ByChunk(Ops[Any]):

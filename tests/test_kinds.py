@@ -281,6 +281,16 @@ def test_sparse_gradients_stay_sparse_on_every_tower(graph, algorithm, dense_sha
     assert np.allclose(densified(got[3]), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("towers", [1, 3])
+def test_rows_from_elsewhere_end_on_their_towers(graph, towers):
+    devices = cpus(towers)
+    with tf.device("/cpu:7"):
+        rows = [[sparse(tower, 2)] for tower in range(towers)]
+    for device, (grad,) in zip(devices, allreduce_grads(rows, devices, average=True)):
+        for tensor in (grad.values, grad.indices):
+            assert tf.DeviceSpec.from_string(tensor.device).device_index == int(device[-1])
+
+
 def test_gathering_moves_only_the_rows_touched(graph):
     devices = cpus(4)
     rows = [[tf.IndexedSlices(held(np.ones([3, 2], "float32")), held(np.int64([1, 2, 3])), None)] for _ in devices]
