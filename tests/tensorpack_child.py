@@ -5,7 +5,9 @@
 writes FOLDER/facts.json, what the tests look at.
 """
 
+import contextlib
 import json
+import logging
 import os
 import sys
 
@@ -311,6 +313,34 @@ def moving_average(cost):
     average = tf1.get_variable("average", [], trainable=False, initializer=tf1.zeros_initializer(), use_resource=True)
     tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, average.assign_add(cost))
     return cost
+
+
+def warned(folder):
+    """Trains, but with a warning."""
+    facts = {}
+
+    def references(cost):
+        for name in ("first", "second"):
+            cost += tf.square(tf1.get_variable(name, [], initializer=tf1.ones_initializer(), use_resource=False))
+        return cost
+
+    for name, count, extra in (("references", 2, references), ("one tower", 1, references), ("none", 2, None)):
+        with warnings() as facts[name]:
+            train(HierarchicalTrainer(cpus(count)), None, model=Model("sgd", extra))
+    return facts
+
+
+@contextlib.contextmanager
+def warnings():
+    """A list of tensorpack's warnings."""
+    messages = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: messages.append(record.getMessage())
+    logger._logger.addHandler(handler)
+    try:
+        yield messages
+    finally:
+        logger._logger.removeHandler(handler)
 
 
 def refusals(folder):

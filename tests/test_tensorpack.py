@@ -226,6 +226,14 @@ def test_broadcast_every_epoch_copies_what_is_not_trained(facts):
     assert without != run["broadcast False"]["average"]
 
 
+def test_one_warning_says_that_reference_variables_train_wrong(facts):
+    run = facts("warned")
+    (message,) = [text for text in run["references"] if "reference" in text]
+    for words in ("2 of 6", "'first'", "tf.compat.v1.enable_resource_variables()", "use_resource=True"):
+        assert words in message
+    assert not [text for text in run["one tower"] + run["none"] if "reference" in text]
+
+
 # ---- refusals ----------------------------------------------------------------------------------------
 
 

@@ -32,7 +32,7 @@ from tensorpack.utils import logger
 
 from .. import presets
 from ..allreduce import allreduce_grads, allreduce_grads_and_vars
-from ..compat import tf1
+from ..compat import is_resource, tf1
 from ..devices import device_strings
 from ..errors import DeviceError, StrategyError
 from ..gradients import pairs_of
@@ -68,7 +68,8 @@ class HierarchicalTrainer(SingleCostTrainer):
       in every tower: what ``ScaleGradient(("hidden/.*", 0.))`` freezes is frozen in all.
     - The session gets a thread for every tower, because tensorpack's staging of inputs blocks that many.
 
-    Models should use resource variables: a reference variable can be updated while a gradient still reads it.
+    Models should use resource variables: a reference variable, TensorFlow 1.15's default, can be updated while a
+    gradient still reads it. Where several towers train one, a warning says so; ``update="main"`` refuses them.
 
     Attributes:
         devices: K strings, the device of each tower.
@@ -193,6 +194,8 @@ class HierarchicalTrainer(SingleCostTrainer):
                     self.cluster,
                 )
                 return tf.group(update, name="train_op")
+        if len(rows) > 1:
+            warn_of_references([var for _, var in rows[0]])
         self.grads = allreduce_grads_and_vars(
             rows, self.devices, self._average, strategy=strategy, cluster=self.cluster
         )
@@ -326,6 +329,18 @@ def _short(device: Any) -> str:
 
 
 # ---- updates -----------------------------------------------------------------------------------------
+
+
+def warn_of_references(variables: Sequence[Any]) -> None:
+    """Warn if there are reference variables among those that are trained."""
+    references = [var.op.name for var in variables if not is_resource(var)]
+    if references:
+        logger.warning(
+            f"{len(references)} of {len(variables)} trained variables are reference variables, the first is"
+            f" {references[0]!r}: an update may overwrite one while a gradient still reads it, and training then goes"
+            " wrong; call tf.compat.v1.enable_resource_variables() before the model is built, or create them with"
+            " use_resource=True"
+        )
 
 
 class CheckReplicas(Callback):
