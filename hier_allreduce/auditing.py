@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from .compat import tf1
-from .devices import device_fields
+from .devices import device_fields, fits
 from .emit import Emitted, emitted_in
 from .errors import AuditError
 from .plan import Plan
@@ -220,6 +220,7 @@ class _Places:
         for tower, device in enumerate(devices):
             if callable(device):
                 raise AuditError(f"tower {tower}: its device is a function; an audit needs devices by name")
+        self._devices = devices
         self._given = [device_fields(device) for device in devices]
 
     def first_tower(self, tower: int) -> int:
@@ -228,11 +229,10 @@ class _Places:
 
     def find(self, device: str) -> Place:
         """The tower whose device says most of what ``device`` is."""
-        actual = device_fields(device)
         fitting = [
-            (len([g for g in given if g is not None]), -tower)
+            (len([field for field in given if field is not None]), -tower)
             for tower, given in enumerate(self._given)
-            if all(g is None or g == a for g, a in zip(given, actual))
+            if fits(device, self._devices[tower])
         ]
         return -max(fitting)[1] if fitting else device
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from functools import lru_cache
+from typing import Any, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -57,10 +58,16 @@ def all_on_cpu(devices: Sequence[Any]) -> bool:
     return all(isinstance(d, str) and d and tf.DeviceSpec.from_string(d).device_type == "CPU" for d in devices)
 
 
-def device_fields(device: Any) -> Tuple[Any, ...]:
+@lru_cache(maxsize=4096)
+def device_fields(device: Optional[str]) -> Tuple[Any, ...]:
     """Job, replica, task, type and index in a device's name, each None where it says nothing."""
     spec = tf.DeviceSpec.from_string(device or "")
     return spec.job, spec.replica, spec.task, spec.device_type, spec.device_index
+
+
+def fits(device: Optional[str], wanted: Optional[str]) -> bool:
+    """Whether two names may mean one device: either may leave out the job, the task or more, ``""`` says nothing."""
+    return all(None in pair or pair[0] == pair[1] for pair in zip(device_fields(device), device_fields(wanted)))
 
 
 def device_numbers(devices: Sequence[Any]) -> List[int]:

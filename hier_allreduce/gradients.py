@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from itertools import takewhile
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from .compat import belongs_here, is_eager
-from .devices import device_fields
+from .devices import device_fields, fits
 from .errors import GradientError
 
 
@@ -139,19 +139,17 @@ def _check_places(rows: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[A
 
 def _tower_of(device: Any, own: int, devices: Sequence[Any]) -> int:
     """The tower on whose device something is: its own, if it is not on another one's."""
-    if not device or _fits(device, devices[own]):
+    if not device or _is_on(device, devices[own]):
         return own
-    return next((tower for tower, other in enumerate(devices) if _fits(device, other)), own)
+    return next((tower for tower, other in enumerate(devices) if _is_on(device, other)), own)
 
 
-@lru_cache(maxsize=4096)
-def _fits(device: str, wanted: Any) -> bool:
-    """Whether ``device`` is what ``wanted`` says, which may leave out the job and the task, or be a function."""
-    if not isinstance(wanted, str):
+def _is_on(device: str, place: Any) -> bool:
+    """Whether ``device`` is a tower's ``place``; on a function, or a job without a device, nothing is known to be."""
+    if not isinstance(place, str):
         return False
-    *_, kind, _ = device_fields(wanted)
-    pairs = zip(device_fields(device), device_fields(wanted))
-    return kind is not None and all(None in pair or pair[0] == pair[1] for pair in pairs)
+    *_, kind, _ = device_fields(place)
+    return kind is not None and fits(device, place)
 
 
 def _unshared(rows: Sequence[Sequence[Any]]) -> str:

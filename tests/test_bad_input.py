@@ -13,6 +13,7 @@ from hier_allreduce import (
     allreduce_grads_and_vars,
     allreduce_grads_hierarchical,
 )
+from hier_allreduce.devices import fits
 from hier_allreduce.gradients import variable_names
 
 
@@ -314,6 +315,23 @@ def placed(count):
             mine = [tf1.get_variable(f"tower{tower}/{name}", [2], use_resource=True) for name in "wbc"[:count]]
             rows.append([(tf.identity(var), var) for var in mine])
     return rows
+
+
+@pytest.mark.parametrize(
+    "device, wanted, expected",
+    [
+        ("/job:worker/replica:0/task:1/device:GPU:1", "/gpu:1", True),
+        ("/device:GPU:1", "/job:worker/task:1/gpu:1", True),
+        ("/job:worker/task:1/device:GPU:1", "/job:worker/task:0/gpu:1", False),
+        ("/device:GPU:0", "/gpu:1", False),
+        ("/device:CPU:1", "/gpu:1", False),
+        ("/device:CPU:1", "/job:worker", True),
+        ("/device:CPU:1", "", True),
+        (None, "/cpu:1", True),
+    ],
+)
+def test_two_names_of_a_device(device, wanted, expected):
+    assert fits(device, wanted) == expected == fits(wanted, device)
 
 
 @pytest.mark.parametrize("mixed_up", [lambda rows: list(zip(*rows)), lambda rows: rows[::-1]])
