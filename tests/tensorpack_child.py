@@ -327,6 +327,20 @@ def warned(folder):
     for name, count, extra in (("references", 2, references), ("one tower", 1, references), ("none", 2, None)):
         with warnings() as facts[name]:
             train(HierarchicalTrainer(cpus(count)), None, model=Model("sgd", extra))
+
+    def nudge():
+        (bias,) = [var for var in tf1.local_variables() if var.op.name == "tower1/out/b"]
+        return bias.assign_add(tf.fill(bias.shape, 1e-3)).op
+
+    drift = tp.RunOp(nudge, run_before=False, run_as_trigger=False, run_step=True)
+    for name, update, more in (
+        ("average, replicated", "replicated", []),
+        ("average, main", "main", []),
+        ("average and weight", "replicated", [drift]),
+    ):
+        with warnings() as facts[name]:
+            trainer = HierarchicalTrainer(cpus(3), update=update, check_replicas_every=2)
+            train(trainer, None, steps=3, model=Model("momentum", moving_average), callbacks=more)
     return facts
 
 

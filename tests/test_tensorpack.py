@@ -234,6 +234,15 @@ def test_one_warning_says_that_reference_variables_train_wrong(facts):
     assert not [text for text in run["one tower"] + run["none"] if "reference" in text]
 
 
+def test_only_what_is_trained_is_compared(facts):
+    """Moving averages, which tower 0 alone updates, differ between towers by more than a weight that should not."""
+    run = facts("warned")
+    for update in ("replicated", "main"):
+        assert not [text for text in run[f"average, {update}"] if "differs" in text]
+    (message,) = [text for text in run["average and weight"] if "differs" in text]
+    assert "'out/b' differs" in message and "tower 1" in message
+
+
 # ---- refusals ----------------------------------------------------------------------------------------
 
 

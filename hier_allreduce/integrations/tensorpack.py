@@ -38,7 +38,7 @@ from ..errors import DeviceError, StrategyError
 from ..gradients import pairs_of
 from ..replicas import Replicas, check_period, differences, drift, replicas
 from ..strategy import Strategy, strategy_from
-from ..updates import check_update, sum_advice, update_at_mains, update_replicated
+from ..updates import check_update, owner_of, sum_advice, update_at_mains, update_replicated
 
 __all__ = ["HierarchicalTrainer"]
 
@@ -108,7 +108,8 @@ class HierarchicalTrainer(SingleCostTrainer):
             broadcast_every: copy tower 0's variables to the others every so many steps, besides every epoch; 0: not;
                 -1: never, not before training either.
             check_replicas_every: look for differences between towers every so many steps, and report the largest as
-                ``replica_drift`` to the monitors, the variable to the log; 0: never.
+                ``replica_drift`` to the monitors, the variable to the log; 0: never. What is trained and its optimizer
+                slots are compared; moving averages are not, which tensorpack updates on tower 0 only.
 
         Raises:
             DeviceError: ``devices`` cannot be read. A device that does not exist is refused when training starts,
@@ -221,7 +222,9 @@ class HierarchicalTrainer(SingleCostTrainer):
         if self._broadcast_every > 0:
             callbacks.append(PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=self._broadcast_every))
         if self._check_every > 0:
+            trained = {var.op.name for row in rows for _, var in row}
             variables = tf1.global_variables() + tf1.local_variables()
+            variables = [var for var in variables if owner_of(var.op.name, trained)]
             callbacks.append(PeriodicTrigger(CheckReplicas(replicas(rows, variables)), every_k_steps=self._check_every))
         return callbacks
 
@@ -344,7 +347,7 @@ def warn_of_references(variables: Sequence[Any]) -> None:
 
 
 class CheckReplicas(Callback):
-    """Reports the largest difference between tower 0 and the others."""
+    """Reports the largest difference between what tower 0 and the others have trained."""
 
     def __init__(self, found: Replicas):
         self._found, self._differences = found, differences(found)
