@@ -197,7 +197,7 @@ class Cluster:
         graph = _graph_of_session()
         found = [next((grad for grad in column if grad is not None), None) for column in grads.columns]
         for variable, grad in enumerate(found):
-            if grad is not None and not _can_cross(grad.dtype):
+            if grad is not None and not _can_cross(grad.dtype.base_dtype):
                 raise GradientError(
                     f"variable {variable} ({grads.names[variable]!r}): {grad.dtype.name} cannot be added up across"
                     " hosts; cast it to float32 or int64"

@@ -11,6 +11,13 @@ import tensorflow as tf
 tf1 = tf.compat.v1
 F = TypeVar("F", bound=Callable[..., Any])
 
+_UNSIGNED = ("uint16", "uint32", "uint64") if tf.__version__ >= "2" else ()  # 1.15 adds three of them, but not two
+# the dtypes that can be added up, on CPU devices; float8 and the like only travel
+SUMMED = (
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+    *("int8", "int16", "int32", "int64", "uint8", *_UNSIGNED),
+)
+
 
 def as_written(function: F) -> F:
     """``function``, which a ``tf.function`` is to call as it is: 1.15's autograph cannot translate all of ours."""

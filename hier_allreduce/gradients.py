@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 import tensorflow as tf
 
-from .compat import belongs_here, is_eager
+from .compat import SUMMED, belongs_here, is_eager
 from .devices import device_fields, fits
 from .errors import GradientError
 
@@ -39,6 +39,11 @@ class Matrix:
 def is_sparse(grad: Any) -> bool:
     """Whether a gradient is ``tf.IndexedSlices``."""
     return isinstance(grad, tf.IndexedSlices)
+
+
+def dtype_of(grad: Any) -> str:
+    """The name of a gradient's dtype; what ``assign_add`` gives of a reference variable (``float32_ref``) is float32."""
+    return str(grad.dtype.base_dtype.name)
 
 
 def where(tower: int, devices: Sequence[Any], variable: Optional[int] = None, names: Sequence[str] = ()) -> str:
@@ -90,7 +95,7 @@ def rows_of(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], 
     if len(rows) != len(devices):
         raise GradientError(f"{len(rows)} rows of gradients for {len(devices)} devices: {shape}")
     for tower, row in enumerate(rows):
-        if isinstance(row, tf.Tensor) or not hasattr(row, "__iter__"):
+        if isinstance(row, (tf.Tensor, tf.Variable)) or not hasattr(row, "__iter__"):
             raise GradientError(f"{where(tower, devices)}: its row is one {type(row).__name__}; {shape}")
     full = tuple(tuple(row) for row in rows)
     if len({len(row) for row in full}) > 1:
@@ -193,13 +198,18 @@ def _check_entry(grad: Any, place: Callable[[], str]) -> None:
             " pairs use allreduce_grads_and_vars, or pass the gradients alone"
         )
     tensors = [grad.values, grad.indices] if is_sparse(grad) else [grad]
-    if not all(isinstance(tensor, tf.Tensor) for tensor in tensors):
+    for tensor, part in zip(tensors, ("values", "indices")):
+        if not isinstance(tensor, tf.Tensor):
+            within = f" of tensors, not with {part} that are" if is_sparse(grad) else ", not"
+            raise GradientError(
+                f"{place()}: expected a tf.Tensor or tf.IndexedSlices{within} {type(tensor).__name__}; use"
+                " tf.convert_to_tensor"
+            )
+    if dtype_of(grad) not in SUMMED:
         raise GradientError(
-            f"{place()}: expected a tf.Tensor or tf.IndexedSlices, not {type(grad).__name__}; use tf.convert_to_tensor"
+            f"{place()}: {dtype_of(grad)} has no sum in this TensorFlow; cast it to a number first, one of"
+            f" {', '.join(SUMMED)}"
         )
-    dtype = grad.dtype
-    if not (dtype.is_floating or dtype.is_integer or dtype.is_complex):
-        raise GradientError(f"{place()}: {dtype.name} has no sum; cast it to a number first")
     if not all(belongs_here(tensor) for tensor in tensors):
         raise GradientError(
             f"{place()}: {grad!r} does not belong to the graph that is being built; call this inside"
@@ -221,8 +231,8 @@ def _check_column(
     present = {tower: grad for tower, grad in enumerate(column) if grad is not None}
     if not present:
         return
-    check_equal("dtype", {t: grad.dtype.name for t, grad in present.items()}, "cast the gradients to one dtype")
-    indices = {t: grad.indices.dtype.name for t, grad in present.items() if is_sparse(grad)}
+    check_equal("dtype", {t: dtype_of(grad) for t, grad in present.items()}, "cast the gradients to one dtype")
+    indices = {t: dtype_of(grad.indices) for t, grad in present.items() if is_sparse(grad)}
     if indices:
         check_equal("dtype of the indices", indices, "cast the indices to one dtype")
     shapes = {tower: static_shape(grad) for tower, grad in present.items()}
@@ -233,7 +243,7 @@ def _check_column(
     tower, grad = next(iter(present.items()))
     if average and grad.dtype.is_integer:
         raise GradientError(
-            f"{where(tower, devices, variable, names)}: {grad.dtype.name} has no exact mean; average=False sums it,"
+            f"{where(tower, devices, variable, names)}: {dtype_of(grad)} has no exact mean; average=False sums it,"
             " or cast it to float"
         )
 

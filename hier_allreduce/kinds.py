@@ -16,7 +16,7 @@ from .buckets import Spec
 from .compat import tf1
 from .devices import all_on_cpu
 from .errors import GradientError
-from .gradients import Matrix, is_sparse, merged_shape, static_shape, where
+from .gradients import Matrix, dtype_of, is_sparse, merged_shape, static_shape, where
 from .strategy import Strategy
 
 DENSE, VALUES, INDICES = "dense", "values", "indices"
@@ -107,11 +107,11 @@ def _spec(column: Sequence[Any], part: str) -> Spec:
     if part == DENSE:
         known = all(static_shape(grad).is_fully_defined() or is_sparse(grad) for grad in present)
         elements = _merged_shape(column).num_elements() if known else None
-        return Spec(elements, present[0].dtype.size, present[0].dtype.name)
+        return Spec(elements, present[0].dtype.size, dtype_of(present[0]))
     gathered = [getattr(grad, part) for grad in present]
     sizes: List[Optional[int]] = [tensor.shape.num_elements() for tensor in gathered]
     total = None if None in sizes else sum(size for size in sizes if size)
-    return Spec(total, gathered[0].dtype.size, gathered[0].dtype.name, packable=False)
+    return Spec(total, gathered[0].dtype.size, dtype_of(gathered[0]), packable=False)
 
 
 def _merged_shape(column: Sequence[Any]) -> tf.TensorShape:
@@ -124,13 +124,13 @@ def _known_rows(column: Sequence[Any]) -> Optional[int]:
 
 
 def _tensor(grad: Any, part: str, column: Sequence[Any]) -> Any:
-    other = next(g for g in column if g is not None)
     if part != DENSE:
         # a tower without a gradient adds no rows
+        other = next(g for g in column if g is not None)
         return getattr(grad, part) if grad is not None else getattr(other, part)[:0]
     if is_sparse(grad):
         return _summed(grad, column)
-    return grad if grad is not None else _zeros(other, column)
+    return grad if grad is not None else _zeros(column)
 
 
 def _summed(grad: Any, column: Sequence[Any]) -> Any:
@@ -140,8 +140,10 @@ def _summed(grad: Any, column: Sequence[Any]) -> Any:
     return dense
 
 
-def _zeros(other: Any, column: Sequence[Any]) -> Any:
+def _zeros(column: Sequence[Any]) -> Any:
     shape = _merged_shape(column)
+    # sparse ones without a shape are not alone: they would be gathered, or refused
+    other = next(g for g in column if g is not None and not (is_sparse(g) and g.dense_shape is None))
     if shape.is_fully_defined():
         return tf.zeros(shape, other.dtype)
     return tf.zeros(other.dense_shape if is_sparse(other) else tf.shape(other), other.dtype)

@@ -99,7 +99,7 @@ def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
     """The fastest recipe of one algorithm."""
     recipes = [recipe for recipe in candidates(topology) if recipe.algorithm == algorithm]
     if not recipes:
-        raise StrategyError(f"algorithm={algorithm!r} makes no plan for {len(topology)} devices")
+        raise StrategyError(f"algorithm={algorithm!r} makes no plan for {len(topology)} devices; 'auto' does")
     return _quickest([trial for one in recipes for trial in _trials(one, topology, size, limit=0.0)]).recipe
 
 

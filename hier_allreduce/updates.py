@@ -263,7 +263,7 @@ def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
 
 def _check_fits(grad: Any, var: Any, place: str) -> None:
     shape = static_shape(grad)
-    if grad.dtype != var.dtype or not shape.is_compatible_with(var.shape):
+    if grad.dtype.base_dtype != var.dtype or not shape.is_compatible_with(var.shape):
         raise VariableError(
             f"{place}: a gradient of {grad.dtype.name} {shape} for {var.dtype.name} {var.shape}; pair each gradient"
             " with its own variable, and cast it to the variable's dtype"

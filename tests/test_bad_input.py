@@ -83,6 +83,10 @@ MATRICES = {
         lambda: with_entry(2, 0, of_dtype(tf.bool)),
         ["tower 2 (/cpu:2), variable 0 ('v0_of_tower0')", "bool has no sum", "cast it to a number"],
     ),
+    "indices that are none": (
+        lambda: with_entry(1, 0, tf.IndexedSlices(tf.zeros([1, 2]), np.array([0]), tf.constant([3, 2]))),
+        ["tower 1 (/cpu:1), variable 0", "of tensors, not with indices that are ndarray"],
+    ),
     "string": (lambda: with_entry(0, 0, of_dtype(tf.string)), ["tower 0 (/cpu:0), variable 0", "string has no sum"]),
     "another_graph": (
         lambda: with_entry(3, 1, of_another_graph()),
@@ -386,3 +390,9 @@ def test_gradients_alone_are_no_pairs(graph, entry):
 @pytest.mark.parametrize("rows", [None, [None, None], 3, [3, 3]])
 def test_rows_of_pairs_that_are_no_rows(graph, rows):
     refused(GradientError, ["all_grads"], allreduce_grads_and_vars, rows, cpus(2))
+
+
+def test_a_variable_is_no_row(graph):
+    variable = tf.compat.v1.get_variable("w", [2], use_resource=True)
+    message = ["tower 0 (/cpu:0): its row is one", "Variable"]
+    refused(GradientError, message, allreduce_grads, [variable, variable], cpus(2))

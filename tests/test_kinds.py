@@ -428,3 +428,58 @@ def test_unknown_shapes_are_reduced_when_they_agree():
     for strategy in (Strategy(), Strategy(splits=4), Strategy(wire_dtype="float16")):
         for row in executed(values, cpus(3), static=False, strategy=strategy):
             assert (row[0] == 3).all() and (row[1] == 3).all()
+
+
+# ---- what TensorFlow calls the same ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_what_a_reference_variable_accumulates_is_added_in_float32_too(graph, average):
+    """Its dtype is float16_ref."""
+    rows = []
+    for k, device in enumerate(cpus(3)):
+        with tf.device(device):
+            total = tf1.get_variable(f"total{k}", initializer=np.float16([0]), use_resource=False)
+            rows.append([tf1.assign_add(total, np.float16([60000 if average else 20000]))])
+    with session() as sess:
+        sess.run(tf1.global_variables_initializer())
+        assert sess.run(allreduce_grads(rows, cpus(3), average)) == [(60000,)] * 3
+
+
+def test_float32_and_what_a_reference_variable_accumulates_are_of_one_dtype(graph):
+    total = tf1.get_variable("total", initializer=np.float32([0]), use_resource=False)
+    rows = [[tf1.assign_add(total, [1.0])], [tf.constant([2.0])]]
+    with session() as sess:
+        sess.run(tf1.global_variables_initializer())
+        assert sess.run(allreduce_grads(rows, cpus(2))) == [(3,)] * 2
+
+
+def test_rows_of_unknown_rank_are_gathered_with_those_of_known_rank(graph):
+    def slices(shape):
+        values = tf1.placeholder_with_default(np.float32([[1, 2]]), shape)
+        return tf.IndexedSlices(values, tf.constant([0]), tf.constant([3, 2]))
+
+    got = allreduce_grads([[slices([None, 2])], [slices(None)]], cpus(2))
+    assert got[0][0].values.shape.as_list() == [None, 2]
+    with session() as sess:
+        assert sess.run(got)[1][0].values.tolist() == [[1, 2], [1, 2]]
+
+
+def test_zeros_take_their_shape_from_who_has_one(graph):
+    values = tf1.placeholder_with_default(np.float32([[1, 2]]), [None, None])
+    dense = tf1.placeholder_with_default(np.ones([5, 2], "float32"), [5, None])
+    rows = [[tf.IndexedSlices(values, tf.constant([4]), None)], [dense], [None]]
+    got = allreduce_grads(rows, cpus(3), strategy=Strategy(missing="zeros"))
+    with session() as sess:
+        assert sess.run(got)[2][0].tolist() == [[1, 1]] * 4 + [[2, 3]]
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
+def test_unsigned_integers_are_added_where_tensorflow_can(graph, dtype):
+    rows = [[held(np.ones([2], dtype))] for _ in range(2)]
+    if tf.__version__ < "2":
+        with pytest.raises(GradientError, match=f"{dtype} has no sum in this TensorFlow"):
+            allreduce_grads(rows, cpus(2))
+    else:
+        with session() as sess:
+            assert sess.run(allreduce_grads(rows, cpus(2)))[1][0].tolist() == [2, 2]
