@@ -33,7 +33,7 @@ from .devices import device_fields, fits
 from .emit import Emitted, emitted_in
 from .errors import AuditError
 from .plan import Plan
-from .report import amount, count
+from .words import amount, count
 
 _SENDS = ("_Send", "_HostSend")
 _RECVS = ("_Recv", "_HostRecv")

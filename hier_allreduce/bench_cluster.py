@@ -22,12 +22,12 @@ from . import bench_workers
 from .alive import free_addresses
 from .arguments import count
 from .bench import devices_here, interleaved, quartiles
-from .bench_report import aligned
 from .case import Case, Rows, consumed, variables
 from .cluster import Cluster
 from .contenders import ours, ring
 from .launcher import launch
 from .shapes import GradientShape
+from .words import table
 
 _MARK = "measured "
 _COLUMNS = ("inside", "ours", "flat")
@@ -73,14 +73,14 @@ def _say(found: Dict[str, Any]) -> None:
     print(_MARK + json.dumps(found), flush=True)
 
 
-def table(found: Sequence[Dict[str, Any]], hosts: int, devices: int) -> str:
+def reducing_table(found: Sequence[Dict[str, Any]], hosts: int, devices: int) -> str:
     """Medians and quartiles in milliseconds, and the ratio to the flat collective: the median over the rounds."""
     rows = [["", "inside one host", "all hosts", "flat collective", "ours / flat"]]
     for case in found:
         seconds: Dict[str, List[float]] = case["seconds"]
         ratio = quartiles([a / b for a, b in zip(seconds["ours"], seconds["flat"])])[1]
         rows.append([case["case"], *(_cell(seconds[column]) for column in _COLUMNS), f"{ratio:.2f}"])
-    return "\n".join([f"{hosts} hosts × {devices} devices, ms a step: median (quartiles)", *aligned(rows)])
+    return f"{hosts} hosts × {devices} devices, ms a step: median (quartiles)\n{table(rows, all_right=True)}"
 
 
 def training_table(found: Dict[str, Any]) -> str:
@@ -91,7 +91,7 @@ def training_table(found: Dict[str, Any]) -> str:
     for name, seconds in found["seconds"].items():
         ratio = quartiles([a / b for a, b in zip(ours, seconds)])[1]
         rows.append([name, str(found["towers"][name]), _cell(seconds), f"{ratio:.2f}"])
-    lines = aligned(rows)
+    lines = [table(rows, all_right=True)]
     lines += [f"{name}: cannot run: {error}" for name, error in found["errors"].items()]
     return "\n".join([*lines, f"largest difference of a weight to ours at the end: {found['difference']:.0e}"])
 
@@ -131,7 +131,7 @@ def main() -> int:
     if status:
         return status
     training, *reducing = found
-    print(table(reducing, args.hosts, args.devices), training_table(training), sep="\n\n")
+    print(reducing_table(reducing, args.hosts, args.devices), training_table(training), sep="\n\n")
     return 0
 
 

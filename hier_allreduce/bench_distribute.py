@@ -13,11 +13,11 @@ import numpy as np
 import tensorflow as tf
 
 from .bench import Tick, interleaved, quartiles
-from .bench_report import aligned
 from .case import Case
 from .compat import make_cpus
 from .errors import BenchError
 from .integrations.distribute import HierarchicalAllReduce
+from .words import table
 
 _RATE = 1e-3  # small, so that variables neither grow nor vanish over the rounds
 OURS, BASELINE = "HierarchicalAllReduce", "no reduction"
@@ -54,7 +54,7 @@ class Compared(NamedTuple):
             rows.append([name, *cells, "" if self.is_right[name] else "WRONG"])
         idle = 1e3 * float(np.median(self.step_seconds[BASELINE]))
         last = f"without reduction a step takes {idle:.1f} ms and its graph has {self.ops[BASELINE]} ops"
-        return "\n".join([*aligned(rows), last])
+        return "\n".join([table(rows, all_right=True), last])
 
 
 def compare(case: Case, rounds: int, tick: Tick = lambda words: None) -> Compared:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Callable, List, Sequence, Tuple
+from typing import List, Sequence, Tuple
 
 from .bench import Measured, Report, quartiles
 from .contenders import is_ours
 from .errors import BenchError
 from .floor import Floor
 from .pictures import pyplot, save
+from .words import table
 
 _HEAD = (
     ("", "step", "quartiles", "times", "nodes", "nodes", "build", "first", "peak", "copies", "MiB", "largest"),
@@ -27,17 +28,18 @@ def title(name: str, report: Report) -> str:
 def text(name: str, report: Report) -> str:
     """A table of at most 100 columns, and a line for each contender that failed."""
     failed = failures(report)
-    table = [*_HEAD, *(row(report, measured) for measured in report.contenders if measured.step_seconds)]
-    return "\n".join([title(name, report), *about(report), "", *aligned(table), *[""] * bool(failed), *failed])
+    rows = [*_HEAD, *(row(report, measured) for measured in report.contenders if measured.step_seconds)]
+    parts = [title(name, report), *about(report), "", table(rows, all_right=True), *[""] * bool(failed), *failed]
+    return "\n".join(parts)
 
 
 def markdown(name: str, report: Report) -> str:
     """The same as a section of a Markdown page."""
     head = [" ".join(words).strip() for words in zip(*_HEAD)]
-    table = [head, [":--", *["--:"] * (len(head) - 1)]]
-    table += [row(report, measured) for measured in report.contenders if measured.step_seconds]
+    rows = [head, [":--", *["--:"] * (len(head) - 1)]]
+    rows += [row(report, measured) for measured in report.contenders if measured.step_seconds]
     lines = [f"## {title(name, report)}", "", *about(report), ""]
-    lines += [f"| {' | '.join(cells + [''] * (len(head) - len(cells)))} |" for cells in table]
+    lines += [f"| {' | '.join(cells + [''] * (len(head) - len(cells)))} |" for cells in rows]
     failed = failures(report)
     return "\n".join([*lines, *[""] * bool(failed), *(f"- {line}" for line in failed), ""])
 
@@ -51,12 +53,12 @@ def summary(cases: Sequence[Tuple[str, Report]]) -> str:
         cases: names of models with what was measured on them.
     """
     heads = [f"{Path(name).stem}, {'mean' if report.case.average else 'sum'}" for name, report in cases]
-    table = [["times ours", *heads], [":--", *["--:"] * len(cases)]]
+    rows = [["times ours", *heads], [":--", *["--:"] * len(cases)]]
     for contender in dict.fromkeys(found.name for _, report in cases for found in report.contenders):
         by_case = [next((m for m in report.contenders if m.name == contender), None) for _, report in cases]
         ratios = [found and report.ratio(found) for (_, report), found in zip(cases, by_case)]
-        table.append([contender, *(f"{ratio:.2f}" if ratio else "–" for ratio in ratios)])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+        rows.append([contender, *(f"{ratio:.2f}" if ratio else "–" for ratio in ratios)])
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def about(report: Report) -> List[str]:
@@ -99,15 +101,6 @@ def row(report: Report, measured: Measured) -> List[str]:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f}"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> List[str]:
-    """Columns as wide as their widest cell: the first to the left, the others to the right."""
-    count = max(len(cells) for cells in rows)
-    full = [[*cells, *[""] * (count - len(cells))] for cells in rows]
-    widths = [max(map(len, column)) for column in zip(*full)]
-    sides: List[Callable[[str, int], str]] = [str.ljust, *[str.rjust] * (count - 1)]
-    return ["  ".join(side(cell, width) for side, cell, width in zip(sides, cells, widths)).rstrip() for cells in full]
 
 
 def draw(name: str, report: Report, path: str) -> None:

@@ -12,13 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from .bench import Tick, interleaved, quartiles
-from .bench_report import aligned
 from .case import Case, session
 from .compat import tf1
 from .errors import BenchError
 from .optimizer import TowerOptimizer
 from .presets import nearest
 from .updates import UPDATES
+from .words import table
 
 OPTIMIZERS = {
     "sgd": lambda: tf1.train.GradientDescentOptimizer(1e-3),
@@ -45,7 +45,7 @@ class Compared(NamedTuple):
         low, middle, high = quartiles(main / replicated)
         rows.append(["median step", *(f"{np.median(seconds) * 1e3:.1f} ms" for seconds in (replicated, main))])
         ratio = f"a step with update='main' takes {middle:.2f} times one with 'replicated' ({low:.2f} to {high:.2f})"
-        return "\n".join([*aligned(rows), ratio])
+        return "\n".join([table(rows, all_right=True), ratio])
 
 
 def compare(case: Case, optimizer: str, rounds: int, tick: Tick = lambda words: None) -> Compared:

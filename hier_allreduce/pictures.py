@@ -10,11 +10,12 @@ from typing import Any, List, Sequence, Tuple
 from .errors import HierAllreduceError
 from .hosts import HostsChoice, nic_of, nics_used
 from .planner import Choice, timing
-from .report import amount, count, duration, hosts_line, sums_by_chunk
+from .report import hosts_line, sums_by_chunk
 from .scaling import Network
 from .smi import nvlinks
 from .topology import GB, Topology
 from .trees import pack, ring
+from .words import amount, count, duration
 
 _INK, _PALE = "#22262b", "#d9dde2"
 _NEAR_COLORS = {"PIX": "#3d4752", "PXB": "#5f6c7a", "PHB": "#7d8a98", "NODE": "#98a4b0", "SYS": "#a9b3bd"}

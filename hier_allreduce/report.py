@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from itertools import groupby
-from typing import Dict, Iterable, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
 from .hosts import HostsChoice, nic_of, nics_used, wire_seconds
 from .plan import Plan, Reduce
@@ -14,39 +13,7 @@ from .planner import Choice
 from .scaling import Network, balanced_chunk, latency_overtakes, ring_seconds, tree_pays_from, tree_seconds
 from .topology import GB, Topology
 from .trees import pack
-
-
-def amount(size: float) -> str:
-    """``100 MB``, ``64 kB``: bytes, in powers of 1000."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.4g} {name}"
-    return f"{size:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """``3.76 ms``, ``76 µs``."""
-    for unit, name in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= unit:
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds * 1e6:.3g} µs"
-
-
-def count(number: int, what: str) -> str:
-    """``1 chunk``, ``4 chunks``."""
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
-def table(rows: Iterable[Sequence[object]]) -> str:
-    """A header and rows of text, two blanks between columns; columns of numbers are set to the right."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    right = [all(re.match(r"[\d.]+( ?[kMGµm]?[Bsx]|%)?$", cell) for cell in column[1:]) for column in zip(*cells)]
-    lines = [
-        "  ".join(cell.rjust(width) if r else cell.ljust(width) for cell, width, r in zip(row, widths, right))
-        for row in cells
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+from .words import amount, count, duration, table
 
 
 def describe(topology: Topology) -> str:

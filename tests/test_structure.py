@@ -16,6 +16,7 @@ PACKAGE = Path(hier_allreduce.__file__).parent
 # A module may import those before it only.
 ORDER = [
     "errors",
+    "words",
     "arguments",
     "presets",
     # machines, plans, and what they cost: plain Python
