@@ -26,8 +26,4 @@ def test_columns_of_numbers_are_set_to_the_right():
 
 def test_all_columns_but_the_first_are_set_to_the_right_on_request():
     rows = [["", "ms", "error"], ["a", "1.0–2.5", "BAD"], ["it", "7"]]
-    assert table(rows, all_right=True).splitlines() == [
-        "            ms  error",
-        "a      1.0–2.5  WRONG",
-        "floor        7",
-    ]
+    assert table(rows, all_right=True).splitlines() == ["         ms  error", "a   1.0–2.5    BAD", "it        7"]
