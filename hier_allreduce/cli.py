@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
+import os
 import sys
 from typing import List, Optional
 
@@ -34,15 +36,22 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Run one command; an error of this package is printed as one line, exit status 2."""
+    """Run one command; an error of this package is printed as one line, exit status 2.
+
+    What the encoding of standard output lacks is printed as ``?``: Windows' for files has no ``→``.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     args = parser().parse_args(argv)
     try:
-        return int(args.main(args) or 0)
+        status = int(args.main(args) or 0)
+        sys.stdout.flush()
+        return status
     except HierAllreduceError as error:
         print(f"hier-allreduce {args.command}: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `hier-allreduce plan … | head`
-        sys.stderr.close()
+    except BrokenPipeError:  # `hier-allreduce plan … | head`; what is still to be written goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
 

@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import re
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
@@ -149,6 +151,29 @@ def test_errors_are_one_line_and_come_first(run, arguments, message):
     status, out, err = run(*arguments)
     assert (status, out) == (2, "")
     assert message in err and err.count("\n") == 1 and err.startswith(f"hier-allreduce {arguments[0]}: ")
+
+
+def test_what_an_encoding_lacks_is_printed_as_a_question_mark(monkeypatch):
+    output = io.TextIOWrapper(io.BytesIO(), encoding="cp1252")  # Windows', into a file
+    with monkeypatch.context() as patched:
+        patched.setattr("sys.stdout", output)
+        assert cli.main(["plan", "pcie-pairs", "--bytes", "1MB"]) == 0
+    printed = output.buffer.getvalue().decode("cp1252")
+    assert "beside this plan" in printed
+    assert re.search(r"^[\d,]+\?\d ", printed, re.M)  # 1,2→0
+
+
+@pytest.mark.parametrize("command", ["topo", "plan"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_ends_early_takes_no_picture_away_and_hears_no_complaint(tmp_path, command, unbuffered):
+    reading, writing = os.pipe()
+    os.close(reading)  # as `| head` does, sooner or later
+    call = [sys.executable, "-m", "hier_allreduce.cli", command, "p3.8xlarge", "--picture", "x.png"]
+    how = {"cwd": str(tmp_path), "env": {**os.environ, "PYTHONUNBUFFERED": unbuffered}, "timeout": 200}
+    with open(writing, "wb") as pipe:
+        done = subprocess.run(call, stdout=pipe, stderr=subprocess.PIPE, **how)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert (tmp_path / "x.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("command", ["topo", "plan"])

@@ -54,12 +54,12 @@ def main(args: argparse.Namespace) -> int:
         return _main_hosts(args, several)
     choice = planner.choose(machine, args.bytes, args.algorithm)
     verify(choice.recipe.plan())
+    if args.picture:  # before the text, whose reader may end early
+        pictures.draw_plan(choice, machine, args.picture)
     if args.json:
         print(json.dumps(as_json(choice, machine)))
     else:
         print(report.describe_choice(choice, machine, args.steps))
-    if args.picture:
-        pictures.draw_plan(choice, machine, args.picture)
     return 0
 
 
@@ -68,12 +68,12 @@ def _main_hosts(args: argparse.Namespace, several: Hosts) -> int:
     choice = hosts.choose(machine, args.bytes, number, network, args.algorithm)
     verify(choice.recipe.plan())
     scaled = hosts.scaled(machine, args.bytes, number, network, args.algorithm)
+    if args.picture:
+        pictures.draw_hosts_plan(choice, machine, scaled, args.picture)
     if args.json:
         print(json.dumps({**as_json(choice, machine), **hosts_as_json(choice, scaled)}))
     else:
         print(report.describe_hosts_choice(choice, machine, scaled, args.steps))
-    if args.picture:
-        pictures.draw_hosts_plan(choice, machine, scaled, args.picture)
     return 0
 
 

@@ -112,11 +112,11 @@ def main(args: argparse.Namespace) -> int:
     machine = read_topology(args.topology, args.calibration)
     hosts = read_hosts(args, machine)
     machine = hosts.topology if hosts else machine
-    print(machine.to_yaml() if args.yaml else report.describe(machine))
-    if hosts and not args.yaml:
-        print(f"\n{report.describe_hosts(*hosts)}")
-    if args.picture and hosts:
+    if args.picture and hosts:  # before the text, whose reader may end early
         pictures.draw_hosts(*hosts, args.picture)
     elif args.picture:
         pictures.draw_topology(machine, args.picture)
+    print(machine.to_yaml() if args.yaml else report.describe(machine))
+    if hosts and not args.yaml:
+        print(f"\n{report.describe_hosts(*hosts)}")
     return 0
