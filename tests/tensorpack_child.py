@@ -29,6 +29,7 @@ from tensorpack.tfutils.optimizer import (  # noqa: E402
 from tensorpack.tfutils.summary import add_moving_summary  # noqa: E402
 from tensorpack.utils import logger  # noqa: E402
 
+from hier_allreduce import Strategy  # noqa: E402
 from hier_allreduce.errors import HierAllreduceError  # noqa: E402
 from hier_allreduce.integrations.tensorpack import HierarchicalTrainer  # noqa: E402
 
@@ -244,7 +245,18 @@ def names(folder):
             trainer = HierarchicalTrainer(cpus(3), update=update, strategy="tensorpack")
             trainer.BROADCAST_EVERY_EPOCH = False
             facts[f"{optimizer}, {update}"] = train(trainer, optimizer)
+    facts["nothing missing"] = train(HierarchicalTrainer(cpus(3)), "sgd")
+    for update in ("replicated", "main"):
+        trainer = HierarchicalTrainer(cpus(3), update=update, strategy=Strategy(missing="zeros"))
+        trainer.BROADCAST_EVERY_EPOCH = False
+        facts[f"missing, {update}"] = train(trainer, None, model=Model("sgd", uneven))
     return facts
+
+
+def uneven(cost):
+    """A variable that every tower has, and one has a gradient for."""
+    extra = tf1.get_variable("extra", [], initializer=tf1.ones_initializer(), use_resource=True)
+    return cost + tf.square(extra) if tp.get_current_tower_context().index == 1 else cost
 
 
 def digits(folder):
@@ -360,9 +372,8 @@ def warnings():
 def refusals(folder):
     """Bad input: what is raised, and whether training had started."""
 
-    def uneven(cost):
-        extra = tf1.get_variable("extra", [], initializer=tf1.zeros_initializer(), use_resource=True)
-        return cost + extra if tp.get_current_tower_context().index == 1 else cost
+    def lonely(cost):
+        return uneven(cost) if tp.get_current_tower_context().index == 1 else cost
 
     def run(trainer, **more):
         return train(trainer, "sgd", **more)
@@ -389,6 +400,7 @@ def refusals(folder):
         "few cpus": lambda: run(HierarchicalTrainer(cpus(3)), session_creator=two_cpus),
         "feed": lambda: run(HierarchicalTrainer(cpus(2)), data=tp.PlaceholderInput()),
         "uneven": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", uneven)),
+        "lonely": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", lonely)),
     }
     facts = {}
     for name, case in cases.items():

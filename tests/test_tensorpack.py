@@ -171,6 +171,16 @@ def test_layers_freeze_by_their_names_and_summaries_are_made_once(facts, update)
     assert many["histograms"] == ["out/W-grad", "out/b-grad"]
 
 
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_a_missing_gradient_can_be_zeros(facts, update):
+    """Only tower 1's cost has ``extra`` squared in it: a third of it in the mean over three towers."""
+    run = facts("names")
+    many = run[f"missing, {update}"]["after"]
+    assert many["extra"] == pytest.approx((1 - 0.1 * 2 / 3) ** 6)
+    assert replicas_are_equal(many)
+    assert difference(many, run["nothing missing"]["after"]) < 1e-6
+
+
 # ---- what is around training -------------------------------------------------------------------------
 
 
@@ -267,7 +277,8 @@ def test_only_what_is_trained_is_compared(facts):
         ("own session", "DeviceError", ["tower 1: /cpu:1", "There are /cpu:0;"]),
         ("few cpus", "DeviceError", ["tower 2: /cpu:2", "There are /cpu:0, /cpu:1;"]),
         ("feed", "StrategyError", ["PlaceholderInput", "same batch", "QueueInput"]),
-        ("uneven", "GradientError", ["tower 0 (/cpu:0) has 4", "tower 1 (/cpu:1) has 5", "not on every tower: extra"]),
+        ("uneven", "GradientError", ["tower 0", "'extra'", "None on towers [0]", "missing='zeros'"]),
+        ("lonely", "GradientError", ["tower 0 (/cpu:0) has 4", "tower 1 (/cpu:1) has 5", "not on every tower: extra"]),
     ],
 )
 def test_a_wrong_choice_is_refused_before_training(facts, case, error, words):

@@ -171,6 +171,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             devices=self.devices,
             use_vs=[tower > 0 for tower in towers],
         )
+        rows = with_missing(rows)
         optimizer = with_ordered_accumulation(get_opt_fn())
         summed = len(self.devices) * (self.cluster.size if self.cluster else 1)
         if not self._average and summed > 1:
@@ -329,6 +330,27 @@ def _fits(asked: Any, device: Any) -> bool:
 def _short(device: Any) -> str:
     local = device.job in (None, "localhost")
     return f"/{device.device_type.lower()}:{device.device_index}" if local else device.to_string()
+
+
+# ---- gradients ---------------------------------------------------------------------------------------
+
+
+def with_missing(rows: Sequence[Pairs]) -> List[Pairs]:
+    """``rows`` with (None, variable) for each trainable variable of a tower that other towers have a gradient for.
+
+    tensorpack leaves out what has no gradient, tower by tower, so that the rows would not match each other.
+    """
+    heads = [f"tower{tower}/" if tower else "" for tower in range(len(rows))]
+    found = [
+        {var.op.name[len(head) if var.op.name.startswith(head) else 0 :]: (grad, var) for grad, var in row}
+        for head, row in zip(heads, rows)
+    ]
+    if all(row.keys() == found[0].keys() for row in found):
+        return list(rows)
+    trainable = {var.op.name: (None, var) for var in tf1.trainable_variables()}
+    names = list(dict.fromkeys(name for row in found for name in row))
+    filled = [[row.get(name, trainable.get(head + name)) for name in names] for head, row in zip(heads, found)]
+    return [[pair for pair in row if pair] for row in filled]
 
 
 # ---- updates -----------------------------------------------------------------------------------------
