@@ -8,9 +8,10 @@ connection; one that is frozen, or whose machine is gone, stays silent.
 from __future__ import annotations
 
 import socket
+import sys
 import threading
 import time
-from typing import Dict, List, Mapping, Tuple
+from typing import Callable, Dict, List, Mapping, Sequence, Tuple
 
 from .errors import ClusterError
 
@@ -46,14 +47,22 @@ def faults(addresses: Mapping[int, str], seconds: float) -> Dict[int, str]:
     def ask(task: int) -> None:
         found[task] = _fault(addresses[task], seconds)
 
+    if sys.is_finalizing():  # a session is closed that nobody closed before: no other thread runs any more
+        for task in addresses:
+            ask(task)
+    else:
+        _at_once(ask, list(addresses), seconds)
+    return {task: found[task] for task in sorted(found) if found[task] != ALIVE}
+
+
+def _at_once(ask: Callable[[int], None], tasks: Sequence[int], seconds: float) -> None:
     # looking up a name has no time limit: that thread is left to itself
-    asking = [threading.Thread(target=ask, args=(task,), daemon=True) for task in addresses]
+    asking = [threading.Thread(target=ask, args=(task,), daemon=True) for task in tasks]
     end = time.monotonic() + seconds
     for thread in asking:
         thread.start()
     for thread in asking:
         thread.join(max(0.0, end - time.monotonic()))
-    return {task: found[task] for task in sorted(found) if found[task] != ALIVE}
 
 
 def _fault(address: str, seconds: float) -> str:
