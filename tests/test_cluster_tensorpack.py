@@ -79,5 +79,6 @@ def test_the_demo_trains_the_digits_on_several_hosts_to_the_weights_of_one(tmp_p
     report = done.stdout.decode()
     assert done.returncode == 0, report
     assert f"{hosts} hosts with 2 devices each" in report
+    assert re.search(r"\[host 0\] loss \d", report)  # the bar has what host 0 tells of its share
     assert re.search(rf"any weight between the {2 * hosts} devices +0 ", report)
     assert "in host 0, copies between the devices" in report

@@ -81,10 +81,11 @@ def test_the_text_job_keeps_its_embedding_gradients_sparse(tmp_path):
     [
         (["--devices", "/cpu:0,/gpu:7"], "pass", ["tower 1: /gpu:7", "There are /cpu:0;"]),
         (["--devices", "0"], "pass", ["devices is empty"]),
+        (["--hosts", "2", "--devices", "/gpu:77"], "pass", ["a host failed with exit status 1: these", "/gpu:77"]),
         (["--out", "file/here"], "open('file', 'w').close()", ["--out file/here", "Not a directory"]),
         ([], "sys.modules['sklearn'] = None", ["needs sklearn", "pip install 'hier_allreduce[tf,demo]'"]),
     ],
-    ids=["device", "no devices", "folder", "nothing installed"],
+    ids=["device", "no devices", "device of hosts", "folder", "nothing installed"],
 )
 def test_what_cannot_work_is_one_line(tmp_path, options, code, words):
     status, _, complaints = demo(tmp_path, *options, code=code)

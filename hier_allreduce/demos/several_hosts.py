@@ -30,6 +30,7 @@ from .tensorpack_run import Run, predict, train
 from .terminal import pause
 
 _STEP = "step made, "  # begins the lines with which host 0 tells of a step
+_FAULT = "cannot go on: "  # begins the line with which a host tells of an error
 
 
 class Share(ProxyDataFlow):
@@ -115,24 +116,27 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     """Start the hosts, then train on one device; print a report; 0 if it is good.
 
     Raises:
-        ClusterError: a host failed; the log has its words.
+        ClusterError: a host failed; the message ends with its words, the log has all of them.
     """
     job = _Job(args)
+    faults: List[str] = []
     wanted = {**{key: getattr(args, key) for key in _OPTIONS}, "out": str(args.out)}
     command = [sys.executable, "-m", __name__, json.dumps(wanted)]
     with _bar(terminal, job, f"{args.hosts} hosts with {len(job.devices)} devices each") as bar:
 
         def take(line: str) -> None:
-            _, step, words = line.partition(_STEP)
+            who, step, words = line.partition(_STEP)
             if step:
-                bar.set_postfix_str(words.rstrip(), refresh=False)
+                bar.set_postfix_str(f"{who}{words.rstrip()}", refresh=False)
                 bar.update()
             else:
+                faults.extend(line.rstrip().split(_FAULT)[1:])
                 sys.stdout.write(line)
 
         status = launch(args.hosts, command, take)
     if status:
-        raise ClusterError(f"a host failed with exit status {status}; its last words are in the log")
+        words = faults[0] if faults else "its last words are in the log"
+        raise ClusterError(f"a host failed with exit status {status}: {words}")
     many = _joined([np.load(str(_result(args.out, task))) for task in range(args.hosts)])
     with _bar(terminal, job, "one device") as bar:
         one = job.train(SimpleTrainer(), job.data(1), bar, device=job.devices[0])
@@ -163,4 +167,8 @@ def _joined(results: Sequence[Any]) -> Run:
 
 
 if __name__ == "__main__":
-    host(argparse.Namespace(**json.loads(sys.argv[1])))
+    try:
+        host(argparse.Namespace(**json.loads(sys.argv[1])))
+    except Exception as error:
+        print(f"{_FAULT}{error}", flush=True)
+        raise
