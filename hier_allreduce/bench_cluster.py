@@ -1,26 +1,21 @@
 """Step times on several hosts, which are processes of this machine: ours, beside TensorFlow's own ways.
 
 An all-reduce is held against one flat collective over all devices, and a training step against
-MultiWorkerMirroredStrategy's.
-
-    python -m hier_allreduce.bench_cluster [--hosts 2] [--devices 4] [--rounds 20]
-
-All contenders take one step each in turn, in the same order on every host, so that a busy machine disturbs all alike.
+MultiWorkerMirroredStrategy's. All contenders take one step each in turn, in the same order on every host, so that a
+busy machine disturbs all alike.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import sys
-from typing import Any, Dict, List, Sequence
+from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
 from . import bench_workers
 from .alive import free_addresses
-from .arguments import count
+from .allreduce import allreduce_grads
 from .bench import devices_here, interleaved, quartiles
 from .case import Case, Rows, consumed, variables
 from .cluster import Cluster
@@ -42,17 +37,51 @@ def cases(devices: Sequence[str]) -> Dict[str, Case]:
     }
 
 
-def host(devices: int, rounds: int, peers: Sequence[str]) -> None:
-    """Measure as one host; say what was found."""
+def measure(hosts: int, devices: int, rounds: int, write: Callable[[str], Any]) -> Tuple[int, str]:
+    """Start the hosts; their exit status as :func:`.launcher.launch` gives it, and what host 0 found, as text.
+
+    Args:
+        hosts: how many.
+        devices: of each host.
+        rounds: how many steps of each contender are timed.
+        write: takes each line of the hosts that is no measurement.
+    """
+    found: List[Dict[str, Any]] = []
+
+    def take(line: str) -> None:
+        words = line.split("] ", 1)[-1]
+        if words.startswith(_MARK):
+            measured = json.loads(words[len(_MARK) :])
+            found.extend([measured] if measured["task"] == 0 else [])
+        else:
+            write(line)
+
+    addresses = free_addresses(2 * hosts)  # drawn at once, so that all differ
+    command = [sys.executable, "-m", "hier_allreduce.cli", "bench", "--hosts", f"{hosts}"]
+    command += ["--devices", f"{devices}", "--rounds", f"{rounds}", "--peers", *addresses[hosts:]]
+    status = launch(hosts, command, take, addresses[:hosts])
+    if status:
+        return status, ""
+    training, *reducing = found
+    return 0, f"{reducing_table(reducing, hosts, devices)}\n\n{training_table(training)}"
+
+
+def host(devices: int, rounds: int, peers: Sequence[str], say: Callable[[str], Any]) -> None:
+    """Measure as one of the hosts.
+
+    Args:
+        devices: of each host.
+        rounds: how many steps of each contender are timed.
+        peers: addresses for the servers of TensorFlow's strategy, one for each host.
+        say: takes a line for each measurement, which :func:`measure` reads.
+    """
+
+    def tell(**found: Any) -> None:
+        say(_MARK + json.dumps({"task": cluster.task, **found}))
+
     cluster = Cluster.from_environment(devices)
     found = bench_workers.train(cluster, devices_here(devices), peers, rounds)
-    _say({"task": cluster.task, "case": "training", **found})
-    _reduce(cluster, devices, rounds)
-
-
-def _reduce(cluster: Cluster, devices: int, rounds: int) -> None:
-    from .allreduce import allreduce_grads
-
+    tell(case="training", **found)
     for number, (name, case) in enumerate(cases(devices_here(devices)).items()):
         with tf.Graph().as_default():
             grads, fill = variables(case)
@@ -66,11 +95,7 @@ def _reduce(cluster: Cluster, devices: int, rounds: int) -> None:
                 session.run(fill)
                 callables = {column: session.make_callable(op) for column, op in steps.items()}
                 seconds = interleaved(callables, rounds, lambda words: None)
-        _say({"task": cluster.task, "case": name, "seconds": seconds})
-
-
-def _say(found: Dict[str, Any]) -> None:
-    print(_MARK + json.dumps(found), flush=True)
+        tell(case=name, seconds=seconds)
 
 
 def reducing_table(found: Sequence[Dict[str, Any]], hosts: int, devices: int) -> str:
@@ -99,41 +124,3 @@ def training_table(found: Dict[str, Any]) -> str:
 def _cell(seconds: Sequence[float]) -> str:
     low, median, high = (1e3 * value for value in quartiles(seconds))
     return f"{median:.1f} ({low:.1f}–{high:.1f})"
-
-
-def main() -> int:
-    """Start the hosts; print what host 0 measured."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
-    parser.add_argument("--hosts", type=count, default=2)
-    parser.add_argument("--devices", type=count, default=4, help="of each host")
-    parser.add_argument("--rounds", type=count, default=20)
-    parser.add_argument("--peers", nargs="+", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.peers:
-        host(args.devices, args.rounds, args.peers)
-        return 0
-    found: List[Dict[str, Any]] = []
-
-    def take(line: str) -> None:
-        words = line.split("] ", 1)[-1]
-        if words.startswith(_MARK):
-            measured = json.loads(words[len(_MARK) :])
-            found.extend([measured] if measured["task"] == 0 else [])
-        else:
-            sys.stderr.write(line)
-
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # of the hosts
-    command = [sys.executable, "-m", "hier_allreduce.bench_cluster"]
-    command += ["--devices", str(args.devices), "--rounds", str(args.rounds)]
-    addresses = free_addresses(2 * args.hosts)  # drawn at once, so that all differ
-    command += ["--peers", *addresses[args.hosts :]]
-    status = launch(args.hosts, command, take, addresses[: args.hosts])
-    if status:
-        return status
-    training, *reducing = found
-    print(reducing_table(reducing, args.hosts, args.devices), training_table(training), sep="\n\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

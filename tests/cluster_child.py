@@ -10,7 +10,6 @@ import io
 import json
 import os
 import signal
-import sys
 import threading
 import time
 
@@ -301,7 +300,7 @@ def serve(cluster, options, line):
 
 def bench(cluster, options, line):
     """What the bench prints as one of its hosts, with a few small gradients in the place of its own."""
-    from hier_allreduce import bench_cluster
+    from hier_allreduce import bench_cluster, cli
     from hier_allreduce.shapes import GradientShape
 
     cases, few = bench_cluster.cases, tuple(GradientShape(name, (7,), "float32") for name in "abc")
@@ -309,9 +308,9 @@ def bench(cluster, options, line):
         name: dataclasses.replace(case, shapes=few) for name, case in cases(devices).items()
     }
     place = {"cluster": {"worker": list(cluster.hosts)}, "task": {"type": "worker", "index": cluster.task}}
-    os.environ["TF_CONFIG"], sys.argv[1:] = json.dumps(place), options["arguments"]
+    os.environ["TF_CONFIG"] = json.dumps(place)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert bench_cluster.main() == 0
+        assert cli.main(options["arguments"]) == 0
     return printed.getvalue()
 
 

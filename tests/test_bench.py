@@ -423,6 +423,7 @@ def test_a_case_whose_process_is_killed_is_named(monkeypatch):
         (["--updates", "adam", "--distribute", "--memory", "0"], "--updates makes no use of --memory, --distribute"),
         (["--distribute", "--picture", "x.png", "--sweep"], "--distribute makes no use of --picture, --sweep"),
         (["--table", "x.md", "--average", "--model", "vgg16"], "--table makes no use of --model, --average"),
+        (["--hosts", "2", "--updates", "adam", "--json", "x"], "--hosts makes no use of --json, --updates"),
         (["--sweep", "--contenders", "ours"], "--sweep makes no use of --contenders"),
         (["--contenders", "tensorpack", "--picture", "x.png"], "--picture draws ratios to ours: name ours"),
         (["--picture", "x.pgn"], "no kind of picture ends in .pgn"),

@@ -4,14 +4,13 @@ import contextlib
 import io
 import json
 import re
-import runpy
 import sys
 
 import pytest
 from clusters import job
 from conftest import IS_TF2
 
-from hier_allreduce import ClusterError, alive, bench_cluster, launcher
+from hier_allreduce import ClusterError, bench_cluster, cli, launcher
 
 
 @pytest.fixture(scope="module")
@@ -19,16 +18,15 @@ def printed():
     """What the command prints after one round of small gradients on two hosts, which are forked, not started."""
 
     def launch(hosts, command, write, addresses):
-        with job("bench", hosts, addresses=addresses, arguments=command[3:]) as started:
+        with job("bench", hosts, addresses=addresses, arguments=command[3:]) as started:  # after python -m …cli
             for task, host in enumerate(started):
                 for line in host.facts().splitlines():
                     write(f"[host {task}] {line}\n")
         return 0
 
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(io.StringIO()) as out:
-        patched.setattr(sys, "argv", ["bench_cluster", "--devices", "2", "--rounds", "1"])
         patched.setattr(bench_cluster, "launch", launch)
-        assert bench_cluster.main() == 0
+        assert cli.main(["bench", "--hosts", "2", "--devices", "2", "--rounds", "1"]) == 0
     return out.getvalue()
 
 
@@ -58,13 +56,11 @@ def test_hosts_run_the_same_command_and_no_address_is_given_twice_even_if_each_d
         raise ClusterError("enough")
 
     monkeypatch.setattr(launcher, "_started", start)
-    for module in (launcher, alive):
+    for module in (launcher, bench_cluster):
         monkeypatch.setattr(module, "free_addresses", lambda count: [f"127.0.0.1:{5000 + k}" for k in range(count)])
-    monkeypatch.setattr(sys, "argv", ["bench_cluster", "--hosts", "3", "--devices", "5", "--rounds", "7"])
-    monkeypatch.delitem(sys.modules, "hier_allreduce.bench_cluster")
-    with pytest.raises(ClusterError, match="enough"):
-        runpy.run_module("hier_allreduce.bench_cluster", run_name="__main__")
-    command = [sys.executable, "-m", "hier_allreduce.bench_cluster", "--devices", "5", "--rounds", "7", "--peers"]
+    asked = ["bench", "--hosts", "3", "--devices", "5", "--rounds", "7"]
+    assert cli.main(asked) == 2
+    command = [sys.executable, "-m", "hier_allreduce.cli", *asked, "--peers"]
     assert started["command"][: len(command)] == command
     addresses = started["command"][len(command) :]
     assert len(addresses) == len(started["hosts"]) == 3

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..contenders import Contender
 
 MODEL, ROWS, MEMORY = "resnet50", 2048, 8 << 30
+DEVICES = 4  # of each of several hosts
 MODELS = ("resnet50", "mobilenet_v2", "bert_base", "vgg16", "dlrm_criteo_kaggle")
 
 
@@ -37,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sweep", action="store_true", help="instead of the peers, strategies of ours that differ in one choice")
     add("--updates", metavar="OPTIMIZER", help="instead: both updates, with sgd, momentum, adam or rmsprop")
     add("--distribute", action="store_true", help="instead: MirroredStrategy with each of TensorFlow's ops, and ours")
+    add("--hosts", metavar="H", type=count, help="instead: so many hosts, processes of this machine with --devices"
+        f" each (default: {DEVICES}), beside one ring over all devices and MultiWorkerMirroredStrategy")  # fmt: skip
+    add("--peers", nargs="+", help=argparse.SUPPRESS)  # how the hosts are started
     add("--rows", metavar="N", type=count, help=f"rows in each sparse gradient (default: {ROWS})")
     add("--memory", metavar="GIB", type=gib, help="do not run who would need more to make sparse gradients dense"
         f" (default: {MEMORY >> 30})")  # fmt: skip
@@ -61,6 +65,8 @@ def main(args: argparse.Namespace) -> int:
     if args.distribute:
         print(_distribute_text(args))
         return 0
+    if args.hosts:
+        return _measure_hosts(args)
     if args.table:
         _write_page(args)
         return 0
@@ -80,6 +86,7 @@ def main(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     """Say what is missing or cannot be meant before anything is measured."""
     others = ("--contenders", "--strategy", "--topology", "--rows", "--memory", "--json", "--picture", "--table")
+    refuse_unused(args, "--hosts", *others, "--model", "--shapes", "--average", "--sweep", "--updates", "--distribute")
     refuse_unused(args, "--updates", *others, "--sweep", "--distribute")
     refuse_unused(args, "--distribute", *others, "--sweep")
     refuse_unused(args, "--table", "--model", "--shapes", "--average", "--json", "--picture")
@@ -87,7 +94,7 @@ def _check(args: argparse.Namespace) -> None:
     with installed("the bench", "tf,bench"):
         importlib.import_module("tensorflow")
         importlib.import_module("tqdm")
-    if args.updates or args.distribute:
+    if args.updates or args.distribute or args.hosts:
         return
     from .. import contenders, pictures
 
@@ -146,6 +153,20 @@ def _distribute_text(args: argparse.Namespace) -> str:
     with _bar(1 + len(bench_distribute.CONTENDERS) + bench.WARM_UP + args.rounds) as bar:
         compared = bench_distribute.compare(case, args.rounds, _ticking(bar))
     return f"{name}, MirroredStrategy on {len(case.devices)} devices ({case.devices[0]} …)\n{compared.text()}"
+
+
+def _measure_hosts(args: argparse.Namespace) -> int:
+    """Start the hosts and print what they found, or be one of them; the exit status."""
+    from .. import bench_cluster
+
+    devices = args.devices or DEVICES
+    if args.peers:
+        bench_cluster.host(devices, args.rounds, args.peers, lambda line: print(line, flush=True))
+        return 0
+    status, found = bench_cluster.measure(args.hosts, devices, args.rounds, sys.stderr.write)
+    if not status:
+        print(found)
+    return status
 
 
 def _bar(parts: int) -> Any:
