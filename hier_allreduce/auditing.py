@@ -144,7 +144,10 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
         )
     built = emitted_in(graph)
     if not built:
-        raise AuditError(f"no all-reduce was built in {graph}; pass graph= the one that the session ran")
+        raise AuditError(
+            f"no all-reduce was built in {graph}; pass graph= the one that the session ran (what is built inside of a"
+            " tf.function, or of TensorFlow 2's tf.cond and tf.while_loop, has other names when it runs: no audit)"
+        )
     edges = _edges(partitions)
     ran = [node for part in partitions for node in part.node]
     audited, not_run = [], []
