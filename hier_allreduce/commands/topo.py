@@ -30,10 +30,10 @@ def read_topology(name: Optional[str], calibration_file: Optional[str]) -> topol
     Raises:
         TopologyError: it cannot be found or understood.
     """
+    overrides = topology.read_calibration(calibration_file)
     if name is None:
-        return topology.calibrated(detect.this_machine(), topology.read_calibration(calibration_file))
+        return topology.calibrated(detect.this_machine(), overrides)
     if name == "-":
-        overrides = topology.read_calibration(calibration_file)
         return topology.from_text(topology.decoded(sys.stdin.buffer.read()), "standard input", overrides)
     return topology.load(name, calibration_file)
 
