@@ -380,6 +380,10 @@ def refusals(folder):
 
     reused = sesscreate.SessionCreatorAdapter(sesscreate.NewSessionCreator(), lambda session: session)
     two_cpus = sesscreate.NewSessionCreator(config=tf1.ConfigProto(allow_soft_placement=True, device_count={"CPU": 2}))
+
+    def staged():
+        return tp.StagingInput(tp.QueueInput(Data(BATCH)), nr_stage=2)
+
     cases = {
         "no devices": lambda: HierarchicalTrainer([]),
         "zero GPUs": lambda: HierarchicalTrainer(0),
@@ -400,6 +404,8 @@ def refusals(folder):
         "few cpus": lambda: run(HierarchicalTrainer(cpus(3)), session_creator=two_cpus),
         "feed": lambda: run(HierarchicalTrainer(cpus(2)), data=tp.PlaceholderInput()),
         "uneven": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", uneven)),
+        "two staged": lambda: run(HierarchicalTrainer(cpus(2)), data=staged()),
+        "one tower, two staged": lambda: run(HierarchicalTrainer(cpus(1)), data=staged()),
         "lonely": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", lonely)),
     }
     facts = {}

@@ -23,7 +23,7 @@ import tensorflow as tf
 from tensorpack.callbacks import Callback, PeriodicTrigger, RunOp
 from tensorpack.graph_builder.training import DataParallelBuilder, SyncMultiGPUReplicatedBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
-from tensorpack.input_source import FeedfreeInput, FeedInput, QueueInput
+from tensorpack.input_source import FeedfreeInput, FeedInput, QueueInput, StagingInput
 from tensorpack.tfutils.gradproc import FilterNoneGrad
 from tensorpack.tfutils.optimizer import AccumGradOptimizer, PostProcessOptimizer, ProxyOptimizer
 from tensorpack.tfutils.sesscreate import NewSessionCreator, ReuseSessionCreator
@@ -152,7 +152,16 @@ class HierarchicalTrainer(SingleCostTrainer):
         return cls(**values)
 
     def setup_graph(self, input_signature: Any, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> None:
-        """tensorpack's: build everything. Several towers take a ``FeedInput``'s batches from a queue, each its own."""
+        """tensorpack's: build everything. Several towers take a ``FeedInput``'s batches from a queue, each its own.
+
+        Raises:
+            StrategyError: an input that gives every tower the same batch, or waits for ever.
+        """
+        if isinstance(input, StagingInput) and input._nr_stage > 1:
+            raise StrategyError(
+                f"StagingInput({type(input._input).__name__}, nr_stage={input._nr_stage}): tensorpack's holds one element"
+                " for each tower, and would wait for ever for room for the second before training; nr_stage=1 works"
+            )
         if len(self.devices) > 1 and isinstance(input, FeedInput):
             input = QueueInput(input.ds)
         super().setup_graph(input_signature, input, get_cost_fn, get_opt_fn)
