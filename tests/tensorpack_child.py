@@ -378,6 +378,11 @@ def refusals(folder):
     def run(trainer, **more):
         return train(trainer, "sgd", **more)
 
+    def tower_user(cost):
+        with tf1.variable_scope("tower_user"):
+            w = tf1.get_variable("W", [], initializer=tf1.zeros_initializer(), use_resource=True)
+        return cost + w
+
     reused = sesscreate.SessionCreatorAdapter(sesscreate.NewSessionCreator(), lambda session: session)
     two_cpus = sesscreate.NewSessionCreator(config=tf1.ConfigProto(allow_soft_placement=True, device_count={"CPU": 2}))
 
@@ -406,6 +411,7 @@ def refusals(folder):
         "uneven": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", uneven)),
         "two staged": lambda: run(HierarchicalTrainer(cpus(2)), data=staged()),
         "one tower, two staged": lambda: run(HierarchicalTrainer(cpus(1)), data=staged()),
+        "towers' names": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", tower_user)),
         "lonely": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", lonely)),
     }
     facts = {}

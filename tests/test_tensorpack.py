@@ -280,6 +280,7 @@ def test_only_what_is_trained_is_compared(facts):
         ("uneven", "GradientError", ["tower 0", "'extra'", "None on towers [0]", "missing='zeros'"]),
         ("two staged", "StrategyError", ["StagingInput", "QueueInput", "nr_stage=2", "nr_stage=1"]),
         ("one tower, two staged", "StrategyError", ["StagingInput", "nr_stage=1"]),
+        ("towers' names", "VariableError", ["tower 0", "'tower_user/W'", "rename the scope"]),
         ("lonely", "GradientError", ["tower 0 (/cpu:0) has 4", "tower 1 (/cpu:1) has 5", "not on every tower: extra"]),
     ],
 )

@@ -34,7 +34,7 @@ from .. import presets
 from ..allreduce import allreduce_grads, allreduce_grads_and_vars
 from ..compat import is_resource, tf1
 from ..devices import device_strings
-from ..errors import DeviceError, StrategyError
+from ..errors import DeviceError, StrategyError, VariableError
 from ..gradients import pairs_of
 from ..replicas import Replicas, check_period, differences, drift, replicas
 from ..strategy import Strategy, strategy_from
@@ -159,8 +159,8 @@ class HierarchicalTrainer(SingleCostTrainer):
         """
         if isinstance(input, StagingInput) and input._nr_stage > 1:
             raise StrategyError(
-                f"StagingInput({type(input._input).__name__}, nr_stage={input._nr_stage}): tensorpack's holds one element"
-                " for each tower, and would wait for ever for room for the second before training; nr_stage=1 works"
+                f"StagingInput({type(input._input).__name__}, nr_stage={input._nr_stage}): tensorpack's holds one"
+                " element for each tower, and would wait for ever for room for the second; nr_stage=1 works"
             )
         if len(self.devices) > 1 and isinstance(input, FeedInput):
             input = QueueInput(input.ds)
@@ -180,6 +180,8 @@ class HierarchicalTrainer(SingleCostTrainer):
             devices=self.devices,
             use_vs=[tower > 0 for tower in towers],
         )
+        if len(rows) > 1:
+            refuse_towers_names([var for _, var in rows[0]])
         rows = with_missing(rows)
         optimizer = with_ordered_accumulation(get_opt_fn())
         summed = len(self.devices) * (self.cluster.size if self.cluster else 1)
@@ -341,7 +343,21 @@ def _short(device: Any) -> str:
     return f"/{device.device_type.lower()}:{device.device_index}" if local else device.to_string()
 
 
-# ---- gradients ---------------------------------------------------------------------------------------
+# ---- variables and gradients -------------------------------------------------------------------------
+
+
+def refuse_towers_names(variables: Sequence[Any]) -> None:
+    """Check that tower 0's variables have no such names as tensorpack gives to those of other towers.
+
+    Raises:
+        VariableError: one has; the message names it.
+    """
+    for var in variables:
+        if var.op.name.startswith("tower"):
+            raise VariableError(
+                f"tower 0, {var.op.name!r}: tensorpack takes names that begin with 'tower' for other towers' copies,"
+                " and could not copy this one to them; rename the scope"
+            )
 
 
 def with_missing(rows: Sequence[Pairs]) -> List[Pairs]:
