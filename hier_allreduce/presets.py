@@ -38,7 +38,7 @@ def find(kind: str, name_or_path: str, error: Type[HierAllreduceError]) -> Path:
 
 def nearest(word: str, known: List[str]) -> str:
     """``; did you mean 'x'? there are …``, for the end of an error message."""
-    close = difflib.get_close_matches(str(word), known, 1)
+    close = difflib.get_close_matches(str(word).lower(), known, 1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
     return f"{hint} there are {', '.join(known)}"
 
@@ -67,8 +67,8 @@ def read_yaml(path: Path, error: Type[HierAllreduceError]) -> Any:
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as cause:
-        raise error(f"{path}: not readable as YAML: {cause}") from None
+    except (yaml.YAMLError, ValueError) as cause:  # ValueError: no UTF-8, or a date that is none
+        raise error(f"{path}: not readable as YAML: {' '.join(str(cause).split())}") from None
     if not isinstance(content, dict):
         raise error(f"{path}: expected `key: value` lines, not {type(content).__name__}")
     return content

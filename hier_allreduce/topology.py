@@ -32,6 +32,9 @@ _PCIE_SHARE = {"PIX": 1.0, "PXB": 0.95, "PHB": 0.85, "NODE": 0.8, "SYS": 0.77}
 _DOMAINS = PCIE[:-1]  # devices joined by links up to this kind share their way out: a switch, a host bridge, a socket
 _SOCKET_BUS = 1.6  # QPI, UPI and xGMI beside a PCIe port of their generation
 _MOST_NVLINKS = 18  # of any GPU
+_NOT_KNOWN = "is not known"
+# in a text that is no YAML: it was meant to be, where a table or the word for one is the value of this key
+_MATRIX = re.compile(r"""^matrix:|^(?i:["']?matrix["']?\s*:\s*[|>"'])""", re.M)
 
 
 @dataclass(frozen=True)
@@ -162,9 +165,14 @@ def from_table(table: Table, name: str, gpu: str = "", calibration: Optional[Map
         TopologyError: a key of ``calibration`` names nothing, or a value is not a positive number.
     """
     given = calibration or {}
-    model = str(given.get("gpu") or gpu or table.gpu)
+    model = _words(given, "gpu") or gpu or table.gpu
     speeds = replace(guess_speeds(table.kinds, model), **_speeds(given))
-    return _built(table, name, model, speeds, _overrides(given))
+    machine = _built(table, name, model, speeds, _overrides(given))
+    guess = guessed(machine) if model and not _known(model) else ""
+    if guess:
+        unknown = f"the model {model!r} {_NOT_KNOWN}; speeds as of {guess} (guessed from the links)"
+        machine = replace(machine, warnings=(*machine.warnings, unknown))
+    return machine
 
 
 def _built(table: Table, name: str, gpu: str, speeds: Speeds, overrides: Tuple[Tuple[str, float], ...]) -> Topology:
@@ -184,12 +192,27 @@ def _built(table: Table, name: str, gpu: str, speeds: Speeds, overrides: Tuple[T
 
 
 def guess_speeds(kinds: Matrix, gpu: str = "") -> Speeds:
-    """Speeds of a GPU model; without one, of the model that usually has such links.
+    """Speeds of a GPU model; without one, or with one that is not known, of the model that usually has such links.
 
-    NV1 alone, at most four a GPU, is a P100; one NV4 bridge is an RTX A6000 or 3090; 12 links an A100, 18 an H100.
+    NV1 alone between more than two GPUs is a P100, NV4 between pairs an RTX A6000 or 3090; the widest of a V100's links
+    is NV1, NV2, NV3 or NV6, an H100's is wider than NV12; all others are an A100's.
     """
-    known = _known(gpu or _likely_gpu(kinds))
+    known = _known(gpu) or _known(_likely_gpu(kinds))
     return Speeds(known.nvlink * GB, known.pcie * GB, known.memory * GB) if known else Speeds()
+
+
+def guessed(topology: Topology) -> str:
+    """Whose speeds the links have, in words, where they are :func:`guess_speeds`' without a known model.
+
+    Empty where all speeds that count were given.
+    """
+    kinds = {kind for row in topology.kinds for kind in row} - {key for key, _ in topology.overrides}
+    guess, likely = guess_speeds(topology.kinds), _likely_gpu(topology.kinds)
+    by_nvlink = any(map(nvlinks, kinds)) and topology.speeds.nvlink == guess.nvlink
+    by_pcie = bool(kinds & set(PCIE)) and topology.speeds.pcie == guess.pcie
+    if not (by_nvlink or by_pcie):
+        return ""
+    return f"{likely} GPUs" if likely else f"GPUs with PCIe ports of {guess.pcie / GB:.0f} GB/s"
 
 
 def _known(gpu: str) -> Optional[_Gpu]:
@@ -224,10 +247,18 @@ def _overrides(content: Mapping[str, Any]) -> Tuple[Tuple[str, float], ...]:
 
 def _part(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     """``speeds`` or ``links`` of a file's content; empty where it is missing."""
-    part = content.get(name) or {}
+    part = {} if content.get(name) is None else content[name]
     if not isinstance(part, Mapping):
         raise TopologyError(f"{name}: expected `key: value` lines, not {part!r}")
     return part
+
+
+def _words(content: Mapping[str, Any], name: str) -> str:
+    """``name`` or ``gpu`` of a file's content; empty where it is missing."""
+    words = "" if content.get(name) is None else content[name]
+    if not isinstance(words, str):
+        raise TopologyError(f"{name}: expected a name, in quotes if it is a number, not {words!r}")
+    return words
 
 
 def _cpu_list(affinity: str) -> str:
@@ -320,31 +351,44 @@ def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]
     Raises:
         TopologyError: no YAML, an unknown key, or a table that cannot be read.
     """
+    how = (  # a header begins further right than its rows, and may begin with a tab: YAML takes neither by itself
+        "what `nvidia-smi topo -m` prints goes below `matrix: |2`, with two blanks before each line; or into a file of "
+        "its own, without `matrix:`"
+    )
     try:
         content = yaml.safe_load(text)
-    except yaml.YAMLError as cause:
-        raise TopologyError(f"{name or 'machine'}: not readable as YAML: {cause}") from None
+    except (yaml.YAMLError, ValueError) as cause:  # ValueError: a date that is none
+        raise TopologyError(f"not readable as YAML ({' '.join(str(cause).split())}): {how}") from None
+    if not isinstance(content, dict):
+        raise TopologyError(f"expected `key: value` lines, not {type(content).__name__}: {how}")
     known = ["name", "description", "gpu", "matrix", "speeds", "links"]
-    if not isinstance(content, dict) or not isinstance(content.get("matrix"), str):
-        raise TopologyError(
-            f"{name or 'machine'}: expected a `matrix: |` with a table as `nvidia-smi topo -m` prints it"
-        )
     for key in content:
         if key not in known:
-            raise TopologyError(f"{name or 'machine'}: {key!r} is unknown{presets.nearest(str(key), known)}")
-    table = parse_nvidia_smi(content["matrix"])
-    merged = dict(content)
-    for part in ("speeds", "links"):
-        merged[part] = {**_part(content, part), **_part(calibration or {}, part)}
-    merged["gpu"] = (calibration or {}).get("gpu") or content.get("gpu") or ""
-    return from_table(table, str(content.get("name") or name), calibration=merged)
+            raise TopologyError(f"{key!r} is unknown{presets.nearest(str(key), known)}")
+    if not isinstance(content.get("matrix"), str):
+        raise TopologyError(f"expected a `matrix: |2`: {how}")
+    given = calibration or {}
+    merged: Dict[str, Any] = {part: {**_part(content, part), **_part(given, part)} for part in ("speeds", "links")}
+    merged["gpu"] = _words(given, "gpu") or _words(content, "gpu")
+    return from_table(parse_nvidia_smi(content["matrix"]), _words(content, "name") or name, calibration=merged)
 
 
 def from_text(text: str, name: str, calibration: Optional[Mapping[str, Any]] = None) -> Topology:
     """A machine from either kind of text: YAML with a ``matrix``, or nvidia-smi's output."""
-    if re.search(r"^matrix:", text, re.M):
+    if _is_yaml(text):
         return from_yaml(text, name, calibration)
     return from_table(parse_nvidia_smi(text), name, calibration=calibration)
+
+
+def _is_yaml(text: str) -> bool:
+    """Whether a text is a mapping with a matrix, however that is spelled; or was meant to be one."""
+    if "matrix" not in text.lower():
+        return False
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return bool(_MATRIX.search(text))
+    return isinstance(content, dict) and any(str(key).lower() == "matrix" for key in content)
 
 
 def load(name_or_path: str, calibration: Optional[str] = None) -> Topology:
@@ -379,7 +423,7 @@ def read_calibration(path: Optional[str]) -> Optional[Mapping[str, Any]]:
     """A calibration file's content, or None.
 
     Raises:
-        TopologyError: not YAML, or a key other than ``gpu``, ``speeds``, ``links``.
+        TopologyError: not YAML, a key other than ``gpu``, ``speeds``, ``links``, or a value that is none.
     """
     if path is None:
         return None
@@ -390,7 +434,10 @@ def read_calibration(path: Optional[str]) -> Optional[Mapping[str, Any]]:
     for key in content:
         if key not in known:
             raise TopologyError(f"{path}: {key!r} is unknown{presets.nearest(str(key), known)}")
-    return content
+    try:
+        return {"gpu": _words(content, "gpu"), "speeds": _speeds(content), "links": dict(_overrides(content))}
+    except TopologyError as cause:
+        raise TopologyError(f"{path}: {cause}") from None
 
 
 def calibrated(topology: Topology, calibration: Optional[Mapping[str, Any]]) -> Topology:
@@ -401,7 +448,9 @@ def calibrated(topology: Topology, calibration: Optional[Mapping[str, Any]]) -> 
     """
     if calibration is None:
         return topology
-    return from_table(_table(topology, range(len(topology))), topology.name, calibration=calibration)
+    table = _table(topology, range(len(topology)))
+    warnings = tuple(warning for warning in table.warnings if _NOT_KNOWN not in warning)  # it may be by now
+    return from_table(replace(table, warnings=warnings), topology.name, calibration=calibration)
 
 
 def flat_host(devices: int, name: str = "host") -> Topology:

@@ -121,6 +121,21 @@ def test_warnings_are_printed(run):
     assert "GPU0–GPU1" in json.loads(out)["warnings"][0]
 
 
+def test_topo_says_whose_speeds_it_guessed_where_no_gpu_is_named(run, tmp_path):
+    words = "speeds as of {} (guessed from the links; give `gpu:`, or paste `nvidia-smi -L` along)\n"
+    assert run("topo", "-", stdin=TABLE)[1].endswith(words.format("V100 GPUs"))
+    _, text, _ = run("topo", "-", "--yaml", stdin=TABLE)
+    assert "guessed" not in text
+    pcie = TABLE.replace("NV2", "SYS")
+    assert run("topo", "-", stdin=pcie)[1].endswith(words.format("GPUs with PCIe ports of 12 GB/s"))
+    for known in ("GPU 0: Tesla V100\n" + TABLE, "\tGPU0\nGPU0\t X \n"):  # named; without links
+        assert "guessed" not in run("topo", "-", stdin=known)[1]
+    assert "guessed" not in run("topo", "dgx-1v")[1]
+    given = tmp_path / "given.yaml"
+    given.write_text("speeds: {nvlink: 30e9}\nlinks: {PIX: 11e9}\n")
+    assert "guessed" not in run("topo", "-", "--calibration", str(given), stdin=TABLE)[1]
+
+
 def test_one_gpu_needs_no_plan(run):
     alone = "\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n"
     assert run("topo", "-", stdin=alone)[0] == 0

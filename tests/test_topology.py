@@ -1,5 +1,7 @@
 """Topologies: what links and shared resources a table means, YAML in and out, presets, calibration, detection."""
 
+import json
+import re
 import subprocess
 from collections import namedtuple
 from dataclasses import replace
@@ -12,6 +14,8 @@ from hier_allreduce.errors import TopologyError
 from hier_allreduce.topology import flat_host, from_yaml, load, occupancy, subset
 
 MACHINES = presets.names("machines")
+TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV2\tNV1\nGPU1\tNV2\tX\tSYS\nGPU2\tNV1\tSYS\tX\n"
+INDENTED = "".join(f"  {line}\n" for line in TABLE.expandtabs(6).splitlines())
 
 
 def kinds_of(*rows):
@@ -91,8 +95,12 @@ def test_a_socket_is_known_from_its_cpus_alone(cpus, together):
         (["X NV2 NV1", "NV2 X NV2", "NV1 NV2 X"], 22.8e9),
         (["X NV12", "NV12 X"], 22e9),
         (["X NV18", "NV18 X"], 21e9),
+        (["X NV1", "NV1 X"], 22.8e9),
+        (["X NV4 NV4", "NV4 X NV4", "NV4 NV4 X"], 22e9),
+        (["X NV4 SYS", "NV4 X SYS", "SYS SYS X"], 13e9),
+        (["X NV5", "NV5 X"], 22e9),
     ],
-    ids=["P100", "A6000", "V100", "A100", "H100"],
+    ids=["P100", "A6000", "V100", "A100", "H100", "two V100", "mesh of A100", "A6000 and one more", "NV5"],
 )
 def test_the_gpu_is_guessed_from_its_links(rows, nvlink):
     assert kinds_of(*rows).speeds.nvlink == nvlink
@@ -123,22 +131,53 @@ def test_a_known_model_decides_the_port(gpu, pcie):
     assert topology.guess_speeds((("X", "SYS"), ("SYS", "X")), gpu).pcie == pcie
 
 
+PAGE = (Path(__file__).parents[1] / "docs" / "cost-model.md").read_text(encoding="utf-8")
+
+
 def documented_speeds():
     """The table of docs/cost-model.md: the models of each row, and its numbers."""
-    page = (Path(__file__).parents[1] / "docs" / "cost-model.md").read_text(encoding="utf-8")
-    rows = page.split("| GPU | NVLinks |")[1].split("\n\n")[0].splitlines()[2:]
+    rows = PAGE.split("| GPU | NVLinks |")[1].split("\n\n")[0].splitlines()[2:]
     for models, *numbers in ([cell.strip() for cell in row.strip("|").split("|")] for row in rows):
         yield models.split(", "), [0.0 if number == "–" else float(number) for number in numbers]
 
 
 def test_the_documented_speeds_are_those_of_each_model():
-    *known, (others, unknown) = documented_speeds()
+    *known, (others, (_, _, *unknown)) = documented_speeds()
     assert [numbers for _, numbers in known] == [list(gpu[1:]) for gpu in topology.GPUS]
-    for models, (_, nvlink, pcie, memory) in [*known, (others, unknown)]:
+    for models, (_, nvlink, pcie, memory) in known:
         for model in models:
             speeds = topology.guess_speeds((("X", "SYS"), ("SYS", "X")), model)
             assert [speeds.nvlink, speeds.pcie, speeds.memory] == [1e9 * nvlink, 1e9 * pcie, 1e9 * memory], model
-    assert unknown[0] == topology._MOST_NVLINKS
+    speeds = topology.guess_speeds((("X", "SYS"), ("SYS", "X")), others[0])
+    assert [speeds.pcie, speeds.memory] == [1e9 * number for number in unknown]
+    assert f"or than {topology._MOST_NVLINKS} where that is unknown" in PAGE
+
+
+def test_the_documented_machine_loads():
+    (text,) = [text for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S) if "matrix" in text]
+    machine = topology.from_text(text, "")
+    assert (machine.name, machine.gpu, machine.kinds[0]) == ("workstation", "RTX 3090", ("X", "NV4", "PHB", "PHB"))
+    assert [machine.link(*pair).bandwidth for pair in ((0, 1), (2, 3), (1, 2))] == [52e9, 39e9, 21e9 * 0.85]
+
+
+@pytest.mark.parametrize(
+    "rows, like",
+    [
+        (["X NV18", "NV18 X"], "H100 GPUs"),
+        (["X NV12", "NV12 X"], "A100 GPUs"),
+        (["X SYS", "SYS X"], "GPUs with PCIe ports of 12 GB/s"),
+    ],
+)
+def test_a_model_that_is_not_known_is_guessed_like_none_with_a_warning(rows, like):
+    kinds = tuple(tuple(row.split()) for row in rows)
+    machine = topology.from_table(topology.Table(("GPU0", "GPU1"), kinds, ("", ""), "NVIDIA R100", ()), "test")
+    assert (machine.speeds, machine.links) == (kinds_of(*rows).speeds, kinds_of(*rows).links)
+    assert machine.gpu == "NVIDIA R100"
+    assert machine.warnings == (f"the model 'NVIDIA R100' is not known; speeds as of {like} (guessed from the links)",)
+    assert from_yaml(machine.to_yaml()) == machine
+    assert topology.calibrated(machine, {"speeds": {"kernel": 1e-6}}).warnings == machine.warnings
+    assert topology.calibrated(machine, {"gpu": "V100"}).warnings == ()
+    assert topology.calibrated(machine, {"speeds": {"nvlink": 30e9, "pcie": 30e9}}).warnings == ()
 
 
 def test_a_calibration_file_overrides_speeds_kinds_and_pairs(tmp_path):
@@ -155,6 +194,8 @@ def test_a_calibration_file_overrides_speeds_kinds_and_pairs(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
+        ("gpu: [V100]", "gpu: expected a name, in quotes if it is a number, not .'V100'."),
+        ("links: 0", "links: expected `key: value` lines, not 0"),
         ("speed: {}", "'speed' is unknown; did you mean 'speeds'"),
         ("speeds: {nvlnk: 1}", "'nvlnk' is unknown; did you mean 'nvlink'"),
         ("links: {NVL: 1}", "'NVL' is neither a kind"),
@@ -171,19 +212,31 @@ def test_a_calibration_file_overrides_speeds_kinds_and_pairs(tmp_path):
             for value in (".inf", ".nan")
         ],
         ("[1, 2", "not readable as YAML"),
+        ("gpu: 2024-13-45", "not readable as YAML: month must be in 1..12"),
     ],
 )
 def test_a_calibration_file_with_a_slip_is_an_error_that_names_it(tmp_path, text, message):
     path = tmp_path / "measured.yaml"
     path.write_text(text)
-    with pytest.raises(TopologyError, match="measured.yaml.*" + message):
+    with pytest.raises(TopologyError, match="measured.yaml.*" + message) as caught:
         load("dgx-1v", str(path))
+    assert str(caught.value).startswith(str(path)) or "is neither" in message  # of what the machine has, too
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("name: x\nmatrix: 3\n", "expected a `matrix: |`"),
+        ("name: x\nmatrix: 3\n", r"expected a `matrix: \|2`: what .* two blanks before each line; or into a file"),
+        (f"name: x\nmatrix: |\n{INDENTED}", r"not readable as YAML.*below `matrix: \|2`, with two blanks"),
+        (f"name: x\nmatrix: |\n{TABLE}", r"not readable as YAML.*below `matrix: \|2`, with two blanks"),
+        (f"name: x\n'Matrix' : |\n{TABLE}", r"not readable as YAML.*below `matrix: \|2`, with two blanks"),
+        (f"gpu: P100\nMatrix: |2\n{INDENTED}", "'Matrix' is unknown; did you mean 'matrix'"),
+        (f"gpu: P100\nMATRIX: |2\n{INDENTED}", "'MATRIX' is unknown; did you mean 'matrix'"),
+        (f"gpu: [P100]\nmatrix: |2\n{INDENTED}", r"gpu: expected a name, in quotes if it is a number, not \['P100'\]"),
+        (f"gpu: 5\nmatrix: |2\n{INDENTED}", "gpu: expected a name, in quotes if it is a number, not 5"),
+        (f"name: [x]\nmatrix: |2\n{INDENTED}", r"name: expected a name, in quotes if it is a number, not \['x'\]"),
+        (f"name: 2024-13-45\nmatrix: |2\n{INDENTED}", "not readable as YAML .month must be in 1..12"),
         ("matrix: |\n  GPU0 GPU1\n  GPU0 X NV1\n  GPU1 NV1 X\nlatency: 3\n", "'latency' is unknown"),
         ("matrix: |\n  GPU0 GPU1\n  GPU0 X NV1\n", "row GPU1 is missing"),
     ],
@@ -191,8 +244,27 @@ def test_a_calibration_file_with_a_slip_is_an_error_that_names_it(tmp_path, text
 def test_a_machine_file_with_a_slip_is_an_error_that_names_it(tmp_path, text, message):
     path = tmp_path / "machine.yaml"
     path.write_text(text)
-    with pytest.raises(TopologyError, match="machine.yaml.*" + message):
+    with pytest.raises(TopologyError, match="machine.yaml.*" + message) as caught:
         load(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"gpu: P100\nmatrix: |2\n{INDENTED}",
+        "gpu: P100\nmatrix: |2\n" + "".join(f"  {line}\n" for line in TABLE.splitlines()),  # tabs and all
+        f"gpu: P100\n'matrix': |2\n{INDENTED}",
+        json.dumps({"gpu": "P100", "matrix": TABLE}),
+    ],
+)
+def test_a_machines_other_keys_count_however_its_matrix_is_written(text):
+    machine = topology.from_text(text, "test")
+    assert (machine.gpu, machine.kinds[0], machine.speeds.nvlink) == ("P100", ("X", "NV2", "NV1"), 18.4e9)
+
+
+def test_a_heading_does_not_make_a_pasted_table_yaml():
+    assert topology.from_text(f"Matrix:\n{TABLE}", "test").kinds == topology.from_text(TABLE, "test").kinds
 
 
 def test_an_unknown_machine_names_the_nearest_preset():
@@ -250,7 +322,6 @@ def test_a_flat_host_has_one_kind_of_link():
 
 
 LISTING = "GPU 0: Tesla V100 (UUID: GPU-aa)\nGPU 1: Tesla V100 (UUID: GPU-bb)\nGPU 2: Tesla V100 (UUID: GPU-ab)\n"
-TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV2\tNV1\nGPU1\tNV2\tX\tSYS\nGPU2\tNV1\tSYS\tX\n"
 
 
 @pytest.fixture

@@ -116,7 +116,13 @@ def main(args: argparse.Namespace) -> int:
         pictures.draw_hosts(*hosts, args.picture)
     elif args.picture:
         pictures.draw_topology(machine, args.picture)
-    print(machine.to_yaml() if args.yaml else report.describe(machine))
-    if hosts and not args.yaml:
+    if args.yaml:
+        print(machine.to_yaml())
+        return 0
+    print(report.describe(machine))
+    guess = "" if machine.gpu else topology.guessed(machine)
+    if guess:
+        print(f"\nspeeds as of {guess} (guessed from the links; give `gpu:`, or paste `nvidia-smi -L` along)")
+    if hosts:
         print(f"\n{report.describe_hosts(*hosts)}")
     return 0
