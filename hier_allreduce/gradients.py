@@ -42,7 +42,7 @@ def is_sparse(grad: Any) -> bool:
 
 
 def dtype_of(grad: Any) -> str:
-    """The name of a gradient's dtype; ``float32_ref``, which ``assign_add`` gives of a reference variable, is float32."""
+    """The name of a gradient's dtype: ``assign_add`` of a reference variable gives float32_ref, which is float32."""
     return str(grad.dtype.base_dtype.name)
 
 

@@ -300,11 +300,12 @@ def serve(cluster, options, line):
 
 def bench(cluster, options, line):
     """What the bench prints as one of its hosts, with a few small gradients in the place of its own."""
-    from hier_allreduce import bench_cluster, cli
+    from hier_allreduce import cli
+    from hier_allreduce.benchmark import hosts as bench_hosts
     from hier_allreduce.shapes import GradientShape
 
-    cases, few = bench_cluster.cases, tuple(GradientShape(name, (7,), "float32") for name in "abc")
-    bench_cluster.cases = lambda devices: {
+    cases, few = bench_hosts.cases, tuple(GradientShape(name, (7,), "float32") for name in "abc")
+    bench_hosts.cases = lambda devices: {
         name: dataclasses.replace(case, shapes=few) for name, case in cases(devices).items()
     }
     place = {"cluster": {"worker": list(cluster.hosts)}, "task": {"type": "worker", "index": cluster.task}}

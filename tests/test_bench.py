@@ -12,10 +12,12 @@ import pytest
 import tensorflow as tf
 from conftest import cpus
 
-from hier_allreduce import bench, bench_report, cli, presets, shapes
-from hier_allreduce import floor as floor_module
-from hier_allreduce.case import Case
-from hier_allreduce.contenders import PEERS, Contender, find, is_ours, ours, planned, sweep
+from hier_allreduce import cli, presets, shapes
+from hier_allreduce.benchmark import floor as floor_module
+from hier_allreduce.benchmark import measuring
+from hier_allreduce.benchmark import report as bench_report
+from hier_allreduce.benchmark.case import Case
+from hier_allreduce.benchmark.contenders import PEERS, Contender, find, is_ours, ours, planned, sweep
 from hier_allreduce.errors import BenchError, StrategyError
 from hier_allreduce.shapes import GradientShape
 from hier_allreduce.strategy import Strategy
@@ -35,7 +37,7 @@ def case(columns=SMALL, devices=4, **how):
 
 def one(build, columns=SMALL[:2], devices=3, **how):
     """What the bench finds about one contender, in a report of one round."""
-    report = bench.measure(case(columns, devices, **how), [Contender("it", build)], rounds=1, floor=False)
+    report = measuring.measure(case(columns, devices, **how), [Contender("it", build)], rounds=1, floor=False)
     return report.contenders[0]
 
 
@@ -164,7 +166,7 @@ def test_the_sum_is_not_optimized_away():
 @pytest.mark.parametrize("average", [False, True])
 def test_ours_is_right_for_every_kind(average):
     columns = SMALL[:3] if average else SMALL
-    report = bench.measure(case(columns, average=average), [ours()], rounds=2, floor=True)
+    report = measuring.measure(case(columns, average=average), [ours()], rounds=2, floor=True)
     assert [(m.name, m.status) for m in report.contenders] == [("ours", "ok"), ("floor", "ok")]
     assert report.contenders[0].max_error < 1e-5
     assert all(len(m.step_seconds) == 2 for m in [report.baseline, *report.contenders])
@@ -172,7 +174,7 @@ def test_ours_is_right_for_every_kind(average):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int64"])
 def test_other_dtypes_are_measured_too(dtype):
-    found = bench.measure(case((GradientShape("v", (9, 5), dtype),)), [ours()], rounds=1, floor=False).contenders[0]
+    found = measuring.measure(case((GradientShape("v", (9, 5), dtype),)), [ours()], rounds=1, floor=False).contenders[0]
     assert (found.status, found.error) == ("ok", "")
 
 
@@ -239,7 +241,7 @@ def test_dense_copies_of_sparse_gradients_are_run_only_where_they_fit():
 def test_tf_distribute_is_wrong_for_an_odd_number_of_devices_and_right_for_an_even_one():
     for devices, status in ((3, "wrong"), (4, "ok")):
         peers = [find(name) for name in ("distribute-0", "distribute-1", "distribute-8")]
-        report = bench.measure(case(SMALL[:2], devices), peers, rounds=1, floor=False)
+        report = measuring.measure(case(SMALL[:2], devices), peers, rounds=1, floor=False)
         assert {m.status for m in report.contenders} == {status}
 
 
@@ -291,8 +293,8 @@ def test_the_floor_takes_all_bytes_in_pieces_and_extrapolates_beyond_its_limit(m
 
 
 def made_up(**step_seconds):
-    measured = [bench.Measured(name, step_seconds=seconds) for name, seconds in step_seconds.items()]
-    return bench.Report(case(), bench.Measured("baseline", step_seconds=[1.0, 1.0, 9.0]), measured)
+    measured = [measuring.Measured(name, step_seconds=seconds) for name, seconds in step_seconds.items()]
+    return measuring.Report(case(), measuring.Measured("baseline", step_seconds=[1.0, 1.0, 9.0]), measured)
 
 
 def test_ratios_are_paired_and_over_the_baseline():
@@ -302,7 +304,7 @@ def test_ratios_are_paired_and_over_the_baseline():
     assert report.ratio(ours_found) == 1
     assert report.ratio(peer) == 2  # of 2, 3, 1
     assert report.ratio(floor_found) == 0.5  # of 0.5, 0.5, 0.5: no baseline in it
-    assert bench.quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)
+    assert measuring.quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)
 
 
 def test_without_ours_there_is_no_ratio_and_no_picture(tmp_path):
@@ -328,8 +330,8 @@ def test_all_ratios_at_a_glance():
 
 
 def test_devices_are_logical_cpus_where_there_are_no_gpus():
-    assert bench.devices_here() == tuple(cpus(8))
-    assert bench.devices_here(3) == tuple(cpus(3))
+    assert measuring.devices_here() == tuple(cpus(8))
+    assert measuring.devices_here(3) == tuple(cpus(3))
 
 
 # ---- the command -----------------------------------------------------------------------------------
@@ -431,8 +433,8 @@ def test_a_case_whose_process_is_killed_is_named(monkeypatch):
     ],
 )
 def test_bad_arguments_are_one_line_before_anything_is_measured(arguments, message, capsys, monkeypatch):
-    monkeypatch.setattr(bench, "measure", None)
-    monkeypatch.setattr(bench, "interleaved", None)
+    monkeypatch.setattr(measuring, "measure", None)
+    monkeypatch.setattr(measuring, "interleaved", None)
     assert cli.main(["bench", *arguments]) == 2
     out, err = capsys.readouterr()
     assert message in err and err.count("\n") == 1 and not out
@@ -448,7 +450,7 @@ def test_what_the_bench_needs_is_said_in_words(module, monkeypatch, capsys):
 
 def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(bench, "measure", None)
+    monkeypatch.setattr(measuring, "measure", None)
     assert cli.main(["bench", "--picture", str(tmp_path / "x.png")]) == 2
     assert "pictures need matplotlib" in capsys.readouterr().err
 

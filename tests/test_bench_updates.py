@@ -3,8 +3,8 @@
 import pytest
 from conftest import cpus
 
-from hier_allreduce.bench_updates import compare
-from hier_allreduce.case import Case
+from hier_allreduce.benchmark.case import Case
+from hier_allreduce.benchmark.updates import compare
 from hier_allreduce.errors import BenchError
 from hier_allreduce.shapes import GradientShape
 

@@ -19,8 +19,9 @@ from distribute_table import KINDS, MEAN, OURS, PEERS, RING, SENSELESS, SUM
 from test_demo import demo
 
 import hier_allreduce
-from hier_allreduce import DeviceError, GradientError, Strategy, StrategyError, bench_distribute, shapes
-from hier_allreduce.case import Case
+from hier_allreduce import DeviceError, GradientError, Strategy, StrategyError, shapes
+from hier_allreduce.benchmark import distribute as bench_distribute
+from hier_allreduce.benchmark.case import Case
 from hier_allreduce.commands.demo import add_arguments
 from hier_allreduce.emit import emitted_in
 from hier_allreduce.errors import BenchError

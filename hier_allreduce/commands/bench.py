@@ -14,9 +14,9 @@ from ..arguments import count, gib, installed, output, refuse_unused
 from ..errors import BenchError
 
 if TYPE_CHECKING:
-    from ..bench import Report
-    from ..case import Case
-    from ..contenders import Contender
+    from ..benchmark.case import Case
+    from ..benchmark.contenders import Contender
+    from ..benchmark.measuring import Report
 
 MODEL, ROWS, MEMORY = "resnet50", 2048, 8 << 30
 DEVICES = 4  # of each of several hosts
@@ -70,16 +70,16 @@ def main(args: argparse.Namespace) -> int:
     if args.table:
         _write_page(args)
         return 0
-    from .. import bench_report
+    from ..benchmark import report as pages
 
     name = _name(args)
     report = _measured(args, name, args.average)
-    print(bench_report.text(name, report))
+    print(pages.text(name, report))
     if args.json:
         with open(args.json, "w", encoding="utf-8") as file:
             json.dump({"model": name, "rounds": args.rounds, **report.as_dict()}, file, indent=1, ensure_ascii=False)
     if args.picture:
-        bench_report.draw(name, report, args.picture)
+        pages.draw(name, report, args.picture)
     return 0
 
 
@@ -96,7 +96,8 @@ def _check(args: argparse.Namespace) -> None:
         importlib.import_module("tqdm")
     if args.updates or args.distribute or args.hosts:
         return
-    from .. import contenders, pictures
+    from .. import pictures
+    from ..benchmark import contenders
 
     chosen = _contenders(args)
     if args.picture:
@@ -110,7 +111,7 @@ def _name(args: argparse.Namespace) -> str:
 
 
 def _contenders(args: argparse.Namespace) -> List[Contender]:
-    from .. import contenders as known
+    from ..benchmark import contenders as known
 
     names = _names(args)
     if names:
@@ -127,43 +128,44 @@ def _names(args: argparse.Namespace) -> List[str]:
 
 
 def _case(args: argparse.Namespace, name: str, average: bool) -> Case:
-    from .. import bench, case, shapes
+    from .. import shapes
+    from ..benchmark import case, measuring
 
-    devices = bench.devices_here(args.devices)
+    devices = measuring.devices_here(args.devices)
     memory = MEMORY if args.memory is None else args.memory
     return case.Case(shapes.load(name), devices, average, args.rows or ROWS, memory)
 
 
 def _updates_text(args: argparse.Namespace) -> str:
-    from .. import bench, bench_updates
+    from ..benchmark import measuring, updates
     from ..updates import UPDATES
 
     name = _name(args)
     case = _case(args, name, args.average)
-    with _bar(len(UPDATES) + bench.WARM_UP + args.rounds) as bar:
-        compared = bench_updates.compare(case, args.updates, args.rounds, _ticking(bar))
+    with _bar(len(UPDATES) + measuring.WARM_UP + args.rounds) as bar:
+        compared = updates.compare(case, args.updates, args.rounds, _ticking(bar))
     return f"{name}, {args.updates}, {len(case.devices)} devices\n{compared.text()}"
 
 
 def _distribute_text(args: argparse.Namespace) -> str:
-    from .. import bench, bench_distribute
+    from ..benchmark import distribute, measuring
 
     name = _name(args)
     case = _case(args, name, args.average)
-    with _bar(1 + len(bench_distribute.CONTENDERS) + bench.WARM_UP + args.rounds) as bar:
-        compared = bench_distribute.compare(case, args.rounds, _ticking(bar))
+    with _bar(1 + len(distribute.CONTENDERS) + measuring.WARM_UP + args.rounds) as bar:
+        compared = distribute.compare(case, args.rounds, _ticking(bar))
     return f"{name}, MirroredStrategy on {len(case.devices)} devices ({case.devices[0]} …)\n{compared.text()}"
 
 
 def _measure_hosts(args: argparse.Namespace) -> int:
     """Start the hosts and print what they found, or be one of them; the exit status."""
-    from .. import bench_cluster
+    from ..benchmark import hosts
 
     devices = args.devices or DEVICES
     if args.peers:
-        bench_cluster.host(devices, args.rounds, args.peers, lambda line: print(line, flush=True))
+        hosts.host(devices, args.rounds, args.peers, lambda line: print(line, flush=True))
         return 0
-    status, found = bench_cluster.measure(args.hosts, devices, args.rounds, sys.stderr.write)
+    status, found = hosts.measure(args.hosts, devices, args.rounds, sys.stderr.write)
     if not status:
         print(found)
     return status
@@ -185,14 +187,14 @@ def _ticking(bar: Any) -> Callable[[str], None]:
 
 
 def _measured(args: argparse.Namespace, name: str, average: bool) -> Report:
-    from .. import bench
+    from ..benchmark import measuring
 
     contenders = _contenders(args)
     case = _case(args, name, average)
     floor = not _names(args) or "floor" in _names(args)
-    parts = 1 + len(contenders) + bench.WARM_UP + args.rounds
+    parts = 1 + len(contenders) + measuring.WARM_UP + args.rounds
     with _bar(parts) as bar:
-        return bench.measure(case, contenders, args.rounds, floor, _ticking(bar))
+        return measuring.measure(case, contenders, args.rounds, floor, _ticking(bar))
 
 
 # ---- the page --------------------------------------------------------------------------------------
@@ -238,9 +240,10 @@ def _write_page(args: argparse.Namespace) -> None:
     """Measure every model, sum and mean; the page is written anew after each, so that an interrupted run leaves one."""
     import tensorflow as tf
 
-    from .. import bench, bench_report
+    from ..benchmark import measuring
+    from ..benchmark import report as pages
 
-    devices = bench.devices_here(args.devices)
+    devices = measuring.devices_here(args.devices)
     facts: Dict[str, Any] = {
         "what": "Strategies side by side" if args.sweep else "Contenders side by side",
         "also": "\n`ours` is the default strategy, each other one differs from it in one choice." if args.sweep else "",
@@ -254,7 +257,7 @@ def _write_page(args: argparse.Namespace) -> None:
         for average in (False, True):
             report = _measured_apart(args, name, average)
             cases.append((name, report))
-            sections.append(bench_report.markdown(name, report))
+            sections.append(pages.markdown(name, report))
             with open(args.table, "w", encoding="utf-8") as file:
-                file.write("\n".join([_INTRO.format(**facts), bench_report.summary(cases), "", *sections]))
-            print(bench_report.text(name, report), end="\n\n", flush=True)
+                file.write("\n".join([_INTRO.format(**facts), pages.summary(cases), "", *sections]))
+            print(pages.text(name, report), end="\n\n", flush=True)

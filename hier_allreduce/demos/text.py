@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from ..bench import executed_copies
+from ..benchmark.measuring import executed_copies
 from ..compat import tf1
 from ..optimizer import TowerOptimizer
 from ..strategy import Strategy

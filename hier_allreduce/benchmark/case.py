@@ -15,8 +15,8 @@ from typing import Any, Callable, List, Sequence, Tuple
 
 import tensorflow as tf
 
-from .compat import tf1
-from .shapes import GradientShape
+from ..compat import tf1
+from ..shapes import GradientShape
 
 Rows = Sequence[Sequence[Any]]  # K×N
 _TIMEOUT_MS = 300_000

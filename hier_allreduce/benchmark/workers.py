@@ -13,10 +13,10 @@ from unittest import mock
 import numpy as np
 import tensorflow as tf
 
-from .bench import interleaved
-from .cluster import Cluster
-from .compat import make_cpus, replicas, tf1
-from .optimizer import TowerOptimizer
+from ..cluster import Cluster
+from ..compat import make_cpus, replicas, tf1
+from ..optimizer import TowerOptimizer
+from .measuring import interleaved
 
 OURS = "ours"
 PEER = "MultiWorkerMirroredStrategy, as it is"

@@ -12,12 +12,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Tuple
 import numpy as np
 import tensorflow as tf
 
-from .bench import Tick, interleaved, quartiles
+from ..compat import make_cpus
+from ..errors import BenchError
+from ..integrations.distribute import HierarchicalAllReduce
+from ..words import table
 from .case import Case
-from .compat import make_cpus
-from .errors import BenchError
-from .integrations.distribute import HierarchicalAllReduce
-from .words import table
+from .measuring import Tick, interleaved, quartiles
 
 _RATE = 1e-3  # small, so that variables neither grow nor vanish over the rounds
 OURS, BASELINE = "HierarchicalAllReduce", "no reduction"

@@ -11,14 +11,14 @@ from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
-from .bench import Tick, interleaved, quartiles
+from ..compat import tf1
+from ..errors import BenchError
+from ..optimizer import TowerOptimizer
+from ..presets import nearest
+from ..updates import UPDATES
+from ..words import table
 from .case import Case, session
-from .compat import tf1
-from .errors import BenchError
-from .optimizer import TowerOptimizer
-from .presets import nearest
-from .updates import UPDATES
-from .words import table
+from .measuring import Tick, interleaved, quartiles
 
 OPTIMIZERS = {
     "sgd": lambda: tf1.train.GradientDescentOptimizer(1e-3),

@@ -10,8 +10,8 @@ from typing import Any, Sequence
 
 import tensorflow as tf
 
+from ..shapes import GradientShape
 from .case import Case, consumed, session, variables
-from .shapes import GradientShape
 
 _PIECE = 1 << 18  # numbers, 1 MiB
 _AT_MOST = 1 << 30  # bytes of all gradients together

@@ -13,12 +13,12 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 
-from . import presets
-from .allreduce import allreduce_grads
+from .. import presets
+from ..allreduce import allreduce_grads
+from ..compat import per_replica
+from ..errors import BenchError
+from ..strategy import Strategy, strategy_from
 from .case import Rows
-from .compat import per_replica
-from .errors import BenchError
-from .strategy import Strategy, strategy_from
 
 Build = Callable[[Rows, Sequence[str], bool], Rows]
 

@@ -13,16 +13,16 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
-from . import bench_workers
-from .alive import free_addresses
-from .allreduce import allreduce_grads
-from .bench import devices_here, interleaved, quartiles
+from ..alive import free_addresses
+from ..allreduce import allreduce_grads
+from ..cluster import Cluster
+from ..launcher import launch
+from ..shapes import GradientShape
+from ..words import table
+from . import workers
 from .case import Case, Rows, consumed, variables
-from .cluster import Cluster
 from .contenders import ours, ring
-from .launcher import launch
-from .shapes import GradientShape
-from .words import table
+from .measuring import devices_here, interleaved, quartiles
 
 _MARK = "measured "
 _COLUMNS = ("inside", "ours", "flat")
@@ -80,7 +80,7 @@ def host(devices: int, rounds: int, peers: Sequence[str], say: Callable[[str], A
         say(_MARK + json.dumps({"task": cluster.task, **found}))
 
     cluster = Cluster.from_environment(devices)
-    found = bench_workers.train(cluster, devices_here(devices), peers, rounds)
+    found = workers.train(cluster, devices_here(devices), peers, rounds)
     tell(case="training", **found)
     for number, (name, case) in enumerate(cases(devices_here(devices)).items()):
         with tf.Graph().as_default():
@@ -110,9 +110,9 @@ def reducing_table(found: Sequence[Dict[str, Any]], hosts: int, devices: int) ->
 
 def training_table(found: Dict[str, Any]) -> str:
     """A line for each contender, and how far their weights are from ours at the end."""
-    words = f"a training step, {bench_workers.WEIGHTS / 1e6:.1f} million weights, {bench_workers.BATCH} examples"
+    words = f"a training step, {workers.WEIGHTS / 1e6:.1f} million weights, {workers.BATCH} examples"
     rows = [[f"{words}, ms: median (quartiles)", "towers a host", "ms", "ours / it"]]
-    ours = found["seconds"][bench_workers.OURS]
+    ours = found["seconds"][workers.OURS]
     for name, seconds in found["seconds"].items():
         ratio = quartiles([a / b for a, b in zip(ours, seconds)])[1]
         rows.append([name, str(found["towers"][name]), _cell(seconds), f"{ratio:.2f}"])

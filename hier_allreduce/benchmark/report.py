@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 from typing import List, Sequence, Tuple
 
-from .bench import Measured, Report, quartiles
+from ..errors import BenchError
+from ..pictures import pyplot, save
+from ..words import table
 from .contenders import is_ours
-from .errors import BenchError
 from .floor import Floor
-from .pictures import pyplot, save
-from .words import table
+from .measuring import Measured, Report, quartiles
 
 _HEAD = (
     ("", "step", "quartiles", "times", "nodes", "nodes", "build", "first", "peak", "copies", "MiB", "largest"),

@@ -10,7 +10,8 @@ import pytest
 from clusters import job
 from conftest import IS_TF2
 
-from hier_allreduce import ClusterError, bench_cluster, cli, launcher
+from hier_allreduce import ClusterError, cli, launcher
+from hier_allreduce.benchmark import hosts as bench_hosts
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def printed():
         return 0
 
     with pytest.MonkeyPatch.context() as patched, contextlib.redirect_stdout(io.StringIO()) as out:
-        patched.setattr(bench_cluster, "launch", launch)
+        patched.setattr(bench_hosts, "launch", launch)
         assert cli.main(["bench", "--hosts", "2", "--devices", "2", "--rounds", "1"]) == 0
     return out.getvalue()
 
@@ -43,7 +44,7 @@ def test_everybody_trains_to_the_same_weights(printed):
 
 
 def test_the_cases_are_what_their_names_say():
-    large, small = (case.shapes for case in bench_cluster.cases(["/cpu:0", "/cpu:1"]).values())
+    large, small = (case.shapes for case in bench_hosts.cases(["/cpu:0", "/cpu:1"]).values())
     assert [shape.dense_bytes for shape in large] == [6_400_000] * 4
     assert [shape.dense_bytes for shape in small] == [16_000] * 160
 
@@ -56,7 +57,7 @@ def test_hosts_run_the_same_command_and_no_address_is_given_twice_even_if_each_d
         raise ClusterError("enough")
 
     monkeypatch.setattr(launcher, "_started", start)
-    for module in (launcher, bench_cluster):
+    for module in (launcher, bench_hosts):
         monkeypatch.setattr(module, "free_addresses", lambda count: [f"127.0.0.1:{5000 + k}" for k in range(count)])
     asked = ["bench", "--hosts", "3", "--devices", "5", "--rounds", "7"]
     assert cli.main(asked) == 2

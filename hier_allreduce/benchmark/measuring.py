@@ -21,12 +21,12 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
-from .auditing import data_sends
+from ..auditing import data_sends
+from ..compat import tf1
+from ..shapes import DTYPE_BYTES
 from .case import Case, Rows, consumed, placeholders, session, variables
-from .compat import tf1
 from .contenders import CannotRun, Contender, is_ours
 from .floor import Floor
-from .shapes import DTYPE_BYTES
 
 BASELINE = Contender("baseline", lambda grads, devices, average: grads)
 _BUILDS = 3
