@@ -393,6 +393,9 @@ def refusals(folder):
         "no devices": lambda: HierarchicalTrainer([]),
         "zero GPUs": lambda: HierarchicalTrainer(0),
         "no list": lambda: HierarchicalTrainer("/gpu:0"),
+        "set": lambda: HierarchicalTrainer({0, 1}),
+        "quoted": lambda: HierarchicalTrainer("0,1"),
+        "quoted id": lambda: HierarchicalTrainer(["0"]),
         "bool": lambda: HierarchicalTrainer([True]),
         "negative": lambda: HierarchicalTrainer([0, -1]),
         "typing error": lambda: HierarchicalTrainer(["/gpux:0"]),
@@ -421,6 +424,8 @@ def refusals(folder):
             facts[name] = ["nothing", ""]
         except HierAllreduceError as error:
             facts[name] = [type(error).__name__, str(error)]
+    numbers = {"a count": np.int64(2), "ids": [np.int32(0), np.uint8(1)], "an array": np.arange(2)}
+    facts["devices"] = {name: HierarchicalTrainer(number).devices for name, number in numbers.items()}
     return facts
 
 

@@ -256,12 +256,20 @@ def test_only_what_is_trained_is_compared(facts):
 # ---- refusals ----------------------------------------------------------------------------------------
 
 
+def test_numbers_of_numpy_are_numbers_of_gpus(facts):
+    gpus = ["/gpu:0", "/gpu:1"]
+    assert facts("refusals")["devices"] == {"a count": gpus, "ids": gpus, "an array": gpus}
+
+
 @pytest.mark.parametrize(
     ("case", "error", "words"),
     [
         ("no devices", "DeviceError", ["devices is empty"]),
         ("zero GPUs", "DeviceError", ["devices=0", "at least one"]),
         ("no list", "DeviceError", ["must be a list", "'/gpu:0'"]),
+        ("set", "DeviceError", ["must be a list"]),
+        ("quoted", "DeviceError", ["not '0,1'", "number of GPUs", "list of ids such as [0, 1]"]),
+        ("quoted id", "DeviceError", ["tower 0: '0'", "number of GPUs", "list of ids such as [0, 1]"]),
         ("bool", "DeviceError", ["tower 0", "True"]),
         ("negative", "DeviceError", ["tower 1", "GPU -1"]),
         ("typing error", "DeviceError", ["tower 0", "/gpux:0"]),

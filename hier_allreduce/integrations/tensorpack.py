@@ -14,11 +14,13 @@ Importing this module imports tensorpack, which sets environment variables and p
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import warnings
 from functools import lru_cache
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, Union
 
+import numpy as np
 import tensorflow as tf
 from tensorpack.callbacks import Callback, PeriodicTrigger, RunOp
 from tensorpack.graph_builder.training import DataParallelBuilder, SyncMultiGPUReplicatedBuilder
@@ -268,17 +270,28 @@ def tower_devices(devices: Any) -> List[Any]:
     Raises:
         DeviceError: no devices, or something that is none.
     """
-    if _is_id(devices):
-        if devices < 1:
+    count = _number(devices)
+    if count is not None:
+        if count < 1:
             raise DeviceError(f"devices={devices}: training needs at least one GPU; or give a list of devices")
-        devices = range(devices)
-    if isinstance(devices, Iterable) and not isinstance(devices, (str, bytes)):
-        devices = [_gpu(tower, device) if _is_id(device) else device for tower, device in enumerate(devices)]
-    return list(device_strings(devices))
+        devices = range(count)
+    if isinstance(devices, Iterable) and not isinstance(devices, (str, bytes, set, frozenset)):
+        numbers = [(device, _number(device)) for device in devices]
+        devices = [device if number is None else _gpu(tower, number) for tower, (device, number) in enumerate(numbers)]
+    try:
+        return list(device_strings(devices))
+    except DeviceError as error:
+        raise DeviceError(f"{error}; or give the number of GPUs, or a list of ids such as [0, 1]") from None
 
 
-def _is_id(device: Any) -> bool:
-    return isinstance(device, int) and not isinstance(device, bool)
+def _number(device: Any) -> Optional[int]:
+    """``device`` if it is a whole number, also one of NumPy's; else None."""
+    if isinstance(device, (bool, np.bool_)):
+        return None
+    try:
+        return operator.index(device)
+    except TypeError:
+        return None
 
 
 def _gpu(tower: int, number: int) -> str:
