@@ -35,7 +35,7 @@ from tensorpack.utils import logger
 from .. import presets
 from ..allreduce import allreduce_grads, allreduce_grads_and_vars
 from ..compat import is_resource, tf1
-from ..devices import device_strings
+from ..devices import device_fields, device_strings, fits
 from ..errors import DeviceError, StrategyError, VariableError
 from ..gradients import pairs_of
 from ..replicas import Replicas, check_period, differences, drift, replicas
@@ -300,12 +300,6 @@ def _gpu(tower: int, number: int) -> str:
     return f"/gpu:{number}"
 
 
-def _specs(devices: Sequence[Any]) -> List[Tuple[int, Any]]:
-    """(tower, DeviceSpec) of those that are named; device functions and None are left to TensorFlow."""
-    named = [(tower, device) for tower, device in enumerate(devices) if isinstance(device, str)]
-    return [(tower, tf.DeviceSpec.from_string(device)) for tower, device in named]
-
-
 def make_room(config: Any, devices: Sequence[Any]) -> None:
     """Give a session's configuration the CPU devices and the threads that the towers need.
 
@@ -313,7 +307,8 @@ def make_room(config: Any, devices: Sequence[Any]) -> None:
     there are. tensorpack stages the input of every tower with an op that blocks its thread until the tower has
     taken what was staged before; with too few threads all of them wait for ever.
     """
-    cpus = [spec.device_index or 0 for _, spec in _specs(devices) if spec.device_type == "CPU"]
+    named = [device_fields(device) for device in devices if isinstance(device, str)]
+    cpus = [index or 0 for *_, kind, index in named if kind == "CPU"]
     if cpus and "CPU" not in config.device_count:
         config.device_count["CPU"] = max(cpus) + 1
     cores = os.cpu_count() or 1
@@ -330,30 +325,29 @@ def refuse_missing(devices: Sequence[Any], existing: Sequence[Any]) -> None:
     Raises:
         DeviceError: it is not; the message names the towers, and the devices there are.
     """
-    there = [tf.DeviceSpec.from_string(device.name) for device in existing]
-    missing = [
-        (tower, devices[tower], spec) for tower, spec in _specs(devices) if not any(_fits(spec, d) for d in there)
-    ]
+    there = [device.name for device in existing]
+    # device functions and None are left to TensorFlow
+    named = [(tower, device) for tower, device in enumerate(devices) if isinstance(device, str)]
+    missing = [(tower, device) for tower, device in named if not any(fits(name, device) for name in there)]
     if not missing:
         return
-    gpus = sum(device.device_type == "GPU" for device in there)
-    hint = f" TensorFlow finds {gpus} GPUs here." if any(spec.device_type == "GPU" for *_, spec in missing) else ""
-    towers = ", ".join(f"tower {tower}: {device}" for tower, device, _ in missing)
-    shown = ", ".join(_short(device) for device in there if not device.device_type.startswith("XLA_"))
+    gpus = sum(_kind(name) == "GPU" for name in there)
+    hint = f" TensorFlow finds {gpus} GPUs here." if any(_kind(device) == "GPU" for _, device in missing) else ""
+    towers = ", ".join(f"tower {tower}: {device}" for tower, device in missing)
+    shown = ", ".join(_short(name) for name in there if not _kind(name).startswith("XLA_"))
     raise DeviceError(
         f"these devices do not exist: {towers}.{hint} There are {shown};"
         ' without GPUs, devices=["/cpu:0", "/cpu:1", …] creates as many as are named'
     )
 
 
-def _fits(asked: Any, device: Any) -> bool:
-    fields = ("job", "replica", "task", "device_type", "device_index")
-    return all(getattr(asked, field) in (None, getattr(device, field)) for field in fields)
+def _kind(device: str) -> str:
+    return device_fields(device)[3] or ""
 
 
-def _short(device: Any) -> str:
-    local = device.job in (None, "localhost")
-    return f"/{device.device_type.lower()}:{device.device_index}" if local else device.to_string()
+def _short(device: str) -> str:
+    job, *_, index = device_fields(device)
+    return f"/{_kind(device).lower()}:{index}" if job in (None, "localhost") else device
 
 
 # ---- variables and gradients -------------------------------------------------------------------------
