@@ -48,6 +48,20 @@ def by_name():
     ]
 
 
+class Foreign(tf1.train.Optimizer):
+    """A wrapper that is not tensorpack's, as for loss scaling."""
+
+    def __init__(self, inside):
+        super().__init__(False, "Foreign")
+        self._inside = inside
+
+    def compute_gradients(self, *args, **kwargs):
+        return self._inside.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, *args, **kwargs):
+        return self._inside.apply_gradients(*args, **kwargs)
+
+
 def halve_the_biases(var):
     return var * 0.5 if var.name in ("hidden/b:0", "out/b:0") else None
 
@@ -62,6 +76,7 @@ OPTIMIZERS = {
     ),
     "by name": lambda: apply_grad_processors(momentum(), [*by_name(), SummaryGradient("out/.*")]),
     "accumulated by name": lambda: AccumGradOptimizer(apply_grad_processors(momentum(), by_name()), 2),
+    "wrapped by name": lambda: Foreign(apply_grad_processors(momentum(), by_name())),
     "assigned by name": lambda: VariableAssignmentOptimizer(momentum(), halve_the_biases),
     "accumulate sgd": lambda: AccumGradOptimizer(tf1.train.GradientDescentOptimizer(0.1), 3),
     "accumulate adam": lambda: AccumGradOptimizer(tf1.train.AdamOptimizer(0.05), 3),
@@ -245,6 +260,9 @@ def names(folder):
             trainer = HierarchicalTrainer(cpus(3), update=update, strategy="tensorpack")
             trainer.BROADCAST_EVERY_EPOCH = False
             facts[f"{optimizer}, {update}"] = train(trainer, optimizer)
+    trainer = HierarchicalTrainer(cpus(3))
+    trainer.BROADCAST_EVERY_EPOCH = False
+    facts["wrapped by name, replicated"] = train(trainer, "wrapped by name")
     facts["nothing missing"] = train(HierarchicalTrainer(cpus(3)), "sgd")
     for update in ("replicated", "main"):
         trainer = HierarchicalTrainer(cpus(3), update=update, strategy=Strategy(missing="zeros"))

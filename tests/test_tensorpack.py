@@ -163,6 +163,13 @@ def test_what_matches_names_sees_tower_0s_in_every_tower(facts, optimizer, updat
     assert many["histograms"] == one["histograms"]
 
 
+def test_names_are_tower_0s_inside_of_other_wrappers_too(facts):
+    run = facts("names")
+    many = run["wrapped by name, replicated"]["after"]
+    assert difference(many, run["by name, one"]["after"]) < 1e-6
+    assert replicas_are_equal(many)
+
+
 @pytest.mark.parametrize("update", ["replicated", "main"])
 def test_layers_freeze_by_their_names_and_summaries_are_made_once(facts, update):
     many = facts("names")[f"by name, {update}"]

@@ -40,7 +40,7 @@ from ..errors import DeviceError, StrategyError, VariableError
 from ..gradients import pairs_of
 from ..replicas import Replicas, check_period, differences, drift, replicas
 from ..strategy import Strategy, strategy_from
-from ..updates import check_update, owner_of, sum_advice, update_at_mains, update_replicated
+from ..updates import check_update, held_by, owner_of, sum_advice, update_at_mains, update_replicated
 
 __all__ = ["HierarchicalTrainer"]
 
@@ -438,13 +438,13 @@ def by_tower_0s_names(optimizer: Any, rows: Sequence[Pairs]) -> Iterator[None]:
             named[id(var)] = named_like(var, first)
             own[id(named[id(var)])] = var
     with contextlib.ExitStack() as then:
-        for proxy in proxies(optimizer):
-            if hasattr(proxy, "_gradprocs"):
-                then.callback(setattr, proxy, "_gradprocs", proxy._gradprocs)
-                proxy._gradprocs = [_Exchange(named), *proxy._gradprocs, _Exchange(own)]
-            if isinstance(proxy, PostProcessOptimizer):
-                then.callback(setattr, proxy, "_func", proxy._func)
-                proxy._func = lambda var, function=proxy._func: function(named.get(id(var), var))
+        for one in held_by(optimizer):
+            if hasattr(one, "_gradprocs"):
+                then.callback(setattr, one, "_gradprocs", one._gradprocs)
+                one._gradprocs = [_Exchange(named), *one._gradprocs, _Exchange(own)]
+            if isinstance(one, PostProcessOptimizer):
+                then.callback(setattr, one, "_func", one._func)
+                one._func = lambda var, function=one._func: function(named.get(id(var), var))
         yield
 
 
