@@ -1,5 +1,7 @@
 """TowerOptimizer: both updates, broadcasts, drift, savers and hooks, without tensorpack."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -39,15 +41,22 @@ def towers(optimizer, devices, scope="tower{}", sparse=False, resource=True):
     return rows, losses
 
 
+@contextlib.contextmanager
+def started(optimizer):
+    """A session in which all variables are initialized, and tower 0's copied to the others."""
+    with session() as sess:
+        sess.run(tf1.global_variables_initializer())
+        sess.run(optimizer.init_op)
+        yield sess
+
+
 def trained(make, devices, steps=8, scope="tower{}", **how):
     """The loss of tower 0 at each step, tower 0's weights, and what is in the graph, of a fresh training."""
     with tf.Graph().as_default() as graph:
         optimizer = TowerOptimizer(make(), devices, **how)
         rows, losses = towers(optimizer, devices, scope)
         op = optimizer.apply_gradients(rows, global_step=train.get_or_create_global_step())
-        with session() as sess:
-            sess.run(tf1.global_variables_initializer())
-            sess.run(optimizer.init_op)
+        with started(optimizer) as sess:
             mean = tf.add_n([tf.identity(loss) for loss in losses]) / len(losses)
             values = [sess.run([mean, op])[0] for _ in range(steps)]
             assert sess.run(train.get_global_step()) == steps
@@ -70,9 +79,7 @@ def test_adam_advances_its_beta_powers_once_a_step():
         with tf.Graph().as_default():
             optimizer = TowerOptimizer(train.AdamOptimizer(0.01), cpus(3), update=update)
             op = optimizer.apply_gradients(towers(optimizer, cpus(3))[0])
-            with session() as sess:
-                sess.run(tf1.global_variables_initializer())
-                sess.run(optimizer.init_op)
+            with started(optimizer) as sess:
                 for _ in range(5):
                     sess.run(op)
                 power = next(var for var in tf1.global_variables() if "beta2_power" in var.op.name)
@@ -97,9 +104,7 @@ def test_the_executed_copies_are_the_two_halves_of_one_plan():
         optimizer = TowerOptimizer(train.AdamOptimizer(0.01), cpus(4), update="main", strategy="tensorpack")
         op = optimizer.apply_gradients(towers(optimizer, cpus(4))[0])
         metadata = tf1.RunMetadata()
-        with session() as sess:
-            sess.run(tf1.global_variables_initializer())
-            sess.run(optimizer.init_op)
+        with started(optimizer) as sess:
             sess.run(op, options=tf1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
         seen = audit(metadata, graph)
     assert [sum(call.copies.values()) for call in seen.calls] == [3 * 3, 3 * 3]  # K−1 each way, three variables
@@ -132,9 +137,7 @@ def test_sparse_gradients_are_updated_at_their_mains():
             rows, _ = towers(optimizer, cpus(3), sparse=True)
             assert isinstance(rows[0][0][0], tf.IndexedSlices)
             op = optimizer.apply_gradients(rows)
-            with session() as sess:
-                sess.run(tf1.global_variables_initializer())
-                sess.run(optimizer.init_op)
+            with started(optimizer) as sess:
                 for _ in range(4):
                     sess.run(op)
                 assert optimizer.check_replicas(sess).difference == 0
@@ -208,9 +211,7 @@ def test_an_optimizer_in_a_wrapper_works_once_a_step_too():
         adam = train.AdamOptimizer(0.01)
         optimizer = TowerOptimizer(Halving(Halving(adam)), cpus(3))
         op = optimizer.apply_gradients(towers(optimizer, cpus(3))[0])
-        with session() as sess:
-            sess.run(tf1.global_variables_initializer())
-            sess.run(optimizer.init_op)
+        with started(optimizer) as sess:
             for _ in range(4):
                 sess.run(op)
             assert sess.run(adam._get_beta_accumulators()[0]) == pytest.approx(0.9**5)
@@ -225,9 +226,7 @@ def test_a_loss_scale_is_adapted_once_a_step():
         rows, _ = towers(optimizer, cpus(3))
         infinite, now = tf1.placeholder_with_default(1.0, []), scale()
         op = optimizer.apply_gradients([[(g if g is None else g * infinite, v) for g, v in row] for row in rows])
-        with session() as sess:
-            sess.run(tf1.global_variables_initializer())
-            sess.run(optimizer.init_op)
+        with started(optimizer) as sess:
             before = sess.run(rows[2][0][1])
             sess.run(op, {infinite: np.inf})
             assert sess.run(now) == 512 and (sess.run(rows[2][0][1]) == before).all()
@@ -261,9 +260,7 @@ def test_a_number_that_is_none_differs_from_all_but_itself(one, other, largest):
         optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(2))
         rows, _ = towers(optimizer, cpus(2))
         optimizer.apply_gradients(rows)
-        with session() as sess:
-            sess.run(tf1.global_variables_initializer())
-            sess.run(optimizer.init_op)
+        with started(optimizer) as sess:
             sess.run([row[0][1].assign(np.full([6, 5], v, "float32")) for row, v in zip(rows, (one, other))])
             assert optimizer.check_replicas(sess).difference == largest
 
