@@ -167,26 +167,38 @@ def _unshared(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _names(rows: Sequence[Sequence[Any]]) -> List[List[str]]:
-    """The names of each tower's variables, without the scope that is the tower's own.
+    """The names of each tower's variables, without the scope that is the tower's own."""
+    return [
+        [name[len(scope) :] if name.startswith(scope) else name for name in map(_full_name, row)]
+        for row, scope in zip(rows, tower_scopes(rows))
+    ]
 
-    That is what all names of a row begin with, up to the last part that no other row has::
+
+def tower_scopes(rows: Sequence[Sequence[Any]]) -> List[str]:
+    """The scope that is each tower's own, in the names of K rows of variables; empty where there is none.
+
+    It is what all names of a row begin with, up to the last part that no other row has::
 
         tower 0                tower 1
         w, layer/b             tower1/w, tower1/layer/b        "" and "tower1/", as tensorpack calls them
         m_0/w, m_0/layer/b     m_1/w, m_1/layer/b              "m_0/" and "m_1/"
 
-    A name that several rows have is a variable that towers share, and stays as it is.
+    A name that several rows have is a variable that towers share, and does not count.
     """
-    full = [[str(var.name).split(":")[0] for var in row] for row in rows]
+    full = [list(map(_full_name, row)) for row in rows]
     names = Counter(name for row in full for name in set(row))
     parts = Counter(part for row in full for part in {part for name in row for part in name.split("/")[:-1]})
-    found = []
+    scopes = []
     for row in full:
         levels = zip(*(name.split("/")[:-1] for name in row if names[name] == 1))
-        shared = takewhile(lambda level: len(set(level)) == 1, levels)
-        own = max((depth for depth, level in enumerate(shared, 1) if parts[level[0]] == 1), default=0)
-        found.append([name if names[name] > 1 else "/".join(name.split("/")[own:]) for name in row])
-    return found
+        shared = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
+        own = max((depth for depth, part in enumerate(shared, 1) if parts[part] == 1), default=0)
+        scopes.append("".join(f"{part}/" for part in shared[:own]))
+    return scopes
+
+
+def _full_name(var: Any) -> str:
+    return str(var.name).split(":")[0]
 
 
 def _check_entry(grad: Any, place: Callable[[], str]) -> None:

@@ -93,7 +93,8 @@ class TowerOptimizer:
                 f"optimizer={optimizer!r}: expected a tf.compat.v1.train.Optimizer, such as"
                 " tf.compat.v1.train.AdamOptimizer(1e-3)"
             )
-        self._strategy = strategy_from(strategy).for_optimizers(cluster.size if cluster else 1)
+        self._hosts = cluster.size if cluster else 1
+        self._strategy = strategy_from(strategy).for_optimizers(self._hosts)
         if check_update(update, self._strategy) == "main":
             refuse_wrapper(optimizer)
         self.devices = device_strings(devices)
@@ -140,7 +141,7 @@ class TowerOptimizer:
             )
         rows = pairs_of(tower_grads_and_vars, self.devices)
         check_variables(rows, self.devices)
-        summed = len(self.devices) * (self._cluster.size if self._cluster else 1)
+        summed = len(self.devices) * self._hosts
         if not self._average and summed > 1:
             warnings.warn(sum_advice(self._optimizer, summed), stacklevel=3)  # as_written is in between
         before = tf1.global_variables() + tf1.local_variables()

@@ -9,7 +9,8 @@ import tensorflow as tf
 from .allreduce import copy_from_tower_0
 from .compat import tf1
 from .errors import StrategyError
-from .updates import Pairs, owner_of, tower_prefixes
+from .gradients import tower_scopes
+from .updates import Pairs, owner_of
 
 
 class Replicas(NamedTuple):
@@ -54,8 +55,8 @@ def replicas(rows: Sequence[Pairs], variables: Iterable[Any], shared: Iterable[A
         shared: those among them that exist once for all towers.
     """
     once = {id(var) for var in shared}
-    prefixes = tower_prefixes(rows)
-    heads = [(prefix, tower, prefixes[0]) for tower, prefix in enumerate(prefixes)]
+    scopes = tower_scopes([[var for _, var in row] for row in rows])
+    heads = [(scope, tower, scopes[0]) for tower, scope in enumerate(scopes)]
     heads.sort(key=lambda head: -len(head[0]))
     trained = {
         var.op.name: (var.op.name, tower, first.op.name)

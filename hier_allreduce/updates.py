@@ -274,20 +274,3 @@ def owner_of(name: str, variables: Container[str]) -> Optional[str]:
     """Which of ``variables`` a name is, or begins with, as a slot's does (``w/Adam``); None if there is none."""
     ends = [end for end, letter in enumerate(name) if letter == "/"]
     return next((name[:end] for end in (len(name), *reversed(ends)) if name[:end] in variables), None)
-
-
-def tower_prefixes(rows: Sequence[Pairs]) -> List[str]:
-    """What each tower's variable names start with: ``["", "tower1/", …]`` or ``["tower0/", "tower1/", …]``."""
-    names = [[var.op.name for _, var in row] for row in rows]
-    return [_prefix(own, names[-1] if tower == 0 else names[0]) for tower, own in enumerate(names)]
-
-
-def _prefix(names: Sequence[str], others: Sequence[str]) -> str:
-    """What is left of each of ``names`` without the end that it shares with its other; empty if they do not agree."""
-    heads = set()
-    for name, other in zip(names, others):
-        parts, theirs = name.split("/"), other.split("/")
-        while parts and theirs and parts[-1] == theirs[-1]:
-            parts, theirs = parts[:-1], theirs[:-1]
-        heads.add("".join(part + "/" for part in parts))
-    return heads.pop() if len(heads) == 1 else ""

@@ -186,15 +186,19 @@ class HierarchicalTrainer(SingleCostTrainer):
             refuse_towers_names([var for _, var in rows[0]])
         rows = with_missing(rows)
         optimizer = with_ordered_accumulation(get_opt_fn())
-        summed = len(self.devices) * (self.cluster.size if self.cluster else 1)
+        summed = len(self.devices) * self._hosts
         if not self._average and summed > 1:
             warnings.warn(sum_advice(optimizer, summed), stacklevel=2)
         self.train_op = self._updated(optimizer, rows)
         return self._keep_equal(optimizer, rows) if len(self.devices) > 1 else []
 
+    @property
+    def _hosts(self) -> int:
+        return self.cluster.size if self.cluster else 1
+
     def _updated(self, optimizer: Any, rows: Sequence[Pairs]) -> Any:
         """The train op: tensorpack's names around either update."""
-        strategy = self._strategy.for_optimizers(self.cluster.size if self.cluster else 1)
+        strategy = self._strategy.for_optimizers(self._hosts)
         if self._update == "main":
             self.grads = [list(row) for row in pairs_of(rows, tuple(self.devices))]
             # this scope is in the names of saved variables
