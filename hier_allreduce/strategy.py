@@ -112,6 +112,7 @@ class Strategy:
         for field in ("groups", "mains", "splits", "split_above"):
             if getattr(self, field) != getattr(Strategy, field):
                 raise StrategyError(f"{field}={getattr(self, field)!r}: with a topology this is planned; leave it out")
+        self.machine()  # what cannot be read is said where it is written, not where it is first used
 
     @property
     def bucketing(self) -> Bucketing:

@@ -32,7 +32,6 @@ _PCIE_SHARE = {"PIX": 1.0, "PXB": 0.95, "PHB": 0.85, "NODE": 0.8, "SYS": 0.77}
 _DOMAINS = PCIE[:-1]  # devices joined by links up to this kind share their way out: a switch, a host bridge, a socket
 _SOCKET_BUS = 1.6  # QPI, UPI and xGMI beside a PCIe port of their generation
 _MOST_NVLINKS = 18  # of any GPU
-_NOT_KNOWN = "is not known"
 # in a text that is no YAML: it was meant to be, where a table or the word for one is the value of this key
 _MATRIX = re.compile(r"""^matrix:|^(?i:["']?matrix["']?\s*:\s*[|>"'])""", re.M)
 
@@ -168,11 +167,13 @@ def from_table(table: Table, name: str, gpu: str = "", calibration: Optional[Map
     model = _words(given, "gpu") or gpu or table.gpu
     speeds = replace(guess_speeds(table.kinds, model), **_speeds(given))
     machine = _built(table, name, model, speeds, _overrides(given))
-    guess = guessed(machine) if model and not _known(model) else ""
-    if guess:
-        unknown = f"the model {model!r} {_NOT_KNOWN}; speeds as of {guess} (guessed from the links)"
-        machine = replace(machine, warnings=(*machine.warnings, unknown))
-    return machine
+    return replace(machine, warnings=machine.warnings + _unknown_model(machine))
+
+
+def _unknown_model(machine: Topology) -> Tuple[str, ...]:
+    """The warning that a model is not known, if speeds had to be guessed for that."""
+    guess = guessed(machine) if machine.gpu and not _known(machine.gpu) else ""
+    return (f"the model {machine.gpu!r} is not known; speeds as of {guess} (guessed from the links)",) * bool(guess)
 
 
 def _built(table: Table, name: str, gpu: str, speeds: Speeds, overrides: Tuple[Tuple[str, float], ...]) -> Topology:
@@ -449,7 +450,8 @@ def calibrated(topology: Topology, calibration: Optional[Mapping[str, Any]]) -> 
     if calibration is None:
         return topology
     table = _table(topology, range(len(topology)))
-    warnings = tuple(warning for warning in table.warnings if _NOT_KNOWN not in warning)  # it may be by now
+    before = _unknown_model(topology)  # by now it may be
+    warnings = tuple(warning for warning in table.warnings if warning not in before)
     return from_table(replace(table, warnings=warnings), topology.name, calibration=calibration)
 
 

@@ -74,6 +74,7 @@ def test_a_path_loads_and_lists_become_tuples(tmp_path):
         ("wire_dtype: float8", ["wire_dtype='float8'"]),
         ("sparse: maybe", ["sparse='maybe'"]),
         ("missing: ignore", ["missing='ignore'"]),
+        ("topology: dgx-1w", ["topology='dgx-1w'", "'dgx-1v'"]),
         ("algorithm: tree\ngroups: [[0, 1]]", ["groups", "'tree'"]),
     ],
 )
