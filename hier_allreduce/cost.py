@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from .errors import PlanError, StrategyError
 from .plan import Plan, Reduce
 from .presets import nearest
-from .topology import Topology, occupancy
+from .topology import Topology, Way, occupancy
 from .trees import pack
 
 
@@ -109,6 +110,14 @@ def simulate(
     return Simulation(plan, topology, chunks, ideal_links, RULES[rule]).timing()
 
 
+class _Passed(NamedTuple):
+    """A sender's stream; (server, seconds a byte occupies it) for what is behind it; the most seconds of these."""
+
+    stream: int
+    way: Way
+    slowest: float
+
+
 class _Work(NamedTuple):
     """A plan as copies and what waits for what. ``transfers``: (step, src, dst, chunk), in the plan's order.
 
@@ -122,25 +131,50 @@ class _Work(NamedTuple):
     first: List[int]
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _work(plan: Plan) -> _Work:
-    work = _Work([], [], [], [])
+    work = transfers, waits, then, first = _Work([], [], [], [])
     last: Dict[Tuple[int, int], int] = {}
     for number, step in enumerate(plan.steps):
         chunk, dst = step.chunk, step.dst
         sources = step.srcs if isinstance(step, Reduce) else (step.src,)
-        work.then.append(([], []))
-        work.waits.append(len(sources))
+        own = last.get((dst, chunk)) if isinstance(step, Reduce) else None
         for src in sources:
             before = last.get((src, chunk))
-            (work.first if before is None else work.then[before][0]).append(len(work.transfers))
-            work.transfers.append((number, src, dst, chunk))
-        before = last.get((dst, chunk))
-        if before is not None and isinstance(step, Reduce):
-            work.waits[number] += 1
-            work.then[before][1].append(number)
+            (first if before is None else then[before][0]).append(len(transfers))
+            transfers.append((number, src, dst, chunk))
+        if own is not None:
+            then[own][1].append(number)
+        then.append(([], []))
+        waits.append(len(sources) + (own is not None))
         last[dst, chunk] = number
     return work
+
+
+@lru_cache(maxsize=256)
+def _contended(topology: Topology, ideal_links: bool, one_receive: bool) -> Dict[Tuple[int, int], _Passed]:
+    """What copies have to wait for.
+
+    Left out is what is never busy when everything else on the way is free: a port out, behind one stream, or a port
+    in, where the receiver itself is held for as long.
+    """
+    use = occupancy(topology, ideal_links, one_receive).use
+    slowest = {pair: max(seconds for _, seconds in way) for pair, way in use.items()}
+    streams = {way[0][0] for way in use.values()}
+    held: Dict[int, Dict[Tuple[int, int], float]] = defaultdict(dict)
+    for pair, way in use.items():
+        for server, seconds in way:
+            held[server][pair] = slowest[pair] if server in streams else seconds
+    needless: Set[int] = set()
+    for server in held.keys() - streams:
+        pairs = held[server]
+        beside = {other for other, _ in use[next(iter(pairs))]} - needless - {server}
+        if any(all(held[other].get(pair, 0.0) >= seconds for pair, seconds in pairs.items()) for other in beside):
+            needless.add(server)
+    return {
+        pair: _Passed(way[0][0], tuple(one for one in way[1:] if one[0] not in needless), slowest[pair])
+        for pair, way in use.items()
+    }
 
 
 _ARRIVED, _READY, _LOOK = range(3)
@@ -162,22 +196,22 @@ class Simulation:
         patience: float = math.inf,
     ) -> None:
         self.steps, self.chunks, self.rule, self.patience = plan.steps, chunks, rule, patience
-        servers, use = occupancy(topology, ideal_links, rule.one_receive)
+        contended = _contended(topology, ideal_links, rule.one_receive)
         work = _work(plan)
         self.transfers, self.then, self.waits = work.transfers, work.then, list(work.waits)
-        passed = [use[src, dst] for _, src, dst, _ in work.transfers]
-        self.streams = [way[0][0] for way in passed]
-        self.ways = [way[1:] for way in passed]
-        slowest = {pair: max(seconds for _, seconds in way) for pair, way in use.items()}
+        passed = [contended[src, dst] for _, src, dst, _ in work.transfers]
+        self.streams = [one.stream for one in passed]
+        self.ways = [one.way for one in passed]
         self.latency = topology.speeds.copy_latency
-        self.passing = [chunks[chunk] * slowest[src, dst] for _, src, dst, chunk in work.transfers]
+        self.held = self.latency if rule.held else 0.0
+        self.passing = [chunks[chunk] * one.slowest for (*_, chunk), one in zip(work.transfers, passed)]
         self.kernel, self.memory = topology.speeds.kernel, topology.speeds.memory
         self.events: List[Tuple[float, int, int]] = [(0.0, number, _READY) for number in work.first]
         self.queues: Dict[int, List[Tuple[float, int]]] = {stream: [] for stream in self.streams}
         self.turn = dict.fromkeys(self.queues, 0)  # with order "plan": how many copies a stream has issued
         self.ready = [False] * len(self.transfers)
         self.busy = dict.fromkeys(self.queues, False)
-        self.free = [0.0] * len(servers)
+        self.free = [0.0] * len(occupancy(topology, ideal_links, rule.one_receive).servers)
         self.computing = [0.0] * plan.devices
         self.seconds = 0.0
         self.starts = [0.0] * len(plan.steps)
@@ -253,14 +287,15 @@ class Simulation:
     def _send(self, number: int, now: float) -> None:
         """Start a copy as soon as everything it passes is free."""
         step, src, dst, chunk = self.transfers[number]
-        size = self.chunks[chunk]
+        size, free = self.chunks[chunk], self.free
         start = self._way_free(number, now)
         end = start + self.latency + self.passing[number]
-        held = self.latency if self.rule.held else 0.0
+        held = start + self.held
         for server, per_byte in self.ways[number]:
-            self.free[server] = start + size * per_byte + held
+            free[server] = held + size * per_byte
         self.busy[self.streams[number]] = True
-        self.starts[step] = max(self.starts[step], start)
+        if start > self.starts[step]:
+            self.starts[step] = start
         self.spans.append((step, src, dst, start, end))
         heappush(self.events, (end, number, _ARRIVED))
 

@@ -17,6 +17,7 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from heapq import heapify, heappop, heappush
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -100,26 +101,15 @@ def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
     recipes = [recipe for recipe in candidates(topology) if recipe.algorithm == algorithm]
     if not recipes:
         raise StrategyError(f"algorithm={algorithm!r} makes no plan for {len(topology)} devices; 'auto' does")
-    return _quickest([trial for one in recipes for trial in _trials(one, topology, size, limit=0.0)]).recipe
+    return min((_first_run(one, topology, size) for one in recipes), key=lambda run: run[1])[0]
 
 
 @lru_cache(maxsize=1024)
 def _search(topology: Topology, size: int) -> Tuple[Recipe, Dict[str, Recipe]]:
-    """The best recipe, and the best of each algorithm: of baselines, the fastest by TensorFlow's own rule.
-
-    Baselines come first. Of the others only those are simulated in full that could be faster than the fastest so far.
-    """
+    """The best recipe, and the best of each algorithm: of baselines, the fastest by TensorFlow's own rule."""
     trials = [trial for recipe in baselines(topology) for trial in _trials(recipe, topology, size)]
     fastest = _fastest(trials, topology, size)
-    quickest = fastest[_TF]
-    of_its_kind: Dict[str, float] = {}
-    for least, recipe in sorted(_least(topology, size), key=lambda found: found[0]):
-        if least < quickest * _WORTH:
-            best_yet = of_its_kind.get(recipe.algorithm, math.inf)
-            found = _trials(recipe, topology, size, quickest * _NEAR, best_yet)
-            of_its_kind[recipe.algorithm] = min([best_yet] + [trial.seconds[_TF] for trial in found])
-            quickest = min([quickest] + [trial.seconds[_TF] for trial in found if trial.slower(fastest) <= 1.0])
-            trials += found
+    trials += _promising(topology, size, fastest)
     by_name: Dict[str, List[_Trial]] = defaultdict(list)
     for trial in trials:
         by_name[trial.recipe.algorithm].append(trial)
@@ -128,6 +118,30 @@ def _search(topology: Topology, size: int) -> Tuple[Recipe, Dict[str, Recipe]]:
         for name, group in by_name.items()
     }
     return _final(trials, fastest, topology, size), best
+
+
+def _promising(topology: Topology, size: int, fastest: Dict[str, float]) -> List[_Trial]:
+    """Trials of the candidates, in full of those that could be the quickest.
+
+    All wait in order of the least that they can take; after a first run, of what that took.
+    """
+    trials: List[_Trial] = []
+    quickest = fastest[_TF]
+    of_its_kind: Dict[str, float] = {}
+    waiting = [(least, number, recipe, False) for number, (least, recipe) in enumerate(_least(topology, size))]
+    heapify(waiting)
+    while waiting:
+        seconds, number, recipe, had_first_run = heappop(waiting)
+        if had_first_run:
+            found = _in_full(recipe, seconds, topology, size, quickest * _NEAR)
+            quickest = min([quickest] + [trial.seconds[_TF] for trial in found if trial.slower(fastest) <= 1.0])
+            trials += found
+        elif seconds < quickest * _WORTH:
+            best_yet = of_its_kind.get(recipe.algorithm, math.inf)
+            ordered, seconds = _first_run(recipe, topology, size, max(quickest * _NEAR, best_yet))
+            of_its_kind[recipe.algorithm] = min(best_yet, seconds)
+            heappush(waiting, (seconds, number, ordered, True))
+    return trials
 
 
 def _final(trials: Sequence[_Trial], fastest: Dict[str, float], topology: Topology, size: int) -> Recipe:
@@ -207,21 +221,21 @@ class _Trial(NamedTuple):
         return max(self.seconds[rule] / (baseline[rule] or 1.0) for rule in RULES)
 
 
-def _trials(
-    recipe: Recipe, topology: Topology, size: int, limit: float = math.inf, patience: float = math.inf
-) -> List[_Trial]:
-    """The recipe by all rules, unless a first run shows that it is not worth while: it is over ``limit``.
+def _trials(recipe: Recipe, topology: Topology, size: int) -> List[_Trial]:
+    """The recipe by all rules, its steps in the order in which they started in a first run."""
+    return _in_full(*_first_run(recipe, topology, size), topology, size)
 
-    A first run that is also over ``patience`` is not finished. Its steps are in the order in which they started; if
-    they are few, in turn too (of many, only what is picked).
+
+def _in_full(ordered: Recipe, first_run: float, topology: Topology, size: int, limit: float = math.inf) -> List[_Trial]:
+    """A recipe in the order of its first run by all rules, unless that run or the next one is over ``limit``.
+
+    If its steps are few, in turn too (of many, only what is picked).
     """
-    in_turn = _in_turn(recipe)
-    ordered, first_run = _as_started(in_turn, topology, size, max(limit, patience))
     if first_run > limit:
         return [_Trial(ordered, {_TF: first_run})]
-    few = len(in_turn.order) <= _FEW_STEPS
-    sizes = _uneven(recipe, size)
-    return [_trial(one, topology, sizes, limit) for one in ((ordered, in_turn) if few else (ordered,))]
+    few = len(ordered.order) <= _FEW_STEPS
+    sizes = _uneven(ordered, size)
+    return [_trial(one, topology, sizes, limit) for one in ((ordered, _in_turn(ordered)) if few else (ordered,))]
 
 
 def _uneven(recipe: Recipe, size: float) -> List[float]:
@@ -284,7 +298,7 @@ def _least(topology: Topology, size: int) -> List[Tuple[float, Recipe]]:
 
 def in_simulated_order(recipe: Recipe, topology: Topology, size: int) -> Recipe:
     """The recipe with its steps in the order in which they start when each copy goes as soon as it can."""
-    return _as_started(_in_turn(recipe), topology, size)[0]
+    return _first_run(recipe, topology, size)[0]
 
 
 def _in_turn(recipe: Recipe) -> Recipe:
@@ -297,7 +311,9 @@ def _in_turn(recipe: Recipe) -> Recipe:
     return replace(recipe, order=tuple(number for *_, number in sorted(turns)))
 
 
-def _as_started(recipe: Recipe, topology: Topology, size: int, patience: float = math.inf) -> Tuple[Recipe, float]:
+def _first_run(recipe: Recipe, topology: Topology, size: int, patience: float = math.inf) -> Tuple[Recipe, float]:
+    """The recipe with its steps in the order in which they start when all chunks take turns, and what that took."""
+    recipe = _in_turn(recipe)
     run = Simulation(recipe.plan(), topology, recipe.shares(size), rule=RULES[_TF], patience=patience).run()
     order = sorted(range(len(recipe.order)), key=lambda i: (run.starts[i], i))
     return replace(recipe, order=tuple(recipe.order[i] for i in order)), run.seconds

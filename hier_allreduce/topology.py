@@ -489,15 +489,18 @@ def _table(topology: Topology, devices: Sequence[int]) -> Table:
 # ---- what a byte occupies ---------------------------------------------------------------------------
 
 
+Way = Tuple[Tuple[int, float], ...]  # (server, seconds a byte occupies it)
+
+
 class Occupancy(NamedTuple):
-    """``servers``: names; ``use[src, dst]``: (server, seconds a byte occupies it) for each one on the way.
+    """``servers``: names; ``use[src, dst]``: what is on the way.
 
     The first server of each link is held by one copy from its start to its end; the others pass on one copy's bytes
     after another's.
     """
 
     servers: Tuple[str, ...]
-    use: Dict[Tuple[int, int], Tuple[Tuple[int, float], ...]]
+    use: Dict[Tuple[int, int], Way]
 
 
 @lru_cache(maxsize=256)

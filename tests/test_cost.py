@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from hier_allreduce import algorithms, planner, recipes
+from hier_allreduce import algorithms, cost, planner, recipes
 from hier_allreduce.cost import RULES, Simulation, lower_bound, simulate
 from hier_allreduce.errors import PlanError, StrategyError
 from hier_allreduce.plan import Copy, Plan, Reduce
-from hier_allreduce.topology import Table, from_table, from_yaml, load, subset
+from hier_allreduce.topology import Table, from_table, from_yaml, load, occupancy, subset
 from hier_allreduce.trees import pack
 
 MB = 10**6
@@ -105,6 +105,25 @@ def test_no_device_does_two_things_on_one_stream(name, rule):
             )
             assert all(end <= start + 1e-12 for (_, end), (start, _) in zip(spans, spans[1:]))
     assert run.seconds == max(span.end for span in run.spans)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("name", ["dgx-1v", "pcie-sockets", "pcie-switch", "nvlink-bridges", "dgx-a100"])
+def test_what_is_left_out_of_the_simulation_is_never_waited_for(name, rule, monkeypatch):
+    """A port out, behind one stream, and a port in, behind one receiver: runs are the same to the last bit."""
+    topology, plan = load(name), algorithms.tree(8, range(16))
+    sizes = [MB * (1 + chunk % 3) for chunk in range(16)]
+    short = simulate(plan, topology, sizes, rule=rule)
+    way = max(map(len, occupancy(topology).use.values()))
+    contended = cost._contended(topology, False, RULES[rule].one_receive)
+    assert max(len(passed.way) for passed in contended.values()) < way - 1
+
+    def everything(topology, ideal_links, one_receive):
+        use = occupancy(topology, ideal_links, one_receive).use
+        return {pair: cost._Passed(w[0][0], w[1:], max(s for _, s in w)) for pair, w in use.items()}
+
+    monkeypatch.setattr(cost, "_contended", everything)
+    assert simulate(plan, topology, sizes, rule=rule) == short
 
 
 def test_a_run_that_takes_longer_than_patience_is_broken_off():
