@@ -33,14 +33,15 @@ _ESCAPES = re.compile(
     r"(?:\x1b|\x9b|\ufffd|\\x1b|\\u001b|\\e|\\033|\^\[)?\[[0-9;]*m|\x1b\[[0-9;?]*[A-Za-z]|\x1b\([A-Z]"
 )
 _LABELS = re.compile(r"(?:[GC]PU\d+\s*)+")
-_KIND = r"(?i:NV\d+|PIX|PXB|PSB|PHB|NODE|SYS|SOC|HOST|X)"
+_KIND = r"(?i:NV\d+|PIX|PXB|PSB|PHB|NODE(?!\s+Affinity)|SYS|SOC|HOST|X)"
 _CELL = re.compile(rf"\s*({_KIND})(?![a-z])")
 _VENDOR = r"(?:NVIDIA|Tesla|Quadro|GeForce|TITAN)\b"
 _NAMES = tuple(
     re.compile(pattern)
     for pattern in (
-        r"\W*GPU [\d,]+:\s+(\S.*?)(?:\s+\(UUID.*|\s{2,}.*|\s+[\d.]+ [MG]iB\b.*)?\s*$",  # nvidia-smi -L, reports
-        rf"\W*\d+, ((?:{_VENDOR}|[ABHLPTV]\d+)[^,]*?)\s*(?:,|$)",  # --query-gpu=index,name
+        # nvidia-smi -L, reports
+        r"\W*GPU [\d,]+:\s+(?!GPU-|PCI)([A-Z].*?)(?:\s+\(UUID.*|\s{2,}.*|\s+[\d.]+ [MG]iB\b.*)?\s*$",
+        rf"\W*\d+, (?!P(?:[0-35789]|1\d)\b)((?:{_VENDOR}|[ABHLPTV]\d+)[^,]*?)\s*(?:,|$)",  # --query-gpu=index,name
         rf"\W*({_VENDOR}[^,]*\d[^,]*), (?:GPU-|[\d.]+(?: MiB)?\s*(?:,|$))",  # --query-gpu=name and anything
         r"\W*\d+\s+(\S.*?)\s+(?:On|Off|N/A)\s+[0-9A-F]{4,8}:",  # nvidia-smi alone
         r"\s*Product Name\s*:\s*(\S.*?)\s*$",  # nvidia-smi -q
@@ -48,15 +49,21 @@ _NAMES = tuple(
         r".*\bdevice\s+\d+ \[[\w:.]+\] (\S.*?)\s*$",  # nccl-tests
     )
 )
-_END = re.compile(r"legend|=", re.I)
+_END = re.compile(rf"legend|(?:^|\s)(?:{_KIND}|NV#)\s+=", re.I)
 _NEXT_ROW = re.compile(rf"(?=GPU\d+\W+{_KIND}\b|Legend:)")
 _TAGS = re.compile(r"(<(?:br|/p|/tr|/div)\b[^<>\n]*>)|</?\w[^<>\n]*>", re.I)
 _PEER_STATUS = re.compile(r"\b(?:OK|[CGT]?NS|DR|U)\b")  # what `topo -p2p` prints
 _AMD = re.compile(r"0\s|.*\bXGMI\b")  # what rocm-smi prints, 0 on its diagonal
 _BARE_ROW = re.compile(r"\W*GPU\d+\s*[A-Z]{0,3}\W*$")  # cut off after its label
-_APART = re.compile(r"(?<=\d)\n(?=\d)(?!\d?\s)")  # NV1|0-23, but neither NV1|2 nor NO|DE
+_APART = re.compile(r"(NV\d+)\n(?=\d)(?!\d?\s)")  # NV1|0-23, but neither NV1|2 nor NO|DE
 _CUT_CELL = re.compile(r"[NPS][A-Z]{0,2}\d")
 _AFFINITY = re.compile(r"\s*(?:[\d,-]+|N/?A?|/?A)(?:\s+(?:[\d,-]+|N/A))*\s*$")
+_WHOLE = re.compile(r"[\d,-]*\d(?![\d,-])|N/A")  # one of the affinities, not cut
+_WORDS = re.compile(r"(?<=[\d,A])\n(?=[\dN])")
+_HEADINGS = re.compile(r"Affinity|NUMA\s*ID")
+_NO_CPUS = re.compile(r" *\t *\t *\d+\s*(?:N/A|\d*)\s*$")  # only NUMA nodes, and an empty column before them
+
+_FEW = 6  # with fewer GPUs, what most of them have says little
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,18 @@ class Table:
     warnings: Tuple[str, ...]
 
 
+class _Header(NamedTuple):
+    """The GPUs' columns, the network cards' after them, and how many columns of affinities are behind these."""
+
+    labels: Tuple[str, ...]
+    cards: Tuple[str, ...]
+    affinities: int
+
+    @property
+    def columns(self) -> Tuple[str, ...]:
+        return self.labels + self.cards
+
+
 class _Row(NamedTuple):
     cells: List[str]
     rest: str
@@ -85,9 +104,10 @@ def parse_nvidia_smi(text: str) -> Table:
         TopologyError: there is no table, it is cut, or it contradicts itself; the message names row and column.
     """
     lines = _clean(text)
-    start, labels, cards = _find_header(lines)
-    rows, end = _rows(lines, start, labels, len(labels + cards))
-    kinds = tuple(_row_kinds(label, rows, labels, labels + cards) for label in labels)
+    start, header = _find_header(lines)
+    labels = header.labels
+    rows, end = _rows(lines, start, header)
+    kinds = tuple(_row_kinds(label, rows, labels, header.columns) for label in labels)
     kinds, asymmetric = _symmetric(labels, kinds)
     gpu, several = _gpu_name(lines)
     warnings = asymmetric + odd_links(labels, kinds) + several
@@ -106,7 +126,7 @@ def _clean(text: str) -> List[str]:
     text = _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
     text = text.replace("\\t", "\t").replace("\\n", "\n")  # as a string in JSON or in a program
     text = html.unescape(_TAGS.sub(lambda tag: "\n" if tag.group(1) else " ", text))
-    text = re.sub(r"[|│`*\u00a0\ufeff]", " ", text.replace("\u200b", ""))
+    text = re.sub(r"[|│┃`*\u00a0\ufeff]", " ", text.replace("\u200b", ""))
     text = re.sub(r"^[^\S\n]*(?:>[^\S\n]*)+", "", text, flags=re.M)
     return re.sub(r"GPU\d.*", lambda line: line.group()[:4] + _NEXT_ROW.sub("\n", line.group()[4:]), text).split("\n")
 
@@ -143,8 +163,8 @@ def _read(line: str) -> _Line:
     return _Line(tuple(re.findall(r"[GC]PU\d+", run.group())), line[run.end() :]) if run else _Line((), line)
 
 
-def _find_header(lines: Sequence[str]) -> Tuple[int, Tuple[str, ...], Tuple[str, ...]]:
-    """Where the rows begin, the GPU columns, and the network cards' columns after them.
+def _find_header(lines: Sequence[str]) -> Tuple[int, _Header]:
+    """Where the rows begin, and the columns.
 
     A header is followed by a row, perhaps after its own second half.
     """
@@ -153,19 +173,20 @@ def _find_header(lines: Sequence[str]) -> Tuple[int, Tuple[str, ...], Tuple[str,
             continue
         after = number + 1
         while after < min(len(lines), number + 9) and _continues_header(lines[after], _read(text)):
-            text += lines[after]
+            apart = re.search(r"\d$", text) and re.match("[A-Za-z]", lines[after])  # NIC0|CPU Affinity
+            text += " " * bool(apart) + lines[after]
             after += 1
         labels, rest = _read(text)
         while after < len(lines) and not lines[after].strip():
             after += 1
         row = _read(lines[after] if after < len(lines) else "")
-        if _PEER_STATUS.search(row.rest) or _AMD.match(row.rest):
+        if any(map(_PEER_STATUS.match, row.rest.split()[: len(labels)])) or _AMD.match(row.rest):
             continue
         if row.is_row and (len(labels) > 1 or (row.has_cells and row.labels == labels)):
             twice = [label for label, count in Counter(labels).items() if count > 1]
             if twice:
                 raise TopologyError(f"header: column {twice[0]} appears twice; paste all of `nvidia-smi topo -m`")
-            return after, labels, _cards(rest)
+            return after, _Header(labels, _cards(rest), len(_HEADINGS.findall(rest)))
     raise TopologyError(_without_table([line for line in map(_read, lines) if line.is_row]))
 
 
@@ -209,28 +230,31 @@ def _cards(rest: str) -> Tuple[str, ...]:
     return tuple(names)
 
 
-def _rows(lines: Sequence[str], start: int, labels: Sequence[str], columns: int) -> Tuple[Dict[str, _Row], int]:
+def _rows(lines: Sequence[str], start: int, header: _Header) -> Tuple[Dict[str, _Row], int]:
     """The GPUs' rows by label, and the line after them. A row too wide for the terminal goes on in the next line."""
+    labels = header.labels
     found: Dict[str, List[str]] = {}
     label = ""
     end = len(lines)
     for number, text in enumerate(lines[start:], start):
         line = _read(text)
         complete = len(found) == len(labels)
-        if complete and label and line.is_row and line.has_cells and line.labels[0] in labels:
+        of_a_row = line.is_row and line.has_cells  # whatever a remark behind it says
+        if complete and label and of_a_row and line.labels[0] in labels:
             raise _twice(line.labels[0])
-        if _END.search(text) or (complete and line.labels and not (line.is_row and line.labels[0] not in labels)):
+        another = complete and line.labels and not (line.is_row and line.labels[0] not in labels)
+        if another or (_END.search(text) and not of_a_row):
             end = number
             break
         remark = line.is_row and not line.has_cells and line.labels[0] in found  # "GPU0 is the one with …"
-        if line.is_row and not remark and (line.has_cells or not complete or _BARE_ROW.match(text)):
+        if line.is_row and not remark and (of_a_row or not complete or _BARE_ROW.match(text)):
             label = line.labels[0]
             if label in found:
                 raise _twice(label)
             if label not in labels:
                 raise TopologyError(f"row {label}: the header has no column {label}, only {', '.join(labels)}")
             found[label] = [line.rest]
-        elif label and _continues_row(text, _row(found[label]), columns):
+        elif label and _continues_row(text, _row(found[label], header), header):
             found[label].append(text)
         elif complete or text.strip():
             label = ""  # a NIC's row, a remark, or the table's end
@@ -240,23 +264,31 @@ def _rows(lines: Sequence[str], start: int, labels: Sequence[str], columns: int)
             f"the table is cut: row {missing[0]} is missing (columns {labels[0]} to {labels[-1]}, "
             f"rows {', '.join(found)}); paste all of `nvidia-smi topo -m`"
         )
-    return {name: _row(parts) for name, parts in found.items()}, end
+    return {name: _row(parts, header) for name, parts in found.items()}, end
 
 
 def _twice(label: str) -> TopologyError:
     return TopologyError(f"row {label} appears twice in the table; expected one row for each column")
 
 
-def _continues_row(text: str, row: _Row, columns: int) -> bool:
-    """The rest of a row: links and a cut cell while columns are missing, affinities after that. A card's row is not."""
-    if re.match(r"\s*(NIC|mlx|[a-z]+\w*\d)", text):
+def _continues_row(text: str, row: _Row, header: _Header) -> bool:
+    """The rest of a row: links and a cut cell while columns are missing, affinities while these are. No card's row."""
+    if not text.strip() or re.match(r"\s*(NIC|mlx|[a-z]+\w*\d)", text):
         return False
-    return bool(text.strip()) and (len(row.cells) < columns or bool(_AFFINITY.match(text)))
+    if len(row.cells) < len(header.columns):
+        return True
+    return len(_WHOLE.findall(row.rest)) < header.affinities and bool(_AFFINITY.match(text))
 
 
-def _row(parts: Sequence[str]) -> _Row:
-    """The cells of a row, and what follows them. A terminal breaks lines between cells or within one."""
-    return _cells(_APART.sub(" ", "\n".join(parts)).replace("\n", ""))
+def _row(parts: Sequence[str], header: _Header) -> _Row:
+    """The cells of a row, and what follows them. A terminal breaks lines between cells or within one.
+
+    A broken number of affinities is put together, unless one is missing then.
+    """
+    text = _APART.sub(r"\1 ", "\n".join(parts))
+    together, apart = _cells(text.replace("\n", "")), _cells(_WORDS.sub(" ", text).replace("\n", ""))
+    missing = len(together.rest.split()) < header.affinities == len(apart.rest.split())
+    return apart if missing and apart.cells == together.cells else together
 
 
 def _cells(text: str) -> _Row:
@@ -265,7 +297,8 @@ def _cells(text: str) -> _Row:
     while True:
         cell = _CELL.match(text, position)
         if not cell:
-            return _Row(cells, text[position:].strip())
+            rest = text[position:]
+            return _Row(cells, "N/A " * bool(_NO_CPUS.match(rest)) + rest.strip())
         cells.append(cell.group(1).upper())
         position = cell.end()
 
@@ -291,7 +324,7 @@ def _row_kinds(label: str, rows: Dict[str, _Row], labels: Sequence[str], columns
         instead = repr(rest.split()[0]) if rest else "the end of the line"
         raise TopologyError(
             f"row {label}, column {column}: expected X, NV#, {', '.join(PCIE)} or SOC, found {instead}; "
-            f"the table is cut or damaged there"
+            "the table is cut or damaged there, or not of NVIDIA's GPUs"
         )
     kinds = [_SYNONYMS.get(cell, cell) for cell in cells[: len(labels)]]
     for column, kind in zip(labels, kinds):
@@ -334,7 +367,7 @@ def odd_links(labels: Sequence[str], kinds: Matrix) -> Tuple[str, ...]:
     """Warnings for links that differ from what their peers' links look like: no tree, a narrow bridge, an odd pair."""
     if len(labels) < 3:
         return ()
-    expected = {**_unlike_peers(kinds), **_narrow_bridges(kinds)}
+    expected = {} if _part_of_a_mesh(kinds) else {**_unlike_peers(kinds), **_narrow_bridges(kinds)}
     return _no_tree(labels, kinds) or tuple(_odd(labels, kinds, i, j, expected[i, j]) for i, j in sorted(expected))
 
 
@@ -360,6 +393,11 @@ def _no_tree(labels: Sequence[str], kinds: Matrix) -> Tuple[str, ...]:
     )
 
 
+def _part_of_a_mesh(kinds: Matrix) -> bool:
+    """Some of a mesh of eight V100s, of which each has single and double links: they look unlike each other."""
+    return len(kinds) < 8 and {"NV1", "NV2"} <= {kind for row in kinds for kind in row}
+
+
 def _narrow_bridges(kinds: Matrix) -> Dict[Tuple[int, int], str]:
     """Where NVLink only joins pairs, all of its bridges are alike; a link can be down, but none can be added."""
     if any(sum(map(bool, map(nvlinks, row))) > 1 for row in kinds):
@@ -372,8 +410,8 @@ def _narrow_bridges(kinds: Matrix) -> Dict[Tuple[int, int], str]:
 def _unlike_peers(kinds: Matrix) -> Dict[Tuple[int, int], str]:
     """In most machines every GPU sees the same set of links (a switch, a mesh, pairs).
 
-    Where most of the GPUs do, a link between two of the others that explains their difference is odd. Where nearly all
-    pairs are alike, any other is.
+    Where most of the GPUs do, links between two of the others each are odd that explain their differences, but for one
+    GPU's. Where nearly all pairs are alike, any other is. Of few GPUs most may agree by chance.
     """
     count = len(kinds)
     pairs = list(combinations(range(count), 2))
@@ -382,9 +420,9 @@ def _unlike_peers(kinds: Matrix) -> Dict[Tuple[int, int], str]:
     if alike == count or count < 4:  # a square of NV2 with NV1 across; three of a mesh tell nothing
         return {}
     kind, most = Counter(kinds[i][j] for i, j in pairs).most_common(1)[0]
-    if nvlinks(kind) and most > 0.6 * len(pairs) and len(pairs) - most < count:
+    if nvlinks(kind) and most > 0.6 * len(pairs) and len(pairs) - most < (count if count >= _FEW else 2):
         return {(i, j): f"{kind}, as the other pairs are" for i, j in pairs if kinds[i][j] != kind}
-    if alike == next_alike:
+    if count < _FEW or alike == next_alike:
         return {}
     others = [i for i in range(count) if views[i] != view]
     odd = {}
@@ -393,7 +431,8 @@ def _unlike_peers(kinds: Matrix) -> Dict[Tuple[int, int], str]:
         surplus = Counter(views[i]) - Counter(view)
         if missing and surplus[kinds[i][j]] and missing == Counter(view) - Counter(views[j]):
             odd[i, j] = f"{'/'.join(sorted(missing))}, which most GPUs have"
-    return odd
+    explained = {device for pair in odd for device in pair}
+    return odd if len(explained) == 2 * len(odd) >= len(others) - 1 else {}
 
 
 def _odd(labels: Sequence[str], kinds: Matrix, i: int, j: int, expected: str) -> str:

@@ -264,8 +264,8 @@ def _words(content: Mapping[str, Any], name: str) -> str:
 
 def _cpu_list(affinity: str) -> str:
     """The CPUs in an affinity, without the NUMA nodes of CPU and GPU after them; empty where none are known."""
-    cpus = re.match(r"[\d,-]+", affinity)
-    return cpus.group() if cpus else affinity.replace("N/A", "").strip()
+    cpus = re.match(r"[\d,-]+|N/A", affinity)
+    return cpus.group().replace("N/A", "") if cpus else affinity
 
 
 class _Machine:

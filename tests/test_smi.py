@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import textwrap
 from collections import Counter
 from pathlib import Path
 
@@ -126,6 +127,11 @@ PASTED = {
     "header wrapped within a label": QUAD.replace("GPU2\tGPU3", "GPU2\tGP\nU3", 1),
     "rows wrapped within a number": QUAD.replace("NV1\t X \tSYS\tNV2\t0-", "NV1\t X \tSYS\tNV\n2\t0-"),
     "rows wrapped after a number, tabs lost": QUAD.replace("SYS\tNV2\t0-23", "SYS\tNV2\n0-23"),
+    "a worker's prefix": "".join(f"(Worker rank=0 pid=12) {line}\n" for line in QUAD.splitlines()),
+    "a remark behind a row": QUAD.replace("0-23,48-71\t0\n", "0-23,48-71\t0  <- SYS = the far socket\n", 1),
+    "a log's line between rows": QUAD.replace("GPU2\tNV2", "NCCL_DEBUG=INFO\nGPU2\tNV2"),
+    "heavy table rules": "".join("┃ " + line.replace("\t", " ┃ ") + " ┃\n" for line in QUAD.splitlines()),
+    "a last column of another table's words": BARE.replace("\n", "\tOK\n").replace("GPU3\tOK", "GPU3\tState", 1),
 }
 
 
@@ -151,13 +157,27 @@ CARDS = (
 def test_a_terminal_of_any_width_wraps_it(width):
     lines = CARDS.expandtabs(8).splitlines()
     table = parse_nvidia_smi("\n".join(line[i : i + width] for line in lines for i in range(0, len(line), width)))
-    assert (table.kinds, table.warnings) == (QUAD_KINDS, ())
+    assert table == parse_nvidia_smi(CARDS)
+    words = parse_nvidia_smi("\n".join(part for line in lines for part in textwrap.wrap(line, width)))
+    assert (words.kinds, words.warnings) == (QUAD_KINDS, ())
+    assert [cpu.split()[0] for cpu in words.cpus] == ["0-23,48-71", "0-23,48-71", "24-47,72-95", "24-47,72-95"]
 
 
 def test_what_stands_in_the_log_beside_the_table_is_no_affinity():
     log = CARDS + "NIC0\tPIX\tPIX\tSYS\tSYS\tX\n"
     stamped = "".join(f"2025-05-21T09:40:05.00{i}Z {line}\n" for i, line in enumerate(log.splitlines()))
     assert parse_nvidia_smi(stamped).cpus == parse_nvidia_smi(CARDS).cpus
+
+
+@pytest.mark.parametrize("after", ["4", "- 4\n- 5", "0 0"])
+def test_numbers_behind_the_table_are_no_affinity(after):
+    assert parse_nvidia_smi(QUAD + after).cpus == parse_nvidia_smi(QUAD).cpus
+    assert parse_nvidia_smi(BARE + after).cpus == ("",) * 4
+
+
+def test_an_empty_column_of_cpus_is_not_filled_with_the_next_one():
+    text = QUAD.replace("\t24-47,72-95\t1", "\t\t1\t\tN/A")
+    assert parse_nvidia_smi(text).cpus[2:] == ("N/A 1 N/A",) * 2
 
 
 def test_affinity_tells_sockets_apart():
@@ -202,6 +222,21 @@ def test_the_gpu_model_is_read_from_other_listings(listing):
 )
 def test_a_model_may_be_named_without_its_maker_but_a_sentence_names_none(listing, gpu):
     assert parse_nvidia_smi(listing + QUAD).gpu == gpu
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        "- GPU 0: 15 MiB / 49140 MiB used\n- GPU 1: 14 MiB / 49140 MiB used\n",
+        "GPU 0: GPU-11-22\nGPU 1: GPU-33-44\n",
+        "GPU 0: 45C\nGPU 1: 51C\n",
+        "GPU 0: PCIe Gen4 x16\nGPU 1: PCIe Gen4 x8\n",
+        "index, pstate\n0, P0\n1, P8\n",
+    ],
+)
+def test_what_else_is_listed_by_gpu_is_no_model(listing):
+    table = parse_nvidia_smi(listing + QUAD)
+    assert (table.gpu, table.warnings) == ("", ())
 
 
 def test_remarks_that_begin_with_a_gpu_are_no_rows():
@@ -264,6 +299,10 @@ WRONG = {
     "peers of which nothing is known": (PEERS.replace("OK", "U").replace("NS", "U"), "row GPU0 tells what peers can"),
     "AMD's links": (ROCM, "row GPU0 is of rocm-smi's table"),
     "AMD's weights": (ROCM.replace("XGMI", "15"), "row GPU0 is of rocm-smi's table"),
+    "another maker's links": (
+        QUAD.replace("CPU", "Node").replace("NV", "MX"),
+        "row GPU0, column GPU1.*'MX1'.*or not of NVIDIA's GPUs",
+    ),
     "a bond of nothing": (QUAD.replace("NV1\tNV2\tSYS", "NV0\tNV2\tSYS"), "row GPU0, column GPU1.*NV0"),
 }
 
@@ -358,6 +397,10 @@ ODD = {
     "two bridges and a GPU without": (grid(5, "SYS", {(0, 1): "NV4", (2, 3): "NV4"}), []),
     "pairs": (grid(8, "SYS", {(0, 1): "NV4", (2, 3): "NV4", (4, 5): "NV4", (6, 7): "NV4"}), []),
     "two switches of two": (grid(4, "PXB", {(0, 1): "PIX", (2, 3): "PIX"}), []),
+    "cards in pairs and alone": (grid(8, "NODE", {(1, 2): "PHB", (3, 4): "PHB", (6, 7): "PIX"}), []),
+    "one pair of five cards": (grid(5, "NODE", {(3, 4): "PHB"}), []),
+    "four of a P100 mesh": (grid(4, "NV1", {(1, 3): "SYS", (2, 3): "SYS"}), []),
+    "two pairs of a V100 mesh": (grid(4, "SYS", {(0, 1): "NV1", (2, 3): "NV2"}), []),
 }
 
 
