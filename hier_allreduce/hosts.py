@@ -48,9 +48,10 @@ class Timing(cost.Timing):
 class HostsChoice(planner.Choice):
     """The fastest recipe for ``size`` bytes on each of ``hosts`` (H) machines that ``network`` joins.
 
-    ``seconds``, ``bound``, ``baselines`` and ``others`` are those of all hosts together.
+    ``seconds``, ``bound`` and ``baselines`` are those of all hosts together.
 
     Attributes:
+        others: the best seconds of every algorithm, of each that was tried for several hosts.
         hosts: H.
         network: what joins them.
         run: the simulated run.
@@ -62,6 +63,7 @@ class HostsChoice(planner.Choice):
         flat_ring: what one collective over all devices of all hosts takes.
     """
 
+    others: Dict[str, float]
     hosts: int
     network: Network
     run: Timing
@@ -102,7 +104,8 @@ def choose(topology: Topology, size: int, hosts: int, network: Network, algorith
     """
     alone = planner.choose(topology, size, algorithm)
     if hosts == 1:
-        name, best, seconds = alone.recipe.algorithm, {alone.recipe.algorithm: alone.recipe}, alone.others
+        name, best = alone.recipe.algorithm, {alone.recipe.algorithm: alone.recipe}
+        seconds = planner.compared(topology, size)
     else:
         best = _search(topology, planner.bytes_class(size), hosts, network, algorithm, alone.recipe)
         seconds = {name: timing(recipe, topology, size, hosts, network).seconds for name, recipe in best.items()}

@@ -47,7 +47,7 @@ class Choice:
     """The fastest recipe for ``size`` bytes on a machine, and what it was compared with.
 
     ``seconds`` is predicted, ``bound`` the least that any packing of trees could take; ``baselines`` has the best
-    time of each algorithm that knows nothing of the links, ``others`` of each algorithm that was tried.
+    time of each algorithm that knows nothing of the links.
     """
 
     recipe: Recipe
@@ -55,7 +55,6 @@ class Choice:
     seconds: float
     bound: float
     baselines: Dict[str, float]
-    others: Dict[str, float]
 
     @property
     def share_of_bound(self) -> float:
@@ -78,17 +77,20 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Ch
     """
     if algorithm not in (None, *ALGORITHMS):
         raise StrategyError(f"algorithm={algorithm!r} is unknown{nearest(str(algorithm), list(ALGORITHMS))}")
-    picked, best = _search(topology, bytes_class(size))
-    if algorithm and algorithm not in best:  # the search did not look at it: others were clearly faster
-        best = {**best, algorithm: _best_of(topology, bytes_class(size), algorithm)}
-    recipe = best[algorithm] if algorithm else picked
-    taken = {name: _seconds(one, topology, size) for name, one in best.items()}
-    baselines = {name: taken[name] for name in BASELINES}
+    picked, known = _search(topology, bytes_class(size))
+    recipe = picked if algorithm in (None, picked.algorithm) else _best_of(topology, bytes_class(size), str(algorithm))
+    baselines = {name: _seconds(one, topology, size) for name, one in known.items()}
     seconds = _seconds(recipe, topology, size)
     if not algorithm and seconds > min(baselines.values()):  # at this size, not its class's
-        quickest = min(taken, key=lambda name: taken[name])
-        recipe, seconds = best[quickest], taken[quickest]
-    return Choice(recipe, size, seconds, lower_bound(topology, size), baselines, {**taken, recipe.algorithm: seconds})
+        quickest = min(baselines, key=lambda name: baselines[name])
+        recipe, seconds = known[quickest], baselines[quickest]
+    return Choice(recipe, size, seconds, lower_bound(topology, size), baselines)
+
+
+def compared(topology: Topology, size: int) -> Dict[str, float]:
+    """The best seconds of every algorithm that makes a plan for this machine, whether it was looked at or not."""
+    names = dict.fromkeys([*BASELINES, *(recipe.algorithm for recipe in candidates(topology))])
+    return {name: choose(topology, size, name).seconds for name in names}
 
 
 def _seconds(recipe: Recipe, topology: Topology, size: int) -> float:
@@ -98,36 +100,35 @@ def _seconds(recipe: Recipe, topology: Topology, size: int) -> float:
 @lru_cache(maxsize=256)
 def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
     """The fastest recipe of one algorithm."""
-    recipes = [recipe for recipe in candidates(topology) if recipe.algorithm == algorithm]
-    if not recipes:
+    if algorithm in BASELINES:
+        return _search(topology, size)[1][algorithm]
+    best, seconds = None, math.inf
+    for recipe in candidates(topology):
+        if recipe.algorithm == algorithm:
+            ordered, taken = _first_run(recipe, topology, size, patience=seconds)
+            if taken < seconds:
+                best, seconds = ordered, taken
+    if not best:
         raise StrategyError(f"algorithm={algorithm!r} makes no plan for {len(topology)} devices; 'auto' does")
-    return min((_first_run(one, topology, size) for one in recipes), key=lambda run: run[1])[0]
+    return best
 
 
 @lru_cache(maxsize=1024)
 def _search(topology: Topology, size: int) -> Tuple[Recipe, Dict[str, Recipe]]:
-    """The best recipe, and the best of each algorithm: of baselines, the fastest by TensorFlow's own rule."""
+    """The best recipe, and of each baseline the fastest by TensorFlow's own rule."""
     trials = [trial for recipe in baselines(topology) for trial in _trials(recipe, topology, size)]
     fastest = _fastest(trials, topology, size)
-    trials += _promising(topology, size, fastest)
-    by_name: Dict[str, List[_Trial]] = defaultdict(list)
-    for trial in trials:
-        by_name[trial.recipe.algorithm].append(trial)
-    best = {
-        name: (_quickest(group) if name in BASELINES else _pick(group, fastest)).recipe
-        for name, group in by_name.items()
-    }
-    return _final(trials, fastest, topology, size), best
+    known = {name: _quickest([one for one in trials if one.recipe.algorithm == name]).recipe for name in BASELINES}
+    return _final([*trials, *_promising(topology, size, fastest)], fastest, topology, size), known
 
 
 def _promising(topology: Topology, size: int, fastest: Dict[str, float]) -> List[_Trial]:
-    """Trials of the candidates, in full of those that could be the quickest.
+    """Trials of the candidates that could be the quickest.
 
     All wait in order of the least that they can take; after a first run, of what that took.
     """
     trials: List[_Trial] = []
     quickest = fastest[_TF]
-    of_its_kind: Dict[str, float] = {}
     waiting = [(least, number, recipe, False) for number, (least, recipe) in enumerate(_least(topology, size))]
     heapify(waiting)
     while waiting:
@@ -137,10 +138,9 @@ def _promising(topology: Topology, size: int, fastest: Dict[str, float]) -> List
             quickest = min([quickest] + [trial.seconds[_TF] for trial in found if trial.slower(fastest) <= 1.0])
             trials += found
         elif seconds < quickest * _WORTH:
-            best_yet = of_its_kind.get(recipe.algorithm, math.inf)
-            ordered, seconds = _first_run(recipe, topology, size, max(quickest * _NEAR, best_yet))
-            of_its_kind[recipe.algorithm] = min(best_yet, seconds)
-            heappush(waiting, (seconds, number, ordered, True))
+            ordered, seconds = _first_run(recipe, topology, size, quickest * _NEAR)
+            if seconds < math.inf:
+                heappush(waiting, (seconds, number, ordered, True))
     return trials
 
 

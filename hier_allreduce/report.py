@@ -7,6 +7,7 @@ from collections import Counter
 from itertools import groupby
 from typing import Dict, List, Sequence, Tuple
 
+from . import planner
 from .hosts import HostsChoice, nic_of, nics_used, wire_seconds
 from .plan import Plan, Reduce
 from .planner import Choice
@@ -78,7 +79,8 @@ def _cards(topology: Topology, network: Network) -> List[Tuple[str, str]]:
 
 def describe_choice(choice: Choice, topology: Topology, steps: bool = False) -> str:
     """A plan for people: the time it takes, how near to the bound that is, the other algorithms, the chunks' ways."""
-    parts = [_what(choice, topology), _times(choice), _compared(choice), *_how(choice, topology, steps)]
+    others = _compared(choice, planner.compared(topology, choice.size))
+    parts = [_what(choice, topology), _times(choice), others, *_how(choice, topology, steps)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -99,7 +101,7 @@ def describe_hosts_choice(
         _what(choice, topology),
         _times(choice, bounds * (choice.hosts > 1)),
         _spent(choice) if choice.hosts > 1 else "",
-        _compared(choice),
+        _compared(choice, choice.others),
         _latency(choice),
         _scaling(scaled),
         *_how(choice, topology, steps),
@@ -140,8 +142,8 @@ def _times(choice: Choice, bounds: str = "") -> str:
     )
 
 
-def _compared(choice: Choice) -> str:
-    others = sorted(choice.others.items(), key=lambda item: item[1])
+def _compared(choice: Choice, seconds: Dict[str, float]) -> str:
+    others = sorted(seconds.items(), key=lambda item: item[1])
     if isinstance(choice, HostsChoice) and choice.hosts > 1:
         alone = f"{choice.alone.algorithm}, {count(len(choice.alone.fractions), 'chunk')}"
         others.append((f"as one host alone would: {alone}", choice.alone_seconds))
@@ -149,7 +151,7 @@ def _compared(choice: Choice) -> str:
     if len(others) < 2 or not choice.seconds:
         return ""
     compared = [("algorithm", "time", "beside this plan")]
-    compared += [(name, duration(seconds), f"{seconds / choice.seconds:.2f}x") for name, seconds in others]
+    compared += [(name, duration(taken), f"{taken / choice.seconds:.2f}x") for name, taken in others]
     return table(compared)
 
 

@@ -12,6 +12,7 @@ from hier_allreduce.cost import RULES, simulate
 from hier_allreduce.errors import StrategyError
 from hier_allreduce.plan import verify
 from hier_allreduce.planner import BASELINES, choose, in_simulated_order
+from hier_allreduce.recipes import candidates
 from hier_allreduce.topology import Table, flat_host, from_table, load, subset
 from hier_allreduce.trees import centers, distances, ends, groups, pack, ring, rooted_half, share_out, soonest_half
 
@@ -151,6 +152,21 @@ def test_one_algorithm_can_be_asked_for():
         choose(load("dgx-1v"), MB, "rings")
     with pytest.raises(StrategyError, match="makes no plan for 1 device"):
         choose(flat_host(1), MB, "ring")
+
+
+def test_every_algorithm_is_compared_at_its_best():
+    machine = load("pcie-sockets")
+    compared = planner.compared(machine, 100 * MB)
+    assert set(compared) == set(planner.ALGORITHMS)
+    choice = choose(machine, 100 * MB)
+    assert compared[choice.recipe.algorithm] == choice.seconds
+    for name in ("ring", "packed_trees", "hierarchical"):
+        recipes = [recipe for recipe in candidates(machine) if recipe.algorithm == name]
+        taken = [
+            simulate(planner.in_simulated_order(one, machine, 100 * MB).plan(), machine, one.sizes(100 * MB)).seconds
+            for one in recipes
+        ]
+        assert compared[name] <= min(taken) * 1.02  # found at the size of its class
 
 
 def test_a_search_serves_all_sizes_of_a_class(monkeypatch):
