@@ -36,7 +36,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Run one command; an error of this package is printed as one line, exit status 2.
+    """Run one command; an error of this package, or of the system, is printed as one line, exit status 2.
 
     What the encoding of standard output lacks is printed as ``?``: Windows' for files has no ``→``.
     """
@@ -45,14 +45,23 @@ def main(argv: Optional[List[str]] = None) -> int:
     args = parser().parse_args(argv)
     try:
         status = int(args.main(args) or 0)
-        sys.stdout.flush()
+        print(end="", flush=True)  # there may be no standard output at all
         return status
     except HierAllreduceError as error:
         print(f"hier-allreduce {args.command}: {error}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `hier-allreduce plan … | head`; what is still to be written goes nowhere
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # `hier-allreduce plan … | head`
+        _write_no_more()
         return 0
+    except OSError as error:  # a full disk
+        _write_no_more()
+        print(f"hier-allreduce {args.command}: {error}", file=sys.stderr)
+        return 2
+
+
+def _write_no_more() -> None:
+    """What is still to be written goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

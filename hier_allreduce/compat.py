@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, ContextManager, Tuple, TypeVar, cast
+from typing import Any, Callable, ContextManager, Iterator, Tuple, TypeVar, cast
 
 import tensorflow as tf
 
@@ -47,6 +47,15 @@ def forget_colocation() -> ContextManager:
     if not list(graph._colocation_stack.peek_objs()):
         return contextlib.nullcontext()
     return graph.colocate_with(None, ignore_existing=True)
+
+
+@contextlib.contextmanager
+def unconditionally() -> Iterator[None]:
+    """A scope whose ops are outside of any ``tf.cond`` or loop around it, and wait for nothing; in graphs only."""
+    with tf.init_scope():
+        graph = not tf.executing_eagerly()  # else the graph is that of a tf.function, which is the outermost there is
+    with tf.init_scope() if graph else contextlib.nullcontext():
+        yield
 
 
 def belongs_here(tensor: Any) -> bool:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from queue import Queue
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
@@ -43,6 +44,7 @@ def launch(
     lines = threading.Lock()
     processes: List[subprocess.Popen] = []
     try:
+        _exit_by_signals()
         for task in range(hosts):
             processes.append(_started(command, _environment(addresses, task)))
         for task, process in enumerate(processes):
@@ -58,6 +60,15 @@ def launch(
         return 0
     finally:
         _stop(processes)
+
+
+def _exit_by_signals() -> None:
+    """Let what ends this process end the hosts first: they are in sessions of their own, and would go on."""
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):
+            number = getattr(signal, name, None)
+            if number and signal.getsignal(number) == signal.SIG_DFL:
+                signal.signal(number, lambda number, frame: sys.exit(128 + number))
 
 
 def _environment(addresses: Sequence[str], task: int) -> Dict[str, str]:

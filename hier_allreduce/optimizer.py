@@ -9,7 +9,7 @@ from typing import Any, List, Optional, Sequence, Union
 import tensorflow as tf
 
 from .allreduce import allreduce_grads_and_vars
-from .compat import as_written, tf1
+from .compat import as_written, tf1, unconditionally
 from .devices import device_strings
 from .errors import VariableError
 from .gradients import pairs_of
@@ -20,6 +20,7 @@ from .updates import (
     check_update,
     check_variables,
     owner_of,
+    refuse_accumulation,
     refuse_wrapper,
     sum_advice,
     update_at_mains,
@@ -86,7 +87,8 @@ class TowerOptimizer:
         Raises:
             DeviceError: something in ``devices`` is not a device.
             StrategyError: a choice that does not exist.
-            VariableError: ``optimizer`` is no v1 optimizer, or cannot run on each variable's main only.
+            VariableError: ``optimizer`` is no v1 optimizer, cannot run on each variable's main only, or is tensorpack's
+                ``AccumGradOptimizer``.
         """
         if not isinstance(optimizer, tf1.train.Optimizer):
             raise VariableError(
@@ -97,6 +99,7 @@ class TowerOptimizer:
         self._strategy = strategy_from(strategy).for_optimizers(self._hosts)
         if check_update(update, self._strategy) == "main":
             refuse_wrapper(optimizer)
+        refuse_accumulation(optimizer)
         self.devices = device_strings(devices)
         self.init_op: Any = None
         self.broadcast_op: Any = None
@@ -146,7 +149,8 @@ class TowerOptimizer:
             warnings.warn(sum_advice(self._optimizer, summed), stacklevel=3)  # as_written is in between
         before = tf1.global_variables() + tf1.local_variables()
         updated = self._updated(rows)
-        self._find_replicas(rows, before)
+        with unconditionally():  # the step may be in a tf.cond
+            self._find_replicas(rows, before)
         with tf.control_dependencies([updated]):
             ops = [updated] if global_step is None else [tf1.assign_add(global_step, 1).op]
         counter = self._counter()
@@ -205,10 +209,11 @@ class TowerOptimizer:
         """How many steps were made; in no collection, so that no saver takes it for a part of the model."""
         if self._broadcast_every < 1:
             return None
-        counter = tf1.Variable(
-            0, trainable=False, collections=[], name="steps_since_init_op", dtype=tf.int64, use_resource=True
-        )
-        self.init_op = tf.group(self.init_op, counter.initializer)
+        with unconditionally():
+            counter = tf1.Variable(
+                0, trainable=False, collections=[], name="steps_since_init_op", dtype=tf.int64, use_resource=True
+            )
+            self.init_op = tf.group(self.init_op, counter.initializer)
         return counter
 
     def _refuse_unbuilt(self) -> None:

@@ -29,6 +29,7 @@ from .plan import verify
 from .presets import nearest
 from .recipes import Recipe, baselines, candidates
 from .topology import Topology, occupancy
+from .words import count
 
 _TF = "queue"  # the rule of .cost.RULES whose seconds are reported
 _NEAR = 1.05  # a recipe slower than the quickest by more than this is not looked at further
@@ -109,7 +110,7 @@ def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
             if taken < seconds:
                 best, seconds = ordered, taken
     if not best:
-        raise StrategyError(f"algorithm={algorithm!r} makes no plan for {len(topology)} devices; 'auto' does")
+        raise StrategyError(f"algorithm={algorithm!r} makes no plan for {count(len(topology), 'device')}; 'auto' does")
     return best
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import os
 from pathlib import Path
 from typing import Any, List, Type
@@ -15,6 +14,12 @@ from .errors import HierAllreduceError
 _PACKAGE = Path(__file__).resolve().parent
 # installed, configs/ lies inside the package; in a checkout beside it
 _CONFIGS = next((d for d in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if d.is_dir()), _PACKAGE / "configs")
+# by unit: the least, the most, and what to say to somebody who took GB/s for bytes/s, or µs for seconds
+_NUMBERS = {
+    "bytes/s": (1e6, 1e15, "bytes/s from 1e6 to 1e15 (12 GB/s are 12e9)"),
+    "seconds": (1e-12, 1.0, "seconds above 0, up to 1 (10 µs are 10e-6)"),
+    "cards": (1, 1e6, "a whole number of 1 or more"),
+}
 
 
 def names(kind: str) -> List[str]:
@@ -31,9 +36,14 @@ def find(kind: str, name_or_path: str, error: Type[HierAllreduceError]) -> Path:
     if not isinstance(name_or_path, (str, os.PathLike)):
         raise error(f"{name_or_path!r}: expected the name of one of the {kind}, or a file's path")
     for candidate in (Path(name_or_path), *(_CONFIGS / kind / f"{name_or_path}{end}" for end in (".yaml", ".tsv"))):
-        if candidate.is_file():
+        if readable(candidate):
             return candidate
     raise error(f"{name_or_path!r} is neither a file nor one of the {kind}{nearest(name_or_path, names(kind))}")
+
+
+def readable(path: Path) -> bool:
+    """Whether there is something to read: a file, or a shell's pipe (``<(nvidia-smi topo -m)``)."""
+    return path.exists() and not path.is_dir()
 
 
 def nearest(word: str, known: List[str]) -> str:
@@ -43,18 +53,18 @@ def nearest(word: str, known: List[str]) -> str:
     return f"{hint} there are {', '.join(known)}"
 
 
-def positive(what: str, value: Any, error: Type[HierAllreduceError], whole: bool = False) -> float:
-    """A value of a file as a number: bytes/s or seconds above 0, and finite; or, if ``whole``, 1 or more.
+def number_of(unit: str, what: str, value: Any, error: Type[HierAllreduceError]) -> float:
+    """A value of a file as a number of ``"bytes/s"``, ``"seconds"`` or ``"cards"``, of a size that a machine can have.
 
     Raises:
         error: it is none; the message begins with ``what``.
     """
+    least, most, expected = _NUMBERS[unit]
     try:
         number = float(value)  # YAML reads 1e9 as text
     except (TypeError, ValueError, OverflowError):
         number = -1.0
-    if isinstance(value, bool) or not 0 < number < math.inf or (whole and number != int(number)):
-        expected = "a whole number of 1 or more" if whole else "a positive number of bytes/s or seconds"
+    if isinstance(value, bool) or not least <= number <= most or (unit == "cards" and number != int(number)):
         raise error(f"{what}: expected {expected}, not {value!r}")
     return number
 

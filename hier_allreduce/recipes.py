@@ -148,7 +148,7 @@ def _exchanges(topology: Topology) -> Iterator[Recipe]:
 def _hierarchical(topology: Topology) -> Iterator[Recipe]:
     """Groups and partners found from the links; each reduction at once, or source by source in turn."""
     count = len(topology)
-    for parts in range(2, count // 2 + 1):
+    for parts in range(2, max(2, count // 2) + 1):
         found = groups(topology, parts)
         longest = max(map(len, found))
         for chunks in sorted({1, 2, longest, 2 * longest, 4 * longest}):

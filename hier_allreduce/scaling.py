@@ -122,5 +122,6 @@ def _checked(source: str, key: str, value: Any) -> Any:
         if not isinstance(value, str) or not value.strip():
             raise ClusterError(f"{source}: name: expected text, such as '10 Gbit/s Ethernet', not {value!r}")
         return value
-    number = presets.positive(f"{source}: {key}", value, ClusterError, whole=key == "nics")
+    unit = {"nics": "cards", "hop": "seconds"}.get(key, "bytes/s")
+    number = presets.number_of(unit, f"{source}: {key}", value, ClusterError)
     return int(number) if key == "nics" else number

@@ -193,7 +193,8 @@ class Strategy:
                 yield "gradients stay whole, spread over the planned ways by bytes"
                 yield self._packing()
             else:
-                where = " (on one host's CPU devices: whole gradients)" if self.whole is None else ""
+                on_cpus = "nothing is planned" if self.topology == THIS_MACHINE else "whole gradients"
+                where = f" (on one host's CPU devices: {on_cpus})" if self.whole is None else ""
                 yield f"all gradients of a dtype in one bucket, cut as planned{where}"
             return
         mains = self.mains_for(self.algorithm)

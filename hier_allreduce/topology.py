@@ -238,12 +238,18 @@ def _speeds(content: Mapping[str, Any]) -> Dict[str, float]:
     for key in given:
         if key not in known:
             raise TopologyError(f"speeds: {key!r} is unknown{presets.nearest(key, known)}")
-    return {key: presets.positive(f"speeds: {key}", value, TopologyError) for key, value in given.items()}
+    units = {"copy_latency": "seconds", "kernel": "seconds"}
+    return {
+        key: presets.number_of(units.get(key, "bytes/s"), f"speeds: {key}", value, TopologyError)
+        for key, value in given.items()
+    }
 
 
 def _overrides(content: Mapping[str, Any]) -> Tuple[Tuple[str, float], ...]:
     links = _part(content, "links").items()
-    return tuple((str(key), presets.positive(f"links: {key}", value, TopologyError)) for key, value in links)
+    return tuple(
+        (str(key), presets.number_of("bytes/s", f"links: {key}", value, TopologyError)) for key, value in links
+    )
 
 
 def _part(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -428,7 +434,7 @@ def read_calibration(path: Optional[str]) -> Optional[Mapping[str, Any]]:
     """
     if path is None:
         return None
-    if not Path(path).is_file():
+    if not presets.readable(Path(path)):
         raise TopologyError(f"calibration {path!r}: no such file")
     content = presets.read_yaml(Path(path), TopologyError)
     known = ["gpu", "speeds", "links"]
@@ -472,8 +478,10 @@ def subset(topology: Topology, devices: Sequence[int]) -> Topology:
         TopologyError: a device that the machine does not have, or one given twice.
     """
     unknown = [d for d in devices if not 0 <= d < len(topology)]
-    if unknown or len(set(devices)) < len(devices) or not devices:
-        raise TopologyError(f"{topology.name} has devices 0 to {len(topology) - 1}; cannot take {list(devices)}")
+    twice = [f"{d} twice" for d in dict.fromkeys(devices) if list(devices).count(d) > 1]
+    if unknown or twice or not devices:
+        wrong = ", ".join([*map(str, unknown), *twice]) or "none"
+        raise TopologyError(f"{topology.name} has devices 0 to {len(topology) - 1}, each once; cannot take {wrong}")
     table = _table(topology, devices)
     named = {kind for row in table.kinds for kind in row} | {f"{a}-{b}" for a, b in permutations(table.labels, 2)}
     overrides = tuple((key, value) for key, value in topology.overrides if key in named)

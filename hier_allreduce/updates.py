@@ -57,6 +57,22 @@ def held_by(optimizer: Any) -> List[Any]:
     return found
 
 
+def refuse_accumulation(optimizer: Any) -> None:
+    """Refuse tensorpack's own accumulation of gradients: it looks at its counter while the same step advances it.
+
+    Each tower has a counter, so that now and then some towers apply what others do not.
+
+    Raises:
+        VariableError: ``optimizer``, or one that it holds, is an ``AccumGradOptimizer``.
+    """
+    for one in held_by(optimizer):
+        if (type(one).__module__, type(one).__name__) == ("tensorpack.tfutils.optimizer", "AccumGradOptimizer"):
+            raise VariableError(
+                "AccumGradOptimizer reads its counter while the same step advances it, so the towers would part; give"
+                " hier_allreduce.integrations.tensorpack.OrderedAccumGrad(optimizer, niter) in its place"
+            )
+
+
 def sum_advice(optimizer: Any, towers: int) -> str:
     """What to change in an optimizer that is given the sum over K towers where it was tuned for their mean.
 

@@ -29,9 +29,9 @@ from tensorpack.tfutils.optimizer import (  # noqa: E402
 from tensorpack.tfutils.summary import add_moving_summary  # noqa: E402
 from tensorpack.utils import logger  # noqa: E402
 
-from hier_allreduce import Strategy  # noqa: E402
+from hier_allreduce import Strategy, TowerOptimizer  # noqa: E402
 from hier_allreduce.errors import HierAllreduceError  # noqa: E402
-from hier_allreduce.integrations.tensorpack import HierarchicalTrainer  # noqa: E402
+from hier_allreduce.integrations.tensorpack import HierarchicalTrainer, OrderedAccumGrad  # noqa: E402
 
 FEATURES, CLASSES, BATCH, STEPS = 5, 3, 4, 6
 
@@ -305,7 +305,29 @@ def accumulation(folder):
     many.BROADCAST_EVERY_EPOCH = False
     facts["adam"] = train(many, "accumulate adam", steps=9)["after"]
     facts["one adam"] = train(one, "accumulate adam", BATCH * 3, steps=9)["after"]
+    facts["own towers"] = accumulated_by_hand(OrderedAccumGrad(tf1.train.GradientDescentOptimizer(1.0), 2))
+    try:
+        accumulated_by_hand(AccumGradOptimizer(tf1.train.GradientDescentOptimizer(1.0), 2))
+    except HierAllreduceError as error:
+        facts["unordered"] = str(error)
     return facts
+
+
+def accumulated_by_hand(optimizer):
+    """Three towers' weight after each of six steps, its gradient always -1."""
+    devices, rows = cpus(3), []
+    with tf.Graph().as_default():
+        towers = TowerOptimizer(optimizer, devices)
+        for k, device in enumerate(devices):
+            with tf.device(device), tf1.variable_scope(f"tower{k}"):
+                w = tf1.get_variable("w", [], initializer=tf1.zeros_initializer(), use_resource=True)
+                rows.append(towers.compute_gradients(-w, [w]))
+        op = towers.apply_gradients(rows)
+        with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 3})) as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(towers.init_op)
+            weights = [var for row in rows for _, var in row]
+            return [[float(value) for _ in [session.run(op)] for value in session.run(weights)] for _ in range(6)]
 
 
 def callbacks(folder):

@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -69,6 +71,22 @@ def test_when_one_fails_the_others_and_what_they_started_are_ended(death, status
         while any(map(lives, children)) and time.monotonic() < patience:
             pass
         assert [child for child in children if lives(child)] == []
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_who_ends_the_command_ends_all_hosts(number):
+    with tempfile.TemporaryDirectory() as folder:
+        program = f"import os, pathlib, time\n(pathlib.Path({folder!r}) / str(os.getpid())).touch()\ntime.sleep(100)"
+        arguments = ["launch", "-n", "2", "--", sys.executable, "-c", program]
+        command = subprocess.Popen([sys.executable, "-m", "hier_allreduce.cli", *arguments])
+        patience = time.monotonic() + 60
+        while len(os.listdir(folder)) < 2 and time.monotonic() < patience:
+            pass
+        command.send_signal(number)
+        assert command.wait(30) == 128 + number
+        hosts = os.listdir(folder)
+        assert len(hosts) == 2 and not any(map(lives, hosts))
 
 
 def test_the_command_passes_the_programs_own_options_on(capsys):

@@ -195,7 +195,7 @@ def test_a_topology_object_is_taken_as_it_is():
     "match, devices, how",
     [
         ("neither a file nor one of the machines; did you mean 'dgx-1v'", 2, {"topology": "dgx-1w"}),
-        ("does not fit devices.*has devices 0 to 3", 8, {"topology": "p3.8xlarge"}),
+        ("does not fit devices.*has devices 0 to 3, each once; cannot take 4, 5, 6, 7", 8, {"topology": "p3.8xlarge"}),
         ("mains='rotate': with a topology this is planned", 2, {"topology": "dgx-1v", "mains": "rotate"}),
         ("mains=0: with a topology this is planned", 2, {"topology": "dgx-1v", "mains": 0}),
         ("splits=8: with a topology this is planned", 2, {"topology": "dgx-1v", "splits": 8}),

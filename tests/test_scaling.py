@@ -80,9 +80,10 @@ def test_a_file_can_say_all_of_it(tmp_path):
     [
         ("nics: 2", "nic is missing"),
         ("nic: 1e9\nhops: 1", "'hops' is unknown; did you mean 'hop'"),
-        ("nic: fast", "nic: expected a positive number of bytes/s or seconds, not 'fast'"),
-        ("nic: 1e9\nengine: .inf", "engine: expected a positive number"),
-        ("nic: 1e9\nhop: -1", "hop: expected a positive number"),
+        ("nic: fast", "nic: expected bytes/s from 1e6 to 1e15 (12 GB/s are 12e9), not 'fast'"),
+        ("nic: 1e9\nengine: .inf", "engine: expected bytes/s"),
+        ("nic: 10", "nic: expected bytes/s"),
+        ("nic: 1e9\nhop: -1", "hop: expected seconds above 0, up to 1"),
         ("nic: 1e9\nnics: 1.5", "nics: expected a whole number of 1 or more, not 1.5"),
         ("nic: 1e9\nnics: true", "nics: expected a whole number"),
         ("nic: 1e9\nname: ''", "name: expected text, such as '10 Gbit/s Ethernet', not ''"),

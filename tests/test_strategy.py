@@ -110,6 +110,11 @@ def test_what_is_no_name_is_refused(value):
         Strategy.load(value)
 
 
+def test_on_cpus_nothing_is_planned_for_this_machine():
+    assert "(on one host's CPU devices: nothing is planned)" in str(Strategy(topology="this machine"))
+    assert "(on one host's CPU devices: whole gradients)" in str(Strategy(topology="dgx-1v"))
+
+
 def test_auto_is_the_default():
     assert strategy_from("auto") == strategy_from(None) == Strategy()
     with pytest.raises(StrategyError, match="either strategy= or algorithm="):

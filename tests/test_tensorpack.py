@@ -103,6 +103,12 @@ def test_accumulated_adam_is_adam(facts):
     assert powers == [pytest.approx(0.999**4, rel=1e-5)]
 
 
+def test_own_towers_accumulate_in_order_or_not_at_all(facts):
+    run = facts("accumulation")
+    assert run["own towers"] == [[value] * 3 for value in (0, 2, 2, 4, 4, 6)]
+    assert "AccumGradOptimizer reads its counter while" in run["unordered"] and "OrderedAccumGrad" in run["unordered"]
+
+
 # ---- updates at the mains ----------------------------------------------------------------------------
 
 

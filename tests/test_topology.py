@@ -1,8 +1,10 @@
 """Topologies: what links and shared resources a table means, YAML in and out, presets, calibration, detection."""
 
 import json
+import os
 import re
 import subprocess
+import threading
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -198,18 +200,23 @@ def test_a_calibration_file_overrides_speeds_kinds_and_pairs(tmp_path):
         ("links: 0", "links: expected `key: value` lines, not 0"),
         ("speed: {}", "'speed' is unknown; did you mean 'speeds'"),
         ("speeds: {nvlnk: 1}", "'nvlnk' is unknown; did you mean 'nvlink'"),
-        ("links: {NVL: 1}", "'NVL' is neither a kind"),
-        ("links: {GPU0-GPU9: 1}", "'GPU0-GPU9' is neither"),
-        ("links: {NV1: fast}", "NV1: expected a positive number"),
-        ("links: {NV1: -1}", "NV1: expected a positive number"),
-        ("links: {NV1: 1e400}", "NV1: expected a positive number"),
-        (f"links: {{NV1: 1{'0' * 400}}}", "NV1: expected a positive number"),
+        ("links: {NVL: 1e9}", "'NVL' is neither a kind"),
+        ("links: {GPU0-GPU9: 1e9}", "'GPU0-GPU9' is neither"),
+        ("links: {NV1: fast}", "NV1: expected bytes/s from 1e6 to 1e15"),
+        ("links: {NV1: -1}", "NV1: expected bytes/s from 1e6 to 1e15"),
+        ("links: {NV1: 1e400}", "NV1: expected bytes/s from 1e6 to 1e15"),
+        (f"links: {{NV1: 1{'0' * 400}}}", "NV1: expected bytes/s from 1e6 to 1e15"),
         ("links: fast", "links: expected `key: value` lines, not 'fast'"),
         ("speeds: [1]", r"speeds: expected `key: value` lines, not \[1\]"),
         *[
-            (f"speeds: {{{name}: {value}}}", f"speeds: {name}: expected a positive number of bytes/s or seconds")
-            for name in ("nvlink", "pcie", "memory", "host", "copy_latency", "kernel")
-            for value in (".inf", ".nan")
+            (f"speeds: {{{name}: {value}}}", rf"speeds: {name}: expected bytes/s from 1e6 to 1e15 .12 GB/s are 12e9.")
+            for name in ("nvlink", "pcie", "memory", "host")
+            for value in (".inf", ".nan", "12", "1e300")
+        ],
+        *[
+            (f"speeds: {{{name}: {value}}}", rf"speeds: {name}: expected seconds above 0, up to 1 .10 µs are 10e-6.")
+            for name in ("copy_latency", "kernel")
+            for value in (".inf", ".nan", "10", "0")
         ],
         ("[1, 2", "not readable as YAML"),
         ("gpu: 2024-13-45", "not readable as YAML: month must be in 1..12"),
@@ -279,13 +286,24 @@ def test_the_copy_stream_is_held_by_all_copies_of_a_sender_and_ideal_links_by_th
     assert ideal[0, 1][0][0] != ideal[0, 3][0][0]
 
 
+def test_a_shells_pipe_is_read_as_a_file_is(tmp_path):
+    """``hier-allreduce topo <(nvidia-smi topo -m)``"""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(str(pipe))
+    writer = threading.Thread(target=pipe.write_text, args=(TABLE,))
+    writer.start()
+    machine = load(str(pipe))
+    writer.join()
+    assert machine.kinds == topology.from_text(TABLE, "").kinds
+
+
 def test_a_subset_keeps_the_links_between_its_devices():
     half = subset(load("dgx-1v"), [3, 0, 4])
     assert half.kinds == (("X", "NV2", "SYS"), ("NV2", "X", "NV2"), ("SYS", "NV2", "X"))
     assert half.link(0, 1).kind == "NV2"
     with pytest.raises(TopologyError, match="devices 0 to 7"):
         subset(load("dgx-1v"), [0, 8])
-    with pytest.raises(TopologyError, match=r"cannot take \[1, 1\]"):
+    with pytest.raises(TopologyError, match=r"devices 0 to .*, each once; cannot take 1 twice"):
         subset(load("dgx-1v"), [1, 1])
 
 

@@ -413,6 +413,26 @@ def test_an_optimizer_that_does_more_than_update_in_place_cannot_run_at_the_main
     refused(VariableError, "Clipping does more than.*update='replicated'", optimizer=Clipping(0.1), update="main")
 
 
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_in_a_condition_towers_start_equal_all_the_same(graph, update):
+    """What init_op and the period need is built outside of it."""
+    optimizer = TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), cpus(2), update=update, broadcast_every=2)
+    rows, _ = towers(optimizer, cpus(2))
+    wanted = tf1.placeholder_with_default(True, [])
+    op = tf.cond(wanted, lambda: optimizer.apply_gradients(rows), tf.no_op)
+    with session() as sess:
+        sess.run(tf1.global_variables_initializer())
+        sess.run(rows[1][0][1].assign(tf.zeros([6, 5])))
+        assert optimizer.check_replicas(sess).difference > 0
+        sess.run(optimizer.init_op)
+        before = sess.run(rows[0][0][1])
+        sess.run(op, {wanted: False})
+        assert np.array_equal(sess.run(rows[0][0][1]), before)
+        sess.run(op)
+        assert not np.array_equal(sess.run(rows[0][0][1]), before)
+        assert optimizer.check_replicas(sess).difference == 0
+
+
 def test_the_hook_and_the_check_need_a_train_op():
     optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(2))
     with pytest.raises(VariableError, match="call apply_gradients first"):

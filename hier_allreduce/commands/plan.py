@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, Optional, Sequence
 
 from .. import hosts, pictures, planner, report, scaling
 from ..plan import Reduce, Step, verify
@@ -29,7 +29,7 @@ def read_bytes(text: str) -> int:
     """``100MB``, ``64 kB``, ``1.5GiB``, ``4096``: a number of bytes, from 1 to 1e15."""
     found = re.match(r"\s*(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*([kmgt]i?)?b?\s*$", text, re.I)
     size = float(found.group(1)) * _UNITS[(found.group(2) or "").lower()] if found else 0.0
-    if not 0.5 < size <= 1e15:
+    if not 1 <= size <= 1e15:
         raise argparse.ArgumentTypeError(f"{text!r}: expected 1 to 1e15 bytes, for instance 100MB, 64kB, 10MiB or 4096")
     return round(size)
 
@@ -39,9 +39,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_topology(parser)
     add_hosts(parser)
     parser.add_argument("--bytes", type=read_bytes, default="100MB", metavar="SIZE", help="the bucket (default 100MB)")
-    parser.add_argument("--algorithm", metavar="NAME", help=f"one of: {', '.join(planner.ALGORITHMS)}")
+    names = f"auto (the default), or one of: {', '.join(planner.ALGORITHMS)}"
+    parser.add_argument("--algorithm", metavar="NAME", type=_algorithm, help=names)
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     parser.add_argument("--steps", action="store_true", help="print every step too")
+
+
+def _algorithm(name: str) -> Optional[str]:
+    return None if name == "auto" else name
 
 
 def main(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional, Tuple
 
 from .. import anchors, clusterfile, detect, pictures, presets, report, scaling, topology
 from ..arguments import count, output, refuse_unused
-from ..errors import ClusterError
+from ..errors import ClusterError, TopologyError
 
 
 def add_topology(parser: argparse.ArgumentParser, optional: bool = False) -> None:
@@ -34,6 +34,8 @@ def read_topology(name: Optional[str], calibration_file: Optional[str]) -> topol
     if name is None:
         return topology.calibrated(detect.this_machine(), overrides)
     if name == "-":
+        if sys.stdin is None:
+            raise TopologyError("-: standard input is closed")
         return topology.from_text(topology.decoded(sys.stdin.buffer.read()), "standard input", overrides)
     return topology.load(name, calibration_file)
 
