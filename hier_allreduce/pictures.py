@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import math
-from collections import Counter
 from pathlib import Path
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
 
 from .errors import HierAllreduceError
 from .hosts import HostsChoice, nic_of, nics_used
 from .planner import Choice, timing
-from .report import hosts_line, sums_by_chunk
+from .report import hosts_line, link_speeds, reached, sums_by_chunk, switch_ports
 from .scaling import Network
 from .smi import nvlinks
 from .topology import GB, Topology
@@ -20,6 +20,7 @@ from .words import amount, count, duration
 _INK, _PALE = "#22262b", "#d9dde2"
 _NEAR_COLORS = {"PIX": "#3d4752", "PXB": "#5f6c7a", "PHB": "#7d8a98", "NODE": "#98a4b0", "SYS": "#a9b3bd"}
 _CYCLE = ("#1b6ca8", "#d1495b", "#2a9d5c", "#e08e0b", "#6a4c93", "#0f8b8d", "#a44a3f", "#5c677d")
+_OTHERS = "#bcc4cd"  # of the ways that have no drawing
 
 
 def pyplot() -> Any:
@@ -47,20 +48,23 @@ def check(path: str) -> None:
     pyplot()
     from matplotlib.backend_bases import FigureCanvasBase
 
-    kinds = sorted(FigureCanvasBase.get_supported_filetypes())
+    kinds = sorted(set(FigureCanvasBase.get_supported_filetypes()) - {"pgf", "raw", "rgba"})  # LaTeX; bare bytes
     ending = Path(path).suffix.lstrip(".").lower()
     if ending and ending not in kinds:
         raise HierAllreduceError(f"{path!r}: no kind of picture ends in .{ending}; there are {', '.join(kinds)}")
 
 
 def save(figure: Any, path: str) -> None:
-    """A figure in a file (PNG, PDF, SVG by its ending); it is closed.
+    """A figure in a file (PNG, PDF, SVG by its ending; PNG, added to the name, without one); it is closed.
 
     Raises:
         HierAllreduceError: the file cannot be written.
     """
+    file = Path(path if Path(path).suffix else f"{path}.png")
+    drawn = io.BytesIO()  # what cannot be drawn to its end leaves no file behind
     try:
-        figure.savefig(path, dpi=130, facecolor="white")
+        figure.savefig(drawn, format=file.suffix[1:].lower(), dpi=130, facecolor="white")
+        file.write_bytes(drawn.getvalue())
     except (OSError, ValueError) as cause:
         raise HierAllreduceError(f"the picture cannot be written to {path!r}: {cause}") from None
     finally:
@@ -110,7 +114,7 @@ def draw_plan(choice: Choice, topology: Topology, path: str) -> None:
     """
     figure = pyplot().figure(figsize=(13, 10))
     grid = figure.add_gridspec(2, 1, height_ratios=(2, 1.7), hspace=0.2)
-    _plan(figure, grid, choice, topology, timing(choice, topology), "this machine", 0.955)
+    _plan(figure, grid, choice, topology, timing(choice, topology), 0.955)
     save(figure, path)
 
 
@@ -122,38 +126,48 @@ def draw_hosts_plan(choice: HostsChoice, topology: Topology, scaled: Sequence[Ho
     """
     figure = pyplot().figure(figsize=(13, 15))
     grid = figure.add_gridspec(3, 1, height_ratios=(2, 1.9, 1.5), hspace=0.22)
-    _plan(figure, grid, choice, topology, choice.run, f"{choice.hosts} hosts", 0.925)
+    _plan(figure, grid, choice, topology, choice.run, 0.925)
     last = grid[2].subgridspec(1, 2, width_ratios=(1.25, 1), wspace=0.12)
     _hosts(figure.add_subplot(last[0]), topology, choice.hosts, choice.network)
     _scaling_curves(figure.add_subplot(last[1]), scaled)
     save(figure, path)
 
 
-def _plan(figure: Any, grid: Any, choice: Choice, topology: Topology, run: Any, machines: str, top: float) -> None:
+def _plan(figure: Any, grid: Any, choice: Choice, topology: Topology, run: Any, top: float) -> None:
     """The first two rows of a plan's picture, and its title."""
-    found = Counter(sums_by_chunk(choice.recipe.plan()).values())
-    shown = list(found)[:8]
+    colors = _colors(choice)
+    shown = [way for way, color in colors.items() if way and color != _OTHERS]
     columns = max(4, math.ceil(len(shown) / 2) + 2)
     upper = grid[0].subgridspec(2, columns, hspace=0.28, wspace=0.12)
     axes = figure.add_subplot(upper[:, :2])
     _machine(axes, topology, run.link_bytes)
-    axes.set_title("bytes on each link (width)", fontsize=9, color=_INK)
+    axes.set_title("bytes on each link (width)" if len(topology) > 1 else "", fontsize=9, color=_INK)
     for number, way in enumerate(shown):
-        _way(figure.add_subplot(upper[number // (columns - 2), 2 + number % (columns - 2)]), topology, way, number)
+        axes = figure.add_subplot(upper[number // (columns - 2), 2 + number % (columns - 2)])
+        axes.set_title(f"way {number + 1}: sums on {way[-1][1]}", fontsize=8, color=_INK, pad=1)
+        _way(axes, topology, way, colors[way])
     _timeline(figure.add_subplot(grid[1]), topology, run, choice)
-    more = f" (8 of {len(found)} ways shown)" if len(found) > 8 else ""
+    more = f" ({len(shown)} of {len(colors)} ways shown)" if _OTHERS in colors.values() else ""
     figure.suptitle(
         f"{topology.name}, {amount(choice.size)}: {choice.recipe.algorithm}, {duration(choice.seconds)} predicted, "
-        f"{choice.share_of_bound:.0%} of what {machines} can do{more}",
+        f"{reached(choice)}{more}",
         fontsize=13,
         color=_INK,
         y=top,
     )
 
 
+def _colors(choice: Choice) -> Dict[Any, str]:
+    """A color for each way: its own for as many as there are colors, and one for all others."""
+    ways = dict.fromkeys(sums_by_chunk(choice.recipe.plan()).values())
+    return {way: _CYCLE[number] if number < len(_CYCLE) else _OTHERS for number, way in enumerate(ways)}
+
+
 def _places(topology: Topology) -> List[Tuple[float, float]]:
     """Devices on a circle in the order of the ring, so that near ones stand side by side."""
-    order = {device: place for place, device in enumerate(ring(topology))} if len(topology) > 1 else {0: 0}
+    if len(topology) == 1:
+        return [(0.0, 0.0)]
+    order = {device: place for place, device in enumerate(ring(topology))}
     angles = [math.pi / 2 - 2 * math.pi * order[d] / len(topology) for d in range(len(topology))]
     return [(math.cos(angle), math.sin(angle)) for angle in angles]
 
@@ -163,6 +177,10 @@ def _machine(axes: Any, topology: Topology, link_bytes: Any = None) -> None:
     most = max(link_bytes.values(), default=0) if link_bytes else 0
     thickest = min(6.0, 60 / max(1, len(link_bytes or ())))
     pairs = [(i, j) for i in range(len(topology)) for j in range(i)]
+    if link_bytes is None and switch_ports(topology):
+        _switches(axes, topology, places)
+        pairs = [(i, j) for i, j in pairs if not nvlinks(topology.kinds[i][j])]
+    speeds = link_speeds(topology)
     for i, j in sorted(pairs, key=lambda pair: nvlinks(topology.kinds[pair[0]][pair[1]])):
         kind = topology.kinds[i][j]
         color, width = _kind_style(kind)
@@ -172,11 +190,13 @@ def _machine(axes: Any, topology: Topology, link_bytes: Any = None) -> None:
         (x0, y0), (x1, y1) = places[i], places[j]
         dashes = ":" if kind == "SYS" and link_bytes is None else "-"
         axes.plot((x0, x1), (y0, y1), dashes, color=color, linewidth=width, zorder=1, solid_capstyle="round")
-        if nvlinks(kind) and link_bytes is None and len(pairs) <= 28 and len(set(topology.kinds[0])) > 2:
+        differs = speeds[kind] != f"{topology.link(i, j).bandwidth / GB:.4g}"
+        named = differs or (nvlinks(kind) and len(set(topology.kinds[0])) > 2)
+        if named and link_bytes is None and len(pairs) <= 28:
             axes.text(
                 x0 + 0.34 * (x1 - x0),
                 y0 + 0.34 * (y1 - y0),
-                kind,
+                f"{kind} {topology.link(i, j).bandwidth / GB:.4g}" if differs else kind,
                 fontsize=7,
                 color=color,
                 ha="center",
@@ -184,6 +204,20 @@ def _machine(axes: Any, topology: Topology, link_bytes: Any = None) -> None:
                 bbox={"boxstyle": "round,pad=0.12", "facecolor": "white", "edgecolor": "none"},
             )
     _devices(axes, topology, places, size=620 if len(topology) <= 8 else 330)
+
+
+def _switches(axes: Any, topology: Topology, places: Any) -> None:
+    """A box for each set of devices that NVLinks join, between them, with a line to each."""
+    joined = {
+        frozenset([i, *(j for j, kind in enumerate(row) if nvlinks(kind))]) for i, row in enumerate(topology.kinds)
+    }
+    for devices in joined:
+        x, y = (sum(places[device][side] for device in devices) / len(devices) for side in (0, 1))
+        for device in devices:
+            color, width = _kind_style(max(topology.kinds[device], key=nvlinks))
+            axes.plot((x, places[device][0]), (y, places[device][1]), "-", color=color, linewidth=width, zorder=1)
+        box = {"boxstyle": "round,pad=0.6", "facecolor": "white", "edgecolor": _INK, "linewidth": 1.4}
+        axes.text(x, y, "NVSwitch", ha="center", va="center", fontsize=9, color=_INK, bbox=box)
 
 
 def _devices(axes: Any, topology: Topology, places: Any, size: float, root: int = -1, color: str = _INK) -> None:
@@ -205,8 +239,8 @@ def _kind_style(kind: str) -> Tuple[str, float]:
 
 
 def _kinds_legend(axes: Any, topology: Topology) -> None:
-    speeds = {link.kind: link.bandwidth for link in topology.links}
-    for kind in sorted(speeds, key=lambda kind: -speeds[kind]):
+    speeds, switched = link_speeds(topology), switch_ports(topology)
+    for kind, speed in speeds.items():
         color, width = _kind_style(kind)
         axes.plot(
             [],
@@ -214,16 +248,15 @@ def _kinds_legend(axes: Any, topology: Topology) -> None:
             ":" if kind == "SYS" else "-",
             color=color,
             linewidth=width,
-            label=f"{kind}  {speeds[kind] / GB:.4g} GB/s each way",
+            label=f"{kind}  {speed} GB/s each way{', shared by all pairs of a GPU' * bool(switched and nvlinks(kind))}",
         )
     if speeds:
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, -0.08), ncol=3, frameon=False, fontsize=8)
 
 
-def _way(axes: Any, topology: Topology, way: Any, number: int) -> None:
+def _way(axes: Any, topology: Topology, way: Any, color: str) -> None:
     """One chunk's reductions as arrows towards its root."""
     places = _places(topology)
-    color = _CYCLE[number % len(_CYCLE)]
     head = "-|>" if len(topology) <= 8 else "->,head_length=0.15,head_width=0.1"
     for srcs, dst in way:
         for src in srcs:
@@ -233,44 +266,47 @@ def _way(axes: Any, topology: Topology, way: Any, number: int) -> None:
                 xytext=places[src],
                 arrowprops={"arrowstyle": head, "color": color, "shrinkA": 7, "shrinkB": 8, "linewidth": 1.2},
             )
-    root = way[-1][1] if way else 0
-    _devices(axes, topology, places, size=120 if len(topology) <= 8 else 70, root=root, color=color)
-    if len(topology) > 1:
-        axes.set_title(f"way {number + 1}: sums on {root}", fontsize=8, color=_INK, pad=1)
+    _devices(axes, topology, places, size=120 if len(topology) <= 8 else 70, root=way[-1][1], color=color)
 
 
 def _timeline(axes: Any, topology: Topology, run: Any, choice: Choice) -> None:
     """A lane for each device: outgoing copies above, reductions below, coloured by the chunk's way."""
+    if not choice.seconds:
+        axes.text(0.5, 0.5, "nothing to reduce", ha="center", fontsize=11, color=_INK)
+        axes.axis("off")
+        return
     plan = choice.recipe.plan()
-    ways_of = sums_by_chunk(plan)
-    color = {way: _CYCLE[number % len(_CYCLE)] for number, way in enumerate(dict.fromkeys(ways_of.values()))}
+    ways_of, color = sums_by_chunk(plan), _colors(choice)
     unit, name = (1e3, "ms") if choice.seconds >= 1e-3 else (1e6, "µs")
     edge = 0.3 if len(run.spans) < 1500 else 0.0
     for step, device, dst, start, end in run.spans:
-        copy = dst != device
+        copy, face = dst != device, color[ways_of[plan.steps[step].chunk]]
         axes.barh(
             device + (-0.17 if copy else 0.29),
             (end - start) * unit,
             left=start * unit,
             height=0.52 if copy else 0.2,
-            color=color[ways_of[plan.steps[step].chunk]],
+            color=face,
             alpha=0.9 if copy else 0.45,
             edgecolor="white",
             linewidth=edge,
         )
         if copy and (end - start) > choice.seconds / 60:
-            axes.text(
-                (start + end) / 2 * unit, device - 0.17, str(dst), ha="center", va="center", fontsize=6, color="white"
-            )
+            ink = _INK if face == _OTHERS else "white"
+            middle = (start + end) / 2 * unit
+            axes.text(middle, device - 0.17, str(dst), ha="center", va="center", fontsize=6, color=ink)
     lanes = [*topology.devices, *(f"NIC{nic}" for nic in range(_cross(axes, run, choice, len(topology), color, unit)))]
     axes.axvline(choice.bound * unit, color=_INK, linestyle=":", linewidth=1.2)
-    axes.text(choice.bound * unit, -0.75, "lower bound ", ha="right", fontsize=8, color=_INK)
+    side = "right" if choice.bound > choice.seconds / 2 else "left"
+    beside = axes.get_xaxis_transform()  # above the lanes, however many there are
+    axes.text(choice.bound * unit, 1.01, " lower bound ", ha=side, fontsize=8, color=_INK, transform=beside)
     axes.set_yticks(range(len(lanes)))
     axes.set_yticklabels(lanes, fontsize=8)
     axes.set_ylim(len(lanes) - 0.4, -0.6)
     axes.set_xlim(0, choice.seconds * unit * 1.01)
     crossing = "; NIC: chunks between hosts (number: their main)" if len(lanes) > len(topology) else ""
-    key = f"{name}; upper bars: outgoing copies (number: receiver), lower bars: sums{crossing}"
+    others = "; pale grey: the ways not shown" if _OTHERS in color.values() else ""
+    key = f"{name}; upper bars: outgoing copies (number: receiver), lower bars: sums{crossing}{others}"
     axes.set_xlabel(key, fontsize=9, color=_INK)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

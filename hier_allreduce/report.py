@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import groupby
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, Iterable, List, Sequence, Set, Tuple
 
 from . import planner
 from .hosts import HostsChoice, nic_of, nics_used, wire_seconds
@@ -14,7 +14,7 @@ from .planner import Choice
 from .scaling import Network, balanced_chunk, latency_overtakes, ring_seconds, tree_pays_from, tree_seconds
 from .topology import GB, Topology
 from .trees import pack
-from .words import amount, count, duration, table
+from .words import amount, count, duration, percent, rate, table
 
 
 def describe(topology: Topology) -> str:
@@ -23,13 +23,17 @@ def describe(topology: Topology) -> str:
     gpu = f", {topology.gpu}" if topology.gpu else ""
     parts = [f"{topology.name}: {count(devices, 'device')}{gpu}", topology.table().rstrip()]
     kinds = Counter(topology.kinds[i][j] for i in range(devices) for j in range(i))
-    speeds: Dict[str, set] = {}
-    for link in topology.links:
-        speeds.setdefault(link.kind, set()).add(f"{link.bandwidth / GB:.4g}")
+    speeds = link_speeds(topology)
     if kinds:
         rows = [("links", "pairs", "GB/s each way")]
-        rows += [(kind, str(pairs), " or ".join(sorted(speeds[kind]))) for kind, pairs in sorted(kinds.items())]
+        rows += [(kind, str(pairs), speeds[kind]) for kind, pairs in sorted(kinds.items())]
         parts.append(table(rows))
+    ports = switch_ports(topology)
+    if ports:
+        parts.append(
+            f"The NVLinks end in an NVSwitch: each GPU has one port out and one port in, of {_either(ports)} GB/s, "
+            "that all its NV pairs share."
+        )
     shared = [(name, f"{speed / GB:.4g}") for name, speed in topology.shared if " of " in name]
     if shared:
         parts.append(table([("shared by", "GB/s"), *shared]))
@@ -41,6 +45,25 @@ def describe(topology: Topology) -> str:
         )
     parts += [f"warning: {warning}" for warning in topology.warnings]
     return "\n\n".join(parts)
+
+
+def link_speeds(topology: Topology) -> Dict[str, str]:
+    """GB/s of each kind of link, the fastest first: ``45.6``, or ``10 or 45.6`` where its pairs differ."""
+    speeds: Dict[str, Set[float]] = {}
+    for link in sorted(topology.links, key=lambda link: -link.bandwidth):
+        speeds.setdefault(link.kind, set()).add(link.bandwidth)
+    return {kind: _either(found) for kind, found in speeds.items()}
+
+
+def switch_ports(topology: Topology) -> List[float]:
+    """Bytes/s of the ports, one way, by which devices reach an NVSwitch; empty without one."""
+    return [speed for name, speed in topology.shared if name.endswith(" NVSwitch out")]
+
+
+def _either(speeds: Iterable[float]) -> str:
+    """GB/s: ``10 or 45.6``, and ``10 to 45.6`` if there are more than two."""
+    different = list(dict.fromkeys(f"{speed / GB:.4g}" for speed in sorted(speeds)))
+    return " or ".join(different) if len(different) < 3 else f"{different[0]} to {different[-1]}"
 
 
 def describe_hosts(topology: Topology, hosts: int, network: Network) -> str:
@@ -62,9 +85,10 @@ def describe_hosts(topology: Topology, hosts: int, network: Network) -> str:
 
 
 def hosts_line(topology: Topology, hosts: int, network: Network) -> str:
-    """``4 hosts × 8 devices = 32, joined by 10 Gbit/s Ethernet``."""
+    """``4 hosts × 8 devices = 32, joined by InfiniBand EDR, 4 cards a host``; one card goes without saying."""
     devices = len(topology)
-    return f"{count(hosts, 'host')} × {count(devices, 'device')} = {hosts * devices}, joined by {network.name}"
+    cards = f", {count(network.nics, 'card')} a host" if network.nics > 1 else ""
+    return f"{count(hosts, 'host')} × {count(devices, 'device')} = {hosts * devices}, joined by {network.name}{cards}"
 
 
 def _cards(topology: Topology, network: Network) -> List[Tuple[str, str]]:
@@ -134,12 +158,17 @@ def _chunks(sizes: Sequence[int]) -> str:
 
 
 def _times(choice: Choice, bounds: str = "") -> str:
-    speed = f" ({choice.size / choice.seconds / GB:.3g} GB/s)" if choice.seconds else ""
-    machines = "these hosts" if isinstance(choice, HostsChoice) and choice.hosts > 1 else "this machine"
+    speed = f" ({rate(choice.size / choice.seconds)})" if choice.seconds else ""
     return (
         f"predicted    {duration(choice.seconds)}{speed}\nlower bound  {duration(choice.bound)}{bounds}\n"
-        f"             {choice.share_of_bound:.0%} of what {machines} can do"
+        f"             {reached(choice)}"
     )
+
+
+def reached(choice: Choice) -> str:
+    """``98% of what this machine can do``."""
+    machines = "these hosts" if isinstance(choice, HostsChoice) and choice.hosts > 1 else "this machine"
+    return f"{percent(choice.share_of_bound)} of what {machines} can do"
 
 
 def _compared(choice: Choice, seconds: Dict[str, float]) -> str:
@@ -188,8 +217,8 @@ def _scaling(scaled: Sequence[HostsChoice]) -> str:
             seconds(choice.hosts, choice.size, chunks, choice.network) for seconds in (ring_seconds, tree_seconds)
         ]
         times = [choice.seconds, *ring_and_tree, choice.bound]
-        reached = f"{choice.share_of_bound:.0%}"
-        rows.append((choice.hosts, devices, chunks, *map(duration, times), reached, duration(choice.flat_ring)))
+        share = percent(choice.share_of_bound)
+        rows.append((choice.hosts, devices, chunks, *map(duration, times), share, duration(choice.flat_ring)))
     return table(rows)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Iterable, Sequence
 
-_NUMBER = re.compile(r"[\d.]+( ?[kMGµm]?[Bsx]|%)?$")
+_NUMBER = re.compile(r"(under )?[\d.]+( ?[kMGTµm]?[Bsx]|%)?$")
 
 
 def amount(size: float) -> str:
     """``100 MB``, ``64 kB``: bytes, in powers of 1000."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= unit:
             return f"{size / unit:.4g} {name}"
     return f"{size:.0f} B"
@@ -18,10 +18,29 @@ def amount(size: float) -> str:
 
 def duration(seconds: float) -> str:
     """``3.76 ms``, ``76 µs``."""
+    if 0 < seconds < 1e-8:
+        return "under 0.01 µs"
     for unit, name in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= unit:
-            return f"{seconds / unit:.3g} {name}"
-    return f"{seconds * 1e6:.3g} µs"
+            return f"{_rounded(seconds / unit)} {name}"
+    return f"{_rounded(seconds * 1e6)} µs"
+
+
+def rate(bytes_per_second: float) -> str:
+    """``24.3 GB/s``; less than a hundredth of that unit in a smaller one."""
+    if bytes_per_second < 1e7:
+        return f"{amount(bytes_per_second)}/s"
+    return f"{_rounded(bytes_per_second / 1e9)} GB/s"
+
+
+def percent(share: float) -> str:
+    """``64%`` for 0.64."""
+    return "under 1%" if 0 < share < 0.01 else f"{share:.0%}"
+
+
+def _rounded(value: float) -> str:
+    """Three digits, and never ``1e+03``."""
+    return f"{float(f'{value:.3g}'):g}"
 
 
 def count(number: int, what: str) -> str:

@@ -1,5 +1,6 @@
 """`hier-allreduce topo` and `plan`: what people see, what programs read, pictures, and errors in one line."""
 
+import contextlib
 import io
 import json
 import os
@@ -11,11 +12,26 @@ from pathlib import Path
 
 import pytest
 
-from hier_allreduce import Cluster, ClusterError, anchors, cli, detect, hosts, pictures, scaling, topology
+from hier_allreduce import (
+    Cluster,
+    ClusterError,
+    HierAllreduceError,
+    Strategy,
+    anchors,
+    cli,
+    detect,
+    hosts,
+    pictures,
+    scaling,
+    shapes,
+    topology,
+)
+from hier_allreduce.buckets import Bucketing, Spec, buckets
 from hier_allreduce.commands.plan import read_bytes
 from hier_allreduce.plan import Copy, Plan, Reduce, verify
 from hier_allreduce.planner import choose, timing
 from hier_allreduce.topology import load
+from hier_allreduce.words import duration
 
 DOC = Path(__file__).parents[1] / "docs" / "calibration.md"
 TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV2\tPIX\nGPU1\tNV2\t X \tPIX\nGPU2\tPIX\tPIX\t X \n"
@@ -33,6 +49,15 @@ def run(capsys, monkeypatch):
 
     run.err = lambda: capsys.readouterr().err
     return run
+
+
+@contextlib.contextmanager
+def drawing(draw, *arguments):
+    """Axes with what ``draw`` makes of them."""
+    figure, axes = pictures.pyplot().subplots()
+    draw(axes, *arguments)
+    yield axes
+    pictures.pyplot().close(figure)
 
 
 def rebuilt(printed):
@@ -112,6 +137,30 @@ def test_topo_prints_what_was_understood_and_yaml_that_it_reads_again(run):
     assert again == out
 
 
+def test_topo_says_what_an_nvswitch_shares(run):
+    words = r"NVSwitch: each GPU has one port out and one port in, of {} GB/s, that all its NV pairs share\.\n"
+    for machine, speed in (("dgx-a100", "264"), ("dgx-2", r"136\.8")):
+        assert re.search(words.format(speed), run("topo", machine)[1])
+    for mesh in ("hgx-a100-4", "p3.8xlarge", "dgx-1v"):
+        assert "NVSwitch" not in run("topo", mesh)[1]
+
+
+@pytest.mark.parametrize(
+    "links, words",
+    [("GPU6-GPU7: 10e9", "10 or 45.6"), ("GPU6-GPU7: 9e9, GPU5-GPU6: 10e9", "9 to 45.6"), ("NV2: 40e9", "40")],
+)
+def test_text_and_picture_say_the_same_of_pairs_that_differ_from_their_kind(run, tmp_path, links, words):
+    path = tmp_path / "speeds.yaml"
+    path.write_text(f"links: {{{links}}}\n")
+    assert re.search(f"NV2 +8 +{words}\n", run("topo", "dgx-1v", "--calibration", str(path))[1])
+    with drawing(pictures._links, load("dgx-1v", str(path))) as axes:
+        assert f"NV2  {words} GB/s each way" in [text.get_text() for text in axes.get_legend().get_texts()]
+        drawn = [text.get_text() for text in axes.texts]
+    slow = re.search(r"GPU6-GPU7: (\d+)e9", links)
+    assert drawn.count("NV1") == 8
+    assert [drawn.count(f"NV2 {slow.group(1)}"), drawn.count("NV2")] == [1, 0] if slow else drawn.count("NV2") == 8
+
+
 def test_warnings_are_printed(run):
     odd = TABLE.replace("GPU1\tNV2", "GPU1\tNV1")
     for command in ("topo", "plan"):
@@ -142,6 +191,28 @@ def test_one_gpu_needs_no_plan(run):
     printed = json.loads(run("plan", "-", "--json", stdin=alone)[1])
     assert (printed["steps"], printed["predicted_seconds"]) == ([], 0.0)
     assert "100% of what" in run("plan", "-", stdin=alone)[1]
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("several", [[], ["--hosts", "2", "--network", "10gbe"]])
+def test_one_gpu_has_a_picture_too(run, tmp_path, several):
+    path = tmp_path / "x.png"
+    alone = "\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n"
+    assert run("plan", "-", "--picture", str(path), *several, stdin=alone)[0] == 0
+    assert path.stat().st_size > 1000
+
+
+def test_where_nothing_is_reduced_there_is_no_axis_of_time():
+    machine = topology.flat_host(1)
+    choice = choose(machine, 10**7)
+    with drawing(pictures._timeline, machine, timing(choice, machine), choice) as axes:
+        assert [text.get_text() for text in axes.texts] == ["nothing to reduce"] and not axes.axison
+
+
+def test_what_is_very_small_is_said_to_be(run):
+    _, out, _ = run("plan", "-", "--bytes", "1", stdin="\tGPU0\tGPU1\nGPU0\t X \tNV2\nGPU1\tNV2\t X \n")
+    assert re.search(r"predicted +\d+ µs \(\d\d\.\d* kB/s\)\nlower bound  under 0\.01 µs\n", out)
+    assert "  under 1% of what this machine can do\n" in out
 
 
 @pytest.mark.parametrize(
@@ -302,10 +373,12 @@ def test_topo_shows_hosts_cards_and_what_they_can_do(run):
     arguments = ["--hosts", "4", "--network", "ib-edr-4"]
     status, out, _ = run("topo", "dgx-1v", *arguments)
     assert status == 0 and out.startswith(alone)
-    assert "4 hosts × 8 devices = 32, joined by 4 x InfiniBand EDR" in out
+    assert "4 hosts × 8 devices = 32, joined by InfiniBand EDR, 4 cards a host\n" in out
     assert re.search(r"NIC3 +12\.5 +GPU6, GPU7\n", out) and "NIC4" not in out
     assert re.search(r"by the cards +33\.33\n", out) and re.search(r"by TensorFlow, hops aside +0\.5333\n", out)
+    assert "joined by InfiniBand EDR\n" in run("topo", "dgx-1v", *arguments, "--nics", "1")[1]
     _, more, _ = run("topo", "dgx-1v", *arguments, "--nics", "8")
+    assert "joined by InfiniBand EDR, 8 cards a host\n" in more
     assert re.search(r"2 more +12\.5 +no device\n", run("topo", "dgx-1v", *arguments, "--nics", "10")[1])
     assert re.search(r"NIC7 +12\.5 +GPU7\n", more) and re.search(r"by the cards +66\.67\n", more)
 
@@ -434,6 +507,23 @@ def test_the_documented_times_are_what_the_command_prints(run, tmp_path, monkeyp
         assert written[number] == pytest.approx(printed[number], rel=0.1)
 
 
+def test_the_documented_hops_are_those_of_the_defaults():
+    """ResNet-50's gradients at 128 hosts: so many chunks, so long."""
+    specs = [Spec(shape.elements, 4, "float32") for shape in shapes.load("resnet50")]
+    defaults = Strategy()
+    page = " ".join(SCALING.read_text(encoding="utf-8").split())
+    for how, words in (
+        (Bucketing(defaults.pack_below, defaults.bucket_bytes), "they make 53 chunks, 52 gradients .* {} on hops"),
+        (Bucketing(splits=10), "`splits: 10` makes 10, {};"),
+        (Bucketing(splits=1), "`splits: 1`, .* makes one, {}\\."),
+        (Bucketing(1 << 30, 1 << 30), "both sizes at 1 GiB, makes one, {}\\."),
+    ):
+        chunks = len(buckets(specs, how))
+        assert str(chunks) in words or chunks == 1
+        hops = scaling.ring_seconds(128, 0, chunks, scaling.load("10gbe"))
+        assert re.search(words.format(re.escape(duration(hops))), page)
+
+
 def test_the_page_has_such_tables():
     assert len(documented()) == 3
 
@@ -448,16 +538,68 @@ def test_pictures_are_drawn(run, tmp_path, machine):
         assert min(struct.unpack(">II", head[16:24])) > 700
 
 
-def test_the_timeline_has_a_bar_for_every_copy_and_sum(monkeypatch):
-    pyplot = pictures.pyplot()
+def test_an_nvswitch_is_drawn_with_a_line_to_each_device_and_a_mesh_is_not():
+    rows = [
+        f"GPU{i}\t" + "\t".join("X" if i == j else "NV12" if i // 4 == j // 4 else "SYS" for j in range(8))
+        for i in range(8)
+    ]
+    two = topology.from_text("\t" + "\t".join(f"GPU{i}" for i in range(8)) + "\n" + "\n".join(rows), "two switches")
+    for machine, switches, lines in ((load("dgx-2"), 1, 16), (two, 2, 8 + 16), (load("hgx-a100-4"), 0, 6)):
+        with drawing(pictures._machine, machine) as axes:
+            assert [text.get_text() for text in axes.texts].count("NVSwitch") == switches
+            assert len(axes.lines) == lines
+
+
+def test_the_timeline_has_a_bar_for_every_copy_and_sum():
     machine = load("dgx-1v")
     choice = choose(machine, 10**7)
-    figure, axes = pyplot.subplots()
-    pictures._timeline(axes, machine, timing(choice, machine), choice)
     plan = choice.recipe.plan()
     sums = sum(isinstance(step, Reduce) for step in plan.steps)
-    assert len(axes.patches) == sum(plan.transfers().values()) + sums
-    pyplot.close(figure)
+    with drawing(pictures._timeline, machine, timing(choice, machine), choice) as axes:
+        assert len(axes.patches) == sum(plan.transfers().values()) + sums
+
+
+@pytest.mark.parametrize("machine, ways", [("dgx-2", 16), ("dgx-1v", 8)])
+def test_a_color_means_one_way_and_grey_those_not_shown(machine, ways):
+    machine = load(machine)
+    choice = choose(machine, 10**9)
+    colors = pictures._colors(choice)
+    assert len(colors) == ways and len(set(colors.values())) == min(ways, 9)
+    with drawing(pictures._timeline, machine, timing(choice, machine), choice) as axes:
+        assert len({patch.get_facecolor()[:3] for patch in axes.patches}) == min(ways, 9)
+        assert ("pale grey: the ways not shown" in axes.get_xlabel()) == (ways > 8)
+
+
+def test_the_picture_of_one_host_is_about_this_machine(monkeypatch, tmp_path):
+    titles = []
+    monkeypatch.setattr(pictures, "save", lambda figure, path: titles.append(figure._suptitle.get_text()))
+    machine = load("p3.8xlarge")
+    for number in (1, 2):
+        choice = hosts.choose(machine, 10**8, number, scaling.load("10gbe"))
+        pictures.draw_hosts_plan(choice, machine, [choice], "x.png")
+        assert titles[-1].endswith(f"% of what {'this machine' if number == 1 else 'these hosts'} can do")
+
+
+@pytest.mark.parametrize("ending", ["pgf", "raw"])
+def test_endings_that_need_latex_or_are_no_pictures_are_refused(run, tmp_path, ending):
+    status, _, err = run("topo", "p3.8xlarge", "--picture", str(tmp_path / f"x.{ending}"))
+    assert status == 2 and f"no kind of picture ends in .{ending}" in err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name, written", [("x.svg", "x.svg"), ("x.PDF", "x.PDF"), ("x", "x.png")])
+def test_a_picture_is_written_whole_or_not_at_all(tmp_path, name, written):
+    figure, axes = pictures.pyplot().subplots()
+    pictures.save(figure, str(tmp_path / name))
+    assert (tmp_path / written).stat().st_size > 500
+    (tmp_path / written).unlink()
+
+    def broken(renderer):
+        raise ValueError("no ink")
+
+    axes.title.draw = broken
+    with pytest.raises(HierAllreduceError, match="no ink"):
+        pictures.save(figure, str(tmp_path / name))
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_documented_anchors_are_what_the_command_prints(run):
