@@ -165,7 +165,7 @@ class TowerOptimizer:
         return _Hook(self)
 
     def check_replicas(self, session: Any) -> Drift:
-        """The largest difference between towers now; print it.
+        """The largest difference between this host's towers now; print it.
 
         Raises:
             VariableError: ``apply_gradients`` was not called, or this would add ops to a finalized graph.
@@ -179,7 +179,7 @@ class TowerOptimizer:
                 )
             with session.graph.as_default():
                 self._differences = differences(self._replicas)
-        return drift(self._replicas, session.run(self._differences))
+        return drift(self._replicas, session.run(self._differences), self._hosts)
 
     def _updated(self, rows: Sequence[Pairs]) -> Any:
         if self._update == "main":

@@ -21,15 +21,16 @@ class Replicas(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """The largest difference between towers: of which variable, on which tower, how large."""
+    """The largest difference between towers: of which variable, on which tower, how large; on one of ``hosts``."""
 
     variable: str
     tower: int
     difference: float
+    hosts: int = 1
 
     def __str__(self) -> str:
         if not self.difference:
-            return "all towers are equal"
+            return f"all towers{' of this host' if self.hosts > 1 else ''} are equal"
         return f"{self.variable!r} differs by {self.difference:.3g} between tower 0 and tower {self.tower}"
 
 
@@ -115,11 +116,11 @@ def _largest(var: Any, first: Any) -> Any:
     return tf.reduce_max(tf.concat([difference, [0.0]], 0))
 
 
-def drift(found: Replicas, values: Any) -> Drift:
-    """The largest of the differences that :func:`differences` gave."""
-    largest = Drift("", 0, 0.0)
+def drift(found: Replicas, values: Any, hosts: int = 1) -> Drift:
+    """The largest of the differences that :func:`differences` gave, on one of ``hosts``."""
+    largest = Drift("", 0, 0.0, hosts)
     for tower, row in enumerate(values, 1):
         for var, difference in zip(found.rows[0], row):
             if difference > largest.difference:
-                largest = Drift(var.op.name, tower, float(difference))
+                largest = Drift(var.op.name, tower, float(difference), hosts)
     return largest

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from conftest import cpus, session
 
-from hier_allreduce import GradientError, Strategy, StrategyError, TowerOptimizer, VariableError, audit
+from hier_allreduce import GradientError, Strategy, StrategyError, TowerOptimizer, VariableError, audit, replicas
 
 tf1 = tf.compat.v1
 train = tf1.train
@@ -431,6 +431,13 @@ def test_in_a_condition_towers_start_equal_all_the_same(graph, update):
         sess.run(op)
         assert not np.array_equal(sess.run(rows[0][0][1]), before)
         assert optimizer.check_replicas(sess).difference == 0
+
+
+def test_of_several_hosts_a_check_speaks_for_its_own_towers():
+    var = type("Variable", (), {"op": type("Op", (), {"name": "w"})})
+    found = replicas.Replicas([[var], [var]], [])
+    assert str(replicas.drift(found, [[0.0]], hosts=3)) == "all towers of this host are equal"
+    assert replicas.drift(found, [[0.5]], hosts=3) == ("w", 1, 0.5, 3)
 
 
 def test_the_hook_and_the_check_need_a_train_op():
