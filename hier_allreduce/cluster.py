@@ -29,9 +29,11 @@ import functools
 import itertools
 import json
 import os
+import re
 import sys
 import threading
 import time
+import warnings
 import weakref
 from typing import Any, Callable, Dict, Iterable, Iterator, Mapping, Optional, Sequence, Set, Tuple, Union
 
@@ -270,6 +272,13 @@ class Cluster:
         if self.size == 1:
             return tf1.Session("", graph, config)
         graph = graph or tf1.get_default_graph()
+        if self._may_start_apart(graph):
+            warnings.warn(
+                "no cluster.broadcast was built in this graph: unless all hosts restore the same checkpoint, each"
+                " trains from values of its own, and their models differ. Build everywhere ="
+                " cluster.broadcast(tf.compat.v1.global_variables()), and run it once the variables have their values",
+                stacklevel=2,
+            )
         if self._server is None:
             self._server = self._serve(config)
         watch = Watch(self.hosts, self.task, self.timeout, self.stall_timeout)
@@ -279,6 +288,10 @@ class Cluster:
         meeting = _Meeting(self, watch, next(self._sessions), Board(addresses, min(_BOARD, self.timeout / 6)))
         meeting.agree(self._facts(graph))
         return ClusterSession(meeting, watch, self._server.target, graph, config)
+
+    def _may_start_apart(self, graph: Any) -> bool:
+        kinds = {key.split()[0] for key in self._built_in(graph)}
+        return kinds == {"all-reduce"} and bool(graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES))
 
     def config(self, config: Optional[Any] = None) -> Any:
         """A copy of a ConfigProto with what the cluster needs."""
@@ -387,6 +400,9 @@ class ClusterSession(tf1.Session):
 
     Steps are made in a thread of their own while the calling one looks after the hosts. That is done for the thread
     that opened the session; others, such as those that fill queues, run as in any session.
+
+    After a step with the other hosts that ended with an error, be it the end of the data, there can be no other:
+    TensorFlow gives the next one the same number, by which it would meet hosts that are still in the first.
     """
 
     def __init__(self, meeting: _Meeting, watch: Watch, target: str, graph: Any, config: Any):
@@ -394,19 +410,36 @@ class ClusterSession(tf1.Session):
         self._meeting, self._watch = meeting, watch
         self._owner = threading.current_thread()
         self._failed = False
+        self._crossing: Dict[Tuple[Any, ...], bool] = {}  # by what is run
+        self._ended = ""  # why there can be no other step with the other hosts
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """As ``tf.compat.v1.Session.run``.
 
         Raises:
-            ClusterError: a host died or froze. TensorFlow cannot go on in this process: end it, and start again.
+            ClusterError: a host died or froze; TensorFlow cannot go on in this process: end it, and start again. Or
+                a step with the other hosts has ended with an error, and this would be the next.
         """
         return self._watched(functools.partial(super().run, *args, **kwargs))
 
-    def make_callable(self, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    def make_callable(self, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Callable[..., Any]:
         """As ``tf.compat.v1.Session.make_callable``; errors are those of :meth:`run`."""
-        function = super().make_callable(*args, **kwargs)
-        return lambda *values, **more: self._watched(functools.partial(function, *values, **more))
+        return super().make_callable(fetches, feed_list or [], accept_options)  # with a list it is made of run()
+
+    def _do_run(self, handle: Any, targets: Sequence[Any], fetches: Sequence[Any], *rest: Any) -> Any:
+        """TensorFlow's own place between finding out what is to be run and running it."""
+        ops = (*targets, *(tensor.op for tensor in fetches))
+        if ops not in self._crossing:
+            self._crossing[ops] = _crosses(ops)
+        if not self._crossing[ops]:
+            return super()._do_run(handle, targets, fetches, *rest)
+        if self._ended:
+            raise ClusterError(self._ended)
+        try:
+            return super()._do_run(handle, targets, fetches, *rest)
+        except tf.errors.OpError as error:
+            self._ended = _no_more_steps(error)
+            raise
 
     def _watched(self, function: Callable[[], Any]) -> Any:
         if threading.current_thread() is not self._owner:
@@ -450,6 +483,38 @@ def _is_failure(error: Optional[BaseException]) -> bool:
     if isinstance(error, SystemExit):
         return bool(error.code)
     return error is not None and not isinstance(error, tf.errors.OutOfRangeError)  # that is the end of the data
+
+
+def _crosses(ops: Iterable[Any]) -> bool:
+    """Whether a collective is among ``ops`` and all that they need."""
+    found, waiting = set(ops), list(ops)
+    while waiting:
+        op = waiting.pop()
+        if op.type.startswith("Collective"):
+            return True
+        needed = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - found
+        found |= needed
+        waiting += needed
+    return False
+
+
+def _no_more_steps(error: tf.errors.OpError) -> str:
+    ended = "with the end of its data" if isinstance(error, tf.errors.OutOfRangeError) else "with an error"
+    return (
+        f"this host's last step with the other hosts ended {ended} ({_in_a_line(error)}), and after that this session"
+        " cannot make another: they might still be in that one, and take this for it. Let the data repeat"
+        " (dataset.repeat()) and count the steps, as many on every host; or open a session for each epoch. What needs"
+        " no other host may still be run"
+    )
+
+
+def _in_a_line(error: tf.errors.OpError) -> str:
+    """What kind of error it is, and what happened."""
+    first = error.__context__  # before TensorFlow added where the op was built
+    text = str((first if isinstance(first, tf.errors.OpError) else error).message)
+    told = [line.strip() for line in text.splitlines() if not line.startswith("From /job:")]
+    told = [line for line in told if line and not line.endswith("root error(s) found.")]
+    return f"{type(error).__name__}: {re.sub('^[(]0[)] [A-Z_]+: ', '', told[0]) if told else 'no message'}"
 
 
 class _Meeting:

@@ -213,6 +213,36 @@ def train(cluster, options, line):
     return {"losses": losses, "towers": values, "bits": [[value.tobytes() for value in row] for row in values]}
 
 
+# ---- data that end -------------------------------------------------------------------------------------
+
+
+def epochs(cluster, options, line):
+    """Three epochs of three steps each, in one session or in a session each, and the steps that each had."""
+    devices, found = cpus(cluster.devices_per_host), []
+    with tf.Graph().as_default():
+        batches = tf1.data.make_initializable_iterator(tf.data.Dataset.range(3))
+        batch = batches.get_next()
+        rows = allreduce_grads([[tf.cast(batch, tf.float32)] for _ in devices], devices, cluster=cluster)
+        alone, session = tf.constant(7) + 1, None
+        for epoch in range(3):
+            if options["sessions"] or not session:
+                session = cluster.session()
+            session.run(batches.initializer)
+            steps = []
+            with contextlib.suppress(tf.errors.OutOfRangeError):
+                while True:
+                    if len(steps) == 3:
+                        line.send(("at", f"the end of epoch {epoch}"))
+                        if options.get("waits"):
+                            line.recv()
+                    steps.append(session.run(rows[-1][0]))
+            assert session.run(alone) == 8
+            found.append(steps)
+            if options["sessions"]:
+                session.close()
+    return found
+
+
 # ---- tensorpack ----------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import threading
+import warnings
 import weakref
 
 import cluster_child
@@ -344,6 +345,24 @@ def test_a_host_that_lives_but_stays_away_is_an_error_after_the_stall_timeout():
     assert "waited 1 s for hosts [0], which all answer" in text
 
 
+def test_after_the_end_of_the_data_there_is_no_step_that_a_slow_host_could_take_for_its_last():
+    """The chief has its last step still before it; the other must not begin its next epoch. What needs no host runs."""
+    with job("epochs", 2, timeout=2.0, sessions=False, each={0: {"waits": True}}) as hosts:
+        told = [hosts[1].end()]
+        hosts[0].go_on()
+        told.append(hosts[0].end())
+    for kind, text in told:
+        assert kind == "error"
+        assert text.startswith("ClusterError: this host's last step with the other hosts ended with the end of")
+        assert "(OutOfRangeError: End of sequence" in text
+        assert "open a session for each epoch" in text
+
+
+def test_a_session_for_each_epoch_has_all_steps_of_all_epochs():
+    with job("epochs", 2, sessions=True) as hosts:
+        assert facts(hosts) == [[[0.0, 4.0, 8.0]] * 3] * 2
+
+
 # ---- failures at the start -----------------------------------------------------------------------------
 
 
@@ -495,6 +514,23 @@ def test_several_hosts_need_a_graph():
             tf.function(build, autograph=False)()
 
 
+@pytest.mark.parametrize("broadcasts", [False, True])
+def test_hosts_that_train_and_start_apart_are_warned(graph, broadcasts):
+    with socket.socket() as taken:  # so that no session is opened, and nobody waited for
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        cluster = Cluster([f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1"], 0, 2)
+        variable = tf1.get_variable("w", [2])
+        allreduce_grads([[variable + 1.0]] * 2, cpus(2), cluster=cluster)
+        if broadcasts:
+            cluster.broadcast([variable])
+        with warnings.catch_warnings(record=True) as seen, pytest.raises(ClusterError, match="cannot be listened on"):
+            warnings.simplefilter("always")
+            cluster.session()
+    told = [str(each.message) for each in seen if "cluster.broadcast" in str(each.message)]
+    assert [text[:44] for text in told] == ["no cluster.broadcast was built in this graph"] * (not broadcasts)
+
+
 def collectives(**options):
     """The all-reduces between the hosts of a planned strategy."""
     devices = [f"/cpu:{k}" for k in range(8)]
@@ -623,7 +659,7 @@ def test_gathering_from_several_hosts_is_refused(graph):
         ({"timeout": float("inf")}, "timeout=inf: expected seconds"),
         ({"network": "10gb"}, "did you mean '10gbe'"),
         ({"network": 10}, "network=10: expected a name"),
-        ({"network": scaling.Network(nic=0)}, "nic: expected a positive number"),
+        ({"network": scaling.Network(nic=0)}, "nic: expected bytes/s from 1e6"),
     ],
 )
 def test_a_cluster_that_cannot_be_is_refused(arguments, words):
