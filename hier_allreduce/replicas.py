@@ -21,17 +21,23 @@ class Replicas(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """The largest difference between towers: of which variable, on which tower, how large; on one of ``hosts``."""
+    """The largest difference between towers: of which variable, on which tower, how large."""
 
     variable: str
     tower: int
     difference: float
-    hosts: int = 1
 
     def __str__(self) -> str:
         if not self.difference:
-            return f"all towers{' of this host' if self.hosts > 1 else ''} are equal"
+            return "all towers are equal"
         return f"{self.variable!r} differs by {self.difference:.3g} between tower 0 and tower {self.tower}"
+
+
+class HostDrift(Drift):
+    """The same, between the towers of one of several hosts: what the others have, nobody has looked at."""
+
+    def __str__(self) -> str:
+        return super().__str__() if self.difference else "all towers of this host are equal"
 
 
 def check_period(name: str, steps: int, never: int = 0) -> int:
@@ -118,9 +124,10 @@ def _largest(var: Any, first: Any) -> Any:
 
 def drift(found: Replicas, values: Any, hosts: int = 1) -> Drift:
     """The largest of the differences that :func:`differences` gave, on one of ``hosts``."""
-    largest = Drift("", 0, 0.0, hosts)
+    kind = HostDrift if hosts > 1 else Drift
+    largest = kind("", 0, 0.0)
     for tower, row in enumerate(values, 1):
         for var, difference in zip(found.rows[0], row):
             if difference > largest.difference:
-                largest = Drift(var.op.name, tower, float(difference), hosts)
+                largest = kind(var.op.name, tower, float(difference))
     return largest
