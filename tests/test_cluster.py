@@ -347,11 +347,11 @@ def test_a_host_that_lives_but_stays_away_is_an_error_after_the_stall_timeout():
 
 def test_after_the_end_of_the_data_there_is_no_step_that_a_slow_host_could_take_for_its_last():
     """The chief has its last step still before it; the other must not begin its next epoch. What needs no host runs."""
-    with job("epochs", 2, timeout=2.0, sessions=False, each={0: {"waits": True}}) as hosts:
-        told = [hosts[1].end()]
+    with job("epochs", 2, sessions=False, each={0: {"waits": True}}) as hosts:
+        hosts[1].until("the second epoch")
         hosts[0].go_on()
-        told.append(hosts[0].end())
-    for kind, text in told:
+        ends = [host.end() for host in hosts]
+    for kind, text in ends:
         assert kind == "error"
         assert text.startswith("ClusterError: this host's last step with the other hosts ended with the end of")
         assert "(OutOfRangeError: End of sequence" in text
