@@ -48,7 +48,7 @@ from .errors import ClusterError, GradientError
 from .gradients import Matrix, is_sparse, static_shape
 from .kinds import op_names
 from .scaling import Network
-from .watch import Watch
+from .watch import START_AGAIN, Watch
 
 # Group and instance numbers are the server's, shared by all that use collectives in it: tensorpack counts from 42 and
 # 100, tf.distribute from 1 and 100.
@@ -293,6 +293,18 @@ class Cluster:
         kinds = {key.split()[0] for key in self._built_in(graph)}
         return kinds == {"all-reduce"} and bool(graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES))
 
+    def check_session(self, session: Any) -> None:
+        """Check that a session is one in which all-reduces over several hosts come to an end.
+
+        Raises:
+            ClusterError: there are several hosts, and it does not come from :meth:`session`.
+        """
+        if self.size > 1 and not isinstance(session, ClusterSession):
+            raise ClusterError(
+                f"a {type(session).__name__} knows nothing of the other hosts, and its first step would wait for ever;"
+                " open cluster.session() instead"
+            )
+
     def config(self, config: Optional[Any] = None) -> Any:
         """A copy of a ConfigProto with what the cluster needs."""
         full = tf1.ConfigProto()
@@ -412,6 +424,7 @@ class ClusterSession(tf1.Session):
         self._failed = False
         self._crossing: Dict[Tuple[Any, ...], bool] = {}  # by what is run
         self._ended = ""  # why there can be no other step with the other hosts
+        self._inside = self._broken = False  # a step with the other hosts: is this one in it, did its last one fail
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """As ``tf.compat.v1.Session.run``.
@@ -435,31 +448,51 @@ class ClusterSession(tf1.Session):
             return super()._do_run(handle, targets, fetches, *rest)
         if self._ended:
             raise ClusterError(self._ended)
+        self._meeting.steps += 1
+        self._inside = True
         try:
             return super()._do_run(handle, targets, fetches, *rest)
         except tf.errors.OpError as error:
-            self._ended = _no_more_steps(error)
+            self._ended, self._broken = _no_more_steps(error), True
             raise
+        finally:
+            self._inside = False
 
     def _watched(self, function: Callable[[], Any]) -> Any:
         if threading.current_thread() is not self._owner:
             return function()
         try:
-            return self._watch.call(function)
+            return self._watch.call(function, told=lambda: self._meeting.told() if self._inside else "")
         except tf.errors.OutOfRangeError:  # the data are at their end
             raise
         except tf.errors.OpError as error:
-            found = self._watch.faults()
-            if not found and isinstance(error, tf.errors.UnavailableError):
-                time.sleep(_POLL)  # a process that ends may close its connections before its port
-                found = self._watch.faults()
-            if not found:
+            words = self._cause(error)
+            if not words:
                 raise
             self._meeting.leave_after_error()
-            raise ClusterError(self._watch.message(found)) from error
+            raise ClusterError(words) from error
         except ClusterError:
             self._meeting.leave_after_error()
             raise
+
+    def _cause(self, error: tf.errors.OpError) -> str:
+        """Which host has made a run fail, in words; nothing where it is this one, which then tells the others."""
+        broken, self._broken = self._broken, False
+        listens, patience = broken and _is_from_elsewhere(error), 0.0
+        if listens:
+            patience = self._meeting.patience  # a host that fails tells the others after that
+        elif isinstance(error, tf.errors.UnavailableError):
+            patience = _POLL  # a process that ends may close its connections before its port
+        end = time.monotonic() + patience
+        while True:
+            found = self._watch.faults()
+            words = (self._meeting.told(also_same=not found) if listens else "") or self._watch.message(found)
+            if words or time.monotonic() >= end:
+                break
+            time.sleep(_POLL)
+        if broken and not words:
+            self._meeting.tell(f"ended its step with {_in_a_line(error)}")
+        return words
 
     def close(self) -> None:
         """Wait until all hosts have come to this point, or are gone; then close.
@@ -498,6 +531,14 @@ def _crosses(ops: Iterable[Any]) -> bool:
     return False
 
 
+def _is_from_elsewhere(error: tf.errors.OpError) -> bool:
+    """Whether a step may have failed because it did on another host; else it was an op of this one."""
+    if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)):
+        return True
+    collective = str(getattr(error.op, "type", "")).startswith("Collective")
+    return collective or any(words in str(error.message) for words in ("from peer", "[_Derived_]", "BufRendezvous"))
+
+
 def _no_more_steps(error: tf.errors.OpError) -> str:
     ended = "with the end of its data" if isinstance(error, tf.errors.OutOfRangeError) else "with an error"
     return (
@@ -525,6 +566,8 @@ class _Meeting:
         self._others = [task for task in range(cluster.size) if task != cluster.task]
         self._met: Set[int] = set()  # hosts that have answered once
         self._left = False
+        self.steps = 0  # with the other hosts, that this one has begun; broadcasts are some too
+        self.patience = cluster.timeout / 4  # seconds to wait for others' words after an error
 
     def agree(self, facts: Mapping[str, Any]) -> None:
         """Wait for all hosts; return if their facts are the same as these."""
@@ -548,7 +591,7 @@ class _Meeting:
                 self._refuse(told, self._met)
             if waiting and time.monotonic() > end:
                 named = [f"host {t} ({cluster.hosts[t]}) {away.get(t, 'has not built its graph')}" for t in waiting]
-                self._leave(cluster.timeout / 4, self._met)
+                self._leave(self.patience, self._met)
                 raise ClusterError(
                     f"after {cluster.start_timeout:g} s not all hosts are there: {'; '.join(named)}. Start it, or"
                     " correct the list of hosts on every host"
@@ -579,9 +622,33 @@ class _Meeting:
         self._leave(self._cluster.timeout, hosts)
         raise ClusterError(words)
 
+    def tell(self, words: str) -> None:
+        """Say to all others, for their :meth:`told`, why this host's step has failed."""
+        own, away = self._cluster.task, self._away(self._others)
+        for task in [task for task in self._others if task not in away]:
+            self._board.write(task, self._topic("failed"), f"host {own} ({self._cluster.hosts[own]}) {words}")
+
+    def told(self, also_same: bool = False) -> str:
+        """What another host has said for which this one's run cannot end; nothing if there is nothing.
+
+        A host that has left in the same run may have been at the end of its data, as this one may be soon; with
+        ``also_same``, when this one's run has failed, that is told too.
+        """
+        words = self._said(self._topic("failed"))
+        for task in self._others:
+            address, own = self._cluster.hosts[task], self.steps
+            left = self._said(self._topic(f"left by {address}"))
+            if not words and left is not None and int(left) < own + also_same:
+                when, where = ("in", "still in it") if int(left) == own else ("after", f"in run {own}")
+                words = (
+                    f"host {task} ({address}) has left its session {when} run {left} with the other hosts (broadcasts"
+                    f" count too), and this host is {where}: all must make the same steps, as many"
+                )
+        return f"{words}. {START_AGAIN}" if words else ""
+
     def leave_after_error(self) -> None:
         """Say that this host needs the others no more; wait a moment for those that are not lost to say so too."""
-        self._leave(self._cluster.timeout / 4)
+        self._leave(self.patience)
 
     def leave_at_end(self) -> None:
         """The same, with the patience that a host which saves or evaluates at the end asks for."""
@@ -603,7 +670,7 @@ class _Meeting:
         while waiting and time.monotonic() < end:
             away = self._away(waiting)
             for task in untold - set(away):
-                if self._board.write(task, left[self._cluster.task], "left"):
+                if self._board.write(task, left[self._cluster.task], str(self.steps)):
                     self._board.close(task)
                     untold.remove(task)
             settled = {task for task in waiting if task not in untold - set(away) and self._said(left[task])}

@@ -46,7 +46,7 @@ class TowerOptimizer:
         session.run(tf.compat.v1.global_variables_initializer())   # or restore a checkpoint
         session.run(optimizer.init_op)
 
-    ``MonitoredTrainingSession(hooks=[optimizer.hook()])`` runs ``init_op`` by itself.
+    ``MonitoredTrainingSession(hooks=[optimizer.hook()])`` runs ``init_op`` by itself, on one host.
 
     Attributes:
         devices: the K devices.
@@ -161,7 +161,10 @@ class TowerOptimizer:
         return tf.group(*ops, name=name or "train_op")
 
     def hook(self) -> Any:
-        """A ``SessionRunHook`` that runs ``init_op`` and looks for differences between towers."""
+        """A ``SessionRunHook`` that runs ``init_op`` and looks for differences between towers.
+
+        With a cluster of several hosts it refuses sessions that are not the cluster's, with a ``ClusterError``.
+        """
         return _Hook(self)
 
     def check_replicas(self, session: Any) -> Drift:
@@ -231,6 +234,8 @@ class _Hook(tf1.train.SessionRunHook):
         self._owner._refuse_unbuilt()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
+        if self._owner._cluster:
+            self._owner._cluster.check_session(session)
         session.run(self._owner.init_op)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:

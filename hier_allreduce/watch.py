@@ -15,6 +15,8 @@ from typing import Any, Callable, Dict, Iterable, Optional, Sequence
 from . import alive
 from .errors import ClusterError
 
+START_AGAIN = "Start all hosts again, from the last checkpoint"
+
 
 class _Call:
     """A function that runs in the waiting thread, and what became of it."""
@@ -65,15 +67,22 @@ class Watch:
         """Whether a call was given up, and still waits."""
         return self._busy is not None and not self._busy.done.is_set()
 
-    def call(self, function: Callable[[], Any], hosts: Optional[Iterable[int]] = None) -> Any:
+    def call(
+        self,
+        function: Callable[[], Any],
+        hosts: Optional[Iterable[int]] = None,
+        told: Callable[[], str] = str,
+    ) -> Any:
         """What ``function()`` returns, or raises.
 
         Args:
             function: it runs in another thread.
             hosts: those that it waits for; all of them by default.
+            told: asked now and then what a host has said for which the call cannot end; by default, nothing.
 
         Raises:
-            ClusterError: a host is gone or silent, or all answer and ``stall`` has passed. The call is given up.
+            ClusterError: a host is gone or silent, has said that it does not come, or all answer and ``stall`` has
+                passed. The call is given up.
         """
         if self.stuck:
             raise ClusterError(self._given_up)
@@ -84,8 +93,9 @@ class Watch:
         end = time.monotonic() + self._stall
         while not call.done.wait(self._timeout / 6):
             found = self.faults(hosts)
-            if found and not call.done.is_set():
-                self._given_up = self.message(found)
+            words = told() or self.message(found)  # in this order: a host that is gone may have said why before
+            if words and not call.done.is_set():
+                self._given_up = words
             elif time.monotonic() > end:
                 self._given_up = (
                     f"waited {self._stall:g} s for hosts {sorted(hosts or self._addresses)}, which all answer: one of"
@@ -112,9 +122,11 @@ class Watch:
         return found
 
     def message(self, found: Dict[int, str]) -> str:
-        """What to tell people about :meth:`faults`."""
+        """What to tell people about :meth:`faults`; nothing if there are none."""
+        if not found:
+            return ""
         named = "; ".join(f"host {task} ({self._addresses[task]}) {words}" for task, words in found.items())
-        return f"{named}. Start all hosts again, from the last checkpoint"
+        return f"{named}. {START_AGAIN}"
 
 
 def _work(calls: queue.Queue[Optional[_Call]]) -> None:

@@ -19,7 +19,16 @@ import tensorflow as tf
 from clusters import TIMEOUT, job
 from conftest import IS_TF2, cpus
 
-from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, alive, allreduce_grads, scaling
+from hier_allreduce import (
+    Cluster,
+    ClusterError,
+    HierAllreduceError,
+    Strategy,
+    TowerOptimizer,
+    alive,
+    allreduce_grads,
+    scaling,
+)
 from hier_allreduce.board import Board
 from hier_allreduce.cluster import differences
 from hier_allreduce.watch import Watch
@@ -329,6 +338,31 @@ def test_a_mistake_on_one_host_is_told_there_at_once_and_names_the_host_elsewher
     assert text.startswith("ClusterError: host 1 (127.0.0.1:")
 
 
+@pytest.mark.parametrize("who", [0, 1], ids=["the leader", "a peer"])
+def test_an_op_that_fails_is_told_in_its_own_words_there_and_as_that_hosts_elsewhere(who):
+    """TensorFlow gives its error to the others as if it were theirs, or an internal one of the collectives."""
+    with job("train", 3, timeout=TIMEOUT, each={who: {"bad_at": 2}}) as hosts:
+        ends = [host.end(3 * TIMEOUT) for host in hosts]
+    kind, text = ends.pop(who)
+    assert kind == "error" and text.startswith("InvalidArgumentError: ")
+    assert "label" in text
+    for kind, text in ends:
+        assert kind == "error"
+        assert text.startswith(f"ClusterError: host {who} (127.0.0.1:")
+        assert ") ended its step with InvalidArgumentError: " in text
+        assert "label" in text
+
+
+def test_a_host_that_makes_fewer_steps_is_named_as_soon_as_it_leaves():
+    with job("train", 2, timeout=TIMEOUT, each={1: {"steps": 4}}) as hosts:
+        kind, text = hosts[0].end(3 * TIMEOUT)
+        assert len(hosts[1].facts()["losses"]) == 4
+    assert kind == "error"
+    assert text.startswith("ClusterError: host 1 (127.0.0.1:")
+    assert "has left its session after run 5 with the other hosts (broadcasts count too), and this host is" in text
+    assert "in run 6: all must make the same steps" in text
+
+
 def test_a_chief_may_save_or_evaluate_for_longer_than_the_timeout(undisturbed):
     """It computes in Python, without a look at the network, for twice the time that a frozen host is given."""
     with job("train", 2, timeout=2.0, busy_at=1, busy=4.0) as hosts:
@@ -336,13 +370,13 @@ def test_a_chief_may_save_or_evaluate_for_longer_than_the_timeout(undisturbed):
 
 
 def test_a_host_that_lives_but_stays_away_is_an_error_after_the_stall_timeout():
-    impatient = {"cluster": {"stall_timeout": 1.0}}
+    impatient = {"cluster": {"stall_timeout": 3.0}}
     with job("train", 2, timeout=2.0, each={0: {"wait_at": 1}, 1: impatient}) as hosts:
         kind, text = hosts[1].end()
         hosts[0].go_on()
         assert hosts[0].end()[0] == "error"
     assert kind == "error"
-    assert "waited 1 s for hosts [0], which all answer" in text
+    assert "waited 3 s for hosts [0], which all answer" in text
 
 
 def test_after_the_end_of_the_data_there_is_no_step_that_a_slow_host_could_take_for_its_last():
@@ -495,6 +529,16 @@ def test_one_host_has_no_server_and_no_collective(graph):
     with cluster.session() as session:
         assert type(session) is tf1.Session
         assert session.run(with_it) == [(3.0,), (3.0,)]
+
+
+def test_only_the_clusters_own_session_is_taken_for_several_hosts():
+    with tf.Graph().as_default(), tf1.Session() as plain:
+        Cluster(["127.0.0.1:2222"], 0, 2).check_session(plain)
+        with pytest.raises(ClusterError, match=r"a Session knows nothing of the other hosts, .* cluster\.session\(\)"):
+            two().check_session(plain)
+        optimizer = TowerOptimizer(tf1.train.GradientDescentOptimizer(1.0), ["/cpu:0", "/cpu:1"], cluster=two())
+        with pytest.raises(ClusterError, match="a Session knows nothing of the other hosts"):
+            optimizer.hook().after_create_session(plain, None)
 
 
 def two():
