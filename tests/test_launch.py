@@ -79,7 +79,11 @@ def test_who_ends_the_command_ends_all_hosts(number):
     with tempfile.TemporaryDirectory() as folder:
         program = f"import os, pathlib, time\n(pathlib.Path({folder!r}) / str(os.getpid())).touch()\ntime.sleep(100)"
         arguments = ["launch", "-n", "2", "--", sys.executable, "-c", program]
-        command = subprocess.Popen([sys.executable, "-m", "hier_allreduce.cli", *arguments])
+        # under nohup SIGHUP is ignored, and stays so in what is started
+        command = subprocess.Popen(
+            [sys.executable, "-m", "hier_allreduce.cli", *arguments],
+            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+        )
         patience = time.monotonic() + 60
         while len(os.listdir(folder)) < 2 and time.monotonic() < patience:
             pass
