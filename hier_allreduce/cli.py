@@ -61,7 +61,8 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 def _write_no_more() -> None:
     """What is still to be written goes nowhere."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from queue import Queue
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from .alive import free_addresses
 from .errors import ClusterError
@@ -43,32 +43,38 @@ def launch(
     ended: Queue[Tuple[int, int]] = Queue()
     lines = threading.Lock()
     processes: List[subprocess.Popen] = []
+    with _exiting_by_signals():
+        try:
+            for task in range(hosts):
+                processes.append(_started(command, _environment(addresses, task)))
+            for task, process in enumerate(processes):
+                reader = _thread(_pass_on, task, process, write, lines)
+                _thread(_wait, task, process, reader, ended)
+            for _ in processes:
+                task, status = ended.get()
+                if status:
+                    with lines:
+                        others = "; the others are stopped" if hosts > 1 else ""
+                        write(f"[host {task}] ended with exit status {status}{others}\n")
+                    return status
+            return 0
+        finally:
+            _stop(processes)
+
+
+@contextlib.contextmanager
+def _exiting_by_signals() -> Iterator[None]:
+    """While this lasts, what ends this process ends the hosts first: in sessions of their own, they would go on."""
+    found = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
+    is_main = threading.current_thread() is threading.main_thread()  # others cannot set handlers
+    numbers = [number for number in found if number and is_main and signal.getsignal(number) == signal.SIG_DFL]
+    for number in numbers:
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
     try:
-        _exit_by_signals()
-        for task in range(hosts):
-            processes.append(_started(command, _environment(addresses, task)))
-        for task, process in enumerate(processes):
-            reader = _thread(_pass_on, task, process, write, lines)
-            _thread(_wait, task, process, reader, ended)
-        for _ in processes:
-            task, status = ended.get()
-            if status:
-                with lines:
-                    others = "; the others are stopped" if hosts > 1 else ""
-                    write(f"[host {task}] ended with exit status {status}{others}\n")
-                return status
-        return 0
+        yield
     finally:
-        _stop(processes)
-
-
-def _exit_by_signals() -> None:
-    """Let what ends this process end the hosts first: they are in sessions of their own, and would go on."""
-    if threading.current_thread() is threading.main_thread():
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number and signal.getsignal(number) == signal.SIG_DFL:
-                signal.signal(number, lambda number, frame: sys.exit(128 + number))
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _environment(addresses: Sequence[str], task: int) -> Dict[str, str]:

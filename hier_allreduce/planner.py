@@ -79,7 +79,10 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Ch
     if algorithm not in (None, *ALGORITHMS):
         raise StrategyError(f"algorithm={algorithm!r} is unknown{nearest(str(algorithm), list(ALGORITHMS))}")
     picked, known = _search(topology, bytes_class(size))
-    recipe = picked if algorithm in (None, picked.algorithm) else _best_of(topology, bytes_class(size), str(algorithm))
+    if algorithm in (None, picked.algorithm):
+        recipe = picked
+    else:
+        recipe = known.get(algorithm) or _best_of(topology, bytes_class(size), algorithm)
     baselines = {name: _seconds(one, topology, size) for name, one in known.items()}
     seconds = _seconds(recipe, topology, size)
     if not algorithm and seconds > min(baselines.values()):  # at this size, not its class's
@@ -100,9 +103,7 @@ def _seconds(recipe: Recipe, topology: Topology, size: int) -> float:
 
 @lru_cache(maxsize=256)
 def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
-    """The fastest recipe of one algorithm."""
-    if algorithm in BASELINES:
-        return _search(topology, size)[1][algorithm]
+    """The fastest recipe of one algorithm that is made from links."""
     best, seconds = None, math.inf
     for recipe in candidates(topology):
         if recipe.algorithm == algorithm:

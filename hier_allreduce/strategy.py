@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, Iterator, Optional, Tuple, Union
+from typing import Any, ClassVar, Dict, Iterator, Optional, Tuple, Union
 
 from . import presets
 from .algorithms import ALGORITHMS
@@ -58,7 +58,7 @@ class Strategy:
             planned ways unsummed, and are added up on their mains, all at once.
 
     Raises:
-        StrategyError: a value that is none of these.
+        StrategyError: a value that is none of these, or a topology that is not there or cannot be understood.
     """
 
     algorithm: str = "auto"
@@ -73,6 +73,7 @@ class Strategy:
     sparse: str = "auto"
     missing: str = "error"
     whole: Optional[bool] = None
+    _read: ClassVar[Optional[Topology]] = None  # of each object, the topology that was named
 
     def __post_init__(self) -> None:
         for field, allowed in _CHOICES.items():
@@ -112,19 +113,19 @@ class Strategy:
         for field in ("groups", "mains", "splits", "split_above"):
             if getattr(self, field) != getattr(Strategy, field):
                 raise StrategyError(f"{field}={getattr(self, field)!r}: with a topology this is planned; leave it out")
-        self.machine()  # what cannot be read is said where it is written, not where it is first used
+        # once, and where it is written: what cannot be read is not found out at its first use
+        object.__setattr__(self, "_read", self._machine())
 
     @property
     def bucketing(self) -> Bucketing:
         """The part that groups gradients."""
         return Bucketing(self.pack_below, self.bucket_bytes, self.splits, self.split_above)
 
-    def machine(self) -> Union[Topology, None]:
-        """The topology that was named; ``"this machine"`` is for the caller to look at, and None here too.
+    def machine(self) -> Optional[Topology]:
+        """The topology that was named; ``"this machine"`` is for the caller to look at, and None here too."""
+        return self._read
 
-        Raises:
-            StrategyError: no such preset or file, or one that cannot be understood.
-        """
+    def _machine(self) -> Optional[Topology]:
         if not isinstance(self.topology, str):
             return self.topology
         try:

@@ -33,6 +33,7 @@ def test_each_host_gets_its_place_and_its_lines_are_marked():
     }
     (hosts,) = {tuple(place["cluster"]["worker"]) for place in places.values()}
     assert len(set(hosts)) == 3
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # as before
     assert all(host.startswith("127.0.0.1:") for host in hosts)
 
 

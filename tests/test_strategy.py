@@ -110,6 +110,16 @@ def test_what_is_no_name_is_refused(value):
         Strategy.load(value)
 
 
+def test_a_topology_is_read_once(tmp_path):
+    """It may be a pipe, which has nothing for a second reader."""
+    path = tmp_path / "machine.txt"
+    path.write_text("\tGPU0\tGPU1\nGPU0\tX\tNV2\nGPU1\tNV2\tX\n")
+    strategy = Strategy(topology=str(path))
+    path.unlink()
+    assert strategy.machine().kinds == (("X", "NV2"), ("NV2", "X"))
+    assert Strategy().machine() is None
+
+
 def test_on_cpus_nothing_is_planned_for_this_machine():
     assert "(on one host's CPU devices: nothing is planned)" in str(Strategy(topology="this machine"))
     assert "(on one host's CPU devices: whole gradients)" in str(Strategy(topology="dgx-1v"))

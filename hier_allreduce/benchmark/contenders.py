@@ -62,9 +62,7 @@ def planned(topology: str) -> Contender:
     Raises:
         StrategyError: there is no such preset or file.
     """
-    strategy = Strategy(topology=topology)
-    strategy.machine()  # a wrong name is said before anything is measured
-    return ours(strategy, f"ours on {Path(topology).name}")
+    return ours(Strategy(topology=topology), f"ours on {Path(topology).name}")
 
 
 # ---- tensorpack: its functions, called as SyncMultiGPUReplicatedBuilder.build calls them -------------

@@ -61,7 +61,6 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             if chosen.topology is not None:
                 raise StrategyError(f"topology={topology!r}: the strategy has one already, {chosen.topology!r}")
             chosen = dataclasses.replace(chosen, topology=topology)
-        chosen.machine()  # a wrong name is refused here, where it is written
         self._strategy = chosen.for_optimizers()
         given = {"strategy": strategy, "topology": topology}
         self._shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
