@@ -30,7 +30,7 @@ from hier_allreduce import (
     scaling,
 )
 from hier_allreduce.board import Board
-from hier_allreduce.cluster import differences
+from hier_allreduce.meeting import differences
 from hier_allreduce.watch import Watch
 
 tf1 = tf.compat.v1
