@@ -348,7 +348,7 @@ def table(tmp_path):
 
 def test_every_peer_runs_on_eight_devices(table, tmp_path):
     """In a process of its own, since importing tensorpack changes global state."""
-    out, picture = tmp_path / "out.json", tmp_path / "out.png"
+    out = tmp_path / "out.json"
     command = [
         sys.executable,
         "-m",
@@ -361,7 +361,7 @@ def test_every_peer_runs_on_eight_devices(table, tmp_path):
         "--average",
     ]
     done = subprocess.run(
-        [*command, "--strategy", "tensorpack", "--json", str(out), "--picture", str(picture)],
+        [*command, "--strategy", "tensorpack", "--json", str(out)],
         capture_output=True,
         timeout=280,
     )
@@ -380,6 +380,15 @@ def test_every_peer_runs_on_eight_devices(table, tmp_path):
         assert sum(count for count, _ in by_name[name]["copies"].values()) == 10 * 14
     assert sum(count for count, _ in by_name["tensorpack-packed"]["copies"].values()) == 8 * 14
     assert sum(size for _, size in by_name["tensorpack-packed"]["copies"].values()) == 14 * found["tower_bytes"]
+
+
+def test_a_picture_of_the_ratios(tmp_path, monkeypatch):
+    from hier_allreduce.commands import bench as command
+
+    report = made_up(ours=[2.0, 3.0, 5.0], peer=[3.0, 7.0, 5.0], floor=[0.5, 1.0, 2.0])
+    monkeypatch.setattr(command, "_measured", lambda args, name, average: report)
+    picture = tmp_path / "out.png"
+    assert cli.main(["bench", "--picture", str(picture)]) == 0
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 5000
 
 
