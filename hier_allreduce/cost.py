@@ -119,21 +119,26 @@ class _Passed(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """A plan as copies and what waits for what. ``transfers``: (step, src, dst, chunk), in the plan's order.
+    """A plan as copies and what waits for what, in flat lists: one for each step would keep the garbage collector busy.
 
-    ``waits[step]`` is for how many copies and earlier steps a step waits; ``then[step]`` are the copies and the steps
-    that wait for it; ``first`` the copies that wait for nothing.
+    ``transfers``: (step, src, dst, chunk), in the plan's order. ``waits[step]`` is for how many copies and earlier
+    steps a step waits. ``copies[step]`` is a copy that waits for the step, ``others[copy]`` one that waits for the
+    same, ``later[step]`` the step that does; -1 where there is none. ``first`` are the copies that wait for nothing.
     """
 
     transfers: List[Tuple[int, int, int, int]]
     waits: List[int]
-    then: List[Tuple[List[int], List[int]]]
+    copies: List[int]
+    others: List[int]
+    later: List[int]
     first: List[int]
 
 
 @lru_cache(maxsize=64)
 def _work(plan: Plan) -> _Work:
-    work = transfers, waits, then, first = _Work([], [], [], [])
+    count = len(plan.steps)
+    work = _Work([], [], [-1] * count, [], [-1] * count, [])
+    transfers, waits, copies, others, later, first = work
     last: Dict[Tuple[int, int], int] = {}
     for number, step in enumerate(plan.steps):
         chunk, dst = step.chunk, step.dst
@@ -141,11 +146,15 @@ def _work(plan: Plan) -> _Work:
         own = last.get((dst, chunk)) if isinstance(step, Reduce) else None
         for src in sources:
             before = last.get((src, chunk))
-            (first if before is None else then[before][0]).append(len(transfers))
+            if before is None:
+                first.append(len(transfers))
+                others.append(-1)
+            else:
+                others.append(copies[before])
+                copies[before] = len(transfers)
             transfers.append((number, src, dst, chunk))
         if own is not None:
-            then[own][1].append(number)
-        then.append(([], []))
+            later[own] = number
         waits.append(len(sources) + (own is not None))
         last[dst, chunk] = number
     return work
@@ -198,7 +207,8 @@ class Simulation:
         self.steps, self.chunks, self.rule, self.patience = plan.steps, chunks, rule, patience
         contended = _contended(topology, ideal_links, rule.one_receive)
         work = _work(plan)
-        self.transfers, self.then, self.waits = work.transfers, work.then, list(work.waits)
+        self.transfers, self.waits = work.transfers, list(work.waits)
+        self.copies, self.others, self.later = work.copies, work.others, work.later
         passed = [contended[src, dst] for _, src, dst, _ in work.transfers]
         self.streams = [one.stream for one in passed]
         self.ways = [one.way for one in passed]
@@ -312,11 +322,12 @@ class Simulation:
             self.spans.append((number, step.dst, step.dst, start, now))
             now = self.summed(number, now)
         self.seconds = max(self.seconds, now)
-        transfers, steps = self.then[number]
-        for transfer in transfers:
+        transfer = self.copies[number]
+        while transfer >= 0:
             heappush(self.events, (now, transfer, _READY))
-        for later in steps:
-            self._arrive(later, now)
+            transfer = self.others[transfer]
+        if self.later[number] >= 0:
+            self._arrive(self.later[number], now)
 
     def summed(self, number: int, now: float) -> float:
         """When those who wait for the sum of a step, done ``now``, have it: at once, there being one host."""

@@ -305,19 +305,19 @@ def in_simulated_order(recipe: Recipe, topology: Topology, size: int) -> Recipe:
 
 def _in_turn(recipe: Recipe) -> Recipe:
     """All chunks' first steps, all chunks' second steps, …"""
-    place: Dict[int, int] = defaultdict(int)
+    done = [0] * len(recipe.fractions)
     turns = []
-    for number, step in enumerate(replace(recipe, order=()).plan().steps):
-        turns.append((place[step.chunk], step.chunk, number))
-        place[step.chunk] += 1
-    return replace(recipe, order=tuple(number for *_, number in sorted(turns)))
+    for step in replace(recipe, order=()).plan().steps:  # one chunk's after another's
+        turns.append(done[step.chunk])
+        done[step.chunk] += 1
+    return replace(recipe, order=tuple(sorted(range(len(turns)), key=turns.__getitem__)))
 
 
 def _first_run(recipe: Recipe, topology: Topology, size: int, patience: float = math.inf) -> Tuple[Recipe, float]:
     """The recipe with its steps in the order in which they start when all chunks take turns, and what that took."""
     recipe = _in_turn(recipe)
     run = Simulation(recipe.plan(), topology, recipe.shares(size), rule=RULES[_TF], patience=patience).run()
-    order = sorted(range(len(recipe.order)), key=lambda i: (run.starts[i], i))
+    order = sorted(range(len(recipe.order)), key=run.starts.__getitem__)
     return replace(recipe, order=tuple(recipe.order[i] for i in order)), run.seconds
 
 
