@@ -84,7 +84,7 @@ def lay_out(
         StrategyError: the groups, the main or the topology do not fit K towers.
     """
     if hosts > 1 and strategy.sparse == "auto":
-        strategy = dataclasses.replace(strategy, sparse="dense")
+        strategy = strategy.with_sparse("dense")
     found = entries(grads, strategy)
     if hosts > 1:
         _refuse_sparse(found, grads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 from dataclasses import dataclass
@@ -139,7 +140,13 @@ class Strategy:
         Momentum moves other rows for a dense gradient than for a sparse one; what is trained must not depend on where
         bytes are fewer. Several hosts can only add up dense.
         """
-        return dataclasses.replace(self, sparse="gather") if self.sparse == "auto" and hosts == 1 else self
+        return self.with_sparse("gather") if self.sparse == "auto" and hosts == 1 else self
+
+    def with_sparse(self, sparse: str) -> Strategy:
+        """The same with another ``sparse``; the topology is not read again, for it may have been a pipe."""
+        changed = copy.copy(self)
+        object.__setattr__(changed, "sparse", sparse)
+        return changed
 
     def mains_for(self, algorithm: str) -> Union[int, str]:
         """``mains``, or what None means for an algorithm."""

@@ -116,7 +116,9 @@ def test_a_topology_is_read_once(tmp_path):
     path.write_text("\tGPU0\tGPU1\nGPU0\tX\tNV2\nGPU1\tNV2\tX\n")
     strategy = Strategy(topology=str(path))
     path.unlink()
-    assert strategy.machine().kinds == (("X", "NV2"), ("NV2", "X"))
+    for same in (strategy, strategy.for_optimizers(), strategy.with_sparse("dense")):
+        assert same.machine().kinds == (("X", "NV2"), ("NV2", "X"))
+    assert strategy.for_optimizers().sparse == "gather" and strategy.sparse == "auto"
     assert Strategy().machine() is None
 
 
