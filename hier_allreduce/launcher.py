@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from queue import Queue
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union, cast
 
 from .alive import free_addresses
 from .errors import ClusterError
@@ -36,11 +36,12 @@ def launch(
 
     Raises:
         ClusterError: no hosts, or a program that cannot be started.
+        Exception: what ``write`` raised; the hosts are stopped.
     """
     if hosts < 1:
         raise ClusterError(f"{hosts} hosts: expected 1 or more")
     addresses = addresses or free_addresses(hosts)
-    ended: Queue[Tuple[int, int]] = Queue()
+    ended: Queue[Tuple[int, Union[int, Exception]]] = Queue()  # a host's exit status, or what ``write`` raised
     lines = threading.Lock()
     processes: List[subprocess.Popen] = []
     with _exiting_by_signals():
@@ -48,10 +49,12 @@ def launch(
             for task in range(hosts):
                 processes.append(_started(command, _environment(addresses, task)))
             for task, process in enumerate(processes):
-                reader = _thread(_pass_on, task, process, write, lines)
+                reader = _thread(_pass_on, task, process, write, lines, ended)
                 _thread(_wait, task, process, reader, ended)
             for _ in processes:
                 task, status = ended.get()
+                if isinstance(status, Exception):
+                    raise status
                 if status:
                     with lines:
                         others = "; the others are stopped" if hosts > 1 else ""
@@ -98,10 +101,14 @@ def _thread(function: Callable[..., None], *arguments: Any) -> threading.Thread:
     return thread
 
 
-def _pass_on(task: int, process: subprocess.Popen, write: Callable[[str], Any], lines: Any) -> None:
-    for line in process.stdout or ():
-        with lines:
-            write(f"[host {task}] {line.decode(errors='replace').rstrip()}\n")
+def _pass_on(task: int, process: subprocess.Popen, write: Callable[[str], Any], lines: Any, ended: Any) -> None:
+    with cast(IO[bytes], process.stdout) as output:
+        try:
+            for line in output:
+                with lines:
+                    write(f"[host {task}] {line.decode(errors='replace').rstrip()}\n")
+        except Exception as error:  # it is raised again where all hosts are waited for
+            ended.put((task, error))
 
 
 def _wait(task: int, process: subprocess.Popen, reader: threading.Thread, ended: Any) -> None:

@@ -94,6 +94,19 @@ def test_who_ends_the_command_ends_all_hosts(number):
         assert len(hosts) == 2 and not any(map(lives, hosts))
 
 
+def test_hosts_whose_lines_nobody_reads_are_stopped():
+    """As of ``hier-allreduce launch … | head``; they would wait for ever."""
+    endless = [sys.executable, "-c", "while True: print('x' * 1000)"]
+    arguments = [sys.executable, "-m", "hier_allreduce.cli", "launch", "-n", "2", "--", *endless]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as command:
+        try:
+            assert command.stdout.readline().startswith(b"[host ")
+            command.stdout.close()
+            assert command.wait(60) == 0
+        finally:
+            command.terminate()
+
+
 def test_the_command_passes_the_programs_own_options_on(capsys):
     assert main(["launch", "-n", "1", "--", sys.executable, "-c", "import sys; print(sys.argv)", "-n", "5"]) == 0
     assert capsys.readouterr().out == "[host 0] ['-c', '-n', '5']\n"
