@@ -89,20 +89,20 @@ class Watch:
         if not self._end.alive:
             return function()
         self._busy = call = _Call(function)
+        self._given_up = f"an earlier run was interrupted, and still waits for other hosts. {START_AGAIN}"  # by Ctrl-C
         self._calls.put(call)
         end = time.monotonic() + self._stall
         while not call.done.wait(self._timeout / 6):
             found = self.faults(hosts)
             words = told() or self.message(found)  # in this order: a host that is gone may have said why before
-            if words and not call.done.is_set():
-                self._given_up = words
-            elif time.monotonic() > end:
-                self._given_up = (
+            if not words and time.monotonic() > end:
+                words = (
                     f"waited {self._stall:g} s for hosts {sorted(hosts or self._addresses)}, which all answer: one of"
                     " them is stuck, or makes other steps than this host; start all hosts again"
                 )
-            if self._given_up:
-                raise ClusterError(self._given_up)
+            if words and not call.done.is_set():
+                self._given_up = words
+                raise ClusterError(words)
         self._busy = None
         return call.result()
 

@@ -297,6 +297,20 @@ def test_a_closed_watch_has_no_thread_and_calls_need_none(watched):
     assert watch.call(threading.current_thread) is threading.current_thread()
 
 
+def test_after_an_interrupted_wait_there_can_be_no_other():
+    watch, end = Watch(["127.0.0.1:1"], 0, 0.06, 60.0), threading.Event()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        watch.call(end.wait, told=interrupted)
+    with pytest.raises(ClusterError, match="an earlier run was interrupted, and still waits for other hosts"):
+        watch.call(str)
+    end.set()
+    watch.close()
+
+
 def test_a_watch_that_nobody_has_any_more_has_no_thread():
     before = set(threading.enumerate())
     Watch(["127.0.0.1:1"], 0, 60.0, 60.0)
