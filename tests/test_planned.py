@@ -1,17 +1,19 @@
 """Plans made for a machine's links, running on tensors: the same sums, and the copies that were planned."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import tensorflow as tf
-from conftest import cpus, executed, gradients_on
-from test_kinds import consumed_in_place, same_bits, sparse, traced
+from conftest import cpus, evaluate, executed, gradients_on
+from test_kinds import consumed_in_place, held, same_bits, sparse, traced
 
 from hier_allreduce import Strategy, StrategyError, TowerOptimizer, allreduce_grads, audit, hosts, scaling
-from hier_allreduce.buckets import Spec
+from hier_allreduce.buckets import Bucketing, Spec
 from hier_allreduce.gradients import matrix
 from hier_allreduce.layout import lay_out
 from hier_allreduce.planner import choose
-from hier_allreduce.routes import Links, planned
+from hier_allreduce.routes import Links, planned, planned_whole
 from hier_allreduce.topology import load, subset
 
 tf1 = tf.compat.v1
@@ -65,6 +67,52 @@ def test_several_hosts_are_planned_for_with_their_network_if_it_is_known():
     assert plan.steps == hosts.choose(machine, 10**8, 4, network).recipe.plan().steps
     slow, _ = planned(specs, Links(machine, hosts=4, network=network._replace(hop=10.0)))
     assert len(slow) < len(together)
+
+
+def ways_of(plan):
+    """The steps of each chunk."""
+    return [tuple(s._replace(chunk=0) for s in plan.steps if s.chunk == chunk) for chunk in range(plan.chunks)]
+
+
+@pytest.mark.parametrize("machine, algorithm", [("dgx-1v", None), ("pcie-sockets", "packed_paths")])
+def test_whole_gradients_share_the_planned_ways_by_their_bytes(machine, algorithm):
+    specs = [Spec(1000 * (gradient % 7 + 1), 4, "float32") for gradient in range(96)]
+    links = Links(load(machine), algorithm)
+    chunks, plan = planned_whole(specs, links, Bucketing(pack_below=0))
+    carried, total = Counter(), sum(chunk.bytes for chunk in chunks)
+    for chunk, way in zip(chunks, ways_of(plan)):
+        carried[way] += chunk.bytes
+    recipe, planned_for = links.recipe(total), Counter()
+    for chunk, fraction in enumerate(recipe.fractions):
+        planned_for[recipe.alone(chunk).plan().steps] += fraction * total
+    assert len(planned_for) > 1
+    for way, share in planned_for.items():
+        assert abs(carried[way] - share) <= 7000 * 4  # one gradient more or less
+
+
+def test_gradients_of_unknown_size_take_the_planned_ways_in_turn():
+    links = Links(load("dgx-1v"))
+    _, plan = planned([Spec(None, 4, "float32")] * 10, links)
+    recipe = links.recipe(0)
+    ways = [recipe.alone(chunk).plan().steps for chunk in range(len(recipe.halves))]
+    assert len(ways) > 1
+    assert ways_of(plan) == [ways[gradient % len(ways)] for gradient in range(10)]
+
+
+def test_of_two_devices_in_the_middle_each_has_the_sum_in_turn():
+    """Of a path of two both are: with one always, it would add up everything."""
+    links = Links(subset(load("dgx-1v"), [0, 3]))
+    _, plan = planned_whole([Spec(1000, 4, "float32")] * 4, links, Bucketing(pack_below=0), unsummed=True)
+    assert plan.roots == (0, 1, 0, 1)
+
+
+@pytest.mark.parametrize("wire_dtype, travel", [(None, 2 * 10**6), ("float16", 10**6)])
+def test_links_are_planned_for_the_bytes_that_travel(graph, wire_dtype, travel):
+    devices, machine = cpus(8), load("dgx-1v")
+    rows = matrix([[tf.zeros([500, 1000])] for _ in devices], tuple(devices), False)
+    layout = lay_out(rows, Strategy(topology=machine, whole=False, wire_dtype=wire_dtype))
+    assert layout.plan.steps == choose(machine, travel).recipe.plan().steps
+    assert layout.plan.steps != choose(machine, 3 * 10**6 - travel).recipe.plan().steps
 
 
 @pytest.mark.parametrize(
@@ -131,21 +179,27 @@ def test_sparse_rows_on_cpu_devices_are_joined_once_on_their_main(graph):
 
 
 def test_a_job_on_some_of_the_gpus_is_planned_for_their_links_only(graph):
-    devices = ["/cpu:4", "/cpu:7", "/cpu:6"]
-    allreduce_grads(gradients_on(devices, whole_numbers(3)), devices, strategy=Strategy(topology="dgx-1v"))
-    placed = {tf.DeviceSpec.from_string(op.device).device_index for op in graph.get_operations() if op.device}
-    assert placed == {4, 6, 7}
+    devices, machine = ("/gpu:5", "/gpu:0", "/gpu:3"), load("dgx-1v")
+    rows = matrix([[tf.zeros([500, 500])] for _ in devices], devices, False)
+    steps = lay_out(rows, Strategy(topology="dgx-1v", whole=False)).plan.steps
+    assert steps == choose(subset(machine, [5, 0, 3]), 10**6).recipe.plan().steps
+    for others in ([0, 1, 2], [0, 3, 5]):
+        assert steps != choose(subset(machine, others), 10**6).recipe.plan().steps
 
 
-def test_sparse_rows_and_their_indices_go_the_same_way(graph):
-    devices = cpus(4)
-    result = allreduce_grads(
-        [[sparse(k, k + 1)] for k in range(4)], devices, strategy=Strategy(topology="p3.8xlarge", sparse="gather")
-    )
-    with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 8})) as sess:
-        values, indices = sess.run([result[2][0].values, result[2][0].indices])
-    owner = (values[:, 0] // 10).astype(int)  # sparse() makes tower k's values from 10 k on, its indices k mod 3
-    assert len(indices) == 10 and ((indices - owner) % 3 == 0).all()
+@pytest.mark.parametrize("whole", [True, False])
+def test_sparse_rows_and_their_indices_go_the_same_way(graph, whole):
+    """Rows enough for several ways: of each the value and the index are the number of its tower."""
+    devices, strategy = cpus(4), Strategy(topology="p3.8xlarge", sparse="gather", whole=whole)
+    counts = [[(tower + 1) * rows for rows in (80, 160, 240, 320)] for tower in range(4)]
+    rows = [
+        [tf.IndexedSlices(held(np.full([n, 8], tower, "float32")), held(np.full([n], tower, "int64"))) for n in row]
+        for tower, row in enumerate(counts)
+    ]
+    assert len(set(lay_out(matrix(rows, tuple(devices), False), strategy).plan.roots)) > 1
+    for grad, column in zip(evaluate(allreduce_grads(rows, devices, strategy=strategy)[2]), zip(*counts)):
+        assert len(grad.indices) == sum(column)
+        assert (grad.values == grad.indices[:, np.newaxis]).all()
 
 
 def test_half_precision_and_updates_at_the_mains_are_planned_too():

@@ -34,7 +34,8 @@ def towers(optimizer, devices, scope="tower{}", sparse=False, resource=True):
                 use_resource=resource,
             )
             w, b, u, unused = get("w", [6, 5]), get("bias", [5]), get("u", [5, 3]), get("unused", [2])
-            x = tf.nn.embedding_lookup(w, [1, 2, 2]) if sparse else tf.matmul(X[share], w)
+            read = tf1.placeholder_with_default([1, 2, 2], [3])
+            x = tf.nn.embedding_lookup(w, read) if sparse else tf.matmul(X[share], w)
             target = Y[:3] if sparse else Y[share]
             losses.append(tf.reduce_mean((tf.matmul(tf.tanh(x + b), u) - target) ** 2))
             rows.append(optimizer.compute_gradients(losses[-1], var_list=[w, b, u, unused]))
@@ -99,15 +100,17 @@ def test_at_the_mains_slots_exist_once_spread_over_the_devices_under_tower_0s_na
         assert len([v for v in tf1.global_variables() if "Adam" in v.op.name]) == 4 * 6
 
 
-def test_the_executed_copies_are_the_two_halves_of_one_plan():
+@pytest.mark.parametrize("sparse, there", [(False, 9), (True, 12)])
+def test_the_executed_copies_are_the_two_halves_of_one_plan(sparse, there):
+    """K−1 each way for each of three variables; of rows go values and indices, and the new variable comes back."""
     with tf.Graph().as_default() as graph:
         optimizer = TowerOptimizer(train.AdamOptimizer(0.01), cpus(4), update="main", strategy="tensorpack")
-        op = optimizer.apply_gradients(towers(optimizer, cpus(4))[0])
+        op = optimizer.apply_gradients(towers(optimizer, cpus(4), sparse=sparse)[0])
         metadata = tf1.RunMetadata()
         with started(optimizer) as sess:
             sess.run(op, options=tf1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
         seen = audit(metadata, graph)
-    assert [sum(call.copies.values()) for call in seen.calls] == [3 * 3, 3 * 3]  # K−1 each way, three variables
+    assert [sum(call.copies.values()) for call in seen.calls] == [there, 9]
 
 
 @pytest.mark.parametrize("update", ["replicated", "main"])
