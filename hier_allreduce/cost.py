@@ -21,9 +21,10 @@ from heapq import heappop, heappush
 from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from .errors import PlanError, StrategyError
+from .occupancy import Way, occupancy
 from .plan import Plan, Reduce
 from .presets import nearest
-from .topology import Topology, Way, occupancy
+from .topology import Topology
 from .trees import pack
 
 

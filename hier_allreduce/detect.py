@@ -10,7 +10,8 @@ from functools import lru_cache
 from typing import Any, List, Optional, Sequence
 
 from .errors import TopologyError
-from .smi import SELF, Table, parse_nvidia_smi
+from .smi import parse_nvidia_smi
+from .table import SELF, Table
 from .topology import Topology, flat_host, from_table, subset
 
 _NONE = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES: neither this nor what follows

@@ -12,8 +12,9 @@ from .hosts import HostsChoice, nic_of, nics_used
 from .planner import Choice, timing
 from .report import hosts_line, link_speeds, reached, sums_by_chunk, switch_ports
 from .scaling import Network
-from .smi import nvlinks
-from .topology import GB, Topology
+from .speeds import GB
+from .table import nvlinks
+from .topology import Topology
 from .trees import pack, ring
 from .words import amount, count, duration
 

@@ -25,10 +25,11 @@ import numpy as np
 from .algorithms import ReduceHalf
 from .cost import RULES, Simulation, Timing, lower_bound, simulate
 from .errors import StrategyError
+from .occupancy import occupancy
 from .plan import verify
 from .presets import nearest
 from .recipes import Recipe, baselines, candidates
-from .topology import Topology, occupancy
+from .topology import Topology
 from .words import count
 
 _TF = "queue"  # the rule of .cost.RULES whose seconds are reported

@@ -12,7 +12,8 @@ from .hosts import HostsChoice, nic_of, nics_used, wire_seconds
 from .plan import Plan, Reduce
 from .planner import Choice
 from .scaling import Network, balanced_chunk, latency_overtakes, ring_seconds, tree_pays_from, tree_seconds
-from .topology import GB, Topology
+from .speeds import GB
+from .topology import Topology
 from .trees import pack
 from .words import amount, count, duration, percent, rate, table
 

@@ -12,8 +12,9 @@ from . import presets
 from .algorithms import ALGORITHMS
 from .buckets import Bucketing
 from .errors import StrategyError, TopologyError
+from .machinefile import load
 from .planner import ALGORITHMS as PLANNED
-from .topology import Topology, load
+from .topology import Topology
 
 _CHOICES = {
     "algorithm": ("auto", *ALGORITHMS, *(name for name in PLANNED if name not in ALGORITHMS)),

@@ -19,7 +19,8 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 import numpy as np
 from scipy.optimize import linear_sum_assignment, linprog
 
-from .topology import Topology, occupancy
+from .occupancy import occupancy
+from .topology import Topology
 
 Edge = Tuple[int, int]
 Hop = Tuple[Tuple[int, ...], int]  # (srcs, dst), as in a plan's Reduce

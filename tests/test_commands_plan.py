@@ -21,16 +21,17 @@ from hier_allreduce import (
     cli,
     detect,
     hosts,
+    machinefile,
     pictures,
     scaling,
     shapes,
-    topology,
 )
 from hier_allreduce.buckets import Bucketing, Spec, buckets
 from hier_allreduce.commands.plan import read_bytes
+from hier_allreduce.machinefile import from_text, load
 from hier_allreduce.plan import Copy, Plan, Reduce, verify
 from hier_allreduce.planner import choose, timing
-from hier_allreduce.topology import load
+from hier_allreduce.topology import flat_host
 from hier_allreduce.words import duration
 
 DOC = Path(__file__).parents[1] / "docs" / "calibration.md"
@@ -203,7 +204,7 @@ def test_one_gpu_has_a_picture_too(run, tmp_path, several):
 
 
 def test_where_nothing_is_reduced_there_is_no_axis_of_time():
-    machine = topology.flat_host(1)
+    machine = flat_host(1)
     choice = choose(machine, 10**7)
     with drawing(pictures._timeline, machine, timing(choice, machine), choice) as axes:
         assert [text.get_text() for text in axes.texts] == ["nothing to reduce"] and not axes.axison
@@ -264,7 +265,7 @@ def test_a_reader_that_ends_early_takes_no_picture_away_and_hears_no_complaint(t
 
 @pytest.mark.parametrize("command", ["topo", "plan"])
 def test_a_picture_that_cannot_be_written_or_drawn_is_refused_before_the_work(run, monkeypatch, tmp_path, command):
-    monkeypatch.setattr(topology, "load", None)  # nothing is looked up
+    monkeypatch.setattr(machinefile, "load", None)  # nothing is looked up
     for path, words in (("nowhere/at/all.png", "there is no folder 'nowhere/at'"), (str(tmp_path), "not a folder")):
         with pytest.raises(SystemExit):
             run(command, "dgx-1v", "--picture", path)
@@ -277,7 +278,7 @@ def test_a_picture_that_cannot_be_written_or_drawn_is_refused_before_the_work(ru
 def test_this_machine_takes_a_calibration_too(run, tmp_path, monkeypatch):
     path = tmp_path / "speeds.yaml"
     path.write_text("speeds: {nvlink: 1.5e9}\nlinks: {PIX: 3e9}\n")
-    monkeypatch.setattr(detect, "this_machine", lambda: topology.from_text(TABLE, "this machine"))
+    monkeypatch.setattr(detect, "this_machine", lambda: from_text(TABLE, "this machine"))
     status, out, _ = run("topo", "--calibration", str(path))
     assert status == 0
     assert re.search(r"NV2 +1 +3\n", out) and re.search(r"PIX +2 +3\n", out)
@@ -543,7 +544,7 @@ def test_an_nvswitch_is_drawn_with_a_line_to_each_device_and_a_mesh_is_not():
         f"GPU{i}\t" + "\t".join("X" if i == j else "NV12" if i // 4 == j // 4 else "SYS" for j in range(8))
         for i in range(8)
     ]
-    two = topology.from_text("\t" + "\t".join(f"GPU{i}" for i in range(8)) + "\n" + "\n".join(rows), "two switches")
+    two = from_text("\t" + "\t".join(f"GPU{i}" for i in range(8)) + "\n" + "\n".join(rows), "two switches")
     for machine, switches, lines in ((load("dgx-2"), 1, 16), (two, 2, 8 + 16), (load("hgx-a100-4"), 0, 6)):
         with drawing(pictures._machine, machine) as axes:
             assert [text.get_text() for text in axes.texts].count("NVSwitch") == switches

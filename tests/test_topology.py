@@ -13,7 +13,11 @@ import pytest
 
 from hier_allreduce import detect, presets, topology
 from hier_allreduce.errors import TopologyError
-from hier_allreduce.topology import flat_host, from_yaml, load, occupancy, subset
+from hier_allreduce.machinefile import from_text, from_yaml, load
+from hier_allreduce.occupancy import occupancy
+from hier_allreduce.speeds import GPUS, guess_speeds
+from hier_allreduce.table import Table
+from hier_allreduce.topology import calibrated, flat_host, from_table, subset
 
 MACHINES = presets.names("machines")
 TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV2\tNV1\nGPU1\tNV2\tX\tSYS\nGPU2\tNV1\tSYS\tX\n"
@@ -24,7 +28,7 @@ def kinds_of(*rows):
     """A topology from rows of kinds, without affinities."""
     labels = tuple(f"GPU{i}" for i in range(len(rows)))
     kinds = tuple(tuple(row.split()) for row in rows)
-    return topology.from_table(topology.Table(labels, kinds, ("",) * len(rows), "", ()), "test")
+    return from_table(Table(labels, kinds, ("",) * len(rows), "", ()), "test")
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -67,7 +71,7 @@ def test_what_leaves_a_switch_shares_its_uplink_and_what_leaves_a_socket_its_bus
 
 def test_sockets_are_known_from_the_affinity_where_all_links_are_far():
     rows = ["GPU0 X SYS SYS SYS 0-7", "GPU1 SYS X SYS SYS 0-7", "GPU2 SYS SYS X SYS 8-15", "GPU3 SYS SYS SYS X 8-15"]
-    machine = topology.from_text("\n".join(["GPU0 GPU1 GPU2 GPU3 CPU Affinity", *rows]), "far")
+    machine = from_text("\n".join(["GPU0 GPU1 GPU2 GPU3 CPU Affinity", *rows]), "far")
     assert "socket of GPU0+GPU1 out" in machine.link(0, 2).through
     assert "socket of GPU0+GPU1 out" not in machine.link(0, 1).through
 
@@ -84,7 +88,7 @@ def test_sockets_are_known_from_the_affinity_where_all_links_are_far():
 def test_a_socket_is_known_from_its_cpus_alone(cpus, together):
     labels = tuple(f"GPU{i}" for i in range(4))
     kinds = tuple(tuple("X" if i == j else "SYS" for j in range(4)) for i in range(4))
-    machine = topology.from_table(topology.Table(labels, kinds, tuple(cpus), "", ()), "test")
+    machine = from_table(Table(labels, kinds, tuple(cpus), "", ()), "test")
     assert ("socket of GPU0+GPU1 out" in machine.link(0, 2).through) == together
     assert "socket of GPU1+GPU3 out" not in machine.link(1, 2).through
 
@@ -130,7 +134,7 @@ def test_the_gpu_is_guessed_from_its_links(rows, nvlink):
     ],
 )
 def test_a_known_model_decides_the_port(gpu, pcie):
-    assert topology.guess_speeds((("X", "SYS"), ("SYS", "X")), gpu).pcie == pcie
+    assert guess_speeds((("X", "SYS"), ("SYS", "X")), gpu).pcie == pcie
 
 
 PAGE = (Path(__file__).parents[1] / "docs" / "cost-model.md").read_text(encoding="utf-8")
@@ -145,19 +149,19 @@ def documented_speeds():
 
 def test_the_documented_speeds_are_those_of_each_model():
     *known, (others, (_, _, *unknown)) = documented_speeds()
-    assert [numbers for _, numbers in known] == [list(gpu[1:]) for gpu in topology.GPUS]
+    assert [numbers for _, numbers in known] == [list(gpu[1:]) for gpu in GPUS]
     for models, (_, nvlink, pcie, memory) in known:
         for model in models:
-            speeds = topology.guess_speeds((("X", "SYS"), ("SYS", "X")), model)
+            speeds = guess_speeds((("X", "SYS"), ("SYS", "X")), model)
             assert [speeds.nvlink, speeds.pcie, speeds.memory] == [1e9 * nvlink, 1e9 * pcie, 1e9 * memory], model
-    speeds = topology.guess_speeds((("X", "SYS"), ("SYS", "X")), others[0])
+    speeds = guess_speeds((("X", "SYS"), ("SYS", "X")), others[0])
     assert [speeds.pcie, speeds.memory] == [1e9 * number for number in unknown]
     assert f"or than {topology._MOST_NVLINKS} where that is unknown" in PAGE
 
 
 def test_the_documented_machine_loads():
     (text,) = [text for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S) if "matrix" in text]
-    machine = topology.from_text(text, "")
+    machine = from_text(text, "")
     assert (machine.name, machine.gpu, machine.kinds[0]) == ("workstation", "RTX 3090", ("X", "NV4", "PHB", "PHB"))
     assert [machine.link(*pair).bandwidth for pair in ((0, 1), (2, 3), (1, 2))] == [52e9, 39e9, 21e9 * 0.85]
 
@@ -172,14 +176,14 @@ def test_the_documented_machine_loads():
 )
 def test_a_model_that_is_not_known_is_guessed_like_none_with_a_warning(rows, like):
     kinds = tuple(tuple(row.split()) for row in rows)
-    machine = topology.from_table(topology.Table(("GPU0", "GPU1"), kinds, ("", ""), "NVIDIA R100", ()), "test")
+    machine = from_table(Table(("GPU0", "GPU1"), kinds, ("", ""), "NVIDIA R100", ()), "test")
     assert (machine.speeds, machine.links) == (kinds_of(*rows).speeds, kinds_of(*rows).links)
     assert machine.gpu == "NVIDIA R100"
     assert machine.warnings == (f"the model 'NVIDIA R100' is not known; speeds as of {like} (guessed from the links)",)
     assert from_yaml(machine.to_yaml()) == machine
-    assert topology.calibrated(machine, {"speeds": {"kernel": 1e-6}}).warnings == machine.warnings
-    assert topology.calibrated(machine, {"gpu": "V100"}).warnings == ()
-    assert topology.calibrated(machine, {"speeds": {"nvlink": 30e9, "pcie": 30e9}}).warnings == ()
+    assert calibrated(machine, {"speeds": {"kernel": 1e-6}}).warnings == machine.warnings
+    assert calibrated(machine, {"gpu": "V100"}).warnings == ()
+    assert calibrated(machine, {"speeds": {"nvlink": 30e9, "pcie": 30e9}}).warnings == ()
 
 
 def test_a_calibration_file_overrides_speeds_kinds_and_pairs(tmp_path):
@@ -266,12 +270,12 @@ def test_a_machine_file_with_a_slip_is_an_error_that_names_it(tmp_path, text, me
     ],
 )
 def test_a_machines_other_keys_count_however_its_matrix_is_written(text):
-    machine = topology.from_text(text, "test")
+    machine = from_text(text, "test")
     assert (machine.gpu, machine.kinds[0], machine.speeds.nvlink) == ("P100", ("X", "NV2", "NV1"), 18.4e9)
 
 
 def test_a_heading_does_not_make_a_pasted_table_yaml():
-    assert topology.from_text(f"Matrix:\n{TABLE}", "test").kinds == topology.from_text(TABLE, "test").kinds
+    assert from_text(f"Matrix:\n{TABLE}", "test").kinds == from_text(TABLE, "test").kinds
 
 
 def test_an_unknown_machine_names_the_nearest_preset():
@@ -294,7 +298,7 @@ def test_a_shells_pipe_is_read_as_a_file_is(tmp_path):
     writer.start()
     machine = load(str(pipe))
     writer.join()
-    assert machine.kinds == topology.from_text(TABLE, "").kinds
+    assert machine.kinds == from_text(TABLE, "").kinds
 
 
 def test_a_subset_keeps_the_links_between_its_devices():

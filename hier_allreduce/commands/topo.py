@@ -6,9 +6,11 @@ import argparse
 import sys
 from typing import NamedTuple, Optional, Tuple
 
-from .. import anchors, clusterfile, detect, pictures, presets, report, scaling, topology
+from .. import anchors, clusterfile, detect, machinefile, pictures, presets, report, scaling
 from ..arguments import count, output, refuse_unused
+from ..calibration import read_calibration
 from ..errors import ClusterError, TopologyError
+from ..topology import Topology, calibrated, guessed, subset
 
 
 def add_topology(parser: argparse.ArgumentParser, optional: bool = False) -> None:
@@ -24,26 +26,26 @@ def add_topology(parser: argparse.ArgumentParser, optional: bool = False) -> Non
     parser.add_argument("--picture", metavar="FILE", type=output, help="draw it into FILE (.png, .pdf, .svg)")
 
 
-def read_topology(name: Optional[str], calibration_file: Optional[str]) -> topology.Topology:
+def read_topology(name: Optional[str], calibration_file: Optional[str]) -> Topology:
     """The machine that the arguments name.
 
     Raises:
         TopologyError: it cannot be found or understood.
     """
-    overrides = topology.read_calibration(calibration_file)
+    overrides = read_calibration(calibration_file)
     if name is None:
-        return topology.calibrated(detect.this_machine(), overrides)
+        return calibrated(detect.this_machine(), overrides)
     if name == "-":
         if sys.stdin is None:
             raise TopologyError("-: standard input is closed")
-        return topology.from_text(topology.decoded(sys.stdin.buffer.read()), "standard input", overrides)
-    return topology.load(name, calibration_file)
+        return machinefile.from_text(machinefile.decoded(sys.stdin.buffer.read()), "standard input", overrides)
+    return machinefile.load(name, calibration_file)
 
 
 class Hosts(NamedTuple):
     """How many machines there are, each as ``topology`` says, and what joins them."""
 
-    topology: topology.Topology
+    topology: Topology
     number: int
     network: scaling.Network
 
@@ -63,7 +65,7 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nics", type=count, metavar="N", help="network cards of each host, instead of the network's")
 
 
-def read_hosts(args: argparse.Namespace, machine: topology.Topology) -> Optional[Hosts]:
+def read_hosts(args: argparse.Namespace, machine: Topology) -> Optional[Hosts]:
     """The hosts that the arguments name; None without ``--hosts`` and ``--cluster``.
 
     Raises:
@@ -84,13 +86,13 @@ def read_hosts(args: argparse.Namespace, machine: topology.Topology) -> Optional
     return Hosts(machine, hosts, network._replace(nics=args.nics or network.nics))
 
 
-def _read_cluster(name: str, machine: topology.Topology) -> Tuple[topology.Topology, int, Optional[scaling.Network]]:
+def _read_cluster(name: str, machine: Topology) -> Tuple[Topology, int, Optional[scaling.Network]]:
     """As many devices of the machine as a cluster has on each host, the number of its hosts, and its network."""
     arguments = clusterfile.read(name)
     devices = arguments["devices_per_host"]
     if devices > len(machine):
         raise ClusterError(f"{name}: devices_per_host is {devices}, and {machine.name} has {len(machine)}")
-    return topology.subset(machine, range(devices)), len(arguments["hosts"]), arguments["network"]
+    return subset(machine, range(devices)), len(arguments["hosts"]), arguments["network"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +124,7 @@ def main(args: argparse.Namespace) -> int:
         print(machine.to_yaml())
         return 0
     print(report.describe(machine))
-    guess = "" if machine.gpu else topology.guessed(machine)
+    guess = "" if machine.gpu else guessed(machine)
     if guess:
         print(f"\nspeeds as of {guess} (guessed from the links; give `gpu:`, or paste `nvidia-smi -L` along)")
     if hosts:
