@@ -68,7 +68,8 @@ def test_it_fails_where_accuracy_or_equality_misses_and_asks_nothing_in_a_used_f
 
 def test_the_text_job_keeps_its_embedding_gradients_sparse(tmp_path):
     code = "import hier_allreduce.demos.text as text; text.BETTER = 0.6"
-    options = ["--job", "text", "--devices", "3", "--epochs", "1", "--update", "main", "--strategy", "default"]
+    devices = "/cpu:0,/cpu:2,/cpu:3"
+    options = ["--job", "text", "--devices", devices, "--epochs", "1", "--update", "main", "--strategy", "default"]
     status, report, _ = demo(tmp_path, *options, code=code)
     assert status == 0, report
     sparse, dense = (float(size) for size in re.findall(r"copied in a step, .* ([\d.]+) MB", report))
@@ -82,10 +83,11 @@ def test_the_text_job_keeps_its_embedding_gradients_sparse(tmp_path):
         (["--devices", "/cpu:0,/gpu:7"], "pass", ["tower 1: /gpu:7", "There are /cpu:0;"]),
         (["--devices", "0"], "pass", ["devices is empty"]),
         (["--hosts", "2", "--devices", "/gpu:77"], "pass", ["a host failed with exit status 1: these", "/gpu:77"]),
+        (["--job", "text", "--devices", "76,/gpu:77"], "pass", ["do not exist: /gpu:76, /gpu:77. TensorFlow finds"]),
         (["--out", "file/here"], "open('file', 'w').close()", ["--out file/here", "Not a directory"]),
         ([], "sys.modules['sklearn'] = None", ["needs sklearn", "pip install 'hier_allreduce[tf,demo]'"]),
     ],
-    ids=["device", "no devices", "device of hosts", "folder", "nothing installed"],
+    ids=["device", "no devices", "device of hosts", "devices of text", "folder", "nothing installed"],
 )
 def test_what_cannot_work_is_one_line(tmp_path, options, code, words):
     status, _, complaints = demo(tmp_path, *options, code=code)

@@ -14,10 +14,9 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from ..compat import make_cpus
-from ..devices import device_strings
 from ..errors import DeviceError, StrategyError
 from ..integrations.distribute import HierarchicalAllReduce
-from .options import chosen_devices, chosen_strategy
+from .options import chosen_strategy, named_devices
 
 EPOCHS = 25
 BATCH = 240  # examples in a step, over all devices; about so many where the devices do not divide it
@@ -47,9 +46,12 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     """
     if args.update != "replicated":
         raise StrategyError(f"--update {args.update}: MirroredStrategy updates every replica; leave it out")
-    named = [f"/gpu:{device}" if isinstance(device, int) else device for device in chosen_devices(args.devices)]
-    devices = device_strings(named)
-    _make_cpus(devices)
+    if not tf.__version__.startswith("2"):
+        raise DeviceError(f"Keras 3 needs TensorFlow 2.16 or later, and this is {tf.__version__}; take another --job")
+    devices, cpus = named_devices(args.devices)
+    if len(devices) < 2:
+        raise DeviceError(f"--devices: {len(devices)} device has nothing to reduce with; give 2 or more")
+    make_cpus(max(cpus, 1))
     batch = _batch(len(devices))
     ours = HierarchicalAllReduce(chosen_strategy(args.strategy))
     theirs = tf.distribute.HierarchicalCopyAllReduce()
@@ -88,21 +90,6 @@ def _batch(count: int) -> int:
     """About BATCH examples that both 3 and ``count`` devices share out evenly."""
     both = int(np.lcm(3, count))
     return max(1, BATCH // both) * both
-
-
-def _make_cpus(devices: Sequence[Any]) -> None:
-    """Make the logical CPU devices that are named."""
-    if not tf.__version__.startswith("2"):
-        raise DeviceError(f"Keras 3 needs TensorFlow 2.16 or later, and this is {tf.__version__}; take another --job")
-    if len(devices) < 2:
-        raise DeviceError(f"--devices: {len(devices)} device has nothing to reduce with; give 2 or more")
-    specs = [tf.DeviceSpec.from_string(device) for device in devices]
-    gpus = len(tf.config.list_physical_devices("GPU"))
-    missing = [spec.to_string() for spec in specs if spec.device_type == "GPU" and (spec.device_index or 0) >= gpus]
-    if missing:
-        raise DeviceError(f"these devices do not exist: {', '.join(missing)}. TensorFlow finds {gpus} GPUs here")
-    needed = max([spec.device_index or 0 for spec in specs if spec.device_type == "CPU"], default=0) + 1
-    make_cpus(needed)
 
 
 def _fitted(args: argparse.Namespace, name: str, count: int, batch: int, strategy: Optional[Any]) -> Training:

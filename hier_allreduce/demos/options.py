@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Tuple
 
 import tensorflow as tf
 
 from ..compat import tf1
+from ..devices import device_strings
+from ..errors import DeviceError
 from ..strategy import Strategy, strategy_from
 
 
@@ -17,6 +19,26 @@ def chosen_devices(text: str) -> List[Any]:
     gpus = tf.config.experimental.list_physical_devices("GPU")
     kind = "gpu" if len(gpus) >= int(text) else "cpu"
     return [f"/{kind}:{number}" for number in range(int(text))]
+
+
+def named_devices(text: str) -> Tuple[Tuple[str, ...], int]:
+    """What ``--devices`` says, as names, and how many logical CPU devices that needs.
+
+    Raises:
+        DeviceError: something is no device, or a GPU does not exist.
+    """
+    names = device_strings([f"/gpu:{name}" if isinstance(name, int) else name for name in chosen_devices(text)])
+    specs = [tf.DeviceSpec.from_string(name) for name in names]
+    gpus = len(tf.config.experimental.list_physical_devices("GPU"))
+    missing = [name for name, spec in zip(names, specs) if _number(spec, "GPU") >= gpus]
+    if missing:
+        raise DeviceError(f"these devices do not exist: {', '.join(missing)}. TensorFlow finds {gpus} GPUs here")
+    return names, 1 + max(_number(spec, "CPU") for spec in specs)
+
+
+def _number(spec: Any, kind: str) -> int:
+    """A device's number among those of a kind; -1 if it is of another."""
+    return (spec.device_index or 0) if spec.device_type == kind else -1
 
 
 def chosen_strategy(name: Optional[str]) -> Strategy:

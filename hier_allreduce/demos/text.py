@@ -21,7 +21,7 @@ from ..benchmark.measuring import executed_copies
 from ..compat import tf1
 from ..optimizer import TowerOptimizer
 from ..strategy import Strategy
-from .options import chosen_devices, chosen_optimizer, chosen_strategy
+from .options import chosen_optimizer, chosen_strategy, named_devices
 from .terminal import pause
 
 EPOCHS = 2
@@ -97,18 +97,18 @@ def tower(scope: str, words: int, seed: int) -> Model:
 class Training:
     """The model on K devices, in a graph and session of its own."""
 
-    def __init__(self, devices: Any, words: int, seed: int, args: argparse.Namespace, strategy: Strategy):
+    def __init__(self, devices: Any, cpus: int, words: int, args: argparse.Namespace, strategy: Strategy):
         with tf.Graph().as_default() as graph:
             make = chosen_optimizer(args.optimizer or OPTIMIZER, RATE)
             self.optimizer = TowerOptimizer(make, devices, strategy=strategy, update=args.update)
             self.towers, rows = [], []
             for number, device in enumerate(devices):
                 with tf1.device(device):
-                    model = tower(f"tower{number}", words, seed)
+                    model = tower(f"tower{number}", words, args.seed)
                     self.towers.append(model)
                     rows.append(self.optimizer.compute_gradients(model.loss, var_list=model.variables))
             self._step = self.optimizer.apply_gradients(rows)
-            config = tf1.ConfigProto(device_count={"CPU": len(devices)})
+            config = tf1.ConfigProto(device_count={"CPU": max(cpus, 1)})
             self.session = tf1.Session(graph=graph, config=config)
             self.session.run(tf1.global_variables_initializer())
             self.session.run(self.optimizer.init_op)
@@ -159,20 +159,20 @@ def batches(corpus: Corpus, epochs: int, size: int, seed: int) -> Iterator[Corpu
 
 def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     """Train on the devices, and a little on the first of them alone; print a report; 0 if it is good."""
-    devices = chosen_devices(args.devices)
+    devices, cpus = named_devices(args.devices)
     training, testing, words = load()
     size = BATCH // len(devices) * len(devices)
     strategy = chosen_strategy(args.strategy)
-    many = Training(devices, words, args.seed, args, strategy)
+    many = Training(devices, cpus, words, args, strategy)
     data = list(batches(training, args.epochs or EPOCHS, size, args.seed))
     losses = []
     with tqdm(data, desc=f"{len(devices)} devices", file=terminal, unit="step", mininterval=pause(terminal)) as bar:
         for batch in bar:
             losses.append(many.step(batch))
             bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
-    one = Training(devices[:1], words, args.seed, args, strategy)
+    one = Training(devices[:1], cpus, words, args, strategy)
     difference = max(abs(one.step(batch) - loss) for batch, loss in zip(data[:COMPARED], losses))
-    dense = Training(devices, words, args.seed, args, Strategy(sparse="dense"))
+    dense = Training(devices, cpus, words, args, Strategy(sparse="dense"))
     checkpoint = many.saved(str(args.out / "model"))
     perplexity, unigram = many.perplexity(testing), unigram_perplexity(training, testing, words)
     with many.session.graph.as_default():
