@@ -203,8 +203,6 @@ def update_at_mains(
     grads = matrix([[grad for grad, _ in row] for row in rows], tuple(devices), average, names)
     reduced, layout = reduce_to_mains(grads, average, strategy, cluster=cluster)
     mains = layout.mains()
-    if not mains:
-        raise VariableError("no variable has a gradient, so there is nothing to update")
     with _slots_named_like_tower_0(rows):
         updated = optimizer.apply_gradients([(reduced[n], rows[main][n][1]) for n, main in sorted(mains.items())])
     values: List[Any] = [None] * len(names)
@@ -252,8 +250,12 @@ def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
 
     Raises:
         VariableError: a variable is shared between towers, of another shape or dtype than tower 0's, of another
-            shape or dtype than its gradient, or a reference variable.
+            shape or dtype than its gradient, or a reference variable; or no variable has a gradient.
     """
+    if all(grad is None for row in rows for grad, _ in row):
+        raise VariableError(
+            "no variable has a gradient on any tower, so there is nothing to update: do the losses depend on them?"
+        )
     owner: Dict[int, int] = {}
     for tower, row in enumerate(rows):
         names = [var.op.name for _, var in row]

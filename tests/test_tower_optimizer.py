@@ -390,6 +390,14 @@ def test_gradients_that_do_not_fit_their_variables_are_refused(update, wrong, wo
     refused(VariableError, match, change, update=update)
 
 
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_variables_without_any_gradient_are_refused(update):
+    def change(rows):
+        return [[(None, var) for _, var in row] for row in rows]
+
+    refused(VariableError, "no variable has a gradient on any tower", change, update=update)
+
+
 def test_reference_variables_are_refused():
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), cpus(2))
