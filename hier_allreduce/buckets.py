@@ -121,8 +121,8 @@ def _together(group: Sequence[int], specs: Sequence[Spec]) -> Chunk:
 def cut(chunk: Chunk, specs: Sequence[Spec], shares: Sequence[float]) -> List[Chunk]:
     """Cut a chunk into consecutive ones in proportion to ``shares``, at offsets that are multiples of 64 bytes.
 
-    A chunk of unknown size, and one with fewer elements than shares, is not cut; a share that rounds to nothing
-    gives no chunk.
+    A chunk of unknown size, and one with less than 64 bytes for each share, is not cut; a share that rounds to
+    nothing gives no chunk.
     """
     first = specs[chunk.pieces[0].variable]
     if not _can_pack(first):

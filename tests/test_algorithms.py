@@ -57,6 +57,13 @@ def test_tree_is_mujis_schedule(devices):
     assert ours == theirs
 
 
+@pytest.mark.parametrize("turn", range(8))
+def test_tree_adds_neighbours_in_pairs_and_quads_at_every_turn(turn):
+    """Whichever device the root is: 6 with 7 and 4 with 5, then these."""
+    strides = [src ^ step.dst for step in tree(8, [turn]).reduce_half().steps for src in step.srcs]
+    assert strides == [1, 1, 1, 1, 2, 2, 4]
+
+
 @pytest.mark.parametrize("devices", [3, 5, 6, 7])
 def test_flat_at_turn_zero_is_mujis_fallback(devices):
     plan = flat(devices, [0, 0])

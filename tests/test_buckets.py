@@ -101,6 +101,10 @@ def test_splits_are_equal_and_cut_through_variables():
     assert len(buckets(floats(5, 6400), Bucketing(splits=8))) == 8
 
 
+def test_what_has_less_than_64_bytes_for_each_share_is_not_cut():
+    assert [len(buckets(floats(elements), Bucketing(splits=8))) for elements in (127, 128)] == [1, 8]
+
+
 def test_a_very_large_gradient_is_cut_over_several_mains():
     chunks = buckets(floats(1_000_000, 10), Bucketing(split_above=1 << 20))
     assert [variables([chunk]) for chunk in chunks[1:]] == [[[0]]] * 4

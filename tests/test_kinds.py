@@ -9,7 +9,7 @@ from conftest import cpus, evaluate, executed, gradients_on, session
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hier_allreduce import GradientError, Strategy, allreduce_grads, allreduce_grads_and_vars, audit
+from hier_allreduce import GradientError, Strategy, StrategyError, allreduce_grads, allreduce_grads_and_vars, audit
 from hier_allreduce.gradients import matrix
 from hier_allreduce.kinds import op_names
 from hier_allreduce.layout import lay_out
@@ -150,6 +150,11 @@ def test_packing_changes_no_result_and_no_shape(strategy, towers):
         assert np.array_equal(total, np.sum([row[variable] for row in values], 0))
 
 
+def test_only_what_travels_is_packed():
+    assert [chunk.alone for chunk in laid_out(1, [5, 9]).chunks] == [True, True]
+    assert [chunk.alone for chunk in laid_out(2, [5, 9]).chunks] == [False]
+
+
 @pytest.mark.parametrize("strategy", PACKED.values(), ids=PACKED)
 def test_a_packed_graph_moves_what_its_plan_says(graph, strategy):
     devices = cpus(4)
@@ -209,6 +214,12 @@ def test_mains_are_where_they_were_asked_for(graph, mains):
     allreduce_grads(rows, cpus(3), strategy=Strategy(algorithm="flat", mains=mains, pack_below=0))
     adders = {tf.DeviceSpec.from_string(op.device).device_index for op in graph.get_operations() if op.type == "AddN"}
     assert adders == ({2} if mains == 2 else {0, 1, 2})
+
+
+def test_a_main_that_is_no_tower_is_refused():
+    assert laid_out(3, [5], mains=2).plan.roots == (2,)
+    with pytest.raises(StrategyError, match="mains=3: there are towers 0 to 2 only"):
+        laid_out(3, [5], mains=3)
 
 
 UNEVEN = [*((towers, None) for towers in range(2, 10)), (4, ((0, 1, 2), (3,))), (4, ((0, 1), (2,), (3,)))]
@@ -274,6 +285,7 @@ def test_sparse_gradients_stay_sparse_on_every_tower(graph, algorithm, dense_sha
         assert (grad.dense_shape is None) == (dense_shape is None)
         for tensor in (grad.values, grad.indices):
             assert tf.DeviceSpec.from_string(tensor.device).device_index == int(device[-1])
+    assert all(grad.dense_shape is own.dense_shape for (grad,), (own,) in zip(result, rows))
     got, given_rows = evaluate([[row[0] for row in result], [row[0] for row in rows]])
     expected = np.sum([densified(slices) for slices in given_rows], 0) / (5 if average else 1)
     assert all(len(slices.indices) == 0 + 1 + 2 + 3 + 4 for slices in got)
@@ -307,8 +319,9 @@ def test_dense_adds_up_sparse_gradients(graph):
     assert np.array_equal(got, np.sum([densified(s) for s in slices], 0))
 
 
-@pytest.mark.parametrize(("kind", "rows", "gathered"), [("gpu", 2, True), ("gpu", 60, False), ("cpu", 60, True)])
+@pytest.mark.parametrize(("kind", "rows", "gathered"), [("gpu", 25, True), ("gpu", 26, False), ("cpu", 26, True)])
 def test_auto_gathers_few_rows_and_adds_up_many_where_bytes_cost(graph, kind, rows, gathered):
+    """Of 16 bytes a row, index included: a tower sends its own and gets those of three, or twice 800 bytes travel."""
     devices = [f"/{kind}:{k}" for k in range(3)]
     result = allreduce_grads([[sparse(k, rows)] for k in range(3)], devices)
     assert isinstance(result[0][0], tf.IndexedSlices) == gathered

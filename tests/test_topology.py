@@ -61,6 +61,14 @@ def test_many_nvlinks_behind_one_gpu_mean_a_switch_with_one_port_each():
     assert load("hgx-a100-4").link(0, 1).through == ()
 
 
+def test_a_port_is_as_fast_as_the_fastest_link_behind_it(tmp_path):
+    """One slow link slows down its own copies only."""
+    path = tmp_path / "measured.yaml"
+    path.write_text("links: {GPU0-GPU7: 5e9}\n")
+    ports = dict(load("dgx-a100", str(path)).shared)
+    assert ports["GPU0 NVSwitch out"] == ports["GPU7 NVSwitch in"] == load("dgx-a100").link(0, 7).bandwidth
+
+
 def test_what_leaves_a_switch_shares_its_uplink_and_what_leaves_a_socket_its_bus():
     through = load("pcie-sockets").link(0, 4).through
     assert "uplink of GPU0+GPU1+GPU2+GPU3 out" in through

@@ -87,6 +87,30 @@ def test_adam_advances_its_beta_powers_once_a_step():
                 assert sess.run(power) == pytest.approx(0.999**6, rel=1e-6)
 
 
+def needed(op):
+    """All ops that run before ``op``."""
+    found, waiting = set(), [op]
+    while waiting:
+        one = waiting.pop()
+        before = {*(tensor.op for tensor in one.inputs), *one.control_inputs} - found
+        found |= before
+        waiting += before
+    return found
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_beta_powers_change_after_every_towers_update(graph, wrapped):
+    """All towers read them, so the last one's update waits for the others."""
+    adam = train.AdamOptimizer(0.01)
+    optimizer = TowerOptimizer(Halving(adam) if wrapped else adam, cpus(3))
+    step = optimizer.apply_gradients(towers(optimizer, cpus(3))[0])
+    updates = {op for op in graph.get_operations() if op.type == "ResourceApplyAdam"}
+    powers = {op for power in adam._get_beta_accumulators() for op in power.op.outputs[0].consumers()}
+    changes = [op for op in powers & needed(step) if op.type in ("Assign", "AssignVariableOp")]
+    assert len(updates) == 3 * 3 and len(changes) == 2
+    assert all(updates <= needed(change) for change in changes)
+
+
 def test_at_the_mains_slots_exist_once_spread_over_the_devices_under_tower_0s_names():
     _, _, graph = trained(
         OPTIMIZERS["adam"], cpus(4), steps=1, update="main", strategy=Strategy(pack_below=0), scope=""
@@ -308,29 +332,41 @@ def test_minus_one_never_broadcasts():
             assert optimizer.check_replicas(sess).difference == 1
 
 
-def test_statistics_are_covered_and_what_has_no_copy_is_named():
+@pytest.mark.parametrize(
+    "scopes", [("tower0/", "tower1/"), ("", "tower1/")], ids=["scopes", "as tensorpack names them"]
+)
+def test_statistics_are_covered_and_what_has_no_copy_is_named(scopes):
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.AdamOptimizer(0.1), cpus(2))
-        rows, _ = towers(optimizer, cpus(2))
-        for k in range(2):
-            tf1.get_variable(f"tower{k}/bn/mean", [3], trainable=False, use_resource=True)
-        tf1.get_variable("tower0/only_here", [3], trainable=False, use_resource=True)
+        rows, _ = towers(optimizer, cpus(2), scope="tower{}" if scopes[0] else "")
+        for scope in scopes:
+            tf1.get_variable(f"{scope}bn/mean", [3], trainable=False, use_resource=True)
+        tf1.get_variable(f"{scopes[0]}only_here", [3], trainable=False, use_resource=True)
         optimizer.apply_gradients(rows)
-        covered = [var.op.name for var in optimizer._replicas.rows[0]]
-    assert "tower0/bn/mean" in covered and "tower0/w/Adam" in covered
-    assert optimizer.left_out == ["tower0/only_here"]
+        for scope, row in zip(scopes, optimizer._replicas.rows):
+            assert {f"{scope}bn/mean", f"{scope}w/Adam"} <= {var.op.name for var in row}
+    assert optimizer.left_out == [f"{scopes[0]}only_here"]
 
 
-def test_a_hook_initialises_and_reports_drift():
+def test_a_hook_initialises_and_reports_drift(caplog):
+    caplog.set_level("INFO", "hier_allreduce")
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.AdamOptimizer(0.1), cpus(2), check_replicas_every=2, broadcast_every=5)
-        op = optimizer.apply_gradients(towers(optimizer, cpus(2))[0])
+        rows, _ = towers(optimizer, cpus(2))
+        op, spoil = optimizer.apply_gradients(rows), rows[1][3][1].assign_add([0.0, 0.5])
         config = tf1.ConfigProto(device_count={"CPU": 16})
         with train.MonitoredTrainingSession(config=config, hooks=[optimizer.hook()]) as sess:
             sess.run(op)
             assert optimizer.last_drift is None
             sess.run(op)
             assert optimizer.last_drift.difference == 0
+            sess.run([op, spoil])
+            sess.run(op)
+            assert optimizer.last_drift == ("tower0/unused", 1, 0.5)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "step 2: all towers are equal"),
+        ("WARNING", "step 4: 'tower0/unused' differs by 0.5 between tower 0 and tower 1"),
+    ]
 
 
 def test_a_variable_without_gradients_is_left_alone():
