@@ -29,10 +29,7 @@ def read_calibration(path: Optional[str]) -> Optional[Mapping[str, Any]]:
     if not presets.readable(Path(path)):
         raise TopologyError(f"calibration {path!r}: no such file")
     content = presets.read_yaml(Path(path), TopologyError)
-    known = ["gpu", "speeds", "links"]
-    for key in content:
-        if key not in known:
-            raise TopologyError(f"{path}: {key!r} is unknown{presets.nearest(str(key), known)}")
+    presets.refuse_unknown(content, ["gpu", "speeds", "links"], path, TopologyError)
     try:
         return {"gpu": words_of(content, "gpu"), "speeds": speeds_of(content), "links": dict(overrides_of(content))}
     except TopologyError as cause:
@@ -46,10 +43,7 @@ def speeds_of(content: Mapping[str, Any]) -> Dict[str, float]:
         TopologyError: a key that is no field (with the nearest), or a value that is none.
     """
     given = part_of(content, "speeds")
-    known = [f.name for f in fields(Speeds)]
-    for key in given:
-        if key not in known:
-            raise TopologyError(f"speeds: {key!r} is unknown{presets.nearest(key, known)}")
+    presets.refuse_unknown(given, [f.name for f in fields(Speeds)], "speeds", TopologyError)
     units = {"copy_latency": "seconds", "kernel": "seconds"}
     return {
         key: presets.number_of(units.get(key, "bytes/s"), f"speeds: {key}", value, TopologyError)

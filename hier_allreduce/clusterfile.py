@@ -37,9 +37,7 @@ def read(name_or_path: str, task: int = 0) -> Dict[str, Any]:
     """
     path = presets.find("clusters", name_or_path, ClusterError)
     values: Dict[str, Any] = presets.read_yaml(path, ClusterError)
-    for key in values:
-        if key not in _KEYS:
-            raise ClusterError(f"{path}: unknown key {key!r}{presets.nearest(key, _KEYS)}")
+    presets.refuse_unknown(values, _KEYS, str(path), ClusterError)
     for key in _NEEDED:
         if key not in values:
             raise ClusterError(f"{path}: {key} is missing: expected hosts: [HOST:PORT, …] and devices_per_host: NUMBER")

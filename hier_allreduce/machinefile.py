@@ -77,10 +77,7 @@ def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]
         raise TopologyError(f"not readable as YAML ({' '.join(str(cause).split())}): {how}") from None
     if not isinstance(content, dict):
         raise TopologyError(f"expected `key: value` lines, not {type(content).__name__}: {how}")
-    known = ["name", "description", "gpu", "matrix", "speeds", "links"]
-    for key in content:
-        if key not in known:
-            raise TopologyError(f"{key!r} is unknown{presets.nearest(str(key), known)}")
+    presets.refuse_unknown(content, ["name", "description", "gpu", "matrix", "speeds", "links"], "", TopologyError)
     if not isinstance(content.get("matrix"), str):
         raise TopologyError(f"expected a `matrix: |2`: {how}")
     given = calibration or {}

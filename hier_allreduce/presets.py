@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Any, List, Type
+from typing import Any, Iterable, List, Type
 
 import yaml
 
@@ -44,6 +44,17 @@ def find(kind: str, name_or_path: str, error: Type[HierAllreduceError]) -> Path:
 def readable(path: Path) -> bool:
     """Whether there is something to read: a file, or a shell's pipe (``<(nvidia-smi topo -m)``)."""
     return path.exists() and not path.is_dir()
+
+
+def refuse_unknown(keys: Iterable[Any], known: List[str], source: str, error: Type[HierAllreduceError]) -> None:
+    """Refuse a file's keys if one of them is not among the known ones.
+
+    Raises:
+        error: the first such key, with the nearest; the message begins with ``source``, unless that is empty.
+    """
+    for key in keys:
+        if key not in known:
+            raise error(f"{source}{': ' * bool(source)}{key!r} is unknown{nearest(str(key), known)}")
 
 
 def nearest(word: str, known: List[str]) -> str:

@@ -99,10 +99,7 @@ def load(name_or_path: str) -> Network:
     """
     path = presets.find("networks", name_or_path, ClusterError)
     values = presets.read_yaml(path, ClusterError)
-    keys = list(Network._fields)
-    for key in values:
-        if key not in keys:
-            raise ClusterError(f"{path}: {key!r} is unknown{presets.nearest(str(key), keys)}")
+    presets.refuse_unknown(values, list(Network._fields), str(path), ClusterError)
     if "nic" not in values:
         raise ClusterError(f"{path}: nic is missing: the bytes/s of one network card, such as 1.25e9")
     return checked({"name": path.stem, **values}, str(path))

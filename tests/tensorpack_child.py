@@ -423,6 +423,9 @@ def refusals(folder):
             w = tf1.get_variable("W", [], initializer=tf1.zeros_initializer(), use_resource=True)
         return cost + w
 
+    slip = os.path.join(folder, "slip.yaml")
+    with open(slip, "w") as file:
+        file.write("devises: 2\n")
     reused = sesscreate.SessionCreatorAdapter(sesscreate.NewSessionCreator(), lambda session: session)
     two_cpus = sesscreate.NewSessionCreator(config=tf1.ConfigProto(allow_soft_placement=True, device_count={"CPU": 2}))
 
@@ -443,6 +446,7 @@ def refusals(folder):
         "update": lambda: HierarchicalTrainer(8, update="mian"),
         "period": lambda: HierarchicalTrainer(8, broadcast_every=-2),
         "preset": lambda: HierarchicalTrainer.from_config("chaner"),
+        "key": lambda: HierarchicalTrainer.from_config(slip),
         "cut": lambda: HierarchicalTrainer(2, update="main", strategy="tensorpack-packed"),
         "groups": lambda: HierarchicalTrainer(4, groups=[[0, 1], [3]]),
         "average": lambda: HierarchicalTrainer(2, average="sum"),

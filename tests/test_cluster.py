@@ -758,7 +758,7 @@ def test_a_file_describes_a_cluster(tmp_path):
     assert (loaded.size, loaded.task, loaded.devices_per_host, loaded.network) == (2, 1, 4, None)
     assert Cluster.load("example-4x8", 0).network == scaling.load("25gbe")
     for text, words in (
-        ("hosts: [a:1]\ndevices: 4\n", "unknown key 'devices'; did you mean 'devices_per_host'"),
+        ("hosts: [a:1]\ndevices: 4\n", "'devices' is unknown; did you mean 'devices_per_host'"),
         ("hosts: [a:1]\n", "devices_per_host is missing"),
         ("hosts: [a]\ndevices_per_host: 1\n", "'a' is not an address"),
         ("hosts: 2\ndevices_per_host: 1\n", "hosts=2: expected a list of addresses"),

@@ -290,6 +290,7 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
         ("update", "StrategyError", ["update='mian'", "'replicated', 'main'"]),
         ("period", "StrategyError", ["broadcast_every=-2"]),
         ("preset", "StrategyError", ["did you mean 'chainer'"]),
+        ("key", "StrategyError", ["slip.yaml: 'devises' is unknown; did you mean 'devices'"]),
         ("cut", "StrategyError", ["over several mains", "splits"]),
         ("groups", "StrategyError", ["missing [2]"]),
         ("average", "GradientError", ["average='sum'"]),

@@ -144,9 +144,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         path = presets.find("trainers", name_or_path, StrategyError)
         values = presets.read_yaml(path, StrategyError)
         known = ["devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every"]
-        for key in values:
-            if key not in known:
-                raise StrategyError(f"{path}: unknown key {key!r}{presets.nearest(key, known)}")
+        presets.refuse_unknown(values, known, str(path), StrategyError)
         if "devices" not in values:
             raise StrategyError(f"{path}: devices is missing: how many GPUs, or a list of devices")
         if isinstance(values.get("strategy"), dict):
