@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 from functools import lru_cache
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence, Tuple
 
 from .errors import TopologyError
 from .smi import parse_nvidia_smi
@@ -30,18 +30,29 @@ def this_machine(devices: Optional[Sequence[str]] = None) -> Topology:
     Raises:
         TopologyError: devices of several kinds, a GPU that is not there, or a table that cannot be understood.
     """
-    numbers = None if devices is None else [_number(device) for device in devices]
-    if devices is not None and all(re.search(r"cpu:\d+$", device, re.I) for device in devices):
+    if devices is None:
+        return _whole_machine()
+    looked_up = [_kind_and_number(device) for device in devices]
+    for device, (kind, _) in zip(devices, looked_up):
+        if kind != looked_up[0][0]:
+            raise TopologyError(
+                f"{devices[0]!r} and {device!r} are of two kinds: expected GPUs alone, or CPUs alone, to look up in "
+                "this machine's topology"
+            )
+    if {kind for kind, _ in looked_up} == {"cpu"}:
         return flat_host(len(devices))
-    found = _by_nvidia_smi() or _by_tensorflow() or flat_host(1, "this machine, without GPUs")
-    return found if numbers is None else subset(found, numbers)
+    return subset(_whole_machine(), [number for _, number in looked_up])
 
 
-def _number(device: str) -> int:
-    found = re.search(r"(?:gpu|cpu):(\d+)$", device, re.I)
+def _kind_and_number(device: str) -> Tuple[str, int]:
+    found = re.search(r"(gpu|cpu):(\d+)$", device, re.I)
     if not found:
         raise TopologyError(f"{device!r}: expected a device such as '/gpu:0' to look up in this machine's topology")
-    return int(found.group(1))
+    return found.group(1).lower(), int(found.group(2))
+
+
+def _whole_machine() -> Topology:
+    return _by_nvidia_smi() or _by_tensorflow() or flat_host(1, "this machine, without GPUs")
 
 
 def _by_nvidia_smi() -> Optional[Topology]:

@@ -392,6 +392,9 @@ def test_cpu_devices_are_a_flat_host_and_strange_ones_an_error(nvidia_smi):
     assert detect.this_machine(["/cpu:0", "/device:CPU:1"]).devices == ("CPU0", "CPU1")
     with pytest.raises(TopologyError, match="'/tpu:0'"):
         detect.this_machine(["/tpu:0"])
+    for mixed in (["/gpu:0", "/cpu:1"], ["/cpu:1", "/GPU:0"]):
+        with pytest.raises(TopologyError, match=f"'{mixed[0]}' and '{mixed[1]}' are of two kinds"):
+            detect.this_machine(mixed)
 
 
 def test_nvidia_smi_is_asked_once_in_a_process(monkeypatch):
