@@ -19,12 +19,11 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 import numpy as np
 from scipy.optimize import linear_sum_assignment, linprog
 
+from .algorithms import Hop, ReduceHalf
 from .occupancy import occupancy
 from .topology import Topology
 
 Edge = Tuple[int, int]
-Hop = Tuple[Tuple[int, ...], int]  # (srcs, dst), as in a plan's Reduce
-ReduceHalf = Tuple[Hop, ...]
 Tree = Tuple[Edge, ...]  # K-1 edges, the smaller device first
 
 _ENOUGH = 1e-3  # stop when no tree can improve the packing by more than this share
@@ -67,7 +66,7 @@ def pack_paths(topology: Topology) -> Packing:
 def share_out(topology: Topology, trees: Sequence[Tree]) -> Tuple[float, ...]:
     """The shares of the bytes for given trees with which the busiest resource is least busy: as even as that allows."""
     packer = _Packer(topology, False)
-    busy = np.stack([packer.busy(tree) for tree in trees], axis=1)
+    busy = np.stack([packer.busy([packer.index[edge] for edge in tree]) for tree in trees], axis=1)
     count = len(trees)
     # Variables: the shares, how busy the busiest resource is, the largest share.
     least = np.concatenate([np.zeros(count), [1.0, 1e-3]])
@@ -144,16 +143,12 @@ class _Packer:
 
     def _solve(self) -> Any:
         """Shares of the columns that give most together while no resource is busy more than all the time."""
-        busy = np.stack([self._busy(tree) for tree in self.columns], axis=1)
+        busy = np.stack([self.busy(tree) for tree in self.columns], axis=1)
         return linprog(-np.ones(len(self.columns)), busy, np.ones(len(self.load)), bounds=(0, None), method="highs")
 
-    def busy(self, tree: Tree) -> Any:
-        """For each resource the time it is busy per byte that goes along a tree."""
-        return self._busy(tuple(self.index[edge] for edge in tree))
-
-    def _busy(self, tree: Tuple[int, ...]) -> Any:
-        """For each resource the time it is busy per byte that goes along the tree."""
-        return self.load[:, list(tree)].sum(axis=1)
+    def busy(self, columns: Sequence[int]) -> Any:
+        """For each resource the time it is busy per byte that goes along a tree, given as its pairs' columns."""
+        return self.load[:, list(columns)].sum(axis=1)
 
     def _packing(self, solved: Any, bound: float) -> Packing:
         used = [(tree, x) for tree, x in zip(self.columns, solved.x) if x > -1e-4 * solved.fun]
@@ -170,7 +165,7 @@ class _Packer:
         price = np.ones(len(self.load))
         for _ in range(4 * self.count):
             self._add(price, 1e-6)
-            busy = self._busy(list(self.columns)[-1])
+            busy = self.busy(list(self.columns)[-1])
             price *= np.exp(busy / busy.max())
             price /= price.max()
 
