@@ -1,16 +1,13 @@
-"""TensorFlow's collectives: how a tensor gets from one host to the others.
-
-This is the only module that uses ``tensorflow.python.ops.collective_ops``, which has no public name.
-"""
+"""TensorFlow's collectives: how a tensor gets from one host to the others."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import collective_ops
+from tensorflow.python.ops import collective_ops  # it has no public name
 
-from .compat import tf1
+from .compat import COLLECTED, tf1
 from .emit import Across
 
 # Group and instance numbers are the server's, shared by all that use collectives in it: tensorpack counts from 42 and
@@ -25,9 +22,9 @@ _WIDER = {
     "uint8": "int32",
     "int16": "int32",
     "uint16": "int32",
+    "float16": "float32",
     "bfloat16": "float32",
 }
-_COLLECTIVE = ("float16", "float32", "float64", "int32", "int64")
 
 
 class Collectives(Across):
@@ -77,11 +74,10 @@ class Collectives(Across):
 
 def can_cross(dtype: Any) -> bool:
     """Whether tensors of a dtype can be added up over hosts."""
-    return _wider(dtype).name in _COLLECTIVE
+    return _wider(dtype).name in COLLECTED
 
 
 def _wider(dtype: Any) -> Any:
-    """The dtype in which a dtype crosses."""
-    has_halves = hasattr(collective_ops, "all_reduce_v2")  # TensorFlow 1.15's kernels have no float16
+    """The dtype in which a dtype crosses: itself, if collectives add it up."""
     name = dtype.base_dtype.name
-    return tf.as_dtype("float32" if name == "float16" and not has_halves else _WIDER.get(name, name))
+    return tf.as_dtype(name if name in COLLECTED else _WIDER.get(name, name))

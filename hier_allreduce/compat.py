@@ -1,4 +1,4 @@
-"""Everything that differs between TensorFlow 1.15 and 2.x, and what neither makes public."""
+"""What differs between TensorFlow 1.15 and 2.x, in one place; and some of what neither makes public."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ SUMMED = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     *("int8", "int16", "int32", "int64", "uint8", *_UNSIGNED),
 )
+# the dtypes that collectives add up; 1.15 has no kernel for halves
+COLLECTED = (*(("float16",) if tf.__version__ >= "2" else ()), "float32", "float64", "int32", "int64")
 
 
 def as_written(function: F) -> F:
