@@ -6,6 +6,7 @@ nothing but the all-reduce, the update and the copies.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
@@ -64,20 +65,21 @@ def compare(case: Case, optimizer: str, rounds: int, tick: Tick = lambda words: 
         raise BenchError(f"optimizer {optimizer!r} is unknown{nearest(optimizer, sorted(OPTIMIZERS))}")
     slots: Dict[str, List[int]] = {}
     steps: Dict[str, Any] = {}
-    for update in UPDATES:
-        tick(f"building {update}")
-        slots[update], steps[update] = _built(case, optimizer, update)
-    return Compared(case.devices, slots, interleaved(steps, rounds, tick))
+    with contextlib.ExitStack() as until_done:
+        for update in UPDATES:
+            tick(f"building {update}")
+            slots[update], steps[update] = _built(case, optimizer, update, until_done)
+        return Compared(case.devices, slots, interleaved(steps, rounds, tick))
 
 
-def _built(case: Case, name: str, update: str) -> Tuple[List[int], Any]:
-    """The bytes of slots on each device, as executed, and a callable that makes a step."""
+def _built(case: Case, name: str, update: str, until_done: contextlib.ExitStack) -> Tuple[List[int], Any]:
+    """The bytes of slots on each device, as executed, and a callable that makes a step ``until_done``."""
     with tf.Graph().as_default() as graph:
         optimizer = TowerOptimizer(OPTIMIZERS[name](), case.devices, case.average, update=update)
         rows = [_tower(case, tower) for tower in range(len(case.devices))]
         weights = {var.op.name for row in rows for _, var in row}
         train_op = optimizer.apply_gradients(rows)
-        running = session(graph, case)
+        running = until_done.enter_context(contextlib.closing(session(graph, case)))
         running.run(tf1.global_variables_initializer())
         running.run(optimizer.init_op)
         metadata = tf1.RunMetadata()

@@ -137,7 +137,7 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     if status:
         words = faults[0] if faults else "its last words are in the log"
         raise ClusterError(f"a host failed with exit status {status}: {words}")
-    many = _joined([np.load(str(_result(args.out, task))) for task in range(args.hosts)])
+    many = _joined([_loaded(_result(args.out, task)) for task in range(args.hosts)])
     with _bar(terminal, job, "one device") as bar:
         one = job.train(SimpleTrainer(), job.data(1), bar, device=job.devices[0])
     checkpoint = tf1.train.latest_checkpoint(str(args.out))
@@ -154,14 +154,17 @@ def _bar(terminal: IO[str], job: _Job, title: str) -> Any:
 _OPTIONS = ("hosts", "devices", "strategy", "update", "optimizer", "epochs", "seed")
 
 
-def _joined(results: Sequence[Any]) -> Run:
+def _loaded(path: Path) -> Dict[str, np.ndarray]:
+    with np.load(str(path)) as archive:
+        return dict(archive)
+
+
+def _joined(results: Sequence[Dict[str, np.ndarray]]) -> Run:
     """All hosts' towers as one run, with the copies inside host 0."""
     weights: List[Dict[str, np.ndarray]] = []
     for result in results:
-        towers = sorted({int(key.split()[0]) for key in result.files if key not in ("losses", "audit")})
-        weights += [
-            {key.split()[1]: result[key] for key in result.files if key.startswith(f"{tower} ")} for tower in towers
-        ]
+        towers = sorted({int(key.split()[0]) for key in result if key not in ("losses", "audit")})
+        weights += [{key.split()[1]: result[key] for key in result if key.startswith(f"{tower} ")} for tower in towers]
     losses = np.mean([result["losses"] for result in results], axis=0)
     return Run([float(loss) for loss in losses], weights, f"in host 0, {results[0]['audit']}")
 
