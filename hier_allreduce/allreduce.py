@@ -8,9 +8,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from .compat import as_written
 from .devices import device_strings
-from .emit import NARROW, Across, Dense, Gather, Narrow, OnDevices, emit, recorded
+from .emit import Across, Dense, Gather, Narrow, OnDevices, emit, recorded
 from .errors import ClusterError
-from .gradients import Matrix, matrix, pairs_of, variable_names
+from .gradients import NARROW, Matrix, matrix, pairs_of, variable_names
 from .kinds import DENSE, VALUES, Entry, gradients, tensors
 from .layout import Layout, lay_out
 from .packing import Tower

@@ -69,6 +69,11 @@ def belongs_here(tensor: Any) -> bool:
     return is_function or (not is_eager(tensor) and tensor.graph is graph)
 
 
+def is_for_a_session() -> bool:
+    """Whether ops added now are for a session, and not eager ones or a ``tf.function``'s."""
+    return not getattr(tf1, "executing_eagerly_outside_functions", tf.executing_eagerly)()
+
+
 def is_eager(tensor: Any) -> bool:
     """Whether ``tensor`` has a value already and belongs to no graph."""
     return not hasattr(tensor, "graph") or type(tensor).__name__ == "EagerTensor"

@@ -40,9 +40,6 @@ def emitted_in(graph: Any) -> List[Emitted]:
     return list(_emitted.get(graph, ()))
 
 
-NARROW = ("float16", "bfloat16")  # dtypes that are added in float32
-
-
 class Across:
     """What becomes of a host's complete sum before it is copied: here nothing, there being one host."""
 

@@ -21,6 +21,8 @@ from .compat import SUMMED, belongs_here, is_eager
 from .devices import device_fields, fits
 from .errors import GradientError
 
+NARROW = ("float16", "bfloat16")  # dtypes that are added in float32
+
 
 @dataclass(frozen=True)
 class Matrix:

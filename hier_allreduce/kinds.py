@@ -16,7 +16,7 @@ from .buckets import Spec
 from .compat import tf1
 from .devices import all_on_cpu
 from .errors import GradientError
-from .gradients import Matrix, dtype_of, is_sparse, merged_shape, static_shape, where
+from .gradients import NARROW, Matrix, dtype_of, is_sparse, merged_shape, static_shape, where
 from .strategy import Strategy
 
 DENSE, VALUES, INDICES = "dense", "values", "indices"
@@ -135,7 +135,10 @@ def _tensor(grad: Any, part: str, column: Sequence[Any]) -> Any:
 
 def _summed(grad: Any, column: Sequence[Any]) -> Any:
     rows = _known_rows(column)
-    dense = tf.math.unsorted_segment_sum(grad.values, grad.indices, grad.dense_shape[0] if rows is None else rows)
+    # equal indices are additions too, and are made in float32 as those of the all-reduce are
+    wide = tf.cast(grad.values, tf.float32) if grad.dtype.name in NARROW else grad.values
+    dense = tf.math.unsorted_segment_sum(wide, grad.indices, grad.dense_shape[0] if rows is None else rows)
+    dense = tf.cast(dense, grad.dtype)
     dense.set_shape(_merged_shape(column))
     return dense
 

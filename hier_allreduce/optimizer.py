@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import Any, List, Optional, Sequence, Union
+import weakref
+from typing import Any, List, Optional, Sequence, Set, Union
 
 import tensorflow as tf
 
 from .allreduce import allreduce_grads_and_vars
-from .compat import as_written, tf1, unconditionally
+from .compat import as_written, is_for_a_session, tf1, unconditionally
 from .devices import device_strings
 from .errors import VariableError
 from .gradients import pairs_of
-from .replicas import Drift, Replicas, broadcast, check_period, differences, drift, replicas
+from .replicas import Drift, Replicas, broadcast, check_period, differences, drift, made_alike, replicas
 from .strategy import Strategy, strategy_from
 from .updates import (
     Pairs,
+    Updated,
+    all_variables,
     check_update,
     check_variables,
-    owner_of,
+    owned,
     refuse_accumulation,
+    refuse_other_interface,
     refuse_wrapper,
     sum_advice,
     update_at_mains,
@@ -28,6 +32,8 @@ from .updates import (
 )
 
 _log = logging.getLogger("hier_allreduce")
+# of each graph, the names of what an optimizer has once for all towers: no other optimizer is to miss it on some
+_exist_once: weakref.WeakKeyDictionary[Any, Set[str]] = weakref.WeakKeyDictionary()
 
 
 class TowerOptimizer:
@@ -100,6 +106,7 @@ class TowerOptimizer:
         if check_update(update, self._strategy) == "main":
             refuse_wrapper(optimizer)
         refuse_accumulation(optimizer)
+        refuse_other_interface(optimizer)
         self.devices = device_strings(devices)
         self.init_op: Any = None
         self.broadcast_op: Any = None
@@ -137,22 +144,24 @@ class TowerOptimizer:
             VariableError: a variable is shared between towers, differs between them, does not fit its gradient, or is a
                 reference variable; or there is no graph.
         """
-        if tf.executing_eagerly():
+        if not is_for_a_session():
             raise VariableError(
                 "a TowerOptimizer builds the train op of a graph: call tf.compat.v1.disable_eager_execution() first, or"
-                " build inside `with tf.Graph().as_default():`; eagerly, use hier_allreduce.allreduce_grads"
+                " build inside `with tf.Graph().as_default():`; eagerly and in a tf.function, use"
+                " hier_allreduce.allreduce_grads"
             )
         rows = pairs_of(tower_grads_and_vars, self.devices)
         check_variables(rows, self.devices)
         summed = len(self.devices) * self._hosts
         if not self._average and summed > 1:
             warnings.warn(sum_advice(self._optimizer, summed), stacklevel=3)  # as_written is in between
-        before = tf1.global_variables() + tf1.local_variables()
+        before = tf1.global_variables()  # not the local ones: each tower counts its own metrics
         updated = self._updated(rows)
         with unconditionally():  # the step may be in a tf.cond
-            self._find_replicas(rows, before)
-        with tf.control_dependencies([updated]):
-            ops = [updated] if global_step is None else [tf1.assign_add(global_step, 1).op]
+            self._find_replicas(rows, before, updated)
+        ops = [tf.group(*updated.ops)]
+        with tf.control_dependencies(ops):
+            ops = ops if global_step is None else [tf1.assign_add(global_step, 1).op]
         counter = self._counter()
         with tf.control_dependencies(ops):
             if counter is not None:
@@ -184,25 +193,34 @@ class TowerOptimizer:
                 self._differences = differences(self._replicas)
         return drift(self._replicas, session.run(self._differences), self._hosts)
 
-    def _updated(self, rows: Sequence[Pairs]) -> Any:
+    def _updated(self, rows: Sequence[Pairs]) -> Updated:
         if self._update == "main":
-            return update_at_mains(
+            before = {id(var) for var in all_variables()}
+            update = update_at_mains(
                 self._optimizer, rows, self.devices, self._average, self._strategy, cluster=self._cluster
             )
+            return Updated([update], [[var for var in all_variables() if id(var) not in before]])
         reduced = allreduce_grads_and_vars(
             rows, self.devices, self._average, strategy=self._strategy, cluster=self._cluster
         )
-        return tf.group(*update_replicated(self._optimizer, reduced, self.devices))
+        return update_replicated(self._optimizer, reduced, self.devices)
 
-    def _find_replicas(self, rows: Sequence[Pairs], before: Sequence[Any]) -> None:
+    def _find_replicas(self, rows: Sequence[Pairs], before: Sequence[Any], updated: Updated) -> None:
         """Find what must agree between towers, and build the ops that see to it."""
-        known, trained = {id(var) for var in before}, {var.op.name for row in rows for _, var in row}
-        created = [var for var in tf1.global_variables() + tf1.local_variables() if id(var) not in known]
-        # at the mains slots exist once; on every tower those of an optimizer that belong to no variable do
-        shared = [var for var in created if self._update == "main" or owner_of(var.op.name, trained) is None]
-        shared += tf1.get_collection(tf1.GraphKeys.GLOBAL_STEP)
+        scope, trained = tf1.get_variable_scope().name, {var.op.name for row in rows for _, var in row}
+        created = [var for own in updated.created for var in own]
+        alike: List[List[Any]] = []
+        if self._update == "replicated":
+            alike = made_alike([[v for v in own if not owned(v.op.name, trained, scope)] for own in updated.created])
+        # at the mains slots exist once; on every tower what belongs to no variable, and was not made by every update
+        copies = {id(var) for row in alike for var in row}
+        once = _exist_once.setdefault(tf1.get_default_graph(), set())
+        for var in created:
+            if self._update == "main" or not (id(var) in copies or owned(var.op.name, trained, scope)):
+                once.add(var.op.name)
         everything = [var for row in rows for _, var in row] + list(before) + created
-        self._replicas = replicas(rows, everything, shared)
+        shared = [var for var in everything if var.op.name in once] + tf1.get_collection(tf1.GraphKeys.GLOBAL_STEP)
+        self._replicas = replicas(rows, everything, shared, alike, scope)
         self.left_out = self._replicas.left_out
         self.broadcast_op = broadcast(self._replicas, self.devices)
         self.init_op = self.broadcast_op if self._broadcast_every >= 0 else tf.no_op()

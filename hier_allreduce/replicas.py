@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Dict, Iterable, List, NamedTuple, Sequence
 
 import tensorflow as tf
@@ -10,7 +11,7 @@ from .allreduce import copy_from_tower_0
 from .compat import tf1
 from .errors import StrategyError
 from .gradients import tower_scopes
-from .updates import Pairs, owner_of
+from .updates import Pairs, owned
 
 
 class Replicas(NamedTuple):
@@ -52,7 +53,13 @@ def check_period(name: str, steps: int, never: int = 0) -> int:
     return steps
 
 
-def replicas(rows: Sequence[Pairs], variables: Iterable[Any], shared: Iterable[Any] = ()) -> Replicas:
+def replicas(
+    rows: Sequence[Pairs],
+    variables: Iterable[Any],
+    shared: Iterable[Any] = (),
+    alike: Sequence[Sequence[Any]] = (),
+    scope: str = "",
+) -> Replicas:
     """Sort ``variables`` by their towers: what is trained by its place in the rows, slots by the names of their
     variables, and others by what the names of a tower's variables begin with.
 
@@ -60,27 +67,54 @@ def replicas(rows: Sequence[Pairs], variables: Iterable[Any], shared: Iterable[A
         rows: K rows of N (gradient, variable) pairs.
         variables: all that may have copies: weights, optimizer slots, moving averages.
         shared: those among them that exist once for all towers.
+        alike: K rows of those that are known to be copies of each other.
+        scope: the variable scope that the update was built in.
     """
-    once = {id(var) for var in shared}
+    settled = {id(var) for var in shared} | {id(var) for row in alike for var in row}
     scopes = tower_scopes([[var for _, var in row] for row in rows])
-    heads = [(scope, tower, scopes[0]) for tower, scope in enumerate(scopes)]
+    heads = [(tower_scope, tower, scopes[0]) for tower, tower_scope in enumerate(scopes)]
     heads.sort(key=lambda head: -len(head[0]))
     trained = {
-        var.op.name: (var.op.name, tower, first.op.name)
+        var.op.name: (tower, first.op.name)
         for tower, row in enumerate(rows)
         for (_, var), (_, first) in zip(row, rows[0])
     }
     towers: List[Dict[str, Any]] = [{} for _ in rows]
     for var in variables:
         name = var.op.name
-        owner = owner_of(name, trained)
-        head = trained[owner] if owner else next((head for head in heads if name.startswith(head[0])), None)
-        if head and id(var) not in once:
+        parts = owned(name, trained, scope)
+        head = next((head for head in heads if name.startswith(head[0])), None)
+        if id(var) in settled:
+            continue
+        if parts:
+            tower, first = trained[parts.owner]
+            towers[tower][parts.scope + first + parts.rest] = var
+        elif head:
             own, tower, on_tower_0 = head
             towers[tower][on_tower_0 + name[len(own) :]] = var
     everywhere = [name for name in towers[0] if all(name in own for own in towers)]
     left_out = [var.op.name for own in towers for name, var in own.items() if name not in everywhere]
-    return Replicas([[own[name] for name in everywhere] for own in towers], sorted(left_out))
+    copies = [[*(own[name] for name in everywhere), *more] for own, more in zip(towers, alike or [()] * len(rows))]
+    return Replicas(copies, sorted(left_out))
+
+
+def made_alike(made: Sequence[Sequence[Any]]) -> List[List[Any]]:
+    """What every tower's update has made for itself: K rows, matched by names but for the numbers in them.
+
+    What only some towers' have made, as the beta powers of Adam, is not in it.
+    """
+
+    def by_name(variables: Sequence[Any]) -> Dict[Any, List[Any]]:
+        found: Dict[Any, List[Any]] = {}
+        for var in variables:
+            kind = (re.sub(r"_\d+(?=/|$)", "", var.op.name), var.dtype.base_dtype, str(var.shape))
+            found.setdefault(kind, []).append(var)
+        return found
+
+    towers = [by_name(variables) for variables in made]
+    counts = [{kind: len(own) for kind, own in found.items()} for found in towers]
+    kinds = [kind for kind, count in counts[0].items() if all(other.get(kind) == count for other in counts)]
+    return [[var for kind in kinds for var in own[kind]] for own in towers]
 
 
 def broadcast(found: Replicas, devices: Sequence[Any]) -> Any:
@@ -110,8 +144,11 @@ def differences(found: Replicas) -> Any:
 
 def _largest(var: Any, first: Any) -> Any:
     one, other = (tf.reshape(v.read_value(), [-1]) for v in (var, first))
+    unequal = tf.cast(tf.not_equal(one, other), tf.float64)
     if var.dtype.base_dtype == tf.string:
-        difference = tf.cast(tf.not_equal(one, other), tf.float64)
+        difference = unequal
+    elif var.dtype.is_integer:  # large ones differ by less than a float64 can say
+        difference = tf.maximum(unequal, tf.abs(tf.cast(one, tf.float64) - tf.cast(other, tf.float64)))
     else:
         one, other = (tf.cast(v, tf.complex128 if v.dtype.is_complex else tf.float64) for v in (one, other))
         difference, none = tf.abs(one - other), tf.math.is_nan

@@ -12,7 +12,24 @@ With mains chosen by bytes the second keeps every optimizer slot once, spread ov
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Container, ContextManager, Dict, Iterator, List, Optional, Sequence, Tuple
+import inspect
+import itertools
+import re
+from collections import Counter
+from typing import (
+    Any,
+    Callable,
+    Container,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import tensorflow as tf
 
@@ -25,6 +42,10 @@ from .strategy import Strategy
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 
 UPDATES = ("replicated", "main")
+_FINISH = inspect.signature(tf1.train.Optimizer._finish).parameters
+_MANAGER, _UPDATE = "_loss_scale_manager", "update_loss_scale"  # of tf.contrib.mixed_precision's wrapper
+_WRITES = re.compile("(Resource)?(Sparse)?(Assign|Apply|Scatter|StridedSliceAssign)")  # types of ops
+_PASS_ON = ("Identity", "Switch", "Enter", "RefIdentity", "RefSwitch", "RefEnter")
 
 
 def check_update(update: str, strategy: Strategy) -> str:
@@ -51,9 +72,15 @@ def held_by(optimizer: Any) -> List[Any]:
     """``optimizer`` and, if it is a wrapper, those that it holds, from outside to inside."""
     found = [optimizer]
     for one in found:
-        for value in vars(one).values():
-            held = value if isinstance(value, (list, tuple)) else [value]
-            found += [o for o in held if isinstance(o, tf1.train.Optimizer) and all(o is not known for known in found)]
+        waiting = list(vars(one).values())
+        while waiting:
+            held = waiting.pop(0)
+            if isinstance(held, Mapping):
+                waiting = [*held.values(), *waiting]
+            elif isinstance(held, (list, tuple)):
+                waiting = [*held, *waiting]
+            elif isinstance(held, tf1.train.Optimizer) and all(held is not known for known in found):
+                found.append(held)
     return found
 
 
@@ -70,6 +97,20 @@ def refuse_accumulation(optimizer: Any) -> None:
             raise VariableError(
                 "AccumGradOptimizer reads its counter while the same step advances it, so the towers would part; give"
                 " hier_allreduce.integrations.tensorpack.OrderedAccumGrad(optimizer, niter) in its place"
+            )
+
+
+def refuse_other_interface(optimizer: Any) -> None:
+    """Refuse optimizers that are made for ``tf.distribute``, of ``tf.contrib.optimizer_v2``.
+
+    Raises:
+        VariableError: ``optimizer``, or one that it holds, is one.
+    """
+    for one in held_by(optimizer):
+        if len(inspect.signature(type(one)._finish).parameters) != len(_FINISH):
+            raise VariableError(
+                f"{type(one).__module__}.{type(one).__name__} is made for tf.distribute; take the optimizer of that"
+                " name in tf.compat.v1.train"
             )
 
 
@@ -90,12 +131,19 @@ def sum_advice(optimizer: Any, towers: int) -> str:
 # ---- every tower for itself ------------------------------------------------------------------------
 
 
+class Updated(NamedTuple):
+    """K ops that update the towers' variables, and for each tower the variables that its update has created."""
+
+    ops: List[Any]
+    created: List[List[Any]]
+
+
 def update_replicated(
     optimizer: Any,
     rows: Sequence[Pairs],
     devices: Sequence[Any],
     scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext(),
-) -> List[Any]:
+) -> Updated:
     """One update for each tower on its device.
 
     The towers share ``optimizer``. Where it, or one that it holds, has work to do once a step, after the updates (Adam
@@ -108,31 +156,84 @@ def update_replicated(
         devices: K devices.
         scope: entered for each tower's number, around what its update creates.
 
-    Returns:
-        K ops.
+    Raises:
+        VariableError: several towers' updates write one variable, or the last one's does more than the others'.
     """
     once_a_step = [one for one in held_by(optimizer) if type(one)._finish is not tf1.train.Optimizer._finish]
-    updates: List[Any] = []
+    graph, found = tf1.get_default_graph(), Updated([], [])
+    written: List[Counter] = []
     with _one_loss_scale(optimizer):
         for tower, (row, device) in enumerate(zip(rows, devices)):
             last = tower == len(devices) - 1
-            wait = tf.control_dependencies(updates if once_a_step and last else [])
+            wait = tf.control_dependencies(found.ops if once_a_step and last else [])
             finish = contextlib.nullcontext() if last else _without_finish(once_a_step)
+            ops, variables = len(graph.get_operations()), {id(var) for var in all_variables()}
             with tf1.device(device), scope(tower), wait, finish:
-                updates.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
-    return updates
+                found.ops.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
+            found.created.append([var for var in all_variables() if id(var) not in variables])
+            written.append(writes(graph.get_operations()[ops:]))
+    _refuse_unlike_updates(optimizer, rows, devices, written)
+    return found
+
+
+def all_variables() -> List[Any]:
+    """The global and the local variables of the graph that is being built, each once."""
+    return list({id(var): var for var in tf1.global_variables() + tf1.local_variables()}.values())
+
+
+def writes(ops: Sequence[Any]) -> Counter:
+    """How often ``ops`` write each variable, by its name; what it starts from does not count."""
+    found: Counter = Counter()
+    for op in ops:
+        written = op.inputs[0] if op.inputs and _WRITES.match(op.type) else None
+        if written is not None and (written.dtype == tf.resource or written.dtype._is_ref_dtype):
+            source = written.op
+            while source.type in _PASS_ON:
+                source = source.inputs[0].op
+            found[source.name] += op.name != f"{source.name}/Assign"
+    return +found
+
+
+def _refuse_unlike_updates(
+    optimizer: Any, rows: Sequence[Pairs], devices: Sequence[Any], written: Sequence[Counter]
+) -> None:
+    kind, advice = type(optimizer).__name__, "Use update='main', which updates each variable once"
+    writer: Dict[str, int] = {}
+    for tower, counts in enumerate(written):
+        for name in counts:
+            if writer.setdefault(name, tower) != tower:
+                raise VariableError(
+                    f"{kind}: the updates of {where(writer[name], devices)} and of {where(tower, devices)} both write"
+                    f" {name!r}, which would change more than once a step. {advice}, or let every tower have its own"
+                )
+        for (_, var), (_, first) in zip(rows[tower], rows[0]):
+            often, on_tower_0 = counts[_handle(var)], written[0][_handle(first)]
+            if often != on_tower_0:
+                raise VariableError(
+                    f"{kind}: the update of {where(tower, devices)} writes {var.op.name!r} {often} times, that of"
+                    f" tower 0 writes {first.op.name!r} {on_tower_0} times: its _finish() is called once a step, in the"
+                    f" last tower. {advice}"
+                )
+
+
+def _handle(var: Any) -> str:
+    return str(var.handle.op.name if is_resource(var) else var.op.name)
 
 
 @contextlib.contextmanager
 def _without_finish(optimizers: Sequence[Any]) -> Iterator[None]:
     """While this lasts, updates do not end with these optimizers' ``_finish``."""
     for one in optimizers:
-        one._finish = lambda updates, name: tf.group(*updates, name=name)
+        one._finish = _nothing_more
     try:
         yield
     finally:
         for one in optimizers:
             del one._finish  # the method of its class is there again
+
+
+def _nothing_more(update_ops: Any, name_scope: Any) -> Any:
+    return tf.group(*update_ops, name=name_scope)
 
 
 @contextlib.contextmanager
@@ -141,14 +242,16 @@ def _one_loss_scale(optimizer: Any) -> Iterator[None]:
 
     The other towers, whose gradients are the same, are told what it was told: whether to apply them.
     """
-    scales = [one._loss_scale for one in held_by(optimizer) if hasattr(one, "_loss_scale")]
-    for scale in scales:
-        scale.update = _first_result(scale.update)
-    try:
+    with contextlib.ExitStack() as then:
+        for one in held_by(optimizer):
+            for scale, method in (
+                (getattr(one, "_loss_scale", None), "update"),
+                (getattr(one, _MANAGER, None), _UPDATE),
+            ):
+                if type(scale).__module__.startswith("tensorflow") and method not in vars(scale):
+                    setattr(scale, method, _first_result(getattr(scale, method)))
+                    then.callback(delattr, scale, method)  # the method of its class is there again
         yield
-    finally:
-        for scale in scales:
-            del scale.update  # the method of its class is there again
 
 
 def _first_result(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -194,12 +297,13 @@ def update_at_mains(
     Raises:
         GradientError: as :func:`hier_allreduce.allreduce_grads_and_vars`.
         StrategyError: the strategy cuts variables over several mains.
-        VariableError: the variables differ between towers, are reference variables, or ``optimizer`` cannot run on one
-            device only.
+        VariableError: the variables differ between towers, are reference variables or pieces of partitioned ones, or
+            ``optimizer`` cannot run on one device only.
     """
     refuse_wrapper(optimizer if base is None else base)
     check_variables(rows, devices)
     names = variable_names(rows, devices)
+    _refuse_pieces(rows[0], devices, names)
     grads = matrix([[grad for grad, _ in row] for row in rows], tuple(devices), average, names)
     reduced, layout = reduce_to_mains(grads, average, strategy, cluster=cluster)
     mains = layout.mains()
@@ -229,17 +333,40 @@ def refuse_wrapper(optimizer: Any) -> None:
         )
 
 
+def _refuse_pieces(row: Pairs, devices: Sequence[Any], names: Sequence[str]) -> None:
+    for n, (_, var) in enumerate(row):
+        if getattr(var, "_save_slice_info", None) is not None:
+            raise VariableError(
+                f"{where(0, devices, n, names)}: a piece of a partitioned variable, whose slots would be saved as"
+                " pieces of several towers' variables; use update='replicated', or create it without a partitioner"
+            )
+
+
 @contextlib.contextmanager
 def _slots_named_like_tower_0(rows: Sequence[Pairs]) -> Iterator[None]:
     """Slots created in here are called like those of tower 0's variables, whichever tower's they belong to."""
     firsts = {var.op.name: first.op.name for row in rows for (_, var), (_, first) in zip(row, rows[0])}
+    scope = tf1.get_variable_scope()
 
     def renamed(getter: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        owner = owner_of(name, firsts)
-        return getter(name if owner is None else firsts[owner] + name[len(owner) :], *args, **kwargs)
+        parts = owned(name, firsts, scope.name)
+        if parts:
+            name = parts.scope + firsts[parts.owner] + parts.rest
+            name = name if kwargs.get("reuse") else _unused(name)
+        return getter(name, *args, **kwargs)
 
-    with tf1.variable_scope(tf1.get_variable_scope(), custom_getter=renamed):
+    with tf1.variable_scope(scope, custom_getter=renamed, auxiliary_name_scope=False):
         yield
+
+
+def _unused(name: str) -> str:
+    """The name, or with the next number at its end that no variable has, as TensorFlow numbers slots: ``w/Adam_1``."""
+    taken = {var.op.name for var in all_variables()}
+    slot, slash = name.rstrip("/"), "/" * name.endswith("/")
+    stem, number = re.sub(r"_\d+$", "", slot), itertools.count(1)
+    while slot in taken:
+        slot = f"{stem}_{next(number)}"
+    return slot + slash
 
 
 # ---- the towers' variables -------------------------------------------------------------------------
@@ -270,7 +397,7 @@ def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
                 raise VariableError(
                     f"{place}: is the variable of {where(owner[id(var)], devices)} too; give every tower its own copy"
                 )
-            if (var.dtype, var.shape.as_list()) != (first.dtype, first.shape.as_list()):
+            if (var.dtype, str(var.shape)) != (first.dtype, str(first.shape)):
                 raise VariableError(
                     f"{place}: {var.dtype.name} {var.shape}, but tower 0 has {first.op.name!r}, {first.dtype.name}"
                     f" {first.shape}; build the same model on every tower"
@@ -288,7 +415,24 @@ def _check_fits(grad: Any, var: Any, place: str) -> None:
         )
 
 
-def owner_of(name: str, variables: Container[str]) -> Optional[str]:
-    """Which of ``variables`` a name is, or begins with, as a slot's does (``w/Adam``); None if there is none."""
-    ends = [end for end, letter in enumerate(name) if letter == "/"]
-    return next((name[:end] for end in (len(name), *reversed(ends)) if name[:end] in variables), None)
+class Owned(NamedTuple):
+    """The name of a variable's slot, in three parts: a scope, the variable, and what the slot is."""
+
+    scope: str
+    owner: str
+    rest: str
+
+
+def owned(name: str, variables: Container[str], scope: str = "") -> Optional[Owned]:
+    """Which of ``variables`` a name is, or begins with, as a slot's does (``w/Adam``); None if there is none.
+
+    ``scope`` is the variable scope that the update was built in: TensorFlow puts it before the variable's name.
+    """
+    for head in dict.fromkeys(["", f"{scope}/" if scope else ""]):
+        if name.startswith(head):
+            tail = name[len(head) :]
+            ends = [end for end, letter in enumerate(tail) if letter == "/"]
+            for end in (len(tail), *reversed(ends)):
+                if tail[:end] in variables:
+                    return Owned(head, tail[:end], tail[end:])
+    return None

@@ -40,7 +40,7 @@ from ..errors import DeviceError, StrategyError, VariableError
 from ..gradients import pairs_of
 from ..replicas import Replicas, check_period, differences, drift, replicas
 from ..strategy import Strategy, strategy_from
-from ..updates import check_update, held_by, owner_of, sum_advice, update_at_mains, update_replicated
+from ..updates import check_update, held_by, owned, sum_advice, update_at_mains, update_replicated
 
 __all__ = ["HierarchicalTrainer"]
 
@@ -224,7 +224,7 @@ class HierarchicalTrainer(SingleCostTrainer):
                 # slots that are created here belong to the tower: local, and so not saved, for all but the first
                 lambda tower: override_to_local_variable(enable=tower > 0),
             )
-            return tf.group(*updates, name="train_op")
+            return tf.group(*updates.ops, name="train_op")
 
     def _keep_equal(self, optimizer: Any, rows: Sequence[Pairs]) -> List[Callback]:
         """The callbacks that copy tower 0's variables to the others, and look for differences."""
@@ -240,7 +240,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         if self._check_every > 0:
             trained = {var.op.name for row in rows for _, var in row}
             variables = tf1.global_variables() + tf1.local_variables()
-            variables = [var for var in variables if owner_of(var.op.name, trained)]
+            variables = [var for var in variables if owned(var.op.name, trained)]
             callbacks.append(PeriodicTrigger(CheckReplicas(replicas(rows, variables)), every_k_steps=self._check_every))
         return callbacks
 
