@@ -85,6 +85,17 @@ def test_in_order_waits_for_a_copy_that_is_not_ready_and_the_queue_does_not():
     assert micros(plan, TRIANGLE, [100_000] * 2, rule="in order") == pytest.approx(33)
 
 
+def test_an_eager_sender_starts_what_can_start_at_once():
+    plan = Plan(4, 3, (Copy(0, 2, 1), Copy(1, 0, 1), Copy(2, 0, 3)))
+    assert micros(plan, STAR, [100_000] * 3, rule="eager") == pytest.approx(11 + 11)
+
+
+def test_a_sum_waits_for_the_sum_before_it_on_its_device():
+    """Also if its own source arrives sooner: after 6 µs, where the other takes 11."""
+    plan = Plan(3, 1, (Reduce(0, (1,), 2), Reduce(0, (0,), 2)))
+    assert micros(plan, TRIANGLE, [100_000], rule="eager") == pytest.approx(11 + 5 + 5)
+
+
 def test_link_bytes_are_what_the_plan_moves():
     plan = algorithms.hierarchical(8, range(8))
     sizes = [10 * MB + chunk for chunk in range(8)]

@@ -4,6 +4,7 @@ import contextlib
 import json
 import textwrap
 from collections import Counter
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hier_allreduce.errors import TopologyError
+from hier_allreduce.machinefile import load
+from hier_allreduce.oddlinks import odd_links
 from hier_allreduce.smi import parse_nvidia_smi
 
 REAL = Path(__file__).parent / "nvidia_smi"  # verbatim from public bug trackers and wikis
@@ -367,6 +370,10 @@ ODD = {
         grid(4, "NV18", {(3, 0): "SYS", (3, 1): "SYS", (3, 2): "SYS"}),
         [],  # half of the pairs are of each kind: no saying which is odd
     ),
+    "one GPU of a switch with fewer links": (
+        grid(8, "NV12", {(i, 3): "NV11" for i in range(8) if i != 3}),
+        [f"GPU{min(i, 3)}–GPU{max(i, 3)} is NV11" for i in range(8) if i != 3],
+    ),
     "a missing bridge": (
         grid(8, "SYS", {(0, 1): "NV4", (2, 3): "NV4", (4, 5): "NV4"}),
         ["GPU6–GPU7 is SYS"],
@@ -431,6 +438,14 @@ def test_a_square_and_three_of_a_mesh_have_nothing_odd(rows):
     lines = [f"GPU{i} {row}" for i, row in enumerate(rows.split(","))]
     header = " ".join(line.split()[0] for line in lines)
     assert parse_nvidia_smi("\n".join([header, *lines])).warnings == ()
+
+
+@pytest.mark.parametrize("count", range(3, 8))
+def test_some_of_a_v100_mesh_have_nothing_odd(count):
+    kinds = load("dgx-1v").kinds
+    for left in combinations(range(8), count):
+        labels = [f"GPU{i}" for i in left]
+        assert odd_links(labels, [[kinds[i][j] for j in left] for i in left]) == ()
 
 
 def test_cards_in_odd_slots_are_not_called_broken():
