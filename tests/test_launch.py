@@ -2,12 +2,10 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
-import tempfile
-import time
-from pathlib import Path
 
 import pytest
 
@@ -37,13 +35,20 @@ def test_each_host_gets_its_place_and_its_lines_are_marked():
     assert all(host.startswith("127.0.0.1:") for host in hosts)
 
 
-def lives(process):
-    """Whether a process runs: it may wait for its parent to hear of its end."""
-    try:
-        state = Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
+@pytest.fixture
+def pipe(tmp_path):
+    """A named pipe for hosts to write to, and its end to read from."""
+    name = str(tmp_path / "pipe")
+    os.mkfifo(name)
+    end = os.open(name, os.O_RDONLY | os.O_NONBLOCK)  # without waiting for who writes
+    yield name, end
+    os.close(end)
+
+
+def heard(end):
+    """The next letter from a pipe; none once nobody lives who could write one."""
+    assert select.select([end], [], [], 60)[0], "nobody writes, and somebody lives"
+    return os.read(end, 1)
 
 
 @pytest.mark.parametrize(
@@ -51,47 +56,42 @@ def lives(process):
     [("raise SystemExit(7)", 7), ("os.kill(os.getpid(), 9)", 137)],
     ids=["exit", "signal"],
 )
-def test_when_one_fails_the_others_and_what_they_started_are_ended(death, status):
-    """Host 1 fails once the others have said which process they have started."""
-    with tempfile.TemporaryDirectory() as folder:
-        others = (
-            "import pathlib, subprocess\n"
-            f"folder = pathlib.Path({folder!r})\n"
-            "child = subprocess.Popen(['sleep', '100'])\n"
-            "(folder / str(child.pid)).touch()\n"
-            f"if task == 1:\n    while len(list(folder.iterdir())) < 3: pass\n    {death}\n"
-            "child.wait()"
-        )
-        code, lines = launched(3, others)
-        assert code == status
-        assert f"[host 1] ended with exit status {status}; the others are stopped\n" in lines
-        children = os.listdir(folder)
-        assert len(children) == 3
-        # the signal was sent; the system may take a moment to act on it
-        patience = time.monotonic() + 10
-        while any(map(lives, children)) and time.monotonic() < patience:
-            pass
-        assert [child for child in children if lives(child)] == []
+def test_when_one_fails_the_others_and_what_they_started_are_ended(death, status, tmp_path, pipe):
+    """Host 1 fails once the others have said that what they started lives; all of them hold the pipe open."""
+    name, end = pipe
+    os.mkfifo(str(tmp_path / "started"))
+    waiting = os.open(str(tmp_path / "started"), os.O_RDWR)
+    program = (
+        "import subprocess\n"
+        f"pipe = open({name!r}, 'wb')\n"
+        "child = subprocess.Popen(['sleep', '100'], stdout=pipe)\n"
+        f"started = open({str(tmp_path / 'started')!r}, 'r+b', buffering=0)\n"
+        "started.write(b'x')\n"
+        f"if task == 1:\n    [started.read(1) for _ in range(3)]\n    {death}\n"
+        "child.wait()"
+    )
+    code, lines = launched(3, program)
+    os.close(waiting)
+    assert code == status
+    assert f"[host 1] ended with exit status {status}; the others are stopped\n" in lines
+    assert heard(end) == b""
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_who_ends_the_command_ends_all_hosts(number):
-    with tempfile.TemporaryDirectory() as folder:
-        program = f"import os, pathlib, time\n(pathlib.Path({folder!r}) / str(os.getpid())).touch()\ntime.sleep(100)"
-        arguments = ["launch", "-n", "2", "--", sys.executable, "-c", program]
-        # under nohup SIGHUP is ignored, and stays so in what is started
-        command = subprocess.Popen(
-            [sys.executable, "-m", "hier_allreduce.cli", *arguments],
-            preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
-        )
-        patience = time.monotonic() + 60
-        while len(os.listdir(folder)) < 2 and time.monotonic() < patience:
-            pass
-        command.send_signal(number)
-        assert command.wait(30) == 128 + number
-        hosts = os.listdir(folder)
-        assert len(hosts) == 2 and not any(map(lives, hosts))
+def test_who_ends_the_command_ends_all_hosts(number, pipe):
+    name, end = pipe
+    program = f"import time\npipe = open({name!r}, 'wb', buffering=0)\npipe.write(b'x')\ntime.sleep(100)"
+    arguments = ["launch", "-n", "2", "--", sys.executable, "-c", program]
+    # under nohup SIGHUP is ignored, and stays so in what is started
+    command = subprocess.Popen(
+        [sys.executable, "-m", "hier_allreduce.cli", *arguments],
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )
+    assert [heard(end), heard(end)] == [b"x", b"x"]
+    command.send_signal(number)
+    assert command.wait(30) == 128 + number
+    assert heard(end) == b""
 
 
 def test_hosts_whose_lines_nobody_reads_are_stopped():
