@@ -77,12 +77,16 @@ class TowerOptimizer:
         """Check the choices; nothing is built yet.
 
         Args:
-            optimizer: a ``tf.compat.v1.train.Optimizer``.
+            optimizer: a ``tf.compat.v1.train.Optimizer``. It is called once for each tower (with ``update="main"`` once)
+                and is not given the global step.
             devices: K devices, as in :func:`hier_allreduce.allreduce_grads`.
             average: the mean of the gradients, or their sum (with a warning on what to change in ``optimizer``).
             strategy: how to reduce.
             update: ``"replicated"``: every tower updates its variables; ``"main"``: each variable's main does, once,
-                and copies the new value to the others. The second keeps optimizer slots once instead of K times.
+                and copies the new value to the others. The second keeps optimizer slots once instead of K times:
+                under the names of tower 0's, so that a ``Saver`` of them reads on any number of towers what one has
+                written; but they are not the optimizer's slots of tower 0's variables, which ``tf.train.Checkpoint``
+                would look for.
             broadcast_every: copy tower 0's variables (weights, slots, moving averages) to the others every so
                 many steps; 0: at the start only; -1: never.
             check_replicas_every: let the hook look for differences between towers every so many steps; 0: never.
@@ -155,7 +159,7 @@ class TowerOptimizer:
         summed = len(self.devices) * self._hosts
         if not self._average and summed > 1:
             warnings.warn(sum_advice(self._optimizer, summed), stacklevel=3)  # as_written is in between
-        before = tf1.global_variables()  # not the local ones: each tower counts its own metrics
+        before = tf1.global_variables(), tf1.local_variables()
         updated = self._updated(rows)
         with unconditionally():  # the step may be in a tf.cond
             self._find_replicas(rows, before, updated)
@@ -205,7 +209,7 @@ class TowerOptimizer:
         )
         return update_replicated(self._optimizer, reduced, self.devices)
 
-    def _find_replicas(self, rows: Sequence[Pairs], before: Sequence[Any], updated: Updated) -> None:
+    def _find_replicas(self, rows: Sequence[Pairs], before: Sequence[Sequence[Any]], updated: Updated) -> None:
         """Find what must agree between towers, and build the ops that see to it."""
         scope, trained = tf1.get_variable_scope().name, {var.op.name for row in rows for _, var in row}
         created = [var for own in updated.created for var in own]
@@ -218,9 +222,9 @@ class TowerOptimizer:
         for var in created:
             if self._update == "main" or not (id(var) in copies or owned(var.op.name, trained, scope)):
                 once.add(var.op.name)
-        everything = [var for row in rows for _, var in row] + list(before) + created
+        everything = [var for row in rows for _, var in row] + [var for some in before for var in some] + created
         shared = [var for var in everything if var.op.name in once] + tf1.get_collection(tf1.GraphKeys.GLOBAL_STEP)
-        self._replicas = replicas(rows, everything, shared, alike, scope)
+        self._replicas = replicas(rows, everything, shared, alike, scope, private=before[1])
         self.left_out = self._replicas.left_out
         self.broadcast_op = broadcast(self._replicas, self.devices)
         self.init_op = self.broadcast_op if self._broadcast_every >= 0 else tf.no_op()

@@ -59,6 +59,7 @@ def replicas(
     shared: Iterable[Any] = (),
     alike: Sequence[Sequence[Any]] = (),
     scope: str = "",
+    private: Iterable[Any] = (),
 ) -> Replicas:
     """Sort ``variables`` by their towers: what is trained by its place in the rows, slots by the names of their
     variables, and others by what the names of a tower's variables begin with.
@@ -69,6 +70,7 @@ def replicas(
         shared: those among them that exist once for all towers.
         alike: K rows of those that are known to be copies of each other.
         scope: the variable scope that the update was built in.
+        private: those that each tower has for itself, if tower 0's is among them: metrics, which count differently.
     """
     settled = {id(var) for var in shared} | {id(var) for row in alike for var in row}
     scopes = tower_scopes([[var for _, var in row] for row in rows])
@@ -94,7 +96,9 @@ def replicas(
             towers[tower][on_tower_0 + name[len(own) :]] = var
     everywhere = [name for name in towers[0] if all(name in own for own in towers)]
     left_out = [var.op.name for own in towers for name, var in own.items() if name not in everywhere]
-    copies = [[*(own[name] for name in everywhere), *more] for own, more in zip(towers, alike or [()] * len(rows))]
+    aside = {id(var) for var in private}
+    kept = [name for name in everywhere if id(towers[0][name]) not in aside]
+    copies = [[*(own[name] for name in kept), *more] for own, more in zip(towers, alike or [()] * len(rows))]
     return Replicas(copies, sorted(left_out))
 
 

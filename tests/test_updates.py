@@ -205,6 +205,22 @@ def test_metrics_of_each_tower_stay_its_own():
             assert optimizer.check_replicas(sess).difference == 0
 
 
+def test_what_is_local_on_other_towers_only_is_kept_equal():
+    """tensorpack makes the variables of all towers but the first local, so that they are not saved."""
+    with tf.Graph().as_default():
+        rows = towers(2)
+        for k in range(2):
+            collection = tf1.GraphKeys.LOCAL_VARIABLES if k else tf1.GraphKeys.GLOBAL_VARIABLES
+            initial = tf.constant(1.0 + k)
+            tf1.get_variable(f"tower{k}/mean", initializer=initial, collections=[collection], use_resource=True)
+        optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(2))
+        optimizer.apply_gradients(rows)
+        assert optimizer.left_out == []
+        with session() as sess:
+            sess.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+            assert optimizer.check_replicas(sess) == ("tower0/mean", 1, 1.0)
+
+
 def test_large_whole_numbers_that_differ_are_seen():
     with tf.Graph().as_default():
         rows = towers(2)
