@@ -7,6 +7,7 @@ guesses the next word from the four before it, by embeddings of words and of has
 from __future__ import annotations
 
 import argparse
+import contextlib
 import re
 import zlib
 from collections import Counter
@@ -95,7 +96,7 @@ def tower(scope: str, words: int, seed: int) -> Model:
 
 
 class Training:
-    """The model on K devices, in a graph and session of its own."""
+    """The model on K devices, in a graph and session of its own; ``close`` it."""
 
     def __init__(self, devices: Any, cpus: int, words: int, args: argparse.Namespace, strategy: Strategy):
         with tf.Graph().as_default() as graph:
@@ -113,6 +114,10 @@ class Training:
             self.session.run(tf1.global_variables_initializer())
             self.session.run(self.optimizer.init_op)
             self._saver = tf1.train.Saver(self.towers[0].variables)
+
+    def close(self) -> None:
+        """Close the session."""
+        self.session.close()
 
     def step(self, batch: Corpus) -> float:
         """Train on one batch, a share of it on each tower; the mean loss."""
@@ -157,26 +162,34 @@ def batches(corpus: Corpus, epochs: int, size: int, seed: int) -> Iterator[Corpu
             yield Corpus(*(a[order[start : start + size]] for a in corpus))
 
 
+def _losses(trained: Training, data: List[Corpus], title: str, terminal: IO[str]) -> List[float]:
+    """Of each step, while a bar shows them."""
+    losses = []
+    with tqdm(data, desc=title, file=terminal, unit="step", mininterval=pause(terminal)) as bar:
+        for batch in bar:
+            losses.append(trained.step(batch))
+            bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
+    return losses
+
+
 def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     """Train on the devices, and a little on the first of them alone; print a report; 0 if it is good."""
     devices, cpus = named_devices(args.devices)
     training, testing, words = load()
     size = BATCH // len(devices) * len(devices)
     strategy = chosen_strategy(args.strategy)
-    many = Training(devices, cpus, words, args, strategy)
     data = list(batches(training, args.epochs or EPOCHS, size, args.seed))
-    losses = []
-    with tqdm(data, desc=f"{len(devices)} devices", file=terminal, unit="step", mininterval=pause(terminal)) as bar:
-        for batch in bar:
-            losses.append(many.step(batch))
-            bar.set_postfix_str(f"loss {losses[-1]:.3f}", refresh=False)
-    one = Training(devices[:1], cpus, words, args, strategy)
-    difference = max(abs(one.step(batch) - loss) for batch, loss in zip(data[:COMPARED], losses))
-    dense = Training(devices, cpus, words, args, Strategy(sparse="dense"))
-    checkpoint = many.saved(str(args.out / "model"))
-    perplexity, unigram = many.perplexity(testing), unigram_perplexity(training, testing, words)
-    with many.session.graph.as_default():
-        drift = many.optimizer.check_replicas(many.session)
+    with contextlib.closing(Training(devices, cpus, words, args, strategy)) as many:
+        losses = _losses(many, data, f"{len(devices)} devices", terminal)
+        checkpoint = many.saved(str(args.out / "model"))
+        perplexity, unigram = many.perplexity(testing), unigram_perplexity(training, testing, words)
+        with many.session.graph.as_default():
+            drift = many.optimizer.check_replicas(many.session)
+        copied = many.copied_bytes(data[0])
+    with contextlib.closing(Training(devices[:1], cpus, words, args, strategy)) as one:
+        difference = max(abs(one.step(batch) - loss) for batch, loss in zip(data[:COMPARED], losses))
+    with contextlib.closing(Training(devices, cpus, words, args, Strategy(sparse="dense"))) as dense:
+        copied_dense = dense.copied_bytes(data[0])
     checks = [
         ("test perplexity", f"{perplexity:.1f}", f"at most {BETTER:g} × the unigrams'", perplexity <= BETTER * unigram),
         ("test perplexity of unigrams", f"{unigram:.1f}", f"{words} different words", True),
@@ -187,8 +200,8 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
             difference <= DIFFERENCE,
         ),
         ("any weight between the devices", f"{drift.difference:g}", "exactly 0", drift.difference == 0),
-        ("copied in a step, sparse", f"{many.copied_bytes(data[0]) / 1e6:.1f} MB", "as executed", True),
-        ("copied in a step, made dense", f"{dense.copied_bytes(data[0]) / 1e6:.1f} MB", "as executed", True),
+        ("copied in a step, sparse", f"{copied / 1e6:.1f} MB", "as executed", True),
+        ("copied in a step, made dense", f"{copied_dense / 1e6:.1f} MB", "as executed", True),
     ]
     width = max(len(label) for label, *_ in checks)
     lines = ["", *(f"{label:{width}}  {value:>9}  ({wanted})" for label, value, wanted, _ in checks)]
