@@ -77,8 +77,8 @@ class TowerOptimizer:
         """Check the choices; nothing is built yet.
 
         Args:
-            optimizer: a ``tf.compat.v1.train.Optimizer``. It is called once for each tower (with ``update="main"`` once)
-                and is not given the global step.
+            optimizer: a ``tf.compat.v1.train.Optimizer``. It is called once for each tower, with ``update="main"`` only
+                once, and is not given the global step.
             devices: K devices, as in :func:`hier_allreduce.allreduce_grads`.
             average: the mean of the gradients, or their sum (with a warning on what to change in ``optimizer``).
             strategy: how to reduce.
