@@ -57,7 +57,8 @@ class TowerOptimizer:
     Attributes:
         devices: the K devices.
         init_op: run it after the variables have their values: copies tower 0's to the other towers (unless
-            ``broadcast_every`` is -1). There once ``apply_gradients`` was called.
+            ``broadcast_every`` is -1), but for local ones such as metrics. What else is to differ, the state of a
+            ``tf.random.Generator``, belongs outside of the towers' scopes. There once ``apply_gradients`` was called.
         broadcast_op: copies tower 0's variables to the others.
         left_out: names of variables that only some towers have, which nothing keeps equal.
         last_drift: what the hook's last look at the towers found.

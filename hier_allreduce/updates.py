@@ -197,14 +197,15 @@ def writes(ops: Sequence[Any]) -> Counter:
 def _refuse_unlike_updates(
     optimizer: Any, rows: Sequence[Pairs], devices: Sequence[Any], written: Sequence[Counter]
 ) -> None:
-    kind, advice = type(optimizer).__name__, "Use update='main', which updates each variable once"
+    kind = type(optimizer).__name__
+    advice = "or use update='main' (not with a wrapper, unless it is tensorpack's), which updates each variable once"
     writer: Dict[str, int] = {}
     for tower, counts in enumerate(written):
         for name in counts:
             if writer.setdefault(name, tower) != tower:
                 raise VariableError(
                     f"{kind}: the updates of {where(writer[name], devices)} and of {where(tower, devices)} both write"
-                    f" {name!r}, which would change more than once a step. {advice}, or let every tower have its own"
+                    f" {name!r}, which would change more than once a step. Let every tower have its own, {advice}"
                 )
         for (_, var), (_, first) in zip(rows[tower], rows[0]):
             often, on_tower_0 = counts[_handle(var)], written[0][_handle(first)]
@@ -212,7 +213,7 @@ def _refuse_unlike_updates(
                 raise VariableError(
                     f"{kind}: the update of {where(tower, devices)} writes {var.op.name!r} {often} times, that of"
                     f" tower 0 writes {first.op.name!r} {on_tower_0} times: its _finish() is called once a step, in the"
-                    f" last tower. {advice}"
+                    f" last tower. Do this elsewhere, {advice}"
                 )
 
 
