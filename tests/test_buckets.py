@@ -76,6 +76,10 @@ def test_small_gradients_share_a_bucket_in_readiness_order_and_large_ones_travel
     assert chunks[1].alone
 
 
+def test_only_what_is_below_the_limit_shares_a_bucket():
+    assert variables(buckets(floats(9, 10, 9), Bucketing(pack_below=40))) == [[2, 0], [1]]
+
+
 def test_a_full_bucket_is_closed():
     assert variables(buckets(floats(*[256] * 5), Bucketing(64 * KIB, 2 * KIB))) == [[4, 3], [2, 1], [0]]
 
@@ -127,6 +131,10 @@ def test_cuts_start_at_multiples_of_64_bytes_in_proportion(elements, shares):
 def test_equal_sizes_rotate_over_the_mains():
     assert balanced([7] * 5, 3) == [0, 1, 2, 0, 1]
     assert balanced([0] * 4, 2) == [0, 1, 0, 1]
+
+
+def test_the_largest_get_their_mains_first():
+    assert balanced([1, 1, 2], 2) == [1, 1, 0]
 
 
 @settings(deadline=None)

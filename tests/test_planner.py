@@ -107,6 +107,13 @@ def test_what_each_kind_of_candidate_is_there_for(name, count, size, least):
     assert choose(subset(load(name), range(count)), size).share_of_bound >= least
 
 
+@pytest.mark.parametrize("score, copies", [(1.004, 7), (1.006, 56)])
+def test_of_plans_as_good_within_half_a_percent_the_one_with_fewer_copies_is_taken(score, copies):
+    many, few = (planner._Trial(recipes._even("tree", 8, [algorithms.tree_half(8, 0)] * n), {}) for n in (8, 1))
+    picked = planner._fewest_copies([many, few], [1.0, score]).recipe
+    assert len(picked.plan().copy_half().steps) == copies
+
+
 def test_few_bytes_are_added_by_threes_and_copied_by_twos_on_a_switch():
     machine = load("dgx-a100")
     choice = choose(machine, 64_000)

@@ -110,6 +110,10 @@ def test_what_is_no_name_is_refused(value):
         Strategy.load(value)
 
 
+def test_optimizers_get_gathered_rows_unless_several_hosts_add_them_up():
+    assert [Strategy().for_optimizers(hosts).sparse for hosts in (1, 2)] == ["gather", "auto"]
+
+
 def test_a_topology_is_read_once(tmp_path):
     """It may be a pipe, which has nothing for a second reader."""
     path = tmp_path / "machine.txt"

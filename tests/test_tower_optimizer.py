@@ -320,6 +320,19 @@ def test_without_a_graph_there_is_no_train_op():
         optimizer.apply_gradients([[(tf.ones([2]), tf.Variable([1.0, 2.0]))]] * 2)
 
 
+def test_a_broadcast_goes_out_from_tower_0_once():
+    with tf.Graph().as_default() as graph:
+        optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(3))
+        optimizer.apply_gradients(towers(optimizer, cpus(3))[0])
+        metadata = tf1.RunMetadata()
+        with session() as sess:
+            sess.run(tf1.global_variables_initializer())
+            asked = tf1.RunOptions(output_partition_graphs=True)
+            sess.run(optimizer.broadcast_op, options=asked, run_metadata=metadata)
+        (call,) = audit(metadata, graph).calls
+    assert call.copies == {(0, 1): 1, (0, 2): 1}  # all variables in a bucket
+
+
 def test_minus_one_never_broadcasts():
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(2), broadcast_every=-1)
@@ -342,6 +355,7 @@ def test_statistics_are_covered_and_what_has_no_copy_is_named(scopes):
         for scope in scopes:
             tf1.get_variable(f"{scope}bn/mean", [3], trainable=False, use_resource=True)
         tf1.get_variable(f"{scopes[0]}only_here", [3], trainable=False, use_resource=True)
+        train.get_or_create_global_step()  # there once, and no tower's
         optimizer.apply_gradients(rows)
         for scope, row in zip(scopes, optimizer._replicas.rows):
             assert {f"{scope}bn/mean", f"{scope}w/Adam"} <= {var.op.name for var in row}
