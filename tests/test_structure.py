@@ -3,6 +3,7 @@
 import ast
 import configparser
 import importlib
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -181,6 +182,20 @@ def test_the_version_is_said_once():
     setup = configparser.ConfigParser()
     setup.read(str(PACKAGE.parent / "setup.cfg"))
     assert setup["metadata"]["version"] == hier_allreduce.__version__
+
+
+def test_the_page_for_developers_names_what_there_is():
+    top, tests = PACKAGE.parent, Path(__file__).parent
+    page = (top / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rooms = [place(name) for name in re.findall(r"`(\w+)`", page.split("| | modules |")[1].split("\n\n")[0])]
+    assert len(rooms) > 30 and rooms == sorted(rooms)
+    sources = [*PACKAGE.rglob("*.py"), *tests.glob("*.py")]
+    words = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in sources)))
+    for name in re.findall(r"`([\w./]+)`", page):
+        if name.endswith((".py", ".md")):
+            assert any((folder / name).exists() for folder in (top, PACKAGE, tests)), name
+        else:
+            assert not name.isidentifier() or name in words, name
 
 
 def test_every_error_is_a_value_error_in_one_tree():
