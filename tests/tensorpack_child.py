@@ -23,6 +23,7 @@ from tensorpack.tfutils import sesscreate  # noqa: E402
 from tensorpack.tfutils.gradproc import GlobalNormClip, MapGradient, ScaleGradient, SummaryGradient  # noqa: E402
 from tensorpack.tfutils.optimizer import (  # noqa: E402
     AccumGradOptimizer,
+    PostProcessOptimizer,
     VariableAssignmentOptimizer,
     apply_grad_processors,
 )
@@ -66,6 +67,11 @@ def halve_the_biases(var):
     return var * 0.5 if var.name in ("hidden/b:0", "out/b:0") else None
 
 
+def look_ahead():
+    inside = momentum()
+    return PostProcessOptimizer(inside, lambda var: var.assign_sub(0.05 * inside.get_slot(var, "momentum")).op)
+
+
 OPTIMIZERS = {
     "momentum": momentum,
     "sgd": lambda: tf1.train.GradientDescentOptimizer(0.1),
@@ -78,6 +84,7 @@ OPTIMIZERS = {
     "accumulated by name": lambda: AccumGradOptimizer(apply_grad_processors(momentum(), by_name()), 2),
     "wrapped by name": lambda: Foreign(apply_grad_processors(momentum(), by_name())),
     "assigned by name": lambda: VariableAssignmentOptimizer(momentum(), halve_the_biases),
+    "moved by slots": look_ahead,
     "accumulate sgd": lambda: AccumGradOptimizer(tf1.train.GradientDescentOptimizer(0.1), 3),
     "accumulate adam": lambda: AccumGradOptimizer(tf1.train.AdamOptimizer(0.05), 3),
 }
@@ -254,7 +261,7 @@ def names(folder):
     facts = {}
     if not hasattr(tf, "get_default_graph"):
         tf.get_default_graph = tf1.get_default_graph  # tensorpack's assignments after updates want TensorFlow 1
-    for optimizer in ("by name", "accumulated by name", "assigned by name"):
+    for optimizer in ("by name", "accumulated by name", "assigned by name", "moved by slots"):
         facts[f"{optimizer}, one"] = train(HierarchicalTrainer(cpus(1)), optimizer, BATCH * 3)
         for update in ("replicated", "main"):
             trainer = HierarchicalTrainer(cpus(3), update=update, strategy="tensorpack")

@@ -160,7 +160,7 @@ def test_a_file_selects_the_trainer(facts):
 
 
 @pytest.mark.parametrize("update", ["replicated", "main"])
-@pytest.mark.parametrize("optimizer", ["by name", "accumulated by name", "assigned by name"])
+@pytest.mark.parametrize("optimizer", ["by name", "accumulated by name", "assigned by name", "moved by slots"])
 def test_what_matches_names_sees_tower_0s_in_every_tower(facts, optimizer, update):
     run = facts("names")
     many, one = run[f"{optimizer}, {update}"], run[f"{optimizer}, one"]

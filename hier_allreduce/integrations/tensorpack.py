@@ -427,7 +427,8 @@ def by_tower_0s_names(optimizer: Any, rows: Sequence[Pairs]) -> Iterator[None]:
     """While this lasts, what matches variables by name in tensorpack's wrappers sees tower 0's names in every tower.
 
     Gradient processors, and what ``PostProcessOptimizer`` calls, are given variables :func:`named_like` tower 0's. The
-    optimizers that the gradients are passed on to get the towers' own, with slots of their own.
+    optimizers that the gradients are passed on to get the towers' own, with slots of their own; asked for the slot of
+    such a variable, which they look up by name, they give the tower's.
 
     Args:
         optimizer: perhaps wrapped.
@@ -441,13 +442,24 @@ def by_tower_0s_names(optimizer: Any, rows: Sequence[Pairs]) -> Iterator[None]:
             own[id(named[id(var)])] = var
     with contextlib.ExitStack() as then:
         for one in held_by(optimizer):
+            one.get_slot = _with_others(one.get_slot, own)
+            then.callback(delattr, one, "get_slot")  # the method of its class is there again
             if hasattr(one, "_gradprocs"):
                 then.callback(setattr, one, "_gradprocs", one._gradprocs)
                 one._gradprocs = [_Exchange(named), *one._gradprocs, _Exchange(own)]
             if isinstance(one, PostProcessOptimizer):
                 then.callback(setattr, one, "_func", one._func)
-                one._func = lambda var, function=one._func: function(named.get(id(var), var))
+                one._func = _with_others(one._func, named)
         yield
+
+
+def _with_others(function: Callable[..., Any], others: Dict[int, Any]) -> Callable[..., Any]:
+    """``function``, whose first argument is a variable, called with ``others[id(variable)]``, where it is."""
+
+    def called(var: Any, *args: Any, **kwargs: Any) -> Any:
+        return function(others.get(id(var), var), *args, **kwargs)
+
+    return called
 
 
 class _Exchange:
