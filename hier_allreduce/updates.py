@@ -90,13 +90,14 @@ def refuse_accumulation(optimizer: Any) -> None:
     Each tower has a counter, so that now and then some towers apply what others do not.
 
     Raises:
-        VariableError: ``optimizer``, or one that it holds, is an ``AccumGradOptimizer``.
+        VariableError: ``optimizer``, or one that it holds, is an ``AccumGradOptimizer``, or of a class made from it.
     """
+    theirs = ("tensorpack.tfutils.optimizer", "AccumGradOptimizer")
     for one in held_by(optimizer):
-        if (type(one).__module__, type(one).__name__) == ("tensorpack.tfutils.optimizer", "AccumGradOptimizer"):
+        if any((kind.__module__, kind.__name__) == theirs for kind in type(one).__mro__):
             raise VariableError(
-                "AccumGradOptimizer reads its counter while the same step advances it, so the towers would part; give"
-                " hier_allreduce.integrations.tensorpack.OrderedAccumGrad(optimizer, niter) in its place"
+                f"{type(one).__name__} reads its counter while the same step advances it, so the towers would part;"
+                " give hier_allreduce.integrations.tensorpack.OrderedAccumGrad(optimizer, niter) in its place"
             )
 
 

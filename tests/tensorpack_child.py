@@ -63,6 +63,10 @@ class Foreign(tf1.train.Optimizer):
         return self._inside.apply_gradients(*args, **kwargs)
 
 
+class OwnAccumulation(AccumGradOptimizer):
+    """A user's, which counts as tensorpack's does."""
+
+
 def halve_the_biases(var):
     return var * 0.5 if var.name in ("hidden/b:0", "out/b:0") else None
 
@@ -87,6 +91,9 @@ OPTIMIZERS = {
     "moved by slots": look_ahead,
     "accumulate sgd": lambda: AccumGradOptimizer(tf1.train.GradientDescentOptimizer(0.1), 3),
     "accumulate adam": lambda: AccumGradOptimizer(tf1.train.AdamOptimizer(0.05), 3),
+    "accumulate inside": lambda: Foreign(OrderedAccumGrad(tf1.train.GradientDescentOptimizer(0.1), 3)),
+    "unordered inside": lambda: Foreign(AccumGradOptimizer(tf1.train.GradientDescentOptimizer(0.1), 3)),
+    "own accumulation": lambda: OwnAccumulation(tf1.train.GradientDescentOptimizer(0.1), 3),
 }
 
 
@@ -220,6 +227,10 @@ def checkpoints(folder):
             saved = os.path.join(path, "model-4")
             loaded = train(optimizer=optimizer, load=saved, **second)
             facts[f"{optimizer}, {name}"] = {"saved": checkpoint(saved), "loaded": loaded["before"]}
+    path = os.path.join(folder, "inside")
+    train(HierarchicalTrainer(cpus(2)), "accumulate inside", steps=4, callbacks=[tp.ModelSaver(checkpoint_dir=path)])
+    loaded = train(HierarchicalTrainer(cpus(3)), "accumulate inside", load=os.path.join(path, "model-4"))
+    facts["accumulate inside, ours to ours"] = {"loaded": loaded["before"]}
     return facts
 
 
@@ -312,7 +323,9 @@ def accumulation(folder):
     many.BROADCAST_EVERY_EPOCH = False
     facts["adam"] = train(many, "accumulate adam", steps=9)["after"]
     facts["one adam"] = train(one, "accumulate adam", BATCH * 3, steps=9)["after"]
-    facts["own towers"] = accumulated_by_hand(OrderedAccumGrad(tf1.train.GradientDescentOptimizer(1.0), 2))
+    twice = OrderedAccumGrad(tf1.train.GradientDescentOptimizer(1.0), 2)
+    facts["own towers"] = accumulated_by_hand(twice)
+    facts["restored"] = accumulated_by_hand(twice, counted=1)
     try:
         accumulated_by_hand(AccumGradOptimizer(tf1.train.GradientDescentOptimizer(1.0), 2))
     except HierAllreduceError as error:
@@ -320,8 +333,8 @@ def accumulation(folder):
     return facts
 
 
-def accumulated_by_hand(optimizer):
-    """Three towers' weight after each of six steps, its gradient always -1."""
+def accumulated_by_hand(optimizer, counted=0):
+    """Three towers' weight after each of six steps, its gradient always -1; tower 0 starts with a step ``counted``."""
     devices, rows = cpus(3), []
     with tf.Graph().as_default():
         towers = TowerOptimizer(optimizer, devices)
@@ -332,6 +345,8 @@ def accumulated_by_hand(optimizer):
         op = towers.apply_gradients(rows)
         with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 3})) as session:
             session.run(tf1.global_variables_initializer())
+            (counter,) = [var for var in tf1.global_variables() if var.op.name == "AccumGrad/counter"]
+            session.run(counter.assign(counted))
             session.run(towers.init_op)
             weights = [var for row in rows for _, var in row]
             return [[float(value) for _ in [session.run(op)] for value in session.run(weights)] for _ in range(6)]
@@ -463,6 +478,8 @@ def refusals(folder):
         "few cpus": lambda: run(HierarchicalTrainer(cpus(3)), session_creator=two_cpus),
         "feed": lambda: run(HierarchicalTrainer(cpus(2)), data=tp.PlaceholderInput()),
         "uneven": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", uneven)),
+        "unordered inside": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("unordered inside")),
+        "own accumulation": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("own accumulation")),
         "two staged": lambda: run(HierarchicalTrainer(cpus(2)), data=staged()),
         "one tower, two staged": lambda: run(HierarchicalTrainer(cpus(1)), data=staged()),
         "towers' names": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", tower_user)),

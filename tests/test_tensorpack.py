@@ -106,6 +106,7 @@ def test_accumulated_adam_is_adam(facts):
 def test_own_towers_accumulate_in_order_or_not_at_all(facts):
     run = facts("accumulation")
     assert run["own towers"] == [[value] * 3 for value in (0, 2, 2, 4, 4, 6)]
+    assert run["restored"] == [[value] * 3 for value in (1, 1, 3, 3, 5, 5)]
     assert "AccumGradOptimizer reads its counter while" in run["unordered"] and "OrderedAccumGrad" in run["unordered"]
 
 
@@ -212,8 +213,9 @@ def test_checkpoints_restore_bit_for_bit(facts, optimizer, way):
     assert replicas_are_equal(loaded)
 
 
-def test_counters_of_more_towers_than_were_saved_start_where_the_saved_one_stood(facts):
-    loaded = facts("checkpoints")["accumulate adam, ours to ours"]["loaded"]
+@pytest.mark.parametrize("optimizer", ["accumulate adam", "accumulate inside"])
+def test_counters_of_more_towers_than_were_saved_start_where_the_saved_one_stood(facts, optimizer):
+    loaded = facts("checkpoints")[f"{optimizer}, ours to ours"]["loaded"]
     assert [value for name, value in sorted(loaded.items()) if name.endswith("counter")] == [4, 4, 4]
 
 
@@ -300,6 +302,8 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
         ("few cpus", "DeviceError", ["tower 2: /cpu:2", "There are /cpu:0, /cpu:1;"]),
         ("feed", "StrategyError", ["PlaceholderInput", "same batch", "QueueInput"]),
         ("uneven", "GradientError", ["tower 0", "'extra'", "None on towers [0]", "missing='zeros'"]),
+        ("unordered inside", "VariableError", ["AccumGradOptimizer reads its counter while", "OrderedAccumGrad"]),
+        ("own accumulation", "VariableError", ["OwnAccumulation reads its counter while", "OrderedAccumGrad"]),
         ("two staged", "StrategyError", ["StagingInput", "QueueInput", "nr_stage=2", "nr_stage=1"]),
         ("one tower, two staged", "StrategyError", ["StagingInput", "nr_stage=1"]),
         ("towers' names", "VariableError", ["tower 0", "'tower_user/W'", "rename the scope"]),

@@ -38,9 +38,17 @@ from ..compat import is_resource, tf1
 from ..devices import device_fields, device_strings, fits
 from ..errors import DeviceError, StrategyError, VariableError
 from ..gradients import pairs_of
-from ..replicas import Replicas, check_period, differences, drift, replicas
+from ..replicas import Replicas, check_period, differences, drift, made_alike, replicas
 from ..strategy import Strategy, strategy_from
-from ..updates import check_update, held_by, owned, sum_advice, update_at_mains, update_replicated
+from ..updates import (
+    check_update,
+    held_by,
+    owned,
+    refuse_accumulation,
+    sum_advice,
+    update_at_mains,
+    update_replicated,
+)
 
 __all__ = ["HierarchicalTrainer"]
 
@@ -156,6 +164,7 @@ class HierarchicalTrainer(SingleCostTrainer):
 
         Raises:
             StrategyError: an input that gives every tower the same batch, or waits for ever.
+            VariableError: an ``AccumGradOptimizer`` inside another wrapper, which cannot be replaced.
         """
         if isinstance(input, StagingInput) and input._nr_stage > 1:
             raise StrategyError(
@@ -184,18 +193,19 @@ class HierarchicalTrainer(SingleCostTrainer):
             refuse_towers_names([var for _, var in rows[0]])
         rows = with_missing(rows)
         optimizer = with_ordered_accumulation(get_opt_fn())
+        refuse_accumulation(optimizer)
         summed = len(self.devices) * self._hosts
         if not self._average and summed > 1:
             warnings.warn(sum_advice(optimizer, summed), stacklevel=2)
-        self.train_op = self._updated(optimizer, rows)
-        return self._keep_equal(optimizer, rows) if len(self.devices) > 1 else []
+        self.train_op, alike = self._updated(optimizer, rows)
+        return self._keep_equal(rows, alike) if len(self.devices) > 1 else []
 
     @property
     def _hosts(self) -> int:
         return self.cluster.size if self.cluster else 1
 
-    def _updated(self, optimizer: Any, rows: Sequence[Pairs]) -> Any:
-        """The train op: tensorpack's names around either update."""
+    def _updated(self, optimizer: Any, rows: Sequence[Pairs]) -> Tuple[Any, List[List[Any]]]:
+        """The train op, with tensorpack's names around either update, and what each tower's update made for itself."""
         strategy = self._strategy.for_optimizers(self._hosts)
         if self._update == "main":
             self.grads = [list(row) for row in pairs_of(rows, tuple(self.devices))]
@@ -210,7 +220,7 @@ class HierarchicalTrainer(SingleCostTrainer):
                     [optimizer, *(proxy._opt for proxy in proxies(optimizer))][-1],  # which they pass everything on to
                     self.cluster,
                 )
-                return tf.group(update, name="train_op")
+                return tf.group(update, name="train_op"), []
         if len(rows) > 1:
             warn_of_references([var for _, var in rows[0]])
         self.grads = allreduce_grads_and_vars(
@@ -224,14 +234,15 @@ class HierarchicalTrainer(SingleCostTrainer):
                 # slots that are created here belong to the tower: local, and so not saved, for all but the first
                 lambda tower: override_to_local_variable(enable=tower > 0),
             )
-            return tf.group(*updates.ops, name="train_op")
+            return tf.group(*updates.ops, name="train_op"), made_alike(updates.created)
 
-    def _keep_equal(self, optimizer: Any, rows: Sequence[Pairs]) -> List[Callback]:
+    def _keep_equal(self, rows: Sequence[Pairs], alike: Sequence[Sequence[Any]]) -> List[Callback]:
         """The callbacks that copy tower 0's variables to the others, and look for differences."""
         callbacks: List[Callback] = []
         if self._broadcast_every >= 0:
             with tf1.name_scope("sync_variables"):
-                counters = [op for proxy in proxies(optimizer) for op in getattr(proxy, "align_counters", list)()]
+                # tensorpack finds copies by the tower's name; counters of AccumGradOptimizer do not have it
+                counters = [var.assign(first.read_value()) for row in alike[1:] for var, first in zip(row, alike[0])]
                 sync = tf.group(SyncMultiGPUReplicatedBuilder.get_post_init_ops(), *counters)
             callbacks.append(RunOp(sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True))
             callbacks[0].name_scope = "SyncVariables"
@@ -497,7 +508,7 @@ def with_ordered_accumulation(optimizer: Any) -> Any:
     return optimizer
 
 
-class OrderedAccumGrad(AccumGradOptimizer):
+class OrderedAccumGrad(ProxyOptimizer):
     """tensorpack's ``AccumGradOptimizer``, which looks at its counter only after it has counted.
 
     tensorpack's reads the counter while the same step advances it, so that now and then a step is applied too early,
@@ -505,16 +516,17 @@ class OrderedAccumGrad(AccumGradOptimizer):
     """
 
     def __init__(self, opt: Any, niter: int):
-        super().__init__(opt, niter)
-        self._counters: List[Any] = []
+        super().__init__(opt, "AccumGrad")
+        self._niter = int(niter)
 
     def apply_gradients(self, grads_and_vars: Pairs, global_step: Any = None, name: Optional[str] = None) -> Any:
         """Add the gradients to their sums; every ``niter``-th time apply the sums and clear them."""
         pairs = FilterNoneGrad().process(grads_and_vars)
         variables = [var for _, var in pairs]
         with tf.control_dependencies(None):
-            sums = self._create_accum_slots(variables)
-            counter = self._new_counter()
+            sums = [self._zeros_slot(var, "accum", self._name) for var in variables]
+            with tf1.variable_scope(self._name), tf.device("/cpu:0"):
+                counter = tf1.Variable(0, name="counter", trainable=False, dtype=tf.int32, use_resource=True)
 
         def apply_sums() -> Any:
             update = self._opt.apply_gradients([(total.read_value(), var) for total, var in zip(sums, variables)])
@@ -528,12 +540,3 @@ class OrderedAccumGrad(AccumGradOptimizer):
                 applied = tf.cond(now, apply_sums, tf.no_op)
             with tf.control_dependencies([applied]):
                 return tf.no_op(name) if global_step is None else tf1.assign_add(global_step, 1, name=name).op
-
-    def _new_counter(self) -> Any:
-        with tf1.variable_scope(self._name), tf.device("/cpu:0"):
-            self._counters.append(tf1.Variable(0, name="counter", trainable=False, dtype=tf.int32, use_resource=True))
-        return self._counters[-1]
-
-    def align_counters(self) -> List[Any]:
-        """Ops that set all towers' counters to tower 0's: a checkpoint may come from another number of towers."""
-        return [counter.assign(self._counters[0].read_value()) for counter in self._counters[1:]]
