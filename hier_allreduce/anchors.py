@@ -11,10 +11,9 @@ from typing import Callable, List, Sequence, Tuple
 
 from . import algorithms, shapes
 from .cost import simulate
-from .machinefile import from_yaml, load
 from .plan import Copy, Plan, Reduce, Step
 from .speeds import GB
-from .topology import Topology, subset
+from .topology import Topology, from_yaml, load, subset
 from .trees import pack
 
 MB = 1_000_000

@@ -12,9 +12,8 @@ from . import presets
 from .algorithms import ALGORITHMS
 from .buckets import Bucketing
 from .errors import StrategyError, TopologyError
-from .machinefile import load
 from .planner import ALGORITHMS as PLANNED
-from .topology import Topology
+from .topology import Topology, load
 
 _CHOICES = {
     "algorithm": ("auto", *ALGORITHMS, *(name for name in PLANNED if name not in ALGORITHMS)),
@@ -173,9 +172,7 @@ class Strategy:
             StrategyError: a key that is no field (with the nearest), or a value that is none; names ``source``.
         """
         fields = [field.name for field in dataclasses.fields(cls)]
-        for key in values:
-            if key not in fields:
-                raise StrategyError(f"{source}: unknown key {key!r}{presets.nearest(key, fields)}")
+        presets.refuse_unknown(values, fields, source, StrategyError)
         try:
             return cls(**_with_tuples(values))
         except StrategyError as error:

@@ -7,42 +7,29 @@
     ──┴── switch ──┴── up      the switches' uplinks and the sockets' bus on the way
 
 The kinds come from a table (:mod:`.table`), what they are worth from :mod:`.speeds` and :mod:`.calibration`. How text
-becomes a table is in :mod:`.smi` and :mod:`.machinefile`, what copies compete for in :mod:`.occupancy`. All assumptions
-are listed in ``docs/cost-model.md``.
+becomes a table is in :mod:`.smi`, how a table becomes links in :mod:`.links`, what copies compete for in
+:mod:`.occupancy`. All assumptions are listed in ``docs/cost-model.md``.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, fields, replace
-from itertools import combinations, permutations
+from itertools import permutations
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import yaml
 
-from .calibration import overrides_of, speeds_of, words_of
+from . import presets
+from .calibration import overrides_of, part_of, read_calibration, speeds_of, words_of
 from .errors import TopologyError
+from .links import Link, Links
+from .smi import parse_nvidia_smi
 from .speeds import GB, Speeds, guess_speeds, known_gpu, likely_gpu
 from .table import HOST, PCIE, SELF, Matrix, Table, nvlinks
 
-_DOMAINS = PCIE[:-1]  # devices joined by links up to this kind share their way out: a switch, a host bridge, a socket
-_SOCKET_BUS = 1.6  # QPI, UPI and xGMI beside a PCIe port of their generation
-_MOST_NVLINKS = 18  # of any GPU
-
-
-@dataclass(frozen=True)
-class Link:
-    """One direction between two devices: ``bandwidth`` in bytes/s, ``latency`` in seconds.
-
-    ``through`` names the shared resources its bytes occupy besides the sender's copy stream.
-    """
-
-    src: int
-    dst: int
-    kind: str
-    bandwidth: float
-    latency: float
-    through: Tuple[str, ...] = ()
+# in a text that is no YAML: it was meant to be, where a table or the word for one is the value of this key
+_MATRIX = re.compile(r"""^matrix:|^(?i:["']?matrix["']?\s*:\s*[|>"'])""", re.M)
 
 
 @dataclass(frozen=True)
@@ -51,7 +38,7 @@ class Topology:
 
     ``links`` has one entry for each ordered pair. ``shared`` maps a resource's name to its bytes/s. ``cpus`` are CPU
     affinities as nvidia-smi writes them. ``warnings`` are what looked odd in the table. Build one with
-    :func:`from_table`, :func:`flat_host`, or from a file with :func:`.machinefile.load`.
+    :func:`from_table`, :func:`flat_host`, or from a file with :func:`load`.
     """
 
     name: str
@@ -85,7 +72,7 @@ class Topology:
         return list(zip(self.devices, self.kinds, self.cpus or ("",) * len(self)))
 
     def to_yaml(self) -> str:
-        """The machine as a YAML file: :func:`.machinefile.from_yaml` gives an equal topology back.
+        """The machine as a YAML file: :func:`from_yaml` gives an equal topology back.
 
         Its warnings are then those about this table: what was odd in the text that it came from is mended in it.
         """
@@ -127,14 +114,14 @@ def _unknown_model(machine: Topology) -> Tuple[str, ...]:
 
 
 def _built(table: Table, name: str, gpu: str, speeds: Speeds, overrides: Tuple[Tuple[str, float], ...]) -> Topology:
-    machine = _Machine(table, gpu, speeds, dict(overrides))
+    links = Links(table, gpu, speeds, dict(overrides))
     return Topology(
         name,
         table.labels,
         table.kinds,
         speeds,
-        tuple(machine.link(i, j) for i, j in permutations(range(len(table.labels)), 2)),
-        tuple(machine.shared.items()),
+        tuple(links.link(i, j) for i, j in permutations(range(len(table.labels)), 2)),
+        tuple(links.shared.items()),
         table.cpus if any(table.cpus) else (),
         gpu,
         table.warnings,
@@ -203,85 +190,79 @@ def _table(topology: Topology, devices: Sequence[int]) -> Table:
     return Table(tuple(topology.devices[d] for d in devices), kinds, cpus, topology.gpu, topology.warnings)
 
 
-# ---- how a table becomes links ----------------------------------------------------------------------
+# ---- files and texts -----------------------------------------------------------------------------------
 
 
-def _cpu_list(affinity: str) -> str:
-    """The CPUs in an affinity, without the NUMA nodes of CPU and GPU after them; empty where none are known."""
-    cpus = re.match(r"[\d,-]+|N/A", affinity)
-    return cpus.group().replace("N/A", "") if cpus else affinity
+def load(name_or_path: str, calibration: Optional[str] = None) -> Topology:
+    """A preset of ``configs/machines`` by name, a YAML file, or a file with nvidia-smi's output.
+
+    Args:
+        name_or_path: ``"dgx-1v"``, ``"machine.yaml"``, ``"topo.txt"``.
+        calibration: a YAML file that overrides speeds: ``gpu``, ``speeds``, ``links`` as in a machine's file.
+
+    Raises:
+        TopologyError: neither preset nor file, or a file that cannot be understood.
+    """
+    path = presets.find("machines", name_or_path, TopologyError)
+    overrides = read_calibration(calibration)
+    try:
+        text = decoded(path.read_bytes())
+    except OSError as cause:
+        raise TopologyError(f"{path}: {cause.strerror}") from None
+    try:
+        return from_text(text, path.stem, overrides)
+    except TopologyError as cause:
+        raise TopologyError(f"{path}{f' with {calibration}' if calibration else ''}: {cause}") from None
 
 
-class _Machine:
-    """A table with its speeds: works out links and what they share."""
+def from_text(text: str, name: str, calibration: Optional[Mapping[str, Any]] = None) -> Topology:
+    """A machine from either kind of text: YAML with a ``matrix``, or nvidia-smi's output.
 
-    def __init__(self, table: Table, gpu: str, speeds: Speeds, overrides: Dict[str, float]):
-        self.labels, self.kinds, self.speeds = table.labels, table.kinds, speeds
-        self.overrides = self._checked(overrides)
-        self.domains = {kind: self._near(PCIE[: PCIE.index(kind) + 1]) for kind in _DOMAINS}
-        cpus = [_cpu_list(cpu) for cpu in table.cpus]
-        if len(set(cpus)) > 1:
-            self.domains["NODE"] = self._merged(self.domains["NODE"], cpus)
-        known = known_gpu(gpu)
-        most = known.nvlinks if known and known.nvlinks else _MOST_NVLINKS
-        self.switched = any(sum(map(nvlinks, row)) > most for row in self.kinds)
-        self.shared: Dict[str, float] = {}
+    Raises:
+        TopologyError: neither can be read out of it.
+    """
+    if _is_yaml(text):
+        return from_yaml(text, name, calibration)
+    return from_table(parse_nvidia_smi(text), name, calibration=calibration)
 
-    def _checked(self, overrides: Dict[str, float]) -> Dict[str, float]:
-        pairs = {f"{a}-{b}" for a, b in permutations(self.labels, 2)}
-        kinds = {kind for row in self.kinds for kind in row if kind != SELF}
-        for key in overrides:
-            if key not in pairs | kinds | set(PCIE) and not re.match(r"NV[1-9]\d*$", key):
-                raise TopologyError(
-                    f"links: {key!r} is neither a kind of link ({', '.join(sorted(kinds))}) "
-                    f"nor a pair of devices such as '{'-'.join(self.labels[:2])}'"
-                )
-        return overrides
 
-    def _near(self, kinds: Sequence[str]) -> List[int]:
-        """For each device the first device it is joined to by links of these kinds."""
-        return self._joined((i, j) for i, j in combinations(range(len(self.kinds)), 2) if self.kinds[i][j] in kinds)
+def _is_yaml(text: str) -> bool:
+    """Whether a text is a mapping with a matrix, however that is spelled; or was meant to be one."""
+    if "matrix" not in text.lower():
+        return False
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return bool(_MATRIX.search(text))
+    return isinstance(content, dict) and any(str(key).lower() == "matrix" for key in content)
 
-    def _merged(self, domain: List[int], cpus: Sequence[str]) -> List[int]:
-        """Devices beside the same CPUs share a socket, also where only far links join them."""
-        pairs = combinations(range(len(cpus)), 2)
-        return self._joined((i, j) for i, j in pairs if cpus[i] == cpus[j] != "" or domain[i] == domain[j])
 
-    def _joined(self, pairs: Any) -> List[int]:
-        root = list(range(len(self.kinds)))
-        for i, j in pairs:
-            old, new = sorted((root[i], root[j]))[::-1]
-            root = [new if r == old else r for r in root]
-        return root
+def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]] = None) -> Topology:
+    """A machine from YAML: ``matrix`` (a table as nvidia-smi prints it), ``name``, ``gpu``, ``speeds``, ``links``.
 
-    def link(self, i: int, j: int) -> Link:
-        kind = self.kinds[i][j]
-        pair = self.overrides.get(f"{self.labels[i]}-{self.labels[j]}") or self.overrides.get(
-            f"{self.labels[j]}-{self.labels[i]}"
-        )
-        bandwidth = pair or self.overrides.get(kind) or self.speeds.of(kind)
-        return Link(i, j, kind, bandwidth, self.speeds.copy_latency, tuple(self._through(i, j, kind, bandwidth)))
+    Raises:
+        TopologyError: no YAML, an unknown key, or a table that cannot be read.
+    """
+    how = (  # a header begins further right than its rows, and may begin with a tab: YAML takes neither by itself
+        "what `nvidia-smi topo -m` prints goes below `matrix: |2`, with two blanks before each line; or into a file of "
+        "its own, without `matrix:`"
+    )
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError) as cause:  # ValueError: a date that is none
+        raise TopologyError(f"not readable as YAML ({' '.join(str(cause).split())}): {how}") from None
+    if not isinstance(content, dict):
+        raise TopologyError(f"expected `key: value` lines, not {type(content).__name__}: {how}")
+    presets.refuse_unknown(content, ["name", "description", "gpu", "matrix", "speeds", "links"], "", TopologyError)
+    if not isinstance(content.get("matrix"), str):
+        raise TopologyError(f"expected a `matrix: |2`: {how}")
+    given = calibration or {}
+    merged: Dict[str, Any] = {part: {**part_of(content, part), **part_of(given, part)} for part in ("speeds", "links")}
+    merged["gpu"] = words_of(given, "gpu") or words_of(content, "gpu")
+    return from_table(parse_nvidia_smi(content["matrix"]), words_of(content, "name") or name, calibration=merged)
 
-    def _through(self, i: int, j: int, kind: str, bandwidth: float) -> List[str]:
-        """What the bytes pass, by name; each is entered in ``shared`` with its speed."""
-        if kind == HOST:
-            return []
-        if nvlinks(kind):
-            return self._ports(i, j, "NVSwitch", bandwidth) if self.switched else []
-        used = self._ports(i, j, "PCIe", max(self.speeds.pcie, bandwidth))
-        for level in PCIE[: PCIE.index(kind)]:
-            domain = self.domains[level]
-            speed = max(self.speeds.pcie * (_SOCKET_BUS if level == "NODE" else 1.0), bandwidth)
-            for device, way in ((i, "out"), (j, "in")):
-                members = [self.labels[d] for d, root in enumerate(domain) if root == domain[device]]
-                name = f"{'socket' if level == 'NODE' else 'uplink'} of {'+'.join(members)} {way}"
-                if len(members) > 1 and domain[i] != domain[j] and name not in used:
-                    used += self._share(name, speed)
-        return used
 
-    def _ports(self, i: int, j: int, kind: str, speed: float) -> List[str]:
-        return self._share(f"{self.labels[i]} {kind} out", speed) + self._share(f"{self.labels[j]} {kind} in", speed)
-
-    def _share(self, name: str, speed: float) -> List[str]:
-        self.shared[name] = max(speed, self.shared.get(name, 0.0))
-        return [name]
+def decoded(data: bytes) -> str:
+    """Bytes of a pasted table as text: UTF-8 with anything odd replaced, or what PowerShell's ``>`` writes."""
+    wide = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+    return data.decode("utf-16" if wide else "utf-8-sig", errors="replace")

@@ -21,17 +21,16 @@ from hier_allreduce import (
     cli,
     detect,
     hosts,
-    machinefile,
     pictures,
     scaling,
     shapes,
+    topology,
 )
 from hier_allreduce.buckets import Bucketing, Spec, buckets
 from hier_allreduce.commands.plan import read_bytes
-from hier_allreduce.machinefile import from_text, load
 from hier_allreduce.plan import Copy, Plan, Reduce, verify
 from hier_allreduce.planner import choose, timing
-from hier_allreduce.topology import flat_host
+from hier_allreduce.topology import flat_host, from_text, load
 from hier_allreduce.words import duration
 
 DOC = Path(__file__).parents[1] / "docs" / "calibration.md"
@@ -265,7 +264,7 @@ def test_a_reader_that_ends_early_takes_no_picture_away_and_hears_no_complaint(t
 
 @pytest.mark.parametrize("command", ["topo", "plan"])
 def test_a_picture_that_cannot_be_written_or_drawn_is_refused_before_the_work(run, monkeypatch, tmp_path, command):
-    monkeypatch.setattr(machinefile, "load", None)  # nothing is looked up
+    monkeypatch.setattr(topology, "load", None)  # nothing is looked up
     for path, words in (("nowhere/at/all.png", "there is no folder 'nowhere/at'"), (str(tmp_path), "not a folder")):
         with pytest.raises(SystemExit):
             run(command, "dgx-1v", "--picture", path)

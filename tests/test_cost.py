@@ -9,11 +9,10 @@ import pytest
 from hier_allreduce import algorithms, cost, planner, recipes
 from hier_allreduce.cost import RULES, Simulation, lower_bound, simulate
 from hier_allreduce.errors import PlanError, StrategyError
-from hier_allreduce.machinefile import from_yaml, load
 from hier_allreduce.occupancy import occupancy
 from hier_allreduce.plan import Copy, Plan, Reduce
 from hier_allreduce.table import Table
-from hier_allreduce.topology import from_table, subset
+from hier_allreduce.topology import from_table, from_yaml, load, subset
 from hier_allreduce.trees import pack
 
 MB = 10**6

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from hier_allreduce import cost, hosts, planner
 from hier_allreduce.algorithms import hierarchical, tree
-from hier_allreduce.machinefile import load as machine
 from hier_allreduce.plan import Copy, Plan, Reduce, verify
 from hier_allreduce.recipes import baselines, candidates
 from hier_allreduce.scaling import Network, load
 from hier_allreduce.topology import flat_host, subset
+from hier_allreduce.topology import load as machine
 
 MB = 10**6
 SLOW = Network(nic=1e9, hop=1e-3, engine=math.inf)  # a collective of 1 MB between 2 hosts: 2 hops and 1 MB, 3 ms

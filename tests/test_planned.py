@@ -12,10 +12,9 @@ from hier_allreduce import Strategy, StrategyError, TowerOptimizer, allreduce_gr
 from hier_allreduce.buckets import Bucketing, Spec
 from hier_allreduce.gradients import matrix
 from hier_allreduce.layout import lay_out
-from hier_allreduce.machinefile import load
 from hier_allreduce.planner import choose
 from hier_allreduce.routes import Links, planned, planned_whole
-from hier_allreduce.topology import subset
+from hier_allreduce.topology import load, subset
 
 tf1 = tf.compat.v1
 SHAPES = [(64, 50), (7,), (), (300, 20), (0, 3), (129,)]

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from hier_allreduce import algorithms, planner, presets, recipes, report
 from hier_allreduce.cost import RULES, simulate
 from hier_allreduce.errors import StrategyError
-from hier_allreduce.machinefile import load
 from hier_allreduce.plan import verify
 from hier_allreduce.planner import BASELINES, choose, in_simulated_order
 from hier_allreduce.recipes import candidates
 from hier_allreduce.table import Table
-from hier_allreduce.topology import flat_host, from_table, subset
+from hier_allreduce.topology import flat_host, from_table, load, subset
 from hier_allreduce.trees import (
     centers,
     distances,

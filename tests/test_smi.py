@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hier_allreduce.errors import TopologyError
-from hier_allreduce.machinefile import load
 from hier_allreduce.oddlinks import odd_links
 from hier_allreduce.smi import parse_nvidia_smi
+from hier_allreduce.topology import load
 
 REAL = Path(__file__).parent / "nvidia_smi"  # verbatim from public bug trackers and wikis
 

@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from hier_allreduce import detect, presets, topology
+from hier_allreduce import detect, links, presets
 from hier_allreduce.errors import TopologyError
-from hier_allreduce.machinefile import from_text, from_yaml, load
 from hier_allreduce.occupancy import occupancy
 from hier_allreduce.speeds import GPUS, guess_speeds
 from hier_allreduce.table import Table
-from hier_allreduce.topology import calibrated, flat_host, from_table, subset
+from hier_allreduce.topology import calibrated, flat_host, from_table, from_text, from_yaml, load, subset
 
 MACHINES = presets.names("machines")
 TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV2\tNV1\nGPU1\tNV2\tX\tSYS\nGPU2\tNV1\tSYS\tX\n"
@@ -164,7 +163,7 @@ def test_the_documented_speeds_are_those_of_each_model():
             assert [speeds.nvlink, speeds.pcie, speeds.memory] == [1e9 * nvlink, 1e9 * pcie, 1e9 * memory], model
     speeds = guess_speeds((("X", "SYS"), ("SYS", "X")), others[0])
     assert [speeds.pcie, speeds.memory] == [1e9 * number for number in unknown]
-    assert f"or than {topology._MOST_NVLINKS} where that is unknown" in PAGE
+    assert f"or than {links._MOST_NVLINKS} where that is unknown" in PAGE
 
 
 def test_the_documented_machine_loads():

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import NamedTuple, Optional, Tuple
 
-from .. import anchors, clusterfile, detect, machinefile, pictures, presets, report, scaling
+from .. import anchors, clusterfile, detect, pictures, presets, report, scaling, topology
 from ..arguments import count, output, refuse_unused
 from ..calibration import read_calibration
 from ..errors import ClusterError, TopologyError
@@ -38,8 +38,8 @@ def read_topology(name: Optional[str], calibration_file: Optional[str]) -> Topol
     if name == "-":
         if sys.stdin is None:
             raise TopologyError("-: standard input is closed")
-        return machinefile.from_text(machinefile.decoded(sys.stdin.buffer.read()), "standard input", overrides)
-    return machinefile.load(name, calibration_file)
+        return topology.from_text(topology.decoded(sys.stdin.buffer.read()), "standard input", overrides)
+    return topology.load(name, calibration_file)
 
 
 class Hosts(NamedTuple):
