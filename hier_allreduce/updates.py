@@ -28,6 +28,7 @@ from typing import (
     NamedTuple,
     Optional,
     Sequence,
+    Set,
     Tuple,
 )
 
@@ -348,26 +349,26 @@ def _refuse_pieces(row: Pairs, devices: Sequence[Any], names: Sequence[str]) -> 
 def _slots_named_like_tower_0(rows: Sequence[Pairs]) -> Iterator[None]:
     """Slots created in here are called like those of tower 0's variables, whichever tower's they belong to."""
     firsts = {var.op.name: first.op.name for row in rows for (_, var), (_, first) in zip(row, rows[0])}
-    scope = tf1.get_variable_scope()
+    scope, taken = tf1.get_variable_scope(), {var.op.name for var in all_variables()}
 
     def renamed(getter: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         parts = owned(name, firsts, scope.name)
         if parts:
             name = parts.scope + firsts[parts.owner] + parts.rest
-            name = name if kwargs.get("reuse") else _unused(name)
+            name = name if kwargs.get("reuse") else _unused(name, taken)
         return getter(name, *args, **kwargs)
 
     with tf1.variable_scope(scope, custom_getter=renamed, auxiliary_name_scope=False):
         yield
 
 
-def _unused(name: str) -> str:
-    """The name, or with the next number at its end that no variable has, as TensorFlow numbers slots: ``w/Adam_1``."""
-    taken = {var.op.name for var in all_variables()}
+def _unused(name: str, taken: Set[str]) -> str:
+    """The name, or with the next number at its end that is not taken, as TensorFlow numbers slots: ``w/Adam_1``."""
     slot, slash = name.rstrip("/"), "/" * name.endswith("/")
     stem, number = re.sub(r"_\d+$", "", slot), itertools.count(1)
     while slot in taken:
         slot = f"{stem}_{next(number)}"
+    taken.add(slot)
     return slot + slash
 
 

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     devices, cpus = named_devices(args.devices)
     if len(devices) < 2:
         raise DeviceError(f"--devices: {len(devices)} device has nothing to reduce with; give 2 or more")
-    make_cpus(max(cpus, 1))
+    make_cpus(cpus)
     batch = _batch(len(devices))
     ours = HierarchicalAllReduce(chosen_strategy(args.strategy))
     theirs = tf.distribute.HierarchicalCopyAllReduce()

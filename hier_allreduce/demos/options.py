@@ -33,7 +33,7 @@ def named_devices(text: str) -> Tuple[Tuple[str, ...], int]:
     missing = [name for name, spec in zip(names, specs) if _number(spec, "GPU") >= gpus]
     if missing:
         raise DeviceError(f"these devices do not exist: {', '.join(missing)}. TensorFlow finds {gpus} GPUs here")
-    return names, 1 + max(_number(spec, "CPU") for spec in specs)
+    return names, 1 + max(0, *(_number(spec, "CPU") for spec in specs))  # there is always one
 
 
 def _number(spec: Any, kind: str) -> int:

@@ -109,7 +109,7 @@ class Training:
                     self.towers.append(model)
                     rows.append(self.optimizer.compute_gradients(model.loss, var_list=model.variables))
             self._step = self.optimizer.apply_gradients(rows)
-            config = tf1.ConfigProto(device_count={"CPU": max(cpus, 1)})
+            config = tf1.ConfigProto(device_count={"CPU": cpus})
             self.session = tf1.Session(graph=graph, config=config)
             self.session.run(tf1.global_variables_initializer())
             self.session.run(self.optimizer.init_op)
