@@ -431,6 +431,25 @@ def warnings():
         logger._logger.removeHandler(handler)
 
 
+def sessions(folder):
+    """Sessions of one's own making, in a process whose first session had one thread."""
+    config = tf1.ConfigProto(allow_soft_placement=True, inter_op_parallelism_threads=16)
+    before, facts = str(config), {}
+    creator = sesscreate.NewSessionCreator(config=config)
+    adapted = sesscreate.SessionCreatorAdapter(creator, lambda session: session)
+    saver = tp.ModelSaver(checkpoint_dir=folder)
+    facts["one"] = train(HierarchicalTrainer(cpus(1)), "sgd", BATCH * 3, callbacks=[saver])["after"]
+    facts["two towers"] = train(HierarchicalTrainer(cpus(2)), "sgd", session_creator=creator)["after"]
+    facts["own threads"] = train(HierarchicalTrainer(cpus(3)), "sgd", session_creator=creator)["after"]
+    facts["adapted"] = train(HierarchicalTrainer(cpus(3)), "sgd", session_creator=adapted)["after"]
+    facts["config"] = [before, str(config)]
+    roomy = tf1.ConfigProto(device_count={"CPU": 2}, inter_op_parallelism_threads=16, use_per_session_threads=True)
+    chief = tf1.train.ChiefSessionCreator(config=roomy)
+    loaded = train(HierarchicalTrainer(cpus(2)), "sgd", load=os.path.join(folder, "model-6"), session_creator=chief)
+    facts["finalized"] = loaded["before"]
+    return facts
+
+
 def refusals(folder):
     """Bad input: what is raised, and whether training had started."""
 
@@ -448,7 +467,7 @@ def refusals(folder):
     slip = os.path.join(folder, "slip.yaml")
     with open(slip, "w") as file:
         file.write("devises: 2\n")
-    reused = sesscreate.SessionCreatorAdapter(sesscreate.NewSessionCreator(), lambda session: session)
+    chief = tf1.train.ChiefSessionCreator(config=tf1.ConfigProto(allow_soft_placement=True))
     two_cpus = sesscreate.NewSessionCreator(config=tf1.ConfigProto(allow_soft_placement=True, device_count={"CPU": 2}))
 
     def staged():
@@ -474,7 +493,7 @@ def refusals(folder):
         "average": lambda: HierarchicalTrainer(2, average="sum"),
         "gpus": lambda: run(HierarchicalTrainer(8)),
         "gpu ids": lambda: run(HierarchicalTrainer([0, "/cpu:0"])),
-        "own session": lambda: run(HierarchicalTrainer(cpus(2)), session_creator=reused),
+        "own session": lambda: run(HierarchicalTrainer(cpus(2)), session_creator=chief),
         "few cpus": lambda: run(HierarchicalTrainer(cpus(3)), session_creator=two_cpus),
         "feed": lambda: run(HierarchicalTrainer(cpus(2)), data=tp.PlaceholderInput()),
         "uneven": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", uneven)),

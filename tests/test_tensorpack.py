@@ -268,6 +268,24 @@ def test_only_what_is_trained_is_compared(facts):
     assert "'out/b' differs" in message and "tower 1" in message
 
 
+@pytest.mark.parametrize("creator", ["own threads", "adapted"])
+def test_a_session_of_ones_own_configuration_has_threads_and_devices_for_every_tower(facts, creator):
+    """It asks for threads enough, but the process has a pool of one; and another trainer had it first."""
+    run = facts("sessions")
+    assert difference(run[creator], run["one"]) < 1e-6
+    assert replicas_are_equal(run[creator])
+
+
+def test_a_configuration_that_was_given_is_left_as_it_was(facts):
+    before, after = facts("sessions")["config"]
+    assert before == after
+
+
+def test_a_session_that_finalizes_the_graph_restores_a_checkpoint(facts):
+    run = facts("sessions")
+    assert difference(run["finalized"], run["one"]) == 0
+
+
 # ---- refusals ----------------------------------------------------------------------------------------
 
 

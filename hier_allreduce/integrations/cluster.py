@@ -82,8 +82,7 @@ class HierarchicalClusterTrainer(HierarchicalTrainer):
                     f"{type(session_creator).__name__} makes a session that knows nothing of the other hosts; leave"
                     " session_creator out, or give NewSessionCreator(config=…)"
                 )
-            make_room(session_creator.config, self.devices)
-            session_creator = _OfCluster(self.cluster, session_creator.config)
+            session_creator = _OfCluster(self.cluster, make_room(session_creator.config, self.devices))
         super().initialize(session_creator, session_init)
 
 

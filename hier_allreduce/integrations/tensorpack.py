@@ -14,6 +14,7 @@ Importing this module imports tensorpack, which sets environment variables and p
 from __future__ import annotations
 
 import contextlib
+import copy
 import operator
 import os
 import warnings
@@ -28,7 +29,7 @@ from tensorpack.graph_builder.utils import override_to_local_variable
 from tensorpack.input_source import FeedfreeInput, FeedInput, QueueInput, StagingInput
 from tensorpack.tfutils.gradproc import FilterNoneGrad
 from tensorpack.tfutils.optimizer import AccumGradOptimizer, PostProcessOptimizer, ProxyOptimizer
-from tensorpack.tfutils.sesscreate import NewSessionCreator, ReuseSessionCreator
+from tensorpack.tfutils.sesscreate import NewSessionCreator, SessionCreatorAdapter
 from tensorpack.train import SingleCostTrainer
 from tensorpack.utils import logger
 
@@ -256,22 +257,33 @@ class HierarchicalTrainer(SingleCostTrainer):
         return callbacks
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:
-        """tensorpack's hook: create the session, after a look at whether it has the devices.
+        """tensorpack's hook: create the session, and look whether it has the devices.
+
+        A ``NewSessionCreator``, also in a ``SessionCreatorAdapter``, is given CPU devices and threads as needed. The
+        sessions of other creators must have them: more than K threads for K towers, and ``use_per_session_threads``.
 
         Raises:
             DeviceError: a tower's device does not exist; the message names those that do.
         """
+        session_creator = with_room(session_creator, self.devices)
         if isinstance(session_creator, NewSessionCreator):
-            make_room(session_creator.config, self.devices)
             # Soft placement would quietly move a tower elsewhere, so the devices are looked up in an empty session of
             # the same configuration.
             with tf1.Session(session_creator.target, tf.Graph(), session_creator.config) as probe:
                 refuse_missing(self.devices, probe.list_devices())
-        else:
-            session = session_creator.create_session()
-            refuse_missing(self.devices, session.list_devices())
-            session_creator = ReuseSessionCreator(session)
-        super().initialize(session_creator, session_init)
+        super().initialize(_Looking(session_creator, self.devices), session_init)
+
+
+class _Looking(tf1.train.SessionCreator):
+    """Creates another creator's session, and looks whether it has the towers' devices."""
+
+    def __init__(self, creator: Any, devices: Sequence[Any]):
+        self._creator, self._devices = creator, devices
+
+    def create_session(self) -> Any:
+        session = self._creator.create_session()
+        refuse_missing(self._devices, session.list_devices())
+        return session
 
 
 # ---- devices -----------------------------------------------------------------------------------------
@@ -313,23 +325,37 @@ def _gpu(tower: int, number: int) -> str:
     return f"/gpu:{number}"
 
 
-def make_room(config: Any, devices: Sequence[Any]) -> None:
-    """Give a session's configuration the CPU devices and the threads that the towers need.
+def with_room(creator: Any, devices: Sequence[Any]) -> Any:
+    """``creator``, or a copy of it that gives its sessions what the towers need, where it tells its configuration."""
+    if not isinstance(creator, (NewSessionCreator, SessionCreatorAdapter)):
+        return creator
+    creator = copy.copy(creator)
+    if isinstance(creator, NewSessionCreator):
+        creator.config = make_room(creator.config, devices)
+    else:
+        creator._creator = with_room(creator._creator, devices)
+    return creator
+
+
+def make_room(config: Any, devices: Sequence[Any]) -> Any:
+    """A copy of a session's configuration with the CPU devices and the threads that the towers need.
 
     CPU devices are only names for the one processor, so they are created as asked for, unless ``config`` says how many
     there are. tensorpack stages the input of every tower with an op that blocks its thread until the tower has
     taken what was staged before; with too few threads all of them wait for ever.
     """
+    roomy = type(config)()
+    roomy.CopyFrom(config)
     named = [device_fields(device) for device in devices if isinstance(device, str)]
     cpus = [index or 0 for *_, kind, index in named if kind == "CPU"]
-    if cpus and "CPU" not in config.device_count:
-        config.device_count["CPU"] = max(cpus) + 1
-    cores = os.cpu_count() or 1
-    enough = len(devices) + max(2, cores)
-    if len(devices) > 1 and (config.inter_op_parallelism_threads or cores) < enough:
-        config.inter_op_parallelism_threads = enough
-        # otherwise the first session of the process has fixed the number for all later ones
-        config.use_per_session_threads = True
+    if cpus and "CPU" not in roomy.device_count:
+        roomy.device_count["CPU"] = max(cpus) + 1
+    if len(devices) > 1:
+        enough = len(devices) + max(2, os.cpu_count() or 1)
+        roomy.inter_op_parallelism_threads = max(roomy.inter_op_parallelism_threads, enough)
+        # otherwise the first session of the process has fixed the number for all later ones, whatever this one asks for
+        roomy.use_per_session_threads = True
+    return roomy
 
 
 def refuse_missing(devices: Sequence[Any], existing: Sequence[Any]) -> None:
