@@ -89,6 +89,7 @@ OPTIMIZERS = {
     "wrapped by name": lambda: Foreign(apply_grad_processors(momentum(), by_name())),
     "assigned by name": lambda: VariableAssignmentOptimizer(momentum(), halve_the_biases),
     "moved by slots": look_ahead,
+    "scaled embedding": lambda: apply_grad_processors(momentum(), [ScaleGradient([("embedding", 0.5)], verbose=False)]),
     "accumulate sgd": lambda: AccumGradOptimizer(tf1.train.GradientDescentOptimizer(0.1), 3),
     "accumulate adam": lambda: AccumGradOptimizer(tf1.train.AdamOptimizer(0.05), 3),
     "accumulate inside": lambda: Foreign(OrderedAccumGrad(tf1.train.GradientDescentOptimizer(0.1), 3)),
@@ -281,6 +282,10 @@ def names(folder):
     trainer = HierarchicalTrainer(cpus(3))
     trainer.BROADCAST_EVERY_EPOCH = False
     facts["wrapped by name, replicated"] = train(trainer, "wrapped by name")
+    for count in (1, 3):
+        trainer = HierarchicalTrainer(cpus(count), strategy=Strategy(sparse="dense"))
+        run = train(trainer, None, BATCH * 3 // count, model=Model("scaled embedding", embedded))
+        facts[f"scaled embedding, {count}"] = run["after"]
     facts["nothing missing"] = train(HierarchicalTrainer(cpus(3)), "sgd")
     for update in ("replicated", "main"):
         trainer = HierarchicalTrainer(cpus(3), update=update, strategy=Strategy(missing="zeros"))
@@ -293,6 +298,12 @@ def uneven(cost):
     """A variable that every tower has, and one has a gradient for."""
     extra = tf1.get_variable("extra", [], initializer=tf1.ones_initializer(), use_resource=True)
     return cost + tf.square(extra) if tp.get_current_tower_context().index == 1 else cost
+
+
+def embedded(cost):
+    """A variable whose gradient is sparse, with one row twice."""
+    rows = tf1.get_variable("embedding", [4, 2], initializer=tf1.ones_initializer(), use_resource=True)
+    return cost + tf.reduce_sum(tf.square(tf.nn.embedding_lookup(rows, [2, 1, 2])))
 
 
 def digits(folder):
@@ -499,6 +510,7 @@ def refusals(folder):
         "uneven": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", uneven)),
         "unordered inside": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("unordered inside")),
         "own accumulation": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("own accumulation")),
+        "scaled embedding": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("scaled embedding", embedded)),
         "two staged": lambda: run(HierarchicalTrainer(cpus(2)), data=staged()),
         "one tower, two staged": lambda: run(HierarchicalTrainer(cpus(1)), data=staged()),
         "towers' names": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", tower_user)),

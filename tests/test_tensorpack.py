@@ -177,6 +177,15 @@ def test_names_are_tower_0s_inside_of_other_wrappers_too(facts):
     assert replicas_are_equal(many)
 
 
+def test_sparse_gradients_are_scaled_where_the_strategy_makes_them_dense(facts):
+    run = facts("names")
+    many, one = run["scaled embedding, 3"], run["scaled embedding, 1"]
+    assert difference(many, one) < 1e-6
+    assert np.abs(np.subtract(many["embedding"], one["embedding"])).max() < 1e-6
+    assert many["embedding"][0] == [1, 1] != many["embedding"][2]
+    assert replicas_are_equal(many)
+
+
 @pytest.mark.parametrize("update", ["replicated", "main"])
 def test_layers_freeze_by_their_names_and_summaries_are_made_once(facts, update):
     many = facts("names")[f"by name, {update}"]
@@ -322,6 +331,11 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
         ("uneven", "GradientError", ["tower 0", "'extra'", "None on towers [0]", "missing='zeros'"]),
         ("unordered inside", "VariableError", ["AccumGradOptimizer reads its counter while", "OrderedAccumGrad"]),
         ("own accumulation", "VariableError", ["OwnAccumulation reads its counter while", "OrderedAccumGrad"]),
+        (
+            "scaled embedding",
+            "GradientError",
+            ["tower 0 (/cpu:0), variable 4 ('embedding')", "ScaleGradient", 'strategy=Strategy(sparse="dense")'],
+        ),
         ("two staged", "StrategyError", ["StagingInput", "QueueInput", "nr_stage=2", "nr_stage=1"]),
         ("one tower, two staged", "StrategyError", ["StagingInput", "nr_stage=1"]),
         ("towers' names", "VariableError", ["tower 0", "'tower_user/W'", "rename the scope"]),

@@ -37,8 +37,8 @@ from .. import presets
 from ..allreduce import allreduce_grads, allreduce_grads_and_vars
 from ..compat import is_resource, tf1
 from ..devices import device_fields, device_strings, fits
-from ..errors import DeviceError, StrategyError, VariableError
-from ..gradients import pairs_of
+from ..errors import DeviceError, GradientError, StrategyError, VariableError
+from ..gradients import is_sparse, pairs_of, where
 from ..replicas import Replicas, check_period, differences, drift, made_alike, replicas
 from ..strategy import Strategy, strategy_from
 from ..updates import (
@@ -76,7 +76,11 @@ class HierarchicalTrainer(SingleCostTrainer):
       K times, so that Adam is Adam and the towers stay equal.
     - ``AccumGradOptimizer`` applies its sum at exactly every k-th step, in all towers.
     - Gradient processors that match variables by name, and what ``PostProcessOptimizer`` calls, see tower 0's names
-      in every tower: what ``ScaleGradient(("hidden/.*", 0.))`` freezes is frozen in all.
+      in every tower: what ``ScaleGradient(("hidden/.*", 0.))`` freezes is frozen in all. What they keep in a variable
+      of their own, called like the one that they were given, all towers would share and change; that is refused, and
+      ``update="main"``, which calls them once, is the way.
+    - Sparse gradients (embeddings) stay sparse, with a row for each time that one was looked up: what clips or measures
+      gradients sees these rows before they are added up, unless the strategy is ``Strategy(sparse="dense")``.
     - The session gets a thread for every tower, because tensorpack's staging of inputs blocks that many.
 
     Models should use resource variables: a reference variable, TensorFlow 1.15's default, can be updated while a
@@ -166,6 +170,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         Raises:
             StrategyError: an input that gives every tower the same batch, or waits for ever.
             VariableError: an ``AccumGradOptimizer`` inside another wrapper, which cannot be replaced.
+            GradientError: a gradient processor cannot take sparse gradients.
         """
         if isinstance(input, StagingInput) and input._nr_stage > 1:
             raise StrategyError(
@@ -211,7 +216,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         if self._update == "main":
             self.grads = [list(row) for row in pairs_of(rows, tuple(self.devices))]
             # this scope is in the names of saved variables
-            with tf1.name_scope("apply_gradients"), by_tower_0s_names(optimizer, self.grads):
+            with tf1.name_scope("apply_gradients"), by_tower_0s_names(optimizer, self.grads, self.devices):
                 update = update_at_mains(
                     optimizer,
                     self.grads,
@@ -227,7 +232,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         self.grads = allreduce_grads_and_vars(
             rows, self.devices, self._average, strategy=strategy, cluster=self.cluster
         )
-        with tf1.name_scope("apply_gradients"), by_tower_0s_names(optimizer, self.grads):
+        with tf1.name_scope("apply_gradients"), by_tower_0s_names(optimizer, self.grads, self.devices):
             updates = update_replicated(
                 optimizer,
                 self.grads,
@@ -460,7 +465,7 @@ def proxies(optimizer: Any) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def by_tower_0s_names(optimizer: Any, rows: Sequence[Pairs]) -> Iterator[None]:
+def by_tower_0s_names(optimizer: Any, rows: Sequence[Pairs], devices: Sequence[Any]) -> Iterator[None]:
     """While this lasts, what matches variables by name in tensorpack's wrappers sees tower 0's names in every tower.
 
     Gradient processors, and what ``PostProcessOptimizer`` calls, are given variables :func:`named_like` tower 0's. The
@@ -470,20 +475,25 @@ def by_tower_0s_names(optimizer: Any, rows: Sequence[Pairs]) -> Iterator[None]:
     Args:
         optimizer: perhaps wrapped.
         rows: K rows of N (gradient, variable) pairs.
+        devices: K devices.
     """
     named: Dict[int, Any] = {}
     own: Dict[int, Any] = {}
-    for row in rows[1:]:
-        for (_, var), (_, first) in zip(row, rows[0]):
-            named[id(var)] = named_like(var, first)
+    places: Dict[int, str] = {}  # where the variables are that the processors see
+    names = [var.op.name for _, var in rows[0]]
+    for tower, row in enumerate(rows):
+        for n, ((_, var), (_, first)) in enumerate(zip(row, rows[0])):
+            named[id(var)] = named_like(var, first) if tower else var
             own[id(named[id(var)])] = var
+            places[id(named[id(var)])] = where(tower, devices, n, names)
     with contextlib.ExitStack() as then:
         for one in held_by(optimizer):
             one.get_slot = _with_others(one.get_slot, own)
             then.callback(delattr, one, "get_slot")  # the method of its class is there again
             if hasattr(one, "_gradprocs"):
                 then.callback(setattr, one, "_gradprocs", one._gradprocs)
-                one._gradprocs = [_Exchange(named), *one._gradprocs, _Exchange(own)]
+                processors = [_RefusesSparse(each, places) for each in one._gradprocs]
+                one._gradprocs = [_Exchange(named), *processors, _Exchange(own)]
             if isinstance(one, PostProcessOptimizer):
                 then.callback(setattr, one, "_func", one._func)
                 one._func = _with_others(one._func, named)
@@ -507,6 +517,30 @@ class _Exchange:
 
     def process(self, pairs: Pairs) -> Pairs:
         return [(grad, self._others.get(id(var), var)) for grad, var in pairs]
+
+
+class _RefusesSparse:
+    """A gradient processor that says where and what to do, if the one that it holds cannot take sparse gradients.
+
+    Args:
+        processor: tensorpack's, or a user's.
+        places: of each ``id(variable)``.
+    """
+
+    def __init__(self, processor: Any, places: Dict[int, str]):
+        self._processor, self._places = processor, places
+
+    def process(self, pairs: Pairs) -> Pairs:
+        try:
+            return list(self._processor.process(pairs))
+        except (TypeError, ValueError, AttributeError) as error:
+            sparse = [self._places.get(id(var), var.op.name) for grad, var in pairs if is_sparse(grad)]
+            if not sparse:
+                raise
+            raise GradientError(
+                f"{type(self._processor).__name__} fails where there are sparse gradients, at {'; '.join(sparse)}:"
+                f' {error}. If it needs dense ones, use strategy=Strategy(sparse="dense")'
+            ) from error
 
 
 def named_like(var: Any, first: Any) -> Any:
