@@ -39,14 +39,13 @@ from .compat import is_resource, tf1
 from .errors import StrategyError, VariableError
 from .gradients import matrix, static_shape, variable_names, where
 from .strategy import Strategy
+from .writes import written_by
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 
 UPDATES = ("replicated", "main")
 _FINISH = inspect.signature(tf1.train.Optimizer._finish).parameters
 _MANAGER, _UPDATE = "_loss_scale_manager", "update_loss_scale"  # of tf.contrib.mixed_precision's wrapper
-_WRITES = re.compile("(Resource)?(Sparse)?(Assign|Apply|Scatter|StridedSliceAssign)")  # types of ops
-_PASS_ON = ("Identity", "Switch", "Enter", "RefIdentity", "RefSwitch", "RefEnter")
 
 
 def check_update(update: str, strategy: Strategy) -> str:
@@ -111,8 +110,8 @@ def refuse_other_interface(optimizer: Any) -> None:
     for one in held_by(optimizer):
         if len(inspect.signature(type(one)._finish).parameters) != len(_FINISH):
             raise VariableError(
-                f"{type(one).__module__}.{type(one).__name__} is made for tf.distribute; take the optimizer of that"
-                " name in tf.compat.v1.train"
+                f"{type(one).__module__}.{type(one).__name__} is made for tf.distribute; take an optimizer of"
+                " tf.compat.v1.train"
             )
 
 
@@ -173,7 +172,7 @@ def update_replicated(
             with tf1.device(device), scope(tower), wait, finish:
                 found.ops.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
             found.created.append([var for var in all_variables() if id(var) not in variables])
-            written.append(writes(graph.get_operations()[ops:]))
+            written.append(written_by(graph.get_operations()[ops:]))
     _refuse_unlike_updates(optimizer, rows, devices, written)
     return found
 
@@ -181,19 +180,6 @@ def update_replicated(
 def all_variables() -> List[Any]:
     """The global and the local variables of the graph that is being built, each once."""
     return list({id(var): var for var in tf1.global_variables() + tf1.local_variables()}.values())
-
-
-def writes(ops: Sequence[Any]) -> Counter:
-    """How often ``ops`` write each variable, by its name; what it starts from does not count."""
-    found: Counter = Counter()
-    for op in ops:
-        written = op.inputs[0] if op.inputs and _WRITES.match(op.type) else None
-        if written is not None and (written.dtype == tf.resource or written.dtype._is_ref_dtype):
-            source = written.op
-            while source.type in _PASS_ON:
-                source = source.inputs[0].op
-            found[source.name] += op.name != f"{source.name}/Assign"
-    return +found
 
 
 def _refuse_unlike_updates(

@@ -64,6 +64,7 @@ ORDER = [
     "clustersession",
     "cluster",
     "auditing",
+    "writes",
     "updates",
     "replicas",
     "optimizer",

@@ -59,6 +59,16 @@ class Counting(train.GradientDescentOptimizer):
         self._learning_rate_tensor = 0.1 / self.steps.assign_add(1.0)
 
 
+class CountingInACondition(Counting):
+    """The same, after the first step."""
+
+    def _prepare(self):
+        steps = tf.cond(
+            self.steps > -1.0, lambda: self.steps.assign_add(1.0, read_value=True), lambda: self.steps + 0.0
+        )
+        self._learning_rate_tensor = 0.1 / steps
+
+
 class ByName(train.Optimizer):
     """An optimizer for each variable's name."""
 
@@ -100,7 +110,14 @@ class Velocity(train.Optimizer):
 # ---- once a step ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make, what", [(Clipping, "writes 'tower2/w' 2 times"), (Counting, "both write 'steps'")])
+@pytest.mark.parametrize(
+    "make, what",
+    [
+        (Clipping, "writes 'tower2/w' 2 times"),
+        (Counting, "both write 'steps'"),
+        (CountingInACondition, "both write 'steps'"),
+    ],
+)
 def test_what_towers_would_do_too_often_or_too_seldom_is_refused_and_the_mains_do_it_once(make, what):
     with tf.Graph().as_default(), pytest.raises(VariableError, match=f"{make.__name__}: .*{what}.*update='main'"):
         TowerOptimizer(make(0.1), cpus(3)).apply_gradients(towers(3))
