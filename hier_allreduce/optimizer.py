@@ -160,10 +160,10 @@ class TowerOptimizer:
         summed = len(self.devices) * self._hosts
         if not self._average and summed > 1:
             warnings.warn(sum_advice(self._optimizer, summed), stacklevel=3)  # as_written is in between
-        before = tf1.global_variables(), tf1.local_variables()
+        before, metrics = all_variables(), tf1.local_variables()
         updated = self._updated(rows)
         with unconditionally():  # the step may be in a tf.cond
-            self._find_replicas(rows, before, updated)
+            self._find_replicas(rows, before, metrics, updated)
         ops = [tf.group(*updated.ops)]
         with tf.control_dependencies(ops):
             ops = ops if global_step is None else [tf1.assign_add(global_step, 1).op]
@@ -200,32 +200,30 @@ class TowerOptimizer:
 
     def _updated(self, rows: Sequence[Pairs]) -> Updated:
         if self._update == "main":
-            before = {id(var) for var in all_variables()}
-            update = update_at_mains(
+            return update_at_mains(
                 self._optimizer, rows, self.devices, self._average, self._strategy, cluster=self._cluster
             )
-            return Updated([update], [[var for var in all_variables() if id(var) not in before]])
         reduced = allreduce_grads_and_vars(
             rows, self.devices, self._average, strategy=self._strategy, cluster=self._cluster
         )
         return update_replicated(self._optimizer, reduced, self.devices)
 
-    def _find_replicas(self, rows: Sequence[Pairs], before: Sequence[Sequence[Any]], updated: Updated) -> None:
+    def _find_replicas(
+        self, rows: Sequence[Pairs], before: Sequence[Any], metrics: Sequence[Any], updated: Updated
+    ) -> None:
         """Find what must agree between towers, and build the ops that see to it."""
         scope, trained = tf1.get_variable_scope().name, {var.op.name for row in rows for _, var in row}
         created = [var for own in updated.created for var in own]
-        alike: List[List[Any]] = []
-        if self._update == "replicated":
-            alike = made_alike([[v for v in own if not owned(v.op.name, trained, scope)] for own in updated.created])
-        # at the mains slots exist once; on every tower what belongs to no variable, and was not made by every update
+        loose = [[var for var in own if not owned(var.op.name, trained, scope)] for own in updated.created]
+        alike = made_alike(loose) if self._update == "replicated" else []
         copies = {id(var) for row in alike for var in row}
+        # at the mains all of it is there once; on every tower what is no variable's slot, nor made by every update
+        single = created if self._update == "main" else [var for own in loose for var in own if id(var) not in copies]
         once = _exist_once.setdefault(tf1.get_default_graph(), set())
-        for var in created:
-            if self._update == "main" or not (id(var) in copies or owned(var.op.name, trained, scope)):
-                once.add(var.op.name)
-        everything = [var for row in rows for _, var in row] + [var for some in before for var in some] + created
+        once.update(var.op.name for var in single)
+        everything = [*(var for row in rows for _, var in row), *before, *created]
         shared = [var for var in everything if var.op.name in once] + tf1.get_collection(tf1.GraphKeys.GLOBAL_STEP)
-        self._replicas = replicas(rows, everything, shared, alike, scope, private=before[1])
+        self._replicas = replicas(rows, everything, shared, alike, scope, private=metrics)
         self.left_out = self._replicas.left_out
         self.broadcast_op = broadcast(self._replicas, self.devices)
         self.init_op = self.broadcast_op if self._broadcast_every >= 0 else tf.no_op()

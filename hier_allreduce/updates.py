@@ -45,7 +45,8 @@ Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 
 UPDATES = ("replicated", "main")
 _FINISH = inspect.signature(tf1.train.Optimizer._finish).parameters
-_MANAGER, _UPDATE = "_loss_scale_manager", "update_loss_scale"  # of tf.contrib.mixed_precision's wrapper
+# where TensorFlow's mixed precision wrappers keep their loss scale, and what adapts it; the second is tf.contrib's
+_LOSS_SCALES = (("_loss_scale", "update"), ("_loss_scale_manager", "update_loss_scale"))
 
 
 def check_update(update: str, strategy: Strategy) -> str:
@@ -133,7 +134,7 @@ def sum_advice(optimizer: Any, towers: int) -> str:
 
 
 class Updated(NamedTuple):
-    """K ops that update the towers' variables, and for each tower the variables that its update has created."""
+    """The ops that update variables, one for each tower or one at the mains, and what each of them has created."""
 
     ops: List[Any]
     created: List[List[Any]]
@@ -168,11 +169,11 @@ def update_replicated(
             last = tower == len(devices) - 1
             wait = tf.control_dependencies(found.ops if once_a_step and last else [])
             finish = contextlib.nullcontext() if last else _without_finish(once_a_step)
-            ops, variables = len(graph.get_operations()), {id(var) for var in all_variables()}
-            with tf1.device(device), scope(tower), wait, finish:
+            before = len(graph.get_operations())
+            with tf1.device(device), scope(tower), wait, finish, _noting_created() as created:
                 found.ops.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
-            found.created.append([var for var in all_variables() if id(var) not in variables])
-            written.append(written_by(graph.get_operations()[ops:]))
+            found.created.append(created)
+            written.append(written_by(graph.get_operations()[before:]))
     _refuse_unlike_updates(optimizer, rows, devices, written)
     return found
 
@@ -180,6 +181,15 @@ def update_replicated(
 def all_variables() -> List[Any]:
     """The global and the local variables of the graph that is being built, each once."""
     return list({id(var): var for var in tf1.global_variables() + tf1.local_variables()}.values())
+
+
+@contextlib.contextmanager
+def _noting_created() -> Iterator[List[Any]]:
+    """A list that has the variables which are created while this lasts, afterwards."""
+    created: List[Any] = []
+    known = {id(var) for var in all_variables()}
+    yield created
+    created += [var for var in all_variables() if id(var) not in known]
 
 
 def _refuse_unlike_updates(
@@ -233,10 +243,8 @@ def _one_loss_scale(optimizer: Any) -> Iterator[None]:
     """
     with contextlib.ExitStack() as then:
         for one in held_by(optimizer):
-            for scale, method in (
-                (getattr(one, "_loss_scale", None), "update"),
-                (getattr(one, _MANAGER, None), _UPDATE),
-            ):
+            for attribute, method in _LOSS_SCALES:
+                scale = getattr(one, attribute, None)
                 if type(scale).__module__.startswith("tensorflow") and method not in vars(scale):
                     setattr(scale, method, _first_result(getattr(scale, method)))
                     then.callback(delattr, scale, method)  # the method of its class is there again
@@ -265,7 +273,7 @@ def update_at_mains(
     strategy: Strategy,
     base: Optional[Any] = None,
     cluster: Optional[Any] = None,
-) -> Any:
+) -> Updated:
     """Reduce to the mains, update there once, copy the new values to the other towers over the same plan.
 
     Source: Chainer's MultiprocessParallelUpdater; its one main is here each variable's own.
@@ -280,9 +288,6 @@ def update_at_mains(
         base: the optimizer that updates, if ``optimizer`` is a wrapper that is known to pass all gradients on to it.
         cluster: of several hosts, each of which updates its own variables.
 
-    Returns:
-        The train op.
-
     Raises:
         GradientError: as :func:`hier_allreduce.allreduce_grads_and_vars`.
         StrategyError: the strategy cuts variables over several mains.
@@ -296,7 +301,7 @@ def update_at_mains(
     grads = matrix([[grad for grad, _ in row] for row in rows], tuple(devices), average, names)
     reduced, layout = reduce_to_mains(grads, average, strategy, cluster=cluster)
     mains = layout.mains()
-    with _slots_named_like_tower_0(rows):
+    with _slots_named_like_tower_0(rows), _noting_created() as created:
         updated = optimizer.apply_gradients([(reduced[n], rows[main][n][1]) for n, main in sorted(mains.items())])
     values: List[Any] = [None] * len(names)
     for n, main in mains.items():
@@ -306,7 +311,7 @@ def update_at_mains(
     for tower, copied in enumerate(copy_from_mains(values, layout, devices)):
         with tf1.device(devices[tower]):
             assigned += [rows[tower][n][1].assign(copied[n]).op for n, main in mains.items() if main != tower]
-    return tf.group(*assigned)
+    return Updated([tf.group(*assigned)], [created])
 
 
 def refuse_wrapper(optimizer: Any) -> None:

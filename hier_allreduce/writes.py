@@ -31,9 +31,10 @@ def written_by(ops: Sequence[Any]) -> Counter:
     for op in ops:
         if op.type in _CALLS or _WRITES.match(op.type):
             for place in set(_written(op.node_def, functions)):
-                source = op.inputs[place] if op.inputs else None
-                if source is not None and (source.dtype == tf.resource or source.dtype._is_ref_dtype):
-                    found[_variable(source.op)] += op.name != f"{_variable(source.op)}/Assign"
+                given = op.inputs[place]
+                if given.dtype == tf.resource or given.dtype._is_ref_dtype:
+                    name = _variable(given.op)
+                    found[name] += op.name != f"{name}/Assign"
     return +found
 
 

@@ -42,6 +42,7 @@ from ..gradients import is_sparse, pairs_of, where
 from ..replicas import Replicas, check_period, differences, drift, made_alike, replicas
 from ..strategy import Strategy, strategy_from
 from ..updates import (
+    all_variables,
     check_update,
     held_by,
     owned,
@@ -217,7 +218,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             self.grads = [list(row) for row in pairs_of(rows, tuple(self.devices))]
             # this scope is in the names of saved variables
             with tf1.name_scope("apply_gradients"), by_tower_0s_names(optimizer, self.grads, self.devices):
-                update = update_at_mains(
+                updates = update_at_mains(
                     optimizer,
                     self.grads,
                     self.devices,
@@ -226,7 +227,7 @@ class HierarchicalTrainer(SingleCostTrainer):
                     [optimizer, *(proxy._opt for proxy in proxies(optimizer))][-1],  # which they pass everything on to
                     self.cluster,
                 )
-                return tf.group(update, name="train_op"), []
+                return tf.group(*updates.ops, name="train_op"), []
         if len(rows) > 1:
             warn_of_references([var for _, var in rows[0]])
         self.grads = allreduce_grads_and_vars(
@@ -256,8 +257,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             callbacks.append(PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=self._broadcast_every))
         if self._check_every > 0:
             trained = {var.op.name for row in rows for _, var in row}
-            variables = tf1.global_variables() + tf1.local_variables()
-            variables = [var for var in variables if owned(var.op.name, trained)]
+            variables = [var for var in all_variables() if owned(var.op.name, trained)]
             callbacks.append(PeriodicTrigger(CheckReplicas(replicas(rows, variables)), every_k_steps=self._check_every))
         return callbacks
 
@@ -276,7 +276,9 @@ class HierarchicalTrainer(SingleCostTrainer):
             # the same configuration.
             with tf1.Session(session_creator.target, tf.Graph(), session_creator.config) as probe:
                 refuse_missing(self.devices, probe.list_devices())
-        super().initialize(_Looking(session_creator, self.devices), session_init)
+        else:
+            session_creator = _Looking(session_creator, self.devices)
+        super().initialize(session_creator, session_init)
 
 
 class _Looking(tf1.train.SessionCreator):
