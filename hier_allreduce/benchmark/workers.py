@@ -143,7 +143,11 @@ def _peer(addresses: Sequence[str], task: int, devices: int) -> Made:
 
 
 def _every_device(count: int) -> Iterator[Any]:
-    """What makes the strategy take ``count`` CPU devices; two strategies in one process need numbers of their own."""
+    """What makes a second strategy of this process take ``count`` CPU devices.
+
+    It has numbers of its own for its collectives, and the first one's server: a server that is set up again forgets
+    the hosts that are already waiting for this one, and both would wait for ever.
+    """
     from tensorflow.python.distribute import collective_all_reduce_strategy as inside
 
     def local_devices(self: Any, resolver: Any, worker: str) -> Tuple[Tuple[str, ...], str]:
@@ -151,3 +155,4 @@ def _every_device(count: int) -> Iterator[Any]:
 
     yield mock.patch.object(inside.CollectiveAllReduceExtended, "_initialize_local_devices", local_devices)
     yield mock.patch.object(inside.CollectiveAllReduceStrategy, "_collective_key_base", 1000)
+    yield mock.patch.object(inside.CollectiveAllReduceExtended, "_std_server_started", True, create=True)
