@@ -79,17 +79,27 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Ch
     """
     if algorithm not in (None, *ALGORITHMS):
         raise StrategyError(f"algorithm={algorithm!r} is unknown{nearest(str(algorithm), list(ALGORITHMS))}")
-    picked, known = _search(topology, bytes_class(size))
-    if algorithm in (None, picked.algorithm):
-        recipe = picked
-    else:
-        recipe = known.get(algorithm) or _best_of(topology, bytes_class(size), algorithm)
+    best, known = _search(topology, bytes_class(size))
     baselines = {name: _seconds(one, topology, size) for name, one in known.items()}
-    seconds = _seconds(recipe, topology, size)
-    if not algorithm and seconds > min(baselines.values()):  # at this size, not its class's
-        quickest = min(baselines, key=lambda name: baselines[name])
-        recipe, seconds = known[quickest], baselines[quickest]
+    if not algorithm:
+        recipe, seconds = _at_this_size(best, known, baselines, topology, size)
+    else:
+        found = best[0] if best[0].algorithm == algorithm else known.get(algorithm)
+        recipe = found or _best_of(topology, bytes_class(size), algorithm)
+        seconds = _seconds(recipe, topology, size)
     return Choice(recipe, size, seconds, lower_bound(topology, size), baselines)
+
+
+def _at_this_size(
+    best: Sequence[Recipe], known: Dict[str, Recipe], baselines: Dict[str, float], topology: Topology, size: int
+) -> Tuple[Recipe, float]:
+    """The first of the best that no baseline beats at this very size, not just its class's; else that baseline."""
+    quickest = min(baselines, key=lambda name: baselines[name])
+    for recipe in best:
+        seconds = _seconds(recipe, topology, size)
+        if seconds <= baselines[quickest]:
+            return recipe, seconds
+    return known[quickest], baselines[quickest]
 
 
 def compared(topology: Topology, size: int) -> Dict[str, float]:
@@ -117,8 +127,8 @@ def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
 
 
 @lru_cache(maxsize=1024)
-def _search(topology: Topology, size: int) -> Tuple[Recipe, Dict[str, Recipe]]:
-    """The best recipe, and of each baseline the fastest by TensorFlow's own rule."""
+def _search(topology: Topology, size: int) -> Tuple[Tuple[Recipe, ...], Dict[str, Recipe]]:
+    """The best recipes, the best first, and of each baseline the fastest by TensorFlow's own rule."""
     trials = [trial for recipe in baselines(topology) for trial in _trials(recipe, topology, size)]
     fastest = _fastest(trials, topology, size)
     known = {name: _quickest([one for one in trials if one.recipe.algorithm == name]).recipe for name in BASELINES}
@@ -147,19 +157,22 @@ def _promising(topology: Topology, size: int, fastest: Dict[str, float]) -> List
     return trials
 
 
-def _final(trials: Sequence[_Trial], fastest: Dict[str, float], topology: Topology, size: int) -> Recipe:
-    """The best, its steps in turn tried too; if it is short, the best few are compared by their means over sizes."""
+def _final(trials: Sequence[_Trial], fastest: Dict[str, float], topology: Topology, size: int) -> Tuple[Recipe, ...]:
+    """The best, its steps in turn tried too; if it is short, the best few, compared by their means over sizes."""
     picked = _pick(trials, fastest).recipe
     all_of_them = [*trials, _trial(_in_turn(picked), topology, _uneven(picked, size))]
     if len(picked.order) > _MANY_STEPS:
-        return _pick(all_of_them, fastest).recipe
+        return (_pick(all_of_them, fastest).recipe,)
     finalists: Dict[Any, _Trial] = {}
     eligible = (trial for trial in all_of_them if trial.score(fastest) < math.inf)
     for trial in sorted(eligible, key=lambda trial: trial.score(fastest)):
         if len(finalists) < _FINALISTS:
             finalists.setdefault((trial.recipe.fractions, trial.recipe.plan().steps), trial)
-    means = [_over_sizes(trial, topology, size) for trial in finalists.values()]
-    return _fewest_copies(means, [mean.cost(fastest) for mean in means]).recipe
+    means = sorted(
+        (_over_sizes(trial, topology, size) for trial in finalists.values()), key=lambda mean: mean.cost(fastest)
+    )
+    first = _fewest_copies(means, [mean.cost(fastest) for mean in means])
+    return (first.recipe, *(mean.recipe for mean in means if mean is not first))
 
 
 def _fastest(trials: Sequence[_Trial], topology: Topology, size: int) -> Dict[str, float]:
