@@ -23,8 +23,7 @@ from .updates import (
     check_update,
     check_variables,
     owned,
-    refuse_accumulation,
-    refuse_other_interface,
+    refuse_unfit,
     refuse_wrapper,
     sum_advice,
     update_at_mains,
@@ -110,8 +109,7 @@ class TowerOptimizer:
         self._strategy = strategy_from(strategy).for_optimizers(self._hosts)
         if check_update(update, self._strategy) == "main":
             refuse_wrapper(optimizer)
-        refuse_accumulation(optimizer)
-        refuse_other_interface(optimizer)
+        refuse_unfit(optimizer)
         self.devices = device_strings(devices)
         self.init_op: Any = None
         self.broadcast_op: Any = None

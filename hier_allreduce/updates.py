@@ -85,13 +85,20 @@ def held_by(optimizer: Any) -> List[Any]:
     return found
 
 
-def refuse_accumulation(optimizer: Any) -> None:
+def refuse_unfit(optimizer: Any) -> None:
+    """Check that towers can be updated by ``optimizer``.
+
+    Raises:
+        VariableError: it, or one that it holds, is tensorpack's ``AccumGradOptimizer``, or made for ``tf.distribute``.
+    """
+    _refuse_accumulation(optimizer)
+    _refuse_other_interface(optimizer)
+
+
+def _refuse_accumulation(optimizer: Any) -> None:
     """Refuse tensorpack's own accumulation of gradients: it looks at its counter while the same step advances it.
 
     Each tower has a counter, so that now and then some towers apply what others do not.
-
-    Raises:
-        VariableError: ``optimizer``, or one that it holds, is an ``AccumGradOptimizer``, or of a class made from it.
     """
     theirs = ("tensorpack.tfutils.optimizer", "AccumGradOptimizer")
     for one in held_by(optimizer):
@@ -102,12 +109,8 @@ def refuse_accumulation(optimizer: Any) -> None:
             )
 
 
-def refuse_other_interface(optimizer: Any) -> None:
-    """Refuse optimizers that are made for ``tf.distribute``, of ``tf.contrib.optimizer_v2``.
-
-    Raises:
-        VariableError: ``optimizer``, or one that it holds, is one.
-    """
+def _refuse_other_interface(optimizer: Any) -> None:
+    """Refuse optimizers that are made for ``tf.distribute``, of ``tf.contrib.optimizer_v2``."""
     for one in held_by(optimizer):
         if len(inspect.signature(type(one)._finish).parameters) != len(_FINISH):
             raise VariableError(

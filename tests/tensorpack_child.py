@@ -67,6 +67,13 @@ class OwnAccumulation(AccumGradOptimizer):
     """A user's, which counts as tensorpack's does."""
 
 
+class Distributed(tf1.train.GradientDescentOptimizer):
+    """With the interface of tf.contrib.optimizer_v2, which only TensorFlow 1 has."""
+
+    def _finish(self, state):
+        return tf.no_op()
+
+
 def halve_the_biases(var):
     return var * 0.5 if var.name in ("hidden/b:0", "out/b:0") else None
 
@@ -95,6 +102,7 @@ OPTIMIZERS = {
     "accumulate inside": lambda: Foreign(OrderedAccumGrad(tf1.train.GradientDescentOptimizer(0.1), 3)),
     "unordered inside": lambda: Foreign(AccumGradOptimizer(tf1.train.GradientDescentOptimizer(0.1), 3)),
     "own accumulation": lambda: OwnAccumulation(tf1.train.GradientDescentOptimizer(0.1), 3),
+    "distributed": lambda: Distributed(0.1),
 }
 
 
@@ -510,6 +518,7 @@ def refusals(folder):
         "uneven": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", uneven)),
         "unordered inside": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("unordered inside")),
         "own accumulation": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("own accumulation")),
+        "distributed": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("distributed")),
         "scaled embedding": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("scaled embedding", embedded)),
         "two staged": lambda: run(HierarchicalTrainer(cpus(2)), data=staged()),
         "one tower, two staged": lambda: run(HierarchicalTrainer(cpus(1)), data=staged()),

@@ -331,6 +331,7 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
         ("uneven", "GradientError", ["tower 0", "'extra'", "None on towers [0]", "missing='zeros'"]),
         ("unordered inside", "VariableError", ["AccumGradOptimizer reads its counter while", "OrderedAccumGrad"]),
         ("own accumulation", "VariableError", ["OwnAccumulation reads its counter while", "OrderedAccumGrad"]),
+        ("distributed", "VariableError", ["Distributed is made for tf.distribute", "tf.compat.v1.train"]),
         (
             "scaled embedding",
             "GradientError",

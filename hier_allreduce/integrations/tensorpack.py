@@ -46,7 +46,7 @@ from ..updates import (
     check_update,
     held_by,
     owned,
-    refuse_accumulation,
+    refuse_unfit,
     sum_advice,
     update_at_mains,
     update_replicated,
@@ -170,7 +170,8 @@ class HierarchicalTrainer(SingleCostTrainer):
 
         Raises:
             StrategyError: an input that gives every tower the same batch, or waits for ever.
-            VariableError: an ``AccumGradOptimizer`` inside another wrapper, which cannot be replaced.
+            VariableError: an ``AccumGradOptimizer`` inside another wrapper, which cannot be replaced, or an optimizer
+                that is made for ``tf.distribute``.
             GradientError: a gradient processor cannot take sparse gradients.
         """
         if isinstance(input, StagingInput) and input._nr_stage > 1:
@@ -200,7 +201,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             refuse_towers_names([var for _, var in rows[0]])
         rows = with_missing(rows)
         optimizer = with_ordered_accumulation(get_opt_fn())
-        refuse_accumulation(optimizer)
+        refuse_unfit(optimizer)
         summed = len(self.devices) * self._hosts
         if not self._average and summed > 1:
             warnings.warn(sum_advice(optimizer, summed), stacklevel=2)
