@@ -119,7 +119,7 @@ class Report:
             "gradients": len(self.case.shapes),
             "tower_bytes": self.case.tower_bytes,
             "tensorflow": tf.__version__,
-            "cores": len(os.sched_getaffinity(0)),
+            "cores": cores(),
             "baseline": self._one(self.baseline, towers),
             "contenders": [self._one(measured, towers) for measured in self.contenders],
         }
@@ -137,6 +137,11 @@ class Report:
 def quartiles(values: Sequence[float]) -> Tuple[float, float, float]:
     """The first quartile, the median and the third."""
     return tuple(float(q) for q in np.percentile(values, (25, 50, 75)))  # type: ignore[return-value]
+
+
+def cores() -> int:
+    """How many cores this process may use; on Windows and macOS, which do not tell, how many there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def devices_here(count: Optional[int] = None) -> Tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import List, Sequence, Tuple
 
@@ -11,7 +10,7 @@ from ..pictures import pyplot, save
 from ..words import table
 from .contenders import is_ours
 from .floor import Floor
-from .measuring import Measured, Report, quartiles
+from .measuring import Measured, Report, cores, quartiles
 
 _HEAD = (
     ("", "step", "quartiles", "times", "nodes", "nodes", "build", "first", "peak", "copies", "MiB", "largest"),
@@ -67,7 +66,7 @@ def about(report: Report) -> List[str]:
     towers = len(case.devices)
     return [
         f"{len(case.shapes)} gradients, {case.tower_bytes / 2**20:.1f} MiB on each of {case.devices[0]} to"
-        f" {case.devices[-1]}, {len(os.sched_getaffinity(0))} cores, {len(report.baseline.step_seconds)} rounds.",
+        f" {case.devices[-1]}, {cores()} cores, {len(report.baseline.step_seconds)} rounds.",
         f"Steps are over the baseline's, which takes {quartiles(report.baseline.step_seconds)[1] * 1e3:.1f} ms;",
         f"peak memory is in units of all towers' gradients, {towers * case.tower_bytes / 2**20:.0f} MiB.",
     ]

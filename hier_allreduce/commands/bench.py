@@ -249,7 +249,7 @@ def _write_page(args: argparse.Namespace) -> None:
         "also": "\n`ours` is the default strategy, each other one differs from it in one choice." if args.sweep else "",
         "command": " ".join(["hier-allreduce", *sys.argv[1:]]),
         "tensorflow": tf.__version__,
-        "devices": f"{len(devices)} devices ({devices[0]} to {devices[-1]}), {len(os.sched_getaffinity(0))} cores",
+        "devices": f"{len(devices)} devices ({devices[0]} to {devices[-1]}), {measuring.cores()} cores",
     }
     sections: List[str] = []
     cases: List[Tuple[str, Report]] = []
