@@ -64,11 +64,12 @@ def main(args: argparse.Namespace) -> int:
     args.out = args.out or Path("train_log") / args.job
     try:
         args.out.mkdir(parents=True, exist_ok=True)
-        log = (args.out / "training.log").open("w")
+        # line by line, as C++ writes to it too
+        log = (args.out / "training.log").open("w", buffering=1, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise HierAllreduceError(f"--out {args.out}: {error.strerror}") from None
 
-    with log, only_for_us(log) as terminal:
+    with only_for_us(log) as terminal:
         print(f"{args.job}: {JOBS[args.job]} (log: {log.name})", file=terminal, flush=True)
         with installed("the demo", "tf,demo"):
             name = "several_hosts" if args.hosts > 1 else args.job
