@@ -86,7 +86,8 @@ def refuse_taken(address: str) -> None:
     """
     _, port = split_address(address)
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection of an earlier run may linger
+        if sys.platform != "win32":  # there it would let two processes listen
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection of an earlier run may linger
         try:
             probe.bind(("", port))
         except OSError as error:

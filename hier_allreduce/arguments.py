@@ -73,5 +73,6 @@ def installed(who: str, extras: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        what = f"{who} needs {error.name}: python -m pip install 'hier_allreduce[{extras}]'"
+        # in double quotes, which every shell understands, Windows' too
+        what = f'{who} needs {error.name}: python -m pip install "hier_allreduce[{extras}]"'
         raise HierAllreduceError(what) from None

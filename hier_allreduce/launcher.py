@@ -23,7 +23,7 @@ def launch(
 ) -> int:
     """Run ``command`` once for each host and wait; when one fails, stop the others.
 
-    Each gets its TF_CONFIG, which :meth:`hier_allreduce.Cluster.from_environment` reads.
+    Each gets its TF_CONFIG, which :meth:`hier_allreduce.Cluster.from_environment` reads. Not on Windows.
 
     Args:
         hosts: how many.
@@ -35,11 +35,16 @@ def launch(
         0, or the exit status of the first that failed; 128 and the signal's number, as shells count, if that ended it.
 
     Raises:
-        ClusterError: no hosts, or a program that cannot be started.
+        ClusterError: no hosts, a program that cannot be started, or Windows.
         Exception: what ``write`` raised; the hosts are stopped.
     """
     if hosts < 1:
         raise ClusterError(f"{hosts} hosts: expected 1 or more")
+    if sys.platform == "win32":  # it has no groups of processes: what a host had started would live on
+        raise ClusterError(
+            "hosts cannot be started on Windows: use Linux, macOS or WSL, or start the program once for each host"
+            " yourself, with its TF_CONFIG (docs/cluster.md)"
+        )
     addresses = addresses or free_addresses(hosts)
     ended: Queue[Tuple[int, Union[int, Exception]]] = Queue()  # a host's exit status, or what ``write`` raised
     lines = threading.Lock()
@@ -119,6 +124,8 @@ def _wait(task: int, process: subprocess.Popen, reader: threading.Thread, ended:
 
 def _stop(processes: Sequence[subprocess.Popen]) -> None:
     """End the processes and whatever they have started."""
+    if sys.platform == "win32":  # where none is started
+        return
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
             with contextlib.suppress(ProcessLookupError):

@@ -334,6 +334,13 @@ def test_devices_are_logical_cpus_where_there_are_no_gpus():
     assert measuring.devices_here(3) == tuple(cpus(3))
 
 
+def test_cores_are_counted_where_the_system_does_not_say_which_are_ours(monkeypatch):
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)  # as on Windows and macOS
+    report = made_up(ours=[2.0, 3.0, 5.0])
+    assert measuring.cores() == report.as_dict()["cores"] == os.cpu_count()
+    assert f"{os.cpu_count()} cores, 3 rounds" in bench_report.about(report)[0]
+
+
 # ---- the command -----------------------------------------------------------------------------------
 
 
@@ -453,7 +460,7 @@ def test_bad_arguments_are_one_line_before_anything_is_measured(arguments, messa
 def test_what_the_bench_needs_is_said_in_words(module, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, module, None)
     assert cli.main(["bench"]) == 2
-    words = f"hier-allreduce bench: the bench needs {module}: python -m pip install 'hier_allreduce[tf,bench]'\n"
+    words = f'hier-allreduce bench: the bench needs {module}: python -m pip install "hier_allreduce[tf,bench]"\n'
     assert capsys.readouterr().err == words
 
 

@@ -518,6 +518,21 @@ def test_two_hosts_with_the_same_index_are_told():
     assert f"host 1 ({b}) differs from this host (0): it takes itself for host 0" in text
 
 
+@pytest.mark.parametrize("system, shared", [("linux", 1), ("win32", 0)])
+def test_a_port_is_tried_as_a_server_would(system, shared, monkeypatch):
+    """On Windows, SO_REUSEADDR lets two processes listen, so that a port that is taken would seem free."""
+    seen = []
+
+    class Probe(socket.socket):
+        def bind(self, address):
+            seen.append(bool(self.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)))
+
+    monkeypatch.setattr("socket.socket", Probe)
+    monkeypatch.setattr("sys.platform", system)
+    alive.refuse_taken("127.0.0.1:2222")
+    assert seen == [shared]
+
+
 def test_a_port_that_is_taken_is_named():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

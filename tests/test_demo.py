@@ -1,10 +1,14 @@
 """``hier-allreduce demo`` as people run it: in a process of its own, in an empty folder, without a keyboard."""
 
+import io
+import os
 import re
 import subprocess
 import sys
 
 import pytest
+
+from hier_allreduce.demos.terminal import only_for_us
 
 
 def demo(folder, *options, code="pass"):
@@ -48,7 +52,33 @@ def test_the_terminal_gets_the_report_and_nothing_else(passed):
     assert complaints == ""
     lines = [line for line in report.replace("\r", "\n").splitlines() if line and "step/s" not in line]
     assert len(lines) == 13, lines
-    assert "Start Epoch 20" in (folder / "train_log/digits/training.log").read_text()
+    assert "Start Epoch 20" in (folder / "train_log/digits/training.log").read_text(encoding="utf-8")
+
+
+class Console(io.RawIOBase):
+    """Standard output as Python has it in a Windows console: no other file can take its number and be written to."""
+
+    def __init__(self):
+        self._own = os.fstat(1)
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        if not os.path.samestat(os.fstat(1), self._own):
+            raise OSError("[WinError 6] The handle is invalid")
+        return os.write(1, data)
+
+
+def test_on_a_windows_console_too(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BufferedWriter(Console()), encoding="utf-8"))
+    path = tmp_path / "log"
+    with path.open("w", buffering=1, encoding="utf-8") as log, only_for_us(log) as terminal:
+        print("Python's")
+        os.write(1, b"C++'s\n")
+        print("for people", file=terminal)
+    assert path.read_text(encoding="utf-8") == "Python's\nC++'s\n"
+    assert capfd.readouterr().out == "for people\n"
 
 
 def test_the_checkpoint_is_there(passed):
@@ -85,7 +115,7 @@ def test_the_text_job_keeps_its_embedding_gradients_sparse(tmp_path):
         (["--hosts", "2", "--devices", "/gpu:77"], "pass", ["a host failed with exit status 1: these", "/gpu:77"]),
         (["--job", "text", "--devices", "76,/gpu:77"], "pass", ["do not exist: /gpu:76, /gpu:77. TensorFlow finds"]),
         (["--out", "file/here"], "open('file', 'w').close()", ["--out file/here", "Not a directory"]),
-        ([], "sys.modules['sklearn'] = None", ["needs sklearn", "pip install 'hier_allreduce[tf,demo]'"]),
+        ([], "sys.modules['sklearn'] = None", ["needs sklearn", 'pip install "hier_allreduce[tf,demo]"']),
     ],
     ids=["device", "no devices", "device of hosts", "devices of text", "folder", "nothing installed"],
 )

@@ -112,6 +112,14 @@ def test_the_command_passes_the_programs_own_options_on(capsys):
     assert capsys.readouterr().out == "[host 0] ['-c', '-n', '5']\n"
 
 
+def test_on_windows_it_says_what_to_do_instead(monkeypatch, capsys):
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.setattr("hier_allreduce.launcher._started", None)
+    assert main(["launch", "-n", "2", "--", "true"]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be started on Windows" in error and "TF_CONFIG" in error and error.count("\n") == 1
+
+
 def test_what_cannot_be_started_is_one_line(capsys):
     for arguments, words in (
         (["-n", "2"], "no program"),
