@@ -23,7 +23,7 @@ venv-tf1: .venv-tf1/.done
 	.venv/bin/python -m pip install --quiet -e '.[tf,tensorpack,bench,demo,dev]'
 	# Keras 2, for the tests; by itself it would bring the package tensorflow beside tensorflow-cpu
 	.venv/bin/python -m pip install --quiet --no-deps "tf_keras==$$(.venv/bin/python -c \
-	  'import importlib.metadata as m; print(".".join(m.version("tensorflow-cpu").split(".")[:2]))').*"
+	  'import tensorflow as tf; print(".".join(tf.__version__.split(".")[:2]))').*"
 	@touch $@
 
 .venv-tf1/.done: setup.cfg pyproject.toml
@@ -46,6 +46,9 @@ lint: .venv/.done
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	# what other systems do not have, os.sched_getaffinity for one
+	.venv/bin/mypy --platform win32 --cache-dir .mypy_cache/win32
+	.venv/bin/mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 clean:
 	rm -rf .venv .venv-tf1 build dist *.egg-info

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 import hier_allreduce
 
@@ -121,6 +122,13 @@ def place(name):
     return None
 
 
+def configured():
+    """What setup.cfg says."""
+    setup = configparser.ConfigParser()
+    setup.read(str(PACKAGE.parent / "setup.cfg"), encoding="utf-8")
+    return setup
+
+
 MODULES = [pytest.param(*module, id=module[0] or "__init__") for module in modules()]
 
 
@@ -180,9 +188,39 @@ def test_a_public_function_is_not_hidden_by_the_module_it_lives_in():
 
 
 def test_the_version_is_said_once():
-    setup = configparser.ConfigParser()
-    setup.read(str(PACKAGE.parent / "setup.cfg"))
-    assert setup["metadata"]["version"] == hier_allreduce.__version__
+    assert configured()["metadata"]["version"] == hier_allreduce.__version__
+
+
+def test_whoever_installs_it_gets_every_module_and_preset():
+    setup, top = configured(), PACKAGE.parent
+    packages = setup["options"]["packages"].split()
+    patterns = setup["options.package_data"]["*"].split(", ")
+    named = {folder.replace(".", "/").replace("hier_allreduce/configs", "configs") for folder in packages}
+    for root in (PACKAGE, top / "configs"):
+        for path in root.rglob("*.*"):
+            if path.is_file() and path.suffix != ".pyc" and path.name[0] != ".":
+                assert path.parent.relative_to(top).as_posix() in named, f"{path}: its folder is no package"
+                assert path.suffix == ".py" or any(path.match(pattern) for pattern in patterns), path
+
+
+@pytest.mark.parametrize(
+    "system, machine, python, package",
+    [
+        ("linux", "x86_64", "3.7", "tensorflow"),
+        ("linux", "x86_64", "3.8", "tensorflow-cpu"),
+        ("linux", "x86_64", "3.13", "tensorflow-cpu"),
+        ("linux", "aarch64", "3.11", "tensorflow"),
+        ("win32", "AMD64", "3.12", "tensorflow-cpu"),
+        ("darwin", "arm64", "3.11", "tensorflow"),
+        ("darwin", "x86_64", "3.11", "tensorflow"),
+    ],
+)
+def test_every_system_gets_the_tensorflow_that_is_made_for_it(system, machine, python, package):
+    extras = configured()["options.extras_require"]["tf"]
+    here = {"sys_platform": system, "platform_machine": machine, "python_version": python}
+    wanted = [Requirement(line) for line in extras.strip().splitlines()]
+    names = [each.name for each in wanted if each.marker.evaluate(here)]
+    assert [name for name in names if "tensorflow" in name] == [package]
 
 
 def test_the_page_for_developers_names_what_there_is():
