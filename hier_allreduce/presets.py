@@ -87,8 +87,8 @@ def read_yaml(path: Path, error: Type[HierAllreduceError]) -> Any:
         error: the file is no YAML, or no mapping.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError) as cause:  # ValueError: no UTF-8, or a date that is none
+        content = yaml.safe_load(path.read_bytes())  # UTF-8, or UTF-16 as PowerShell's `>` writes
+    except (yaml.YAMLError, ValueError) as cause:  # ValueError: a date that is none
         raise error(f"{path}: not readable as YAML: {' '.join(str(cause).split())}") from None
     if not isinstance(content, dict):
         raise error(f"{path}: expected `key: value` lines, not {type(content).__name__}")

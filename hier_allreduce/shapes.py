@@ -55,7 +55,7 @@ def load(name_or_path: str) -> Tuple[GradientShape, ...]:
     """
     path = presets.find("models", name_or_path, BenchError)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as cause:
         raise BenchError(f"{path}: not readable as text: {cause}") from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]

@@ -79,10 +79,12 @@ def test_the_embeddings_of_dlrm_are_sparse():
     assert [shape.name for shape in table if shape.sparse] == [f"emb_{n}" for n in range(26)]
 
 
-def test_a_table_of_ones_own(tmp_path):
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])  # the second is what Windows writes
+@pytest.mark.parametrize("first", ["", "# mine\n"])
+def test_a_table_of_ones_own(tmp_path, first, encoding):
     path = tmp_path / "mine.tsv"
-    path.write_text("# mine\nname\tshape\tdtype\tsparse\na\t3, 4\tfloat16\t\nb\t\tint64\tno\nc\tscalar\tfloat64\t\n"
-                    "\nd\t9,2\tfloat32\tyes\n")  # fmt: skip
+    path.write_text(f"{first}name\tshape\tdtype\tsparse\na\t3, 4\tfloat16\t\nb\t\tint64\tno\nc\tscalar\tfloat64\t\n"
+                    "\nd\t9,2\tfloat32\tyes\n", encoding=encoding)  # fmt: skip
     table = shapes.load(str(path))
     assert [(s.shape, s.dtype, s.sparse, s.dense_bytes) for s in table] == [
         ((3, 4), "float16", False, 24),

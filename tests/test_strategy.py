@@ -53,9 +53,10 @@ def test_printed_sentences_say_how_a_plan_packs(whole, words):
     assert "planned for the links of dgx-1v\n" in text and words in text
 
 
-def test_a_path_loads_and_lists_become_tuples(tmp_path):
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])  # the last two are what Windows writes
+def test_a_path_loads_and_lists_become_tuples(tmp_path, encoding):
     path = tmp_path / "mine.yaml"
-    path.write_text("algorithm: hierarchical\ngroups: [[0, 1], [2]]\n")
+    path.write_text("# größer\nalgorithm: hierarchical\ngroups: [[0, 1], [2]]\n", encoding=encoding)
     assert Strategy.load(str(path)) == Strategy(algorithm="hierarchical", groups=((0, 1), (2,)))
 
 
