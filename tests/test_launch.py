@@ -77,7 +77,6 @@ def test_when_one_fails_the_others_and_what_they_started_are_ended(death, status
     assert heard(end) == b""
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGHUP"), reason="no such signals")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_who_ends_the_command_ends_all_hosts(number, pipe):
     name, end = pipe
