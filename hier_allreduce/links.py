@@ -61,6 +61,11 @@ class Links:
                     f"links: {key!r} is neither a kind of link ({', '.join(sorted(kinds))}) "
                     f"nor a pair of devices such as '{'-'.join(self.labels[:2])}'"
                 )
+            turned = "-".join(key.split("-")[::-1])
+            if overrides.get(turned, overrides[key]) != overrides[key]:
+                raise TopologyError(
+                    f"links: {key!r} and {turned!r} are the same pair, and a pair is as fast each way; give one of them"
+                )
         return overrides
 
     def _near(self, kinds: Sequence[str]) -> List[int]:

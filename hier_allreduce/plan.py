@@ -20,6 +20,7 @@ from itertools import groupby
 from typing import Any, Dict, Generic, List, NamedTuple, Sequence, Tuple, TypeVar, Union
 
 from .errors import PlanError
+from .words import count
 
 V = TypeVar("V")
 
@@ -78,21 +79,22 @@ class Plan:
 
     def transfers(self) -> Counter:
         """How many values travel from device i to device j: ``{(i, j): count}``."""
-        count: Counter = Counter()
+        sent: Counter = Counter()
         held: Dict[Tuple[int, int], int] = defaultdict(lambda: 1)  # values that a device would pass on, of a chunk
         for step in self.steps:
             if isinstance(step, Copy):
-                count[step.src, step.dst] += 1
+                sent[step.src, step.dst] += 1
                 continue
             for src in step.srcs:
-                count[src, step.dst] += held[src, step.chunk]
+                sent[src, step.dst] += held[src, step.chunk]
                 if self.unsummed:
                     held[step.dst, step.chunk] += held[src, step.chunk]
-        return count
+        return sent
 
     def __str__(self) -> str:
         where = ", added up at the mains" * self.unsummed
-        head = f"{self.algorithm or 'plan'}: {self.devices} devices, {self.chunks} chunks{where}"
+        sizes = f"{count(self.devices, 'device')}, {count(self.chunks, 'chunk')}"
+        head = f"{self.algorithm or 'plan'}: {sizes}{where}"
         return "\n".join([head, *_lines(self.steps)])
 
 

@@ -35,6 +35,12 @@ def find(kind: str, name_or_path: str, error: Type[HierAllreduceError]) -> Path:
     """
     if not isinstance(name_or_path, (str, os.PathLike)):
         raise error(f"{name_or_path!r}: expected the name of one of the {kind}, or a file's path")
+    if "\n" in str(name_or_path):
+        first = str(name_or_path).strip().split("\n")[0]
+        raise error(
+            f"a text that begins with {first[:40]!r}: expected the name of one of the {kind}, or a file's path;"
+            " write the text into a file"
+        )
     for candidate in (Path(name_or_path), *(_CONFIGS / kind / f"{name_or_path}{end}" for end in (".yaml", ".tsv"))):
         if readable(candidate):
             return candidate
@@ -43,7 +49,10 @@ def find(kind: str, name_or_path: str, error: Type[HierAllreduceError]) -> Path:
 
 def readable(path: Path) -> bool:
     """Whether there is something to read: a file, or a shell's pipe (``<(nvidia-smi topo -m)``)."""
-    return path.exists() and not path.is_dir()
+    try:
+        return path.exists() and not path.is_dir()
+    except (OSError, ValueError):  # too long for a name, or with a zero in it
+        return False
 
 
 def refuse_unknown(keys: Iterable[Any], known: List[str], source: str, error: Type[HierAllreduceError]) -> None:

@@ -13,7 +13,7 @@ from .plan import Plan, Reduce
 from .planner import Choice
 from .scaling import Network, balanced_chunk, latency_overtakes, ring_seconds, tree_pays_from, tree_seconds
 from .speeds import GB
-from .topology import Topology
+from .topology import Topology, guessed
 from .trees import pack
 from .words import amount, count, duration, percent, rate, table
 
@@ -44,8 +44,15 @@ def describe(topology: Topology) -> str:
             f"(one outgoing copy a device at a time); {pack(topology, ideal_links=True).bound / GB:.4g} GB/s if links "
             "worked side by side."
         )
-    parts += [f"warning: {warning}" for warning in topology.warnings]
-    return "\n\n".join(parts)
+    return "\n\n".join([*parts, *remarks(topology)])
+
+
+def remarks(topology: Topology) -> List[str]:
+    """The warnings about a machine, and whose speeds it was given where nobody said what GPUs it has."""
+    guess = "" if topology.gpu else guessed(topology)
+    how = "guessed from the links; give `gpu:`, or paste `nvidia-smi -L` along"
+    warnings = [f"warning: {warning}" for warning in topology.warnings]
+    return warnings + [f"speeds as of {guess} ({how})"] * bool(guess)
 
 
 def link_speeds(topology: Topology) -> Dict[str, str]:
@@ -104,7 +111,12 @@ def _cards(topology: Topology, network: Network) -> List[Tuple[str, str]]:
 
 def describe_choice(choice: Choice, topology: Topology, steps: bool = False) -> str:
     """A plan for people: the time it takes, how near to the bound that is, the other algorithms, the chunks' ways."""
-    others = _compared(choice, planner.compared(topology, choice.size))
+    seconds = planner.compared(topology, choice.size)
+    others = _compared(choice, seconds)
+    chosen = choice.recipe == planner.choose(topology, choice.size).recipe  # and not asked for
+    if chosen and min(seconds.values(), default=math.inf) < 0.99 * choice.seconds:
+        others += "\nWhat is faster here is slower in another order of the copies, or for some bytes more or less:"
+        others += "\ndocs/cost-model.md."
     parts = [_what(choice, topology), _times(choice), others, *_how(choice, topology, steps)]
     return "\n\n".join(part for part in parts if part)
 
@@ -191,7 +203,7 @@ def _how(choice: Choice, topology: Topology, steps: bool) -> List[str]:
     return [
         ways(plan, choice.recipe.sizes(choice.size)),
         *listed,
-        *(f"warning: {warning}" for warning in topology.warnings),
+        *remarks(topology),
     ]
 
 

@@ -20,6 +20,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from .errors import TopologyError
 from .oddlinks import odd_links
+from .speeds import GPUS, known_gpu
 from .table import PCIE, SELF, Matrix, Table, distance
 
 # SOC is what drivers before 2018 call SYS
@@ -32,15 +33,18 @@ _LABELS = re.compile(r"(?:[GC]PU\d+\s*)+")
 _KIND = r"(?i:NV\d+|PIX|PXB|PSB|PHB|NODE(?!\s+Affinity)|SYS|SOC|HOST|X)"
 _CELL = re.compile(rf"\s*({_KIND})(?![a-z])")
 _VENDOR = r"(?:NVIDIA|Tesla|Quadro|GeForce|TITAN)\b"
+_KNOWN = "|".join(gpu.pattern for gpu in GPUS)
 _NAMES = tuple(
     re.compile(pattern)
     for pattern in (
-        # nvidia-smi -L, reports
-        r"\W*GPU [\d,]+:\s+(?!GPU-|PCI)([A-Z].*?)(?:\s+\(UUID.*|\s{2,}.*|\s+[\d.]+ [MG]iB\b.*)?\s*$",
+        # nvidia-smi -L, also with a worker's name or a time before it; reports
+        r".*\bGPU [\d,]+:\s+([A-Z].*?)\s+\(UUID",
+        r"\W*GPU [\d,]+:\s+(?!GPU-|PCI)([A-Z].*?)(?:\s{2,}.*|\s+[\d.]+ [MG]iB\b.*)?\s*$",
         rf"\W*\d+, (?!P(?:[0-35789]|1\d)\b)((?:{_VENDOR}|[ABHLPTV]\d+)[^,]*?)\s*(?:,|$)",  # --query-gpu=index,name
         rf"\W*({_VENDOR}[^,]*\d[^,]*), (?:GPU-|[\d.]+(?: MiB)?\s*(?:,|$))",  # --query-gpu=name and anything
         r"\W*\d+\s+(\S.*?)\s+(?:On|Off|N/A)\s+[0-9A-F]{4,8}:",  # nvidia-smi alone
         r"\s*Product Name\s*:\s*(\S.*?)\s*$",  # nvidia-smi -q
+        rf"\W*(?=.*(?i:{_KNOWN}))({_VENDOR}[\w -]+)\W*$",  # --query-gpu=name; with a remark for a name it would warn
         r"\W*Device: \d+, ([^,]+),",  # p2pBandwidthLatencyTest
         r".*\bdevice\s+\d+ \[[\w:.]+\] (\S.*?)\s*$",  # nccl-tests
     )
@@ -82,7 +86,10 @@ def parse_nvidia_smi(text: str) -> Table:
 
     Raises:
         TopologyError: there is no table, it is cut, or it contradicts itself; the message names row and column.
+            Or ``text`` is none.
     """
+    if not isinstance(text, str):
+        raise TopologyError(f"expected the text that `nvidia-smi topo -m` prints, not {type(text).__name__}: .decode()")
     lines = _clean(text)
     start, header = _find_header(lines)
     labels = header.labels
@@ -103,12 +110,17 @@ def parse_nvidia_smi(text: str) -> Table:
 
 def _clean(text: str) -> List[str]:
     """Lines without escape sequences, tags, quote marks, table rules and odd blanks; at most one row in each."""
-    text = _ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
+    text = without_escapes(text.replace("\r\n", "\n").replace("\r", "\n"))
     text = text.replace("\\t", "\t").replace("\\n", "\n")  # as a string in JSON or in a program
     text = html.unescape(_TAGS.sub(lambda tag: "\n" if tag.group(1) else " ", text))
-    text = re.sub(r"[|│┃`*\u00a0\ufeff]", " ", text.replace("\u200b", ""))
+    text = re.sub(r"[|│┃`*\ufeff]|[^\S\t\n]", " ", text.replace("\u200b", ""))
     text = re.sub(r"^[^\S\n]*(?:>[^\S\n]*)+", "", text, flags=re.M)
     return re.sub(r"GPU\d.*", lambda line: line.group()[:4] + _NEXT_ROW.sub("\n", line.group()[4:]), text).split("\n")
+
+
+def without_escapes(text: str) -> str:
+    """A terminal's escape sequences left out: nvidia-smi underlines its header with them, into a file too."""
+    return _ESCAPES.sub("", text)
 
 
 class _Line(NamedTuple):
@@ -342,7 +354,8 @@ def _gpu_name(lines: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
     """The model, where the same text lists the GPUs; none, and a warning, where they are not alike."""
     for pattern in _NAMES:
         names = sorted({found.group(1) for found in map(pattern.match, lines) if found})
-        if len(names) > 1:
+        alike = len({known_gpu(name) or name for name in names}) == 1  # as an L40 and an L40S are
+        if names and not alike:
             return "", (f"the GPUs are of several models ({', '.join(names)}); speeds are guessed from the links",)
         if names:
             return names[0], ()

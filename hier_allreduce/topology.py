@@ -24,7 +24,7 @@ from . import presets
 from .calibration import overrides_of, part_of, read_calibration, speeds_of, words_of
 from .errors import TopologyError
 from .links import Link, Links
-from .smi import parse_nvidia_smi
+from .smi import parse_nvidia_smi, without_escapes
 from .speeds import GB, Speeds, guess_speeds, known_gpu, likely_gpu
 from .table import HOST, PCIE, SELF, Matrix, Table, nvlinks
 
@@ -248,7 +248,7 @@ def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]
         "its own, without `matrix:`"
     )
     try:
-        content = yaml.safe_load(text)
+        content = yaml.safe_load(without_escapes(text))
     except (yaml.YAMLError, ValueError) as cause:  # ValueError: a date that is none
         raise TopologyError(f"not readable as YAML ({' '.join(str(cause).split())}): {how}") from None
     if not isinstance(content, dict):

@@ -170,16 +170,25 @@ def test_warnings_are_printed(run):
     assert "GPU0–GPU1" in json.loads(out)["warnings"][0]
 
 
-def test_topo_says_whose_speeds_it_guessed_where_no_gpu_is_named(run, tmp_path):
+def test_why_a_plan_is_not_the_one_that_is_fastest_by_the_first_rule_is_said(run):
+    words = "What is faster here is slower in another order of the copies"
+    assert words in run("plan", "dgx-h100", "--bytes", "1MB")[1]
+    for asked in (["dgx-1v", "--bytes", "100MB"], ["dgx-h100", "--bytes", "1MB", "--algorithm", "flat"]):
+        assert words not in run("plan", *asked)[1]
+
+
+def test_whose_speeds_were_guessed_is_said_where_no_gpu_is_named(run, tmp_path):
     words = "speeds as of {} (guessed from the links; give `gpu:`, or paste `nvidia-smi -L` along)\n"
-    assert run("topo", "-", stdin=TABLE)[1].endswith(words.format("V100 GPUs"))
+    for command in ("topo", "plan"):
+        assert run(command, "-", stdin=TABLE)[1].endswith(words.format("V100 GPUs"))
     _, text, _ = run("topo", "-", "--yaml", stdin=TABLE)
     assert "guessed" not in text
     pcie = TABLE.replace("NV2", "SYS")
     assert run("topo", "-", stdin=pcie)[1].endswith(words.format("GPUs with PCIe ports of 12 GB/s"))
     for known in ("GPU 0: Tesla V100\n" + TABLE, "\tGPU0\nGPU0\t X \n"):  # named; without links
         assert "guessed" not in run("topo", "-", stdin=known)[1]
-    assert "guessed" not in run("topo", "dgx-1v")[1]
+    for command in ("topo", "plan"):
+        assert "guessed" not in run(command, "dgx-1v")[1]
     given = tmp_path / "given.yaml"
     given.write_text("speeds: {nvlink: 30e9}\nlinks: {PIX: 11e9}\n")
     assert "guessed" not in run("topo", "-", "--calibration", str(given), stdin=TABLE)[1]

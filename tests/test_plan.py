@@ -94,7 +94,7 @@ def test_what_is_passed_on_unsummed_travels_once_for_each_device_it_comes_from()
     assert path.transfers() == {(1, 0): 1, (0, 2): 2, (2, 0): 1, (2, 1): 1}
     assert path.reduce_half().transfers() == {(1, 0): 1, (0, 2): 2}
     assert verify(path) is path
-    assert str(path).startswith("plan: 3 devices, 1 chunks, added up at the mains\n")
+    assert str(path).startswith("plan: 3 devices, 1 chunk, added up at the mains\n")
 
 
 def test_a_plan_prints_as_lines_that_can_be_reviewed():

@@ -203,6 +203,10 @@ LISTED = {
     "with its memory": "GPU 0: Tesla V100-SXM2-16GB 15.78 GiB sm_70\n",
     "by the peer-to-peer sample": "Device: 0, Tesla V100-SXM2-16GB, pciBusID: 1a, pciDeviceID: 0\n",
     "by nccl-tests": "#  Rank  0 Group  0 Pid  1 on host device  0 [0x1a] Tesla V100-SXM2-16GB\n",
+    "queried by name": "name\nTesla V100-SXM2-16GB\nTesla V100-SXM2-16GB\n",
+    "with a worker's number": "0: GPU 0: Tesla V100-SXM2-16GB (UUID: GPU-11)\n",
+    "with a time": "2026-11-21T10:00:00.1Z stdout F GPU 0: Tesla V100-SXM2-16GB (UUID: GPU-11)\n",
+    "with odd blanks": "GPU\u20070:\u3000Tesla V100-SXM2-16GB\u2007(UUID: GPU-11)\n",
     "nvidia-smi alone": "|   0  Tesla V100-SXM2-16GB           On  | 00000000:06:00.0 Off |                    0 |\n"
     "| N/A   31C    P0    42W / 300W |      0MiB / 16160MiB |      0%      Default |\n",
 }
@@ -221,6 +225,9 @@ def test_the_gpu_model_is_read_from_other_listings(listing):
         ("|   0  A40                 On   | 00000000:01:00.0 Off |                    0 |\n", "A40"),
         ("NVIDIA RTX 5000 72GB Edition, 73415 MiB\n", "NVIDIA RTX 5000 72GB Edition"),
         ("NVIDIA driver 535, CUDA 12.2 and 4 GPUs\n", ""),
+        ("NVIDIA driver 535\nNVIDIA-SMI 535 and CUDA 12\n", ""),
+        ("NVIDIA GeForce RTX 4090\n", "NVIDIA GeForce RTX 4090"),
+        ("NVIDIA RTX 6000 Ada Generation\n", "NVIDIA RTX 6000 Ada Generation"),
     ],
 )
 def test_a_model_may_be_named_without_its_maker_but_a_sentence_names_none(listing, gpu):
@@ -258,6 +265,18 @@ def test_different_models_are_none_and_a_warning(listing):
     assert table.warnings == (
         "the GPUs are of several models (Tesla K80, Tesla V100); speeds are guessed from the links",
     )
+
+
+def test_models_of_the_same_speeds_are_alike():
+    table = parse_nvidia_smi("GPU 0: NVIDIA L40S\nGPU 1: NVIDIA L40\n" + QUAD)
+    assert (table.gpu, table.warnings) == ("NVIDIA L40", ())
+    unknown = parse_nvidia_smi("GPU 0: NVIDIA R100\nGPU 1: NVIDIA R200\n" + QUAD)
+    assert unknown.gpu == "" and "several models (NVIDIA R100, NVIDIA R200)" in unknown.warnings[0]
+
+
+def test_bytes_are_refused_with_what_to_do():
+    with pytest.raises(TopologyError, match=r"not bytes: \.decode\(\)"):
+        parse_nvidia_smi(QUAD.encode())
 
 
 def test_sixteen_gpus():

@@ -23,9 +23,9 @@ ORDER = [
     "presets",
     # machines, plans, and what they cost: plain Python
     "table",
+    "speeds",
     "oddlinks",
     "smi",
-    "speeds",
     "calibration",
     "links",
     "topology",

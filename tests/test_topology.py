@@ -274,6 +274,7 @@ def test_a_machine_file_with_a_slip_is_an_error_that_names_it(tmp_path, text, me
         "gpu: P100\nmatrix: |2\n" + "".join(f"  {line}\n" for line in TABLE.splitlines()),  # tabs and all
         f"gpu: P100\n'matrix': |2\n{INDENTED}",
         json.dumps({"gpu": "P100", "matrix": TABLE}),
+        f"gpu: P100\nmatrix: |2\n  \x1b[4m{INDENTED[2:]}\x1b[0m",  # the header underlined, as it comes
     ],
 )
 def test_a_machines_other_keys_count_however_its_matrix_is_written(text):
@@ -288,6 +289,23 @@ def test_a_heading_does_not_make_a_pasted_table_yaml():
 def test_an_unknown_machine_names_the_nearest_preset():
     with pytest.raises(TopologyError, match="did you mean 'dgx-1v'"):
         load("dgx1v")
+
+
+@pytest.mark.parametrize("text", [TABLE, "\n" + 1000 * TABLE], ids=["short", "too long for a file's name"])
+def test_a_table_in_the_place_of_its_files_name_is_told_so(text):
+    with pytest.raises(TopologyError, match=r"text that begins with '.*GPU0.*write the text into a file") as caught:
+        load(text)
+    assert len(str(caught.value)) < 200
+    with pytest.raises(TopologyError, match="neither a file nor one of the machines"):
+        load("GPU0" * 1000)
+
+
+def test_a_pair_cannot_have_two_speeds():
+    pair = "matrix: |2\n" + INDENTED + "links: {{GPU0-GPU1: 40e9, GPU1-GPU0: {}}}\n"
+    with pytest.raises(TopologyError, match="'GPU0-GPU1' and 'GPU1-GPU0' are the same pair"):
+        from_yaml(pair.format("1e9"))
+    both = from_yaml(pair.format("40e9"))
+    assert both.link(0, 1).bandwidth == both.link(1, 0).bandwidth == 40e9
 
 
 def test_the_copy_stream_is_held_by_all_copies_of_a_sender_and_ideal_links_by_their_own():

@@ -10,7 +10,7 @@ from .. import anchors, clusterfile, detect, pictures, presets, report, scaling,
 from ..arguments import count, output, refuse_unused
 from ..calibration import read_calibration
 from ..errors import ClusterError, TopologyError
-from ..topology import Topology, calibrated, guessed, subset
+from ..topology import Topology, calibrated, subset
 
 
 def add_topology(parser: argparse.ArgumentParser, optional: bool = False) -> None:
@@ -124,9 +124,6 @@ def main(args: argparse.Namespace) -> int:
         print(machine.to_yaml())
         return 0
     print(report.describe(machine))
-    guess = "" if machine.gpu else guessed(machine)
-    if guess:
-        print(f"\nspeeds as of {guess} (guessed from the links; give `gpu:`, or paste `nvidia-smi -L` along)")
     if hosts:
         print(f"\n{report.describe_hosts(*hosts)}")
     return 0
