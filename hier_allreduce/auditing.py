@@ -86,10 +86,13 @@ class Audit:
     Attributes:
         calls: the all-reduces that ran.
         not_run: the name scopes of those that are in the graph, but took no part in this run.
+        not_audited: of those in a ``tf.compat.v1.cond`` or ``while_loop``: partition graphs have all branches, and do
+            not tell which one was taken, or how often.
     """
 
     calls: Tuple[Audited, ...]
     not_run: Tuple[str, ...] = ()
+    not_audited: Tuple[str, ...] = ()
 
     @property
     def copies(self) -> Counter:
@@ -104,7 +107,8 @@ class Audit:
         for devices in dict.fromkeys(call.devices for call in self.calls):
             lines += _table(devices, sum((call.copies for call in self.calls if call.devices == devices), Counter()))
         lines += [str(call) for call in self.calls]
-        return "\n".join(lines + [f"{scope}: not part of this run" for scope in self.not_run])
+        lines += [f"{scope}: not part of this run" for scope in self.not_run]
+        return "\n".join(lines + [f"{scope}: in control flow, not audited" for scope in self.not_audited])
 
 
 def _table(devices: Sequence[Any], copies: Counter) -> List[str]:
@@ -132,8 +136,8 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
         The copies by pair of towers; ``print`` it.
 
     Raises:
-        AuditError: the step moved something else than planned (the message names chunks and copies), ran no all-reduce,
-            or the metadata has no partition graphs.
+        AuditError: the step moved something else than planned (the message names chunks and copies), ran no all-reduce
+            outside of control flow, or the metadata has no partition graphs.
     """
     graph = graph or tf1.get_default_graph()
     partitions = list(run_metadata.partition_graphs)
@@ -151,15 +155,29 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
     edges = _edges(partitions)
     ran = [node for part in partitions for node in part.node]
     audited, not_run = [], []
+    inside = {call.scope for call in built if _in_control_flow(call, graph)}
     for call in built:
+        if call.scope in inside:
+            continue
         found = _audited(call, graph, edges, ran)
         if found:
             audited.append(found)
         else:
             not_run.append(call.scope)
+    if inside and not audited:
+        raise AuditError(
+            f"{', '.join(sorted(inside))}: in a tf.cond or tf.while_loop, of which the run's metadata do not tell what"
+            " was executed; audit the same all-reduce outside of it"
+        )
     if not audited:
         raise AuditError(f"the run has none of the graph's all-reduces ({', '.join(not_run)}); fetch their results")
-    return Audit(tuple(audited), tuple(not_run))
+    return Audit(tuple(audited), tuple(not_run), tuple(sorted(inside)))
+
+
+def _in_control_flow(call: Emitted, graph: Any) -> bool:
+    """Whether a call's ops are in a cond or while_loop of TensorFlow 1, whose branches are parts of the same graph."""
+    contexts = (op._get_control_flow_context() for op in graph.get_operations() if op.name.startswith(call.scope))
+    return any(context and (context.IsCondContext() or context.IsWhileContext()) for context in contexts)
 
 
 # ---- the executed side: edges between devices ------------------------------------------------------

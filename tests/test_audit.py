@@ -290,6 +290,44 @@ def test_a_step_without_an_all_reduce(graph):
         audit(seen(tf.constant(1.0)))
 
 
+@pytest.fixture
+def control_flow_v1():
+    """As TensorFlow 1 has it by itself: branches are parts of the same graph."""
+    was_on = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    yield
+    if was_on:
+        tf1.enable_control_flow_v2()
+
+
+def branch(devices):
+    return [tf.identity(row[0]) for row in allreduce_grads(gradients_on(devices, ones(3)), devices)]
+
+
+def in_cond(devices):
+    taken = tf1.placeholder_with_default(False, [])
+    return tf1.cond(taken, lambda: branch(devices), lambda: [tf.zeros([2]) for _ in devices])
+
+
+def in_loop(devices):
+    start = [tf.zeros([2]) for _ in devices]
+    return tf1.while_loop(lambda turn, *_: turn < 3, lambda turn, *_: [turn + 1, *branch(devices)], [0, *start])
+
+
+@pytest.mark.parametrize("build", [in_cond, in_loop])
+def test_what_is_in_control_flow_is_not_audited(graph, control_flow_v1, build):
+    """Partition graphs have the branch that was not taken too."""
+    devices = cpus(3)
+    inside = build(devices)
+    with pytest.raises(AuditError, match=r"/hier_allreduce/: in a tf.cond or tf.while_loop"):
+        audit(seen(inside))
+    outside = used_on_the_spot(allreduce_grads(gradients_on(devices, ones(3)), devices), devices)
+    found = audit(seen([inside, outside]))
+    assert [call.scope for call in found.calls] == ["hier_allreduce/"]
+    (scope,) = found.not_audited
+    assert str(found).endswith(f"{scope}: in control flow, not audited")
+
+
 def test_another_graph_than_the_one_that_ran(graph):
     result = allreduce_grads(gradients_on(cpus(2), ones(2)), cpus(2))
     metadata = seen(result)

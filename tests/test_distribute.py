@@ -447,6 +447,18 @@ def test_errors_name_the_replica_and_the_value():
         table.reduced(cpus(3), HierarchicalAllReduce(), SUM, KINDS["shapes [3, 1] and [1, 4]"])
 
 
+@needs_tf2
+@pytest.mark.parametrize(
+    "make",
+    [lambda x: tf.RaggedTensor.from_row_lengths(x, [1, 2]), lambda x: tf.sparse.from_dense(x)],
+    ids=["RaggedTensor", "SparseTensor"],
+)
+def test_tensors_of_several_parts_are_refused_by_name(make):
+    strategy = mirrored(3)
+    with pytest.raises(GradientError, match=r"replica 0: a (Ragged|Sparse)Tensor cannot be all-reduced"):
+        strategy.run(lambda: tf.distribute.get_replica_context().all_reduce(SUM, make(tf.ones([3]))))
+
+
 @pytest.mark.parametrize(
     "arguments, words",
     [

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from ..allreduce import allreduce_grads
 from ..compat import mirrored_maker, replicas
-from ..errors import DeviceError, StrategyError
+from ..errors import DeviceError, GradientError, StrategyError
 from ..strategy import Strategy, strategy_from
 
 __all__ = ["HierarchicalAllReduce"]
@@ -75,7 +75,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         Raises:
             DeviceError, GradientError: see :meth:`batch_reduce`.
         """
-        _refuse_one_replica(reduce_op, per_replica_value)
+        _refuse_unfit(reduce_op, per_replica_value)
         return super().reduce(reduce_op, per_replica_value, destinations, *args, **kwargs)
 
     def batch_reduce(self, reduce_op: Any, value_destination_pairs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -87,7 +87,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         """
         pairs = list(value_destination_pairs)
         for value, _ in pairs:
-            _refuse_one_replica(reduce_op, value)
+            _refuse_unfit(reduce_op, value)
         return super().batch_reduce(reduce_op, pairs, *args, **kwargs)
 
     def reduce_implementation(self, reduce_op: Any, per_replica_value: Any, destinations: Any, *options: Any) -> Any:
@@ -139,8 +139,17 @@ def _places(value: Any, destinations: Any, average: bool) -> Optional[Places]:
 # ---- bad input -------------------------------------------------------------------------------------
 
 
-def _refuse_one_replica(reduce_op: Any, value: Any) -> None:
-    """TensorFlow returns a single value as it is, which is the mean of equal values but not their sum."""
+def _refuse_unfit(reduce_op: Any, value: Any) -> None:
+    """Tensors of several parts have no sum here; and a single value is returned as it is, by TensorFlow.
+
+    That is the mean of equal values, but not their sum.
+    """
+    for replica, tensor in enumerate(replicas(value)):
+        if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
+            raise GradientError(
+                f"replica {replica}: a {type(tensor).__name__} cannot be all-reduced; give a tf.Tensor, such as its"
+                " values where they have the same shape on all replicas, or tf.IndexedSlices"
+            )
     if reduce_op == tf.distribute.ReduceOp.SUM and len(replicas(value)) == 1:
         raise DeviceError(
             f"there is nothing to reduce: one value, on {replicas(value)[0].device!r}. Either the MirroredStrategy has"
