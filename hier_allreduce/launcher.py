@@ -10,12 +10,13 @@ import subprocess
 import sys
 import threading
 from queue import Queue
-from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union, cast
+from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from .alive import free_addresses
 from .errors import ClusterError
 
 _GRACE = 10.0  # seconds between asking a process to end and ending it
+_END = b"\0" + os.urandom(16).hex().encode() + b"\n"  # no program says this
 
 
 def launch(
@@ -49,13 +50,16 @@ def launch(
     ended: Queue[Tuple[int, Union[int, Exception]]] = Queue()  # a host's exit status, or what ``write`` raised
     lines = threading.Lock()
     processes: List[subprocess.Popen] = []
+    pipes: List[Tuple[IO[bytes], IO[bytes]]] = []
     with _exiting_by_signals():
         try:
             for task in range(hosts):
-                processes.append(_started(command, _environment(addresses, task)))
-            for task, process in enumerate(processes):
-                reader = _thread(_pass_on, task, process, write, lines, ended)
-                _thread(_wait, task, process, reader, ended)
+                pipes.append(_pipe())
+                processes.append(_started(command, _environment(addresses, task), pipes[-1][1]))
+            for task, (process, (output, end)) in enumerate(zip(processes, pipes)):
+                said = threading.Event()  # all that the process itself had to say
+                _thread(_pass_on, task, output, write, lines, said, ended)
+                _thread(_wait, task, process, end, said, ended)
             for _ in processes:
                 task, status = ended.get()
                 if isinstance(status, Exception):
@@ -90,11 +94,17 @@ def _environment(addresses: Sequence[str], task: int) -> Dict[str, str]:
     return {"PYTHONUNBUFFERED": "1", **os.environ, "TF_CONFIG": json.dumps(config)}
 
 
-def _started(command: Sequence[str], environment: Dict[str, str]) -> subprocess.Popen:
+def _pipe() -> Tuple[IO[bytes], IO[bytes]]:
+    """The end to read from and the end to write to, unbuffered."""
+    reading, writing = os.pipe()
+    return os.fdopen(reading, "rb"), os.fdopen(writing, "wb", 0)
+
+
+def _started(command: Sequence[str], environment: Dict[str, str], output: IO[bytes]) -> subprocess.Popen:
     try:
         # a session of its own, so that what the program starts ends with it
         return subprocess.Popen(
-            list(command), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+            list(command), env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
     except OSError as error:
         raise ClusterError(f"{command[0]} cannot be started: {error.strerror}") from None
@@ -106,19 +116,30 @@ def _thread(function: Callable[..., None], *arguments: Any) -> threading.Thread:
     return thread
 
 
-def _pass_on(task: int, process: subprocess.Popen, write: Callable[[str], Any], lines: Any, ended: Any) -> None:
-    with cast(IO[bytes], process.stdout) as output:
-        try:
+def _pass_on(
+    task: int, output: IO[bytes], write: Callable[[str], Any], lines: Any, said: threading.Event, ended: Any
+) -> None:
+    try:
+        with output:
             for line in output:
-                with lines:
-                    write(f"[host {task}] {line.decode(errors='replace').rstrip()}\n")
-        except Exception as error:  # it is raised again where all hosts are waited for
-            ended.put((task, error))
+                words, own_end, _ = line.partition(_END)
+                if words:
+                    with lines:
+                        write(f"[host {task}] {words.decode(errors='replace').rstrip()}\n")
+                if own_end:
+                    said.set()
+    except Exception as error:  # it is raised again where all hosts are waited for
+        ended.put((task, error))
+    finally:
+        said.set()
 
 
-def _wait(task: int, process: subprocess.Popen, reader: threading.Thread, ended: Any) -> None:
+def _wait(task: int, process: subprocess.Popen, end: IO[bytes], said: threading.Event, ended: Any) -> None:
+    """Its last words are those before this mark; what it has started may keep the pipe open for longer."""
     status = process.wait()
-    reader.join(1.0)  # its last words; what it has started may keep the pipe open for longer
+    with contextlib.suppress(BrokenPipeError), end:  # nobody reads any more
+        end.write(_END)
+    said.wait()
     ended.put((task, 128 - status if status < 0 else status))
 
 

@@ -52,7 +52,7 @@ def test_the_cases_are_what_their_names_say():
 def test_hosts_run_the_same_command_and_no_address_is_given_twice_even_if_each_drawing_is_the_same(monkeypatch):
     started = {}
 
-    def start(command, environment):
+    def start(command, environment, output):
         started.update(command=command, hosts=json.loads(environment["TF_CONFIG"])["cluster"]["worker"])
         raise ClusterError("enough")
 

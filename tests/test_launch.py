@@ -1,5 +1,6 @@
 """``hier-allreduce launch``: one process for each host, each knowing its place, all ended when one fails."""
 
+import contextlib
 import json
 import os
 import select
@@ -33,6 +34,24 @@ def test_each_host_gets_its_place_and_its_lines_are_marked():
     assert len(set(hosts)) == 3
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # as before
     assert all(host.startswith("127.0.0.1:") for host in hosts)
+
+
+def test_no_line_is_lost_however_late_it_is_read():
+    """Nothing is read before the process has ended; what it has started may hold the pipe open for much longer."""
+    program = (
+        "import os, subprocess, sys; subprocess.Popen(['sleep', '1000']); print(os.getpid());"
+        "print('line\\n' * 5000 + 'without an end', end='')"
+    )
+    lines = []
+
+    def write(line):
+        if not lines:
+            with contextlib.suppress(ChildProcessError):  # waited for already
+                os.waitid(os.P_PID, int(line.split()[-1]), os.WEXITED | os.WNOWAIT)
+        lines.append(line)
+
+    assert launch(1, [sys.executable, "-c", program], write) == 0
+    assert lines[1:] == ["[host 0] line\n"] * 5000 + ["[host 0] without an end\n"]
 
 
 @pytest.fixture
