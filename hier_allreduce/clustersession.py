@@ -72,7 +72,7 @@ class ClusterSession(tf1.Session):
         if threading.current_thread() is not self._owner:
             return function()
         try:
-            return self._watch.call(function, told=lambda: self._meeting.told() if self._inside else "")
+            return self._watch.call(function, told=self._told, left=self._meeting.left)
         except tf.errors.OutOfRangeError:  # the data are at their end
             raise
         except tf.errors.OpError as error:
@@ -85,6 +85,9 @@ class ClusterSession(tf1.Session):
             self._meeting.leave_after_error()
             raise
 
+    def _told(self) -> str:
+        return self._meeting.told() if self._inside else ""
+
     def _cause(self, error: tf.errors.OpError) -> str:
         """Which host has made a run fail, in words; nothing where it is this one, which then tells the others."""
         broken, self._broken = self._broken, False
@@ -96,7 +99,8 @@ class ClusterSession(tf1.Session):
         end = time.monotonic() + patience
         while True:
             found = self._watch.faults()
-            words = (self._meeting.told(also_same=not found) if listens else "") or self._watch.message(found)
+            words = self._meeting.told(also_same=not found) if listens else ""
+            words = words or (self._watch.message(found, self._meeting.left()) if found else "")
             if words or time.monotonic() >= end:
                 break
             time.sleep(POLL)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from typing import Any, Dict, Iterable, Iterator, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from .board import Board
 from .errors import ClusterError
@@ -64,8 +64,9 @@ class Meeting:
         Raises:
             ClusterError: a host's are not, one is missing, or this host's own server does not answer.
         """
-        text, end = json.dumps(facts), time.monotonic() + self._patience.start
-        self._put_up(text, end)
+        text = json.dumps(facts)
+        self._put_up(text)
+        end = time.monotonic() + self._patience.start
         mine, waiting = json.loads(text), list(self._others)
         while waiting:
             away = self._away(waiting)
@@ -86,8 +87,9 @@ class Meeting:
                 )
             time.sleep(POLL if waiting else 0)
 
-    def _put_up(self, text: str, end: float) -> None:
-        """Let the others read this host's facts; its server may have to start first."""
+    def _put_up(self, text: str) -> None:
+        """Let the others read this host's facts; its server may have to start first, however short the start is."""
+        end = time.monotonic() + max(self._patience.gone, self._patience.start)
         while not self._board.write(self._task, self._topic("facts"), text):
             if time.monotonic() > end:
                 raise ClusterError(
@@ -99,7 +101,7 @@ class Meeting:
         own = self._task
         if list(differences({**mine, "task": task}, theirs)):
             # it may wait at another address for this host, and never find out by itself
-            self._board.write(task, self._topic("refused"), self._difference(own, theirs, mine))
+            self._write([task], "refused", self._difference(own, theirs, mine))
             # those who are late would wait for a host that is gone; if lists differ, nobody may ever be there
             late = self._others if mine["hosts"] == theirs["hosts"] else self._met
             self._refuse(self._difference(task, mine, theirs), late)
@@ -121,9 +123,17 @@ class Meeting:
 
     def tell(self, words: str) -> None:
         """Say to all others, for their :meth:`told`, why this host's step has failed."""
-        own, away = self._task, self._away(self._others)
-        for task in [task for task in self._others if task not in away]:
-            self._board.write(task, self._topic("failed"), f"host {own} ({self._hosts[own]}) {words}")
+        self._write(self._others, "failed", f"host {self._task} ({self._hosts[self._task]}) {words}")
+
+    def _write(self, hosts: Sequence[int], topic: str, words: str) -> None:
+        """Put words up on other hosts' boards, again and again for a moment if one that lives is slow to take them."""
+        untold, end = list(hosts), time.monotonic() + self.moment
+        while untold:
+            away = self._away(untold)
+            untold = [t for t in untold if t not in away and not self._board.write(t, self._topic(topic), words)]
+            if time.monotonic() > end:
+                break
+            time.sleep(POLL if untold else 0)
 
     def told(self, also_same: bool = False) -> str:
         """What another host has said for which this one's run cannot end; nothing if there is nothing.
@@ -142,6 +152,10 @@ class Meeting:
                     f" count too), and this host is {where}: all must make the same steps, as many"
                 )
         return f"{words}. {START_AGAIN}" if words else ""
+
+    def left(self) -> List[int]:
+        """The hosts that have said here that they leave."""
+        return [task for task in self._others if self._said(self._topic(f"left by {self._hosts[task]}"))]
 
     def leave_after_error(self) -> None:
         """Say that this host needs the others no more; wait a moment for those that are not lost to say so too."""

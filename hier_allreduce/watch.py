@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 import weakref
-from typing import Any, Callable, Dict, Iterable, Optional, Sequence
+from typing import Any, Callable, Collection, Dict, Iterable, Optional, Sequence
 
 from . import alive
 from .errors import ClusterError
@@ -72,6 +72,7 @@ class Watch:
         function: Callable[[], Any],
         hosts: Optional[Iterable[int]] = None,
         told: Callable[[], str] = str,
+        left: Callable[[], Collection[int]] = tuple,
     ) -> Any:
         """What ``function()`` returns, or raises.
 
@@ -79,6 +80,7 @@ class Watch:
             function: it runs in another thread.
             hosts: those that it waits for; all of them by default.
             told: asked now and then what a host has said for which the call cannot end; by default, nothing.
+            left: asked, if a host is gone, which ones have said that they leave; by default, none.
 
         Raises:
             ClusterError: a host is gone or silent, has said that it does not come, or all answer and ``stall`` has
@@ -94,7 +96,8 @@ class Watch:
         end = time.monotonic() + self._stall
         while not call.done.wait(self._timeout / 6):
             found = self.faults(hosts)
-            words = told() or self.message(found)  # in this order: a host that is gone may have said why before
+            # in this order: a host that is gone may have said why before
+            words = told() or (self.message(found, left()) if found else "")
             if not words and time.monotonic() > end:
                 words = (
                     f"waited {self._stall:g} s for hosts {sorted(hosts or self._addresses)}, which all answer: one of"
@@ -121,11 +124,15 @@ class Watch:
         self.lost = found
         return found
 
-    def message(self, found: Dict[int, str]) -> str:
-        """What to tell people about :meth:`faults`; nothing if there are none."""
+    def message(self, found: Dict[int, str], left: Collection[int] = ()) -> str:
+        """What to tell people about :meth:`faults`; nothing if there are none.
+
+        Hosts that have ``left`` did so because of another one: they are named only where there is no other.
+        """
         if not found:
             return ""
-        named = "; ".join(f"host {task} ({self._addresses[task]}) {words}" for task, words in found.items())
+        causes = {task: words for task, words in found.items() if task not in left} or found
+        named = "; ".join(f"host {task} ({self._addresses[task]}) {words}" for task, words in causes.items())
         return f"{named}. {START_AGAIN}"
 
 

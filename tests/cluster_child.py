@@ -3,6 +3,7 @@
 Everything it says is a pair: ``("at", …)`` when it has come somewhere, ``("facts", …)`` or ``("error", …)`` at the end.
 """
 
+import collections
 import contextlib
 import dataclasses
 import faulthandler
@@ -11,7 +12,6 @@ import json
 import os
 import signal
 import threading
-import time
 from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -26,10 +26,12 @@ from hier_allreduce import (
     HierAllreduceError,
     Strategy,
     TowerOptimizer,
+    alive,
     allreduce_grads,
     allreduce_grads_and_vars,
     audit,
 )
+from hier_allreduce.board import Board
 from hier_allreduce.emit import emitted_in
 
 tf1 = tf.compat.v1
@@ -181,8 +183,34 @@ class Job:
         return dict(zip(self.feeds, [v for k in range(len(self.devices)) for v in (x[own, k], y[own, k])]))
 
 
+def all_patient(line):
+    """Make every look after the other hosts wait for its answer, however busy the machine is, and told to the test."""
+    faults = alive.faults
+
+    def look(hosts, seconds):
+        line.send(("at", "a look"))
+        return faults(hosts, SECONDS)
+
+    alive.faults = look
+
+
+def all_busy():
+    """Make every server take what is written on its board at the third time only."""
+    write, times = Board.write, collections.Counter()
+
+    def written(self, task, topic, text):
+        times[task, topic] += 1
+        return times[task, topic] > 2 and write(self, task, topic, text)
+
+    Board.write = written
+
+
 def train(cluster, options, line):
     """Some steps, from the start or a checkpoint; with pauses, deaths and the like at a step."""
+    if options.get("patient"):
+        all_patient(line)
+    if options.get("busy"):
+        all_busy()
     checkpoint, first = options.get("checkpoint"), options.get("first", 0)
     with tf.Graph().as_default():
         job = Job(cluster, options)
@@ -205,8 +233,6 @@ def train(cluster, options, line):
                 line.send(("at", step))
                 if step == options.get("save_at") and cluster.is_chief:
                     job.saver.save(session, checkpoint)
-                if step == options.get("busy_at") and cluster.is_chief:
-                    time.sleep(options["busy"])  # saving or evaluating
                 if step == options.get("wait_at"):
                     line.recv()
                 if step == options.get("raise_at"):
@@ -272,6 +298,7 @@ def tensorpack(cluster, options, line):
         def _trigger(self):
             line.send(("at", self.epoch_num))
             if (self.epoch_num, cluster.task) == (options.get("die_after"), options.get("who")):
+                line.recv()
                 os.kill(os.getpid(), signal.SIGKILL)
 
     child.Data, child.Look._chief_only = Share, False
@@ -310,7 +337,7 @@ def leave(cluster, options, line):
         session.run(tf.no_op())
     waiting = [thread for thread in threading.enumerate() if thread.name.startswith("hier_allreduce")]
     for thread in waiting:
-        thread.join(10)
+        thread.join(SECONDS)
     return {
         "opened": len(opened),
         "open": sum(not session._closed for session in opened),

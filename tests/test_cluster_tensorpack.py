@@ -56,6 +56,8 @@ def test_a_lost_host_ends_training_and_the_checkpoint_goes_on_everywhere(tmp_pat
     """Two epochs; a host dies after the first, which the chief has saved. Only the chief is told of the checkpoint."""
     folder = str(tmp_path)
     with job("tensorpack", 2, timeout=TIMEOUT, optimizer="adam", folder=folder, die_after=1, who=1) as hosts:
+        hosts[0].until(1)
+        hosts[1].go_on()
         kind, text = hosts[0].end()
     assert kind == "error", text
     assert text.startswith("ClusterError: host 1 (127.0.0.1:")
@@ -75,7 +77,7 @@ def test_the_demo_trains_the_digits_on_several_hosts_to_the_weights_of_one(tmp_p
     code = "import sys, hier_allreduce.demos.digits as d; d.ACCURACY = 0.1; from hier_allreduce.cli import main; "
     options = ["demo", "--hosts", str(hosts), "--devices", "2", "--epochs", "1", "--out", str(tmp_path)]
     command = [sys.executable, "-c", code + f"sys.exit(main({options}))"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=280)
     report = done.stdout.decode()
     assert done.returncode == 0, report
     assert f"{hosts} hosts with 2 devices each" in report
