@@ -130,7 +130,7 @@ def words(peer, kind, count):
 def in_a_child(kind, count):
     """A collective that fails, or whose group has another size, leaves the process unable to run any other."""
     child = [sys.executable, __file__, kind, str(count)]
-    done = subprocess.run(child, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=100, check=False)
+    done = subprocess.run(child, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=280, check=False)
     return done.stdout.decode().split() or ["crash"]
 
 

@@ -16,7 +16,7 @@ def demo(folder, *options, code="pass"):
     program = f"import sys; {code}; from hier_allreduce.cli import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "demo", *options]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    done = subprocess.run(command, cwd=str(folder), timeout=240, **pipes)
+    done = subprocess.run(command, cwd=str(folder), timeout=280, **pipes)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
 
@@ -50,7 +50,8 @@ def test_the_terminal_gets_the_report_and_nothing_else(passed):
     """Neither TensorFlow's messages nor tensorpack's: they are in the log."""
     folder, _, report, complaints = passed
     assert complaints == ""
-    lines = [line for line in report.replace("\r", "\n").splitlines() if line and "step/s" not in line]
+    # a step of a bar takes 0.1 or 10 seconds: 10step/s or 10s/step
+    lines = [line for line in report.replace("\r", "\n").splitlines() if line and not re.search("step/s|s/step", line)]
     assert len(lines) == 13, lines
     assert "Start Epoch 20" in (folder / "train_log/digits/training.log").read_text(encoding="utf-8")
 

@@ -33,7 +33,7 @@ def test_examples_run_and_print_what_they_say(example, tmp_path):
         cwd=str(tmp_path),
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
     promised = [line.split("#")[1].split(":")[0].strip() for line in example.splitlines() if "print(" in line]

@@ -34,9 +34,9 @@ def run_child(scenario, folder):
     child = [sys.executable, str(CHILD), scenario, str(folder)]
     env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
     try:
-        done = subprocess.run(child, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=200)
+        done = subprocess.run(child, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240)
     except subprocess.TimeoutExpired as hung:
-        return f"hung: {hung.output.decode()[-5000:]}"
+        return f"hung: {(hung.output or b'').decode()[-5000:]}"
     return json.loads((folder / "facts.json").read_text()) if done.returncode == 0 else done.stdout.decode()[-5000:]
 
 

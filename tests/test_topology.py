@@ -319,7 +319,7 @@ def test_a_shells_pipe_is_read_as_a_file_is(tmp_path):
     """``hier-allreduce topo <(nvidia-smi topo -m)``"""
     pipe = tmp_path / "pipe"
     os.mkfifo(str(pipe))
-    writer = threading.Thread(target=pipe.write_text, args=(TABLE,))
+    writer = threading.Thread(target=pipe.write_text, args=(TABLE,), daemon=True)
     writer.start()
     machine = load(str(pipe))
     writer.join()
