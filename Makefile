@@ -23,7 +23,7 @@ venv-tf1: .venv-tf1/.done
 	.venv/bin/python -m pip install --quiet -e '.[tf,tensorpack,bench,demo,dev]'
 	# Keras 2, for the tests; by itself it would bring the package tensorflow beside tensorflow-cpu
 	.venv/bin/python -m pip install --quiet --no-deps "tf_keras==$$(.venv/bin/python -c \
-	  'import tensorflow as tf; print(".".join(tf.__version__.split(".")[:2]))').*"
+	  'import importlib.metadata as m; print(".".join(m.version(m.packages_distributions()["tensorflow"][0]).split(".")[:2]))').*"
 	@touch $@
 
 .venv-tf1/.done: setup.cfg pyproject.toml

@@ -154,24 +154,24 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
         )
     edges = _edges(partitions)
     ran = [node for part in partitions for node in part.node]
-    audited, not_run = [], []
-    inside = {call.scope for call in built if _in_control_flow(call, graph)}
+    audited, not_run, not_audited = [], [], []
     for call in built:
-        if call.scope in inside:
+        if _in_control_flow(call, graph):
+            not_audited.append(call.scope)
             continue
         found = _audited(call, graph, edges, ran)
         if found:
             audited.append(found)
         else:
             not_run.append(call.scope)
-    if inside and not audited:
+    if not_audited and not audited:
         raise AuditError(
-            f"{', '.join(sorted(inside))}: in a tf.cond or tf.while_loop, of which the run's metadata do not tell what"
+            f"{', '.join(not_audited)}: in a tf.cond or tf.while_loop, of which the run's metadata do not tell what"
             " was executed; audit the same all-reduce outside of it"
         )
     if not audited:
         raise AuditError(f"the run has none of the graph's all-reduces ({', '.join(not_run)}); fetch their results")
-    return Audit(tuple(audited), tuple(not_run), tuple(sorted(inside)))
+    return Audit(tuple(audited), tuple(not_run), tuple(not_audited))
 
 
 def _in_control_flow(call: Emitted, graph: Any) -> bool:

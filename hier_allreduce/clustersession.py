@@ -100,7 +100,7 @@ class ClusterSession(tf1.Session):
         while True:
             found = self._watch.faults()
             words = self._meeting.told(also_same=not found) if listens else ""
-            words = words or (self._watch.message(found, self._meeting.left()) if found else "")
+            words = words or self._watch.message(found, self._meeting.left)
             if words or time.monotonic() >= end:
                 break
             time.sleep(POLL)

@@ -144,7 +144,7 @@ class Meeting:
         words = self._said(self._topic("failed"))
         for task in self._others:
             address, own = self._hosts[task], self.steps
-            left = self._said(self._topic(f"left by {address}"))
+            left = self._said(self._left_by(task))
             if not words and left is not None and int(left) < own + also_same:
                 when, where = ("in", "still in it") if int(left) == own else ("after", f"in run {own}")
                 words = (
@@ -155,7 +155,7 @@ class Meeting:
 
     def left(self) -> List[int]:
         """The hosts that have said here that they leave."""
-        return [task for task in self._others if self._said(self._topic(f"left by {self._hosts[task]}"))]
+        return [task for task in self._others if self._said(self._left_by(task))]
 
     def leave_after_error(self) -> None:
         """Say that this host needs the others no more; wait a moment for those that are not lost to say so too."""
@@ -175,16 +175,14 @@ class Meeting:
             return
         self._left = True
         waiting = [task for task in self._others if task not in self._watch.lost] if hosts is None else list(hosts)
-        # by address: where lists differ, numbers do too
-        left = [self._topic(f"left by {address}") for address in self._hosts]
         untold, end = set(waiting), time.monotonic() + seconds
         while waiting and time.monotonic() < end:
             away = self._away(waiting)
             for task in untold - set(away):
-                if self._board.write(task, left[self._task], str(self.steps)):
+                if self._board.write(task, self._left_by(self._task), str(self.steps)):
                     self._board.close(task)
                     untold.remove(task)
-            settled = {task for task in waiting if task not in untold - set(away) and self._said(left[task])}
+            settled = {task for task in waiting if task not in untold - set(away) and self._said(self._left_by(task))}
             waiting = [task for task in waiting if task not in settled and not (task in away and task in self._met)]
             time.sleep(POLL if waiting else 0)
 
@@ -200,6 +198,10 @@ class Meeting:
         found = self._watch.faults(hosts)
         self._met.update(set(hosts) - set(found))
         return found
+
+    def _left_by(self, task: int) -> str:
+        # by address: where lists differ, numbers do too
+        return self._topic(f"left by {self._hosts[task]}")
 
     def _topic(self, name: str) -> str:
         return f"{name}/{self._number}"

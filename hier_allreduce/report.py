@@ -114,7 +114,7 @@ def describe_choice(choice: Choice, topology: Topology, steps: bool = False) -> 
     seconds = planner.compared(topology, choice.size)
     others = _compared(choice, seconds)
     chosen = choice.recipe == planner.choose(topology, choice.size).recipe  # and not asked for
-    if chosen and min(seconds.values(), default=math.inf) < 0.99 * choice.seconds:
+    if chosen and min(seconds.values()) < 0.99 * choice.seconds:
         others += "\nWhat is faster here is slower in another order of the copies, or for some bytes more or less:"
         others += "\ndocs/cost-model.md."
     parts = [_what(choice, topology), _times(choice), others, *_how(choice, topology, steps)]

@@ -97,7 +97,7 @@ class Watch:
         while not call.done.wait(self._timeout / 6):
             found = self.faults(hosts)
             # in this order: a host that is gone may have said why before
-            words = told() or (self.message(found, left()) if found else "")
+            words = told() or self.message(found, left)
             if not words and time.monotonic() > end:
                 words = (
                     f"waited {self._stall:g} s for hosts {sorted(hosts or self._addresses)}, which all answer: one of"
@@ -124,14 +124,15 @@ class Watch:
         self.lost = found
         return found
 
-    def message(self, found: Dict[int, str], left: Collection[int] = ()) -> str:
+    def message(self, found: Dict[int, str], left: Callable[[], Collection[int]]) -> str:
         """What to tell people about :meth:`faults`; nothing if there are none.
 
         Hosts that have ``left`` did so because of another one: they are named only where there is no other.
         """
         if not found:
             return ""
-        causes = {task: words for task, words in found.items() if task not in left} or found
+        gone = left()
+        causes = {task: words for task, words in found.items() if task not in gone} or found
         named = "; ".join(f"host {task} ({self._addresses[task]}) {words}" for task, words in causes.items())
         return f"{named}. {START_AGAIN}"
 

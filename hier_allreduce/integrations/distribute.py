@@ -144,15 +144,16 @@ def _refuse_unfit(reduce_op: Any, value: Any) -> None:
 
     That is the mean of equal values, but not their sum.
     """
-    for replica, tensor in enumerate(replicas(value)):
+    tensors = replicas(value)
+    for replica, tensor in enumerate(tensors):
         if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
             raise GradientError(
                 f"replica {replica}: a {type(tensor).__name__} cannot be all-reduced; give a tf.Tensor, such as its"
                 " values where they have the same shape on all replicas, or tf.IndexedSlices"
             )
-    if reduce_op == tf.distribute.ReduceOp.SUM and len(replicas(value)) == 1:
+    if reduce_op == tf.distribute.ReduceOp.SUM and len(tensors) == 1:
         raise DeviceError(
-            f"there is nothing to reduce: one value, on {replicas(value)[0].device!r}. Either the MirroredStrategy has"
+            f"there is nothing to reduce: one value, on {tensors[0].device!r}. Either the MirroredStrategy has"
             " one device only: give it the devices to train on, such as MirroredStrategy(['GPU:0', 'GPU:1'], …), or"
             " leave cross_device_ops out. Or all replicas pass the very same tensor: make it inside the function that"
             " strategy.run calls"
