@@ -114,7 +114,8 @@ class Meeting:
         more = [f"and {len(found) - _LISTED} more"] * (len(found) > _LISTED)
         return (
             f"host {task} ({self._hosts[task]}) differs from this host ({mine['task']}):"
-            f" {'; '.join(found[:_LISTED] + more)}. All hosts must run the same program with the same settings"
+            f" {'; '.join(found[:_LISTED] + more)}. All hosts must run the same program with the same settings, and the"
+            " same SciPy if it plans from links"
         )
 
     def _refuse(self, words: str, hosts: Iterable[int]) -> None:
