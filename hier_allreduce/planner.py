@@ -5,9 +5,9 @@
     topology ─► rings, packed trees, groups, pairs ─► recipes ─► simulate ─► choose(topology, bytes)
 
 A recipe cuts a bucket into chunks and gives each its own way: a few large chunks when bytes are few (latency counts),
-many when they are many (so that links never wait). The order of a recipe's steps is the order in which the simulation
-started them, or all chunks in turn if that is faster, so that a plan that is executed step by step, one queue for each
-sender, does not wait either.
+many when they are many (so that links never wait). The order of a recipe's steps is the order in which a simulation
+started them, copies that were ready at once chunk by chunk or in turn, or all chunks in turn if that is faster, so that
+a plan that is executed step by step, one queue for each sender, does not wait either.
 """
 
 from __future__ import annotations
@@ -238,20 +238,22 @@ class _Trial(NamedTuple):
 
 
 def _trials(recipe: Recipe, topology: Topology, size: int) -> List[_Trial]:
-    """The recipe by all rules, its steps in the order in which they started in a first run."""
+    """The recipe by all rules, its steps in the orders in which they started in first runs."""
     return _in_full(*_first_run(recipe, topology, size), topology, size)
 
 
 def _in_full(ordered: Recipe, first_run: float, topology: Topology, size: int, limit: float = math.inf) -> List[_Trial]:
     """A recipe in the order of its first run by all rules, unless that run or the next one is over ``limit``.
 
-    If its steps are few, in turn too (of many, only what is picked).
+    If its steps are few, in turn too (of many, only what is picked), and as they start when the first chunk goes first.
     """
     if first_run > limit:
         return [_Trial(ordered, {_TF: first_run})]
-    few = len(ordered.order) <= _FEW_STEPS
+    orders = [ordered]
+    if len(ordered.order) <= _FEW_STEPS:
+        orders += [_in_turn(ordered), _as_started(_chunk_after_chunk(ordered), topology, size)[0]]
     sizes = _uneven(ordered, size)
-    return [_trial(one, topology, sizes, limit) for one in ((ordered, _in_turn(ordered)) if few else (ordered,))]
+    return [_trial(one, topology, sizes, limit) for one in dict.fromkeys(orders)]
 
 
 def _uneven(recipe: Recipe, size: float) -> List[float]:
@@ -329,7 +331,15 @@ def _in_turn(recipe: Recipe) -> Recipe:
 
 def _first_run(recipe: Recipe, topology: Topology, size: int, patience: float = math.inf) -> Tuple[Recipe, float]:
     """The recipe with its steps in the order in which they start when all chunks take turns, and what that took."""
-    recipe = _in_turn(recipe)
+    return _as_started(_in_turn(recipe), topology, size, patience)
+
+
+def _chunk_after_chunk(recipe: Recipe) -> Recipe:
+    return replace(recipe, order=tuple(range(len(recipe.order))))
+
+
+def _as_started(recipe: Recipe, topology: Topology, size: int, patience: float = math.inf) -> Tuple[Recipe, float]:
+    """The recipe with its steps in the order in which they start, copies ready at once in its own, and its seconds."""
     run = Simulation(recipe.plan(), topology, recipe.shares(size), rule=RULES[_TF], patience=patience).run()
     order = sorted(range(len(recipe.order)), key=run.starts.__getitem__)
     return replace(recipe, order=tuple(recipe.order[i] for i in order)), run.seconds

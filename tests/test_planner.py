@@ -70,7 +70,7 @@ def test_plans_come_near_the_bound(name):
     ids=lambda v: Path(str(v)).stem,
 )
 def test_no_way_of_executing_plans_makes_them_slower_than_what_knows_nothing_of_links(name, count, size):
-    """Whether its steps are written down in the order of their starts or chunk after chunk."""
+    """Whether its steps are written in the order of their starts or chunk after chunk; by the first rule not at all."""
     machine = subset(load(name), range(count))
     recipe = choose(machine, size).recipe
     others = list(recipes.baselines(machine))
@@ -79,7 +79,7 @@ def test_no_way_of_executing_plans_makes_them_slower_than_what_knows_nothing_of_
         seconds, *rest = (
             simulate(one.plan(), machine, one.sizes(size), rule=rule).seconds for one in [recipe, *others]
         )
-        assert seconds <= min(rest) * 1.1
+        assert seconds <= min(rest) * (1.0005 if rule == "queue" else 1.1)
 
 
 @pytest.mark.parametrize(
