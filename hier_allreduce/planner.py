@@ -251,7 +251,7 @@ def _in_full(ordered: Recipe, first_run: float, topology: Topology, size: int, l
         return [_Trial(ordered, {_TF: first_run})]
     orders = [ordered]
     if len(ordered.order) <= _FEW_STEPS:
-        orders += [_in_turn(ordered), _as_started(_chunk_after_chunk(ordered), topology, size)[0]]
+        orders += [_in_turn(ordered), _as_started(replace(ordered, order=()), topology, size)[0]]
     sizes = _uneven(ordered, size)
     return [_trial(one, topology, sizes, limit) for one in dict.fromkeys(orders)]
 
@@ -334,15 +334,13 @@ def _first_run(recipe: Recipe, topology: Topology, size: int, patience: float = 
     return _as_started(_in_turn(recipe), topology, size, patience)
 
 
-def _chunk_after_chunk(recipe: Recipe) -> Recipe:
-    return replace(recipe, order=tuple(range(len(recipe.order))))
-
-
 def _as_started(recipe: Recipe, topology: Topology, size: int, patience: float = math.inf) -> Tuple[Recipe, float]:
     """The recipe with its steps in the order in which they start, copies ready at once in its own, and its seconds."""
-    run = Simulation(recipe.plan(), topology, recipe.shares(size), rule=RULES[_TF], patience=patience).run()
-    order = sorted(range(len(recipe.order)), key=run.starts.__getitem__)
-    return replace(recipe, order=tuple(recipe.order[i] for i in order)), run.seconds
+    plan = recipe.plan()
+    run = Simulation(plan, topology, recipe.shares(size), rule=RULES[_TF], patience=patience).run()
+    steps = recipe.order or range(len(plan.steps))  # without an order: one chunk's after another's
+    started = sorted(range(len(steps)), key=run.starts.__getitem__)
+    return replace(recipe, order=tuple(steps[i] for i in started)), run.seconds
 
 
 def timing(choice: Choice, topology: Topology) -> Timing:
