@@ -9,43 +9,63 @@ Importing this package imports no TensorFlow; the first use of a name that needs
 
 from __future__ import annotations
 
-import importlib
-from typing import Any, List
+from typing import TYPE_CHECKING, List
+
+from ._lazy import lazy
+
+if TYPE_CHECKING:
+    from .cluster import Cluster as Cluster
+    from .errors import AuditError as AuditError
+    from .errors import ClusterError as ClusterError
+    from .errors import DeviceError as DeviceError
+    from .errors import GradientError as GradientError
+    from .errors import HierAllreduceError as HierAllreduceError
+    from .errors import PlanError as PlanError
+    from .errors import StrategyError as StrategyError
+    from .errors import TopologyError as TopologyError
+    from .errors import VariableError as VariableError
+    from .graph import Audit as Audit
+    from .graph import allreduce_grads as allreduce_grads
+    from .graph import allreduce_grads_and_vars as allreduce_grads_and_vars
+    from .graph import allreduce_grads_hierarchical as allreduce_grads_hierarchical
+    from .graph import audit as audit
+    from .planning import Copy as Copy
+    from .planning import Plan as Plan
+    from .planning import Reduce as Reduce
+    from .planning import Strategy as Strategy
+    from .planning import verify as verify
+    from .topology import Network as Network
+    from .topology import Topology as Topology
+    from .training import TowerOptimizer as TowerOptimizer
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "allreduce_grads": "allreduce",
-    "allreduce_grads_hierarchical": "allreduce",
-    "allreduce_grads_and_vars": "allreduce",
-    "TowerOptimizer": "optimizer",
-    "audit": "auditing",
-    "Audit": "auditing",
-    "Cluster": "cluster",
-    "Plan": "plan",
-    "Reduce": "plan",
-    "Copy": "plan",
-    "verify": "plan",
-    "Strategy": "strategy",
-    "HierAllreduceError": "errors",
-    "GradientError": "errors",
-    "DeviceError": "errors",
-    "StrategyError": "errors",
-    "VariableError": "errors",
-    "PlanError": "errors",
-    "TopologyError": "errors",
-    "AuditError": "errors",
-    "ClusterError": "errors",
+_PUBLIC = {
+    "cluster": ["Cluster"],
+    "errors": [
+        "AuditError",
+        "ClusterError",
+        "DeviceError",
+        "GradientError",
+        "HierAllreduceError",
+        "PlanError",
+        "StrategyError",
+        "TopologyError",
+        "VariableError",
+    ],
+    "graph": [
+        "Audit",
+        "allreduce_grads",
+        "allreduce_grads_and_vars",
+        "allreduce_grads_hierarchical",
+        "audit",
+    ],
+    "planning": ["Copy", "Plan", "Reduce", "Strategy", "verify"],
+    "topology": ["Network", "Topology"],
+    "training": ["TowerOptimizer"],
 }
-__all__ = sorted(_HOME)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
-    globals()[name] = value
-    return value
+__all__ = sorted(name for names in _PUBLIC.values() for name in names)
+__getattr__ = lazy(__name__, _PUBLIC)
 
 
 def __dir__() -> List[str]:

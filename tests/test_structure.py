@@ -1,9 +1,8 @@
-"""The house: no import runs upwards, TensorFlow stays upstairs, and what the package says about itself is true."""
+"""The package seen from outside: its layers, its faces, and what it says about itself."""
 
 import ast
 import configparser
 import importlib
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,111 +14,91 @@ import hier_allreduce
 
 PACKAGE = Path(hier_allreduce.__file__).parent
 
-# A module may import those before it only.
-ORDER = [
-    "errors",
-    "words",
-    "arguments",
-    "presets",
-    # machines, plans, and what they cost: plain Python
-    "table",
-    "speeds",
-    "oddlinks",
-    "smi",
-    "calibration",
-    "links",
-    "topology",
-    "occupancy",
-    "plan",
-    "algorithms",
-    "trees",
-    "cost",
-    "recipes",
-    "planner",
-    "scaling",
-    "hosts",
-    "shapes",
-    "anchors",
-    "report",
-    "pictures",
-    "buckets",
-    "routes",
-    "strategy",
-    "alive",
-    "clusterfile",
-    "watch",
-    "launcher",
-    # from here on: TensorFlow
-    "compat",
-    "detect",
-    "devices",
-    "gradients",
-    "kinds",
-    "layout",
-    "packing",
-    "emit",
-    "allreduce",
-    "board",
-    "collectives",
-    "meeting",
-    "clustersession",
-    "cluster",
-    "auditing",
-    "writes",
-    "updates",
-    "replicas",
-    "optimizer",
-    # what is built on the package, and imported by nothing below
-    "benchmark.case",
-    "benchmark.floor",
-    "benchmark.contenders",
-    "benchmark.measuring",
-    "benchmark.report",
-    "benchmark.updates",
-    "benchmark.workers",
-    "benchmark.hosts",
-    "integrations",
-    "benchmark.distribute",
-    "benchmark",
-    "demos",
-    "commands",
-    "cli",
+# A folder imports from those before it only. The first entry is the ground floor: single files.
+LAYERS = [
+    {"errors", "formatting", "presets", "figures", "_lazy"},
+    {"topology"},
+    {"planning"},
+    {"graph"},
+    {"cluster", "training"},
+    {"integrations"},
+    {"bench"},
+    {"cli"},
 ]
-FIRST_WITH_TENSORFLOW = ORDER.index("compat")
-WITH_TENSORPACK = ("integrations", "demos")
+LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
+COMMANDS_WITHOUT_TENSORFLOW = """
+from hier_allreduce.cli import main
+main(["topo", "dgx-1v"]), main(["plan", "dgx-1v", "--hosts", "2", "--network", "25gbe"]), main(["topo", "--anchors"])
+"""
 
 
 def modules():
-    """Every module of the package by its name inside it, with its syntax tree."""
+    """Yield each module's path and its imports from the package: (parts, [(source parts, name), ...])."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-        yield name, ast.parse(path.read_text(encoding="utf-8")), parts[-1] == "__init__"
+        here = path.relative_to(PACKAGE).with_suffix("").parts
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
+        yield (
+            here,
+            [
+                (
+                    here[: len(here) - node.level] + tuple((node.module or "").split(".") if node.module else ()),
+                    alias.name,
+                )
+                for node in found
+                for alias in node.names
+            ],
+        )
 
 
-def imported(name, tree, is_package):
-    """Absolute names of all that a module imports, at its top or inside functions, with the node."""
-    home = ["hier_allreduce", *name.split(".")] if name else ["hier_allreduce"]
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            for alias in node.names:
-                yield f"{node.module}.{alias.name}", node
-        elif isinstance(node, ast.ImportFrom):
-            base = home[: len(home) - node.level + is_package] + ([node.module] if node.module else [])
-            for alias in node.names:
-                yield ".".join([*base, alias.name]), node
+MODULES = [pytest.param(*module, id=".".join(module[0])) for module in modules()]
 
 
-def place(name):
-    """A module's place in the order: its own, or that of the package it is in; None for what is no module."""
-    while name:
-        if name in ORDER:
-            return ORDER.index(name)
-        name = name.rpartition(".")[0]
-    return None
+@pytest.mark.parametrize("here, imports", MODULES)
+def test_imports_go_down_and_through_faces(here, imports):
+    for source, name in imports:
+        target = (source + (name,))[0]
+        if here == ("__init__",) or target in (here[0], "__version__"):
+            continue
+        both_ground = LAYER[target] == LAYER[here[0]] == 0
+        assert both_ground or LAYER[target] < LAYER[here[0]], (
+            f"{'.'.join(here)} imports {target}, which is not below it"
+        )
+        if LAYER[target]:
+            face = importlib.import_module(f"hier_allreduce.{target}").__all__
+            assert (source + (name,))[1] in face, f"{'.'.join(here)} imports {source} {name}: not in {target}.__all__"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    names = {here: imports for here, imports in modules() if here[-1] != "__init__"}
+    needs = {here: {s if s in names else (*s, n) for s, n in imports} & set(names) for here, imports in names.items()}
+    while needs:
+        free = {here for here, below in needs.items() if not below & set(needs)}
+        assert free, f"these import each other: {sorted('.'.join(here) for here in needs)}"
+        needs = {here: below for here, below in needs.items() if here not in free}
+
+
+def test_faces_name_what_exists_and_hide_no_module():
+    for folder in sorted(name for names in LAYERS[1:-1] for name in names):
+        face = importlib.import_module(f"hier_allreduce.{folder}")
+        files = {path.stem for path in (PACKAGE / folder).glob("*.py")}
+        assert "::" in face.__doc__ and len(face.__all__) == len(set(face.__all__))
+        for name in face.__all__:
+            assert folder == "integrations" or (hasattr(face, name) and name not in files), f"{folder}.{name}"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import hier_allreduce.planning, hier_allreduce.cluster, hier_allreduce.bench",
+        "import hier_allreduce as h; dir(h), h.Plan, h.verify, h.GradientError, h.Strategy, h.Topology",
+        COMMANDS_WITHOUT_TENSORFLOW,
+    ],
+    ids=["folders", "names", "commands"],
+)
+def test_what_needs_no_tensorflow_imports_none(program):
+    program += "\nimport sys; sys.exit(any(name in sys.modules for name in ('tensorflow', 'tensorpack')))"
+    assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL, timeout=280).returncode == 0
 
 
 def configured():
@@ -127,48 +106,6 @@ def configured():
     setup = configparser.ConfigParser()
     setup.read(str(PACKAGE.parent / "setup.cfg"), encoding="utf-8")
     return setup
-
-
-MODULES = [pytest.param(*module, id=module[0] or "__init__") for module in modules()]
-
-
-@pytest.mark.parametrize("name, tree, is_package", MODULES)
-def test_no_import_runs_upwards(name, tree, is_package):
-    if not name:
-        assert not [what for what, _ in imported(name, tree, is_package) if what.startswith("hier_allreduce")]
-        return
-    here = place(name)
-    assert here is not None, f"give {name} its place in ORDER"
-    for what, node in imported(name, tree, is_package):
-        package, _, inside = what.partition(".")
-        below = place(inside) if package == "hier_allreduce" else None
-        if below is not None and ORDER[below] != name:
-            same_package = ORDER[below] == ORDER[here] == name.partition(".")[0]
-            assert below < here or same_package, f"{name}, line {node.lineno}: imports {what}, which is above it"
-
-
-@pytest.mark.parametrize("name, tree, is_package", MODULES)
-def test_only_the_upper_rooms_know_the_frameworks(name, tree, is_package):
-    for what, node in imported(name, tree, is_package):
-        framework = what.partition(".")[0]
-        if framework == "tensorflow":
-            assert name and place(name) >= FIRST_WITH_TENSORFLOW, f"{name}, line {node.lineno}: imports TensorFlow"
-        if framework == "tensorpack" and node in tree.body:
-            assert name.startswith(WITH_TENSORPACK), f"{name}, line {node.lineno}: importing tensorpack changes globals"
-
-
-def test_nothing_but_what_needs_it_imports_tensorflow():
-    there = {name for name, _, _ in modules()}
-    plain = [f"hier_allreduce.{name}" for name in ORDER[:FIRST_WITH_TENSORFLOW] if name in there]
-    program = f"""
-import importlib, sys
-import hier_allreduce
-dir(hier_allreduce), hier_allreduce.Plan, hier_allreduce.verify, hier_allreduce.GradientError, hier_allreduce.Strategy
-for name in {plain}:
-    importlib.import_module(name)
-sys.exit("tensorflow" in sys.modules)
-"""
-    assert subprocess.run([sys.executable, "-c", program], timeout=280).returncode == 0
 
 
 def test_all_public_names_are_there():
@@ -180,9 +117,7 @@ def test_all_public_names_are_there():
         _ = hier_allreduce.nothing
 
 
-def test_a_public_function_is_not_hidden_by_the_module_it_lives_in():
-    importlib.import_module("hier_allreduce.auditing")
-    assert callable(hier_allreduce.audit)
+def test_no_public_name_is_a_folders_or_a_files():
     files = {path.stem for path in PACKAGE.glob("*.py")} | {path.name for path in PACKAGE.iterdir() if path.is_dir()}
     assert not files & set(hier_allreduce.__all__)
 
@@ -221,20 +156,6 @@ def test_every_system_gets_the_tensorflow_that_is_made_for_it(system, machine, p
     wanted = [Requirement(line) for line in extras.strip().splitlines()]
     names = [each.name for each in wanted if each.marker.evaluate(here)]
     assert [name for name in names if "tensorflow" in name] == [package]
-
-
-def test_the_page_for_developers_names_what_there_is():
-    top, tests = PACKAGE.parent, Path(__file__).parent
-    page = (top / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    rooms = [place(name) for name in re.findall(r"`(\w+)`", page.split("| | modules |")[1].split("\n\n")[0])]
-    assert len(rooms) > 30 and rooms == sorted(rooms)
-    sources = [*PACKAGE.rglob("*.py"), *tests.glob("*.py")]
-    words = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in sources)))
-    for name in re.findall(r"`([\w./]+)`", page):
-        if name.endswith((".py", ".md")):
-            assert any((folder / name).exists() for folder in (top, PACKAGE, tests)), name
-        else:
-            assert not name.isidentifier() or name in words, name
 
 
 def test_every_error_is_a_value_error_in_one_tree():

@@ -1,1 +1,10 @@
-"""The all-reduce as other frameworks select it. Each module imports its framework; nobody imports them."""
+"""tensorpack trainers, ``tf.distribute``, and several hosts: three public modules, none imported by itself.
+
+::
+
+    integrations.tensorpack   HierarchicalTrainer          imports tensorpack, which changes TensorFlow's globals
+    integrations.distribute   HierarchicalAllReduce        for tf.distribute.MirroredStrategy and Keras
+    integrations.cluster      HierarchicalClusterTrainer   tensorpack on several hosts
+"""
+
+__all__ = ["cluster", "distribute", "tensorpack"]

@@ -20,8 +20,8 @@ from tensorpack.tfutils.common import get_global_step_var
 from tensorpack.tfutils.sesscreate import NewSessionCreator
 
 from ..cluster import Cluster
-from ..compat import tf1
 from ..errors import ClusterError
+from ..graph import tf1
 from .tensorpack import HierarchicalTrainer, make_room
 
 __all__ = ["HierarchicalClusterTrainer"]

@@ -18,10 +18,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 
-from ..allreduce import allreduce_grads
-from ..compat import mirrored_maker, replicas
 from ..errors import DeviceError, GradientError, StrategyError
-from ..strategy import Strategy, strategy_from
+from ..graph import allreduce_grads, mirrored_maker, replica_values
+from ..planning import Strategy, strategy_from
 
 __all__ = ["HierarchicalAllReduce"]
 
@@ -108,7 +107,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             else:
                 together.setdefault(places, []).append(number)
         for places, numbers in together.items():
-            rows = zip(*(replicas(value_destination_pairs[number][0]) for number in numbers))
+            rows = zip(*(replica_values(value_destination_pairs[number][0]) for number in numbers))
             reduced = allreduce_grads(list(rows), places, average, strategy=self._strategy)
             mirrored = self._maker(places, value_destination_pairs[numbers[0]][1])
             for number, column in zip(numbers, zip(*reduced)):
@@ -124,12 +123,12 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
 
 def _places(value: Any, destinations: Any, average: bool) -> Optional[Places]:
     """The K devices that get the result, in the order of the replicas; None where it is no all-reduce."""
-    tensors = replicas(value)
+    tensors = replica_values(value)
     if not all(isinstance(tensor, (tf.Tensor, tf.IndexedSlices)) for tensor in tensors):
         return None
     if average and any(tensor.dtype.is_integer for tensor in tensors):
         return None
-    places = () if isinstance(destinations, str) else tuple(part.device for part in replicas(destinations))
+    places = () if isinstance(destinations, str) else tuple(part.device for part in replica_values(destinations))
     if len(places) != len(tensors) or len(set(places)) < len(places) or not all(places):
         return None
     _refuse_several_hosts(places)
@@ -144,7 +143,7 @@ def _refuse_unfit(reduce_op: Any, value: Any) -> None:
 
     That is the mean of equal values, but not their sum.
     """
-    tensors = replicas(value)
+    tensors = replica_values(value)
     for replica, tensor in enumerate(tensors):
         if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
             raise GradientError(

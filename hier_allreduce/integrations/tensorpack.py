@@ -34,17 +34,30 @@ from tensorpack.train import SingleCostTrainer
 from tensorpack.utils import logger
 
 from .. import presets
-from ..allreduce import allreduce_grads, allreduce_grads_and_vars
-from ..compat import is_resource, tf1
-from ..devices import device_fields, device_strings, fits
 from ..errors import DeviceError, GradientError, StrategyError, VariableError
-from ..gradients import is_sparse, pairs_of, where
-from ..replicas import Replicas, check_period, differences, drift, made_alike, replicas
-from ..strategy import Strategy, strategy_from
-from ..updates import (
+from ..graph import (
+    allreduce_grads,
+    allreduce_grads_and_vars,
+    device_fields,
+    device_strings,
+    fits,
+    is_resource,
+    is_sparse,
+    pairs_of,
+    tf1,
+    where,
+)
+from ..planning import Strategy, strategy_from
+from ..training import (
+    Replicas,
     all_variables,
+    check_period,
     check_update,
+    differences,
+    drift,
+    find_replicas,
     held_by,
+    made_alike,
     owned,
     refuse_unfit,
     sum_advice,
@@ -259,7 +272,9 @@ class HierarchicalTrainer(SingleCostTrainer):
         if self._check_every > 0:
             trained = {var.op.name for row in rows for _, var in row}
             variables = [var for var in all_variables() if owned(var.op.name, trained)]
-            callbacks.append(PeriodicTrigger(CheckReplicas(replicas(rows, variables)), every_k_steps=self._check_every))
+            callbacks.append(
+                PeriodicTrigger(CheckReplicas(find_replicas(rows, variables)), every_k_steps=self._check_every)
+            )
         return callbacks
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:

@@ -1,0 +1,92 @@
+"""Comparisons: ours beside other all-reduces, measured here; and predicted beside published times.
+
+::
+
+    models: gradient shapes ─► case: one graph ─► contenders ─► measuring: interleaved rounds ─► report
+    published: times that others have measured ─► a table for docs/calibration.md
+
+``models`` and ``published`` need no TensorFlow, so this face imports lazily.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._lazy import lazy
+
+if TYPE_CHECKING:
+    from .case import Case as Case
+    from .contenders import Contender as Contender
+    from .contenders import all_contenders as all_contenders
+    from .contenders import find_contender as find_contender
+    from .contenders import is_ours as is_ours
+    from .contenders import ours as ours
+    from .contenders import planned_for as planned_for
+    from .contenders import sweep_contenders as sweep_contenders
+    from .measuring import WARM_UP as WARM_UP
+    from .measuring import Report as Report
+    from .measuring import cores as cores
+    from .measuring import devices_here as devices_here
+    from .measuring import executed_copies as executed_copies
+    from .measuring import measure as measure
+    from .mirrored import MIRRORED_CONTENDERS as MIRRORED_CONTENDERS
+    from .mirrored import compare_mirrored as compare_mirrored
+    from .models import load_model as load_model
+    from .multi_host import measure_hosts as measure_hosts
+    from .multi_host import run_host as run_host
+    from .published import published_markdown as published_markdown
+    from .report import draw_report as draw_report
+    from .report import report_markdown as report_markdown
+    from .report import report_summary as report_summary
+    from .report import report_text as report_text
+    from .slot_memory import compare_updates as compare_updates
+
+__all__ = [
+    "MIRRORED_CONTENDERS",
+    "WARM_UP",
+    "Case",
+    "Contender",
+    "Report",
+    "all_contenders",
+    "compare_mirrored",
+    "compare_updates",
+    "cores",
+    "devices_here",
+    "draw_report",
+    "executed_copies",
+    "find_contender",
+    "is_ours",
+    "load_model",
+    "measure",
+    "measure_hosts",
+    "ours",
+    "planned_for",
+    "published_markdown",
+    "report_markdown",
+    "report_summary",
+    "report_text",
+    "run_host",
+    "sweep_contenders",
+]
+__getattr__ = lazy(
+    __name__,
+    {
+        "case": ["Case"],
+        "contenders": [
+            "Contender",
+            "all_contenders",
+            "find_contender",
+            "is_ours",
+            "ours",
+            "planned_for",
+            "sweep_contenders",
+        ],
+        "measuring": ["Report", "WARM_UP", "cores", "devices_here", "executed_copies", "measure"],
+        "mirrored": ["MIRRORED_CONTENDERS", "compare_mirrored"],
+        "models": ["load_model"],
+        "multi_host": ["measure_hosts", "run_host"],
+        "published": ["published_markdown"],
+        "report": ["draw_report", "report_markdown", "report_summary", "report_text"],
+        "slot_memory": ["compare_updates"],
+    },
+)

@@ -1,0 +1,99 @@
+"""Tables of gradient shapes: what a model's gradients look like, without the model.
+
+A table is a TSV with a header, one line for each variable in the order of its layers::
+
+    name                    shape         dtype     sparse
+    embedding               30522,768     float32   yes
+    dense/kernel            768,768       float32
+    scale                                 float32
+
+An empty shape is a scalar. The column ``sparse`` may be left out; ``yes`` marks an embedding whose gradient
+has only the rows that a batch has touched (``tf.IndexedSlices``). Lines that begin with ``#`` are comments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, List, Tuple
+
+from .. import presets
+from ..errors import BenchError
+
+DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
+_COLUMNS = ("name", "shape", "dtype")
+
+
+@dataclass(frozen=True)
+class GradientShape:
+    """One gradient of a model: its variable's name, shape and dtype, and whether only some rows of it are there."""
+
+    name: str
+    shape: Tuple[int, ...]
+    dtype: str
+    sparse: bool = False
+
+    @property
+    def elements(self) -> int:
+        """How many numbers the dense gradient has."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def dense_bytes(self) -> int:
+        """The bytes of the dense gradient."""
+        return self.elements * DTYPE_BYTES[self.dtype]
+
+
+def load_model(name_or_path: str) -> Tuple[GradientShape, ...]:
+    """The table of a shipped model (``configs/models``), or of a file.
+
+    Raises:
+        BenchError: no such model or file (with the nearest name), or a line that cannot be read (with its number).
+    """
+    path = presets.find("models", name_or_path, BenchError)
+    try:
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as cause:
+        raise BenchError(f"{path}: not readable as text: {cause}") from None
+    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
+    if not numbered:
+        raise BenchError(f"{path}: empty; expected a header `name<TAB>shape<TAB>dtype` and one line per variable")
+    header = numbered[0][1].split("\t")
+    if tuple(header[:3]) != _COLUMNS or header[3:] not in ([], ["sparse"]):
+        raise BenchError(
+            f"{path}, line {numbered[0][0]}: the header is {header}; expected name, shape, dtype and perhaps sparse,"
+            " separated by tabs"
+        )
+    shapes = tuple(_read_line(path, number, dict(zip(header, line.split("\t")))) for number, line in numbered[1:])
+    if not shapes:
+        raise BenchError(f"{path}: a header and no variables")
+    return shapes
+
+
+def _read_line(path: Path, number: int, cells: Dict[str, str]) -> GradientShape:
+    place = f"{path}, line {number}"
+    missing = [column for column in _COLUMNS if column not in cells]
+    if missing or not cells["name"]:
+        raise BenchError(f"{place}: no {', '.join(missing) or 'name'}; expected name, shape, dtype between tabs")
+    dtype = cells["dtype"].strip()
+    if dtype not in DTYPE_BYTES:
+        raise BenchError(f"{place}: dtype {dtype!r}{presets.nearest(dtype, sorted(DTYPE_BYTES))}")
+    sparse = cells.get("sparse", "").strip()
+    if sparse not in ("", "no", "yes"):
+        raise BenchError(f"{place}: sparse is {sparse!r}; expected yes, no or nothing")
+    shape = _read_shape(place, cells["shape"])
+    if sparse == "yes" and not shape:
+        raise BenchError(f"{place}: a scalar has no rows, so it cannot be sparse")
+    return GradientShape(cells["name"], shape, dtype, sparse == "yes")
+
+
+def _read_shape(place: str, text: str) -> Tuple[int, ...]:
+    sizes: List[int] = []
+    for part in text.replace("scalar", "").split(",") if text.strip() not in ("", "scalar") else ():
+        if not part.strip().isdigit():
+            raise BenchError(f"{place}: shape {text!r}; expected whole numbers between commas, such as 3,3,64,64")
+        sizes.append(int(part))
+    return tuple(sizes)

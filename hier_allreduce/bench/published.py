@@ -1,0 +1,185 @@
+"""Predicted beside published: what the cost model says about times that others have measured.
+
+Each anchor names its source. The numbers from which a default speed was taken say so: they cannot be wrong by much
+and prove nothing. The rest was not fitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Callable, List, Sequence, Tuple
+
+from ..planning import Copy, Plan, Reduce, Step, hierarchical, pack, simulate
+from ..topology import GB, Topology, from_yaml, load, subset
+from .models import load_model
+
+MB = 1_000_000
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """One published number, in ``unit`` (``"ms"``, ``"µs"`` or ``"GB/s"``), and the function that predicts it."""
+
+    machine: str
+    what: str
+    source: str
+    published: float
+    unit: str
+    predict: Callable[[], float]
+    fitted: bool = False
+
+
+def anchors() -> List[Anchor]:
+    """All anchors, TensorFlow's rule first, then single copies, then ideal links."""
+    return [*_tensorflow(), *_copies(), *_many_paths(), *_nccl()]
+
+
+def published_markdown() -> str:
+    """The table of ``docs/calibration.md``."""
+    rows = ["| machine | what | published | predicted | error | source |", "|---|---|---|---|---|---|"]
+    for anchor in anchors():
+        predicted = anchor.predict()
+        note = " (speed taken from here)" if anchor.fitted else ""
+        rows.append(
+            f"| {anchor.machine} | {anchor.what} | {anchor.published:g} {anchor.unit} | {predicted:.3g} {anchor.unit} "
+            f"| {predicted / anchor.published - 1:+.0%} | {anchor.source}{note} |"
+        )
+    return "\n".join(rows)
+
+
+# ---- TensorFlow's rule ------------------------------------------------------------------------------
+
+
+def _tensorflow() -> List[Anchor]:
+    source = "tf_cnn_benchmarks, hierarchical_copy, 51 MB of gradients"
+    return [
+        Anchor("DGX-1, 8x P100", "two-group all-reduce, 8 packs", source, 10, "ms", lambda: _two_group(_even_sizes(8))),
+        Anchor(
+            "DGX-1, 8x P100",
+            "two-group all-reduce, ResNet-50's 161 tensors one by one",
+            source,
+            26,
+            "ms",
+            lambda: _two_group(_resnet50_sizes()),
+        ),
+    ]
+
+
+def _even_sizes(packs: int) -> List[int]:
+    return [51 * MB // packs] * packs
+
+
+def _resnet50_sizes() -> List[int]:
+    elements = [variable.elements for variable in load_model("resnet50")]
+    return [51 * MB * count // sum(elements) for count in elements]
+
+
+def _two_group(sizes: Sequence[int]) -> float:
+    plan = hierarchical(8, range(len(sizes)))
+    return 1e3 * simulate(plan, load("dgx-1p"), sizes).seconds
+
+
+# ---- single copies ----------------------------------------------------------------------------------
+
+
+def _copies() -> List[Anchor]:
+    tartan = "Tartan (Li et al. 2018), p2pBandwidthLatencyTest"
+    by_size = "Tartan, copies by size"
+    blink = "Blink+, NCCL broadcast between two GPUs"
+    return [
+        Anchor("DGX-1, 8x P100", "copy over NV1", tartan, 18.41, "GB/s", lambda: _copy("dgx-1p", 0, 1, 64 * MIB), True),
+        Anchor("DGX-1, 8x P100", "copy of 1 MiB over NV1", by_size, 15.78, "GB/s", lambda: _copy("dgx-1p", 0, 1, MIB)),
+        Anchor(
+            "DGX-1, 8x P100", "copy of 64 KiB over NV1", by_size, 4.93, "GB/s", lambda: _copy("dgx-1p", 0, 1, 65536)
+        ),
+        Anchor("DGX-1, 8x P100", "copy without NVLink", tartan, 9.19, "GB/s", lambda: _copy("dgx-1p", 0, 5, 64 * MIB)),
+        Anchor("DGX-1, 8x P100", "smallest copy over NV1", tartan, 9.6, "µs", lambda: _start("dgx-1p", 0, 1), True),
+        Anchor("DGX-1, 8x P100", "smallest copy without NVLink", tartan, 23.5, "µs", lambda: _start("dgx-1p", 0, 5)),
+        Anchor("DGX-1V", "copy over NV1, 1 GiB", blink, 22.9, "GB/s", lambda: _copy("dgx-1v", 0, 1, 1024 * MIB), True),
+        Anchor("DGX-1V", "copy over NV2, 1 GiB", blink, 45.77, "GB/s", lambda: _copy("dgx-1v", 0, 3, 1024 * MIB)),
+        Anchor("DGX-1V", "copy over NV1, 1 MiB", blink, 15.74, "GB/s", lambda: _copy("dgx-1v", 0, 1, MIB)),
+        Anchor(
+            "2x RTX 2080 Ti, PIX",
+            "copy of 1 GiB, peer access off",
+            "nccl-tests broadcast, personal blog",
+            11.09,
+            "GB/s",
+            lambda: _copy("pcie-switch", 0, 1, 1024 * MIB),
+        ),
+    ]
+
+
+def _copy(machine: str, src: int, dst: int, size: int) -> float:
+    topology = load(machine)
+    plan = Plan(len(topology), 1, (Copy(0, src, dst),))
+    return size / simulate(plan, topology, [size]).seconds / GB
+
+
+def _start(machine: str, src: int, dst: int) -> float:
+    return 1e6 * load(machine).link(src, dst).latency
+
+
+# ---- several paths between two GPUs -----------------------------------------------------------------
+
+
+def _many_paths() -> List[Anchor]:
+    source = "Blink+, 4x V100 of a DGX-1V, 1 GiB"
+    three, two = ((0, 1), (0, 2, 1), (0, 3, 1)), ((0, 3), (0, 1, 3))
+    return [
+        Anchor("DGX-1V", "broadcast 0→1 by 0-1, 0-2-1, 0-3-1", source, 66.63, "GB/s", lambda: _paths(three, False)),
+        Anchor("DGX-1V", "all-reduce 0, 1 by 0-1, 0-2-1, 0-3-1", source, 58.93, "GB/s", lambda: _paths(three, True)),
+        Anchor("DGX-1V", "broadcast 0→3 by 0-3, 0-1-3", source, 63.79, "GB/s", lambda: _paths(two, False)),
+        Anchor("DGX-1V", "all-reduce 0, 3 by 0-3, 0-1-3", source, 58.72, "GB/s", lambda: _paths(two, True)),
+    ]
+
+
+def _paths(paths: Sequence[Tuple[int, ...]], both_ways: bool) -> float:
+    """Bytes in 64 chunks a path, each path's share by its slowest link, under ideal links."""
+    topology = load("dgx-1v")
+    slowest = [min(topology.link(*hop).bandwidth for hop in zip(path, path[1:])) for path in paths]
+    steps: List[Step] = []
+    sizes: List[int] = []
+    for _ in range(64):
+        for path, bandwidth in zip(paths, slowest):
+            sizes.append(round(1024 * MIB / 64 * bandwidth / sum(slowest)))
+            steps += _there(path, len(sizes) - 1, both_ways)
+    run = simulate(Plan(len(topology), len(sizes), tuple(steps)), topology, sizes, ideal_links=True)
+    return 1024 * MIB / run.seconds / GB
+
+
+def _there(path: Tuple[int, ...], chunk: int, both_ways: bool) -> List[Step]:
+    """A copy along a path; for an all-reduce of its two ends, the sum at the far end and the copy back."""
+    hops = list(zip(path, path[1:]))
+    if not both_ways:
+        return [Copy(chunk, src, dst) for src, dst in hops]
+    there: List[Step] = [Copy(chunk, src, dst) for src, dst in hops[:-1]]
+    back: List[Step] = [Copy(chunk, dst, src) for src, dst in reversed(hops)]
+    return [*there, Reduce(chunk, (hops[-1][0],), hops[-1][1]), *back]
+
+
+# ---- NCCL: ideal links ------------------------------------------------------------------------------
+
+
+def _nccl() -> List[Anchor]:
+    tartan = "Tartan, NCCL 2, 1 GiB, bus bandwidth"
+    tests = "nccl-tests all_reduce, bus bandwidth"
+    return [
+        Anchor("DGX-1, 2 of 8 P100", "NCCL all-reduce", tartan, 17.28, "GB/s", lambda: _bus("dgx-1p", 2)),
+        Anchor("DGX-1, 4 of 8 P100", "NCCL all-reduce", tartan, 52.09, "GB/s", lambda: _bus("dgx-1p", 4)),
+        Anchor("DGX-1, 8x P100", "NCCL all-reduce", tartan, 62.24, "GB/s", lambda: _bus("dgx-1p", 8)),
+        Anchor("DGX-1V", "NCCL 2.4 all-reduce, 128 MiB", tests, 129.14, "GB/s", lambda: _bus("dgx-1v", 8)),
+        Anchor("8x V100 (OCI)", "NCCL 2.22 all-reduce, 1 GiB", tests, 135.5, "GB/s", lambda: _bus("dgx-1v", 8)),
+        Anchor("DGX-2, 12 of 16 V100", "NCCL all-reduce, 1 GiB", tests, 123.14, "GB/s", lambda: _bus("dgx-2", 12)),
+        Anchor("8x A100 (OCI)", "NCCL all-reduce, 1 GiB", tests, 230.1, "GB/s", lambda: _bus("dgx-a100", 8)),
+        Anchor(
+            "8x H100 (Azure)", "NCCL all-reduce with NVLS, 1 GiB", tests, 466.35, "GB/s", lambda: _bus("dgx-h100", 8)
+        ),
+    ]
+
+
+def _bus(machine: str, devices: int) -> float:
+    """The best packing of trees on the NVLinks alone under ideal links, as NCCL states it: times 2(K-1)/K."""
+    whole = from_yaml(load(machine).to_yaml(), calibration={"links": {"SYS": 1e7}})
+    part: Topology = subset(whole, range(devices))
+    return pack(part, ideal_links=True).rate / GB * 2 * (devices - 1) / devices

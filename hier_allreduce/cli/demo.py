@@ -1,0 +1,77 @@
+"""``hier-allreduce demo``: a job on real data, checked against the same job on one device."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from pathlib import Path
+
+from ..errors import HierAllreduceError
+from .arguments import count, installed
+from .demos.terminal import only_for_us
+
+# each a module of hier_allreduce.cli.demos with `run(args, terminal) -> exit status`
+JOBS = {
+    "digits": "a convnet on scikit-learn's handwritten digits, trained by tensorpack",
+    "text": "a language model on the standard library's English, embeddings sparse, trained by TowerOptimizer",
+    "keras": "the digits by Keras fit under MirroredStrategy, beside TensorFlow's own hierarchical copy",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    jobs = "; ".join(f"{name}: {what}" for name, what in JOBS.items())
+    parser.add_argument("--job", choices=JOBS, default="digits", help=f"what to train ({jobs})")
+    parser.add_argument(
+        "--devices",
+        default="8",
+        metavar="N|LIST",
+        help="how many: GPUs where there are that many, else logical CPU devices; or a list: /gpu:0,/gpu:1 (default 8)",
+    )
+    parser.add_argument(
+        "--hosts",
+        type=count,
+        default=1,
+        metavar="N",
+        help="train the digits on so many hosts, as processes of this machine, with --devices each (default 1)",
+    )
+    parser.add_argument("--strategy", metavar="NAME", help="how to reduce: a name or YAML file (default hierarchical)")
+    parser.add_argument("--update", choices=("replicated", "main"), default="replicated", help="who updates variables")
+    parser.add_argument(
+        "--optimizer",
+        choices=("sgd", "momentum", "adam", "adagrad", "rmsprop"),
+        help="default momentum for the digits, adagrad for the text",
+    )
+    parser.add_argument(
+        "--epochs", type=count, metavar="N", help="how often to go through the data (default 60, text 2)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of data, split and weights (default 0)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="checkpoint and logs (default train_log/JOB)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Train, compare, report; 0 if everything is as it should be, 1 if not.
+
+    Raises:
+        HierAllreduceError: something the demo needs is not installed, or ``--out`` cannot be written to.
+        DeviceError: a device of ``--devices`` does not exist.
+    """
+    # TensorFlow reads this when it is imported; a GPU's TF32 rounds to 1e-3, which would drown what is compared
+    os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
+    if args.hosts > 1 and args.job != "digits":
+        raise HierAllreduceError(f"--hosts is for --job digits, not {args.job}")
+    args.out = args.out or Path("train_log") / args.job
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+        # line by line, as C++ writes to it too
+        log = (args.out / "training.log").open("w", buffering=1, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        raise HierAllreduceError(f"--out {args.out}: {error.strerror}") from None
+
+    with only_for_us(log) as terminal:
+        print(f"{args.job}: {JOBS[args.job]} (log: {log.name})", file=terminal, flush=True)
+        with installed("the demo", "tf,demo"):
+            name = "several_hosts" if args.hosts > 1 else args.job
+            job = importlib.import_module(f".demos.{name}", __package__)
+        return int(job.run(args, terminal))

@@ -1,0 +1,57 @@
+"""What the demo's options say, as objects; the same for every job."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Tuple
+
+import tensorflow as tf
+
+from ...errors import DeviceError
+from ...graph import device_strings, tf1
+from ...planning import Strategy, strategy_from
+
+
+def chosen_devices(text: str) -> List[Any]:
+    """What ``--devices`` says: a number, or device names or GPU ids separated by commas."""
+    if "," in text or not text.isdigit():
+        return [int(name) if name.isdigit() else name for name in text.split(",")]
+    gpus = tf.config.experimental.list_physical_devices("GPU")
+    kind = "gpu" if len(gpus) >= int(text) else "cpu"
+    return [f"/{kind}:{number}" for number in range(int(text))]
+
+
+def named_devices(text: str) -> Tuple[Tuple[str, ...], int]:
+    """What ``--devices`` says, as names, and how many logical CPU devices that needs.
+
+    Raises:
+        DeviceError: something is no device, or a GPU does not exist.
+    """
+    names = device_strings([f"/gpu:{name}" if isinstance(name, int) else name for name in chosen_devices(text)])
+    specs = [tf.DeviceSpec.from_string(name) for name in names]
+    gpus = len(tf.config.experimental.list_physical_devices("GPU"))
+    missing = [name for name, spec in zip(names, specs) if _number(spec, "GPU") >= gpus]
+    if missing:
+        raise DeviceError(f"these devices do not exist: {', '.join(missing)}. TensorFlow finds {gpus} GPUs here")
+    return names, 1 + max(0, *(_number(spec, "CPU") for spec in specs))  # there is always one
+
+
+def _number(spec: Any, kind: str) -> int:
+    """A device's number among those of a kind; -1 if it is of another."""
+    return (spec.device_index or 0) if spec.device_type == kind else -1
+
+
+def chosen_strategy(name: Optional[str]) -> Strategy:
+    """What ``--strategy`` says; hierarchical if nothing."""
+    return strategy_from(name) if name else Strategy(algorithm="hierarchical")
+
+
+def chosen_optimizer(name: str, rate: Any) -> Any:
+    """What ``--optimizer`` says, with a learning rate."""
+    train = tf1.train
+    return {
+        "sgd": lambda: train.GradientDescentOptimizer(rate),
+        "momentum": lambda: train.MomentumOptimizer(rate, 0.9),
+        "adam": lambda: train.AdamOptimizer(rate),
+        "adagrad": lambda: train.AdagradOptimizer(rate),
+        "rmsprop": lambda: train.RMSPropOptimizer(rate),
+    }[name]()

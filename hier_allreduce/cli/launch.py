@@ -1,0 +1,36 @@
+"""``hier-allreduce launch``: all hosts of a job as processes on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from ..cluster import launch
+from ..errors import ClusterError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's options."""
+    parser.add_argument("-n", "--hosts", type=int, required=True, metavar="HOSTS", help="how many")
+    parser.add_argument(
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="-- PROGRAM …",
+        help="what each of them runs, as: -- python train.py",
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; the exit status is that of the first host that failed."""
+    command = args.program[1:] if args.program[:1] == ["--"] else args.program
+    if not command:
+        raise ClusterError("no program: hier-allreduce launch -n 2 -- python train.py")
+    try:
+        return launch(args.hosts, command, _write)
+    except KeyboardInterrupt:
+        return 130
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(line)
+    sys.stdout.flush()

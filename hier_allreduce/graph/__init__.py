@@ -1,0 +1,76 @@
+"""A plan as TensorFlow ops: one K×N matrix of gradients in, one K×N matrix of reduced gradients out.
+
+::
+
+    all_grads ─► gradients ─► entries ─► layout ─► packing ─► emit ─► packing ─► entries ─► result
+       K×N       checked      what       chunks    K×C        ops     K×C                    K×N
+                              travels    and plan
+
+Nothing before ``packing`` adds an op, so an error leaves the graph unchanged. ``audit`` compares what TensorFlow
+executed with the plan. Differences between TensorFlow 1.15 and 2 are in ``compat``.
+"""
+
+from __future__ import annotations
+
+from .allreduce import (
+    allreduce_grads,
+    allreduce_grads_and_vars,
+    allreduce_grads_hierarchical,
+    copy_from_mains,
+    copy_from_tower_0,
+    reduce_to_mains,
+)
+from .auditing import Audit, audit, data_sends
+from .compat import (
+    COLLECTED,
+    as_written,
+    belongs_here,
+    is_for_a_session,
+    is_resource,
+    make_cpus,
+    mirrored_maker,
+    per_replica,
+    replica_values,
+    tf1,
+    unconditionally,
+)
+from .devices import device_fields, device_strings, fits
+from .emit import CrossHostReduce
+from .entries import op_names
+from .gradients import Matrix, check_matrix, is_sparse, pairs_of, static_shape, tower_scopes, variable_names, where
+
+__all__ = [
+    "COLLECTED",
+    "Audit",
+    "CrossHostReduce",
+    "Matrix",
+    "allreduce_grads",
+    "allreduce_grads_and_vars",
+    "allreduce_grads_hierarchical",
+    "as_written",
+    "audit",
+    "belongs_here",
+    "check_matrix",
+    "copy_from_mains",
+    "copy_from_tower_0",
+    "data_sends",
+    "device_fields",
+    "device_strings",
+    "fits",
+    "is_for_a_session",
+    "is_resource",
+    "is_sparse",
+    "make_cpus",
+    "mirrored_maker",
+    "op_names",
+    "pairs_of",
+    "per_replica",
+    "reduce_to_mains",
+    "replica_values",
+    "static_shape",
+    "tf1",
+    "tower_scopes",
+    "unconditionally",
+    "variable_names",
+    "where",
+]

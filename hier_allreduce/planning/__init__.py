@@ -1,0 +1,61 @@
+"""From a machine and the sizes of gradients to a plan: integers and seconds only. No TensorFlow.
+
+::
+
+    Spec × N ──buckets──► Chunk × C ─┐
+                                     ├──► Plan: Reduce and Copy steps over K devices    plan, algorithms
+    Topology ─► recipes ─► simulator ┘
+                   └── planner: the fastest recipe for so many bytes
+
+``Strategy`` holds every choice of a user; ``verify`` checks a plan by counting.
+"""
+
+from __future__ import annotations
+
+from .algorithms import ALGORITHMS, BY_ROOT, hierarchical
+from .assignment import PlanningTarget, plan_cut, plan_whole
+from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
+from .multi_host import HostsChoice, choose_for_hosts, nic_of, nics_used, scaled, wire_seconds
+from .plan import Copy, Ops, Plan, Reduce, Step, run, verify
+from .planner import PLANNER_ALGORITHMS, Choice, choose, seconds_by_algorithm, timeline
+from .simulator import simulate
+from .spanning_trees import pack, ring
+from .strategy import Strategy, strategy_from
+
+__all__ = [
+    "ALGORITHMS",
+    "BY_ROOT",
+    "PLANNER_ALGORITHMS",
+    "Bucketing",
+    "Choice",
+    "Chunk",
+    "Copy",
+    "HostsChoice",
+    "Ops",
+    "Piece",
+    "Plan",
+    "PlanningTarget",
+    "Reduce",
+    "Spec",
+    "Step",
+    "Strategy",
+    "balanced",
+    "choose",
+    "choose_for_hosts",
+    "hierarchical",
+    "make_buckets",
+    "nic_of",
+    "nics_used",
+    "pack",
+    "plan_cut",
+    "plan_whole",
+    "ring",
+    "run",
+    "scaled",
+    "seconds_by_algorithm",
+    "simulate",
+    "strategy_from",
+    "timeline",
+    "verify",
+    "wire_seconds",
+]

@@ -1,0 +1,52 @@
+"""A machine: its devices, the links between them, and what those links share. No TensorFlow.
+
+::
+
+    nvidia-smi topo -m │ YAML │ TensorFlow's devices        text
+              │ nvidia_smi, detect
+              ▼
+    LinkMatrix   K×K kinds: NV2, PIX, SYS …                 matrix
+              │ gpus, calibration: bytes/s and seconds
+              ▼
+    Topology     a Link for each ordered pair               topology, links
+              │ contention
+              ▼
+    Resources    the queues that a byte passes through      contention
+
+``Network`` is what joins several such machines.
+"""
+
+from __future__ import annotations
+
+from .calibration import read_calibration
+from .contention import Path, resources
+from .detect import this_machine
+from .gpus import GB
+from .matrix import nvlinks
+from .network import Network, balanced_chunk, latency_overtakes, ring_seconds, tree_pays_from, tree_seconds
+from .topology import Topology, calibrated, decoded, flat_host, from_matrix, from_text, from_yaml, guessed, load, subset
+
+__all__ = [
+    "GB",
+    "Network",
+    "Path",
+    "Topology",
+    "balanced_chunk",
+    "calibrated",
+    "decoded",
+    "flat_host",
+    "from_matrix",
+    "from_text",
+    "from_yaml",
+    "guessed",
+    "latency_overtakes",
+    "load",
+    "nvlinks",
+    "read_calibration",
+    "resources",
+    "ring_seconds",
+    "subset",
+    "this_machine",
+    "tree_pays_from",
+    "tree_seconds",
+]

@@ -1,0 +1,124 @@
+"""``hier-allreduce demo`` as people run it: in a process of its own, in an empty folder, without a keyboard."""
+
+import io
+import os
+import re
+
+import pytest
+from helpers.demo import demo
+
+from hier_allreduce.cli.demos.terminal import only_for_us
+
+
+@pytest.fixture(scope="module")
+def passed(tmp_path_factory):
+    """A run that is long enough to pass."""
+    folder = tmp_path_factory.mktemp("demo")
+    return (folder, *demo(folder, "--devices", "3", "--epochs", "20"))
+
+
+def test_it_passes_and_says_so(passed):
+    _, status, report, _ = passed
+    assert status == 0, report
+    assert "FAILED" not in report
+    assert float(re.search(r"test accuracy .* ([\d.]+)%  \(at least 98%\)", report).group(1)) >= 98
+    loss, weight = (float(number) for number in re.findall(r"([\d.e-]+)  \(at most 1e-05\)", report))
+    assert 0 < loss <= 1e-5 and 0 < weight <= 1e-5
+    assert re.search(r"any weight between the 3 devices +0  \(exactly 0\)", report)
+
+
+def test_its_table_has_the_executed_copies(passed):
+    """Three chunks (two large gradients, one bucket), each in 2 copies to the sum and 2 back."""
+    report = passed[2]
+    assert [line.split()[:2] for line in report.splitlines() if "/cpu:" in line] == [
+        [str(i), f"/cpu:{i}"] for i in range(3)
+    ]
+    assert "hierarchical, 3 chunks, 12 copies, planned = executed" in report
+
+
+def test_the_terminal_gets_the_report_and_nothing_else(passed):
+    """Neither TensorFlow's messages nor tensorpack's: they are in the log."""
+    folder, _, report, complaints = passed
+    assert complaints == ""
+    # a step of a bar takes 0.1 or 10 seconds: 10step/s or 10s/step
+    lines = [line for line in report.replace("\r", "\n").splitlines() if line and not re.search("step/s|s/step", line)]
+    assert len(lines) == 13, lines
+    assert "Start Epoch 20" in (folder / "train_log/digits/training.log").read_text(encoding="utf-8")
+
+
+class Console(io.RawIOBase):
+    """Standard output as Python has it in a Windows console: no other file can take its number and be written to."""
+
+    def __init__(self):
+        self._own = os.fstat(1)
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        if not os.path.samestat(os.fstat(1), self._own):
+            raise OSError("[WinError 6] The handle is invalid")
+        return os.write(1, data)
+
+
+def test_on_a_windows_console_too(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BufferedWriter(Console()), encoding="utf-8"))
+    path = tmp_path / "log"
+    with path.open("w", buffering=1, encoding="utf-8") as log, only_for_us(log) as terminal:
+        print("Python's")
+        os.write(1, b"C++'s\n")
+        print("for people", file=terminal)
+    assert path.read_text(encoding="utf-8") == "Python's\nC++'s\n"
+    assert capfd.readouterr().out == "for people\n"
+
+
+def test_the_checkpoint_is_there(passed):
+    folder, _, report, _ = passed
+    (path,) = re.findall(r"^checkpoint: (.*)$", report, re.MULTILINE)
+    assert (folder / f"{path}.index").exists()
+
+
+def test_it_fails_where_accuracy_or_equality_misses_and_asks_nothing_in_a_used_folder(passed):
+    """One epoch is too short; no difference at all is too much to ask for."""
+    code = "import hier_allreduce.cli.demos.digits as digits; digits.DIFFERENCE = 0"
+    status, report, _ = demo(passed[0], "--devices", "3", "--epochs", "1", code=code)
+    assert status == 1
+    assert re.search("^FAILED: test accuracy .* is under 98%$", report, re.MULTILINE)
+    assert re.search("^FAILED: a loss differs by .*, more than 0e[+]00$", report, re.MULTILINE)
+
+
+def test_the_text_job_keeps_its_embedding_gradients_sparse(tmp_path):
+    code = "import hier_allreduce.cli.demos.text as text; text.BETTER = 0.6"
+    devices = "/cpu:0,/cpu:2,/cpu:3"
+    options = ["--job", "text", "--devices", devices, "--epochs", "1", "--update", "main", "--strategy", "default"]
+    status, report, _ = demo(tmp_path, *options, code=code)
+    assert status == 0, report
+    sparse, dense = (float(size) for size in re.findall(r"copied in a step, .* ([\d.]+) MB", report))
+    assert sparse < 0.8 * dense  # the parameters come back dense
+    assert re.search(r"any weight between the devices +0 ", report)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "words"),
+    [
+        (["--devices", "/cpu:0,/gpu:7"], "pass", ["tower 1: /gpu:7", "There are /cpu:0;"]),
+        (["--devices", "0"], "pass", ["devices is empty"]),
+        (["--hosts", "2", "--devices", "/gpu:77"], "pass", ["a host failed with exit status 1: these", "/gpu:77"]),
+        (["--job", "text", "--devices", "76,/gpu:77"], "pass", ["do not exist: /gpu:76, /gpu:77. TensorFlow finds"]),
+        (["--out", "file/here"], "open('file', 'w').close()", ["--out file/here", "Not a directory"]),
+        ([], "sys.modules['sklearn'] = None", ["needs sklearn", 'pip install "hier_allreduce[tf,demo]"']),
+    ],
+    ids=["device", "no devices", "device of hosts", "devices of text", "folder", "nothing installed"],
+)
+def test_what_cannot_work_is_one_line(tmp_path, options, code, words):
+    status, _, complaints = demo(tmp_path, *options, code=code)
+    assert status == 2
+    assert complaints.startswith("hier-allreduce demo: ") and complaints.count("\n") == 1, complaints
+    for word in words:
+        assert word in complaints
+
+
+def test_epochs_are_counted_from_one(tmp_path):
+    status, _, complaints = demo(tmp_path, "--epochs", "0")
+    assert status == 2
+    assert "'0': expected a whole number of 1 or more" in complaints

@@ -1,0 +1,796 @@
+"""Several hosts: the same numbers as on one, what each host sends, who may take part, and every kind of failure.
+
+Hosts are real processes with real servers on loopback; see clusters.py and cluster_child.py.
+"""
+
+import functools
+import gc
+import re
+import signal
+import socket
+import threading
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import cluster_child
+from helpers.clusters import SECONDS, TIMEOUT, job
+from helpers.graphs import IS_TF2, cpus
+
+from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, TowerOptimizer, allreduce_grads
+from hier_allreduce.cluster import liveness as alive
+from hier_allreduce.cluster.kv_store import KeyValueStore
+from hier_allreduce.cluster.rendezvous import differences
+from hier_allreduce.cluster.watchdog import Watchdog
+from hier_allreduce.topology import Network
+
+tf1 = tf.compat.v1
+
+
+def facts(hosts):
+    return [host.facts() for host in hosts]
+
+
+# ---- sums ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def summed(request):
+    """(hosts, what each host got) of all kinds of gradients."""
+    with job("sums", request.param) as hosts:
+        return request.param, facts(hosts)
+
+
+def expected(hosts, average=False):
+    rows = [row for task in range(hosts) for row in cluster_child.host_rows(task, 2)]
+    dense = [sum(np.asarray(row[n], np.float64) for row in rows) for n in range(9)]
+    sparse = np.zeros(4)
+    for task in range(hosts):
+        sparse[task] += sum(row[3][0] + task for row in cluster_child.host_rows(task, 2))
+    values = [*dense, sparse, dense[1]]
+    return [value / (2 * hosts) for value in values] if average else values
+
+
+@pytest.mark.parametrize("built", ["default", "alone"])
+def test_every_tower_of_every_host_gets_the_sum_over_all(summed, built):
+    """Buckets or not; every dtype, scalars, no elements; a sparse gradient becomes dense; None stays None."""
+    hosts, found = summed
+    for host in found:
+        assert host["none"] == [True, True]
+        for row in host["results"][built]:
+            assert len(row) == 11
+            for value, exact in zip(row, expected(hosts)):
+                np.testing.assert_array_equal(value, exact)
+
+
+def test_the_mean_is_over_all_towers_of_all_hosts(summed):
+    hosts, found = summed
+    for host in found:
+        for row in host["results"]["mean"]:
+            for value, exact in zip(row, expected(hosts, average=True)):
+                np.testing.assert_allclose(value, exact, atol=0.01 if value.dtype == np.float16 else 1e-6)
+
+
+def test_half_precision_on_the_wire_stays_near_the_mean(summed):
+    hosts, found = summed
+    for host in found:
+        for row in host["results"]["wire"]:
+            for value, exact in zip(row, expected(hosts, average=True)):
+                np.testing.assert_allclose(value, exact, atol=8 * (hosts + 2) / 2048)
+
+
+def test_all_hosts_hold_the_same_bits(summed):
+    _, found = summed
+    rows = [[value.tobytes() for value in row] for host in found for row in host["results"]["mean"]]
+    assert all(row == rows[0] for row in rows)
+
+
+def test_each_host_sends_each_chunk_across_once_from_rotating_mains(summed):
+    """One collective for each chunk, on its main only, whatever the number of towers."""
+    _, found = summed
+    for task, host in enumerate(found):
+        chunks = [name for name, _ in host["collectives"]]
+        assert len(chunks) == len(set(chunks))
+        alone = [device for name, device in host["collectives"] if name.startswith("hier_allreduce_1/")]
+        assert len(alone) == 10  # of eleven gradients one is empty
+        assert {device.rpartition("/")[2] for device in alone} == {"device:CPU:0", "device:CPU:1"}
+        assert all(f"task:{task}" in device for device in alone)
+
+
+def test_the_audit_counts_what_crosses_to_the_other_hosts(summed):
+    """The last all-reduce has five chunks, one of them without elements."""
+    hosts, found = summed
+    size = 4 * (4 * 3 + 7 + 1 + 1 + 300 * 70 + 6) + 8 * 2 * 2 + (2 if IS_TF2 else 4) * 5  # the last: float16
+    for host in found:
+        good, never, twice = host["audits"]
+        line = next(line for line in good.splitlines() if line.startswith("hier_allreduce_3/: "))
+        assert f"5 chunks, 10 copies, 4 collectives over {hosts} hosts ({size / 1000:.4g} kB), planned" in line
+        assert re.search(r"chunk 0 \('\S+'\): missing [01]→other hosts\nfetch the results", never)
+        assert re.search(r"chunk 0 \('\S+'\): not planned [01]→other hosts$", twice)
+
+
+def test_float16_crosses_as_float32_where_tensorflow_has_no_kernel(summed):
+    _, found = summed
+    for host in found:
+        assert ("float16" in host["dtypes"]) == IS_TF2
+
+
+# ---- training ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """Two hosts, six steps."""
+    with job("train", 2) as hosts:
+        return facts(hosts)
+
+
+def test_many_steps_leave_the_same_bits_on_all_towers_of_all_hosts():
+    with job("train", 2, devices=4, steps=200) as hosts:
+        found = facts(hosts)
+    rows = [row for host in found for row in host["bits"]]
+    assert len(rows) == 8
+    assert all(row == rows[0] for row in rows)
+    assert np.isfinite(found[0]["losses"]).all()
+
+
+@pytest.mark.parametrize("hosts", [1, 3])
+def test_hosts_train_as_one_with_all_their_examples(hosts):
+    """Against momentum and the softmax's gradient, by hand."""
+    with job("train", hosts) as started:
+        found = facts(started)
+    with job("train", 1, steps=0) as (host,):
+        values = list(host.facts()["towers"][0])
+    slots = [np.zeros_like(v) for v in values]
+    losses = []
+    for step in range(6):
+        x, y = cluster_child.data(step, hosts, 2)
+        x, y = x.reshape(-1, x.shape[-1]), y.reshape(-1)
+        a, b, c = values
+        hidden = x @ a
+        exps = np.exp(hidden @ b + c - (hidden @ b + c).max(1, keepdims=True))
+        probs = exps / exps.sum(1, keepdims=True)
+        losses.append(-np.log(probs[np.arange(len(y)), y]).mean())
+        error = (probs - np.eye(probs.shape[1])[y]) / len(y)
+        grads = [x.T @ (error @ b.T), hidden.T @ error, error.sum(0)]
+        slots = [0.9 * slot + grad for slot, grad in zip(slots, grads)]
+        values = [value - cluster_child.RATE * slot for value, slot in zip(values, slots)]
+    np.testing.assert_allclose(np.mean([host["losses"] for host in found], 0), losses, rtol=1e-4)
+    for host in found:
+        for row in host["towers"]:
+            for value, exact in zip(row, values):
+                np.testing.assert_allclose(value, exact, atol=1e-4)
+
+
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_the_tower_optimizer_trains_several_hosts_too(undisturbed, update):
+    with job("train", 2, update=update) as hosts:
+        for host, before in zip(facts(hosts), undisturbed):
+            np.testing.assert_allclose(host["losses"], before["losses"], rtol=1e-5)
+            for value, exact in zip(host["towers"][1], before["towers"][1]):
+                np.testing.assert_allclose(value, exact, atol=1e-5)
+
+
+def test_a_restart_from_the_checkpoint_goes_on_with_the_same_loss(tmp_path, undisturbed):
+    """Saved by the chief after the third step; then a host dies. The new job restores on the chief only."""
+    checkpoint = str(tmp_path / "model")
+    dies = {"die_at": 3, "who": 1, "signal": signal.SIGKILL}
+    with job("train", 2, timeout=TIMEOUT, checkpoint=checkpoint, save_at=2, **dies) as hosts:
+        assert hosts[0].end()[0] == "error"
+        assert hosts[1].end() == ("died", -signal.SIGKILL)
+    with job("train", 2, checkpoint=checkpoint, first=3) as hosts:
+        again = facts(hosts)
+    for host, before in zip(again, undisturbed):
+        assert host["losses"] == before["losses"][3:]
+        assert host["bits"] == before["bits"]
+
+
+# ---- how hosts agree ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sessions(monkeypatch):
+    """Weak references to all sessions that this process has opened."""
+    opened = []
+
+    class Session(tf1.Session):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            opened.append(weakref.ref(self))
+
+    monkeypatch.setattr(tf1, "Session", Session)
+    return opened
+
+
+def test_trying_again_to_write_or_read_builds_nothing_more(sessions):
+    board = KeyValueStore(alive.free_addresses(1), 0.1)
+    sizes = []
+    for text in ("one", "two", "three"):
+        assert not board.write(0, "topic", text)
+        assert board.read(0, "topic") is None
+        sizes.append(len(sessions[0]().graph.get_operations()))
+    assert sizes == sizes[:1] * 3
+    assert len(sessions) == 1
+
+
+def test_a_server_that_was_started_again_is_written_and_read_anew_and_the_old_session_is_gone(sessions):
+    addresses = alive.free_addresses(1)
+    board = KeyValueStore(addresses, 2.0)
+    for text in ("first", "second"):
+        with job("serve", 1, addresses=addresses) as (host,):
+            host.until("serving")
+            # the connection of before is found broken, then the session unknown
+            assert any(board.write(0, "topic", text) for _ in range(20))
+            assert board.read(0, "topic") == text
+    gc.collect()
+    assert [session() is None for session in sessions] == [True, False]
+
+
+# ---- whether hosts are alive ------------------------------------------------------------------------------
+
+
+def test_all_hosts_are_asked_at_once(monkeypatch):
+    """No name is found before all are looked for."""
+    found, together = socket.getaddrinfo, threading.Barrier(4)
+
+    def look_up(*args, **options):
+        together.wait(SECONDS)
+        return found(*args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    hosts = dict(enumerate(alive.free_addresses(4)))
+    assert alive.faults(hosts, SECONDS) == dict.fromkeys(hosts, alive.GONE)
+
+
+def test_a_name_that_is_not_found_in_time_is_a_host_that_does_not_answer(monkeypatch):
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: over.wait(SECONDS) and [])
+    assert alive.faults({1: "slow:1"}, 0.1) == {1: alive.SILENT}
+    over.set()
+
+
+def test_a_name_that_is_none_cannot_be_reached():
+    assert alive.faults({1: "a..b:1"}, 10.0)[1].startswith("cannot be reached: ")
+
+
+# ---- what stays after the end ----------------------------------------------------------------------------
+
+
+class Thing:
+    """What a call may hold."""
+
+
+@pytest.fixture
+def watched():
+    """A watch of no hosts at all, and its thread."""
+    before = set(threading.enumerate())
+    watch = Watchdog(["127.0.0.1:1"], 0, 60.0, 60.0)
+    (thread,) = set(threading.enumerate()) - before
+    yield watch, thread
+    watch.close()
+
+
+@pytest.mark.parametrize("function", [str, lambda thing: thing], ids=["given", "returned"])
+def test_what_a_call_was_given_and_what_it_returned_are_not_kept(watched, function):
+    watch, _ = watched
+    thing, gone = Thing(), threading.Event()
+    weakref.finalize(thing, gone.set)
+    watch.call(functools.partial(function, thing))
+    del thing
+    assert gone.wait(SECONDS)
+
+
+def test_a_closed_watch_has_no_thread_and_calls_need_none(watched):
+    watch, thread = watched
+    watch.close()
+    thread.join(SECONDS)
+    assert not thread.is_alive()
+    assert watch.call(threading.current_thread) is threading.current_thread()
+
+
+def test_after_an_interrupted_wait_there_can_be_no_other():
+    watch, end = Watchdog(["127.0.0.1:1"], 0, 0.06, 60.0), threading.Event()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        watch.call(end.wait, told=interrupted)
+    with pytest.raises(ClusterError, match="an earlier run was interrupted, and still waits for other hosts"):
+        watch.call(str)
+    end.set()
+    watch.close()
+
+
+def test_a_watch_that_nobody_has_any_more_has_no_thread():
+    before = set(threading.enumerate())
+    Watchdog(["127.0.0.1:1"], 0, 60.0, 60.0)
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+def test_a_closed_session_leaves_no_session_on_any_server_and_no_thread():
+    with job("leave", 3) as hosts:
+        assert facts(hosts) == [{"opened": 3, "open": 0, "threads": 0}] * 3
+
+
+# ---- failures while running --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("who", [1, 0], ids=["a peer", "the leader"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_every_survivor_names_the_host_that_died_or_froze(who, how):
+    with job("train", 3, timeout=TIMEOUT, die_at=2, who=who, signal=how) as hosts:
+        hosts[who].until(2)
+        ends = [host.end() for host in hosts if host is not hosts[who]]
+    words = "has no process that listens" if how == signal.SIGKILL else "does not answer"
+    for kind, text in ends:
+        assert kind == "error", text
+        assert text.startswith(f"ClusterError: host {who} (127.0.0.1:")
+        assert words in text
+        assert text.count("host ") == 1  # no survivor takes another one for the cause
+        assert "Start all hosts again" in text
+
+
+def test_who_finds_out_after_the_others_have_ended_names_the_host_that_died_and_not_them():
+    dies = {"die_at": 2, "who": 0, "signal": signal.SIGKILL}
+    with job("train", 3, timeout=6.0, patient=True, **dies, each={2: {"wait_at": 2}}) as hosts:
+        ends = [hosts[1].end()]
+        hosts[1].process.join(SECONDS)
+        hosts[2].go_on()
+        ends.append(hosts[2].end())
+    for kind, text in ends:
+        assert kind == "error", text
+        assert text.startswith("ClusterError: host 0 (127.0.0.1:") and text.count("host ") == 1, text
+
+
+def test_a_mistake_on_one_host_is_told_there_at_once_and_names_the_host_elsewhere():
+    """Nobody waits for anybody to come to the end of a session that an exception leaves."""
+    with job("train", 2, timeout=TIMEOUT, each={1: {"raise_at": 2}}) as hosts:
+        assert hosts[1].end() == ("error", "HierAllreduceError: the program's own mistake")
+        kind, text = hosts[0].end()
+    assert kind == "error"
+    assert text.startswith("ClusterError: host 1 (127.0.0.1:")
+
+
+@pytest.mark.parametrize("who", [0, 1], ids=["the leader", "a peer"])
+def test_an_op_that_fails_is_told_in_its_own_words_there_and_as_that_hosts_elsewhere(who):
+    """TensorFlow gives its error to the others as if it were theirs, or an internal one of the collectives."""
+    with job("train", 3, busy=True, each={who: {"bad_at": 2}}) as hosts:
+        ends = [host.end() for host in hosts]
+    kind, text = ends.pop(who)
+    assert kind == "error" and text.startswith("InvalidArgumentError: ")
+    assert "label" in text
+    for kind, text in ends:
+        assert kind == "error"
+        assert text.startswith(f"ClusterError: host {who} (127.0.0.1:")
+        assert ") ended its step with InvalidArgumentError: " in text
+        assert "label" in text
+
+
+def test_a_host_that_makes_fewer_steps_is_named_as_soon_as_it_leaves():
+    with job("train", 2, timeout=6.0, patient=True, each={1: {"steps": 4}}) as hosts:
+        kind, text = hosts[0].end()
+        assert len(hosts[1].facts()["losses"]) == 4
+    assert kind == "error"
+    assert text.startswith("ClusterError: host 1 (127.0.0.1:")
+    assert "has left its session after run 5 with the other hosts (broadcasts count too), and this host is" in text
+    assert "in run 6: all must make the same steps" in text
+
+
+def test_a_chief_may_save_or_evaluate_for_longer_than_the_timeout(undisturbed):
+    """In Python, without a look at the network, until the other has looked after it for longer than that."""
+    with job("train", 2, timeout=2.0, patient=True, each={0: {"wait_at": 1}}) as hosts:
+        hosts[1].until(1)
+        for _ in range(7):  # six within the timeout
+            hosts[1].until("a look")
+        hosts[0].go_on()
+        assert [host["bits"] for host in facts(hosts)] == [host["bits"] for host in undisturbed]
+
+
+def test_a_host_that_lives_but_stays_away_is_an_error_after_the_stall_timeout():
+    impatient = {"cluster": {"stall_timeout": 3.0}}
+    with job("train", 2, timeout=2.0, patient=True, each={0: {"wait_at": 1}, 1: impatient}) as hosts:
+        kind, text = hosts[1].end()
+        hosts[0].go_on()
+        assert hosts[0].end()[0] == "error"
+    assert kind == "error"
+    assert "waited 3 s for hosts [0], which all answer" in text
+
+
+def test_after_the_end_of_the_data_there_is_no_step_that_a_slow_host_could_take_for_its_last():
+    """The chief has its last step still before it; the other must not begin its next epoch. What needs no host runs."""
+    with job("epochs", 2, sessions=False, each={0: {"waits": True}}) as hosts:
+        hosts[1].until("the second epoch")
+        hosts[0].go_on()
+        ends = [host.end() for host in hosts]
+    for kind, text in ends:
+        assert kind == "error"
+        assert text.startswith("ClusterError: this host's last step with the other hosts ended with the end of")
+        assert "(OutOfRangeError: End of sequence" in text
+        assert "open a session for each epoch" in text
+
+
+def test_a_session_for_each_epoch_has_all_steps_of_all_epochs():
+    with job("epochs", 2, sessions=True) as hosts:
+        assert facts(hosts) == [[[0.0, 4.0, 8.0]] * 3] * 2
+
+
+# ---- failures at the start -----------------------------------------------------------------------------
+
+
+def test_the_leader_may_be_late(undisturbed):
+    with job("train", 2, each={0: {"late": True}}) as hosts:
+        for host in hosts:
+            host.until("built")
+        assert not hosts[1]._line.poll(1)
+        hosts[0].go_on()
+        assert [host["bits"] for host in facts(hosts)] == [host["bits"] for host in undisturbed]
+
+
+@pytest.mark.parametrize("missing", [0, 1], ids=["the leader", "a peer"])
+def test_a_host_that_never_comes_is_named(missing):
+    impatient = {"cluster": {"start_timeout": 0.001}}
+    with job("train", 2, busy=True, each={0: impatient, 1: impatient, missing: {"late": True}}) as hosts:
+        kind, text = hosts[1 - missing].end()
+    assert kind == "error"
+    assert f"after 0.001 s not all hosts are there: host {missing} (127.0.0.1:" in text
+    assert "has no process that listens" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"width": 7}, ["gradients, ", "a: float32 [5, 7] there, float32 [5, 5] here"]),
+        ({"name": "bias"}, ["c: only here (float32 [3])", "bias: only there (float32 [3])"]),
+        ({"bucket_bytes": 4096}, ["strategy, bucket_bytes: 4096 there, 1048576 here"]),
+        ({"cluster": {"network": "10gbe"}}, ["network: [1250000000.0, ", "] there, None here"]),
+    ],
+    ids=["shape", "variables", "strategy", "network"],
+)
+def test_hosts_that_build_something_else_are_refused_before_the_first_step(options, words):
+    with job("train", 3, each={1: options}) as hosts:
+        ends = [host.end() for host in hosts]
+    for task, (kind, text) in enumerate(ends):
+        assert kind == "error", text
+        assert f"differs from this host ({task})" in text
+    for word in words:
+        for task in (0, 2):
+            assert ends[task][1].startswith("ClusterError: host 1 (127.0.0.1:")
+            assert word in ends[task][1]
+
+
+def test_a_host_that_is_late_is_told_what_differs_too():
+    """The others wait for it with their error: it would not find them any more."""
+    with job("train", 3, each={1: {"width": 7}, 2: {"late": True}}) as hosts:
+        for host in hosts:
+            host.until("built")
+        assert not hosts[0]._line.poll(1)
+        hosts[2].go_on()
+        ends = [host.end() for host in hosts]
+    assert [kind for kind, _ in ends] == ["error"] * 3
+    assert "host 1 " in ends[2][1]
+    assert "differs from this host (2)" in ends[2][1]
+
+
+def test_hosts_with_different_numbers_of_devices_are_refused():
+    with job("train", 2, each={1: {"cluster": {"devices_per_host": 3}}}) as hosts:
+        for kind, text in (host.end() for host in hosts):
+            assert kind == "error"
+            assert "devices_per_host: " in text
+
+
+def test_a_list_of_hosts_that_is_longer_or_in_another_order_is_refused():
+    a, b, c = alive.free_addresses(3)
+    for hosts_of_1, task, words in (
+        ([a, b, c], 1, f"hosts, 2: only there ({c})"),
+        ([b, a], 0, f"0: {b} there, {a} here"),
+    ):
+        other = {"cluster": {"hosts": hosts_of_1, "task": task}}
+        with job("train", 2, each={1: other}, addresses=[a, b]) as hosts:
+            ends = [host.end() for host in hosts]
+        assert [kind for kind, _ in ends] == ["error", "error"]
+        assert words in ends[0][1]
+
+
+@pytest.mark.parametrize("wrong", [0, 1])
+def test_a_wrong_address_is_named_by_both_sides(wrong):
+    """One host waits where nobody is, and learns from the other, who knows both lists."""
+    a, b, nobody = alive.free_addresses(3)
+    own_list = [a, nobody] if wrong == 0 else [nobody, b]
+    with job("train", 2, busy=True, each={wrong: {"cluster": {"hosts": own_list}}}, addresses=[a, b]) as hosts:
+        ends = [host.end() for host in hosts]
+    other = 1 - wrong
+    assert [kind for kind, _ in ends] == ["error", "error"]
+    assert f"hosts, {other}: {nobody} there, {[a, b][other]} here" in ends[other][1]
+    assert f"hosts, {other}: {[a, b][other]} there, {nobody} here" in ends[wrong][1]
+
+
+def test_hosts_that_wait_where_nobody_is_end_after_the_start_timeout():
+    a, b, c, d = alive.free_addresses(4)
+    each = {task: {"cluster": {"hosts": own, "start_timeout": 0.001}} for task, own in enumerate([[a, c], [d, b]])}
+    with job("train", 2, each=each) as hosts:
+        (_, first), (_, second) = (host.end() for host in hosts)
+    assert f"host 1 ({c}) has no process that listens" in first
+    assert f"host 0 ({d}) has no process that listens" in second
+
+
+def test_two_hosts_with_the_same_index_are_told():
+    a, b = alive.free_addresses(2)
+    with job("train", 2, each={1: {"cluster": {"hosts": [b, a], "task": 0}}}, addresses=[a, b]) as hosts:
+        kind, text = hosts[0].end()
+    assert kind == "error"
+    assert f"host 1 ({b}) differs from this host (0): it takes itself for host 0" in text
+
+
+@pytest.mark.parametrize("system, shared", [("linux", 1), ("win32", 0)])
+def test_a_port_is_tried_as_a_server_would(system, shared, monkeypatch):
+    """On Windows, SO_REUSEADDR lets two processes listen, so that a port that is taken would seem free."""
+    seen = []
+
+    class Probe(socket.socket):
+        def bind(self, address):
+            seen.append(bool(self.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)))
+
+    monkeypatch.setattr("socket.socket", Probe)
+    monkeypatch.setattr("sys.platform", system)
+    alive.refuse_taken("127.0.0.1:2222")
+    assert seen == [shared]
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with job("train", 2, addresses=[f"127.0.0.1:{port}", *alive.free_addresses(1)]) as hosts:
+            kind, text = hosts[0].end()
+    assert kind == "error"
+    assert f"port {port} of this host (127.0.0.1:{port}) cannot be listened on: Address already in use" in text
+
+
+# ---- one host, and what is refused without any ----------------------------------------------------------
+
+
+def test_one_host_has_no_server_and_no_collective(graph):
+    cluster = Cluster(["127.0.0.1:1"], 0, 2)  # port 1 could not be listened on
+    with_it = allreduce_grads([[tf.constant(1.0)], [tf.constant(2.0)]], ["/cpu:0", "/cpu:1"], cluster=cluster)
+    names = [op.type for op in graph.get_operations()]
+    with tf.Graph().as_default() as plain:
+        allreduce_grads([[tf.constant(1.0)], [tf.constant(2.0)]], ["/cpu:0", "/cpu:1"])
+        assert names == [op.type for op in plain.get_operations()]
+    cluster.broadcast([])
+    with cluster.session() as session:
+        assert type(session) is tf1.Session
+        assert session.run(with_it) == [(3.0,), (3.0,)]
+
+
+def test_only_the_clusters_own_session_is_taken_for_several_hosts():
+    with tf.Graph().as_default(), tf1.Session() as plain:
+        Cluster(["127.0.0.1:2222"], 0, 2).check_session(plain)
+        with pytest.raises(ClusterError, match=r"a Session knows nothing of the other hosts, .* cluster\.session\(\)"):
+            two().check_session(plain)
+        optimizer = TowerOptimizer(tf1.train.GradientDescentOptimizer(1.0), ["/cpu:0", "/cpu:1"], cluster=two())
+        with pytest.raises(ClusterError, match="a Session knows nothing of the other hosts"):
+            optimizer.hook().after_create_session(plain, None)
+
+
+def two():
+    return Cluster(["127.0.0.1:2222", "127.0.0.1:2223"], 0, 2)
+
+
+@pytest.mark.skipif(not IS_TF2, reason="TensorFlow 1 is not eager")
+def test_several_hosts_need_a_graph():
+    variable = tf.Variable(1.0)
+    for build in (
+        lambda: allreduce_grads([[tf.constant(1.0)]] * 2, ["/cpu:0", "/cpu:1"], cluster=two()),
+        lambda: two().broadcast([variable]),
+    ):
+        with pytest.raises(ClusterError, match="a graph and a session"):
+            build()
+        with pytest.raises(ClusterError, match="a graph and a session"):
+            tf.function(build, autograph=False)()
+
+
+@pytest.mark.parametrize("broadcasts", [False, True])
+def test_hosts_that_train_and_start_apart_are_warned(graph, broadcasts):
+    with socket.socket() as taken:  # so that no session is opened, and nobody waited for
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        cluster = Cluster([f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1"], 0, 2)
+        variable = tf1.get_variable("w", [2])
+        allreduce_grads([[variable + 1.0]] * 2, cpus(2), cluster=cluster)
+        if broadcasts:
+            cluster.broadcast([variable])
+        with warnings.catch_warnings(record=True) as seen, pytest.raises(ClusterError, match="cannot be listened on"):
+            warnings.simplefilter("always")
+            cluster.session()
+    told = [str(each.message) for each in seen if "cluster.broadcast" in str(each.message)]
+    assert [text[:44] for text in told] == ["no cluster.broadcast was built in this graph"] * (not broadcasts)
+
+
+def collectives(**options):
+    """The all-reduces between the hosts of a planned strategy."""
+    devices = [f"/cpu:{k}" for k in range(8)]
+    cluster = Cluster([f"127.0.0.1:{port}" for port in (1, 2, 3)], 0, 8, **options)
+    with tf.Graph().as_default() as graph:
+        rows = [[tf.zeros([4 << 20]), tf.zeros([100, 100])] for _ in devices]
+        allreduce_grads(rows, devices, strategy=Strategy(topology="dgx-1v"), cluster=cluster)
+        return sum(op.type.startswith("CollectiveReduce") for op in graph.get_operations())
+
+
+def test_a_plan_is_made_for_the_network_too_if_it_is_known():
+    """Every chunk crosses by itself, so that slow hops ask for few of them."""
+    slow = Network.load("10gbe")._replace(hop=1.0)
+    assert collectives(network=slow) < collectives(network="10gbe") < collectives()
+
+
+def facts_of(places):
+    """What a host compares with the others: of a planned all-reduce on these devices."""
+    cluster = Cluster(["127.0.0.1:1", "127.0.0.1:2"], 0, 4)
+    with tf.Graph().as_default() as graph:
+        devices = [f"/gpu:{k}" for k in places]
+        allreduce_grads([[tf.zeros([1 << 20])]] * 4, devices, strategy=Strategy(topology="dgx-1v"), cluster=cluster)
+        return cluster._built_in(graph)["all-reduce 0 (hier_allreduce)"]
+
+
+def test_hosts_compare_their_plans():
+    """On other devices of the same machine other links are planned for: the collectives would not fit each other."""
+    here, there = facts_of([0, 1, 2, 3]), facts_of([0, 1, 6, 7])
+    assert here == facts_of([0, 1, 2, 3])
+    assert [key for key in here if here[key] != there[key]] == ["plan"]
+
+
+def built(program):
+    """What a host compares that has built this: sums of so many gradients, broadcasts of variables, | another graph."""
+    cluster = two()
+    for graph in program.split("|"):
+        with tf.Graph().as_default() as current:
+            made = {name: tf1.get_variable(name, [2]) for name in "abc"}
+            for step in graph.split():
+                if step.isdigit():
+                    row = [tf.zeros([2])] * int(step)
+                    allreduce_grads([row] * 2, cpus(2), strategy=Strategy(pack_below=0), cluster=cluster)
+                else:
+                    cluster.broadcast([made[name] for name in step])
+    return cluster._facts(current)
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "words"),
+    [
+        ("a c", "ab c", "broadcast 0, variables, b: only there (float32 [2])"),
+        ("ab c", "ab", "broadcast 1: only here"),
+        ("1 a", "a 1", "all-reduce 0 (hier_allreduce), collectives before: 1 there, 0 here"),
+        ("1 1", "1 | 1 1", "all-reduce 0 (hier_allreduce), collectives before: 1 there, 0 here"),
+    ],
+    ids=["another list", "another number", "another order", "another graph"],
+)
+def test_hosts_compare_all_that_they_have_built(here, there, words):
+    """Collectives meet by their numbers: where one host has built more before, the others would wait for ever."""
+    assert not list(differences(built(here), built(here)))
+    assert words in list(differences(built(here), built(there)))
+
+
+def test_towers_that_are_not_devices_per_host_are_refused(graph):
+    with pytest.raises(ClusterError, match=r"for 3 devices, and .* has 2|devices_per_host=2\) has 2"):
+        allreduce_grads([[tf.constant(1.0)]] * 3, ["/cpu:0"] * 3, cluster=two())
+
+
+def test_what_is_no_cluster_is_refused(graph):
+    with pytest.raises(ClusterError, match=r"cluster='hosts\.yaml': expected a hier_allreduce\.Cluster"):
+        allreduce_grads([[tf.constant(1.0)]] * 2, ["/cpu:0", "/cpu:1"], cluster="hosts.yaml")
+    assert len(graph.get_operations()) == 1
+
+
+def left_as_it_was(graph, cluster, build):
+    """What ``build`` is refused with, having changed nothing, so that it can be tried again."""
+    before = graph.get_operations(), cluster._facts(graph)
+    with pytest.raises(HierAllreduceError) as refused:
+        build()
+    assert (graph.get_operations(), cluster._facts(graph)) == before
+    return f"{refused.typename}: {refused.value}"
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_what_no_collective_can_add_is_refused_before_the_first_op(graph, dtype):
+    cluster, row = two(), [tf.constant(1.0), tf.zeros([2], dtype)]
+    text = left_as_it_was(graph, cluster, lambda: allreduce_grads([row] * 2, cpus(2), cluster=cluster))
+    assert text.startswith(f"GradientError: variable 1 ('zeros'): {dtype} cannot be added up across hosts")
+
+
+def test_what_cannot_be_broadcast_is_refused_before_the_first_op(graph):
+    cluster, good = two(), tf1.get_variable("good", [2])
+    start = tf1.placeholder(tf.float32, None)
+    with tf.Graph().as_default():
+        foreign = tf1.get_variable("foreign", [2])
+    for bad, words in (
+        (tf1.get_variable("words", [], tf.string), "variable 'words' is string []: only numbers"),
+        (tf1.get_variable("shapeless", initializer=start, validate_shape=False), "is float32 ?: only numbers"),
+        (foreign, "is no variable of the graph that is being built"),
+        (tf.constant(1.0), "is no variable of the graph"),
+        ("good", "'good' is no variable of the graph"),
+    ):
+        text = left_as_it_was(graph, cluster, lambda bad=bad: cluster.broadcast([good, bad]))
+        assert text.startswith("ClusterError: ") and words in text
+
+
+def test_gathering_from_several_hosts_is_refused(graph):
+    grad = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([4, 2]))
+    with pytest.raises(ValueError, match=r"variable 0 .*sparse='dense'"):
+        allreduce_grads([[grad]] * 2, ["/cpu:0", "/cpu:1"], strategy=Strategy(sparse="gather"), cluster=two())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"hosts": []}, "expected a list of addresses"),
+        ({"hosts": "127.0.0.1:1"}, "expected a list of addresses"),
+        ({"hosts": ["here"]}, "'here' is not an address"),
+        ({"hosts": ["here:99999"]}, "'here:99999' is not an address"),
+        ({"hosts": ["a:1", "b:1", "a:1"]}, "a:1 is there more than once"),
+        ({"task": 2}, "task=2: there are hosts 0 to 1"),
+        ({"task": True}, "task=True"),
+        ({"devices_per_host": 0}, "devices_per_host=0"),
+        ({"timeout": -1}, "timeout=-1: expected seconds"),
+        ({"start_timeout": "long"}, "start_timeout='long'"),
+        ({"timeout": float("inf")}, "timeout=inf: expected seconds"),
+        ({"network": "10gb"}, "did you mean '10gbe'"),
+        ({"network": 10}, "network=10: expected a name"),
+        ({"network": Network(nic=0)}, "nic: expected bytes/s from 1e6"),
+    ],
+)
+def test_a_cluster_that_cannot_be_is_refused(arguments, words):
+    with pytest.raises(ClusterError, match=words.replace("[", r"\[")):
+        Cluster(**{"hosts": ["a:1", "b:1"], "task": 0, "devices_per_host": 1, **arguments})
+
+
+# ---- where a cluster comes from -----------------------------------------------------------------------
+
+
+def test_tf_config_is_read(monkeypatch):
+    config = '{"cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"]}, "task": {"type": "worker", "index": 1}}'
+    monkeypatch.setenv("TF_CONFIG", config)
+    cluster = Cluster.from_environment(4, timeout=7.0)
+    assert (cluster.hosts, cluster.task, cluster.size) == (("a:1", "b:2", "c:3"), 2, 3)
+    assert (cluster.devices_per_host, cluster.timeout, cluster.is_chief) == (4, 7.0, False)
+    monkeypatch.delenv("TF_CONFIG")
+    assert Cluster.from_environment(4).size == 1
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{", "expected"),
+        ("[]", "expected"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', "this process in the list"),
+        ('{"cluster": {"worker": ["a:1"], "ps": ["b:1"]}, "task": {"type": "worker", "index": 0}}', "'ps'"),
+    ],
+)
+def test_a_tf_config_that_cannot_be_read_is_refused(monkeypatch, config, words):
+    monkeypatch.setenv("TF_CONFIG", config)
+    with pytest.raises(ClusterError, match=words):
+        Cluster.from_environment(1)
+
+
+def test_a_file_describes_a_cluster(tmp_path):
+    loaded = Cluster.load("loopback-2x4", 1)
+    assert (loaded.size, loaded.task, loaded.devices_per_host, loaded.network) == (2, 1, 4, None)
+    assert Cluster.load("example-4x8", 0).network == Network.load("25gbe")
+    for text, words in (
+        ("hosts: [a:1]\ndevices: 4\n", "'devices' is unknown; did you mean 'devices_per_host'"),
+        ("hosts: [a:1]\n", "devices_per_host is missing"),
+        ("hosts: [a]\ndevices_per_host: 1\n", "'a' is not an address"),
+        ("hosts: 2\ndevices_per_host: 1\n", "hosts=2: expected a list of addresses"),
+        ("hosts: {a:1: 0}\ndevices_per_host: 1\n", "expected a list of addresses"),
+        ("hosts: [a:1]\ndevices_per_host: 1\nnetwork: 10gb\n", "did you mean '10gbe'"),
+    ):
+        path = tmp_path / "cluster.yaml"
+        path.write_text(text)
+        with pytest.raises(ClusterError, match=words) as found:
+            Cluster.load(str(path), 0)
+        assert str(path) in str(found.value)

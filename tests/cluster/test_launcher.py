@@ -1,0 +1,149 @@
+"""``hier-allreduce launch``: one process for each host, each knowing its place, all ended when one fails."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from hier_allreduce.cli.entry import main
+from hier_allreduce.cluster.launcher import launch
+
+PLACE = "import json, os; place = json.loads(os.environ['TF_CONFIG']); task = place['task']['index']\n"
+
+
+def launched(hosts, program):
+    """The exit status and the lines of a Python program."""
+    lines = []
+    return launch(hosts, [sys.executable, "-c", PLACE + program], lines.append), lines
+
+
+def test_each_host_gets_its_place_and_its_lines_are_marked():
+    status, lines = launched(3, "import sys; print(json.dumps(place), flush=True); print('ärger', file=sys.stderr)")
+    assert status == 0
+    assert sorted(line for line in lines if "rger" in line)[2].startswith("[host 2] ")
+    places = {line[:9]: json.loads(line[9:]) for line in lines if "rger" not in line}
+    assert {key: place["task"] for key, place in places.items()} == {
+        f"[host {task}] ": {"type": "worker", "index": task} for task in range(3)
+    }
+    (hosts,) = {tuple(place["cluster"]["worker"]) for place in places.values()}
+    assert len(set(hosts)) == 3
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL  # as before
+    assert all(host.startswith("127.0.0.1:") for host in hosts)
+
+
+def test_no_line_is_lost_however_late_it_is_read():
+    """Nothing is read before the process has ended; what it has started may hold the pipe open for much longer."""
+    program = (
+        "import os, subprocess, sys; subprocess.Popen(['sleep', '1000']); print(os.getpid());"
+        "print('line\\n' * 5000 + 'without an end', end='')"
+    )
+    lines = []
+
+    def write(line):
+        if not lines:
+            with contextlib.suppress(ChildProcessError):  # waited for already
+                os.waitid(os.P_PID, int(line.split()[-1]), os.WEXITED | os.WNOWAIT)
+        lines.append(line)
+
+    assert launch(1, [sys.executable, "-c", program], write) == 0
+    assert lines[1:] == ["[host 0] line\n"] * 5000 + ["[host 0] without an end\n"]
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """A named pipe for hosts to write to, and its end to read from."""
+    name = str(tmp_path / "pipe")
+    os.mkfifo(name)
+    end = os.open(name, os.O_RDONLY | os.O_NONBLOCK)  # without waiting for who writes
+    yield name, end
+    os.close(end)
+
+
+def heard(end):
+    """The next letter from a pipe; none once nobody lives who could write one."""
+    assert select.select([end], [], [], 60)[0], "nobody writes, and somebody lives"
+    return os.read(end, 1)
+
+
+@pytest.mark.parametrize(
+    ("death", "status"),
+    [("raise SystemExit(7)", 7), ("os.kill(os.getpid(), 9)", 137)],
+    ids=["exit", "signal"],
+)
+def test_when_one_fails_the_others_and_what_they_started_are_ended(death, status, tmp_path, pipe):
+    """Host 1 fails once the others have said that what they started lives; all of them hold the pipe open."""
+    name, end = pipe
+    os.mkfifo(str(tmp_path / "started"))
+    waiting = os.open(str(tmp_path / "started"), os.O_RDWR)
+    program = (
+        "import subprocess\n"
+        f"pipe = open({name!r}, 'wb')\n"
+        "child = subprocess.Popen(['sleep', '100'], stdout=pipe)\n"
+        f"started = open({str(tmp_path / 'started')!r}, 'r+b', buffering=0)\n"
+        "started.write(b'x')\n"
+        f"if task == 1:\n    [started.read(1) for _ in range(3)]\n    {death}\n"
+        "child.wait()"
+    )
+    code, lines = launched(3, program)
+    os.close(waiting)
+    assert code == status
+    assert f"[host 1] ended with exit status {status}; the others are stopped\n" in lines
+    assert heard(end) == b""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_who_ends_the_command_ends_all_hosts(number, pipe):
+    name, end = pipe
+    program = f"import time\npipe = open({name!r}, 'wb', buffering=0)\npipe.write(b'x')\ntime.sleep(100)"
+    arguments = ["launch", "-n", "2", "--", sys.executable, "-c", program]
+    # under nohup SIGHUP is ignored, and stays so in what is started
+    command = subprocess.Popen(
+        [sys.executable, "-m", "hier_allreduce.cli", *arguments],
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
+    )
+    assert [heard(end), heard(end)] == [b"x", b"x"]
+    command.send_signal(number)
+    assert command.wait(30) == 128 + number
+    assert heard(end) == b""
+
+
+def test_hosts_whose_lines_nobody_reads_are_stopped():
+    """As of ``hier-allreduce launch … | head``; they would wait for ever."""
+    endless = [sys.executable, "-c", "while True: print('x' * 1000)"]
+    arguments = [sys.executable, "-m", "hier_allreduce.cli", "launch", "-n", "2", "--", *endless]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE) as command:
+        try:
+            assert command.stdout.readline().startswith(b"[host ")
+            command.stdout.close()
+            assert command.wait(60) == 0
+        finally:
+            command.terminate()
+
+
+def test_the_command_passes_the_programs_own_options_on(capsys):
+    assert main(["launch", "-n", "1", "--", sys.executable, "-c", "import sys; print(sys.argv)", "-n", "5"]) == 0
+    assert capsys.readouterr().out == "[host 0] ['-c', '-n', '5']\n"
+
+
+def test_on_windows_it_says_what_to_do_instead(monkeypatch, capsys):
+    monkeypatch.setattr("sys.platform", "win32")
+    monkeypatch.setattr("hier_allreduce.cluster.launcher._started", None)
+    assert main(["launch", "-n", "2", "--", "true"]) == 2
+    error = capsys.readouterr().err
+    assert "cannot be started on Windows" in error and "TF_CONFIG" in error and error.count("\n") == 1
+
+
+def test_what_cannot_be_started_is_one_line(capsys):
+    for arguments, words in (
+        (["-n", "2"], "no program"),
+        (["-n", "0", "--", "true"], "0 hosts"),
+        (["-n", "1", "--", "no-such-program"], "no-such-program cannot be started"),
+    ):
+        assert main(["launch", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert words in error and error.count("\n") == 1

@@ -1,0 +1,52 @@
+"""The examples of the README and of the page on several hosts, run as they stand there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.graphs import IS_TF2
+
+from hier_allreduce.cli.entry import main
+
+TOP = Path(__file__).parents[2]
+
+
+def examples(page):
+    return re.findall(r"```python\n(.*?)```", (TOP / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+EXAMPLES = examples("README.md")
+
+
+def named(text):
+    return re.search(r"HierarchicalTrainer|TowerOptimizer|HierarchicalAllReduce|allreduce_grads", text).group()
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=named)
+def test_examples_run_and_print_what_they_say(example, tmp_path):
+    if "MirroredStrategy" in example and not IS_TF2:
+        pytest.skip("TensorFlow 2 only")
+    ran = subprocess.run(
+        [sys.executable, "-c", example],
+        cwd=str(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    promised = [line.split("#")[1].split(":")[0].strip() for line in example.splitlines() if "print(" in line]
+    assert ran.stdout.split("\n")[: len(promised)] == promised
+
+
+def test_several_hosts_come_to_the_mean_of_all_their_towers(capsys):
+    (example,) = examples("docs/cluster.md")
+    status = main(["launch", "-n", "2", "--", sys.executable, "-c", example])
+    lines = capsys.readouterr().out.splitlines()
+    assert status == 0, lines
+    assert sorted(line for line in lines if "3.5" in line) == [f"[host {task}] [3.5 3.5 3.5]" for task in (0, 1)]
+
+
+def test_there_is_an_example_of_each_way():
+    assert {"HierarchicalTrainer", "TowerOptimizer", "allreduce_grads"} <= set(map(named, EXAMPLES))

@@ -1,0 +1,337 @@
+"""The audit: the copies TensorFlow executed are those of the plan, and anything else is told."""
+
+import dataclasses
+import inspect
+import textwrap
+from collections import Counter
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.graphs import cpus, gradients_on, session, tf1
+
+from hier_allreduce import AuditError, Strategy, allreduce_grads, allreduce_grads_hierarchical, audit
+from hier_allreduce.graph import auditing, emit
+from hier_allreduce.graph.allreduce import copy_from_mains, reduce_to_mains
+from hier_allreduce.graph.gradients import check_matrix
+from hier_allreduce.planning.algorithms import ALGORITHMS, hierarchical, tree
+
+ONE_BY_ONE = {name: Strategy(algorithm=name, mains="rotate", pack_below=0) for name in ALGORITHMS}
+
+
+def ones(devices, variables=1):
+    return [[np.ones([2], np.float32)] * variables] * devices
+
+
+def seen(fetches, **options):
+    """The RunMetadata of one step."""
+    metadata = tf1.RunMetadata()
+    with session(**options) as sess:
+        sess.run(fetches, options=tf1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+    return metadata
+
+
+def used_on_the_spot(result, devices):
+    """What training does: every tower uses its own results, on its own device."""
+    used = []
+    for row, device in zip(result, devices):
+        with tf.device(device):
+            used.append([-0.1 * tensor for tensor in row])
+    return used
+
+
+# ---- what is planned is what happens ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "how", [{"algorithm": "hierarchical"}, {"algorithm": "tree"}, {"topology": "dgx-1v", "whole": False}]
+)
+def test_rows_gathered_on_several_levels_stay_on_the_planned_ways(graph, how):
+    """Grappler would merge the concats of all levels into one, to which everybody sends."""
+    devices, rows, used = cpus(8), [], []
+    for device in devices:
+        with tf.device(device):
+            values, ids = tf1.random_uniform([2, 3]), tf.cast(9 * tf1.random_uniform([2]), tf.int64)
+            rows.append([tf.IndexedSlices(values, ids)])
+    result = allreduce_grads(rows, devices, strategy=Strategy(sparse="gather", **how))
+    for (slices,), device in zip(result, devices):
+        with tf.device(device):
+            used.append(tf.math.unsorted_segment_sum(slices.values, slices.indices, 10).op)
+    (call,) = audit(seen(used), graph).calls
+    assert sum(call.copies.values()) == 2 * 14
+
+
+def test_eight_devices_make_twelve_copies_inside_the_groups_and_two_across_for_each_variable(graph):
+    result = allreduce_grads_hierarchical(gradients_on(cpus(8), ones(8, 16)), cpus(8), average=True)
+    copies = audit(seen(used_on_the_spot(result, cpus(8)))).copies
+    inside = {pair: count for pair, count in copies.items() if (pair[0] < 4) == (pair[1] < 4)}
+    across = {pair: count for pair, count in copies.items() if pair not in inside}
+    assert sum(inside.values()) == 16 * 12
+    assert across == {(tower, (tower + 4) % 8): 4 for tower in range(8)}, "partners only, 16 times 2 in all"
+
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("devices", [1, 2, 3, 5, 8])
+def test_every_algorithm_is_executed_as_planned(graph, devices, algorithm, average):
+    grads = gradients_on(cpus(devices), ones(devices, 5))
+    result = allreduce_grads(grads, cpus(devices), average, strategy=ONE_BY_ONE[algorithm])
+    planned = ALGORITHMS[algorithm](devices, range(5)).transfers()
+    for fetched in (result, used_on_the_spot(result, cpus(devices))):
+        assert audit(seen(fetched)).copies == planned
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        Strategy(algorithm="hierarchical"),
+        Strategy(algorithm="hierarchical", splits=3),
+        Strategy(algorithm="tree", wire_dtype="float16"),
+        Strategy(algorithm="flat", mains=1, pack_below=0),
+        Strategy(algorithm="hierarchical", groups=((3, 1), (0,), (4, 2)), pack_below=0),
+        Strategy(algorithm="hierarchical", mains=2, groups=((3, 1, 2), (0,), (4,)), pack_below=0),
+    ],
+    ids=["bucket", "splits", "narrow", "fixed_main", "groups", "fixed_main_in_groups"],
+)
+def test_every_strategy_is_executed_as_planned(graph, strategy):
+    values = [[np.ones([60], np.float32), np.ones([7, 9], np.float32)]] * 5
+    result = allreduce_grads(gradients_on(cpus(5), values), cpus(5), True, strategy=strategy)
+    copies = audit(seen(used_on_the_spot(result, cpus(5)))).copies
+    (emitted,) = emit.emitted_in(graph)
+    assert copies == emitted.plan.transfers()
+    assert sum(copies.values()) == 8 * emitted.plan.chunks
+
+
+def test_the_values_and_indices_of_sparse_gradients_take_the_planned_way(graph):
+    towers = gradients_on(cpus(3), [[np.ones([2, 4], np.float32), np.int64([0, 3])]] * 3)
+    result = allreduce_grads([[tf.IndexedSlices(*parts)] for parts in towers], cpus(3), algorithm="tree")
+    copies = audit(seen([[row[0].values, row[0].indices] for row in result])).copies
+    assert copies == tree(3, [0, 0]).transfers()
+
+
+def test_the_table_in_the_documentation_is_what_prints(graph):
+    result = allreduce_grads_hierarchical(gradients_on(cpus(4), ones(4)), cpus(4))
+    text = str(audit(seen(result), graph))
+    assert text.splitlines()[-1] == "hier_allreduce/: hierarchical, 1 chunk, 6 copies, planned = executed"
+    assert textwrap.indent(text, "    ") in inspect.getdoc(auditing)
+
+
+def test_several_all_reduces_in_one_step_have_a_table_for_each_set_of_devices(graph):
+    def reduced(name, devices, variables):
+        grads = gradients_on(cpus(devices), ones(devices, variables))
+        return allreduce_grads(grads, cpus(devices), name=name, strategy=ONE_BY_ONE["flat"])
+
+    fetched = [reduced("a", 3, 2), reduced("b", 3, 2), reduced("c", 2, 1)]
+    reduced("d", 3, 2)
+    found = audit(seen(fetched))
+    assert [call.scope for call in found.calls] == ["a/", "b/", "c/"]
+    assert found.copies == Counter({(0, 1): 5, (1, 0): 5, (0, 2): 2, (2, 0): 2, (1, 2): 2, (2, 1): 2})
+    assert str(found).splitlines() == [
+        "copies between the devices, from row to column",
+        "            0   1   2",
+        "0  /cpu:0   .   4   2",
+        "1  /cpu:1   4   .   2",
+        "2  /cpu:2   2   2   .",
+        "total 16",
+        "            0   1",
+        "0  /cpu:0   .   1",
+        "1  /cpu:1   1   .",
+        "total 2",
+        "a/: flat, 2 chunks, 8 copies, planned = executed",
+        "b/: flat, 2 chunks, 8 copies, planned = executed",
+        "c/: flat, 1 chunk, 2 copies, planned = executed",
+        "d/: not part of this run",
+    ]
+
+
+@pytest.mark.parametrize("strategy", [Strategy(), *ONE_BY_ONE.values()], ids=["default", *ONE_BY_ONE])
+@pytest.mark.parametrize("devices", [2, 4, 5])
+def test_the_two_halves_are_executed_as_planned_each_on_its_own(graph, devices, strategy):
+    grads = check_matrix(gradients_on(cpus(devices), ones(devices, 3)), tuple(cpus(devices)), False)
+    sums, layout = reduce_to_mains(grads, False, strategy)
+    values = []
+    for variable, total in enumerate(sums):
+        with tf.device(cpus(devices)[layout.mains()[variable]]):
+            values.append(0.1 * total)
+    result = copy_from_mains(values, layout, cpus(devices))
+    for fetched in (result, used_on_the_spot(result, cpus(devices))):
+        found = audit(seen(fetched))
+        assert [call.copies for call in found.calls] == [
+            layout.plan.reduce_half().transfers(),
+            layout.plan.copy_half().transfers(),
+        ]
+
+
+@pytest.mark.parametrize("shared", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0)])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_towers_that_share_a_device_need_no_copy_between_them(graph, shared, algorithm):
+    devices = [f"/cpu:{index}" for index in shared]
+    result = allreduce_grads(gradients_on(devices, ones(4, 5)), devices, strategy=ONE_BY_ONE[algorithm])
+    other = shared.index(1)
+    assert set(audit(seen(result)).copies) == {(0, other), (other, 0)}
+
+
+@pytest.mark.parametrize(
+    "devices, pairs",
+    [
+        ([None, "", None], {}),
+        (["", "/cpu:2"], {(0, 1): 1, (1, 0): 1}),
+        (["/device:CPU:1", "/job:localhost/replica:0/task:0/device:CPU:2"], {(0, 1): 1, (1, 0): 1}),
+        (["/job:localhost/task:0/cpu:1", "/task:0/cpu:2"], {(0, 1): 1, (1, 0): 1}),
+    ],
+)
+def test_devices_are_compared_by_what_they_say(graph, devices, pairs):
+    result = allreduce_grads(gradients_on(devices, ones(len(devices))), devices, algorithm="hierarchical")
+    assert audit(seen(result)).copies == pairs
+
+
+def test_what_is_done_with_the_results_elsewhere_is_the_callers_business(graph):
+    result = allreduce_grads(gradients_on(cpus(4), ones(4, 2)), cpus(4), algorithm="hierarchical")
+    with tf.device("/cpu:9"):
+        norm = tf.add_n([tf.norm(tensor) for row in result for tensor in row])
+    with tf.device("/cpu:1"):
+        neighbour = result[2][0] * norm
+    through = tf1.gradients(neighbour, result[0])
+    assert audit(seen([result, neighbour, through])).copies == hierarchical(4, [0]).transfers()
+
+
+def test_waiting_for_another_device_is_no_copy(graph):
+    first, mine = gradients_on(["/cpu:3", "/cpu:1"], [[np.float32(1)], [np.float32(1)]])
+    grads = gradients_on(cpus(3), ones(3, 2))
+    with tf.control_dependencies(first):
+        result = allreduce_grads(grads, cpus(3), strategy=ONE_BY_ONE["tree"])
+    with tf.device("/cpu:1"), tf.control_dependencies(result[2][:1]):
+        after = -mine[0]
+    assert audit(seen([result, after])).copies == tree(3, range(2)).transfers()
+
+
+def test_chunks_whose_names_begin_alike_are_kept_apart(graph):
+    rows = []
+    for device in cpus(3):
+        with tf.device(device):
+            rows.append([tf1.placeholder_with_default(np.ones(2, np.float32), [2], f"t/w{'/1' * n}") for n in range(3)])
+    result = allreduce_grads_hierarchical(rows, cpus(3))
+    assert audit(seen(result)).copies == hierarchical(3, range(3)).transfers()
+
+
+# ---- what is not, is told --------------------------------------------------------------------------
+
+
+def test_a_graph_that_does_something_else_than_the_plan(graph, monkeypatch):
+    result = allreduce_grads_hierarchical(gradients_on(cpus(8), ones(8, 3)), cpus(8))
+    (emitted,) = emit.emitted_in(graph)
+    steps = list(emitted.plan.steps)
+    number = next(n for n, step in enumerate(steps) if step[1:] == (4, 5))
+    steps[number] = steps[number]._replace(src=0)
+    plan = dataclasses.replace(emitted.plan, steps=tuple(steps))
+    monkeypatch.setattr(auditing, "emitted_in", lambda graph: [dataclasses.replace(emitted, plan=plan)])
+    chunk = steps[number].chunk
+    with pytest.raises(AuditError, match=rf"chunk {chunk} \('{emitted.names[chunk]}'\): missing 0→5, not planned 4→5"):
+        audit(seen(result))
+
+
+def test_a_gradient_that_lives_on_another_device(graph):
+    result = allreduce_grads(
+        gradients_on(["/cpu:0", "/cpu:3", "/cpu:2", "/cpu:3"], ones(4, 2)), cpus(4), strategy=ONE_BY_ONE["hierarchical"]
+    )
+    with pytest.raises(AuditError) as caught:
+        audit(seen(result))
+    first, *chunks, hint = str(caught.value).splitlines()
+    assert first.startswith("hier_allreduce/: the run moved something else than the hierarchical plan says")
+    assert sorted(line.partition(": ")[2] for line in chunks) == ["missing 1→0, not planned 3→0", "not planned 3→1"]
+    assert hint.startswith("build tower k's gradients under tf.device(devices[k])")
+
+
+def test_a_gradient_that_lives_on_no_towers_device(graph):
+    result = allreduce_grads(gradients_on(["/cpu:0", "/cpu:9"], ones(2)), cpus(2))
+    with pytest.raises(AuditError, match=r"missing 1→0, not planned /job:localhost/.*CPU:9→0"):
+        audit(seen(result))
+
+
+def test_a_step_that_fetches_a_part(graph):
+    result = allreduce_grads(gradients_on(cpus(4), ones(4, 9)), cpus(4), strategy=ONE_BY_ONE["hierarchical"])
+    with pytest.raises(AuditError) as caught:
+        audit(seen(result[1]))
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 8 and all(": missing " in line for line in lines[1:6])
+    assert lines[6:] == [
+        "and 4 more chunks",
+        "fetch the results of all towers and variables: what nobody asks for is not executed, and what is constant is"
+        " not copied",
+    ]
+
+
+def test_soft_placement_that_moved_a_tower(graph):
+    devices = ["/cpu:0", "/cpu:1", "/gpu:0"]
+    result = allreduce_grads(gradients_on(devices, ones(3)), devices)
+    with pytest.raises(AuditError, match=r"missing .*2→.*\nno op ran on /gpu:0: soft placement put that tower's ops"):
+        audit(seen(result, allow_soft_placement=True))
+
+
+def test_metadata_without_partition_graphs(graph):
+    result = allreduce_grads(gradients_on(cpus(2), ones(2)), cpus(2))
+    metadata = tf1.RunMetadata()
+    with session() as sess:
+        sess.run(result, run_metadata=metadata)
+    with pytest.raises(AuditError, match=r"no partition graphs; run .*RunOptions\(output_partition_graphs=True\)"):
+        audit(metadata)
+
+
+def test_a_step_without_an_all_reduce(graph):
+    allreduce_grads(gradients_on(cpus(2), ones(2)), cpus(2), name="sync")
+    with pytest.raises(AuditError, match=r"the run has none of the graph's all-reduces \(sync/\); fetch their results"):
+        audit(seen(tf.constant(1.0)))
+
+
+@pytest.fixture
+def control_flow_v1():
+    """As TensorFlow 1 has it by itself: branches are parts of the same graph."""
+    was_on = tf1.control_flow_v2_enabled()
+    tf1.disable_control_flow_v2()
+    yield
+    if was_on:
+        tf1.enable_control_flow_v2()
+
+
+def branch(devices):
+    return [tf.identity(row[0]) for row in allreduce_grads(gradients_on(devices, ones(3)), devices)]
+
+
+def in_cond(devices):
+    taken = tf1.placeholder_with_default(False, [])
+    return tf1.cond(taken, lambda: branch(devices), lambda: [tf.zeros([2]) for _ in devices])
+
+
+def in_loop(devices):
+    start = [tf.zeros([2]) for _ in devices]
+    return tf1.while_loop(lambda turn, *_: turn < 3, lambda turn, *_: [turn + 1, *branch(devices)], [0, *start])
+
+
+@pytest.mark.parametrize("build", [in_cond, in_loop])
+def test_what_is_in_control_flow_is_not_audited(graph, control_flow_v1, build):
+    """Partition graphs have the branch that was not taken too."""
+    devices = cpus(3)
+    inside = build(devices)
+    with pytest.raises(AuditError, match=r"/hier_allreduce/: in a tf.cond or tf.while_loop"):
+        audit(seen(inside))
+    outside = used_on_the_spot(allreduce_grads(gradients_on(devices, ones(3)), devices), devices)
+    found = audit(seen([inside, outside]))
+    assert [call.scope for call in found.calls] == ["hier_allreduce/"]
+    (scope,) = found.not_audited
+    assert str(found).endswith(f"{scope}: in control flow, not audited")
+
+
+def test_another_graph_than_the_one_that_ran(graph):
+    result = allreduce_grads(gradients_on(cpus(2), ones(2)), cpus(2))
+    metadata = seen(result)
+    with tf.Graph().as_default(), pytest.raises(AuditError, match=r"no all-reduce was built in .*; pass graph="):
+        audit(metadata)
+    with tf.Graph().as_default():
+        assert audit(metadata, graph).copies == {(0, 1): 1, (1, 0): 1}
+
+
+def test_towers_placed_by_a_function_have_no_names_to_compare(graph):
+    devices = ["/cpu:0", lambda op: "/cpu:1"]
+    result = allreduce_grads(gradients_on(cpus(2), ones(2)), devices, algorithm="hierarchical")
+    with pytest.raises(AuditError, match=r"tower 1: its device is a function"):
+        audit(seen(result))

@@ -1,0 +1,268 @@
+"""Plans made for a machine's links, running on tensors: the same sums, and the copies that were planned."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.graphs import consumed_in_place, cpus, evaluate, executed, gradients_on, held, same_bits, sparse, traced
+
+from hier_allreduce import Strategy, StrategyError, TowerOptimizer, allreduce_grads, audit
+from hier_allreduce.graph.gradients import check_matrix
+from hier_allreduce.graph.layout import lay_out
+from hier_allreduce.planning import multi_host as hosts
+from hier_allreduce.planning.assignment import PlanningTarget, plan_cut, plan_whole
+from hier_allreduce.planning.buckets import Bucketing, Spec
+from hier_allreduce.planning.planner import choose
+from hier_allreduce.topology import Network
+from hier_allreduce.topology.topology import load, subset
+
+tf1 = tf.compat.v1
+SHAPES = [(64, 50), (7,), (), (300, 20), (0, 3), (129,)]
+
+
+def whole_numbers(towers):
+    random = np.random.RandomState(towers)
+    return [[random.randint(-99, 99, shape).astype("float32") for shape in SHAPES] for _ in range(towers)]
+
+
+@pytest.mark.parametrize("machine", ["dgx-1v", "dgx-1v-azure", "pcie-sockets", "dgx-a100"])
+@pytest.mark.parametrize("towers", [1, 3, 5, 8])
+@pytest.mark.parametrize("whole", [False, True])
+def test_planned_sums_are_right_and_equal_on_all_towers(machine, towers, whole):
+    values = whole_numbers(towers)
+    rows = executed(values, cpus(towers), strategy=Strategy(topology=machine, whole=whole))
+    assert same_bits(rows)
+    for variable, total in enumerate(rows[-1]):
+        assert np.array_equal(total, np.sum([row[variable] for row in values], 0))
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["auto", "ring", "packed_trees", "packed_paths", "exchange", "hierarchical", "tree"]
+)
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_tensorflow_executes_is_what_was_planned(graph, algorithm, whole):
+    devices = cpus(8)
+    strategy = Strategy(algorithm, topology="dgx-1v", whole=whole)
+    result = allreduce_grads(gradients_on(devices, whole_numbers(8)), devices, True, strategy=strategy)
+    seen = audit(traced(consumed_in_place(result)), graph)
+    assert len(seen.calls) == 1
+
+
+def test_the_plan_that_is_printed_is_the_plan_that_runs(graph):
+    """One dtype in one bucket: the steps are those of the command line's plan for these bytes."""
+    devices, machine = cpus(8), load("dgx-1v")
+    rows = gradients_on(devices, [[np.zeros((250, 1000), "float32"), np.zeros(10**6, "float32")]] * 8)
+    result = allreduce_grads(rows, devices, strategy=Strategy(topology=machine, whole=False))
+    (call,) = audit(traced(consumed_in_place(result)), graph).calls
+    assert call.plan.steps == choose(machine, 5 * 10**6).recipe.plan().steps
+
+
+def test_several_hosts_are_planned_for_with_their_network_if_it_is_known():
+    """Every chunk crosses in a collective of its own, so where hops are slow there are fewer."""
+    machine, network = load("dgx-1v"), Network.load("10gbe")
+    specs = [Spec(25 * 10**6, 4, "float32")]
+    alone, _ = plan_cut(specs, PlanningTarget(machine, hosts=4))
+    together, plan = plan_cut(specs, PlanningTarget(machine, hosts=4, network=network))
+    assert len(together) < len(alone)
+    assert plan.steps == hosts.choose_for_hosts(machine, 10**8, 4, network).recipe.plan().steps
+    slow, _ = plan_cut(specs, PlanningTarget(machine, hosts=4, network=network._replace(hop=10.0)))
+    assert len(slow) < len(together)
+
+
+def ways_of(plan):
+    """The steps of each chunk."""
+    return [tuple(s._replace(chunk=0) for s in plan.steps if s.chunk == chunk) for chunk in range(plan.chunks)]
+
+
+@pytest.mark.parametrize("machine, algorithm", [("dgx-1v", None), ("pcie-sockets", "packed_paths")])
+def test_whole_gradients_share_the_planned_ways_by_their_bytes(machine, algorithm):
+    specs = [Spec(1000 * (gradient % 7 + 1), 4, "float32") for gradient in range(96)]
+    links = PlanningTarget(load(machine), algorithm)
+    chunks, plan = plan_whole(specs, links, Bucketing(pack_below=0))
+    carried, total = Counter(), sum(chunk.bytes for chunk in chunks)
+    for chunk, way in zip(chunks, ways_of(plan)):
+        carried[way] += chunk.bytes
+    recipe, planned_for = links.recipe(total), Counter()
+    for chunk, fraction in enumerate(recipe.fractions):
+        planned_for[recipe.alone(chunk).plan().steps] += fraction * total
+    assert len(planned_for) > 1
+    for way, share in planned_for.items():
+        assert abs(carried[way] - share) <= 7000 * 4  # one gradient more or less
+
+
+def test_gradients_of_unknown_size_take_the_planned_ways_in_turn():
+    links = PlanningTarget(load("dgx-1v"))
+    _, plan = plan_cut([Spec(None, 4, "float32")] * 10, links)
+    recipe = links.recipe(0)
+    ways = [recipe.alone(chunk).plan().steps for chunk in range(len(recipe.halves))]
+    assert len(ways) > 1
+    assert ways_of(plan) == [ways[gradient % len(ways)] for gradient in range(10)]
+
+
+def test_of_two_devices_in_the_middle_each_has_the_sum_in_turn():
+    """Of a path of two both are: with one always, it would add up everything."""
+    links = PlanningTarget(subset(load("dgx-1v"), [0, 3]))
+    _, plan = plan_whole([Spec(1000, 4, "float32")] * 4, links, Bucketing(pack_below=0), unsummed=True)
+    assert plan.roots == (0, 1, 0, 1)
+
+
+@pytest.mark.parametrize("wire_dtype, travel", [(None, 2 * 10**6), ("float16", 10**6)])
+def test_links_are_planned_for_the_bytes_that_travel(graph, wire_dtype, travel):
+    devices, machine = cpus(8), load("dgx-1v")
+    rows = check_matrix([[tf.zeros([500, 1000])] for _ in devices], tuple(devices), False)
+    layout = lay_out(rows, Strategy(topology=machine, whole=False, wire_dtype=wire_dtype))
+    assert layout.plan.steps == choose(machine, travel).recipe.plan().steps
+    assert layout.plan.steps != choose(machine, 3 * 10**6 - travel).recipe.plan().steps
+
+
+@pytest.mark.parametrize(
+    "devices, how, cut",
+    [
+        ("/cpu:{}", {}, False),
+        ("/gpu:{}", {}, True),
+        ("/cpu:{}", {"whole": False}, True),
+        ("/gpu:{}", {"whole": True}, False),
+    ],
+)
+def test_gradients_stay_whole_where_packing_costs_more_than_it_gains(graph, devices, how, cut):
+    """Memory is what sums on CPU devices wait for: nothing large is joined or cut there."""
+    places = [devices.format(k) for k in range(4)]
+    rows = [[tf.zeros([500, 1000]), tf.zeros([9]), tf.zeros([300, 700]), tf.zeros([5])] for _ in places]
+    allreduce_grads(rows, places, strategy=Strategy(topology="p3.8xlarge", **how))
+    joined = [op for op in graph.get_operations() if op.type in ("Concat", "ConcatV2")]
+    assert joined
+    assert any(op.outputs[0].shape.num_elements() > 1000 for op in joined) == cut
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_whole_gradients_on_cpu_devices_are_added_up_once_on_their_mains(graph, dtype):
+    """One pass over memory with K operands, where K-1 sums with two would be 2K-2 and more."""
+    devices = cpus(8)
+    rows = gradients_on(devices, [[np.full((300, 100), 2.0**k, dtype)] for k in range(8)])
+    result = allreduce_grads(rows, devices, strategy=Strategy("ring", topology="dgx-1v"))
+    sums = [op for op in graph.get_operations() if op.type in ("AddN", "AddV2", "Add")]
+    assert [len(op.inputs) for op in sums] == [8]
+    (call,) = audit(traced(consumed_in_place(result)), graph).calls
+    assert len({frozenset(pair) for pair in call.copies}) == 7  # only along the path
+    # From its ends to its middle 1 + 2 + 3 and 1 + 2 + 3 + 4 copies, each of a tower's own gradient; then 7 back.
+    assert str(call).endswith("1 chunk, 23 copies, added up at the mains, planned = executed")
+
+
+def test_a_wire_dtype_travels_unsummed_too(graph):
+    devices = cpus(8)
+    strategy = Strategy("ring", topology="dgx-1v", wire_dtype="float16")
+    allreduce_grads(gradients_on(devices, [[np.ones((300, 100), "float32")]] * 8), devices, strategy=strategy)
+    copies = [op for op in graph.get_operations() if "/copy" in op.name]
+    assert len(copies) == 23 and {op.outputs[0].dtype for op in copies} == {tf.float16}
+
+
+@pytest.mark.parametrize(
+    "devices, count, unsummed", [("/cpu:{}", 1, True), ("/gpu:{}", 1, False), ("/cpu:{}", 2, False)]
+)
+def test_between_gpus_and_between_hosts_sums_go_hop_by_hop(graph, devices, count, unsummed):
+    places = [devices.format(k) for k in range(4)]
+    rows = check_matrix([[tf.zeros([500])] for _ in places], places, False)
+    strategy = Strategy(topology="p3.8xlarge", whole=True)
+    assert lay_out(rows, strategy, hosts=count).plan.unsummed == unsummed
+
+
+def test_sparse_rows_on_cpu_devices_are_joined_once_on_their_main(graph):
+    devices, rows = cpus(8), []
+    for tower, device in enumerate(devices):
+        with tf.device(device):
+            rows.append([sparse(tower, 3)])
+    result = allreduce_grads(rows, devices, strategy=Strategy("ring", topology="dgx-1v", sparse="gather"))
+    joins = [op for op in graph.get_operations() if op.type == "ConcatV2"]
+    assert [len(op.inputs) for op in joins] == [9, 9]  # values and indices of 8 towers, and the axis
+    (call,) = audit(traced(consumed_in_place([[row[0].values, row[0].indices] for row in result])), graph).calls
+    assert sum(call.copies.values()) == 2 * 23
+
+
+def test_a_job_on_some_of_the_gpus_is_planned_for_their_links_only(graph):
+    devices, machine = ("/gpu:5", "/gpu:0", "/gpu:3"), load("dgx-1v")
+    rows = check_matrix([[tf.zeros([500, 500])] for _ in devices], devices, False)
+    steps = lay_out(rows, Strategy(topology="dgx-1v", whole=False)).plan.steps
+    assert steps == choose(subset(machine, [5, 0, 3]), 10**6).recipe.plan().steps
+    for others in ([0, 1, 2], [0, 3, 5]):
+        assert steps != choose(subset(machine, others), 10**6).recipe.plan().steps
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_sparse_rows_and_their_indices_go_the_same_way(graph, whole):
+    """Rows enough for several ways: of each the value and the index are the number of its tower."""
+    devices, strategy = cpus(4), Strategy(topology="p3.8xlarge", sparse="gather", whole=whole)
+    counts = [[(tower + 1) * rows for rows in (80, 160, 240, 320)] for tower in range(4)]
+    rows = [
+        [tf.IndexedSlices(held(np.full([n, 8], tower, "float32")), held(np.full([n], tower, "int64"))) for n in row]
+        for tower, row in enumerate(counts)
+    ]
+    assert len(set(lay_out(check_matrix(rows, tuple(devices), False), strategy).plan.roots)) > 1
+    for grad, column in zip(evaluate(allreduce_grads(rows, devices, strategy=strategy)[2]), zip(*counts)):
+        assert len(grad.indices) == sum(column)
+        assert (grad.values == grad.indices[:, np.newaxis]).all()
+
+
+def test_half_precision_and_updates_at_the_mains_are_planned_too():
+    values = whole_numbers(4)
+    rows = executed(values, cpus(4), strategy=Strategy(topology="p3.8xlarge", wire_dtype="float16"))
+    assert np.allclose(rows[1][0], np.sum([row[0] for row in values], 0), atol=1)
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(
+            tf1.train.GradientDescentOptimizer(1.0), cpus(4), update="main", strategy=Strategy(topology="p3.8xlarge")
+        )
+        rows = []
+        for tower, device in enumerate(cpus(4)):
+            with tf.device(device):
+                weights = tf1.get_variable(f"tower{tower}/w", [5000, 3], use_resource=True)
+                rows.append([(tf.ones([5000, 3]) * tower, weights)])
+        train_op = optimizer.apply_gradients(rows)
+        with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 8})) as sess:
+            sess.run(tf1.global_variables_initializer())
+            sess.run(optimizer.init_op)
+            before = sess.run(rows[3][0][1])
+            sess.run(train_op)
+            assert np.allclose(before - sess.run(rows[3][0][1]), 1.5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "towers, strategy",
+    [
+        (3, Strategy(topology="this machine")),
+        (3, Strategy("ring", topology="this machine")),
+        (1, Strategy("packed_trees", topology="dgx-1v")),
+    ],
+)
+def test_where_there_are_no_links_there_is_no_plan(towers, strategy):
+    values = whole_numbers(towers)
+    rows = executed(values, cpus(towers), strategy=strategy)
+    assert np.array_equal(rows[-1][0], np.sum([row[0] for row in values], 0))
+
+
+def test_a_topology_object_is_taken_as_it_is():
+    machine = subset(load("dgx-1v"), [0, 3, 2])
+    assert "planned for the links of DGX-1V" in str(Strategy(topology=machine))
+    rows = executed(whole_numbers(3), cpus(3), strategy=Strategy(topology=machine))
+    assert same_bits(rows)
+
+
+@pytest.mark.parametrize(
+    "match, devices, how",
+    [
+        ("neither a file nor one of the machines; did you mean 'dgx-1v'", 2, {"topology": "dgx-1w"}),
+        ("does not fit devices.*has devices 0 to 3, each once; cannot take 4, 5, 6, 7", 8, {"topology": "p3.8xlarge"}),
+        ("mains='rotate': with a topology this is planned", 2, {"topology": "dgx-1v", "mains": "rotate"}),
+        ("mains=0: with a topology this is planned", 2, {"topology": "dgx-1v", "mains": 0}),
+        ("splits=8: with a topology this is planned", 2, {"topology": "dgx-1v", "splits": 8}),
+        ("algorithm='ring' is planned from a machine's links", 2, {"algorithm": "ring"}),
+        ("topology=7: expected", 2, {"topology": 7}),
+        ("whole='no': expected True, False or None", 2, {"topology": "dgx-1v", "whole": "no"}),
+        ("whole=True says how a planned strategy packs: give topology= too", 2, {"whole": True}),
+    ],
+)
+def test_what_does_not_fit_is_refused(graph, match, devices, how):
+    rows = gradients_on(cpus(devices), whole_numbers(devices))
+    before = len(graph.get_operations())
+    with pytest.raises(StrategyError, match=match):
+        allreduce_grads(rows, cpus(devices), strategy=Strategy(**how))
+    assert len(graph.get_operations()) == before

@@ -1,0 +1,97 @@
+"""Jobs of several hosts for tests: real processes and servers on loopback, every wait bounded.
+
+The processes are forked from one that has imported TensorFlow and done nothing else, which takes a second less than
+ten times over. They end with their test, whatever it does.
+"""
+
+import contextlib
+import multiprocessing
+import os
+from pathlib import Path
+
+from helpers import cluster_child
+from hier_allreduce.cluster import liveness as alive
+
+SECONDS = cluster_child.SECONDS + 30  # for anything that should happen
+TIMEOUT = 21.0  # of clusters in which a host dies or freezes; a third of it does not take another one for frozen
+
+_HERE = str(Path(__file__).parents[1])
+
+
+class Host:
+    """One process, and what it has said."""
+
+    def __init__(self, context, scenario, arguments, options):
+        self._line, theirs = context.Pipe()
+        self.process = context.Process(
+            target=cluster_child.main, args=(scenario, arguments, options, theirs), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    def until(self, place):
+        """Wait until the host has come to a place."""
+        while True:
+            said = self._said(SECONDS)
+            if said == ("at", place):
+                return
+            assert said[0] == "at", said
+
+    def go_on(self):
+        """Let a host that waits for the test go on, if it has not ended."""
+        with contextlib.suppress(BrokenPipeError):
+            self._line.send("go on")
+
+    def end(self):
+        """``("facts", …)``, ``("error", text)`` or ``("died", exit status)``."""
+        while True:
+            said = self._said(SECONDS)
+            if said[0] != "at":
+                return said
+
+    def facts(self):
+        """What the host found, if nothing went wrong."""
+        kind, facts = self.end()
+        assert kind == "facts", facts
+        return facts
+
+    def _said(self, seconds):
+        if not self._line.poll(seconds):
+            return "silent", f"nothing for {seconds} s"
+        try:
+            return self._line.recv()
+        except EOFError:
+            self.process.join(SECONDS)
+            return "died", self.process.exitcode
+
+
+@contextlib.contextmanager
+def job(scenario, hosts, each=None, addresses=None, devices=2, timeout=30.0, **options):
+    """Start a job; the hosts are killed at the end.
+
+    Args:
+        scenario: a function of cluster_child.
+        hosts: how many.
+        each: ``{task: options}`` for some hosts only; ``"cluster"`` in it are arguments of its Cluster.
+        addresses: if not free ports of loopback.
+        devices: of each host.
+        timeout: of the cluster.
+        options: the scenario's, for all hosts.
+    """
+    context = multiprocessing.get_context("forkserver")
+    if _HERE not in os.environ.get("PYTHONPATH", ""):
+        os.environ["PYTHONPATH"] = os.pathsep.join([_HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
+    context.set_forkserver_preload(["helpers.cluster_child"])
+    addresses = addresses or alive.free_addresses(hosts)
+    started = []
+    try:
+        for task in range(hosts):
+            own = {**options, **(each or {}).get(task, {})}
+            arguments = {"hosts": addresses, "task": task, "devices_per_host": devices, "timeout": timeout}
+            arguments.update(own.pop("cluster", {}))
+            started.append(Host(context, scenario, arguments, own))
+        yield started
+    finally:
+        for host in started:
+            host.process.kill()
+            host.process.join(SECONDS)

@@ -1,0 +1,84 @@
+"""Small graphs on sixteen logical CPU devices: gradients on towers in, what an all-reduce makes of them out."""
+
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+import numpy as np
+import tensorflow as tf
+
+from hier_allreduce import allreduce_grads
+
+tf1 = tf.compat.v1
+IS_TF2 = tf.__version__.startswith("2")
+if IS_TF2:  # before TensorFlow starts; on 1.15 every session makes its own
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 16
+    )
+
+
+def session(**options):
+    """A v1 session on 16 logical CPU devices."""
+    return tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 16}, **options))
+
+
+def cpus(count):
+    """``count`` logical CPU devices."""
+    return [f"/cpu:{i}" for i in range(count)]
+
+
+def gradients_on(devices, values, static=True):
+    """``values[tower][variable]`` as tensors on their towers' devices, which no optimizer folds into constants."""
+    rows = []
+    for device, row in zip(devices, values):
+        with tf.device(device):
+            rows.append([tf1.placeholder_with_default(v, np.shape(v) if static else None) for v in row])
+    return rows
+
+
+def evaluate(fetches):
+    """What a fresh session makes of tensors of the current graph."""
+    tf1.get_default_graph().get_operations() or tf1.no_op()  # a session refuses an empty graph
+    with session() as sess:
+        return sess.run(fetches)
+
+
+def executed(values, devices, static=True, **how):
+    """The all-reduce of K×N arrays, built in a graph of its own and run in a session."""
+    with tf.Graph().as_default():
+        return evaluate(allreduce_grads(gradients_on(devices, values, static), devices, **how))
+
+
+def held(value):
+    """A placeholder-fed tensor: nothing folds it into a constant."""
+    return tf1.placeholder_with_default(value, np.shape(value))
+
+
+def consumed_in_place(rows):
+    """One op for each result on its own device, so that fetching brings no result to another."""
+    consumers = []
+    for grad in [grad for row in rows for grad in row]:
+        with tf.device(grad.device):
+            consumers.append(tf.raw_ops.Assert(condition=held(np.bool_(True)), data=[grad], summarize=1))
+    return consumers
+
+
+def traced(fetches):
+    """The metadata of one step, partition graphs included."""
+    metadata = tf1.RunMetadata()
+    with session() as sess:
+        sess.run(fetches, options=tf1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+    return metadata
+
+
+def same_bits(rows):
+    first = [np.asarray(value).tobytes() for value in rows[0]]
+    return all([np.asarray(value).tobytes() for value in row] == first for row in rows)
+
+
+def sparse(tower, rows, dense_shape=(100, 2)):
+    values = np.arange(rows * 2, dtype="float32").reshape(rows, 2) + 10 * tower
+    indices = (np.arange(rows) * 3 + tower).astype("int64")
+    shape = None if dense_shape is None else tf.constant(dense_shape, tf.int64)
+    return tf.IndexedSlices(held(values), held(indices), shape)

@@ -1,0 +1,476 @@
+"""``tf.distribute``: training equals one device, every kind of value is right, what cannot work says so."""
+
+import argparse
+import contextlib
+import copy
+import io
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import distribute_table as table
+from helpers.demo import demo
+from helpers.distribute_table import KINDS, MEAN, OURS, PEERS, RING, SENSELESS, SUM
+from helpers.graphs import IS_TF2, cpus, gradients_on, session
+
+import hier_allreduce
+from hier_allreduce import DeviceError, GradientError, Strategy, StrategyError
+from hier_allreduce.bench import mirrored as bench_distribute
+from hier_allreduce.bench import models as shapes
+from hier_allreduce.bench.case import Case
+from hier_allreduce.cli.demo import add_arguments
+from hier_allreduce.errors import BenchError
+from hier_allreduce.graph.emit import emitted_in
+from hier_allreduce.integrations.distribute import HierarchicalAllReduce
+
+tf1 = tf.compat.v1
+needs_tf2 = pytest.mark.tf2
+PAGE = (Path(__file__).parents[2] / "docs" / "distribute.md").read_text(encoding="utf-8")
+TFS_OWN = tf.distribute.HierarchicalCopyAllReduce
+WORDS, LENGTH, CLASSES, BATCH = 40, 5, 4, 840  # 840 is a multiple of 2, 3, … 8
+
+
+def mirrored(count, cross_device_ops=None):
+    """A MirroredStrategy on ``count`` CPU devices; ours by default."""
+    return tf.distribute.MirroredStrategy(cpus(count), cross_device_ops=cross_device_ops or HierarchicalAllReduce())
+
+
+def examples(count):
+    numbers = np.random.RandomState(0)
+    return numbers.randint(0, WORDS, [count, LENGTH]), numbers.randint(0, CLASSES, [count])
+
+
+def difference(ours, others):
+    return max(np.abs(np.asarray(a, float) - b).max() for a, b in zip(ours, others))
+
+
+# ---- training --------------------------------------------------------------------------------------
+
+
+def trained_in_graph(count, cross_device_ops=None, steps=10):
+    """``[variable][replica]`` after training in a v1 graph and session; sparse, large and small gradients."""
+    words, labels = examples(BATCH)
+    with tf.Graph().as_default() as graph:
+        strategy = mirrored(count, cross_device_ops) if count > 1 else tf.distribute.get_strategy()
+        run = getattr(strategy, "run", None) or strategy.experimental_run_v2
+        with strategy.scope():
+            optimizer, start = tf1.train.MomentumOptimizer(1.0, 0.9), tf1.glorot_uniform_initializer(seed=1)
+            tensors = [
+                tf1.get_variable(name, shape, initializer=start, use_resource=True)
+                for name, shape in (("table", [WORDS, 8]), ("kernel", [LENGTH * 8, CLASSES]), ("bias", [1, CLASSES]))
+            ]
+
+            def step():
+                replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+                x, y = (np.split(array, count)[replica] for array in (words, labels))
+                hidden = tf.reshape(tf.nn.embedding_lookup(tensors[0], x), [-1, LENGTH * 8])
+                logits = tf.matmul(hidden, tensors[1]) + tensors[2]
+                loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+                return optimizer.minimize(tf.reduce_mean(loss) / count)
+
+            train = tf.group(*strategy.experimental_local_results(run(step)))
+            copies = [strategy.experimental_local_results(tensor) for tensor in tensors]
+        assert bool(emitted_in(graph)) == (count > 1 and not isinstance(cross_device_ops, TFS_OWN))
+        with session() as sess:
+            sess.run(tf1.global_variables_initializer())
+            for _ in range(steps):
+                sess.run(train)
+            return sess.run([[variable.read_value() for variable in row] for row in copies])
+
+
+@pytest.fixture(scope="module")
+def one_device():
+    return [copies[0] for copies in trained_in_graph(1)]
+
+
+@pytest.mark.parametrize("count", range(2, 9))
+def test_k_devices_train_like_one_with_the_whole_batch(one_device, count):
+    copies = trained_in_graph(count)
+    assert difference([row[0] for row in copies], one_device) <= 1e-6
+    assert all(np.array_equal(row[0], other) for row in copies for other in row[1:])
+
+
+@pytest.mark.parametrize("count", [3, 5, 7])
+def test_tensorflows_own_hierarchical_copy_is_wrong_for_odd_k(one_device, count):
+    """Why this package is needed: it drops the last replica's gradient. If this fails, TensorFlow has repaired it."""
+    assert difference([row[0] for row in trained_in_graph(count, TFS_OWN())], one_device) > 0.1
+
+
+def fitted(keras, strategy=None, samples=2 * BATCH, steps_per_execution=1, eager=False, **how):
+    """The weights after ``fit`` on twice the examples, without shuffling."""
+    keras.utils.set_random_seed(0)
+    words, labels = examples(samples)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = network(keras, **how)
+        model.compile(
+            keras.optimizers.SGD(0.3, momentum=0.9),
+            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+            steps_per_execution=steps_per_execution,
+            run_eagerly=eager,
+        )
+    # each epoch would make a new iterator, which takes TensorFlow longer than to train
+    data = tf.data.Dataset.from_tensor_slices((words, labels)).batch(BATCH).repeat(2)
+    model.fit(data, verbose=0, shuffle=False)
+    return model.get_weights()
+
+
+def network(keras, normalized=False, policy="float32"):
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            layers.Input([LENGTH], dtype="int32"),
+            layers.Embedding(WORDS, 8),
+            layers.Flatten(),
+            *([layers.BatchNormalization(synchronized=True)] if normalized else []),
+            layers.Dense(CLASSES, dtype=policy),
+            layers.Activation("linear", dtype="float32"),
+        ]
+    )
+
+
+FITS = {
+    "plain": {},
+    "steps_per_execution": {"samples": 4 * BATCH, "steps_per_execution": 2},
+    "synchronized batch normalization": {"normalized": True},
+    "last batch is smaller": {"samples": BATCH + 24},
+    "run_eagerly": {"eager": True},
+}
+
+
+@needs_tf2
+@pytest.mark.parametrize("how", FITS.values(), ids=FITS)
+def test_keras_3_fit(how):
+    keras = pytest.importorskip("keras", "3")
+    assert difference(fitted(keras, mirrored(3), **how), fitted(keras, **how)) <= 1e-6
+
+
+@needs_tf2
+@pytest.mark.parametrize("how", [{"policy": "mixed_float16"}, {"samples": BATCH + 7}], ids=["mixed_float16", "uneven"])
+def test_keras_3_fit_where_k_devices_are_not_one(how):
+    """float16 rounds other batches differently, and Keras averages the means of unequal parts: so, equal to the sum."""
+    keras = pytest.importorskip("keras", "3")
+    weights = fitted(keras, mirrored(3), **how)
+    assert difference(weights, fitted(keras, mirrored(3, tf.distribute.ReductionToOneDevice()), **how)) <= 1e-6
+    assert all(np.isfinite(array).all() for array in weights)
+
+
+@needs_tf2
+def test_keras_2_fit():
+    keras = pytest.importorskip("tf_keras")
+    assert difference(fitted(keras, mirrored(3)), fitted(keras)) <= 1e-6
+
+
+@needs_tf2
+def test_a_loop_under_tf_function_keeps_momentum_and_buckets():
+    """The small gradients of one step share a bucket: one all-reduce for the whole batch of values."""
+    strategy, numbers = mirrored(4), np.arange(24, dtype="float32").reshape(4, 6)
+
+    def replica():
+        context = tf.distribute.get_replica_context()
+        row = tf.gather(numbers, context.replica_id_in_sync_group)
+        return context.all_reduce(MEAN, [row, 2 * row[:3], row[0]])
+
+    step = tf.function(tf.autograph.experimental.do_not_convert(lambda: strategy.run(replica)))
+    for value, exact in zip(step(), (numbers.mean(0), 2 * numbers.mean(0)[:3], numbers.mean(0)[0])):
+        assert all(np.array_equal(copy, exact) for copy in strategy.experimental_local_results(value))
+    (record,) = emitted_in(step.get_concrete_function().graph)
+    assert record.plan.chunks == 1
+
+
+@pytest.mark.skipif(IS_TF2, reason="TensorFlow 2.16 and later have no tf.estimator")
+def test_an_estimator_trains_like_one_device(tmp_path):
+    words, labels = examples(60)
+
+    def model_fn(features, labels, mode):
+        kernel = tf1.get_variable("kernel", [LENGTH, CLASSES], initializer=tf1.zeros_initializer(), use_resource=True)
+        loss = tf1.losses.sparse_softmax_cross_entropy(labels, tf.matmul(tf.cast(features, tf.float32), kernel))
+        step = tf1.train.GradientDescentOptimizer(0.01).minimize(loss, tf1.train.get_or_create_global_step())
+        return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=step)
+
+    def kernel_after(count):
+        def input_fn():
+            return tf.data.Dataset.from_tensor_slices((words, labels)).repeat().batch(60 // count)
+
+        config = tf.estimator.RunConfig(
+            train_distribute=mirrored(count) if count > 1 else None,
+            session_config=tf1.ConfigProto(device_count={"CPU": 3}),
+        )
+        estimator = tf.estimator.Estimator(model_fn, str(tmp_path / str(count)), config)
+        estimator.train(input_fn, steps=5)
+        return estimator.get_variable_value("kernel")
+
+    alone, together = kernel_after(1), kernel_after(3)
+    assert np.abs(alone).max() > 0.01 and difference([together], [alone]) <= 1e-6
+
+
+# ---- the demo --------------------------------------------------------------------------------------
+
+
+@needs_tf2
+def test_the_demo_shows_who_is_right_for_3_and_for_4_devices(tmp_path):
+    status, report, complaints = demo(tmp_path, "--job", "keras", "--devices", "4", "--epochs", "4")
+    assert (status, complaints) == (0, ""), report
+    rows = [line.split() for line in report.splitlines() if line.startswith(("HierarchicalAllReduce", "TensorFlow's"))]
+    assert [row[-1] == "WRONG" for row in rows] == [False, True, False, False]
+    assert all(float(row[-1]) <= 1e-6 for row in rows if row[-1] != "WRONG")
+
+
+@needs_tf2
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--devices", "1"], "nothing to reduce"),
+        (["--devices", "/gpu:0,/gpu:99"], "do not exist: /gpu:0, /gpu:99"),
+        (["--devices", "foo,bar"], "'foo' cannot be read as a device"),
+        (["--update", "main"], "updates every replica"),
+    ],
+)
+def test_the_demo_refuses(options, words):
+    from hier_allreduce.cli.demos import keras
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    with pytest.raises(hier_allreduce.HierAllreduceError, match=words):
+        keras.run(parser.parse_args(["--job", "keras", *options]), io.StringIO())
+
+
+# ---- the bench -------------------------------------------------------------------------------------
+
+
+@needs_tf2
+def test_the_bench_measures_every_ops_object_and_says_who_is_wrong(tmp_path):
+    """In a process of its own: the default's collectives allow one number of devices in a process."""
+    (tmp_path / "model.tsv").write_text("name\tshape\tdtype\nW\t100,200\tfloat32\nb\t200\tfloat32\n")
+    options = ["--distribute", "--shapes", "model.tsv", "--devices", "3", "--rounds", "3"]
+    command = [sys.executable, "-m", "hier_allreduce.cli", "bench", *options]
+    done = subprocess.run(command, cwd=str(tmp_path), capture_output=True, timeout=280)
+    report = done.stdout.decode()
+    assert done.returncode == 0, done.stderr.decode()[-2000:]
+    rows = [line for line in report.splitlines() if re.search(r"  -?\d+[.]\d+  .* \d+\b", line)]
+    assert [row.split("  ")[0] for row in rows] == list(bench_distribute.MIRRORED_CONTENDERS)
+    assert [row.endswith("WRONG") for row in rows] == [False, False, True, True, False]
+
+
+@needs_tf2
+def test_the_bench_refuses_sparse_gradients():
+    with pytest.raises(BenchError, match=r"only dense float32 gradients.*emb"):
+        bench_distribute.compare_mirrored(Case(shapes.load_model("dlrm_criteo_kaggle"), cpus(2)), 1)
+
+
+# ---- kinds of values -------------------------------------------------------------------------------
+
+
+@needs_tf2
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("count", [3, 4])
+def test_every_kind_of_value_is_right_or_refused(kind, count):
+    refused = {"two int32 in one batch": "ValueError", **dict.fromkeys(SENSELESS, "GradientError")}
+    for compiled in (True, False):
+        found = {table.outcome(OURS, kind, count, op, compiled) for op in table.ops_of(kind)}
+        assert found == {refused.get(kind, "right")}
+
+
+@needs_tf2
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_says_what_the_installed_version_does(kind):
+    if f"| TensorFlow {tf.__version__} |" not in PAGE:
+        pytest.skip("the page is about another version")
+    (row,) = [line for line in PAGE.splitlines() if line.startswith(f"| {kind} |")]
+    cells = dict(zip(PEERS, row.strip("| ").split(" | ")[1:]))
+    for peer in set(PEERS) - {RING}:
+        assert cells[peer] == table.cell(peer, kind), peer
+
+
+@needs_tf2
+def test_a_mean_of_integers_is_tensorflows():
+    (got,) = table.reduced(cpus(3), HierarchicalAllReduce(), MEAN, KINDS["int64"])
+    assert got[0].dtype == tf.float64
+
+
+@needs_tf2
+def test_sparse_values_stay_sparse_even_where_dense_would_be_smaller():
+    (got,) = table.reduced(cpus(8), HierarchicalAllReduce(), SUM, KINDS["IndexedSlices"])
+    assert all(isinstance(value, tf.IndexedSlices) for value in got)
+    (got,) = table.reduced(cpus(8), HierarchicalAllReduce(Strategy(sparse="dense")), SUM, KINDS["IndexedSlices"])
+    assert not any(isinstance(value, tf.IndexedSlices) for value in got)
+
+
+@needs_tf2
+@pytest.mark.parametrize("destination", ["/cpu:0", "/cpu:5"])
+def test_one_destination(destination):
+    strategy = mirrored(3)
+    value = strategy.run(lambda: tf.fill([2], tf.distribute.get_replica_context().replica_id_in_sync_group + 1))
+    value = strategy.run(lambda x: tf.cast(x, tf.float32), (value,))
+    got = strategy.extended.reduce_to(SUM, value, destination)
+    assert np.array_equal(got, [6, 6]) and got.device.endswith(destination[-1])
+    (got,) = strategy.extended.batch_reduce_to(SUM, [(value, destination)])
+    assert np.array_equal(got, [6, 6]) and got.device.endswith(destination[-1])
+
+
+@needs_tf2
+def test_values_go_to_the_devices_of_a_variable():
+    strategy = mirrored(3)
+    with strategy.scope():
+        variable = tf.Variable(tf.zeros([2]))
+    value = strategy.run(lambda: tf.fill([2], 2.0 ** tf.cast(replica_number(), tf.float32)))
+    (got,) = strategy.extended.batch_reduce_to(SUM, [(value, variable)])
+    parts = strategy.experimental_local_results(got)
+    assert [part.device[-1] for part in parts] == ["0", "1", "2"]
+    assert all(np.array_equal(part, [7, 7]) for part in parts)
+
+
+def replica_number():
+    return tf.distribute.get_replica_context().replica_id_in_sync_group
+
+
+@needs_tf2
+def test_gather_reduce_and_variables_that_are_summed_on_reading():
+    strategy = mirrored(3)
+    value = strategy.run(lambda: tf.fill([1, 2], replica_number()))
+    assert np.array_equal(strategy.gather(value, axis=0), [[0, 0], [1, 1], [2, 2]])
+    assert np.array_equal(strategy.reduce(SUM, value, axis=None), [[3, 3]])
+    assert np.array_equal(strategy.reduce(MEAN, value, axis=0), [1, 1])
+    with strategy.scope():
+        total = tf.Variable(
+            0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
+        )
+    strategy.run(lambda: total.assign_add(tf.cast(replica_number(), tf.float32)))
+    assert total.numpy() == 3
+
+
+@needs_tf2
+@pytest.mark.parametrize("count, name", [(8, "tensorpack"), (3, "muji"), (3, "auto"), (5, None)])
+def test_strategies_by_name(count, name):
+    (got,) = table.reduced(cpus(count), HierarchicalAllReduce(name), SUM, KINDS["float32"])
+    assert all(np.array_equal(value, np.full([2, 3], 2**count - 1)) for value in got)
+
+
+@needs_tf2
+def test_a_topology():
+    (got,) = table.reduced(cpus(8), HierarchicalAllReduce(topology="dgx-1v"), SUM, KINDS["float32"])
+    assert all(np.array_equal(value, np.full([2, 3], 255)) for value in got)
+
+
+def test_several_strategies_share_one_object_and_its_copy(one_device):
+    """tf.estimator copies what it is given; nothing of one strategy, or graph, may stay in the object."""
+    ours = HierarchicalAllReduce()
+    for count in (3, 2, 3):
+        for cross_device_ops in (ours, copy.deepcopy(ours)):
+            copies = trained_in_graph(count, cross_device_ops)
+            assert difference([row[0] for row in copies], one_device) <= 1e-6
+
+
+# ---- plain graph code, as docs/distribute.md shows it ----------------------------------------------
+
+
+def example(words):
+    """What the page's Python block that contains ``words`` defines."""
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if words in block]
+    defined = {"tf": tf, "hier_allreduce": hier_allreduce, "BatchAllReduceAlgorithm": object}
+    exec(block, defined)
+    return defined
+
+
+def test_the_hook_for_tower_code(graph):
+    devices, rows = cpus(3), []
+    for tower, device in enumerate(devices):
+        with tf.device(device):
+            variable = tf1.get_variable(f"tower{tower}/W", [2], use_resource=True)
+            rows.append([(gradients_on([device], [[np.float32([tower, 3])]])[0][0], variable)])
+    reduced = example("def aggregate")["aggregate"](rows)
+    assert [var.name for ((_, var),) in reduced] == [f"tower{k}/W:0" for k in range(3)]
+    with session() as sess:
+        assert all(np.array_equal(grad, [1, 3]) for grad in sess.run([grad for ((grad, _),) in reduced]))
+
+
+def test_the_hook_for_tf_cnn_benchmarks(graph):
+    rows = gradients_on(cpus(3), [[np.float32([2**k]), np.float32(5)] for k in range(3)])
+    algorithm = example("_do_batch_all_reduce")["HierarchicalAlgorithm"]()
+    with session() as sess:
+        assert sess.run(algorithm._do_batch_all_reduce(rows)) == [(7, 15)] * 3
+
+
+# ---- bad input -------------------------------------------------------------------------------------
+
+
+@needs_tf2
+def test_one_device_is_refused():
+    with pytest.raises(DeviceError, match=r"nothing to reduce.*CPU:0.*one device only: give it the devices"):
+        table.reduced(cpus(1), HierarchicalAllReduce(), SUM, KINDS["float32"])
+
+
+@needs_tf2
+@pytest.mark.parametrize("others", [0, 1])
+def test_one_tensor_for_all_replicas_is_refused(others):
+    """TensorFlow takes it as the sum already: 2 and not 6."""
+    constant = tf.constant(2.0)
+    with pytest.raises(DeviceError, match="very same tensor"):
+        table.reduced(cpus(3), HierarchicalAllReduce(), SUM, lambda r: [constant, *KINDS["float32"](r)[:others]])
+    assert table.reduced(cpus(3), HierarchicalAllReduce(), MEAN, lambda r: [constant])[0][0].numpy() == 2
+
+
+def test_devices_of_several_hosts_are_refused(graph):
+    if not IS_TF2:
+        pytest.skip("TensorFlow 1.15 refuses them itself")
+    hosts = [f"/job:worker/task:{task}/cpu:0" for task in range(2)]
+    strategy = tf.distribute.MirroredStrategy(hosts, cross_device_ops=HierarchicalAllReduce())
+    with pytest.raises(DeviceError, match=r"several hosts \(/job:worker/task:0, /job:worker/task:1\).*MultiWorker"):
+        strategy.run(lambda: tf.distribute.get_replica_context().all_reduce(SUM, [tf.fill([2], 1.0)]))
+
+
+@needs_tf2
+def test_where_tensorflow_ignores_us_its_warning_names_us(monkeypatch, caplog):
+    """jit_compile on GPUs: these CPUs are said to be such."""
+    from tensorflow.python.distribute import mirrored_strategy
+
+    strategy = mirrored(2, HierarchicalAllReduce("tensorpack"))
+    monkeypatch.setattr(mirrored_strategy, "_is_gpu_device", lambda device: True)
+    logger = tf1.logging.get_logger() if hasattr(tf1.logging, "get_logger") else logging.getLogger("tensorflow")
+    monkeypatch.setattr(logger, "propagate", True)
+    replica = tf.autograph.experimental.do_not_convert(
+        lambda: tf.distribute.get_replica_context().all_reduce(SUM, [tf.fill([2], 1.0)])
+    )
+    with contextlib.suppress(tf.errors.OpError, ValueError):
+        tf.function(lambda: strategy.run(replica), jit_compile=True, autograph=False).get_concrete_function()
+    assert "HierarchicalAllReduce(strategy='tensorpack') is provided to initialize MirroredStrategy, it is ignored" in (
+        caplog.text
+    )
+
+
+@needs_tf2
+def test_errors_name_the_replica_and_the_value():
+    with pytest.raises(GradientError, match=r"tower 2 \(.*CPU:2\), variable 0.*shape differs"):
+        table.reduced(cpus(3), HierarchicalAllReduce(), SUM, KINDS["shapes [3, 1] and [1, 4]"])
+
+
+@needs_tf2
+@pytest.mark.parametrize(
+    "make",
+    [lambda x: tf.RaggedTensor.from_row_lengths(x, [1, 2]), lambda x: tf.sparse.from_dense(x)],
+    ids=["RaggedTensor", "SparseTensor"],
+)
+def test_tensors_of_several_parts_are_refused_by_name(make):
+    strategy = mirrored(3)
+    with pytest.raises(GradientError, match=r"replica 0: a (Ragged|Sparse)Tensor cannot be all-reduced"):
+        strategy.run(lambda: tf.distribute.get_replica_context().all_reduce(SUM, make(tf.ones([3]))))
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"strategy": "tensorpak"}, "did you mean 'tensorpack'"),
+        ({"strategy": 3}, "expected a Strategy"),
+        ({"topology": "dgx-1w"}, "topology='dgx-1w'.*did you mean 'dgx-1v'"),
+        ({"topology": 8}, "topology=8: expected a Topology"),
+        ({"strategy": "tensorpack", "topology": "dgx-1v"}, "with a topology this is planned"),
+        ({"strategy": Strategy(topology="dgx-1v"), "topology": "dgx-1p"}, "has one already, 'dgx-1v'"),
+    ],
+)
+def test_wrong_choices_are_refused_at_once(arguments, words):
+    with pytest.raises(StrategyError, match=words):
+        HierarchicalAllReduce(**arguments)

@@ -1,0 +1,350 @@
+"""The tensorpack strategy: trained like one tower, saved like tensorpack's own trainer, and its errors.
+
+Importing tensorpack changes global state, so that everything runs in child processes: see tensorpack_child.py.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+CHILD = Path(__file__).parents[1] / "helpers" / "tensorpack_child.py"
+
+
+@pytest.fixture(scope="module")
+def facts(tmp_path_factory):
+    """Run a scenario of the child, once; what it found."""
+    known = {}
+
+    def get(scenario):
+        if scenario not in known:
+            known[scenario] = run_child(scenario, tmp_path_factory.mktemp(scenario))
+        assert isinstance(known[scenario], dict), known[scenario]
+        return known[scenario]
+
+    return get
+
+
+def run_child(scenario, folder):
+    """The facts; or what was printed, if the child failed or hung."""
+    child = [sys.executable, str(CHILD), scenario, str(folder)]
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
+    try:
+        done = subprocess.run(child, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240)
+    except subprocess.TimeoutExpired as hung:
+        return f"hung: {(hung.output or b'').decode()[-5000:]}"
+    return json.loads((folder / "facts.json").read_text()) if done.returncode == 0 else done.stdout.decode()[-5000:]
+
+
+def weights(variables):
+    return {name: np.array(value) for name, value in variables.items() if name.split("/")[0] in ("hidden", "out")}
+
+
+def difference(variables, others):
+    """The largest one between the trained variables, which both must have, and the optimizer's slots that both have."""
+    a, b = weights(variables), weights(others)
+    assert {"hidden/W", "hidden/b", "out/W", "out/b"} <= set(a) & set(b)
+    return max(np.abs(a[name] - b[name]).max() for name in set(a) & set(b))
+
+
+def in_towers(variables):
+    """{name: [tower 0's value, tower 1's, …]} of all variables that towers have a copy of, slots too."""
+    copies = {}
+    for name, value in sorted(variables.items()):
+        if name.startswith("tower"):
+            original = name.split("/", 1)[1]
+            copies.setdefault(original, [variables[original]]).append(value)
+    return copies
+
+
+def replicas_are_equal(variables):
+    copies = in_towers(variables)
+    assert copies
+    return all(value == values[0] for values in copies.values() for value in values)
+
+
+# ---- training ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_k_towers_train_like_one_with_the_k_fold_batch(facts, count, optimizer):
+    """No rounds of copying between epochs here; and inputs are staged though the process has a pool of one thread."""
+    run = facts("towers")[f"{count} {optimizer}"]
+    assert difference(run["many"], run["one"]) < 1e-6
+    assert count == 1 or replicas_are_equal(run["many"])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+def test_adams_beta_powers_advance_once_a_step(facts, count):
+    after = facts("towers")[f"{count} adam"]["many"]
+    assert after["global_step"] == 12
+    assert after["apply_gradients/beta1_power"] == pytest.approx(0.9**13, rel=1e-5)
+    assert after["apply_gradients/beta2_power"] == pytest.approx(0.999**13, rel=1e-5)
+
+
+def test_accumulated_gradients_are_applied_every_third_step_in_all_towers(facts):
+    run = facts("accumulation")
+    assert difference(run["sgd"], run["plain sgd"]) < 1e-6
+    assert replicas_are_equal(run["sgd"])
+
+
+def test_accumulated_adam_is_adam(facts):
+    run = facts("accumulation")
+    assert difference(run["adam"], run["one adam"]) < 1e-6
+    assert replicas_are_equal(run["adam"])
+    counters = [value for name, value in run["adam"].items() if name.endswith("counter")]
+    powers = [value for name, value in run["adam"].items() if name.endswith("beta2_power")]
+    assert counters == [9, 9, 9]
+    assert powers == [pytest.approx(0.999**4, rel=1e-5)]
+
+
+def test_own_towers_accumulate_in_order_or_not_at_all(facts):
+    run = facts("accumulation")
+    assert run["own towers"] == [[value] * 3 for value in (0, 2, 2, 4, 4, 6)]
+    assert run["restored"] == [[value] * 3 for value in (1, 1, 3, 3, 5, 5)]
+    assert "AccumGradOptimizer reads its counter while" in run["unordered"] and "OrderedAccumGrad" in run["unordered"]
+
+
+# ---- updates at the mains ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "clip", "accumulate adam"])
+def test_updates_at_the_mains_train_like_one_tower(facts, optimizer):
+    run = facts("updates")[optimizer]
+    assert difference(run["many"], run["one"]) < 1e-6
+    assert replicas_are_equal(run["many"])
+    assert run["drift"] and not any(run["drift"])
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])
+def test_both_updates_have_the_same_losses_on_the_digits(facts, optimizer):
+    run = facts("digits")
+    losses, at_mains = run[f"{optimizer} replicated"], run[f"{optimizer} main"]
+    assert len(losses) == 11 and min(losses) < losses[0]
+    assert np.abs(np.subtract(losses, at_mains)).max() <= 1e-6
+
+
+def test_at_the_mains_slots_exist_once_and_are_saved_under_tower_0s_names(facts):
+    run = facts("updates")
+    slots = {f"{layer}/{name}/{slot}" for layer in ("hidden", "out") for name in "Wb" for slot in ("Adam", "Adam_1")}
+    assert {name for name in run["adam"]["many"] if "Adam" in name} == slots
+    assert slots | {"apply_gradients/beta2_power"} <= set(run["saved"])
+
+
+def test_either_update_and_tensorpack_restore_each_others_checkpoints(facts):
+    run = facts("updates")
+    saved, loaded = run["saved"], run["to theirs"]
+    assert {name for name in saved if saved[name] != loaded.get(name)} == set()
+    saved, loaded = run["from theirs"]
+    assert {name for name in saved if saved[name] != loaded.get(name)} == set()
+    assert replicas_are_equal(loaded)
+
+
+def test_a_period_copies_what_is_not_trained(facts):
+    after = facts("updates")["every 5"]
+    (copied,) = in_towers(after)["average"][1:]
+    # copied after the fifth of six steps, so that only the last one is missing
+    assert copied != after["average"] and copied > 0.5 * after["average"]
+
+
+def test_a_file_selects_the_trainer(facts):
+    run = facts("updates")
+    assert difference(run["from file"], run["two"]) < 1e-6
+
+
+# ---- what looks at names -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("update", ["replicated", "main"])
+@pytest.mark.parametrize("optimizer", ["by name", "accumulated by name", "assigned by name", "moved by slots"])
+def test_what_matches_names_sees_tower_0s_in_every_tower(facts, optimizer, update):
+    run = facts("names")
+    many, one = run[f"{optimizer}, {update}"], run[f"{optimizer}, one"]
+    assert difference(many["after"], one["after"]) < 1e-6
+    assert replicas_are_equal(many["after"])
+    assert many["histograms"] == one["histograms"]
+
+
+def test_names_are_tower_0s_inside_of_other_wrappers_too(facts):
+    run = facts("names")
+    many = run["wrapped by name, replicated"]["after"]
+    assert difference(many, run["by name, one"]["after"]) < 1e-6
+    assert replicas_are_equal(many)
+
+
+def test_sparse_gradients_are_scaled_where_the_strategy_makes_them_dense(facts):
+    run = facts("names")
+    many, one = run["scaled embedding, 3"], run["scaled embedding, 1"]
+    assert difference(many, one) < 1e-6
+    assert np.abs(np.subtract(many["embedding"], one["embedding"])).max() < 1e-6
+    assert many["embedding"][0] == [1, 1] != many["embedding"][2]
+    assert replicas_are_equal(many)
+
+
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_layers_freeze_by_their_names_and_summaries_are_made_once(facts, update):
+    many = facts("names")[f"by name, {update}"]
+    assert many["after"]["hidden/W"] == many["before"]["hidden/W"]
+    assert many["after"]["hidden/b"] != many["before"]["hidden/b"]
+    assert many["histograms"] == ["out/W-grad", "out/b-grad"]
+
+
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_a_missing_gradient_can_be_zeros(facts, update):
+    """Only tower 1's cost has ``extra`` squared in it: a third of it in the mean over three towers."""
+    run = facts("names")
+    many = run[f"missing, {update}"]["after"]
+    assert many["extra"] == pytest.approx((1 - 0.1 * 2 / 3) ** 6)
+    assert replicas_are_equal(many)
+    assert difference(many, run["nothing missing"]["after"]) < 1e-6
+
+
+# ---- what is around training -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["ours to theirs", "theirs to ours", "ours to ours"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "accumulate adam"])
+def test_checkpoints_restore_bit_for_bit(facts, optimizer, way):
+    """In both directions between tensorpack's trainer and ours, between different numbers of towers, slots too."""
+    run = facts("checkpoints")[f"{optimizer}, {way}"]
+    saved, loaded = run["saved"], run["loaded"]
+    more_towers = {"apply_gradients/AccumGrad_2/counter"}
+    assert set(saved) - set(loaded) <= more_towers
+    slots = {"momentum": {"Momentum"}, "adam": {"Adam", "Adam_1"}, "accumulate adam": {"Adam", "Adam_1", "AccumGrad"}}
+    assert slots[optimizer] <= {name.split("/")[-1] for name in saved if name.startswith("hidden/W")}
+    assert saved["global_step"] == 4
+    assert [name for name in set(saved) & set(loaded) if saved[name] != loaded[name]] == []
+    assert replicas_are_equal(loaded)
+
+
+@pytest.mark.parametrize("optimizer", ["accumulate adam", "accumulate inside"])
+def test_counters_of_more_towers_than_were_saved_start_where_the_saved_one_stood(facts, optimizer):
+    loaded = facts("checkpoints")[f"{optimizer}, ours to ours"]["loaded"]
+    assert [value for name, value in sorted(loaded.items()) if name.endswith("counter")] == [4, 4, 4]
+
+
+def test_gradient_processors_see_the_reduced_gradients_of_a_tower(facts):
+    """Clipping by the global norm gives in each of three towers, two of them on one device, what it gives in one."""
+    run = facts("callbacks")
+    assert difference(run["clip"], run["one clip"]) < 1e-6
+    assert replicas_are_equal(run["clip"])
+
+
+def test_summaries_and_inference_reach_the_monitors(facts):
+    monitors = facts("callbacks")["monitors"]
+    assert {"cost", "error", "validation_cost", "validation"} <= set(monitors)
+    assert any(name.endswith("hidden/W/rms") for name in monitors)
+    assert (monitors["epoch_num"], monitors["global_step"]) == (2, 12)
+
+
+def test_the_model_saver_saves_every_epoch(facts):
+    assert {"model-6.index", "model-12.index"} <= set(facts("callbacks")["files"])
+
+
+def test_the_sum_is_the_mean_times_k(facts):
+    """Also where a FeedInput was given: each tower takes its own batch of it."""
+    run = facts("callbacks")
+    assert difference(run["sum"], run["three times"]) < 1e-6
+
+
+def test_broadcast_every_epoch_copies_what_is_not_trained(facts):
+    run = facts("callbacks")
+    (with_it,) = in_towers(run["broadcast True"])["average"][1:]
+    assert with_it == run["broadcast True"]["average"] != 0
+    (without,) = in_towers(run["broadcast False"])["average"][1:]
+    assert without != run["broadcast False"]["average"]
+
+
+def test_one_warning_says_that_reference_variables_train_wrong(facts):
+    run = facts("warned")
+    (message,) = [text for text in run["references"] if "reference" in text]
+    for words in ("2 of 6", "'first'", "tf.compat.v1.enable_resource_variables()", "use_resource=True"):
+        assert words in message
+    assert not [text for text in run["one tower"] + run["none"] if "reference" in text]
+
+
+def test_only_what_is_trained_is_compared(facts):
+    """Moving averages, which tower 0 alone updates, differ between towers by more than a weight that should not."""
+    run = facts("warned")
+    for update in ("replicated", "main"):
+        assert not [text for text in run[f"average, {update}"] if "differs" in text]
+    (message,) = [text for text in run["average and weight"] if "differs" in text]
+    assert "'out/b' differs" in message and "tower 1" in message
+
+
+@pytest.mark.parametrize("creator", ["own threads", "adapted"])
+def test_a_session_of_ones_own_configuration_has_threads_and_devices_for_every_tower(facts, creator):
+    """It asks for threads enough, but the process has a pool of one; and another trainer had it first."""
+    run = facts("sessions")
+    assert difference(run[creator], run["one"]) < 1e-6
+    assert replicas_are_equal(run[creator])
+
+
+def test_a_configuration_that_was_given_is_left_as_it_was(facts):
+    before, after = facts("sessions")["config"]
+    assert before == after
+
+
+def test_a_session_that_finalizes_the_graph_restores_a_checkpoint(facts):
+    run = facts("sessions")
+    assert difference(run["finalized"], run["one"]) == 0
+
+
+# ---- refusals ----------------------------------------------------------------------------------------
+
+
+def test_numbers_of_numpy_are_numbers_of_gpus(facts):
+    gpus = ["/gpu:0", "/gpu:1"]
+    assert facts("refusals")["devices"] == {"a count": gpus, "ids": gpus, "an array": gpus}
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "words"),
+    [
+        ("no devices", "DeviceError", ["devices is empty"]),
+        ("zero GPUs", "DeviceError", ["devices=0", "at least one"]),
+        ("no list", "DeviceError", ["must be a list", "'/gpu:0'"]),
+        ("set", "DeviceError", ["must be a list"]),
+        ("quoted", "DeviceError", ["not '0,1'", "number of GPUs", "list of ids such as [0, 1]"]),
+        ("quoted id", "DeviceError", ["tower 0: '0'", "number of GPUs", "list of ids such as [0, 1]"]),
+        ("bool", "DeviceError", ["tower 0", "True"]),
+        ("negative", "DeviceError", ["tower 1", "GPU -1"]),
+        ("typing error", "DeviceError", ["tower 0", "/gpux:0"]),
+        ("algorithm", "StrategyError", ["did you mean 'hierarchical'", "tree", "flat"]),
+        ("update", "StrategyError", ["update='mian'", "'replicated', 'main'"]),
+        ("period", "StrategyError", ["broadcast_every=-2"]),
+        ("preset", "StrategyError", ["did you mean 'chainer'"]),
+        ("key", "StrategyError", ["slip.yaml: 'devises' is unknown; did you mean 'devices'"]),
+        ("cut", "StrategyError", ["over several mains", "splits"]),
+        ("groups", "StrategyError", ["missing [2]"]),
+        ("average", "GradientError", ["average='sum'"]),
+        ("gpus", "DeviceError", ["tower 0: /gpu:0", "tower 7: /gpu:7", "finds 0 GPUs", "There are /cpu:0;"]),
+        ("gpu ids", "DeviceError", ["tower 0: /gpu:0.", "There are /cpu:0;"]),
+        ("own session", "DeviceError", ["tower 1: /cpu:1", "There are /cpu:0;"]),
+        ("few cpus", "DeviceError", ["tower 2: /cpu:2", "There are /cpu:0, /cpu:1;"]),
+        ("feed", "StrategyError", ["PlaceholderInput", "same batch", "QueueInput"]),
+        ("uneven", "GradientError", ["tower 0", "'extra'", "None on towers [0]", "missing='zeros'"]),
+        ("unordered inside", "VariableError", ["AccumGradOptimizer reads its counter while", "OrderedAccumGrad"]),
+        ("own accumulation", "VariableError", ["OwnAccumulation reads its counter while", "OrderedAccumGrad"]),
+        ("distributed", "VariableError", ["Distributed is made for tf.distribute", "tf.compat.v1.train"]),
+        (
+            "scaled embedding",
+            "GradientError",
+            ["tower 0 (/cpu:0), variable 4 ('embedding')", "ScaleGradient", 'strategy=Strategy(sparse="dense")'],
+        ),
+        ("two staged", "StrategyError", ["StagingInput", "QueueInput", "nr_stage=2", "nr_stage=1"]),
+        ("one tower, two staged", "StrategyError", ["StagingInput", "nr_stage=1"]),
+        ("towers' names", "VariableError", ["tower 0", "'tower_user/W'", "rename the scope"]),
+        ("lonely", "GradientError", ["tower 0 (/cpu:0) has 4", "tower 1 (/cpu:1) has 5", "not on every tower: extra"]),
+    ],
+)
+def test_a_wrong_choice_is_refused_before_training(facts, case, error, words):
+    kind, message = facts("refusals")[case]
+    assert kind == error, message
+    for word in words:
+        assert word in message

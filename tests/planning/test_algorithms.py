@@ -1,0 +1,195 @@
+"""The algorithms: right for every number of devices, and exactly the published schedules where there are any."""
+
+import re
+
+import numpy as np
+import pytest
+from helpers import strategies
+from helpers.adding import Adding
+from hypothesis import given
+
+from hier_allreduce import Copy, Plan, Reduce, StrategyError, verify
+from hier_allreduce.planning.algorithms import (
+    ALGORITHMS,
+    BY_ROOT,
+    flat,
+    hierarchical,
+    hierarchical_to,
+    tree,
+    two_groups,
+)
+from hier_allreduce.planning.plan import run
+
+# tensorpack's allreduce_grads_hierarchical at K = 8, written out by hand for variables 0 to 7:
+# add inside both quads | across | back | copy inside both quads
+TENSORPACK = """
+1,2,3→0 5,6,7→4 | 0→4 | 4→0 | 0→1 0→2 0→3 4→5 4→6 4→7
+0,2,3→1 4,6,7→5 | 1→5 | 5→1 | 1→0 1→2 1→3 5→4 5→6 5→7
+0,1,3→2 4,5,7→6 | 2→6 | 6→2 | 2→0 2→1 2→3 6→4 6→5 6→7
+0,1,2→3 4,5,6→7 | 3→7 | 7→3 | 3→0 3→1 3→2 7→4 7→5 7→6
+5,6,7→4 1,2,3→0 | 4→0 | 0→4 | 4→5 4→6 4→7 0→1 0→2 0→3
+4,6,7→5 0,2,3→1 | 5→1 | 1→5 | 5→4 5→6 5→7 1→0 1→2 1→3
+4,5,7→6 0,1,3→2 | 6→2 | 2→6 | 6→4 6→5 6→7 2→0 2→1 2→3
+4,5,6→7 0,1,2→3 | 7→3 | 3→7 | 7→4 7→5 7→6 3→0 3→1 3→2
+"""
+# caffe2 muji's Allreduce2, Allreduce4 and Allreduce8
+MUJI = {
+    2: "1→0 | 0→1",
+    4: "1→0 3→2 | 2→0 | 0→2 | 0→1 2→3",
+    8: "1→0 3→2 5→4 7→6 | 2→0 6→4 | 4→0 | 0→4 | 0→2 4→6 | 0→1 2→3 4→5 6→7",
+}
+
+
+def in_rounds(plan, schedule):
+    """A one-chunk plan in the rounds of ``schedule``, and that schedule, each round as a set of steps."""
+    rounds = [set(text.split()) for text in schedule.split("|")]
+    steps = [re.sub("[() ]", "", f"{s.srcs}→{s.dst}").replace(",→", "→") for s in plan.reduce_half().steps]
+    steps += [f"{s.src}→{s.dst}" for s in plan.copy_half().steps]
+    cut = []
+    for expected in rounds:
+        cut.append(set(steps[: len(expected)]))
+        steps = steps[len(expected) :]
+    return cut + [set(steps)] * bool(steps), rounds
+
+
+@pytest.mark.parametrize("variable, schedule", enumerate(TENSORPACK.strip().splitlines()))
+def test_hierarchical_with_eight_devices_is_tensorpacks_schedule(variable, schedule):
+    ours, theirs = in_rounds(hierarchical(8, [variable]), schedule)
+    assert ours == theirs
+    assert in_rounds(hierarchical(8, [variable + 8]), schedule)[0] == theirs
+
+
+@pytest.mark.parametrize("devices", MUJI)
+def test_tree_is_mujis_schedule(devices):
+    ours, theirs = in_rounds(tree(devices, [0]), MUJI[devices])
+    assert ours == theirs
+
+
+@pytest.mark.parametrize("turn", range(8))
+def test_tree_adds_neighbours_in_pairs_and_quads_at_every_turn(turn):
+    """Whichever device the root is: 6 with 7 and 4 with 5, then these."""
+    strides = [src ^ step.dst for step in tree(8, [turn]).reduce_half().steps for src in step.srcs]
+    assert strides == [1, 1, 1, 1, 2, 2, 4]
+
+
+@pytest.mark.parametrize("devices", [3, 5, 6, 7])
+def test_flat_at_turn_zero_is_mujis_fallback(devices):
+    plan = flat(devices, [0, 0])
+    assert plan.steps[0] == Reduce(0, tuple(range(1, devices)), 0)
+    assert set(plan.steps[1:devices]) == {Copy(0, 0, device) for device in range(1, devices)}
+    assert plan.roots == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "turn, phases",
+    [
+        (0, ["1,2→0 4→3 6,7→5", "0,3→5", "5→0 5→3", "0→1 0→2 3→4 5→6 5→7"]),
+        (1, ["0,2→1 3→4 5,7→6", "1,4→6", "6→1 6→4", "1→0 1→2 4→3 6→5 6→7"]),
+        (4, ["0,2→1 4→3 5,7→6", "3,6→1", "1→3 1→6", "1→0 1→2 3→4 6→5 6→7"]),
+    ],
+)
+def test_hierarchical_is_its_phases_one_after_the_other(turn, phases):
+    plan = hierarchical(8, [turn], groups=((0, 1, 2), (3, 4), (5, 6, 7)))
+    ours, by_hand = in_rounds(plan, "|".join(phases))
+    assert ours == by_hand
+
+
+def some_groupings(devices):
+    everybody = range(devices)
+    yield None
+    yield (tuple(everybody),)
+    yield tuple((device,) for device in everybody)
+    yield tuple(group for group in (tuple(everybody[::2]), tuple(everybody[1::2])) if group)
+    yield tuple(tuple(reversed(everybody[start : start + 3])) for start in range(0, devices, 3))
+
+
+CASES = [
+    (algorithm, devices, groups)
+    for algorithm in ALGORITHMS
+    for devices in range(1, 17)
+    for groups in (some_groupings(devices) if algorithm == "hierarchical" else [None])
+]
+
+
+def check(plan):
+    """What every all-reduce plan has to be."""
+    verify(plan)
+    devices, chunks = plan.devices, plan.chunks
+    assert sum(plan.transfers().values()) == 2 * (devices - 1) * chunks
+    values = [[np.float32([device, 100 * chunk, 1]) for chunk in range(chunks)] for device in range(devices)]
+    sums = [np.sum(column, axis=0) for column in zip(*values)]
+    assert np.array_equal(run(plan, values, Adding()), [sums] * devices)
+
+
+@pytest.mark.parametrize("algorithm, devices, groups", CASES)
+def test_every_algorithm_reduces_for_every_number_of_devices(algorithm, devices, groups):
+    check(ALGORITHMS[algorithm](devices, range(devices + 3), groups))
+
+
+@given(strategies.choices().flatmap(lambda c: strategies.st.tuples(strategies.st.just(c), strategies.turns)))
+def test_every_grouping_and_every_turn_reduces(case):
+    (devices, algorithm, groups), turns = case
+    check(ALGORITHMS[algorithm](devices, turns, groups))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("devices", [2, 3, 5, 8, 16])
+def test_turns_spread_the_roots_over_all_devices(algorithm, devices):
+    assert set(ALGORITHMS[algorithm](devices, range(2 * devices)).roots) == set(range(devices))
+
+
+@pytest.mark.parametrize("algorithm, devices, groups", CASES)
+def test_every_sum_ends_where_it_was_asked_for(algorithm, devices, groups):
+    plan = BY_ROOT[algorithm](devices, [*range(devices), 0], groups)
+    assert plan.roots == (*range(devices), 0)
+    check(plan)
+
+
+@pytest.mark.parametrize("turn", range(8))
+def test_at_eight_devices_a_root_takes_the_way_of_the_turn_that_ends_there(turn):
+    rotated = hierarchical(8, [turn])
+    assert hierarchical_to(8, rotated.roots) == rotated
+
+
+def test_the_quads_partners_alone_talk_to_each_other_at_eight():
+    across = {pair for pair in hierarchical(8, range(8)).transfers() if (pair[0] < 4) != (pair[1] < 4)}
+    assert across == {(device, (device + 4) % 8) for device in range(8)}
+
+
+@pytest.mark.parametrize(
+    "devices, groups", [(1, ((0,),)), (2, ((0,), (1,))), (5, ((0, 1, 2), (3, 4))), (8, ((0, 1, 2, 3), (4, 5, 6, 7)))]
+)
+def test_two_groups_are_halves_of_neighbours(devices, groups):
+    assert two_groups(devices) == groups
+
+
+@pytest.mark.parametrize(
+    "groups, message",
+    [
+        (((0, 1), (2,)), r"missing \[3\]"),
+        (((0, 1), (1, 2, 3)), r"repeated \[1\]"),
+        (((0, 1), (2, 4)), r"unknown \[4\], missing \[3\]"),
+        (((0, 1), (2, -1)), r"unknown \[-1\], missing \[3\]"),
+        (((0, True), (2, 3)), r"unknown \[True\], missing \[1\]"),
+        (((0, 1), (), (2, 3)), r"an empty group"),
+        ((), r"missing \[0, 1, 2, 3\]"),
+        ((0, 1, 2, 3), r"groups must be tuples of tower numbers .*not \(0, 1, 2, 3\)"),
+        (4, r"groups must be tuples of tower numbers .*not 4"),
+        ("01", r"unknown \['0', '1'\]"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused_with_an_example_that_does(groups, message):
+    with pytest.raises(StrategyError, match=message) as caught:
+        hierarchical(4, [0], groups)
+    assert "groups=((0, 1), (2, 3))" in str(caught.value)
+
+
+@pytest.mark.parametrize("algorithm", ["tree", "flat"])
+def test_only_hierarchical_takes_groups(algorithm):
+    with pytest.raises(StrategyError, match=rf"goes with algorithm='hierarchical'; '{algorithm}' has none"):
+        ALGORITHMS[algorithm](4, [0], ((0, 1), (2, 3)))
+
+
+def test_plans_are_values():
+    assert tree(4, [0, 1]) == tree(4, [0, 1]) != tree(4, [1, 0])
+    assert isinstance(tree(4, [0]), Plan)

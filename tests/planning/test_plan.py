@@ -1,0 +1,108 @@
+"""Plans: the check by counting, the interpreter, and how plans print."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.adding import Adding
+
+from hier_allreduce import Copy, Plan, PlanError, Reduce, verify
+from hier_allreduce.planning.algorithms import hierarchical
+from hier_allreduce.planning.plan import run
+
+RING_OF_THREE = Plan(3, 1, (Reduce(0, (1,), 0), Reduce(0, (0,), 2), Copy(0, 2, 0), Copy(0, 2, 1)))
+
+
+def with_step(number, step):
+    steps = list(RING_OF_THREE.steps)
+    steps[number : number + 1] = [step] if step else []
+    return Plan(3, 1, tuple(steps))
+
+
+def test_a_plan_that_is_right_comes_back_from_verify():
+    assert verify(RING_OF_THREE) is RING_OF_THREE
+
+
+@pytest.mark.parametrize(
+    "plan, message",
+    [
+        (with_step(1, None), r"device 0, chunk 0: missing \[0, 1\]; device 1, chunk 0: missing \[0, 1\]; device 2"),
+        (with_step(3, None), r"^device 1, chunk 0: missing \[0, 2\]$"),
+        (with_step(1, Reduce(0, (0, 1), 2)), r"device 0, chunk 0: counted twice \[1\]; device 1, chunk 0: counted"),
+        (with_step(0, Reduce(0, (2,), 0)), r"device 2, chunk 0: missing \[1\], counted twice \[2\]"),
+        (with_step(1, Copy(0, 0, 2)), r"device 0, chunk 0: missing \[2\]"),
+        (with_step(2, Reduce(0, (2,), 0)), r"device 0, chunk 0: counted twice \[0, 1\]"),
+        (with_step(0, Copy(0, 0, 1)), r"chunk 0, Reduce\(.*dst=2\): reduces after a copy, so an incomplete sum"),
+        (with_step(0, Reduce(0, (0,), 0)), r"chunk 0, Reduce\(.*\): a step needs sources, all of them other than"),
+        (with_step(0, Reduce(0, (), 0)), r"chunk 0, Reduce\(.*\): a step needs sources"),
+        (with_step(3, Copy(0, 1, 1)), r"chunk 0, Copy\(.*\): a step needs sources"),
+        (with_step(0, Reduce(0, (3,), 0)), r"chunk 0, Reduce\(.*\(3,\).*\): there are devices 0 to 2 only"),
+        (with_step(3, Copy(0, 2, -1)), r"chunk 0, Copy\(.*dst=-1\): there are devices 0 to 2 only"),
+        (with_step(3, Copy(1, 2, 1)), r"Copy\(chunk=1.*\): there are chunks 0 to 0 only"),
+        (Plan(2, 1, ()), r"device 0, chunk 0: missing \[1\]; device 1, chunk 0: missing \[0\]"),
+    ],
+)
+def test_verify_names_the_device_the_chunk_and_the_fault(plan, message):
+    with pytest.raises(PlanError, match=message):
+        verify(plan)
+
+
+def test_verify_names_the_one_chunk_of_many_that_is_wrong():
+    good = hierarchical(4, range(9))
+    broken = tuple(step for step in good.steps if step != Copy(6, 2, 3))
+    assert len(broken) == len(good.steps) - 1
+    with pytest.raises(PlanError, match=r"^device 3, chunk 6: missing \[0, 1, 2\]$"):
+        verify(Plan(4, 9, broken))
+
+
+def test_one_device_needs_no_steps_and_no_chunks_need_none_either():
+    assert verify(Plan(1, 2, ())).transfers() == {}
+    assert verify(Plan(3, 0, ())).roots == ()
+
+
+def test_run_adds_arrays_and_leaves_its_input_alone():
+    values = [[np.float32(1)], [np.float32(2)], [np.float32(4)]]
+    assert run(RING_OF_THREE, values, Adding()) == [[7], [7], [7]]
+    assert values == [[1], [2], [4]]
+
+
+def test_a_complete_sum_is_finished_once_on_its_root_before_it_is_copied():
+    class Halving(Adding):
+        def finish(self, chunk, root, total):
+            seen.append((chunk, root, total))
+            return total / 2
+
+    seen = []
+    assert run(RING_OF_THREE, [[1], [2], [5]], Halving()) == [[4], [4], [4]]
+    assert seen == [(0, 2, 8)]
+
+
+def test_the_two_halves_make_the_whole():
+    plan = hierarchical(5, range(3))
+    values = [[10**device + chunk for chunk in range(3)] for device in range(5)]
+    reduced = run(plan.reduce_half(), values, Adding())
+    assert [reduced[root][chunk] for chunk, root in enumerate(plan.roots)] == [11111, 11116, 11121]
+    assert run(plan.copy_half(), reduced, Adding()) == run(plan, values, Adding())
+
+
+def test_transfers_count_every_source_of_every_step():
+    assert RING_OF_THREE.transfers() == {(1, 0): 1, (0, 2): 1, (2, 0): 1, (2, 1): 1}
+
+
+def test_what_is_passed_on_unsummed_travels_once_for_each_device_it_comes_from():
+    path = replace(RING_OF_THREE, unsummed=True)  # 1 → 0 → 2: device 0 passes on what it got, and its own
+    assert path.transfers() == {(1, 0): 1, (0, 2): 2, (2, 0): 1, (2, 1): 1}
+    assert path.reduce_half().transfers() == {(1, 0): 1, (0, 2): 2}
+    assert verify(path) is path
+    assert str(path).startswith("plan: 3 devices, 1 chunk, added up at the mains\n")
+
+
+def test_a_plan_prints_as_lines_that_can_be_reviewed():
+    assert str(hierarchical(8, [0])).splitlines()[1:] == [
+        "c0  1,2,3→0  sum",
+        "c0  5,6,7→4  sum",
+        "c0  0→4  sum",
+        "c0  4→0,5,6,7  copy",
+        "c0  0→1,2,3  copy",
+    ]
+    assert str(hierarchical(8, [0])).startswith("hierarchical: 8 devices, 1 chunk")

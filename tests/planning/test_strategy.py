@@ -1,0 +1,158 @@
+"""One object for all choices: read from YAML, checked, and printed as what it will do."""
+
+import dataclasses
+
+import pytest
+
+from hier_allreduce import Strategy, StrategyError, presets
+from hier_allreduce.planning.strategy import strategy_from
+
+
+@pytest.mark.parametrize("name", presets.names("strategies"))
+def test_every_shipped_strategy_loads_and_says_what_it_does(name):
+    text = str(Strategy.load(name))
+    assert "all-reduce" in text and len(text.splitlines()) >= 4
+
+
+def test_the_shipped_default_is_the_default():
+    assert Strategy.load("default") == Strategy()
+
+
+@pytest.mark.parametrize("name", presets.names("strategies"))
+def test_no_shipped_strategy_says_what_goes_without_saying_and_refuses_a_topology(name):
+    given = presets.read_yaml(presets.find("strategies", name, StrategyError), StrategyError)
+    unsaid = {"mains": Strategy().mains_for(given["algorithm"]), "groups": None, "splits": 0, "split_above": 0}
+    assert not [key for key, value in unsaid.items() if key in given and given[key] == value]
+
+
+@pytest.mark.parametrize("name", ["default", "half", "megengine", "muji"])
+def test_shipped_strategies_that_fix_no_mains_go_with_a_topology(name):
+    assert dataclasses.replace(Strategy.load(name), topology="dgx-1v").topology == "dgx-1v"
+
+
+def test_printed_sentences_follow_the_choices():
+    text = str(Strategy(algorithm="flat", mains=3, pack_below=4096, bucket_bytes=1 << 20, wire_dtype="float16"))
+    assert "main is tower 3" in text
+    assert "under 4 KiB share buckets of up to 1 MiB" in text
+    assert "travels as float16" in text
+
+
+@pytest.mark.parametrize(
+    "whole, words",
+    [
+        (None, "in one bucket, cut as planned (on one host's CPU devices: whole gradients)\n"),
+        (False, "in one bucket, cut as planned\n"),
+        (
+            True,
+            "whole, spread over the planned ways by bytes\n  gradients under 64 KiB share buckets of up to 10 MiB\n",
+        ),
+    ],
+)
+def test_printed_sentences_say_how_a_plan_packs(whole, words):
+    text = str(Strategy(topology="dgx-1v", whole=whole))
+    assert "planned for the links of dgx-1v\n" in text and words in text
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])  # the last two are what Windows writes
+def test_a_path_loads_and_lists_become_tuples(tmp_path, encoding):
+    path = tmp_path / "mine.yaml"
+    path.write_text("# größer\nalgorithm: hierarchical\ngroups: [[0, 1], [2]]\n", encoding=encoding)
+    assert Strategy.load(str(path)) == Strategy(algorithm="hierarchical", groups=((0, 1), (2,)))
+
+
+@pytest.mark.parametrize(
+    "content, words",
+    [
+        ("algoritm: flat", ["algoritm", "did you mean 'algorithm'"]),
+        ("algorithm: hierarchic", ["hierarchic", "did you mean 'hierarchical'", "mine.yaml"]),
+        ("- flat", ["key: value"]),
+        ("algorithm: [", ["not readable as YAML"]),
+        ("pack_below: -1", ["pack_below=-1", "0 or more"]),
+        ("bucket_bytes: 0", ["bucket_bytes=0", "pack_below=0 packs nothing"]),
+        ("bucket_bytes: 10MB", ["bucket_bytes='10MB'"]),
+        ("mains: first", ["mains='first'"]),
+        ("mains: true", ["mains=True"]),
+        ("wire_dtype: float8", ["wire_dtype='float8'"]),
+        ("sparse: maybe", ["sparse='maybe'"]),
+        ("missing: ignore", ["missing='ignore'"]),
+        ("topology: dgx-1w", ["topology='dgx-1w'", "'dgx-1v'"]),
+        ("algorithm: tree\ngroups: [[0, 1]]", ["groups", "'tree'"]),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_nearest_word(tmp_path, content, words):
+    path = tmp_path / "mine.yaml"
+    path.write_text(content)
+    with pytest.raises(StrategyError) as refused:
+        Strategy.load(str(path))
+    assert all(word in str(refused.value) for word in words), refused.value
+
+
+def test_an_unknown_name_is_refused_with_the_names_there_are():
+    with pytest.raises(StrategyError, match="did you mean 'muji'"):
+        Strategy.load("mujy")
+
+
+def test_a_strategy_and_its_parts_together_are_refused():
+    with pytest.raises(StrategyError, match="either strategy= or algorithm="):
+        strategy_from(Strategy(), algorithm="flat")
+    with pytest.raises(StrategyError, match="expected a Strategy"):
+        strategy_from(7)
+
+
+def test_names_objects_and_parts_are_accepted():
+    assert strategy_from("muji") == Strategy.load("muji")
+    assert strategy_from(None, algorithm="tree", groups=None) == Strategy(algorithm="tree")
+    assert strategy_from(Strategy(splits=3)).splits == 3
+
+
+@pytest.mark.parametrize("value", [3, None, ["half"], b"half"])
+def test_what_is_no_name_is_refused(value):
+    with pytest.raises(StrategyError, match="expected the name of one of the strategies, or a file's path"):
+        Strategy.load(value)
+
+
+def test_optimizers_get_gathered_rows_unless_several_hosts_add_them_up():
+    assert [Strategy().for_optimizers(hosts).sparse for hosts in (1, 2)] == ["gather", "auto"]
+
+
+def test_a_topology_is_read_once(tmp_path):
+    """It may be a pipe, which has nothing for a second reader."""
+    path = tmp_path / "machine.txt"
+    path.write_text("\tGPU0\tGPU1\nGPU0\tX\tNV2\nGPU1\tNV2\tX\n")
+    strategy = Strategy(topology=str(path))
+    path.unlink()
+    for same in (strategy, strategy.for_optimizers(), strategy.with_sparse("dense")):
+        assert same.machine().kinds == (("X", "NV2"), ("NV2", "X"))
+    assert strategy.for_optimizers().sparse == "gather" and strategy.sparse == "auto"
+    assert Strategy().machine() is None
+
+
+def test_on_cpus_nothing_is_planned_for_this_machine():
+    assert "(on one host's CPU devices: nothing is planned)" in str(Strategy(topology="this machine"))
+    assert "(on one host's CPU devices: whole gradients)" in str(Strategy(topology="dgx-1v"))
+
+
+def test_auto_is_the_default():
+    assert strategy_from("auto") == strategy_from(None) == Strategy()
+    with pytest.raises(StrategyError, match="either strategy= or algorithm="):
+        strategy_from("auto", algorithm="tree")
+
+
+def test_a_path_object_is_a_path(tmp_path):
+    (tmp_path / "mine.yaml").write_text("algorithm: tree\n")
+    assert strategy_from(tmp_path / "mine.yaml") == Strategy(algorithm="tree")
+
+
+def test_dtypes_are_given_by_name():
+    """tf.float16 equals its name, and is none."""
+
+    class Equal:
+        def __eq__(self, other):
+            return other == "float16"
+
+        __hash__ = None
+
+    with pytest.raises(StrategyError, match=r"wire_dtype=.*: expected None or 'float16' or 'bfloat16'"):
+        Strategy(wire_dtype=Equal())
+    with pytest.raises(StrategyError, match="wire_dtype='None' is unknown; there are"):
+        Strategy(wire_dtype="None")

@@ -1,0 +1,457 @@
+"""Topologies: what links and shared resources a table means, YAML in and out, presets, calibration, detection."""
+
+import json
+import os
+import re
+import subprocess
+import threading
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hier_allreduce import presets
+from hier_allreduce.errors import TopologyError
+from hier_allreduce.topology import detect, links
+from hier_allreduce.topology.contention import resources
+from hier_allreduce.topology.gpus import GPUS, guess_speeds
+from hier_allreduce.topology.matrix import LinkMatrix
+from hier_allreduce.topology.topology import calibrated, flat_host, from_matrix, from_text, from_yaml, load, subset
+
+MACHINES = presets.names("machines")
+TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV2\tNV1\nGPU1\tNV2\tX\tSYS\nGPU2\tNV1\tSYS\tX\n"
+INDENTED = "".join(f"  {line}\n" for line in TABLE.expandtabs(6).splitlines())
+
+
+def kinds_of(*rows):
+    """A topology from rows of kinds, without affinities."""
+    labels = tuple(f"GPU{i}" for i in range(len(rows)))
+    kinds = tuple(tuple(row.split()) for row in rows)
+    return from_matrix(LinkMatrix(labels, kinds, ("",) * len(rows), "", ()), "test")
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_presets_load_without_warnings_and_survive_yaml(name):
+    machine = load(name)
+    assert machine.warnings == ()
+    assert from_yaml(machine.to_yaml()) == machine
+
+
+def test_presets_show_their_matrix():
+    for name in MACHINES:
+        text = presets.find("machines", name, TopologyError).read_text(encoding="utf-8")
+        assert "matrix: |" in text and "GPU0" in text
+
+
+def test_a_link_has_the_speed_of_its_nvlinks_or_of_its_way_through_pcie():
+    machine = load("dgx-1v")
+    assert machine.link(0, 3).bandwidth == 2 * machine.link(0, 1).bandwidth == pytest.approx(45.6e9)
+    assert machine.link(0, 5).kind == "SYS" and machine.link(0, 5).bandwidth < machine.link(0, 1).bandwidth
+
+
+def test_every_ordered_pair_has_its_link():
+    machine = load("dgx-1p")
+    assert [(link.src, link.dst) for link in machine.links] == [(i, j) for i in range(8) for j in range(8) if i != j]
+    assert all(machine.link(link.src, link.dst) is link for link in machine.links)
+
+
+def test_many_nvlinks_behind_one_gpu_mean_a_switch_with_one_port_each():
+    assert "GPU1 NVSwitch in" in load("dgx-a100").link(0, 1).through
+    assert load("hgx-a100-4").link(0, 1).through == ()
+
+
+def test_a_port_is_as_fast_as_the_fastest_link_behind_it(tmp_path):
+    """One slow link slows down its own copies only."""
+    path = tmp_path / "measured.yaml"
+    path.write_text("links: {GPU0-GPU7: 5e9}\n")
+    ports = dict(load("dgx-a100", str(path)).shared)
+    assert ports["GPU0 NVSwitch out"] == ports["GPU7 NVSwitch in"] == load("dgx-a100").link(0, 7).bandwidth
+
+
+def test_what_leaves_a_switch_shares_its_uplink_and_what_leaves_a_socket_its_bus():
+    through = load("pcie-sockets").link(0, 4).through
+    assert "uplink of GPU0+GPU1+GPU2+GPU3 out" in through
+    assert "uplink of GPU4+GPU5+GPU6+GPU7 in" in through
+    assert "socket of GPU0+GPU1+GPU2+GPU3 out" in through
+    assert not [name for name in load("pcie-sockets").link(0, 1).through if " of " in name]
+
+
+def test_sockets_are_known_from_the_affinity_where_all_links_are_far():
+    rows = ["GPU0 X SYS SYS SYS 0-7", "GPU1 SYS X SYS SYS 0-7", "GPU2 SYS SYS X SYS 8-15", "GPU3 SYS SYS SYS X 8-15"]
+    machine = from_text("\n".join(["GPU0 GPU1 GPU2 GPU3 CPU Affinity", *rows]), "far")
+    assert "socket of GPU0+GPU1 out" in machine.link(0, 2).through
+    assert "socket of GPU0+GPU1 out" not in machine.link(0, 1).through
+
+
+@pytest.mark.parametrize(
+    "cpus, together",
+    [
+        (["0-71 0 2", "0-71 0 10", "72-143 1 18", "72-143 1 26"], True),  # each GPU's memory is a NUMA node of its own
+        (["0-71 0 N/A", "", "72-143 1 N/A", ""], False),
+        (["0-71 0 N/A", "N/A", "72-143 1 N/A", "N/A"], False),
+        (["NUMA 0", "NUMA 0", "NUMA 1", "NUMA 1"], True),
+    ],
+)
+def test_a_socket_is_known_from_its_cpus_alone(cpus, together):
+    labels = tuple(f"GPU{i}" for i in range(4))
+    kinds = tuple(tuple("X" if i == j else "SYS" for j in range(4)) for i in range(4))
+    machine = from_matrix(LinkMatrix(labels, kinds, tuple(cpus), "", ()), "test")
+    assert ("socket of GPU0+GPU1 out" in machine.link(0, 2).through) == together
+    assert "socket of GPU1+GPU3 out" not in machine.link(1, 2).through
+
+
+@pytest.mark.parametrize(
+    "rows, nvlink",
+    [
+        (["X NV1 NV1", "NV1 X NV1", "NV1 NV1 X"], 18.4e9),
+        (["X NV4", "NV4 X"], 13e9),
+        (["X NV2 NV1", "NV2 X NV2", "NV1 NV2 X"], 22.8e9),
+        (["X NV12", "NV12 X"], 22e9),
+        (["X NV18", "NV18 X"], 21e9),
+        (["X NV1", "NV1 X"], 22.8e9),
+        (["X NV4 NV4", "NV4 X NV4", "NV4 NV4 X"], 22e9),
+        (["X NV4 SYS", "NV4 X SYS", "SYS SYS X"], 13e9),
+        (["X NV5", "NV5 X"], 22e9),
+    ],
+    ids=["P100", "A6000", "V100", "A100", "H100", "two V100", "mesh of A100", "A6000 and one more", "NV5"],
+)
+def test_the_gpu_is_guessed_from_its_links(rows, nvlink):
+    assert kinds_of(*rows).speeds.nvlink == nvlink
+
+
+@pytest.mark.parametrize(
+    "gpu, pcie",
+    [
+        ("Tesla P100-SXM2-16GB", 12e9),
+        ("NVIDIA A100 80GB PCIe", 24e9),
+        ("NVIDIA A10", 24e9),
+        ("NVIDIA H100 NVL", 48e9),
+        ("NVIDIA H20", 48e9),
+        ("NVIDIA L20", 24e9),
+        ("NVIDIA GeForce RTX 5090", 48e9),
+        ("NVIDIA GeForce RTX 4090", 24e9),
+        ("NVIDIA GeForce RTX 3060", 24e9),
+        ("NVIDIA RTX 6000 Ada Generation", 24e9),
+        ("Quadro RTX 6000", 12e9),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 48e9),
+        ("NVIDIA RTX 6000D", 48e9),
+        ("NVIDIA RTX PRO 4500 Blackwell", 48e9),
+        ("NVIDIA RTX 4500 Ada Generation", 24e9),
+        ("NVIDIA RTX A4500", 24e9),
+        ("NVIDIA B200", 48e9),
+        ("NVIDIA GH200 480GB", 48e9),
+        ("Tesla K80", 12e9),
+        ("GeForce GTX 1080 Ti", 12e9),
+    ],
+)
+def test_a_known_model_decides_the_port(gpu, pcie):
+    assert guess_speeds((("X", "SYS"), ("SYS", "X")), gpu).pcie == pcie
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "cost-model.md").read_text(encoding="utf-8")
+
+
+def documented_speeds():
+    """The table of docs/cost-model.md: the models of each row, and its numbers."""
+    rows = PAGE.split("| GPU | NVLinks |")[1].split("\n\n")[0].splitlines()[2:]
+    for models, *numbers in ([cell.strip() for cell in row.strip("|").split("|")] for row in rows):
+        yield models.split(", "), [0.0 if number == "–" else float(number) for number in numbers]
+
+
+def test_the_documented_speeds_are_those_of_each_model():
+    *known, (others, (_, _, *unknown)) = documented_speeds()
+    assert [numbers for _, numbers in known] == [list(gpu[1:]) for gpu in GPUS]
+    for models, (_, nvlink, pcie, memory) in known:
+        for model in models:
+            speeds = guess_speeds((("X", "SYS"), ("SYS", "X")), model)
+            assert [speeds.nvlink, speeds.pcie, speeds.memory] == [1e9 * nvlink, 1e9 * pcie, 1e9 * memory], model
+    speeds = guess_speeds((("X", "SYS"), ("SYS", "X")), others[0])
+    assert [speeds.pcie, speeds.memory] == [1e9 * number for number in unknown]
+    assert f"or than {links._MOST_NVLINKS} where that is unknown" in PAGE
+
+
+def test_the_documented_machine_loads():
+    (text,) = [text for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S) if "matrix" in text]
+    machine = from_text(text, "")
+    assert (machine.name, machine.gpu, machine.kinds[0]) == ("workstation", "RTX 3090", ("X", "NV4", "PHB", "PHB"))
+    assert [machine.link(*pair).bandwidth for pair in ((0, 1), (2, 3), (1, 2))] == [52e9, 39e9, 21e9 * 0.85]
+
+
+@pytest.mark.parametrize(
+    "rows, like",
+    [
+        (["X NV18", "NV18 X"], "H100 GPUs"),
+        (["X NV12", "NV12 X"], "A100 GPUs"),
+        (["X SYS", "SYS X"], "GPUs with PCIe ports of 12 GB/s"),
+    ],
+)
+def test_a_model_that_is_not_known_is_guessed_like_none_with_a_warning(rows, like):
+    kinds = tuple(tuple(row.split()) for row in rows)
+    machine = from_matrix(LinkMatrix(("GPU0", "GPU1"), kinds, ("", ""), "NVIDIA R100", ()), "test")
+    assert (machine.speeds, machine.links) == (kinds_of(*rows).speeds, kinds_of(*rows).links)
+    assert machine.gpu == "NVIDIA R100"
+    assert machine.warnings == (f"the model 'NVIDIA R100' is not known; speeds as of {like} (guessed from the links)",)
+    assert from_yaml(machine.to_yaml()) == machine
+    assert calibrated(machine, {"speeds": {"kernel": 1e-6}}).warnings == machine.warnings
+    assert calibrated(machine, {"gpu": "V100"}).warnings == ()
+    assert calibrated(machine, {"speeds": {"nvlink": 30e9, "pcie": 30e9}}).warnings == ()
+
+
+def test_a_calibration_file_overrides_speeds_kinds_and_pairs(tmp_path):
+    path = tmp_path / "measured.yaml"
+    path.write_text("speeds: {copy_latency: 5e-6}\nlinks: {NV1: 20e9, GPU3-GPU0: 44e9}\n")
+    machine = load("dgx-1v", str(path))
+    assert machine.link(0, 1).bandwidth == 20e9
+    assert machine.link(0, 3).bandwidth == machine.link(3, 0).bandwidth == 44e9
+    assert machine.link(0, 4).bandwidth == pytest.approx(45.6e9)
+    assert machine.link(0, 4).latency == 5e-6
+    assert from_yaml(machine.to_yaml()) == machine
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("gpu: [V100]", "gpu: expected a name, in quotes if it is a number, not .'V100'."),
+        ("links: 0", "links: expected `key: value` lines, not 0"),
+        ("speed: {}", "'speed' is unknown; did you mean 'speeds'"),
+        ("speeds: {nvlnk: 1}", "'nvlnk' is unknown; did you mean 'nvlink'"),
+        ("links: {NVL: 1e9}", "'NVL' is neither a kind"),
+        ("links: {GPU0-GPU9: 1e9}", "'GPU0-GPU9' is neither"),
+        ("links: {NV1: fast}", "NV1: expected bytes/s from 1e6 to 1e15"),
+        ("links: {NV1: -1}", "NV1: expected bytes/s from 1e6 to 1e15"),
+        ("links: {NV1: 1e400}", "NV1: expected bytes/s from 1e6 to 1e15"),
+        (f"links: {{NV1: 1{'0' * 400}}}", "NV1: expected bytes/s from 1e6 to 1e15"),
+        ("links: fast", "links: expected `key: value` lines, not 'fast'"),
+        ("speeds: [1]", r"speeds: expected `key: value` lines, not \[1\]"),
+        *[
+            (f"speeds: {{{name}: {value}}}", rf"speeds: {name}: expected bytes/s from 1e6 to 1e15 .12 GB/s are 12e9.")
+            for name in ("nvlink", "pcie", "memory", "host")
+            for value in (".inf", ".nan", "12", "1e300")
+        ],
+        *[
+            (f"speeds: {{{name}: {value}}}", rf"speeds: {name}: expected seconds above 0, up to 1 .10 µs are 10e-6.")
+            for name in ("copy_latency", "kernel")
+            for value in (".inf", ".nan", "10", "0")
+        ],
+        ("[1, 2", "not readable as YAML"),
+        ("gpu: 2024-13-45", "not readable as YAML: month must be in 1..12"),
+    ],
+)
+def test_a_calibration_file_with_a_slip_is_an_error_that_names_it(tmp_path, text, message):
+    path = tmp_path / "measured.yaml"
+    path.write_text(text)
+    with pytest.raises(TopologyError, match="measured.yaml.*" + message) as caught:
+        load("dgx-1v", str(path))
+    assert str(caught.value).startswith(str(path)) or "is neither" in message  # of what the machine has, too
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("name: x\nmatrix: 3\n", r"expected a `matrix: \|2`: what .* two blanks before each line; or into a file"),
+        (f"name: x\nmatrix: |\n{INDENTED}", r"not readable as YAML.*below `matrix: \|2`, with two blanks"),
+        (f"name: x\nmatrix: |\n{TABLE}", r"not readable as YAML.*below `matrix: \|2`, with two blanks"),
+        (f"name: x\n'Matrix' : |\n{TABLE}", r"not readable as YAML.*below `matrix: \|2`, with two blanks"),
+        (f"gpu: P100\nMatrix: |2\n{INDENTED}", "'Matrix' is unknown; did you mean 'matrix'"),
+        (f"gpu: P100\nMATRIX: |2\n{INDENTED}", "'MATRIX' is unknown; did you mean 'matrix'"),
+        (f"gpu: [P100]\nmatrix: |2\n{INDENTED}", r"gpu: expected a name, in quotes if it is a number, not \['P100'\]"),
+        (f"gpu: 5\nmatrix: |2\n{INDENTED}", "gpu: expected a name, in quotes if it is a number, not 5"),
+        (f"name: [x]\nmatrix: |2\n{INDENTED}", r"name: expected a name, in quotes if it is a number, not \['x'\]"),
+        (f"name: 2024-13-45\nmatrix: |2\n{INDENTED}", "not readable as YAML .month must be in 1..12"),
+        ("matrix: |\n  GPU0 GPU1\n  GPU0 X NV1\n  GPU1 NV1 X\nlatency: 3\n", "'latency' is unknown"),
+        ("matrix: |\n  GPU0 GPU1\n  GPU0 X NV1\n", "row GPU1 is missing"),
+    ],
+)
+def test_a_machine_file_with_a_slip_is_an_error_that_names_it(tmp_path, text, message):
+    path = tmp_path / "machine.yaml"
+    path.write_text(text)
+    with pytest.raises(TopologyError, match="machine.yaml.*" + message) as caught:
+        load(str(path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"gpu: P100\nmatrix: |2\n{INDENTED}",
+        "gpu: P100\nmatrix: |2\n" + "".join(f"  {line}\n" for line in TABLE.splitlines()),  # tabs and all
+        f"gpu: P100\n'matrix': |2\n{INDENTED}",
+        json.dumps({"gpu": "P100", "matrix": TABLE}),
+        f"gpu: P100\nmatrix: |2\n  \x1b[4m{INDENTED[2:]}\x1b[0m",  # the header underlined, as it comes
+    ],
+)
+def test_a_machines_other_keys_count_however_its_matrix_is_written(text):
+    machine = from_text(text, "test")
+    assert (machine.gpu, machine.kinds[0], machine.speeds.nvlink) == ("P100", ("X", "NV2", "NV1"), 18.4e9)
+
+
+def test_a_heading_does_not_make_a_pasted_table_yaml():
+    assert from_text(f"Matrix:\n{TABLE}", "test").kinds == from_text(TABLE, "test").kinds
+
+
+def test_an_unknown_machine_names_the_nearest_preset():
+    with pytest.raises(TopologyError, match="did you mean 'dgx-1v'"):
+        load("dgx1v")
+
+
+@pytest.mark.parametrize("text", [TABLE, "\n" + 1000 * TABLE], ids=["short", "too long for a file's name"])
+def test_a_table_in_the_place_of_its_files_name_is_told_so(text):
+    with pytest.raises(TopologyError, match=r"text that begins with '.*GPU0.*write the text into a file") as caught:
+        load(text)
+    assert len(str(caught.value)) < 200
+    with pytest.raises(TopologyError, match="neither a file nor one of the machines"):
+        load("GPU0" * 1000)
+
+
+def test_a_pair_cannot_have_two_speeds():
+    pair = "matrix: |2\n" + INDENTED + "links: {{GPU0-GPU1: 40e9, GPU1-GPU0: {}}}\n"
+    with pytest.raises(TopologyError, match="'GPU0-GPU1' and 'GPU1-GPU0' are the same pair"):
+        from_yaml(pair.format("1e9"))
+    both = from_yaml(pair.format("40e9"))
+    assert both.link(0, 1).bandwidth == both.link(1, 0).bandwidth == 40e9
+
+
+def test_the_copy_stream_is_held_by_all_copies_of_a_sender_and_ideal_links_by_their_own():
+    machine = load("dgx-1v")
+    queue, ideal = resources(machine).use, resources(machine, ideal_links=True).use
+    assert queue[0, 1][0][0] == queue[0, 3][0][0] != queue[1, 0][0][0]
+    assert ideal[0, 1][0][0] != ideal[0, 3][0][0]
+
+
+def test_a_shells_pipe_is_read_as_a_file_is(tmp_path):
+    """``hier-allreduce topo <(nvidia-smi topo -m)``"""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(str(pipe))
+    writer = threading.Thread(target=pipe.write_text, args=(TABLE,), daemon=True)
+    writer.start()
+    machine = load(str(pipe))
+    writer.join()
+    assert machine.kinds == from_text(TABLE, "").kinds
+
+
+def test_a_subset_keeps_the_links_between_its_devices():
+    half = subset(load("dgx-1v"), [3, 0, 4])
+    assert half.kinds == (("X", "NV2", "SYS"), ("NV2", "X", "NV2"), ("SYS", "NV2", "X"))
+    assert half.link(0, 1).kind == "NV2"
+    with pytest.raises(TopologyError, match="devices 0 to 7"):
+        subset(load("dgx-1v"), [0, 8])
+    with pytest.raises(TopologyError, match=r"devices 0 to .*, each once; cannot take 1 twice"):
+        subset(load("dgx-1v"), [1, 1])
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_subset_survives_yaml(name):
+    machine = load(name)
+    for devices in (range(len(machine) // 2), range(len(machine) - 2, len(machine)), range(0, len(machine), 3), [0]):
+        part = subset(machine, devices)
+        assert replace(from_yaml(part.to_yaml()), warnings=()) == part
+        assert {name for name, _ in part.shared} == {name for link in part.links for name in link.through}
+
+
+def test_a_subset_keeps_the_overrides_of_its_links_and_no_others(tmp_path):
+    path = tmp_path / "measured.yaml"
+    path.write_text("links: {GPU0-GPU7: 40e9, GPU0-GPU3: 44e9, NV1: 20e9, SYS: 8e9}\n")
+    part = subset(load("dgx-1v", str(path)), range(4))
+    assert part.overrides == (("GPU0-GPU3", 44e9), ("NV1", 20e9))
+    assert [part.link(0, peer).bandwidth for peer in (1, 3)] == [20e9, 44e9]
+    assert from_yaml(part.to_yaml()) == part
+
+
+def test_a_switch_is_known_from_its_model_where_few_of_its_gpus_are_left():
+    assert "GPU1 NVSwitch in" in subset(load("dgx-2"), range(3)).link(0, 1).through
+    assert subset(load("hgx-a100-4"), range(4)).link(0, 1).through == ()
+
+
+def test_a_flat_host_has_one_kind_of_link():
+    host = flat_host(3)
+    assert {link.kind for link in host.links} == {"HOST"}
+    assert from_yaml(host.to_yaml()) == host
+
+
+# ---- the running machine ----------------------------------------------------------------------------
+
+
+LISTING = "GPU 0: Tesla V100 (UUID: GPU-aa)\nGPU 1: Tesla V100 (UUID: GPU-bb)\nGPU 2: Tesla V100 (UUID: GPU-ab)\n"
+
+
+@pytest.fixture
+def nvidia_smi(monkeypatch):
+    """A machine with three GPUs, of which CUDA shows all."""
+    monkeypatch.setattr(detect, "_run", lambda *arguments: LISTING if arguments == ("-L",) else TABLE)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def test_this_machine_by_nvidia_smi(nvidia_smi):
+    machine = detect.this_machine()
+    assert (len(machine), machine.gpu) == (3, "Tesla V100")
+
+
+def test_this_machine_for_some_devices_in_their_order(nvidia_smi):
+    machine = detect.this_machine(["/gpu:2", "/job:localhost/replica:0/task:0/device:GPU:0"])
+    assert machine.devices == ("GPU2", "GPU0") and machine.link(0, 1).kind == "NV1"
+
+
+def test_this_machine_as_cuda_shows_it(nvidia_smi, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,1")
+    assert detect.this_machine(["/gpu:0", "/gpu:1"]).devices == ("GPU2", "GPU1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb")
+    assert detect.this_machine().devices == ("GPU1",)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
+    with pytest.raises(TopologyError, match="'GPU-a' is neither"):
+        detect.this_machine()
+
+
+@pytest.mark.parametrize("visible, left", [("0,-1,1", ("GPU0",)), ("-1", ("CPU0",)), ("NoDevFiles", ("CPU0",))])
+def test_gpus_that_cuda_hides_are_not_of_this_machine(nvidia_smi, monkeypatch, visible, left):
+    monkeypatch.setattr(detect, "_by_tensorflow", lambda: None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert detect.this_machine().devices == left
+
+
+def test_cpu_devices_are_a_flat_host_and_strange_ones_an_error(nvidia_smi):
+    assert detect.this_machine(["/cpu:0", "/device:CPU:1"]).devices == ("CPU0", "CPU1")
+    with pytest.raises(TopologyError, match="'/tpu:0'"):
+        detect.this_machine(["/tpu:0"])
+    for mixed in (["/gpu:0", "/cpu:1"], ["/cpu:1", "/GPU:0"]):
+        with pytest.raises(TopologyError, match=f"'{mixed[0]}' and '{mixed[1]}' are of two kinds"):
+            detect.this_machine(mixed)
+
+
+def test_nvidia_smi_is_asked_once_in_a_process(monkeypatch):
+    asked = []
+
+    def run(command, **how):
+        asked.append(tuple(command[1:]))
+        return subprocess.CompletedProcess(command, 0, (LISTING if command[1:] == ["-L"] else TABLE).encode())
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(detect.shutil, "which", lambda name: name)
+    detect._run.cache_clear()
+    try:
+        for visible in ("0,1,2", "2,1", "GPU-bb"):
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+            assert len(detect.this_machine()) == len(visible.split(","))
+    finally:
+        detect._run.cache_clear()
+    assert asked == [("topo", "-m"), ("-L",)]
+
+
+def test_without_nvidia_smi_tensorflow_is_asked(monkeypatch):
+    monkeypatch.setattr(detect, "_run", lambda *arguments: "")
+    monkeypatch.setattr(detect, "_by_tensorflow", lambda: None)
+    assert detect.this_machine().devices == ("CPU0",)
+
+
+def test_tensorflows_locality_tells_peers_from_others():
+    link = namedtuple("link", "device_id")
+    links = namedtuple("links", "link")
+    locality = namedtuple("locality", "links numa_node")
+    gpu = namedtuple("gpu", "locality physical_device_desc")
+    name = "device: 0, name: Tesla P100-SXM2-16GB, pci bus id: 0000:06:00.0"
+    gpus = [gpu(locality(links([link(j) for j in peers]), 0), name) for peers in ((1,), (0,), ())]
+    machine = detect.from_locality(gpus)
+    assert machine.kinds == (("X", "PHB", "SYS"), ("PHB", "X", "SYS"), ("SYS", "SYS", "X"))
+    assert machine.gpu == "Tesla P100-SXM2-16GB"
+    assert detect.from_locality([]) is None
