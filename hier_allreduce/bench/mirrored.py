@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ..errors import BenchError
 from ..formatting import table
-from ..graph import make_cpus
+from ..graph import IS_TF2, make_cpus
 from ..integrations.distribute import HierarchicalAllReduce
 from .case import Case
 from .measuring import Tick, interleaved, quartiles
@@ -83,7 +83,7 @@ def compare_mirrored(case: Case, rounds: int, tick: Tick = lambda words: None) -
 
 
 def _make_cpus(devices: Tuple[str, ...]) -> None:
-    if not tf.__version__.startswith("2"):
+    if not IS_TF2:
         raise BenchError(f"MirroredStrategy is measured on TensorFlow 2, and this is {tf.__version__}")
     if all("gpu" in device for device in devices):
         return

@@ -23,6 +23,7 @@ from .allreduce import (
 from .auditing import Audit, audit, data_sends
 from .compat import (
     COLLECTED,
+    IS_TF2,
     as_written,
     belongs_here,
     is_for_a_session,
@@ -41,6 +42,7 @@ from .gradients import Matrix, check_matrix, is_sparse, pairs_of, static_shape, 
 
 __all__ = [
     "COLLECTED",
+    "IS_TF2",
     "Audit",
     "CrossHostReduce",
     "Matrix",

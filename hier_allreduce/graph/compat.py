@@ -9,16 +9,17 @@ from typing import Any, Callable, ContextManager, Iterator, Tuple, TypeVar, cast
 import tensorflow as tf
 
 tf1 = tf.compat.v1
+IS_TF2 = tf.__version__ >= "2"
 F = TypeVar("F", bound=Callable[..., Any])
 
-_UNSIGNED = ("uint16", "uint32", "uint64") if tf.__version__ >= "2" else ()  # 1.15 adds three of them, but not two
+_UNSIGNED = ("uint16", "uint32", "uint64") if IS_TF2 else ()  # 1.15 adds three of them, but not two
 # the dtypes that can be added up, on CPU devices; float8 and the like only travel
 SUMMED = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     *("int8", "int16", "int32", "int64", "uint8", *_UNSIGNED),
 )
 # the dtypes that collectives add up; 1.15 has no kernel for halves
-COLLECTED = (*(("float16",) if tf.__version__ >= "2" else ()), "float32", "float64", "int32", "int64")
+COLLECTED = (*(("float16",) if IS_TF2 else ()), "float32", "float64", "int32", "int64")
 
 
 def as_written(function: F) -> F:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from ...errors import DeviceError, StrategyError
-from ...graph import make_cpus
+from ...graph import IS_TF2, make_cpus
 from ...integrations.distribute import HierarchicalAllReduce
 from .options import chosen_strategy, named_devices
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     """
     if args.update != "replicated":
         raise StrategyError(f"--update {args.update}: MirroredStrategy updates every replica; leave it out")
-    if not tf.__version__.startswith("2"):
+    if not IS_TF2:
         raise DeviceError(f"Keras 3 needs TensorFlow 2.16 or later, and this is {tf.__version__}; take another --job")
     devices, cpus = named_devices(args.devices)
     if len(devices) < 2:
