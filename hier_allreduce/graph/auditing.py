@@ -71,8 +71,6 @@ class Audited:
     def __str__(self) -> str:
         total = sum(self.copies.values())
         parts = [self.plan.algorithm, count(self.plan.chunks, "chunk"), f"{total} copies"]
-        if self.plan.unsummed:
-            parts.append("added up at the mains")
         if self.hosts > 1:
             size = "" if self.bytes_across is None else f" ({amount(self.bytes_across)})"
             parts.append(f"{count(self.collectives, 'collective')} over {self.hosts} hosts{size}")

@@ -80,10 +80,6 @@ class DeviceReduction(Ops[Any]):
         with tf1.device(self.devices[step.dst]):
             return tf.identity(value, name=f"{self.names[step.chunk]}/copy")
 
-    def passed_on(self, chunk: int, src: int, dst: int, value: Any) -> Any:
-        """A value of ``src``, yet to be added up, on ``dst``."""
-        return self.copy(Copy(chunk, src, dst), value)
-
     def added(self, chunk: int, values: Sequence[Any], places: Sequence[int]) -> Any:
         """The sum of ``values``, each of which is on the tower in ``places``, on the first one's.
 
@@ -200,9 +196,6 @@ class Narrow(DeviceReduction):
     def copy(self, step: Copy, value: Any) -> Any:
         return _Part(super().copy(step, value.value), value.towers)
 
-    def passed_on(self, chunk: int, src: int, dst: int, value: Any) -> Any:
-        return self.copy(Copy(chunk, src, dst), self._sent(chunk, src, value))
-
     def _sent(self, chunk: int, src: int, part: _Part) -> _Part:
         """``part`` in its travelling dtype, cast before it leaves ``src``."""
         with tf1.device(self.devices[src]):
@@ -246,22 +239,6 @@ class _ByChunk(Ops[Any]):
         return self._readings[step.chunk].copy(step, value)
 
 
-class _Unsummed(_ByChunk):
-    """The same for plans that add up at the roots only: until then a value is the list of what was brought together."""
-
-    def start(self, chunk: int, value: Any) -> Any:
-        return [super().start(chunk, value)]
-
-    def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
-        pass_on, dst = self._readings[step.chunk].passed_on, step.dst
-        return own + [pass_on(step.chunk, src, dst, one) for src, held in zip(step.srcs, others) for one in held]
-
-    def finish(self, chunk: int, root: int, total: Any) -> Any:
-        own, *others = total
-        at_once = Reduce(chunk, (root,) * len(others), root)
-        return super().finish(chunk, root, super().reduce(at_once, own, others) if others else own)
-
-
 def emit(
     plan: Plan,
     tensors: Sequence[Sequence[Any]],
@@ -281,7 +258,7 @@ def emit(
     Returns:
         K×C tensors, entry (k, c) on ``devices[k]``; None where it is not wanted.
     """
-    ops = (_Unsummed if plan.unsummed else _ByChunk)(readings)
+    ops = _ByChunk(readings)
     values = [[ops.start(chunk, tensor) for chunk, tensor in enumerate(row)] for row in tensors]
     result = run(plan, values, ops)
     ended: List[List[Any]] = [[None] * plan.chunks for _ in devices]

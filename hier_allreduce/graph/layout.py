@@ -105,9 +105,8 @@ def lay_out(
     else:
         algorithm = None if strategy.algorithm == "auto" else strategy.algorithm
         links = PlanningTarget(machine, algorithm, 0.5 if strategy.wire_dtype else 1.0, hosts, network)
-        if one_main or _stays_whole(strategy, grads.devices, hosts):
-            unsummed = all_on_cpu(grads.devices) and hosts == 1
-            chunks, plan = plan_whole(specs, links, strategy.bucketing, unsummed)
+        if one_main or strategy.whole:
+            chunks, plan = plan_whole(specs, links, strategy.bucketing)
         else:
             chunks, plan = plan_cut(specs, links)
         plan = _with_indices_beside_values(found, chunks, plan)
@@ -146,12 +145,6 @@ def _machine(strategy: Strategy, devices: Sequence[Any]) -> Optional[Topology]:
         return subset(machine, device_numbers(devices))
     except TopologyError as error:
         raise StrategyError(f"topology={strategy.topology!r} does not fit devices {list(devices)}: {error}") from None
-
-
-def _stays_whole(strategy: Strategy, devices: Sequence[Any], hosts: int) -> bool:
-    if strategy.whole is None:
-        return all_on_cpu(devices) and hosts == 1  # between hosts every chunk costs a collective
-    return strategy.whole
 
 
 def _with_indices_beside_values(found: Sequence[Entry], chunks: Sequence[Chunk], plan: Plan) -> Plan:

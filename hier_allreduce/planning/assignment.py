@@ -6,7 +6,6 @@ for each bucket as if it were alone.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..topology import Network, Topology
@@ -16,7 +15,6 @@ from .algorithms import ReduceHalf, plan_from_halves
 from .buckets import Bucketing, Chunk, Spec, cut, make_buckets
 from .plan import Plan, Step
 from .recipes import Recipe
-from .spanning_trees import centers, rooted_half
 
 _UNKNOWN = 1 << 20  # bytes taken for a gradient whose size is known only at run time
 
@@ -65,14 +63,8 @@ def plan_cut(specs: Sequence[Spec], links: PlanningTarget) -> Tuple[List[Chunk],
     return chunks, Plan(len(links.machine), len(chunks), tuple(steps), links.algorithm or "auto")
 
 
-def plan_whole(
-    specs: Sequence[Spec], links: PlanningTarget, how: Bucketing, unsummed: bool = False
-) -> Tuple[List[Chunk], Plan]:
-    """As :func:`planned`, but every gradient stays whole: buckets as usual, spread over the planned ways by bytes.
-
-    ``unsummed`` is for copies that cost nothing: one sum with K operands passes over memory less often than K-1 with
-    two, and from the middle of the same links there are the fewest copies.
-    """
+def plan_whole(specs: Sequence[Spec], links: PlanningTarget, how: Bucketing) -> Tuple[List[Chunk], Plan]:
+    """As :func:`plan_cut`, but every gradient stays whole: buckets as usual, spread over the planned ways by bytes."""
     chunks = make_buckets(specs, how)
     total = sum(chunk.bytes for chunk in chunks)
     recipe = links.recipe(total)
@@ -84,14 +76,4 @@ def plan_whole(
         ways[chunk] = max(room, key=lambda way: room[way])
         room[ways[chunk]] -= max(chunks[chunk].bytes, 1)
     halves, backs = [half for half, _ in ways], [back for _, back in ways]
-    if unsummed:
-        halves = backs = [_from_the_middle(half, turn) for turn, half in enumerate(halves)]
-    plan = plan_from_halves(len(links.machine), halves, links.algorithm or "auto", backs)
-    return chunks, replace(plan, unsummed=unsummed)
-
-
-def _from_the_middle(half: ReduceHalf, turn: int) -> ReduceHalf:
-    """The same links, but the sum is complete where the farthest device is fewest copies away; of two in turn."""
-    tree = tuple((src, dst) for srcs, dst in half for src in srcs)
-    middle = centers(tree)
-    return rooted_half(tree, middle[turn % len(middle)])
+    return chunks, plan_from_halves(len(links.machine), halves, links.algorithm or "auto", backs)

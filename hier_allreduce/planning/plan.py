@@ -14,7 +14,7 @@ device must hold the sum of all K.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Dict, Generic, List, NamedTuple, Sequence, Tuple, TypeVar, Union
@@ -49,14 +49,12 @@ class Plan:
     """Steps in execution order, for ``devices`` (K) devices and ``chunks`` chunks.
 
     Steps of different chunks do not depend on each other; the order of one chunk's steps is their meaning.
-    ``unsummed``: what a ``Reduce`` brings together is only passed on; the root adds up all K values at once.
     """
 
     devices: int
     chunks: int
     steps: Tuple[Step, ...]
     algorithm: str = ""
-    unsummed: bool = False
 
     @property
     def roots(self) -> Tuple[int, ...]:
@@ -75,26 +73,19 @@ class Plan:
 
     def copy_half(self) -> Plan:
         """Only the copies: each chunk's root sends what it holds to everybody."""
-        return replace(self, steps=tuple(s for s in self.steps if isinstance(s, Copy)), unsummed=False)
+        return replace(self, steps=tuple(s for s in self.steps if isinstance(s, Copy)))
 
     def transfers(self) -> Counter:
         """How many values travel from device i to device j: ``{(i, j): count}``."""
         sent: Counter = Counter()
-        held: Dict[Tuple[int, int], int] = defaultdict(lambda: 1)  # values that a device would pass on, of a chunk
         for step in self.steps:
-            if isinstance(step, Copy):
-                sent[step.src, step.dst] += 1
-                continue
-            for src in step.srcs:
-                sent[src, step.dst] += held[src, step.chunk]
-                if self.unsummed:
-                    held[step.dst, step.chunk] += held[src, step.chunk]
+            sources = step.srcs if isinstance(step, Reduce) else (step.src,)
+            sent.update((src, step.dst) for src in sources)
         return sent
 
     def __str__(self) -> str:
-        where = ", added up at the mains" * self.unsummed
         sizes = f"{count(self.devices, 'device')}, {count(self.chunks, 'chunk')}"
-        head = f"{self.algorithm or 'plan'}: {sizes}{where}"
+        head = f"{self.algorithm or 'plan'}: {sizes}"
         return "\n".join([head, *_lines(self.steps)])
 
 

@@ -92,14 +92,9 @@ def simulate(
         rule: one of :data:`RULES`.
 
     Raises:
-        PlanError: the plan has another number of devices or chunks, or passes on values unsummed, which is for devices
-            without links.
+        PlanError: the plan has another number of devices or chunks.
         StrategyError: ``rule`` is unknown.
     """
-    if plan.unsummed:
-        raise PlanError(
-            "the plan passes values on unsummed, which is for devices without links; simulate one that adds"
-        )
     if plan.devices != len(topology) or plan.chunks != len(chunks):
         raise PlanError(
             f"the plan is for {plan.devices} devices and {plan.chunks} chunks; "

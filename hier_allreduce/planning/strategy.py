@@ -54,9 +54,8 @@ class Strategy:
         missing: None on some towers only: an ``"error"``, or ``"zeros"`` in its place.
         whole: with a topology: False makes one bucket of all gradients of a dtype and cuts it as planned; True leaves
             gradients whole, packs small ones as without a topology, and spreads them over the planned ways. None is
-            True where all devices are CPUs of one host (packing costs time there, copies cost none), and False
-            elsewhere; with ``update="main"`` it is always True. Whole gradients on CPU devices of one host go the
-            planned ways unsummed, and are added up on their mains, all at once.
+            False, and True with ``update="main"``, which needs whole gradients. On CPU devices, whose copies cost
+            nothing, a plan for another machine's links costs several times the default strategy.
 
     Raises:
         StrategyError: a value that is none of these, or a topology that is not there or cannot be understood.
@@ -199,9 +198,8 @@ class Strategy:
                 yield "gradients stay whole, spread over the planned ways by bytes"
                 yield self._packing()
             else:
-                on_cpus = "nothing is planned" if self.topology == THIS_MACHINE else "whole gradients"
-                where = f" (on one host's CPU devices: {on_cpus})" if self.whole is None else ""
-                yield f"all gradients of a dtype in one bucket, cut as planned{where}"
+                on_cpus = " (on CPU devices: nothing is planned)" if self.topology == THIS_MACHINE else ""
+                yield f"all gradients of a dtype in one bucket, cut as planned{on_cpus}"
             return
         mains = self.mains_for(self.algorithm)
         words = {"balance": "mains chosen by bytes", "rotate": "mains rotate with the chunk"}

@@ -1,7 +1,5 @@
 """Plans: the check by counting, the interpreter, and how plans print."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from helpers.adding import Adding
@@ -87,14 +85,6 @@ def test_the_two_halves_make_the_whole():
 
 def test_transfers_count_every_source_of_every_step():
     assert RING_OF_THREE.transfers() == {(1, 0): 1, (0, 2): 1, (2, 0): 1, (2, 1): 1}
-
-
-def test_what_is_passed_on_unsummed_travels_once_for_each_device_it_comes_from():
-    path = replace(RING_OF_THREE, unsummed=True)  # 1 → 0 → 2: device 0 passes on what it got, and its own
-    assert path.transfers() == {(1, 0): 1, (0, 2): 2, (2, 0): 1, (2, 1): 1}
-    assert path.reduce_half().transfers() == {(1, 0): 1, (0, 2): 2}
-    assert verify(path) is path
-    assert str(path).startswith("plan: 3 devices, 1 chunk, added up at the mains\n")
 
 
 def test_a_plan_prints_as_lines_that_can_be_reviewed():

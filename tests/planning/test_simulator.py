@@ -2,7 +2,6 @@
 
 import math
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 
@@ -153,8 +152,6 @@ def test_a_plan_for_another_machine_is_an_error():
         simulate(algorithms.flat(4, [0]), load("dgx-1v"), [1])
     with pytest.raises(PlanError, match="2 sizes"):
         simulate(algorithms.flat(8, [0]), load("dgx-1v"), [1, 1])
-    with pytest.raises(PlanError, match="unsummed, which is for devices without links"):
-        simulate(replace(algorithms.flat(8, [0]), unsummed=True), load("dgx-1v"), [1])
     with pytest.raises(StrategyError, match="did you mean 'queue'"):
         simulate(algorithms.flat(8, [0]), load("dgx-1v"), [1], rule="queues")
 
