@@ -5,23 +5,18 @@ ten times over. They end with their test, whatever it does.
 """
 
 import contextlib
-import multiprocessing
-import os
-from pathlib import Path
 
-from helpers import cluster_child
-from hier_allreduce.cluster import liveness as alive
+from helpers import cluster_child, forks, ports
 
 SECONDS = cluster_child.SECONDS + 30  # for anything that should happen
 TIMEOUT = 21.0  # of clusters in which a host dies or freezes; a third of it does not take another one for frozen
-
-_HERE = str(Path(__file__).parents[1])
 
 
 class Host:
     """One process, and what it has said."""
 
-    def __init__(self, context, scenario, arguments, options):
+    def __init__(self, scenario, arguments, options):
+        context = forks.context()
         self._line, theirs = context.Pipe()
         self.process = context.Process(
             target=cluster_child.main, args=(scenario, arguments, options, theirs), daemon=True
@@ -78,18 +73,14 @@ def job(scenario, hosts, each=None, addresses=None, devices=2, timeout=30.0, **o
         timeout: of the cluster.
         options: the scenario's, for all hosts.
     """
-    context = multiprocessing.get_context("forkserver")
-    if _HERE not in os.environ.get("PYTHONPATH", ""):
-        os.environ["PYTHONPATH"] = os.pathsep.join([_HERE, *filter(None, [os.environ.get("PYTHONPATH")])])
-    context.set_forkserver_preload(["helpers.cluster_child"])
-    addresses = addresses or alive.free_addresses(hosts)
+    addresses = addresses or ports.free_addresses(hosts)
     started = []
     try:
         for task in range(hosts):
             own = {**options, **(each or {}).get(task, {})}
             arguments = {"hosts": addresses, "task": task, "devices_per_host": devices, "timeout": timeout}
             arguments.update(own.pop("cluster", {}))
-            started.append(Host(context, scenario, arguments, own))
+            started.append(Host(scenario, arguments, own))
         yield started
     finally:
         for host in started:

@@ -1,13 +1,20 @@
-"""``hier-allreduce demo`` in a process of its own."""
+"""``hier-allreduce demo``, and other programs that end with the command."""
 
 import subprocess
 import sys
 
+from helpers.forks import Finished, run_forked
+
+_RUN = "from hier_allreduce.cli import main; sys.exit(main(sys.argv[1:]))"
+
 
 def demo(folder, *options, code="pass"):
-    """Run it after ``code``; (exit status, what it printed, what it complained about)."""
-    program = f"import sys; {code}; from hier_allreduce.cli import main; sys.exit(main(sys.argv[1:]))"
-    command = [sys.executable, "-c", program, "demo", *options]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    done = subprocess.run(command, cwd=str(folder), timeout=280, **pipes)
-    return done.returncode, done.stdout.decode(), done.stderr.decode()
+    """Run the demo after ``code`` in a forked process: ``(exit status, output, errors)``."""
+    return run_forked(f"import sys; {code}; {_RUN}", "demo", *options, folder=folder)
+
+
+def cold_demo(folder, *options):
+    """Run the demo as people do, in a process that imports everything itself: ``(exit status, output, errors)``."""
+    command = [sys.executable, "-c", f"import sys; {_RUN}", "demo", *options]
+    done = subprocess.run(command, cwd=str(folder), timeout=280, stdin=subprocess.DEVNULL, capture_output=True)
+    return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -1,8 +1,8 @@
-"""What tests/test_tensorpack.py runs in processes of their own, because importing tensorpack changes global state.
+"""What test_tensorpack.py runs in processes of their own, because importing tensorpack changes global state.
 
-    python -m helpers.tensorpack_child SCENARIO FOLDER
+    main(SCENARIO, FOLDER)      or, by hand in tests/:      python -m helpers.tensorpack_child SCENARIO FOLDER
 
-writes FOLDER/facts.json, what the tests look at.
+writes FOLDER/facts.json, which the tests check.
 """
 
 import contextlib
@@ -537,8 +537,7 @@ def refusals(folder):
     return facts
 
 
-def main():
-    scenario, folder = sys.argv[1:]
+def main(scenario, folder):
     logger.set_logger_dir(folder, action="k")
     facts = globals()[scenario](folder)
     with open(os.path.join(folder, "facts.json"), "w") as file:
@@ -546,4 +545,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -4,15 +4,10 @@ Importing tensorpack changes global state, so that everything runs in child proc
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-CHILD = Path(__file__).parents[1] / "helpers" / "tensorpack_child.py"
+from helpers.forks import run_forked
 
 
 @pytest.fixture(scope="module")
@@ -30,14 +25,14 @@ def facts(tmp_path_factory):
 
 
 def run_child(scenario, folder):
-    """The facts; or what was printed, if the child failed or hung."""
-    child = [sys.executable, str(CHILD), scenario, str(folder)]
-    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"}
-    try:
-        done = subprocess.run(child, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240)
-    except subprocess.TimeoutExpired as hung:
-        return f"hung: {(hung.output or b'').decode()[-5000:]}"
-    return json.loads((folder / "facts.json").read_text()) if done.returncode == 0 else done.stdout.decode()[-5000:]
+    """Return the facts; or what was printed, if the child failed or hung."""
+    done = run_forked(
+        "import sys; from helpers import tensorpack_child as child; child.main(*sys.argv[1:])",
+        scenario,
+        str(folder),
+        folder=folder,
+    )
+    return json.loads((folder / "facts.json").read_text()) if done.status == 0 else (done.out + done.err)[-5000:]
 
 
 def weights(variables):
