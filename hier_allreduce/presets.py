@@ -1,44 +1,52 @@
-"""The YAML and tables in ``configs/``: found by name in a checkout and in an installed wheel, or by path."""
+"""The files of ``configs/``: found by name or path, and their YAML checked key by key.
+
+::
+
+    "25gbe" or a path ──find──► Path ──read_yaml──► {key: value} ──check──► {key: checked value}
+                                                                   │
+                                          {key: Field(reader)}  ───┘
+
+A reader is a function ``(value, where, error) -> value`` that raises ``error(f"{where}: …")``.
+"""
 
 from __future__ import annotations
 
 import difflib
 import os
 from pathlib import Path
-from typing import Any, Iterable, List, Type
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Tuple, Type
 
 import yaml
 
 from .errors import HierAllreduceError
 
 _PACKAGE = Path(__file__).resolve().parent
-# installed, configs/ lies inside the package; in a checkout beside it
+# An installed package holds configs/ inside it; a checkout holds it next to the package.
 _CONFIGS = next((d for d in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if d.is_dir()), _PACKAGE / "configs")
-# by unit: the least, the most, and what to say to somebody who took GB/s for bytes/s, or µs for seconds
-_NUMBERS = {
-    "bytes/s": (1e6, 1e15, "bytes/s from 1e6 to 1e15 (12 GB/s are 12e9)"),
-    "seconds": (1e-12, 1.0, "seconds above 0, up to 1 (10 µs are 10e-6)"),
-    "cards": (1, 1e6, "a whole number of 1 or more"),
-}
+
+Error = Type[HierAllreduceError]
+Reader = Callable[[Any, str, Error], Any]
+
+# ---- files ------------------------------------------------------------------------------------------
 
 
 def names(kind: str) -> List[str]:
-    """The presets of a kind: ``"clusters"``, ``"machines"``, ``"strategies"``, ``"trainers"``, ``"models"``, …"""
+    """List the presets of a kind: ``"clusters"``, ``"machines"``, ``"strategies"``, ``"trainers"``, ``"models"``, …"""
     return sorted(path.stem for path in (_CONFIGS / kind).glob("*.*") if path.suffix in (".yaml", ".tsv"))
 
 
-def find(kind: str, name_or_path: str, error: Type[HierAllreduceError]) -> Path:
-    """The file of a preset's name, or of a path.
+def find(kind: str, name_or_path: str, error: Error) -> Path:
+    """Return the file of a preset's name, or of a path.
 
     Raises:
-        error: neither; the message has the nearest names.
+        error: it is neither; the message lists the presets and suggests the nearest one.
     """
     if not isinstance(name_or_path, (str, os.PathLike)):
         raise error(f"{name_or_path!r}: expected the name of one of the {kind}, or a file's path")
     if "\n" in str(name_or_path):
-        first = str(name_or_path).strip().split("\n")[0]
+        first_line = str(name_or_path).strip().split("\n")[0]
         raise error(
-            f"a text that begins with {first[:40]!r}: expected the name of one of the {kind}, or a file's path;"
+            f"a text that begins with {first_line[:40]!r}: expected the name of one of the {kind}, or a file's path;"
             " write the text into a file"
         )
     for candidate in (Path(name_or_path), *(_CONFIGS / kind / f"{name_or_path}{end}" for end in (".yaml", ".tsv"))):
@@ -48,57 +56,137 @@ def find(kind: str, name_or_path: str, error: Type[HierAllreduceError]) -> Path:
 
 
 def readable(path: Path) -> bool:
-    """Whether there is something to read: a file, or a shell's pipe (``<(nvidia-smi topo -m)``)."""
+    """Return whether a path can be read: a file, or a shell's pipe (``<(nvidia-smi topo -m)``)."""
     try:
         return path.exists() and not path.is_dir()
-    except (OSError, ValueError):  # too long for a name, or with a zero in it
+    except (OSError, ValueError):  # too long for a file name, or it contains a null character
         return False
 
 
-def refuse_unknown(keys: Iterable[Any], known: List[str], source: str, error: Type[HierAllreduceError]) -> None:
-    """Refuse a file's keys if one of them is not among the known ones.
-
-    Raises:
-        error: the first such key, with the nearest; the message begins with ``source``, unless that is empty.
-    """
-    for key in keys:
-        if key not in known:
-            raise error(f"{source}{': ' * bool(source)}{key!r} is unknown{nearest(str(key), known)}")
-
-
-def nearest(word: str, known: List[str]) -> str:
-    """``; did you mean 'x'? there are …``, for the end of an error message."""
-    close = difflib.get_close_matches(str(word).lower(), known, 1)
+def nearest(word: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'? there are …``, for the end of an error message."""
+    choices = list(known)
+    close = difflib.get_close_matches(str(word).lower(), choices, 1)
     hint = f"; did you mean {close[0]!r}?" if close else ";"
-    return f"{hint} there are {', '.join(known)}"
+    return f"{hint} there are {', '.join(choices)}"
 
 
-def number_of(unit: str, what: str, value: Any, error: Type[HierAllreduceError]) -> float:
-    """A value of a file as a number of ``"bytes/s"``, ``"seconds"`` or ``"cards"``, of a size that a machine can have.
-
-    Raises:
-        error: it is none; the message begins with ``what``.
-    """
-    least, most, expected = _NUMBERS[unit]
-    try:
-        number = float(value)  # YAML reads 1e9 as text
-    except (TypeError, ValueError, OverflowError):
-        number = -1.0
-    if isinstance(value, bool) or not least <= number <= most or (unit == "cards" and number != int(number)):
-        raise error(f"{what}: expected {expected}, not {value!r}")
-    return number
-
-
-def read_yaml(path: Path, error: Type[HierAllreduceError]) -> Any:
-    """The content of a YAML file.
+def read_yaml(path: Path, error: Error) -> Dict[str, Any]:
+    """Return the content of a YAML file.
 
     Raises:
-        error: the file is no YAML, or no mapping.
+        error: the file is not valid YAML, or not a mapping.
     """
     try:
         content = yaml.safe_load(path.read_bytes())  # UTF-8, or UTF-16 as PowerShell's `>` writes
-    except (yaml.YAMLError, ValueError) as cause:  # ValueError: a date that is none
+    except (yaml.YAMLError, ValueError) as cause:  # ValueError: an invalid date
         raise error(f"{path}: not readable as YAML: {' '.join(str(cause).split())}") from None
     if not isinstance(content, dict):
         raise error(f"{path}: expected `key: value` lines, not {type(content).__name__}")
     return content
+
+
+# ---- readers: one for each kind of value ------------------------------------------------------------
+
+
+def anything(value: Any, where: str, error: Error) -> Any:
+    """Return the value as it is: the caller checks it."""
+    return value
+
+
+def bytes_per_second(value: Any, where: str, error: Error) -> float:
+    """Return a bandwidth. The limits refuse GB/s given as bytes/s."""
+    return _number(value, 1e6, 1e15, f"{where}: expected bytes/s from 1e6 to 1e15 (12 GB/s are 12e9)", error)
+
+
+def seconds(value: Any, where: str, error: Error) -> float:
+    """Return a latency. The limits refuse µs given as seconds."""
+    return _number(value, 1e-12, 1.0, f"{where}: expected seconds above 0, up to 1 (10 µs are 10e-6)", error)
+
+
+def whole_number(value: Any, where: str, error: Error) -> int:
+    """Return a whole number of 1 or more."""
+    message = f"{where}: expected a whole number of 1 or more"
+    number = _number(value, 1, 1e6, message, error)
+    if number != int(number):
+        raise error(f"{message}, not {value!r}")
+    return int(number)
+
+
+def _number(value: Any, least: float, most: float, message: str, error: Error) -> float:
+    try:
+        number = float(value)  # YAML reads 1e9 as text
+    except (TypeError, ValueError, OverflowError):
+        number = -1.0
+    if isinstance(value, bool) or not least <= number <= most:
+        raise error(f"{message}, not {value!r}")
+    return number
+
+
+def text_or_nothing(value: Any, where: str, error: Error) -> str:
+    """Return a text; empty where the file has the key without a value."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise error(f"{where}: expected a name, in quotes if it is a number, not {value!r}")
+    return value
+
+
+def mapping(fields: Mapping[str, Field]) -> Reader:
+    """Return the reader of a nested mapping with these keys; empty where the file has the key without a value."""
+    return lambda value, where, error: check(_lines(value, where, error), fields, where, error)
+
+
+def mapping_of(reader: Reader) -> Reader:
+    """Return the reader of a nested mapping from any key to a value of one kind."""
+
+    def read(value: Any, where: str, error: Error) -> Dict[str, Any]:
+        items = _lines(value, where, error).items()
+        return {str(key): reader(item, f"{where}: {key}", error) for key, item in items}
+
+    return read
+
+
+def _lines(value: Any, where: str, error: Error) -> Mapping[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping):
+        raise error(f"{where}: expected `key: value` lines, not {value!r}")
+    return value
+
+
+# ---- the schema of a file ---------------------------------------------------------------------------
+
+
+class Field(NamedTuple):
+    """One key of a file: how to read its value, and what to say if a required key is missing."""
+
+    read: Reader = anything
+    required: str = ""
+
+
+def check(values: Mapping[str, Any], fields: Mapping[str, Field], where: str, error: Error) -> Dict[str, Any]:
+    """Return the values of a file, each as its field reads it.
+
+    Raises:
+        error: a key is unknown (the message suggests the nearest one) or missing, or a value is invalid. The message
+            begins with ``where``, unless that is empty.
+    """
+    prefix = f"{where}: " if where else ""
+    for key in values:
+        if key not in fields:
+            raise error(f"{prefix}{key!r} is unknown{nearest(str(key), fields)}")
+    for key, field in fields.items():
+        if field.required and key not in values:
+            raise error(f"{prefix}{key} is missing: {field.required}")
+    return {key: fields[key].read(value, f"{prefix}{key}", error) for key, value in values.items()}
+
+
+def load(kind: str, name_or_path: str, fields: Mapping[str, Field], error: Error) -> Tuple[Path, Dict[str, Any]]:
+    """Return the path and the checked values of a preset, or of a YAML file.
+
+    Raises:
+        error: neither a preset nor a file, not valid YAML, or as in :func:`check`; the message names the file.
+    """
+    path = find(kind, name_or_path, error)
+    return path, check(read_yaml(path, error), fields, str(path), error)

@@ -1,72 +1,104 @@
-"""What people say about a cluster, in Python or in a YAML file: checked in one place, without TensorFlow.
+"""The description of a cluster: Cluster's arguments, a YAML file, or TF_CONFIG. No TensorFlow.
 
 ::
 
     hosts: [10.0.0.1:2222, 10.0.0.2:2222]
     devices_per_host: 8
-    timeout: 30            # seconds; this and what follows may be left out
+    timeout: 30            # seconds; this key and the following ones are optional
     start_timeout: 600
     stall_timeout: 3600
-    network: 25gbe         # what joins the hosts: a name of configs/networks, or a file
+    network: 25gbe         # what connects the hosts: a name of configs/networks, or a file
 """
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Any, Dict, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from .. import presets
 from ..errors import ClusterError
 from ..topology import Network
-from . import liveness as alive
+from .addresses import split_address
 
-_NEEDED = ["hosts", "devices_per_host"]
-_KEYS = [*_NEEDED, "timeout", "start_timeout", "stall_timeout", "network"]
+_REQUIRED = presets.Field(required="expected hosts: [HOST:PORT, …] and devices_per_host: NUMBER")
+_OPTIONAL = ["timeout", "start_timeout", "stall_timeout", "network"]
+_FIELDS = {"hosts": _REQUIRED, "devices_per_host": _REQUIRED, **dict.fromkeys(_OPTIONAL, presets.Field())}
+_JOBS = ("chief", "worker")
 
 
 def read_config(name_or_path: str, task: int = 0) -> Dict[str, Any]:
-    """What ``configs/clusters/NAME.yaml``, or the YAML file at a path, says.
+    """Read ``configs/clusters/NAME.yaml``, or the YAML file at a path.
 
     Args:
-        name_or_path: of the file.
-        task: which of its hosts this process is to be.
+        name_or_path: the file's name in ``configs/clusters``, or its path.
+        task: the index of this process in the file's hosts.
 
     Returns:
-        Cluster's arguments except its task.
+        Cluster's arguments, except its task.
 
     Raises:
-        ClusterError: no such file or name, a key that is unknown or missing, or a value that is refused.
+        ClusterError: no such file or name, an unknown or missing key, or an invalid value.
     """
-    path = presets.find("clusters", name_or_path, ClusterError)
-    values: Dict[str, Any] = presets.read_yaml(path, ClusterError)
-    presets.refuse_unknown(values, _KEYS, str(path), ClusterError)
-    for key in _NEEDED:
-        if key not in values:
-            raise ClusterError(f"{path}: {key} is missing: expected hosts: [HOST:PORT, …] and devices_per_host: NUMBER")
+    path, values = presets.load("clusters", name_or_path, _FIELDS, ClusterError)
     network = values.pop("network", None)
     try:
         check_config(task=task, **values)
-        return {**values, "network": network_from(network)}
+        return {**values, "network": as_network(network)}
     except ClusterError as error:
         raise ClusterError(f"{path}: {error}") from None
+
+
+def from_tf_config(text: str) -> Tuple[List[str], int]:
+    """Parse TF_CONFIG, as launchers set it for ``tf.distribute``. An empty text means one host.
+
+    ::
+
+        {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}  ─►  ["a:1", "b:2"], 1
+
+    The job ``chief``, if there is one, comes before the workers.
+
+    Returns:
+        The addresses of all hosts, and the index of this process.
+
+    Raises:
+        ClusterError: the text is not such a description, has other jobs, or does not contain this process.
+    """
+    if not text.strip():
+        return ["127.0.0.1:2222"], 0
+    try:
+        content = json.loads(text)
+        jobs, this = content["cluster"], content["task"]
+        places = [(job, index) for job in _JOBS for index in range(len(jobs.get(job, ())))]
+        hosts = [jobs[job][index] for job, index in places]
+        task = places.index((this["type"], int(this["index"])))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ClusterError(
+            f"TF_CONFIG={text.strip()!r}: expected"
+            ' {"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": NUMBER}}, with this'
+            " process in the list"
+        ) from None
+    if set(jobs) - set(_JOBS):
+        raise ClusterError(f"TF_CONFIG: only the jobs 'chief' and 'worker' are supported, not {sorted(jobs)}")
+    return hosts, task
 
 
 def check_config(hosts: Sequence[str], task: int, devices_per_host: int, **times: float) -> None:
     """Check the arguments of :class:`hier_allreduce.Cluster`.
 
     Raises:
-        ClusterError: no hosts, an address that is none or that is there twice, a task that is not in the list, or a
-            number that is not positive.
+        ClusterError: no hosts, an invalid or repeated address, a task that is not an index of the list, or a number
+            that is not positive.
     """
     if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not hosts:
         raise ClusterError(f"hosts={hosts!r}: expected a list of addresses such as ['10.0.0.1:2222', …]")
     for address in hosts:
-        alive.split_address(address)
-    twice = sorted({address for address in hosts if hosts.count(address) > 1})
-    if twice:
-        raise ClusterError(f"hosts={list(hosts)}: {', '.join(twice)} is there more than once")
+        split_address(address)
+    repeated = sorted({address for address in hosts if hosts.count(address) > 1})
+    if repeated:
+        raise ClusterError(f"hosts={list(hosts)}: {', '.join(repeated)} is there more than once")
     if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < len(hosts):
-        raise ClusterError(f"task={task!r}: there are hosts 0 to {len(hosts) - 1}")
+        raise ClusterError(f"task={task!r}: expected the index of a host, 0 to {len(hosts) - 1}")
     if isinstance(devices_per_host, bool) or not isinstance(devices_per_host, int) or devices_per_host < 1:
         raise ClusterError(f"devices_per_host={devices_per_host!r}: expected a whole number of 1 or more")
     for name, seconds in times.items():
@@ -74,11 +106,11 @@ def check_config(hosts: Sequence[str], task: int, devices_per_host: int, **times
             raise ClusterError(f"{name}={seconds!r}: expected seconds, more than 0 and finite")
 
 
-def network_from(network: Union[str, Network, None]) -> Optional[Network]:
-    """What joins the hosts: a ``Network``, the name or path of its YAML file, or None where it is not known.
+def as_network(network: Union[str, Network, None]) -> Optional[Network]:
+    """Return a checked ``Network`` from one, or from the name or path of its YAML file; None stays None (unknown).
 
     Raises:
-        ClusterError: it is none of these.
+        ClusterError: no such file or name, an invalid value, or something else.
     """
     if isinstance(network, str):
         return Network.load(network)

@@ -50,15 +50,14 @@ from ..graph import (
 from ..planning import Strategy, strategy_from
 from ..training import (
     Replicas,
+    UpdateOptions,
     all_variables,
-    check_period,
-    check_update,
     differences,
     drift,
     find_replicas,
     held_by,
-    made_alike,
-    owned,
+    match_created,
+    parse_slot_name,
     refuse_unfit,
     sum_advice,
     update_at_mains,
@@ -66,6 +65,11 @@ from ..training import (
 )
 
 __all__ = ["HierarchicalTrainer"]
+
+_TRAINER_FIELDS = {
+    "devices": presets.Field(required="how many GPUs, or a list of devices"),
+    **dict.fromkeys(["average", "strategy", "update", "broadcast_every", "check_replicas_every"], presets.Field()),
+}
 
 Pairs = List[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 
@@ -151,9 +155,9 @@ class HierarchicalTrainer(SingleCostTrainer):
             algorithm = "hierarchical"  # what the trainer's name says, on CPU devices too
         self._average = average
         self._strategy = strategy_from(strategy, algorithm=algorithm, groups=groups)
-        self._update = check_update(update, self._strategy)
-        self._broadcast_every = check_period("broadcast_every", broadcast_every, never=-1)
-        self._check_every = check_period("check_replicas_every", check_replicas_every)
+        options = UpdateOptions(average, self._strategy, update, broadcast_every, check_replicas_every)
+        self._update, self._broadcast_every, self._check_every = update, broadcast_every, check_replicas_every
+        del options
         with tf.Graph().as_default():  # a dry run, so that a wrong choice is refused here, where it is made
             allreduce_grads([[tf.constant(0.0)]] * len(self.devices), self.devices, average, strategy=self._strategy)
         super().__init__()
@@ -168,12 +172,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             StrategyError: no such file or name, or a key that is no argument (with the nearest).
             DeviceError: ``devices`` cannot be read.
         """
-        path = presets.find("trainers", name_or_path, StrategyError)
-        values = presets.read_yaml(path, StrategyError)
-        known = ["devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every"]
-        presets.refuse_unknown(values, known, str(path), StrategyError)
-        if "devices" not in values:
-            raise StrategyError(f"{path}: devices is missing: how many GPUs, or a list of devices")
+        path, values = presets.load("trainers", name_or_path, _TRAINER_FIELDS, StrategyError)
         if isinstance(values.get("strategy"), dict):
             values["strategy"] = Strategy.from_values(values["strategy"], str(path))
         return cls(**values)
@@ -255,7 +254,7 @@ class HierarchicalTrainer(SingleCostTrainer):
                 # slots that are created here belong to the tower: local, and so not saved, for all but the first
                 lambda tower: override_to_local_variable(enable=tower > 0),
             )
-            return tf.group(*updates.ops, name="train_op"), made_alike(updates.created)
+            return tf.group(*updates.ops, name="train_op"), match_created(updates.created)
 
     def _keep_equal(self, rows: Sequence[Pairs], alike: Sequence[Sequence[Any]]) -> List[Callback]:
         """The callbacks that copy tower 0's variables to the others, and look for differences."""
@@ -271,7 +270,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             callbacks.append(PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=self._broadcast_every))
         if self._check_every > 0:
             trained = {var.op.name for row in rows for _, var in row}
-            variables = [var for var in all_variables() if owned(var.op.name, trained)]
+            variables = [var for var in all_variables() if parse_slot_name(var.op.name, trained)]
             callbacks.append(
                 PeriodicTrigger(CheckReplicas(find_replicas(rows, variables)), every_k_steps=self._check_every)
             )

@@ -170,8 +170,7 @@ class Strategy:
         Raises:
             StrategyError: a key that is no field (with the nearest), or a value that is none; names ``source``.
         """
-        fields = [field.name for field in dataclasses.fields(cls)]
-        presets.refuse_unknown(values, fields, source, StrategyError)
+        presets.check(values, {field.name: presets.Field() for field in dataclasses.fields(cls)}, source, StrategyError)
         try:
             return cls(**_with_tuples(values))
         except StrategyError as error:

@@ -21,17 +21,17 @@ from __future__ import annotations
 from .calibration import read_calibration
 from .contention import Path, resources
 from .detect import this_machine
+from .files import decoded, from_text, from_yaml, load
 from .gpus import GB
 from .matrix import nvlinks
-from .network import Network, balanced_chunk, latency_overtakes, ring_seconds, tree_pays_from, tree_seconds
-from .topology import Topology, calibrated, decoded, flat_host, from_matrix, from_text, from_yaml, guessed, load, subset
+from .network import Network
+from .topology import Topology, calibrated, flat_host, from_matrix, guessed, subset
 
 __all__ = [
     "GB",
     "Network",
     "Path",
     "Topology",
-    "balanced_chunk",
     "calibrated",
     "decoded",
     "flat_host",
@@ -39,14 +39,10 @@ __all__ = [
     "from_text",
     "from_yaml",
     "guessed",
-    "latency_overtakes",
     "load",
     "nvlinks",
     "read_calibration",
     "resources",
-    "ring_seconds",
     "subset",
     "this_machine",
-    "tree_pays_from",
-    "tree_seconds",
 ]

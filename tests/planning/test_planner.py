@@ -28,7 +28,7 @@ from hier_allreduce.planning.spanning_trees import (
     soonest_half,
 )
 from hier_allreduce.topology.matrix import LinkMatrix
-from hier_allreduce.topology.topology import flat_host, from_matrix, load, subset
+from hier_allreduce.topology import flat_host, from_matrix, load, subset
 
 MB = 10**6
 SIZES = [64_000, MB, 10 * MB, 100 * MB, 1000 * MB]

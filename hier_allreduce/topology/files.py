@@ -1,0 +1,104 @@
+"""Machines from files and texts: a preset, a YAML file, or what nvidia-smi prints.
+
+::
+
+    preset's name │ path ──load──► text ──from_text─┬─ YAML with `matrix:` ──► from_yaml ─┬─► Topology
+                                                    └─ nvidia-smi's output ──────────────┘
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Mapping, Optional
+
+import yaml
+
+from .. import presets
+from ..errors import TopologyError
+from . import calibration as calibrations
+from .nvidia_smi import parse_nvidia_smi, without_escapes
+from .topology import Topology, from_matrix
+
+_FIELDS = {
+    "name": presets.Field(presets.text_or_nothing),
+    "description": presets.Field(),
+    "matrix": presets.Field(),
+    **calibrations.FIELDS,
+}
+# A text that is not valid YAML was meant to be YAML if the value of this key is a table or begins a block of text.
+_MATRIX_KEY = re.compile(r"""^matrix:|^(?i:["']?matrix["']?\s*:\s*[|>"'])""", re.M)
+# nvidia-smi's header is indented further than its rows, and may begin with a tab: plain `matrix: |` takes neither.
+_HOW_TO_WRITE = (
+    "what `nvidia-smi topo -m` prints goes below `matrix: |2`, with two blanks before each line; or into a file of "
+    "its own, without `matrix:`"
+)
+
+
+def load(name_or_path: str, calibration: Optional[str] = None) -> Topology:
+    """Return a preset of ``configs/machines`` by name, or the machine in a YAML file or a file of nvidia-smi's output.
+
+    Args:
+        name_or_path: ``"dgx-1v"``, ``"machine.yaml"``, ``"topo.txt"``.
+        calibration: a YAML file that overrides speeds: ``gpu``, ``speeds``, ``links`` as in a machine's file.
+
+    Raises:
+        TopologyError: neither a preset nor a file, or a file that cannot be understood.
+    """
+    path = presets.find("machines", name_or_path, TopologyError)
+    overrides = calibrations.read_calibration(calibration)
+    try:
+        text = decoded(path.read_bytes())
+    except OSError as cause:
+        raise TopologyError(f"{path}: {cause.strerror}") from None
+    try:
+        return from_text(text, path.stem, overrides)
+    except TopologyError as cause:
+        raise TopologyError(f"{path}{f' with {calibration}' if calibration else ''}: {cause}") from None
+
+
+def decoded(data: bytes) -> str:
+    """Return a pasted table as text: UTF-8 with invalid bytes replaced, or UTF-16 as PowerShell's ``>`` writes."""
+    is_utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+    return data.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace")
+
+
+def from_text(text: str, name: str, calibration: Optional[Mapping[str, Any]] = None) -> Topology:
+    """Return the machine in either kind of text: YAML with a ``matrix``, or nvidia-smi's output.
+
+    Raises:
+        TopologyError: the text cannot be read as either.
+    """
+    if _is_yaml(text):
+        return from_yaml(text, name, calibration)
+    return from_matrix(parse_nvidia_smi(text), name, calibration=calibration)
+
+
+def _is_yaml(text: str) -> bool:
+    """Return whether a text is, or was meant to be, a YAML mapping with a matrix, in any spelling of the key."""
+    if "matrix" not in text.lower():
+        return False
+    try:
+        content = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
+        return bool(_MATRIX_KEY.search(text))
+    return isinstance(content, dict) and any(str(key).lower() == "matrix" for key in content)
+
+
+def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]] = None) -> Topology:
+    """Return a machine from YAML: ``matrix`` (as nvidia-smi prints it), ``name``, ``gpu``, ``speeds``, ``links``.
+
+    Raises:
+        TopologyError: not YAML, an unknown key, an invalid value, or a table that cannot be read.
+    """
+    try:
+        document = yaml.safe_load(without_escapes(text))
+    except (yaml.YAMLError, ValueError) as cause:  # ValueError: an invalid date
+        raise TopologyError(f"not readable as YAML ({' '.join(str(cause).split())}): {_HOW_TO_WRITE}") from None
+    if not isinstance(document, dict):
+        raise TopologyError(f"expected `key: value` lines, not {type(document).__name__}: {_HOW_TO_WRITE}")
+    content = presets.check(document, _FIELDS, "", TopologyError)
+    if not isinstance(content.get("matrix"), str):
+        raise TopologyError(f"expected a `matrix: |2`: {_HOW_TO_WRITE}")
+    overrides = presets.check(calibration or {}, calibrations.FIELDS, "", TopologyError)
+    matrix = parse_nvidia_smi(content["matrix"])
+    return from_matrix(matrix, content.get("name") or name, calibration=calibrations.merged(content, overrides))
