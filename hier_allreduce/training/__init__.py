@@ -1,4 +1,4 @@
-"""What happens around the all-reduce: who updates the variables, and how the towers stay equal.
+"""Training with the all-reduce: which tower updates a variable, and how the towers stay equal.
 
 ::
 
@@ -8,33 +8,29 @@
 
 from __future__ import annotations
 
+from .main_update import update_at_mains
 from .optimizer import TowerOptimizer
-from .replicas import Replicas, check_period, differences, drift, find_replicas, made_alike
-from .updates import (
-    UPDATES,
-    all_variables,
-    check_update,
-    held_by,
-    owned,
-    refuse_unfit,
-    sum_advice,
-    update_at_mains,
-    update_replicated,
-)
+from .replicas import Replicas, differences, drift, find_replicas, match_created
+from .replicated_update import update_replicated
+from .updates import UPDATES, Updated, UpdateOptions
+from .variables import Pairs, all_variables, parse_slot_name
+from .wrapped_optimizers import held_by, patched, refuse_unfit, sum_advice
 
 __all__ = [
     "UPDATES",
+    "Pairs",
     "Replicas",
     "TowerOptimizer",
+    "UpdateOptions",
+    "Updated",
     "all_variables",
-    "check_period",
-    "check_update",
     "differences",
     "drift",
     "find_replicas",
     "held_by",
-    "made_alike",
-    "owned",
+    "match_created",
+    "parse_slot_name",
+    "patched",
     "refuse_unfit",
     "sum_advice",
     "update_at_mains",

@@ -1,26 +1,26 @@
-"""Keeping towers equal: copying tower 0's variables to the others, and looking for differences."""
+"""Equal towers: copying tower 0's variables to the others, and measuring differences."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Dict, Iterable, List, NamedTuple, Sequence
+from collections import defaultdict
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..errors import StrategyError
 from ..graph import copy_from_tower_0, tf1, tower_scopes
-from .updates import Pairs, owned
+from .variables import Pairs, parse_slot_name
 
 
 class Replicas(NamedTuple):
-    """Variables that exist once on every tower: ``rows[tower][variable]``, K×V; and those that do not, by name."""
+    """Variables that every tower has a copy of, ``rows[tower][variable]``, K×V; and the names of all others."""
 
     rows: List[List[Any]]
     left_out: List[str]
 
 
 class Drift(NamedTuple):
-    """The largest difference between towers: of which variable, on which tower, how large."""
+    """The largest difference between tower 0 and another tower: of which variable, on which tower, how large."""
 
     variable: str
     tower: int
@@ -33,22 +33,47 @@ class Drift(NamedTuple):
 
 
 class HostDrift(Drift):
-    """The same, between the towers of one of several hosts: what the others have, nobody has looked at."""
+    """The largest difference between the towers of this host only; towers on other hosts were not compared."""
 
     def __str__(self) -> str:
         return super().__str__() if self.difference else "all towers of this host are equal"
 
 
-def check_period(name: str, steps: int, never: int = 0) -> int:
-    """A number of steps; ``never`` is the number that means that. Where it is -1, 0 is "at the start only".
+class _Sorter:
+    """Tells a variable's tower, and the name of its copy on tower 0.
 
-    Raises:
-        StrategyError: it is none.
+    ::
+
+        tower1/w         is trained: its place in the rows counts         1, "tower0/w"
+        tower1/w/Adam    is a slot: its variable's name counts            1, "tower0/w/Adam"
+        tower1/bn/mean   is another one: its tower's scope counts         1, "tower0/bn/mean"
+
+    Args:
+        rows: K rows of N (gradient, variable) pairs.
+        scope: the variable scope in which the update was built.
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < never:
-        others = "0 (at the start only) or -1 (never)" if never else "or 0 (never)"
-        raise StrategyError(f"{name}={steps!r}: expected a number of steps, {others}")
-    return steps
+
+    def __init__(self, rows: Sequence[Pairs], scope: str):
+        self._scope = scope
+        self._trained = {
+            var.op.name: (tower, first.op.name)
+            for tower, row in enumerate(rows)
+            for (_, var), (_, first) in zip(row, rows[0])
+        }
+        self._tower_scopes = tower_scopes([[var for _, var in row] for row in rows])
+        # "" is a prefix of all names: the longest comes first
+        self._longest_first = sorted(enumerate(self._tower_scopes), key=lambda item: -len(item[1]))
+
+    def place(self, name: str) -> Optional[Tuple[int, str]]:
+        """Return the tower and the name on tower 0, or None for a variable that belongs to no tower."""
+        parts = parse_slot_name(name, self._trained, self._scope)
+        if parts:
+            tower, first = self._trained[parts.variable]
+            return tower, parts.scope + first + parts.slot
+        for tower, scope in self._longest_first:
+            if name.startswith(scope):
+                return tower, self._tower_scopes[0] + name[len(scope) :]
+        return None
 
 
 def find_replicas(
@@ -59,114 +84,114 @@ def find_replicas(
     scope: str = "",
     private: Iterable[Any] = (),
 ) -> Replicas:
-    """Sort ``variables`` by their towers: what is trained by its place in the rows, slots by the names of their
-    variables, and others by what the names of a tower's variables begin with.
+    """Find the variables that every tower has a copy of, and those that only some towers have.
 
     Args:
         rows: K rows of N (gradient, variable) pairs.
         variables: all that may have copies: weights, optimizer slots, moving averages.
-        shared: those among them that exist once for all towers.
-        alike: K rows of those that are known to be copies of each other.
-        scope: the variable scope that the update was built in.
-        private: those that each tower has for itself, if tower 0's is among them: metrics, which count differently.
+        shared: those among them that exist once for all towers. They are neither copied nor reported as left out.
+        alike: K rows of further variables that are known to be copies of each other.
+        scope: the variable scope in which the update was built.
+        private: variables of tower 0 that each tower has for itself, such as metrics, which count differently.
     """
     settled = {id(var) for var in shared} | {id(var) for row in alike for var in row}
-    scopes = tower_scopes([[var for _, var in row] for row in rows])
-    heads = [(tower_scope, tower, scopes[0]) for tower, tower_scope in enumerate(scopes)]
-    heads.sort(key=lambda head: -len(head[0]))
-    trained = {
-        var.op.name: (tower, first.op.name)
-        for tower, row in enumerate(rows)
-        for (_, var), (_, first) in zip(row, rows[0])
-    }
-    towers: List[Dict[str, Any]] = [{} for _ in rows]
+    excluded = {id(var) for var in private}
+    sorter = _Sorter(rows, scope)
+    towers: List[Dict[str, Any]] = [{} for _ in rows]  # of each tower {name on tower 0: variable}
     for var in variables:
-        name = var.op.name
-        parts = owned(name, trained, scope)
-        head = next((head for head in heads if name.startswith(head[0])), None)
-        if id(var) in settled:
-            continue
-        if parts:
-            tower, first = trained[parts.owner]
-            towers[tower][parts.scope + first + parts.rest] = var
-        elif head:
-            own, tower, on_tower_0 = head
-            towers[tower][on_tower_0 + name[len(own) :]] = var
-    everywhere = [name for name in towers[0] if all(name in own for own in towers)]
-    left_out = [var.op.name for own in towers for name, var in own.items() if name not in everywhere]
-    aside = {id(var) for var in private}
-    kept = [name for name in everywhere if id(towers[0][name]) not in aside]
-    copies = [[*(own[name] for name in kept), *more] for own, more in zip(towers, alike or [()] * len(rows))]
+        place = None if id(var) in settled else sorter.place(var.op.name)
+        if place:
+            tower, name = place
+            towers[tower][name] = var
+    everywhere = [name for name in towers[0] if all(name in tower for tower in towers)]
+    left_out = [var.op.name for tower in towers for name, var in tower.items() if name not in everywhere]
+    copied = [name for name in everywhere if id(towers[0][name]) not in excluded]
+    copies = [[tower[name] for name in copied] for tower in towers]
+    for row, more in zip(copies, alike):
+        row.extend(more)
     return Replicas(copies, sorted(left_out))
 
 
-def made_alike(made: Sequence[Sequence[Any]]) -> List[List[Any]]:
-    """What every tower's update has made for itself: K rows, matched by names but for the numbers in them.
+def match_created(created: Sequence[Sequence[Any]]) -> List[List[Any]]:
+    """Match the variables that the towers' updates created, by names without numbers, dtypes and shapes.
 
-    What only some towers' have made, as the beta powers of Adam, is not in it.
+    Args:
+        created: K lists of variables.
+
+    Returns:
+        K rows of copies. Variables that only some updates created, such as Adam's beta powers, are left out.
     """
-
-    def by_name(variables: Sequence[Any]) -> Dict[Any, List[Any]]:
-        found: Dict[Any, List[Any]] = {}
-        for var in variables:
-            kind = (re.sub(r"_\d+(?=/|$)", "", var.op.name), var.dtype.base_dtype, str(var.shape))
-            found.setdefault(kind, []).append(var)
-        return found
-
-    towers = [by_name(variables) for variables in made]
-    counts = [{kind: len(own) for kind, own in found.items()} for found in towers]
-    kinds = [kind for kind, count in counts[0].items() if all(other.get(kind) == count for other in counts)]
-    return [[var for kind in kinds for var in own[kind]] for own in towers]
+    towers = [_by_kind(variables) for variables in created]
+    kinds = [
+        kind
+        for kind, variables in towers[0].items()
+        if all(len(tower.get(kind, ())) == len(variables) for tower in towers)
+    ]
+    return [[var for kind in kinds for var in tower[kind]] for tower in towers]
 
 
-def broadcast(found: Replicas, devices: Sequence[Any]) -> Any:
-    """An op that copies tower 0's variables to the other towers. Adds ops."""
+def _by_kind(variables: Sequence[Any]) -> Dict[Any, List[Any]]:
+    """Group variables by name without numbers (``w_1/Adam_2`` as ``w/Adam``), dtype and shape."""
+    groups: Dict[Any, List[Any]] = defaultdict(list)
+    for var in variables:
+        groups[re.sub(r"_\d+(?=/|$)", "", var.op.name), var.dtype.base_dtype, str(var.shape)].append(var)
+    return groups
+
+
+def broadcast(replicas: Replicas, devices: Sequence[Any]) -> Any:
+    """Return an op that copies tower 0's variables to the other towers. Adds ops."""
     values = []
-    for var in found.rows[0]:
+    for var in replicas.rows[0]:
         with tf1.device(devices[0]):
             values.append(var.read_value())
     assigned = []
     for tower, row in enumerate(copy_from_tower_0(values, devices)):
         with tf1.device(devices[tower]):
-            assigned += [var.assign(value).op for var, value in zip(found.rows[tower], row) if tower]
+            assigned += [var.assign(value).op for var, value in zip(replicas.rows[tower], row) if tower]
     return tf.group(*assigned)
 
 
-def differences(found: Replicas) -> Any:
-    """K−1 × V tensor: the largest difference of each variable between tower 0 and each other tower. Adds ops.
+def differences(replicas: Replicas) -> Any:
+    """Return a (K−1)×V tensor: each variable's largest difference between tower 0 and another tower. Adds ops.
 
-    Equal numbers differ by 0, also if they are infinite or not numbers; one that is no number on one tower only
-    differs infinitely, and strings by 1.
+    Equal numbers differ by 0, also if both are infinite or NaN. NaN differs from any other number by infinity, and
+    strings differ by 1.
     """
     rows = []
-    for row in found.rows[1:]:
-        rows.append([_largest(var, first) for var, first in zip(row, found.rows[0])])
+    for row in replicas.rows[1:]:
+        rows.append([_largest_difference(var, first) for var, first in zip(row, replicas.rows[0])])
     return tf.stack([tf.stack(row) for row in rows])
 
 
-def _largest(var: Any, first: Any) -> Any:
-    one, other = (tf.reshape(v.read_value(), [-1]) for v in (var, first))
-    unequal = tf.cast(tf.not_equal(one, other), tf.float64)
+def _largest_difference(var: Any, first: Any) -> Any:
+    values, others = (tf.reshape(v.read_value(), [-1]) for v in (var, first))
+    unequal = tf.cast(tf.not_equal(values, others), tf.float64)
     if var.dtype.base_dtype == tf.string:
         difference = unequal
-    elif var.dtype.is_integer:  # large ones differ by less than a float64 can say
-        difference = tf.maximum(unequal, tf.abs(tf.cast(one, tf.float64) - tf.cast(other, tf.float64)))
+    elif var.dtype.is_integer:  # large ones differ by less than float64 resolves
+        distance = tf.abs(tf.cast(values, tf.float64) - tf.cast(others, tf.float64))
+        difference = tf.maximum(unequal, distance)
     else:
-        one, other = (tf.cast(v, tf.complex128 if v.dtype.is_complex else tf.float64) for v in (one, other))
-        difference, none = tf.abs(one - other), tf.math.is_nan
-        nothing = tf.zeros_like(difference)
-        difference = tf.where(none(difference), nothing + float("inf"), difference)
-        same = tf.equal(one, other) | (none(tf.abs(one)) & none(tf.abs(other)))
-        difference = tf.where(same, nothing, difference)
-    return tf.reduce_max(tf.concat([difference, [0.0]], 0))
+        difference = _float_differences(values, others)
+    return tf.reduce_max(tf.concat([difference, [0.0]], 0))  # the 0 is for variables without elements
 
 
-def drift(found: Replicas, values: Any, hosts: int = 1) -> Drift:
-    """The largest of the differences that :func:`differences` gave, on one of ``hosts``."""
+def _float_differences(values: Any, others: Any) -> Any:
+    """Return the absolute differences of two real, complex or boolean vectors as float64."""
+    values, others = (tf.cast(v, tf.complex128 if v.dtype.is_complex else tf.float64) for v in (values, others))
+    difference, is_nan = tf.abs(values - others), tf.math.is_nan
+    zeros = tf.zeros_like(difference)
+    difference = tf.where(is_nan(difference), zeros + float("inf"), difference)
+    same = tf.equal(values, others) | (is_nan(tf.abs(values)) & is_nan(tf.abs(others)))
+    return tf.where(same, zeros, difference)
+
+
+def drift(replicas: Replicas, values: Any, hosts: int = 1) -> Drift:
+    """Return the largest of the (K−1)×V ``values`` of :func:`differences`, for one of ``hosts`` hosts."""
     kind = HostDrift if hosts > 1 else Drift
     largest = kind("", 0, 0.0)
     for tower, row in enumerate(values, 1):
-        for var, difference in zip(found.rows[0], row):
+        for var, difference in zip(replicas.rows[0], row):
             if difference > largest.difference:
                 largest = kind(var.op.name, tower, float(difference))
     return largest

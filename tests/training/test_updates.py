@@ -6,7 +6,7 @@ import tensorflow as tf
 from helpers.graphs import IS_TF2, cpus, session
 
 from hier_allreduce import Strategy, TowerOptimizer, VariableError, allreduce_grads
-from hier_allreduce.training.updates import held_by
+from hier_allreduce.training import held_by
 
 tf1 = tf.compat.v1
 train = tf1.train

@@ -1,0 +1,106 @@
+"""``update="main"``: each variable's main updates it for all towers."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from typing import Any, Iterator, List, Optional, Sequence, Set
+
+import tensorflow as tf
+
+from ..errors import VariableError
+from ..graph import check_matrix, copy_from_mains, reduce_to_mains, tf1, variable_names, where
+from ..planning import Strategy
+from .updates import Updated
+from .variables import Pairs, all_variables, check_variables, parse_slot_name, recording_created
+from .wrapped_optimizers import refuse_wrapper
+
+
+def update_at_mains(
+    optimizer: Any,
+    rows: Sequence[Pairs],
+    devices: Sequence[Any],
+    average: bool,
+    strategy: Strategy,
+    base: Optional[Any] = None,
+    cluster: Optional[Any] = None,
+) -> Updated:
+    """Reduce to the mains, update there once, and copy the new values to the other towers over the same plan.
+
+    Source: Chainer's MultiprocessParallelUpdater. There one device is the main of all variables; here each variable has
+    its own.
+
+    Args:
+        optimizer: gets N gradients, each with the variable of the tower that is its main. Its slots live there, and
+            have the names of the slots of tower 0's variable.
+        rows: K rows of N pairs, before the all-reduce.
+        devices: K devices.
+        average: True for the mean of the gradients, False for their sum.
+        strategy: how to reduce and copy.
+        base: the optimizer that updates, if ``optimizer`` is a wrapper that is known to pass all gradients on to it.
+        cluster: the cluster of several hosts, each of which updates its own variables.
+
+    Returns:
+        One op, and one list of the variables that it created.
+
+    Raises:
+        GradientError: as :func:`hier_allreduce.allreduce_grads_and_vars`.
+        StrategyError: the strategy cuts variables over several mains.
+        VariableError: the variables differ between towers, are reference variables or pieces of partitioned ones, or
+            ``optimizer`` cannot run on one device only.
+    """
+    refuse_wrapper(optimizer if base is None else base)
+    check_variables(rows, devices)
+    names = variable_names(rows, devices)
+    _refuse_pieces(rows[0], devices, names)
+    grads = check_matrix([[grad for grad, _ in row] for row in rows], tuple(devices), average, names)
+    reduced, layout = reduce_to_mains(grads, average, strategy, cluster=cluster)
+    mains = layout.mains()
+    with _slots_named_like_tower_0(rows), recording_created() as created:
+        updated = optimizer.apply_gradients([(reduced[n], rows[main][n][1]) for n, main in sorted(mains.items())])
+    values: List[Any] = [None] * len(names)
+    for n, main in mains.items():
+        with tf.control_dependencies([updated]), tf1.device(devices[main]):
+            values[n] = rows[main][n][1].read_value()
+    ops = [updated]
+    for tower, copied in enumerate(copy_from_mains(values, layout, devices)):
+        with tf1.device(devices[tower]):
+            ops += [rows[tower][n][1].assign(copied[n]).op for n, main in mains.items() if main != tower]
+    return Updated([tf.group(*ops)], [created])
+
+
+def _refuse_pieces(row: Pairs, devices: Sequence[Any], names: Sequence[str]) -> None:
+    for n, (_, var) in enumerate(row):
+        if getattr(var, "_save_slice_info", None) is not None:
+            raise VariableError(
+                f"{where(0, devices, n, names)}: a piece of a partitioned variable, whose slots would be saved as"
+                " pieces of several towers' variables; use update='replicated', or create it without a partitioner"
+            )
+
+
+@contextlib.contextmanager
+def _slots_named_like_tower_0(rows: Sequence[Pairs]) -> Iterator[None]:
+    """Name slots that are created inside the context like those of tower 0's variables, on whichever tower."""
+    name_on_tower_0 = {var.op.name: first.op.name for row in rows for (_, var), (_, first) in zip(row, rows[0])}
+    scope, taken = tf1.get_variable_scope(), {var.op.name for var in all_variables()}
+
+    def get_renamed(getter: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+        parts = parse_slot_name(name, name_on_tower_0, scope.name)
+        if parts:
+            name = parts.scope + name_on_tower_0[parts.variable] + parts.slot
+            name = name if kwargs.get("reuse") else _unused(name, taken)
+        return getter(name, *args, **kwargs)
+
+    with tf1.variable_scope(scope, custom_getter=get_renamed, auxiliary_name_scope=False):
+        yield
+
+
+def _unused(name: str, taken: Set[str]) -> str:
+    """Take a name. If it is taken, use the next free number at its end, as TensorFlow does for slots: ``w/Adam_1``."""
+    slot = name.rstrip("/")
+    stem, number = re.sub(r"_\d+$", "", slot), itertools.count(1)
+    while slot in taken:
+        slot = f"{stem}_{next(number)}"
+    taken.add(slot)
+    return f"{slot}/" if name.endswith("/") else slot
