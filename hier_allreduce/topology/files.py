@@ -16,7 +16,8 @@ import yaml
 from .. import presets
 from ..errors import TopologyError
 from . import calibration as calibrations
-from .nvidia_smi import parse_nvidia_smi, without_escapes
+from .nvidia_smi import parse_nvidia_smi
+from .pasted_text import without_escapes
 from .topology import Topology, from_matrix
 
 _FIELDS = {

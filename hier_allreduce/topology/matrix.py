@@ -1,4 +1,4 @@
-"""The table of a machine's links: what kinds there are, from near to far, and who is joined to whom by which.
+"""The matrix of a machine's links: the kinds of links, from near to far, and which kind joins each pair of devices.
 
 ::
 
@@ -17,14 +17,20 @@ Kinds = Tuple[Tuple[str, ...], ...]
 
 SELF = "X"
 PCIE = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far
-HOST = "HOST"  # not nvidia-smi's: devices in one host's memory
+HOST = "HOST"  # devices in one host's memory; nvidia-smi does not have it
+KIND_PATTERN = r"(?i:NV\d+|PIX|PXB|PSB|PHB|NODE(?!\s+Affinity)|SYS|SOC|HOST|X)"  # also the names of older drivers
 
 
 @dataclass(frozen=True)
 class LinkMatrix:
-    """What a table says: K labels, K×K kinds (``X`` on the diagonal), K CPU affinities, and what looks odd.
+    """A K×K matrix of link kinds.
 
-    ``gpu`` is the model's name where a listing of the GPUs (``nvidia-smi -L``) was pasted along, else empty.
+    Attributes:
+        labels: K device labels.
+        kinds: K×K kinds, ``X`` on the diagonal.
+        cpus: K CPU affinities.
+        gpu: the model, if a listing of the GPUs (``nvidia-smi -L``) was pasted too; else empty.
+        warnings: what looks wrong.
     """
 
     labels: Tuple[str, ...]
@@ -35,10 +41,10 @@ class LinkMatrix:
 
 
 def distance(kind: str) -> int:
-    """Orders link kinds from near (many NVLinks) to far (SYS)."""
+    """Return a number that orders link kinds from near (many NVLinks) to far (SYS)."""
     return PCIE.index(kind) if kind in PCIE else -nvlinks(kind)
 
 
 def nvlinks(kind: str) -> int:
-    """How many NVLinks are bonded in a link of this kind: 0 for PCIe."""
+    """Return the number of NVLinks that are bonded in a link of this kind: 0 for PCIe."""
     return int(kind[2:]) if kind.startswith("NV") else 0

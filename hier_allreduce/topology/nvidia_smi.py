@@ -1,4 +1,4 @@
-"""``nvidia-smi topo -m``: its text read into a table of link kinds. Running the command is apart (``detect``).
+"""The output of ``nvidia-smi topo -m``, read as a matrix of link kinds. :mod:`.detect` runs the command.
 
 ::
 
@@ -6,13 +6,12 @@
     GPU0     X    NV2   PIX   0-23           ──►            NV2    X
     GPU1    NV2    X    SYS   24-47                 cpus    0-23  24-47
 
-People paste this table from terminals, bug trackers and wikis: tabs get lost, escape sequences are broken, prompts,
-quotes and legends stand around it. All of that is read; what is missing or contradicts itself is not guessed.
+People paste this table from terminals, bug trackers and wikis: tabs get lost, lines are wrapped, and prompts or legends
+surround it. :mod:`.pasted_text` cleans the text first. Missing or contradictory cells are errors, never guessed.
 """
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
 from itertools import combinations, takewhile
@@ -20,107 +19,53 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 from ..errors import TopologyError
 from .anomalies import odd_links
-from .gpus import GPUS, known_gpu
-from .matrix import PCIE, SELF, Kinds, LinkMatrix, distance
+from .gpu_names import gpu_name
+from .matrix import KIND_PATTERN, PCIE, SELF, Kinds, LinkMatrix, distance
+from .pasted_text import clean_lines
 
-# SOC is what drivers before 2018 call SYS
-_SYNONYMS = {"SOC": "SYS", "PSB": "PXB"}
+_OLD_NAMES = {"SOC": "SYS", "PSB": "PXB"}  # of drivers before 2018
 
-_ESCAPES = re.compile(
-    r"(?:\x1b|\x9b|\ufffd|\\x1b|\\u001b|\\e|\\033|\^\[)?\[[0-9;]*m|\x1b\[[0-9;?]*[A-Za-z]|\x1b\([A-Z]"
-)
 _LABELS = re.compile(r"(?:[GC]PU\d+\s*)+")
-_KIND = r"(?i:NV\d+|PIX|PXB|PSB|PHB|NODE(?!\s+Affinity)|SYS|SOC|HOST|X)"
-_CELL = re.compile(rf"\s*({_KIND})(?![a-z])")
-_VENDOR = r"(?:NVIDIA|Tesla|Quadro|GeForce|TITAN)\b"
-_KNOWN = "|".join(gpu.pattern for gpu in GPUS)
-_NAMES = tuple(
-    re.compile(pattern)
-    for pattern in (
-        # nvidia-smi -L, also with a worker's name or a time before it; reports
-        r".*\bGPU [\d,]+:\s+([A-Z].*?)\s+\(UUID",
-        r"\W*GPU [\d,]+:\s+(?!GPU-|PCI)([A-Z].*?)(?:\s{2,}.*|\s+[\d.]+ [MG]iB\b.*)?\s*$",
-        rf"\W*\d+, (?!P(?:[0-35789]|1\d)\b)((?:{_VENDOR}|[ABHLPTV]\d+)[^,]*?)\s*(?:,|$)",  # --query-gpu=index,name
-        rf"\W*({_VENDOR}[^,]*\d[^,]*), (?:GPU-|[\d.]+(?: MiB)?\s*(?:,|$))",  # --query-gpu=name and anything
-        r"\W*\d+\s+(\S.*?)\s+(?:On|Off|N/A)\s+[0-9A-F]{4,8}:",  # nvidia-smi alone
-        r"\s*Product Name\s*:\s*(\S.*?)\s*$",  # nvidia-smi -q
-        rf"\W*(?=.*(?i:{_KNOWN}))({_VENDOR}[\w -]+)\W*$",  # --query-gpu=name; with a remark for a name it would warn
-        r"\W*Device: \d+, ([^,]+),",  # p2pBandwidthLatencyTest
-        r".*\bdevice\s+\d+ \[[\w:.]+\] (\S.*?)\s*$",  # nccl-tests
-    )
-)
-_END = re.compile(rf"legend|(?:^|\s)(?:{_KIND}|NV#)\s+=", re.I)
-_NEXT_ROW = re.compile(rf"(?=GPU\d+\W+{_KIND}\b|Legend:)")
-_TAGS = re.compile(r"(<(?:br|/p|/tr|/div)\b[^<>\n]*>)|</?\w[^<>\n]*>", re.I)
+_CELL = re.compile(rf"\s*({KIND_PATTERN})(?![a-z])")
+_LEGEND = re.compile(rf"legend|(?:^|\s)(?:{KIND_PATTERN}|NV#)\s+=", re.I)
 _PEER_STATUS = re.compile(r"\b(?:OK|[CGT]?NS|DR|U)\b")  # what `topo -p2p` prints
-_AMD = re.compile(r"0\s|.*\bXGMI\b")  # what rocm-smi prints, 0 on its diagonal
-_BARE_ROW = re.compile(r"\W*GPU\d+\s*[A-Z]{0,3}\W*$")  # cut off after its label
-_APART = re.compile(r"(NV\d+)\n(?=\d)(?!\d?\s)")  # NV1|0-23, but neither NV1|2 nor NO|DE
+_AMD = re.compile(r"0\s|.*\bXGMI\b")  # what rocm-smi prints, with 0 on its diagonal
+_LABEL_ALONE = re.compile(r"\W*GPU\d+\s*[A-Z]{0,3}\W*$")  # a row cut off after its label
+_KIND_THEN_NUMBER = re.compile(r"(NV\d+)\n(?=\d)(?!\d?\s)")  # NV1|0-23, but neither NV1|2 nor NO|DE
 _CUT_CELL = re.compile(r"[NPS][A-Z]{0,2}\d")
-_AFFINITY = re.compile(r"\s*(?:[\d,-]+|N/?A?|/?A)(?:\s+(?:[\d,-]+|N/A))*\s*$")
-_WHOLE = re.compile(r"[\d,-]*\d(?![\d,-])|N/A")  # one of the affinities, not cut
-_WORDS = re.compile(r"(?<=[\d,A])\n(?=[\dN])")
-_HEADINGS = re.compile(r"Affinity|NUMA\s*ID")
-_NO_CPUS = re.compile(r" *\t *\t *\d+\s*(?:N/A|\d*)\s*$")  # only NUMA nodes, and an empty column before them
-
-
-class _Header(NamedTuple):
-    """The GPUs' columns, the network cards' after them, and how many columns of affinities are behind these."""
-
-    labels: Tuple[str, ...]
-    cards: Tuple[str, ...]
-    affinities: int
-
-    @property
-    def columns(self) -> Tuple[str, ...]:
-        return self.labels + self.cards
-
-
-class _Row(NamedTuple):
-    cells: List[str]
-    rest: str
+_AFFINITIES = re.compile(r"\s*(?:[\d,-]+|N/?A?|/?A)(?:\s+(?:[\d,-]+|N/A))*\s*$")
+_WHOLE_AFFINITY = re.compile(r"[\d,-]*\d(?![\d,-])|N/A")
+_BREAK_BETWEEN_AFFINITIES = re.compile(r"(?<=[\d,A])\n(?=[\dN])")
+_AFFINITY_HEADING = re.compile(r"Affinity|NUMA\s*ID")
+_NO_CPUS = re.compile(r" *\t *\t *\d+\s*(?:N/A|\d*)\s*$")  # an empty column of CPUs, then NUMA nodes
 
 
 def parse_nvidia_smi(text: str) -> LinkMatrix:
-    """The table in ``text``, which may hold anything else around it.
+    """Return the matrix in ``text``, which may hold anything else around it.
 
     Raises:
-        TopologyError: there is no table, it is cut, or it contradicts itself; the message names row and column.
-            Or ``text`` is none.
+        TopologyError: ``text`` is not text, or it has no table, or the table is cut or contradicts itself; the message
+            names row and column.
     """
     if not isinstance(text, str):
         raise TopologyError(f"expected the text that `nvidia-smi topo -m` prints, not {type(text).__name__}: .decode()")
-    lines = _clean(text)
+    lines = clean_lines(text)
     start, header = _find_header(lines)
     labels = header.labels
-    rows, end = _rows(lines, start, header)
+    rows, end = _read_rows(lines, start, header)
     kinds = tuple(_row_kinds(label, rows, labels, header.columns) for label in labels)
     kinds, asymmetric = _symmetric(labels, kinds)
-    gpu, several = _gpu_name(lines)
-    warnings = asymmetric + odd_links(labels, kinds) + several
-    if any(map(_is_row_of_links, map(_read, lines[:start]))):
+    gpu, several_models = gpu_name(lines)
+    warnings = asymmetric + odd_links(labels, kinds) + several_models
+    if any(map(_is_row_of_links, map(_split_line, lines[:start]))):
         warnings += ("there are rows of another table, without a header, above the one that was read",)
     if _has_table(lines[end:]):
         warnings += ("there is a second table in the text; only the first one was read",)
-    return LinkMatrix(labels, kinds, _affinities(labels, rows), gpu, warnings)
+    cpus = tuple(" ".join(rows[label].rest.split()) for label in labels)
+    return LinkMatrix(labels, kinds, cpus, gpu, warnings)
 
 
-# ---- the text ---------------------------------------------------------------------------------------
-
-
-def _clean(text: str) -> List[str]:
-    """Lines without escape sequences, tags, quote marks, table rules and odd blanks; at most one row in each."""
-    text = without_escapes(text.replace("\r\n", "\n").replace("\r", "\n"))
-    text = text.replace("\\t", "\t").replace("\\n", "\n")  # as a string in JSON or in a program
-    text = html.unescape(_TAGS.sub(lambda tag: "\n" if tag.group(1) else " ", text))
-    text = re.sub(r"[|│┃`*\ufeff]|[^\S\t\n]", " ", text.replace("\u200b", ""))
-    text = re.sub(r"^[^\S\n]*(?:>[^\S\n]*)+", "", text, flags=re.M)
-    return re.sub(r"GPU\d.*", lambda line: line.group()[:4] + _NEXT_ROW.sub("\n", line.group()[4:]), text).split("\n")
-
-
-def without_escapes(text: str) -> str:
-    """A terminal's escape sequences left out: nvidia-smi underlines its header with them, into a file too."""
-    return _ESCAPES.sub("", text)
+# ---- lines ------------------------------------------------------------------------------------------
 
 
 class _Line(NamedTuple):
@@ -131,59 +76,126 @@ class _Line(NamedTuple):
 
     @property
     def is_row(self) -> bool:
-        """One label and then anything: in a table, a GPU's row."""
+        """Whether there is one label and then anything: in a table, a GPU's row."""
         return len(self.labels) == 1
 
     @property
     def is_header(self) -> bool:
-        """Column labels. With one GPU, header and row differ in what follows the label."""
+        """Whether there are only column labels. With one GPU, header and row differ in what follows the label."""
         return bool(self.labels) and not re.search(r"GPU\d", self.rest) and not self.has_cells
 
     @property
     def has_cells(self) -> bool:
-        """A link kind follows the label."""
+        """Whether a link kind follows the label."""
         return bool(_CELL.match(self.rest))
+
+    @property
+    def is_row_with_cells(self) -> bool:
+        """Whether this is certainly a row, whatever a remark at its end says."""
+        return self.is_row and self.has_cells
+
+
+def _split_line(text: str) -> _Line:
+    labels = _LABELS.search(text)
+    if not labels:
+        return _Line((), text)
+    return _Line(tuple(re.findall(r"[GC]PU\d+", labels.group())), text[labels.end() :])
+
+
+class _Row(NamedTuple):
+    """The cells of a row, and the text after them."""
+
+    cells: List[str]
+    rest: str
+
+
+def _cells(text: str) -> _Row:
+    cells: List[str] = []
+    position = 0
+    while True:
+        cell = _CELL.match(text, position)
+        if not cell:
+            break
+        cells.append(cell.group(1).upper())
+        position = cell.end()
+    rest = text[position:]
+    return _Row(cells, f"N/A {rest.strip()}" if _NO_CPUS.match(rest) else rest.strip())
 
 
 def _is_row_of_links(line: _Line) -> bool:
-    """A row of a matrix for two GPUs or more, and not of what peers can do."""
+    """Return whether a line is a row of a matrix for two GPUs or more, and not of what peers can do."""
     return line.is_row and len(_cells(line.rest).cells) > 1 and not _PEER_STATUS.search(line.rest)
 
 
-def _read(line: str) -> _Line:
-    run = _LABELS.search(line)
-    return _Line(tuple(re.findall(r"[GC]PU\d+", run.group())), line[run.end() :]) if run else _Line((), line)
+# ---- the header -------------------------------------------------------------------------------------
+
+
+class _Header(NamedTuple):
+    """The GPUs' columns, the network cards' columns after them, and the number of affinity columns at the end."""
+
+    labels: Tuple[str, ...]
+    cards: Tuple[str, ...]
+    affinities: int
+
+    @property
+    def columns(self) -> Tuple[str, ...]:
+        return self.labels + self.cards
 
 
 def _find_header(lines: Sequence[str]) -> Tuple[int, _Header]:
-    """Where the rows begin, and the columns.
-
-    A header is followed by a row, perhaps after its own second half.
-    """
+    """Return the line where the rows begin, and the header: the first one that a row follows."""
     for number, text in enumerate(lines):
-        if not _read(text).is_header:
+        if not _split_line(text).is_header:
             continue
-        after = number + 1
-        while after < min(len(lines), number + 9) and _continues_header(lines[after], _read(text)):
-            apart = re.search(r"\d$", text) and re.match("[A-Za-z]", lines[after])  # NIC0|CPU Affinity
-            text += " " * bool(apart) + lines[after]
-            after += 1
-        labels, rest = _read(text)
-        while after < len(lines) and not lines[after].strip():
-            after += 1
-        row = _read(lines[after] if after < len(lines) else "")
+        text, first_row = _joined_header(lines, number)
+        labels, rest = _split_line(text)
+        row = _split_line(lines[first_row] if first_row < len(lines) else "")
         if any(map(_PEER_STATUS.match, row.rest.split()[: len(labels)])) or _AMD.match(row.rest):
             continue
         if row.is_row and (len(labels) > 1 or (row.has_cells and row.labels == labels)):
-            twice = [label for label, count in Counter(labels).items() if count > 1]
-            if twice:
-                raise TopologyError(f"header: column {twice[0]} appears twice; paste all of `nvidia-smi topo -m`")
-            return after, _Header(labels, _cards(rest), len(_HEADINGS.findall(rest)))
-    raise TopologyError(_without_table([line for line in map(_read, lines) if line.is_row]))
+            repeated = [label for label, count in Counter(labels).items() if count > 1]
+            if repeated:
+                raise TopologyError(f"header: column {repeated[0]} appears twice; paste all of `nvidia-smi topo -m`")
+            return first_row, _Header(labels, _cards(rest), len(_AFFINITY_HEADING.findall(rest)))
+    raise TopologyError(_why_no_table([line for line in map(_split_line, lines) if line.is_row]))
 
 
-def _without_table(rows: Sequence[_Line]) -> str:
-    """What is wrong with a text in which no header is followed by a row."""
+def _joined_header(lines: Sequence[str], number: int) -> Tuple[str, int]:
+    """Return a header that a terminal may have wrapped, as one line, and the number of the next line with text."""
+    text = lines[number]
+    following = number + 1
+    while following < min(len(lines), number + 9) and _continues_header(lines[following], _split_line(text)):
+        between_words = re.search(r"\d$", text) and re.match("[A-Za-z]", lines[following])  # NIC0|CPU Affinity
+        text += f" {lines[following]}" if between_words else lines[following]
+        following += 1
+    while following < len(lines) and not lines[following].strip():
+        following += 1
+    return text, following
+
+
+def _continues_header(text: str, header: _Line) -> bool:
+    """Return whether a line continues a header that is too wide for the terminal, with columns not named before."""
+    line = _split_line(text)
+    if line.labels:
+        return line.is_header and not set(line.labels) & set(header.labels)
+    may_be_wide = len(header.labels) > 1 or bool(_cards(header.rest))
+    return may_be_wide and bool(text.strip()) and not re.match(rf"\s*{KIND_PATTERN}\b", text)
+
+
+def _cards(rest: str) -> Tuple[str, ...]:
+    """Return the network cards' labels after the GPUs' in a header: ``NIC0``, ``mlx5_1``."""
+    return tuple(takewhile(lambda word: re.match(r"[A-Za-z]\w*\d$", word), rest.split()))
+
+
+def _has_table(lines: Sequence[str]) -> bool:
+    try:
+        return bool(_find_header(lines))
+    except TopologyError:
+        return False
+
+
+def _why_no_table(rows: Sequence[_Line]) -> str:
+    """Return what is wrong with a text in which no header is followed by a row."""
     if any(_AMD.match(row.rest) for row in rows):
         return (
             f"row {rows[0].labels[0]} is of rocm-smi's table, which has other kinds of links; "
@@ -200,109 +212,123 @@ def _without_table(rows: Sequence[_Line]) -> str:
     return "no table of GPUs, with a header row and a row for each GPU; expected the output of `nvidia-smi topo -m`"
 
 
-def _has_table(lines: Sequence[str]) -> bool:
-    try:
-        return bool(_find_header(lines))
-    except TopologyError:
-        return False
+# ---- the rows ---------------------------------------------------------------------------------------
 
 
-def _continues_header(text: str, header: _Line) -> bool:
-    """A header too wide for the terminal goes on in the next line, with columns not named before."""
-    line = _read(text)
-    if not line.labels:
-        wide = len(header.labels) > 1 or _cards(header.rest)
-        return bool(text.strip()) and bool(wide) and not re.match(rf"\s*{_KIND}\b", text)
-    return line.is_header and not set(line.labels) & set(header.labels)
+def _read_rows(lines: Sequence[str], start: int, header: _Header) -> Tuple[Dict[str, _Row], int]:
+    """Return the GPUs' rows by label, and the number of the line after them."""
+    reader = _RowReader(header)
+    end = next((number for number in range(start, len(lines)) if not reader.take(lines[number])), len(lines))
+    return reader.rows(), end
 
 
-def _cards(rest: str) -> Tuple[str, ...]:
-    """The labels after the GPUs' in a header: ``NIC0``, ``mlx5_1``; the affinities' headings end them."""
-    names = takewhile(lambda word: re.match(r"[A-Za-z]\w*\d$", word), rest.split())
-    return tuple(names)
+class _RowReader:
+    """Collects the GPUs' rows, line by line. A row too wide for the terminal continues on the next line.
+
+    ::
+
+                       ┌─ a row's first line ─►  IN A ROW: `open_label`  ◄─┐ the row continues
+        BETWEEN ROWS  ─┘                                │        └─────────┘
+              ▲                                         │
+              └── a card's row, a remark, a blank line ─┘     (both states: with `all_found`, another table ──► THE END)
+    """
+
+    def __init__(self, header: _Header):
+        self.header = header
+        self.parts: Dict[str, List[str]] = {}
+        self.open_label = ""
+
+    @property
+    def all_found(self) -> bool:
+        return len(self.parts) == len(self.header.labels)
+
+    def take(self, text: str) -> bool:
+        """Take a line; return False, and take nothing, where the table has ended.
+
+        Raises:
+            TopologyError: a row that appears twice, or that has no column.
+        """
+        line = _split_line(text)
+        if self._ends_table(text, line):
+            return False
+        if self._starts_row(text, line):
+            self._open_row(line)
+        elif self.open_label and self._continues_row(text):
+            self.parts[self.open_label].append(text)
+        elif self.all_found or text.strip():
+            self.open_label = ""
+        return True
+
+    def _ends_table(self, text: str, line: _Line) -> bool:
+        known_row = line.is_row and line.labels[0] in self.header.labels
+        if self.all_found and self.open_label and known_row and line.has_cells:
+            raise _appears_twice(line.labels[0])
+        labels_of_another = bool(line.labels) and (known_row or not line.is_row)
+        return (self.all_found and labels_of_another) or (bool(_LEGEND.search(text)) and not line.is_row_with_cells)
+
+    def _starts_row(self, text: str, line: _Line) -> bool:
+        if not line.is_row or line.has_cells:
+            return line.is_row
+        is_remark = line.labels[0] in self.parts  # "GPU0 is the one with …"
+        return not is_remark and (not self.all_found or bool(_LABEL_ALONE.match(text)))
+
+    def _open_row(self, line: _Line) -> None:
+        label, columns = line.labels[0], self.header.labels
+        if label in self.parts:
+            raise _appears_twice(label)
+        if label not in columns:
+            raise TopologyError(f"row {label}: the header has no column {label}, only {', '.join(columns)}")
+        self.parts[label] = [line.rest]
+        self.open_label = label
+
+    def _continues_row(self, text: str) -> bool:
+        """Return whether a line holds missing links, the rest of a cut cell, or affinities of the open row."""
+        if not text.strip() or re.match(r"\s*(NIC|mlx|[a-z]+\w*\d)", text):  # a network card's row
+            return False
+        row = self._row(self.open_label)
+        if len(row.cells) < len(self.header.columns):
+            return True
+        return len(_WHOLE_AFFINITY.findall(row.rest)) < self.header.affinities and bool(_AFFINITIES.match(text))
+
+    def _row(self, label: str) -> _Row:
+        """Return a row put together. A terminal breaks lines between cells or within one.
+
+        A number that may be broken is put together, unless an affinity would then be missing.
+        """
+        text = _KIND_THEN_NUMBER.sub(r"\1 ", "\n".join(self.parts[label]))
+        joined = _cells(text.replace("\n", ""))
+        spaced = _cells(_BREAK_BETWEEN_AFFINITIES.sub(" ", text).replace("\n", ""))
+        one_is_missing = len(joined.rest.split()) < self.header.affinities == len(spaced.rest.split())
+        return spaced if one_is_missing and spaced.cells == joined.cells else joined
+
+    def rows(self) -> Dict[str, _Row]:
+        """Return the rows by label.
+
+        Raises:
+            TopologyError: a row is missing.
+        """
+        labels = self.header.labels
+        missing = [label for label in labels if label not in self.parts]
+        if missing:
+            raise TopologyError(
+                f"the table is cut: row {missing[0]} is missing (columns {labels[0]} to {labels[-1]}, "
+                f"rows {', '.join(self.parts)}); paste all of `nvidia-smi topo -m`"
+            )
+        return {label: self._row(label) for label in self.parts}
 
 
-def _rows(lines: Sequence[str], start: int, header: _Header) -> Tuple[Dict[str, _Row], int]:
-    """The GPUs' rows by label, and the line after them. A row too wide for the terminal goes on in the next line."""
-    labels = header.labels
-    found: Dict[str, List[str]] = {}
-    label = ""
-    end = len(lines)
-    for number, text in enumerate(lines[start:], start):
-        line = _read(text)
-        complete = len(found) == len(labels)
-        of_a_row = line.is_row and line.has_cells  # whatever a remark behind it says
-        if complete and label and of_a_row and line.labels[0] in labels:
-            raise _twice(line.labels[0])
-        another = complete and line.labels and not (line.is_row and line.labels[0] not in labels)
-        if another or (_END.search(text) and not of_a_row):
-            end = number
-            break
-        remark = line.is_row and not line.has_cells and line.labels[0] in found  # "GPU0 is the one with …"
-        if line.is_row and not remark and (of_a_row or not complete or _BARE_ROW.match(text)):
-            label = line.labels[0]
-            if label in found:
-                raise _twice(label)
-            if label not in labels:
-                raise TopologyError(f"row {label}: the header has no column {label}, only {', '.join(labels)}")
-            found[label] = [line.rest]
-        elif label and _continues_row(text, _row(found[label], header), header):
-            found[label].append(text)
-        elif complete or text.strip():
-            label = ""  # a NIC's row, a remark, or the table's end
-    missing = [name for name in labels if name not in found]
-    if missing:
-        raise TopologyError(
-            f"the table is cut: row {missing[0]} is missing (columns {labels[0]} to {labels[-1]}, "
-            f"rows {', '.join(found)}); paste all of `nvidia-smi topo -m`"
-        )
-    return {name: _row(parts, header) for name, parts in found.items()}, end
-
-
-def _twice(label: str) -> TopologyError:
+def _appears_twice(label: str) -> TopologyError:
     return TopologyError(f"row {label} appears twice in the table; expected one row for each column")
 
 
-def _continues_row(text: str, row: _Row, header: _Header) -> bool:
-    """The rest of a row: links and a cut cell while columns are missing, affinities while these are. No card's row."""
-    if not text.strip() or re.match(r"\s*(NIC|mlx|[a-z]+\w*\d)", text):
-        return False
-    if len(row.cells) < len(header.columns):
-        return True
-    return len(_WHOLE.findall(row.rest)) < header.affinities and bool(_AFFINITY.match(text))
-
-
-def _row(parts: Sequence[str], header: _Header) -> _Row:
-    """The cells of a row, and what follows them. A terminal breaks lines between cells or within one.
-
-    A broken number of affinities is put together, unless one is missing then.
-    """
-    text = _APART.sub(r"\1 ", "\n".join(parts))
-    together, apart = _cells(text.replace("\n", "")), _cells(_WORDS.sub(" ", text).replace("\n", ""))
-    missing = len(together.rest.split()) < header.affinities == len(apart.rest.split())
-    return apart if missing and apart.cells == together.cells else together
-
-
-def _cells(text: str) -> _Row:
-    cells: List[str] = []
-    position = 0
-    while True:
-        cell = _CELL.match(text, position)
-        if not cell:
-            rest = text[position:]
-            return _Row(cells, "N/A " * bool(_NO_CPUS.match(rest)) + rest.strip())
-        cells.append(cell.group(1).upper())
-        position = cell.end()
-
-
-# ---- what the cells say -----------------------------------------------------------------------------
+# ---- the cells --------------------------------------------------------------------------------------
 
 
 def _row_kinds(label: str, rows: Dict[str, _Row], labels: Sequence[str], columns: Sequence[str]) -> Tuple[str, ...]:
-    """One GPU's row: its link kinds in the order of the columns.
+    """Return the link kinds of one GPU's row, in the order of the columns.
 
-    A cell lost before a card's would shift the others. Some drivers cut the last card's cell (``PH0-115``): that shifts
-    nothing.
+    Raises:
+        TopologyError: a cell is missing, unknown, or contradicts the diagonal.
     """
     cells, rest = rows[label]
     if len(cells) < len(columns) and SELF in cells[: labels.index(label)]:
@@ -311,14 +337,16 @@ def _row_kinds(label: str, rows: Dict[str, _Row], labels: Sequence[str], columns
             f"row {label}, column {column}: X, which belongs under {label}; a cell before it is missing "
             f"({len(cells)} of {len(columns)} are there)"
         )
-    if len(cells) + bool(_CUT_CELL.match(rest) and len(cells) >= len(labels)) < len(columns):
+    # Some drivers cut the last card's cell (`PH0-115`). A cell lost earlier would shift the ones after it.
+    last_is_cut = len(cells) >= len(labels) and bool(_CUT_CELL.match(rest))
+    if len(cells) + last_is_cut < len(columns):
         column = columns[len(cells)]
         instead = repr(rest.split()[0]) if rest else "the end of the line"
         raise TopologyError(
             f"row {label}, column {column}: expected X, NV#, {', '.join(PCIE)} or SOC, found {instead}; "
             "the table is cut or damaged there, or not of NVIDIA's GPUs"
         )
-    kinds = [_SYNONYMS.get(cell, cell) for cell in cells[: len(labels)]]
+    kinds = [_OLD_NAMES.get(cell, cell) for cell in cells[: len(labels)]]
     for column, kind in zip(labels, kinds):
         if (kind == SELF) != (column == label):
             raise TopologyError(
@@ -331,32 +359,15 @@ def _row_kinds(label: str, rows: Dict[str, _Row], labels: Sequence[str], columns
 
 
 def _symmetric(labels: Sequence[str], kinds: Kinds) -> Tuple[Kinds, Tuple[str, ...]]:
-    """The matrix with the slower reading on both sides of the diagonal where they differ, and a warning for each."""
+    """Return the matrix with the slower kind on both sides wherever the two differ, and a warning for each."""
     warnings = []
-    table = [list(row) for row in kinds]
+    symmetric = [list(row) for row in kinds]
     for i, j in combinations(range(len(labels)), 2):
-        here, there = kinds[i][j], kinds[j][i]
-        if here != there:
-            slower = max(here, there, key=distance)
-            table[i][j] = table[j][i] = slower
+        upper, lower = kinds[i][j], kinds[j][i]
+        if upper != lower:
+            slower = max(upper, lower, key=distance)
+            symmetric[i][j] = symmetric[j][i] = slower
             warnings.append(
-                f"{labels[i]}–{labels[j]}: row {labels[i]} says {here}, row {labels[j]} says {there}; using {slower}"
+                f"{labels[i]}–{labels[j]}: row {labels[i]} says {upper}, row {labels[j]} says {lower}; using {slower}"
             )
-    return tuple(tuple(row) for row in table), tuple(warnings)
-
-
-def _affinities(labels: Sequence[str], rows: Dict[str, _Row]) -> Tuple[str, ...]:
-    """Each GPU's CPU affinity, as it is written; empty where there is none."""
-    return tuple(" ".join(rows[label].rest.split()) for label in labels)
-
-
-def _gpu_name(lines: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
-    """The model, where the same text lists the GPUs; none, and a warning, where they are not alike."""
-    for pattern in _NAMES:
-        names = sorted({found.group(1) for found in map(pattern.match, lines) if found})
-        alike = len({known_gpu(name) or name for name in names}) == 1  # as an L40 and an L40S are
-        if names and not alike:
-            return "", (f"the GPUs are of several models ({', '.join(names)}); speeds are guessed from the links",)
-        if names:
-            return names[0], ()
-    return "", ()
+    return tuple(tuple(row) for row in symmetric), tuple(warnings)
