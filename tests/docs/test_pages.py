@@ -1,0 +1,51 @@
+"""The pages for people name files, headings and code that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parents[2]
+DOCS = sorted(f"docs/{page.name}" for page in (TOP / "docs").glob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS]
+CODE_FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+
+
+def text_of(page):
+    return (TOP / page).read_text(encoding="utf-8")
+
+
+def anchors(page):
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", CODE_FENCE.sub("", text_of(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_between_pages_lead_to_files_and_headings(page):
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", CODE_FENCE.sub("", text_of(page))):
+        path, _, anchor = link.partition("#")
+        target = (TOP / page).parent / path if path else TOP / page
+        assert target.exists(), f"{page} links to {link}"
+        assert not anchor or anchor in anchors(str(target.resolve().relative_to(TOP))), f"{page} links to {link}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])  # that one names files of the past
+def test_files_that_pages_name_exist(page):
+    folders = (TOP, TOP / "hier_allreduce", TOP / "docs")
+    for name in re.findall(r"(?<![\w./-])((?:[\w.-]+/)+[\w-]+\.(?:py|md|yaml))\b", text_of(page)):
+        exists = any((folder / name).exists() for folder in folders)
+        assert exists or "NAME" in name, f"{page} names {name}"
+
+
+def test_the_page_for_contributors_names_code_that_exists():
+    sources = [*(TOP / "hier_allreduce").rglob("*.py"), *(TOP / "tests").rglob("*.py")]
+    words = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in sources)))
+    names = re.findall(r"`([A-Za-z_]\w*)`", text_of("CONTRIBUTING.md"))
+    assert len(names) > 30
+    assert [name for name in names if name not in words] == []
+
+
+def test_the_page_for_contributors_has_a_row_for_each_folder():
+    rows = re.findall(r"^\| `(\w+)/` \|", text_of("CONTRIBUTING.md"), re.MULTILINE)
+    assert sorted(rows) == sorted(path.parent.name for path in (TOP / "hier_allreduce").glob("*/__init__.py"))
