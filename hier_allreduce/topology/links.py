@@ -1,18 +1,21 @@
-"""How a table of kinds becomes links: how fast each is, and what its bytes share with those of others on the way."""
+"""How a matrix of kinds becomes links: how fast each is, and which resources its bytes share with other copies."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import combinations, permutations
-from typing import Any, Dict, List, Sequence, Tuple
+from itertools import permutations
+from typing import Dict, List, Sequence, Tuple
+
+import numpy as np
+from scipy.sparse.csgraph import connected_components
 
 from ..errors import TopologyError
 from .gpus import Speeds, known_gpu
 from .matrix import HOST, PCIE, SELF, LinkMatrix, nvlinks
 
 _DOMAINS = PCIE[:-1]  # devices joined by links up to this kind share their way out: a switch, a host bridge, a socket
-_SOCKET_BUS = 1.6  # QPI, UPI and xGMI beside a PCIe port of their generation
+_SOCKET_BUS = 1.6  # speed of QPI, UPI or xGMI, compared with a PCIe port of the same generation
 _MOST_NVLINKS = 18  # of any GPU
 
 
@@ -20,7 +23,7 @@ _MOST_NVLINKS = 18  # of any GPU
 class Link:
     """One direction between two devices: ``bandwidth`` in bytes/s, ``latency`` in seconds.
 
-    ``through`` names the shared resources its bytes occupy besides the sender's copy stream.
+    ``through`` names the shared resources that its bytes occupy in addition to the sender's copy stream.
     """
 
     src: int
@@ -31,87 +34,90 @@ class Link:
     through: Tuple[str, ...] = ()
 
 
-def _cpu_list(affinity: str) -> str:
-    """The CPUs in an affinity, without the NUMA nodes of CPU and GPU after them; empty where none are known."""
-    cpus = re.match(r"[\d,-]+|N/A", affinity)
-    return cpus.group().replace("N/A", "") if cpus else affinity
-
-
 class Links:
-    """A table with its speeds: works out links, and enters in ``shared`` what they share, with its bytes/s."""
+    """Builds the links of a matrix with its speeds, and collects in ``shared`` what they share, with its bytes/s."""
 
-    def __init__(self, table: LinkMatrix, gpu: str, speeds: Speeds, overrides: Dict[str, float]):
-        self.labels, self.kinds, self.speeds = table.labels, table.kinds, speeds
-        self.overrides = self._checked(overrides)
-        self.domains = {kind: self._near(PCIE[: PCIE.index(kind) + 1]) for kind in _DOMAINS}
-        cpus = [_cpu_list(cpu) for cpu in table.cpus]
-        if len(set(cpus)) > 1:
-            self.domains["NODE"] = self._merged(self.domains["NODE"], cpus)
-        known = known_gpu(gpu)
-        most = known.nvlinks if known and known.nvlinks else _MOST_NVLINKS
-        self.switched = any(sum(map(nvlinks, row)) > most for row in self.kinds)
+    def __init__(self, matrix: LinkMatrix, gpu: str, speeds: Speeds, overrides: Dict[str, float]):
+        self.labels, self.kinds, self.speeds = matrix.labels, matrix.kinds, speeds
+        self.overrides = overrides
+        self._check_overrides()
+        self.domains = self._domains(matrix.cpus)
+        model = known_gpu(gpu)
+        most_nvlinks = model.nvlinks if model and model.nvlinks else _MOST_NVLINKS
+        self.switched = any(sum(map(nvlinks, row)) > most_nvlinks for row in self.kinds)
         self.shared: Dict[str, float] = {}
 
-    def _checked(self, overrides: Dict[str, float]) -> Dict[str, float]:
+    def _check_overrides(self) -> None:
         pairs = {f"{a}-{b}" for a, b in permutations(self.labels, 2)}
         kinds = {kind for row in self.kinds for kind in row if kind != SELF}
-        for key in overrides:
+        for key in self.overrides:
             if key not in pairs | kinds | set(PCIE) and not re.match(r"NV[1-9]\d*$", key):
                 raise TopologyError(
                     f"links: {key!r} is neither a kind of link ({', '.join(sorted(kinds))}) "
                     f"nor a pair of devices such as '{'-'.join(self.labels[:2])}'"
                 )
-            turned = "-".join(key.split("-")[::-1])
-            if overrides.get(turned, overrides[key]) != overrides[key]:
+            reverse = "-".join(key.split("-")[::-1])
+            if self.overrides.get(reverse, self.overrides[key]) != self.overrides[key]:
                 raise TopologyError(
-                    f"links: {key!r} and {turned!r} are the same pair, and a pair is as fast each way; give one of them"
+                    f"links: {key!r} and {reverse!r} are the same pair and must have the same speed; give one of them"
                 )
-        return overrides
 
-    def _near(self, kinds: Sequence[str]) -> List[int]:
-        """For each device the first device it is joined to by links of these kinds."""
-        return self._joined((i, j) for i, j in combinations(range(len(self.kinds)), 2) if self.kinds[i][j] in kinds)
+    def _domains(self, cpus: Sequence[str]) -> Dict[str, List[int]]:
+        """Return K numbers for each kind in ``_DOMAINS``: devices with the same number share their way out.
 
-    def _merged(self, domain: List[int], cpus: Sequence[str]) -> List[int]:
-        """Devices beside the same CPUs share a socket, also where only far links join them."""
-        pairs = combinations(range(len(cpus)), 2)
-        return self._joined((i, j) for i, j in pairs if cpus[i] == cpus[j] != "" or domain[i] == domain[j])
+        ::
 
-    def _joined(self, pairs: Any) -> List[int]:
-        root = list(range(len(self.kinds)))
-        for i, j in pairs:
-            old, new = sorted((root[i], root[j]))[::-1]
-            root = [new if r == old else r for r in root]
-        return root
+            GPU0 ─PIX─ GPU1 ─NODE─ GPU2     ──►     PIX: 0 0 1     NODE: 0 0 0
+        """
+        domains = {kind: _components(np.isin(self.kinds, PCIE[: PCIE.index(kind) + 1])) for kind in _DOMAINS}
+        cpu_lists = np.array([_cpu_list(affinity) for affinity in cpus])
+        if len(set(cpu_lists)) > 1:
+            # Devices next to the same CPUs share a socket, even where only far links join them.
+            same_cpus = (cpu_lists[:, None] == cpu_lists) & (cpu_lists != "")
+            same_node = np.equal.outer(domains["NODE"], domains["NODE"])
+            domains["NODE"] = _components(same_cpus | same_node)
+        return domains
 
-    def link(self, i: int, j: int) -> Link:
-        kind = self.kinds[i][j]
-        pair = self.overrides.get(f"{self.labels[i]}-{self.labels[j]}") or self.overrides.get(
-            f"{self.labels[j]}-{self.labels[i]}"
-        )
-        bandwidth = pair or self.overrides.get(kind) or self.speeds.of(kind)
-        return Link(i, j, kind, bandwidth, self.speeds.copy_latency, tuple(self._through(i, j, kind, bandwidth)))
+    def link(self, src: int, dst: int) -> Link:
+        """Return the link from ``src`` to ``dst``, and enter what its bytes share in ``shared``."""
+        kind, a, b = self.kinds[src][dst], self.labels[src], self.labels[dst]
+        of_pair = self.overrides.get(f"{a}-{b}") or self.overrides.get(f"{b}-{a}")
+        bandwidth = of_pair or self.overrides.get(kind) or self.speeds.of(kind)
+        through = self._resources(src, dst, kind, bandwidth)
+        for name, speed in through.items():
+            self.shared[name] = max(speed, self.shared.get(name, 0.0))
+        return Link(src, dst, kind, bandwidth, self.speeds.copy_latency, tuple(through))
 
-    def _through(self, i: int, j: int, kind: str, bandwidth: float) -> List[str]:
-        """What the bytes pass, by name; each is entered in ``shared`` with its speed."""
+    def _resources(self, src: int, dst: int, kind: str, bandwidth: float) -> Dict[str, float]:
+        """Return the shared resources that the bytes pass, in their order, with their bytes/s."""
         if kind == HOST:
-            return []
+            return {}
         if nvlinks(kind):
-            return self._ports(i, j, "NVSwitch", bandwidth) if self.switched else []
-        used = self._ports(i, j, "PCIe", max(self.speeds.pcie, bandwidth))
+            return self._ports(src, dst, "NVSwitch", bandwidth) if self.switched else {}
+        resources = self._ports(src, dst, "PCIe", max(self.speeds.pcie, bandwidth))
         for level in PCIE[: PCIE.index(kind)]:
             domain = self.domains[level]
-            speed = max(self.speeds.pcie * (_SOCKET_BUS if level == "NODE" else 1.0), bandwidth)
-            for device, way in ((i, "out"), (j, "in")):
-                members = [self.labels[d] for d, root in enumerate(domain) if root == domain[device]]
-                name = f"{'socket' if level == 'NODE' else 'uplink'} of {'+'.join(members)} {way}"
-                if len(members) > 1 and domain[i] != domain[j] and name not in used:
-                    used += self._share(name, speed)
-        return used
+            if domain[src] == domain[dst]:
+                continue
+            place, factor = ("socket", _SOCKET_BUS) if level == "NODE" else ("uplink", 1.0)
+            for device, direction in ((src, "out"), (dst, "in")):
+                members = [label for label, number in zip(self.labels, domain) if number == domain[device]]
+                if len(members) > 1:
+                    # Two levels with the same members are one uplink.
+                    name = f"{place} of {'+'.join(members)} {direction}"
+                    resources.setdefault(name, max(self.speeds.pcie * factor, bandwidth))
+        return resources
 
-    def _ports(self, i: int, j: int, kind: str, speed: float) -> List[str]:
-        return self._share(f"{self.labels[i]} {kind} out", speed) + self._share(f"{self.labels[j]} {kind} in", speed)
+    def _ports(self, src: int, dst: int, kind: str, speed: float) -> Dict[str, float]:
+        return {f"{self.labels[src]} {kind} out": speed, f"{self.labels[dst]} {kind} in": speed}
 
-    def _share(self, name: str, speed: float) -> List[str]:
-        self.shared[name] = max(speed, self.shared.get(name, 0.0))
-        return [name]
+
+def _components(joined: np.ndarray) -> List[int]:
+    """Return the number of each device's connected component; ``joined`` is a K×K matrix of booleans."""
+    return [int(number) for number in connected_components(joined, directed=False)[1]]
+
+
+def _cpu_list(affinity: str) -> str:
+    """Return the CPUs in an affinity, without the NUMA nodes after them; empty if none are known."""
+    cpus = re.match(r"[\d,-]+|N/A", affinity)
+    return cpus.group().replace("N/A", "") if cpus else affinity
