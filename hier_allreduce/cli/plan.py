@@ -1,17 +1,18 @@
-"""``hier-allreduce plan``."""
+"""``hier-allreduce plan``: the plan for a machine, alone or as one of several hosts."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import re
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, Optional
 
 from ..figures import check_picture
-from ..planning import PLANNER_ALGORITHMS, Choice, HostsChoice, Reduce, Step, choose, choose_for_hosts, scaled, verify
-from ..topology import Topology, balanced_chunk, latency_overtakes, tree_pays_from
-from . import describe, pictures
-from .topo import Hosts, add_hosts, add_topology, read_hosts, read_topology
+from ..planning import PLANNER_ALGORITHMS, Choice, HostsChoice, Reduce, Step, choose, choose_for_hosts, verify
+from ..topology import Topology
+from .describe import describe_choice, describe_hosts_choice
+from .plan_picture import draw_plan
+from .topo import add_hosts, add_topology, read_hosts, read_topology
 
 _UNITS = {
     "": 1,
@@ -27,19 +28,21 @@ _UNITS = {
 
 
 def read_bytes(text: str) -> int:
-    """``100MB``, ``64 kB``, ``1.5GiB``, ``4096``: a number of bytes, from 1 to 1e15."""
-    found = re.match(r"\s*(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*([kmgt]i?)?b?\s*$", text, re.I)
-    size = float(found.group(1)) * _UNITS[(found.group(2) or "").lower()] if found else 0.0
+    """Read ``100MB``, ``64 kB``, ``1.5GiB`` or ``4096``: a number of bytes, from 1 to 1e15."""
+    match = re.match(r"\s*(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*([kmgt]i?)?b?\s*$", text, re.I)
+    size = float(match.group(1)) * _UNITS[(match.group(2) or "").lower()] if match else 0.0
     if not 1 <= size <= 1e15:
         raise argparse.ArgumentTypeError(f"{text!r}: expected 1 to 1e15 bytes, for instance 100MB, 64kB, 10MiB or 4096")
     return round(size)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add_topology(parser)
     add_hosts(parser)
-    parser.add_argument("--bytes", type=read_bytes, default="100MB", metavar="SIZE", help="the bucket (default 100MB)")
+    parser.add_argument(
+        "--bytes", type=read_bytes, default="100MB", metavar="SIZE", help="size of the bucket (default 100MB)"
+    )
     names = f"auto (the default), or one of: {', '.join(PLANNER_ALGORITHMS)}"
     parser.add_argument("--algorithm", metavar="NAME", type=_algorithm, help=names)
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
@@ -55,37 +58,27 @@ def main(args: argparse.Namespace) -> int:
     if args.picture:
         check_picture(args.picture)
     machine = read_topology(args.topology, args.calibration)
-    several = read_hosts(args, machine)
-    if several:
-        return _main_hosts(args, several)
-    choice = choose(machine, args.bytes, args.algorithm)
+    hosts = read_hosts(args, machine)
+    if hosts:
+        machine = hosts.topology
+        choice: Choice = choose_for_hosts(machine, args.bytes, hosts.number, hosts.network, args.algorithm)
+    else:
+        choice = choose(machine, args.bytes, args.algorithm)
     verify(choice.recipe.plan())
-    if args.picture:  # before the text, whose reader may end early
-        pictures.draw_plan(choice, machine, args.picture)
+    if args.picture:  # before the text: its reader may close the pipe early
+        draw_plan(choice, machine, args.picture)
     if args.json:
         print(json.dumps(as_json(choice, machine)))
+    elif isinstance(choice, HostsChoice):
+        print(describe_hosts_choice(choice, machine, args.steps))
     else:
-        print(describe.describe_choice(choice, machine, args.steps))
-    return 0
-
-
-def _main_hosts(args: argparse.Namespace, several: Hosts) -> int:
-    machine, number, network = several
-    choice = choose_for_hosts(machine, args.bytes, number, network, args.algorithm)
-    verify(choice.recipe.plan())
-    several_scaled = scaled(machine, args.bytes, number, network, args.algorithm)
-    if args.picture:
-        pictures.draw_hosts_plan(choice, machine, several_scaled, args.picture)
-    if args.json:
-        print(json.dumps({**as_json(choice, machine), **hosts_as_json(choice, several_scaled)}))
-    else:
-        print(describe.describe_hosts_choice(choice, machine, several_scaled, args.steps))
+        print(describe_choice(choice, machine, args.steps))
     return 0
 
 
 def as_json(choice: Choice, machine: Topology) -> Dict[str, Any]:
-    """The plan as plain values: bytes of each chunk, steps in execution order, times in seconds."""
-    return {
+    """Return the plan as plain values: bytes of each chunk, steps in execution order, times in seconds."""
+    plan = {
         "devices": len(machine),
         "bytes": choice.size,
         "algorithm": choice.recipe.algorithm,
@@ -96,40 +89,26 @@ def as_json(choice: Choice, machine: Topology) -> Dict[str, Any]:
         "baselines": choice.baselines,
         "warnings": list(machine.warnings),
     }
+    return {**plan, **_hosts_as_json(choice)} if isinstance(choice, HostsChoice) else plan
 
 
-def hosts_as_json(choice: HostsChoice, scaled: Sequence[HostsChoice]) -> Dict[str, Any]:
-    """What several hosts add to the object, beside times that are now those of all hosts: bytes, seconds, bytes/s.
+def _hosts_as_json(choice: HostsChoice) -> Dict[str, Any]:
+    """Return what several hosts add to the object, whose times are then those of all hosts: bytes, seconds, bytes/s.
 
     ``crossings`` has for each chunk the device and the network card of each host by which it crosses, after the chunk's
     last ``reduce`` and before its first ``copy``.
     """
-    crossings = sorted(choice.run.crossings)
     return {
         "hosts": choice.hosts,
         "network": dict(choice.network._asdict()),
         "crossings": [
-            {"chunk": crossing.chunk, "device": crossing.device, "nic": crossing.nic} for crossing in crossings
+            {"chunk": crossing.chunk, "device": crossing.device, "nic": crossing.nic}
+            for crossing in sorted(choice.run.crossings)
         ],
         "host_seconds": choice.inside,
         "network_seconds": choice.across,
         "host_bound_seconds": choice.host_bound,
         "network_bound_seconds": choice.wire_bound,
-        "flat_ring_seconds": choice.flat_ring,
-        "planned_alone_seconds": choice.alone_seconds,
-        "balanced_chunk_bytes": balanced_chunk(choice.hosts, choice.network),
-        "latency_overtakes_hosts": latency_overtakes(choice.size, choice.collectives, choice.network),
-        "tree_pays_from_hosts": tree_pays_from(choice.size, choice.collectives, choice.network),
-        "scaling": [
-            {
-                "hosts": row.hosts,
-                "chunks": row.collectives,
-                "predicted_seconds": row.seconds,
-                "lower_bound_seconds": row.bound,
-                "flat_ring_seconds": row.flat_ring,
-            }
-            for row in scaled
-        ],
     }
 
 

@@ -15,10 +15,10 @@ from __future__ import annotations
 from .algorithms import ALGORITHMS, BY_ROOT, hierarchical
 from .assignment import PlanningTarget, plan_cut, plan_whole
 from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
-from .multi_host import HostsChoice, choose_for_hosts, nic_of, nics_used, scaled, wire_seconds
+from .multi_host import HostsChoice, choose_for_hosts
 from .plan import Copy, Ops, Plan, Reduce, Step, run, verify
 from .planner import PLANNER_ALGORITHMS, Choice, choose, seconds_by_algorithm, timeline
-from .simulator import simulate
+from .simulator import Timing, simulate
 from .spanning_trees import pack, ring
 from .strategy import Strategy, strategy_from
 
@@ -39,23 +39,20 @@ __all__ = [
     "Spec",
     "Step",
     "Strategy",
+    "Timing",
     "balanced",
     "choose",
     "choose_for_hosts",
     "hierarchical",
     "make_buckets",
-    "nic_of",
-    "nics_used",
     "pack",
     "plan_cut",
     "plan_whole",
     "ring",
     "run",
-    "scaled",
     "seconds_by_algorithm",
     "simulate",
     "strategy_from",
     "timeline",
     "verify",
-    "wire_seconds",
 ]

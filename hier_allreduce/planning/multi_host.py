@@ -1,4 +1,4 @@
-"""From one machine to several: a machine's plan, with TensorFlow's ring between the hosts in its middle.
+"""From one machine to several: a machine's plan with TensorFlow's ring between the hosts in its middle.
 
 ::
 
@@ -6,9 +6,9 @@
              c1    [sums]──── waits ────[ ring over hosts ][copies]
     host 1   the same at the same time
 
-Every chunk is added up inside each host, crosses once from its main by the card that the main uses, and is copied back;
-chunks overlap as far as links, cards and the hosts' processors allow. It is the simulation of :mod:`.cost` with one
-more step for each chunk, which takes :func:`.scaling.ring_seconds`. What is assumed is in ``docs/scaling.md``.
+Each chunk is summed inside every host, crosses once from its main by the card that the main uses, and is copied back.
+Chunks overlap as far as links, cards and the hosts' processors allow. The simulation is that of :mod:`.simulator` with
+one more step for each chunk, which takes :meth:`.Network.ring_seconds`. ``docs/scaling.md`` lists the assumptions.
 """
 
 from __future__ import annotations
@@ -18,17 +18,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..topology import Network, Topology, ring_seconds
+from ..topology import Network, Topology
 from . import planner
-from . import simulator as cost
 from .plan import Plan, Reduce
 from .recipes import Recipe, baselines, candidates
-
-HOSTS = (1, 2, 4, 8, 16, 32, 64, 128)
+from .simulator import RULES, Simulation, Timing, simulate
 
 
 class Crossing(NamedTuple):
-    """One bar of the timeline: ``chunk`` is on its way from ``device``, its main, by card ``nic``; seconds."""
+    """One bar of the timeline: ``chunk`` crosses from ``device``, its main, by card ``nic``; times in seconds."""
 
     chunk: int
     device: int
@@ -38,8 +36,8 @@ class Crossing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class HostsTiming(cost.Timing):
-    """A simulated run of one of several hosts, all of which do the same."""
+class HostsTiming(Timing):
+    """A simulated run of one of several hosts; all hosts do the same."""
 
     crossings: Tuple[Crossing, ...] = ()
 
@@ -51,42 +49,36 @@ class HostsChoice(planner.Choice):
     ``seconds``, ``bound`` and ``baselines`` are those of all hosts together.
 
     Attributes:
-        others: the best seconds of every algorithm, of each that was tried for several hosts.
+        algorithms: the best seconds of each algorithm that was simulated for several hosts.
         hosts: H.
         network: what joins them.
         run: the simulated run.
-        inside: seconds that the recipe takes on one host alone.
-        host_bound: the least that any recipe takes there.
-        wire_bound: the least that the hosts' cards need.
-        alone: the recipe that one host would take for itself.
-        alone_seconds: what that takes on all hosts.
-        flat_ring: what one collective over all devices of all hosts takes.
+        inside: the seconds that the recipe takes on one host alone.
+        host_bound: the fewest seconds that any recipe takes on one host.
+        wire_bound: the fewest seconds that the hosts' cards need.
     """
 
-    others: Dict[str, float]
+    algorithms: Dict[str, float]
     hosts: int
     network: Network
     run: HostsTiming
     inside: float
     host_bound: float
     wire_bound: float
-    alone: Recipe
-    alone_seconds: float
-    flat_ring: float
 
     @property
     def collectives(self) -> int:
-        """C: each chunk crosses as one."""
+        """C: each chunk crosses as one collective."""
         return len(self.recipe.fractions)
 
     @property
     def before(self) -> float:
-        """Seconds until the first chunk starts to cross."""
+        """The seconds until the first chunk starts to cross."""
         return min(crossing.start for crossing in self.run.crossings)
 
     @property
     def across(self) -> float:
-        """Seconds from there until the last chunk has crossed, after which there are only copies; 0 for one host."""
+        """The seconds from there until the last chunk has crossed; only copies follow. 0 for one host."""
         if self.hosts == 1:
             return 0.0
         return max(crossing.end for crossing in self.run.crossings) - self.before
@@ -95,76 +87,43 @@ class HostsChoice(planner.Choice):
 def choose_for_hosts(
     topology: Topology, size: int, hosts: int, network: Network, algorithm: Optional[str] = None
 ) -> HostsChoice:
-    """The fastest recipe for a bucket of ``size`` bytes on each of ``hosts`` machines, or the fastest of one algorithm.
+    """Return the fastest recipe for ``size`` bytes on each of ``hosts`` machines, or the fastest of one algorithm.
 
-    Every chunk costs the ring's hops once more, so that fewer and larger chunks win where hops are slow or hosts are
-    many. Of the recipes made from links, those with more chunks than one host would take are not looked at. The search
-    is cached for each class of sizes, as :func:`.planner.choose`'s.
+    Every chunk costs the ring's hops once more, so fewer and larger chunks win where hops are slow or hosts are many.
+    The search is cached for each class of sizes, like that of :func:`.planner.choose`.
 
     Raises:
         StrategyError: ``algorithm`` is unknown, or makes no plan for this machine.
     """
     alone = planner.choose(topology, size, algorithm)
     if hosts == 1:
-        name, best = alone.recipe.algorithm, {alone.recipe.algorithm: alone.recipe}
+        best = {alone.recipe.algorithm: alone.recipe}
         seconds = planner.seconds_by_algorithm(topology, size)
+        fastest = alone.recipe.algorithm
     else:
         best = _search(topology, planner.bytes_class(size), hosts, network, algorithm, alone.recipe)
         seconds = {
             name: simulate_recipe_on_hosts(recipe, topology, size, hosts, network).seconds
             for name, recipe in best.items()
         }
-        name = algorithm or min(seconds, key=lambda name: seconds[name])
-    run = simulate_recipe_on_hosts(best[name], topology, size, hosts, network)
-    wire_bound = wire_seconds(hosts, size, network)
+        fastest = algorithm or min(seconds, key=lambda name: seconds[name])
+    recipe = best[fastest]
+    run = simulate_recipe_on_hosts(recipe, topology, size, hosts, network)
+    wire_bound = network.wire_seconds(hosts, size)
     return HostsChoice(
-        best[name],
+        recipe,
         size,
         run.seconds,
         max(alone.bound, wire_bound),
         baselines={name: seconds[name] for name in planner.BASELINES},
-        others=seconds,
+        algorithms=seconds,
         hosts=hosts,
         network=network,
         run=run,
-        inside=cost.simulate(best[name].plan(), topology, best[name].sizes(size)).seconds,
+        inside=simulate(recipe.plan(), topology, recipe.sizes(size)).seconds,
         host_bound=alone.bound,
         wire_bound=wire_bound,
-        alone=alone.recipe,
-        alone_seconds=simulate_recipe_on_hosts(alone.recipe, topology, size, hosts, network).seconds,
-        flat_ring=flat_ring_seconds(topology, size, hosts, network),
     )
-
-
-def scaled(
-    topology: Topology, size: int, hosts: int, network: Network, algorithm: Optional[str] = None
-) -> List[HostsChoice]:
-    """:func:`choose` for ``hosts`` and for each of :data:`HOSTS`: what more of them cost."""
-    return [choose_for_hosts(topology, size, number, network, algorithm) for number in sorted({*HOSTS, hosts})]
-
-
-def wire_seconds(hosts: int, size: float, network: Network) -> float:
-    """2(H-1)/H · N bytes over all cards of a host: the least that any all-reduce takes; 0 for one host."""
-    return ring_seconds(hosts, size, 0, network._replace(engine=network.wire))
-
-
-def processor_seconds(hosts: int, size: float, collectives: int, network: Network) -> float:
-    """What the hosts' processors need for the hops, and to move the bytes, whatever the cards; 0 for one host."""
-    return ring_seconds(hosts, size, collectives, network._replace(nic=math.inf))
-
-
-def flat_ring_seconds(topology: Topology, size: float, hosts: int, network: Network) -> float:
-    """TensorFlow alone: one collective, a ring over all devices of all hosts in their order, by one card of each."""
-    last = len(topology) - 1
-    pairs = [(device, device + 1) for device in range(last)]
-    if hosts == 1 and last:  # else a card closes the ring
-        pairs.append((last, 0))
-    links = [topology.link(*pair).bandwidth for pair in pairs]
-    if hosts == 1:
-        slowest = network._replace(nic=min(links, default=math.inf), nics=1, engine=math.inf)
-    else:
-        slowest = network._replace(nic=min([network.nic, *links]), nics=1)
-    return ring_seconds(len(topology) * hosts, size, 1, slowest)
 
 
 # ---- the simulation ----------------------------------------------------------------------------------
@@ -173,14 +132,14 @@ def flat_ring_seconds(topology: Topology, size: float, hosts: int, network: Netw
 def simulate_recipe_on_hosts(
     recipe: Recipe, topology: Topology, size: int, hosts: int, network: Network
 ) -> HostsTiming:
-    """The simulated run of a recipe on several hosts."""
+    """Simulate a recipe on several hosts."""
     return simulate_on_hosts(recipe.plan(), topology, recipe.sizes(size), hosts, network)
 
 
 def simulate_on_hosts(
     plan: Plan, topology: Topology, chunks: Sequence[float], hosts: int, network: Network
 ) -> HostsTiming:
-    """The time of ``plan`` on each of ``hosts`` machines, each chunk's sum crossing to the others before it is copied.
+    """Simulate ``plan`` on each of ``hosts`` machines. Each chunk's sum crosses before it is copied.
 
     Args:
         plan: for as many devices as the topology has, and as many chunks as ``chunks``.
@@ -190,52 +149,42 @@ def simulate_on_hosts(
         network: what joins them.
 
     Returns:
-        Seconds, and the crossings among the spans.
+        The seconds, the spans and the crossings.
     """
-    return _Simulation(plan, topology, chunks, hosts, network).timing()
+    return _HostsSimulation(plan, topology, chunks, hosts, network).timing()
 
 
-def nics_used(devices: int, network: Network) -> int:
-    """How many of a host's cards its devices use: each uses one."""
-    return min(network.nics, devices)
-
-
-def nic_of(device: int, devices: int, network: Network) -> int:
-    """The card that a device uses: devices in order share the cards evenly."""
-    return device * nics_used(devices, network) // devices
-
-
-class _Simulation(cost.Simulation):
-    """One host's run. A collective holds its card until it ends, the processor for its hops and to move its bytes."""
+class _HostsSimulation(Simulation):
+    """One host's run. A collective holds its card until it ends, and the processor for its hops and bytes."""
 
     def __init__(self, plan: Plan, topology: Topology, chunks: Sequence[float], hosts: int, network: Network) -> None:
-        super().__init__(plan, topology, chunks, ideal_links=False, rule=cost.RULES["queue"])
+        super().__init__(plan, topology, chunks, ideal_links=False, rule=RULES["queue"])
         self.roots, self.devices = plan.roots, plan.devices
         self.last = {step.chunk: number for number, step in enumerate(plan.steps) if isinstance(step, Reduce)}
         self.hosts, self.network = hosts, network
-        self.processor = 0.0
-        self.cards = [0.0] * nics_used(plan.devices, network)
+        self.processor_free = 0.0
+        self.card_free = [0.0] * network.nics_used(plan.devices)
         self.crossings: List[Crossing] = []
 
     def timing(self) -> HostsTiming:
         for chunk in range(len(self.chunks)):
-            if chunk not in self.last:  # one device: nothing to add up first
+            if chunk not in self.last:  # one device: nothing to sum first
                 self.seconds = max(self.seconds, self._cross(chunk, 0.0))
         run = super().timing()
         return HostsTiming(run.seconds, run.spans, run.link_bytes, run.starts, tuple(self.crossings))
 
     def summed(self, number: int, now: float) -> float:
-        """What waits for a chunk's complete sum waits for the sum of all hosts."""
+        """Return when the hosts' sum is there, if this step completes a chunk's sum on its host."""
         chunk = self.steps[number].chunk
         return self._cross(chunk, now) if self.last[chunk] == number else now
 
     def _cross(self, chunk: int, now: float) -> float:
-        """When the chunk is back on its main."""
+        """Let the chunk cross; return when it is back on its main."""
         device, size = self.roots[chunk], self.chunks[chunk]
-        nic = nic_of(device, self.devices, self.network)
-        start = max(now, self.processor, self.cards[nic]) if self.hosts > 1 else now
-        self.processor = start + processor_seconds(self.hosts, size, 1, self.network)
-        end = self.cards[nic] = start + ring_seconds(self.hosts, size, 1, self.network._replace(nics=1))
+        nic = self.network.nic_of(device, self.devices)
+        start = max(now, self.processor_free, self.card_free[nic]) if self.hosts > 1 else now
+        self.processor_free = start + self.network.processor_seconds(self.hosts, size, 1)
+        end = self.card_free[nic] = start + self.network._replace(nics=1).ring_seconds(self.hosts, size, 1)
         self.crossings.append(Crossing(chunk, device, nic, start, end))
         return end
 
@@ -247,22 +196,26 @@ class _Simulation(cost.Simulation):
 def _search(
     topology: Topology, size: int, hosts: int, network: Network, algorithm: Optional[str], alone: Recipe
 ) -> Dict[str, Recipe]:
-    """The fastest recipe of each algorithm; of one that was not asked for, only if it could be the fastest of all."""
+    """Return the fastest recipe of each baseline, of ``algorithm``, and of others that could be the fastest of all."""
     best: Dict[str, Recipe] = {}
     seconds: Dict[str, float] = {}
-    for recipe in sorted(_tried(topology, algorithm, alone), key=lambda recipe: len(recipe.fractions)):
+    for recipe in sorted(_recipes(topology, algorithm, alone), key=lambda recipe: len(recipe.fractions)):
         name = recipe.algorithm
-        asked_for = name in (*planner.BASELINES, algorithm)
-        fastest = seconds.get(name, math.inf) if asked_for else min(seconds.values(), default=math.inf)
-        if processor_seconds(hosts, size, len(recipe.fractions), network) < fastest:  # the least, without a simulation
+        if name in (*planner.BASELINES, algorithm):
+            to_beat = seconds.get(name, math.inf)
+        else:
+            to_beat = min(seconds.values(), default=math.inf)
+        # The hops alone are a lower bound that needs no simulation.
+        if network.processor_seconds(hosts, size, len(recipe.fractions)) < to_beat:
             ordered = recipe if recipe.order else planner.in_simulated_order(recipe, topology, size)
-            found = simulate_recipe_on_hosts(ordered, topology, size, hosts, network).seconds
-            if found < seconds.get(name, math.inf):
-                best[name], seconds[name] = ordered, found
+            predicted = simulate_recipe_on_hosts(ordered, topology, size, hosts, network).seconds
+            if predicted < seconds.get(name, math.inf):
+                best[name], seconds[name] = ordered, predicted
     return best
 
 
-def _tried(topology: Topology, algorithm: Optional[str], alone: Recipe) -> Iterator[Recipe]:
+def _recipes(topology: Topology, algorithm: Optional[str], alone: Recipe) -> Iterator[Recipe]:
+    """Yield the recipes to compare: none made from links has more chunks than ``alone``, the choice for one host."""
     yield from baselines(topology)
     yield alone
     for recipe in candidates(topology):

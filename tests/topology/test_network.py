@@ -1,4 +1,4 @@
-"""The formulas of several hosts, against counting hops and bytes by hand."""
+"""The formulas for several hosts, against counting hops and bytes by hand."""
 
 import math
 
@@ -6,49 +6,43 @@ import pytest
 
 from hier_allreduce import presets
 from hier_allreduce.errors import ClusterError
-from hier_allreduce.topology.network import (
-    ENGINE,
-    HOP,
-    Network,
-    balanced_chunk,
-    latency_overtakes,
-    ring_seconds,
-    tree_pays_from,
-    tree_seconds,
-)
+from hier_allreduce.topology.network import ENGINE, HOP, Network
 
 SLOW_HOPS, SLOW_WIRE = Network(1e30, 1.0, engine=math.inf), Network(1.0, 0.0)
 
 
-@pytest.mark.parametrize(("hosts", "ring", "tree"), [(1, 0, 0), (2, 2, 2), (3, 4, 4), (4, 6, 4), (128, 254, 14)])
-def test_hops(hosts, ring, tree):
-    assert ring_seconds(hosts, 1.0, 1, SLOW_HOPS) == pytest.approx(ring)
-    assert tree_seconds(hosts, 1.0, 5, SLOW_HOPS) == pytest.approx(5 * tree)
+@pytest.mark.parametrize(("hosts", "hops"), [(1, 0), (2, 2), (3, 4), (4, 6), (128, 254)])
+def test_hops(hosts, hops):
+    assert SLOW_HOPS.ring_seconds(hosts, 1.0, 1) == pytest.approx(hops)
+    assert SLOW_HOPS.ring_seconds(hosts, 1.0, 5) == pytest.approx(5 * hops)
 
 
-@pytest.mark.parametrize(("hosts", "ring", "tree"), [(1, 0, 0), (2, 12, 24), (3, 16, 24), (4, 18, 24)])
-def test_bytes_that_a_host_sends(hosts, ring, tree):
-    assert ring_seconds(hosts, 12.0, 7, SLOW_WIRE) == pytest.approx(ring)
-    assert tree_seconds(hosts, 12.0, 7, SLOW_WIRE) == pytest.approx(tree)
+@pytest.mark.parametrize(("hosts", "sent"), [(1, 0), (2, 12), (3, 16), (4, 18)])
+def test_bytes_that_a_host_sends(hosts, sent):
+    assert SLOW_WIRE.ring_seconds(hosts, 12.0, 7) == pytest.approx(sent)
 
 
-def test_a_tree_pays_from_where_the_rings_hops_outweigh_its_bytes():
-    network = Network(1e9, 1e-4, engine=math.inf)
-    first = tree_pays_from(1e7, 1, network)
-    assert tree_seconds(first, 1e7, 1, network) < ring_seconds(first, 1e7, 1, network)
-    assert tree_seconds(first - 1, 1e7, 1, network) >= ring_seconds(first - 1, 1e7, 1, network)
-    assert tree_pays_from(1e7, 1, SLOW_WIRE) is None
-    assert tree_pays_from(1e7, 1, SLOW_HOPS) == 4
+def test_the_processor_needs_the_hops_and_the_bytes_on_any_card():
+    network = Network(nic=1e9, hop=1e-3, nics=2, engine=0.5e9)
+    for card in (1e6, 1e12):
+        assert network._replace(nic=card).processor_seconds(4, 1e6, 3) == pytest.approx(3 * 6e-3 + 1.5 * 2e-3)
+    assert network.processor_seconds(1, 1e6, 3) == 0
 
 
-@pytest.mark.parametrize(("hosts", "collectives"), [(2, 1), (5, 3), (64, 10)])
-def test_where_hops_and_bytes_take_equally_long(hosts, collectives):
-    network = Network(nic=1e9, hop=1e-4, nics=2, engine=1.5e9)
-    hops, wire = network._replace(nic=math.inf, engine=math.inf), network._replace(hop=0.0)
-    size = collectives * balanced_chunk(hosts, network)
-    assert ring_seconds(hosts, size, collectives, hops) == pytest.approx(ring_seconds(hosts, size, 1, wire))
-    assert latency_overtakes(size, collectives, network) == pytest.approx(hosts)
-    assert latency_overtakes(size, 1, wire) == math.inf
+def test_the_wires_bound_is_what_a_host_sends_by_all_its_cards():
+    network = Network(nic=1e9, hop=1.0, nics=4, engine=1e6)
+    assert network.wire_seconds(1, 1e6) == 0
+    assert network.wire_seconds(2, 1e6) == pytest.approx(1e6 / 4e9)
+    assert network.wire_seconds(4, 1e6) == pytest.approx(1.5 * 1e6 / 4e9)
+
+
+def test_cards_are_shared_evenly_by_devices_in_their_order():
+    def cards(devices, nics):
+        return [SLOW_WIRE._replace(nics=nics).nic_of(device, devices) for device in range(devices)]
+
+    assert cards(8, 4) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert cards(3, 2) == [0, 0, 1]
+    assert cards(2, 8) == [0, 1]
 
 
 def test_hosts_move_what_their_cards_carry_or_what_the_runtime_moves():
@@ -63,7 +57,7 @@ def test_presets_are_in_bytes_and_say_where_each_number_is_from():
         lines = presets.find("networks", name, ClusterError).read_text().splitlines()
         assert all("#" in line for line in lines if line.startswith(("nic:", "hop:", "engine:")))
     assert Network.load("10gbe").wire == 10e9 / 8
-    assert Network.load("ib-hdr-8").wire == 8 * 200e9 / 8
+    assert Network.load("ib-edr-4").wire == 4 * 100e9 / 8
 
 
 def test_a_file_can_say_all_of_it(tmp_path):

@@ -1,0 +1,158 @@
+"""A plan as a picture: the bytes on each link, the ways of the sums, and the timeline. Needs matplotlib."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, Sequence
+
+from ..figures import pyplot, save_picture
+from ..formatting import amount, duration
+from ..planning import Choice, HostsChoice, Timing, timeline
+from ..topology import Topology
+from .describe import Way, reached, sums_by_chunk
+from .machine_picture import COLORS, INK, device_positions, draw_devices, draw_link_bytes
+
+_OTHER_WAYS = "#bcc4cd"  # the colour of the ways that have no drawing
+
+
+def draw_plan(choice: Choice, topology: Topology, path: str) -> None:
+    """Draw a plan into a file: its trees on the machine's links, the bytes on each link, and the timeline.
+
+    The timeline of a plan for several hosts also has a lane for each network card.
+
+    Raises:
+        HierAllreduceError: matplotlib is missing, or the file cannot be written.
+    """
+    run = choice.run if isinstance(choice, HostsChoice) else timeline(choice, topology)
+    colors = way_colors(choice)
+    shown = [way for way, color in colors.items() if way and color != _OTHER_WAYS]
+    figure = pyplot().figure(figsize=(13, 10))
+    grid = figure.add_gridspec(2, 1, height_ratios=(2, 1.7), hspace=0.2)
+    columns = max(2, math.ceil(len(shown) / 2))
+    upper = grid[0].subgridspec(2, 2 + columns, hspace=0.28, wspace=0.12)
+    axes = figure.add_subplot(upper[:, :2])
+    draw_link_bytes(axes, topology, run.link_bytes)
+    axes.set_title("bytes on each link (width)" if len(topology) > 1 else "", fontsize=9, color=INK)
+    for number, way in enumerate(shown):
+        axes = figure.add_subplot(upper[number // columns, 2 + number % columns])
+        axes.set_title(f"way {number + 1}: sums on {way[-1][1]}", fontsize=8, color=INK, pad=1)
+        _draw_way(axes, topology, way, colors[way])
+    draw_timeline(figure.add_subplot(grid[1]), topology, run, choice)
+    omitted = f" ({len(shown)} of {len(colors)} ways shown)" if _OTHER_WAYS in colors.values() else ""
+    figure.suptitle(_title(choice, topology) + omitted, fontsize=13, color=INK, y=0.955)
+    save_picture(figure, path)
+
+
+def _title(choice: Choice, topology: Topology) -> str:
+    return (
+        f"{topology.name}, {amount(choice.size)}: {choice.recipe.algorithm}, {duration(choice.seconds)} predicted, "
+        f"{reached(choice)}"
+    )
+
+
+def way_colors(choice: Choice) -> Dict[Way, str]:
+    """Return a colour for each way. The first eight ways have their own; all others share one."""
+    ways = dict.fromkeys(sums_by_chunk(choice.recipe.plan()).values())
+    return {way: COLORS[number] if number < len(COLORS) else _OTHER_WAYS for number, way in enumerate(ways)}
+
+
+def _draw_way(axes: Any, topology: Topology, way: Way, color: str) -> None:
+    """Draw one chunk's reductions as arrows towards its root."""
+    positions = device_positions(topology)
+    few = len(topology) <= 8
+    arrow = {
+        "arrowstyle": "-|>" if few else "->,head_length=0.15,head_width=0.1",
+        "color": color,
+        "shrinkA": 7,
+        "shrinkB": 8,
+        "linewidth": 1.2,
+    }
+    for srcs, dst in way:
+        for src in srcs:
+            axes.annotate("", xy=positions[dst], xytext=positions[src], arrowprops=arrow)
+    draw_devices(axes, positions, size=120 if few else 70, root=way[-1][1], color=color)
+
+
+# ---- the timeline ------------------------------------------------------------------------------------
+
+
+def draw_timeline(axes: Any, topology: Topology, run: Timing, choice: Choice) -> None:
+    """Draw a lane for each device: outgoing copies above, reductions below, in the colour of the chunk's way."""
+    if not choice.seconds:
+        axes.text(0.5, 0.5, "nothing to reduce", ha="center", fontsize=11, color=INK)
+        axes.axis("off")
+        return
+    unit, unit_name = (1e3, "ms") if choice.seconds >= 1e-3 else (1e6, "µs")
+    ways, colors = sums_by_chunk(choice.recipe.plan()), way_colors(choice)
+    chunk_colors = {chunk: colors[way] for chunk, way in ways.items()}
+    lanes = list(topology.devices)
+    key = [f"{unit_name}; upper bars: outgoing copies (number: receiver), lower bars: sums"]
+    _draw_bars(axes, run, choice, chunk_colors, unit)
+    if isinstance(choice, HostsChoice):
+        _draw_crossings(axes, choice, chunk_colors, unit)
+        lanes += [f"NIC{nic}" for nic in range(choice.network.nics_used(len(topology)))]
+        key.append("NIC: chunks between hosts (number: their main)")
+    if _OTHER_WAYS in colors.values():
+        key.append("pale grey: the ways not shown")
+    _draw_bound(axes, choice, unit)
+    _label_lanes(axes, lanes)
+    axes.set_xlim(0, choice.seconds * unit * 1.01)
+    axes.set_xlabel("; ".join(key), fontsize=9, color=INK)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+
+
+def _draw_bars(axes: Any, run: Timing, choice: Choice, chunk_colors: Dict[int, str], unit: float) -> None:
+    """Draw a bar for each copy, with its receiver's number where there is room, and for each sum."""
+    steps = choice.recipe.plan().steps
+    edge = 0.3 if len(run.spans) < 1500 else 0.0
+    for step, device, dst, start, end in run.spans:
+        is_copy, color = dst != device, chunk_colors[steps[step].chunk]
+        axes.barh(
+            device + (-0.17 if is_copy else 0.29),
+            (end - start) * unit,
+            left=start * unit,
+            height=0.52 if is_copy else 0.2,
+            color=color,
+            alpha=0.9 if is_copy else 0.45,
+            edgecolor="white",
+            linewidth=edge,
+        )
+        if is_copy and end - start > choice.seconds / 60:
+            ink = INK if color == _OTHER_WAYS else "white"
+            middle = (start + end) / 2 * unit
+            axes.text(middle, device - 0.17, str(dst), ha="center", va="center", fontsize=6, color=ink)
+
+
+def _draw_crossings(axes: Any, choice: HostsChoice, chunk_colors: Dict[int, str], unit: float) -> None:
+    """Draw a bar for each chunk that crosses between hosts, in a lane for its network card below the devices."""
+    box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
+    for chunk, device, nic, start, end in choice.run.crossings:
+        lane = choice.recipe.devices + nic
+        axes.barh(
+            lane,
+            (end - start) * unit,
+            left=start * unit,
+            height=0.62,
+            color=chunk_colors[chunk],
+            hatch="///",
+            edgecolor="white",
+            linewidth=0.3,
+        )
+        if end - start > choice.seconds / 40:
+            middle = (start + end) / 2 * unit
+            axes.text(middle, lane, str(device), ha="center", va="center", fontsize=7, color=INK, bbox=box)
+
+
+def _draw_bound(axes: Any, choice: Choice, unit: float) -> None:
+    """Draw a line at the lower bound, labelled above the lanes."""
+    axes.axvline(choice.bound * unit, color=INK, linestyle=":", linewidth=1.2)
+    side = "right" if choice.bound > choice.seconds / 2 else "left"
+    above_lanes = axes.get_xaxis_transform()  # y = 1 is the top, however many lanes there are
+    axes.text(choice.bound * unit, 1.01, " lower bound ", ha=side, fontsize=8, color=INK, transform=above_lanes)
+
+
+def _label_lanes(axes: Any, lanes: Sequence[str]) -> None:
+    axes.set_yticks(range(len(lanes)))
+    axes.set_yticklabels(lanes, fontsize=8)
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
