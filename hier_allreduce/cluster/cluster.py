@@ -33,7 +33,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
 import tensorflow as tf
 
 from ..errors import ClusterError, GradientError
-from ..graph import CrossHostReduce, Matrix, belongs_here, is_sparse, op_names, static_shape, tf1
+from ..graph import CrossHostReduce, HostGroup, Matrix, belongs_here, is_sparse, op_names, static_shape, tf1
 from ..topology import Network
 from . import config as clusterfile
 from . import liveness as alive
@@ -47,7 +47,7 @@ _LEADER = "/job:worker/replica:0/task:0"
 _BOARD = 2.0  # seconds that one reading or writing of a few words may take, before it is tried again
 
 
-class Cluster:
+class Cluster(HostGroup):
     """The hosts of one job, and which of them this process is.
 
     With one host everything is as without a cluster: no server, no collective.

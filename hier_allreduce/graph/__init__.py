@@ -2,12 +2,13 @@
 
 ::
 
-    all_grads ─► gradients ─► entries ─► layout ─► packing ─► emit ─► packing ─► entries ─► result
-       K×N       checked      what       chunks    K×C        ops     K×C                    K×N
-                              travels    and plan
+    all_grads ─► gradients ─► layout ─► entries ─► packing ─► emit ─► packing ─► entries ─► result
+       K×N       checked      what,     K×E        K×C        ops     K×E        K×N
+                              chunks,
+                              plan
 
-Nothing before ``packing`` adds an op, so an error leaves the graph unchanged. ``audit`` compares what TensorFlow
-executed with the plan. Differences between TensorFlow 1.15 and 2 are in ``compat``.
+``layout`` decides everything before the first op, so an error leaves the graph unchanged. ``audit`` compares what
+TensorFlow executed with the plan. Differences between TensorFlow 1.15 and 2 are in ``compat``.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .allreduce import (
     copy_from_tower_0,
     reduce_to_mains,
 )
-from .auditing import Audit, audit, data_sends
+from .auditing import Audit, audit
 from .compat import (
     COLLECTED,
     IS_TF2,
@@ -36,15 +37,17 @@ from .compat import (
     unconditionally,
 )
 from .devices import device_fields, device_strings, fits
-from .emit import CrossHostReduce
-from .entries import op_names
-from .gradients import Matrix, check_matrix, is_sparse, pairs_of, static_shape, tower_scopes, variable_names, where
+from .gradients import Matrix, check_matrix, is_sparse, pairs_of, static_shape
+from .hosts import CrossHostReduce, HostGroup
+from .names import op_names, tower_scopes, variable_names, where
+from .partitions import data_sends, executed_copies
 
 __all__ = [
     "COLLECTED",
     "IS_TF2",
     "Audit",
     "CrossHostReduce",
+    "HostGroup",
     "Matrix",
     "allreduce_grads",
     "allreduce_grads_and_vars",
@@ -58,6 +61,7 @@ __all__ = [
     "data_sends",
     "device_fields",
     "device_strings",
+    "executed_copies",
     "fits",
     "is_for_a_session",
     "is_resource",

@@ -1,4 +1,10 @@
-"""The functions people call: K×N gradients in, K×N reduced gradients out."""
+"""The public functions: K×N gradients in, K×N reduced gradients out.
+
+::
+
+    all_grads ─► check_matrix ─► lay_out ─► entry_tensors ─► Packer.pack ─► emit ─► Packer.unpack ─► to_gradients
+       K×N       K×N checked     decisions     K×E              K×C          K×C       K×E             K×N
+"""
 
 from __future__ import annotations
 
@@ -10,11 +16,13 @@ from ..errors import ClusterError
 from ..planning import Strategy, strategy_from
 from .compat import as_written
 from .devices import device_strings
-from .emit import CrossHostReduce, Dense, DeviceReduction, Gather, Narrow, emit, recorded
-from .entries import DENSE, VALUES, Entry, entry_tensors, to_gradients
-from .gradients import NARROW, Matrix, check_matrix, pairs_of, variable_names
+from .emit import emit, recorded, reductions_of
+from .entries import entry_tensors, to_gradients
+from .gradients import Matrix, check_matrix, pairs_of
+from .hosts import CrossHostReduce, HostGroup
 from .layout import Layout, lay_out
-from .packing import Tower
+from .names import variable_names
+from .packing import Packer
 
 _PER_VARIABLE = Strategy(algorithm="hierarchical", mains="rotate", pack_below=0, sparse="gather")
 
@@ -28,9 +36,9 @@ def allreduce_grads(
     groups: Optional[Sequence[Sequence[int]]] = None,
     name: Optional[str] = None,
     strategy: Union[str, Strategy, None] = None,
-    cluster: Optional[Any] = None,
+    cluster: Optional[HostGroup] = None,
 ) -> List[Tuple[Any, ...]]:
-    """Give every tower the sum (or mean) of all towers' gradients.
+    """Return the sum (or mean) of all towers' gradients on every tower.
 
     ::
 
@@ -38,11 +46,11 @@ def allreduce_grads(
         /gpu:0   a0   b0                            /gpu:0   a0+a1   b0+b1
         /gpu:1   a1   b1             ──►            /gpu:1   a0+a1   b0+b1
 
-    Plain dataflow: any subset of the results can be fetched, and gradients flow through.
+    The result is plain dataflow: any part of it can be fetched, and it has gradients.
 
-    A float16 or bfloat16 gradient is added in float32 and rounded once for each hop; its mean is carried as a running
-    mean, so that it is finite where the inputs are (see :class:`hier_allreduce.emit.Narrow` for the error bound).
-    ``tf.IndexedSlices`` stay sparse: every tower gets the rows of all. None on every tower stays None.
+    A float16 or bfloat16 gradient is added in float32 and rounded once for each hop. Its mean is carried as a running
+    mean, so that it is finite where the inputs are. The error bound is in docs/cost-model.md. ``tf.IndexedSlices``
+    stay sparse: every tower gets the rows of all. None on every tower stays None.
 
     Args:
         all_grads: K×N, ``all_grads[tower][variable]``; rows may be any iterables.
@@ -53,10 +61,11 @@ def allreduce_grads(
             each chunk), or ``"auto"``, the default: see :class:`Strategy`.
         groups: for ``"hierarchical"``: tuples that hold each tower number once; two halves by default.
         name: the name scope of the ops.
-        strategy: all choices in one, instead of ``algorithm`` and ``groups``: a :class:`Strategy`, or the name or
-            path of its YAML file.
-        cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each, which all call this alike: the
-            sum, or mean, is then over the towers of all. Sparse gradients become dense.
+        strategy: all choices in one object, instead of ``algorithm`` and ``groups``: a :class:`Strategy`, or the name
+            or path of its YAML file.
+        cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. All hosts call this function
+            with the same arguments, and the sum, or mean, is over the towers of all hosts. Sparse gradients become
+            dense.
 
     Returns:
         A list of K tuples of N tensors; entry (k, n) lives on ``devices[k]``.
@@ -64,11 +73,12 @@ def allreduce_grads(
     Raises:
         GradientError: rows do not match the devices or each other, or an entry cannot be added up.
         DeviceError: something in ``devices`` is not a device.
-        StrategyError: a choice that does not exist, or ``groups`` that miss or repeat a tower.
+        StrategyError: an unknown choice, or ``groups`` that miss or repeat a tower.
         ClusterError: not K towers on each host, or no graph for a session.
     """
-    chosen = strategy_from(strategy, algorithm=algorithm, groups=groups)
-    return _reduced(check_matrix(all_grads, device_strings(devices), average), average, chosen, name, cluster)
+    strategy = strategy_from(strategy, algorithm=algorithm, groups=groups)
+    grads = check_matrix(all_grads, device_strings(devices), average)
+    return _reduced(grads, average, strategy, name, cluster)
 
 
 @as_written
@@ -76,12 +86,12 @@ def allreduce_grads_hierarchical(
     all_grads: Sequence[Sequence[Any]],
     devices: Sequence[Any],
     average: bool = False,
-    cluster: Optional[Any] = None,
+    cluster: Optional[HostGroup] = None,
 ) -> List[Tuple[Any, ...]]:
-    """tensorpack's function of this name, with its schedule at K = 8, for any K ≥ 1.
+    """Reduce as tensorpack's function of this name does at K = 8, for any K ≥ 1.
 
-    K×N in, K×N out, every variable on its own. Two groups of ⌈K/2⌉ and ⌊K/2⌋ towers add up on mains that rotate with
-    the variable; one main sends its partial sum to the other and gets the total back; both copy it inside their
+    K×N in, K×N out; every variable travels alone. Two groups of ⌈K/2⌉ and ⌊K/2⌋ towers add up on mains that rotate
+    with the variable. One main sends its partial sum to the other and gets the total back; both copy it inside their
     groups. Source of the schedule: tensorpack ``graph_builder/utils.py``.
 
     Raises: as :func:`allreduce_grads`.
@@ -98,39 +108,38 @@ def allreduce_grads_and_vars(
     groups: Optional[Sequence[Sequence[int]]] = None,
     name: Optional[str] = None,
     strategy: Union[str, Strategy, None] = None,
-    cluster: Optional[Any] = None,
+    cluster: Optional[HostGroup] = None,
 ) -> List[List[Tuple[Any, Any]]]:
-    """:func:`allreduce_grads` for K rows of N (gradient, variable) pairs, as ``compute_gradients`` gives them.
+    """Reduce K rows of N (gradient, variable) pairs, as ``compute_gradients`` returns them.
 
     Returns:
         K lists of N pairs: the reduced gradients with each tower's own variables.
 
     Raises: as :func:`allreduce_grads`; also GradientError where the towers list their variables in different orders.
     """
-    chosen = strategy_from(strategy, algorithm=algorithm, groups=groups)
-    places = device_strings(devices)
-    pairs = pairs_of(all_grads_and_vars, places)
-    names = variable_names(pairs, places)
-    grads = check_matrix([[grad for grad, _ in row] for row in pairs], places, average, names)
-    reduced = _reduced(grads, average, chosen, name, cluster)
+    strategy = strategy_from(strategy, algorithm=algorithm, groups=groups)
+    devices = device_strings(devices)
+    pairs = pairs_of(all_grads_and_vars, devices)
+    names = variable_names(pairs, devices)
+    grads = check_matrix([[grad for grad, _ in row] for row in pairs], devices, average, names)
+    reduced = _reduced(grads, average, strategy, name, cluster)
     return [[(grad, var) for grad, (_, var) in zip(*rows)] for rows in zip(reduced, pairs)]
 
 
 def _reduced(
-    grads: Matrix, average: bool, strategy: Strategy, name: Optional[str], cluster: Optional[Any]
+    grads: Matrix, average: bool, strategy: Strategy, name: Optional[str], cluster: Optional[HostGroup]
 ) -> List[Tuple[Any, ...]]:
+    """Reduce a checked matrix: entries → chunks → plan → ops → gradients."""
     name = name or "hier_allreduce"
-    layout, across = _laid_out(cluster, name, grads, average, strategy)
-    readings = _readings(layout, grads.devices, average, strategy, across)
+    layout, across = _laid_out(grads, average, strategy, name, cluster)
+    reductions = reductions_of(layout.kinds, grads.devices, average, layout.names, across)
     with recorded(name, layout.plan, grads.devices, layout.names, across.hosts):
-        rows = entry_tensors(grads, layout.entries)
-        towers = [Tower(device, layout.chunks, layout.names) for device in grads.devices]
-        packed = [tower.pack(row) for tower, row in zip(towers, rows)]
-        reduced = emit(layout.plan, packed, grads.devices, readings)
-        return [
-            tuple(to_gradients(tower.unpack(got, row), layout.entries, number, grads))
-            for number, (tower, got, row) in enumerate(zip(towers, reduced, rows))
-        ]
+        rows = entry_tensors(grads, layout.entries)  # K×E
+        packers = [Packer(device, layout.chunks, layout.names) for device in grads.devices]
+        packed = [packer.pack(row) for packer, row in zip(packers, rows)]  # K×C
+        reduced = emit(layout.plan, packed, grads.devices, reductions)  # K×C
+        unpacked = [packer.unpack(*tensors) for packer, *tensors in zip(packers, reduced, rows)]  # K×E
+        return [tuple(to_gradients(row, layout.entries, tower, grads)) for tower, row in enumerate(unpacked)]  # K×N
 
 
 def reduce_to_mains(
@@ -138,64 +147,64 @@ def reduce_to_mains(
     average: bool,
     strategy: Strategy,
     name: str = "reduce_to_mains",
-    cluster: Optional[Any] = None,
+    cluster: Optional[HostGroup] = None,
 ) -> Tuple[List[Any], Layout]:
-    """The reduce half: each variable's sum (or mean) on its main only.
+    """Reduce each variable to its main only: the first half of an all-reduce.
 
     Returns:
-        N gradients, gradient n on the device of tower ``layout.mains()[n]``, None where there is none; and the
-        layout, for :func:`copy_from_mains`.
+        N gradients, gradient n on the device of tower ``layout.mains()[n]``, None for variables without gradients; and
+        the layout, for :func:`copy_from_mains`.
 
     Raises: as :func:`allreduce_grads`; also StrategyError if the strategy cuts gradients over several mains.
     """
-    layout, across = _laid_out(cluster, name, grads, average, strategy, one_main=True)
-    layout.mains()
+    layout, across = _laid_out(grads, average, strategy, name, cluster, one_main=True)
+    layout.mains()  # raises the StrategyError
     half = layout.plan.reduce_half()
-    readings = _readings(layout, grads.devices, average, strategy, across)
+    reductions = reductions_of(layout.kinds, grads.devices, average, layout.names, across)
     with recorded(name, half, grads.devices, layout.names, across.hosts):
         rows = entry_tensors(grads, layout.entries)
-        packed = [Tower(d, layout.chunks, layout.names).pack(row) for d, row in zip(grads.devices, rows)]
-        reduced = emit(half, packed, grads.devices, readings, only_roots=True)
-        found: Dict[int, Any] = {}
+        packed = [Packer(device, layout.chunks, layout.names).pack(row) for device, row in zip(grads.devices, rows)]
+        reduced = emit(half, packed, grads.devices, reductions, only_roots=True)
+        totals: Dict[int, Any] = {}
         for tower, device in enumerate(grads.devices):
-            own = [chunk for chunk, root in enumerate(layout.plan.roots) if root == tower]
-            main = Tower(device, [layout.chunks[c] for c in own], [layout.names[c] for c in own])
-            found.update(main.unpack([reduced[tower][c] for c in own], rows[tower]))
-        return to_gradients(found, layout.entries, 0, grads), layout
+            chunks = [chunk for chunk, root in enumerate(layout.plan.roots) if root == tower]
+            packer = Packer(device, [layout.chunks[c] for c in chunks], [layout.names[c] for c in chunks])
+            totals.update(packer.unpack([reduced[tower][c] for c in chunks], rows[tower]))
+        return to_gradients(totals, layout.entries, 0, grads), layout
 
 
 def copy_from_mains(
     values: Sequence[Any], layout: Layout, devices: Sequence[Any], name: str = "copy_from_mains"
 ) -> List[Tuple[Any, ...]]:
-    """The copy half, over the same plan: N values, each on its variable's main, to every tower.
+    """Copy N values, each on its variable's main, to every tower: the second half of an all-reduce, by the same plan.
 
     Args:
-        values: N tensors, ``values[n]`` on the device of tower ``layout.mains()[n]``, shaped as the gradients were if
-            these were dense; what stands for a variable without gradients is not read.
-        layout: of :func:`reduce_to_mains`.
+        values: N tensors, ``values[n]`` on the device of tower ``layout.mains()[n]``, with the shapes of dense
+            gradients. Those of variables without gradients are not read.
+        layout: from :func:`reduce_to_mains`.
         devices: K devices.
 
     Returns:
         K tuples of N tensors, entry (k, n) on ``devices[k]``; None for variables without gradients.
     """
-    back = layout.way_back()
-    entries = [values[entry.variable] for entry in back.entries]
-    with recorded(name, back.plan, devices, back.names):
-        packed: List[Any] = [None] * back.plan.chunks
-        for chunk, root in enumerate(back.plan.roots):
-            packed[chunk] = Tower(devices[root], [back.chunks[chunk]], [back.names[chunk]]).pack(entries)[0]
-        readings = [Dense(devices, False, back.names)] * back.plan.chunks
-        copied = emit(back.plan, [packed] * len(devices), devices, readings)
-        rows = []
-        for device, got in zip(devices, copied):
-            found = Tower(device, back.chunks, back.names).unpack(got, entries)
-            by_variable = {back.entries[number].variable: tensor for number, tensor in found.items()}
-            rows.append(tuple(by_variable.get(n) for n in range(len(values))))
-        return rows
+    half = layout.copy_half()
+    row = [values[entry.variable] for entry in half.entries]
+    reductions = reductions_of(half.kinds, devices, False, half.names)
+    with recorded(name, half.plan, devices, half.names):
+        packed: List[Any] = []
+        for root, chunk, chunk_name in zip(half.plan.roots, half.chunks, half.names):
+            packed += Packer(devices[root], [chunk], [chunk_name]).pack(row)
+        copied = emit(half.plan, [packed] * len(devices), devices, reductions)
+        results = []
+        for device, tensors in zip(devices, copied):
+            unpacked = Packer(device, half.chunks, half.names).unpack(tensors, row)
+            by_variable = {half.entries[number].variable: tensor for number, tensor in unpacked.items()}
+            results.append(tuple(by_variable.get(variable) for variable in range(len(values))))
+        return results
 
 
 def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any], name: str = "broadcast") -> List[Tuple[Any, ...]]:
-    """N values of tower 0 on every tower, down a binomial tree.
+    """Copy N values of tower 0 to every tower, down a binomial tree.
 
     Args:
         values: N tensors of any dtype on ``devices[0]``.
@@ -205,17 +214,22 @@ def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any], name: str =
     Returns:
         K tuples of N tensors, entry (k, n) on ``devices[k]``.
     """
-    same = Matrix((tuple(values),) * len(devices), tuple(devices), tuple(value.op.name for value in values))
-    return copy_from_mains(values, lay_out(same, Strategy(algorithm="tree", mains=0)), devices, name)
+    matrix = Matrix((tuple(values),) * len(devices), tuple(devices), tuple(value.op.name for value in values))
+    return copy_from_mains(values, lay_out(matrix, Strategy(algorithm="tree", mains=0)), devices, name)
 
 
 def _laid_out(
-    cluster: Optional[Any], name: str, grads: Matrix, average: bool, strategy: Strategy, one_main: bool = False
+    grads: Matrix,
+    average: bool,
+    strategy: Strategy,
+    name: str,
+    cluster: Optional[HostGroup],
+    one_main: bool = False,
 ) -> Tuple[Layout, CrossHostReduce]:
-    """The layout, and what joins the hosts, who compare first what each of them has and has planned."""
+    """Return the layout, and what adds up over the hosts; before the first step they compare what is noted here."""
     if cluster is None:
         return lay_out(grads, strategy, one_main), CrossHostReduce()
-    if not hasattr(cluster, "across"):
+    if not isinstance(cluster, HostGroup):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster (from a file: Cluster.load)")
     layout = lay_out(grads, strategy, one_main, cluster.size, cluster.network)
     facts = {
@@ -227,26 +241,6 @@ def _laid_out(
 
 
 def _fingerprint(layout: Layout) -> str:
-    """The same on hosts with the same plan; with different ones their collectives would wait, or add what differs."""
+    """Return a text that differs between hosts with different plans, whose collectives would wait or mix chunks."""
     steps = repr((layout.plan.steps, layout.chunks)).encode()
     return f"{layout.plan.algorithm}, {layout.plan.chunks} chunks, {hashlib.sha256(steps).hexdigest()[:12]}"
-
-
-def _readings(
-    layout: Layout, devices: Sequence[Any], average: bool, strategy: Strategy, across: CrossHostReduce
-) -> List[DeviceReduction]:
-    """How each chunk is added up."""
-    dense, gather, indices = (
-        Dense(devices, average, layout.names, across),
-        Gather(devices, average, layout.names),
-        Gather(devices, False, layout.names),
-    )
-    narrow = {wire: Narrow(devices, average, layout.names, wire, across) for wire in NARROW}
-
-    def reading(entry: Entry) -> DeviceReduction:
-        if entry.part != DENSE:
-            return gather if entry.part == VALUES else indices
-        wire = strategy.wire_dtype if entry.spec.dtype == "float32" else entry.spec.dtype
-        return narrow.get(str(wire), dense) if len(devices) * across.hosts > 1 else dense
-
-    return [reading(layout.entry(chunk)) for chunk in range(len(layout.chunks))]

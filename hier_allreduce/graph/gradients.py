@@ -1,4 +1,4 @@
-"""The K×N matrix as people pass it, checked before anything is built.
+"""The K×N matrix as the caller passes it, checked before anything is built.
 
 ::
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
@@ -20,41 +19,40 @@ import tensorflow as tf
 from ..errors import GradientError
 from .compat import SUMMED, belongs_here, is_eager
 from .devices import device_fields, fits
+from .names import names_within_towers, where
 
 NARROW = ("float16", "bfloat16")  # dtypes that are added in float32
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """``rows[tower][variable]``, K×N: tensors, ``tf.IndexedSlices``, or a column of None; and how to speak of them."""
+    """K×N gradients: tensors, ``tf.IndexedSlices`` or None.
+
+    Attributes:
+        rows: K rows of N gradients, ``rows[tower][variable]``.
+        devices: K devices.
+        names: N names of the variables, for messages and op names.
+    """
 
     rows: Tuple[Tuple[Any, ...], ...]
     devices: Tuple[Any, ...]
-    names: Tuple[str, ...]  # N, what each variable is called in messages and op names
+    names: Tuple[str, ...]
 
     @property
     def columns(self) -> List[Tuple[Any, ...]]:
-        """The same, N×K."""
+        """The N columns of K gradients."""
         return list(zip(*self.rows))
 
 
 def is_sparse(grad: Any) -> bool:
-    """Whether a gradient is ``tf.IndexedSlices``."""
+    """Return whether a gradient is ``tf.IndexedSlices``."""
     return isinstance(grad, tf.IndexedSlices)
 
 
 def dtype_of(grad: Any) -> str:
-    """The name of a gradient's dtype: ``assign_add`` of a reference variable gives float32_ref, which is float32."""
+    """Return the name of a gradient's dtype."""
+    # assign_add of a reference variable gives float32_ref, which is float32
     return str(grad.dtype.base_dtype.name)
-
-
-def where(tower: int, devices: Sequence[Any], variable: Optional[int] = None, names: Sequence[str] = ()) -> str:
-    """``tower 3 (/gpu:3), variable 5 ('conv1/W')``: how every message says where it hurts."""
-    text = f"tower {tower} ({devices[tower]})" if tower < len(devices) else f"tower {tower}"
-    if variable is None:
-        return text
-    called = f" ({names[variable]!r})" if variable < len(names) else ""
-    return f"{text}, variable {variable}{called}"
 
 
 def check_matrix(
@@ -64,9 +62,12 @@ def check_matrix(
 
     Args:
         all_grads: K rows (any iterables) of N gradients.
-        devices: K devices, already read.
-        average: the mean is wanted, which integers do not have.
+        devices: K devices, from :func:`device_strings`.
+        average: whether the mean is wanted, which integers do not have.
         names: N variable names; by default those of the gradients.
+
+    Returns:
+        The checked matrix.
 
     Raises:
         GradientError: the rows do not match the devices or each other, or an entry cannot be added up.
@@ -74,7 +75,7 @@ def check_matrix(
     if not isinstance(average, bool):
         raise GradientError(f"average={average!r}: it is True for the mean, False for the sum")
     rows = rows_of(all_grads, devices)
-    names = tuple(names) if names is not None else tuple(_name(v, column) for v, column in enumerate(zip(*rows)))
+    names = tuple(names) if names is not None else tuple(_gradient_names(rows))
     for tower, row in enumerate(rows):
         for variable, grad in enumerate(row):
             _check_entry(grad, partial(where, tower, devices, variable, names))
@@ -84,7 +85,7 @@ def check_matrix(
 
 
 def rows_of(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], ...]:
-    """The K rows of N gradients, or of N (gradient, variable) pairs, as tuples.
+    """Return the K rows of N gradients, or of N (gradient, variable) pairs, as tuples.
 
     Raises:
         GradientError: not K rows, or rows of different lengths.
@@ -109,10 +110,10 @@ def rows_of(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], 
 
 
 def pairs_of(all_grads_and_vars: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Tuple[Any, Any], ...], ...]:
-    """K rows of N (gradient, variable) pairs, as tuples.
+    """Return K rows of N (gradient, variable) pairs, as tuples.
 
     Raises:
-        GradientError: not K rows, rows of different lengths, an entry that is no pair, or rows that hold other
+        GradientError: not K rows, rows of different lengths, an entry that is not a pair, or rows that hold other
             towers' variables.
     """
     rows = rows_of(all_grads_and_vars, devices)
@@ -125,84 +126,52 @@ def pairs_of(all_grads_and_vars: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[T
                 )
             if not hasattr(pair[1], "name"):
                 raise GradientError(
-                    f"{where(tower, devices, variable)}: expected a variable beside the gradient, not {pair[1]!r}"
+                    f"{where(tower, devices, variable)}: expected a variable after the gradient, not {pair[1]!r}"
                 )
     _check_places(rows, devices)
     return rows
 
 
 def _check_places(rows: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any]) -> None:
-    """Refuse rows and towers mixed up: variables on each other's devices. Those that towers share may be anywhere."""
-    at = [[_tower_of(getattr(var, "device", ""), tower, devices) for _, var in row] for tower, row in enumerate(rows)]
-    for tower, places in enumerate(at):
-        for variable, place in enumerate(places):
+    """Check that rows and towers are not mixed up: no variables on each other's devices.
+
+    Variables that towers share may be anywhere.
+    """
+    homes = [[_home(getattr(var, "device", ""), tower, devices) for _, var in row] for tower, row in enumerate(rows)]
+    for tower, row_homes in enumerate(homes):
+        for variable, home in enumerate(row_homes):
             var = rows[tower][variable][1]
-            swapped = place != tower and any(other != place for other in at[place])
-            if swapped and not any(var is other for _, other in rows[place]):
+            swapped = home != tower and any(other != home for other in homes[home])
+            if swapped and not any(var is other for _, other in rows[home]):
                 raise GradientError(
                     f"{where(tower, devices, variable, [var.name for _, var in rows[tower]])}: the variable is on"
-                    f" {var.device}, tower {place}'s device; give one row for each tower, in the order of the devices:"
+                    f" {var.device}, tower {home}'s device; give one row for each tower, in the order of the devices:"
                     " rows[tower][variable]"
                 )
 
 
-def _tower_of(device: Any, own: int, devices: Sequence[Any]) -> int:
-    """The tower on whose device something is: its own, if it is not on another one's."""
-    if not device or _is_on(device, devices[own]):
-        return own
-    return next((tower for tower, other in enumerate(devices) if _is_on(device, other)), own)
+def _home(device: Any, row: int, devices: Sequence[Any]) -> int:
+    """Return the tower on whose device a variable of ``row`` is: that row's, if it is on no other tower's device."""
+    if not device or _is_on(device, devices[row]):
+        return row
+    return next((tower for tower, other in enumerate(devices) if _is_on(device, other)), row)
 
 
-def _is_on(device: str, place: Any) -> bool:
-    """Whether ``device`` is a tower's ``place``; on a function, or a job without a device, nothing is known to be."""
-    if not isinstance(place, str):
+def _is_on(device: str, tower_device: Any) -> bool:
+    """Return whether ``device`` is known to be a tower's: never where that is a function, or a job without a device."""
+    if not isinstance(tower_device, str):
         return False
-    *_, kind, _ = device_fields(place)
-    return kind is not None and fits(device, place)
+    *_, device_type, _ = device_fields(tower_device)
+    return device_type is not None and fits(device, tower_device)
 
 
 def _unshared(rows: Sequence[Sequence[Any]]) -> str:
-    """Which variables only some towers have, where the rows say so."""
+    """Return a clause that names the variables which only some towers have; "" for rows without variables."""
     pairs = [[entry for entry in row if isinstance(entry, (tuple, list)) and len(entry) == 2] for row in rows]
-    names = _names([[var for _, var in row if hasattr(var, "name")] for row in pairs])
+    names = names_within_towers([[var for _, var in row if hasattr(var, "name")] for row in pairs])
     towers = Counter(name for row in names for name in set(row))
-    some = sorted(name for name, count in towers.items() if count < len(rows))
-    return f"; not on every tower: {', '.join(some)}" if some else ""
-
-
-def _names(rows: Sequence[Sequence[Any]]) -> List[List[str]]:
-    """The names of each tower's variables, without the scope that is the tower's own."""
-    return [
-        [name[len(scope) :] if name.startswith(scope) else name for name in map(_full_name, row)]
-        for row, scope in zip(rows, tower_scopes(rows))
-    ]
-
-
-def tower_scopes(rows: Sequence[Sequence[Any]]) -> List[str]:
-    """The scope that is each tower's own, in the names of K rows of variables; empty where there is none.
-
-    It is what all names of a row begin with, up to the last part that no other row has::
-
-        tower 0                tower 1
-        w, layer/b             tower1/w, tower1/layer/b        "" and "tower1/", as tensorpack calls them
-        m_0/w, m_0/layer/b     m_1/w, m_1/layer/b              "m_0/" and "m_1/"
-
-    A name that several rows have is a variable that towers share, and does not count.
-    """
-    full = [list(map(_full_name, row)) for row in rows]
-    names = Counter(name for row in full for name in set(row))
-    parts = Counter(part for row in full for part in {part for name in row for part in name.split("/")[:-1]})
-    scopes = []
-    for row in full:
-        levels = zip(*(name.split("/")[:-1] for name in row if names[name] == 1))
-        shared = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
-        own = max((depth for depth, part in enumerate(shared, 1) if parts[part] == 1), default=0)
-        scopes.append("".join(f"{part}/" for part in shared[:own]))
-    return scopes
-
-
-def _full_name(var: Any) -> str:
-    return str(var.name).split(":")[0]
+    unshared = sorted(name for name, count in towers.items() if count < len(rows))
+    return f"; not on every tower: {', '.join(unshared)}" if unshared else ""
 
 
 def _check_entry(grad: Any, place: Callable[[], str]) -> None:
@@ -236,50 +205,52 @@ def _check_entry(grad: Any, place: Callable[[], str]) -> None:
 def _check_column(
     column: Tuple[Any, ...], variable: int, devices: Sequence[Any], names: Sequence[str], average: bool
 ) -> None:
-    def check_equal(what: str, values: Dict[int, Any], advice: str) -> None:
-        usual, count = Counter(map(str, values.values())).most_common(1)[0]
-        if count < len(values):
-            odd = next(tower for tower, value in values.items() if str(value) != usual)
-            each = ", ".join(f"tower {tower}: {value}" for tower, value in values.items())
-            place = where(odd, devices, variable, names)
-            raise GradientError(f"{place}: the {what} differs between towers ({each}); {advice}")
-
+    place = partial(where, devices=devices, variable=variable, names=names)
     present = {tower: grad for tower, grad in enumerate(column) if grad is not None}
     if not present:
         return
-    check_equal("dtype", {t: dtype_of(grad) for t, grad in present.items()}, "cast the gradients to one dtype")
-    indices = {t: dtype_of(grad.indices) for t, grad in present.items() if is_sparse(grad)}
-    if indices:
-        check_equal("dtype of the indices", indices, "cast the indices to one dtype")
+    dtypes = {tower: dtype_of(grad) for tower, grad in present.items()}
+    _check_equal("dtype", dtypes, "cast the gradients to one dtype", place)
+    indices = {tower: dtype_of(grad.indices) for tower, grad in present.items() if is_sparse(grad)}
+    _check_equal("dtype of the indices", indices, "cast the indices to one dtype", place)
     shapes = {tower: static_shape(grad) for tower, grad in present.items()}
     try:
         merged_shape(shapes.values())
     except ValueError:
-        check_equal("shape", shapes, "list the variables in one order on every tower")
+        _check_equal("shape", shapes, "list the variables in one order on every tower", place)
     tower, grad = next(iter(present.items()))
     if average and grad.dtype.is_integer:
         raise GradientError(
-            f"{where(tower, devices, variable, names)}: {dtype_of(grad)} has no exact mean; average=False sums it,"
-            " or cast it to float"
+            f"{place(tower)}: {dtype_of(grad)} has no exact mean; average=False sums it, or cast it to float"
         )
 
 
+def _check_equal(attribute: str, by_tower: Dict[int, Any], advice: str, place: Callable[[int], str]) -> None:
+    """Raise a GradientError that names the first tower whose value is not the most frequent one."""
+    if len(set(map(str, by_tower.values()))) <= 1:
+        return
+    usual, _ = Counter(map(str, by_tower.values())).most_common(1)[0]
+    odd = next(tower for tower, value in by_tower.items() if str(value) != usual)
+    values = ", ".join(f"tower {tower}: {value}" for tower, value in by_tower.items())
+    raise GradientError(f"{place(odd)}: the {attribute} differs between towers ({values}); {advice}")
+
+
 def static_shape(grad: Any) -> tf.TensorShape:
-    """The shape of a gradient as far as the graph tells; for sparse ones that of the variable."""
+    """Return the shape of a gradient as far as it is known when the graph is built; of a sparse one its variable's."""
     if not is_sparse(grad):
         return grad.shape
     rows = None
     if grad.dense_shape is not None:
-        known = tf.get_static_value(grad.dense_shape)
-        rows = None if known is None else int(known[0])
+        dense_shape = tf.get_static_value(grad.dense_shape)
+        rows = None if dense_shape is None else int(dense_shape[0])
     return tf.TensorShape([rows]).concatenate(grad.values.shape[1:])
 
 
 def merged_shape(shapes: Iterable[tf.TensorShape]) -> tf.TensorShape:
-    """What all of the shapes say together.
+    """Merge shapes that may be known in part.
 
     Raises:
-        ValueError: they contradict each other.
+        ValueError: the shapes contradict each other.
     """
     merged = tf.TensorShape(None)
     for shape in shapes:
@@ -288,27 +259,12 @@ def merged_shape(shapes: Iterable[tf.TensorShape]) -> tf.TensorShape:
     return merged
 
 
-def _name(variable: int, column: Sequence[Any]) -> str:
-    """What to call a variable of which only gradients are known: tower 0's op, in graphs."""
-    for grad in column:
-        tensor = grad.values if is_sparse(grad) else grad
-        if isinstance(tensor, tf.Tensor) and not is_eager(tensor):
-            return str(tensor.op.name)
-    return f"gradient{variable}"
+def _gradient_names(rows: Sequence[Sequence[Any]]) -> List[str]:
+    """Return names for variables of which only gradients are known."""
+    return [_op_name(column) or f"gradient{variable}" for variable, column in enumerate(zip(*rows))]
 
 
-def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any]) -> List[str]:
-    """The N names of (gradient, variable) rows, without the scopes that are the towers' own.
-
-    Raises:
-        GradientError: the towers list the same variables in different orders.
-    """
-    rows = _names([[var for _, var in row] for row in tower_grads_and_vars])
-    for tower, row in enumerate(rows):
-        if row != rows[0] and sorted(row) == sorted(rows[0]):
-            variable = next(v for v, (a, b) in enumerate(zip(row, rows[0])) if a != b)
-            raise GradientError(
-                f"{where(tower, devices, variable, row)}: tower 0 has {rows[0][variable]!r} there; list the variables"
-                " in one order on every tower"
-            )
-    return rows[0] if rows else []
+def _op_name(column: Sequence[Any]) -> str:
+    """Return the name of the first op in a column; "" where there is none, as in eager execution."""
+    tensors = [grad.values if is_sparse(grad) else grad for grad in column]
+    return next((str(t.op.name) for t in tensors if isinstance(t, tf.Tensor) and not is_eager(t)), "")

@@ -1,9 +1,20 @@
-"""What travels, and how: everything about one K×N matrix that is decided before the first op."""
+"""Every decision about one K×N matrix, before the first op: what is reduced, in which chunks, by which plan.
+
+::
+
+    grads ─► entries: which sparse gradients are gathered       devices, hosts, bytes
+      K×N       │
+                ▼
+             chunks and plan: for the links of a machine,       topology, devices
+                │             or by the strategy alone
+                ▼
+             kinds: how each chunk is added up                  dtypes
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..errors import GradientError, StrategyError, TopologyError
 from ..planning import (
@@ -11,10 +22,8 @@ from ..planning import (
     BY_ROOT,
     Bucketing,
     Chunk,
-    Copy,
     Plan,
     PlanningTarget,
-    Spec,
     Step,
     Strategy,
     balanced,
@@ -25,116 +34,135 @@ from ..planning import (
 )
 from ..topology import Network, Topology, subset, this_machine
 from .devices import all_on_cpu, device_numbers
-from .entries import DENSE, INDICES, Entry, find_entries, op_names
-from .gradients import Matrix
+from .entries import DENSE, INDICES, VALUES, Entry, entry_spec, find_entries
+from .gradients import NARROW, Matrix, is_sparse
+from .names import op_names
 
 
 class Layout(NamedTuple):
-    """E entries of each tower in C chunks, with the chunks' names and their plan."""
+    """E entries of each tower in C chunks.
+
+    Attributes:
+        entries: the E tensors of each tower.
+        chunks: C chunks; a piece's ``variable`` is the number of its entry.
+        names: C names of the chunks.
+        plan: how the chunks travel.
+        kinds: how each chunk is added up: see :func:`~hier_allreduce.graph.emit.reductions_of`.
+    """
 
     entries: List[Entry]
     chunks: List[Chunk]
     names: List[str]
     plan: Plan
-
-    def entry(self, chunk: int) -> Entry:
-        """The first entry of a chunk: all of them have one dtype, and a part of a sparse gradient is alone."""
-        return self.entries[self.chunks[chunk].pieces[0].variable]
+    kinds: List[str]
 
     def mains(self) -> Dict[int, int]:
-        """The tower on which each variable that travels is complete first, ``{variable: tower}``.
+        """Return the tower on which each reduced variable is complete first, ``{variable: tower}``.
 
         Raises:
-            StrategyError: a variable is cut over several.
+            StrategyError: a variable is cut over several mains.
         """
-        found: Dict[int, int] = {}
+        mains: Dict[int, int] = {}
         for chunk, root in zip(self.chunks, self.plan.roots):
             for piece in chunk.pieces:
-                if found.setdefault(self.entries[piece.variable].variable, root) != root:
+                if mains.setdefault(self.entries[piece.variable].variable, root) != root:
                     raise StrategyError(
                         "this strategy cuts gradients over several mains (splits, split_above), but here each variable"
                         " needs one; leave both at 0"
                     )
-        return found
+        return mains
 
-    def way_back(self) -> Layout:
-        """The copy half, for dense values of the variables: the indices of sparse ones stay at home."""
-        half = self.plan.copy_half()
-        kept = [chunk for chunk in range(len(self.chunks)) if self.entry(chunk).part != INDICES]
-        number = {chunk: new for new, chunk in enumerate(kept)}
-        steps = tuple(
-            Copy(number[step.chunk], step.src, step.dst)
-            for step in half.steps
-            if isinstance(step, Copy) and step.chunk in number
-        )
-        names = [self.names[chunk] for chunk in kept]
+    def copy_half(self) -> Layout:
+        """Return the layout that copies dense values of the variables back, without the indices of sparse ones."""
+        plan = self.plan.copy_half()
+        kept = [number for number, kind in enumerate(self.kinds) if kind != INDICES]
+        renumbered = {chunk: number for number, chunk in enumerate(kept)}
+        steps = tuple(step._replace(chunk=renumbered[step.chunk]) for step in plan.steps if step.chunk in renumbered)
         return self._replace(
             chunks=[self.chunks[chunk] for chunk in kept],
-            names=names,
-            plan=dataclasses.replace(half, chunks=len(kept), steps=steps),
+            names=[self.names[chunk] for chunk in kept],
+            plan=dataclasses.replace(plan, chunks=len(kept), steps=steps),
+            kinds=[DENSE] * len(kept),
         )
 
 
 def lay_out(
     grads: Matrix, strategy: Strategy, one_main: bool = False, hosts: int = 1, network: Optional[Network] = None
 ) -> Layout:
-    """Decide everything about a K×N matrix before the first op.
+    """Decide everything about a K×N matrix.
 
     Args:
         grads: the matrix.
         strategy: how to reduce.
-        one_main: every variable must have one main: a planned strategy then cuts none.
-        hosts: how many hosts have such a matrix. Between hosts sparse gradients become dense: they have different
-            numbers of rows, and a collective wants equal shapes.
-        network: what joins them, if that is known: with a topology it is planned for too.
+        one_main: whether every variable must have one main; a planned strategy then leaves gradients whole.
+        hosts: the number of hosts that have such a matrix.
+        network: what joins the hosts, if that is known. A strategy with a topology is planned for it too.
 
     Raises:
-        GradientError: see :func:`hier_allreduce.kinds.entries`; or a sparse gradient is to be gathered from several
-            hosts.
+        GradientError: see :func:`find_entries`; or a sparse gradient is to be gathered from several hosts.
         StrategyError: the groups, the main or the topology do not fit K towers.
     """
-    if hosts > 1 and strategy.sparse == "auto":
-        strategy = strategy.with_sparse("dense")
-    found = find_entries(grads, strategy)
-    if hosts > 1:
-        _refuse_sparse(found, grads)
-    specs = [entry.spec for entry in found]
+    entries = find_entries(grads, _gathered(grads, strategy, hosts), strategy.missing)
     machine = _machine(strategy, grads.devices)
     if machine is None:
-        chunks, plan = _unplanned(found, specs, grads.devices, strategy, hosts)
+        chunks, plan = _by_strategy(entries, grads.devices, strategy, hosts)
     else:
         algorithm = None if strategy.algorithm == "auto" else strategy.algorithm
-        links = PlanningTarget(machine, algorithm, 0.5 if strategy.wire_dtype else 1.0, hosts, network)
-        if one_main or strategy.whole:
-            chunks, plan = plan_whole(specs, links, strategy.bucketing)
-        else:
-            chunks, plan = plan_cut(specs, links)
-        plan = _with_indices_beside_values(found, chunks, plan)
-    return Layout(found, chunks, op_names([_chunk_name(chunk, found, grads.names) for chunk in chunks]), verify(plan))
+        target = PlanningTarget(machine, algorithm, 0.5 if strategy.wire_dtype else 1.0, hosts, network)
+        chunks, plan = _by_machine(entries, target, strategy.bucketing if one_main or strategy.whole else None)
+    return Layout(
+        entries,
+        chunks,
+        op_names([_chunk_name(chunk, entries, grads.names) for chunk in chunks]),
+        verify(plan),
+        [_kind(chunk, entries, strategy, len(grads.devices) * hosts) for chunk in chunks],
+    )
 
 
-def _refuse_sparse(found: Sequence[Entry], grads: Matrix) -> None:
-    for entry in found:
-        if entry.part != DENSE:
-            raise GradientError(
-                f"variable {entry.variable} ({grads.names[entry.variable]!r}): sparse gradients cannot be gathered from"
-                " several hosts; choose sparse='dense' or 'auto', which add them up as dense ones"
-            )
+# ---- sparse gradients ------------------------------------------------------------------------------
 
 
-def _unplanned(
-    found: Sequence[Entry], specs: Sequence[Spec], devices: Sequence[Any], strategy: Strategy, hosts: int
-) -> Tuple[List[Chunk], Plan]:
-    towers = len(devices)
-    chunks = make_buckets(specs, strategy.bucketing if towers * hosts > 1 else Bucketing(pack_below=0))
-    algorithm = _algorithm(strategy, devices)
-    mains = strategy.mains_for(algorithm)
-    build = ALGORITHMS if mains == "rotate" else BY_ROOT
-    return chunks, build[algorithm](towers, _turns_or_roots(found, chunks, towers, mains), strategy.groups)
+def _gathered(grads: Matrix, strategy: Strategy, hosts: int) -> Set[int]:
+    """Return the variables whose rows are gathered; the rows of other sparse gradients become dense."""
+    sparse = strategy.sparse
+    if sparse == "auto" and hosts > 1:
+        sparse = "dense"  # hosts have different numbers of rows, and a collective needs equal shapes
+    elif sparse == "auto" and all_on_cpu(grads.devices):
+        sparse = "gather"  # between CPU devices bytes cost nothing, and making rows dense does
+    if sparse == "dense":
+        return set()
+    columns = {variable: column for variable, column in enumerate(grads.columns) if _is_all_sparse(column)}
+    if sparse == "auto":
+        return {variable for variable, column in columns.items() if _moves_fewer_bytes(column)}
+    if columns and hosts > 1:
+        variable = min(columns)
+        raise GradientError(
+            f"variable {variable} ({grads.names[variable]!r}): sparse gradients cannot be gathered from several hosts;"
+            " choose sparse='dense' or 'auto', which add them up as dense ones"
+        )
+    return set(columns)
+
+
+def _is_all_sparse(column: Sequence[Any]) -> bool:
+    present = [grad for grad in column if grad is not None]
+    return bool(present) and all(is_sparse(grad) for grad in present)
+
+
+def _moves_fewer_bytes(column: Sequence[Any]) -> bool:
+    """Return whether gathering rows moves no more bytes than adding up dense gradients, as far as is known."""
+    dense, values, indices = (entry_spec(column, part) for part in (DENSE, VALUES, INDICES))
+    if None in (dense.elements, values.elements, indices.elements):
+        return True
+    # K-1 towers send their own rows and get those of all, or send a dense gradient and get one
+    rows = values.bytes + indices.bytes
+    return rows / len(column) + rows <= 2 * dense.bytes
+
+
+# ---- chunks and plan: for a machine ----------------------------------------------------------------
 
 
 def _machine(strategy: Strategy, devices: Sequence[Any]) -> Optional[Topology]:
-    """The topology of the K towers' devices, or None to do without."""
+    """Return the topology of the K towers' devices, or None if there is nothing to plan for."""
     if strategy.topology is None or len(devices) == 1:
         return None
     machine = strategy.machine()
@@ -147,44 +175,91 @@ def _machine(strategy: Strategy, devices: Sequence[Any]) -> Optional[Topology]:
         raise StrategyError(f"topology={strategy.topology!r} does not fit devices {list(devices)}: {error}") from None
 
 
-def _with_indices_beside_values(found: Sequence[Entry], chunks: Sequence[Chunk], plan: Plan) -> Plan:
-    """The plan with the indices of sparse gradients on the same way as their values."""
-    at = {chunk.pieces[0].variable: number for number, chunk in enumerate(chunks) if chunk.alone}
-    beside = {at[e - 1]: at[e] for e in at if found[e].part == INDICES}
-    indices = set(beside.values())
+def _by_machine(
+    entries: Sequence[Entry], target: PlanningTarget, whole: Optional[Bucketing]
+) -> Tuple[List[Chunk], Plan]:
+    """Return chunks and plan for a machine's links; ``whole``: the buckets of gradients that are not to be cut."""
+    specs = [entry.spec for entry in entries]
+    chunks, plan = plan_cut(specs, target) if whole is None else plan_whole(specs, target, whole)
+    return chunks, _indices_with_values(entries, chunks, plan)
+
+
+def _indices_with_values(entries: Sequence[Entry], chunks: Sequence[Chunk], plan: Plan) -> Plan:
+    """Return the plan with the indices of sparse gradients on the same way as their values."""
+    chunk_of = {chunk.pieces[0].variable: number for number, chunk in enumerate(chunks) if chunk.alone}
+    indices_of = {chunk_of[entry - 1]: chunk_of[entry] for entry in chunk_of if entries[entry].part == INDICES}
+    indices = set(indices_of.values())
     steps: List[Step] = []
     for step in plan.steps:
-        if step.chunk not in indices:
-            steps += [step, *([step._replace(chunk=beside[step.chunk])] if step.chunk in beside else [])]
+        if step.chunk in indices:
+            continue
+        steps.append(step)
+        if step.chunk in indices_of:
+            steps.append(step._replace(chunk=indices_of[step.chunk]))
     return dataclasses.replace(plan, steps=tuple(steps))
 
 
+# ---- chunks and plan: by the strategy alone --------------------------------------------------------
+
+
+def _by_strategy(
+    entries: Sequence[Entry], devices: Sequence[Any], strategy: Strategy, hosts: int
+) -> Tuple[List[Chunk], Plan]:
+    towers = len(devices)
+    bucketing = strategy.bucketing if towers * hosts > 1 else Bucketing(pack_below=0)
+    chunks = make_buckets([entry.spec for entry in entries], bucketing)
+    algorithm = _algorithm(strategy, devices)
+    mains = strategy.mains_for(algorithm)
+    build = ALGORITHMS if mains == "rotate" else BY_ROOT
+    return chunks, build[algorithm](towers, _turns_or_roots(entries, chunks, towers, mains), strategy.groups)
+
+
 def _algorithm(strategy: Strategy, devices: Sequence[Any]) -> str:
-    if strategy.algorithm in ALGORITHMS:  # the planner's own need links, and there are none to plan for
+    if strategy.algorithm in ALGORITHMS:  # the others are planned for links, and here there are none
         return strategy.algorithm
     return "flat" if all_on_cpu(devices) and strategy.groups is None else "hierarchical"
 
 
-def _turns_or_roots(found: Sequence[Entry], chunks: Sequence[Chunk], towers: int, mains: Union[int, str]) -> List[int]:
-    """A turn for each chunk where mains rotate, else a root; the indices of a sparse gradient go with its values."""
+def _turns_or_roots(
+    entries: Sequence[Entry], chunks: Sequence[Chunk], towers: int, mains: Union[int, str]
+) -> List[int]:
+    """Return a turn for each chunk where mains rotate, else a root; indices of a sparse gradient go with its values."""
     if isinstance(mains, int):
         if mains >= towers:
             raise StrategyError(f"mains={mains}: there are towers 0 to {towers - 1} only")
         return [mains] * len(chunks)
-    start = [min(chunk.pieces) for chunk in chunks]
-    leading = [c for c in range(len(chunks)) if found[start[c].variable].part != INDICES]
+    first = [min(chunk.pieces) for chunk in chunks]
+    leading = [chunk for chunk in range(len(chunks)) if entries[first[chunk].variable].part != INDICES]
     if mains == "rotate":
-        number = {start[c]: turn for turn, c in enumerate(sorted(leading, key=lambda c: start[c]))}
+        number = {first[chunk]: turn for turn, chunk in enumerate(sorted(leading, key=lambda chunk: first[chunk]))}
     else:
-        number = dict(zip((start[c] for c in leading), balanced([chunks[c].bytes for c in leading], towers)))
+        roots = balanced([chunks[chunk].bytes for chunk in leading], towers)
+        number = {first[chunk]: root for chunk, root in zip(leading, roots)}
     # the values of a sparse gradient are the entry before its indices
-    return [number[s] if s in number else number[s._replace(variable=s.variable - 1)] for s in start]
+    return [number[p] if p in number else number[p._replace(variable=p.variable - 1)] for p in first]
 
 
-def _chunk_name(chunk: Chunk, found: Sequence[Entry], names: Sequence[str]) -> str:
-    """What a chunk is called in op names: its variable, or the first of those that share a bucket."""
-    entry = found[chunk.pieces[0].variable]
+# ---- each chunk ------------------------------------------------------------------------------------
+
+
+def _kind(chunk: Chunk, entries: Sequence[Entry], strategy: Strategy, contributions: int) -> str:
+    """Return how a chunk is added up: by its 16-bit dtype, if it travels in one, else by its part."""
+    entry = _first_entry(chunk, entries)
+    if entry.part != DENSE:
+        return entry.part
+    wire = strategy.wire_dtype if entry.spec.dtype == "float32" else entry.spec.dtype
+    return DENSE if wire is None or wire not in NARROW or contributions == 1 else wire
+
+
+def _chunk_name(chunk: Chunk, entries: Sequence[Entry], names: Sequence[str]) -> str:
+    """Return the name of a chunk's variable, or of the first one in a bucket."""
+    entry = _first_entry(chunk, entries)
     name = names[entry.variable]
     if entry.part != DENSE:
         return f"{name}.{entry.part}"
     return f"{name}.bucket" if len(chunk.pieces) > 1 else name
+
+
+def _first_entry(chunk: Chunk, entries: Sequence[Entry]) -> Entry:
+    """Return a chunk's first entry: all its entries have one dtype, and a part of a sparse gradient is alone."""
+    return entries[chunk.pieces[0].variable]

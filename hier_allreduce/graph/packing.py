@@ -1,4 +1,10 @@
-"""Gradients ↔ chunk tensors on one tower, as ``buckets`` laid them out. Nothing here crosses devices."""
+"""Entries ↔ chunk tensors on one tower, as ``planning.buckets`` laid them out. Nothing here crosses devices.
+
+::
+
+    entries      0 (2×3)  1 (4)  2 (8)
+    chunks       [0│1]           [2 first half]  [2 second half]
+"""
 
 from __future__ import annotations
 
@@ -11,15 +17,15 @@ from .compat import tf1
 
 
 class Constants(Dict[Tuple[int, ...], Any]):
-    """int32 vectors of a graph by their numbers, each made once, on the device where it is first asked for."""
+    """The int32 vectors of a graph by their numbers. Each is made once, on the device where it is first needed."""
 
     def __missing__(self, numbers: Tuple[int, ...]) -> Any:
         self[numbers] = tf.constant(numbers, tf.int32, [len(numbers)])
         return self[numbers]
 
 
-class Tower:
-    """Packs and unpacks on one tower's device; constants of the graph are shared within the tower."""
+class Packer:
+    """Packs and unpacks on one tower's device. All its ops share the tower's constants."""
 
     def __init__(self, device: Any, chunks: Sequence[Chunk], names: Sequence[str]):
         self._device, self._chunks, self._names = device, chunks, names
@@ -28,35 +34,35 @@ class Tower:
         for piece in sorted(piece for chunk in chunks for piece in chunk.pieces if piece.stop is not None):
             self._cut.setdefault(piece.variable, []).append(piece)
 
-    def pack(self, grads: Sequence[Any]) -> List[Any]:
-        """The C chunk tensors of this tower's N gradients."""
+    def pack(self, entries: Sequence[Any]) -> List[Any]:
+        """Return the C chunk tensors of this tower's E entries."""
         if all(chunk.alone for chunk in self._chunks):
-            return [grads[chunk.pieces[0].variable] for chunk in self._chunks]
+            return [entries[chunk.pieces[0].variable] for chunk in self._chunks]
         with tf1.device(self._device):
             parts: Dict[Piece, Any] = {}
             for variable, pieces in self._cut.items():
-                parts.update(zip(pieces, self._split(self._flat(grads[variable]), pieces, "cut")))
+                parts.update(zip(pieces, self._split(self._flat(entries[variable]), pieces, "cut")))
             return [
-                grads[chunk.pieces[0].variable]
+                entries[chunk.pieces[0].variable]
                 if chunk.alone
                 else _joined([parts[piece] for piece in chunk.pieces], f"{name}/pack")
                 for chunk, name in zip(self._chunks, self._names)
             ]
 
-    def unpack(self, tensors: Sequence[Any], grads: Sequence[Any]) -> Dict[int, Any]:
-        """The reduced gradients in these chunks by variable, shaped as in ``grads``."""
-        reduced: Dict[int, Any] = {}
+    def unpack(self, tensors: Sequence[Any], entries: Sequence[Any]) -> Dict[int, Any]:
+        """Return the entries in these chunks by number, with the shapes of ``entries``."""
+        unpacked: Dict[int, Any] = {}
         parts: Dict[Piece, Any] = {}
         with tf1.device(self._device):
             for chunk, tensor, name in zip(self._chunks, tensors, self._names):
                 if chunk.alone:
-                    reduced[chunk.pieces[0].variable] = tensor
+                    unpacked[chunk.pieces[0].variable] = tensor
                 else:
                     parts.update(zip(chunk.pieces, self._split(tensor, chunk.pieces, f"{name}/unpack")))
             for variable, pieces in self._cut.items():
                 flat = _joined([parts[piece] for piece in pieces], "joined")
-                reduced[variable] = self._shaped(flat, tuple(grads[variable].shape.as_list()))
-        return reduced
+                unpacked[variable] = self._shaped(flat, tuple(entries[variable].shape.as_list()))
+        return unpacked
 
     def _split(self, flat: Any, pieces: Sequence[Piece], name: str) -> List[Any]:
         if len(pieces) == 1:

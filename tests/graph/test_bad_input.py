@@ -14,7 +14,7 @@ from hier_allreduce import (
     allreduce_grads_hierarchical,
 )
 from hier_allreduce.graph.devices import fits
-from hier_allreduce.graph.gradients import variable_names
+from hier_allreduce.graph.names import variable_names
 
 
 def four_by_two(dtype=np.float32):
@@ -361,7 +361,7 @@ def test_all_variables_may_be_on_one_device(graph):
 def test_a_pair_without_a_variable(graph):
     rows = pairs(["wb", "wb"])
     rows[1][1] = (rows[1][1][0], None)
-    message = ["tower 1 (/cpu:1), variable 1", "expected a variable beside the gradient, not None"]
+    message = ["tower 1 (/cpu:1), variable 1", "expected a variable after the gradient, not None"]
     refused(GradientError, message, allreduce_grads_and_vars, rows, cpus(2))
 
 

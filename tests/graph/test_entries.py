@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hier_allreduce import GradientError, Strategy, StrategyError, allreduce_grads, allreduce_grads_and_vars, audit
-from hier_allreduce.graph.entries import op_names
 from hier_allreduce.graph.gradients import check_matrix
 from hier_allreduce.graph.layout import lay_out
+from hier_allreduce.graph.names import op_names
 
 tf1 = tf.compat.v1
 ALGORITHMS = ("hierarchical", "tree", "flat")

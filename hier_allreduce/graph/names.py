@@ -1,0 +1,81 @@
+"""What towers, variables and ops are called, in messages and in the graph."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from itertools import chain, count, takewhile
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from ..errors import GradientError
+
+
+def where(tower: int, devices: Sequence[Any], variable: Optional[int] = None, names: Sequence[str] = ()) -> str:
+    """Return ``tower 3 (/gpu:3), variable 5 ('conv1/W')``: the place that an error message is about."""
+    place = f"tower {tower} ({devices[tower]})" if tower < len(devices) else f"tower {tower}"
+    if variable is None:
+        return place
+    quoted = f" ({names[variable]!r})" if variable < len(names) else ""
+    return f"{place}, variable {variable}{quoted}"
+
+
+def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any]) -> List[str]:
+    """Return the N names of K×N (gradient, variable) pairs, without each tower's own scope.
+
+    Raises:
+        GradientError: the towers list the same variables in different orders.
+    """
+    rows = names_within_towers([[var for _, var in row] for row in tower_grads_and_vars])
+    for tower, row in enumerate(rows):
+        if row != rows[0] and sorted(row) == sorted(rows[0]):
+            variable = next(number for number, (name, first) in enumerate(zip(row, rows[0])) if name != first)
+            raise GradientError(
+                f"{where(tower, devices, variable, row)}: tower 0 has {rows[0][variable]!r} there; list the variables"
+                " in one order on every tower"
+            )
+    return rows[0] if rows else []
+
+
+def names_within_towers(rows: Sequence[Sequence[Any]]) -> List[List[str]]:
+    """Return the names of each tower's variables, without the tower's own scope."""
+    return [
+        [name[len(scope) :] if name.startswith(scope) else name for name in map(_full_name, row)]
+        for row, scope in zip(rows, tower_scopes(rows))
+    ]
+
+
+def tower_scopes(rows: Sequence[Sequence[Any]]) -> List[str]:
+    """Return each tower's own scope in the names of K rows of variables, or "" where it has none.
+
+    The scope is what all names of a row begin with, up to the last part that no other row has::
+
+        tower 0                tower 1
+        w, layer/b             tower1/w, tower1/layer/b        "" and "tower1/", as tensorpack calls them
+        m_0/w, m_0/layer/b     m_1/w, m_1/layer/b              "m_0/" and "m_1/"
+
+    A name in several rows is a variable that towers share, and does not count.
+    """
+    names = [list(map(_full_name, row)) for row in rows]
+    rows_with_name = Counter(name for row in names for name in set(row))
+    rows_with_part = Counter(part for row in names for part in {part for name in row for part in name.split("/")[:-1]})
+    scopes = []
+    for row in names:
+        levels = zip(*(name.split("/")[:-1] for name in row if rows_with_name[name] == 1))
+        shared = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
+        depth = max((depth for depth, part in enumerate(shared, 1) if rows_with_part[part] == 1), default=0)
+        scopes.append("".join(f"{part}/" for part in shared[:depth]))
+    return scopes
+
+
+def op_names(names: Sequence[str]) -> List[str]:
+    """Return ``names`` made safe and unique as parts of op names: ``conv1/W`` → ``conv1.W``."""
+    safe: Dict[str, None] = {}
+    for name in names:
+        plain = re.sub(r"[^A-Za-z0-9_.-]", ".", name).lstrip("._-") or "chunk"
+        numbered = chain([plain], (f"{plain}.{number}" for number in count(2)))
+        safe[next(free for free in numbered if free not in safe)] = None
+    return list(safe)
+
+
+def _full_name(var: Any) -> str:
+    return str(var.name).split(":")[0]
