@@ -46,8 +46,8 @@ class Strategy:
             0 is off.
         split_above: cut what is larger than this into equal chunks, spread over the mains; 0 is off.
         wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in this dtype and are added in float32.
-            What is larger than the dtype holds (65504 for float16) becomes infinite; the error is that of
-            :class:`hier_allreduce.emit.Narrow`.
+            A value above the dtype's range (65504 for float16) becomes infinite. The error bound is in
+            docs/cost-model.md.
         sparse: ``tf.IndexedSlices``: ``"gather"`` every tower's rows, add them up ``"dense"``, or ``"auto"``: whichever
             moves fewer bytes, and gather where that is not known, or where all devices are CPUs. Where an optimizer
             gets the result (``TowerOptimizer``, the trainers, ``MirroredStrategy``), ``"auto"`` gathers.
