@@ -1,19 +1,19 @@
-"""A machine: its devices, the links between them, and what those links share. No TensorFlow.
+"""A machine: its devices, the links between them, and the resources that the links share. No TensorFlow.
 
 ::
 
-    nvidia-smi topo -m │ YAML │ TensorFlow's devices        text
-              │ nvidia_smi, detect
+    nvidia-smi topo -m │ YAML │ TensorFlow's devices        text: files, detect
+              │ pasted_text, nvidia_smi, gpu_names
               ▼
-    LinkMatrix   K×K kinds: NV2, PIX, SYS …                 matrix
+    LinkMatrix   K×K kinds: NV2, PIX, SYS …                 matrix (anomalies: what looks wrong in it)
               │ gpus, calibration: bytes/s and seconds
               ▼
     Topology     a Link for each ordered pair               topology, links
-              │ contention
+              │
               ▼
     Resources    the queues that a byte passes through      contention
 
-``Network`` is what joins several such machines.
+``Network`` is what connects several such machines.
 """
 
 from __future__ import annotations

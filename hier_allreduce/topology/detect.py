@@ -1,4 +1,4 @@
-"""The machine this runs on: from nvidia-smi, from TensorFlow where that is missing, or a host with CPU devices only."""
+"""The machine this runs on: from nvidia-smi, else from TensorFlow, else a host with CPU devices only."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from .matrix import SELF, LinkMatrix
 from .nvidia_smi import parse_nvidia_smi
 from .topology import Topology, flat_host, from_matrix, subset
 
-_NONE = ("", "-1", "NoDevFiles")  # in CUDA_VISIBLE_DEVICES: neither this nor what follows
-_SECONDS = 60  # nvidia-smi on a machine with many GPUs and no persistence daemon takes its time
+_HIDE_THE_REST = ("", "-1", "NoDevFiles")  # entries of CUDA_VISIBLE_DEVICES
+_TIMEOUT = 60  # seconds; nvidia-smi is slow on machines with many GPUs and no persistence daemon
 
 
 def this_machine(devices: Optional[Sequence[str]] = None) -> Topology:
-    """The topology of this machine, or of these of its devices in this order.
+    """Return the topology of this machine, or of some of its devices in this order.
 
-    nvidia-smi is asked once in a process, as links do not change under a running program; CUDA_VISIBLE_DEVICES is read
-    at every call.
+    nvidia-smi runs once in a process, because links do not change while a program runs. CUDA_VISIBLE_DEVICES is read at
+    every call.
 
     Args:
         devices: device strings, ``/gpu:0`` or longer; all of one kind.
 
     Raises:
-        TopologyError: devices of several kinds, a GPU that is not there, or a table that cannot be understood.
+        TopologyError: devices of several kinds, a GPU that does not exist, or a table that cannot be understood.
     """
     if devices is None:
         return _whole_machine()
-    looked_up = [_kind_and_number(device) for device in devices]
-    for device, (kind, _) in zip(devices, looked_up):
-        if kind != looked_up[0][0]:
+    kinds_and_numbers = [_kind_and_number(device) for device in devices]
+    for device, (kind, _) in zip(devices, kinds_and_numbers):
+        if kind != kinds_and_numbers[0][0]:
             raise TopologyError(
                 f"{devices[0]!r} and {device!r} are of two kinds: expected GPUs alone, or CPUs alone, to look up in "
                 "this machine's topology"
             )
-    if {kind for kind, _ in looked_up} == {"cpu"}:
+    if {kind for kind, _ in kinds_and_numbers} == {"cpu"}:
         return flat_host(len(devices))
-    return subset(_whole_machine(), [number for _, number in looked_up])
+    return subset(_whole_machine(), [number for _, number in kinds_and_numbers])
 
 
 def _kind_and_number(device: str) -> Tuple[str, int]:
-    found = re.search(r"(gpu|cpu):(\d+)$", device, re.I)
-    if not found:
+    match = re.search(r"(gpu|cpu):(\d+)$", device, re.I)
+    if not match:
         raise TopologyError(f"{device!r}: expected a device such as '/gpu:0' to look up in this machine's topology")
-    return found.group(1).lower(), int(found.group(2))
+    return match.group(1).lower(), int(match.group(2))
 
 
 def _whole_machine() -> Topology:
@@ -56,64 +56,68 @@ def _whole_machine() -> Topology:
 
 
 def _by_nvidia_smi() -> Optional[Topology]:
-    """What ``nvidia-smi`` says, cut to the GPUs that CUDA_VISIBLE_DEVICES leaves; None where the command is missing."""
+    """Return the GPUs that CUDA_VISIBLE_DEVICES shows, by ``nvidia-smi``; None if the command is missing."""
     table = _run("topo", "-m")
     if not table:
         return None
-    names = _run("-L")
-    machine = from_matrix(parse_nvidia_smi(names + "\n" + table), "this machine")
+    listing = _run("-L")
+    machine = from_matrix(parse_nvidia_smi(f"{listing}\n{table}"), "this machine")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return machine
-    numbers = visible_devices(visible, names)
+    numbers = visible_devices(visible, listing)
     return subset(machine, numbers) if numbers else None
 
 
 @lru_cache(maxsize=None)
 def _run(*arguments: str) -> str:
-    """What nvidia-smi prints, or printed before in this process; empty where it is missing or does not answer."""
+    """Return what nvidia-smi prints, cached for this process; empty if it is missing or does not answer."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return ""
     try:
-        done = subprocess.run(
-            [command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_SECONDS, check=True
+        finished = subprocess.run(
+            [command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_TIMEOUT, check=True
         )
     except (OSError, subprocess.SubprocessError):
-        return ""  # a driver that does not answer: TensorFlow may know more
-    return done.stdout.decode("utf-8", errors="replace")
+        return ""  # the driver does not answer; TensorFlow may know more
+    return finished.stdout.decode("utf-8", errors="replace")
 
 
-def visible_devices(visible: str, names: str) -> List[int]:
-    """CUDA_VISIBLE_DEVICES as GPU numbers: numbers, or UUIDs as ``nvidia-smi -L`` lists them; ``-1`` hides the rest.
+def visible_devices(visible: str, listing: str) -> List[int]:
+    """Return the GPU numbers of CUDA_VISIBLE_DEVICES: numbers or (beginnings of) UUIDs, up to an entry ``-1``.
+
+    Args:
+        visible: the variable's value.
+        listing: what ``nvidia-smi -L`` prints, with the UUIDs.
 
     Raises:
-        TopologyError: an entry that is neither.
+        TopologyError: an entry is neither a number nor the UUID of exactly one GPU.
     """
-    uuids = dict(re.findall(r"^GPU (\d+):.*\(UUID: (\S+)\)", names, re.M))
-    found = []
+    uuids = dict(re.findall(r"^GPU (\d+):.*\(UUID: (\S+)\)", listing, re.M))
+    numbers = []
     for entry in (part.strip() for part in visible.split(",")):
-        matches = [int(number) for number, uuid in uuids.items() if entry and uuid.startswith(entry)]
-        if entry in _NONE:
+        if entry in _HIDE_THE_REST:
             break
+        matches = [int(number) for number, uuid in uuids.items() if uuid.startswith(entry)]
         if entry.isdigit():
-            found.append(int(entry))
+            numbers.append(int(entry))
         elif len(matches) == 1:
-            found += matches
+            numbers += matches
         else:
             raise TopologyError(f"CUDA_VISIBLE_DEVICES={visible!r}: {entry!r} is neither a GPU's number nor its UUID")
-    return found
+    return numbers
 
 
 def _by_tensorflow() -> Optional[Topology]:
-    """TensorFlow's device locality: it knows which GPUs reach each other's memory, and their socket."""
+    """Return the GPUs by TensorFlow's device locality: which reach each other's memory, and their sockets."""
     from tensorflow.python.client import device_lib
 
     return from_locality([d for d in device_lib.list_local_devices() if d.device_type == "GPU"])
 
 
 def from_locality(gpus: Sequence[Any]) -> Optional[Topology]:
-    """A topology of TensorFlow's ``DeviceAttributes``: peers count as PHB, others as SYS; None for no GPUs."""
+    """Return a topology of TensorFlow's ``DeviceAttributes``: peers count as PHB, others as SYS; None for no GPUs."""
     if not gpus:
         return None
     peers = [{link.device_id for link in gpu.locality.links.link} for gpu in gpus]

@@ -1,6 +1,6 @@
-"""How fast the parts of a machine are: by the GPU's model, or by what its links look like where that is not known.
+"""A catalogue of GPUs and their speeds. An unknown model is guessed from the kinds of links in the machine.
 
-A table of links says nothing about bytes per second. All numbers are explained in ``docs/cost-model.md``.
+nvidia-smi's matrix of links says nothing about bytes per second. ``docs/cost-model.md`` explains all numbers.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ from typing import NamedTuple, Optional
 from .matrix import HOST, Kinds, nvlinks
 
 GB = 1e9
-# What is left of a PCIe port's speed when the bytes go by a switch, two, the host bridge, across bridges, sockets.
+# The share of a PCIe port's speed that is left across one switch, several, the host bridge, two bridges, two sockets.
 _PCIE_SHARE = {"PIX": 1.0, "PXB": 0.95, "PHB": 0.85, "NODE": 0.8, "SYS": 0.77}
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """How fast the parts of a machine are: bytes/s in each direction, and seconds.
+    """The speeds of a machine's parts: bytes/s in each direction, and seconds.
 
-    ``nvlink`` is one NVLink (NV2 has two), ``pcie`` a device's PCIe port, ``memory`` what a reduction reads and
-    writes, ``host`` the memory that CPU devices share. ``copy_latency`` is the start of one device-to-device copy,
-    ``kernel`` the launch of one reduction.
+    Attributes:
+        nvlink: one NVLink (NV2 has two).
+        pcie: a device's PCIe port.
+        memory: what a reduction reads and writes.
+        host: the memory that CPU devices share.
+        copy_latency: seconds to start one device-to-device copy.
+        kernel: seconds to launch one reduction.
     """
 
     nvlink: float = 22.0 * GB
@@ -33,17 +37,17 @@ class Speeds:
     kernel: float = 8e-6
 
     def of(self, kind: str) -> float:
-        """Bytes/s of a link of this kind, in each direction."""
+        """Return the bytes/s of a link of this kind, in each direction."""
         if kind == HOST:
             return self.host
         return nvlinks(kind) * self.nvlink or self.pcie * _PCIE_SHARE[kind]
 
 
 class Gpu(NamedTuple):
-    """A model of GPU: ``pattern`` finds it in a name, and the rest is what such a GPU has."""
+    """A model of GPU: ``pattern`` finds it in a name."""
 
     pattern: str
-    nvlinks: int  # of one GPU, 0 for none: a table with more counts the way through an NVSwitch K-1 times
+    nvlinks: int  # of one GPU; a matrix with more than these counts the links to an NVSwitch once for each peer
     nvlink: float  # GB/s of one link, as measured by peer-to-peer copies
     pcie: float  # GB/s of its port: 12, 24, 48 for generations 3, 4, 5 with 16 lanes
     memory: float  # GB/s
@@ -63,28 +67,32 @@ GPUS = (
 
 
 def guess_speeds(kinds: Kinds, gpu: str = "") -> Speeds:
-    """Speeds of a GPU model; without one, or with one that is not known, of the model that usually has such links.
-
-    NV1 alone between more than two GPUs is a P100, NV4 between pairs an RTX A6000 or 3090; the widest of a V100's links
-    is NV1, NV2, NV3 or NV6, an H100's is wider than NV12; all others are an A100's.
-    """
-    known = known_gpu(gpu) or known_gpu(likely_gpu(kinds))
-    return Speeds(known.nvlink * GB, known.pcie * GB, known.memory * GB) if known else Speeds()
+    """Return the speeds of a GPU model; if it is empty or unknown, of the model that usually has such links."""
+    model = known_gpu(gpu) or known_gpu(likely_gpu(kinds))
+    return Speeds(model.nvlink * GB, model.pcie * GB, model.memory * GB) if model else Speeds()
 
 
 def known_gpu(gpu: str) -> Optional[Gpu]:
-    """The model in a name such as "Tesla V100-SXM2-16GB"; None where it is not in :data:`GPUS`."""
-    return next((known for known in GPUS if re.search(known.pattern, gpu, re.I)), None)
+    """Return the model in a name such as "Tesla V100-SXM2-16GB"; None if it is not in :data:`GPUS`."""
+    return next((model for model in GPUS if re.search(model.pattern, gpu, re.I)), None)
 
 
 def likely_gpu(kinds: Kinds) -> str:
-    """The model that usually has such links; empty where there is no NVLink among them."""
-    counts = [sorted(nvlinks(kind) for kind in row if nvlinks(kind)) for row in kinds]
-    most = max((max(row) for row in counts if row), default=0)
-    if most == 1 and len(kinds) > 2:
+    """Return the model that usually has such links; empty if no link is an NVLink.
+
+    ::
+
+        the widest link   NV1 (more than two GPUs)   NV4 (pairs only)       NV1, NV2, NV3, NV6   above NV12   others
+        the model         P100                       RTX A6000, as a 3090   V100                 H100         A100
+    """
+    nvlink_counts = [[nvlinks(kind) for kind in row if nvlinks(kind)] for row in kinds]
+    widest = max((max(counts) for counts in nvlink_counts if counts), default=0)
+    if not widest:
+        return ""
+    if widest == 1 and len(kinds) > 2:
         return "P100"
-    if most == 4 and all(len(row) <= 1 for row in counts):
+    if widest == 4 and all(len(counts) <= 1 for counts in nvlink_counts):
         return "RTX A6000"
-    if most in (1, 2, 3, 6):
+    if widest in (1, 2, 3, 6):
         return "V100"
-    return "H100" if most > 12 else "A100" if most else ""
+    return "H100" if widest > 12 else "A100"
