@@ -1,4 +1,4 @@
-"""tensorpack trainers, ``tf.distribute``, and several hosts: three public modules, none imported by itself.
+"""tensorpack, ``tf.distribute``, and several hosts: three public modules. Import the one that you need.
 
 ::
 

@@ -5,7 +5,7 @@
     from hier_allreduce import Cluster
     from hier_allreduce.integrations.cluster import HierarchicalClusterTrainer
 
-    cluster = Cluster.from_environment(devices_per_host=8)     # TF_CONFIG says which hosts, and which is this one
+    cluster = Cluster.from_environment(devices_per_host=8)     # TF_CONFIG lists the hosts, and says which one this is
     launch_train_with_config(config, HierarchicalClusterTrainer(8, cluster))
 
 Every host runs the same program on its own share of the data.
@@ -22,38 +22,38 @@ from tensorpack.tfutils.sesscreate import NewSessionCreator
 from ..cluster import Cluster
 from ..errors import ClusterError
 from ..graph import tf1
-from .tensorpack import HierarchicalTrainer, make_room
+from .tensorpack import HierarchicalTrainer, config_for_towers
 
 __all__ = ["HierarchicalClusterTrainer"]
 
 
 class HierarchicalClusterTrainer(HierarchicalTrainer):
-    """:class:`HierarchicalTrainer` on K devices of each of H hosts: gradients are averaged over all K·H towers.
+    """:class:`HierarchicalTrainer` on K devices of each of H hosts: gradients are reduced over all K·H towers.
 
-    Host 0 is the chief: it alone restores the checkpoint (``session_init`` of the others is not used), saves, evaluates
-    and writes summaries, as tensorpack's chief-only callbacks do. Its variables, also optimizer slots and the global
-    step, go to all other hosts before training and, with ``BROADCAST_EVERY_EPOCH``, at the end of every epoch. The
-    others wait for as long as it lives.
+    Host 0 is the chief. It alone restores the checkpoint (``session_init`` of the other hosts is not used), saves,
+    evaluates and writes summaries, as tensorpack's chief-only callbacks do. Its variables, including optimizer slots
+    and the global step, go to all other hosts before training and, with ``BROADCAST_EVERY_EPOCH``, at the end of every
+    epoch. The other hosts wait for as long as it lives.
 
-    All hosts must make the same number of steps, each with data of its own: give every host its share.
+    All hosts must make the same number of steps, each on its own share of the data.
     """
 
     def __init__(self, devices: Any, cluster: Cluster, **choices: Any):
-        """Check the choices; nothing is built yet.
+        """Check the options. This adds no ops to the current graph.
 
         Args:
-            devices: of this host, as for :class:`HierarchicalTrainer`.
+            devices: the devices of this host, as in :class:`HierarchicalTrainer`.
             cluster: the hosts.
-            choices: all others of :class:`HierarchicalTrainer`.
+            choices: all other options of :class:`HierarchicalTrainer`.
 
         Raises:
-            ClusterError: not ``cluster.devices_per_host`` devices.
+            ClusterError: the number of devices is not ``cluster.devices_per_host``.
             HierAllreduceError: as :class:`HierarchicalTrainer`.
         """
         super().__init__(devices, **choices)
         if len(self.devices) != cluster.devices_per_host:
             raise ClusterError(
-                f"{len(self.devices)} devices for {cluster}, which has {cluster.devices_per_host} a host"
+                f"{len(self.devices)} devices for {cluster}, which has {cluster.devices_per_host} on each host"
             )
         self.cluster = cluster
         self.is_chief = cluster.is_chief
@@ -62,7 +62,7 @@ class HierarchicalClusterTrainer(HierarchicalTrainer):
         inside = super()._setup_graph(input, get_cost_fn, get_opt_fn)
         if self.cluster.size == 1:
             return inside
-        get_global_step_var()  # it may not be there yet
+        get_global_step_var()  # creates it if necessary
         # now, while all hosts have the same variables: the chief's own callbacks may add some
         everywhere = self.cluster.broadcast(tf1.global_variables())
         callback = RunOp(everywhere, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True)
@@ -70,30 +70,32 @@ class HierarchicalClusterTrainer(HierarchicalTrainer):
         return [each.set_chief_only(False) for each in [callback, *inside]]
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:
-        """tensorpack's hook: create the session, once all hosts are there and have built the same.
+        """Create the session, once all hosts have joined and built the same graph: tensorpack's hook.
 
         Raises:
-            ClusterError: see :meth:`hier_allreduce.Cluster.session`; or the session comes from elsewhere.
+            ClusterError: as :meth:`hier_allreduce.Cluster.session`; or ``session_creator`` is not a
+                ``NewSessionCreator``.
             DeviceError: a tower's device does not exist; the message names those that do.
         """
         if self.cluster.size > 1:
             if not isinstance(session_creator, NewSessionCreator):
                 raise ClusterError(
-                    f"{type(session_creator).__name__} makes a session that knows nothing of the other hosts; leave"
-                    " session_creator out, or give NewSessionCreator(config=…)"
+                    f"{type(session_creator).__name__} makes a session that does not know the other hosts; omit"
+                    " session_creator, or use NewSessionCreator(config=…)"
                 )
-            session_creator = _OfCluster(self.cluster, make_room(session_creator.config, self.devices))
+            config = config_for_towers(session_creator.config, self.devices)
+            session_creator = _ClusterSessionCreator(self.cluster, config)
         super().initialize(session_creator, session_init)
 
 
-class _OfCluster(tf1.train.SessionCreator):
-    """Makes the cluster's session, with all variables initialized."""
+class _ClusterSessionCreator(tf1.train.SessionCreator):
+    """Creates the cluster's session, and initializes all variables in it."""
 
     def __init__(self, cluster: Cluster, config: Any):
         self._cluster, self._config = cluster, config
 
     def create_session(self) -> Any:
-        start = [tf1.global_variables_initializer(), tf1.local_variables_initializer(), tf1.tables_initializer()]
+        initializers = [tf1.global_variables_initializer(), tf1.local_variables_initializer(), tf1.tables_initializer()]
         session = self._cluster.session(tf1.get_default_graph(), self._config)
-        session.run(start)
+        session.run(initializers)
         return session

@@ -1,0 +1,20 @@
+"""tensorpack's replicated training with this package's all-reduce, on any devices.
+
+::
+
+    from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
+
+    launch_train_with_config(config, HierarchicalTrainer(8))                       # GPUs 0 to 7
+    launch_train_with_config(config, HierarchicalTrainer(["/cpu:0", "/cpu:1"]))    # any devices
+    launch_train_with_config(config, HierarchicalTrainer.from_config("chainer"))   # all options from a file
+
+Importing this module imports tensorpack, which sets environment variables and patches TensorFlow.
+"""
+
+from __future__ import annotations
+
+from .accumulation import OrderedAccumGrad
+from .devices import config_for_towers
+from .trainer import HierarchicalTrainer
+
+__all__ = ["HierarchicalTrainer", "OrderedAccumGrad", "config_for_towers"]
