@@ -1,22 +1,25 @@
-"""``hier-allreduce demo`` as people run it: in a process of its own, in an empty folder, without a keyboard."""
+"""``hier-allreduce demo`` in a process of its own, in an empty folder, without a keyboard."""
 
 import io
 import os
 import re
 
 import pytest
-from helpers.demo import demo
+from helpers.demo import cold_demo, demo
 
 from hier_allreduce.cli.demos.terminal import only_for_us
+
+after_one_run = pytest.mark.xdist_group("demo")  # one worker runs them, so that the fixture runs once
 
 
 @pytest.fixture(scope="module")
 def passed(tmp_path_factory):
-    """A run that is long enough to pass."""
+    """A run that is long enough to pass, started as people start it."""
     folder = tmp_path_factory.mktemp("demo")
-    return (folder, *demo(folder, "--devices", "3", "--epochs", "20"))
+    return (folder, *cold_demo(folder, "--devices", "3", "--epochs", "20"))
 
 
+@after_one_run
 def test_it_passes_and_says_so(passed):
     _, status, report, _ = passed
     assert status == 0, report
@@ -27,6 +30,7 @@ def test_it_passes_and_says_so(passed):
     assert re.search(r"any weight between the 3 devices +0  \(exactly 0\)", report)
 
 
+@after_one_run
 def test_its_table_has_the_executed_copies(passed):
     """Three chunks (two large gradients, one bucket), each in 2 copies to the sum and 2 back."""
     report = passed[2]
@@ -36,6 +40,7 @@ def test_its_table_has_the_executed_copies(passed):
     assert "hierarchical, 3 chunks, 12 copies, planned = executed" in report
 
 
+@after_one_run
 def test_the_terminal_gets_the_report_and_nothing_else(passed):
     """Neither TensorFlow's messages nor tensorpack's: they are in the log."""
     folder, _, report, complaints = passed
@@ -72,12 +77,14 @@ def test_on_a_windows_console_too(tmp_path, monkeypatch, capfd):
     assert capfd.readouterr().out == "for people\n"
 
 
+@after_one_run
 def test_the_checkpoint_is_there(passed):
     folder, _, report, _ = passed
     (path,) = re.findall(r"^checkpoint: (.*)$", report, re.MULTILINE)
     assert (folder / f"{path}.index").exists()
 
 
+@after_one_run
 def test_it_fails_where_accuracy_or_equality_misses_and_asks_nothing_in_a_used_folder(passed):
     """One epoch is too short; no difference at all is too much to ask for."""
     code = "import hier_allreduce.cli.demos.digits as digits; digits.DIFFERENCE = 0"

@@ -1,12 +1,10 @@
 """The functions people call: sums, means, places, and that they are nothing but dataflow."""
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import strategies
+from helpers.forks import run_forked
 from helpers.graphs import cpus, evaluate, executed, gradients_on, session, tf1
 from hypothesis import given, settings
 
@@ -360,7 +358,7 @@ def test_tensorflows_hierarchical_copy_drops_the_last_of_three_replicas_and_ours
     assert_all_towers_hold(executed(powers_of_two(3), cpus(3), algorithm="hierarchical"), [[7, 7]])
 
 
-def test_tensorpacks_function_of_the_same_name_refuses_other_than_eight():
+def test_tensorpacks_function_of_the_same_name_refuses_other_than_eight(tmp_path):
     program = """
 import tensorflow as tf
 from tensorpack.graph_builder.utils import allreduce_grads_hierarchical
@@ -368,6 +366,6 @@ tf.compat.v1.disable_eager_execution()
 devices = ["/cpu:%d" % i for i in range(3)]
 allreduce_grads_hierarchical([[tf.constant(1.0)] for _ in devices], devices)
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=280)
-    assert ran.returncode == 1
-    assert b"AssertionError" in ran.stderr.splitlines()[-1], ran.stderr.decode()
+    ran = run_forked(program, folder=tmp_path)
+    assert ran.status == 1
+    assert "AssertionError" in ran.err.splitlines()[-1], ran.err

@@ -3,6 +3,7 @@
 python tests/distribute_table.py        # prints the table; needs TensorFlow 2, takes some minutes
 """
 
+import functools
 import subprocess
 import sys
 
@@ -104,8 +105,9 @@ def is_right(got, given, reduce_op):
     return True
 
 
+@functools.lru_cache(maxsize=None)
 def outcome(peer, kind, count, reduce_op, compiled=True):
-    """``right``, ``wrong``, or the class of the error."""
+    """Return ``right``, ``wrong``, or the class of the error."""
     make = KINDS[kind]
     try:
         got = reduced([f"CPU:{i}" for i in range(count)], PEERS[peer](), reduce_op, make, compiled)
@@ -118,11 +120,11 @@ def outcome(peer, kind, count, reduce_op, compiled=True):
 
 def cell(peer, kind):
     """What the table says: of 4 devices and of 3, sums and means."""
-    even, odd = (words(peer, kind, count) for count in (4, 3))
+    even, odd = (verdict(peer, kind, count) for count in (4, 3))
     return even if even == odd else f"{even}; {odd} for odd K"
 
 
-def words(peer, kind, count):
+def verdict(peer, kind, count):
     found = [outcome(peer, kind, count, op) for op in ops_of(kind)] if peer != RING else in_a_child(kind, count)
     return ", ".join(dict.fromkeys("**wrong**" if word == "wrong" else word for word in found))
 

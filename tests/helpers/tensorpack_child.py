@@ -315,7 +315,7 @@ def embedded(cost):
 
 
 def digits(folder):
-    """The demo's convnet on real digits, 8 towers: each step's loss with either update."""
+    """The demo's convnet on real digits, 4 towers: each step's loss with either update."""
     from tqdm import tqdm
 
     from hier_allreduce.cli.demos.digits import Batches, Convnet, load
@@ -325,8 +325,8 @@ def digits(folder):
     facts = {}
     for optimizer in ("sgd", "momentum", "adam", "rmsprop"):
         for update in ("replicated", "main"):
-            trainer = HierarchicalTrainer(cpus(8), update=update)
-            found = run(trainer, Convnet(0, optimizer), Batches(training, 11, 8, 16, 0), 1, tqdm(disable=True), [])
+            trainer = HierarchicalTrainer(cpus(4), update=update)
+            found = run(trainer, Convnet(0, optimizer), Batches(training, 11, 4, 16, 0), 1, tqdm(disable=True), [])
             facts[f"{optimizer} {update}"] = found.losses
     return facts
 

@@ -9,19 +9,24 @@ import numpy as np
 import pytest
 from helpers.forks import run_forked
 
+# Each scenario runs once, for all its tests: these are a group, which one worker runs.
+scenario = pytest.mark.xdist_group
+
 
 @pytest.fixture(scope="module")
-def facts(tmp_path_factory):
-    """Run a scenario of the child, once; what it found."""
-    known = {}
+def results():
+    """The facts of the scenarios that have run, by their names."""
+    return {}
 
-    def get(scenario):
-        if scenario not in known:
-            known[scenario] = run_child(scenario, tmp_path_factory.mktemp(scenario))
-        assert isinstance(known[scenario], dict), known[scenario]
-        return known[scenario]
 
-    return get
+@pytest.fixture
+def facts(request, results, tmp_path_factory):
+    """The facts of the test's scenario, which runs with the first of its tests."""
+    name = request.node.get_closest_marker("xdist_group").args[0]
+    if name not in results:
+        results[name] = run_child(name, tmp_path_factory.mktemp(name))
+    assert isinstance(results[name], dict), results[name]
+    return results[name]
 
 
 def run_child(scenario, folder):
@@ -65,148 +70,155 @@ def replicas_are_equal(variables):
 # ---- training ----------------------------------------------------------------------------------------
 
 
+@scenario("towers")
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_k_towers_train_like_one_with_the_k_fold_batch(facts, count, optimizer):
     """No rounds of copying between epochs here; and inputs are staged though the process has a pool of one thread."""
-    run = facts("towers")[f"{count} {optimizer}"]
+    run = facts[f"{count} {optimizer}"]
     assert difference(run["many"], run["one"]) < 1e-6
     assert count == 1 or replicas_are_equal(run["many"])
 
 
+@scenario("towers")
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_adams_beta_powers_advance_once_a_step(facts, count):
-    after = facts("towers")[f"{count} adam"]["many"]
+    after = facts[f"{count} adam"]["many"]
     assert after["global_step"] == 12
     assert after["apply_gradients/beta1_power"] == pytest.approx(0.9**13, rel=1e-5)
     assert after["apply_gradients/beta2_power"] == pytest.approx(0.999**13, rel=1e-5)
 
 
+@scenario("accumulation")
 def test_accumulated_gradients_are_applied_every_third_step_in_all_towers(facts):
-    run = facts("accumulation")
-    assert difference(run["sgd"], run["plain sgd"]) < 1e-6
-    assert replicas_are_equal(run["sgd"])
+    assert difference(facts["sgd"], facts["plain sgd"]) < 1e-6
+    assert replicas_are_equal(facts["sgd"])
 
 
+@scenario("accumulation")
 def test_accumulated_adam_is_adam(facts):
-    run = facts("accumulation")
-    assert difference(run["adam"], run["one adam"]) < 1e-6
-    assert replicas_are_equal(run["adam"])
-    counters = [value for name, value in run["adam"].items() if name.endswith("counter")]
-    powers = [value for name, value in run["adam"].items() if name.endswith("beta2_power")]
+    assert difference(facts["adam"], facts["one adam"]) < 1e-6
+    assert replicas_are_equal(facts["adam"])
+    counters = [value for name, value in facts["adam"].items() if name.endswith("counter")]
+    powers = [value for name, value in facts["adam"].items() if name.endswith("beta2_power")]
     assert counters == [9, 9, 9]
     assert powers == [pytest.approx(0.999**4, rel=1e-5)]
 
 
+@scenario("accumulation")
 def test_own_towers_accumulate_in_order_or_not_at_all(facts):
-    run = facts("accumulation")
-    assert run["own towers"] == [[value] * 3 for value in (0, 2, 2, 4, 4, 6)]
-    assert run["restored"] == [[value] * 3 for value in (1, 1, 3, 3, 5, 5)]
-    assert "AccumGradOptimizer reads its counter while" in run["unordered"] and "OrderedAccumGrad" in run["unordered"]
+    assert facts["own towers"] == [[value] * 3 for value in (0, 2, 2, 4, 4, 6)]
+    assert facts["restored"] == [[value] * 3 for value in (1, 1, 3, 3, 5, 5)]
+    assert "AccumGradOptimizer reads its counter while" in facts["unordered"]
+    assert "OrderedAccumGrad" in facts["unordered"]
 
 
 # ---- updates at the mains ----------------------------------------------------------------------------
 
 
+@scenario("updates")
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "clip", "accumulate adam"])
 def test_updates_at_the_mains_train_like_one_tower(facts, optimizer):
-    run = facts("updates")[optimizer]
+    run = facts[optimizer]
     assert difference(run["many"], run["one"]) < 1e-6
     assert replicas_are_equal(run["many"])
     assert run["drift"] and not any(run["drift"])
 
 
+@scenario("digits")
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])
 def test_both_updates_have_the_same_losses_on_the_digits(facts, optimizer):
-    run = facts("digits")
-    losses, at_mains = run[f"{optimizer} replicated"], run[f"{optimizer} main"]
+    losses, at_mains = facts[f"{optimizer} replicated"], facts[f"{optimizer} main"]
     assert len(losses) == 11 and min(losses) < losses[0]
     assert np.abs(np.subtract(losses, at_mains)).max() <= 1e-6
 
 
+@scenario("updates")
 def test_at_the_mains_slots_exist_once_and_are_saved_under_tower_0s_names(facts):
-    run = facts("updates")
     slots = {f"{layer}/{name}/{slot}" for layer in ("hidden", "out") for name in "Wb" for slot in ("Adam", "Adam_1")}
-    assert {name for name in run["adam"]["many"] if "Adam" in name} == slots
-    assert slots | {"apply_gradients/beta2_power"} <= set(run["saved"])
+    assert {name for name in facts["adam"]["many"] if "Adam" in name} == slots
+    assert slots | {"apply_gradients/beta2_power"} <= set(facts["saved"])
 
 
+@scenario("updates")
 def test_either_update_and_tensorpack_restore_each_others_checkpoints(facts):
-    run = facts("updates")
-    saved, loaded = run["saved"], run["to theirs"]
+    saved, loaded = facts["saved"], facts["to theirs"]
     assert {name for name in saved if saved[name] != loaded.get(name)} == set()
-    saved, loaded = run["from theirs"]
+    saved, loaded = facts["from theirs"]
     assert {name for name in saved if saved[name] != loaded.get(name)} == set()
     assert replicas_are_equal(loaded)
 
 
+@scenario("updates")
 def test_a_period_copies_what_is_not_trained(facts):
-    after = facts("updates")["every 5"]
+    after = facts["every 5"]
     (copied,) = in_towers(after)["average"][1:]
     # copied after the fifth of six steps, so that only the last one is missing
     assert copied != after["average"] and copied > 0.5 * after["average"]
 
 
+@scenario("updates")
 def test_a_file_selects_the_trainer(facts):
-    run = facts("updates")
-    assert difference(run["from file"], run["two"]) < 1e-6
+    assert difference(facts["from file"], facts["two"]) < 1e-6
 
 
 # ---- what looks at names -----------------------------------------------------------------------------
 
 
+@scenario("names")
 @pytest.mark.parametrize("update", ["replicated", "main"])
 @pytest.mark.parametrize("optimizer", ["by name", "accumulated by name", "assigned by name", "moved by slots"])
 def test_what_matches_names_sees_tower_0s_in_every_tower(facts, optimizer, update):
-    run = facts("names")
-    many, one = run[f"{optimizer}, {update}"], run[f"{optimizer}, one"]
+    many, one = facts[f"{optimizer}, {update}"], facts[f"{optimizer}, one"]
     assert difference(many["after"], one["after"]) < 1e-6
     assert replicas_are_equal(many["after"])
     assert many["histograms"] == one["histograms"]
 
 
+@scenario("names")
 def test_names_are_tower_0s_inside_of_other_wrappers_too(facts):
-    run = facts("names")
-    many = run["wrapped by name, replicated"]["after"]
-    assert difference(many, run["by name, one"]["after"]) < 1e-6
+    many = facts["wrapped by name, replicated"]["after"]
+    assert difference(many, facts["by name, one"]["after"]) < 1e-6
     assert replicas_are_equal(many)
 
 
+@scenario("names")
 def test_sparse_gradients_are_scaled_where_the_strategy_makes_them_dense(facts):
-    run = facts("names")
-    many, one = run["scaled embedding, 3"], run["scaled embedding, 1"]
+    many, one = facts["scaled embedding, 3"], facts["scaled embedding, 1"]
     assert difference(many, one) < 1e-6
     assert np.abs(np.subtract(many["embedding"], one["embedding"])).max() < 1e-6
     assert many["embedding"][0] == [1, 1] != many["embedding"][2]
     assert replicas_are_equal(many)
 
 
+@scenario("names")
 @pytest.mark.parametrize("update", ["replicated", "main"])
 def test_layers_freeze_by_their_names_and_summaries_are_made_once(facts, update):
-    many = facts("names")[f"by name, {update}"]
+    many = facts[f"by name, {update}"]
     assert many["after"]["hidden/W"] == many["before"]["hidden/W"]
     assert many["after"]["hidden/b"] != many["before"]["hidden/b"]
     assert many["histograms"] == ["out/W-grad", "out/b-grad"]
 
 
+@scenario("names")
 @pytest.mark.parametrize("update", ["replicated", "main"])
 def test_a_missing_gradient_can_be_zeros(facts, update):
     """Only tower 1's cost has ``extra`` squared in it: a third of it in the mean over three towers."""
-    run = facts("names")
-    many = run[f"missing, {update}"]["after"]
+    many = facts[f"missing, {update}"]["after"]
     assert many["extra"] == pytest.approx((1 - 0.1 * 2 / 3) ** 6)
     assert replicas_are_equal(many)
-    assert difference(many, run["nothing missing"]["after"]) < 1e-6
+    assert difference(many, facts["nothing missing"]["after"]) < 1e-6
 
 
 # ---- what is around training -------------------------------------------------------------------------
 
 
+@scenario("checkpoints")
 @pytest.mark.parametrize("way", ["ours to theirs", "theirs to ours", "ours to ours"])
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "accumulate adam"])
 def test_checkpoints_restore_bit_for_bit(facts, optimizer, way):
     """In both directions between tensorpack's trainer and ours, between different numbers of towers, slots too."""
-    run = facts("checkpoints")[f"{optimizer}, {way}"]
+    run = facts[f"{optimizer}, {way}"]
     saved, loaded = run["saved"], run["loaded"]
     more_towers = {"apply_gradients/AccumGrad_2/counter"}
     assert set(saved) - set(loaded) <= more_towers
@@ -217,87 +229,93 @@ def test_checkpoints_restore_bit_for_bit(facts, optimizer, way):
     assert replicas_are_equal(loaded)
 
 
+@scenario("checkpoints")
 @pytest.mark.parametrize("optimizer", ["accumulate adam", "accumulate inside"])
 def test_counters_of_more_towers_than_were_saved_start_where_the_saved_one_stood(facts, optimizer):
-    loaded = facts("checkpoints")[f"{optimizer}, ours to ours"]["loaded"]
+    loaded = facts[f"{optimizer}, ours to ours"]["loaded"]
     assert [value for name, value in sorted(loaded.items()) if name.endswith("counter")] == [4, 4, 4]
 
 
+@scenario("callbacks")
 def test_gradient_processors_see_the_reduced_gradients_of_a_tower(facts):
     """Clipping by the global norm gives in each of three towers, two of them on one device, what it gives in one."""
-    run = facts("callbacks")
-    assert difference(run["clip"], run["one clip"]) < 1e-6
-    assert replicas_are_equal(run["clip"])
+    assert difference(facts["clip"], facts["one clip"]) < 1e-6
+    assert replicas_are_equal(facts["clip"])
 
 
+@scenario("callbacks")
 def test_summaries_and_inference_reach_the_monitors(facts):
-    monitors = facts("callbacks")["monitors"]
+    monitors = facts["monitors"]
     assert {"cost", "error", "validation_cost", "validation"} <= set(monitors)
     assert any(name.endswith("hidden/W/rms") for name in monitors)
     assert (monitors["epoch_num"], monitors["global_step"]) == (2, 12)
 
 
+@scenario("callbacks")
 def test_the_model_saver_saves_every_epoch(facts):
-    assert {"model-6.index", "model-12.index"} <= set(facts("callbacks")["files"])
+    assert {"model-6.index", "model-12.index"} <= set(facts["files"])
 
 
+@scenario("callbacks")
 def test_the_sum_is_the_mean_times_k(facts):
     """Also where a FeedInput was given: each tower takes its own batch of it."""
-    run = facts("callbacks")
-    assert difference(run["sum"], run["three times"]) < 1e-6
+    assert difference(facts["sum"], facts["three times"]) < 1e-6
 
 
+@scenario("callbacks")
 def test_broadcast_every_epoch_copies_what_is_not_trained(facts):
-    run = facts("callbacks")
-    (with_it,) = in_towers(run["broadcast True"])["average"][1:]
-    assert with_it == run["broadcast True"]["average"] != 0
-    (without,) = in_towers(run["broadcast False"])["average"][1:]
-    assert without != run["broadcast False"]["average"]
+    (with_it,) = in_towers(facts["broadcast True"])["average"][1:]
+    assert with_it == facts["broadcast True"]["average"] != 0
+    (without,) = in_towers(facts["broadcast False"])["average"][1:]
+    assert without != facts["broadcast False"]["average"]
 
 
+@scenario("warned")
 def test_one_warning_says_that_reference_variables_train_wrong(facts):
-    run = facts("warned")
-    (message,) = [text for text in run["references"] if "reference" in text]
+    (message,) = [text for text in facts["references"] if "reference" in text]
     for words in ("2 of 6", "'first'", "tf.compat.v1.enable_resource_variables()", "use_resource=True"):
         assert words in message
-    assert not [text for text in run["one tower"] + run["none"] if "reference" in text]
+    assert not [text for text in facts["one tower"] + facts["none"] if "reference" in text]
 
 
+@scenario("warned")
 def test_only_what_is_trained_is_compared(facts):
     """Moving averages, which tower 0 alone updates, differ between towers by more than a weight that should not."""
-    run = facts("warned")
     for update in ("replicated", "main"):
-        assert not [text for text in run[f"average, {update}"] if "differs" in text]
-    (message,) = [text for text in run["average and weight"] if "differs" in text]
+        assert not [text for text in facts[f"average, {update}"] if "differs" in text]
+    (message,) = [text for text in facts["average and weight"] if "differs" in text]
     assert "'out/b' differs" in message and "tower 1" in message
 
 
+@scenario("sessions")
 @pytest.mark.parametrize("creator", ["own threads", "adapted"])
 def test_a_session_of_ones_own_configuration_has_threads_and_devices_for_every_tower(facts, creator):
     """It asks for threads enough, but the process has a pool of one; and another trainer had it first."""
-    run = facts("sessions")
-    assert difference(run[creator], run["one"]) < 1e-6
-    assert replicas_are_equal(run[creator])
+    assert difference(facts[creator], facts["one"]) < 1e-6
+    assert replicas_are_equal(facts[creator])
 
 
+@scenario("sessions")
 def test_a_configuration_that_was_given_is_left_as_it_was(facts):
-    before, after = facts("sessions")["config"]
+    before, after = facts["config"]
     assert before == after
 
 
+@scenario("sessions")
 def test_a_session_that_finalizes_the_graph_restores_a_checkpoint(facts):
-    run = facts("sessions")
-    assert difference(run["finalized"], run["one"]) == 0
+    assert difference(facts["finalized"], facts["one"]) == 0
 
 
 # ---- refusals ----------------------------------------------------------------------------------------
 
 
+@scenario("refusals")
 def test_numbers_of_numpy_are_numbers_of_gpus(facts):
     gpus = ["/gpu:0", "/gpu:1"]
-    assert facts("refusals")["devices"] == {"a count": gpus, "ids": gpus, "an array": gpus}
+    assert facts["devices"] == {"a count": gpus, "ids": gpus, "an array": gpus}
 
 
+@scenario("refusals")
 @pytest.mark.parametrize(
     ("case", "error", "words"),
     [
@@ -339,7 +357,7 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
     ],
 )
 def test_a_wrong_choice_is_refused_before_training(facts, case, error, words):
-    kind, message = facts("refusals")[case]
+    kind, message = facts[case]
     assert kind == error, message
     for word in words:
         assert word in message

@@ -1,12 +1,11 @@
 """tensorpack on several hosts: trained like one tower, saved and restored by the chief alone, ended by a lost host."""
 
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 from helpers.clusters import TIMEOUT, job
+from helpers.forks import run_forked
 
 
 def weights(variables):
@@ -76,10 +75,9 @@ def test_the_demo_trains_the_digits_on_several_hosts_to_the_weights_of_one(tmp_p
     """As people start it: launched processes, each a host; one epoch is too short for the accuracy it asks for."""
     code = "import sys, hier_allreduce.cli.demos.digits as d; d.ACCURACY = 0.1; from hier_allreduce.cli import main; "
     options = ["demo", "--hosts", str(hosts), "--devices", "2", "--epochs", "1", "--out", str(tmp_path)]
-    command = [sys.executable, "-c", code + f"sys.exit(main({options}))"]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=280)
-    report = done.stdout.decode()
-    assert done.returncode == 0, report
+    done = run_forked(code + "sys.exit(main(sys.argv[1:]))", *options, folder=tmp_path)
+    report = done.out
+    assert done.status == 0, report + done.err
     assert f"{hosts} hosts with 2 devices each" in report
     assert re.search(r"\[host 0\] loss \d", report)  # the bar has what host 0 tells of its share
     assert re.search(rf"any weight between the {2 * hosts} devices +0 ", report)
