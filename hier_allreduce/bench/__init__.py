@@ -1,11 +1,14 @@
-"""Comparisons: ours beside other all-reduces, measured here; and predicted beside published times.
+"""Comparisons: our all-reduce with others, measured on this machine; and predicted with published times.
 
 ::
 
-    models: gradient shapes ─► case: one graph ─► contenders ─► measuring: interleaved rounds ─► report
-    published: times that others have measured ─► a table for docs/calibration.md
+    models ─► case ─► contenders ─► measuring ─► results ─► report
+    shapes    K×N     K×N ─► K×N    interleaved  ratios,    text, Markdown,
+              gradients             rounds       quartiles  picture
 
-``models`` and ``published`` need no TensorFlow, so this face imports lazily.
+    published: times measured by others ─► a table for docs/calibration.md
+
+``models`` and ``published`` need no TensorFlow, so this package imports lazily.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .case import Case as Case
+    from .case import devices_here as devices_here
     from .contenders import Contender as Contender
     from .contenders import all_contenders as all_contenders
     from .contenders import find_contender as find_contender
@@ -24,9 +28,6 @@ if TYPE_CHECKING:
     from .contenders import planned_for as planned_for
     from .contenders import sweep_contenders as sweep_contenders
     from .measuring import WARM_UP as WARM_UP
-    from .measuring import Report as Report
-    from .measuring import cores as cores
-    from .measuring import devices_here as devices_here
     from .measuring import executed_copies as executed_copies
     from .measuring import measure as measure
     from .mirrored import MIRRORED_CONTENDERS as MIRRORED_CONTENDERS
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from .report import report_markdown as report_markdown
     from .report import report_summary as report_summary
     from .report import report_text as report_text
+    from .results import Report as Report
+    from .results import cores as cores
     from .slot_memory import compare_updates as compare_updates
 
 __all__ = [
@@ -71,7 +74,7 @@ __all__ = [
 __getattr__ = lazy(
     __name__,
     {
-        "case": ["Case"],
+        "case": ["Case", "devices_here"],
         "contenders": [
             "Contender",
             "all_contenders",
@@ -81,12 +84,13 @@ __getattr__ = lazy(
             "planned_for",
             "sweep_contenders",
         ],
-        "measuring": ["Report", "WARM_UP", "cores", "devices_here", "executed_copies", "measure"],
+        "measuring": ["WARM_UP", "executed_copies", "measure"],
         "mirrored": ["MIRRORED_CONTENDERS", "compare_mirrored"],
         "models": ["load_model"],
         "multi_host": ["measure_hosts", "run_host"],
         "published": ["published_markdown"],
         "report": ["draw_report", "report_markdown", "report_summary", "report_text"],
+        "results": ["Report", "cores"],
         "slot_memory": ["compare_updates"],
     },
 )

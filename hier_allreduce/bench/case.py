@@ -1,9 +1,9 @@
-"""What the bench reduces, and the graph that all contenders have in common.
+"""The gradients that the bench reduces, and the parts of the graph that all contenders share.
 
-- A gradient is the value of a resource variable on its tower's device: no constant that could be folded into
-  the sum, and a buffer that no op may overwrite, so every step adds up the same numbers.
-- Every result is an input of an op on its tower's device which reads no element (``Assert``, that is true). A control
-  dependency is not enough: Grappler replaces a sum that nobody reads by a ``NoOp``.
+- A gradient is the value of a resource variable on its tower's device. TensorFlow cannot fold it into the sum, as it
+  could a constant, and no op may overwrite its buffer. So every step adds up the same numbers.
+- Every result is an input of an ``Assert`` on its tower's device whose condition is true, so that no element is read.
+  A control dependency is not enough: Grappler replaces a sum that nothing reads by a ``NoOp``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import zlib
 from dataclasses import dataclass
-from typing import Any, Callable, List, Sequence, Tuple
+from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -25,11 +25,11 @@ _INDEX_BYTES = 4
 
 @dataclass(frozen=True)
 class Case:
-    """What is reduced: one gradient of each shape on each device, the sum or the mean.
+    """One gradient of each shape on each device, and whether to compute the sum or the mean.
 
     Attributes:
-        rows: how many rows a sparse gradient has (some of them the same, as in a batch).
-        memory: bytes; a contender that makes sparse gradients dense is not run where that alone needs more.
+        rows: the number of rows in a sparse gradient (some indices are equal, as in a batch).
+        memory: bytes; a contender that needs more than this only to make sparse gradients dense is not run.
     """
 
     shapes: Tuple[GradientShape, ...]
@@ -40,7 +40,7 @@ class Case:
 
     @property
     def dense_and_sparse_bytes(self) -> Tuple[int, int]:
-        """What one tower's dense gradients take, and the rows (values and indices) that its sparse ones have."""
+        """The bytes of one tower's dense gradients, and those of its sparse ones (values and indices)."""
         dense = sum(shape.dense_bytes for shape in self.shapes if not shape.sparse)
         sparse = sum(
             self.rows * (shape.dense_bytes // max(1, shape.shape[0]) + _INDEX_BYTES)
@@ -51,19 +51,30 @@ class Case:
 
     @property
     def tower_bytes(self) -> int:
-        """What one tower's gradients take."""
+        """The bytes of one tower's gradients."""
         return sum(self.dense_and_sparse_bytes)
 
 
+def devices_here(count: Optional[int] = None) -> Tuple[str, ...]:
+    """Return ``count`` GPUs (default: all) if this machine has enough, else ``count`` logical CPU devices (8).
+
+    Without ``count``, a single GPU is not enough: it has nothing to reduce with.
+    """
+    gpus = len(tf.config.experimental.list_physical_devices("GPU"))
+    if gpus >= (count or 2):
+        return tuple(f"/gpu:{k}" for k in range(count or gpus))
+    return tuple(f"/cpu:{k}" for k in range(count or 8))
+
+
 def session(graph: Any, case: Case, optimize: bool = True) -> Any:
-    """A session on the case's devices, with all cores; without Grappler where ``optimize`` is False."""
+    """Return a session on the case's devices and all cores; ``optimize=False`` turns Grappler off."""
     config = tf1.ConfigProto(device_count={"CPU": len(case.devices)}, operation_timeout_in_ms=_TIMEOUT_MS)
     config.graph_options.rewrite_options.disable_meta_optimizer = not optimize
     return tf1.Session(graph=graph, config=config)
 
 
 def _gradients(case: Case, tensor: Callable[[str, Sequence[int], Any, int], Any]) -> Rows:
-    """K×N gradients, where ``tensor(name, shape, dtype, limit)`` makes a tensor of numbers in [0, limit)."""
+    """Return K×N gradients; ``tensor(name, shape, dtype, limit)`` makes a tensor of numbers in [0, limit)."""
     rows = []
     for tower, device in enumerate(case.devices):
         row: List[Any] = []
@@ -82,20 +93,20 @@ def _gradients(case: Case, tensor: Callable[[str, Sequence[int], Any, int], Any]
 
 
 def variables(case: Case) -> Tuple[Rows, Any]:
-    """Gradients that are the values of variables, and the op that fills those at random."""
-    gc.collect()  # the last session's variables live as long as its graph, which is full of cycles
+    """Return K×N gradients that are the values of variables, and the op that fills the variables at random."""
+    gc.collect()  # the previous session's variables live as long as its graph, which is full of reference cycles
     fills: List[Any] = []
-    raw = tf.raw_ops  # tf.get_variable adds many more ops for each
+    raw = tf.raw_ops  # tf.get_variable would add many more ops for each variable
 
     def tensor(name: str, shape: Sequence[int], dtype: Any, limit: int) -> Any:
         variable = raw.VarHandleOp(dtype=dtype, shape=shape, shared_name=name, name=name)
         seed = zlib.crc32(name.encode())
         if dtype.is_integer:
-            ends = {"minval": tf.constant(0, dtype), "maxval": tf.constant(limit, dtype)}
-            fill = raw.RandomUniformInt(shape=tf.constant(shape, tf.int32), seed=seed, seed2=1, **ends)
+            interval = {"minval": tf.constant(0, dtype), "maxval": tf.constant(limit, dtype)}
+            numbers = raw.RandomUniformInt(shape=tf.constant(shape, tf.int32), seed=seed, seed2=1, **interval)
         else:
-            fill = raw.RandomUniform(shape=tf.constant(shape, tf.int32), dtype=dtype, seed=seed, seed2=1)
-        fills.append(raw.AssignVariableOp(resource=variable, value=fill))
+            numbers = raw.RandomUniform(shape=tf.constant(shape, tf.int32), dtype=dtype, seed=seed, seed2=1)
+        fills.append(raw.AssignVariableOp(resource=variable, value=numbers))
         value = raw.ReadVariableOp(resource=variable, dtype=dtype)
         value.set_shape(shape)
         return value
@@ -104,12 +115,12 @@ def variables(case: Case) -> Tuple[Rows, Any]:
 
 
 def placeholders(case: Case) -> Rows:
-    """Gradients that are only there to be built upon."""
+    """Return K×N placeholders, for building a graph that is never run."""
     return _gradients(case, lambda name, shape, dtype, limit: tf1.placeholder(dtype, shape, name))
 
 
 def consumed(rows: Rows, case: Case) -> Any:
-    """An op that runs after all results were there, each on its tower's device."""
+    """Return an op that waits for every result on its tower's device."""
     readers = []
     for device, row in zip(case.devices, rows):
         with tf.device(device):

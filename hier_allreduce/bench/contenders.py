@@ -1,7 +1,7 @@
-"""Who is measured: this package by strategy, tensorpack, ``tf.distribute``, TensorFlow's ring.
+"""The contenders: this package by strategy, tensorpack, ``tf.distribute``, and TensorFlow's ring collective.
 
-A contender adds the ops that turn K×N gradients into K×N reduced ones. The peers' own functions are called, as their
-trainers call them; what a peer cannot do is its own error, which the bench reports.
+A contender adds the ops that turn K×N gradients into K×N reduced ones. A peer's own functions are called as its
+trainers call them. Where a peer raises an error, the bench reports that error.
 """
 
 from __future__ import annotations
@@ -31,32 +31,38 @@ class Contender:
 
 
 class CannotRun(Exception):
-    """A peer gave up on these gradients in its own way; the text says how."""
+    """A peer declined these gradients without an error of its own; the text says how."""
 
 
 # ---- this package ----------------------------------------------------------------------------------
 
 
 def ours(strategy: Union[str, Strategy, None] = None, name: Optional[str] = None) -> Contender:
-    """:func:`hier_allreduce.allreduce_grads` with a strategy: a name or path, a ``Strategy``, None for the default.
+    """Return :func:`hier_allreduce.allreduce_grads` with a strategy as a contender.
+
+    Args:
+        strategy: a name or path, a ``Strategy``, or None for the default.
+        name: the contender's name (default: ``ours`` or ``ours:STRATEGY``).
 
     Raises:
         StrategyError: there is no such strategy.
     """
-    chosen = strategy_from(strategy)
-    return Contender(
-        name or (f"ours:{strategy}" if isinstance(strategy, str) else "ours"),
-        lambda grads, devices, average: allreduce_grads(grads, devices, average, strategy=chosen),
-    )
+    resolved = strategy_from(strategy)
+    default_name = f"ours:{strategy}" if isinstance(strategy, str) else "ours"
+
+    def build(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
+        return allreduce_grads(grads, devices, average, strategy=resolved)
+
+    return Contender(name or default_name, build)
 
 
 def is_ours(name: str) -> bool:
-    """Whether this package does the work of the contender of this name."""
+    """Return whether the contender of this name is this package."""
     return name.startswith("ours")
 
 
 def planned_for(topology: str) -> Contender:
-    """Ours, planned for the links of a machine: a preset's name, a YAML or an nvidia-smi file.
+    """Return ours with a plan for a machine's links: the name of a preset, or a YAML or nvidia-smi file.
 
     Raises:
         StrategyError: there is no such preset or file.
@@ -69,18 +75,18 @@ def planned_for(topology: str) -> Contender:
 
 def _tensorpack() -> Any:
     logging.getLogger("tensorpack").setLevel(logging.ERROR)
-    from tensorpack.graph_builder import utils  # importing it changes global state: only where it is measured
+    from tensorpack.graph_builder import utils  # here, because importing it changes global state
 
     return utils
 
 
 def tensorpack_hierarchical(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
-    """Mode "hierarchical" without its packer: one all-reduce for each variable."""
+    """Run mode "hierarchical" without its packer: one all-reduce for each variable."""
     return _tensorpack().allreduce_grads_hierarchical(grads, list(devices), average=average)
 
 
 def tensorpack_packed(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
-    """Mode "hierarchical" as the trainer runs it: everything concatenated and cut into K equal parts."""
+    """Run mode "hierarchical" as the trainer does: concatenate all gradients and cut them into K equal parts."""
     packer = _tensorpack().GradientPacker(len(devices))
     if not packer.compute_strategy(grads[0]):
         raise CannotRun("its packer skips mixed dtypes, unknown shapes and fewer than 1024 elements a split")
@@ -90,12 +96,12 @@ def tensorpack_packed(grads: Rows, devices: Sequence[str], average: bool) -> Row
 
 
 def tensorpack_gpu(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
-    """Mode "gpu": each gradient is added up on one tower's device, in turn, and read from there by all towers."""
+    """Run mode "gpu": add up the gradients on the towers' devices in turn, from where all towers read them."""
     return [_tensorpack().allreduce_grads_naive(grads, devices=list(devices), average=average)] * len(devices)
 
 
 def tensorpack_cpu(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
-    """Mode "cpu": everything is added up on the first CPU device and read from there by all towers."""
+    """Run mode "cpu": add up everything on the first CPU device, from where all towers read it."""
     return [_tensorpack().allreduce_grads_naive(grads, devices=["/cpu:0"], average=average)] * len(devices)
 
 
@@ -105,8 +111,8 @@ def tensorpack_cpu(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
 def _distribute(make_ops: Callable[[], Any]) -> Build:
     def build(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
         values = [per_replica(column) for column in zip(*grads)]
-        how = tf.distribute.ReduceOp.MEAN if average else tf.distribute.ReduceOp.SUM
-        reduced = make_ops().batch_reduce(how, [(value, value) for value in values])
+        operation = tf.distribute.ReduceOp.MEAN if average else tf.distribute.ReduceOp.SUM
+        reduced = make_ops().batch_reduce(operation, [(value, value) for value in values])
         return list(zip(*(value.values for value in reduced)))
 
     return build
@@ -120,9 +126,14 @@ def _hierarchical_copy(num_packs: int) -> Build:
 
 
 def ring(grads: Rows, devices: Sequence[str], average: bool, hosts: int = 1, first: int = 100) -> Rows:
-    """TensorFlow's ring collective, one instance for each variable; over the devices of all hosts, if of several.
+    """Run TensorFlow's ring collective, one instance for each variable.
 
-    Instances are numbered from ``first``: in a server a number is one shape for ever.
+    Args:
+        grads: the K×N gradients of this host.
+        devices: the K devices of this host.
+        average: compute the mean, not the sum.
+        hosts: the number of hosts; the ring goes over the devices of all of them.
+        first: the number of the first instance. A server ties an instance number to one shape for ever.
     """
     from tensorflow.python.ops import collective_ops  # it has no public name
 
@@ -160,10 +171,11 @@ PEERS: Dict[str, Build] = {
 
 
 def find_contender(name: str) -> Contender:
-    """The contender of a name: a peer's, ``ours``, or ``ours:STRATEGY``.
+    """Return the contender of a name: a peer, ``ours``, or ``ours:STRATEGY``.
 
     Raises:
-        BenchError: there is none of that name; the message has the nearest.
+        BenchError: an unknown name; the message suggests the nearest one.
+        StrategyError: an unknown strategy.
     """
     if name in PEERS:
         return Contender(name, PEERS[name])
@@ -176,12 +188,12 @@ def find_contender(name: str) -> Contender:
 
 
 def all_contenders() -> Tuple[Contender, ...]:
-    """Our default strategy, then every peer."""
+    """Return our default strategy, then every peer."""
     return (ours(), *(find_contender(name) for name in PEERS))
 
 
 def sweep_contenders() -> Tuple[Contender, ...]:
-    """Our default strategy, then others that differ from it in one choice each: what the defaults were chosen from."""
+    """Return our default strategy, then strategies that each differ from it in one choice (docs/defaults.md)."""
     choices: Dict[str, Tuple[Any, ...]] = {
         "algorithm": ("hierarchical", "tree"),
         "mains": ("rotate", 0),
@@ -190,11 +202,16 @@ def sweep_contenders() -> Tuple[Contender, ...]:
         "split_above": (1 << 20, 4 << 20, 16 << 20),
         "splits": (1, 8),
     }
-    pairs = [(field, value) for field, values in choices.items() for value in values]
-    return (ours(), *(ours(Strategy(**{field: value}), f"ours:{field}={_short(value)}") for field, value in pairs))
+    variants = [
+        ours(Strategy(**{field: value}), f"ours:{field}={_short(value)}")
+        for field, values in choices.items()
+        for value in values
+    ]
+    return (ours(), *variants)
 
 
 def _short(value: Any) -> str:
+    """Return a choice as text; bytes as ``4K`` or ``1M``."""
     for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
         if isinstance(value, int) and value and value % unit == 0:
             return f"{value // unit}{name}"

@@ -1,7 +1,7 @@
-"""The floor: the plain sum of the same bytes, by Eigen, on one device.
+"""The floor: Eigen's plain sum of the same bytes on one device, a lower bound for CPU devices.
 
-Every byte of K gradients is read once, in pieces that ``AddN`` adds up on all cores, and each piece of the sum is
-written once, to memory that is free again before it has left the cache: no copies, no page faults, next to no dispatch.
+``AddN`` adds up the K gradients in pieces on all cores. It reads every byte once and writes each piece of the sum once,
+to memory that is freed while it is still in the cache. There are no copies, no page faults and almost no dispatch.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import tensorflow as tf
 from .case import Case, consumed, session, variables
 from .models import GradientShape
 
-_PIECE = 1 << 18  # numbers, 1 MiB
-_AT_MOST = 1 << 30  # bytes of all gradients together
+_PIECE = 1 << 18  # float32 numbers: 1 MiB
+_AT_MOST = 1 << 30  # bytes of all towers' gradients
 
 
 class Floor:
-    """``step()`` adds up what is dense in ``case``, and joins the towers' rows of what is sparse; all as float32.
+    """A graph whose ``step()`` adds up the dense gradients of ``case`` and concatenates the sparse ones, in float32.
 
-    Beyond 1 GiB in all it takes 1 GiB, and the time is to be multiplied by ``scale``: it is proportional.
+    If all gradients together exceed 1 GiB, a step adds up 1 GiB. Multiply its time by ``scale``: it is proportional.
     """
 
     name = "floor"
@@ -52,6 +52,9 @@ def _sum(column: Sequence[Any], average: bool) -> Any:
 
 
 def _pieces(size: int) -> Sequence[GradientShape]:
-    """One vector for each MiB of ``size`` bytes, and a shorter one for the rest."""
+    """Return one vector for each MiB of ``size`` bytes, and a shorter one for the rest."""
     full, rest = divmod(size // 4, _PIECE)
-    return [GradientShape("piece", (length,), "float32") for length in [_PIECE] * full + [rest] * bool(rest)]
+    lengths = [_PIECE] * full
+    if rest:
+        lengths.append(rest)
+    return [GradientShape("piece", (length,), "float32") for length in lengths]

@@ -1,7 +1,7 @@
-"""MirroredStrategy with each ``cross_device_ops`` object: the same model, the step's time and the graph's size.
+"""MirroredStrategy with each ``cross_device_ops`` object: step time and graph size for the same model.
 
-The model is a table of shapes: a variable's gradient on replica k is (k + 1) times the variable, and a step subtracts
-the reduced gradient, scaled, from every replica's copy. Nothing but the all-reduce differs between contenders.
+The model is a table of shapes. A variable's gradient on replica k is (k + 1) times the variable. A step subtracts the
+scaled reduced gradient from every replica's copy. Contenders differ in the all-reduce only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from ..formatting import table
 from ..graph import IS_TF2, make_cpus
 from ..integrations.distribute import HierarchicalAllReduce
 from .case import Case
-from .measuring import Tick, interleaved, quartiles
+from .measuring import Tick, interleaved
+from .results import quartiles
 
-_RATE = 1e-3  # small, so that variables neither grow nor vanish over the rounds
+_RATE = 1e-3  # small, so that the variables keep their magnitude over the rounds
 OURS, BASELINE = "HierarchicalAllReduce", "no reduction"
 MIRRORED_CONTENDERS: Dict[str, Callable[[], Any]] = {
     OURS: HierarchicalAllReduce,
@@ -30,8 +31,8 @@ MIRRORED_CONTENDERS: Dict[str, Callable[[], Any]] = {
 }
 
 
-class Compared(NamedTuple):
-    """By contender: ops in the step's graph, whether its sums are right, and the seconds of each round's step."""
+class MirroredComparison(NamedTuple):
+    """By contender: the ops in the step's graph, whether its sums are right, and the seconds of each step."""
 
     devices: Tuple[str, ...]
     ops: Dict[str, int]
@@ -39,38 +40,38 @@ class Compared(NamedTuple):
     step_seconds: Dict[str, List[float]]
 
     def net_seconds(self, name: str) -> Any:
-        """A contender's steps without what the same step takes without reduction."""
+        """Return the seconds of a contender's steps minus the median step without reduction."""
         return np.array(self.step_seconds[name]) - np.median(self.step_seconds[BASELINE])
 
     def text(self) -> str:
-        """A line for each contender."""
+        """Return a table with a line for each contender."""
         rows = [["", "ms over no reduction", "quartiles", "times ours", "ops in the graph", ""]]
-        for name in self.ops:
-            if name == BASELINE:
-                continue
-            low, middle, high = quartiles(1e3 * self.net_seconds(name))
+        for name in MIRRORED_CONTENDERS:
+            low, median, high = quartiles(1e3 * self.net_seconds(name))
             ratio = np.median(self.net_seconds(name) / self.net_seconds(OURS))
-            cells = [f"{middle:.1f}", f"{low:.1f}–{high:.1f}", f"{ratio:.2f}", f"{self.ops[name]}"]
+            cells = [f"{median:.1f}", f"{low:.1f}–{high:.1f}", f"{ratio:.2f}", f"{self.ops[name]}"]
             rows.append([name, *cells, "" if self.is_right[name] else "WRONG"])
         idle = 1e3 * float(np.median(self.step_seconds[BASELINE]))
-        last = f"without reduction a step takes {idle:.1f} ms and its graph has {self.ops[BASELINE]} ops"
-        return "\n".join([table(rows, all_right=True), last])
+        baseline = f"without reduction a step takes {idle:.1f} ms and its graph has {self.ops[BASELINE]} ops"
+        return "\n".join([table(rows, all_right=True), baseline])
 
 
-def compare_mirrored(case: Case, rounds: int, tick: Tick = lambda words: None) -> Compared:
-    """Measure every contender, in turn.
+def compare_mirrored(case: Case, rounds: int, tick: Tick = lambda stage: None) -> MirroredComparison:
+    """Measure all contenders in turn.
 
     Args:
-        case: the variables' shapes, and the devices.
-        rounds: how many steps of each are timed.
-        tick: called with a few words at each stage.
+        case: the variables' shapes, the devices, and mean or sum.
+        rounds: the number of timed steps of each contender.
+        tick: called with a short text at each stage.
 
     Raises:
-        BenchError: no TensorFlow 2; it has started already, with fewer devices; or a gradient is sparse or not float32.
+        BenchError: this is TensorFlow 1; TensorFlow has already started with fewer devices; or a gradient is sparse
+            or not float32.
     """
-    odd = [shape.name for shape in case.shapes if shape.sparse or shape.dtype != "float32"]
-    if odd:
-        raise BenchError(f"only dense float32 gradients are measured under MirroredStrategy, not {', '.join(odd)}")
+    unsupported = [shape.name for shape in case.shapes if shape.sparse or shape.dtype != "float32"]
+    if unsupported:
+        names = ", ".join(unsupported)
+        raise BenchError(f"only dense float32 gradients are measured under MirroredStrategy, not {names}")
     _make_cpus(case.devices)
     ops: Dict[str, int] = {}
     is_right: Dict[str, bool] = {}
@@ -79,12 +80,12 @@ def compare_mirrored(case: Case, rounds: int, tick: Tick = lambda words: None) -
         tick(name)
         steps[name], ops[name], variable = _built(case, make(), reduces=name != BASELINE)
         is_right[name] = _is_right(steps[name], variable, len(case.devices))
-    return Compared(case.devices, ops, is_right, interleaved(steps, rounds, tick))
+    return MirroredComparison(case.devices, ops, is_right, interleaved(steps, rounds, tick))
 
 
 def _make_cpus(devices: Tuple[str, ...]) -> None:
     if not IS_TF2:
-        raise BenchError(f"MirroredStrategy is measured on TensorFlow 2, and this is {tf.__version__}")
+        raise BenchError(f"MirroredStrategy is measured on TensorFlow 2 only; this is {tf.__version__}")
     if all("gpu" in device for device in devices):
         return
     try:
@@ -92,16 +93,16 @@ def _make_cpus(devices: Tuple[str, ...]) -> None:
     except RuntimeError:
         if len(tf.config.list_logical_devices("CPU")) < len(devices):
             raise BenchError(
-                f"{len(devices)} CPU devices must be made before TensorFlow starts; run this in a process of its own"
+                f"{len(devices)} CPU devices must be created before TensorFlow starts; run this in a new process"
             ) from None
 
 
 def _built(case: Case, cross_device_ops: Any, reduces: bool) -> Tuple[Callable[[], Any], int, Any]:
-    """One step, the number of ops in its graph, and the last variable."""
+    """Return a step, the number of ops in its graph, and the last variable."""
     strategy = tf.distribute.MirroredStrategy(case.devices, cross_device_ops=cross_device_ops)
     with strategy.scope():
         variables = [tf.Variable(tf.fill(shape.shape, 0.01)) for shape in case.shapes]
-    how = tf.distribute.ReduceOp.MEAN if case.average else tf.distribute.ReduceOp.SUM
+    operation = tf.distribute.ReduceOp.MEAN if case.average else tf.distribute.ReduceOp.SUM
     scale = _RATE * (len(case.devices) if case.average else 1)
 
     def update(strategy: Any, *values: Any) -> None:
@@ -112,14 +113,14 @@ def _built(case: Case, cross_device_ops: Any, reduces: bool) -> Tuple[Callable[[
         context = tf.distribute.get_replica_context()
         number = tf.cast(context.replica_id_in_sync_group + 1, tf.float32)
         grads = [number * variable for variable in variables]
-        context.merge_call(update, context.all_reduce(how, grads) if reduces else grads)
+        context.merge_call(update, context.all_reduce(operation, grads) if reduces else grads)
 
     step = tf.function(lambda: strategy.run(replica), autograph=False)
     return step, len(step.get_concrete_function().graph.get_operations()), variables[-1]
 
 
 def _is_right(step: Callable[[], Any], variable: Any, count: int) -> bool:
-    """Whether one step changes a variable by the sum of what the replicas gave: 1, 2, … K times its value."""
+    """Return whether one step changes a variable by the sum of the replicas' gradients: 1, 2, … K times its value."""
     before = np.mean(variable.numpy().astype(np.float64))
     step()
     change = 1 - np.mean(variable.numpy().astype(np.float64)) / before

@@ -1,14 +1,14 @@
-"""Tables of gradient shapes: what a model's gradients look like, without the model.
+"""Tables of gradient shapes, which stand for a model in the bench.
 
-A table is a TSV with a header, one line for each variable in the order of its layers::
+A table is a TSV file with a header and one line for each variable, in the order of the layers::
 
     name                    shape         dtype     sparse
     embedding               30522,768     float32   yes
     dense/kernel            768,768       float32
     scale                                 float32
 
-An empty shape is a scalar. The column ``sparse`` may be left out; ``yes`` marks an embedding whose gradient
-has only the rows that a batch has touched (``tf.IndexedSlices``). Lines that begin with ``#`` are comments.
+An empty shape is a scalar. The column ``sparse`` is optional; ``yes`` marks an embedding whose gradient contains
+only the rows that a batch touched (``tf.IndexedSlices``). Lines that begin with ``#`` are comments.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _COLUMNS = ("name", "shape", "dtype")
 
 @dataclass(frozen=True)
 class GradientShape:
-    """One gradient of a model: its variable's name, shape and dtype, and whether only some rows of it are there."""
+    """One gradient of a model: its variable's name, shape and dtype, and whether it is sparse."""
 
     name: str
     shape: Tuple[int, ...]
@@ -35,7 +35,7 @@ class GradientShape:
 
     @property
     def elements(self) -> int:
-        """How many numbers the dense gradient has."""
+        """The number of elements of the dense gradient."""
         count = 1
         for size in self.shape:
             count *= size
@@ -48,10 +48,10 @@ class GradientShape:
 
 
 def load_model(name_or_path: str) -> Tuple[GradientShape, ...]:
-    """The table of a shipped model (``configs/models``), or of a file.
+    """Read the table of a shipped model (``configs/models``) or of a file.
 
     Raises:
-        BenchError: no such model or file (with the nearest name), or a line that cannot be read (with its number).
+        BenchError: no such model or file (suggests the nearest name), or an invalid line (with its number).
     """
     path = presets.find("models", name_or_path, BenchError)
     try:
@@ -64,12 +64,12 @@ def load_model(name_or_path: str) -> Tuple[GradientShape, ...]:
     header = numbered[0][1].split("\t")
     if tuple(header[:3]) != _COLUMNS or header[3:] not in ([], ["sparse"]):
         raise BenchError(
-            f"{path}, line {numbered[0][0]}: the header is {header}; expected name, shape, dtype and perhaps sparse,"
+            f"{path}, line {numbered[0][0]}: the header is {header}; expected name, shape, dtype and optionally sparse,"
             " separated by tabs"
         )
     shapes = tuple(_read_line(path, number, dict(zip(header, line.split("\t")))) for number, line in numbered[1:])
     if not shapes:
-        raise BenchError(f"{path}: a header and no variables")
+        raise BenchError(f"{path}: a header, but no variables")
     return shapes
 
 
@@ -77,7 +77,7 @@ def _read_line(path: Path, number: int, cells: Dict[str, str]) -> GradientShape:
     place = f"{path}, line {number}"
     missing = [column for column in _COLUMNS if column not in cells]
     if missing or not cells["name"]:
-        raise BenchError(f"{place}: no {', '.join(missing) or 'name'}; expected name, shape, dtype between tabs")
+        raise BenchError(f"{place}: no {', '.join(missing) or 'name'}; expected name, shape, dtype, separated by tabs")
     dtype = cells["dtype"].strip()
     if dtype not in DTYPE_BYTES:
         raise BenchError(f"{place}: dtype {dtype!r}{presets.nearest(dtype, sorted(DTYPE_BYTES))}")
@@ -91,9 +91,12 @@ def _read_line(path: Path, number: int, cells: Dict[str, str]) -> GradientShape:
 
 
 def _read_shape(place: str, text: str) -> Tuple[int, ...]:
+    """Read ``3, 3, 64``; an empty text or the word ``scalar`` is a scalar's."""
+    if text.strip() in ("", "scalar"):
+        return ()
     sizes: List[int] = []
-    for part in text.replace("scalar", "").split(",") if text.strip() not in ("", "scalar") else ():
+    for part in text.split(","):
         if not part.strip().isdigit():
-            raise BenchError(f"{place}: shape {text!r}; expected whole numbers between commas, such as 3,3,64,64")
+            raise BenchError(f"{place}: shape {text!r}; expected whole numbers separated by commas, such as 3,3,64,64")
         sizes.append(int(part))
     return tuple(sizes)

@@ -1,8 +1,8 @@
-"""Step times on several hosts, which are processes of this machine: ours, beside TensorFlow's own ways.
+"""Step times on several hosts, which are processes on this machine: ours, compared with TensorFlow's own.
 
-An all-reduce is held against one flat collective over all devices, and a training step against
-MultiWorkerMirroredStrategy's. All contenders take one step each in turn, in the same order on every host, so that a
-busy machine disturbs all alike.
+An all-reduce is compared with one flat collective over all devices, and a training step with
+MultiWorkerMirroredStrategy's. All contenders take one step each in turn, in the same order on every host, so that
+other load on the machine affects all of them alike.
 """
 
 from __future__ import annotations
@@ -16,70 +16,77 @@ import tensorflow as tf
 from ..cluster import Cluster, free_addresses, launch
 from ..formatting import table
 from ..graph import allreduce_grads
-from . import multi_host_training as workers
-from .case import Case, Rows, consumed, variables
+from . import multi_host_training as training
+from .case import Case, Rows, consumed, devices_here, variables
 from .contenders import ours, ring
-from .measuring import devices_here, interleaved, quartiles
+from .measuring import interleaved
 from .models import GradientShape
+from .results import quartiles
 
-_MARK = "measured "
+COMMAND = (sys.executable, "-m", "hier_allreduce.cli")
+_MARK = "measured "  # begins a host's line that is a measurement, as JSON
 _COLUMNS = ("inside", "ours", "flat")
 
 
 def cases(devices: Sequence[str]) -> Dict[str, Case]:
-    """Few large gradients and many small ones."""
-    kinds = {"4 × 6.4 MB": (4, 1_600_000), "160 × 16 kB": (160, 4_000)}  # how many, and elements of each
+    """Return a few large gradients and many small ones."""
+    counts_and_elements = {"4 × 6.4 MB": (4, 1_600_000), "160 × 16 kB": (160, 4_000)}
     return {
-        name: Case(tuple(GradientShape(f"v{n}", (size,), "float32") for n in range(number)), tuple(devices))
-        for name, (number, size) in kinds.items()
+        name: Case(tuple(GradientShape(f"v{n}", (elements,), "float32") for n in range(count)), tuple(devices))
+        for name, (count, elements) in counts_and_elements.items()
     }
 
 
-def measure_hosts(hosts: int, devices: int, rounds: int, write: Callable[[str], Any]) -> Tuple[int, str]:
-    """Start the hosts; their exit status as :func:`.launcher.launch` gives it, and what host 0 found, as text.
+def measure_hosts(
+    hosts: int, devices: int, rounds: int, write: Callable[[str], Any], command: Sequence[str] = COMMAND
+) -> Tuple[int, str]:
+    """Start the hosts and wait for them.
 
     Args:
-        hosts: how many.
-        devices: of each host.
-        rounds: how many steps of each contender are timed.
-        write: takes each line of the hosts that is no measurement.
+        hosts: the number of hosts.
+        devices: the number of devices of each host.
+        rounds: the number of timed steps of each contender.
+        write: called with each line of the hosts' output that is not a measurement.
+        command: the program that each host runs with ``bench --hosts …``.
+
+    Returns:
+        The exit status, as :func:`.launcher.launch` returns it, and host 0's measurements as text.
     """
-    found: List[Dict[str, Any]] = []
+    measurements: List[Dict[str, Any]] = []
 
     def take(line: str) -> None:
-        words = line.split("] ", 1)[-1]
-        if words.startswith(_MARK):
-            measured = json.loads(words[len(_MARK) :])
-            found.extend([measured] if measured["task"] == 0 else [])
-        else:
+        text = line.split("] ", 1)[-1]
+        if not text.startswith(_MARK):
             write(line)
+            return
+        measurement = json.loads(text[len(_MARK) :])
+        if measurement["task"] == 0:
+            measurements.append(measurement)
 
-    addresses = free_addresses(2 * hosts)  # drawn at once, so that all differ
-    command = [sys.executable, "-m", "hier_allreduce.cli", "bench", "--hosts", f"{hosts}"]
-    command += ["--devices", f"{devices}", "--rounds", f"{rounds}", "--peers", *addresses[hosts:]]
-    status = launch(hosts, command, take, addresses[:hosts])
+    addresses = free_addresses(2 * hosts)  # in one call, so that all differ
+    arguments = ["bench", "--hosts", f"{hosts}", "--devices", f"{devices}", "--rounds", f"{rounds}"]
+    status = launch(hosts, [*command, *arguments, "--peers", *addresses[hosts:]], take, addresses[:hosts])
     if status:
         return status, ""
-    training, *reducing = found
-    return 0, f"{reducing_table(reducing, hosts, devices)}\n\n{training_table(training)}"
+    trained, *reduced = measurements
+    return 0, f"{reducing_table(reduced, hosts, devices)}\n\n{training_table(trained)}"
 
 
 def run_host(devices: int, rounds: int, peers: Sequence[str], say: Callable[[str], Any]) -> None:
     """Measure as one of the hosts.
 
     Args:
-        devices: of each host.
-        rounds: how many steps of each contender are timed.
+        devices: the number of devices of each host.
+        rounds: the number of timed steps of each contender.
         peers: addresses for the servers of TensorFlow's strategy, one for each host.
-        say: takes a line for each measurement, which :func:`measure` reads.
+        say: called with a line for each measurement, which :func:`measure_hosts` reads.
     """
 
-    def tell(**found: Any) -> None:
-        say(_MARK + json.dumps({"task": cluster.task, **found}))
+    def tell(**measurement: Any) -> None:
+        say(_MARK + json.dumps({"task": cluster.task, **measurement}))
 
     cluster = Cluster.from_environment(devices)
-    found = workers.train(cluster, devices_here(devices), peers, rounds)
-    tell(case="training", **found)
+    tell(case="training", **training.train(cluster, devices_here(devices), peers, rounds))
     for number, (name, case) in enumerate(cases(devices_here(devices)).items()):
         with tf.Graph().as_default():
             grads, fill = variables(case)
@@ -92,33 +99,39 @@ def run_host(devices: int, rounds: int, peers: Sequence[str], say: Callable[[str
             with cluster.session() as session:
                 session.run(fill)
                 callables = {column: session.make_callable(op) for column, op in steps.items()}
-                seconds = interleaved(callables, rounds, lambda words: None)
+                seconds = interleaved(callables, rounds, lambda stage: None)
         tell(case=name, seconds=seconds)
 
 
-def reducing_table(found: Sequence[Dict[str, Any]], hosts: int, devices: int) -> str:
-    """Medians and quartiles in milliseconds, and the ratio to the flat collective: the median over the rounds."""
+def reducing_table(measurements: Sequence[Dict[str, Any]], hosts: int, devices: int) -> str:
+    """Return a line for each case: milliseconds, and the median over the rounds of ours divided by the flat one's."""
     rows = [["", "inside one host", "all hosts", "flat collective", "ours / flat"]]
-    for case in found:
-        seconds: Dict[str, List[float]] = case["seconds"]
-        ratio = quartiles([a / b for a, b in zip(seconds["ours"], seconds["flat"])])[1]
-        rows.append([case["case"], *(_cell(seconds[column]) for column in _COLUMNS), f"{ratio:.2f}"])
+    for measurement in measurements:
+        seconds: Dict[str, List[float]] = measurement["seconds"]
+        cells = [_milliseconds(seconds[column]) for column in _COLUMNS]
+        rows.append([measurement["case"], *cells, _ratio(seconds["ours"], seconds["flat"])])
     return f"{hosts} hosts × {devices} devices, ms a step: median (quartiles)\n{table(rows, all_right=True)}"
 
 
-def training_table(found: Dict[str, Any]) -> str:
-    """A line for each contender, and how far their weights are from ours at the end."""
-    words = f"a training step, {workers.WEIGHTS / 1e6:.1f} million weights, {workers.BATCH} examples"
-    rows = [[f"{words}, ms: median (quartiles)", "towers a host", "ms", "ours / it"]]
-    ours = found["seconds"][workers.OURS]
-    for name, seconds in found["seconds"].items():
-        ratio = quartiles([a / b for a, b in zip(ours, seconds)])[1]
-        rows.append([name, str(found["towers"][name]), _cell(seconds), f"{ratio:.2f}"])
+def training_table(measurement: Dict[str, Any]) -> str:
+    """Return a line for each contender, and the largest difference of a final weight from ours."""
+    model = f"a training step, {training.WEIGHTS / 1e6:.1f} million weights, {training.BATCH} examples"
+    rows = [[f"{model}, ms: median (quartiles)", "towers a host", "ms", "ours / it"]]
+    ours_seconds = measurement["seconds"][training.OURS]
+    for name, seconds in measurement["seconds"].items():
+        towers = str(measurement["towers"][name])
+        rows.append([name, towers, _milliseconds(seconds), _ratio(ours_seconds, seconds)])
     lines = [table(rows, all_right=True)]
-    lines += [f"{name}: cannot run: {error}" for name, error in found["errors"].items()]
-    return "\n".join([*lines, f"largest difference of a weight to ours at the end: {found['difference']:.0e}"])
+    lines += [f"{name}: cannot run: {error}" for name, error in measurement["errors"].items()]
+    lines.append(f"largest difference of a final weight from ours: {measurement['difference']:.0e}")
+    return "\n".join(lines)
 
 
-def _cell(seconds: Sequence[float]) -> str:
+def _milliseconds(seconds: Sequence[float]) -> str:
     low, median, high = (1e3 * value for value in quartiles(seconds))
     return f"{median:.1f} ({low:.1f}–{high:.1f})"
+
+
+def _ratio(seconds: Sequence[float], others: Sequence[float]) -> str:
+    """Return the median of the ratio within each round."""
+    return f"{quartiles([a / b for a, b in zip(seconds, others)])[1]:.2f}"

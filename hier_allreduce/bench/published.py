@@ -1,7 +1,7 @@
-"""Predicted beside published: what the cost model says about times that others have measured.
+"""Published times and speeds, compared with what the cost model predicts.
 
-Each anchor names its source. The numbers from which a default speed was taken say so: they cannot be wrong by much
-and prove nothing. The rest was not fitted.
+Each anchor names its source. Anchors from which a default speed was taken are marked ``fitted``: their error is small
+by construction. The others were not fitted.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Anchor:
     """One published number, in ``unit`` (``"ms"``, ``"µs"`` or ``"GB/s"``), and the function that predicts it."""
 
     machine: str
-    what: str
+    operation: str
     source: str
     published: float
     unit: str
@@ -31,19 +31,19 @@ class Anchor:
 
 
 def anchors() -> List[Anchor]:
-    """All anchors, TensorFlow's rule first, then single copies, then ideal links."""
+    """Return all anchors: TensorFlow's all-reduce, single copies, several paths, then NCCL."""
     return [*_tensorflow(), *_copies(), *_many_paths(), *_nccl()]
 
 
 def published_markdown() -> str:
-    """The table of ``docs/calibration.md``."""
+    """Return the table of ``docs/calibration.md``."""
     rows = ["| machine | what | published | predicted | error | source |", "|---|---|---|---|---|---|"]
     for anchor in anchors():
         predicted = anchor.predict()
         note = " (speed taken from here)" if anchor.fitted else ""
         rows.append(
-            f"| {anchor.machine} | {anchor.what} | {anchor.published:g} {anchor.unit} | {predicted:.3g} {anchor.unit} "
-            f"| {predicted / anchor.published - 1:+.0%} | {anchor.source}{note} |"
+            f"| {anchor.machine} | {anchor.operation} | {anchor.published:g} {anchor.unit}"
+            f" | {predicted:.3g} {anchor.unit} | {predicted / anchor.published - 1:+.0%} | {anchor.source}{note} |"
         )
     return "\n".join(rows)
 
@@ -135,7 +135,7 @@ def _many_paths() -> List[Anchor]:
 
 
 def _paths(paths: Sequence[Tuple[int, ...]], both_ways: bool) -> float:
-    """Bytes in 64 chunks a path, each path's share by its slowest link, under ideal links."""
+    """Return GB/s of 1 GiB in 64 chunks a path under ideal links. A path's share is by its slowest link."""
     topology = load("dgx-1v")
     slowest = [min(topology.link(*hop).bandwidth for hop in zip(path, path[1:])) for path in paths]
     steps: List[Step] = []
@@ -149,7 +149,7 @@ def _paths(paths: Sequence[Tuple[int, ...]], both_ways: bool) -> float:
 
 
 def _there(path: Tuple[int, ...], chunk: int, both_ways: bool) -> List[Step]:
-    """A copy along a path; for an all-reduce of its two ends, the sum at the far end and the copy back."""
+    """Return a copy along a path; to all-reduce its two ends, the sum at the far end and the copy back."""
     hops = list(zip(path, path[1:]))
     if not both_ways:
         return [Copy(chunk, src, dst) for src, dst in hops]
@@ -179,7 +179,7 @@ def _nccl() -> List[Anchor]:
 
 
 def _bus(machine: str, devices: int) -> float:
-    """The best packing of trees on the NVLinks alone under ideal links, as NCCL states it: times 2(K-1)/K."""
+    """Return the bus bandwidth of the best tree packing on ideal NVLinks alone; NCCL multiplies by 2(K-1)/K."""
     whole = from_yaml(load(machine).to_yaml(), calibration={"links": {"SYS": 1e7}})
     part: Topology = subset(whole, range(devices))
     return pack(part, ideal_links=True).rate / GB * 2 * (devices - 1) / devices

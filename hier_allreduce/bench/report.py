@@ -1,85 +1,101 @@
-"""What the bench found, as text, Markdown and a picture."""
+"""A report as text, as Markdown and as a picture."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import List, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 from ..errors import BenchError
 from ..figures import pyplot, save_picture
 from ..formatting import table
 from .contenders import is_ours
 from .floor import Floor
-from .measuring import Measured, Report, cores, quartiles
+from .results import Measured, Report, cores, quartiles
 
 _HEAD = (
     ("", "step", "quartiles", "times", "nodes", "nodes", "build", "first", "peak", "copies", "MiB", "largest"),
     ("", "ms", "", "ours", "built", "run", "s", "run s", "memory", "", "", "error"),
 )
 _COLORS = {Floor.name: "#999999", "wrong": "#c44e52", "ours": "#2a7f62", "peer": "#4c72b0"}
+_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 def title(name: str, report: Report) -> str:
-    """``resnet50, sum over 8 devices``; of a path only the file's name."""
-    return f"{Path(name).stem}, {'mean' if report.case.average else 'sum'} over {len(report.case.devices)} devices"
+    """Return ``resnet50, sum over 8 devices``; of a path only the file's name."""
+    return f"{_case_name(name, report)} over {len(report.case.devices)} devices"
+
+
+def _case_name(name: str, report: Report) -> str:
+    return f"{Path(name).stem}, {'mean' if report.case.average else 'sum'}"
 
 
 def report_text(name: str, report: Report) -> str:
-    """A table of at most 100 columns, and a line for each contender that failed."""
+    """Return a table of at most 100 columns, and a line for each contender that failed."""
+    rows = [*_HEAD, *(contender_row(report, measured) for measured in report.contenders if measured.step_seconds)]
+    lines = [title(name, report), *case_lines(report), "", table(rows, all_right=True)]
     failed = failures(report)
-    rows = [*_HEAD, *(row(report, measured) for measured in report.contenders if measured.step_seconds)]
-    parts = [title(name, report), *about(report), "", table(rows, all_right=True), *[""] * bool(failed), *failed]
-    return "\n".join(parts)
+    if failed:
+        lines += ["", *failed]
+    return "\n".join(lines)
 
 
 def report_markdown(name: str, report: Report) -> str:
-    """The same as a section of a Markdown page."""
-    head = [" ".join(words).strip() for words in zip(*_HEAD)]
-    rows = [head, [":--", *["--:"] * (len(head) - 1)]]
-    rows += [row(report, measured) for measured in report.contenders if measured.step_seconds]
-    lines = [f"## {title(name, report)}", "", *about(report), ""]
-    lines += [f"| {' | '.join(cells + [''] * (len(head) - len(cells)))} |" for cells in rows]
+    """Return a report as a section of a Markdown page."""
+    head = [" ".join(lines).strip() for lines in zip(*_HEAD)]
+    rows = [contender_row(report, measured) for measured in report.contenders if measured.step_seconds]
+    padded = [row + [""] * (len(head) - len(row)) for row in rows]
+    lines = [f"## {title(name, report)}", "", *case_lines(report), "", *_markdown_table(head, padded)]
     failed = failures(report)
-    return "\n".join([*lines, *[""] * bool(failed), *(f"- {line}" for line in failed), ""])
+    if failed:
+        lines += ["", *(f"- {line}" for line in failed)]
+    return "\n".join([*lines, ""])
 
 
 def report_summary(cases: Sequence[Tuple[str, Report]]) -> str:
-    """A Markdown table of ratios: a contender's seconds over ours in each row, a case in each column.
+    """Return a Markdown table of the ratios to ours: a row for each contender, a column for each case.
 
-    Where one did not run there is a dash.
+    A dash marks a contender that did not run.
 
     Args:
-        cases: names of models with what was measured on them.
+        cases: a report for each model's name.
     """
-    heads = [f"{Path(name).stem}, {'mean' if report.case.average else 'sum'}" for name, report in cases]
-    rows = [["times ours", *heads], [":--", *["--:"] * len(cases)]]
-    for contender in dict.fromkeys(found.name for _, report in cases for found in report.contenders):
-        by_case = [next((m for m in report.contenders if m.name == contender), None) for _, report in cases]
-        ratios = [found and report.ratio(found) for (_, report), found in zip(cases, by_case)]
-        rows.append([contender, *(f"{ratio:.2f}" if ratio else "–" for ratio in ratios)])
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
+    head = ["times ours", *(_case_name(name, report) for name, report in cases)]
+    names = dict.fromkeys(measured.name for _, report in cases for measured in report.contenders)
+    rows = [[name, *(_ratio_text(name, report) for _, report in cases)] for name in names]
+    return "\n".join(_markdown_table(head, rows))
 
 
-def about(report: Report) -> List[str]:
-    """What was reduced, and in which units the table speaks."""
+def _ratio_text(contender: str, report: Report) -> str:
+    measured = next((m for m in report.contenders if m.name == contender), None)
+    ratio = report.ratio(measured) if measured else None
+    return f"{ratio:.2f}" if ratio else "–"
+
+
+def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> List[str]:
+    """Return the lines of a Markdown table whose first column is aligned left, the others right."""
+    alignment = [":--"] + ["--:"] * (len(head) - 1)
+    return [f"| {' | '.join(cells)} |" for cells in (head, alignment, *rows)]
+
+
+def case_lines(report: Report) -> List[str]:
+    """Return what was reduced, and the units of the table."""
     case = report.case
-    towers = len(case.devices)
     return [
         f"{len(case.shapes)} gradients, {case.tower_bytes / 2**20:.1f} MiB on each of {case.devices[0]} to"
         f" {case.devices[-1]}, {cores()} cores, {len(report.baseline.step_seconds)} rounds.",
-        f"Steps are over the baseline's, which takes {quartiles(report.baseline.step_seconds)[1] * 1e3:.1f} ms;",
-        f"peak memory is in units of all towers' gradients, {towers * case.tower_bytes / 2**20:.0f} MiB.",
+        f"Step times exclude the baseline's {quartiles(report.baseline.step_seconds)[1] * 1e3:.1f} ms;",
+        f"peak memory is in units of all towers' gradients, {report.gradient_bytes / 2**20:.0f} MiB.",
     ]
 
 
 def failures(report: Report) -> List[str]:
-    """A line for each contender that could not run or was wrong, with its error."""
+    """Return a line for each contender that could not run or was wrong, with its error."""
     failed = [measured for measured in report.contenders if measured.status != "ok"]
     return [f"{measured.name} {measured.status}: {' '.join(measured.error.split())}"[:300] for measured in failed]
 
 
-def row(report: Report, measured: Measured) -> List[str]:
-    """One contender's cells; the floor has no graph and fewer of them."""
+def contender_row(report: Report, measured: Measured) -> List[str]:
+    """Return one contender's cells. The floor has no graph, and so only the first four."""
     low, median, high = (_ms(seconds) for seconds in quartiles(report.net_seconds(measured)))
     ratio = report.ratio(measured)
     cells = [measured.name, median, f"{low}–{high}", f"{ratio:.2f}" if ratio else ""]
@@ -91,7 +107,7 @@ def row(report: Report, measured: Measured) -> List[str]:
         f"{measured.nodes_executed}",
         f"{measured.build_seconds:.2f}",
         f"{measured.first_run_seconds:.2f}",
-        f"{measured.peak_bytes / max(1, len(report.case.devices) * report.case.tower_bytes):.2f}",
+        f"{report.peak_ratio(measured):.2f}",
         f"{measured.copied_tensors}",
         f"{measured.copied_bytes / 2**20:.0f}",
         f"{measured.max_error:.0e}" if measured.status == "ok" else "WRONG",
@@ -103,46 +119,60 @@ def _ms(seconds: float) -> str:
 
 
 def draw_report(name: str, report: Report, path: str) -> None:
-    """A bar from ours to each contender: how many times ours it takes, on a logarithmic axis.
+    """Draw a bar from ours to each contender: the ratio of their step times, on a logarithmic axis.
 
     Raises:
         BenchError: there are no ratios to draw.
         HierAllreduceError: matplotlib is missing, or the file cannot be written.
     """
-    timed = [(measured, ratio) for measured in report.contenders for ratio in [report.ratio(measured)] if ratio]
+    ratios = [report.ratio(measured) for measured in report.contenders]
+    timed = [(measured, ratio) for measured, ratio in zip(report.contenders, ratios) if ratio]
     if not timed:
-        raise BenchError(f"{path}: nothing to draw, since ours was not measured, or took no longer than the baseline")
+        raise BenchError(f"{path}: nothing to draw: ours was not measured, or took no longer than the baseline")
     figure, axes = pyplot().subplots(figsize=(8, 1.2 + 0.34 * len(timed)), constrained_layout=True)
     for place, (measured, ratio) in enumerate(timed):
-        slower = ratio >= 1
-        axes.barh(place, ratio - 1, left=1, color=_COLORS[_kind(measured)])
-        axes.annotate(
-            f"{ratio:.2f}",
-            (ratio, place),
-            xytext=(4 if slower else -4, 0),
-            textcoords="offset points",
-            va="center",
-            ha="left" if slower else "right",
-        )
-    axes.set_xscale("log")
+        _draw_bar(axes, place, ratio, _COLORS[_kind(measured)])
     axes.set_yticks(range(len(timed)))
-    axes.set_yticklabels([measured.name + " (wrong)" * (measured.status == "wrong") for measured, _ in timed])
+    axes.set_yticklabels([f"{m.name} (wrong)" if m.status == "wrong" else m.name for m, _ in timed])
     axes.invert_yaxis()
-    ratios = [ratio for _, ratio in timed]
-    axes.set_xlim(min(ratios) / 1.5, max(ratios) * 1.5)
-    ticks = [tick for tick in (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100) if min(ratios) / 1.5 < tick < max(ratios) * 1.5]
-    axes.set_xticks(ticks)
-    axes.set_xticklabels([f"{tick:g}×" for tick in ticks])
-    axes.minorticks_off()
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("step time over a graph without reduction, times ours")
+    _scale_ratios(axes, [ratio for _, ratio in timed])
     axes.set_title(title(name, report))
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     save_picture(figure, path)
 
 
+def _draw_bar(axes: Any, place: int, ratio: float, color: str) -> None:
+    """Draw a bar from 1 to ``ratio``, with the ratio as text at its end."""
+    slower = ratio >= 1
+    axes.barh(place, ratio - 1, left=1, color=color)
+    axes.annotate(
+        f"{ratio:.2f}",
+        (ratio, place),
+        xytext=(4 if slower else -4, 0),
+        textcoords="offset points",
+        va="center",
+        ha="left" if slower else "right",
+    )
+
+
+def _scale_ratios(axes: Any, ratios: Sequence[float]) -> None:
+    """Set up the logarithmic axis of ratios, with a line at 1."""
+    low, high = min(ratios) / 1.5, max(ratios) * 1.5
+    ticks = [tick for tick in _TICKS if low < tick < high]
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    axes.set_xticks(ticks)
+    axes.set_xticklabels([f"{tick:g}×" for tick in ticks])
+    axes.minorticks_off()
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.set_xlabel("step time over a graph without reduction, times ours")
+
+
 def _kind(measured: Measured) -> str:
-    if measured.name == Floor.name or measured.status == "wrong":
-        return Floor.name if measured.name == Floor.name else "wrong"
+    """Return the key of a contender's colour."""
+    if measured.name == Floor.name:
+        return Floor.name
+    if measured.status == "wrong":
+        return "wrong"
     return "ours" if is_ours(measured.name) else "peer"

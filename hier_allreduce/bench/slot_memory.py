@@ -1,7 +1,7 @@
-"""The two updates side by side: where the optimizer's slots are, and what a step takes.
+"""A comparison of the two updates: the optimizer's slots on each device, and the step time.
 
-Every tower has its own copy of the model's variables; a variable's gradient is its own value, so that a step is
-nothing but the all-reduce, the update and the copies.
+Every tower has its own copy of the model's variables. A variable's gradient is its own value, so that a step consists
+of the all-reduce, the update and the copies only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ..graph import tf1
 from ..presets import nearest
 from ..training import UPDATES, TowerOptimizer
 from .case import Case, session
-from .measuring import Tick, interleaved, quartiles
+from .measuring import Tick, interleaved
+from .results import quartiles
 
 OPTIMIZERS = {
     "sgd": lambda: tf1.train.GradientDescentOptimizer(1e-3),
@@ -28,34 +29,34 @@ OPTIMIZERS = {
 }
 
 
-class Compared(NamedTuple):
-    """By update: the bytes of slots on each of the K devices, and the seconds of each round's step."""
+class UpdateComparison(NamedTuple):
+    """By update: the bytes of slots on each of the K devices, and the seconds of each step."""
 
     devices: Tuple[str, ...]
     slot_bytes: Dict[str, List[int]]
     step_seconds: Dict[str, List[float]]
 
     def text(self) -> str:
-        """A table of K devices, a line of totals, and the times."""
+        """Return a table of the K devices, the totals and the step times."""
         rows = [["slot bytes on", *UPDATES]]
         for k, device in enumerate(self.devices):
             rows.append([device, *(f"{self.slot_bytes[update][k] / 1e6:.1f} MB" for update in UPDATES)])
         rows.append(["all", *(f"{sum(self.slot_bytes[update]) / 1e6:.1f} MB" for update in UPDATES)])
         replicated, main = (np.array(self.step_seconds[update]) for update in UPDATES)
-        low, middle, high = quartiles(main / replicated)
+        low, median, high = quartiles(main / replicated)
         rows.append(["median step", *(f"{np.median(seconds) * 1e3:.1f} ms" for seconds in (replicated, main))])
-        ratio = f"a step with update='main' takes {middle:.2f} times one with 'replicated' ({low:.2f} to {high:.2f})"
+        ratio = f"a step with update='main' takes {median:.2f} times one with 'replicated' ({low:.2f} to {high:.2f})"
         return "\n".join([table(rows, all_right=True), ratio])
 
 
-def compare_updates(case: Case, optimizer: str, rounds: int, tick: Tick = lambda words: None) -> Compared:
+def compare_updates(case: Case, optimizer: str, rounds: int, tick: Tick = lambda stage: None) -> UpdateComparison:
     """Measure both updates with one optimizer.
 
     Args:
         case: the variables' shapes, the devices, and mean or sum.
         optimizer: a name in :data:`OPTIMIZERS`.
-        rounds: how many steps of each are timed, in turn.
-        tick: called with a few words at each stage.
+        rounds: the number of timed steps of each update.
+        tick: called with a short text at each stage.
 
     Raises:
         BenchError: an unknown optimizer.
@@ -68,11 +69,11 @@ def compare_updates(case: Case, optimizer: str, rounds: int, tick: Tick = lambda
         for update in UPDATES:
             tick(f"building {update}")
             slots[update], steps[update] = _built(case, optimizer, update, until_done)
-        return Compared(case.devices, slots, interleaved(steps, rounds, tick))
+        return UpdateComparison(case.devices, slots, interleaved(steps, rounds, tick))
 
 
 def _built(case: Case, name: str, update: str, until_done: contextlib.ExitStack) -> Tuple[List[int], Any]:
-    """The bytes of slots on each device, as executed, and a callable that makes a step ``until_done``."""
+    """Return the bytes of slots on each device, as executed, and a function that runs a step ``until_done``."""
     with tf.Graph().as_default() as graph:
         optimizer = TowerOptimizer(OPTIMIZERS[name](), case.devices, case.average, update=update)
         rows = [_tower(case, tower) for tower in range(len(case.devices))]
@@ -91,20 +92,20 @@ def _tower(case: Case, tower: int) -> List[Tuple[Any, Any]]:
     pairs = []
     with tf1.device(case.devices[tower]), tf1.variable_scope(f"tower{tower}"):
         for shape in case.shapes:
-            start = tf1.constant_initializer(0.01)
-            var = tf1.get_variable(shape.name, shape.shape, shape.dtype, start, use_resource=True)
+            initializer = tf1.constant_initializer(0.01)
+            var = tf1.get_variable(shape.name, shape.shape, shape.dtype, initializer, use_resource=True)
             pairs.append((var.read_value(), var))
     return pairs
 
 
 def _slot_bytes(metadata: Any, devices: Sequence[str], weights: Any) -> List[int]:
-    """Bytes of the variables that are no weights, by device, from the partition graphs of an executed step."""
-    found = [0] * len(devices)
-    numbers = {tf.DeviceSpec.from_string(device).device_index: k for k, device in enumerate(devices)}
+    """Return the bytes of all variables but the weights on each device, from an executed step's partition graphs."""
+    slot_bytes = [0] * len(devices)
+    towers = {tf.DeviceSpec.from_string(device).device_index: k for k, device in enumerate(devices)}
     for part in metadata.partition_graphs:
         for node in part.node:
             if node.op == "VarHandleOp" and node.attr["shared_name"].s.decode() not in weights:
                 size = int(np.prod([dim.size for dim in node.attr["shape"].shape.dim]))
-                where = tf.DeviceSpec.from_string(node.device).device_index
-                found[numbers[where]] += size * tf.as_dtype(node.attr["dtype"].type).size
-    return found
+                tower = towers[tf.DeviceSpec.from_string(node.device).device_index]
+                slot_bytes[tower] += size * tf.as_dtype(node.attr["dtype"].type).size
+    return slot_bytes

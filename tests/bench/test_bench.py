@@ -1,23 +1,23 @@
-"""The bench: right numbers about contenders whose numbers are known, every peer listed, bad input refused."""
+"""The bench: correct numbers for contenders whose numbers are known, every peer listed, invalid input refused."""
 
 import configparser
 import json
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
+from helpers import forks
 from helpers.graphs import cpus
 
 from hier_allreduce import presets
 from hier_allreduce.bench import floor as floor_module
-from hier_allreduce.bench import measuring as measuring
+from hier_allreduce.bench import measuring, results
 from hier_allreduce.bench import models as shapes
 from hier_allreduce.bench import report as bench_report
-from hier_allreduce.bench.case import Case
+from hier_allreduce.bench.case import Case, devices_here
 from hier_allreduce.bench.contenders import (
     PEERS,
     Contender,
@@ -111,7 +111,7 @@ HEADER = "name\tshape\tdtype\n"
     "text, message",
     [
         ("", "empty; expected a header"),
-        (HEADER, "a header and no variables"),
+        (HEADER, "a header, but no variables"),
         ("shape\tname\tdtype\na\t1\tfloat32\n", "line 1: the header is"),
         ("name,shape,dtype\n", "line 1: the header is .* separated by tabs"),
         (HEADER + "a\t1\n", "line 2: no dtype"),
@@ -305,8 +305,8 @@ def test_the_floor_takes_all_bytes_in_pieces_and_extrapolates_beyond_its_limit(m
 
 
 def made_up(**step_seconds):
-    measured = [measuring.Measured(name, step_seconds=seconds) for name, seconds in step_seconds.items()]
-    return measuring.Report(case(), measuring.Measured("baseline", step_seconds=[1.0, 1.0, 9.0]), measured)
+    measured = [results.Measured(name, step_seconds=seconds) for name, seconds in step_seconds.items()]
+    return results.Report(case(), results.Measured("baseline", step_seconds=[1.0, 1.0, 9.0]), measured)
 
 
 def test_ratios_are_paired_and_over_the_baseline():
@@ -316,7 +316,7 @@ def test_ratios_are_paired_and_over_the_baseline():
     assert report.ratio(ours_found) == 1
     assert report.ratio(peer) == 2  # of 2, 3, 1
     assert report.ratio(floor_found) == 0.5  # of 0.5, 0.5, 0.5: no baseline in it
-    assert measuring.quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)
+    assert results.quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)
 
 
 def test_without_ours_there_is_no_ratio_and_no_picture(tmp_path):
@@ -353,15 +353,15 @@ def test_all_ratios_at_a_glance():
 
 
 def test_devices_are_logical_cpus_where_there_are_no_gpus():
-    assert measuring.devices_here() == tuple(cpus(8))
-    assert measuring.devices_here(3) == tuple(cpus(3))
+    assert devices_here() == tuple(cpus(8))
+    assert devices_here(3) == tuple(cpus(3))
 
 
 def test_cores_are_counted_where_the_system_does_not_say_which_are_ours(monkeypatch):
     monkeypatch.delattr("os.sched_getaffinity", raising=False)  # as on Windows and macOS
     report = made_up(ours=[2.0, 3.0, 5.0])
-    assert measuring.cores() == report.as_dict()["cores"] == os.cpu_count()
-    assert f"{os.cpu_count()} cores, 3 rounds" in bench_report.about(report)[0]
+    assert results.cores() == report.as_dict()["cores"] == os.cpu_count()
+    assert f"{os.cpu_count()} cores, 3 rounds" in bench_report.case_lines(report)[0]
 
 
 # ---- the command -----------------------------------------------------------------------------------
@@ -379,25 +379,11 @@ def table(tmp_path):
 def test_every_peer_runs_on_eight_devices(table, tmp_path):
     """In a process of its own, since importing tensorpack changes global state."""
     out = tmp_path / "out.json"
-    command = [
-        sys.executable,
-        "-m",
-        "hier_allreduce.cli",
-        "bench",
-        "--shapes",
-        str(table),
-        "--rounds",
-        "2",
-        "--average",
-    ]
-    done = subprocess.run(
-        [*command, "--strategy", "tensorpack", "--json", str(out)],
-        capture_output=True,
-        timeout=280,
-    )
-    text = done.stdout.decode("utf-8")
-    assert done.returncode == 0, done.stderr.decode("utf-8")
-    assert "cannot run" not in text and "WRONG" not in text
+    program = "import sys; from hier_allreduce.cli import main; sys.exit(main(sys.argv[1:]))"
+    options = ["--shapes", str(table), "--rounds", "2", "--average", "--strategy", "tensorpack", "--json", str(out)]
+    done = forks.run_forked(program, "bench", *options, folder=tmp_path)
+    assert done.status == 0, done.err
+    assert "cannot run" not in done.out and "WRONG" not in done.out
     found = json.loads(out.read_text(encoding="utf-8"))
     by_name = {contender["name"]: contender for contender in found["contenders"]}
     assert list(by_name) == ["ours", *PEERS, "ours:tensorpack", "floor"]
@@ -425,6 +411,7 @@ def test_a_page_of_all_models(table, tmp_path, monkeypatch, capsys):
     from hier_allreduce.cli import bench as command
 
     monkeypatch.setattr(command, "MODELS", (str(table),))
+    monkeypatch.setattr("multiprocessing.get_context", lambda method: forks.context())
     page = tmp_path / "page.md"
     arguments = ["--rounds", "1", "--devices", "3", "--contenders", "ours,distribute-0,floor", "--table", str(page)]
     assert cli.main(["bench", *arguments]) == 0
@@ -494,7 +481,7 @@ def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(mon
 
 
 def test_the_extras_that_are_named_exist_and_bring_what_the_bench_needs():
-    root = Path(cli.__file__).parents[1]
+    root = Path(cli.__file__).parents[2]
     setup = configparser.ConfigParser()
     setup.read(str(root / "setup.cfg"))
     extras = setup["options.extras_require"]
@@ -532,7 +519,7 @@ def test_counts_and_sizes_are_checked(arguments, capsys):
 
 def test_steps_are_in_milliseconds_with_quartiles():
     report = made_up(ours=[1.001, 1.002, 1.003], peer=[1.2, 1.3, 1.5])
-    assert [bench_report.row(report, measured)[1:3] for measured in report.contenders] == [
+    assert [bench_report.contender_row(report, measured)[1:3] for measured in report.contenders] == [
         ["2.0", "1.5–2.5"],
         ["300", "250–400"],
     ]
