@@ -1,23 +1,21 @@
-"""What TensorFlow really executed, held against the plan.
+"""Compare what TensorFlow executed with the plan.
 
-TensorFlow cuts a graph into one part for each device and puts a ``_Send`` and a ``_Recv`` wherever a tensor
-crosses. After Grappler, pruning and placement these pairs are the copies that were made, and a session hands the parts
-out on request::
+A session returns the partition graphs of a step on request: see :mod:`~hier_allreduce.graph.partitions`. ::
 
     asked, seen = tf.compat.v1.RunOptions(output_partition_graphs=True), tf.compat.v1.RunMetadata()
     session.run(train_op, options=asked, run_metadata=seen)
     print(hier_allreduce.audit(seen, session.graph))
 
     copies between the devices, from row to column
-                0   1   2   3
-    0  /cpu:0   .   1   1   .
-    1  /cpu:1   1   .   .   .
-    2  /cpu:2   1   .   .   1
-    3  /cpu:3   .   .   1   .
+               0  1  2  3
+    0  /cpu:0  .  1  1  .
+    1  /cpu:1  1  .  .  .
+    2  /cpu:2  1  .  .  1
+    3  /cpu:3  .  .  1  .
     total 6
     hier_allreduce/: hierarchical, 1 chunk, 6 copies, planned = executed
 
-On several hosts each looks at its own devices, and at what it sends to the others::
+On several hosts, each host audits its own devices and what it sends to the others::
 
     hier_allreduce/: hierarchical, 1 chunk, 6 copies, 1 collective over 2 hosts (400 kB), planned = executed
 """
@@ -26,24 +24,23 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, FrozenSet, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..errors import AuditError
-from ..formatting import amount, count
+from ..formatting import amount, count, table
 from ..planning import Plan
 from .compat import tf1
 from .devices import device_fields, fits
 from .emit import Emitted, emitted_in
+from .partitions import Edge, edges_between
 
-_SENDS = ("_Send", "_HostSend")
-_RECVS = ("_Recv", "_HostRecv")
 _COLLECTIVE = "CollectiveReduce"  # and CollectiveReduceV2, in TensorFlow 2
-_HOSTS = "other hosts"
-_LISTED = 5  # so many chunks does an error name
+_OTHER_HOSTS = "other hosts"
+_LISTED = 5  # chunks that an error message lists
 
-Place = Union[int, str]  # the first tower on a device; where it belongs to no tower its name; or ``_HOSTS``
+Place = Union[int, str]  # the first tower on a device; the device's name if it belongs to no tower; or ``_OTHER_HOSTS``
 Pair = Tuple[Place, Place]
-_ChunkOf = Callable[[str], Any]  # an op by its name → its chunk, or None
+_ChunkOf = Callable[[str], Any]  # an op's name → its chunk, or None
 
 
 @dataclass(frozen=True)
@@ -53,11 +50,11 @@ class Audited:
     Attributes:
         scope: its name scope.
         plan: what it does inside this host.
-        devices: of the towers of this host.
-        copies: how many tensors went from tower i's device to tower j's: ``{(i, j): count}``.
-        hosts: how many there are.
-        collectives: how many tensors crossed between the hosts; each counts once, on every host.
-        bytes_across: what these hold; None where a shape was not known when the graph was built.
+        devices: the devices of this host's towers.
+        copies: the number of tensors that went from tower i's device to tower j's: ``{(i, j): count}``.
+        hosts: the number of hosts.
+        collectives: the number of tensors that crossed between the hosts; each counts once, on every host.
+        bytes_across: the bytes of these tensors; None where a shape was not known when the graph was built.
     """
 
     scope: str
@@ -79,13 +76,13 @@ class Audited:
 
 @dataclass(frozen=True)
 class Audit:
-    """The all-reduces of one run. Prints as a K×K table of copies, then a line for each all-reduce.
+    """The all-reduces of one run. Prints as a K×K table of copies and a line for each all-reduce.
 
     Attributes:
         calls: the all-reduces that ran.
-        not_run: the name scopes of those that are in the graph, but took no part in this run.
-        not_audited: of those in a ``tf.compat.v1.cond`` or ``while_loop``: partition graphs have all branches, and do
-            not tell which one was taken, or how often.
+        not_run: the name scopes of all-reduces that are in the graph, but took no part in this run.
+        not_audited: the name scopes of those in a ``tf.compat.v1.cond`` or ``while_loop``: partition graphs have all
+            branches, and do not show which one was taken, or how often.
     """
 
     calls: Tuple[Audited, ...]
@@ -94,7 +91,7 @@ class Audit:
 
     @property
     def copies(self) -> Counter:
-        """How many tensors went from tower i's device to tower j's, over all calls: ``{(i, j): count}``.
+        """The number of tensors that went from tower i's device to tower j's, over all calls: ``{(i, j): count}``.
 
         Towers that share a device are counted as the first of them.
         """
@@ -103,27 +100,25 @@ class Audit:
     def __str__(self) -> str:
         lines = ["copies between the devices, from row to column"]
         for devices in dict.fromkeys(call.devices for call in self.calls):
-            lines += _table(devices, sum((call.copies for call in self.calls if call.devices == devices), Counter()))
+            copies: Counter = sum((call.copies for call in self.calls if call.devices == devices), Counter())
+            lines += [_copies_table(devices, copies), f"total {sum(copies.values())}"]
         lines += [str(call) for call in self.calls]
         lines += [f"{scope}: not part of this run" for scope in self.not_run]
-        return "\n".join(lines + [f"{scope}: in control flow, not audited" for scope in self.not_audited])
+        lines += [f"{scope}: in control flow, not audited" for scope in self.not_audited]
+        return "\n".join(lines)
 
 
-def _table(devices: Sequence[Any], copies: Counter) -> List[str]:
+def _copies_table(devices: Sequence[Any], copies: Counter) -> str:
     towers = range(len(devices))
-    rows = [["", *towers]]
-    rows += [[f"{i}  {devices[i]}", *(copies[i, j] or "." for j in towers)] for i in towers]
-    first, *others = (max(len(str(cell)) for cell in column) for column in zip(*rows))
-    width = max(others) + 3
-    lines = [str(head).ljust(first) + "".join(str(cell).rjust(width) for cell in row) for head, *row in rows]
-    return [*lines, f"total {sum(copies.values())}"]
+    rows = [[f"{src}  {devices[src]}", *(copies[src, dst] or "." for dst in towers)] for src in towers]
+    return table([["", *towers], *rows], all_right=True)
 
 
 def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
-    """Hold the copies of an executed step against the plans of the all-reduces in it.
+    """Compare the copies of an executed step with the plans of the all-reduces in it.
 
-    For every chunk each planned transfer must be there, and nothing else may come in; reading a result on another
-    device afterwards is the caller's business. Towers that share a device need no transfer between them. On several
+    For every chunk each planned transfer must have been executed, and no other tensor may come in. What is done with
+    the results on other devices is not compared. Towers that share a device need no transfer between them. On several
     hosts each chunk with elements must also cross between them exactly once, from its main.
 
     Args:
@@ -134,7 +129,7 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
         The copies by pair of towers; ``print`` it.
 
     Raises:
-        AuditError: the step moved something else than planned (the message names chunks and copies), ran no all-reduce
+        AuditError: the step did not move what was planned (the message names chunks and copies), ran no all-reduce
             outside of control flow, or the metadata has no partition graphs.
     """
     graph = graph or tf1.get_default_graph()
@@ -150,22 +145,25 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
             f"no all-reduce was built in {graph}; pass graph= the one that the session ran (what is built inside of a"
             " tf.function, or of TensorFlow 2's tf.cond and tf.while_loop, has other names when it runs: no audit)"
         )
-    edges = _edges(partitions)
-    ran = [node for part in partitions for node in part.node]
+    edges = edges_between(partitions)
+    nodes = [node for part in partitions for node in part.node]
     audited, not_run, not_audited = [], [], []
     for call in built:
         if _in_control_flow(call, graph):
             not_audited.append(call.scope)
             continue
-        found = _audited(call, graph, edges, ran)
-        if found:
-            audited.append(found)
-        else:
+        traffic = _collect(call, graph, edges, nodes)
+        if traffic is None:
             not_run.append(call.scope)
+            continue
+        differences = _compare(traffic)
+        if differences:
+            raise AuditError(_explain(call, differences, traffic.idle))
+        audited.append(_audited(call, traffic))
     if not_audited and not audited:
         raise AuditError(
-            f"{', '.join(not_audited)}: in a tf.cond or tf.while_loop, of which the run's metadata do not tell what"
-            " was executed; audit the same all-reduce outside of it"
+            f"{', '.join(not_audited)}: in a tf.cond or tf.while_loop, and the run's metadata do not show what was"
+            " executed there; audit the same all-reduce outside of it"
         )
     if not audited:
         raise AuditError(f"the run has none of the graph's all-reduces ({', '.join(not_run)}); fetch their results")
@@ -173,91 +171,97 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
 
 
 def _in_control_flow(call: Emitted, graph: Any) -> bool:
-    """Whether a call's ops are in a cond or while_loop of TensorFlow 1, whose branches are parts of the same graph."""
+    """Return whether a call's ops are in a TensorFlow 1 cond or while_loop, whose branches are in the same graph."""
     contexts = (op._get_control_flow_context() for op in graph.get_operations() if op.name.startswith(call.scope))
     return any(context and (context.IsCondContext() or context.IsWhileContext()) for context in contexts)
 
 
-# ---- the executed side: edges between devices ------------------------------------------------------
+# ---- collect: what was planned, and what was executed ----------------------------------------------
 
 
-class _Edge(NamedTuple):
-    """A tensor that crossed from device ``src`` to ``dst``: the op it comes from, and the ops that read it."""
+class _Traffic(NamedTuple):
+    """What one call moved.
 
-    src: str
-    dst: str
-    source: str
-    readers: FrozenSet[str]
+    Attributes:
+        planned: for each chunk the pairs of places between which the plan moves it.
+        executed: for each chunk the pairs of places between which its tensors crossed.
+        shares_devices: whether towers share a device.
+        idle: the towers' devices on which no op ran.
+        bytes_across: the bytes that cross to the other hosts; None where that is not known.
+    """
 
-
-def _edges(partitions: Sequence[Any]) -> List[_Edge]:
-    """All tensors that crossed between devices of the run; control dependencies and fetches are none."""
-    sent = {_key(node) for part in partitions for node in data_sends(part)}
-    edges = []
-    for part in partitions:
-        readers: Dict[str, List[str]] = {}
-        for node in part.node:
-            if node.op != "_Retval":  # brings a fetched result to the client
-                for tensor in node.input:
-                    readers.setdefault(tensor.split(":")[0], []).append(node.name)
-        for node in part.node:
-            if node.op in _RECVS and node.name in readers and _key(node) in sent:
-                edges.append(_Edge(*_key(node)[:2], _source(node), frozenset(readers[node.name])))
-    return edges
+    planned: List[Counter]
+    executed: List[Counter]
+    shares_devices: bool
+    idle: List[Any]
+    bytes_across: Optional[int]
 
 
-def data_sends(part: Any) -> Iterable[Any]:
-    """The nodes of one device's partition graph by which tensors leave it for other devices; no control edges."""
-    nodes = {node.name: node for node in part.node}
-    for node in part.node:
-        if node.op not in _SENDS or node.attr["client_terminated"].b:
-            continue
-        value = nodes[node.input[0].split(":")[0]]
-        # a control dependency crosses as a dummy constant that waits for the op
-        if not (value.op == "Const" and list(value.input) == [f"^{_source(node)}"]):
-            yield node
-
-
-def _key(node: Any) -> Tuple[str, str, str]:
-    """The name under which a ``_Send`` and its ``_Recv`` find each other."""
-    src, dst, tensor = (node.attr[name].s.decode() for name in ("send_device", "recv_device", "tensor_name"))
-    return src, dst, tensor
-
-
-def _source(node: Any) -> str:
-    """``edge_12_hier_allreduce/v0/sum`` → ``hier_allreduce/v0/sum``."""
-    return _key(node)[2].split("_", 2)[2]
-
-
-# ---- the planned side: towers and chunks -----------------------------------------------------------
+def _collect(call: Emitted, graph: Any, edges: Sequence[Edge], nodes: Sequence[Any]) -> Optional[_Traffic]:
+    """Return what one call moved, or None if it took no part in the run."""
+    places = _Places(call.devices)
+    chunk_of = _chunk_finder(call)
+    planned = _planned(call, places)
+    executed = _executed(chunk_of, graph, edges, places, planned)
+    to_other_hosts = _planned_collectives(call, chunk_of, graph, places)
+    for chunk, pair in to_other_hosts.items():
+        planned[chunk][pair] = 1
+    for node in nodes:
+        if node.op.startswith(_COLLECTIVE) and chunk_of(node.name) is not None:
+            executed[chunk_of(node.name)][places.find(node.device), _OTHER_HOSTS] += 1
+    if any(planned) and not any(executed) and all(chunk_of(node.name) is None for node in nodes):
+        return None
+    homes = {places.first_tower(tower) for tower in range(call.plan.devices)}
+    idle = homes - {places.find(node.device) for node in nodes}
+    return _Traffic(
+        planned,
+        executed,
+        shares_devices=len(homes) < call.plan.devices,
+        idle=[call.devices[tower] for tower in sorted(idle)],
+        bytes_across=_bytes_across(chunk_of, graph) if to_other_hosts else 0,
+    )
 
 
 class _Places:
-    """Which tower's device an executed device is: compared by what the tower's device says, be it only ``/gpu:0``."""
+    """The towers by their devices, compared by what a tower's device says: it may be only ``/gpu:0``."""
 
     def __init__(self, devices: Sequence[Any]):
         for tower, device in enumerate(devices):
             if callable(device):
                 raise AuditError(f"tower {tower}: its device is a function; an audit needs devices by name")
         self._devices = devices
-        self._given = [device_fields(device) for device in devices]
+        self._fields = [device_fields(device) for device in devices]
 
     def first_tower(self, tower: int) -> int:
-        """The first tower that has ``tower``'s device."""
-        return self._given.index(self._given[tower])
+        """Return the first tower that has ``tower``'s device."""
+        return self._fields.index(self._fields[tower])
 
     def find(self, device: str) -> Place:
-        """The tower whose device says most of what ``device`` is."""
+        """Return the tower whose device fits an executed ``device`` and says most of it; else ``device`` itself."""
         fitting = [
-            (len([field for field in given if field is not None]), -tower)
-            for tower, given in enumerate(self._given)
+            (len([field for field in fields if field is not None]), -tower)
+            for tower, fields in enumerate(self._fields)
             if fits(device, self._devices[tower])
         ]
         return -max(fitting)[1] if fitting else device
 
 
+def _chunk_finder(call: Emitted) -> _ChunkOf:
+    """Return a function from an op's name to the chunk in whose scope it is, or None."""
+    scopes = {call.scope + name: chunk for chunk, name in enumerate(call.names)}
+
+    def chunk_of(op: str) -> Optional[int]:
+        while "/" in op:
+            op = op.rpartition("/")[0]
+            if op in scopes:
+                return scopes[op]
+        return None
+
+    return chunk_of
+
+
 def _planned(call: Emitted, places: _Places) -> List[Counter]:
-    """For each chunk the pairs of places between which the plan moves it."""
+    """Return for each chunk the pairs of places between which the plan moves it."""
     steps: List[List[Any]] = [[] for _ in range(call.plan.chunks)]
     for step in call.plan.steps:
         steps[step.chunk].append(step)
@@ -266,15 +270,16 @@ def _planned(call: Emitted, places: _Places) -> List[Counter]:
         pairs: Counter = Counter()
         for (src, dst), times in replace(call.plan, steps=tuple(chunk_steps)).transfers().items():
             pair = places.first_tower(src), places.first_tower(dst)
-            pairs[pair] += times if pair[0] != pair[1] else 0
-        planned.append(+pairs)
+            if pair[0] != pair[1]:
+                pairs[pair] += times
+        planned.append(pairs)
     return planned
 
 
 def _executed(
-    chunk_of: _ChunkOf, graph: Any, edges: Sequence[_Edge], places: _Places, planned: Sequence[Counter]
+    chunk_of: _ChunkOf, graph: Any, edges: Sequence[Edge], places: _Places, planned: Sequence[Counter]
 ) -> List[Counter]:
-    """For each chunk the pairs of places between which its tensors crossed."""
+    """Return for each chunk the pairs of places between which its tensors crossed."""
     copied = _copied(graph, chunk_of)
     executed: List[Counter] = [Counter() for _ in planned]
     for edge in edges:
@@ -291,7 +296,7 @@ def _executed(
 
 
 def _copied(graph: Any, chunk_of: _ChunkOf) -> Dict[str, Set[int]]:
-    """The ops whose results a call copies, as they were built: by name, with the chunks that do."""
+    """Return the ops whose results a call copies, as they were built: by name, with the chunks that copy them."""
     copied: Dict[str, Set[int]] = {}
     for op in graph.get_operations():
         chunk = chunk_of(op.name)
@@ -300,19 +305,19 @@ def _copied(graph: Any, chunk_of: _ChunkOf) -> Dict[str, Set[int]]:
     return copied
 
 
-def _crossing(call: Emitted, chunk_of: _ChunkOf, graph: Any, places: _Places) -> Dict[int, Pair]:
-    """The chunks that cross to the other hosts, from where: all but those without elements."""
+def _planned_collectives(call: Emitted, chunk_of: _ChunkOf, graph: Any, places: _Places) -> Dict[int, Pair]:
+    """Return the chunks that cross to the other hosts, with their pair of places: all but those without elements."""
     if call.hosts == 1:
         return {}
     empty = {
         chunk_of(op.name) for op in graph.get_operations() if op.outputs and op.outputs[0].shape.num_elements() == 0
     }
     roots = enumerate(call.plan.roots)
-    return {chunk: (places.first_tower(root), _HOSTS) for chunk, root in roots if chunk not in empty}
+    return {chunk: (places.first_tower(root), _OTHER_HOSTS) for chunk, root in roots if chunk not in empty}
 
 
 def _bytes_across(chunk_of: _ChunkOf, graph: Any) -> Optional[int]:
-    """The bytes of the tensors that cross to the other hosts; None if a shape is not known."""
+    """Return the bytes of the tensors that cross to the other hosts; None if a shape is not known."""
     total = 0
     for op in graph.get_operations():
         if op.type.startswith(_COLLECTIVE) and chunk_of(op.name) is not None:
@@ -323,83 +328,71 @@ def _bytes_across(chunk_of: _ChunkOf, graph: Any) -> Optional[int]:
     return total
 
 
-def _chunk_finder(call: Emitted) -> _ChunkOf:
-    """A function from an op's name to the chunk in whose scope it is, or None."""
-    scopes = {call.scope + name: chunk for chunk, name in enumerate(call.names)}
-
-    def chunk_of(op: str) -> Optional[int]:
-        while "/" in op:
-            op = op.rpartition("/")[0]
-            if op in scopes:
-                return scopes[op]
-        return None
-
-    return chunk_of
+# ---- compare ---------------------------------------------------------------------------------------
 
 
-# ---- both sides ------------------------------------------------------------------------------------
+class _Difference(NamedTuple):
+    """The copies of one chunk that are missing, and those that were executed without being planned."""
+
+    chunk: int
+    missing: Counter
+    unplanned: Counter
 
 
-def _audited(call: Emitted, graph: Any, edges: Sequence[_Edge], ran: Sequence[Any]) -> Optional[Audited]:
-    """One call's copies, or None if it took no part in the run."""
-    places = _Places(call.devices)
-    planned = _planned(call, places)
-    chunk_of = _chunk_finder(call)
-    executed = _executed(chunk_of, graph, edges, places, planned)
-    crossing = _crossing(call, chunk_of, graph, places)
-    for chunk, pair in crossing.items():
-        planned[chunk][pair] = 1
-    for node in ran:
-        if node.op.startswith(_COLLECTIVE) and chunk_of(node.name) is not None:
-            executed[chunk_of(node.name)][places.find(node.device), _HOSTS] += 1
-    if any(planned) and not any(executed) and all(chunk_of(node.name) is None for node in ran):
-        return None
-    shared = len({places.first_tower(tower) for tower in range(call.plan.devices)}) < call.plan.devices
-    faults = []
-    for chunk, (plan, seen) in enumerate(zip(planned, executed)):
-        missing, strange = _difference(plan, seen, shared)
-        if missing or strange:
-            faults.append((chunk, missing, strange))
-    if faults:
-        used = {places.find(node.device) for node in ran}
-        idle = {places.first_tower(tower) for tower in range(call.plan.devices)} - used
-        raise AuditError(_message(call, faults, [call.devices[tower] for tower in sorted(idle)]))
-    total = sum(executed, Counter())
-    copies = Counter({pair: times for pair, times in total.items() if pair[1] != _HOSTS})
-    size = _bytes_across(chunk_of, graph) if crossing else 0
-    return Audited(call.scope, call.plan, call.devices, copies, call.hosts, len(crossing), size)
+def _compare(traffic: _Traffic) -> List[_Difference]:
+    """Return the chunks whose executed copies are not the planned ones."""
+    differences = []
+    for chunk, (planned, executed) in enumerate(zip(traffic.planned, traffic.executed)):
+        if traffic.shares_devices:  # how often a tensor crosses to a device with two towers depends on pruning
+            planned, executed = _once(planned), _once(executed)
+        difference = _Difference(chunk, planned - executed, executed - planned)
+        if difference.missing or difference.unplanned:
+            differences.append(difference)
+    return differences
 
 
-def _difference(planned: Counter, executed: Counter, shared: bool) -> Tuple[Counter, Counter]:
-    """The copies that are missing, and those that are not planned."""
-    if shared:  # how often a tensor crosses to a device with two towers depends on what was pruned
-        planned, executed = (
-            Counter({pair: times if pair[1] == _HOSTS else 1 for pair, times in pairs.items()})
-            for pairs in (planned, executed)
-        )
-    return planned - executed, executed - planned
+def _once(pairs: Counter) -> Counter:
+    """Return ``pairs`` with each pair of devices counted once; what crosses between hosts counts as it is."""
+    return Counter({pair: times if pair[1] == _OTHER_HOSTS else 1 for pair, times in pairs.items()})
 
 
-def _message(call: Emitted, faults: Sequence[Tuple[int, Counter, Counter]], idle: Sequence[Any]) -> str:
-    lines = [f"{call.scope}: the run moved something else than the {call.plan.algorithm} plan says, by tower number"]
-    for chunk, *kinds in faults[:_LISTED]:
-        found = [f"{word} {_arrows(pairs)}" for word, pairs in zip(("missing", "not planned"), kinds) if pairs]
-        lines.append(f"chunk {chunk} ({call.names[chunk]!r}): {', '.join(found)}")
-    if len(faults) > _LISTED:
-        lines.append(f"and {len(faults) - _LISTED} more chunks")
+def _audited(call: Emitted, traffic: _Traffic) -> Audited:
+    total: Counter = sum(traffic.executed, Counter())
+    copies = Counter({pair: times for pair, times in total.items() if pair[1] != _OTHER_HOSTS})
+    collectives = sum(times for pair, times in total.items() if pair[1] == _OTHER_HOSTS)
+    return Audited(call.scope, call.plan, call.devices, copies, call.hosts, collectives, traffic.bytes_across)
+
+
+# ---- explain ---------------------------------------------------------------------------------------
+
+
+def _explain(call: Emitted, differences: Sequence[_Difference], idle: Sequence[Any]) -> str:
+    """Return the error message: the differences of the first chunks, and what probably causes them."""
+    lines = [f"{call.scope}: the run did not move what the {call.plan.algorithm} plan says, by tower number"]
+    for chunk, missing, unplanned in differences[:_LISTED]:
+        moved = {"missing": missing, "not planned": unplanned}
+        parts = [f"{word} {_arrows(pairs)}" for word, pairs in moved.items() if pairs]
+        lines.append(f"chunk {chunk} ({call.names[chunk]!r}): {', '.join(parts)}")
+    if len(differences) > _LISTED:
+        lines.append(f"and {len(differences) - _LISTED} more chunks")
+    lines += _advice(differences, idle)
+    return "\n".join(lines)
+
+
+def _advice(differences: Sequence[_Difference], idle: Sequence[Any]) -> List[str]:
     if idle:
-        lines.append(f"no op ran on {', '.join(map(str, idle))}: soft placement put that tower's ops elsewhere")
-    elif any(dst != _HOSTS for _, _, strange in faults for _, dst in strange):
-        lines.append(
+        return [f"no op ran on {', '.join(map(str, idle))}: soft placement put that tower's ops elsewhere"]
+    if any(dst != _OTHER_HOSTS for difference in differences for _, dst in difference.unplanned):
+        return [
             "build tower k's gradients under tf.device(devices[k]): one that lives elsewhere (a fed placeholder is on"
             " the client's CPU:0) is copied once more"
-        )
-    elif any(missing for _, missing, _ in faults):
-        lines.append(
+        ]
+    if any(difference.missing for difference in differences):
+        return [
             "fetch the results of all towers and variables: what nobody asks for is not executed, and what is constant"
             " is not copied"
-        )
-    return "\n".join(lines)
+        ]
+    return []
 
 
 def _arrows(pairs: Counter) -> str:

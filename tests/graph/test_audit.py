@@ -128,14 +128,14 @@ def test_several_all_reduces_in_one_step_have_a_table_for_each_set_of_devices(gr
     assert found.copies == Counter({(0, 1): 5, (1, 0): 5, (0, 2): 2, (2, 0): 2, (1, 2): 2, (2, 1): 2})
     assert str(found).splitlines() == [
         "copies between the devices, from row to column",
-        "            0   1   2",
-        "0  /cpu:0   .   4   2",
-        "1  /cpu:1   4   .   2",
-        "2  /cpu:2   2   2   .",
+        "           0  1  2",
+        "0  /cpu:0  .  4  2",
+        "1  /cpu:1  4  .  2",
+        "2  /cpu:2  2  2  .",
         "total 16",
-        "            0   1",
-        "0  /cpu:0   .   1",
-        "1  /cpu:1   1   .",
+        "           0  1",
+        "0  /cpu:0  .  1",
+        "1  /cpu:1  1  .",
         "total 2",
         "a/: flat, 2 chunks, 8 copies, planned = executed",
         "b/: flat, 2 chunks, 8 copies, planned = executed",
@@ -237,7 +237,7 @@ def test_a_gradient_that_lives_on_another_device(graph):
     with pytest.raises(AuditError) as caught:
         audit(seen(result))
     first, *chunks, hint = str(caught.value).splitlines()
-    assert first.startswith("hier_allreduce/: the run moved something else than the hierarchical plan says")
+    assert first.startswith("hier_allreduce/: the run did not move what the hierarchical plan says")
     assert sorted(line.partition(": ")[2] for line in chunks) == ["missing 1→0, not planned 3→0", "not planned 3→1"]
     assert hint.startswith("build tower k's gradients under tf.device(devices[k])")
 

@@ -14,8 +14,7 @@ from hier_allreduce.planning import multi_host as hosts
 from hier_allreduce.planning.assignment import PlanningTarget, plan_cut, plan_whole
 from hier_allreduce.planning.buckets import Bucketing, Spec
 from hier_allreduce.planning.planner import choose
-from hier_allreduce.topology import Network
-from hier_allreduce.topology import load, subset
+from hier_allreduce.topology import Network, load, subset
 
 tf1 = tf.compat.v1
 SHAPES = [(64, 50), (7,), (), (300, 20), (0, 3), (129,)]
