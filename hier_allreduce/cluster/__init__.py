@@ -1,13 +1,15 @@
-"""Several hosts: who they are, how they start and end together, and the collectives between them.
+"""Several hosts: how they start and end together, and the collectives between them.
 
 ::
 
     TF_CONFIG │ YAML ─► config ─► Cluster ─► session ─► every step
-                                     │         ├─ rendezvous, kv_store: compare graphs before the first step
+                                     │         ├─ rendezvous, messages, kv_store: compare what all hosts have built
                                      │         └─ watchdog, liveness: an error that names the host, not a hang
+                                     ├─► manifest: what this host has built
                                      └─► collectives: one sum for each chunk, across the hosts
 
-``config``, ``launcher``, ``liveness`` and ``watchdog`` need no TensorFlow, so this face imports lazily.
+``addresses``, ``config``, ``launcher``, ``liveness``, ``polling`` and ``watchdog`` need no TensorFlow, so this face
+imports lazily.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
+    from .addresses import free_addresses as free_addresses
     from .cluster import Cluster as Cluster
     from .config import read_config as read_config
     from .launcher import launch as launch
-    from .liveness import free_addresses as free_addresses
 
 __all__ = [
     "Cluster",
@@ -31,9 +33,9 @@ __all__ = [
 __getattr__ = lazy(
     __name__,
     {
+        "addresses": ["free_addresses"],
         "cluster": ["Cluster"],
         "config": ["read_config"],
         "launcher": ["launch"],
-        "liveness": ["free_addresses"],
     },
 )

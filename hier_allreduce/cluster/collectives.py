@@ -1,4 +1,13 @@
-"""TensorFlow's collectives: how a tensor gets from one host to the others."""
+"""TensorFlow's collectives: how a tensor gets from one host to the others.
+
+::
+
+    all_reduce   cast ─► CollectiveReduce (ring over the hosts) ─► cast       one for each chunk, on its main
+    broadcast    chief: CollectiveBcastSend ─► others: CollectiveBcastRecv ─► assign
+
+float16, bfloat16 and small integers are cast to a dtype that the collectives can add up, where they cannot add their
+own.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +18,8 @@ from tensorflow.python.ops import collective_ops  # it has no public name
 
 from ..graph import COLLECTED, CrossHostReduce, tf1
 
-# Group and instance numbers are the server's, shared by all that use collectives in it: tensorpack counts from 42 and
-# 100, tf.distribute from 1 and 100.
+# Group and instance numbers belong to the server, and everything that uses its collectives shares them: tensorpack
+# counts from 42 and 100, tf.distribute from 1 and 100.
 _BROADCASTS = 0x4840
 _MAINS = 0x4841  # and one more for each tower that can be a main
 _INSTANCES = 0x484100
@@ -27,11 +36,12 @@ _WIDER = {
 
 
 class Collectives(CrossHostReduce):
-    """Chunks added up over the hosts' mains, and variables sent from the chief.
+    """Sums of chunks over the mains of all hosts, and broadcasts of variables from the chief.
 
     Attributes:
-        hosts: H, of which there are several.
-        built: so many collectives there are, in all graphs. One meets another host's if as many were built before.
+        hosts: H, 2 or more.
+        built: number of collectives built so far, in all graphs. A collective meets the one with the same number on
+            the other hosts.
     """
 
     def __init__(self, hosts: int, is_chief: bool):
@@ -39,14 +49,15 @@ class Collectives(CrossHostReduce):
         self.built = 0
 
     def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
+        """Return the sum of all hosts' tensors, by a ring over the hosts."""
         if tensor.shape.num_elements() == 0:
             return tensor
         with tf1.name_scope(name):
             total = collective_ops.all_reduce(
-                tf.cast(tensor, _wider(tensor.dtype)),
+                tf.cast(tensor, _collective_dtype(tensor.dtype)),
                 self.hosts,
                 _MAINS + root,
-                self._instance(),
+                self._next_instance(),
                 "Add",
                 "Id",
                 communication_hint="ring",
@@ -55,28 +66,27 @@ class Collectives(CrossHostReduce):
             return tf.cast(total, tensor.dtype)
 
     def broadcast(self, variable: Any) -> Any:
-        """An op that gives a variable the chief's value."""
+        """Return an op that gives a variable the chief's value."""
         dtype = variable.dtype.base_dtype
-        wide = _wider(dtype)
-        how = (self.hosts, _BROADCASTS, self._instance())
+        wide = _collective_dtype(dtype)
+        group = (self.hosts, _BROADCASTS, self._next_instance())
         if self._is_chief:
             value = tf.cast(tf.identity(variable), wide)
-            return collective_ops.broadcast_send(value, value.shape, wide, *how, communication_hint="ring").op
-        value = collective_ops.broadcast_recv(variable.shape, wide, *how, communication_hint="ring")
+            return collective_ops.broadcast_send(value, value.shape, wide, *group, communication_hint="ring").op
+        value = collective_ops.broadcast_recv(variable.shape, wide, *group, communication_hint="ring")
         return tf1.assign(variable, tf.cast(value, dtype)).op
 
-    def _instance(self) -> int:
-        """A number for one more collective."""
+    def _next_instance(self) -> int:
         self.built += 1
         return _INSTANCES + self.built - 1
 
 
 def can_cross(dtype: Any) -> bool:
-    """Whether tensors of a dtype can be added up over hosts."""
-    return _wider(dtype).name in COLLECTED
+    """Whether tensors of a dtype can be added up across hosts."""
+    return _collective_dtype(dtype).name in COLLECTED
 
 
-def _wider(dtype: Any) -> Any:
-    """The dtype in which a dtype crosses: itself, if collectives add it up."""
+def _collective_dtype(dtype: Any) -> Any:
+    """Return the dtype in which a tensor crosses: its own if collectives can add that, else a wider one."""
     name = dtype.base_dtype.name
     return tf.as_dtype(name if name in COLLECTED else _WIDER.get(name, name))

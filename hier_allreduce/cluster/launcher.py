@@ -1,22 +1,32 @@
-"""All hosts of a job as processes on this machine: for trying things out, and for tests. Plain Python."""
+"""All hosts of a job as processes of this machine, for trials and tests. No TensorFlow.
+
+::
+
+    launch ─┬─► host 0, TF_CONFIG with index 0 ──► its lines, each after "[host 0] " ─┐
+            └─► host 1, TF_CONFIG with index 1 ──► its lines, each after "[host 1] " ─┴─► write
+
+When one host fails, the others are stopped, with all processes that they have started.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 from queue import Queue
-from typing import IO, Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
 
 from ..errors import ClusterError
-from .liveness import free_addresses
+from .addresses import free_addresses
+from .polling import POLL
 
-_GRACE = 10.0  # seconds between asking a process to end and ending it
-_END = b"\0" + os.urandom(16).hex().encode() + b"\n"  # no program says this
+_GRACE = 10.0  # seconds between asking a process to end and killing it
+_PIPE_BYTES = 1 << 20  # at least what a pipe holds: Linux lets ordinary users have no larger one
 
 
 def launch(
@@ -27,13 +37,14 @@ def launch(
     Each gets its TF_CONFIG, which :meth:`hier_allreduce.Cluster.from_environment` reads. Not on Windows.
 
     Args:
-        hosts: how many.
+        hosts: number of hosts.
         command: the program and its arguments, the same for all.
-        write: takes each line of their output and errors, with the host before it.
-        addresses: as many as hosts; without them, free ports of loopback.
+        write: receives each line of their output and errors, after the host's number.
+        addresses: one for each host; by default, free ports of loopback.
 
     Returns:
-        0, or the exit status of the first that failed; 128 and the signal's number, as shells count, if that ended it.
+        0, or the exit status of the first host that failed: as in shells, 128 plus the number of the signal that
+        ended it.
 
     Raises:
         ClusterError: no hosts, a program that cannot be started, or Windows.
@@ -41,45 +52,107 @@ def launch(
     """
     if hosts < 1:
         raise ClusterError(f"{hosts} hosts: expected 1 or more")
-    if sys.platform == "win32":  # it has no groups of processes: what a host had started would live on
+    if sys.platform == "win32":  # without process groups, what a host has started would live on
         raise ClusterError(
             "hosts cannot be started on Windows: use Linux, macOS or WSL, or start the program once for each host"
             " yourself, with its TF_CONFIG (docs/cluster.md)"
         )
     addresses = addresses or free_addresses(hosts)
-    ended: Queue[Tuple[int, Union[int, Exception]]] = Queue()  # a host's exit status, or what ``write`` raised
-    lines = threading.Lock()
-    processes: List[subprocess.Popen] = []
-    pipes: List[Tuple[IO[bytes], IO[bytes]]] = []
+    ends: Queue[_End] = Queue()
+    lock = threading.Lock()
+
+    def write_line(text: str) -> None:
+        with lock:
+            write(text)
+
+    processes: List[_HostProcess] = []
     with _exiting_by_signals():
         try:
             for task in range(hosts):
-                pipes.append(_pipe())
-                processes.append(_started(command, _environment(addresses, task), pipes[-1][1]))
-            for task, (process, (output, end)) in enumerate(zip(processes, pipes)):
-                said = threading.Event()  # all that the process itself had to say
-                _thread(_pass_on, task, output, write, lines, said, ended)
-                _thread(_wait, task, process, end, said, ended)
+                processes.append(_HostProcess.start(task, command, addresses))
+            for process in processes:
+                threading.Thread(target=process.pump, args=(write_line, ends), daemon=True).start()
             for _ in processes:
-                task, status = ended.get()
-                if isinstance(status, Exception):
-                    raise status
-                if status:
-                    with lines:
-                        others = "; the others are stopped" if hosts > 1 else ""
-                        write(f"[host {task}] ended with exit status {status}{others}\n")
-                    return status
+                end = ends.get()
+                if isinstance(end.result, Exception):
+                    raise end.result
+                if end.result:
+                    others = "; the others are stopped" if hosts > 1 else ""
+                    write_line(f"[host {end.task}] ended with exit status {end.result}{others}\n")
+                    return end.result
             return 0
         finally:
             _stop(processes)
 
 
+class _End(NamedTuple):
+    """How a host has ended: its exit status, or the exception that ``write`` raised."""
+
+    task: int
+    result: Union[int, Exception]
+
+
+class _HostProcess:
+    """The process of one host, and the pipe with its output."""
+
+    def __init__(self, task: int, process: subprocess.Popen):
+        assert process.stdout is not None
+        self._task, self._process, self._pipe = task, process, process.stdout
+        self._line = b""  # the beginning of a line whose end has not been read yet
+
+    @classmethod
+    def start(cls, task: int, command: Sequence[str], addresses: Sequence[str]) -> _HostProcess:
+        return cls(task, _start_process(command, _environment(addresses, task)))
+
+    def pump(self, write_line: Callable[[str], None], ends: Queue[_End]) -> None:
+        """Pass the output on line by line, and report the process's end once all its lines are out."""
+        try:
+            with self._pipe:
+                while self._process.poll() is None and self._pass_on(write_line, POLL):
+                    pass
+                status = self._process.wait()
+                # What the process wrote is in the pipe now, which one read empties.
+                more = self._pass_on(write_line, 0.0)
+                self._write(write_line, self._line)
+                self._line = b""
+                ends.put(_End(self._task, 128 - status if status < 0 else status))
+                while more:  # what it has started may hold the pipe open for longer
+                    more = self._pass_on(write_line, None)
+        except Exception as error:  # raised again in launch()
+            ends.put(_End(self._task, error))
+
+    def _pass_on(self, write_line: Callable[[str], None], timeout: Optional[float]) -> bool:
+        """Read once, if there is output within ``timeout`` seconds; return False at its end."""
+        if not select.select([self._pipe], [], [], timeout)[0]:
+            return True
+        chunk = self._pipe.read(_PIPE_BYTES)
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        for line in lines:
+            self._write(write_line, line + b"\n")
+        return bool(chunk)
+
+    def _write(self, write_line: Callable[[str], None], line: bytes) -> None:
+        if line:
+            write_line(f"[host {self._task}] {line.decode(errors='replace').rstrip()}\n")
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process and to all that it has started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the process has ended, for ``seconds`` at most."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+
+
 @contextlib.contextmanager
 def _exiting_by_signals() -> Iterator[None]:
-    """While this lasts, what ends this process ends the hosts first: in sessions of their own, they would go on."""
-    found = [getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP")]
-    is_main = threading.current_thread() is threading.main_thread()  # others cannot set handlers
-    numbers = [number for number in found if number and is_main and signal.getsignal(number) == signal.SIG_DFL]
+    """Turn SIGTERM and SIGHUP into an exit that stops the hosts: in sessions of their own, they would live on."""
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    is_main = threading.current_thread() is threading.main_thread()  # other threads cannot set handlers
+    numbers = [getattr(signal, name) for name in names if is_main]
+    numbers = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     try:
@@ -94,63 +167,26 @@ def _environment(addresses: Sequence[str], task: int) -> Dict[str, str]:
     return {"PYTHONUNBUFFERED": "1", **os.environ, "TF_CONFIG": json.dumps(config)}
 
 
-def _pipe() -> Tuple[IO[bytes], IO[bytes]]:
-    """The end to read from and the end to write to, unbuffered."""
-    reading, writing = os.pipe()
-    return os.fdopen(reading, "rb"), os.fdopen(writing, "wb", 0)
-
-
-def _started(command: Sequence[str], environment: Dict[str, str], output: IO[bytes]) -> subprocess.Popen:
+def _start_process(command: Sequence[str], environment: Dict[str, str]) -> subprocess.Popen:
     try:
-        # a session of its own, so that what the program starts ends with it
         return subprocess.Popen(
-            list(command), env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+            list(command),
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
+            start_new_session=True,  # a process group of its own, so that what the program starts ends with it
         )
     except OSError as error:
         raise ClusterError(f"{command[0]} cannot be started: {error.strerror}") from None
 
 
-def _thread(function: Callable[..., None], *arguments: Any) -> threading.Thread:
-    thread = threading.Thread(target=function, args=arguments, daemon=True)
-    thread.start()
-    return thread
-
-
-def _pass_on(
-    task: int, output: IO[bytes], write: Callable[[str], Any], lines: Any, said: threading.Event, ended: Any
-) -> None:
-    try:
-        with output:
-            for line in output:
-                words, own_end, _ = line.partition(_END)
-                if words:
-                    with lines:
-                        write(f"[host {task}] {words.decode(errors='replace').rstrip()}\n")
-                if own_end:
-                    said.set()
-    except Exception as error:  # it is raised again where all hosts are waited for
-        ended.put((task, error))
-    finally:
-        said.set()
-
-
-def _wait(task: int, process: subprocess.Popen, end: IO[bytes], said: threading.Event, ended: Any) -> None:
-    """Its last words are those before this mark; what it has started may keep the pipe open for longer."""
-    status = process.wait()
-    with contextlib.suppress(BrokenPipeError), end:  # nobody reads any more
-        end.write(_END)
-    said.wait()
-    ended.put((task, 128 - status if status < 0 else status))
-
-
-def _stop(processes: Sequence[subprocess.Popen]) -> None:
-    """End the processes and whatever they have started."""
+def _stop(processes: Sequence[_HostProcess]) -> None:
+    """End the processes and all that they have started."""
     if sys.platform == "win32":  # where none is started
         return
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
+            process.signal(number)
         for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(_GRACE)
+            process.wait(_GRACE)

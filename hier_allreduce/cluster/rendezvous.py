@@ -1,30 +1,37 @@
-"""How the hosts of one job begin and end a session together.
+"""The protocol by which the hosts of one job begin and end a session together.
 
 ::
 
-    host 0   facts ──► its board                    steps …   "left by host 0" ──► board of host 1
-    host 1   facts ──► its board   reads host 0's   steps …   "left by host 1" ──► board of host 0
+    host 0   publish facts ─┐                     ┌─ steps … ─ announce departure ─┐
+                            ├─ compare all facts ─┤                                ├─ wait for the others' departure
+    host 1   publish facts ─┘                     └─ steps … ─ announce departure ─┘
 
-What differs is an error on both, before the first step. A host that fails in a step says so on the others' boards.
+A difference is an error on both hosts, before the first step. A host that fails in a step reports that to the others.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import time
 from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ..errors import ClusterError
 from .kv_store import KeyValueStore
+from .messages import FAILED, REFUSED, Messages
+from .polling import attempts
 from .watchdog import START_AGAIN, Watchdog
 
-POLL = 0.1  # seconds between two looks at hosts that are still starting
-_LISTED = 5  # so many differences does an error name
+_LISTED = 5  # differences that an error message lists
 
 
 class TimeLimits(NamedTuple):
-    """Seconds: until a host that is gone is found out, for all hosts to be there, for one that is alive to come."""
+    """Time limits in seconds.
+
+    Attributes:
+        gone: within which a dead host is detected.
+        start: to wait for all hosts to join.
+        stall: to wait for a live host that makes no progress.
+    """
 
     gone: float
     start: float
@@ -32,191 +39,182 @@ class TimeLimits(NamedTuple):
 
 
 class Rendezvous:
-    """One session's beginning and end, on all hosts.
+    """The start and the end of one session on all hosts.
 
     Attributes:
-        steps: with the other hosts, that this one has begun; broadcasts are some too.
-        moment: seconds to wait for the others' words after an error.
+        steps: number of steps with the other hosts that this host has begun; broadcasts count too.
+        grace: seconds to wait for the other hosts' messages after an error.
     """
 
     def __init__(
-        self, hosts: Sequence[str], task: int, patience: TimeLimits, watch: Watchdog, board: KeyValueStore, number: int
+        self,
+        hosts: Sequence[str],
+        task: int,
+        limits: TimeLimits,
+        watchdog: Watchdog,
+        kv_store: KeyValueStore,
+        session: int,
     ):
-        """Nothing is written or read yet.
+        """Note the arguments; nothing is exchanged yet.
 
         Args:
             hosts: the addresses of all hosts, by task.
-            task: which of them this process is.
-            patience: how long to wait for what.
-            watch: over the hosts.
-            board: of the hosts.
-            number: so many sessions this process has had before.
+            task: the index of this process.
+            limits: how long to wait.
+            watchdog: probes the other hosts.
+            kv_store: the stores of all hosts.
+            session: number of sessions that this process has had before.
         """
-        self._hosts, self._task, self._patience = hosts, task, patience
-        self._watch, self._board, self._number = watch, board, number
+        self._hosts, self._task, self._limits, self._watchdog = hosts, task, limits, watchdog
+        self._messages = Messages(kv_store, hosts, task, session)
         self._others = [other for other in range(len(hosts)) if other != task]
-        self._met: Set[int] = set()  # hosts that have answered once
-        self._left = False
+        self._answered: Set[int] = set()  # hosts that have been alive at least once
+        self._leaving = False
         self.steps = 0
-        self.moment = patience.gone / 4
+        self.grace = limits.gone / 4
 
-    def agree(self, facts: Mapping[str, Any]) -> None:
-        """Wait for all hosts; return if their facts are the same as these.
+    def barrier(self, facts: Mapping[str, Any]) -> None:
+        """Wait until all hosts have published their facts, and check that these are equal.
 
         Raises:
-            ClusterError: a host's are not, one is missing, or this host's own server does not answer.
+            ClusterError: a host's facts differ, a host is missing, or this host's own server does not answer.
         """
         text = json.dumps(facts)
-        self._put_up(text)
-        end = time.monotonic() + self._patience.start
+        self._publish(text)
         mine, waiting = json.loads(text), list(self._others)
-        while waiting:
-            away = self._away(waiting)
-            for task in [task for task in waiting if task not in away]:
-                theirs = self._watch.call(functools.partial(self._board.read, task, self._topic("facts")), [task])
+        for _ in attempts(self._limits.start):
+            unreachable = self._unreachable(waiting)
+            for task in [task for task in waiting if task not in unreachable]:
+                theirs = self._watchdog.call(functools.partial(self._messages.facts, task), [task])
                 if theirs is not None:
                     waiting.remove(task)
                     self._compare(task, mine, json.loads(theirs))
-            told = self._said(self._topic("refused"))
-            if told:
-                self._refuse(told, self._met)
-            if waiting and time.monotonic() > end:
-                named = [f"host {t} ({self._hosts[t]}) {away.get(t, 'has not built its graph')}" for t in waiting]
-                self._leave(self.moment, self._met)
-                raise ClusterError(
-                    f"after {self._patience.start:g} s not all hosts are there: {'; '.join(named)}. Start it, or"
-                    " correct the list of hosts on every host"
-                )
-            time.sleep(POLL if waiting else 0)
-
-    def _put_up(self, text: str) -> None:
-        """Let the others read this host's facts; its server may have to start first, however short the start is."""
-        end = time.monotonic() + max(self._patience.gone, self._patience.start)
-        while not self._board.write(self._task, self._topic("facts"), text):
-            if time.monotonic() > end:
-                raise ClusterError(
-                    f"this host's own server ({self._hosts[self._task]}) does not answer; start the process again"
-                )
-            time.sleep(POLL)
-
-    def _compare(self, task: int, mine: Dict[str, Any], theirs: Dict[str, Any]) -> None:
-        own = self._task
-        if list(differences({**mine, "task": task}, theirs)):
-            # it may wait at another address for this host, and never find out by itself
-            self._write([task], "refused", self._difference(own, theirs, mine))
-            # those who are late would wait for a host that is gone; if lists differ, nobody may ever be there
-            late = self._others if mine["hosts"] == theirs["hosts"] else self._met
-            self._refuse(self._difference(task, mine, theirs), late)
-
-    def _difference(self, task: int, mine: Dict[str, Any], theirs: Dict[str, Any]) -> str:
-        """What the host that ``mine`` is of has to say about host ``task``."""
-        found = list(differences({**mine, "task": theirs["task"]}, theirs))
-        if theirs["task"] != task:
-            found.insert(0, f"it takes itself for host {theirs['task']}")
-        more = [f"and {len(found) - _LISTED} more"] * (len(found) > _LISTED)
-        return (
-            f"host {task} ({self._hosts[task]}) differs from this host ({mine['task']}):"
-            f" {'; '.join(found[:_LISTED] + more)}. All hosts must run the same program with the same settings, and the"
-            " same SciPy if it plans from links"
+            refusal = self._messages.received(REFUSED)
+            if refusal:
+                self._refuse(refusal, self._answered)
+            if not waiting:
+                return
+        missing = [f"{self._name(task)} {unreachable.get(task, 'has not built its graph')}" for task in waiting]
+        self._leave(self.grace, self._answered)
+        raise ClusterError(
+            f"after {self._limits.start:g} s not all hosts are there: {'; '.join(missing)}. Start it, or correct the"
+            " list of hosts on every host"
         )
 
-    def _refuse(self, words: str, hosts: Iterable[int]) -> None:
-        self._leave(self._patience.gone, hosts)
-        raise ClusterError(words)
+    def _publish(self, text: str) -> None:
+        """Publish this host's facts. Its server may have to start first, however short ``limits.start`` is."""
+        for _ in attempts(max(self._limits.gone, self._limits.start)):
+            if self._messages.publish_facts(text):
+                return
+        raise ClusterError(
+            f"this host's own server ({self._hosts[self._task]}) does not answer; start the process again"
+        )
 
-    def tell(self, words: str) -> None:
-        """Say to all others, for their :meth:`told`, why this host's step has failed."""
-        self._write(self._others, "failed", f"host {self._task} ({self._hosts[self._task]}) {words}")
+    def _compare(self, task: int, mine: Dict[str, Any], theirs: Dict[str, Any]) -> None:
+        if not list(differences({**mine, "task": task}, theirs)):
+            return
+        # That host may wait for this one at another address, and never detect the difference by itself.
+        refusal = self._difference(self._task, theirs, mine)
+        self._messages.send([task], REFUSED, refusal, self.grace, self._unreachable)
+        # Late hosts would otherwise wait for a host that is gone. But if the lists differ, some may never come.
+        late = self._others if mine["hosts"] == theirs["hosts"] else self._answered
+        self._refuse(self._difference(task, mine, theirs), late)
 
-    def _write(self, hosts: Sequence[int], topic: str, words: str) -> None:
-        """Put words up on other hosts' boards, again and again for a moment if one that lives is slow to take them."""
-        untold, end = list(hosts), time.monotonic() + self.moment
-        while untold:
-            away = self._away(untold)
-            untold = [t for t in untold if t not in away and not self._board.write(t, self._topic(topic), words)]
-            if time.monotonic() > end:
-                break
-            time.sleep(POLL if untold else 0)
+    def _difference(self, task: int, mine: Dict[str, Any], theirs: Dict[str, Any]) -> str:
+        """Return the error message of the host with the facts ``mine`` about host ``task``."""
+        lines = list(differences({**mine, "task": theirs["task"]}, theirs))
+        if theirs["task"] != task:
+            lines.insert(0, f"it takes itself for host {theirs['task']}")
+        if len(lines) > _LISTED:
+            lines[_LISTED:] = [f"and {len(lines) - _LISTED} more"]
+        return (
+            f"{self._name(task)} differs from this host ({mine['task']}): {'; '.join(lines)}. All hosts must run the"
+            " same program with the same settings, and the same SciPy if it plans from links"
+        )
 
-    def told(self, also_same: bool = False) -> str:
-        """What another host has said for which this one's run cannot end; nothing if there is nothing.
+    def _refuse(self, message: str, hosts: Iterable[int]) -> None:
+        self._leave(self._limits.gone, hosts)
+        raise ClusterError(message)
 
-        A host that has left in the same run may have been at the end of its data, as this one may be soon; with
-        ``also_same``, when this one's run has failed, that is told too.
+    def report_failure(self, reason: str) -> None:
+        """Tell all other hosts why this host's step has failed; they read it by :meth:`peer_failure`."""
+        message = f"{self._name(self._task)} {reason}"
+        self._messages.send(self._others, FAILED, message, self.grace, self._unreachable)
+
+    def peer_failure(self, step_failed: bool = False) -> str:
+        """Return why the current step cannot complete, as another host has reported it; empty if none has.
+
+        Args:
+            step_failed: whether this host's step has failed. Then a host that left during the same step counts too;
+                else that host may have reached the end of its data, as this one may do soon.
         """
-        words = self._said(self._topic("failed"))
-        for task in self._others:
-            address, own = self._hosts[task], self.steps
-            left = self._said(self._left_by(task))
-            if not words and left is not None and int(left) < own + also_same:
-                when, where = ("in", "still in it") if int(left) == own else ("after", f"in run {own}")
-                words = (
-                    f"host {task} ({address}) has left its session {when} run {left} with the other hosts (broadcasts"
-                    f" count too), and this host is {where}: all must make the same steps, as many"
-                )
-        return f"{words}. {START_AGAIN}" if words else ""
+        message = self._messages.received(FAILED) or next(self._early_departures(step_failed), "")
+        return f"{message}. {START_AGAIN}" if message else ""
 
-    def left(self) -> List[int]:
-        """The hosts that have said here that they leave."""
-        return [task for task in self._others if self._said(self._left_by(task))]
+    def _early_departures(self, step_failed: bool) -> Iterator[str]:
+        for task in self._others:
+            left_after = self._messages.departure(task)
+            if left_after is None or left_after > self.steps or (left_after == self.steps and not step_failed):
+                continue
+            when, where = ("in", "still in it") if left_after == self.steps else ("after", f"in run {self.steps}")
+            yield (
+                f"{self._name(task)} has left its session {when} run {left_after} with the other hosts (broadcasts"
+                f" count too), and this host is {where}: all hosts must run the same number of steps"
+            )
+
+    def departed(self) -> List[int]:
+        """Return the hosts that have announced to this one that they leave."""
+        return [task for task in self._others if self._messages.departure(task) is not None]
 
     def leave_after_error(self) -> None:
-        """Say that this host needs the others no more; wait a moment for those that are not lost to say so too."""
-        self._leave(self.moment)
+        """Announce that this host leaves; wait a moment for the hosts that are not lost to do so too."""
+        self._leave(self.grace)
 
     def leave_at_end(self) -> None:
-        """The same, with the patience that a host which saves or evaluates at the end asks for."""
-        self._leave(self._patience.stall)
+        """Announce that this host leaves; wait for the others as long as saving or evaluating may take them."""
+        self._leave(self._limits.stall)
 
     def _leave(self, seconds: float, hosts: Optional[Iterable[int]] = None) -> None:
-        """Tell ``hosts`` that this one leaves, and wait until they all have said so too, or have come and gone.
+        """Announce to ``hosts`` that this one leaves, and wait until each has left too, or has answered and is gone.
 
-        They may still look at this process until then: one that ends early would be taken for the cause of what others
-        are about to find.
+        They may probe this process until then: if it ended early, it would be taken for the cause of what they are
+        about to detect.
         """
-        if self._left:
+        if self._leaving:
             return
-        self._left = True
-        waiting = [task for task in self._others if task not in self._watch.lost] if hosts is None else list(hosts)
-        untold, end = set(waiting), time.monotonic() + seconds
-        while waiting and time.monotonic() < end:
-            away = self._away(waiting)
-            for task in untold - set(away):
-                if self._board.write(task, self._left_by(self._task), str(self.steps)):
-                    self._board.close(task)
-                    untold.remove(task)
-            settled = {task for task in waiting if task not in untold - set(away) and self._said(self._left_by(task))}
-            waiting = [task for task in waiting if task not in settled and not (task in away and task in self._met)]
-            time.sleep(POLL if waiting else 0)
+        self._leaving = True
+        waiting = [task for task in self._others if task not in self._watchdog.lost] if hosts is None else list(hosts)
+        untold = set(waiting)
+        for _ in attempts(seconds):
+            unreachable = set(self._unreachable(waiting))
+            untold -= {task for task in untold - unreachable if self._messages.announce_departure(task, self.steps)}
+            left = set(self.departed()) - (untold - unreachable)
+            settled = left | (unreachable & self._answered)
+            waiting = [task for task in waiting if task not in settled]
+            if not waiting:
+                return
 
     def close(self) -> None:
-        """Close what is open on this host's server. Another host may be gone, and closing would wait for it."""
-        self._board.close(self._task)
+        """Close what is open on this host's own server."""
+        self._messages.close()
 
-    def _said(self, topic: str) -> Optional[str]:
-        """What another host has written here."""
-        return self._board.read(self._task, topic)
+    def _unreachable(self, hosts: Sequence[int]) -> Dict[int, str]:
+        faults = self._watchdog.faults(hosts)
+        self._answered.update(set(hosts) - set(faults))
+        return faults
 
-    def _away(self, hosts: Sequence[int]) -> Dict[int, str]:
-        found = self._watch.faults(hosts)
-        self._met.update(set(hosts) - set(found))
-        return found
-
-    def _left_by(self, task: int) -> str:
-        # by address: where lists differ, numbers do too
-        return self._topic(f"left by {self._hosts[task]}")
-
-    def _topic(self, name: str) -> str:
-        return f"{name}/{self._number}"
+    def _name(self, task: int) -> str:
+        return f"host {task} ({self._hosts[task]})"
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """What two nested mappings do not have in common, in words."""
+    """Yield a line for each entry in which two nested mappings differ, ``"PATH, KEY: VALUE there, VALUE here"``."""
     for key in [*mine, *(key for key in theirs if key not in mine)]:
         place = f"{path}, {key}" if path else str(key)
         if key not in mine or key not in theirs:
             value = mine.get(key, theirs.get(key))
-            yield f"{place}: only {'there' if key in theirs else 'here'}" + f" ({value})" * isinstance(value, str)
+            shown = f" ({value})" if isinstance(value, str) else ""
+            yield f"{place}: only {'there' if key in theirs else 'here'}{shown}"
         elif isinstance(mine[key], dict) and isinstance(theirs[key], dict):
             yield from differences(mine[key], theirs[key], place)
         elif mine[key] != theirs[key]:

@@ -1,4 +1,4 @@
-"""The session of a host among several: it ends with an error that names the host where TensorFlow's would hang."""
+"""The session of one host among several: it raises an error that names the host where TensorFlow's would hang."""
 
 from __future__ import annotations
 
@@ -6,167 +6,169 @@ import functools
 import re
 import sys
 import threading
-import time
 from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..errors import ClusterError
 from ..graph import tf1
-from .rendezvous import POLL, Rendezvous
+from .polling import POLL, attempts
+from .rendezvous import Rendezvous
 from .watchdog import Watchdog
 
 
 class ClusterSession(tf1.Session):
-    """A session that ends with an error that names the host, where TensorFlow's would hang when a host dies.
+    """A session whose steps end with an error that names the host if another host fails.
 
-    Steps are made in a thread of their own while the calling one looks after the hosts. That is done for the thread
-    that opened the session; others, such as those that fill queues, run as in any session.
+    Steps run in a thread of their own while the calling thread probes the hosts. That holds for the thread that opened
+    the session; in other threads, such as those that fill queues, ``run`` works as in any session.
 
-    After a step with the other hosts that ended with an error, be it the end of the data, there can be no other:
-    TensorFlow gives the next one the same number, by which it would meet hosts that are still in the first.
+    After a step with the other hosts that ended with an error, the end of the data included, there can be no other:
+    TensorFlow gives the next step the same number, so it could meet hosts that are still in the failed one.
     """
 
-    def __init__(self, meeting: Rendezvous, watch: Watchdog, target: str, graph: Any, config: Any):
+    def __init__(self, rendezvous: Rendezvous, watchdog: Watchdog, target: str, graph: Any, config: Any):
         super().__init__(target, graph, config)
-        self._meeting, self._watch = meeting, watch
+        self._rendezvous, self._watchdog = rendezvous, watchdog
         self._owner = threading.current_thread()
-        self._failed = False
-        self._crossing: Dict[Tuple[Any, ...], bool] = {}  # by what is run
-        self._ended = ""  # why there can be no other step with the other hosts
-        self._inside = self._broken = False  # a step with the other hosts: is this one in it, did its last one fail
+        self._left_by_error = False
+        self._crossing: Dict[Tuple[Any, ...], bool] = {}  # by the ops that a run fetches
+        self._no_more_steps = ""  # why there can be no other step with the other hosts
+        self._in_step = self._step_failed = False  # of steps with the other hosts
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``tf.compat.v1.Session.run``.
+        """Run as ``tf.compat.v1.Session.run`` does.
 
         Raises:
-            ClusterError: a host died or froze; TensorFlow cannot go on in this process: end it, and start again. Or
-                a step with the other hosts has ended with an error, and this would be the next.
+            ClusterError: a host died or froze, and TensorFlow cannot go on in this process: end it, and start again.
+                Or an earlier step with the other hosts ended with an error, and this would be the next one.
         """
         return self._watched(functools.partial(super().run, *args, **kwargs))
 
     def make_callable(self, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Callable[..., Any]:
-        """As ``tf.compat.v1.Session.make_callable``; errors are those of :meth:`run`."""
-        return super().make_callable(fetches, feed_list or [], accept_options)  # with a list it is made of run()
+        """Return a callable as ``tf.compat.v1.Session.make_callable`` does; it raises the errors of :meth:`run`."""
+        return super().make_callable(fetches, feed_list or [], accept_options)  # with a list, it calls run()
 
     def _do_run(self, handle: Any, targets: Sequence[Any], fetches: Sequence[Any], *rest: Any) -> Any:
-        """TensorFlow's own place between finding out what is to be run and running it."""
+        """Override TensorFlow's method between the choice of what to run and the run itself."""
         ops = (*targets, *(tensor.op for tensor in fetches))
         if ops not in self._crossing:
-            self._crossing[ops] = _crosses(ops)
+            self._crossing[ops] = _needs_collective(ops)
         if not self._crossing[ops]:
             return super()._do_run(handle, targets, fetches, *rest)
-        if self._ended:
-            raise ClusterError(self._ended)
-        self._meeting.steps += 1
-        self._inside = True
+        if self._no_more_steps:
+            raise ClusterError(self._no_more_steps)
+        self._rendezvous.steps += 1
+        self._in_step = True
         try:
             return super()._do_run(handle, targets, fetches, *rest)
         except tf.errors.OpError as error:
-            self._ended, self._broken = _no_more_steps(error), True
+            self._no_more_steps, self._step_failed = _last_step_message(error), True
             raise
         finally:
-            self._inside = False
+            self._in_step = False
 
     def _watched(self, function: Callable[[], Any]) -> Any:
         if threading.current_thread() is not self._owner:
             return function()
         try:
-            return self._watch.call(function, told=self._told, left=self._meeting.left)
-        except tf.errors.OutOfRangeError:  # the data are at their end
+            return self._watchdog.call(function, peer_failure=self._peer_failure, departed=self._rendezvous.departed)
+        except tf.errors.OutOfRangeError:  # the end of the data
             raise
         except tf.errors.OpError as error:
-            words = self._cause(error)
-            if not words:
+            message = self._cause(error)
+            if not message:
                 raise
-            self._meeting.leave_after_error()
-            raise ClusterError(words) from error
+            self._rendezvous.leave_after_error()
+            raise ClusterError(message) from error
         except ClusterError:
-            self._meeting.leave_after_error()
+            self._rendezvous.leave_after_error()
             raise
 
-    def _told(self) -> str:
-        return self._meeting.told() if self._inside else ""
+    def _peer_failure(self) -> str:
+        return self._rendezvous.peer_failure() if self._in_step else ""
 
     def _cause(self, error: tf.errors.OpError) -> str:
-        """Which host has made a run fail, in words; nothing where it is this one, which then tells the others."""
-        broken, self._broken = self._broken, False
-        listens, patience = broken and _is_from_elsewhere(error), 0.0
-        if listens:
-            patience = self._meeting.moment  # a host that fails tells the others after that
+        """Return which other host made a run fail; or an empty text, and this host reports its failure to them."""
+        step_failed, self._step_failed = self._step_failed, False
+        may_be_peer, seconds = step_failed and _may_come_from_a_peer(error), 0.0
+        if may_be_peer:
+            seconds = self._rendezvous.grace  # a host that fails reports it within this time
         elif isinstance(error, tf.errors.UnavailableError):
-            patience = POLL  # a process that ends may close its connections before its port
-        end = time.monotonic() + patience
-        while True:
-            found = self._watch.faults()
-            words = self._meeting.told(also_same=not found) if listens else ""
-            words = words or self._watch.message(found, self._meeting.left)
-            if words or time.monotonic() >= end:
-                break
-            time.sleep(POLL)
-        if broken and not words:
-            self._meeting.tell(f"ended its step with {_in_a_line(error)}")
-        return words
+            seconds = POLL  # a process that ends may close its connections before its port
+        message = ""
+        for _ in attempts(seconds):
+            faults = self._watchdog.faults()
+            if may_be_peer:
+                message = self._rendezvous.peer_failure(step_failed=not faults)
+            message = message or self._watchdog.message(faults, self._rendezvous.departed)
+            if message:
+                return message
+        if step_failed:
+            self._rendezvous.report_failure(f"ended its step with {_summary(error)}")
+        return ""
 
     def close(self) -> None:
-        """Wait until all hosts have come to this point, or are gone; then close.
+        """Close the session once all hosts have come to this point or are gone.
 
-        A host that an exception brings here waits for nobody: the others may be in the middle of a step with it.
+        A host that an exception brings here does not wait: the others may be in the middle of a step with it.
         """
-        if self._watch.stuck:
+        if self._watchdog.stuck:
             return
-        if not (self._failed or _is_failure(sys.exc_info()[1])):
-            self._meeting.leave_at_end()
+        if not (self._left_by_error or _is_failure(sys.exc_info()[1])):
+            self._rendezvous.leave_at_end()
         super().close()
-        self._meeting.close()
-        self._watch.close()
+        self._rendezvous.close()
+        self._watchdog.close()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        self._failed = _is_failure(error)  # TensorFlow then calls close() in a thread that knows of no exception
+        # TensorFlow then calls close() in a thread that does not see the exception.
+        self._left_by_error = _is_failure(error)
         super().__exit__(kind, error, trace)
 
 
 def _is_failure(error: Optional[BaseException]) -> bool:
     if isinstance(error, SystemExit):
         return bool(error.code)
-    return error is not None and not isinstance(error, tf.errors.OutOfRangeError)  # that is the end of the data
+    return error is not None and not isinstance(error, tf.errors.OutOfRangeError)  # that one is the end of the data
 
 
-def _crosses(ops: Iterable[Any]) -> bool:
-    """Whether a collective is among ``ops`` and all that they need."""
-    found, waiting = set(ops), list(ops)
+def _needs_collective(ops: Iterable[Any]) -> bool:
+    """Whether a collective is among ``ops`` and everything they depend on."""
+    seen, waiting = set(ops), list(ops)
     while waiting:
         op = waiting.pop()
         if op.type.startswith("Collective"):
             return True
-        needed = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - found
-        found |= needed
-        waiting += needed
+        new = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - seen
+        seen |= new
+        waiting += new
     return False
 
 
-def _is_from_elsewhere(error: tf.errors.OpError) -> bool:
-    """Whether a step may have failed because it did on another host; else it was an op of this one."""
+def _may_come_from_a_peer(error: tf.errors.OpError) -> bool:
+    """Whether a step may have failed because it did on another host; else an op of this host has failed."""
     if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)):
         return True
-    collective = str(getattr(error.op, "type", "")).startswith("Collective")
-    return collective or any(words in str(error.message) for words in ("from peer", "[_Derived_]", "BufRendezvous"))
+    if str(getattr(error.op, "type", "")).startswith("Collective"):
+        return True
+    return any(mark in str(error.message) for mark in ("from peer", "[_Derived_]", "BufRendezvous"))
 
 
-def _no_more_steps(error: tf.errors.OpError) -> str:
-    ended = "with the end of its data" if isinstance(error, tf.errors.OutOfRangeError) else "with an error"
+def _last_step_message(error: tf.errors.OpError) -> str:
+    end = "with the end of its data" if isinstance(error, tf.errors.OutOfRangeError) else "with an error"
     return (
-        f"this host's last step with the other hosts ended {ended} ({_in_a_line(error)}), and after that this session"
-        " cannot make another: they might still be in that one, and take this for it. Let the data repeat"
-        " (dataset.repeat()) and count the steps, as many on every host; or open a session for each epoch. What needs"
-        " no other host may still be run"
+        f"this host's last step with the other hosts ended {end} ({_summary(error)}), and after that this session"
+        " cannot run another: the others might still be in that step and take the new one for it. Let the data repeat"
+        " (dataset.repeat()) and run the same number of steps on every host; or open a session for each epoch. What"
+        " needs no other host can still run"
     )
 
 
-def _in_a_line(error: tf.errors.OpError) -> str:
-    """What kind of error it is, and what happened."""
+def _summary(error: tf.errors.OpError) -> str:
+    """Return an error's type and first line of its message, without the graph's traceback."""
     first = error.__context__  # before TensorFlow added where the op was built
     text = str((first if isinstance(first, tf.errors.OpError) else error).message)
-    told = [line.strip() for line in text.splitlines() if not line.startswith("From /job:")]
-    told = [line for line in told if line and not line.endswith("root error(s) found.")]
-    return f"{type(error).__name__}: {re.sub('^[(]0[)] [A-Z_]+: ', '', told[0]) if told else 'no message'}"
+    lines = [line.strip() for line in text.splitlines() if not line.startswith("From /job:")]
+    lines = [line for line in lines if line and not line.endswith("root error(s) found.")]
+    return f"{type(error).__name__}: {re.sub('^[(]0[)] [A-Z_]+: ', '', lines[0]) if lines else 'no message'}"

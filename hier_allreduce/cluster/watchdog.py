@@ -1,7 +1,13 @@
-"""Waiting for other hosts without hanging: the wait happens in one thread while another looks after the hosts.
+"""Waiting for other hosts without hanging: one thread waits while another probes the hosts. No TensorFlow.
 
-A collective cannot tell a host that saves a checkpoint from one that is dead, and a time limit on it cannot either. So
-nothing here limits the wait itself: as long as every host answers (see ``alive``), it goes on.
+::
+
+    calling thread   call(step) ──► probe the hosts every timeout/6 s ──► result, or a ClusterError that names a host
+                          │                                             ▲
+    waiting thread        └──► step(): blocks in a collective ──────────┘
+
+A collective cannot tell a host that saves a checkpoint from one that is dead, and neither can a time limit on it. So
+the wait itself has no such limit: it goes on as long as every host answers the probe of ``liveness``.
 """
 
 from __future__ import annotations
@@ -10,134 +16,129 @@ import queue
 import threading
 import time
 import weakref
+from concurrent.futures import Future, wait
 from typing import Any, Callable, Collection, Dict, Iterable, Optional, Sequence
 
 from ..errors import ClusterError
-from . import liveness as alive
+from . import liveness
 
 START_AGAIN = "Start all hosts again, from the last checkpoint"
 
-
-class _Call:
-    """A function that runs in the waiting thread, and what became of it."""
-
-    def __init__(self, function: Callable[[], Any]):
-        self._function = function
-        self._result: Any = None
-        self._error: Optional[BaseException] = None
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        try:
-            self._result = self._function()
-        except BaseException as error:  # it is raised again in the thread that asked
-            self._error = error
-        self.done.set()
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._result
+_Calls = queue.Queue  # of (future, function), or None at the end
 
 
 class Watchdog:
-    """Makes calls that wait for other hosts.
+    """Runs functions that wait for other hosts, and gives up on one when a host has failed.
 
-    ``lost`` is what the last look found: ``{task: what is wrong with it}``.
-
-    Args:
-        hosts: the addresses of all hosts, by task.
-        task: this host.
-        timeout: seconds within which a host that no longer answers is found.
-        stall: seconds that hosts which do answer may keep this one waiting.
+    Attributes:
+        lost: the result of the latest probe, ``{task: fault}``.
     """
 
     def __init__(self, hosts: Sequence[str], task: int, timeout: float, stall: float):
+        """Start the waiting thread.
+
+        Args:
+            hosts: the addresses of all hosts, by task.
+            task: the index of this host.
+            timeout: seconds within which a host that no longer answers is detected.
+            stall: seconds that hosts which do answer may keep this one waiting.
+        """
         self._addresses = {other: address for other, address in enumerate(hosts) if other != task}
         self._timeout, self._stall = timeout, stall
-        self._calls: queue.Queue[Optional[_Call]] = queue.Queue()
-        self._busy: Optional[_Call] = None
+        self._calls: _Calls = queue.Queue()
+        self._pending: Optional[Future] = None
+        self._given_up = ""  # why the pending call was given up
         self.lost: Dict[int, str] = {}
-        self._given_up = ""
+        # A daemon: a call that is stuck in a collective must not keep the interpreter from exiting.
         threading.Thread(target=_work, args=(self._calls,), name="hier_allreduce-waiting", daemon=True).start()
-        self._end = weakref.finalize(self, self._calls.put, None)
+        self._stop_thread = weakref.finalize(self, self._calls.put, None)
 
     @property
     def stuck(self) -> bool:
-        """Whether a call was given up, and still waits."""
-        return self._busy is not None and not self._busy.done.is_set()
+        """Whether a call was given up and is still waiting."""
+        return self._pending is not None and not self._pending.done()
 
     def call(
         self,
         function: Callable[[], Any],
         hosts: Optional[Iterable[int]] = None,
-        told: Callable[[], str] = str,
-        left: Callable[[], Collection[int]] = tuple,
+        peer_failure: Callable[[], str] = str,
+        departed: Callable[[], Collection[int]] = tuple,
     ) -> Any:
-        """What ``function()`` returns, or raises.
+        """Return or raise what ``function()`` does; it runs in the waiting thread.
 
         Args:
-            function: it runs in another thread.
-            hosts: those that it waits for; all of them by default.
-            told: asked now and then what a host has said for which the call cannot end; by default, nothing.
-            left: asked, if a host is gone, which ones have said that they leave; by default, none.
+            function: what to call.
+            hosts: the tasks that it waits for; all others by default.
+            peer_failure: polled for a host's report that the call cannot complete; by default there is none.
+            departed: asked which hosts have announced that they leave, if one is gone; by default none have.
 
         Raises:
-            ClusterError: a host is gone or silent, has said that it does not come, or all answer and ``stall`` has
+            ClusterError: a host is gone, silent or has reported a failure, or all answer and ``stall`` seconds have
                 passed. The call is given up.
         """
         if self.stuck:
             raise ClusterError(self._given_up)
-        if not self._end.alive:
+        if not self._stop_thread.alive:
             return function()
-        self._busy = call = _Call(function)
-        self._given_up = f"an earlier run was interrupted, and still waits for other hosts. {START_AGAIN}"  # by Ctrl-C
-        self._calls.put(call)
+        call: Future = Future()
+        self._pending = call
+        # what later calls raise if Ctrl-C interrupts this one
+        self._given_up = f"an earlier run was interrupted and still waits for other hosts. {START_AGAIN}"
+        self._calls.put((call, function))
         end = time.monotonic() + self._stall
-        while not call.done.wait(self._timeout / 6):
-            found = self.faults(hosts)
-            # in this order: a host that is gone may have said why before
-            words = told() or self.message(found, left)
-            if not words and time.monotonic() > end:
-                words = (
+        while not wait([call], self._timeout / 6).done:
+            faults = self.faults(hosts)
+            # in this order: a host that is gone may have reported the reason before
+            message = peer_failure() or self.message(faults, departed)
+            if not message and time.monotonic() > end:
+                message = (
                     f"waited {self._stall:g} s for hosts {sorted(hosts or self._addresses)}, which all answer: one of"
-                    " them is stuck, or makes other steps than this host; start all hosts again"
+                    " them is stuck, or runs other steps than this host; start all hosts again"
                 )
-            if words and not call.done.is_set():
-                self._given_up = words
-                raise ClusterError(words)
-        self._busy = None
+            if message and not call.done():
+                self._given_up = message
+                raise ClusterError(message)
+        self._pending = None
         return call.result()
 
     def close(self) -> None:
-        """End the waiting thread, as soon as it waits for nothing; later calls run in the thread that makes them."""
-        self._end()
+        """End the waiting thread as soon as it is idle; later calls run in the thread that makes them."""
+        self._stop_thread()
 
     def faults(self, hosts: Optional[Iterable[int]] = None) -> Dict[int, str]:
-        """Which hosts are not alive now, ``{task: what is wrong}``; a silent one is asked twice."""
-        asked = {task: self._addresses[task] for task in (self._addresses if hosts is None else hosts)}
-        found = alive.faults(asked, self._timeout / 6)
-        silent = {task: asked[task] for task, words in found.items() if words == alive.SILENT}
+        """Probe hosts, all others by default; return ``{task: fault}``. A silent host is probed twice."""
+        addresses = {task: self._addresses[task] for task in (self._addresses if hosts is None else hosts)}
+        faults = liveness.faults(addresses, self._timeout / 6)
+        silent = {task: addresses[task] for task, fault in faults.items() if fault == liveness.SILENT}
         if silent:
-            again = alive.faults(silent, self._timeout / 6)
-            found = {task: words for task, words in found.items() if task not in silent or task in again}
-        self.lost = found
-        return found
+            again = liveness.faults(silent, self._timeout / 6)
+            faults = {task: fault for task, fault in faults.items() if task not in silent or task in again}
+        self.lost = faults
+        return faults
 
-    def message(self, found: Dict[int, str], left: Callable[[], Collection[int]]) -> str:
-        """What to tell people about :meth:`faults`; nothing if there are none.
+    def message(self, faults: Dict[int, str], departed: Callable[[], Collection[int]]) -> str:
+        """Return the error message for :meth:`faults`; empty if there are none.
 
-        Hosts that have ``left`` did so because of another one: they are named only where there is no other.
+        Hosts that have ``departed`` did so because of another host: they are named only if there is no other.
         """
-        if not found:
+        if not faults:
             return ""
-        gone = left()
-        causes = {task: words for task, words in found.items() if task not in gone} or found
-        named = "; ".join(f"host {task} ({self._addresses[task]}) {words}" for task, words in causes.items())
+        left = departed()
+        causes = {task: fault for task, fault in faults.items() if task not in left} or faults
+        named = "; ".join(f"host {task} ({self._addresses[task]}) {fault}" for task, fault in causes.items())
         return f"{named}. {START_AGAIN}"
 
 
-def _work(calls: queue.Queue[Optional[_Call]]) -> None:
-    for call in iter(calls.get, None):
-        call.run()
-        del call  # what it holds, a session and its graph, need not stay until the next one
+def _work(calls: _Calls) -> None:
+    for call, function in iter(calls.get, None):
+        _complete(call, function)
+        del call, function  # they hold a session and its graph, which need not live until the next call
+
+
+def _complete(call: Future, function: Callable[[], Any]) -> None:
+    try:
+        call.set_result(function())
+    except BaseException as error:  # raised again in the thread that waits for the call
+        call.set_exception(error)
+        del call  # breaks the cycle call → error → traceback → this frame → call

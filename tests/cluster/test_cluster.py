@@ -3,6 +3,7 @@
 Hosts are real processes with real servers on loopback; see clusters.py and cluster_child.py.
 """
 
+import contextlib
 import functools
 import gc
 import re
@@ -18,9 +19,10 @@ import tensorflow as tf
 from helpers import cluster_child
 from helpers.clusters import SECONDS, TIMEOUT, job
 from helpers.graphs import IS_TF2, cpus
+from helpers.ports import free_addresses
 
 from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, TowerOptimizer, allreduce_grads
-from hier_allreduce.cluster import liveness as alive
+from hier_allreduce.cluster import addresses, liveness
 from hier_allreduce.cluster.kv_store import KeyValueStore
 from hier_allreduce.cluster.rendezvous import differences
 from hier_allreduce.cluster.watchdog import Watchdog
@@ -36,7 +38,7 @@ def facts(hosts):
 # ---- sums ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[2, 3])
+@pytest.fixture(scope="module", params=[pytest.param(k, marks=pytest.mark.xdist_group(f"{k} hosts")) for k in (2, 3)])
 def summed(request):
     """(hosts, what each host got) of all kinds of gradients."""
     with job("sums", request.param) as hosts:
@@ -120,6 +122,9 @@ def test_float16_crosses_as_float32_where_tensorflow_has_no_kernel(summed):
 # ---- training ----------------------------------------------------------------------------------------
 
 
+compared = pytest.mark.xdist_group("undisturbed")  # one worker runs them, so that the fixture runs once
+
+
 @pytest.fixture(scope="module")
 def undisturbed():
     """Two hosts, six steps."""
@@ -164,6 +169,7 @@ def test_hosts_train_as_one_with_all_their_examples(hosts):
                 np.testing.assert_allclose(value, exact, atol=1e-4)
 
 
+@compared
 @pytest.mark.parametrize("update", ["replicated", "main"])
 def test_the_tower_optimizer_trains_several_hosts_too(undisturbed, update):
     with job("train", 2, update=update) as hosts:
@@ -173,6 +179,7 @@ def test_the_tower_optimizer_trains_several_hosts_too(undisturbed, update):
                 np.testing.assert_allclose(value, exact, atol=1e-5)
 
 
+@compared
 def test_a_restart_from_the_checkpoint_goes_on_with_the_same_loss(tmp_path, undisturbed):
     """Saved by the chief after the third step; then a host dies. The new job restores on the chief only."""
     checkpoint = str(tmp_path / "model")
@@ -205,25 +212,25 @@ def sessions(monkeypatch):
 
 
 def test_trying_again_to_write_or_read_builds_nothing_more(sessions):
-    board = KeyValueStore(alive.free_addresses(1), 0.1)
+    kv_store = KeyValueStore(free_addresses(1), 0.1)
     sizes = []
     for text in ("one", "two", "three"):
-        assert not board.write(0, "topic", text)
-        assert board.read(0, "topic") is None
+        assert not kv_store.put(0, "topic", text)
+        assert kv_store.get(0, "topic") is None
         sizes.append(len(sessions[0]().graph.get_operations()))
     assert sizes == sizes[:1] * 3
     assert len(sessions) == 1
 
 
 def test_a_server_that_was_started_again_is_written_and_read_anew_and_the_old_session_is_gone(sessions):
-    addresses = alive.free_addresses(1)
-    board = KeyValueStore(addresses, 2.0)
+    hosts = free_addresses(1)
+    kv_store = KeyValueStore(hosts, 2.0)
     for text in ("first", "second"):
-        with job("serve", 1, addresses=addresses) as (host,):
+        with job("serve", 1, addresses=hosts) as (host,):
             host.until("serving")
             # the connection of before is found broken, then the session unknown
-            assert any(board.write(0, "topic", text) for _ in range(20))
-            assert board.read(0, "topic") == text
+            assert any(kv_store.put(0, "topic", text) for _ in range(20))
+            assert kv_store.get(0, "topic") == text
     gc.collect()
     assert [session() is None for session in sessions] == [True, False]
 
@@ -240,19 +247,19 @@ def test_all_hosts_are_asked_at_once(monkeypatch):
         return found(*args, **options)
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
-    hosts = dict(enumerate(alive.free_addresses(4)))
-    assert alive.faults(hosts, SECONDS) == dict.fromkeys(hosts, alive.GONE)
+    hosts = dict(enumerate(free_addresses(4)))
+    assert liveness.faults(hosts, SECONDS) == dict.fromkeys(hosts, liveness.GONE)
 
 
 def test_a_name_that_is_not_found_in_time_is_a_host_that_does_not_answer(monkeypatch):
     over = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: over.wait(SECONDS) and [])
-    assert alive.faults({1: "slow:1"}, 0.1) == {1: alive.SILENT}
+    assert liveness.faults({1: "slow:1"}, 0.1) == {1: liveness.SILENT}
     over.set()
 
 
 def test_a_name_that_is_none_cannot_be_reached():
-    assert alive.faults({1: "a..b:1"}, 10.0)[1].startswith("cannot be reached: ")
+    assert liveness.faults({1: "a..b:1"}, 10.0)[1].startswith("cannot be reached: ")
 
 
 # ---- what stays after the end ----------------------------------------------------------------------------
@@ -297,8 +304,8 @@ def test_after_an_interrupted_wait_there_can_be_no_other():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        watch.call(end.wait, told=interrupted)
-    with pytest.raises(ClusterError, match="an earlier run was interrupted, and still waits for other hosts"):
+        watch.call(end.wait, peer_failure=interrupted)
+    with pytest.raises(ClusterError, match="an earlier run was interrupted and still waits for other hosts"):
         watch.call(str)
     end.set()
     watch.close()
@@ -327,7 +334,7 @@ def test_every_survivor_names_the_host_that_died_or_froze(who, how):
     with job("train", 3, timeout=TIMEOUT, die_at=2, who=who, signal=how) as hosts:
         hosts[who].until(2)
         ends = [host.end() for host in hosts if host is not hosts[who]]
-    words = "has no process that listens" if how == signal.SIGKILL else "does not answer"
+    words = "is not listening" if how == signal.SIGKILL else "does not answer"
     for kind, text in ends:
         assert kind == "error", text
         assert text.startswith(f"ClusterError: host {who} (127.0.0.1:")
@@ -379,15 +386,16 @@ def test_a_host_that_makes_fewer_steps_is_named_as_soon_as_it_leaves():
     assert kind == "error"
     assert text.startswith("ClusterError: host 1 (127.0.0.1:")
     assert "has left its session after run 5 with the other hosts (broadcasts count too), and this host is" in text
-    assert "in run 6: all must make the same steps" in text
+    assert "in run 6: all hosts must run the same number of steps" in text
 
 
+@compared
 def test_a_chief_may_save_or_evaluate_for_longer_than_the_timeout(undisturbed):
     """In Python, without a look at the network, until the other has looked after it for longer than that."""
     with job("train", 2, timeout=2.0, patient=True, each={0: {"wait_at": 1}}) as hosts:
         hosts[1].until(1)
         for _ in range(7):  # six within the timeout
-            hosts[1].until("a look")
+            hosts[1].until("a probe")
         hosts[0].go_on()
         assert [host["bits"] for host in facts(hosts)] == [host["bits"] for host in undisturbed]
 
@@ -423,6 +431,7 @@ def test_a_session_for_each_epoch_has_all_steps_of_all_epochs():
 # ---- failures at the start -----------------------------------------------------------------------------
 
 
+@compared
 def test_the_leader_may_be_late(undisturbed):
     with job("train", 2, each={0: {"late": True}}) as hosts:
         for host in hosts:
@@ -439,7 +448,7 @@ def test_a_host_that_never_comes_is_named(missing):
         kind, text = hosts[1 - missing].end()
     assert kind == "error"
     assert f"after 0.001 s not all hosts are there: host {missing} (127.0.0.1:" in text
-    assert "has no process that listens" in text
+    assert "is not listening" in text
 
 
 @pytest.mark.parametrize(
@@ -485,7 +494,7 @@ def test_hosts_with_different_numbers_of_devices_are_refused():
 
 
 def test_a_list_of_hosts_that_is_longer_or_in_another_order_is_refused():
-    a, b, c = alive.free_addresses(3)
+    a, b, c = free_addresses(3)
     for hosts_of_1, task, words in (
         ([a, b, c], 1, f"hosts, 2: only there ({c})"),
         ([b, a], 0, f"0: {b} there, {a} here"),
@@ -500,7 +509,7 @@ def test_a_list_of_hosts_that_is_longer_or_in_another_order_is_refused():
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_a_wrong_address_is_named_by_both_sides(wrong):
     """One host waits where nobody is, and learns from the other, who knows both lists."""
-    a, b, nobody = alive.free_addresses(3)
+    a, b, nobody = free_addresses(3)
     own_list = [a, nobody] if wrong == 0 else [nobody, b]
     with job("train", 2, busy=True, each={wrong: {"cluster": {"hosts": own_list}}}, addresses=[a, b]) as hosts:
         ends = [host.end() for host in hosts]
@@ -511,16 +520,16 @@ def test_a_wrong_address_is_named_by_both_sides(wrong):
 
 
 def test_hosts_that_wait_where_nobody_is_end_after_the_start_timeout():
-    a, b, c, d = alive.free_addresses(4)
+    a, b, c, d = free_addresses(4)
     each = {task: {"cluster": {"hosts": own, "start_timeout": 0.001}} for task, own in enumerate([[a, c], [d, b]])}
     with job("train", 2, each=each) as hosts:
         (_, first), (_, second) = (host.end() for host in hosts)
-    assert f"host 1 ({c}) has no process that listens" in first
-    assert f"host 0 ({d}) has no process that listens" in second
+    assert f"host 1 ({c}) is not listening" in first
+    assert f"host 0 ({d}) is not listening" in second
 
 
 def test_two_hosts_with_the_same_index_are_told():
-    a, b = alive.free_addresses(2)
+    a, b = free_addresses(2)
     with job("train", 2, each={1: {"cluster": {"hosts": [b, a], "task": 0}}}, addresses=[a, b]) as hosts:
         kind, text = hosts[0].end()
     assert kind == "error"
@@ -538,7 +547,7 @@ def test_a_port_is_tried_as_a_server_would(system, shared, monkeypatch):
 
     monkeypatch.setattr("socket.socket", Probe)
     monkeypatch.setattr("sys.platform", system)
-    alive.refuse_taken("127.0.0.1:2222")
+    addresses.refuse_taken("127.0.0.1:2222")
     assert seen == [shared]
 
 
@@ -547,17 +556,17 @@ def test_a_port_that_is_taken_is_named():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with job("train", 2, addresses=[f"127.0.0.1:{port}", *alive.free_addresses(1)]) as hosts:
+        with job("train", 2, addresses=[f"127.0.0.1:{port}", *free_addresses(1)]) as hosts:
             kind, text = hosts[0].end()
     assert kind == "error"
-    assert f"port {port} of this host (127.0.0.1:{port}) cannot be listened on: Address already in use" in text
+    assert f"cannot listen on port {port} of this host (127.0.0.1:{port}): Address already in use" in text
 
 
 # ---- one host, and what is refused without any ----------------------------------------------------------
 
 
 def test_one_host_has_no_server_and_no_collective(graph):
-    cluster = Cluster(["127.0.0.1:1"], 0, 2)  # port 1 could not be listened on
+    cluster = Cluster(["127.0.0.1:1"], 0, 2)  # no server could listen on port 1
     with_it = allreduce_grads([[tf.constant(1.0)], [tf.constant(2.0)]], ["/cpu:0", "/cpu:1"], cluster=cluster)
     names = [op.type for op in graph.get_operations()]
     with tf.Graph().as_default() as plain:
@@ -606,7 +615,7 @@ def test_hosts_that_train_and_start_apart_are_warned(graph, broadcasts):
         allreduce_grads([[variable + 1.0]] * 2, cpus(2), cluster=cluster)
         if broadcasts:
             cluster.broadcast([variable])
-        with warnings.catch_warnings(record=True) as seen, pytest.raises(ClusterError, match="cannot be listened on"):
+        with warnings.catch_warnings(record=True) as seen, pytest.raises(ClusterError, match="cannot listen on port"):
             warnings.simplefilter("always")
             cluster.session()
     told = [str(each.message) for each in seen if "cluster.broadcast" in str(each.message)]
@@ -635,7 +644,7 @@ def facts_of(places):
     with tf.Graph().as_default() as graph:
         devices = [f"/gpu:{k}" for k in places]
         allreduce_grads([[tf.zeros([1 << 20])]] * 4, devices, strategy=Strategy(topology="dgx-1v"), cluster=cluster)
-        return cluster._built_in(graph)["all-reduce 0 (hier_allreduce)"]
+        return cluster._manifest.entries(graph)["all-reduce 0 (hier_allreduce)"]
 
 
 def test_hosts_compare_their_plans():
@@ -711,9 +720,9 @@ def test_what_cannot_be_broadcast_is_refused_before_the_first_op(graph):
     for bad, words in (
         (tf1.get_variable("words", [], tf.string), "variable 'words' is string []: only numbers"),
         (tf1.get_variable("shapeless", initializer=start, validate_shape=False), "is float32 ?: only numbers"),
-        (foreign, "is no variable of the graph that is being built"),
-        (tf.constant(1.0), "is no variable of the graph"),
-        ("good", "'good' is no variable of the graph"),
+        (foreign, "is not a variable of the graph being built"),
+        (tf.constant(1.0), "is not a variable of the graph"),
+        ("good", "'good' is not a variable of the graph"),
     ):
         text = left_as_it_was(graph, cluster, lambda bad=bad: cluster.broadcast([good, bad]))
         assert text.startswith("ClusterError: ") and words in text
@@ -733,7 +742,7 @@ def test_gathering_from_several_hosts_is_refused(graph):
         ({"hosts": ["here"]}, "'here' is not an address"),
         ({"hosts": ["here:99999"]}, "'here:99999' is not an address"),
         ({"hosts": ["a:1", "b:1", "a:1"]}, "a:1 is there more than once"),
-        ({"task": 2}, "task=2: there are hosts 0 to 1"),
+        ({"task": 2}, "task=2: expected the index of a host, 0 to 1"),
         ({"task": True}, "task=True"),
         ({"devices_per_host": 0}, "devices_per_host=0"),
         ({"timeout": -1}, "timeout=-1: expected seconds"),

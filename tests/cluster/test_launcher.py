@@ -132,7 +132,7 @@ def test_the_command_passes_the_programs_own_options_on(capsys):
 
 def test_on_windows_it_says_what_to_do_instead(monkeypatch, capsys):
     monkeypatch.setattr("sys.platform", "win32")
-    monkeypatch.setattr("hier_allreduce.cluster.launcher._started", None)
+    monkeypatch.setattr("hier_allreduce.cluster.launcher._start_process", None)
     assert main(["launch", "-n", "2", "--", "true"]) == 2
     error = capsys.readouterr().err
     assert "cannot be started on Windows" in error and "TF_CONFIG" in error and error.count("\n") == 1

@@ -10,6 +10,7 @@ import faulthandler
 import io
 import json
 import os
+import runpy
 import signal
 import threading
 from unittest import mock
@@ -30,7 +31,7 @@ from hier_allreduce import (
     allreduce_grads_and_vars,
     audit,
 )
-from hier_allreduce.cluster import liveness as alive
+from hier_allreduce.cluster import liveness
 from hier_allreduce.cluster.kv_store import KeyValueStore
 from hier_allreduce.graph.emit import emitted_in
 
@@ -184,25 +185,25 @@ class Job:
 
 
 def all_patient(line):
-    """Make every look after the other hosts wait for its answer, however busy the machine is, and told to the test."""
-    faults = alive.faults
+    """Make every probe of the other hosts wait for its answer, however busy the machine is, and tell the test of it."""
+    probe = liveness.faults
 
-    def look(hosts, seconds):
-        line.send(("at", "a look"))
-        return faults(hosts, SECONDS)
+    def faults(hosts, seconds):
+        line.send(("at", "a probe"))
+        return probe(hosts, SECONDS)
 
-    alive.faults = look
+    liveness.faults = faults
 
 
 def all_busy():
-    """Make every server take what is written on its board at the third time only."""
-    write, times = KeyValueStore.write, collections.Counter()
+    """Make every server accept an entry of the key-value store at the third attempt only."""
+    put, attempts = KeyValueStore.put, collections.Counter()
 
-    def written(self, task, topic, text):
-        times[task, topic] += 1
-        return times[task, topic] > 2 and write(self, task, topic, text)
+    def put_at_third_attempt(self, task, key, text):
+        attempts[task, key] += 1
+        return attempts[task, key] > 2 and put(self, task, key, text)
 
-    KeyValueStore.write = written
+    KeyValueStore.put = put_at_third_attempt
 
 
 def train(cluster, options, line):
@@ -360,7 +361,7 @@ def serve(cluster, options, line):
 
 
 def bench(cluster, options, line):
-    """What the bench prints as one of its hosts, with a few small gradients in the place of its own."""
+    """Return what ``program`` (``hier_allreduce.cli`` or a file) prints as one of its hosts, with small gradients."""
     from tensorflow.python.eager import context
 
     from hier_allreduce.bench import multi_host as bench_hosts
@@ -377,7 +378,8 @@ def bench(cluster, options, line):
         context.Context, "enable_collective_ops", autospec=True, side_effect=context.Context.enable_collective_ops
     )
     with setting_up as server, contextlib.redirect_stdout(io.StringIO()) as printed:
-        assert cli.main(options["arguments"]) == 0
+        run = runpy.run_path(options["program"])["run_host"] if os.path.exists(options["program"]) else cli.main
+        assert run(options["arguments"]) == 0
     assert server.call_count <= 1, "a server set up again forgets a host that is waiting: both hang, now and then"
     return printed.getvalue()
 
