@@ -13,6 +13,13 @@ def test_bytes(size, words):
 
 
 @pytest.mark.parametrize(
+    "size, words", [(0, "0 B"), (1000, "1000 B"), (65_536, "64 KiB"), (10 << 20, "10 MiB"), (3 << 29, "1.5 GiB")]
+)
+def test_bytes_in_powers_of_1024(size, words):
+    assert amount(size, binary=True) == words
+
+
+@pytest.mark.parametrize(
     "seconds, words",
     [
         (7.6e-5, "76 µs"),

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Dict, Iterator, Optional, Tuple, Union
 
 from .. import presets
 from ..errors import StrategyError, TopologyError
+from ..formatting import amount
 from ..topology import Topology, load
 from .algorithms import ALGORITHMS
 from .buckets import Bucketing
@@ -210,11 +211,12 @@ class Strategy:
         else:
             yield self._packing()
         if self.split_above and not self.splits:
-            yield f"chunks above {_size(self.split_above)} are cut"
+            yield f"chunks above {amount(self.split_above, binary=True)} are cut"
 
     def _packing(self) -> str:
         if self.pack_below:
-            return f"gradients under {_size(self.pack_below)} share buckets of up to {_size(self.bucket_bytes)}"
+            small, bucket = amount(self.pack_below, binary=True), amount(self.bucket_bytes, binary=True)
+            return f"gradients under {small} share buckets of up to {bucket}"
         return "every gradient travels alone"
 
 
@@ -248,10 +250,3 @@ def _with_tuples(values: Dict[str, Any]) -> Dict[str, Any]:
     if isinstance(groups, (list, tuple)) and all(isinstance(g, (list, tuple)) for g in groups):
         return {**values, "groups": tuple(tuple(g) for g in groups)}
     return values
-
-
-def _size(count: int) -> str:
-    for unit, shift in (("MiB", 20), ("KiB", 10)):
-        if count >= 1 << shift:
-            return f"{count / (1 << shift):g} {unit}"
-    return f"{count} bytes"
