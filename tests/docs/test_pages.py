@@ -7,7 +7,7 @@ import pytest
 
 TOP = Path(__file__).parents[2]
 DOCS = sorted(f"docs/{page.name}" for page in (TOP / "docs").glob("*.md"))
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", *DOCS]
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", *DOCS]
 CODE_FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
