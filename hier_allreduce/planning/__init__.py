@@ -18,8 +18,9 @@ from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
 from .multi_host import HostsChoice, choose_for_hosts
 from .plan import Copy, Ops, Plan, Reduce, Step, run, verify
 from .planner import PLANNER_ALGORITHMS, Choice, choose, seconds_by_algorithm, timeline
+from .rings import ring
 from .simulator import Timing, simulate
-from .spanning_trees import pack, ring
+from .spanning_trees import pack
 from .strategy import Strategy, strategy_from
 
 __all__ = [

@@ -5,7 +5,7 @@
     topology ─► ring, groups, packed trees ─► shares of the bytes (LP) ─► a few large or many small chunks
 
 Links between neighbours on a ring are always busy when the chunks' paths start all around it: a path for each edge
-left out. Slow edges are left out more often; how often, a linear program says (:func:`.trees.share_out`).
+left out. Slow edges are left out more often; how often, a linear program says (:func:`.spanning_trees.share_out`).
 """
 
 from __future__ import annotations
@@ -18,20 +18,8 @@ from ..topology import Topology
 from . import algorithms
 from .algorithms import Groups, ReduceHalf
 from .plan import Plan
-from .spanning_trees import (
-    Packing,
-    Tree,
-    centers,
-    distances,
-    ends,
-    groups,
-    pack,
-    pack_paths,
-    ring,
-    rooted_half,
-    share_out,
-    soonest_half,
-)
+from .rings import distances, groups, ring
+from .spanning_trees import Packing, Tree, centers, ends, pack, pack_paths, rooted_half, share_out, soonest_half
 
 MOST_CHUNKS = 8  # for each device
 

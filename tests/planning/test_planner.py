@@ -14,21 +14,19 @@ from hier_allreduce.planning import algorithms, planner, recipes
 from hier_allreduce.planning.plan import verify
 from hier_allreduce.planning.planner import BASELINES, choose, in_simulated_order
 from hier_allreduce.planning.recipes import candidates
+from hier_allreduce.planning.rings import distances, groups, ring
 from hier_allreduce.planning.simulator import RULES, simulate
 from hier_allreduce.planning.spanning_trees import (
     centers,
-    distances,
     ends,
-    groups,
     pack,
     pack_paths,
-    ring,
     rooted_half,
     share_out,
     soonest_half,
 )
-from hier_allreduce.topology.matrix import LinkMatrix
 from hier_allreduce.topology import flat_host, from_matrix, load, subset
+from hier_allreduce.topology.matrix import LinkMatrix
 
 MB = 10**6
 SIZES = [64_000, MB, 10 * MB, 100 * MB, 1000 * MB]

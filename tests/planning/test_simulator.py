@@ -11,9 +11,9 @@ from hier_allreduce.planning import simulator as cost
 from hier_allreduce.planning.plan import Copy, Plan, Reduce
 from hier_allreduce.planning.simulator import RULES, Simulation, lower_bound, simulate
 from hier_allreduce.planning.spanning_trees import pack
+from hier_allreduce.topology import from_matrix, from_yaml, load, subset
 from hier_allreduce.topology.contention import resources
 from hier_allreduce.topology.matrix import LinkMatrix
-from hier_allreduce.topology import from_matrix, from_yaml, load, subset
 
 MB = 10**6
 # The DGX-1V with the nominal 25 GB/s a link, no PCIe to speak of, and sums that cost their launch only.

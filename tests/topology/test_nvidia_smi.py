@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hier_allreduce.errors import TopologyError
+from hier_allreduce.topology import load
 from hier_allreduce.topology.anomalies import odd_links
 from hier_allreduce.topology.nvidia_smi import parse_nvidia_smi
-from hier_allreduce.topology import load
 
 REAL = Path(__file__).parent / "nvidia_smi"  # verbatim from public bug trackers and wikis
 

@@ -13,11 +13,20 @@ import pytest
 
 from hier_allreduce import presets
 from hier_allreduce.errors import TopologyError
-from hier_allreduce.topology import detect, links
+from hier_allreduce.topology import (
+    calibrated,
+    detect,
+    flat_host,
+    from_matrix,
+    from_text,
+    from_yaml,
+    links,
+    load,
+    subset,
+)
 from hier_allreduce.topology.contention import resources
 from hier_allreduce.topology.gpus import GPUS, guess_speeds
 from hier_allreduce.topology.matrix import LinkMatrix
-from hier_allreduce.topology import calibrated, flat_host, from_matrix, from_text, from_yaml, load, subset
 
 MACHINES = presets.names("machines")
 TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV2\tNV1\nGPU1\tNV2\tX\tSYS\nGPU2\tNV1\tSYS\tX\n"
