@@ -328,14 +328,29 @@ def test_a_closed_session_leaves_no_session_on_any_server_and_no_thread():
 # ---- failures while running --------------------------------------------------------------------------
 
 
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(signal.SIGKILL, id="killed", marks=pytest.mark.xdist_group("killed host")),
+        pytest.param(signal.SIGSTOP, id="frozen", marks=pytest.mark.xdist_group("frozen host")),
+    ],
+)
+def survivors(request):
+    """How hosts were lost, and ``{lost host: what the others said}`` of two jobs at once, since they mostly wait."""
+    with contextlib.ExitStack() as running:
+        options = {"timeout": TIMEOUT, "die_at": 2, "signal": request.param}
+        jobs = {who: running.enter_context(job("train", 3, who=who, **options)) for who in (0, 1)}
+        for who, hosts in jobs.items():
+            hosts[who].until(2)
+        said = {who: [host.end() for host in hosts if host is not hosts[who]] for who, hosts in jobs.items()}
+        return request.param, said
+
+
 @pytest.mark.parametrize("who", [1, 0], ids=["a peer", "the leader"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-def test_every_survivor_names_the_host_that_died_or_froze(who, how):
-    with job("train", 3, timeout=TIMEOUT, die_at=2, who=who, signal=how) as hosts:
-        hosts[who].until(2)
-        ends = [host.end() for host in hosts if host is not hosts[who]]
+def test_every_survivor_names_the_host_that_died_or_froze(survivors, who):
+    how, said = survivors
     words = "is not listening" if how == signal.SIGKILL else "does not answer"
-    for kind, text in ends:
+    for kind, text in said[who]:
         assert kind == "error", text
         assert text.startswith(f"ClusterError: host {who} (127.0.0.1:")
         assert words in text
