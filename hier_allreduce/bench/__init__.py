@@ -28,13 +28,15 @@ if TYPE_CHECKING:
     from .contenders import planned_for as planned_for
     from .contenders import sweep_contenders as sweep_contenders
     from .measuring import WARM_UP as WARM_UP
-    from .measuring import executed_copies as executed_copies
     from .measuring import measure as measure
     from .mirrored import MIRRORED_CONTENDERS as MIRRORED_CONTENDERS
     from .mirrored import compare_mirrored as compare_mirrored
     from .models import load_model as load_model
     from .multi_host import measure_hosts as measure_hosts
     from .multi_host import run_host as run_host
+    from .optimizers import OPTIMIZERS as OPTIMIZERS
+    from .optimizers import make_keras_optimizer as make_keras_optimizer
+    from .optimizers import make_optimizer as make_optimizer
     from .published import published_markdown as published_markdown
     from .report import draw_report as draw_report
     from .report import report_markdown as report_markdown
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MIRRORED_CONTENDERS",
+    "OPTIMIZERS",
     "WARM_UP",
     "Case",
     "Contender",
@@ -56,10 +59,11 @@ __all__ = [
     "cores",
     "devices_here",
     "draw_report",
-    "executed_copies",
     "find_contender",
     "is_ours",
     "load_model",
+    "make_keras_optimizer",
+    "make_optimizer",
     "measure",
     "measure_hosts",
     "ours",
@@ -84,10 +88,11 @@ __getattr__ = lazy(
             "planned_for",
             "sweep_contenders",
         ],
-        "measuring": ["WARM_UP", "executed_copies", "measure"],
+        "measuring": ["WARM_UP", "measure"],
         "mirrored": ["MIRRORED_CONTENDERS", "compare_mirrored"],
         "models": ["load_model"],
         "multi_host": ["measure_hosts", "run_host"],
+        "optimizers": ["OPTIMIZERS", "make_keras_optimizer", "make_optimizer"],
         "published": ["published_markdown"],
         "report": ["draw_report", "report_markdown", "report_summary", "report_text"],
         "results": ["Report", "cores"],

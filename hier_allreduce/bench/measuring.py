@@ -13,17 +13,15 @@ import contextlib
 import random
 import statistics
 import time
-from collections import Counter
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..graph import data_sends, tf1
+from ..graph import executed_copies, tf1
 from .case import Case, Rows, consumed, placeholders, session, variables
 from .contenders import CannotRun, Contender
 from .correctness import TOLERANCE, exact_result, largest_error
 from .floor import Floor
-from .models import DTYPE_BYTES
 from .results import Measured, Report
 
 BASELINE = Contender("baseline", lambda grads, devices, average: grads)
@@ -202,33 +200,3 @@ def _peak_bytes(metadata: Any) -> int:
         held += record.alloc_bytes  # negative when it is freed
         peak = max(peak, held)
     return peak
-
-
-def executed_copies(run_metadata: Any) -> Dict[Tuple[str, str], Tuple[int, int]]:
-    """Tensors and bytes from device to device: ``{("cpu:0", "cpu:1"): (count, bytes)}``.
-
-    Args:
-        run_metadata: of a step with FULL_TRACE and ``output_partition_graphs=True``.
-    """
-    sizes = {
-        (device.device, node.node_name, output.slot): _bytes(output.tensor_description)
-        for device in run_metadata.step_stats.dev_stats
-        for node in device.node_stats
-        for output in node.output
-    }
-    counts: Counter = Counter()
-    volumes: Counter = Counter()
-    for send in (send for part in run_metadata.partition_graphs for send in data_sends(part)):
-        sender, receiver = (send.attr[end].s.decode() for end in ("send_device", "recv_device"))
-        source, _, slot = send.input[0].partition(":")
-        pair = sender.rpartition("device:")[2].lower(), receiver.rpartition("device:")[2].lower()
-        counts[pair] += 1
-        volumes[pair] += sizes[sender, source, int(slot or 0)]
-    return {pair: (counts[pair], volumes[pair]) for pair in sorted(counts)}
-
-
-def _bytes(description: Any) -> int:
-    elements = 1
-    for dim in description.shape.dim:
-        elements *= dim.size
-    return elements * DTYPE_BYTES.get(tf.as_dtype(description.dtype).name, 0)

@@ -19,14 +19,10 @@ from ..presets import nearest
 from ..training import UPDATES, TowerOptimizer
 from .case import Case, session
 from .measuring import Tick, interleaved
+from .optimizers import OPTIMIZERS, make_optimizer
 from .results import quartiles
 
-OPTIMIZERS = {
-    "sgd": lambda: tf1.train.GradientDescentOptimizer(1e-3),
-    "momentum": lambda: tf1.train.MomentumOptimizer(1e-3, 0.9),
-    "adam": lambda: tf1.train.AdamOptimizer(1e-3),
-    "rmsprop": lambda: tf1.train.RMSPropOptimizer(1e-3),
-}
+_RATE = 1e-3
 
 
 class UpdateComparison(NamedTuple):
@@ -75,7 +71,7 @@ def compare_updates(case: Case, optimizer: str, rounds: int, tick: Tick = lambda
 def _built(case: Case, name: str, update: str, until_done: contextlib.ExitStack) -> Tuple[List[int], Any]:
     """Return the bytes of slots on each device, as executed, and a function that runs a step ``until_done``."""
     with tf.Graph().as_default() as graph:
-        optimizer = TowerOptimizer(OPTIMIZERS[name](), case.devices, case.average, update=update)
+        optimizer = TowerOptimizer(make_optimizer(name, _RATE), case.devices, case.average, update=update)
         rows = [_tower(case, tower) for tower in range(len(case.devices))]
         weights = {var.op.name for row in rows for _, var in row}
         train_op = optimizer.apply_gradients(rows)

@@ -18,8 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tqdm import tqdm
 
-from ...bench import executed_copies
-from ...graph import tf1
+from ...graph import executed_copies, tf1
 from ...planning import Strategy
 from ...training import TowerOptimizer
 from .options import chosen_optimizer, chosen_strategy, named_devices
