@@ -40,7 +40,7 @@ from .devices import device_fields, device_strings, fits
 from .gradients import Matrix, check_matrix, is_sparse, pairs_of, static_shape
 from .hosts import CrossHostReduce, HostGroup
 from .names import op_names, tower_scopes, variable_names, where
-from .partitions import data_sends, executed_copies
+from .partitions import executed_copies
 
 __all__ = [
     "COLLECTED",
@@ -58,7 +58,6 @@ __all__ = [
     "check_matrix",
     "copy_from_mains",
     "copy_from_tower_0",
-    "data_sends",
     "device_fields",
     "device_strings",
     "executed_copies",

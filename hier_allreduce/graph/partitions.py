@@ -31,7 +31,7 @@ class Edge(NamedTuple):
 
 def edges_between(partitions: Sequence[Any]) -> List[Edge]:
     """Return the tensors that crossed between devices, without control dependencies and fetches."""
-    sent = {_rendezvous_key(node) for part in partitions for node in data_sends(part)}
+    sent = {_rendezvous_key(node) for part in partitions for node in _data_sends(part)}
     edges = []
     for part in partitions:
         readers = _readers(part)
@@ -56,7 +56,7 @@ def executed_copies(run_metadata: Any) -> Dict[Tuple[str, str], Tuple[int, int]]
     }
     counts: Counter = Counter()
     volumes: Counter = Counter()
-    for send in (send for part in run_metadata.partition_graphs for send in data_sends(part)):
+    for send in (send for part in run_metadata.partition_graphs for send in _data_sends(part)):
         sender, receiver, _ = _rendezvous_key(send)
         source, _, slot = send.input[0].partition(":")
         pair = sender.rpartition("device:")[2].lower(), receiver.rpartition("device:")[2].lower()
@@ -65,7 +65,7 @@ def executed_copies(run_metadata: Any) -> Dict[Tuple[str, str], Tuple[int, int]]
     return {pair: (counts[pair], volumes[pair]) for pair in sorted(counts)}
 
 
-def data_sends(part: Any) -> Iterator[Any]:
+def _data_sends(part: Any) -> Iterator[Any]:
     """Yield the nodes of one partition that send a tensor to another device."""
     nodes = {node.name: node for node in part.node}
     for node in part.node:
