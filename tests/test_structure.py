@@ -91,10 +91,11 @@ def test_faces_name_what_exists_and_hide_no_module():
     "program",
     [
         "import hier_allreduce.planning, hier_allreduce.cluster, hier_allreduce.bench",
+        "from hier_allreduce.cluster import addresses, config, launcher, liveness, polling, watchdog",
         "import hier_allreduce as h; dir(h), h.Plan, h.verify, h.GradientError, h.Strategy, h.Topology",
         COMMANDS_WITHOUT_TENSORFLOW,
     ],
-    ids=["folders", "names", "commands"],
+    ids=["folders", "files of cluster", "names", "commands"],
 )
 def test_what_needs_no_tensorflow_imports_none(program):
     program += "\nimport sys; sys.exit(any(name in sys.modules for name in ('tensorflow', 'tensorpack')))"
