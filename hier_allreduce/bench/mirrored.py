@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ..errors import BenchError
 from ..formatting import table
-from ..graph import IS_TF2, make_cpus
+from ..graph import IS_TF2, make_logical_cpus
 from ..integrations.distribute import HierarchicalAllReduce
 from .case import Case
 from .measuring import Tick, interleaved
@@ -89,7 +89,7 @@ def _make_cpus(devices: Tuple[str, ...]) -> None:
     if all("gpu" in device for device in devices):
         return
     try:
-        make_cpus(len(devices))
+        make_logical_cpus(len(devices))
     except RuntimeError:
         if len(tf.config.list_logical_devices("CPU")) < len(devices):
             raise BenchError(

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from ..cluster import Cluster
-from ..graph import make_cpus, replica_values, tf1
+from ..graph import make_logical_cpus, replica_values, tf1
 from ..training import TowerOptimizer
 from .measuring import interleaved
 
@@ -45,7 +45,7 @@ def train(cluster: Cluster, devices: Sequence[str], peers: Sequence[str], rounds
         By contender ``seconds``, ``towers`` (on each host) and ``errors`` (of those that cannot run); and the largest
         ``difference`` of a final weight from ours.
     """
-    make_cpus(len(devices))  # the peer's; a session makes its own
+    make_logical_cpus(len(devices))  # the peer's; a session makes its own
     trainers: Dict[str, Trainer] = {}
     errors: Dict[str, str] = {}
     try:

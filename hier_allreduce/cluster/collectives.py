@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops  # it has no public name
 
-from ..graph import COLLECTED, CrossHostReduce, tf1
+from ..graph import COLLECTIVE_DTYPES, CrossHostReduce, tf1
 
 # Group and instance numbers belong to the server, and everything that uses its collectives shares them: tensorpack
 # counts from 42 and 100, tf.distribute from 1 and 100.
@@ -83,10 +83,10 @@ class Collectives(CrossHostReduce):
 
 def can_cross(dtype: Any) -> bool:
     """Whether tensors of a dtype can be added up across hosts."""
-    return _collective_dtype(dtype).name in COLLECTED
+    return _collective_dtype(dtype).name in COLLECTIVE_DTYPES
 
 
 def _collective_dtype(dtype: Any) -> Any:
     """Return the dtype in which a tensor crosses: its own if collectives can add that, else a wider one."""
     name = dtype.base_dtype.name
-    return tf.as_dtype(name if name in COLLECTED else _WIDER.get(name, name))
+    return tf.as_dtype(name if name in COLLECTIVE_DTYPES else _WIDER.get(name, name))

@@ -14,7 +14,7 @@ import weakref
 from typing import Any, Dict, Mapping, Sequence
 
 from ..errors import ClusterError, GradientError
-from ..graph import Matrix, belongs_here, is_sparse, op_names, static_shape, tf1
+from ..graph import Matrix, in_current_graph, is_sparse, op_names, static_shape, tf1
 from .collectives import can_cross
 
 ALL_REDUCE = "all-reduce"
@@ -78,7 +78,7 @@ def variable_facts(variables: Sequence[Any]) -> Dict[str, str]:
     """
     facts: Dict[str, str] = {}
     for variable in variables:
-        if not (belongs_here(variable) and hasattr(variable, "assign")):
+        if not (in_current_graph(variable) and hasattr(variable, "assign")):
             raise ClusterError(f"{variable!r} is not a variable of the graph being built, and cannot be sent")
         text = _dtype_and_shape(variable)
         if not can_cross(variable.dtype) or not variable.shape.is_fully_defined():

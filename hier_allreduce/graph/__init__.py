@@ -23,27 +23,27 @@ from .allreduce import (
 )
 from .auditing import Audit, audit
 from .compat import (
-    COLLECTED,
+    COLLECTIVE_DTYPES,
     IS_TF2,
-    as_written,
-    belongs_here,
-    is_for_a_session,
+    builds_for_session,
+    in_current_graph,
     is_resource,
-    make_cpus,
-    mirrored_maker,
+    make_logical_cpus,
+    mirrored_factory,
+    outside_control_flow,
     per_replica,
     replica_values,
     tf1,
-    unconditionally,
+    without_autograph,
 )
-from .devices import device_fields, device_strings, fits
-from .gradients import Matrix, check_matrix, is_sparse, pairs_of, static_shape
+from .devices import device_fields, device_strings, devices_match
+from .gradients import Matrix, check_matrix, check_pairs, is_sparse, static_shape
 from .hosts import CrossHostReduce, HostGroup
 from .names import op_names, tower_scopes, variable_names, where
 from .partitions import executed_copies
 
 __all__ = [
-    "COLLECTED",
+    "COLLECTIVE_DTYPES",
     "IS_TF2",
     "Audit",
     "CrossHostReduce",
@@ -52,30 +52,30 @@ __all__ = [
     "allreduce_grads",
     "allreduce_grads_and_vars",
     "allreduce_grads_hierarchical",
-    "as_written",
     "audit",
-    "belongs_here",
+    "builds_for_session",
     "check_matrix",
+    "check_pairs",
     "copy_from_mains",
     "copy_from_tower_0",
     "device_fields",
     "device_strings",
+    "devices_match",
     "executed_copies",
-    "fits",
-    "is_for_a_session",
+    "in_current_graph",
     "is_resource",
     "is_sparse",
-    "make_cpus",
-    "mirrored_maker",
+    "make_logical_cpus",
+    "mirrored_factory",
     "op_names",
-    "pairs_of",
+    "outside_control_flow",
     "per_replica",
     "reduce_to_mains",
     "replica_values",
     "static_shape",
     "tf1",
     "tower_scopes",
-    "unconditionally",
     "variable_names",
     "where",
+    "without_autograph",
 ]

@@ -14,11 +14,11 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from ..errors import ClusterError
 from ..planning import Strategy, strategy_from
-from .compat import as_written
+from .compat import without_autograph
 from .devices import device_strings
-from .emit import emit, recorded, reductions_of
+from .emit import emit, record_call, reductions_of
 from .entries import entry_tensors, to_gradients
-from .gradients import Matrix, check_matrix, pairs_of
+from .gradients import Matrix, check_matrix, check_pairs
 from .hosts import CrossHostReduce, HostGroup
 from .layout import Layout, lay_out
 from .names import variable_names
@@ -27,7 +27,7 @@ from .packing import Packer
 _PER_VARIABLE = Strategy(algorithm="hierarchical", mains="rotate", pack_below=0, sparse="gather")
 
 
-@as_written
+@without_autograph
 def allreduce_grads(
     all_grads: Sequence[Sequence[Any]],
     devices: Sequence[Any],
@@ -81,7 +81,7 @@ def allreduce_grads(
     return _reduced(grads, average, strategy, name, cluster)
 
 
-@as_written
+@without_autograph
 def allreduce_grads_hierarchical(
     all_grads: Sequence[Sequence[Any]],
     devices: Sequence[Any],
@@ -99,7 +99,7 @@ def allreduce_grads_hierarchical(
     return allreduce_grads(all_grads, devices, average, strategy=_PER_VARIABLE, cluster=cluster)
 
 
-@as_written
+@without_autograph
 def allreduce_grads_and_vars(
     all_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]],
     devices: Sequence[Any],
@@ -119,7 +119,7 @@ def allreduce_grads_and_vars(
     """
     strategy = strategy_from(strategy, algorithm=algorithm, groups=groups)
     devices = device_strings(devices)
-    pairs = pairs_of(all_grads_and_vars, devices)
+    pairs = check_pairs(all_grads_and_vars, devices)
     names = variable_names(pairs, devices)
     grads = check_matrix([[grad for grad, _ in row] for row in pairs], devices, average, names)
     reduced = _reduced(grads, average, strategy, name, cluster)
@@ -133,7 +133,7 @@ def _reduced(
     name = name or "hier_allreduce"
     layout, across = _laid_out(grads, average, strategy, name, cluster)
     reductions = reductions_of(layout.kinds, grads.devices, average, layout.names, across)
-    with recorded(name, layout.plan, grads.devices, layout.names, across.hosts):
+    with record_call(name, layout.plan, grads.devices, layout.names, across.hosts):
         rows = entry_tensors(grads, layout.entries)  # K×E
         packers = [Packer(device, layout.chunks, layout.names) for device in grads.devices]
         packed = [packer.pack(row) for packer, row in zip(packers, rows)]  # K×C
@@ -161,7 +161,7 @@ def reduce_to_mains(
     layout.mains()  # raises the StrategyError
     half = layout.plan.reduce_half()
     reductions = reductions_of(layout.kinds, grads.devices, average, layout.names, across)
-    with recorded(name, half, grads.devices, layout.names, across.hosts):
+    with record_call(name, half, grads.devices, layout.names, across.hosts):
         rows = entry_tensors(grads, layout.entries)
         packed = [Packer(device, layout.chunks, layout.names).pack(row) for device, row in zip(grads.devices, rows)]
         reduced = emit(half, packed, grads.devices, reductions, only_roots=True)
@@ -190,7 +190,7 @@ def copy_from_mains(
     half = layout.copy_half()
     row = [values[entry.variable] for entry in half.entries]
     reductions = reductions_of(half.kinds, devices, False, half.names)
-    with recorded(name, half.plan, devices, half.names):
+    with record_call(name, half.plan, devices, half.names):
         packed: List[Any] = []
         for root, chunk, chunk_name in zip(half.plan.roots, half.chunks, half.names):
             packed += Packer(devices[root], [chunk], [chunk_name]).pack(row)

@@ -30,7 +30,7 @@ from ..errors import AuditError
 from ..formatting import amount, count, table
 from ..planning import Plan
 from .compat import tf1
-from .devices import device_fields, fits
+from .devices import device_fields, devices_match
 from .emit import Emitted, emitted_in
 from .partitions import Edge, edges_between
 
@@ -241,7 +241,7 @@ class _Places:
         fitting = [
             (len([field for field in fields if field is not None]), -tower)
             for tower, fields in enumerate(self._fields)
-            if fits(device, self._devices[tower])
+            if devices_match(device, self._devices[tower])
         ]
         return -max(fitting)[1] if fitting else device
 

@@ -14,20 +14,20 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _UNSIGNED = ("uint16", "uint32", "uint64") if IS_TF2 else ()  # 1.15 adds three of them, but not two
 # the dtypes that can be added up, on CPU devices; float8 and the like only travel
-SUMMED = (
+SUMMABLE_DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     *("int8", "int16", "int32", "int64", "uint8", *_UNSIGNED),
 )
 # the dtypes that collectives add up; 1.15 has no kernel for halves
-COLLECTED = (*(("float16",) if IS_TF2 else ()), "float32", "float64", "int32", "int64")
+COLLECTIVE_DTYPES = (*(("float16",) if IS_TF2 else ()), "float32", "float64", "int32", "int64")
 
 
-def as_written(function: F) -> F:
+def without_autograph(function: F) -> F:
     """``function``, which a ``tf.function`` is to call as it is: 1.15's autograph cannot translate all of ours."""
     return cast(F, tf.autograph.experimental.do_not_convert(function))
 
 
-def make_cpus(count: int) -> None:
+def make_logical_cpus(count: int) -> None:
     """Make ``count`` logical CPU devices, before TensorFlow starts; on 1.15 each session makes its own.
 
     Raises:
@@ -53,7 +53,7 @@ def forget_colocation() -> ContextManager:
 
 
 @contextlib.contextmanager
-def unconditionally() -> Iterator[None]:
+def outside_control_flow() -> Iterator[None]:
     """A scope whose ops are outside of any ``tf.cond`` or loop around it, and wait for nothing; in graphs only."""
     with tf.init_scope():
         graph = not tf.executing_eagerly()  # else the graph is that of a tf.function, which is the outermost there is
@@ -61,7 +61,7 @@ def unconditionally() -> Iterator[None]:
         yield
 
 
-def belongs_here(tensor: Any) -> bool:
+def in_current_graph(tensor: Any) -> bool:
     """Whether ops added now can read ``tensor``: same graph, or one that a function captures from."""
     if tf.executing_eagerly():
         return is_eager(tensor)
@@ -70,7 +70,7 @@ def belongs_here(tensor: Any) -> bool:
     return is_function or (not is_eager(tensor) and tensor.graph is graph)
 
 
-def is_for_a_session() -> bool:
+def builds_for_session() -> bool:
     """Whether ops added now are for a session, and not eager ones or a ``tf.function``'s."""
     return not getattr(tf1, "executing_eagerly_outside_functions", tf.executing_eagerly)()
 
@@ -98,7 +98,7 @@ def replica_values(value: Any) -> Tuple[Any, ...]:
     return tuple(value.values) if distributed else (value,)
 
 
-def mirrored_maker(example: Any) -> Callable[[Tuple[Any, ...]], Any]:
+def mirrored_factory(example: Any) -> Callable[[Tuple[Any, ...]], Any]:
     """What turns K tensors, one on each device, into such a ``Mirrored`` value as ``example``."""
     mirrored: Any = type(example)
     return functools.partial(mirrored, example.device_map) if hasattr(example, "device_map") else mirrored

@@ -65,7 +65,7 @@ def device_fields(device: Optional[str]) -> Tuple[Any, ...]:
     return spec.job, spec.replica, spec.task, spec.device_type, spec.device_index
 
 
-def fits(device: Optional[str], wanted: Optional[str]) -> bool:
+def devices_match(device: Optional[str], wanted: Optional[str]) -> bool:
     """Whether two names may mean one device: either may leave out the job, the task or more, ``""`` says nothing."""
     return all(None in pair or pair[0] == pair[1] for pair in zip(device_fields(device), device_fields(wanted)))
 

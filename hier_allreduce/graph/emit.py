@@ -17,7 +17,7 @@ import tensorflow as tf
 from ..planning import Copy, Ops, Plan, Reduce, run
 from .compat import forget_colocation, tf1
 from .entries import INDICES, VALUES
-from .gradients import NARROW
+from .gradients import NARROW_DTYPES
 from .hosts import CrossHostReduce
 from .packing import Constants
 
@@ -255,7 +255,7 @@ def reductions_of(
     """
 
     def reduction(kind: str) -> DeviceReduction:
-        if kind in NARROW:
+        if kind in NARROW_DTYPES:
             return Narrow(devices, average, names, kind, across)
         if kind in (VALUES, INDICES):
             return Gather(devices, average and kind == VALUES, names)
@@ -296,7 +296,7 @@ def emit(
 
 
 @contextlib.contextmanager
-def recorded(name: str, plan: Plan, devices: Sequence[Any], names: Sequence[str], hosts: int = 1) -> Iterator[None]:
+def record_call(name: str, plan: Plan, devices: Sequence[Any], names: Sequence[str], hosts: int = 1) -> Iterator[None]:
     """Open the name scope of one call, free of outer colocation, and record the call for ``audit``."""
     with forget_colocation(), tf1.name_scope(name) as scope:
         yield

@@ -20,7 +20,7 @@ import tensorflow as tf
 from ..errors import GradientError
 from ..planning import Spec
 from .compat import tf1
-from .gradients import NARROW, Matrix, dtype_of, is_sparse, merged_shape, static_shape
+from .gradients import NARROW_DTYPES, Matrix, dtype_of, is_sparse, merged_shape, static_shape
 from .names import where
 
 DENSE, VALUES, INDICES = "dense", "values", "indices"
@@ -138,7 +138,7 @@ def _tensor(grad: Any, part: str, column: Sequence[Any]) -> Any:
 def _summed_rows(grad: Any, column: Sequence[Any]) -> Any:
     rows = _known_rows(column)
     # rows with equal indices are added, in float32 as everything else that is added
-    wide = tf.cast(grad.values, tf.float32) if grad.dtype.name in NARROW else grad.values
+    wide = tf.cast(grad.values, tf.float32) if grad.dtype.name in NARROW_DTYPES else grad.values
     dense = tf.math.unsorted_segment_sum(wide, grad.indices, grad.dense_shape[0] if rows is None else rows)
     dense = tf.cast(dense, grad.dtype)
     dense.set_shape(_merged_shape(column))

@@ -17,11 +17,11 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 import tensorflow as tf
 
 from ..errors import GradientError
-from .compat import SUMMED, belongs_here, is_eager
-from .devices import device_fields, fits
+from .compat import SUMMABLE_DTYPES, in_current_graph, is_eager
+from .devices import device_fields, devices_match
 from .names import names_within_towers, where
 
-NARROW = ("float16", "bfloat16")  # dtypes that are added in float32
+NARROW_DTYPES = ("float16", "bfloat16")  # dtypes that are added in float32
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def check_matrix(
     """
     if not isinstance(average, bool):
         raise GradientError(f"average={average!r}: it is True for the mean, False for the sum")
-    rows = rows_of(all_grads, devices)
+    rows = check_rows(all_grads, devices)
     names = tuple(names) if names is not None else tuple(_gradient_names(rows))
     for tower, row in enumerate(rows):
         for variable, grad in enumerate(row):
@@ -84,7 +84,7 @@ def check_matrix(
     return Matrix(rows, devices, names)
 
 
-def rows_of(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], ...]:
+def check_rows(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], ...]:
     """Return the K rows of N gradients, or of N (gradient, variable) pairs, as tuples.
 
     Raises:
@@ -109,14 +109,14 @@ def rows_of(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], 
     return full
 
 
-def pairs_of(all_grads_and_vars: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Tuple[Any, Any], ...], ...]:
+def check_pairs(all_grads_and_vars: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Tuple[Any, Any], ...], ...]:
     """Return K rows of N (gradient, variable) pairs, as tuples.
 
     Raises:
         GradientError: not K rows, rows of different lengths, an entry that is not a pair, or rows that hold other
             towers' variables.
     """
-    rows = rows_of(all_grads_and_vars, devices)
+    rows = check_rows(all_grads_and_vars, devices)
     for tower, row in enumerate(rows):
         for variable, pair in enumerate(row):
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -162,7 +162,7 @@ def _is_on(device: str, tower_device: Any) -> bool:
     if not isinstance(tower_device, str):
         return False
     *_, device_type, _ = device_fields(tower_device)
-    return device_type is not None and fits(device, tower_device)
+    return device_type is not None and devices_match(device, tower_device)
 
 
 def _unshared(rows: Sequence[Sequence[Any]]) -> str:
@@ -190,12 +190,12 @@ def _check_entry(grad: Any, place: Callable[[], str]) -> None:
                 f"{place()}: expected a tf.Tensor or tf.IndexedSlices{within} {type(tensor).__name__}; use"
                 " tf.convert_to_tensor"
             )
-    if dtype_of(grad) not in SUMMED:
+    if dtype_of(grad) not in SUMMABLE_DTYPES:
         raise GradientError(
             f"{place()}: {dtype_of(grad)} has no sum in this TensorFlow; cast it to a number first, one of"
-            f" {', '.join(SUMMED)}"
+            f" {', '.join(SUMMABLE_DTYPES)}"
         )
-    if not all(belongs_here(tensor) for tensor in tensors):
+    if not all(in_current_graph(tensor) for tensor in tensors):
         raise GradientError(
             f"{place()}: {grad!r} does not belong to the graph that is being built; call this inside"
             " `with graph.as_default():` of the towers' graph"

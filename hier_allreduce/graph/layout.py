@@ -35,7 +35,7 @@ from ..planning import (
 from ..topology import Network, Topology, subset, this_machine
 from .devices import all_on_cpu, device_numbers
 from .entries import DENSE, INDICES, VALUES, Entry, entry_spec, find_entries
-from .gradients import NARROW, Matrix, is_sparse
+from .gradients import NARROW_DTYPES, Matrix, is_sparse
 from .names import op_names
 
 
@@ -248,7 +248,7 @@ def _kind(chunk: Chunk, entries: Sequence[Entry], strategy: Strategy, contributi
     if entry.part != DENSE:
         return entry.part
     wire = strategy.wire_dtype if entry.spec.dtype == "float32" else entry.spec.dtype
-    return DENSE if wire is None or wire not in NARROW or contributions == 1 else wire
+    return DENSE if wire is None or wire not in NARROW_DTYPES or contributions == 1 else wire
 
 
 def _chunk_name(chunk: Chunk, entries: Sequence[Entry], names: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import tensorflow as tf
 
 from ..errors import DeviceError, GradientError, StrategyError
-from ..graph import allreduce_grads, mirrored_maker, replica_values
+from ..graph import allreduce_grads, mirrored_factory, replica_values
 from ..planning import Strategy, strategy_from
 
 __all__ = ["HierarchicalAllReduce"]
@@ -117,7 +117,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     def _maker(self, places: Places, destinations: Any) -> Callable[[Tuple[Any, ...]], Any]:
         """What makes a Mirrored value of K tensors; its class is that of what the public ``broadcast`` returns."""
         if places not in self._makers:
-            self._makers[places] = mirrored_maker(self.broadcast(tf.constant(0.0), destinations))
+            self._makers[places] = mirrored_factory(self.broadcast(tf.constant(0.0), destinations))
         return self._makers[places]
 
 

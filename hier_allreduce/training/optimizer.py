@@ -12,12 +12,12 @@ import tensorflow as tf
 from ..errors import VariableError
 from ..graph import (
     allreduce_grads_and_vars,
-    as_written,
+    builds_for_session,
+    check_pairs,
     device_strings,
-    is_for_a_session,
-    pairs_of,
+    outside_control_flow,
     tf1,
-    unconditionally,
+    without_autograph,
 )
 from ..planning import Strategy, strategy_from
 from .main_update import update_at_mains
@@ -114,12 +114,12 @@ class TowerOptimizer:
         self._replicas = Replicas([], [])
         self._differences: Any = None
 
-    @as_written
+    @without_autograph
     def compute_gradients(self, *args: Any, **kwargs: Any) -> List[Any]:
         """Return the N (gradient, variable) pairs of one tower, from the optimizer's own ``compute_gradients``."""
         return list(self._optimizer.compute_gradients(*args, **kwargs))
 
-    @as_written
+    @without_autograph
     def apply_gradients(
         self, tower_grads_and_vars: Sequence[Pairs], global_step: Any = None, name: Optional[str] = None
     ) -> Any:
@@ -139,20 +139,20 @@ class TowerOptimizer:
             VariableError: a variable is shared between towers, differs between them, does not fit its gradient, or is a
                 reference variable; or there is no graph to build in.
         """
-        if not is_for_a_session():
+        if not builds_for_session():
             raise VariableError(
                 "a TowerOptimizer builds the train op of a graph: call tf.compat.v1.disable_eager_execution() first, or"
                 " build inside `with tf.Graph().as_default():`; eagerly and in a tf.function, use"
                 " hier_allreduce.allreduce_grads"
             )
-        rows = pairs_of(tower_grads_and_vars, self.devices)
+        rows = check_pairs(tower_grads_and_vars, self.devices)
         check_variables(rows, self.devices)
         summed = len(self.devices) * self._hosts
         if not self._options.average and summed > 1:
-            warnings.warn(sum_advice(self._optimizer, summed), stacklevel=3)  # as_written is in between
+            warnings.warn(sum_advice(self._optimizer, summed), stacklevel=3)  # without_autograph is in between
         before, metrics = all_variables(), tf1.local_variables()
         updated = self._updated(rows)
-        with unconditionally():  # apply_gradients may be called in a tf.cond
+        with outside_control_flow():  # apply_gradients may be called in a tf.cond
             self._find_replicas(rows, before, metrics, updated)
         ops = [tf.group(*updated.ops)]
         with tf.control_dependencies(ops):
@@ -233,7 +233,7 @@ class TowerOptimizer:
 
     def _new_counter(self) -> Any:
         """Create the counter of steps since ``init_op``, which resets it."""
-        with unconditionally():
+        with outside_control_flow():
             # in no collection, so that no saver takes it for a part of the model
             counter = tf1.Variable(
                 0, trainable=False, collections=[], name="steps_since_init_op", dtype=tf.int64, use_resource=True

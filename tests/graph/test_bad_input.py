@@ -13,7 +13,7 @@ from hier_allreduce import (
     allreduce_grads_and_vars,
     allreduce_grads_hierarchical,
 )
-from hier_allreduce.graph.devices import fits
+from hier_allreduce.graph.devices import devices_match
 from hier_allreduce.graph.names import variable_names
 
 
@@ -335,7 +335,7 @@ def placed(count):
     ],
 )
 def test_two_names_of_a_device(device, wanted, expected):
-    assert fits(device, wanted) == expected == fits(wanted, device)
+    assert devices_match(device, wanted) == expected == devices_match(wanted, device)
 
 
 @pytest.mark.parametrize("mixed_up", [lambda rows: list(zip(*rows)), lambda rows: rows[::-1]])

@@ -14,7 +14,7 @@ import tensorflow as tf
 from sklearn.datasets import load_digits
 
 from ...errors import DeviceError, StrategyError
-from ...graph import IS_TF2, make_cpus
+from ...graph import IS_TF2, make_logical_cpus
 from ...integrations.distribute import HierarchicalAllReduce
 from .options import chosen_strategy, named_devices
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     devices, cpus = named_devices(args.devices)
     if len(devices) < 2:
         raise DeviceError(f"--devices: {len(devices)} device has nothing to reduce with; give 2 or more")
-    make_cpus(cpus)
+    make_logical_cpus(cpus)
     batch = _batch(len(devices))
     ours = HierarchicalAllReduce(chosen_strategy(args.strategy))
     theirs = tf.distribute.HierarchicalCopyAllReduce()

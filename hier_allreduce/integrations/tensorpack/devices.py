@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorpack.tfutils.sesscreate import NewSessionCreator, SessionCreatorAdapter
 
 from ...errors import DeviceError
-from ...graph import device_fields, device_strings, fits, tf1
+from ...graph import device_fields, device_strings, devices_match, tf1
 
 
 def tower_devices(devices: Any) -> List[Any]:
@@ -128,7 +128,7 @@ def refuse_missing(devices: Sequence[Any], existing: Sequence[Any]) -> None:
     names = [device.name for device in existing]
     # device functions and None are left to TensorFlow
     named = [(tower, device) for tower, device in enumerate(devices) if isinstance(device, str)]
-    missing = [(tower, device) for tower, device in named if not any(fits(name, device) for name in names)]
+    missing = [(tower, device) for tower, device in named if not any(devices_match(name, device) for name in names)]
     if not missing:
         return
     gpus = sum(_kind(name) == "GPU" for name in names)

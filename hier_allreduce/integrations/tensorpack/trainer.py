@@ -16,7 +16,7 @@ from tensorpack.utils import logger
 
 from ... import presets
 from ...errors import StrategyError
-from ...graph import allreduce_grads, allreduce_grads_and_vars, is_resource, pairs_of, tf1
+from ...graph import allreduce_grads, allreduce_grads_and_vars, check_pairs, is_resource, tf1
 from ...planning import Strategy, strategy_from
 from ...training import (
     Pairs,
@@ -196,7 +196,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         return self.cluster.size if self.cluster else 1
 
     def _updated_at_mains(self, optimizer: Any, rows: Sequence[Pairs]) -> Updated:
-        self.grads = [list(row) for row in pairs_of(rows, tuple(self.devices))]
+        self.grads = [list(row) for row in check_pairs(rows, tuple(self.devices))]
         # both names are tensorpack's; the scope is in the names of saved variables
         with tf1.name_scope("apply_gradients"), under_tower_0s_names(optimizer, self.grads, self.devices):
             updated = update_at_mains(
