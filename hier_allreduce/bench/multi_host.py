@@ -7,13 +7,12 @@ other load on the machine affects all of them alike.
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..cluster import Cluster, free_addresses, launch
+from ..cluster import Cluster, event_line, free_addresses, launch, read_event
 from ..formatting import table
 from ..graph import allreduce_grads
 from . import multi_host_training as training
@@ -24,7 +23,6 @@ from .models import GradientShape
 from .results import quartiles
 
 COMMAND = (sys.executable, "-m", "hier_allreduce.cli")
-_MARK = "measured "  # begins a host's line that is a measurement, as JSON
 _COLUMNS = ("inside", "ours", "flat")
 
 
@@ -55,12 +53,10 @@ def measure_hosts(
     measurements: List[Dict[str, Any]] = []
 
     def take(line: str) -> None:
-        text = line.split("] ", 1)[-1]
-        if not text.startswith(_MARK):
+        measurement = read_event(line)
+        if measurement is None:
             write(line)
-            return
-        measurement = json.loads(text[len(_MARK) :])
-        if measurement["task"] == 0:
+        elif measurement["task"] == 0:
             measurements.append(measurement)
 
     addresses = free_addresses(2 * hosts)  # in one call, so that all differ
@@ -83,7 +79,7 @@ def run_host(devices: int, rounds: int, peers: Sequence[str], say: Callable[[str
     """
 
     def tell(**measurement: Any) -> None:
-        say(_MARK + json.dumps({"task": cluster.task, **measurement}))
+        say(event_line(task=cluster.task, **measurement))
 
     cluster = Cluster.from_environment(devices)
     tell(case="training", **training.train(cluster, devices_here(devices), peers, rounds))

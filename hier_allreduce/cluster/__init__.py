@@ -8,8 +8,8 @@
                                      ├─► manifest: what this host has built
                                      └─► collectives: one sum for each chunk, across the hosts
 
-``addresses``, ``config``, ``launcher``, ``liveness``, ``polling`` and ``watchdog`` need no TensorFlow, so this face
-imports lazily.
+``addresses``, ``config``, ``events``, ``launcher``, ``liveness``, ``polling`` and ``watchdog`` need no TensorFlow, so
+this face imports lazily.
 """
 
 from __future__ import annotations
@@ -22,13 +22,19 @@ if TYPE_CHECKING:
     from .addresses import free_addresses as free_addresses
     from .cluster import Cluster as Cluster
     from .config import read_config as read_config
+    from .events import event_line as event_line
+    from .events import publish as publish
+    from .events import read_event as read_event
     from .launcher import launch as launch
 
 __all__ = [
     "Cluster",
+    "event_line",
     "free_addresses",
     "launch",
+    "publish",
     "read_config",
+    "read_event",
 ]
 __getattr__ = lazy(
     __name__,
@@ -36,6 +42,7 @@ __getattr__ = lazy(
         "addresses": ["free_addresses"],
         "cluster": ["Cluster"],
         "config": ["read_config"],
+        "events": ["event_line", "publish", "read_event"],
         "launcher": ["launch"],
     },
 )
