@@ -3,7 +3,7 @@
 ::
 
     models ─► case ─► contenders ─► measuring ─► results ─► report
-    shapes    K×N     K×N ─► K×N    interleaved  ratios,    text, Markdown,
+    shapes    K×N     K×N ─► K×N    interleaved  ratios,    text, page,
               gradients             rounds       quartiles  picture
 
     published: times measured by others ─► a table for docs/calibration.md
@@ -37,13 +37,11 @@ if TYPE_CHECKING:
     from .optimizers import OPTIMIZERS as OPTIMIZERS
     from .optimizers import make_keras_optimizer as make_keras_optimizer
     from .optimizers import make_optimizer as make_optimizer
+    from .page import page_markdown as page_markdown
     from .published import published_markdown as published_markdown
     from .report import draw_report as draw_report
-    from .report import report_markdown as report_markdown
-    from .report import report_summary as report_summary
     from .report import report_text as report_text
     from .results import Report as Report
-    from .results import cores as cores
     from .slot_memory import compare_updates as compare_updates
 
 __all__ = [
@@ -56,7 +54,6 @@ __all__ = [
     "all_contenders",
     "compare_mirrored",
     "compare_updates",
-    "cores",
     "devices_here",
     "draw_report",
     "find_contender",
@@ -67,10 +64,9 @@ __all__ = [
     "measure",
     "measure_hosts",
     "ours",
+    "page_markdown",
     "planned_for",
     "published_markdown",
-    "report_markdown",
-    "report_summary",
     "report_text",
     "run_host",
     "sweep_contenders",
@@ -93,9 +89,10 @@ __getattr__ = lazy(
         "models": ["load_model"],
         "multi_host": ["measure_hosts", "run_host"],
         "optimizers": ["OPTIMIZERS", "make_keras_optimizer", "make_optimizer"],
+        "page": ["page_markdown"],
         "published": ["published_markdown"],
-        "report": ["draw_report", "report_markdown", "report_summary", "report_text"],
-        "results": ["Report", "cores"],
+        "report": ["draw_report", "report_text"],
+        "results": ["Report"],
         "slot_memory": ["compare_updates"],
     },
 )

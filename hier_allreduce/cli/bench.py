@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Callable, List, Tuple
 
 from ..errors import BenchError
 from ..figures import check_picture
@@ -196,29 +196,9 @@ def _measured(args: argparse.Namespace, name: str, average: bool) -> Report:
 
 # ---- the page --------------------------------------------------------------------------------------
 
-_INTRO = """# {what}
-
-Written by `{command}` with TensorFlow {tensorflow} on {devices}.{also}
-
-Every graph has the same gradients (values of variables on each tower's device) and the same consumers (an op for each
-result on its tower's device, which reads no element); the baseline has nothing in between, and its step is subtracted.
-All contenders take one step each in turn, in a new order every round.
-
-- **step ms, quartiles**: the median over the rounds. Milliseconds of one machine say little;
-- **times ours** is the median of what a contender took divided by what ours took in the same round;
-- **nodes built, build s**: ops that a contender adds to the graph, and how long that takes;
-- **nodes run**: executed on all devices, sends and receives included, over the baseline's;
-- **first run s**: placement, Grappler and the first step;
-- **peak memory**: the most that is allocated at one time during a step, in units of all towers' gradients;
-- **copies, MiB**: tensors that cross between devices. CPU devices share one memory, so there a copy costs
-  its dispatch only, and these times say nothing about links;
-- **largest error**: relative to the result in float64;
-- **floor**: Eigen's plain sum of the same bytes on one device, in pieces that stay in the cache.
-"""
-
 
 def _measured_apart(args: argparse.Namespace, name: str, average: bool) -> Report:
-    """One case in a process of its own: what one leaves behind in memory is not there for the next.
+    """Measure one case in a process of its own, so that nothing it leaves in memory affects the next.
 
     Raises:
         BenchError: the process was killed.
@@ -230,30 +210,19 @@ def _measured_apart(args: argparse.Namespace, name: str, average: bool) -> Repor
         try:
             return process.submit(_measured, args, name, average).result()
         except BrokenProcessPool:
-            raise BenchError(f"{name}: its process was killed, probably for want of memory") from None
+            raise BenchError(f"{name}: its process was killed, probably because memory ran out") from None
 
 
 def _write_page(args: argparse.Namespace) -> None:
-    """Measure every model, sum and mean; the page is written anew after each, so that an interrupted run leaves one."""
-    import tensorflow as tf
+    """Measure the sum and the mean of every model. Rewrite the page after each, so that an interrupted run has one."""
+    from ..bench import page_markdown, report_text
 
-    from ..bench import cores, devices_here, report_markdown, report_summary, report_text
-
-    devices = devices_here(args.devices)
-    facts: Dict[str, Any] = {
-        "what": "Strategies side by side" if args.sweep else "Contenders side by side",
-        "also": "\n`ours` is the default strategy, each other one differs from it in one choice." if args.sweep else "",
-        "command": " ".join(["hier-allreduce", *sys.argv[1:]]),
-        "tensorflow": tf.__version__,
-        "devices": f"{len(devices)} devices ({devices[0]} to {devices[-1]}), {cores()} cores",
-    }
-    sections: List[str] = []
+    command = " ".join(["hier-allreduce", *sys.argv[1:]])
     cases: List[Tuple[str, Report]] = []
     for name in MODELS:
         for average in (False, True):
             report = _measured_apart(args, name, average)
             cases.append((name, report))
-            sections.append(report_markdown(name, report))
             with open(args.table, "w", encoding="utf-8") as file:
-                file.write("\n".join([_INTRO.format(**facts), report_summary(cases), "", *sections]))
+                file.write(page_markdown(cases, command, args.sweep))
             print(report_text(name, report), end="\n\n", flush=True)

@@ -16,6 +16,7 @@ from hier_allreduce import presets
 from hier_allreduce.bench import floor as floor_module
 from hier_allreduce.bench import measuring, results
 from hier_allreduce.bench import models as shapes
+from hier_allreduce.bench import page as bench_page
 from hier_allreduce.bench import report as bench_report
 from hier_allreduce.bench.case import Case, devices_here
 from hier_allreduce.bench.contenders import (
@@ -46,7 +47,7 @@ def case(columns=SMALL, devices=4, **how):
 
 
 def one(build, columns=SMALL[:2], devices=3, **how):
-    """What the bench finds about one contender, in a report of one round."""
+    """Return what the bench measures of one contender in one round."""
     report = measuring.measure(case(columns, devices, **how), [Contender("it", build)], rounds=1, floor=False)
     return report.contenders[0]
 
@@ -141,17 +142,17 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
 
 
 def test_nodes_copies_and_bytes_are_those_of_the_executed_graph():
-    found = one(flat_sum, columns=(SMALL[0],), devices=3)
-    assert (found.status, found.error) == ("ok", "")
-    assert found.nodes_built == 1 + 3
-    assert found.copies == {
+    measured = one(flat_sum, columns=(SMALL[0],), devices=3)
+    assert (measured.status, measured.error) == ("ok", "")
+    assert measured.nodes_built == 1 + 3
+    assert measured.copies == {
         ("cpu:1", "cpu:0"): (1, 8192),
         ("cpu:2", "cpu:0"): (1, 8192),
         ("cpu:0", "cpu:1"): (1, 8192),
         ("cpu:0", "cpu:2"): (1, 8192),
     }
-    assert (found.copied_tensors, found.copied_bytes) == (4, 4 * 8192)
-    assert found.nodes_executed >= 1 + 2 * 4  # the sum and a pair for each copy
+    assert (measured.copied_tensors, measured.copied_bytes) == (4, 4 * 8192)
+    assert measured.nodes_executed >= 1 + 2 * 4  # the sum and a pair for each copy
 
 
 def test_peak_memory_counts_what_is_there_at_one_time():
@@ -186,8 +187,8 @@ def test_ours_is_right_for_every_kind(average):
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64", "int64"])
 def test_other_dtypes_are_measured_too(dtype):
-    found = measuring.measure(case((GradientShape("v", (9, 5), dtype),)), [ours()], rounds=1, floor=False).contenders[0]
-    assert (found.status, found.error) == ("ok", "")
+    report = measuring.measure(case((GradientShape("v", (9, 5), dtype),)), [ours()], rounds=1, floor=False)
+    assert (report.contenders[0].status, report.contenders[0].error) == ("ok", "")
 
 
 def drop_last(grads, devices, average):
@@ -204,14 +205,14 @@ def one_tower_forgotten(grads, devices, average):
 
 @pytest.mark.parametrize("build", [drop_last, swap_variables, one_tower_forgotten])
 def test_a_wrong_result_is_called_wrong(build):
-    found = one(build, columns=(SMALL[0], GradientShape("other", (64, 32), "float32")))
-    assert found.status == "wrong" and "% off the sum" in found.error
-    assert found.step_seconds  # and it is timed all the same
+    measured = one(build, columns=(SMALL[0], GradientShape("other", (64, 32), "float32")))
+    assert measured.status == "wrong" and "% off the sum" in measured.error
+    assert measured.step_seconds  # and it is timed all the same
 
 
 def test_a_shape_that_changed_is_wrong():
-    found = one(lambda *how: [[tf.reshape(v, [-1])[1:] for v in row] for row in flat_sum(*how)], columns=SMALL[:1])
-    assert found.status == "wrong"
+    measured = one(lambda *how: [[tf.reshape(v, [-1])[1:] for v in row] for row in flat_sum(*how)], columns=SMALL[:1])
+    assert measured.status == "wrong"
 
 
 def raises(grads, devices, average):
@@ -231,9 +232,9 @@ def one_row(grads, devices, average):
          "InvalidArgumentError"),
     ],
 )  # fmt: skip
-def test_who_cannot_run_is_listed_with_the_error(build, error):
-    found = one(build)
-    assert found.status == "cannot run" and error in found.error and not found.step_seconds
+def test_a_contender_that_cannot_run_is_listed_with_its_error(build, error):
+    measured = one(build)
+    assert measured.status == "cannot run" and error in measured.error and not measured.step_seconds
 
 
 def densify(grads, devices, average):
@@ -311,11 +312,11 @@ def made_up(**step_seconds):
 
 def test_ratios_are_paired_and_over_the_baseline():
     report = made_up(ours=[2.0, 3.0, 5.0], peer=[3.0, 7.0, 5.0], floor=[0.5, 1.0, 2.0])
-    ours_found, peer, floor_found = report.contenders
+    ours_measured, peer, floor_measured = report.contenders
     assert report.net_seconds(peer) == [2.0, 6.0, 4.0]
-    assert report.ratio(ours_found) == 1
+    assert report.ratio(ours_measured) == 1
     assert report.ratio(peer) == 2  # of 2, 3, 1
-    assert report.ratio(floor_found) == 0.5  # of 0.5, 0.5, 0.5: no baseline in it
+    assert report.ratio(floor_measured) == 0.5  # of 0.5, 0.5, 0.5: no baseline in it
     assert results.quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)
 
 
@@ -384,8 +385,8 @@ def test_every_peer_runs_on_eight_devices(table, tmp_path):
     done = forks.run_forked(program, "bench", *options, folder=tmp_path)
     assert done.status == 0, done.err
     assert "cannot run" not in done.out and "WRONG" not in done.out
-    found = json.loads(out.read_text(encoding="utf-8"))
-    by_name = {contender["name"]: contender for contender in found["contenders"]}
+    written = json.loads(out.read_text(encoding="utf-8"))
+    by_name = {contender["name"]: contender for contender in written["contenders"]}
     assert list(by_name) == ["ours", *PEERS, "ours:tensorpack", "floor"]
     for measured in by_name.values():
         assert measured["status"] == "ok" and len(measured["step_seconds"]) == 2
@@ -394,7 +395,7 @@ def test_every_peer_runs_on_eight_devices(table, tmp_path):
     for name in ("tensorpack", "distribute-0", "ours:tensorpack"):
         assert sum(count for count, _ in by_name[name]["copies"].values()) == 10 * 14
     assert sum(count for count, _ in by_name["tensorpack-packed"]["copies"].values()) == 8 * 14
-    assert sum(size for _, size in by_name["tensorpack-packed"]["copies"].values()) == 14 * found["tower_bytes"]
+    assert sum(size for _, size in by_name["tensorpack-packed"]["copies"].values()) == 14 * written["tower_bytes"]
 
 
 def test_a_picture_of_the_ratios(tmp_path, monkeypatch):
@@ -411,7 +412,8 @@ def test_a_page_of_all_models(table, tmp_path, monkeypatch, capsys):
     from hier_allreduce.cli import bench as command
 
     monkeypatch.setattr(command, "MODELS", (str(table),))
-    monkeypatch.setattr("multiprocessing.get_context", lambda method: forks.context())
+    context = forks.context()  # which gets itself from the function that is replaced
+    monkeypatch.setattr("multiprocessing.get_context", lambda method: context)
     page = tmp_path / "page.md"
     arguments = ["--rounds", "1", "--devices", "3", "--contenders", "ours,distribute-0,floor", "--table", str(page)]
     assert cli.main(["bench", *arguments]) == 0
@@ -421,6 +423,13 @@ def test_a_page_of_all_models(table, tmp_path, monkeypatch, capsys):
     columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
     assert columns == {13, 4}  # the tables, and all ratios at a glance
     assert "| times ours | table, sum | table, mean |" in text.split("## table, sum")[0]
+
+
+@pytest.mark.parametrize("name", ["measurements", "defaults"])
+def test_the_pages_in_docs_have_the_notes_that_the_bench_writes(name):
+    text = (Path(__file__).parents[2] / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    assert f"{bench_page.NOTES}\n| times ours |" in text
+    assert (bench_page._SWEEP.strip() in text) == (name == "defaults")
 
 
 def die(args, name, average):
