@@ -1,6 +1,6 @@
-"""Several hosts: the same numbers as on one, what each host sends, who may take part, and every kind of failure.
+"""Several hosts: the same numbers as on one, what each host sends, which hosts may take part, and all kinds of failure.
 
-Hosts are real processes with real servers on loopback; see clusters.py and cluster_child.py.
+Hosts are real processes with real servers on loopback; see helpers/clusters.py and helpers/cluster_child.py.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def facts(hosts):
 
 @pytest.fixture(scope="module", params=[pytest.param(k, marks=pytest.mark.xdist_group(f"{k} hosts")) for k in (2, 3)])
 def summed(request):
-    """(hosts, what each host got) of all kinds of gradients."""
+    """``(hosts, [facts of each host])`` for all kinds of gradients."""
     with job("sums", request.param) as hosts:
         return request.param, facts(hosts)
 
@@ -51,8 +51,8 @@ def expected(hosts, average=False):
 @pytest.mark.parametrize("built", ["default", "alone"])
 def test_every_tower_of_every_host_gets_the_sum_over_all(summed, built):
     """Buckets or not; every dtype, scalars, no elements; a sparse gradient becomes dense; None stays None."""
-    hosts, found = summed
-    for host in found:
+    hosts, results = summed
+    for host in results:
         assert host["none"] == [True, True]
         for row in host["results"][built]:
             assert len(row) == 11
@@ -61,44 +61,44 @@ def test_every_tower_of_every_host_gets_the_sum_over_all(summed, built):
 
 
 def test_the_mean_is_over_all_towers_of_all_hosts(summed):
-    hosts, found = summed
-    for host in found:
+    hosts, results = summed
+    for host in results:
         for row in host["results"]["mean"]:
             for value, exact in zip(row, expected(hosts, average=True)):
                 np.testing.assert_allclose(value, exact, atol=0.01 if value.dtype == np.float16 else 1e-6)
 
 
 def test_half_precision_on_the_wire_stays_near_the_mean(summed):
-    hosts, found = summed
-    for host in found:
+    hosts, results = summed
+    for host in results:
         for row in host["results"]["wire"]:
             for value, exact in zip(row, expected(hosts, average=True)):
                 np.testing.assert_allclose(value, exact, atol=8 * (hosts + 2) / 2048)
 
 
 def test_all_hosts_hold_the_same_bits(summed):
-    _, found = summed
-    rows = [[value.tobytes() for value in row] for host in found for row in host["results"]["mean"]]
+    _, results = summed
+    rows = [[value.tobytes() for value in row] for host in results for row in host["results"]["mean"]]
     assert all(row == rows[0] for row in rows)
 
 
 def test_each_host_sends_each_chunk_across_once_from_rotating_mains(summed):
     """One collective for each chunk, on its main only, whatever the number of towers."""
-    _, found = summed
-    for task, host in enumerate(found):
+    _, results = summed
+    for task, host in enumerate(results):
         chunks = [name for name, _ in host["collectives"]]
         assert len(chunks) == len(set(chunks))
         alone = [device for name, device in host["collectives"] if name.startswith("hier_allreduce_1/")]
-        assert len(alone) == 10  # of eleven gradients one is empty
+        assert len(alone) == 10  # eleven gradients, one of them empty
         assert {device.rpartition("/")[2] for device in alone} == {"device:CPU:0", "device:CPU:1"}
         assert all(f"task:{task}" in device for device in alone)
 
 
 def test_the_audit_counts_what_crosses_to_the_other_hosts(summed):
     """The last all-reduce has five chunks, one of them without elements."""
-    hosts, found = summed
+    hosts, results = summed
     size = 4 * (4 * 3 + 7 + 1 + 1 + 300 * 70 + 6) + 8 * 2 * 2 + (2 if IS_TF2 else 4) * 5  # the last: float16
-    for host in found:
+    for host in results:
         good, never, twice = host["audits"]
         line = next(line for line in good.splitlines() if line.startswith("hier_allreduce_3/: "))
         assert f"5 chunks, 10 copies, 4 collectives over {hosts} hosts ({size / 1000:.4g} kB), planned" in line
@@ -107,8 +107,8 @@ def test_the_audit_counts_what_crosses_to_the_other_hosts(summed):
 
 
 def test_float16_crosses_as_float32_where_tensorflow_has_no_kernel(summed):
-    _, found = summed
-    for host in found:
+    _, results = summed
+    for host in results:
         assert ("float16" in host["dtypes"]) == IS_TF2
 
 
@@ -127,18 +127,18 @@ def undisturbed():
 
 def test_many_steps_leave_the_same_bits_on_all_towers_of_all_hosts():
     with job("train", 2, devices=4, steps=200) as hosts:
-        found = facts(hosts)
-    rows = [row for host in found for row in host["bits"]]
+        results = facts(hosts)
+    rows = [row for host in results for row in host["bits"]]
     assert len(rows) == 8
     assert all(row == rows[0] for row in rows)
-    assert np.isfinite(found[0]["losses"]).all()
+    assert np.isfinite(results[0]["losses"]).all()
 
 
 @pytest.mark.parametrize("hosts", [1, 3])
 def test_hosts_train_as_one_with_all_their_examples(hosts):
-    """Against momentum and the softmax's gradient, by hand."""
+    """Compared with momentum and the gradient of softmax, computed by hand."""
     with job("train", hosts) as started:
-        found = facts(started)
+        results = facts(started)
     with job("train", 1, steps=0) as (host,):
         values = list(host.facts()["towers"][0])
     slots = [np.zeros_like(v) for v in values]
@@ -155,8 +155,8 @@ def test_hosts_train_as_one_with_all_their_examples(hosts):
         grads = [x.T @ (error @ b.T), hidden.T @ error, error.sum(0)]
         slots = [0.9 * slot + grad for slot, grad in zip(slots, grads)]
         values = [value - cluster_child.RATE * slot for value, slot in zip(values, slots)]
-    np.testing.assert_allclose(np.mean([host["losses"] for host in found], 0), losses, rtol=1e-4)
-    for host in found:
+    np.testing.assert_allclose(np.mean([host["losses"] for host in results], 0), losses, rtol=1e-4)
+    for host in results:
         for row in host["towers"]:
             for value, exact in zip(row, values):
                 np.testing.assert_allclose(value, exact, atol=1e-4)
@@ -174,7 +174,7 @@ def test_the_tower_optimizer_trains_several_hosts_too(undisturbed, update):
 
 @compared
 def test_a_restart_from_the_checkpoint_goes_on_with_the_same_loss(tmp_path, undisturbed):
-    """Saved by the chief after the third step; then a host dies. The new job restores on the chief only."""
+    """The chief saves after the third step; then a host dies. The new job restores on the chief only."""
     checkpoint = str(tmp_path / "model")
     dies = {"die_at": 3, "who": 1, "signal": signal.SIGKILL}
     with job("train", 2, timeout=TIMEOUT, checkpoint=checkpoint, save_at=2, **dies) as hosts:
@@ -206,7 +206,7 @@ def test_a_closed_session_leaves_no_session_on_any_server_and_no_thread():
     ],
 )
 def survivors(request):
-    """How hosts were lost, and ``{lost host: what the others said}`` of two jobs at once, since they mostly wait."""
+    """The signal that ended a host, and ``{that host: [errors of the others]}`` of two concurrent jobs."""
     with contextlib.ExitStack() as running:
         options = {"timeout": TIMEOUT, "die_at": 2, "signal": request.param}
         jobs = {who: running.enter_context(job("train", 3, who=who, **options)) for who in (0, 1)}
@@ -228,7 +228,7 @@ def test_every_survivor_names_the_host_that_died_or_froze(survivors, who):
         assert "Start all hosts again" in text
 
 
-def test_who_finds_out_after_the_others_have_ended_names_the_host_that_died_and_not_them():
+def test_a_late_survivor_names_the_host_that_died_and_not_the_survivors_that_ended():
     dies = {"die_at": 2, "who": 0, "signal": signal.SIGKILL}
     with job("train", 3, timeout=6.0, patient=True, **dies, each={2: {"wait_at": 2}}) as hosts:
         ends = [hosts[1].end()]
@@ -240,8 +240,8 @@ def test_who_finds_out_after_the_others_have_ended_names_the_host_that_died_and_
         assert text.startswith("ClusterError: host 0 (127.0.0.1:") and text.count("host ") == 1, text
 
 
-def test_a_mistake_on_one_host_is_told_there_at_once_and_names_the_host_elsewhere():
-    """Nobody waits for anybody to come to the end of a session that an exception leaves."""
+def test_an_exception_on_one_host_ends_it_at_once_and_the_others_name_it():
+    """A host that leaves its session by an exception does not wait for the others."""
     with job("train", 2, timeout=TIMEOUT, each={1: {"raise_at": 2}}) as hosts:
         assert hosts[1].end() == ("error", "HierAllreduceError: the program's own mistake")
         kind, text = hosts[0].end()
@@ -250,8 +250,8 @@ def test_a_mistake_on_one_host_is_told_there_at_once_and_names_the_host_elsewher
 
 
 @pytest.mark.parametrize("who", [0, 1], ids=["the leader", "a peer"])
-def test_an_op_that_fails_is_told_in_its_own_words_there_and_as_that_hosts_elsewhere(who):
-    """TensorFlow gives its error to the others as if it were theirs, or an internal one of the collectives."""
+def test_a_failed_op_raises_its_own_error_on_its_host_and_the_others_name_that_host(who):
+    """TensorFlow raises on the others either the same error as if it were theirs, or an internal one of collectives."""
     with job("train", 3, busy=True, each={who: {"bad_at": 2}}) as hosts:
         ends = [host.end() for host in hosts]
     kind, text = ends.pop(who)
@@ -264,7 +264,7 @@ def test_an_op_that_fails_is_told_in_its_own_words_there_and_as_that_hosts_elsew
         assert "label" in text
 
 
-def test_a_host_that_makes_fewer_steps_is_named_as_soon_as_it_leaves():
+def test_a_host_that_runs_fewer_steps_is_named_as_soon_as_it_leaves():
     with job("train", 2, timeout=6.0, patient=True, each={1: {"steps": 4}}) as hosts:
         kind, text = hosts[0].end()
         assert len(hosts[1].facts()["losses"]) == 4
@@ -276,7 +276,7 @@ def test_a_host_that_makes_fewer_steps_is_named_as_soon_as_it_leaves():
 
 @compared
 def test_a_chief_may_save_or_evaluate_for_longer_than_the_timeout(undisturbed):
-    """In Python, without a look at the network, until the other has looked after it for longer than that."""
+    """It stays in Python, away from the network, until the other host has probed it for longer than the timeout."""
     with job("train", 2, timeout=2.0, patient=True, each={0: {"wait_at": 1}}) as hosts:
         hosts[1].until(1)
         for _ in range(7):  # six within the timeout
@@ -285,7 +285,7 @@ def test_a_chief_may_save_or_evaluate_for_longer_than_the_timeout(undisturbed):
         assert [host["bits"] for host in facts(hosts)] == [host["bits"] for host in undisturbed]
 
 
-def test_a_host_that_lives_but_stays_away_is_an_error_after_the_stall_timeout():
+def test_a_live_host_that_stays_away_is_an_error_after_the_stall_timeout():
     impatient = {"cluster": {"stall_timeout": 3.0}}
     with job("train", 2, timeout=2.0, patient=True, each={0: {"wait_at": 1}, 1: impatient}) as hosts:
         kind, text = hosts[1].end()
@@ -295,8 +295,8 @@ def test_a_host_that_lives_but_stays_away_is_an_error_after_the_stall_timeout():
     assert "waited 3 s for hosts [0], which all answer" in text
 
 
-def test_after_the_end_of_the_data_there_is_no_step_that_a_slow_host_could_take_for_its_last():
-    """The chief has its last step still before it; the other must not begin its next epoch. What needs no host runs."""
+def test_after_the_end_of_the_data_no_step_can_be_mistaken_for_a_slow_hosts_last_one():
+    """The chief has not run its last step yet, so the other must not begin its next epoch. Local ops still run."""
     with job("epochs", 2, sessions=False, each={0: {"waits": True}}) as hosts:
         hosts[1].until("the second epoch")
         hosts[0].go_on()
@@ -358,8 +358,8 @@ def test_hosts_that_build_something_else_are_refused_before_the_first_step(optio
             assert word in ends[task][1]
 
 
-def test_a_host_that_is_late_is_told_what_differs_too():
-    """The others wait for it with their error: it would not find them any more."""
+def test_a_late_host_receives_the_difference_too():
+    """The others wait for it before they raise: it could not reach them any more."""
     with job("train", 3, each={1: {"width": 7}, 2: {"late": True}}) as hosts:
         for host in hosts:
             host.until("built")
@@ -393,7 +393,7 @@ def test_a_list_of_hosts_that_is_longer_or_in_another_order_is_refused():
 
 @pytest.mark.parametrize("wrong", [0, 1])
 def test_a_wrong_address_is_named_by_both_sides(wrong):
-    """One host waits where nobody is, and learns from the other, who knows both lists."""
+    """One host waits at an unused address, and learns of it from the other, which knows both lists."""
     a, b, nobody = free_addresses(3)
     own_list = [a, nobody] if wrong == 0 else [nobody, b]
     with job("train", 2, busy=True, each={wrong: {"cluster": {"hosts": own_list}}}, addresses=[a, b]) as hosts:
@@ -404,7 +404,7 @@ def test_a_wrong_address_is_named_by_both_sides(wrong):
     assert f"hosts, {other}: {[a, b][other]} there, {nobody} here" in ends[wrong][1]
 
 
-def test_hosts_that_wait_where_nobody_is_end_after_the_start_timeout():
+def test_hosts_that_wait_at_unused_addresses_end_after_the_start_timeout():
     a, b, c, d = free_addresses(4)
     each = {task: {"cluster": {"hosts": own, "start_timeout": 0.001}} for task, own in enumerate([[a, c], [d, b]])}
     with job("train", 2, each=each) as hosts:
@@ -413,7 +413,7 @@ def test_hosts_that_wait_where_nobody_is_end_after_the_start_timeout():
     assert f"host 0 ({d}) is not listening" in second
 
 
-def test_two_hosts_with_the_same_index_are_told():
+def test_two_hosts_with_the_same_index_are_refused():
     a, b = free_addresses(2)
     with job("train", 2, each={1: {"cluster": {"hosts": [b, a], "task": 0}}}, addresses=[a, b]) as hosts:
         kind, text = hosts[0].end()
@@ -432,7 +432,7 @@ def test_a_port_that_is_taken_is_named():
     assert f"cannot listen on port {port} of this host (127.0.0.1:{port}): Address already in use" in text
 
 
-# ---- one host, and what is refused without any ----------------------------------------------------------
+# ---- one host, and errors that need no host ----------------------------------------------------------
 
 
 def test_one_host_has_no_server_and_no_collective(graph):
@@ -448,7 +448,7 @@ def test_one_host_has_no_server_and_no_collective(graph):
         assert session.run(with_it) == [(3.0,), (3.0,)]
 
 
-def test_only_the_clusters_own_session_is_taken_for_several_hosts():
+def test_several_hosts_accept_only_the_clusters_own_session():
     with tf.Graph().as_default(), tf1.Session() as plain:
         Cluster(["127.0.0.1:2222"], 0, 2).check_session(plain)
         with pytest.raises(ClusterError, match=r"a Session knows nothing of the other hosts, .* cluster\.session\(\)"):
@@ -477,7 +477,7 @@ def test_several_hosts_need_a_graph():
 
 @pytest.mark.parametrize("broadcasts", [False, True])
 def test_hosts_that_train_and_start_apart_are_warned(graph, broadcasts):
-    with socket.socket() as taken:  # so that no session is opened, and nobody waited for
+    with socket.socket() as taken:  # so that no session is opened, and no host waited for
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         cluster = Cluster([f"127.0.0.1:{taken.getsockname()[1]}", "127.0.0.1:1"], 0, 2)
@@ -493,7 +493,7 @@ def test_hosts_that_train_and_start_apart_are_warned(graph, broadcasts):
 
 
 def collectives(**options):
-    """The all-reduces between the hosts of a planned strategy."""
+    """Return the number of collectives that a planned strategy builds."""
     devices = [f"/cpu:{k}" for k in range(8)]
     cluster = Cluster([f"127.0.0.1:{port}" for port in (1, 2, 3)], 0, 8, **options)
     with tf.Graph().as_default() as graph:
@@ -502,14 +502,14 @@ def collectives(**options):
         return sum(op.type.startswith("CollectiveReduce") for op in graph.get_operations())
 
 
-def test_a_plan_is_made_for_the_network_too_if_it_is_known():
-    """Every chunk crosses by itself, so that slow hops ask for few of them."""
+def test_a_known_network_is_planned_for_too():
+    """Every chunk is a collective, so slow hops favor few chunks."""
     slow = Network.load("10gbe")._replace(hop=1.0)
     assert collectives(network=slow) < collectives(network="10gbe") < collectives()
 
 
 def facts_of(places):
-    """What a host compares with the others: of a planned all-reduce on these devices."""
+    """Return what a host compares with the others, for a planned all-reduce on these devices."""
     cluster = Cluster(["127.0.0.1:1", "127.0.0.1:2"], 0, 4)
     with tf.Graph().as_default() as graph:
         devices = [f"/gpu:{k}" for k in places]
@@ -518,14 +518,18 @@ def facts_of(places):
 
 
 def test_hosts_compare_their_plans():
-    """On other devices of the same machine other links are planned for: the collectives would not fit each other."""
+    """Other devices of the same machine have other links, so plans and their collectives would not match."""
     here, there = facts_of([0, 1, 2, 3]), facts_of([0, 1, 6, 7])
     assert here == facts_of([0, 1, 2, 3])
     assert [key for key in here if here[key] != there[key]] == ["plan"]
 
 
 def built(program):
-    """What a host compares that has built this: sums of so many gradients, broadcasts of variables, | another graph."""
+    """Return what a host compares after it has built a program.
+
+    The program is a text: a number is an all-reduce of that many gradients, letters are a broadcast of these variables,
+    and | begins another graph.
+    """
     cluster = two()
     for graph in program.split("|"):
         with tf.Graph().as_default() as current:
@@ -550,24 +554,24 @@ def built(program):
     ids=["another list", "another number", "another order", "another graph"],
 )
 def test_hosts_compare_all_that_they_have_built(here, there, words):
-    """Collectives meet by their numbers: where one host has built more before, the others would wait for ever."""
+    """Collectives meet by their numbers: if one host has built more of them before, the others would wait for ever."""
     assert not list(differences(built(here), built(here)))
     assert words in list(differences(built(here), built(there)))
 
 
-def test_towers_that_are_not_devices_per_host_are_refused(graph):
+def test_a_number_of_towers_other_than_devices_per_host_is_refused(graph):
     with pytest.raises(ClusterError, match=r"for 3 devices, and .* has 2|devices_per_host=2\) has 2"):
         allreduce_grads([[tf.constant(1.0)]] * 3, ["/cpu:0"] * 3, cluster=two())
 
 
-def test_what_is_no_cluster_is_refused(graph):
+def test_something_other_than_a_cluster_is_refused(graph):
     with pytest.raises(ClusterError, match=r"cluster='hosts\.yaml': expected a hier_allreduce\.Cluster"):
         allreduce_grads([[tf.constant(1.0)]] * 2, ["/cpu:0", "/cpu:1"], cluster="hosts.yaml")
     assert len(graph.get_operations()) == 1
 
 
 def left_as_it_was(graph, cluster, build):
-    """What ``build`` is refused with, having changed nothing, so that it can be tried again."""
+    """Return the error of ``build``, which must leave graph and cluster unchanged so that it can be tried again."""
     before = graph.get_operations(), cluster._facts(graph)
     with pytest.raises(HierAllreduceError) as refused:
         build()
@@ -576,7 +580,7 @@ def left_as_it_was(graph, cluster, build):
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-def test_what_no_collective_can_add_is_refused_before_the_first_op(graph, dtype):
+def test_a_dtype_that_no_collective_can_add_is_refused_before_the_first_op(graph, dtype):
     cluster, row = two(), [tf.constant(1.0), tf.zeros([2], dtype)]
     text = left_as_it_was(graph, cluster, lambda: allreduce_grads([row] * 2, cpus(2), cluster=cluster))
     assert text.startswith(f"GradientError: variable 1 ('zeros'): {dtype} cannot be added up across hosts")
@@ -623,7 +627,7 @@ def test_gathering_from_several_hosts_is_refused(graph):
         ({"network": Network(nic=0)}, "nic: expected bytes/s from 1e6"),
     ],
 )
-def test_a_cluster_that_cannot_be_is_refused(arguments, words):
+def test_an_invalid_cluster_is_refused(arguments, words):
     with pytest.raises(ClusterError, match=words.replace("[", r"\[")):
         Cluster(**{"hosts": ["a:1", "b:1"], "task": 0, "devices_per_host": 1, **arguments})
 

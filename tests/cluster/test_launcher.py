@@ -1,4 +1,4 @@
-"""``hier-allreduce launch``: one process for each host, each knowing its place, all ended when one fails."""
+"""``hier-allreduce launch``: one process for each host, each with its TF_CONFIG, all stopped when one fails."""
 
 import contextlib
 import json
@@ -17,7 +17,7 @@ PLACE = "import json, os; place = json.loads(os.environ['TF_CONFIG']); task = pl
 
 
 def launched(hosts, program):
-    """The exit status and the lines of a Python program."""
+    """Return the exit status and the lines of a Python program."""
     lines = []
     return launch(hosts, [sys.executable, "-c", PLACE + program], lines.append), lines
 
@@ -59,14 +59,14 @@ def pipe(tmp_path):
     """A named pipe for hosts to write to, and its end to read from."""
     name = str(tmp_path / "pipe")
     os.mkfifo(name)
-    end = os.open(name, os.O_RDONLY | os.O_NONBLOCK)  # without waiting for who writes
+    end = os.open(name, os.O_RDONLY | os.O_NONBLOCK)  # without waiting for a writer
     yield name, end
     os.close(end)
 
 
 def heard(end):
-    """The next letter from a pipe; none once nobody lives who could write one."""
-    assert select.select([end], [], [], 60)[0], "nobody writes, and somebody lives"
+    """Return the next letter from a pipe; nothing once all processes that could write one have ended."""
+    assert select.select([end], [], [], 60)[0], "no process writes, but one is alive"
     return os.read(end, 1)
 
 
@@ -76,7 +76,7 @@ def heard(end):
     ids=["exit", "signal"],
 )
 def test_when_one_fails_the_others_and_what_they_started_are_ended(death, status, tmp_path, pipe):
-    """Host 1 fails once the others have said that what they started lives; all of them hold the pipe open."""
+    """Host 1 fails once each host has reported that its child runs; all children hold the pipe open."""
     name, end = pipe
     os.mkfifo(str(tmp_path / "started"))
     waiting = os.open(str(tmp_path / "started"), os.O_RDWR)
@@ -97,11 +97,11 @@ def test_when_one_fails_the_others_and_what_they_started_are_ended(death, status
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_who_ends_the_command_ends_all_hosts(number, pipe):
+def test_a_signal_that_ends_the_command_ends_all_hosts(number, pipe):
     name, end = pipe
     program = f"import time\npipe = open({name!r}, 'wb', buffering=0)\npipe.write(b'x')\ntime.sleep(100)"
     arguments = ["launch", "-n", "2", "--", sys.executable, "-c", program]
-    # under nohup SIGHUP is ignored, and stays so in what is started
+    # under nohup, SIGHUP is ignored and stays so in child processes
     command = subprocess.Popen(
         [sys.executable, "-m", "hier_allreduce.cli", *arguments],
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
@@ -113,7 +113,7 @@ def test_who_ends_the_command_ends_all_hosts(number, pipe):
 
 
 def test_hosts_whose_lines_nobody_reads_are_stopped():
-    """As of ``hier-allreduce launch … | head``; they would wait for ever."""
+    """As with ``hier-allreduce launch … | head``; they would wait for ever."""
     endless = [sys.executable, "-c", "while True: print('x' * 1000)"]
     arguments = [sys.executable, "-m", "hier_allreduce.cli", "launch", "-n", "2", "--", *endless]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE) as command:
@@ -138,7 +138,7 @@ def test_on_windows_it_says_what_to_do_instead(monkeypatch, capsys):
     assert "cannot be started on Windows" in error and "TF_CONFIG" in error and error.count("\n") == 1
 
 
-def test_what_cannot_be_started_is_one_line(capsys):
+def test_a_program_that_cannot_start_is_an_error_of_one_line(capsys):
     for arguments, words in (
         (["-n", "2"], "no program"),
         (["-n", "0", "--", "true"], "0 hosts"),

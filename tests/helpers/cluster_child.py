@@ -1,6 +1,6 @@
-"""One host of the jobs in tests/clusters.py: what runs in a process of its own.
+"""One host of the jobs in helpers/clusters.py: the program of its process.
 
-Everything it says is a pair: ``("at", …)`` when it has come somewhere, ``("facts", …)`` or ``("error", …)`` at the end.
+It sends pairs to the test: ``("at", place)`` on the way, ``("facts", …)`` or ``("error", text)`` at the end.
 """
 
 import collections
@@ -37,7 +37,7 @@ from hier_allreduce.graph.emit import emitted_in
 
 tf1 = tf.compat.v1
 FEATURES, CLASSES, BATCH, RATE = 5, 3, 4, 0.5
-SECONDS = 120  # for all that a host does
+SECONDS = 120  # for everything that a host does
 
 
 def cpus(count):
@@ -45,7 +45,7 @@ def cpus(count):
 
 
 def constants(devices, rows):
-    """Tensors on their towers' devices, which no optimizer folds."""
+    """Return tensors on their towers' devices that no graph optimizer folds into constants."""
     tensors = []
     for device, row in zip(devices, rows):
         with tf.device(device):
@@ -57,7 +57,7 @@ def constants(devices, rows):
 
 
 def host_rows(task, towers):
-    """Small whole numbers in some dtypes and shapes, others on every tower of every host."""
+    """Return small whole numbers of several dtypes and shapes, different for every tower of every host."""
     rows = []
     for tower in range(towers):
         rng = np.random.RandomState(100 * task + tower)
@@ -68,7 +68,7 @@ def host_rows(task, towers):
 
 
 def sums(cluster, options, line):
-    """All kinds of gradients, all strategies: what every tower got, against the sum over all towers of all hosts."""
+    """Sum all kinds of gradients by several strategies; return what every tower got."""
     devices = cpus(cluster.devices_per_host)
     with tf.Graph().as_default() as graph:
         grads = constants(devices, host_rows(cluster.task, len(devices)))
@@ -96,7 +96,7 @@ def sums(cluster, options, line):
             session.run(fetches["default"])
             used_seen = tf1.RunMetadata()
             session.run(used, options=asked, run_metadata=used_seen)
-    audits = [said(used_seen, graph), *tampered(used_seen, graph)]
+    audits = [audited(used_seen, graph), *tampered(used_seen, graph)]
     nodes = [node for part in seen.partition_graphs for node in part.node if node.op.startswith("CollectiveReduce")]
     return {
         "results": values,
@@ -107,8 +107,8 @@ def sums(cluster, options, line):
     }
 
 
-def said(seen, graph):
-    """What the audit has to say of a run."""
+def audited(seen, graph):
+    """Return the audit of a run, or its error."""
     try:
         return str(audit(seen, graph))
     except AuditError as error:
@@ -116,7 +116,7 @@ def said(seen, graph):
 
 
 def tampered(seen, graph):
-    """What it would say if the first chunk of the last all-reduce had never crossed to the other hosts, or twice."""
+    """Yield the audits of a run whose first chunk of the last all-reduce crosses hosts never, or twice."""
     for times in (0, 2):
         changed = tf1.RunMetadata()
         changed.CopyFrom(seen)
@@ -127,21 +127,21 @@ def tampered(seen, graph):
                     part.node.add().CopyFrom(node)
                 else:
                     part.node.remove(node)
-        yield said(changed, graph)
+        yield audited(changed, graph)
 
 
 # ---- training ----------------------------------------------------------------------------------------
 
 
 def data(step, hosts, towers):
-    """The step's examples for all towers of all hosts: [hosts, towers, batch, …]."""
+    """Return the examples of a step for all towers of all hosts: [hosts, towers, batch, …]."""
     rng = np.random.RandomState(step)
     labels = rng.randint(CLASSES, size=(hosts, towers, BATCH))
     return rng.randn(hosts, towers, BATCH, FEATURES).astype("float32") + labels[..., None], labels.astype("int32")
 
 
 class Job:
-    """A linear classifier on the towers of one host, and what to do before the steps."""
+    """A linear classifier on the towers of one host, and its ops before the first step."""
 
     def __init__(self, cluster, options):
         self.cluster, self.devices = cluster, cpus(cluster.devices_per_host)
@@ -171,17 +171,17 @@ class Job:
             self.step = tf.group(*[optimizer.apply_gradients(row) for row in reduced])
         self.loss = tf.add_n(losses) / len(losses)
         self.towers = [[v for _, v in row] for row in rows]
-        own = tf1.global_variables()
+        variables = tf1.global_variables()
         self.copy = [
             v.assign(w.read_value()) for row in self.towers[1:] for v, w in zip(row, self.towers[0])
         ]  # slots are zeros everywhere
-        self.broadcast = cluster.broadcast(own)
-        self.saver = tf1.train.Saver(own)
+        self.broadcast = cluster.broadcast(variables)
+        self.saver = tf1.train.Saver(variables)
 
     def feed(self, step):
         x, y = data(step, self.cluster.size, len(self.devices))
-        own = self.cluster.task
-        return dict(zip(self.feeds, [v for k in range(len(self.devices)) for v in (x[own, k], y[own, k])]))
+        task = self.cluster.task
+        return dict(zip(self.feeds, [v for k in range(len(self.devices)) for v in (x[task, k], y[task, k])]))
 
 
 def all_patient(line):
@@ -207,7 +207,7 @@ def all_busy():
 
 
 def train(cluster, options, line):
-    """Some steps, from the start or a checkpoint; with pauses, deaths and the like at a step."""
+    """Run some steps from the start or a checkpoint, with a pause, an error or the death of the process at a step."""
     if options.get("patient"):
         all_patient(line)
     if options.get("busy"):
@@ -248,8 +248,8 @@ def train(cluster, options, line):
 
 
 def epochs(cluster, options, line):
-    """Three epochs of three steps each, in one session or in a session each, and the steps that each had."""
-    devices, found = cpus(cluster.devices_per_host), []
+    """Run three epochs of three steps each, in one session or in a session each; return the results of each epoch."""
+    devices, results = cpus(cluster.devices_per_host), []
     with tf.Graph().as_default():
         batches = tf1.data.make_initializable_iterator(tf.data.Dataset.range(3))
         batch = batches.get_next()
@@ -264,21 +264,21 @@ def epochs(cluster, options, line):
                 while True:
                     if len(steps) == 3 and options.get("waits"):
                         line.recv()
-                    if len(found) == 1:
+                    if len(results) == 1:
                         line.send(("at", "the second epoch"))
                     steps.append(session.run(rows[-1][0]))
             assert session.run(alone) == 8
-            found.append(steps)
+            results.append(steps)
             if options["sessions"]:
                 session.close()
-    return found
+    return results
 
 
 # ---- tensorpack ----------------------------------------------------------------------------------------
 
 
 def tensorpack(cluster, options, line):
-    """What tensorpack_child trains: here each host takes its batches of every step."""
+    """Train the model of tensorpack_child; each host takes its share of every step's batches."""
     from tensorpack.utils import logger
 
     from helpers import tensorpack_child as child
@@ -325,7 +325,7 @@ def tensorpack(cluster, options, line):
 
 
 def leave(cluster, options, line):
-    """What stays of a session after its end: TensorFlow's sessions on the hosts' servers, and threads."""
+    """Return what is left after the end of a session: sessions on the hosts' servers, and threads."""
     opened = []
 
     class Session(tf1.Session):
@@ -350,7 +350,7 @@ def leave(cluster, options, line):
 
 
 def serve(cluster, options, line):
-    """A server that does nothing, until the test goes on."""
+    """Start a server that does nothing until the test goes on."""
     server = tf1.train.Server({"worker": list(cluster.hosts)}, job_name="worker", task_index=cluster.task)
     line.send(("at", "serving"))
     line.recv()
@@ -386,7 +386,7 @@ def bench(cluster, options, line):
 
 def main(scenario, arguments, options, line):
     """Run a scenario; ``line`` is a connection to the test."""
-    faulthandler.dump_traceback_later(SECONDS, exit=True)  # no process stays, and one that hangs says where
+    faulthandler.dump_traceback_later(SECONDS, exit=True)  # no process stays, and a hanging one prints its stacks
     try:
         line.send(("facts", globals()[scenario](Cluster(**arguments), options, line)))
     except (HierAllreduceError, tf.errors.OpError) as error:

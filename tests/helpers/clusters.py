@@ -9,11 +9,11 @@ import contextlib
 from helpers import cluster_child, forks, ports
 
 SECONDS = cluster_child.SECONDS + 30  # for anything that should happen
-TIMEOUT = 21.0  # of clusters in which a host dies or freezes; a third of it does not take another one for frozen
+TIMEOUT = 21.0  # of clusters in which a host dies or freezes; even a third of it is enough for a live host to answer
 
 
 class Host:
-    """One process, and what it has said."""
+    """The process of one host, and what it has sent to the test."""
 
     def __init__(self, scenario, arguments, options):
         context = forks.context()
@@ -25,12 +25,12 @@ class Host:
         theirs.close()
 
     def until(self, place):
-        """Wait until the host has come to a place."""
+        """Wait until the host has reached a place."""
         while True:
-            said = self._said(SECONDS)
-            if said == ("at", place):
+            message = self._receive(SECONDS)
+            if message == ("at", place):
                 return
-            assert said[0] == "at", said
+            assert message[0] == "at", message
 
     def go_on(self):
         """Let a host that waits for the test go on, if it has not ended."""
@@ -38,19 +38,19 @@ class Host:
             self._line.send("go on")
 
     def end(self):
-        """``("facts", …)``, ``("error", text)`` or ``("died", exit status)``."""
+        """Return ``("facts", …)``, ``("error", text)`` or ``("died", exit status)``."""
         while True:
-            said = self._said(SECONDS)
-            if said[0] != "at":
-                return said
+            message = self._receive(SECONDS)
+            if message[0] != "at":
+                return message
 
     def facts(self):
-        """What the host found, if nothing went wrong."""
+        """Return the host's facts; fail if it ended in another way."""
         kind, facts = self.end()
         assert kind == "facts", facts
         return facts
 
-    def _said(self, seconds):
+    def _receive(self, seconds):
         if not self._line.poll(seconds):
             return "silent", f"nothing for {seconds} s"
         try:
@@ -77,10 +77,10 @@ def job(scenario, hosts, each=None, addresses=None, devices=2, timeout=30.0, **o
     started = []
     try:
         for task in range(hosts):
-            own = {**options, **(each or {}).get(task, {})}
+            host_options = {**options, **(each or {}).get(task, {})}
             arguments = {"hosts": addresses, "task": task, "devices_per_host": devices, "timeout": timeout}
-            arguments.update(own.pop("cluster", {}))
-            started.append(Host(scenario, arguments, own))
+            arguments.update(host_options.pop("cluster", {}))
+            started.append(Host(scenario, arguments, host_options))
         yield started
     finally:
         for host in started:
