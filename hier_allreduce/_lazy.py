@@ -1,4 +1,4 @@
-"""Lazy attributes of a package: a submodule is imported when one of its names is first used (PEP 562)."""
+"""Lazy attributes of a package (PEP 562): a submodule is imported when one of its names is first used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ def lazy(package: str, names_by_module: Mapping[str, Sequence[str]]) -> Callable
 
     Args:
         package: the package's ``__name__``.
-        names_by_module: ``{submodule: names}``; a name of no submodule is an AttributeError, as in any module.
+        names_by_module: ``{submodule: names}``.
+
+    The function raises AttributeError for any other name, as a module does.
     """
     module_of = {name: module for module, names in names_by_module.items() for name in names}
 
@@ -20,7 +22,7 @@ def lazy(package: str, names_by_module: Mapping[str, Sequence[str]]) -> Callable
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(f".{module_of[name]}", package), name)
-        setattr(sys.modules[package], name, value)  # the next use finds it without this function
+        setattr(sys.modules[package], name, value)  # later uses do not call this function
         return value
 
     return get

@@ -1,60 +1,60 @@
-"""What can be wrong, as one small tree. Every error is a ``ValueError`` too.
+"""The errors of this package, as one small tree. Every error is also a ``ValueError``.
 
 ::
 
     HierAllreduceError
     ├── GradientError     the K×N matrix: rows, counts, kinds, shapes, dtypes, order
-    ├── DeviceError       a device that is none, or that does not exist
+    ├── DeviceError       not a valid device string, or no such device on this machine
     ├── StrategyError     algorithm, groups, average, and the other choices
-    ├── VariableError     variables that differ between towers, or cannot be updated as asked
+    ├── VariableError     variables that differ between towers, or cannot be updated as requested
     ├── PlanError         a plan that would not give every device the sum
     ├── TopologyError     a machine description that is cut, or contradicts itself
-    ├── ClusterError      a host that is gone, silent or different, or a list of hosts that is wrong
-    ├── AuditError        what TensorFlow executed is not what the plan says
+    ├── ClusterError      a host that is gone, silent or different, or an invalid list of hosts
+    ├── AuditError        TensorFlow executed something other than the plan
     └── BenchError        a model, table of shapes or contender that cannot be measured
 
-They are raised while the graph is built, before the first op is added (``AuditError`` after the step that was looked
-at, ``ClusterError`` also while hosts wait for each other), and say what was expected and what to do.
+They are raised while the graph is built, before the first op is added. ``AuditError`` is raised after the audited step,
+``ClusterError`` also while hosts wait for each other. Every message says what was expected and what to do.
 """
 
 from __future__ import annotations
 
 
 class HierAllreduceError(ValueError):
-    """Base of all errors of this package."""
+    """The base of all errors of this package."""
 
 
 class GradientError(HierAllreduceError):
-    """The matrix of gradients cannot be reduced as it is."""
+    """The K×N matrix of gradients cannot be reduced as it is."""
 
 
 class DeviceError(HierAllreduceError):
-    """Something given as a device is not one, or the machine does not have it."""
+    """A device string is invalid, or this machine has no such device."""
 
 
 class StrategyError(HierAllreduceError):
-    """A choice of how to reduce that does not exist or does not fit the devices."""
+    """A choice of how to reduce does not exist, or does not fit the devices."""
 
 
 class VariableError(HierAllreduceError):
-    """The towers' variables differ, or cannot be updated in the way that was asked for."""
+    """The towers' variables differ, or cannot be updated as requested."""
 
 
 class PlanError(HierAllreduceError):
-    """A plan after which some device would not hold every contribution exactly once."""
+    """After this plan some device would not hold every contribution exactly once."""
 
 
 class TopologyError(HierAllreduceError):
-    """A description of a machine that cannot be understood."""
+    """The description of a machine cannot be understood."""
 
 
 class ClusterError(HierAllreduceError):
-    """A host that is gone, silent, or builds something else; or a list of hosts that cannot be right."""
+    """A host is gone or silent, or builds a different graph; or the list of hosts is invalid."""
 
 
 class AuditError(HierAllreduceError):
-    """The executed graph moved something else than the plan says."""
+    """The executed graph moved something other than what the plan says."""
 
 
 class BenchError(HierAllreduceError):
-    """A model, a table of shapes or a contender that does not exist or cannot be read."""
+    """A model, a table of shapes or a contender does not exist or cannot be read."""

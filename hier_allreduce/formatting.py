@@ -19,7 +19,7 @@ def amount(size: float, binary: bool = False) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``3.76 ms``, ``76 µs``."""
+    """Return seconds as ``3.76 ms`` or ``76 µs``."""
     if 0 < seconds < 1e-8:
         return "under 0.01 µs"
     for unit, name in ((1.0, "s"), (1e-3, "ms")):
@@ -29,39 +29,39 @@ def duration(seconds: float) -> str:
 
 
 def rate(bytes_per_second: float) -> str:
-    """``24.3 GB/s``; less than a hundredth of that unit in a smaller one."""
+    """Return bytes/s as ``24.3 GB/s``; in a smaller unit below 0.01 GB/s."""
     if bytes_per_second < 1e7:
         return f"{amount(bytes_per_second)}/s"
     return f"{_rounded(bytes_per_second / 1e9)} GB/s"
 
 
 def percent(share: float) -> str:
-    """``64%`` for 0.64."""
+    """Return ``64%`` for 0.64."""
     return "under 1%" if 0 < share < 0.01 else f"{share:.0%}"
 
 
 def _rounded(value: float) -> str:
-    """Three digits, and never ``1e+03``."""
+    """Return a number with three digits, and never as ``1e+03``."""
     return f"{float(f'{value:.3g}'):g}"
 
 
-def count(number: int, what: str) -> str:
-    """``1 chunk``, ``4 chunks``."""
-    return f"{number} {what}{'s' * (number != 1)}"
+def count(number: int, noun: str) -> str:
+    """Return ``1 chunk`` or ``4 chunks``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def table(rows: Iterable[Sequence[object]], all_right: bool = False) -> str:
-    """A header and rows of text, two blanks between columns; a row may lack its last cells.
+    """Return a header and rows as text, with two blanks between columns; a row may lack its last cells.
 
-    Columns of numbers are set to the right; with ``all_right`` every column but the first.
+    Columns of numbers are aligned right; with ``all_right``, every column but the first.
     """
     cells = [[str(cell) for cell in row] for row in rows]
     longest = max(map(len, cells))
     columns = list(zip(*(row + [""] * (longest - len(row)) for row in cells)))
     widths = [max(map(len, column)) for column in columns]
-    right = [place > 0 if all_right else all(map(_NUMBER.match, column[1:])) for place, column in enumerate(columns)]
-    lines = [
-        "  ".join(cell.rjust(width) if r else cell.ljust(width) for cell, width, r in zip(row, widths, right))
-        for row in zip(*columns)
+    numeric = [place > 0 if all_right else all(map(_NUMBER.match, column[1:])) for place, column in enumerate(columns)]
+    padded = [
+        [cell.rjust(width) if is_numeric else cell.ljust(width) for cell in column]
+        for column, width, is_numeric in zip(columns, widths, numeric)
     ]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join("  ".join(row).rstrip() for row in zip(*padded))

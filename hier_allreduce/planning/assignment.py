@@ -1,7 +1,12 @@
-"""Gradients on a machine's links: which chunk goes by which of the planned ways. Integers only, no tensors.
+"""Which chunk goes along which of the planned paths. Integers only, no tensors.
 
-All gradients of a model are on their way at about the same time, so the links are planned for their total, and not
-for each bucket as if it were alone.
+::
+
+    Spec × N ──plan_cut────► a bucket for each dtype, cut as its recipe says
+             ──plan_whole──► whole gradients in the usual buckets, spread over one recipe's paths
+
+All gradients of a model travel at about the same time. The links are therefore planned for their total size, not for
+each bucket alone.
 """
 
 from __future__ import annotations
@@ -9,14 +14,14 @@ from __future__ import annotations
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..topology import Network, Topology
-from . import multi_host as hosts
-from . import planner
 from .algorithms import ReduceHalf, plan_from_halves
 from .buckets import Bucketing, Chunk, Spec, cut, make_buckets
+from .multi_host import choose_for_hosts
 from .plan import Plan, Step
+from .planner import choose
 from .recipes import Recipe
 
-_UNKNOWN = 1 << 20  # bytes taken for a gradient whose size is known only at run time
+_ASSUMED_BYTES = 1 << 20  # of a gradient whose size is known only at run time
 
 
 class PlanningTarget(NamedTuple):
@@ -26,9 +31,9 @@ class PlanningTarget(NamedTuple):
         machine: K devices and their links.
         algorithm: one of the planner's, or None for the fastest.
         scale: bytes that travel for each byte of a gradient.
-        hosts: so many such machines.
-        network: what joins them; None if that is not known, and the plan is then that of one machine. Of whole
-            gradients each is a collective whatever the network: it decides only which ways they go.
+        hosts: the number of such machines.
+        network: what connects the machines; if it is None, the plan is that of one machine. Each whole gradient is a
+            collective with any network, which then only decides the paths.
     """
 
     machine: Topology
@@ -38,42 +43,46 @@ class PlanningTarget(NamedTuple):
     network: Optional[Network] = None
 
     def recipe(self, size: int) -> Recipe:
-        """How to all-reduce a bucket of ``size`` bytes (0: not known)."""
-        travels = max(1, round((size or _UNKNOWN) * self.scale))
+        """Return how to all-reduce a bucket of ``size`` bytes (0 if unknown)."""
+        wire_bytes = max(1, round((size or _ASSUMED_BYTES) * self.scale))
         if self.hosts == 1 or self.network is None:
-            return planner.choose(self.machine, travels, self.algorithm).recipe
-        return hosts.choose_for_hosts(self.machine, travels, self.hosts, self.network, self.algorithm).recipe
+            return choose(self.machine, wire_bytes, self.algorithm).recipe
+        return choose_for_hosts(self.machine, wire_bytes, self.hosts, self.network, self.algorithm).recipe
 
 
-def plan_cut(specs: Sequence[Spec], links: PlanningTarget) -> Tuple[List[Chunk], Plan]:
-    """One bucket for each dtype of N gradients, in readiness order, cut as the planner says for its bytes.
+def plan_cut(specs: Sequence[Spec], target: PlanningTarget) -> Tuple[List[Chunk], Plan]:
+    """Make one bucket for each dtype of N gradients, in readiness order, cut as the planner says for its size.
 
     Returns:
-        The chunks and their plan, steps in the order in which the planner would start them.
+        The chunks and their plan, with the steps in the order in which the planner would start them.
     """
     chunks: List[Chunk] = []
     steps: List[Step] = []
     for whole in make_buckets(specs, Bucketing(splits=1)):
-        recipe = links.recipe(whole.bytes)
+        recipe = target.recipe(whole.bytes)
         parts = cut(whole, specs, recipe.fractions)
-        if len(parts) < len(recipe.fractions):  # so few bytes that they are not worth cutting
+        if len(parts) < len(recipe.fractions):  # too few bytes to cut
             parts, recipe = [whole], recipe.alone(len(chunks) % len(recipe.halves))
         steps += [step._replace(chunk=step.chunk + len(chunks)) for step in recipe.plan().steps]
         chunks += parts
-    return chunks, Plan(len(links.machine), len(chunks), tuple(steps), links.algorithm or "auto")
+    return chunks, Plan(len(target.machine), len(chunks), tuple(steps), target.algorithm or "auto")
 
 
-def plan_whole(specs: Sequence[Spec], links: PlanningTarget, how: Bucketing) -> Tuple[List[Chunk], Plan]:
-    """As :func:`plan_cut`, but every gradient stays whole: buckets as usual, spread over the planned ways by bytes."""
+def plan_whole(specs: Sequence[Spec], target: PlanningTarget, how: Bucketing) -> Tuple[List[Chunk], Plan]:
+    """Make the usual buckets of whole gradients, and spread them over the paths of one recipe by bytes.
+
+    Returns:
+        The chunks and their plan.
+    """
     chunks = make_buckets(specs, how)
     total = sum(chunk.bytes for chunk in chunks)
-    recipe = links.recipe(total)
-    room: Dict[Tuple[ReduceHalf, ReduceHalf], float] = {}
-    for fraction, way in zip(recipe.fractions, recipe.ways):
-        room[way] = room.get(way, 0.0) + fraction * total
-    ways = [recipe.ways[0]] * len(chunks)
+    recipe = target.recipe(total)
+    room: Dict[Tuple[ReduceHalf, ReduceHalf], float] = {}  # bytes left for each path: there and back
+    for fraction, path in zip(recipe.fractions, recipe.ways):
+        room[path] = room.get(path, 0.0) + fraction * total
+    paths = [recipe.ways[0]] * len(chunks)
     for chunk in sorted(range(len(chunks)), key=lambda c: -chunks[c].bytes):
-        ways[chunk] = max(room, key=lambda way: room[way])
-        room[ways[chunk]] -= max(chunks[chunk].bytes, 1)
-    halves, backs = [half for half, _ in ways], [back for _, back in ways]
-    return chunks, plan_from_halves(len(links.machine), halves, links.algorithm or "auto", backs)
+        paths[chunk] = max(room, key=lambda path: room[path])
+        room[paths[chunk]] -= max(chunks[chunk].bytes, 1)
+    halves, backs = [half for half, _ in paths], [back for _, back in paths]
+    return chunks, plan_from_halves(len(target.machine), halves, target.algorithm or "auto", backs)

@@ -1,40 +1,41 @@
-"""Which gradients travel together: gradients ↔ flat chunks, as integers. No tensors here.
+"""Which gradients travel together: gradients ↔ flat chunks, as integers. No tensors.
 
 ::
 
     variables      0 ────  1 ─  2 ──────────────────  3 ─  4 ──      (bytes)
     buckets        [4 3 1]  [0]  [2]                                 small ones share, in readiness order
-    chunks         4│3│1     0    2a 2b                              a bucket may be cut, over several mains
+    chunks         4│3│1     0    2a 2b                              a bucket may be cut for several mains
 
 A chunk is a list of pieces; a piece is a range of elements of one flattened gradient.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-# TensorFlow's allocator aligns to 64 bytes, and a slice that starts at such an offset shares its parent's buffer
+# TensorFlow's allocator aligns to 64 bytes. A slice that starts at such an offset shares its parent's buffer.
 ALIGNMENT = 64
 
 
 class Spec(NamedTuple):
-    """What matters of one gradient: ``elements`` is None where the shape is known only at run time."""
+    """The size and dtype of one gradient; ``elements`` is None if the shape is known only at run time."""
 
     elements: Optional[int]
     itemsize: int
     dtype: str
-    packable: bool = True  # False: it travels alone whatever its size
+    packable: bool = True  # False: it travels alone, whatever its size
 
     @property
     def bytes(self) -> int:
-        """Size in bytes; 0 where it is not known."""
+        """The size in bytes; 0 if it is unknown."""
         return (self.elements or 0) * self.itemsize
 
 
 class Piece(NamedTuple):
-    """Elements ``start`` up to ``stop`` of a variable's flattened gradient; ``stop`` None: all of it, unflattened."""
+    """Elements ``start:stop`` of a variable's flattened gradient; if ``stop`` is None, all of it, not flattened."""
 
     variable: int
     start: int
@@ -42,14 +43,14 @@ class Piece(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Pieces of one dtype that travel as one tensor, and their size in bytes (0: known only at run time)."""
+    """Pieces of one dtype that travel as one tensor, and their size in bytes (0 if known only at run time)."""
 
     pieces: Tuple[Piece, ...]
     bytes: int
 
     @property
     def alone(self) -> bool:
-        """One whole gradient, which travels as it is: nothing to pack."""
+        """Whether this is one whole gradient, which needs no packing."""
         return len(self.pieces) == 1 and self.pieces[0].stop is None
 
 
@@ -64,34 +65,39 @@ class Bucketing:
 
 
 def make_buckets(specs: Sequence[Spec], how: Bucketing) -> List[Chunk]:
-    """Group N gradients, in readiness order: the last variable's gradient is ready first.
+    """Group N gradients in readiness order: the last variable's gradient is ready first.
 
     Args:
         specs: N gradients.
         how: gradients smaller than ``pack_below`` share buckets of at most ``bucket_bytes``, one dtype each; larger
-            ones and those of unknown size travel alone. ``split_above`` cuts what is larger into equal chunks of
-            at most that size. ``splits`` > 0 instead concatenates all gradients of a dtype and cuts them into that
-            many equal chunks.
+            ones and those of unknown size travel alone. ``split_above`` cuts larger buckets into equal chunks of at
+            most that size. ``splits`` > 0 instead concatenates all gradients of a dtype and cuts them into that many
+            equal chunks.
 
     Returns:
         Chunks that hold each element of each gradient exactly once.
     """
-    order = range(len(specs) - 1, -1, -1)
-    if how.splits:
-        by_dtype: Dict[str, List[int]] = {}
-        for variable in order:
-            key = specs[variable].dtype if _can_pack(specs[variable]) else f"alone {variable}"
-            by_dtype.setdefault(key, []).append(variable)
-        return [part for group in by_dtype.values() for part in cut(_together(group, specs), specs, [1] * how.splits)]
-    return [
-        part
-        for group in _small_together(order, specs, how)
-        for chunk in [_together(group, specs)]
-        for part in cut(chunk, specs, [1] * (-(-chunk.bytes // how.split_above) if how.split_above else 1))
-    ]
+    readiness_order = range(len(specs) - 1, -1, -1)
+    group = _by_dtype if how.splits else _small_together
+    chunks: List[Chunk] = []
+    for variables in group(readiness_order, specs, how):
+        bucket = _bucket(variables, specs)
+        parts = how.splits or (math.ceil(bucket.bytes / how.split_above) if how.split_above else 1)
+        chunks += cut(bucket, specs, [1] * parts)
+    return chunks
+
+
+def _by_dtype(order: Iterable[int], specs: Sequence[Spec], how: Bucketing) -> List[List[int]]:
+    """Group all gradients of a dtype; those that cannot be packed are alone."""
+    groups: Dict[str, List[int]] = {}
+    for variable in order:
+        key = specs[variable].dtype if _can_pack(specs[variable]) else f"alone {variable}"
+        groups.setdefault(key, []).append(variable)
+    return list(groups.values())
 
 
 def _small_together(order: Iterable[int], specs: Sequence[Spec], how: Bucketing) -> List[List[int]]:
+    """Group small gradients of a dtype, up to ``bucket_bytes``; larger ones are alone."""
     groups: List[List[int]] = []
     open_bucket: Dict[str, List[int]] = {}
     room: Dict[str, int] = {}
@@ -109,20 +115,20 @@ def _small_together(order: Iterable[int], specs: Sequence[Spec], how: Bucketing)
 
 
 def _can_pack(spec: Spec) -> bool:
-    return spec.packable and bool(spec.bytes)  # of known size, and not empty; strings have none
+    return spec.packable and spec.bytes > 0  # of known size, and not empty; strings have no size
 
 
-def _together(group: Sequence[int], specs: Sequence[Spec]) -> Chunk:
-    if len(group) == 1:
-        return Chunk((Piece(group[0], 0, None),), specs[group[0]].bytes)
-    return Chunk(tuple(Piece(v, 0, specs[v].elements) for v in group), sum(specs[v].bytes for v in group))
+def _bucket(variables: Sequence[int], specs: Sequence[Spec]) -> Chunk:
+    if len(variables) == 1:
+        return Chunk((Piece(variables[0], 0, None),), specs[variables[0]].bytes)
+    return Chunk(tuple(Piece(v, 0, specs[v].elements) for v in variables), sum(specs[v].bytes for v in variables))
 
 
 def cut(chunk: Chunk, specs: Sequence[Spec], shares: Sequence[float]) -> List[Chunk]:
     """Cut a chunk into consecutive ones in proportion to ``shares``, at offsets that are multiples of 64 bytes.
 
-    A chunk of unknown size, and one with less than 64 bytes for each share, is not cut; a share that rounds to
-    nothing gives no chunk.
+    A chunk of unknown size, or with less than 64 bytes for each share, is not cut. A share that rounds to zero gives no
+    chunk.
     """
     first = specs[chunk.pieces[0].variable]
     if not _can_pack(first):
@@ -143,21 +149,22 @@ def cut(chunk: Chunk, specs: Sequence[Spec], shares: Sequence[float]) -> List[Ch
 
 
 def _range(pieces: Sequence[Piece], start: int, stop: int, elements: int) -> Tuple[Piece, ...]:
-    """The elements ``start`` up to ``stop`` of the concatenated pieces."""
-    found, offset = [], 0
+    """Return the elements ``start:stop`` of the concatenated pieces."""
+    selected, offset = [], 0
     for variable, first, last in pieces:
         size = (elements if last is None else last) - first
         low, high = max(start - offset, 0), min(stop - offset, size)
         if low < high:
-            found.append(Piece(variable, first + low, first + high))
+            selected.append(Piece(variable, first + low, first + high))
         offset += size
-    return tuple(found)
+    return tuple(selected)
 
 
 def balanced(sizes: Sequence[int], mains: int) -> List[int]:
-    """A main for each chunk so that all carry nearly the same bytes: the largest first, to the least loaded.
+    """Return a main for each chunk so that all mains carry nearly the same bytes; equal sizes rotate.
 
-    Equal sizes rotate. Source: Graham's longest-processing-time rule, at most 4/3 of the best possible.
+    The largest chunk goes first, to the least loaded main. Source: Graham's longest-processing-time rule, whose largest
+    load is at most 4/3 of the best possible.
     """
     load = [(0, 0, main) for main in range(mains)]  # bytes, chunks, main
     chosen = [0] * len(sizes)

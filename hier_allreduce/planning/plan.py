@@ -1,8 +1,7 @@
-"""Plans: an all-reduce as data, the one interpreter that runs them, and the check by counting.
+"""Plans: an all-reduce as data, the only interpreter that runs plans, and the check by counting.
 
-A plan is a sequence of steps over K devices and C chunks. ``Reduce`` and ``Copy`` are the only
-steps; at the start device ``d`` holds its own contribution to every chunk, at the end every
-device must hold the sum of all K.
+A plan is a sequence of steps over K devices and C chunks. ``Reduce`` and ``Copy`` are the only kinds of steps. At the
+start, device ``d`` holds its own contribution to every chunk; at the end, every device must hold the sum of all K.
 
 ::
 
@@ -17,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any, Dict, Generic, List, NamedTuple, Sequence, Tuple, TypeVar, Union
+from typing import Dict, Generic, Iterable, List, NamedTuple, Sequence, Tuple, TypeVar, Union
 
 from ..errors import PlanError
 from ..formatting import count
@@ -46,9 +45,9 @@ Step = Union[Reduce, Copy]
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps in execution order, for ``devices`` (K) devices and ``chunks`` chunks.
+    """Steps in execution order, for ``devices`` (K) devices and ``chunks`` (C) chunks.
 
-    Steps of different chunks do not depend on each other; the order of one chunk's steps is their meaning.
+    The order matters between the steps of one chunk. Steps of different chunks do not depend on each other.
     """
 
     devices: int
@@ -58,7 +57,7 @@ class Plan:
 
     @property
     def roots(self) -> Tuple[int, ...]:
-        """For each chunk the device on which its sum is complete first: where its last ``Reduce`` ends."""
+        """The device on which each chunk's sum is complete first: where its last ``Reduce`` ends."""
         roots: Dict[int, int] = {}
         for step in self.steps:
             if isinstance(step, Reduce):
@@ -68,15 +67,15 @@ class Plan:
         return tuple(roots.get(chunk, 0) for chunk in range(self.chunks))
 
     def reduce_half(self) -> Plan:
-        """Only the reductions: afterwards each chunk's root holds its sum."""
+        """Return the reductions only: afterwards each chunk's root holds its sum."""
         return replace(self, steps=tuple(s for s in self.steps if isinstance(s, Reduce)))
 
     def copy_half(self) -> Plan:
-        """Only the copies: each chunk's root sends what it holds to everybody."""
+        """Return the copies only: each chunk's root sends what it holds to all devices."""
         return replace(self, steps=tuple(s for s in self.steps if isinstance(s, Copy)))
 
     def transfers(self) -> Counter:
-        """How many values travel from device i to device j: ``{(i, j): count}``."""
+        """Return how many values travel from device i to device j: ``{(i, j): count}``."""
         sent: Counter = Counter()
         for step in self.steps:
             sources = step.srcs if isinstance(step, Reduce) else (step.src,)
@@ -84,48 +83,47 @@ class Plan:
         return sent
 
     def __str__(self) -> str:
-        sizes = f"{count(self.devices, 'device')}, {count(self.chunks, 'chunk')}"
-        head = f"{self.algorithm or 'plan'}: {sizes}"
-        return "\n".join([head, *_lines(self.steps)])
+        header = f"{self.algorithm or 'plan'}: {count(self.devices, 'device')}, {count(self.chunks, 'chunk')}"
+        return "\n".join([header, *_lines(self.steps)])
 
 
 def _lines(steps: Sequence[Step]) -> List[str]:
-    """``c0  1,2,3→0  sum`` and ``c0  0→1,2,3  copy``; neighbouring copies from one device share a line."""
-    out: List[str] = []
-    for key, same in groupby(steps, key=lambda s: s if isinstance(s, Reduce) else s[:2]):
+    """Return ``c0  1,2,3→0  sum`` and ``c0  0→1,2,3  copy``; neighbouring copies from one device share a line."""
+    lines: List[str] = []
+    for key, same in groupby(steps, key=lambda step: step if isinstance(step, Reduce) else step[:2]):
         if isinstance(key, Reduce):
-            out += [f"c{key.chunk}  {_ints(key.srcs)}→{key.dst}  sum" for _ in same]
+            lines += [f"c{key.chunk}  {_joined(key.srcs)}→{key.dst}  sum" for _ in same]
         else:
-            out.append(f"c{key[0]}  {key[1]}→{_ints(step.dst for step in same)}  copy")
-    return out
+            lines.append(f"c{key[0]}  {key[1]}→{_joined(step.dst for step in same)}  copy")
+    return lines
 
 
-def _ints(numbers: Any) -> str:
-    return ",".join(str(n) for n in numbers)
+def _joined(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))
 
 
 class Ops(Generic[V]):
-    """What the interpreter does with values: one subclass for each reading of a plan."""
+    """The operations of an interpretation of plans: what :func:`run` does with values. Each use is a subclass."""
 
     def reduce(self, step: Reduce, own: V, others: List[V]) -> V:
-        """The sum of ``own`` and ``others``, on device ``step.dst``."""
+        """Return the sum of ``own`` and ``others``, on device ``step.dst``."""
         raise NotImplementedError
 
     def finish(self, chunk: int, root: int, total: V) -> V:
-        """What to do with a complete sum, once, before it is copied (the mean is taken here)."""
+        """Return what a complete sum becomes before it is copied; called once for each chunk (for the mean)."""
         return total
 
     def copy(self, step: Copy, value: V) -> V:
-        """``value`` on device ``step.dst``."""
+        """Return ``value`` on device ``step.dst``."""
         return value
 
 
 def run(plan: Plan, values: Sequence[Sequence[V]], ops: Ops[V]) -> List[List[V]]:
-    """The only interpreter of plans: ``values[device][chunk]`` in, ``result[device][chunk]`` out (K×C)."""
+    """Run a plan: ``values[device][chunk]`` in, ``result[device][chunk]`` out (K×C)."""
     held = [list(row) for row in values]
     pending = Counter(step.chunk for step in plan.steps if isinstance(step, Reduce))
     for chunk, root in enumerate(plan.roots):
-        if not pending[chunk]:  # nothing to add up: one device, or the copy half of a plan
+        if not pending[chunk]:  # nothing to add: one device, or the copy half of a plan
             held[root][chunk] = ops.finish(chunk, root, held[root][chunk])
     for step in plan.steps:
         chunk, dst = step.chunk, step.dst
@@ -140,55 +138,61 @@ def run(plan: Plan, values: Sequence[Sequence[V]], ops: Ops[V]) -> List[List[V]]
 
 
 class Counting(Ops[Counter]):
-    """The reading that verifies: a value is how often each device's contribution is in it."""
+    """The interpretation that verifies: a value counts how often it contains each device's contribution."""
 
     def reduce(self, step: Reduce, own: Counter, others: List[Counter]) -> Counter:
         return sum(others, own)
 
 
 def verify(plan: Plan) -> Plan:
-    """Check by counting that ``plan`` gives every device every contribution exactly once; return it.
+    """Return ``plan`` after a check, by counting, that it gives every device every contribution exactly once.
 
-    Chunks whose steps are alike are counted once, so that thousands of variables cost no more than K.
+    Chunks with the same steps are checked once, so that thousands of variables cost no more than K.
 
     Raises:
-        PlanError: a step names a device or chunk that is not there, adds a device to itself, copies a sum before it
-            is complete, or leaves a device with a contribution missing or counted twice. The message
-            names the device and the chunk: ``device 4, chunk 0: missing [3], counted twice [1]``.
+        PlanError: a step names an unknown device or chunk, adds a device to itself, or copies a sum before it is
+            complete; or a contribution is missing on a device, or counted twice. The message names the device and the
+            chunk: ``device 4, chunk 0: missing [3], counted twice [1]``.
     """
-    alike: Dict[Tuple, int] = {}
+    first_with: Dict[Tuple, int] = {}  # the first chunk with these steps
     by_chunk: Dict[int, List[Tuple]] = {chunk: [] for chunk in range(plan.chunks)}
     for step in plan.steps:
         if step.chunk not in by_chunk:
             raise PlanError(f"{step}: there are chunks 0 to {plan.chunks - 1} only")
         by_chunk[step.chunk].append((type(step), *step[1:]))
     for chunk, steps in by_chunk.items():
-        alike.setdefault(tuple(steps), chunk)
-    for shape, chunk in alike.items():
-        _verify_chunk(Plan(plan.devices, 1, tuple(kind(0, *rest) for kind, *rest in shape)), chunk)
+        first_with.setdefault(tuple(steps), chunk)
+    for steps_of_chunk, chunk in first_with.items():
+        alone = Plan(plan.devices, 1, tuple(kind(0, *rest) for kind, *rest in steps_of_chunk))
+        _check_steps(alone, chunk)
+        _check_counts(alone, chunk)
     return plan
 
 
-def _verify_chunk(plan: Plan, chunk: int) -> None:
-    everybody = range(plan.devices)
+def _check_steps(plan: Plan, chunk: int) -> None:
     copied = False
     for step in plan.steps:
         sources = step.srcs if isinstance(step, Reduce) else (step.src,)
         for device in (*sources, step.dst):
-            if device not in everybody:
+            if device not in range(plan.devices):
                 raise PlanError(f"chunk {chunk}, {step}: there are devices 0 to {plan.devices - 1} only")
         if not sources or step.dst in sources:
             raise PlanError(f"chunk {chunk}, {step}: a step needs sources, all of them other than its dst")
         if copied and isinstance(step, Reduce):
             raise PlanError(f"chunk {chunk}, {step}: reduces after a copy, so an incomplete sum was copied")
         copied = copied or isinstance(step, Copy)
-    result = run(plan, [[Counter({d: 1})] for d in everybody], Counting())
-    wrong = []
-    for device, (held,) in enumerate(result):
-        missing = [d for d in everybody if not held[d]]
-        twice = [d for d in everybody if held[d] > 1]
-        if missing or twice:
-            faults = [f"missing {missing}"] * bool(missing) + [f"counted twice {twice}"] * bool(twice)
-            wrong.append(f"device {device}, chunk {chunk}: {', '.join(faults)}")
-    if wrong:
-        raise PlanError("; ".join(wrong))
+
+
+def _check_counts(plan: Plan, chunk: int) -> None:
+    devices = range(plan.devices)
+    results = run(plan, [[Counter({device: 1})] for device in devices], Counting())
+    messages = []
+    for device, (counts,) in enumerate(results):
+        missing = [source for source in devices if not counts[source]]
+        repeated = [source for source in devices if counts[source] > 1]
+        lists = {"missing": missing, "counted twice": repeated}
+        faults = [f"{fault} {sources}" for fault, sources in lists.items() if sources]
+        if faults:
+            messages.append(f"device {device}, chunk {chunk}: {', '.join(faults)}")
+    if messages:
+        raise PlanError("; ".join(messages))
