@@ -1,17 +1,25 @@
-"""What pytest is told about all tests. TensorFlow is imported by those tests only that need it."""
+"""pytest's options, markers and fixtures for all tests. Only the tests that need TensorFlow import it."""
+
+import sys
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# The same examples in every run: what fails for one fails for all. `--hypothesis-profile default` draws new ones.
-# However slow the machine is: it may be busy with something else.
+# Every run has the same examples, so that a failure is everybody's. `--hypothesis-profile default` draws new ones.
+# There is no deadline, since the machine may be busy with something else.
 settings.register_profile(
     "same every time", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("same every time")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--no-tensorflow", action="store_true", help="let each import of TensorFlow fail")
+
+
 def pytest_configure(config):
+    if config.getoption("no_tensorflow"):
+        sys.modules["tensorflow"] = None
     config.addinivalue_line("markers", "tf2: needs eager execution and tf.function")
 
 

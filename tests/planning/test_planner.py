@@ -28,6 +28,8 @@ from hier_allreduce.planning.spanning_trees import (
 from hier_allreduce.topology import flat_host, from_matrix, load, subset
 from hier_allreduce.topology.matrix import LinkMatrix
 
+pytestmark = pytest.mark.xdist_group("planner")  # in one process, which caches the searches
+
 MB = 10**6
 SIZES = [64_000, MB, 10 * MB, 100 * MB, 1000 * MB]
 CUBE_MESHES = ["dgx-1v", "dgx-1v-azure", "dgx-1v-c", "dgx-1v-d"]
