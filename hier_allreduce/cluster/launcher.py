@@ -102,6 +102,11 @@ class _HostProcess:
 
     @classmethod
     def start(cls, task: int, command: Sequence[str], addresses: Sequence[str]) -> _HostProcess:
+        """Start the program as one of the hosts at ``addresses``.
+
+        Raises:
+            ClusterError: the program cannot be started.
+        """
         return cls(task, _start_process(command, _environment(addresses, task)))
 
     def pump(self, write_line: Callable[[str], None], ends: Queue[_End]) -> None:
@@ -113,8 +118,9 @@ class _HostProcess:
                 status = self._process.wait()
                 # What the process wrote is in the pipe now, which one read empties.
                 more = self._pass_on(write_line, 0.0)
-                self._write(write_line, self._line)
-                self._line = b""
+                if self._line:
+                    write_line(self._marked(self._line))
+                    self._line = b""
                 ends.put(_End(self._task, 128 - status if status < 0 else status))
                 while more:  # what it has started may hold the pipe open for longer
                     more = self._pass_on(write_line, None)
@@ -128,14 +134,13 @@ class _HostProcess:
         chunk = self._pipe.read(_PIPE_BYTES)
         *lines, self._line = (self._line + chunk).split(b"\n")
         for line in lines:
-            self._write(write_line, line + b"\n")
+            write_line(self._marked(line))
         return bool(chunk)
 
-    def _write(self, write_line: Callable[[str], None], line: bytes) -> None:
-        if line:
-            write_line(f"[host {self._task}] {line.decode(errors='replace').rstrip()}\n")
+    def _marked(self, line: bytes) -> str:
+        return f"[host {self._task}] {line.decode(errors='replace').rstrip()}\n"
 
-    def signal(self, number: int) -> None:
+    def signal_group(self, number: int) -> None:
         """Send a signal to the process and to all that it has started."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
@@ -187,6 +192,6 @@ def _stop(processes: Sequence[_HostProcess]) -> None:
         return
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in processes:
-            process.signal(number)
+            process.signal_group(number)
         for process in processes:
             process.wait(_GRACE)
