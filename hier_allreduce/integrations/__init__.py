@@ -1,4 +1,4 @@
-"""tensorpack, ``tf.distribute``, and several hosts: three public modules. Import the one that you need.
+"""tensorpack, ``tf.distribute`` and several hosts: three public modules, each imported on demand.
 
 ::
 

@@ -1,4 +1,4 @@
-"""tensorpack's training on several hosts: :class:`HierarchicalTrainer` inside each, a ``Cluster`` between them.
+"""tensorpack on several hosts: :class:`HierarchicalTrainer` on each, a ``Cluster`` between them.
 
 ::
 
@@ -28,7 +28,7 @@ __all__ = ["HierarchicalClusterTrainer"]
 
 
 class HierarchicalClusterTrainer(HierarchicalTrainer):
-    """:class:`HierarchicalTrainer` on K devices of each of H hosts: gradients are reduced over all K·H towers.
+    """:class:`HierarchicalTrainer` on K devices of each of H hosts: reduces over all K·H towers.
 
     Host 0 is the chief. It alone restores the checkpoint (``session_init`` of the other hosts is not used), saves,
     evaluates and writes summaries, as tensorpack's chief-only callbacks do. Its variables, including optimizer slots

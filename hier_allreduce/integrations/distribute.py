@@ -6,9 +6,9 @@
 
     strategy = tf.distribute.MirroredStrategy(cross_device_ops=HierarchicalAllReduce())
     with strategy.scope():
-        model = …                       # and then fit, or a loop of your own, as ever
+        model = …                       # then fit or your own loop, as usual
 
-On TensorFlow 2 this uses public names of TensorFlow only.
+On TensorFlow 2 this module uses public names of TensorFlow only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..planning import Strategy, strategy_from
 
 __all__ = ["HierarchicalAllReduce"]
 
-Places = Tuple[str, ...]
+Places = Tuple[str, ...]  # K devices
 
 
 class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
@@ -34,51 +34,51 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
 
         value = PerReplica(a0 on /gpu:0, a1 on /gpu:1)   ──►   Mirrored(a0+a1 on /gpu:0, a0+a1 on /gpu:1)
 
-    All values that TensorFlow asks for together go through one :func:`hier_allreduce.allreduce_grads`, so that small
-    gradients share buckets. What is no all-reduce is left to the parent class, ``ReductionToOneDevice``: one
-    destination (the host, say), variables as values, the mean of integers (float64 in TensorFlow), and
+    All values that TensorFlow reduces together go through one :func:`hier_allreduce.allreduce_grads`, so that small
+    gradients share buckets. The parent class, ``ReductionToOneDevice``, handles everything that is not an all-reduce:
+    one destination (the host, say), variables as values, the mean of integers (float64 in TensorFlow), and
     ``strategy.gather``.
 
-    ``tf.IndexedSlices`` stay sparse unless the strategy says ``sparse="dense"``: optimizers with momentum
-    update other rows for a dense gradient, so ``"auto"`` gathers here.
+    ``tf.IndexedSlices`` stay sparse unless the strategy has ``sparse="dense"``. Optimizers with momentum update other
+    rows for a dense gradient than for a sparse one, so ``"auto"`` gathers here.
     """
 
     def __init__(self, strategy: Union[str, Strategy, None] = None, topology: Any = None):
         """Choose how to reduce.
 
         Args:
-            strategy: a :class:`hier_allreduce.Strategy`, the name or path of its YAML file; ``"auto"`` and None
-                are the default strategy.
+            strategy: a :class:`hier_allreduce.Strategy`, or the name or path of its YAML file. ``"auto"`` and None
+                mean the default strategy.
             topology: the machine's links, as in ``Strategy(topology=...)``.
 
         Raises:
-            StrategyError: there is no such strategy or topology, or the two do not go together.
+            StrategyError: there is no such strategy or topology, or they contradict each other.
         """
         super().__init__()
         chosen = strategy_from(strategy)
         if topology is not None:
             if chosen.topology is not None:
-                raise StrategyError(f"topology={topology!r}: the strategy has one already, {chosen.topology!r}")
+                raise StrategyError(f"topology={topology!r}: the strategy already has one, {chosen.topology!r}")
             chosen = dataclasses.replace(chosen, topology=topology)
         self._strategy = chosen.for_optimizers()
-        given = {"strategy": strategy, "topology": topology}
-        self._shown = ", ".join(f"{name}={value!r}" for name, value in given.items() if value is not None)
+        arguments = {"strategy": strategy, "topology": topology}
+        self._shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
         self._makers: Dict[Places, Callable[[Tuple[Any, ...]], Any]] = {}
 
     def __repr__(self) -> str:
         return f"HierarchicalAllReduce({self._shown})"
 
     def reduce(self, reduce_op: Any, per_replica_value: Any, destinations: Any, *args: Any, **kwargs: Any) -> Any:
-        """One value to its destinations; see ``tf.distribute.CrossDeviceOps.reduce``.
+        """Reduce one value to its destinations; see ``tf.distribute.CrossDeviceOps.reduce``.
 
         Raises:
-            DeviceError, GradientError: see :meth:`batch_reduce`.
+            DeviceError, GradientError: as :meth:`batch_reduce`.
         """
         _refuse_unfit(reduce_op, per_replica_value)
         return super().reduce(reduce_op, per_replica_value, destinations, *args, **kwargs)
 
     def batch_reduce(self, reduce_op: Any, value_destination_pairs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Values to their destinations, together; see ``tf.distribute.CrossDeviceOps.batch_reduce``.
+        """Reduce values to their destinations together; see ``tf.distribute.CrossDeviceOps.batch_reduce``.
 
         Raises:
             DeviceError: the strategy has one device, so that there is nothing to reduce; or devices of several hosts.
@@ -90,23 +90,23 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         return super().batch_reduce(reduce_op, pairs, *args, **kwargs)
 
     def reduce_implementation(self, reduce_op: Any, per_replica_value: Any, destinations: Any, *options: Any) -> Any:
-        """TensorFlow's hook behind ``reduce``."""
+        """Reduce one value: TensorFlow's hook behind ``reduce``."""
         return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], *options)[0]
 
     def batch_reduce_implementation(
         self, reduce_op: Any, value_destination_pairs: Sequence[Tuple[Any, Any]], *options: Any
     ) -> List[Any]:
-        """TensorFlow's hook behind ``batch_reduce``: one all-reduce for all values with the same destinations."""
+        """Reduce all values with the same destinations at once: TensorFlow's hook behind ``batch_reduce``."""
         average = reduce_op == tf.distribute.ReduceOp.MEAN
         results: List[Any] = [None] * len(value_destination_pairs)
-        together: Dict[Places, List[int]] = {}
+        groups: Dict[Places, List[int]] = {}  # numbers of the values for the same K devices
         for number, (value, destinations) in enumerate(value_destination_pairs):
             places = _places(value, destinations, average)
             if places is None:
                 results[number] = super().reduce_implementation(reduce_op, value, destinations, *options)
             else:
-                together.setdefault(places, []).append(number)
-        for places, numbers in together.items():
+                groups.setdefault(places, []).append(number)
+        for places, numbers in groups.items():
             rows = zip(*(replica_values(value_destination_pairs[number][0]) for number in numbers))
             reduced = allreduce_grads(list(rows), places, average, strategy=self._strategy)
             mirrored = self._maker(places, value_destination_pairs[numbers[0]][1])
@@ -115,14 +115,15 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         return results
 
     def _maker(self, places: Places, destinations: Any) -> Callable[[Tuple[Any, ...]], Any]:
-        """What makes a Mirrored value of K tensors; its class is that of what the public ``broadcast`` returns."""
+        """Return a function from K tensors to a Mirrored value."""
+        # The class of such a value is not public. An example of it is: the result of ``broadcast``.
         if places not in self._makers:
             self._makers[places] = mirrored_factory(self.broadcast(tf.constant(0.0), destinations))
         return self._makers[places]
 
 
 def _places(value: Any, destinations: Any, average: bool) -> Optional[Places]:
-    """The K devices that get the result, in the order of the replicas; None where it is no all-reduce."""
+    """Return the K devices that get the result, in the replicas' order; None if it is not an all-reduce."""
     tensors = replica_values(value)
     if not all(isinstance(tensor, (tf.Tensor, tf.IndexedSlices)) for tensor in tensors):
         return None
@@ -139,22 +140,22 @@ def _places(value: Any, destinations: Any, average: bool) -> Optional[Places]:
 
 
 def _refuse_unfit(reduce_op: Any, value: Any) -> None:
-    """Tensors of several parts have no sum here; and a single value is returned as it is, by TensorFlow.
+    """Check that a value is neither a composite tensor nor, for a sum, a single tensor for all replicas.
 
-    That is the mean of equal values, but not their sum.
+    TensorFlow returns a single tensor as it is. That is the mean of equal values, but not their sum.
     """
     tensors = replica_values(value)
     for replica, tensor in enumerate(tensors):
         if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
             raise GradientError(
-                f"replica {replica}: a {type(tensor).__name__} cannot be all-reduced; give a tf.Tensor, such as its"
-                " values where they have the same shape on all replicas, or tf.IndexedSlices"
+                f"replica {replica}: a {type(tensor).__name__} cannot be all-reduced; use a tf.Tensor, such as its"
+                " values if they have the same shape on all replicas, or tf.IndexedSlices"
             )
     if reduce_op == tf.distribute.ReduceOp.SUM and len(tensors) == 1:
         raise DeviceError(
-            f"there is nothing to reduce: one value, on {tensors[0].device!r}. Either the MirroredStrategy has"
-            " one device only: give it the devices to train on, such as MirroredStrategy(['GPU:0', 'GPU:1'], …), or"
-            " leave cross_device_ops out. Or all replicas pass the very same tensor: make it inside the function that"
+            f"there is nothing to reduce: one value, on {tensors[0].device!r}. Either the MirroredStrategy has one"
+            " device only: give it the devices to train on, such as MirroredStrategy(['GPU:0', 'GPU:1'], …), or omit"
+            " cross_device_ops. Or all replicas pass the very same tensor: create it inside the function that"
             " strategy.run calls"
         )
 

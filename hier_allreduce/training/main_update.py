@@ -10,7 +10,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Set
 import tensorflow as tf
 
 from ..errors import VariableError
-from ..graph import check_matrix, copy_from_mains, reduce_to_mains, tf1, variable_names, where
+from ..graph import HostGroup, check_matrix, copy_from_mains, reduce_to_mains, tf1, variable_names, where
 from ..planning import Strategy
 from .updates import Updated
 from .variables import Pairs, all_variables, check_variables, parse_slot_name, recording_created
@@ -24,9 +24,9 @@ def update_at_mains(
     average: bool,
     strategy: Strategy,
     base: Optional[Any] = None,
-    cluster: Optional[Any] = None,
+    cluster: Optional[HostGroup] = None,
 ) -> Updated:
-    """Reduce to the mains, update there once, and copy the new values to the other towers over the same plan.
+    """Reduce to the mains, update there once, and copy the new values over the same plan to all towers.
 
     Source: Chainer's MultiprocessParallelUpdater. There one device is the main of all variables; here each variable has
     its own.
@@ -81,7 +81,7 @@ def _refuse_pieces(row: Pairs, devices: Sequence[Any], names: Sequence[str]) -> 
 
 @contextlib.contextmanager
 def _slots_named_like_tower_0(rows: Sequence[Pairs]) -> Iterator[None]:
-    """Name slots that are created inside the context like those of tower 0's variables, on whichever tower."""
+    """Name slots that are created inside the context, on any tower, like those of tower 0's variables."""
     name_on_tower_0 = {var.op.name: first.op.name for row in rows for (_, var), (_, first) in zip(row, rows[0])}
     scope, taken = tf1.get_variable_scope(), {var.op.name for var in all_variables()}
 
@@ -97,7 +97,7 @@ def _slots_named_like_tower_0(rows: Sequence[Pairs]) -> Iterator[None]:
 
 
 def _unused(name: str, taken: Set[str]) -> str:
-    """Take a name. If it is taken, use the next free number at its end, as TensorFlow does for slots: ``w/Adam_1``."""
+    """Return the name, or with the next free number as TensorFlow numbers slots, ``w/Adam_1``; take it."""
     slot = name.rstrip("/")
     stem, number = re.sub(r"_\d+$", "", slot), itertools.count(1)
     while slot in taken:

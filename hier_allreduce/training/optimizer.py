@@ -116,7 +116,7 @@ class TowerOptimizer:
 
     @without_autograph
     def compute_gradients(self, *args: Any, **kwargs: Any) -> List[Any]:
-        """Return the N (gradient, variable) pairs of one tower, from the optimizer's own ``compute_gradients``."""
+        """Return one tower's N (gradient, variable) pairs: the optimizer's own ``compute_gradients``."""
         return list(self._optimizer.compute_gradients(*args, **kwargs))
 
     @without_autograph
@@ -219,7 +219,7 @@ class TowerOptimizer:
         self._differences = differences(self._replicas) if self._options.check_replicas_every else None
 
     def _sort_created(self, rows: Sequence[Pairs], updated: Updated, scope: str) -> Tuple[List[List[Any]], List[Any]]:
-        """Return K rows of created variables that are copies but no slots, and those that exist once for all towers."""
+        """Sort what the update created, except for slots: K rows of copies, and what exists once."""
         if self._options.update == "main":
             return [], updated.created[0]
         trained = {var.op.name for row in rows for _, var in row}

@@ -13,14 +13,14 @@ from .variables import Pairs, parse_slot_name
 
 
 class Replicas(NamedTuple):
-    """Variables that every tower has a copy of, ``rows[tower][variable]``, K×V; and the names of all others."""
+    """Variables that every tower has a copy of, K×V ``rows[tower][variable]``; and names of all others."""
 
     rows: List[List[Any]]
     left_out: List[str]
 
 
 class Drift(NamedTuple):
-    """The largest difference between tower 0 and another tower: of which variable, on which tower, how large."""
+    """The largest difference between tower 0 and another tower: its variable, tower and size."""
 
     variable: str
     tower: int
@@ -33,7 +33,7 @@ class Drift(NamedTuple):
 
 
 class HostDrift(Drift):
-    """The largest difference between the towers of this host only; towers on other hosts were not compared."""
+    """The largest difference between towers of this host; towers on other hosts were not compared."""
 
     def __str__(self) -> str:
         return super().__str__() if self.difference else "all towers of this host are equal"
@@ -152,7 +152,7 @@ def broadcast(replicas: Replicas, devices: Sequence[Any]) -> Any:
 
 
 def differences(replicas: Replicas) -> Any:
-    """Return a (K−1)×V tensor: each variable's largest difference between tower 0 and another tower. Adds ops.
+    """Return a (K−1)×V tensor of the largest differences between tower 0 and each other tower. Adds ops.
 
     Equal numbers differ by 0, also if both are infinite or NaN. NaN differs from any other number by infinity, and
     strings differ by 1.

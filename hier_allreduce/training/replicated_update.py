@@ -13,7 +13,7 @@ from ..graph import is_resource, tf1, where
 from .updates import Updated
 from .variable_writes import written_by
 from .variables import Pairs, recording_created
-from .wrapped_optimizers import one_loss_scale, with_once_a_step_work, without_finish
+from .wrapped_optimizers import one_loss_scale, optimizers_with_finish, without_finish
 
 _ADVICE = "or use update='main' (not with a wrapper, unless it is tensorpack's), which updates each variable once"
 
@@ -28,10 +28,11 @@ def update_replicated(
 
     The towers share ``optimizer``. It, or an optimizer that it wraps, may have work to do once a step, after the
     updates: Adam advances its beta powers. Only the last tower's update does that work, and it waits for the other
-    updates, which read what the work changes. A loss scale is adapted once, too, by the first tower's gradients.
+    updates, which read what the work changes. A loss scale is adapted once, too, from the first tower's
+    gradients.
 
     Args:
-        optimizer: what applies gradients; perhaps a wrapper.
+        optimizer: applies the gradients; may be a wrapper.
         rows: K rows of N pairs, after the all-reduce.
         devices: K devices.
         scope: takes a tower's number; its context surrounds whatever that tower's update creates.
@@ -42,7 +43,7 @@ def update_replicated(
     Raises:
         VariableError: updates of several towers write one variable, or the last tower's does more than the others'.
     """
-    once_a_step = with_once_a_step_work(optimizer)
+    once_a_step = optimizers_with_finish(optimizer)
     graph, updated = tf1.get_default_graph(), Updated([], [])
     writes: List[Counter] = []
     with one_loss_scale(optimizer):
@@ -62,7 +63,7 @@ def update_replicated(
 
 
 def _refuse_shared_writes(kind: str, devices: Sequence[Any], writes: Sequence[Counter]) -> None:
-    """Check that no variable is written by several of the K updates; ``writes`` counts each one's, by name."""
+    """Check that no two of the K updates write the same variable; ``writes`` are K counts by name."""
     writer: Dict[str, int] = {}
     for tower, counts in enumerate(writes):
         for name in counts:

@@ -1,4 +1,4 @@
-"""Options of the update after the all-reduce: which tower updates a variable, and how towers stay equal.
+"""Options of the update after the all-reduce: what updates a variable, and how towers stay equal.
 
 ::
 
@@ -22,7 +22,7 @@ UPDATES = ("replicated", "main")
 
 @dataclass(frozen=True)
 class UpdateOptions:
-    """How K towers are updated and kept equal: the options of ``TowerOptimizer`` and ``HierarchicalTrainer``.
+    """How K towers are updated and stay equal: options of ``TowerOptimizer`` and ``HierarchicalTrainer``.
 
     Attributes:
         average: True for the mean of the gradients over all towers, False for their sum. The sum comes with a warning
@@ -76,7 +76,7 @@ def _check_period(name: str, steps: int, least: int, special: str) -> None:
 
 
 class Updated(NamedTuple):
-    """Update ops, and the variables that they created: one entry for each tower, or a single one at the mains."""
+    """Update ops and the variables that they created: an entry for each tower, or one at the mains."""
 
     ops: List[Any]
     created: List[List[Any]]

@@ -1,4 +1,4 @@
-"""The towers' variables: which ones there are, whether the towers' copies match, and whose slot a name is."""
+"""The towers' variables: which exist, whether copies match, and which variable a slot belongs to."""
 
 from __future__ import annotations
 

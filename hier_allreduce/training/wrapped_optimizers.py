@@ -1,4 +1,4 @@
-"""Optimizers inside other optimizers: which ones there are, which are refused, and how they are changed for a while.
+"""Optimizers inside other optimizers: finding them, refusing them, and patching them for a while.
 
 K towers share one optimizer object, so that some of its methods are replaced while the towers' updates are built.
 There is no other way into objects that belong to the user; :func:`patched` puts everything back.
@@ -24,7 +24,7 @@ _ABSENT = object()
 
 
 def held_by(optimizer: Any) -> List[Any]:
-    """Return ``optimizer`` and all optimizers that it wraps, also in lists and mappings, from outside to inside."""
+    """Return ``optimizer`` and those that it wraps, also in lists and mappings, from outside to inside."""
     optimizers = [optimizer]
     for holder in optimizers:  # the list grows while it is read
         for value in _flattened(vars(holder)):
@@ -42,7 +42,7 @@ def _flattened(value: Any) -> Iterator[Any]:
         yield from _flattened(child)
 
 
-# ---- what is refused -------------------------------------------------------------------------------
+# ---- refused optimizers ----------------------------------------------------------------------------
 
 
 def refuse_unfit(optimizer: Any) -> None:
@@ -58,7 +58,7 @@ def refuse_unfit(optimizer: Any) -> None:
 
 
 def _refuse_unordered_accumulation(optimizer: Any) -> None:
-    # Each tower has a counter. As it is read while it is advanced, now and then some towers apply what others do not.
+    # Each tower has a counter, read while it is advanced: now and then some towers apply what others do not.
     if any((kind.__module__, kind.__name__) == _UNORDERED for kind in type(optimizer).__mro__):
         raise VariableError(
             f"{type(optimizer).__name__} reads its counter while the same step advances it, so that the towers would"
@@ -106,7 +106,7 @@ def sum_advice(optimizer: Any, towers: int) -> str:
     return f"{kind} gets the sum over {towers} towers: {change}, or use average=True"
 
 
-# ---- what is changed for a while ---------------------------------------------------------------------
+# ---- patches ---------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -123,8 +123,8 @@ def patched(obj: Any, name: str, value: Any) -> Iterator[None]:
             setattr(obj, name, before)
 
 
-def with_once_a_step_work(optimizer: Any) -> List[Any]:
-    """Return the optimizers in ``optimizer`` whose ``_finish`` does something after all updates, as Adam's does."""
+def optimizers_with_finish(optimizer: Any) -> List[Any]:
+    """Return the optimizers in ``optimizer`` whose ``_finish`` does work after all updates, as Adam's."""
     return [inner for inner in held_by(optimizer) if type(inner)._finish is not tf1.train.Optimizer._finish]
 
 

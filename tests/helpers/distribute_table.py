@@ -1,6 +1,6 @@
 """What each ``cross_device_ops`` object makes of each kind of input: the table of docs/distribute.md.
 
-python tests/distribute_table.py        # prints the table; needs TensorFlow 2, takes some minutes
+python tests/helpers/distribute_table.py        # prints the table; needs TensorFlow 2, takes some minutes
 """
 
 import functools

@@ -1,4 +1,4 @@
-"""``tf.distribute``: training equals one device, every kind of value is right, what cannot work says so."""
+"""``tf.distribute``: training equals one device, every kind of value is right, and the rest raises errors."""
 
 import argparse
 import contextlib
@@ -35,7 +35,7 @@ WORDS, LENGTH, CLASSES, BATCH = 40, 5, 4, 840  # 840 is a multiple of 2, 3, … 
 
 
 def mirrored(count, cross_device_ops=None):
-    """A MirroredStrategy on ``count`` CPU devices; ours by default."""
+    """Return a MirroredStrategy on ``count`` CPU devices, by default with our all-reduce."""
     return tf.distribute.MirroredStrategy(cpus(count), cross_device_ops=cross_device_ops or HierarchicalAllReduce())
 
 
@@ -52,7 +52,7 @@ def difference(ours, others):
 
 
 def trained_in_graph(count, cross_device_ops=None, steps=10):
-    """``[variable][replica]`` after training in a v1 graph and session; sparse, large and small gradients."""
+    """Train in a v1 graph with sparse, large and small gradients; return the weights, ``[variable][replica]``."""
     words, labels = examples(BATCH)
     with tf.Graph().as_default() as graph:
         strategy = mirrored(count, cross_device_ops) if count > 1 else tf.distribute.get_strategy()
@@ -96,7 +96,7 @@ def test_k_devices_train_like_one_with_the_whole_batch(one_device, count):
 
 @pytest.mark.parametrize("count", [3, 5, 7])
 def test_tensorflows_own_hierarchical_copy_is_wrong_for_odd_k(one_device, count):
-    """Why this package is needed: it drops the last replica's gradient. If this fails, TensorFlow has repaired it."""
+    """It drops the last replica's gradient. If this test fails, TensorFlow has repaired it."""
     assert difference([row[0] for row in trained_in_graph(count, TFS_OWN())], one_device) > 0.1
 
 
@@ -177,7 +177,10 @@ def test_keras_3_fit(how):
 @needs_tf2
 @pytest.mark.parametrize("how", [{"policy": "mixed_float16"}, {"samples": BATCH + 7}], ids=["mixed_float16", "uneven"])
 def test_keras_3_fit_where_k_devices_are_not_one(how):
-    """float16 rounds other batches differently, and Keras averages the means of unequal parts: so, equal to the sum."""
+    """float16 rounds other batches differently, and Keras averages the means of unequal parts.
+
+    So the weights are compared with ReductionToOneDevice's.
+    """
     keras = pytest.importorskip("keras", "3")
     weights = fitted(keras, mirrored(3), **how)
     assert difference(weights, fitted(keras, mirrored(3, tf.distribute.ReductionToOneDevice()), **how)) <= 1e-6
@@ -192,7 +195,7 @@ def test_keras_2_fit():
 
 @needs_tf2
 def test_a_loop_under_tf_function_keeps_momentum_and_buckets():
-    """The small gradients of one step share a bucket: one all-reduce for the whole batch of values."""
+    """The small gradients of one step share a bucket: there is one all-reduce for all values."""
     strategy, numbers = mirrored(4), np.arange(24, dtype="float32").reshape(4, 6)
 
     def replica():
@@ -237,7 +240,7 @@ def test_an_estimator_trains_like_one_device(tmp_path):
 
 
 @needs_tf2
-def test_the_demo_shows_who_is_right_for_3_and_for_4_devices(tmp_path):
+def test_the_demo_shows_which_results_are_right_on_3_and_on_4_devices(tmp_path):
     status, report, complaints = demo(tmp_path, "--job", "keras", "--devices", "4", "--epochs", "4")
     assert (status, complaints) == (0, ""), report
     rows = [line.split() for line in report.splitlines() if line.startswith(("HierarchicalAllReduce", "TensorFlow's"))]
@@ -268,8 +271,8 @@ def test_the_demo_refuses(options, words):
 
 
 @needs_tf2
-def test_the_bench_measures_every_ops_object_and_says_who_is_wrong(tmp_path):
-    """In a process of its own: the default's collectives allow one number of devices in a process."""
+def test_the_bench_measures_every_ops_object_and_marks_wrong_results(tmp_path):
+    """It runs in its own process, because the default's collectives allow one number of devices in a process."""
     (tmp_path / "model.tsv").write_text("name\tshape\tdtype\nW\t100,200\tfloat32\nb\t200\tfloat32\n")
     options = ["--distribute", "--shapes", "model.tsv", "--devices", "3", "--rounds", "3"]
     program = "import sys; from hier_allreduce.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -385,7 +388,7 @@ def test_a_topology():
 
 
 def test_several_strategies_share_one_object_and_its_copy(one_device):
-    """tf.estimator copies what it is given; nothing of one strategy, or graph, may stay in the object."""
+    """tf.estimator copies its arguments. The object must not keep state of a strategy or a graph."""
     ours = HierarchicalAllReduce()
     for count in (3, 2, 3):
         for cross_device_ops in (ours, copy.deepcopy(ours)):
@@ -397,7 +400,7 @@ def test_several_strategies_share_one_object_and_its_copy(one_device):
 
 
 def example(words):
-    """What the page's Python block that contains ``words`` defines."""
+    """Return what the page's Python block that contains ``words`` defines."""
     (block,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if words in block]
     defined = {"tf": tf, "hier_allreduce": hier_allreduce, "BatchAllReduceAlgorithm": object}
     exec(block, defined)
@@ -435,7 +438,7 @@ def test_one_device_is_refused():
 @needs_tf2
 @pytest.mark.parametrize("others", [0, 1])
 def test_one_tensor_for_all_replicas_is_refused(others):
-    """TensorFlow takes it as the sum already: 2 and not 6."""
+    """TensorFlow would take it for the sum: 2 instead of 6."""
     constant = tf.constant(2.0)
     with pytest.raises(DeviceError, match="very same tensor"):
         table.reduced(cpus(3), HierarchicalAllReduce(), SUM, lambda r: [constant, *KINDS["float32"](r)[:others]])
@@ -452,8 +455,8 @@ def test_devices_of_several_hosts_are_refused(graph):
 
 
 @needs_tf2
-def test_where_tensorflow_ignores_us_its_warning_names_us(monkeypatch, caplog):
-    """jit_compile on GPUs: these CPUs are said to be such."""
+def test_if_tensorflow_ignores_our_ops_object_its_warning_names_it(monkeypatch, caplog):
+    """TensorFlow does so with jit_compile on GPUs; here it is told that the CPUs are GPUs."""
     from tensorflow.python.distribute import mirrored_strategy
 
     strategy = mirrored(2, HierarchicalAllReduce("tensorpack"))
@@ -496,7 +499,7 @@ def test_tensors_of_several_parts_are_refused_by_name(make):
         ({"topology": "dgx-1w"}, "topology='dgx-1w'.*did you mean 'dgx-1v'"),
         ({"topology": 8}, "topology=8: expected a Topology"),
         ({"strategy": "tensorpack", "topology": "dgx-1v"}, "with a topology this is planned"),
-        ({"strategy": Strategy(topology="dgx-1v"), "topology": "dgx-1p"}, "has one already, 'dgx-1v'"),
+        ({"strategy": Strategy(topology="dgx-1v"), "topology": "dgx-1p"}, "already has one, 'dgx-1v'"),
     ],
 )
 def test_wrong_choices_are_refused_at_once(arguments, words):

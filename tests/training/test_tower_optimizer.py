@@ -8,7 +8,7 @@ import tensorflow as tf
 from helpers.graphs import cpus, session
 
 from hier_allreduce import GradientError, Strategy, StrategyError, TowerOptimizer, VariableError, audit
-from hier_allreduce.training import replicas
+from hier_allreduce.training import Replicas, drift
 
 tf1 = tf.compat.v1
 train = tf1.train
@@ -24,7 +24,7 @@ OPTIMIZERS = {
 
 
 def towers(optimizer, devices, scope="tower{}", sparse=False, resource=True):
-    """K rows of (gradient, variable) pairs of a small regression, each tower with its share of 24 examples."""
+    """Return K rows of (gradient, variable) pairs and K losses of a small regression; towers share 24 examples."""
     rows, losses = [], []
     for k, device in enumerate(devices):
         share = slice(k * 24 // len(devices), (k + 1) * 24 // len(devices))
@@ -45,17 +45,17 @@ def towers(optimizer, devices, scope="tower{}", sparse=False, resource=True):
 
 @contextlib.contextmanager
 def started(optimizer):
-    """A session in which all variables are initialized, and tower 0's copied to the others."""
+    """Yield a session in which all variables are initialized, and tower 0's are copied to the others."""
     with session() as sess:
         sess.run(tf1.global_variables_initializer())
         sess.run(optimizer.init_op)
         yield sess
 
 
-def trained(make, devices, steps=8, scope="tower{}", **how):
-    """The loss of tower 0 at each step, tower 0's weights, and what is in the graph, of a fresh training."""
+def trained(make, devices, steps=8, scope="tower{}", **options):
+    """Train from the start; return the mean loss of each step, tower 0's weights, and the graph."""
     with tf.Graph().as_default() as graph:
-        optimizer = TowerOptimizer(make(), devices, **how)
+        optimizer = TowerOptimizer(make(), devices, **options)
         rows, losses = towers(optimizer, devices, scope)
         op = optimizer.apply_gradients(rows, global_step=train.get_or_create_global_step())
         with started(optimizer) as sess:
@@ -89,14 +89,14 @@ def test_adam_advances_its_beta_powers_once_a_step():
 
 
 def needed(op):
-    """All ops that run before ``op``."""
-    found, waiting = set(), [op]
+    """Return all ops that run before ``op``."""
+    ancestors, waiting = set(), [op]
     while waiting:
-        one = waiting.pop()
-        before = {*(tensor.op for tensor in one.inputs), *one.control_inputs} - found
-        found |= before
-        waiting += before
-    return found
+        current = waiting.pop()
+        new = {*(tensor.op for tensor in current.inputs), *current.control_inputs} - ancestors
+        ancestors |= new
+        waiting += new
+    return ancestors
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -112,7 +112,7 @@ def test_the_beta_powers_change_after_every_towers_update(graph, wrapped):
     assert all(updates <= needed(change) for change in changes)
 
 
-def test_at_the_mains_slots_exist_once_spread_over_the_devices_under_tower_0s_names():
+def test_main_updates_keep_slots_once_spread_over_the_devices_with_tower_0s_names():
     _, _, graph = trained(
         OPTIMIZERS["adam"], cpus(4), steps=1, update="main", strategy=Strategy(pack_below=0), scope=""
     )
@@ -127,7 +127,7 @@ def test_at_the_mains_slots_exist_once_spread_over_the_devices_under_tower_0s_na
 
 @pytest.mark.parametrize("sparse, there", [(False, 9), (True, 12)])
 def test_the_executed_copies_are_the_two_halves_of_one_plan(sparse, there):
-    """K−1 each way for each of three variables; of rows go values and indices, and the new variable comes back."""
+    """K−1 copies each way for each of 3 variables; for sparse rows, values and indices go, the new variable returns."""
     with tf.Graph().as_default() as graph:
         optimizer = TowerOptimizer(train.AdamOptimizer(0.01), cpus(4), update="main", strategy="tensorpack")
         op = optimizer.apply_gradients(towers(optimizer, cpus(4), sparse=sparse)[0])
@@ -140,8 +140,8 @@ def test_the_executed_copies_are_the_two_halves_of_one_plan(sparse, there):
 
 @pytest.mark.parametrize("update", ["replicated", "main"])
 @pytest.mark.parametrize("devices", [cpus(2), [None, None]], ids=["CPUs", "unknown"])
-def test_rows_that_a_step_did_not_read_stay_where_they_are(devices, update):
-    """Momentum moves them if the gradient is dense: also on devices where that would be fewer bytes."""
+def test_embedding_rows_that_a_step_did_not_read_stay_unchanged(devices, update):
+    """Momentum would move them if the gradient were made dense. It is not, even where that is fewer bytes."""
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), devices, update=update)
         read, rows = tf1.placeholder_with_default([1] * 4, [4]), []
@@ -176,14 +176,14 @@ def test_sparse_gradients_are_updated_at_their_mains():
 @pytest.mark.parametrize("update", ["replicated", "main"])
 @pytest.mark.parametrize("names", [["W", "b"], ["W"]])
 def test_towers_without_a_scope_are_kept_equal_too(names, update):
-    """Their variables are W and W_1; which is whose say the rows."""
+    """Their variables are W and W_1; the rows tell whose they are."""
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.AdamOptimizer(0.1), cpus(3), update=update)
         rows = []
         for k, device in enumerate(cpus(3)):
             with tf.device(device):
-                own = [tf1.Variable([1.0 * k], use_resource=True, name=name) for name in names]
-                rows.append(optimizer.compute_gradients(tf.add_n([v * v for v in own]), var_list=own))
+                variables = [tf1.Variable([1.0 * k], use_resource=True, name=name) for name in names]
+                rows.append(optimizer.compute_gradients(tf.add_n([v * v for v in variables]), var_list=variables))
         op = optimizer.apply_gradients(rows)
         with session() as sess:
             sess.run(tf1.global_variables_initializer())
@@ -193,11 +193,11 @@ def test_towers_without_a_scope_are_kept_equal_too(names, update):
             assert optimizer.check_replicas(sess).difference == 0
             assert len(set(np.concatenate(sess.run([row[0][1] for row in rows])))) == 1
     assert optimizer.left_out == []
-    with_slots = {"replicated": 3, "main": 1}[update]  # Adam has two; the mains' are there once
+    with_slots = {"replicated": 3, "main": 1}[update]  # Adam has two slots; at the mains they exist once
     assert len(optimizer._replicas.rows[0]) == len(names) * with_slots
 
 
-def test_init_op_makes_towers_equal_and_a_period_keeps_them_so():
+def test_init_op_makes_towers_equal_and_broadcast_every_keeps_them_equal():
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(3), broadcast_every=3)
         rows, _ = towers(optimizer, cpus(3))
@@ -207,9 +207,9 @@ def test_init_op_makes_towers_equal_and_a_period_keeps_them_so():
             sess.run(tf1.global_variables_initializer())
             spoil = rows[2][1][1].assign_add(np.ones([5], "float32"))
             sess.run(spoil)
-            drift = optimizer.check_replicas(sess)
-            assert (drift.variable, drift.tower, drift.difference) == ("tower0/bias", 2, 1.0)
-            assert "'tower0/bias' differs by 1 between tower 0 and tower 2" in str(drift)
+            largest = optimizer.check_replicas(sess)
+            assert (largest.variable, largest.tower, largest.difference) == ("tower0/bias", 2, 1.0)
+            assert "'tower0/bias' differs by 1 between tower 0 and tower 2" in str(largest)
             sess.run(optimizer.init_op)
             assert str(optimizer.check_replicas(sess)) == "all towers are equal"
             sess.run(spoil)
@@ -222,7 +222,7 @@ def test_init_op_makes_towers_equal_and_a_period_keeps_them_so():
 
 
 class Halving(train.Optimizer):
-    """A wrapper, as those for loss scaling and clipping are."""
+    """A wrapper, like those for loss scaling and clipping."""
 
     def __init__(self, inside):
         super().__init__(False, "Halving")
@@ -265,7 +265,7 @@ def test_a_loss_scale_is_adapted_once_a_step():
 
 
 @pytest.mark.parametrize("values", [(1 + 0j, 1 + 1j), ("a", "b"), (True, False)])
-def test_complex_numbers_texts_and_truths_are_compared_too(values):
+def test_complex_string_and_boolean_variables_are_compared_too(values):
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(2))
         rows, _ = towers(optimizer, cpus(2))
@@ -281,15 +281,15 @@ def test_complex_numbers_texts_and_truths_are_compared_too(values):
             assert optimizer.check_replicas(sess).difference == 0
 
 
-@pytest.mark.parametrize("one, other, largest", [(np.nan, 0.5, np.inf), (np.nan, np.nan, 0), (np.inf, np.inf, 0)])
-def test_a_number_that_is_none_differs_from_all_but_itself(one, other, largest):
-    """In the first of several variables, too."""
+@pytest.mark.parametrize("first, second, largest", [(np.nan, 0.5, np.inf), (np.nan, np.nan, 0), (np.inf, np.inf, 0)])
+def test_nan_differs_from_everything_but_nan(first, second, largest):
+    """Also in the first of several variables."""
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(2))
         rows, _ = towers(optimizer, cpus(2))
         optimizer.apply_gradients(rows)
         with started(optimizer) as sess:
-            sess.run([row[0][1].assign(np.full([6, 5], v, "float32")) for row, v in zip(rows, (one, other))])
+            sess.run([row[0][1].assign(np.full([6, 5], v, "float32")) for row, v in zip(rows, (first, second))])
             assert optimizer.check_replicas(sess).difference == largest
 
 
@@ -349,14 +349,14 @@ def test_minus_one_never_broadcasts():
 @pytest.mark.parametrize(
     "scopes", [("tower0/", "tower1/"), ("", "tower1/")], ids=["scopes", "as tensorpack names them"]
 )
-def test_statistics_are_covered_and_what_has_no_copy_is_named(scopes):
+def test_statistics_are_kept_equal_and_variables_without_a_copy_are_listed(scopes):
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.AdamOptimizer(0.1), cpus(2))
         rows, _ = towers(optimizer, cpus(2), scope="tower{}" if scopes[0] else "")
         for scope in scopes:
             tf1.get_variable(f"{scope}bn/mean", [3], trainable=False, use_resource=True)
         tf1.get_variable(f"{scopes[0]}only_here", [3], trainable=False, use_resource=True)
-        train.get_or_create_global_step()  # there once, and no tower's
+        train.get_or_create_global_step()  # exists once, and belongs to no tower
         optimizer.apply_gradients(rows)
         for scope, row in zip(scopes, optimizer._replicas.rows):
             assert {f"{scope}bn/mean", f"{scope}w/Adam"} <= {var.op.name for var in row}
@@ -384,13 +384,13 @@ def test_a_hook_initialises_and_reports_drift(caplog):
     ]
 
 
-def test_a_variable_without_gradients_is_left_alone():
+def test_a_variable_without_gradients_is_not_changed():
     _, weights, _ = trained(OPTIMIZERS["sgd"], cpus(2), update="main")
     assert np.array_equal(weights[3], np.random.RandomState(len("unused") + 2).randn(2).astype("float32"))
 
 
 @pytest.mark.parametrize("name, advice", [("adam", "multiply its epsilon by 4"), ("momentum", "learning rate by 4")])
-def test_a_sum_comes_with_advice(name, advice):
+def test_a_sum_of_gradients_comes_with_advice(name, advice):
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(OPTIMIZERS[name](), cpus(4), average=False, update="main")
         rows, _ = towers(optimizer, cpus(4))
@@ -402,14 +402,15 @@ def test_a_sum_comes_with_advice(name, advice):
 # ---- bad input -------------------------------------------------------------------------------------
 
 
-def refused(error, match, change=lambda rows: rows, devices=2, optimizer=None, **how):
+def refused(error, match, change=lambda rows: rows, devices=2, optimizer=None, **options):
+    """Check that an error is raised, and that ``apply_gradients`` adds no op before it."""
     with tf.Graph().as_default() as graph:
         before = None
         with pytest.raises(error, match=match):
-            made = TowerOptimizer(optimizer or train.MomentumOptimizer(0.1, 0.9), cpus(devices), **how)
-            rows = change(towers(made, cpus(devices))[0])
+            towers_optimizer = TowerOptimizer(optimizer or train.MomentumOptimizer(0.1, 0.9), cpus(devices), **options)
+            rows = change(towers(towers_optimizer, cpus(devices))[0])
             before = len(graph.get_operations())
-            made.apply_gradients(rows)
+            towers_optimizer.apply_gradients(rows)
         assert before is None or len(graph.get_operations()) == before
 
 
@@ -476,8 +477,8 @@ def test_an_optimizer_that_does_more_than_update_in_place_cannot_run_at_the_main
 
 
 @pytest.mark.parametrize("update", ["replicated", "main"])
-def test_in_a_condition_towers_start_equal_all_the_same(graph, update):
-    """What init_op and the period need is built outside of it."""
+def test_towers_start_equal_if_the_train_op_is_in_a_condition(graph, update):
+    """The ops of init_op and broadcast_every are built outside the condition."""
     optimizer = TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), cpus(2), update=update, broadcast_every=2)
     rows, _ = towers(optimizer, cpus(2))
     wanted = tf1.placeholder_with_default(True, [])
@@ -495,11 +496,11 @@ def test_in_a_condition_towers_start_equal_all_the_same(graph, update):
         assert optimizer.check_replicas(sess).difference == 0
 
 
-def test_of_several_hosts_a_check_speaks_for_its_own_towers():
+def test_a_check_on_one_of_several_hosts_reports_on_its_own_towers_only():
     var = type("Variable", (), {"op": type("Op", (), {"name": "w"})})
-    found = replicas.Replicas([[var], [var]], [])
-    assert str(replicas.drift(found, [[0.0]], hosts=3)) == "all towers of this host are equal"
-    assert replicas.drift(found, [[0.5]], hosts=3) == ("w", 1, 0.5)
+    pair = Replicas([[var], [var]], [])
+    assert str(drift(pair, [[0.0]], hosts=3)) == "all towers of this host are equal"
+    assert drift(pair, [[0.5]], hosts=3) == ("w", 1, 0.5)
 
 
 def test_the_hook_and_the_check_need_a_train_op():

@@ -1,4 +1,4 @@
-"""Optimizers with more state than slots: what towers share, what each has, and what their savers find."""
+"""Optimizers with more state than slots: what the towers share, what each one has, and the names in checkpoints."""
 
 import numpy as np
 import pytest
@@ -13,20 +13,21 @@ train = tf1.train
 UPDATES = pytest.mark.parametrize("update", ["replicated", "main"])
 
 
-def towers(count, scope="tower0", names=("w", "b"), **how):
-    """Rows of gradients and variables; tower 0's are in ``scope``."""
+def towers(count, scope="tower0", names=("w", "b"), **options):
+    """Return rows of gradients and variables; tower 0's are in ``scope``."""
     rows = []
     for k in range(count):
         with tf.device(f"/cpu:{k}"), tf1.variable_scope(f"tower{k}" if k else scope):
             initial = tf1.ones_initializer()
-            own = [tf1.get_variable(name, [3], initializer=initial, use_resource=True, **how) for name in names]
-            own = [part for var in own for part in (var if how else [var])]
-            rows.append([(0.1 * (var - 3.0 * k), var) for var in own])
+            variables = [tf1.get_variable(n, [3], initializer=initial, use_resource=True, **options) for n in names]
+            if "partitioner" in options:
+                variables = [piece for var in variables for piece in var]
+            rows.append([(0.1 * (var - 3.0 * k), var) for var in variables])
     return rows
 
 
 def run(optimizer, rows, steps=3):
-    """Train; the first variable on every tower, and whether the towers are equal."""
+    """Train; return the first variable on every tower, and whether the towers are equal."""
     op = optimizer.apply_gradients(rows)
     with session() as sess:
         sess.run(tf1.global_variables_initializer())
@@ -37,7 +38,7 @@ def run(optimizer, rows, steps=3):
 
 
 class Clipping(train.AdamOptimizer):
-    """Adam that keeps its variables small, when all are updated."""
+    """Adam that clips its variables after all updates."""
 
     def _create_slots(self, var_list):
         super()._create_slots(var_list)
@@ -50,7 +51,7 @@ class Clipping(train.AdamOptimizer):
 
 
 class Counting(train.GradientDescentOptimizer):
-    """A learning rate that falls with a count of its own."""
+    """A learning rate that falls with the optimizer's own count of steps."""
 
     def _create_slots(self, var_list):
         self.steps = self._create_non_slot_variable(0.0, "steps", colocate_with=var_list[0])
@@ -60,7 +61,7 @@ class Counting(train.GradientDescentOptimizer):
 
 
 class CountingInACondition(Counting):
-    """The same, after the first step."""
+    """A learning rate that falls with a count of steps in a tf.cond."""
 
     def _prepare(self):
         steps = tf.cond(
@@ -70,7 +71,7 @@ class CountingInACondition(Counting):
 
 
 class ByName(train.Optimizer):
-    """An optimizer for each variable's name."""
+    """A wrapper that chooses an optimizer by the variable's name."""
 
     def __init__(self, **optimizers):
         super().__init__(False, "ByName")
@@ -78,12 +79,12 @@ class ByName(train.Optimizer):
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         chosen = self._optimizers["all"][0].items()
-        mine = {end: [pair for pair in grads_and_vars if pair[1].op.name.endswith(end)] for end, _ in chosen}
-        return tf.group(*[one.apply_gradients(mine[end]) for end, one in chosen], name=name)
+        pairs = {end: [pair for pair in grads_and_vars if pair[1].op.name.endswith(end)] for end, _ in chosen}
+        return tf.group(*[optimizer.apply_gradients(pairs[end]) for end, optimizer in chosen], name=name)
 
 
 class Scaled(train.Optimizer):
-    """A fixed loss scale, as people write it."""
+    """A fixed loss scale, as users write it."""
 
     def __init__(self, inside):
         super().__init__(False, "Scaled")
@@ -94,7 +95,7 @@ class Scaled(train.Optimizer):
 
 
 class Velocity(train.Optimizer):
-    """Momentum whose slots are called alike, in all towers."""
+    """Momentum whose slots all have the same name, in all towers."""
 
     def __init__(self):
         super().__init__(False, "Velocity")
@@ -111,15 +112,15 @@ class Velocity(train.Optimizer):
 
 
 @pytest.mark.parametrize(
-    "make, what",
+    "make, message",
     [
         (Clipping, "writes 'tower2/w' 2 times"),
         (Counting, "both write 'steps'"),
         (CountingInACondition, "both write 'steps'"),
     ],
 )
-def test_what_towers_would_do_too_often_or_too_seldom_is_refused_and_the_mains_do_it_once(make, what):
-    with tf.Graph().as_default(), pytest.raises(VariableError, match=f"{make.__name__}: .*{what}.*update='main'"):
+def test_work_done_too_often_or_too_seldom_by_towers_is_refused_but_done_once_by_mains(make, message):
+    with tf.Graph().as_default(), pytest.raises(VariableError, match=f"{make.__name__}: .*{message}.*update='main'"):
         TowerOptimizer(make(0.1), cpus(3)).apply_gradients(towers(3))
     with tf.Graph().as_default():
         alone = run(TowerOptimizer(make(0.1), cpus(1)), [[(0.1 * (var - 3.0), var) for _, var in towers(1)[0]]])[0]
@@ -171,12 +172,12 @@ def test_optimizers_for_distribution_strategies_are_refused():
         TowerOptimizer(optimizer_v2.GradientDescentOptimizer(0.1), cpus(2))
 
 
-# ---- which tower's is what --------------------------------------------------------------------------
+# ---- copies of the same variable --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [lambda: train.AdamOptimizer(0.1), Velocity], ids=["Adam", "free names"])
 @pytest.mark.parametrize("scope", [None, "model"])
-def test_slots_are_made_equal_whatever_they_are_called(make, scope):
+def test_slots_are_made_equal_whatever_their_names(make, scope):
     with tf.Graph().as_default():
         with tf1.variable_scope(scope or tf1.get_variable_scope()):
             optimizer = TowerOptimizer(make(), cpus(2))
@@ -196,7 +197,7 @@ def test_slots_are_made_equal_whatever_they_are_called(make, scope):
 
 
 @UPDATES
-def test_a_second_optimizer_misses_nothing_of_the_firsts(update):
+def test_a_second_optimizer_does_not_report_the_firsts_variables_as_left_out(update):
     with tf.Graph().as_default():
         rows = towers(3, scope="")
         first, second = (TowerOptimizer(train.AdamOptimizer(0.1), cpus(3), update=update) for _ in range(2))
@@ -205,7 +206,7 @@ def test_a_second_optimizer_misses_nothing_of_the_firsts(update):
         assert first.left_out == second.left_out == []
 
 
-def test_metrics_of_each_tower_stay_its_own():
+def test_each_tower_keeps_its_own_metrics():
     with tf.Graph().as_default():
         rows, counts = towers(2), []
         for k in range(2):
@@ -217,13 +218,13 @@ def test_metrics_of_each_tower_stay_its_own():
         optimizer.apply_gradients(rows)
         with session() as sess:
             sess.run(tf1.global_variables_initializer())
-            sess.run(optimizer.init_op)  # the local ones have no value yet
+            sess.run(optimizer.init_op)  # the local variables have no value yet
             sess.run([var.assign(k) for k, var in enumerate(counts)])
             assert optimizer.check_replicas(sess).difference == 0
 
 
-def test_what_is_local_on_other_towers_only_is_kept_equal():
-    """tensorpack makes the variables of all towers but the first local, so that they are not saved."""
+def test_variables_that_are_local_on_all_towers_but_the_first_are_kept_equal():
+    """tensorpack makes the variables of other towers local, so that they are not saved."""
     with tf.Graph().as_default():
         rows = towers(2)
         for k in range(2):
@@ -254,7 +255,7 @@ def test_large_whole_numbers_that_differ_are_seen():
 
 
 def saved(update, count, scope):
-    """The names of tower 0's variables, slots and other state."""
+    """Return the names of tower 0's variables, slots and other state."""
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(
             train.AdamOptimizer(0.1), cpus(count), update=update, strategy=Strategy(pack_below=0)
@@ -266,7 +267,7 @@ def saved(update, count, scope):
 
 
 @pytest.mark.parametrize("scope", ["", "train"])
-def test_slots_at_the_mains_are_called_as_those_of_one_device(scope):
+def test_slots_at_the_mains_have_the_same_names_as_on_one_device(scope):
     assert saved("main", 3, scope) == saved("replicated", 3, scope)
 
 
@@ -280,8 +281,8 @@ def test_two_optimizers_of_the_same_variables_number_their_slots_as_tensorflow_d
                     train.AdamOptimizer(0.1), cpus(count), update=update, strategy=Strategy(pack_below=0)
                 )
                 optimizer.apply_gradients([row[part] for row in rows])
-            found = {var.op.name for var in tf1.global_variables()}
-            names.append({name for name in found if "tower" not in name})
+            created = {var.op.name for var in tf1.global_variables()}
+            names.append({name for name in created if "tower" not in name})
     assert names[0] == names[1] and "b/Adam_3" in names[0]
 
 

@@ -1,4 +1,4 @@
-"""tensorpack's accumulation of gradients over several steps, with a counter that all towers read in order."""
+"""tensorpack's accumulation of gradients over several steps, with a counter that is read in order."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class OrderedAccumGrad(ProxyOptimizer):
 
 
 def with_ordered_accumulation(optimizer: Any) -> Any:
-    """Replace every ``AccumGradOptimizer`` in a chain of tensorpack's wrappers by :class:`OrderedAccumGrad`."""
+    """Replace each ``AccumGradOptimizer`` in tensorpack's wrappers by :class:`OrderedAccumGrad`."""
     if isinstance(optimizer, ProxyOptimizer):
         optimizer._opt = with_ordered_accumulation(optimizer._opt)
     if type(optimizer) is AccumGradOptimizer:

@@ -1,4 +1,4 @@
-"""The towers' devices: from numbers of GPUs to TensorFlow's names, and sessions that have these devices."""
+"""The towers' devices: their names, and sessions that have these devices."""
 
 from __future__ import annotations
 

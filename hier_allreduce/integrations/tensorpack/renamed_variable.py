@@ -5,8 +5,8 @@ tensorpack's gradient processors, and the functions that users pass to ``PostPro
 they would freeze the layer on tower 0 only, and the towers would diverge. They therefore get a view: an object that
 reads and assigns tower 1's variable, but has the ``name`` and ``op`` of tower 0's. Its class is derived from the
 variable's own, so that TensorFlow accepts it as a variable. The constructor of that class would add a variable to the
-graph, so the view is made without it, and has all attributes of the variable. :mod:`.variable_names` decides what gets
-a view.
+graph, so the view is made without it, and has all attributes of the variable. :mod:`.variable_names` decides where
+views are used.
 """
 
 from __future__ import annotations

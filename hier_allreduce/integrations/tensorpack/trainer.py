@@ -45,7 +45,7 @@ _FIELDS = {
 
 
 class HierarchicalTrainer(SingleCostTrainer):
-    """tensorpack's ``SyncMultiGPUTrainerReplicated`` with the hierarchical all-reduce, for any K ≥ 1 devices.
+    """tensorpack's ``SyncMultiGPUTrainerReplicated`` with the hierarchical all-reduce, on K ≥ 1 devices.
 
     Every device holds a whole copy of the model: a *tower*. Names are tensorpack's own, so that either trainer reads
     the other's checkpoints: tower 0's variables have no prefix and are saved, the others are called ``towerK/…`` and
@@ -205,7 +205,7 @@ class HierarchicalTrainer(SingleCostTrainer):
                 self.devices,
                 self._options.average,
                 self._options.strategy.for_optimizers(self._hosts),
-                inside_wrappers(optimizer),
+                inside_wrappers(optimizer),  # the wrappers pass all gradients on to it
                 self.cluster,
             )
             self.train_op = tf.group(*updated.ops, name="train_op")

@@ -35,7 +35,7 @@ def refuse_tower_names(variables: Sequence[Any]) -> None:
 
 
 def with_missing_pairs(rows: Sequence[Pairs]) -> List[Pairs]:
-    """Add (None, variable) for each trainable variable of a tower that only other towers have a gradient for.
+    """Add (None, variable) for each variable of a tower that has a gradient only on other towers.
 
     tensorpack leaves out variables without a gradient, tower by tower, so that the K rows would not match.
     """
@@ -55,7 +55,7 @@ def with_missing_pairs(rows: Sequence[Pairs]) -> List[Pairs]:
 
 
 def inside_wrappers(optimizer: Any) -> Any:
-    """Return the optimizer inside tensorpack's wrappers (gradient processors, AccumGrad), which get all gradients."""
+    """Return the optimizer inside tensorpack's wrappers: gradient processors, AccumGrad."""
     while isinstance(optimizer, ProxyOptimizer):
         optimizer = optimizer._opt
     return optimizer
@@ -96,7 +96,7 @@ def under_tower_0s_names(optimizer: Any, rows: Sequence[Pairs], devices: Sequenc
 
 
 def _exchanging(function: Callable[..., Any], others: Dict[int, Any]) -> Callable[..., Any]:
-    """Return ``function``, called with ``others[id(variable)]``, if there is one, instead of its first argument."""
+    """Return ``function``, called with ``others[id(var)]`` instead of its first argument if there is one."""
 
     def call(var: Any, *args: Any, **kwargs: Any) -> Any:
         return function(others.get(id(var), var), *args, **kwargs)
