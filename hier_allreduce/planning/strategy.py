@@ -1,4 +1,4 @@
-"""How to reduce: every choice in one frozen object, by hand or from a YAML file."""
+"""How to reduce gradients: every choice of a user in one frozen object, made in Python or read from a YAML file."""
 
 from __future__ import annotations
 
@@ -22,44 +22,47 @@ _CHOICES = {
     "sparse": ("auto", "gather", "dense"),
     "missing": ("error", "zeros"),
 }
-
+_SIZES = ("pack_below", "bucket_bytes", "splits", "split_above")
+_PLANNED_WITH_A_TOPOLOGY = ("groups", "mains", "splits", "split_above")
 
 THIS_MACHINE = "this machine"
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How gradients are grouped, reduced and sent. Sizes in bytes; ``print(strategy)`` says what it will do.
+    """How gradients are grouped, reduced and sent. Sizes are in bytes; ``print(strategy)`` shows what it will do.
 
     Attributes:
-        algorithm: ``"hierarchical"``, ``"tree"``, ``"flat"``; ``"auto"``, with a topology, is what its links are
-            fastest with; without one it is flat where all devices are CPUs (they share one memory, so that a second
-            level only adds work) and hierarchical elsewhere. With a topology also the planner's others:
-            ``"ring"``, ``"exchange"``, ``"soonest"``, ``"packed_trees"``, ``"packed_paths"``, ``"two-group"``.
-        topology: the machine's links: a preset's name (``"dgx-1v"``), a YAML or nvidia-smi file, a ``Topology``,
-            or ``"this machine"`` to look. Groups and mains are found from its links; a tower on ``/gpu:i`` is device i.
-        groups: for ``"hierarchical"``: tuples that hold each tower number once; None is two halves.
+        algorithm: ``"hierarchical"``, ``"tree"``, ``"flat"`` or ``"auto"``. With a topology, ``"auto"`` is the fastest
+            for its links, and there are also the planner's algorithms: ``"ring"``, ``"exchange"``, ``"soonest"``,
+            ``"packed_trees"``, ``"packed_paths"``, ``"two-group"``. Without one, ``"auto"`` is flat if all devices are
+            CPUs (they share one memory, where a second level only adds work), else hierarchical.
+        topology: the machine's links: a preset's name (``"dgx-1v"``), a YAML or nvidia-smi file, a ``Topology``, or
+            ``"this machine"`` to detect them. Groups and mains are planned from the links; a tower on ``/gpu:i`` is
+            device i.
+        groups: for ``"hierarchical"``: tuples that hold each tower number once; None makes two halves.
         mains: ``"balance"`` (by bytes, the largest first), ``"rotate"`` (by index, as tensorpack does), or one tower's
-            number for all; None is ``"balance"``, and tower 0 for ``"tree"``, as in caffe2's muji.
+            number for all chunks. None is ``"balance"``, or tower 0 for ``"tree"``, as in caffe2's muji.
         pack_below: gradients smaller than this share buckets; 0 packs nothing.
-        bucket_bytes: the most that one bucket holds.
-        splits: instead of buckets, concatenate everything of a dtype and cut it into this many chunks (tensorpack: 8);
-            0 is off.
-        split_above: cut what is larger than this into equal chunks, spread over the mains; 0 is off.
+        bucket_bytes: the most bytes that one bucket holds.
+        splits: instead of buckets, concatenate all gradients of a dtype and cut them into this many chunks (tensorpack:
+            8); 0 is off.
+        split_above: cut larger buckets into equal chunks, spread over the mains; 0 is off.
         wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in this dtype and are added in float32.
             A value above the dtype's range (65504 for float16) becomes infinite. The error bound is in
             docs/cost-model.md.
-        sparse: ``tf.IndexedSlices``: ``"gather"`` every tower's rows, add them up ``"dense"``, or ``"auto"``: whichever
-            moves fewer bytes, and gather where that is not known, or where all devices are CPUs. Where an optimizer
-            gets the result (``TowerOptimizer``, the trainers, ``MirroredStrategy``), ``"auto"`` gathers.
-        missing: None on some towers only: an ``"error"``, or ``"zeros"`` in its place.
-        whole: with a topology: False makes one bucket of all gradients of a dtype and cuts it as planned; True leaves
-            gradients whole, packs small ones as without a topology, and spreads them over the planned ways. None is
+        sparse: for ``tf.IndexedSlices``: ``"gather"`` collects every tower's rows, ``"dense"`` makes them dense and
+            adds them. ``"auto"`` takes what moves fewer bytes, and gathers if that is unknown or all devices are CPUs.
+            Where an optimizer gets the result (``TowerOptimizer``, the trainers, ``MirroredStrategy``), ``"auto"``
+            always gathers.
+        missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
+        whole: with a topology: False makes one bucket of all gradients of a dtype and cuts it as planned. True leaves
+            gradients whole, packs small ones as without a topology, and spreads them over the planned paths. None is
             False, and True with ``update="main"``, which needs whole gradients. On CPU devices, whose copies cost
             nothing, a plan for another machine's links costs several times the default strategy.
 
     Raises:
-        StrategyError: a value that is none of these, or a topology that is not there or cannot be understood.
+        StrategyError: an invalid value, or a topology that does not exist or cannot be understood.
     """
 
     algorithm: str = "auto"
@@ -74,33 +77,41 @@ class Strategy:
     sparse: str = "auto"
     missing: str = "error"
     whole: Optional[bool] = None
-    _read: ClassVar[Optional[Topology]] = None  # of each object, the topology that was named
+    _machine: ClassVar[Optional[Topology]] = None  # set for each object: the topology that it names
 
     def __post_init__(self) -> None:
+        self._check_choices()
+        self._check_sizes()
+        self._check_mains_and_groups()
+        self._check_topology()
+        # Read at once, so that a file that cannot be read is an error here and not at its first use.
+        object.__setattr__(self, "_machine", self._named_machine())
+
+    def _check_choices(self) -> None:
         for field, allowed in _CHOICES.items():
             value = getattr(self, field)
             if not isinstance(value, (str, type(None))):  # tf.float16 == "float16"
                 raise StrategyError(f"{field}={value!r}: expected {' or '.join(map(repr, allowed))}")
             if value not in allowed:
-                raise StrategyError(
-                    f"{field}={value!r} is unknown{presets.nearest(str(value), [a for a in allowed if a])}"
-                )
-        for field in ("pack_below", "bucket_bytes", "splits", "split_above"):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise StrategyError(f"{field}={value!r}: expected a whole number of 0 or more")
+                hint = presets.nearest(str(value), [choice for choice in allowed if choice])
+                raise StrategyError(f"{field}={value!r} is unknown{hint}")
+        if not isinstance(self.whole, (bool, type(None))):
+            raise StrategyError(f"whole={self.whole!r}: expected True, False or None")
+
+    def _check_sizes(self) -> None:
+        for field in _SIZES:
+            if not _is_count(getattr(self, field)):
+                raise StrategyError(f"{field}={getattr(self, field)!r}: expected a whole number of 0 or more")
         if not self.bucket_bytes:
             raise StrategyError("bucket_bytes=0: no gradient fits in; expected 1 or more (pack_below=0 packs nothing)")
-        number = isinstance(self.mains, int) and not isinstance(self.mains, bool) and self.mains >= 0
-        if not number and self.mains not in (None, "balance", "rotate"):
+
+    def _check_mains_and_groups(self) -> None:
+        if not _is_count(self.mains) and self.mains not in (None, "balance", "rotate"):
             raise StrategyError(f"mains={self.mains!r}: expected 'balance', 'rotate', or a tower's number")
         if self.groups is not None and self.algorithm not in ("hierarchical", "auto"):
             raise StrategyError(f"groups={self.groups!r} go with algorithm='hierarchical', not {self.algorithm!r}")
-        self._check_topology()
 
     def _check_topology(self) -> None:
-        if not isinstance(self.whole, (bool, type(None))):
-            raise StrategyError(f"whole={self.whole!r}: expected True, False or None")
         if self.topology is None:
             if self.whole is not None:
                 raise StrategyError(f"whole={self.whole!r} says how a planned strategy packs: give topology= too")
@@ -111,22 +122,11 @@ class Strategy:
             return
         if not isinstance(self.topology, (str, Topology)):
             raise StrategyError(f"topology={self.topology!r}: expected a Topology, or a machine's name or file")
-        for field in ("groups", "mains", "splits", "split_above"):
+        for field in _PLANNED_WITH_A_TOPOLOGY:
             if getattr(self, field) != getattr(Strategy, field):
                 raise StrategyError(f"{field}={getattr(self, field)!r}: with a topology this is planned; leave it out")
-        # once, and where it is written: what cannot be read is not found out at its first use
-        object.__setattr__(self, "_read", self._machine())
 
-    @property
-    def bucketing(self) -> Bucketing:
-        """The part that groups gradients."""
-        return Bucketing(self.pack_below, self.bucket_bytes, self.splits, self.split_above)
-
-    def machine(self) -> Optional[Topology]:
-        """The topology that was named; ``"this machine"`` is for the caller to look at, and None here too."""
-        return self._read
-
-    def _machine(self) -> Optional[Topology]:
+    def _named_machine(self) -> Optional[Topology]:
         if not isinstance(self.topology, str):
             return self.topology
         try:
@@ -134,107 +134,134 @@ class Strategy:
         except TopologyError as error:
             raise StrategyError(f"topology={self.topology!r}: {error}") from None
 
-    def for_optimizers(self, hosts: int = 1) -> Strategy:
-        """The same for gradients that an optimizer gets: on one host ``sparse="auto"`` is to gather.
+    @property
+    def bucketing(self) -> Bucketing:
+        """The choices that group gradients."""
+        return Bucketing(self.pack_below, self.bucket_bytes, self.splits, self.split_above)
 
-        Momentum moves other rows for a dense gradient than for a sparse one; what is trained must not depend on where
-        bytes are fewer. Several hosts can only add up dense.
+    def machine(self) -> Optional[Topology]:
+        """Return the topology that the strategy names; None also for ``"this machine"``, which the caller detects."""
+        return self._machine
+
+    def for_optimizers(self, hosts: int = 1) -> Strategy:
+        """Return the strategy for gradients that an optimizer gets: on one host ``sparse="auto"`` becomes gather.
+
+        Momentum moves other rows for a dense gradient than for a sparse one, and the training result must not depend on
+        which moves fewer bytes. Several hosts can add sparse gradients only as dense ones.
         """
         return self.with_sparse("gather") if self.sparse == "auto" and hosts == 1 else self
 
     def with_sparse(self, sparse: str) -> Strategy:
-        """The same with another ``sparse``; the topology is not read again, for it may have been a pipe."""
-        changed = copy.copy(self)
+        """Return a copy with another ``sparse``."""
+        changed = copy.copy(self)  # dataclasses.replace would read the topology again, which may have been a pipe
         object.__setattr__(changed, "sparse", sparse)
         return changed
 
     def mains_for(self, algorithm: str) -> Union[int, str]:
-        """``mains``, or what None means for an algorithm."""
+        """Return ``mains``, or what None means for an algorithm."""
         if self.mains is not None:
             return self.mains
         return 0 if algorithm == "tree" else "balance"
 
     @classmethod
     def load(cls, name_or_path: str) -> Strategy:
-        """A strategy from ``configs/strategies/NAME.yaml``, or from the YAML file at a path.
+        """Load ``configs/strategies/NAME.yaml``, or the YAML file at a path.
 
         Raises:
-            StrategyError: no such file or name, a key that is no field (with the nearest), or a value that is none.
+            StrategyError: no such file or name, an unknown key (with the nearest one), or an invalid value.
         """
         path = presets.find("strategies", name_or_path, StrategyError)
         return cls.from_values(presets.read_yaml(path, StrategyError), str(path))
 
     @classmethod
     def from_values(cls, values: Dict[str, Any], source: str) -> Strategy:
-        """A strategy from a file's keys and values.
+        """Return a strategy of a file's keys and values.
 
         Raises:
-            StrategyError: a key that is no field (with the nearest), or a value that is none; names ``source``.
+            StrategyError: an unknown key (with the nearest one), or an invalid value; the message names ``source``.
         """
-        presets.check(values, {field.name: presets.Field() for field in dataclasses.fields(cls)}, source, StrategyError)
+        fields = dict.fromkeys((field.name for field in dataclasses.fields(cls)), presets.Field())
+        presets.check(values, fields, source, StrategyError)
         try:
             return cls(**_with_tuples(values))
         except StrategyError as error:
             raise StrategyError(f"{source}: {error}") from None
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.algorithm} all-reduce", *(f"  {line}" for line in self._sentences())])
+        return "\n".join([f"{self.algorithm} all-reduce", *(f"  {sentence}" for sentence in _sentences(self))])
 
-    def _sentences(self) -> Iterator[str]:
-        yield from self._grouping()
-        if self.wire_dtype:
-            yield f"float32 travels as {self.wire_dtype}, added in float32"
-        yield {
-            "auto": "sparse gradients gathered, or densified where that moves fewer bytes between GPUs",
-            "gather": "sparse gradients gathered",
-            "dense": "sparse gradients densified",
-        }[self.sparse]
-        yield {"error": "None on some towers is an error", "zeros": "None on some towers counts as zeros"}[self.missing]
 
-    def _grouping(self) -> Iterator[str]:
-        if self.topology is not None:
-            yield f"planned for the links of {getattr(self.topology, 'name', self.topology)}"
-            if self.whole:
-                yield "gradients stay whole, spread over the planned ways by bytes"
-                yield self._packing()
-            else:
-                on_cpus = " (on CPU devices: nothing is planned)" if self.topology == THIS_MACHINE else ""
-                yield f"all gradients of a dtype in one bucket, cut as planned{on_cpus}"
-            return
-        mains = self.mains_for(self.algorithm)
-        words = {"balance": "mains chosen by bytes", "rotate": "mains rotate with the chunk"}
-        yield words.get(str(mains), f"main is tower {mains}")
-        if self.groups:
-            yield f"groups {self.groups}"
-        if self.splits:
-            yield f"all gradients of a dtype in {self.splits} equal chunks"
-        else:
-            yield self._packing()
-        if self.split_above and not self.splits:
-            yield f"chunks above {amount(self.split_above, binary=True)} are cut"
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
-    def _packing(self) -> str:
-        if self.pack_below:
-            small, bucket = amount(self.pack_below, binary=True), amount(self.bucket_bytes, binary=True)
-            return f"gradients under {small} share buckets of up to {bucket}"
+
+# ---- a strategy in words ----------------------------------------------------------------------------
+
+_MAINS = {"balance": "mains chosen by bytes", "rotate": "mains rotate with the chunk"}
+_SPARSE = {
+    "auto": "sparse gradients gathered, or densified where that moves fewer bytes between GPUs",
+    "gather": "sparse gradients gathered",
+    "dense": "sparse gradients densified",
+}
+_MISSING = {"error": "None on some towers is an error", "zeros": "None on some towers counts as zeros"}
+
+
+def _sentences(strategy: Strategy) -> Iterator[str]:
+    yield from _chosen(strategy) if strategy.topology is None else _planned(strategy)
+    if strategy.wire_dtype:
+        yield f"float32 travels as {strategy.wire_dtype}, added in float32"
+    yield _SPARSE[strategy.sparse]
+    yield _MISSING[strategy.missing]
+
+
+def _planned(strategy: Strategy) -> Iterator[str]:
+    yield f"planned for the links of {getattr(strategy.topology, 'name', strategy.topology)}"
+    if strategy.whole:
+        yield "gradients stay whole, spread over the planned paths by bytes"
+        yield _packing(strategy)
+    else:
+        on_cpus = " (on CPU devices: nothing is planned)" if strategy.topology == THIS_MACHINE else ""
+        yield f"all gradients of a dtype in one bucket, cut as planned{on_cpus}"
+
+
+def _chosen(strategy: Strategy) -> Iterator[str]:
+    mains = strategy.mains_for(strategy.algorithm)
+    yield _MAINS.get(str(mains), f"main is tower {mains}")
+    if strategy.groups:
+        yield f"groups {strategy.groups}"
+    if strategy.splits:
+        yield f"all gradients of a dtype in {strategy.splits} equal chunks"
+        return
+    yield _packing(strategy)
+    if strategy.split_above:
+        yield f"chunks above {amount(strategy.split_above, binary=True)} are cut"
+
+
+def _packing(strategy: Strategy) -> str:
+    if not strategy.pack_below:
         return "every gradient travels alone"
+    small, bucket = amount(strategy.pack_below, binary=True), amount(strategy.bucket_bytes, binary=True)
+    return f"gradients under {small} share buckets of up to {bucket}"
+
+
+# ---- from a user's argument -------------------------------------------------------------------------
 
 
 def strategy_from(value: Union[str, Strategy, None], **overrides: Any) -> Strategy:
-    """What people pass as ``strategy=``: a :class:`Strategy`, a name or path, or None for the default.
+    """Return the strategy of an argument ``strategy=``: a :class:`Strategy`, a name or path, or None for the default.
 
     Args:
-        value: the strategy; ``"auto"`` is the default.
-        overrides: fields given beside it; None is "not given".
+        value: the argument; ``"auto"`` is the default strategy.
+        overrides: fields that are arguments of their own; None means "not given".
 
     Raises:
-        StrategyError: it is none of these, or an override is given together with a strategy.
+        StrategyError: the argument is invalid, or an override is given together with a strategy.
     """
-    given: Dict[str, Any] = {key: item for key, item in overrides.items() if item is not None}
+    fields: Dict[str, Any] = {name: field for name, field in overrides.items() if field is not None}
     if value is None:
-        return Strategy(**_with_tuples(given))
-    if given:
-        raise StrategyError(f"give either strategy= or {', '.join(f'{key}=' for key in given)}, not both")
+        return Strategy(**_with_tuples(fields))
+    if fields:
+        raise StrategyError(f"give either strategy= or {', '.join(f'{name}=' for name in fields)}, not both")
     if value == "auto":
         return Strategy()
     if isinstance(value, (str, os.PathLike)):
@@ -245,7 +272,7 @@ def strategy_from(value: Union[str, Strategy, None], **overrides: Any) -> Strate
 
 
 def _with_tuples(values: Dict[str, Any]) -> Dict[str, Any]:
-    """YAML's lists as the tuples that a frozen object holds; anything odd is left for the checks to name."""
+    """Return the values with YAML's lists as tuples; invalid ones stay, for the checks to name."""
     groups = values.get("groups")
     if isinstance(groups, (list, tuple)) and all(isinstance(g, (list, tuple)) for g in groups):
         return {**values, "groups": tuple(tuple(g) for g in groups)}

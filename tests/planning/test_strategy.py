@@ -44,7 +44,7 @@ def test_printed_sentences_follow_the_choices():
         (False, "in one bucket, cut as planned\n"),
         (
             True,
-            "whole, spread over the planned ways by bytes\n  gradients under 64 KiB share buckets of up to 10 MiB\n",
+            "whole, spread over the planned paths by bytes\n  gradients under 64 KiB share buckets of up to 10 MiB\n",
         ),
     ],
 )
