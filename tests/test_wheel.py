@@ -1,0 +1,82 @@
+"""The wheel: its files, and the types that people's checkers and editors see in it."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.xdist_group("wheel")  # built once
+
+TOP = Path(__file__).parents[1]
+PROGRAM = """
+from typing import Any, List, Tuple
+
+import hier_allreduce as h
+
+
+def reduced(grads: List[List[Any]], optimizer: Any, machine: h.Topology, cluster: h.Cluster) -> List[Tuple[Any, ...]]:
+    devices = ["/gpu:0", "/gpu:1"]
+    h.TowerOptimizer(optimizer, devices, strategy="auto", update="main", cluster=cluster)
+    h.Strategy(algoritm="tree")  # type: ignore[call-arg]
+    return h.allreduce_grads(grads, devices, average=True, strategy=h.Strategy(topology=machine))
+
+
+reveal_type(h.allreduce_grads)
+reveal_type(h.Strategy)
+reveal_type(h.TowerOptimizer)
+reveal_type(h.Topology)
+reveal_type(h.Cluster)
+reveal_type(h.Network)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel's file, built from a copy of the sources, since setuptools leaves its build folder next to them."""
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    for name in ("hier_allreduce", "configs"):
+        shutil.copytree(str(TOP / name), str(source / name), ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(str(TOP / name), str(source))
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(source)]
+    done = subprocess.run(build, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=280)
+    assert done.returncode == 0, done.stdout.decode()
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def test_the_wheel_has_every_module_and_preset(wheel):
+    files = {path for path in TOP.glob("configs/**/*") if path.is_file()}
+    files |= {path for path in TOP.glob("hier_allreduce/**/*") if path.is_file()}
+    names = {path.relative_to(TOP).as_posix() for path in files if path.suffix != ".pyc"}
+    expected = {f"hier_allreduce/{name}" if name.startswith("configs/") else name for name in names}
+    with zipfile.ZipFile(str(wheel)) as archive:
+        assert {name for name in archive.namelist() if ".dist-info/" not in name} == expected
+
+
+def test_strict_mypy_sees_the_types_of_all_public_names(wheel, tmp_path):
+    """In a virtual environment with nothing but the wheel."""
+    pytest.importorskip("mypy")
+    venv.create(str(tmp_path / "venv"))
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    with zipfile.ZipFile(str(wheel)) as archive:
+        archive.extractall(str(packages))
+    (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
+    python = tmp_path / "venv" / "bin" / "python"
+    check = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python), "program.py"]
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
+    done = subprocess.run(check, cwd=str(tmp_path), env=clean, capture_output=True, timeout=280)
+    report = done.stdout.decode()
+    assert done.returncode == 0, report + done.stderr.decode()
+    types = re.findall(r'Revealed type is "(.*)"', report)
+    assert len(types) == 6 and "Any" not in types
+    assert re.match(r"def \(all_grads: .*, average: (builtins[.])?bool =", types[0]), types[0]
+    for name, shown in zip(("Strategy", "TowerOptimizer", "Topology", "Cluster", "Network"), types[1:]):
+        assert re.search(rf"-> (.*fallback=)?hier_allreduce\.[\w.]+\.{name}\]?$", shown), shown
