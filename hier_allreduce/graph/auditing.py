@@ -142,8 +142,9 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
     built = emitted_in(graph)
     if not built:
         raise AuditError(
-            f"no all-reduce was built in {graph}; pass graph= the one that the session ran (what is built inside of a"
-            " tf.function, or of TensorFlow 2's tf.cond and tf.while_loop, has other names when it runs: no audit)"
+            f"no all-reduce was built in {graph}; pass graph=, the graph that the session ran (an all-reduce inside a"
+            " tf.function, or inside TensorFlow 2's tf.cond or tf.while_loop, has other names when it runs and cannot"
+            " be audited)"
         )
     edges = edges_between(partitions)
     nodes = [node for part in partitions for node in part.node]
@@ -384,13 +385,13 @@ def _advice(differences: Sequence[_Difference], idle: Sequence[Any]) -> List[str
         return [f"no op ran on {', '.join(map(str, idle))}: soft placement put that tower's ops elsewhere"]
     if any(dst != _OTHER_HOSTS for difference in differences for _, dst in difference.unplanned):
         return [
-            "build tower k's gradients under tf.device(devices[k]): one that lives elsewhere (a fed placeholder is on"
-            " the client's CPU:0) is copied once more"
+            "build tower k's gradients under tf.device(devices[k]): a gradient on another device (a fed placeholder is"
+            " on the client's CPU:0) needs one more copy"
         ]
     if any(difference.missing for difference in differences):
         return [
-            "fetch the results of all towers and variables: what nobody asks for is not executed, and what is constant"
-            " is not copied"
+            "fetch the results of all towers and variables: TensorFlow does not execute what is not fetched, and does"
+            " not copy constants"
         ]
     return []
 

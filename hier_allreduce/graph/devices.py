@@ -1,4 +1,4 @@
-"""What people write for a device, as what ``tf.compat.v1.device`` takes, in both TensorFlows."""
+"""Devices as users write them, as values that ``tf.compat.v1.device`` takes in both TensorFlows."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _EXPECTED = "a device is a string such as '/gpu:0', a tf.DeviceSpec, or a tf.con
 
 
 def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
-    """``devices`` as K values for ``tf.compat.v1.device``: strings, None, or (in graph mode) device functions.
+    """Return K values for ``tf.compat.v1.device``: strings, None, or (in graph mode) device functions.
 
     Raises:
-        DeviceError: an entry is none of these, or cannot be read as a device name.
+        DeviceError: an entry is not a device, or not a valid device name.
     """
     if isinstance(devices, (str, bytes, set, frozenset)) or not hasattr(devices, "__iter__"):
         raise DeviceError(f"devices must be a list with one device for each tower, not {devices!r}; {_EXPECTED}")
-    found = tuple(_device_string(tower, device) for tower, device in enumerate(devices))
-    if not found:
+    strings = tuple(_device_string(tower, device) for tower, device in enumerate(devices))
+    if not strings:
         raise DeviceError(f"devices is empty: give one device for each tower; {_EXPECTED}")
-    return found
+    return strings
 
 
 def _device_string(tower: int, device: Any) -> Any:
@@ -54,26 +54,26 @@ def _parsed(tower: int, device: Any, text: str) -> str:
 
 
 def all_on_cpu(devices: Sequence[Any]) -> bool:
-    """Whether every device is known to be a CPU."""
+    """Return whether every device is known to be a CPU."""
     return all(isinstance(d, str) and d and tf.DeviceSpec.from_string(d).device_type == "CPU" for d in devices)
 
 
 @lru_cache(maxsize=4096)
 def device_fields(device: Optional[str]) -> Tuple[Any, ...]:
-    """Job, replica, task, type and index in a device's name, each None where it says nothing."""
+    """Return job, replica, task, type and index of a device's name, each None where the name leaves it out."""
     spec = tf.DeviceSpec.from_string(device or "")
     return spec.job, spec.replica, spec.task, spec.device_type, spec.device_index
 
 
 def devices_match(device: Optional[str], wanted: Optional[str]) -> bool:
-    """Whether two names may mean one device: either may leave out the job, the task or more, ``""`` says nothing."""
+    """Return whether two names may mean one device: either may leave out the job, the task or more."""
     return all(None in pair or pair[0] == pair[1] for pair in zip(device_fields(device), device_fields(wanted)))
 
 
 def device_numbers(devices: Sequence[Any]) -> List[int]:
-    """The index of each device; towers whose device has none are numbered as they come."""
-    found = []
+    """Return the index of each device; the tower's number where the device has none."""
+    numbers = []
     for tower, device in enumerate(devices):
         index = tf.DeviceSpec.from_string(device).device_index if isinstance(device, str) and device else None
-        found.append(tower if index is None else int(index))
-    return found
+        numbers.append(tower if index is None else int(index))
+    return numbers

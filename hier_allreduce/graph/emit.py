@@ -1,8 +1,10 @@
 """A plan and tensors in, TensorFlow ops out.
 
-The one interpreter of plans (``planning.run``) runs here with values that are tensors on devices. A chunk is added up
-in one of three ways: :class:`Dense` adds tensors, :class:`Narrow` adds 16-bit tensors in float32, :class:`Gather`
-concatenates sparse rows.
+The one interpreter of plans, ``planning.run``, runs here with tensors on devices as values. Three reductions exist::
+
+    Dense    a chunk of any dtype        add
+    Narrow   a chunk in 16 bits          cast to float32, add, cast back before each transfer
+    Gather   rows of sparse gradients    concatenate
 """
 
 from __future__ import annotations
@@ -130,7 +132,7 @@ class DeviceReduction(Ops[Any]):
 
 
 class Dense(DeviceReduction):
-    """Adds tensors of one dtype."""
+    """The sum of tensors of one dtype."""
 
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
         return self.add(step.chunk, [own, *others], (step.dst, *step.srcs))
@@ -144,7 +146,7 @@ class _Partial(NamedTuple):
 
 
 class Narrow(DeviceReduction):
-    """Adds tensors that travel in 16 bits: each addition is done in float32, each transfer rounds once.
+    """The sum of tensors that travel in 16 bits: each addition is done in float32, each transfer rounds once.
 
     A mean is carried as the running mean of the contributions so far, so that it overflows nowhere if the inputs do
     not. docs/cost-model.md has the error bound.
@@ -198,7 +200,7 @@ class Narrow(DeviceReduction):
 
 
 class Gather(DeviceReduction):
-    """Concatenates the rows of sparse gradients: their values, or, with ``average`` False, their indices."""
+    """The concatenated rows of sparse gradients: their values, or, with ``average`` False, their indices."""
 
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
         values = [own, *others]
@@ -222,7 +224,7 @@ def _joined_shape(values: Sequence[Any]) -> tf.TensorShape:
 
 
 class _ByChunk(Ops[Any]):
-    """Passes each chunk on to its own reduction."""
+    """The reductions of C chunks as one: each step is done by its chunk's reduction."""
 
     def __init__(self, reductions: Sequence[DeviceReduction]):
         self._reductions = reductions

@@ -1,6 +1,6 @@
-"""What the graph needs to know about several hosts: how many there are, and how they add up a tensor.
+"""Several hosts as the graph sees them: their number, their network, and how they add up a tensor.
 
-``hier_allreduce.cluster`` has the hosts themselves.
+``hier_allreduce.cluster`` implements both classes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .gradients import Matrix
 
 
 class CrossHostReduce:
-    """Adds up each complete sum of a host over all hosts. This one is for one host, and does nothing.
+    """The step that adds a host's complete sums over all hosts. This base class is for one host and does nothing.
 
     Attributes:
         hosts: the number of hosts.

@@ -25,7 +25,7 @@ class Constants(Dict[Tuple[int, ...], Any]):
 
 
 class Packer:
-    """Packs and unpacks on one tower's device. All its ops share the tower's constants."""
+    """Packing and unpacking on one tower's device. All the ops share the tower's constants."""
 
     def __init__(self, device: Any, chunks: Sequence[Chunk], names: Sequence[str]):
         self._device, self._chunks, self._names = device, chunks, names

@@ -256,8 +256,8 @@ def test_a_step_that_fetches_a_part(graph):
     assert len(lines) == 8 and all(": missing " in line for line in lines[1:6])
     assert lines[6:] == [
         "and 4 more chunks",
-        "fetch the results of all towers and variables: what nobody asks for is not executed, and what is constant is"
-        " not copied",
+        "fetch the results of all towers and variables: TensorFlow does not execute what is not fetched, and does not"
+        " copy constants",
     ]
 
 
