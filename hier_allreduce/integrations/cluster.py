@@ -38,6 +38,8 @@ class HierarchicalClusterTrainer(HierarchicalTrainer):
     All hosts must make the same number of steps, each on its own share of the data.
     """
 
+    cluster: Cluster
+
     def __init__(self, devices: Any, cluster: Cluster, **choices: Any):
         """Check the options. This adds no ops to the current graph.
 

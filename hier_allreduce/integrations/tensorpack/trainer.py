@@ -16,7 +16,7 @@ from tensorpack.utils import logger
 
 from ... import presets
 from ...errors import StrategyError
-from ...graph import allreduce_grads, allreduce_grads_and_vars, check_pairs, is_resource, tf1
+from ...graph import HostGroup, allreduce_grads, allreduce_grads_and_vars, check_pairs, is_resource, tf1
 from ...planning import Strategy, strategy_from
 from ...training import (
     Pairs,
@@ -84,7 +84,7 @@ class HierarchicalTrainer(SingleCostTrainer):
     """
 
     BROADCAST_EVERY_EPOCH = True
-    cluster: Any = None  # of several hosts: see integrations.cluster
+    cluster: Optional[HostGroup] = None  # of several hosts: see integrations.cluster
 
     def __init__(
         self,
