@@ -124,7 +124,7 @@ class Rendezvous:
         """Return the error message of the host with the facts ``mine`` about host ``task``."""
         lines = list(differences({**mine, "task": theirs["task"]}, theirs))
         if theirs["task"] != task:
-            lines.insert(0, f"it takes itself for host {theirs['task']}")
+            lines.insert(0, f"it was started as host {theirs['task']}")
         if len(lines) > _LISTED:
             lines[_LISTED:] = [f"and {len(lines) - _LISTED} more"]
         return (

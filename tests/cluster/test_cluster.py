@@ -418,7 +418,7 @@ def test_two_hosts_with_the_same_index_are_refused():
     with job("train", 2, each={1: {"cluster": {"hosts": [b, a], "task": 0}}}, addresses=[a, b]) as hosts:
         kind, text = hosts[0].end()
     assert kind == "error"
-    assert f"host 1 ({b}) differs from this host (0): it takes itself for host 0" in text
+    assert f"host 1 ({b}) differs from this host (0): it was started as host 0" in text
 
 
 def test_a_port_that_is_taken_is_named():
