@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from typing import Iterable, Sequence
 
-_NUMBER = re.compile(r"(under )?[\d.]+( ?[kMGTµm]?[Bsx]|%)?$")
+_NUMBER = re.compile(r"(under )?[\d.]+(e[-+]\d+)?( ?[kMGTµm]?[Bsx]|%)?$")
 _DECIMAL = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 def amount(size: float, binary: bool = False) -> str:
-    """Return bytes as ``100 MB`` or ``64 kB``, in powers of 1000; as ``64 KiB``, in powers of 1024, if ``binary``."""
+    """Return bytes as ``100 MB`` (powers of 1000), or with ``binary`` as ``64 KiB`` (powers of 1024)."""
     for unit, name in _BINARY if binary else _DECIMAL:
         if size >= unit:
             return f"{size / unit:.4g} {name}"

@@ -31,7 +31,7 @@ Reader = Callable[[Any, str, Error], Any]
 
 
 def names(kind: str) -> List[str]:
-    """List the presets of a kind: ``"clusters"``, ``"machines"``, ``"strategies"``, ``"trainers"``, ``"models"``, …"""
+    """List the presets of a kind: ``"clusters"``, ``"machines"``, ``"networks"``, ``"strategies"``, …"""
     return sorted(path.stem for path in (_CONFIGS / kind).glob("*.*") if path.suffix in (".yaml", ".tsv"))
 
 
@@ -124,7 +124,7 @@ def _number(value: Any, least: float, most: float, message: str, error: Error) -
 
 
 def text_or_nothing(value: Any, where: str, error: Error) -> str:
-    """Return a text; empty where the file has the key without a value."""
+    """Return a text; without a value it is empty."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -133,7 +133,7 @@ def text_or_nothing(value: Any, where: str, error: Error) -> str:
 
 
 def mapping(fields: Mapping[str, Field]) -> Reader:
-    """Return the reader of a nested mapping with these keys; empty where the file has the key without a value."""
+    """Return the reader of a nested mapping with these keys; without a value it is empty."""
     return lambda value, where, error: check(_lines(value, where, error), fields, where, error)
 
 

@@ -102,9 +102,9 @@ def hierarchical_half_to(root: int, groups: Groups) -> ReduceHalf:
 
 @lru_cache(maxsize=4096)
 def tree_half(devices: int, turn: int) -> ReduceHalf:
-    """Return the reductions of neighbours in pairs, then of pairs of pairs (a binomial tree), to ``turn mod K``.
+    """Return the reductions of neighbours in pairs, then of pairs of pairs: a binomial tree.
 
-    At turn 0 and K = 2, 4, 8 these are caffe2 muji's schedules.
+    The root is ``turn mod K``. At turn 0 and K = 2, 4, 8 these are caffe2 muji's schedules.
     """
     root = turn % devices
     power_of_two = devices & (devices - 1) == 0
@@ -120,7 +120,10 @@ def tree_half(devices: int, turn: int) -> ReduceHalf:
 
 @lru_cache(maxsize=4096)
 def flat_half(devices: int, turn: int) -> ReduceHalf:
-    """Return one reduction of everything on device ``turn mod K``; at turn 0, muji's fallback without peer access."""
+    """Return one reduction of everything, on device ``turn mod K``.
+
+    Turn 0 for all chunks is muji's fallback without peer access.
+    """
     root = turn % devices
     return ((tuple(d for d in range(devices) if d != root), root),) if devices > 1 else ()
 

@@ -51,7 +51,7 @@ class PlanningTarget(NamedTuple):
 
 
 def plan_cut(specs: Sequence[Spec], target: PlanningTarget) -> Tuple[List[Chunk], Plan]:
-    """Make one bucket for each dtype of N gradients, in readiness order, cut as the planner says for its size.
+    """Make one bucket for each dtype of N gradients, cut as the planner says for its size.
 
     Returns:
         The chunks and their plan, with the steps in the order in which the planner would start them.
@@ -68,13 +68,13 @@ def plan_cut(specs: Sequence[Spec], target: PlanningTarget) -> Tuple[List[Chunk]
     return chunks, Plan(len(target.machine), len(chunks), tuple(steps), target.algorithm or "auto")
 
 
-def plan_whole(specs: Sequence[Spec], target: PlanningTarget, how: Bucketing) -> Tuple[List[Chunk], Plan]:
+def plan_whole(specs: Sequence[Spec], target: PlanningTarget, bucketing: Bucketing) -> Tuple[List[Chunk], Plan]:
     """Make the usual buckets of whole gradients, and spread them over the paths of one recipe by bytes.
 
     Returns:
         The chunks and their plan.
     """
-    chunks = make_buckets(specs, how)
+    chunks = make_buckets(specs, bucketing)
     total = sum(chunk.bytes for chunk in chunks)
     recipe = target.recipe(total)
     room: Dict[Tuple[ReduceHalf, ReduceHalf], float] = {}  # bytes left for each path: there and back

@@ -35,7 +35,7 @@ class Spec(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Elements ``start:stop`` of a variable's flattened gradient; if ``stop`` is None, all of it, not flattened."""
+    """Elements ``start:stop`` of a flattened gradient; if ``stop`` is None, the whole one, not flattened."""
 
     variable: int
     start: int
@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Pieces of one dtype that travel as one tensor, and their size in bytes (0 if known only at run time)."""
+    """Pieces of one dtype that travel as one tensor, and their bytes (0 if known only at run time)."""
 
     pieces: Tuple[Piece, ...]
     bytes: int
@@ -64,30 +64,30 @@ class Bucketing:
     split_above: int = 0
 
 
-def make_buckets(specs: Sequence[Spec], how: Bucketing) -> List[Chunk]:
+def make_buckets(specs: Sequence[Spec], bucketing: Bucketing) -> List[Chunk]:
     """Group N gradients in readiness order: the last variable's gradient is ready first.
 
     Args:
         specs: N gradients.
-        how: gradients smaller than ``pack_below`` share buckets of at most ``bucket_bytes``, one dtype each; larger
-            ones and those of unknown size travel alone. ``split_above`` cuts larger buckets into equal chunks of at
-            most that size. ``splits`` > 0 instead concatenates all gradients of a dtype and cuts them into that many
-            equal chunks.
+        bucketing: gradients smaller than ``pack_below`` share buckets of at most ``bucket_bytes``, one dtype each.
+            Larger ones and those of unknown size travel alone. ``split_above`` cuts larger buckets into equal chunks
+            of at most that size. ``splits`` > 0 instead concatenates all gradients of a dtype and cuts them into that
+            many equal chunks.
 
     Returns:
         Chunks that hold each element of each gradient exactly once.
     """
     readiness_order = range(len(specs) - 1, -1, -1)
-    group = _by_dtype if how.splits else _small_together
+    group = _by_dtype if bucketing.splits else _small_together
     chunks: List[Chunk] = []
-    for variables in group(readiness_order, specs, how):
+    for variables in group(readiness_order, specs, bucketing):
         bucket = _bucket(variables, specs)
-        parts = how.splits or (math.ceil(bucket.bytes / how.split_above) if how.split_above else 1)
+        parts = bucketing.splits or (math.ceil(bucket.bytes / bucketing.split_above) if bucketing.split_above else 1)
         chunks += cut(bucket, specs, [1] * parts)
     return chunks
 
 
-def _by_dtype(order: Iterable[int], specs: Sequence[Spec], how: Bucketing) -> List[List[int]]:
+def _by_dtype(order: Iterable[int], specs: Sequence[Spec], bucketing: Bucketing) -> List[List[int]]:
     """Group all gradients of a dtype; those that cannot be packed are alone."""
     groups: Dict[str, List[int]] = {}
     for variable in order:
@@ -96,18 +96,18 @@ def _by_dtype(order: Iterable[int], specs: Sequence[Spec], how: Bucketing) -> Li
     return list(groups.values())
 
 
-def _small_together(order: Iterable[int], specs: Sequence[Spec], how: Bucketing) -> List[List[int]]:
+def _small_together(order: Iterable[int], specs: Sequence[Spec], bucketing: Bucketing) -> List[List[int]]:
     """Group small gradients of a dtype, up to ``bucket_bytes``; larger ones are alone."""
     groups: List[List[int]] = []
     open_bucket: Dict[str, List[int]] = {}
     room: Dict[str, int] = {}
     for variable in order:
         spec = specs[variable]
-        if not _can_pack(spec) or spec.bytes >= how.pack_below:
+        if not _can_pack(spec) or spec.bytes >= bucketing.pack_below:
             groups.append([variable])
             continue
         if spec.dtype not in open_bucket or spec.bytes > room[spec.dtype]:
-            open_bucket[spec.dtype], room[spec.dtype] = [], how.bucket_bytes
+            open_bucket[spec.dtype], room[spec.dtype] = [], bucketing.bucket_bytes
             groups.append(open_bucket[spec.dtype])
         open_bucket[spec.dtype].append(variable)
         room[spec.dtype] -= spec.bytes
@@ -125,10 +125,10 @@ def _bucket(variables: Sequence[int], specs: Sequence[Spec]) -> Chunk:
 
 
 def cut(chunk: Chunk, specs: Sequence[Spec], shares: Sequence[float]) -> List[Chunk]:
-    """Cut a chunk into consecutive ones in proportion to ``shares``, at offsets that are multiples of 64 bytes.
+    """Cut a chunk into consecutive ones in proportion to ``shares``.
 
-    A chunk of unknown size, or with less than 64 bytes for each share, is not cut. A share that rounds to zero gives no
-    chunk.
+    The offsets are multiples of 64 bytes. A chunk of unknown size, or with less than 64 bytes for each share, is not
+    cut. A share that rounds to zero gives no chunk.
     """
     first = specs[chunk.pieces[0].variable]
     if not _can_pack(first):

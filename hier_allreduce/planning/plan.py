@@ -88,7 +88,10 @@ class Plan:
 
 
 def _lines(steps: Sequence[Step]) -> List[str]:
-    """Return ``c0  1,2,3→0  sum`` and ``c0  0→1,2,3  copy``; neighbouring copies from one device share a line."""
+    """Return lines such as ``c0  1,2,3→0  sum`` and ``c0  0→1,2,3  copy``.
+
+    Neighbouring copies from one device share a line.
+    """
     lines: List[str] = []
     for key, same in groupby(steps, key=lambda step: step if isinstance(step, Reduce) else step[:2]):
         if isinstance(key, Reduce):
@@ -103,7 +106,7 @@ def _joined(numbers: Iterable[int]) -> str:
 
 
 class Ops(Generic[V]):
-    """The operations of an interpretation of plans: what :func:`run` does with values. Each use is a subclass."""
+    """What :func:`run` does with values; each use of plans has its own subclass."""
 
     def reduce(self, step: Reduce, own: V, others: List[V]) -> V:
         """Return the sum of ``own`` and ``others``, on device ``step.dst``."""
@@ -145,7 +148,7 @@ class Counting(Ops[Counter]):
 
 
 def verify(plan: Plan) -> Plan:
-    """Return ``plan`` after a check, by counting, that it gives every device every contribution exactly once.
+    """Return ``plan`` if it gives every device every contribution exactly once, by counting.
 
     Chunks with the same steps are checked once, so that thousands of variables cost no more than K.
 

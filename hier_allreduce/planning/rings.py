@@ -1,4 +1,4 @@
-"""Rings and groups of near devices, from the distances between them. All searches are heuristics for K ≤ 16 devices.
+"""Rings and groups of near devices, by heuristics for K ≤ 16 devices.
 
 ::
 
@@ -19,7 +19,7 @@ from ..topology import Topology, resources
 
 @lru_cache(maxsize=256)
 def distances(topology: Topology) -> Any:
-    """Return K×K seconds: how long a byte sent both ways keeps the resources between two devices busy, in total."""
+    """Return K×K seconds: the total time that a byte sent both ways keeps the resources in between busy."""
     table = np.zeros((len(topology), len(topology)))
     for (src, dst), path in resources(topology).use.items():
         table[src, dst] += sum(seconds for _, seconds in path)
@@ -28,7 +28,7 @@ def distances(topology: Topology) -> Any:
 
 @lru_cache(maxsize=256)
 def ring(topology: Topology) -> Tuple[int, ...]:
-    """Return an order of the devices in which neighbours, also the last and the first, are near: a short round trip."""
+    """Return a short round trip: an order in which neighbours, also the last and the first, are near."""
     return short_tour(distances(topology))
 
 
@@ -97,6 +97,6 @@ def _arcs(tour: List[int], sizes: Sequence[int]) -> List[List[int]]:
 
 
 def _inner_distance(arcs: List[List[int]], distance: Any) -> float:
-    """Return the sum of all distances inside the arcs, in units of the largest; rounded, so that ties are ties."""
+    """Return the sum of all distances inside the arcs, in units of the largest; rounded to keep ties."""
     total = sum(float(distance[np.ix_(arc, arc)].sum()) for arc in arcs)
     return round(total / (distance.max() or 1.0), 9)

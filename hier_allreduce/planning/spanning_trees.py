@@ -74,7 +74,7 @@ def pack_paths(topology: Topology) -> Packing:
 
 
 def share_out(topology: Topology, trees: Sequence[Tree]) -> Tuple[float, ...]:
-    """Return the trees' shares of the bytes with which the busiest resource is least busy: as even as that allows.
+    """Return the trees' shares of the bytes that keep the busiest resource least busy, and are most even.
 
     ::
 
@@ -164,7 +164,7 @@ class _Packer:
         return cost + cost.T
 
     def _solve(self) -> Any:
-        """Return the trees' rates with the largest sum, such that no resource is busy for more than all the time."""
+        """Return the trees' rates with the largest sum that keeps no resource busy for more than all the time."""
         busy = np.stack([self.busy(tree) for tree in self.columns], axis=1)
         return linprog(-np.ones(len(self.columns)), busy, np.ones(len(self.load)), bounds=(0, None), method="highs")
 
@@ -192,7 +192,10 @@ class _Packer:
             price /= price.max()
 
     def _add(self, price: Any, jitter: float) -> float:
-        """Add the cheapest tree at these prices and return its cost. ``jitter`` varies which of the nearly cheapest."""
+        """Add the cheapest tree at these prices, and return its cost.
+
+        ``jitter`` varies which one of the nearly cheapest trees is added.
+        """
         cost = price @ self.load + 1e-6  # for the jitter to vary edges that cost nothing, too
         noisy = cost * (1 + jitter * self.random.rand(len(cost)))
         columns = self._cheapest_tree(noisy.tolist())
@@ -213,7 +216,7 @@ class _Packer:
 
 
 def rooted_half(tree: Tree, root: int) -> ReduceHalf:
-    """Return the reductions along a tree: each device adds its neighbours farther from ``root``, leaves first."""
+    """Return the reductions along a tree: each device adds its neighbours away from ``root``, leaves first."""
     neighbours: Dict[int, List[int]] = {}
     for i, j in tree:
         neighbours.setdefault(i, []).append(j)
@@ -230,7 +233,7 @@ def rooted_half(tree: Tree, root: int) -> ReduceHalf:
 
 
 def soonest_half(order: Sequence[int], start: float, pause: float) -> ReduceHalf:
-    """Return the reductions by which the first device of ``order`` has the sum soonest, if all links are alike.
+    """Return the reductions that give the first device of ``order`` the sum soonest on equal links.
 
     Read backwards this is the best broadcast in the LogP model (Karp et al., SPAA 1993): each device that has the value
     sends it on, one copy every ``start`` seconds, the first ``pause`` seconds after the value arrived. Neighbours in
@@ -244,7 +247,7 @@ def soonest_half(order: Sequence[int], start: float, pause: float) -> ReduceHalf
 
 
 def _broadcast_tree(count: int, start: float, pause: float) -> List[List[int]]:
-    """Return the places that each place sends to, in the order of sending; each send takes the earliest turn."""
+    """Return the places that each place sends to, in this order; the earliest free sender sends next."""
     children: List[List[int]] = [[] for _ in range(count)]
     turns = [(start + pause, 0)]  # when a copy ends, and its sender
     for place in range(1, count):
@@ -256,7 +259,7 @@ def _broadcast_tree(count: int, start: float, pause: float) -> List[List[int]]:
 
 
 def _joined(place: int, devices: Sequence[int], children: Sequence[Sequence[int]], sizes: Sequence[int]) -> List[Hop]:
-    """Return the reductions of the subtree at ``place`` on its devices: the last of them to the first child."""
+    """Return the reductions of the subtree at ``place``; its first child has the last of its devices."""
     hops: List[Hop] = []
     mains: List[int] = []
     for child in children[place]:

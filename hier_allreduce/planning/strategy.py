@@ -1,4 +1,4 @@
-"""How to reduce gradients: every choice of a user in one frozen object, made in Python or read from a YAML file."""
+"""How to reduce gradients: a user's choices in one frozen object, from Python or a YAML file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ THIS_MACHINE = "this machine"
 
 @dataclass(frozen=True)
 class Strategy:
-    """How gradients are grouped, reduced and sent. Sizes are in bytes; ``print(strategy)`` shows what it will do.
+    """How gradients are grouped, reduced and sent. ``print(strategy)`` shows it; sizes are in bytes.
 
     Attributes:
         algorithm: ``"hierarchical"``, ``"tree"``, ``"flat"`` or ``"auto"``. With a topology, ``"auto"`` is the fastest
@@ -140,11 +140,11 @@ class Strategy:
         return Bucketing(self.pack_below, self.bucket_bytes, self.splits, self.split_above)
 
     def machine(self) -> Optional[Topology]:
-        """Return the topology that the strategy names; None also for ``"this machine"``, which the caller detects."""
+        """Return the topology that is named; None also for ``"this machine"``, which the caller detects."""
         return self._machine
 
     def for_optimizers(self, hosts: int = 1) -> Strategy:
-        """Return the strategy for gradients that an optimizer gets: on one host ``sparse="auto"`` becomes gather.
+        """Return the strategy for an optimizer's gradients: on one host ``sparse="auto"`` becomes gather.
 
         Momentum moves other rows for a dense gradient than for a sparse one, and the training result must not depend on
         which moves fewer bytes. Several hosts can add sparse gradients only as dense ones.
@@ -248,10 +248,10 @@ def _packing(strategy: Strategy) -> str:
 
 
 def strategy_from(value: Union[str, Strategy, None], **overrides: Any) -> Strategy:
-    """Return the strategy of an argument ``strategy=``: a :class:`Strategy`, a name or path, or None for the default.
+    """Return the strategy of an argument ``strategy=``.
 
     Args:
-        value: the argument; ``"auto"`` is the default strategy.
+        value: a :class:`Strategy`, a name or path; ``"auto"`` or None is the default strategy.
         overrides: fields that are arguments of their own; None means "not given".
 
     Raises:

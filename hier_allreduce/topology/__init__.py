@@ -1,4 +1,4 @@
-"""A machine: its devices, the links between them, and the resources that the links share. No TensorFlow.
+"""A machine: its devices, the links between them, and what the links share. No TensorFlow.
 
 ::
 

@@ -28,9 +28,10 @@ def odd_links(labels: Sequence[str], kinds: Kinds) -> Tuple[str, ...]:
 
 
 def _broken_tree(labels: Sequence[str], kinds: Kinds) -> Tuple[str, ...]:
-    """Return a warning if PCIe's links are not a tree: if a–b and b–c are near, a–c cannot be farther than both.
+    """Return a warning if PCIe's links are not a tree.
 
-    The link that the most such triangles share is named.
+    If a–b and b–c are near, a–c cannot be farther than both. The link that most of the impossible triangles share is
+    named.
     """
     triangles = [
         sorted(corners, key=lambda pair: distance(kinds[pair[0]][pair[1]]))
@@ -58,7 +59,7 @@ def _breaks_tree(near_to_far: Sequence[str]) -> bool:
 
 
 def _part_of_a_mesh(kinds: Kinds) -> bool:
-    """Return whether these may be some of a mesh of eight V100s, whose single and double links look unlike peers."""
+    """Return whether these may be some GPUs of a mesh of eight V100s, in which links look unlike peers."""
     return len(kinds) < 8 and {"NV1", "NV2"} <= {kind for row in kinds for kind in row}
 
 

@@ -1,4 +1,4 @@
-"""Measured or assumed speeds that override a machine's: a calibration file, or the same keys in a machine's file.
+"""Speeds that override a machine's: a calibration file, or the same keys in a machine's file.
 
 ::
 
@@ -44,7 +44,7 @@ def read_calibration(path: Optional[str]) -> Optional[Mapping[str, Any]]:
 
 
 def merged(content: Mapping[str, Any], calibration: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return ``gpu``, ``speeds`` and ``links`` of a machine's checked content, overridden by a checked calibration."""
+    """Return ``gpu``, ``speeds`` and ``links`` of a machine's file, overridden by those of a calibration."""
     return {
         "gpu": calibration.get("gpu") or content.get("gpu", ""),
         "speeds": {**content.get("speeds", {}), **calibration.get("speeds", {})},

@@ -85,7 +85,9 @@ def _run(*arguments: str) -> str:
 
 
 def visible_devices(visible: str, listing: str) -> List[int]:
-    """Return the GPU numbers of CUDA_VISIBLE_DEVICES: numbers or (beginnings of) UUIDs, up to an entry ``-1``.
+    """Return the GPU numbers of CUDA_VISIBLE_DEVICES.
+
+    Its entries are numbers, or UUIDs or beginnings of them. An entry ``-1`` hides the ones after it.
 
     Args:
         visible: the variable's value.
@@ -117,7 +119,10 @@ def _by_tensorflow() -> Optional[Topology]:
 
 
 def from_locality(gpus: Sequence[Any]) -> Optional[Topology]:
-    """Return a topology of TensorFlow's ``DeviceAttributes``: peers count as PHB, others as SYS; None for no GPUs."""
+    """Return a topology of TensorFlow's ``DeviceAttributes``; None without GPUs.
+
+    Peers count as PHB, other pairs as SYS.
+    """
     if not gpus:
         return None
     peers = [{link.device_id for link in gpu.locality.links.link} for gpu in gpus]

@@ -36,7 +36,7 @@ _HOW_TO_WRITE = (
 
 
 def load(name_or_path: str, calibration: Optional[str] = None) -> Topology:
-    """Return a preset of ``configs/machines`` by name, or the machine in a YAML file or a file of nvidia-smi's output.
+    """Return a preset of ``configs/machines``, or the machine in a file: YAML or nvidia-smi's output.
 
     Args:
         name_or_path: ``"dgx-1v"``, ``"machine.yaml"``, ``"topo.txt"``.
@@ -58,7 +58,7 @@ def load(name_or_path: str, calibration: Optional[str] = None) -> Topology:
 
 
 def decoded(data: bytes) -> str:
-    """Return a pasted table as text: UTF-8 with invalid bytes replaced, or UTF-16 as PowerShell's ``>`` writes."""
+    """Return bytes as text: UTF-8 with invalid bytes replaced, or UTF-16 as PowerShell's ``>`` writes."""
     is_utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
     return data.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace")
 
@@ -75,7 +75,7 @@ def from_text(text: str, name: str, calibration: Optional[Mapping[str, Any]] = N
 
 
 def _is_yaml(text: str) -> bool:
-    """Return whether a text is, or was meant to be, a YAML mapping with a matrix, in any spelling of the key."""
+    """Return whether a text is, or was meant to be, a YAML mapping with a key ``matrix`` in any case."""
     if "matrix" not in text.lower():
         return False
     try:
@@ -86,7 +86,9 @@ def _is_yaml(text: str) -> bool:
 
 
 def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]] = None) -> Topology:
-    """Return a machine from YAML: ``matrix`` (as nvidia-smi prints it), ``name``, ``gpu``, ``speeds``, ``links``.
+    """Return a machine from YAML.
+
+    The keys are ``matrix`` (as nvidia-smi prints it), ``name``, ``description``, ``gpu``, ``speeds`` and ``links``.
 
     Raises:
         TopologyError: not YAML, an unknown key, an invalid value, or a table that cannot be read.

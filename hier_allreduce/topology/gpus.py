@@ -1,6 +1,7 @@
-"""A catalogue of GPUs and their speeds. An unknown model is guessed from the kinds of links in the machine.
+"""A catalogue of GPUs and their speeds.
 
-nvidia-smi's matrix of links says nothing about bytes per second. ``docs/cost-model.md`` explains all numbers.
+An unknown model is guessed from the kinds of links in the machine, because nvidia-smi says nothing about bytes per
+second. ``docs/cost-model.md`` explains all numbers.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ GPUS = (
 
 
 def guess_speeds(kinds: Kinds, gpu: str = "") -> Speeds:
-    """Return the speeds of a GPU model; if it is empty or unknown, of the model that usually has such links."""
+    """Return the speeds of a GPU model; if it is unknown, of the model that usually has such links."""
     model = known_gpu(gpu) or known_gpu(likely_gpu(kinds))
     return Speeds(model.nvlink * GB, model.pcie * GB, model.memory * GB) if model else Speeds()
 

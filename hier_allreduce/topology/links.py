@@ -1,4 +1,4 @@
-"""How a matrix of kinds becomes links: how fast each is, and which resources its bytes share with other copies."""
+"""From a matrix of kinds to links: their speeds, and the resources that they share with others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Link:
 
 
 class Links:
-    """Builds the links of a matrix with its speeds, and collects in ``shared`` what they share, with its bytes/s."""
+    """Builds the links of a matrix; ``shared`` collects the resources that they share, with bytes/s."""
 
     def __init__(self, matrix: LinkMatrix, gpu: str, speeds: Speeds, overrides: Dict[str, float]):
         self.labels, self.kinds, self.speeds = matrix.labels, matrix.kinds, speeds

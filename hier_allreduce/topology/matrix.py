@@ -1,4 +1,4 @@
-"""The matrix of a machine's links: the kinds of links, from near to far, and which kind joins each pair of devices.
+"""The matrix of a machine's links: which kind of link, from near to far, joins each pair of devices.
 
 ::
 

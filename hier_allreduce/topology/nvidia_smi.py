@@ -1,4 +1,4 @@
-"""The output of ``nvidia-smi topo -m``, read as a matrix of link kinds. :mod:`.detect` runs the command.
+"""The output of ``nvidia-smi topo -m``, read as a matrix of link kinds. ``detect`` runs the command.
 
 ::
 
@@ -69,7 +69,7 @@ def parse_nvidia_smi(text: str) -> LinkMatrix:
 
 
 class _Line(NamedTuple):
-    """A line from its first GPU label on: the labels in one run (a header's tabs may be lost), and what follows."""
+    """A line, split into its first run of GPU labels (tabs between them may be lost) and the rest."""
 
     labels: Tuple[str, ...]
     rest: str
@@ -131,7 +131,7 @@ def _is_row_of_links(line: _Line) -> bool:
 
 
 class _Header(NamedTuple):
-    """The GPUs' columns, the network cards' columns after them, and the number of affinity columns at the end."""
+    """The GPUs' columns, the network cards' columns, and the number of affinity columns, in this order."""
 
     labels: Tuple[str, ...]
     cards: Tuple[str, ...]
@@ -161,7 +161,7 @@ def _find_header(lines: Sequence[str]) -> Tuple[int, _Header]:
 
 
 def _joined_header(lines: Sequence[str], number: int) -> Tuple[str, int]:
-    """Return a header that a terminal may have wrapped, as one line, and the number of the next line with text."""
+    """Return a header, unwrapped into one line, and the number of the next line with text."""
     text = lines[number]
     following = number + 1
     while following < min(len(lines), number + 9) and _continues_header(lines[following], _split_line(text)):
@@ -174,7 +174,7 @@ def _joined_header(lines: Sequence[str], number: int) -> Tuple[str, int]:
 
 
 def _continues_header(text: str, header: _Line) -> bool:
-    """Return whether a line continues a header that is too wide for the terminal, with columns not named before."""
+    """Return whether a line continues a header that was wrapped, with columns not named before."""
     line = _split_line(text)
     if line.labels:
         return line.is_header and not set(line.labels) & set(header.labels)
@@ -359,7 +359,7 @@ def _row_kinds(label: str, rows: Dict[str, _Row], labels: Sequence[str], columns
 
 
 def _symmetric(labels: Sequence[str], kinds: Kinds) -> Tuple[Kinds, Tuple[str, ...]]:
-    """Return the matrix with the slower kind on both sides wherever the two differ, and a warning for each."""
+    """Return a symmetric matrix: where two sides differ, the slower kind, with a warning."""
     warnings = []
     symmetric = [list(row) for row in kinds]
     for i, j in combinations(range(len(labels)), 2):

@@ -1,4 +1,4 @@
-"""Removes what terminals, bug trackers and wikis add to a pasted table: escape sequences, HTML, quote marks, rules."""
+"""Cleaning of pasted text: escape sequences, HTML, quote marks and table rules are removed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topologies: the devices of a machine, the links between them, and the resources that the links share.
+"""Topologies: the devices of a machine, the links between them, and what the links share.
 
 ::
 
@@ -144,7 +144,7 @@ def guessed(topology: Topology) -> str:
 
 
 def calibrated(topology: Topology, calibration: Optional[Mapping[str, Any]]) -> Topology:
-    """Return the machine with the speeds of a calibration's content instead of its own; unchanged if that is None.
+    """Return the machine with the speeds of a calibration instead of its own; unchanged without one.
 
     Raises:
         TopologyError: as in :func:`from_matrix`.
