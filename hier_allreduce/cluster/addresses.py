@@ -1,4 +1,4 @@
-"""Addresses of hosts, ``"HOST:PORT"``: parsing them, checking this host's port, finding free ports. No TensorFlow."""
+"""Addresses of hosts, ``"HOST:PORT"``: parsing, checking and finding them. No TensorFlow."""
 
 from __future__ import annotations
 

@@ -99,9 +99,10 @@ class Cluster(HostGroup):
 
     @classmethod
     def from_environment(cls, devices_per_host: int, **options: Any) -> Cluster:
-        """Return the cluster that TF_CONFIG describes, as launchers set it for ``tf.distribute``; without it, one host.
+        """Return the cluster that TF_CONFIG describes; without TF_CONFIG, a cluster of one host.
 
-        ``options`` are other arguments of :class:`Cluster`: time limits and the network.
+        Launchers set it for ``tf.distribute``. ``options`` are other arguments of :class:`Cluster`: time limits and the
+        network.
 
         ::
 
@@ -140,7 +141,7 @@ class Cluster(HostGroup):
     # ---- what goes into graphs ---------------------------------------------------------------------
 
     def across(self, name: str, grads: Matrix, facts: Mapping[str, Any]) -> CrossHostReduce:
-        """Return the reduction over hosts that :func:`hier_allreduce.allreduce_grads` applies to a host's sums.
+        """Return the reduction over hosts that ``allreduce_grads`` applies to a host's sums.
 
         Args:
             name: the name of this all-reduce in errors.

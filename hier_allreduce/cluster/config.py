@@ -107,7 +107,9 @@ def check_config(hosts: Sequence[str], task: int, devices_per_host: int, **times
 
 
 def as_network(network: Union[str, Network, None]) -> Optional[Network]:
-    """Return a checked ``Network`` from one, or from the name or path of its YAML file; None stays None (unknown).
+    """Return a checked ``Network`` from a ``Network``, or from the name or path of its YAML file.
+
+    None means an unknown network and stays None.
 
     Raises:
         ClusterError: no such file or name, an invalid value, or something else.

@@ -22,7 +22,7 @@ _FAILED = object()
 
 
 class KeyValueStore:
-    """Puts texts on, and gets them from, the servers of all hosts."""
+    """Texts on the servers of all hosts, by task and key."""
 
     def __init__(self, hosts: Sequence[str], seconds: float):
         """Note the addresses; no session is opened yet.
@@ -40,7 +40,7 @@ class KeyValueStore:
         return self._run(task, ops.put, {ops.text: text.encode()}) is not _FAILED
 
     def get(self, task: int, key: str) -> Optional[str]:
-        """Return the text of ``key`` on a host's server; None if it is not set, or the server does not answer."""
+        """Return the text of ``key`` on a host's server; None if it is unset or the server does not answer."""
         ops = self._session(task).ops(key)
         if self._run(task, ops.is_set) in (_FAILED, False):  # TensorFlow logs a warning if an unset variable is read
             return None

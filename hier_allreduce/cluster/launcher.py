@@ -153,7 +153,8 @@ class _HostProcess:
 
 @contextlib.contextmanager
 def _exiting_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exit that stops the hosts: in sessions of their own, they would live on."""
+    """Turn SIGTERM and SIGHUP into an exit, which stops the hosts."""
+    # Otherwise the hosts, which are in sessions of their own, would live on.
     names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
     is_main = threading.current_thread() is threading.main_thread()  # other threads cannot set handlers
     numbers = [getattr(signal, name) for name in names if is_main]

@@ -88,7 +88,8 @@ class Messages:
         return None if steps is None else int(steps)
 
     def close(self) -> None:
-        """Close the session on this host's own server. Another host may be gone, and closing would wait for it."""
+        """Close the session on this host's own server."""
+        # Not those on other servers: closing one would wait for a host that may be gone.
         self._kv_store.close(self._task)
 
     def _departure(self, task: int) -> str:

@@ -175,10 +175,10 @@ class Rendezvous:
         self._leave(self._limits.stall)
 
     def _leave(self, seconds: float, hosts: Optional[Iterable[int]] = None) -> None:
-        """Announce to ``hosts`` that this one leaves, and wait until each has left too, or has answered and is gone.
+        """Announce to ``hosts`` that this one leaves, and wait until they have left too.
 
-        They may probe this process until then: if it ended early, it would be taken for the cause of what they are
-        about to detect.
+        A host that has answered before and is gone counts as one that has left. The hosts may probe this process until
+        then: if it ended early, they would take it for the cause of what they are about to detect.
         """
         if self._leaving:
             return
@@ -208,7 +208,7 @@ class Rendezvous:
 
 
 def differences(mine: Mapping[str, Any], theirs: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Yield a line for each entry in which two nested mappings differ, ``"PATH, KEY: VALUE there, VALUE here"``."""
+    """Yield ``"PATH, KEY: VALUE there, VALUE here"`` for each entry in which two mappings differ."""
     for key in [*mine, *(key for key in theirs if key not in mine)]:
         place = f"{path}, {key}" if path else str(key)
         if key not in mine or key not in theirs:

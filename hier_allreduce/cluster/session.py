@@ -1,4 +1,4 @@
-"""The session of one host among several: it raises an error that names the host where TensorFlow's would hang."""
+"""The session of one host among several, which raises an error where TensorFlow's would hang."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ClusterSession(tf1.Session):
         return self._watched(functools.partial(super().run, *args, **kwargs))
 
     def make_callable(self, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Callable[..., Any]:
-        """Return a callable as ``tf.compat.v1.Session.make_callable`` does; it raises the errors of :meth:`run`."""
+        """Return a callable as ``tf.compat.v1.Session.make_callable`` does, with the errors of :meth:`run`."""
         return super().make_callable(fetches, feed_list or [], accept_options)  # with a list, it calls run()
 
     def _do_run(self, handle: Any, targets: Sequence[Any], fetches: Sequence[Any], *rest: Any) -> Any:
@@ -89,7 +89,7 @@ class ClusterSession(tf1.Session):
         return self._rendezvous.peer_failure() if self._in_step else ""
 
     def _cause(self, error: tf.errors.OpError) -> str:
-        """Return which other host made a run fail; or an empty text, and this host reports its failure to them."""
+        """Return which other host made a run fail; if none did, report the failure to the others."""
         step_failed, self._step_failed = self._step_failed, False
         may_be_peer, seconds = step_failed and _may_come_from_a_peer(error), 0.0
         if may_be_peer:

@@ -1,4 +1,4 @@
-"""Waiting for other hosts without hanging: one thread waits while another probes the hosts. No TensorFlow.
+"""Waiting for other hosts without hanging: one thread waits, another probes. No TensorFlow.
 
 ::
 
@@ -28,7 +28,7 @@ _Calls = queue.Queue  # of (future, function), or None at the end
 
 
 class Watchdog:
-    """Runs functions that wait for other hosts, and gives up on one when a host has failed.
+    """A thread for calls that wait for other hosts; a call is given up when a host has failed.
 
     Attributes:
         lost: the result of the latest probe, ``{task: fault}``.

@@ -1,4 +1,4 @@
-"""Several hosts: the same numbers as on one, what each host sends, which hosts may take part, and all kinds of failure.
+"""Several hosts: results, what each host sends, which hosts may take part, and all kinds of failure.
 
 Hosts are real processes with real servers on loopback; see helpers/clusters.py and helpers/cluster_child.py.
 """
@@ -251,7 +251,7 @@ def test_an_exception_on_one_host_ends_it_at_once_and_the_others_name_it():
 
 @pytest.mark.parametrize("who", [0, 1], ids=["the leader", "a peer"])
 def test_a_failed_op_raises_its_own_error_on_its_host_and_the_others_name_that_host(who):
-    """TensorFlow raises on the others either the same error as if it were theirs, or an internal one of collectives."""
+    """On the others, TensorFlow raises the same error as if it were theirs, or an internal one."""
     with job("train", 3, busy=True, each={who: {"bad_at": 2}}) as hosts:
         ends = [host.end() for host in hosts]
     kind, text = ends.pop(who)
@@ -276,7 +276,7 @@ def test_a_host_that_runs_fewer_steps_is_named_as_soon_as_it_leaves():
 
 @compared
 def test_a_chief_may_save_or_evaluate_for_longer_than_the_timeout(undisturbed):
-    """It stays in Python, away from the network, until the other host has probed it for longer than the timeout."""
+    """It stays in Python until the other host has probed it for longer than the timeout."""
     with job("train", 2, timeout=2.0, patient=True, each={0: {"wait_at": 1}}) as hosts:
         hosts[1].until(1)
         for _ in range(7):  # six within the timeout
@@ -296,7 +296,7 @@ def test_a_live_host_that_stays_away_is_an_error_after_the_stall_timeout():
 
 
 def test_after_the_end_of_the_data_no_step_can_be_mistaken_for_a_slow_hosts_last_one():
-    """The chief has not run its last step yet, so the other must not begin its next epoch. Local ops still run."""
+    """The chief has not run its last step, so the other must not begin an epoch. Local ops still run."""
     with job("epochs", 2, sessions=False, each={0: {"waits": True}}) as hosts:
         hosts[1].until("the second epoch")
         hosts[0].go_on()
@@ -554,7 +554,7 @@ def built(program):
     ids=["another list", "another number", "another order", "another graph"],
 )
 def test_hosts_compare_all_that_they_have_built(here, there, words):
-    """Collectives meet by their numbers: if one host has built more of them before, the others would wait for ever."""
+    """Collectives meet by number: if one host has built more before, the others would wait for ever."""
     assert not list(differences(built(here), built(here)))
     assert words in list(differences(built(here), built(there)))
 
@@ -571,7 +571,7 @@ def test_something_other_than_a_cluster_is_refused(graph):
 
 
 def left_as_it_was(graph, cluster, build):
-    """Return the error of ``build``, which must leave graph and cluster unchanged so that it can be tried again."""
+    """Return the error of ``build``, which must leave graph and cluster unchanged."""
     before = graph.get_operations(), cluster._facts(graph)
     with pytest.raises(HierAllreduceError) as refused:
         build()

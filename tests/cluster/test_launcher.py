@@ -1,4 +1,4 @@
-"""``hier-allreduce launch``: one process for each host, each with its TF_CONFIG, all stopped when one fails."""
+"""``hier-allreduce launch``: a process for each host with its TF_CONFIG, all stopped when one fails."""
 
 import contextlib
 import json
@@ -37,7 +37,7 @@ def test_each_host_gets_its_place_and_its_lines_are_marked():
 
 
 def test_no_line_is_lost_however_late_it_is_read():
-    """Nothing is read before the process has ended; what it has started may hold the pipe open for much longer."""
+    """Nothing is read before the process has ended; its child holds the pipe open for much longer."""
     program = (
         "import os, subprocess, sys; subprocess.Popen(['sleep', '1000']); print(os.getpid());"
         "print('line\\n' * 5000 + 'without an end', end='')"

@@ -185,7 +185,7 @@ class Job:
 
 
 def all_patient(line):
-    """Make every probe of the other hosts wait for its answer, however busy the machine is, and tell the test of it."""
+    """Make every probe of the other hosts wait for its answer, and report it to the test."""
     probe = liveness.faults
 
     def faults(hosts, seconds):
@@ -207,7 +207,7 @@ def all_busy():
 
 
 def train(cluster, options, line):
-    """Run some steps from the start or a checkpoint, with a pause, an error or the death of the process at a step."""
+    """Run some steps from the start or a checkpoint, with a pause, an error or a death at a step."""
     if options.get("patient"):
         all_patient(line)
     if options.get("busy"):
@@ -248,7 +248,7 @@ def train(cluster, options, line):
 
 
 def epochs(cluster, options, line):
-    """Run three epochs of three steps each, in one session or in a session each; return the results of each epoch."""
+    """Run three epochs of three steps each, in one session or three; return the results of each epoch."""
     devices, results = cpus(cluster.devices_per_host), []
     with tf.Graph().as_default():
         batches = tf1.data.make_initializable_iterator(tf.data.Dataset.range(3))
