@@ -12,7 +12,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..cluster import Cluster, event_line, free_addresses, launch, read_event
+from ..cluster import Cluster, free_addresses, launch, publish, read_event
 from ..formatting import table
 from ..graph import allreduce_grads
 from . import multi_host_training as training
@@ -68,21 +68,16 @@ def measure_hosts(
     return 0, f"{reducing_table(reduced, hosts, devices)}\n\n{training_table(trained)}"
 
 
-def run_host(devices: int, rounds: int, peers: Sequence[str], say: Callable[[str], Any]) -> None:
-    """Measure as one of the hosts.
+def run_host(devices: int, rounds: int, peers: Sequence[str]) -> None:
+    """Measure as one of the hosts, and publish the measurements to :func:`measure_hosts`.
 
     Args:
         devices: the number of devices of each host.
         rounds: the number of timed steps of each contender.
         peers: addresses for the servers of TensorFlow's strategy, one for each host.
-        say: called with a line for each measurement, which :func:`measure_hosts` reads.
     """
-
-    def tell(**measurement: Any) -> None:
-        say(event_line(task=cluster.task, **measurement))
-
     cluster = Cluster.from_environment(devices)
-    tell(case="training", **training.train(cluster, devices_here(devices), peers, rounds))
+    publish(task=cluster.task, case="training", **training.train(cluster, devices_here(devices), peers, rounds))
     for number, (name, case) in enumerate(cases(devices_here(devices)).items()):
         with tf.Graph().as_default():
             grads, fill = variables(case)
@@ -96,7 +91,7 @@ def run_host(devices: int, rounds: int, peers: Sequence[str], say: Callable[[str
                 session.run(fill)
                 callables = {column: session.make_callable(op) for column, op in steps.items()}
                 seconds = interleaved(callables, rounds, lambda stage: None)
-        tell(case=name, seconds=seconds)
+        publish(task=cluster.task, case=name, seconds=seconds)
 
 
 def reducing_table(measurements: Sequence[Dict[str, Any]], hosts: int, devices: int) -> str:

@@ -160,7 +160,7 @@ def _measure_hosts(args: argparse.Namespace) -> int:
 
     devices = args.devices or DEVICES
     if args.peers:
-        run_host(devices, args.rounds, args.peers, lambda line: print(line, flush=True))
+        run_host(devices, args.rounds, args.peers)
         return 0
     status, found = measure_hosts(args.hosts, devices, args.rounds, sys.stderr.write)
     if not status:

@@ -1,0 +1,77 @@
+"""A report's ratios, text, Markdown and picture."""
+
+import os
+from pathlib import Path
+
+import pytest
+from helpers.benches import case, made_up
+
+from hier_allreduce.bench import page, results
+from hier_allreduce.bench import report as bench_report
+from hier_allreduce.bench.contenders import PEERS
+from hier_allreduce.errors import BenchError
+
+
+def test_ratios_are_paired_and_over_the_baseline():
+    report = made_up(ours=[2.0, 3.0, 5.0], peer=[3.0, 7.0, 5.0], floor=[0.5, 1.0, 2.0])
+    ours_measured, peer, floor_measured = report.contenders
+    assert report.net_seconds(peer) == [2.0, 6.0, 4.0]
+    assert report.ratio(ours_measured) == 1
+    assert report.ratio(peer) == 2  # of 2, 3, 1
+    assert report.ratio(floor_measured) == 0.5  # of 0.5, 0.5, 0.5: no baseline in it
+    assert results.quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)
+
+
+def test_without_ours_there_is_no_ratio_and_no_picture(tmp_path):
+    assert made_up(peer=[2.0]).ratio(made_up(peer=[2.0]).contenders[0]) is None
+    for report in (made_up(peer=[2.0, 2.0, 2.0]), made_up(ours=[0.5, 0.5, 0.5], peer=[2.0, 2.0, 2.0])):
+        assert report.ratio(report.contenders[-1]) is None
+        assert "peer" in bench_report.report_text("x", report)
+        with pytest.raises(BenchError, match="nothing to draw"):
+            bench_report.draw_report("x", report, str(tmp_path / "x.png"))
+
+
+def test_the_table_has_at_most_100_columns():
+    """With the longest names; not with the times of a machine that was busy for long just then."""
+    copies = {("cpu:0", "cpu:1"): (140, 1 << 30)}
+    numbers = {"nodes_built": 1234, "nodes_executed": 1234, "build_seconds": 9.5, "first_run_seconds": 9.5}
+    report = made_up(**{name: [9.0, 9.5, 9.9] for name in ("ours", *PEERS, "ours:tensorpack")})
+    for measured in report.contenders:
+        vars(measured).update(numbers, copies=copies)
+    lines = bench_report.report_text("table", report).splitlines()
+    assert len(lines) > 2 + len(PEERS) and max(map(len, lines)) <= 100
+
+
+def test_all_ratios_at_a_glance():
+    first = made_up(ours=[2.0, 3.0, 5.0], peer=[3.0, 7.0, 5.0])
+    second = made_up(ours=[2.0, 3.0, 5.0], other=[2.0, 3.0, 5.0])
+    second.case = case(average=True)
+    assert bench_report.report_summary([("a/x.tsv", first), ("y", second)]).splitlines() == [
+        "| times ours | x, sum | y, mean |",
+        "| :-- | --: | --: |",
+        "| ours | 1.00 | 1.00 |",
+        "| peer | 2.00 | – |",
+        "| other | – | 1.00 |",
+    ]
+
+
+def test_cores_are_counted_where_the_system_does_not_say_which_are_ours(monkeypatch):
+    monkeypatch.delattr("os.sched_getaffinity", raising=False)  # as on Windows and macOS
+    report = made_up(ours=[2.0, 3.0, 5.0])
+    assert results.cores() == report.as_dict()["cores"] == os.cpu_count()
+    assert f"{os.cpu_count()} cores, 3 rounds" in bench_report.case_lines(report)[0]
+
+
+def test_steps_are_in_milliseconds_with_quartiles():
+    report = made_up(ours=[1.001, 1.002, 1.003], peer=[1.2, 1.3, 1.5])
+    assert [bench_report.contender_row(report, measured)[1:3] for measured in report.contenders] == [
+        ["2.0", "1.5–2.5"],
+        ["300", "250–400"],
+    ]
+
+
+@pytest.mark.parametrize("name", ["measurements", "defaults"])
+def test_the_pages_in_docs_have_the_notes_that_the_bench_writes(name):
+    text = (Path(__file__).parents[2] / "docs" / f"{name}.md").read_text(encoding="utf-8")
+    assert f"{page.NOTES}\n| times ours |" in text
+    assert (page._SWEEP.strip() in text) == (name == "defaults")

@@ -1,0 +1,169 @@
+"""``hier-allreduce bench``: every peer runs, pages and pictures are written, invalid arguments are refused."""
+
+import configparser
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import forks
+from helpers.benches import made_up
+
+from hier_allreduce import bench
+from hier_allreduce.bench import measuring
+from hier_allreduce.bench.contenders import PEERS
+from hier_allreduce.cli import entry as cli
+from hier_allreduce.errors import BenchError
+
+
+@pytest.fixture
+def table(tmp_path):
+    """A table of ten small variables, with enough numbers for tensorpack's packer."""
+    lines = ["name\tshape\tdtype", *(f"v{n}\t{n + 1},{400 if n % 3 else 1}\tfloat32" for n in range(10))]
+    path = tmp_path / "table.tsv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_every_peer_runs_on_eight_devices(table, tmp_path):
+    """In a process of its own, since importing tensorpack changes global state."""
+    out = tmp_path / "out.json"
+    program = "import sys; from hier_allreduce.cli import main; sys.exit(main(sys.argv[1:]))"
+    options = ["--shapes", str(table), "--rounds", "2", "--average", "--strategy", "tensorpack", "--json", str(out)]
+    done = forks.run_forked(program, "bench", *options, folder=tmp_path)
+    assert done.status == 0, done.err
+    assert "cannot run" not in done.out and "WRONG" not in done.out
+    written = json.loads(out.read_text(encoding="utf-8"))
+    by_name = {contender["name"]: contender for contender in written["contenders"]}
+    assert list(by_name) == ["ours", *PEERS, "ours:tensorpack", "floor"]
+    for measured in by_name.values():
+        assert measured["status"] == "ok" and len(measured["step_seconds"]) == 2
+        assert measured["max_error"] < 1e-5
+    # the published schedule: at 8 devices 12 copies inside the quads and 2 between them, for each of ten variables
+    for name in ("tensorpack", "distribute-0", "ours:tensorpack"):
+        assert sum(count for count, _ in by_name[name]["copies"].values()) == 10 * 14
+    assert sum(count for count, _ in by_name["tensorpack-packed"]["copies"].values()) == 8 * 14
+    assert sum(size for _, size in by_name["tensorpack-packed"]["copies"].values()) == 14 * written["tower_bytes"]
+
+
+def test_a_picture_of_the_ratios(tmp_path, monkeypatch):
+    from hier_allreduce.cli import bench as command
+
+    report = made_up(ours=[2.0, 3.0, 5.0], peer=[3.0, 7.0, 5.0], floor=[0.5, 1.0, 2.0])
+    monkeypatch.setattr(command, "_measured", lambda args, name, average: report)
+    picture = tmp_path / "out.png"
+    assert cli.main(["bench", "--picture", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 5000
+
+
+def test_a_page_of_all_models(table, tmp_path, monkeypatch, capsys):
+    from hier_allreduce.cli import bench as command
+
+    monkeypatch.setattr(command, "MODELS", (str(table),))
+    context = forks.context()  # which gets itself from the function that is replaced
+    monkeypatch.setattr("multiprocessing.get_context", lambda method: context)
+    page = tmp_path / "page.md"
+    arguments = ["--rounds", "1", "--devices", "3", "--contenders", "ours,distribute-0,floor", "--table", str(page)]
+    assert cli.main(["bench", *arguments]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "## table, sum over 3 devices" in text and "## table, mean over 3 devices" in text
+    assert "- distribute-0 wrong:" in text
+    columns = {line.count("|") for line in text.splitlines() if line.startswith("|")}
+    assert columns == {13, 4}  # the tables, and all ratios at a glance
+    assert "| times ours | table, sum | table, mean |" in text.split("## table, sum")[0]
+
+
+def die(args, name, average):
+    os._exit(9)
+
+
+def test_a_case_whose_process_is_killed_is_named(monkeypatch):
+    from hier_allreduce.cli import bench as command
+
+    monkeypatch.setattr(command, "_measured", die)
+    with pytest.raises(BenchError, match="resnet50: its process was killed"):
+        command._measured_apart(None, "resnet50", False)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--model", "resnet5"], "did you mean 'resnet50'"),
+        (["--shapes", "/nowhere.tsv"], "'/nowhere.tsv' is neither a file nor one of the models"),
+        (["--contenders", "ours,floor,tensorpak"], "did you mean 'tensorpack'"),
+        (["--strategy", "no-such"], "'no-such' is neither a file nor one of the strategies"),
+        (["--topology", "dgx-1w"], "'dgx-1w'"),
+        (
+            ["--updates", "adam", "--json", "x.json", "--contenders", "nobody"],
+            "--updates makes no use of --contenders, --json",
+        ),
+        (["--updates", "adam", "--distribute", "--memory", "0"], "--updates makes no use of --memory, --distribute"),
+        (["--distribute", "--picture", "x.png", "--sweep"], "--distribute makes no use of --picture, --sweep"),
+        (["--table", "x.md", "--average", "--model", "vgg16"], "--table makes no use of --model, --average"),
+        (["--hosts", "2", "--updates", "adam", "--json", "x"], "--hosts makes no use of --json, --updates"),
+        (["--sweep", "--contenders", "ours"], "--sweep makes no use of --contenders"),
+        (["--contenders", "tensorpack", "--picture", "x.png"], "--picture draws ratios to ours: name ours"),
+        (["--picture", "x.pgn"], "no kind of picture ends in .pgn"),
+        (["--updates", "adm"], "did you mean 'adam'"),
+    ],
+)
+def test_bad_arguments_are_one_line_before_anything_is_measured(arguments, message, capsys, monkeypatch):
+    monkeypatch.setattr(bench, "measure", None)
+    monkeypatch.setattr(measuring, "interleaved", None)
+    assert cli.main(["bench", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert message in err and err.count("\n") == 1 and not out
+
+
+@pytest.mark.parametrize("module", ["tqdm", "tensorflow"])
+def test_what_the_bench_needs_is_said_in_words(module, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, module, None)
+    assert cli.main(["bench"]) == 2
+    words = f'hier-allreduce bench: the bench needs {module}: python -m pip install "hier_allreduce[tf,bench]"\n'
+    assert capsys.readouterr().err == words
+
+
+def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(monkeypatch, capsys, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr(bench, "measure", None)
+    assert cli.main(["bench", "--picture", str(tmp_path / "x.png")]) == 2
+    assert "pictures need matplotlib" in capsys.readouterr().err
+
+
+def test_the_extras_that_are_named_exist_and_bring_what_the_bench_needs():
+    root = Path(cli.__file__).parents[2]
+    setup = configparser.ConfigParser()
+    setup.read(str(root / "setup.cfg"))
+    extras = setup["options.extras_require"]
+    assert extras["bench"].split() == ["matplotlib", "tqdm"]
+    texts = [path.read_text(encoding="utf-8") for path in (root / "Makefile", *root.glob("hier_allreduce/cli/*.py"))]
+    named = {
+        extra
+        for text in texts
+        for names in re.findall(r"(?:'.|allreduce)\[([\w,]+)\]|\"(tf,\w+)\"", text)
+        for extra in "".join(names).split(",")
+    }
+    assert {"tf", "bench", "demo"} < named <= set(extras)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--devices", "0"],
+        ["--rounds", "-1"],
+        ["--rows", "many"],
+        ["--memory", "-1"],
+        ["--memory", "inf"],
+        ["--memory", "x"],
+        ["--json", "/nope/x"],
+        ["--table", "nope/x.md"],
+        ["--picture", "."],
+        ["--shapes", "mine.tsv", "--model", "vgg16"],
+    ],
+)
+def test_counts_and_sizes_are_checked(arguments, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["bench", *arguments])
+    assert arguments[0] in capsys.readouterr().err
