@@ -96,12 +96,10 @@ class ClusterSession(tf1.Session):
             seconds = self._rendezvous.grace  # a host that fails reports it within this time
         elif isinstance(error, tf.errors.UnavailableError):
             seconds = POLL  # a process that ends may close its connections before its port
-        message = ""
         for _ in attempts(seconds):
             faults = self._watchdog.faults()
-            if may_be_peer:
-                message = self._rendezvous.peer_failure(step_failed=not faults)
-            message = message or self._watchdog.message(faults, self._rendezvous.departed)
+            report = self._rendezvous.peer_failure(step_failed=not faults) if may_be_peer else ""
+            message = report or self._watchdog.message(faults, self._rendezvous.departed)
             if message:
                 return message
         if step_failed:
