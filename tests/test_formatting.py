@@ -1,4 +1,4 @@
-"""Bytes, seconds and tables in words, as every command and the audit print them."""
+"""Bytes, seconds and tables in text, as every command and the audit print them."""
 
 import pytest
 
@@ -6,21 +6,21 @@ from hier_allreduce.formatting import amount, count, duration, percent, rate, ta
 
 
 @pytest.mark.parametrize(
-    "size, words", [(0, "0 B"), (999, "999 B"), (64_000, "64 kB"), (1.5e9, "1.5 GB"), (1e15, "1000 TB")]
+    "size, text", [(0, "0 B"), (999, "999 B"), (64_000, "64 kB"), (1.5e9, "1.5 GB"), (1e15, "1000 TB")]
 )
-def test_bytes(size, words):
-    assert amount(size) == words
+def test_bytes(size, text):
+    assert amount(size) == text
 
 
 @pytest.mark.parametrize(
-    "size, words", [(0, "0 B"), (1000, "1000 B"), (65_536, "64 KiB"), (10 << 20, "10 MiB"), (3 << 29, "1.5 GiB")]
+    "size, text", [(0, "0 B"), (1000, "1000 B"), (65_536, "64 KiB"), (10 << 20, "10 MiB"), (3 << 29, "1.5 GiB")]
 )
-def test_bytes_in_powers_of_1024(size, words):
-    assert amount(size, binary=True) == words
+def test_bytes_in_powers_of_1024(size, text):
+    assert amount(size, binary=True) == text
 
 
 @pytest.mark.parametrize(
-    "seconds, words",
+    "seconds, text",
     [
         (7.6e-5, "76 µs"),
         (0.00376, "3.76 ms"),
@@ -31,31 +31,31 @@ def test_bytes_in_powers_of_1024(size, words):
         (1.7e-11, "under 0.01 µs"),
     ],
 )
-def test_seconds(seconds, words):
-    assert duration(seconds) == words
+def test_seconds(seconds, text):
+    assert duration(seconds) == text
 
 
-@pytest.mark.parametrize("speed, words", [(24.27e9, "24.3 GB/s"), (0.419e9, "0.419 GB/s"), (20.8e3, "20.8 kB/s")])
-def test_bytes_a_second(speed, words):
-    assert rate(speed) == words
+@pytest.mark.parametrize("speed, text", [(24.27e9, "24.3 GB/s"), (0.419e9, "0.419 GB/s"), (20.8e3, "20.8 kB/s")])
+def test_bytes_a_second(speed, text):
+    assert rate(speed) == text
 
 
-@pytest.mark.parametrize("share, words", [(0.64, "64%"), (1.0, "100%"), (0.0, "0%"), (1e-6, "under 1%")])
-def test_shares(share, words):
-    assert percent(share) == words
+@pytest.mark.parametrize("share, text", [(0.64, "64%"), (1.0, "100%"), (0.0, "0%"), (1e-6, "under 1%")])
+def test_shares(share, text):
+    assert percent(share) == text
 
 
 def test_one_and_many():
     assert [count(number, "chunk") for number in (0, 1, 2)] == ["0 chunks", "1 chunk", "2 chunks"]
 
 
-def test_columns_of_numbers_are_set_to_the_right():
+def test_columns_of_numbers_are_aligned_right():
     rows = [("name", "bytes", "way"), ("a", "64 kB", "0→1"), ("longer", "7 B", "")]
     assert table(rows).splitlines() == ["name    bytes  way", "a       64 kB  0→1", "longer    7 B"]
     times = [("time", "share"), ("28 µs", "64%"), ("under 0.01 µs", "under 1%")]
     assert table(times).splitlines()[1] == "        28 µs       64%"
 
 
-def test_all_columns_but_the_first_are_set_to_the_right_on_request():
+def test_all_columns_but_the_first_are_aligned_right_on_request():
     rows = [["", "ms", "error"], ["a", "1.0–2.5", "BAD"], ["it", "7"]]
     assert table(rows, all_right=True).splitlines() == ["         ms  error", "a   1.0–2.5    BAD", "it        7"]

@@ -2,10 +2,11 @@
 
 ::
 
-    Spec × N ──buckets──► Chunk × C ─┐
-                                     ├──► Plan: Reduce and Copy steps over K devices    plan, algorithms
-    Topology ─► recipes ─► simulator ┘
-                   └── planner: the fastest recipe for so many bytes
+    Spec × N ──buckets──► Chunk × C ─────────┐
+                                             ├─ assignment ─► Plan: Reduce and Copy steps over K devices    plan
+    Topology ─► Recipe ─► seconds ─► Choice ─┘
+        recipes   simulator    planner: the fastest recipe for a number of bytes
+        (algorithms, rings, spanning_trees)    multi_host: for several machines
 
 ``Strategy`` holds every choice of a user; ``verify`` checks a plan by counting.
 """

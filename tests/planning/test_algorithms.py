@@ -139,19 +139,19 @@ def test_turns_spread_the_roots_over_all_devices(algorithm, devices):
 
 
 @pytest.mark.parametrize("algorithm, devices, groups", CASES)
-def test_every_sum_ends_where_it_was_asked_for(algorithm, devices, groups):
+def test_every_sum_ends_on_its_requested_root(algorithm, devices, groups):
     plan = BY_ROOT[algorithm](devices, [*range(devices), 0], groups)
     assert plan.roots == (*range(devices), 0)
     check(plan)
 
 
 @pytest.mark.parametrize("turn", range(8))
-def test_at_eight_devices_a_root_takes_the_way_of_the_turn_that_ends_there(turn):
+def test_at_eight_devices_a_root_has_the_steps_of_the_turn_that_ends_there(turn):
     rotated = hierarchical(8, [turn])
     assert hierarchical_to(8, rotated.roots) == rotated
 
 
-def test_the_quads_partners_alone_talk_to_each_other_at_eight():
+def test_at_eight_devices_only_partners_exchange_between_quads():
     across = {pair for pair in hierarchical(8, range(8)).transfers() if (pair[0] < 4) != (pair[1] < 4)}
     assert across == {(device, (device + 4) % 8) for device in range(8)}
 

@@ -41,12 +41,12 @@ def test_every_element_travels_exactly_once(gradients, how):
         for variable, start, stop in chunk.pieces:
             ranges.setdefault(variable, []).append((start, stop))
     assert sorted(ranges) == list(range(len(gradients)))
-    for variable, found in ranges.items():
-        if found == [(0, None)]:
+    for variable, held in ranges.items():
+        if held == [(0, None)]:
             continue
-        found.sort()
-        assert found[0][0] == 0 and found[-1][1] == gradients[variable].elements
-        assert all(a[1] == b[0] for a, b in zip(found, found[1:])), "no gap, no overlap"
+        held.sort()
+        assert held[0][0] == 0 and held[-1][1] == gradients[variable].elements
+        assert all(a[1] == b[0] for a, b in zip(held, held[1:])), "no gap, no overlap"
 
 
 @settings(deadline=None, max_examples=300)
@@ -63,7 +63,7 @@ def test_chunk_sizes_are_what_their_pieces_hold(gradients, how):
 
 @settings(deadline=None)
 @given(specs, bucketings)
-def test_what_cannot_be_packed_travels_alone_and_disables_nothing(gradients, how):
+def test_gradients_that_cannot_be_packed_travel_alone(gradients, how):
     chunks = make_buckets(gradients, how)
     alone = {chunk.pieces[0].variable for chunk in chunks if chunk.alone}
     assert {v for v, spec in enumerate(gradients) if not spec.elements or not spec.packable} <= alone
@@ -105,7 +105,7 @@ def test_splits_are_equal_and_cut_through_variables():
     assert len(make_buckets(floats(5, 6400), Bucketing(splits=8))) == 8
 
 
-def test_what_has_less_than_64_bytes_for_each_share_is_not_cut():
+def test_less_than_64_bytes_for_each_share_are_not_cut():
     assert [len(make_buckets(floats(elements), Bucketing(splits=8))) for elements in (127, 128)] == [1, 8]
 
 

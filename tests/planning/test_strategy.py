@@ -19,7 +19,7 @@ def test_the_shipped_default_is_the_default():
 
 
 @pytest.mark.parametrize("name", presets.names("strategies"))
-def test_no_shipped_strategy_says_what_goes_without_saying_and_refuses_a_topology(name):
+def test_no_shipped_strategy_repeats_a_default_that_would_refuse_a_topology(name):
     given = presets.read_yaml(presets.find("strategies", name, StrategyError), StrategyError)
     unsaid = {"mains": Strategy().mains_for(given["algorithm"]), "groups": None, "splits": 0, "split_above": 0}
     assert not [key for key, value in unsaid.items() if key in given and given[key] == value]
@@ -38,7 +38,7 @@ def test_printed_sentences_follow_the_choices():
 
 
 @pytest.mark.parametrize(
-    "whole, words",
+    "whole, expected",
     [
         (None, "in one bucket, cut as planned\n"),
         (False, "in one bucket, cut as planned\n"),
@@ -48,9 +48,9 @@ def test_printed_sentences_follow_the_choices():
         ),
     ],
 )
-def test_printed_sentences_say_how_a_plan_packs(whole, words):
+def test_printed_sentences_say_how_a_plan_packs(whole, expected):
     text = str(Strategy(topology="dgx-1v", whole=whole))
-    assert "planned for the links of dgx-1v\n" in text and words in text
+    assert "planned for the links of dgx-1v\n" in text and expected in text
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])  # the last two are what Windows writes
@@ -61,7 +61,7 @@ def test_a_path_loads_and_lists_become_tuples(tmp_path, encoding):
 
 
 @pytest.mark.parametrize(
-    "content, words",
+    "content, expected",
     [
         ("algoritm: flat", ["algoritm", "did you mean 'algorithm'"]),
         ("algorithm: hierarchic", ["hierarchic", "did you mean 'hierarchical'", "mine.yaml"]),
@@ -79,12 +79,12 @@ def test_a_path_loads_and_lists_become_tuples(tmp_path, encoding):
         ("algorithm: tree\ngroups: [[0, 1]]", ["groups", "'tree'"]),
     ],
 )
-def test_a_wrong_file_is_refused_with_the_nearest_word(tmp_path, content, words):
+def test_an_invalid_file_is_refused_with_the_nearest_word(tmp_path, content, expected):
     path = tmp_path / "mine.yaml"
     path.write_text(content)
     with pytest.raises(StrategyError) as refused:
         Strategy.load(str(path))
-    assert all(word in str(refused.value) for word in words), refused.value
+    assert all(word in str(refused.value) for word in expected), refused.value
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are():
@@ -106,7 +106,7 @@ def test_names_objects_and_parts_are_accepted():
 
 
 @pytest.mark.parametrize("value", [3, None, ["half"], b"half"])
-def test_what_is_no_name_is_refused(value):
+def test_other_values_than_names_are_refused(value):
     with pytest.raises(StrategyError, match="expected the name of one of the strategies, or a file's path"):
         Strategy.load(value)
 
@@ -144,7 +144,7 @@ def test_a_path_object_is_a_path(tmp_path):
 
 
 def test_dtypes_are_given_by_name():
-    """tf.float16 equals its name, and is none."""
+    """``tf.float16`` equals its name, but is not a name."""
 
     class Equal:
         def __eq__(self, other):

@@ -161,19 +161,19 @@ def test_a_terminal_of_any_width_wraps_it(width):
     lines = CARDS.expandtabs(8).splitlines()
     table = parse_nvidia_smi("\n".join(line[i : i + width] for line in lines for i in range(0, len(line), width)))
     assert table == parse_nvidia_smi(CARDS)
-    words = parse_nvidia_smi("\n".join(part for line in lines for part in textwrap.wrap(line, width)))
-    assert (words.kinds, words.warnings) == (QUAD_KINDS, ())
-    assert [cpu.split()[0] for cpu in words.cpus] == ["0-23,48-71", "0-23,48-71", "24-47,72-95", "24-47,72-95"]
+    by_words = parse_nvidia_smi("\n".join(part for line in lines for part in textwrap.wrap(line, width)))
+    assert (by_words.kinds, by_words.warnings) == (QUAD_KINDS, ())
+    assert [cpu.split()[0] for cpu in by_words.cpus] == ["0-23,48-71", "0-23,48-71", "24-47,72-95", "24-47,72-95"]
 
 
-def test_what_stands_in_the_log_beside_the_table_is_no_affinity():
+def test_other_columns_of_a_log_are_not_an_affinity():
     log = CARDS + "NIC0\tPIX\tPIX\tSYS\tSYS\tX\n"
     stamped = "".join(f"2025-05-21T09:40:05.00{i}Z {line}\n" for i, line in enumerate(log.splitlines()))
     assert parse_nvidia_smi(stamped).cpus == parse_nvidia_smi(CARDS).cpus
 
 
 @pytest.mark.parametrize("after", ["4", "- 4\n- 5", "0 0"])
-def test_numbers_behind_the_table_are_no_affinity(after):
+def test_numbers_after_the_table_are_not_an_affinity(after):
     assert parse_nvidia_smi(QUAD + after).cpus == parse_nvidia_smi(QUAD).cpus
     assert parse_nvidia_smi(BARE + after).cpus == ("",) * 4
 
@@ -230,7 +230,7 @@ def test_the_gpu_model_is_read_from_other_listings(listing):
         ("NVIDIA RTX 6000 Ada Generation\n", "NVIDIA RTX 6000 Ada Generation"),
     ],
 )
-def test_a_model_may_be_named_without_its_maker_but_a_sentence_names_none(listing, gpu):
+def test_a_model_needs_no_maker_and_a_sentence_is_not_a_model(listing, gpu):
     assert parse_nvidia_smi(listing + QUAD).gpu == gpu
 
 
@@ -244,12 +244,12 @@ def test_a_model_may_be_named_without_its_maker_but_a_sentence_names_none(listin
         "index, pstate\n0, P0\n1, P8\n",
     ],
 )
-def test_what_else_is_listed_by_gpu_is_no_model(listing):
+def test_other_listings_by_gpu_are_not_models(listing):
     table = parse_nvidia_smi(listing + QUAD)
     assert (table.gpu, table.warnings) == ("", ())
 
 
-def test_remarks_that_begin_with_a_gpu_are_no_rows():
+def test_remarks_that_begin_with_a_gpu_are_not_rows():
     assert parse_nvidia_smi("NVLink: (GPU0↔GPU1 NV2, GPU2↔GPU3 NV2)\n" + QUAD).warnings == ()
     cut = "".join(line + "\n" for line in QUAD.splitlines() if not line.startswith("GPU3"))
     with pytest.raises(TopologyError, match="row GPU3 is missing"):
@@ -259,7 +259,7 @@ def test_remarks_that_begin_with_a_gpu_are_no_rows():
 @pytest.mark.parametrize(
     "listing", ["GPU 0: Tesla V100\nGPU 1: Tesla K80\n", "index, name\n0, Tesla K80\n1, Tesla V100\n2, Tesla V100\n"]
 )
-def test_different_models_are_none_and_a_warning(listing):
+def test_different_models_give_a_warning_and_no_model(listing):
     table = parse_nvidia_smi(listing + QUAD)
     assert table.gpu == ""
     assert table.warnings == (
@@ -274,7 +274,7 @@ def test_models_of_the_same_speeds_are_alike():
     assert unknown.gpu == "" and "several models (NVIDIA R100, NVIDIA R200)" in unknown.warnings[0]
 
 
-def test_bytes_are_refused_with_what_to_do():
+def test_bytes_are_an_error_that_says_what_to_do():
     with pytest.raises(TopologyError, match=r"not bytes: \.decode\(\)"):
         parse_nvidia_smi(QUAD.encode())
 

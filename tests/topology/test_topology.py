@@ -195,7 +195,7 @@ def test_the_documented_machine_loads():
         (["X SYS", "SYS X"], "GPUs with PCIe ports of 12 GB/s"),
     ],
 )
-def test_a_model_that_is_not_known_is_guessed_like_none_with_a_warning(rows, like):
+def test_an_unknown_model_gives_a_warning_and_guessed_speeds(rows, like):
     kinds = tuple(tuple(row.split()) for row in rows)
     machine = from_matrix(LinkMatrix(("GPU0", "GPU1"), kinds, ("", ""), "NVIDIA R100", ()), "test")
     assert (machine.speeds, machine.links) == (kinds_of(*rows).speeds, kinds_of(*rows).links)
@@ -205,6 +205,13 @@ def test_a_model_that_is_not_known_is_guessed_like_none_with_a_warning(rows, lik
     assert calibrated(machine, {"speeds": {"kernel": 1e-6}}).warnings == machine.warnings
     assert calibrated(machine, {"gpu": "V100"}).warnings == ()
     assert calibrated(machine, {"speeds": {"nvlink": 30e9, "pcie": 30e9}}).warnings == ()
+
+
+def test_a_calibration_in_python_is_checked_like_a_file():
+    with pytest.raises(TopologyError, match=r"^'link' is unknown; did you mean 'links'"):
+        calibrated(load("dgx-1v"), {"link": {"NV1": 20e9}})
+    with pytest.raises(TopologyError, match=r"^links: NV1: expected bytes/s"):
+        calibrated(load("dgx-1v"), {"links": {"NV1": 20}})
 
 
 def test_a_calibration_file_overrides_speeds_kinds_and_pairs(tmp_path):
@@ -247,7 +254,7 @@ def test_a_calibration_file_overrides_speeds_kinds_and_pairs(tmp_path):
         ("gpu: 2024-13-45", "not readable as YAML: month must be in 1..12"),
     ],
 )
-def test_a_calibration_file_with_a_slip_is_an_error_that_names_it(tmp_path, text, message):
+def test_an_invalid_calibration_file_is_an_error_that_names_it(tmp_path, text, message):
     path = tmp_path / "measured.yaml"
     path.write_text(text)
     with pytest.raises(TopologyError, match="measured.yaml.*" + message) as caught:
@@ -273,7 +280,7 @@ def test_a_calibration_file_with_a_slip_is_an_error_that_names_it(tmp_path, text
         ("matrix: |\n  GPU0 GPU1\n  GPU0 X NV1\n", "row GPU1 is missing"),
     ],
 )
-def test_a_machine_file_with_a_slip_is_an_error_that_names_it(tmp_path, text, message):
+def test_an_invalid_machine_file_is_an_error_that_names_it(tmp_path, text, message):
     path = tmp_path / "machine.yaml"
     path.write_text(text)
     with pytest.raises(TopologyError, match="machine.yaml.*" + message) as caught:
@@ -291,7 +298,7 @@ def test_a_machine_file_with_a_slip_is_an_error_that_names_it(tmp_path, text, me
         f"gpu: P100\nmatrix: |2\n  \x1b[4m{INDENTED[2:]}\x1b[0m",  # the header underlined, as it comes
     ],
 )
-def test_a_machines_other_keys_count_however_its_matrix_is_written(text):
+def test_a_matrix_may_be_written_in_several_ways(text):
     machine = from_text(text, "test")
     assert (machine.gpu, machine.kinds[0], machine.speeds.nvlink) == ("P100", ("X", "NV2", "NV1"), 18.4e9)
 
@@ -306,7 +313,7 @@ def test_an_unknown_machine_names_the_nearest_preset():
 
 
 @pytest.mark.parametrize("text", [TABLE, "\n" + 1000 * TABLE], ids=["short", "too long for a file's name"])
-def test_a_table_in_the_place_of_its_files_name_is_told_so(text):
+def test_a_table_instead_of_a_file_name_is_an_error_that_says_so(text):
     with pytest.raises(TopologyError, match=r"text that begins with '.*GPU0.*write the text into a file") as caught:
         load(text)
     assert len(str(caught.value)) < 200
@@ -322,14 +329,14 @@ def test_a_pair_cannot_have_two_speeds():
     assert both.link(0, 1).bandwidth == both.link(1, 0).bandwidth == 40e9
 
 
-def test_the_copy_stream_is_held_by_all_copies_of_a_sender_and_ideal_links_by_their_own():
+def test_all_copies_of_a_sender_share_its_stream_but_ideal_links_do_not():
     machine = load("dgx-1v")
     queue, ideal = resources(machine).use, resources(machine, ideal_links=True).use
     assert queue[0, 1][0][0] == queue[0, 3][0][0] != queue[1, 0][0][0]
     assert ideal[0, 1][0][0] != ideal[0, 3][0][0]
 
 
-def test_a_shells_pipe_is_read_as_a_file_is(tmp_path):
+def test_a_pipe_is_read_like_a_file(tmp_path):
     """``hier-allreduce topo <(nvidia-smi topo -m)``"""
     pipe = tmp_path / "pipe"
     os.mkfifo(str(pipe))
@@ -368,7 +375,7 @@ def test_a_subset_keeps_the_overrides_of_its_links_and_no_others(tmp_path):
     assert from_yaml(part.to_yaml()) == part
 
 
-def test_a_switch_is_known_from_its_model_where_few_of_its_gpus_are_left():
+def test_a_part_of_a_switch_is_known_from_the_gpus_model():
     assert "GPU1 NVSwitch in" in subset(load("dgx-2"), range(3)).link(0, 1).through
     assert subset(load("hgx-a100-4"), range(4)).link(0, 1).through == ()
 
@@ -413,7 +420,7 @@ def test_this_machine_as_cuda_shows_it(nvidia_smi, monkeypatch):
 
 
 @pytest.mark.parametrize("visible, left", [("0,-1,1", ("GPU0",)), ("-1", ("CPU0",)), ("NoDevFiles", ("CPU0",))])
-def test_gpus_that_cuda_hides_are_not_of_this_machine(nvidia_smi, monkeypatch, visible, left):
+def test_gpus_that_cuda_hides_do_not_count(nvidia_smi, monkeypatch, visible, left):
     monkeypatch.setattr(detect, "_by_tensorflow", lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert detect.this_machine().devices == left

@@ -1,0 +1,51 @@
+"""The checker of YAML files: unknown, missing and invalid keys, with the file, the key and what to write."""
+
+import pytest
+
+from hier_allreduce import presets
+from hier_allreduce.errors import StrategyError
+from hier_allreduce.presets import Field, check
+
+FIELDS = {
+    "speed": Field(presets.bytes_per_second, required="the bytes/s of a link"),
+    "latency": Field(presets.seconds),
+    "cards": Field(presets.whole_number),
+    "model": Field(presets.text_or_nothing),
+    "links": Field(presets.mapping_of(presets.bytes_per_second)),
+    "part": Field(presets.mapping({"delay": Field(presets.seconds)})),
+    "free": Field(),
+}
+
+
+def test_values_are_returned_as_their_readers_read_them():
+    values = {"speed": "1e9", "cards": 2.0, "model": None, "links": {"a": 2e9}, "part": {"delay": 1e-6}, "free": [1]}
+    assert check(values, FIELDS, "f.yaml", StrategyError) == {
+        "speed": 1e9,
+        "cards": 2,
+        "model": "",
+        "links": {"a": 2e9},
+        "part": {"delay": 1e-6},
+        "free": [1],
+    }
+    assert check({"speed": 1e9, "links": None, "part": None}, FIELDS, "", StrategyError)["links"] == {}
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"speeds": 1e9}, "f.yaml: 'speeds' is unknown; did you mean 'speed'? there are speed, latency"),
+        ({"latency": 1e-6}, "f.yaml: speed is missing: the bytes/s of a link"),
+        ({"speed": 12}, "f.yaml: speed: expected bytes/s from 1e6 to 1e15 (12 GB/s are 12e9), not 12"),
+        ({"speed": 1e9, "latency": 10}, "f.yaml: latency: expected seconds above 0, up to 1 (10 µs are 10e-6), not 10"),
+        ({"speed": 1e9, "cards": 1.5}, "f.yaml: cards: expected a whole number of 1 or more, not 1.5"),
+        ({"speed": 1e9, "cards": True}, "f.yaml: cards: expected a whole number of 1 or more, not True"),
+        ({"speed": 1e9, "model": 7}, "f.yaml: model: expected a name, in quotes if it is a number, not 7"),
+        ({"speed": 1e9, "links": {"a": "x"}}, "f.yaml: links: a: expected bytes/s"),
+        ({"speed": 1e9, "links": 3}, "f.yaml: links: expected `key: value` lines, not 3"),
+        ({"speed": 1e9, "part": {"dely": 1}}, "f.yaml: part: 'dely' is unknown; did you mean 'delay'?"),
+    ],
+)
+def test_an_invalid_file_is_an_error_that_names_file_and_key(values, message):
+    with pytest.raises(StrategyError) as caught:
+        check(values, FIELDS, "f.yaml", StrategyError)
+    assert str(caught.value).startswith(message)
