@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 # Two workers; tests that share an expensive fixture or a cache go to one of them (pytest.mark.xdist_group).
 QUICK = tests/topology tests/planning tests/cli/test_cli.py tests/cluster/test_launcher.py tests/docs/test_pages.py \
-        tests/test_formatting.py
+        tests/test_formatting.py tests/test_presets.py
 PYTEST = -m pytest -n 2 --dist loadgroup $(PYTEST_OPTIONS)
 
 .PHONY: help venv venv-tf1 demo test test-tf1 test-quick lint clean
