@@ -1,56 +1,37 @@
-"""Handwritten digits: a small convnet on K devices, and the same on one device with the K-fold batch.
-
-The data is scikit-learn's bundled set: 1797 images of 8×8 pixels, from the UCI repository.
-"""
+"""Handwritten digits: a small convnet on K devices, checked against one device with the K-fold batch."""
 
 from __future__ import annotations
 
 import argparse
-from typing import IO, Any, Iterator, List, NamedTuple, Tuple
+from pathlib import Path
+from typing import IO, Any, Iterator, List, Tuple
 
 import numpy as np
 import tensorflow as tf
-from sklearn.datasets import load_digits
 from tensorpack.callbacks import ScheduledHyperParamSetter
 from tensorpack.dataflow import DataFlow
 from tensorpack.tfutils.summary import add_moving_summary
 from tensorpack.train import ModelDesc, SimpleTrainer
 from tqdm import tqdm
 
+from ...bench import make_optimizer
+from ...formatting import table
 from ...graph import tf1
 from ...integrations.tensorpack import HierarchicalTrainer
-from .options import chosen_devices, chosen_optimizer, chosen_strategy
+from .digit_images import RATES, TESTED, Examples, load
+from .options import chosen_devices, chosen_strategy
 from .tensorpack_run import Run, largest_difference, predict, train
 from .terminal import pause
 
 EPOCHS = 60
 OPTIMIZER = "momentum"
-RATES = {"sgd": 0.3, "momentum": 0.1, "adam": 0.003, "adagrad": 0.05, "rmsprop": 0.001}  # at the start
 BATCH = 128  # examples in a step, over all devices
-TESTED = 360  # examples kept for the test
-ACCURACY = 0.98  # at least
-DIFFERENCE = 1e-5  # at most: of a loss, or of a weight, to training on one device
-
-
-class Examples(NamedTuple):
-    """``images`` (N×8×8×1, 0 to 1) and ``labels`` (N)."""
-
-    images: np.ndarray
-    labels: np.ndarray
-
-
-def load(seed: int) -> Tuple[Examples, Examples]:
-    """The examples to train on and those to test on, split at random."""
-    images, labels = load_digits(return_X_y=True)
-    images = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
-    order = np.random.RandomState(seed).permutation(len(images))
-    test, train = order[:TESTED], order[TESTED:]
-    labels = labels.astype(np.int32)
-    return Examples(images[train], labels[train]), Examples(images[test], labels[test])
+ACCURACY = 0.98  # required on the test
+DIFFERENCE = 1e-5  # allowed: of a loss, or of a weight, from training on one device
 
 
 class Batches(DataFlow):
-    """Epochs of ``steps`` steps of ``parts`` batches each: the same examples in the same order for any ``parts``.
+    """Epochs of ``steps`` steps, each of ``parts`` batches: the same examples in the same order for any ``parts``.
 
     Every image is shifted by up to one pixel in each direction, at random.
     """
@@ -67,16 +48,16 @@ class Batches(DataFlow):
         shifts = self._random.randint(3, size=(len(order), 2))
         padded = np.pad(self._examples.images, ((0, 0), (1, 1), (1, 1), (0, 0)), "constant")
         for number in range(self._batches):
-            chosen = order[number * self._batch : (number + 1) * self._batch]
-            images = [padded[i, y : y + 8, x : x + 8] for i, (y, x) in zip(chosen, shifts[chosen])]
-            yield [np.array(images), self._examples.labels[chosen]]
+            batch = order[number * self._batch : (number + 1) * self._batch]
+            images = [padded[i, y : y + 8, x : x + 8] for i, (y, x) in zip(batch, shifts[batch])]
+            yield [np.array(images), self._examples.labels[batch]]
 
 
 class Convnet(ModelDesc):
-    """Two convolutions and two full layers, smooth throughout.
+    """Two convolutions and two fully connected layers, smooth throughout.
 
-    Smooth, because a ReLU or a maximum turns a rounding error of 1e-8 into another gradient once in a while, and the
-    comparison with one device would then show that instead of the all-reduce.
+    A ReLU or a maximum turns a rounding error of 1e-8 into another gradient once in a while. The comparison with one
+    device would then show that instead of the all-reduce.
     """
 
     def __init__(self, seed: int, optimizer: str):
@@ -84,11 +65,11 @@ class Convnet(ModelDesc):
         self._seed, self._optimizer = seed, optimizer
 
     def inputs(self) -> List[Any]:
-        """tensorpack's hook: what a batch holds."""
+        """Return what a batch holds (tensorpack's hook)."""
         return [tf.TensorSpec((None, 8, 8, 1), tf.float32, "image"), tf.TensorSpec((None,), tf.int32, "label")]
 
     def build_graph(self, image: Any, label: Any) -> Any:
-        """tensorpack's hook: the cost of one tower."""
+        """Return the cost of one tower (tensorpack's hook)."""
         x = self._layer(0, image, [3, 3, 1, 32], _convolution, tf.nn.swish)
         x = self._layer(1, x, [3, 3, 32, 64], _convolution, tf.nn.swish)
         x = tf.reshape(tf.nn.avg_pool2d(x, 2, 2, "VALID"), [-1, 4 * 4 * 64])
@@ -102,17 +83,17 @@ class Convnet(ModelDesc):
 
     def _layer(self, number: int, x: Any, shape: List[int], op: Any, activation: Any) -> Any:
         with tf1.variable_scope(f"layer{number}"):
-            # seeds of their own, so that every graph starts from the same weights, however many towers it has
-            scale = tf1.variance_scaling_initializer(2.0, seed=10 * self._seed + number)
-            weights = tf1.get_variable("W", shape, initializer=scale, use_resource=True)
+            # Each layer has its own seed, so that every graph starts from the same weights, with any number of towers.
+            initializer = tf1.variance_scaling_initializer(2.0, seed=10 * self._seed + number)
+            weights = tf1.get_variable("W", shape, initializer=initializer, use_resource=True)
             bias = tf1.get_variable("b", shape[-1:], initializer=tf1.zeros_initializer(), use_resource=True)
             return activation(op(x, weights) + bias)
 
     def optimizer(self) -> Any:
-        """tensorpack's hook: at a rate that a callback lowers."""
-        first = RATES[self._optimizer]
-        rate = tf1.get_variable("learning_rate", initializer=first, trainable=False, use_resource=True)
-        return chosen_optimizer(self._optimizer, rate)
+        """Return the optimizer, with a learning rate that a callback lowers (tensorpack's hook)."""
+        start = RATES[self._optimizer]
+        rate = tf1.get_variable("learning_rate", initializer=start, trainable=False, use_resource=True)
+        return make_optimizer(self._optimizer, rate)
 
 
 def _convolution(x: Any, weights: Any) -> Any:
@@ -123,7 +104,7 @@ def _convolution(x: Any, weights: Any) -> Any:
 
 
 def run(args: argparse.Namespace, terminal: IO[str]) -> int:
-    """Train on the devices, then on the first of them; print a report; 0 if it is good."""
+    """Train on the devices, then on the first of them alone; print a report. Return 0 if all checks pass, else 1."""
     strategy, optimizer = chosen_strategy(args.strategy), args.optimizer or OPTIMIZER
     trainer = HierarchicalTrainer(chosen_devices(args.devices), strategy=strategy, update=args.update)
     devices, count = trainer.devices, len(trainer.devices)
@@ -132,28 +113,33 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     batch = max(1, BATCH // count)
     steps = len(training.labels) // (batch * count)
 
-    def trained(trainer: Any, parts: int, title: str, **more: Any) -> Run:
+    def trained(trainer: Any, parts: int, title: str, **options: Any) -> Run:
         data = Batches(training, steps, parts, batch * count // parts, args.seed)
         rate = ScheduledHyperParamSetter("learning_rate", rates(epochs, RATES[optimizer]))
         with tqdm(total=steps * epochs, desc=title, file=terminal, unit="step", mininterval=pause(terminal)) as bar:
-            return train(trainer, Convnet(args.seed, optimizer), data, epochs, bar, [rate], **more)
+            return train(trainer, Convnet(args.seed, optimizer), data, epochs, bar, [rate], **options)
 
     many = trained(trainer, count, f"{count} devices", out=args.out)
     one = trained(SimpleTrainer(), 1, f"one device, {count}-fold batch", device=devices[0])
-    checkpoint = tf1.train.latest_checkpoint(str(args.out))
-    digits = predict(Convnet(args.seed, optimizer), checkpoint, list(testing), "digit")
+    return reported(many, one, Convnet(args.seed, optimizer), testing, args.out, terminal)
+
+
+def rates(epochs: int, start: float) -> List[Tuple[int, float]]:
+    """Return (epoch, learning rate): the rate falls half way and near the end."""
+    return [(1, start), (1 + epochs // 2, 0.3 * start), (1 + epochs * 5 // 6, 0.05 * start)]
+
+
+def reported(many: Run, one: Run, model: Convnet, testing: Examples, out: Path, terminal: IO[str]) -> int:
+    """Test the checkpoint in ``out`` and print a report. Return 0 if all checks pass, else 1."""
+    checkpoint = tf1.train.latest_checkpoint(str(out))
+    digits = predict(model, checkpoint, list(testing), "digit")
     report = Report(many, one, float(np.mean(digits == testing.labels)), checkpoint)
     print(report, file=terminal)
     return 1 if report.faults else 0
 
 
-def rates(epochs: int, first: float) -> List[Tuple[int, float]]:
-    """(epoch, learning rate): lowered half way and near the end."""
-    return [(1, first), (1 + epochs // 2, 0.3 * first), (1 + epochs * 5 // 6, 0.05 * first)]
-
-
 class Report:
-    """The two runs side by side; prints as what the demo has to say."""
+    """The runs on many devices and on one, compared; its text is what the demo prints."""
 
     def __init__(self, many: Run, one: Run, accuracy: float, checkpoint: str):
         self._many, self._accuracy, self._checkpoint = many, accuracy, checkpoint
@@ -162,28 +148,24 @@ class Report:
 
     @property
     def faults(self) -> List[str]:
-        """What is not as it should be."""
+        """The checks that failed."""
         checks = {
             f"test accuracy {self._accuracy:.1%} is under {ACCURACY:.0%}": self._accuracy >= ACCURACY,
             f"a loss differs by {self._loss:.1e}, more than {DIFFERENCE:.0e}": self._loss <= DIFFERENCE,
             f"a weight differs by {self._weight:.1e}, more than {DIFFERENCE:.0e}": self._weight <= DIFFERENCE,
             f"the towers' weights differ by up to {self._many.drift:.1e}": self._many.drift == 0,
         }
-        return [fault for fault, good in checks.items() if not good]
+        return [fault for fault, passed in checks.items() if not passed]
 
     def __str__(self) -> str:
         count, steps = len(self._many.weights), len(self._many.losses)
+        accuracy, difference = f"(at least {ACCURACY:.0%})", f"(at most {DIFFERENCE:.0e})"
         rows = [
-            (
-                f"test accuracy on {TESTED} digits, from the checkpoint",
-                f"{self._accuracy:.1%}",
-                f"at least {ACCURACY:.0%}",
-            ),
-            (f"{count} devices and one: loss, any of {steps} steps", f"{self._loss:.1e}", f"at most {DIFFERENCE:.0e}"),
-            (f"{count} devices and one: any weight at the end", f"{self._weight:.1e}", f"at most {DIFFERENCE:.0e}"),
-            (f"any weight between the {count} devices", f"{self._many.drift:g}", "exactly 0"),
+            (f"test accuracy on {TESTED} digits, from the checkpoint", f"{self._accuracy:.1%}", accuracy),
+            (f"{count} devices and one: loss, any of {steps} steps", f"{self._loss:.1e}", difference),
+            (f"{count} devices and one: any weight at the end", f"{self._weight:.1e}", difference),
+            (f"any weight between the {count} devices", f"{self._many.drift:g}", "(exactly 0)"),
         ]
-        width = max(len(label) for label, *_ in rows)
-        lines = [f"{label:{width}}  {value:>8}  ({wanted})" for label, value, wanted in rows]
-        lines += ["", str(self._many.audit or "one device: no copies"), "", f"checkpoint: {self._checkpoint}"]
-        return "\n".join(["", *lines, *(f"FAILED: {fault}" for fault in self.faults)])
+        copies = str(self._many.audit or "one device: no copies")
+        lines = ["", table(rows), "", copies, "", f"checkpoint: {self._checkpoint}"]
+        return "\n".join([*lines, *(f"FAILED: {fault}" for fault in self.faults)])

@@ -1,4 +1,4 @@
-"""What the demo's options say, as objects; the same for every job."""
+"""The demo's options as objects, the same for every job."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, List, Optional, Tuple
 import tensorflow as tf
 
 from ...errors import DeviceError
-from ...graph import device_strings, tf1
+from ...graph import device_strings
 from ...planning import Strategy, strategy_from
 
 
 def chosen_devices(text: str) -> List[Any]:
-    """What ``--devices`` says: a number, or device names or GPU ids separated by commas."""
+    """Return the devices that ``--devices`` names: a number of them, or names or GPU ids separated by commas."""
     if "," in text or not text.isdigit():
         return [int(name) if name.isdigit() else name for name in text.split(",")]
     gpus = tf.config.experimental.list_physical_devices("GPU")
@@ -21,10 +21,10 @@ def chosen_devices(text: str) -> List[Any]:
 
 
 def named_devices(text: str) -> Tuple[Tuple[str, ...], int]:
-    """What ``--devices`` says, as names, and how many logical CPU devices that needs.
+    """Return the names of the devices that ``--devices`` names, and how many logical CPU devices they need.
 
     Raises:
-        DeviceError: something is no device, or a GPU does not exist.
+        DeviceError: an invalid device, or a GPU that does not exist.
     """
     names = device_strings([f"/gpu:{name}" if isinstance(name, int) else name for name in chosen_devices(text)])
     specs = [tf.DeviceSpec.from_string(name) for name in names]
@@ -32,26 +32,14 @@ def named_devices(text: str) -> Tuple[Tuple[str, ...], int]:
     missing = [name for name, spec in zip(names, specs) if _number(spec, "GPU") >= gpus]
     if missing:
         raise DeviceError(f"these devices do not exist: {', '.join(missing)}. TensorFlow finds {gpus} GPUs here")
-    return names, 1 + max(0, *(_number(spec, "CPU") for spec in specs))  # there is always one
+    return names, 1 + max(0, *(_number(spec, "CPU") for spec in specs))  # TensorFlow always has one
 
 
 def _number(spec: Any, kind: str) -> int:
-    """A device's number among those of a kind; -1 if it is of another."""
+    """Return a device's number among those of its kind; -1 if it is of another kind."""
     return (spec.device_index or 0) if spec.device_type == kind else -1
 
 
 def chosen_strategy(name: Optional[str]) -> Strategy:
-    """What ``--strategy`` says; hierarchical if nothing."""
+    """Return the strategy that ``--strategy`` names; by default the hierarchical one."""
     return strategy_from(name) if name else Strategy(algorithm="hierarchical")
-
-
-def chosen_optimizer(name: str, rate: Any) -> Any:
-    """What ``--optimizer`` says, with a learning rate."""
-    train = tf1.train
-    return {
-        "sgd": lambda: train.GradientDescentOptimizer(rate),
-        "momentum": lambda: train.MomentumOptimizer(rate, 0.9),
-        "adam": lambda: train.AdamOptimizer(rate),
-        "adagrad": lambda: train.AdagradOptimizer(rate),
-        "rmsprop": lambda: train.RMSPropOptimizer(rate),
-    }[name]()

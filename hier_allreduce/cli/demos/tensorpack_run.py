@@ -1,4 +1,4 @@
-"""One training by tensorpack, with what a comparison needs: every step's loss, the weights, the audited step."""
+"""One training by tensorpack that records what a comparison needs: each step's loss, the weights, an audited step."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from tensorpack.train import TrainConfig, launch_train_with_config
 
 from ...graph import Audit, audit, tf1
 
-_AUDITED_STEP = 1  # not the first one, which also fills the staging areas
+_AUDITED_STEP = 1  # not the first step, which also fills the staging areas
 
 
 @dataclass
 class Run:
-    """What a training left behind.
+    """The record of a training.
 
     Attributes:
-        losses: for each step the mean of the towers' losses.
-        weights: ``weights[tower][variable]``.
-        audit: the copies of one step between the devices, or what there is to say of them; None with a single tower.
+        losses: for each step, the mean of the towers' losses.
+        weights: ``weights[tower][variable]``, at the end.
+        audit: the copies of one step between the devices, or a text about them; None with a single tower.
     """
 
     losses: List[float] = field(default_factory=list)
@@ -49,14 +49,14 @@ class Run:
 
 
 def largest_difference(weights: Dict[str, np.ndarray], others: Dict[str, np.ndarray]) -> float:
-    """Over all entries of all variables."""
+    """Return the largest difference between two towers' weights, over all entries of all variables."""
     return max(float(np.max(np.abs(weights[name] - others[name]))) for name in weights)
 
 
-class Watch(Callback):
-    """Fills a :class:`Run` and a progress bar."""
+class Recorder(Callback):
+    """Fills a :class:`Run`, and advances a progress bar."""
 
-    _chief_only = False  # every host of several has its towers
+    _chief_only = False  # each of several hosts has its own towers
 
     def __init__(self, bar: Any):
         self.run = Run()
@@ -81,9 +81,8 @@ class Watch(Callback):
         values = self.trainer.sess.run(variables)
         self.run.weights = [{} for _ in self._costs]
         for variable, value in zip(variables, values):
-            prefix = re.match(r"tower(\d+)/", variable.op.name)
-            tower, name = (int(prefix.group(1)), variable.op.name[prefix.end() :]) if prefix else (0, variable.op.name)
-            self.run.weights[tower][name] = value
+            ((tower, name),) = re.findall(r"^(?:tower(\d+)/)?(.*)$", variable.op.name)
+            self.run.weights[int(tower or 0)][name] = value
 
     def _audited(self) -> bool:
         return len(self._costs) > 1 and len(self.run.losses) == _AUDITED_STEP
@@ -99,38 +98,39 @@ def train(
     out: Optional[Path] = None,
     device: Optional[str] = None,
 ) -> Run:
-    """Train in a graph of its own.
+    """Train in a graph of its own; return the record.
 
     Args:
         trainer: a tensorpack trainer.
-        model: a ``ModelDesc`` whose cost is called ``cost``.
-        data: a ``DataFlow`` of one epoch; every tower takes one of its batches in each step.
-        epochs: how many.
-        bar: a ``tqdm`` bar, moved on by every step.
-        callbacks: more of them.
-        out: where to save checkpoints and TensorBoard's events, if anywhere.
-        device: where everything goes that the trainer does not place itself.
+        model: a ``ModelDesc`` whose cost is named ``cost``.
+        data: a ``DataFlow`` of one epoch; in each step, every tower takes one batch.
+        epochs: the number of epochs.
+        bar: a ``tqdm`` bar, advanced by each step.
+        callbacks: further callbacks.
+        out: the folder for checkpoints and TensorBoard's events; None saves nothing.
+        device: the device of everything that the trainer does not place itself.
     """
-    watch = Watch(bar)
+    recorder = Recorder(bar)
     towers = len(getattr(trainer, "devices", [device]))
-    saving = [ModelSaver(max_to_keep=1, checkpoint_dir=str(out))] if out else []
+    savers = [ModelSaver(max_to_keep=1, checkpoint_dir=str(out))] if out else []
+    event_writers = [TFEventWriter(str(out))] if out else []
     with tf.Graph().as_default(), tf.device(device):
         config = TrainConfig(
             model=model,
             data=QueueInput(data),
-            callbacks=[*callbacks, *saving, watch],
-            # tensorpack's defaults without its progress bar, which starts again with every epoch
+            callbacks=[*callbacks, *savers, recorder],
+            # tensorpack's defaults without its progress bar, which restarts with every epoch
             extra_callbacks=[MovingAverageSummary(), MergeAllSummaries(), RunUpdateOps()],
-            monitors=[ScalarPrinter(), *([TFEventWriter(str(out))] if out else [])],
+            monitors=[ScalarPrinter(), *event_writers],
             steps_per_epoch=len(data) // towers,
             max_epoch=epochs,
         )
         launch_train_with_config(config, trainer)
-    return watch.run
+    return recorder.run
 
 
 def predict(model: Any, checkpoint: str, inputs: List[np.ndarray], output: str) -> np.ndarray:
-    """A tensor of a saved model, by name, for ``inputs`` in the order of the model's."""
+    """Return the tensor named ``output`` of a saved model, for ``inputs`` in the order of the model's inputs."""
     names = [spec.name for spec in model.get_input_signature()]
     config = PredictConfig(model=model, session_init=SaverRestore(checkpoint), input_names=names, output_names=[output])
     return OfflinePredictor(config)(*inputs)[0]

@@ -1,4 +1,4 @@
-"""Keeping the terminal for what people should read, and everything else for a file."""
+"""Keep the terminal for what people should read, and send everything else to a file."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from typing import IO, Iterator
 
 
 def pause(terminal: IO[str]) -> float:
-    """Seconds between two states of a progress bar: a log needs few."""
+    """Return the seconds between two updates of a progress bar: a log needs few."""
     return 0.3 if terminal.isatty() else 10.0
 
 
 @contextlib.contextmanager
 def only_for_us(log: IO[str]) -> Iterator[IO[str]]:
-    """Send what this process prints to ``log``, TensorFlow's C++ included; yields standard output as it was.
+    """Send to ``log`` what this process prints, including TensorFlow's C++; yield the original standard output.
 
-    Done on file descriptors, because C++ knows nothing of ``sys.stderr``, and on Python's streams, because one that
-    began as a Windows console can write to nothing else. Loggers keep those: ``log`` stays open afterwards.
+    This redirects the file descriptors, because C++ does not use ``sys.stderr``, and also Python's streams, because a
+    stream that was opened on a Windows console can write to nothing else. Loggers keep a reference to the redirected
+    streams, so ``log`` must stay open afterwards.
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [os.dup(number) for number in (1, 2)]
-    terminal = os.fdopen(os.dup(kept[0]), "w", encoding=sys.stdout.encoding, errors="replace")
+    originals = [os.dup(number) for number in (1, 2)]
+    terminal = os.fdopen(os.dup(originals[0]), "w", encoding=sys.stdout.encoding, errors="replace")
     with terminal, contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         try:
             for number in (1, 2):
@@ -31,6 +32,6 @@ def only_for_us(log: IO[str]) -> Iterator[IO[str]]:
             yield terminal
         finally:
             log.flush()
-            for number, original in zip((1, 2), kept):
+            for number, original in zip((1, 2), originals):
                 os.dup2(original, number)
                 os.close(original)
