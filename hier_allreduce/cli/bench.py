@@ -37,12 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sweep", action="store_true", help="instead of the peers, strategies of ours that differ in one choice")
     add("--updates", metavar="OPTIMIZER", help="instead: both updates, with sgd, momentum, adam or rmsprop")
     add("--distribute", action="store_true", help="instead: MirroredStrategy with each of TensorFlow's ops, and ours")
-    add("--hosts", metavar="H", type=count, help="instead: so many hosts, processes of this machine with --devices"
-        f" each (default: {DEVICES}), beside one ring over all devices and MultiWorkerMirroredStrategy")  # fmt: skip
+    add("--hosts", metavar="H", type=count, help="instead: H hosts, processes on this machine with --devices each"
+        f" (default: {DEVICES}), compared with one ring over all devices and MultiWorkerMirroredStrategy")  # fmt: skip
     add("--peers", nargs="+", help=argparse.SUPPRESS)  # how the hosts are started
     add("--rows", metavar="N", type=count, help=f"rows in each sparse gradient (default: {ROWS})")
-    add("--memory", metavar="GIB", type=gib, help="do not run who would need more to make sparse gradients dense"
-        f" (default: {MEMORY >> 30})")  # fmt: skip
+    add("--memory", metavar="GIB", type=gib, help="skip contenders that need more memory than this to"
+        f" make sparse gradients dense (default: {MEMORY >> 30})")  # fmt: skip
     add("--json", metavar="FILE", type=output, help="write everything that was measured")
     add("--picture", metavar="FILE", type=output, help="draw the ratios")
     add(
@@ -155,16 +155,16 @@ def _distribute_text(args: argparse.Namespace) -> str:
 
 
 def _measure_hosts(args: argparse.Namespace) -> int:
-    """Start the hosts and print what they found, or be one of them; the exit status."""
+    """Start the hosts and print their measurements, or be one of the hosts; return the exit status."""
     from ..bench import measure_hosts, run_host
 
     devices = args.devices or DEVICES
     if args.peers:
         run_host(devices, args.rounds, args.peers)
         return 0
-    status, found = measure_hosts(args.hosts, devices, args.rounds, sys.stderr.write)
+    status, text = measure_hosts(args.hosts, devices, args.rounds, sys.stderr.write)
     if not status:
-        print(found)
+        print(text)
     return status
 
 
