@@ -460,6 +460,7 @@ def test_reference_variables_are_refused():
 
 def test_choices_are_checked_before_anything_is_built():
     refused(StrategyError, "update='mian' is unknown", update="mian")
+    refused(GradientError, "average='sum': it is True for the mean", average="sum")
     refused(StrategyError, "broadcast_every=-2: expected", broadcast_every=-2)
     refused(StrategyError, "check_replicas_every=-1: expected", check_replicas_every=-1)
     refused(VariableError, "expected a tf.compat.v1.train.Optimizer", optimizer="adam")
