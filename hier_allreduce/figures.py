@@ -1,4 +1,4 @@
-"""Pictures in files: what every picture needs of matplotlib, without a display."""
+"""Pictures in files, drawn by matplotlib without a display."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import HierAllreduceError
 
 
 def pyplot() -> Any:
-    """``matplotlib.pyplot``, drawing into files.
+    """Return ``matplotlib.pyplot``, set up to draw into files.
 
     Raises:
         HierAllreduceError: matplotlib is missing.
@@ -26,28 +26,29 @@ def pyplot() -> Any:
 
 
 def check_picture(path: str) -> None:
-    """Say before the work what would keep its picture from being drawn.
+    """Check before the work that its picture can be drawn.
 
     Raises:
-        HierAllreduceError: matplotlib is missing, or the file's ending names no kind of picture.
+        HierAllreduceError: matplotlib is missing, or does not write files with this ending.
     """
     pyplot()
     from matplotlib.backend_bases import FigureCanvasBase
 
-    kinds = sorted(set(FigureCanvasBase.get_supported_filetypes()) - {"pgf", "raw", "rgba"})  # LaTeX; bare bytes
+    # without pgf, which needs LaTeX, and without raw and rgba, which are bare bytes
+    kinds = sorted(set(FigureCanvasBase.get_supported_filetypes()) - {"pgf", "raw", "rgba"})
     ending = Path(path).suffix.lstrip(".").lower()
     if ending and ending not in kinds:
         raise HierAllreduceError(f"{path!r}: no kind of picture ends in .{ending}; there are {', '.join(kinds)}")
 
 
 def save_picture(figure: Any, path: str) -> None:
-    """A figure in a file (PNG, PDF, SVG by its ending; PNG, added to the name, without one); it is closed.
+    """Save a figure in a file and close it. The ending selects PNG, PDF, SVG, …; without one, .png is added.
 
     Raises:
         HierAllreduceError: the file cannot be written.
     """
     file = Path(path if Path(path).suffix else f"{path}.png")
-    drawn = io.BytesIO()  # what cannot be drawn to its end leaves no file behind
+    drawn = io.BytesIO()  # so that an error while drawing leaves no file
     try:
         figure.savefig(drawn, format=file.suffix[1:].lower(), dpi=130, facecolor="white")
         file.write_bytes(drawn.getvalue())

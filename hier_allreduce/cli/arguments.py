@@ -1,4 +1,4 @@
-"""What several commands read from their command lines, and say before they begin."""
+"""Values and checks that several commands share: counts, sizes, output files, options without effect."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..errors import HierAllreduceError
 
 
 def count(text: str) -> int:
-    """A whole number of 1 or more: of devices, hosts, rounds."""
+    """Read a whole number of 1 or more: of devices, hosts, rounds."""
     try:
         number = int(text)
     except ValueError:
@@ -23,7 +23,7 @@ def count(text: str) -> int:
 
 
 def gib(text: str) -> int:
-    """GiB, 0 or more, as bytes."""
+    """Read GiB, 0 or more; return bytes."""
     try:
         size = float(text) * 2**30
     except ValueError:
@@ -34,7 +34,7 @@ def gib(text: str) -> int:
 
 
 def output(text: str) -> str:
-    """A file that can be written: it or its folder is there, and lets us."""
+    """Read the path of a file that can be written: the file or its folder exists, with permission."""
     path = Path(text)
     if path.is_dir() or not text:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a file, not a folder")
@@ -45,34 +45,34 @@ def output(text: str) -> str:
     return text
 
 
-def refuse_unused(args: argparse.Namespace, given: str, *others: str) -> None:
-    """Refuse arguments that do nothing beside another one.
+def refuse_unused(args: argparse.Namespace, option: str, *others: str) -> None:
+    """Refuse arguments that have no effect together with ``option``.
 
     Args:
         args: the command line.
-        given: ``--table``, perhaps.
-        others: what it makes no use of: ``--json``, or a positional one, ``TOPOLOGY``.
+        option: for example ``--table``.
+        others: arguments that it ignores: ``--json``, or a positional one such as ``TOPOLOGY``.
 
     Raises:
-        HierAllreduceError: ``given`` is there, and some of the others; the message has all of them.
+        HierAllreduceError: ``option`` was passed, and so were some of the others; the message names all of them.
     """
-    values = {name: getattr(args, name.lstrip("-").lower()) for name in (given, *others)}
-    is_there = {name: value is not False and value not in (None, []) for name, value in values.items()}
-    unused = [name for name in others if is_there[name]]
-    if is_there[given] and unused:
-        raise HierAllreduceError(f"{given} makes no use of {', '.join(unused)}; give one or the other")
+    values = {name: getattr(args, name.lstrip("-").lower()) for name in (option, *others)}
+    passed = {name: value is not False and value not in (None, []) for name, value in values.items()}
+    unused = [name for name in others if passed[name]]
+    if passed[option] and unused:
+        raise HierAllreduceError(f"{option} makes no use of {', '.join(unused)}; give one or the other")
 
 
 @contextlib.contextmanager
-def installed(who: str, extras: str) -> Iterator[None]:
-    """Say in words what ``who`` needs and cannot import, and which of this package's extras bring it.
+def installed(feature: str, extras: str) -> Iterator[None]:
+    """Explain which module ``feature`` needs and cannot import, and which extras of this package install it.
 
     Raises:
-        HierAllreduceError: a module that is imported inside is missing.
+        HierAllreduceError: a module that is imported inside the ``with`` block is missing.
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        # in double quotes, which every shell understands, Windows' too
-        what = f'{who} needs {error.name}: python -m pip install "hier_allreduce[{extras}]"'
-        raise HierAllreduceError(what) from None
+        # double quotes: every shell understands them, also on Windows
+        message = f'{feature} needs {error.name}: python -m pip install "hier_allreduce[{extras}]"'
+        raise HierAllreduceError(message) from None

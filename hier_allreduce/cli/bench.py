@@ -1,4 +1,4 @@
-"""``hier-allreduce bench``."""
+"""``hier-allreduce bench``: measured comparisons on this machine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, Callable, List, Tuple
 
+from ..bench import OPTIMIZERS
 from ..errors import BenchError
 from ..figures import check_picture
 from .arguments import count, gib, installed, output, refuse_unused
@@ -23,7 +24,7 @@ MODELS = ("resnet50", "mobilenet_v2", "bert_base", "vgg16", "dlrm_criteo_kaggle"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
+    """Add the command's options."""
     add = parser.add_argument
     table = parser.add_mutually_exclusive_group()
     table.add_argument("--model", metavar="NAME", help=f"a shipped table of gradient shapes (default: {MODEL})")
@@ -31,11 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--devices", metavar="K", type=count, help="how many (default: all GPUs if two or more, else 8 CPU devices)")
     add("--average", action="store_true", help="the mean instead of the sum")
     add("--rounds", metavar="N", type=count, default=15, help="timed steps of each contender (default: 15)")
-    add("--contenders", metavar="A,B,…", help="only these; ours:NAME is ours with a strategy (default: everybody)")
+    add("--contenders", metavar="A,B,…", help="only these; ours:NAME is ours with a strategy (default: all)")
     add("--strategy", metavar="NAME", nargs="+", default=[], help="these strategies of ours too")
     add("--topology", metavar="NAME", nargs="+", default=[], help="ours planned for these machines too")
     add("--sweep", action="store_true", help="instead of the peers, strategies of ours that differ in one choice")
-    add("--updates", metavar="OPTIMIZER", help="instead: both updates, with sgd, momentum, adam or rmsprop")
+    add("--updates", metavar="OPTIMIZER", help=f"instead: both updates, with {', '.join(OPTIMIZERS)}")
     add("--distribute", action="store_true", help="instead: MirroredStrategy with each of TensorFlow's ops, and ours")
     add("--hosts", metavar="H", type=count, help="instead: H hosts, processes on this machine with --devices each"
         f" (default: {DEVICES}), compared with one ring over all devices and MultiWorkerMirroredStrategy")  # fmt: skip
@@ -83,7 +84,7 @@ def main(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Say what is missing or cannot be meant before anything is measured."""
+    """Refuse missing modules, options without effect and invalid ones before anything is measured."""
     others = ("--contenders", "--strategy", "--topology", "--rows", "--memory", "--json", "--picture", "--table")
     refuse_unused(args, "--hosts", *others, "--model", "--shapes", "--average", "--sweep", "--updates", "--distribute")
     refuse_unused(args, "--updates", *others, "--sweep", "--distribute")
@@ -176,8 +177,8 @@ def _bar(parts: int) -> Any:
 
 
 def _ticking(bar: Any) -> Callable[[str], None]:
-    def tick(words: str) -> None:
-        bar.set_description_str(words, refresh=False)
+    def tick(stage: str) -> None:
+        bar.set_description_str(stage, refresh=False)
         bar.update()
 
     return tick

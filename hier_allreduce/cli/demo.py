@@ -7,64 +7,74 @@ import importlib
 import os
 from pathlib import Path
 
+from ..bench import OPTIMIZERS
 from ..errors import HierAllreduceError
 from .arguments import count, installed
 from .demos.terminal import only_for_us
 
-# each a module of hier_allreduce.cli.demos with `run(args, terminal) -> exit status`
+# Each is a module of hier_allreduce.cli.demos with `run(args, terminal) -> exit status`.
 JOBS = {
     "digits": "a convnet on scikit-learn's handwritten digits, trained by tensorpack",
-    "text": "a language model on the standard library's English, embeddings sparse, trained by TowerOptimizer",
-    "keras": "the digits by Keras fit under MirroredStrategy, beside TensorFlow's own hierarchical copy",
+    "text": "a language model with sparse embeddings on the standard library's English, trained by TowerOptimizer",
+    "keras": "the digits by Keras fit under MirroredStrategy, compared with TensorFlow's HierarchicalCopy",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    jobs = "; ".join(f"{name}: {what}" for name, what in JOBS.items())
+    """Add the command's options."""
+    jobs = "; ".join(f"{name}: {summary}" for name, summary in JOBS.items())
     parser.add_argument("--job", choices=JOBS, default="digits", help=f"what to train ({jobs})")
     parser.add_argument(
         "--devices",
         default="8",
         metavar="N|LIST",
-        help="how many: GPUs where there are that many, else logical CPU devices; or a list: /gpu:0,/gpu:1 (default 8)",
+        help="a number (GPUs if there are enough, else logical CPU devices), or a list: /gpu:0,/gpu:1 (default 8)",
     )
     parser.add_argument(
         "--hosts",
         type=count,
         default=1,
         metavar="N",
-        help="train the digits on so many hosts, as processes of this machine, with --devices each (default 1)",
+        help="train the digits on N hosts, processes on this machine with --devices each (default 1)",
     )
-    parser.add_argument("--strategy", metavar="NAME", help="how to reduce: a name or YAML file (default hierarchical)")
-    parser.add_argument("--update", choices=("replicated", "main"), default="replicated", help="who updates variables")
+    parser.add_argument(
+        "--strategy", metavar="NAME", help="how to reduce: a name or a YAML file (default hierarchical)"
+    )
+    parser.add_argument(
+        "--update",
+        choices=("replicated", "main"),
+        default="replicated",
+        help="where variables are updated: on every tower, or once at a main (default replicated)",
+    )
     parser.add_argument(
         "--optimizer",
-        choices=("sgd", "momentum", "adam", "adagrad", "rmsprop"),
+        choices=tuple(OPTIMIZERS),
         help="default momentum for the digits, adagrad for the text",
     )
     parser.add_argument(
-        "--epochs", type=count, metavar="N", help="how often to go through the data (default 60, text 2)"
+        "--epochs", type=count, metavar="N", help="passes over the data (default: digits 60, text 2, keras 25)"
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of data, split and weights (default 0)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="checkpoint and logs (default train_log/JOB)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of data, split and weights (default 0)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder for checkpoint and logs (default train_log/JOB)"
+    )
 
 
 def main(args: argparse.Namespace) -> int:
-    """Train, compare, report; 0 if everything is as it should be, 1 if not.
+    """Train, compare and report; return 0 if all checks pass, else 1.
 
     Raises:
-        HierAllreduceError: something the demo needs is not installed, or ``--out`` cannot be written to.
+        HierAllreduceError: a module that the demo needs is not installed, or ``--out`` cannot be written to.
         DeviceError: a device of ``--devices`` does not exist.
     """
-    # TensorFlow reads this when it is imported; a GPU's TF32 rounds to 1e-3, which would drown what is compared
+    # A GPU's TF32 rounds to 1e-3, more than the differences that are checked. TensorFlow reads this when imported.
     os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
     if args.hosts > 1 and args.job != "digits":
         raise HierAllreduceError(f"--hosts is for --job digits, not {args.job}")
     args.out = args.out or Path("train_log") / args.job
     try:
         args.out.mkdir(parents=True, exist_ok=True)
-        # line by line, as C++ writes to it too
+        # line by line, because C++ writes to the file too
         log = (args.out / "training.log").open("w", buffering=1, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise HierAllreduceError(f"--out {args.out}: {error.strerror}") from None

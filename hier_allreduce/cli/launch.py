@@ -10,18 +10,18 @@ from ..errors import ClusterError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The command's options."""
-    parser.add_argument("-n", "--hosts", type=int, required=True, metavar="HOSTS", help="how many")
+    """Add the command's options."""
+    parser.add_argument("-n", "--hosts", type=int, required=True, metavar="HOSTS", help="number of hosts")
     parser.add_argument(
         "program",
         nargs=argparse.REMAINDER,
         metavar="-- PROGRAM …",
-        help="what each of them runs, as: -- python train.py",
+        help="the program that each host runs, for example: -- python train.py",
     )
 
 
 def main(args: argparse.Namespace) -> int:
-    """Run the command; the exit status is that of the first host that failed."""
+    """Run the command; return the exit status of the first host that failed, or 0."""
     command = args.program[1:] if args.program[:1] == ["--"] else args.program
     if not command:
         raise ClusterError("no program: hier-allreduce launch -n 2 -- python train.py")

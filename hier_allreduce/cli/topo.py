@@ -1,4 +1,4 @@
-"""``hier-allreduce topo``: what the links of a machine are understood to be."""
+"""``hier-allreduce topo``: a machine's links, their speeds, and the bound that they set."""
 
 from __future__ import annotations
 
@@ -66,9 +66,7 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
         metavar="NAME|FILE",
         help=f"what joins the hosts: a YAML file, or one of {', '.join(presets.names('networks'))}",
     )
-    parser.add_argument(
-        "--nics", type=count, metavar="N", help="network cards of each host (default: as the network says)"
-    )
+    parser.add_argument("--nics", type=count, metavar="N", help="network cards of each host (default: the network's)")
 
 
 def read_hosts(args: argparse.Namespace, machine: Topology) -> Optional[Hosts]:

@@ -22,14 +22,12 @@ if TYPE_CHECKING:
     from .addresses import free_addresses as free_addresses
     from .cluster import Cluster as Cluster
     from .config import read_config as read_config
-    from .events import event_line as event_line
     from .events import publish as publish
     from .events import read_event as read_event
     from .launcher import launch as launch
 
 __all__ = [
     "Cluster",
-    "event_line",
     "free_addresses",
     "launch",
     "publish",
@@ -42,7 +40,7 @@ __getattr__ = lazy(
         "addresses": ["free_addresses"],
         "cluster": ["Cluster"],
         "config": ["read_config"],
-        "events": ["event_line", "publish", "read_event"],
+        "events": ["publish", "read_event"],
         "launcher": ["launch"],
     },
 )

@@ -14,14 +14,9 @@ from typing import Any, Dict, Optional
 _MARK = "hier_allreduce event: "
 
 
-def event_line(**event: Any) -> str:
-    """Return the line that carries an event; its values are what JSON can hold."""
-    return _MARK + json.dumps(event)
-
-
 def publish(**event: Any) -> None:
-    """Print an event's line at once."""
-    print(event_line(**event), flush=True)
+    """Print the line that carries an event. Its values are what JSON can hold."""
+    print(_MARK + json.dumps(event), flush=True)
 
 
 def read_event(line: str) -> Optional[Dict[str, Any]]:
