@@ -6,6 +6,7 @@ import tensorflow as tf
 from helpers.graphs import cpus, gradients_on, tf1
 
 from hier_allreduce import (
+    ClusterError,
     DeviceError,
     GradientError,
     StrategyError,
@@ -396,3 +397,9 @@ def test_a_variable_is_no_row(graph):
     variable = tf.compat.v1.get_variable("w", [2], use_resource=True)
     message = ["tower 0 (/cpu:0): its row is one", "Variable"]
     refused(GradientError, message, allreduce_grads, [variable, variable], cpus(2))
+
+
+@pytest.mark.parametrize("cluster", ["cluster.yaml", ["10.0.0.1:2222"]])
+def test_a_cluster_must_be_one(graph, cluster):
+    message = ["cluster=", "expected a hier_allreduce.Cluster (from a file: Cluster.load)"]
+    refused(ClusterError, message, allreduce_grads, four_by_two(), cpus(4), cluster=cluster)
