@@ -84,22 +84,22 @@ def tower(scope: str, words: int, seed: int) -> Model:
     word = tf1.placeholder(tf.int32, [None])
     with tf1.variable_scope(scope):
         random = [tf1.random_normal_initializer(stddev=0.1, seed=10 * seed + n) for n in range(4)]
-        known = tf1.get_variable("words", [words, WIDTH], initializer=random[0], use_resource=True)
-        hashed = tf1.get_variable("hashed", [HASHED, WIDTH], initializer=random[1], use_resource=True)
+        word_table = tf1.get_variable("words", [words, WIDTH], initializer=random[0], use_resource=True)
+        hashed_table = tf1.get_variable("hashed", [HASHED, WIDTH], initializer=random[1], use_resource=True)
         mix = tf1.get_variable("mix", [(CONTEXT + 2) * WIDTH, HIDDEN], initializer=random[2], use_resource=True)
         kernel = tf1.get_variable("kernel", [HIDDEN, words], initializer=random[3], use_resource=True)
         bias = tf1.get_variable("bias", [words], initializer=tf1.zeros_initializer(), use_resource=True)
     embedded = tf.concat(
         [
-            tf.nn.embedding_lookup(known, features[:, :CONTEXT]),
-            tf.nn.embedding_lookup(hashed, features[:, CONTEXT:]),
+            tf.nn.embedding_lookup(word_table, features[:, :CONTEXT]),
+            tf.nn.embedding_lookup(hashed_table, features[:, CONTEXT:]),
         ],
         axis=1,
     )
     hidden = tf.tanh(tf.matmul(tf.reshape(embedded, [-1, (CONTEXT + 2) * WIDTH]), mix))
     logits = tf.matmul(hidden, kernel) + bias
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=word, logits=logits))
-    return Model(features, word, loss, [known, hashed, mix, kernel, bias])
+    return Model(features, word, loss, [word_table, hashed_table, mix, kernel, bias])
 
 
 class Training:
