@@ -1,4 +1,4 @@
-"""The examples of the README and of the page on several hosts, run as they stand there."""
+"""The examples of the README and of the page on several hosts run unchanged and print what they say."""
 
 import re
 import subprocess

@@ -1,1 +1,1 @@
-"""What several tests share."""
+"""Helpers of several test files."""

@@ -1,7 +1,7 @@
 """Jobs of several hosts for tests: real processes and servers on loopback, every wait bounded.
 
-The processes are forked from one that has imported TensorFlow and done nothing else, which takes a second less than
-ten times over. They end with their test, whatever it does.
+The processes are forked from one that has imported TensorFlow (see forks.py), and end with
+their test, whatever it does.
 """
 
 import contextlib
@@ -66,9 +66,9 @@ def job(scenario, hosts, each=None, addresses=None, devices=2, timeout=30.0, **o
 
     Args:
         scenario: a function of cluster_child.
-        hosts: how many.
+        hosts: the number of hosts.
         each: ``{task: options}`` for some hosts only; ``"cluster"`` in it are arguments of its Cluster.
-        addresses: if not free ports of loopback.
+        addresses: of the hosts; by default free ports of loopback.
         devices: of each host.
         timeout: of the cluster.
         options: the scenario's, for all hosts.

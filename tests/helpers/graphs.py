@@ -1,4 +1,4 @@
-"""Small graphs on sixteen logical CPU devices: gradients on towers in, what an all-reduce makes of them out."""
+"""Small graphs on sixteen logical CPU devices: gradients on towers in, all-reduced gradients out."""
 
 import os
 
@@ -19,17 +19,17 @@ if IS_TF2:  # before TensorFlow starts; on 1.15 every session makes its own
 
 
 def session(**options):
-    """A v1 session on 16 logical CPU devices."""
+    """Return a v1 session on 16 logical CPU devices."""
     return tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 16}, **options))
 
 
 def cpus(count):
-    """``count`` logical CPU devices."""
+    """Return ``count`` logical CPU devices."""
     return [f"/cpu:{i}" for i in range(count)]
 
 
 def gradients_on(devices, values, static=True):
-    """``values[tower][variable]`` as tensors on their towers' devices, which no optimizer folds into constants."""
+    """Return ``values[tower][variable]`` as tensors on their towers' devices, which Grappler cannot fold."""
     rows = []
     for device, row in zip(devices, values):
         with tf.device(device):
@@ -38,25 +38,25 @@ def gradients_on(devices, values, static=True):
 
 
 def evaluate(fetches):
-    """What a fresh session makes of tensors of the current graph."""
+    """Run tensors of the current graph in a fresh session."""
     tf1.get_default_graph().get_operations() or tf1.no_op()  # a session refuses an empty graph
     with session() as sess:
         return sess.run(fetches)
 
 
 def executed(values, devices, static=True, **how):
-    """The all-reduce of K×N arrays, built in a graph of its own and run in a session."""
+    """Build the all-reduce of K×N arrays in a new graph, run it, and return the results."""
     with tf.Graph().as_default():
         return evaluate(allreduce_grads(gradients_on(devices, values, static), devices, **how))
 
 
 def held(value):
-    """A placeholder-fed tensor: nothing folds it into a constant."""
+    """Return a tensor fed by a placeholder, which Grappler cannot fold into a constant."""
     return tf1.placeholder_with_default(value, np.shape(value))
 
 
 def consumed_in_place(rows):
-    """One op for each result on its own device, so that fetching brings no result to another."""
+    """Return one op for each result, on its device, so that fetching copies no result to another device."""
     consumers = []
     for grad in [grad for row in rows for grad in row]:
         with tf.device(grad.device):
@@ -65,7 +65,7 @@ def consumed_in_place(rows):
 
 
 def traced(fetches):
-    """The metadata of one step, partition graphs included."""
+    """Return the metadata of one step, partition graphs included."""
     metadata = tf1.RunMetadata()
     with session() as sess:
         sess.run(fetches, options=tf1.RunOptions(output_partition_graphs=True), run_metadata=metadata)

@@ -11,7 +11,7 @@ shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 
 @st.composite
 def groupings(draw, devices):
-    """Every way to put ``devices`` towers into groups: any sizes, any order."""
+    """Draw any partition of ``devices`` towers into groups: any sizes, any order."""
     order = draw(st.permutations(range(devices)))
     cuts = sorted(draw(st.sets(st.integers(1, devices - 1)))) if devices > 1 else []
     return tuple(tuple(order[start:stop]) for start, stop in zip([0, *cuts], [*cuts, devices]))
@@ -19,7 +19,7 @@ def groupings(draw, devices):
 
 @st.composite
 def choices(draw):
-    """``(devices, algorithm, groups)`` that fit together."""
+    """Draw ``(devices, algorithm, groups)`` that fit together."""
     devices, algorithm = draw(towers), draw(algorithms)
     groups = draw(st.none() | groupings(devices)) if algorithm == "hierarchical" else None
     return devices, algorithm, groups
@@ -27,7 +27,7 @@ def choices(draw):
 
 @st.composite
 def problems(draw):
-    """``(values[tower][variable], algorithm, groups)``; whole numbers, so that float sums are exact in any order."""
+    """Draw ``(values[tower][variable], algorithm, groups)``; sums of the whole numbers are exact in any order."""
     devices, algorithm, groups = draw(choices())
     columns = draw(st.lists(shapes, max_size=4))
     numbers = np.random.RandomState(draw(st.integers(0, 2**32 - 1)))

@@ -42,7 +42,7 @@ def momentum():
 
 
 def by_name():
-    """Freeze a layer, and let weights decay: what people match variables' names for."""
+    """Freeze a layer and decay weights, by the variables' names."""
     return [
         ScaleGradient([("hidden/W", 0.0), ("out/.*", 5.0)], verbose=False),
         MapGradient(lambda grad, var: grad + 0.1 * var, "out/W"),
@@ -50,7 +50,7 @@ def by_name():
 
 
 class Foreign(tf1.train.Optimizer):
-    """A wrapper that is not tensorpack's, as for loss scaling."""
+    """A wrapper that is not tensorpack's, such as one for loss scaling."""
 
     def __init__(self, inside):
         super().__init__(False, "Foreign")
@@ -64,11 +64,11 @@ class Foreign(tf1.train.Optimizer):
 
 
 class OwnAccumulation(AccumGradOptimizer):
-    """A user's, which counts as tensorpack's does."""
+    """A user's subclass, which counts as tensorpack's does."""
 
 
 class Distributed(tf1.train.GradientDescentOptimizer):
-    """With the interface of tf.contrib.optimizer_v2, which only TensorFlow 1 has."""
+    """An optimizer with the interface of tf.contrib.optimizer_v2, which only TensorFlow 1 has."""
 
     def _finish(self, state):
         return tf.no_op()
@@ -152,7 +152,7 @@ class Model(tp.ModelDesc):
 
 
 class Look(tp.Callback):
-    """All variables: right before the first step, and right after the last one."""
+    """The values of all variables right before the first step and right after the last one."""
 
     def _read(self):
         variables = tf1.global_variables() + tf1.local_variables()
@@ -172,7 +172,7 @@ class Look(tp.Callback):
 
 
 def train(trainer, optimizer, batch=BATCH, steps=STEPS, epochs=1, load=None, callbacks=(), model=None, **config):
-    """Train in a fresh graph; the variables before and after."""
+    """Train in a fresh graph; return the variables before and after, and the names of the histograms."""
     look = Look()
     SummaryGradient._summaried_gradient.clear()  # tensorpack makes each summary once in a process, not in a graph
     with tf.Graph().as_default():
@@ -194,7 +194,7 @@ def train(trainer, optimizer, batch=BATCH, steps=STEPS, epochs=1, load=None, cal
 
 
 def stock(towers):
-    """tensorpack's replicated trainer, moved to one CPU by soft placement, in a session with threads enough."""
+    """Return tensorpack's replicated trainer, moved to one CPU by soft placement, in a session with enough threads."""
     config = tf1.ConfigProto(allow_soft_placement=True, inter_op_parallelism_threads=16, use_per_session_threads=True)
     trainer = tp.SyncMultiGPUTrainerReplicated(list(range(towers)), mode="gpu")
     return {"trainer": trainer, "session_creator": sesscreate.NewSessionCreator(config=config)}
@@ -209,7 +209,7 @@ def checkpoint(path):
 
 
 def towers(folder):
-    """Any number of towers, against one tower with the K-fold batch."""
+    """Train K towers, and one tower with the K-fold batch."""
     facts = {}
     for count in (1, 2, 3, 8):
         for optimizer in ("momentum", "adam"):
@@ -222,7 +222,7 @@ def towers(folder):
 
 
 def checkpoints(folder):
-    """Saved by one trainer and loaded by another: tensorpack's, and ours with other numbers of towers."""
+    """Save with one trainer and load with another: tensorpack's, and ours with other numbers of towers."""
     ours, theirs = (lambda k: {"trainer": HierarchicalTrainer(cpus(k))}), stock
     facts = {}
     for optimizer in ("momentum", "adam", "accumulate adam"):
@@ -244,7 +244,7 @@ def checkpoints(folder):
 
 
 def updates(folder):
-    """Each variable updated at its main: against one tower, and saved by and loaded from the other trainers."""
+    """Update each variable at its main; compare with one tower, and exchange checkpoints with the other trainers."""
     facts = {}
     for optimizer in ("momentum", "adam", "clip", "accumulate adam"):
         trainer = HierarchicalTrainer(cpus(4), update="main", strategy="tensorpack", check_replicas_every=2)
@@ -277,7 +277,7 @@ def updates(folder):
 
 
 def names(folder):
-    """Gradient processors and others that look at the variables' names, in three towers and in one."""
+    """Train with gradient processors and wrappers that match variables' names, in three towers and in one."""
     facts = {}
     if not hasattr(tf, "get_default_graph"):
         tf.get_default_graph = tf1.get_default_graph  # tensorpack's assignments after updates want TensorFlow 1
@@ -303,19 +303,19 @@ def names(folder):
 
 
 def uneven(cost):
-    """A variable that every tower has, and one has a gradient for."""
+    """Add a variable that every tower has and only tower 1 has a gradient for."""
     extra = tf1.get_variable("extra", [], initializer=tf1.ones_initializer(), use_resource=True)
     return cost + tf.square(extra) if tp.get_current_tower_context().index == 1 else cost
 
 
 def embedded(cost):
-    """A variable whose gradient is sparse, with one row twice."""
+    """Add a variable whose gradient is sparse and has one row twice."""
     rows = tf1.get_variable("embedding", [4, 2], initializer=tf1.ones_initializer(), use_resource=True)
     return cost + tf.reduce_sum(tf.square(tf.nn.embedding_lookup(rows, [2, 1, 2])))
 
 
 def digits(folder):
-    """The demo's convnet on real digits, 4 towers: each step's loss with either update."""
+    """Train the demo's convnet on real digits in 4 towers; each step's loss with either update."""
     from tqdm import tqdm
 
     from hier_allreduce.cli.demos.digits import Batches, Convnet, load
@@ -326,13 +326,13 @@ def digits(folder):
     for optimizer in ("sgd", "momentum", "adam", "rmsprop"):
         for update in ("replicated", "main"):
             trainer = HierarchicalTrainer(cpus(4), update=update)
-            found = run(trainer, Convnet(0, optimizer), Batches(training, 11, 4, 16, 0), 1, tqdm(disable=True), [])
-            facts[f"{optimizer} {update}"] = found.losses
+            result = run(trainer, Convnet(0, optimizer), Batches(training, 11, 4, 16, 0), 1, tqdm(disable=True), [])
+            facts[f"{optimizer} {update}"] = result.losses
     return facts
 
 
 def accumulation(folder):
-    """Sums of three gradients, with SGD (three times the rate and the batch of plain SGD) and with Adam."""
+    """Accumulate three gradients, with SGD (like plain SGD with three times the rate and batch) and with Adam."""
     three, one = (HierarchicalTrainer(cpus(k), average=average) for k, average in ((3, True), (1, True)))
     facts = {
         "sgd": train(three, "accumulate sgd", steps=9)["after"],
@@ -353,7 +353,7 @@ def accumulation(folder):
 
 
 def accumulated_by_hand(optimizer, counted=0):
-    """Three towers' weight after each of six steps, its gradient always -1; tower 0 starts with a step ``counted``."""
+    """Return three towers' weight after each of six steps with gradient -1; tower 0 starts with a step ``counted``."""
     devices, rows = cpus(3), []
     with tf.Graph().as_default():
         towers = TowerOptimizer(optimizer, devices)
@@ -372,7 +372,7 @@ def accumulated_by_hand(optimizer, counted=0):
 
 
 def callbacks(folder):
-    """What people train with: summaries, inference, gradient processors, BROADCAST_EVERY_EPOCH, the sum."""
+    """Train with summaries, inference, gradient processors, BROADCAST_EVERY_EPOCH, and the sum."""
     path = os.path.join(folder, "callbacks")
     test = tp.BatchData(tp.FixedSizeData(tp.MapData(Data(1), lambda dp: [dp[0][0], dp[1][0]]), 20), 10)
     trainer = HierarchicalTrainer(["/cpu:0", "/cpu:1", "/cpu:0"], algorithm="tree")
@@ -402,14 +402,14 @@ def callbacks(folder):
 
 
 def moving_average(cost):
-    """A variable that is not trained and that only tower 0 updates, as batch normalisation's averages are."""
+    """Add a variable that is not trained and that only tower 0 updates, like batch normalisation's averages."""
     average = tf1.get_variable("average", [], trainable=False, initializer=tf1.zeros_initializer(), use_resource=True)
     tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, average.assign_add(cost))
     return cost
 
 
 def warned(folder):
-    """Trains, but with a warning."""
+    """Train in ways that log a warning; return the warnings."""
     facts = {}
 
     def references(cost):
@@ -439,7 +439,7 @@ def warned(folder):
 
 @contextlib.contextmanager
 def warnings():
-    """A list of tensorpack's warnings."""
+    """Collect tensorpack's warnings in a list."""
     messages = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())
@@ -451,7 +451,7 @@ def warnings():
 
 
 def sessions(folder):
-    """Sessions of one's own making, in a process whose first session had one thread."""
+    """Train in sessions that the user configures, in a process whose first session had one thread."""
     config = tf1.ConfigProto(allow_soft_placement=True, inter_op_parallelism_threads=16)
     before, facts = str(config), {}
     creator = sesscreate.NewSessionCreator(config=config)
@@ -470,7 +470,7 @@ def sessions(folder):
 
 
 def refusals(folder):
-    """Bad input: what is raised, and whether training had started."""
+    """Return the class and text of the error that each bad input raises."""
 
     def lonely(cost):
         return uneven(cost) if tp.get_current_tower_context().index == 1 else cost

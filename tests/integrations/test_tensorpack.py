@@ -45,14 +45,14 @@ def weights(variables):
 
 
 def difference(variables, others):
-    """The largest one between the trained variables, which both must have, and the optimizer's slots that both have."""
+    """Return the largest difference of the trained variables, which both must have, and of the slots that both have."""
     a, b = weights(variables), weights(others)
     assert {"hidden/W", "hidden/b", "out/W", "out/b"} <= set(a) & set(b)
     return max(np.abs(a[name] - b[name]).max() for name in set(a) & set(b))
 
 
 def in_towers(variables):
-    """{name: [tower 0's value, tower 1's, …]} of all variables that towers have a copy of, slots too."""
+    """Return {name: [tower 0's value, tower 1's, …]} of all variables that towers have a copy of, slots too."""
     copies = {}
     for name, value in sorted(variables.items()):
         if name.startswith("tower"):

@@ -1,4 +1,4 @@
-"""tensorpack on several hosts: trained like one tower, saved and restored by the chief alone, ended by a lost host."""
+"""tensorpack on several hosts trains like one tower; only the chief saves and restores; a lost host ends training."""
 
 import re
 
@@ -20,7 +20,7 @@ def assert_near(found, expected):
 
 
 def all_towers(facts):
-    """Every tower's variables on every host, by the name that tower 0 has for them."""
+    """Return every tower's variables on every host, by the name that tower 0 has for them."""
     rows = []
     for host in facts:
         own = {n: v for n, v in host["after"].items() if n.startswith("tower1/")}
