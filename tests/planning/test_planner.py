@@ -130,8 +130,8 @@ def test_few_bytes_are_added_by_threes_and_copied_by_twos_on_a_switch():
     (way,) = choice.recipe.ways
     assert way[0] != way[1] and choice.recipe.alone(0).ways == (way,)
     verify(choice.recipe.alone(0).plan())
-    assert "another way back" in report.ways(choice.recipe.plan(), [64_000])
-    assert "the same way back" in report.ways(algorithms.tree(8, [0]), [64_000])
+    assert "another way back" in report.describe_ways(choice.recipe.plan(), [64_000])
+    assert "the same way back" in report.describe_ways(algorithms.tree(8, [0]), [64_000])
 
 
 @pytest.mark.parametrize("name", CUBE_MESHES)
