@@ -125,8 +125,8 @@ def cell(peer, kind):
 
 
 def verdict(peer, kind, count):
-    found = [outcome(peer, kind, count, op) for op in ops_of(kind)] if peer != RING else in_a_child(kind, count)
-    return ", ".join(dict.fromkeys("**wrong**" if word == "wrong" else word for word in found))
+    outcomes = [outcome(peer, kind, count, op) for op in ops_of(kind)] if peer != RING else in_a_child(kind, count)
+    return ", ".join(dict.fromkeys("**wrong**" if word == "wrong" else word for word in outcomes))
 
 
 def in_a_child(kind, count):

@@ -303,8 +303,8 @@ each_kind = pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.x
 def test_every_kind_of_value_is_right_or_refused(kind, count):
     refused = {"two int32 in one batch": "ValueError", **dict.fromkeys(SENSELESS, "GradientError")}
     for compiled in (True, False):
-        found = {table.outcome(OURS, kind, count, op, compiled) for op in table.ops_of(kind)}
-        assert found == {refused.get(kind, "right")}
+        outcomes = {table.outcome(OURS, kind, count, op, compiled) for op in table.ops_of(kind)}
+        assert outcomes == {refused.get(kind, "right")}
 
 
 @needs_tf2

@@ -12,11 +12,11 @@ def weights(variables):
     return {n: np.array(v) for n, v in variables.items() if n.split("/")[0] in ("hidden", "out")}
 
 
-def assert_near(found, expected):
-    found, expected = weights(found), weights(expected)
-    assert {"hidden/W", "hidden/b", "out/W", "out/b"} <= set(found)
-    for name in set(found) & set(expected):
-        np.testing.assert_allclose(found[name], expected[name], atol=1e-5)
+def assert_near(actual, expected):
+    actual, expected = weights(actual), weights(expected)
+    assert {"hidden/W", "hidden/b", "out/W", "out/b"} <= set(actual)
+    for name in set(actual) & set(expected):
+        np.testing.assert_allclose(actual[name], expected[name], atol=1e-5)
 
 
 def all_towers(facts):
