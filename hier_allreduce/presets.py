@@ -104,6 +104,11 @@ def seconds(value: Any, where: str, error: Error) -> float:
     return _number(value, 1e-12, 1.0, f"{where}: expected seconds above 0, up to 1 (10 µs are 10e-6)", error)
 
 
+def seconds_or_none(value: Any, where: str, error: Error) -> float:
+    """Return a delay, which may be 0. The limits refuse µs given as seconds."""
+    return _number(value, 0.0, 1.0, f"{where}: expected seconds from 0 to 1 (10 µs are 10e-6)", error)
+
+
 def whole_number(value: Any, where: str, error: Error) -> int:
     """Return a whole number of 1 or more."""
     message = f"{where}: expected a whole number of 1 or more"

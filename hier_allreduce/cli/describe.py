@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Dict, Iterable, List, Sequence, Set, Tuple
 
 from ..formatting import amount, count, duration, percent, rate, table
-from ..planning import Choice, HostsChoice, Plan, Reduce, choose, pack, seconds_by_algorithm
+from ..planning import Choice, HostsChoice, Plan, Reduce, pack, seconds_by_algorithm
 from ..topology import GB, Network, Topology, guessed
 
 Way = Tuple[Tuple[Tuple[int, ...], int], ...]  # a chunk's reductions as (srcs, dst)
@@ -154,12 +154,7 @@ def describe_choice(choice: Choice, topology: Topology, steps: bool = False) -> 
         topology: the machine.
         steps: list every step too.
     """
-    seconds = seconds_by_algorithm(topology, choice.size)
-    compared = _compared(choice, seconds)
-    was_chosen = choice.recipe == choose(topology, choice.size).recipe  # not asked for by its algorithm's name
-    if was_chosen and min(seconds.values()) < 0.99 * choice.seconds:
-        compared += "\nWhat is faster here is slower in another order of the copies, or for some bytes more or less:"
-        compared += "\ndocs/cost-model.md."
+    compared = _compared(choice, seconds_by_algorithm(topology, choice.size))
     return _paragraphs(
         [_headline(choice, topology), _times(choice), compared, *_steps_and_remarks(choice, topology, steps)]
     )

@@ -17,7 +17,7 @@ from .algorithms import ALGORITHMS, BY_ROOT, hierarchical
 from .assignment import PlanningTarget, plan_cut, plan_whole
 from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
 from .multi_host import HostsChoice, choose_for_hosts
-from .plan import Copy, Ops, Plan, Reduce, Step, run, verify
+from .plan import Copy, Ops, Plan, Reduce, Step, issued_before, readiness, run, verify
 from .planner import PLANNER_ALGORITHMS, Choice, choose, seconds_by_algorithm, timeline
 from .rings import ring
 from .simulator import Timing, simulate
@@ -46,10 +46,12 @@ __all__ = [
     "choose",
     "choose_for_hosts",
     "hierarchical",
+    "issued_before",
     "make_buckets",
     "pack",
     "plan_cut",
     "plan_whole",
+    "readiness",
     "ring",
     "run",
     "seconds_by_algorithm",

@@ -22,7 +22,7 @@ from ..topology import Network, Topology
 from . import planner
 from .plan import Plan, Reduce
 from .recipes import Recipe, baselines, candidates
-from .simulator import RULES, Simulation, Timing, simulate
+from .simulator import Simulation, Timing, simulate
 
 
 class Crossing(NamedTuple):
@@ -158,7 +158,7 @@ class _HostsSimulation(Simulation):
     """One host's run. A collective holds its card until it ends, and the processor for its hops and bytes."""
 
     def __init__(self, plan: Plan, topology: Topology, chunks: Sequence[float], hosts: int, network: Network) -> None:
-        super().__init__(plan, topology, chunks, ideal_links=False, rule=RULES["queue"])
+        super().__init__(plan, topology, chunks)
         self.roots, self.devices = plan.roots, plan.devices
         self.last = {step.chunk: number for number, step in enumerate(plan.steps) if isinstance(step, Reduce)}
         self.hosts, self.network = hosts, network
@@ -173,10 +173,10 @@ class _HostsSimulation(Simulation):
         run = super().timing()
         return HostsTiming(run.seconds, run.spans, run.link_bytes, run.starts, tuple(self.crossings))
 
-    def summed(self, number: int, now: float) -> float:
+    def summed(self, number: int, now: float, end: float) -> float:
         """Return when the hosts' sum is there, if this step completes a chunk's sum on its host."""
         chunk = self.steps[number].chunk
-        return self._cross(chunk, now) if self.last[chunk] == number else now
+        return self._cross(chunk, end) if self.last[chunk] == number else now
 
     def _cross(self, chunk: int, now: float) -> float:
         """Let the chunk cross; return when it is back on its main."""
@@ -207,7 +207,7 @@ def _search(
             to_beat = min(seconds.values(), default=math.inf)
         # The hops alone are a lower bound that needs no simulation.
         if network.processor_seconds(hosts, size, len(recipe.fractions)) < to_beat:
-            ordered = recipe if recipe.order else planner.in_simulated_order(recipe, topology, size)
+            ordered = recipe if recipe.order else planner.ordered(recipe, topology, size).recipe
             predicted = simulate_recipe_on_hosts(ordered, topology, size, hosts, network).seconds
             if predicted < seconds.get(name, math.inf):
                 best[name], seconds[name] = ordered, predicted

@@ -13,7 +13,8 @@ start, device ``d`` holds its own contribution to every chunk; at the end, every
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Dict, Generic, Iterable, List, NamedTuple, Sequence, Tuple, TypeVar, Union
@@ -138,6 +139,50 @@ def run(plan: Plan, values: Sequence[Sequence[V]], ops: Ops[V]) -> List[List[V]]
         if not pending[chunk]:
             held[dst][chunk] = ops.finish(chunk, dst, held[dst][chunk])
     return held
+
+
+READY_TOGETHER = 10 << 20  # bytes of gradients that are taken to become ready at the same time
+
+
+def readiness(ready_bytes: Sequence[float]) -> Tuple[int, ...]:
+    """Return for each chunk its place in the order in which chunks become ready; equal for those ready together.
+
+    Args:
+        ready_bytes: for each chunk the bytes of all gradients that are ready once its own are.
+    """
+    return tuple(max(0, math.ceil(size / READY_TOGETHER) - 1) for size in ready_bytes)
+
+
+def issued_before(plan: Plan, readiness: Sequence[int]) -> List[Tuple[int, ...]]:
+    """Return for each copy the earlier copies of its sender that it must not overtake.
+
+    The copies of a ``Reduce``, one for each source, and of a ``Copy`` are numbered in the plan's order. A copy follows
+    those before it in the plan whose chunk is ready no later than its own: it then waits for no gradient that comes
+    later in the backward pass. Of these the fewest are returned that imply the others.
+
+    ::
+
+        plan    0→1 chunk 1    0→2 chunk 0    0→3 chunk 1
+        before  ()             ()             (0→2, 0→1)
+
+    Args:
+        plan: the plan.
+        readiness: for each chunk its place in the order in which chunks become ready.
+    """
+    sent: Dict[int, List[Tuple[int, int]]] = defaultdict(list)  # (copy, readiness) of each sender
+    before: List[Tuple[int, ...]] = []
+    for step in plan.steps:
+        for src in step.srcs if isinstance(step, Reduce) else (step.src,):
+            own, latest, found = readiness[step.chunk], None, []
+            for copy, ready in reversed(sent[src]):
+                if ready <= own and (latest is None or ready > latest):
+                    found.append(copy)
+                    latest = ready
+                if latest == own:
+                    break
+            sent[src].append((len(before), own))
+            before.append(tuple(found))
+    return before
 
 
 class Counting(Ops[Counter]):

@@ -5,9 +5,9 @@
     topology ─► rings, packed trees, groups, pairs ─► recipes ─► simulate ─► choose(topology, bytes)
 
 A recipe cuts a bucket into chunks and gives each its own way: a few large chunks when bytes are few (latency counts),
-many when they are many (so that links never wait). The order of a recipe's steps is the order in which a simulation
-started them, copies that were ready at once chunk by chunk or in turn, or all chunks in turn if that is faster, so that
-a plan that is executed step by step, one queue for each sender, does not wait either.
+many when they are many (so that links never wait). The order of a recipe's steps is the order in which they start in a
+simulation whose senders issue copies as they become ready. The emitted graph keeps that order, so nothing waits longer
+than it did there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import random
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from heapq import heapify, heappop, heappush
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
@@ -29,18 +28,17 @@ from ..topology import Topology, resources
 from .algorithms import ReduceHalf
 from .plan import verify
 from .recipes import Recipe, baselines, candidates
-from .simulator import RULES, Simulation, Timing, lower_bound, simulate
+from .simulator import Simulation, Timing, lower_bound, simulate
 
-_TF = "queue"  # the rule of .cost.RULES whose seconds are reported
-_NEAR = 1.05  # a recipe slower than the quickest by more than this is not looked at further
-_WORTH = 0.99  # nor one that cannot be quicker by more than this
-_FEW_STEPS = 128  # the steps of longer plans are tried in a second order only where the plan is picked
-_UNFAIR = 8  # a recipe that is 1 % slower than a baseline by one rule counts as 8 % slower
 BASELINES = ("two-group", "tree", "flat")
 PLANNER_ALGORITHMS = ("ring", "packed_paths", "packed_trees", "hierarchical", "exchange", "soonest", *BASELINES)
 _CLASSES_PER_OCTAVE = 4
-_FINALISTS, _NEARBY = 4, (0.93, 1.07)  # the best few are simulated at these sizes too
-_MANY_STEPS = 256  # where the best has more, it hardly matters which copy comes first, and simulations take long
+_WORTH = 0.99  # a candidate that cannot be faster than the best by more than this is not simulated
+_AS_GOOD = 1.005  # plans within this of the best are as good: the one with the fewest copies is taken
+_NEAR = 1.1  # a candidate whose first run takes longer than the best by more than this is not run again
+_FINALISTS = 4  # of a search are compared at the very size
+_GOOD, _LONG = 0.9, 1e-3  # plans below this share of the bound, that take so many seconds, are reordered
+_COPIES_SEARCHED, _SPREADS = 5_000, (0.02, 0.05, 0.1, 0.2)  # simulated for each of the finalists; of the whole time
 
 
 @dataclass(frozen=True)
@@ -78,31 +76,20 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Ch
     """
     if algorithm not in (None, *PLANNER_ALGORITHMS):
         raise StrategyError(f"algorithm={algorithm!r} is unknown{nearest(str(algorithm), list(PLANNER_ALGORITHMS))}")
-    best, known = _search(topology, bytes_class(size))
-    baselines = {name: _seconds(one, topology, size) for name, one in known.items()}
-    if not algorithm:
-        recipe, seconds = _at_this_size(best, known, baselines, topology, size)
+    finalists, known = _search(topology, bytes_class(size))
+    baselines = {name: _seconds(recipe, topology, size) for name, recipe in known.items()}
+    if algorithm is None:
+        trials = [_Trial(recipe, _seconds(recipe, topology, size)) for recipe in finalists]
+        trials += [_Trial(known[name], seconds) for name, seconds in baselines.items()]
+        recipe, seconds = _fewest_copies(trials)
     else:
-        found = best[0] if best[0].algorithm == algorithm else known.get(algorithm)
-        recipe = found or _best_of(topology, bytes_class(size), algorithm)
+        recipe = known.get(algorithm) or _best_of(topology, bytes_class(size), algorithm)
         seconds = _seconds(recipe, topology, size)
     return Choice(recipe, size, seconds, lower_bound(topology, size), baselines)
 
 
-def _at_this_size(
-    best: Sequence[Recipe], known: Dict[str, Recipe], baselines: Dict[str, float], topology: Topology, size: int
-) -> Tuple[Recipe, float]:
-    """The first of the best that no baseline beats at this very size, not just its class's; else that baseline."""
-    quickest = min(baselines, key=lambda name: baselines[name])
-    for recipe in best:
-        seconds = _seconds(recipe, topology, size)
-        if seconds <= baselines[quickest]:
-            return recipe, seconds
-    return known[quickest], baselines[quickest]
-
-
 def seconds_by_algorithm(topology: Topology, size: int) -> Dict[str, float]:
-    """The best seconds of every algorithm that makes a plan for this machine, whether it was looked at or not."""
+    """The best seconds of every algorithm that makes a plan for this machine."""
     names = dict.fromkeys([*BASELINES, *(recipe.algorithm for recipe in candidates(topology))])
     return {name: choose(topology, size, name).seconds for name in names}
 
@@ -111,179 +98,63 @@ def _seconds(recipe: Recipe, topology: Topology, size: int) -> float:
     return simulate(recipe.plan(), topology, recipe.sizes(size)).seconds
 
 
+class _Trial(NamedTuple):
+    """A recipe with its steps in an order, and the seconds that it takes in that order."""
+
+    recipe: Recipe
+    seconds: float
+
+
 @lru_cache(maxsize=256)
 def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
     """The fastest recipe of one algorithm that is made from links."""
-    best, seconds = None, math.inf
-    for recipe in candidates(topology):
-        if recipe.algorithm == algorithm:
-            ordered, taken = _first_run(recipe, topology, size, patience=seconds)
-            if taken < seconds:
-                best, seconds = ordered, taken
-    if not best:
+    found = [ordered(recipe, topology, size) for recipe in candidates(topology) if recipe.algorithm == algorithm]
+    if not found:
         raise StrategyError(f"algorithm={algorithm!r} makes no plan for {count(len(topology), 'device')}; 'auto' does")
-    return best
+    return min(found, key=lambda trial: trial.seconds).recipe
 
 
 @lru_cache(maxsize=1024)
 def _search(topology: Topology, size: int) -> Tuple[Tuple[Recipe, ...], Dict[str, Recipe]]:
-    """The best recipes, the best first, and of each baseline the fastest by TensorFlow's own rule."""
-    trials = [trial for recipe in baselines(topology) for trial in _trials(recipe, topology, size)]
-    fastest = _fastest(trials, topology, size)
-    known = {name: _quickest([one for one in trials if one.recipe.algorithm == name]).recipe for name in BASELINES}
-    return _final([*trials, *_promising(topology, size, fastest)], fastest, topology, size), known
-
-
-def _promising(topology: Topology, size: int, fastest: Dict[str, float]) -> List[_Trial]:
-    """Trials of the candidates that could be the quickest.
-
-    All wait in order of the least that they can take; after a first run, of what that took.
-    """
-    trials: List[_Trial] = []
-    quickest = fastest[_TF]
-    waiting = [(least, number, recipe, False) for number, (least, recipe) in enumerate(_least(topology, size))]
-    heapify(waiting)
-    while waiting:
-        seconds, number, recipe, had_first_run = heappop(waiting)
-        if had_first_run:
-            found = _in_full(recipe, seconds, topology, size, quickest * _NEAR)
-            quickest = min([quickest] + [trial.seconds[_TF] for trial in found if trial.slower(fastest) <= 1.0])
-            trials += found
-        elif seconds < quickest * _WORTH:
-            ordered, seconds = _first_run(recipe, topology, size, quickest * _NEAR)
-            if seconds < math.inf:
-                heappush(waiting, (seconds, number, ordered, True))
-    return trials
-
-
-def _final(trials: Sequence[_Trial], fastest: Dict[str, float], topology: Topology, size: int) -> Tuple[Recipe, ...]:
-    """The best, its steps in turn tried too; if it is short, the best few, compared by their means over sizes."""
-    picked = _pick(trials, fastest).recipe
-    all_of_them = [*trials, _trial(_in_turn(picked), topology, _uneven(picked, size))]
-    if len(picked.order) > _MANY_STEPS:
-        return (_pick(all_of_them, fastest).recipe,)
-    finalists: Dict[Any, _Trial] = {}
-    eligible = (trial for trial in all_of_them if trial.score(fastest) < math.inf)
-    for trial in sorted(eligible, key=lambda trial: trial.score(fastest)):
-        if len(finalists) < _FINALISTS:
-            finalists.setdefault((trial.recipe.fractions, trial.recipe.plan().steps), trial)
-    means = sorted(
-        (_over_sizes(trial, topology, size) for trial in finalists.values()), key=lambda mean: mean.cost(fastest)
-    )
-    first = _fewest_copies(means, [mean.cost(fastest) for mean in means])
-    return (first.recipe, *(mean.recipe for mean in means if mean is not first))
-
-
-def _fastest(trials: Sequence[_Trial], topology: Topology, size: int) -> Dict[str, float]:
-    """The seconds of the fastest baseline by each rule.
-
-    People write such schedules down chunk after chunk, so that counts too; except by TensorFlow's own rule, where the
-    order decides only between copies that become ready at the same time.
-    """
-    written = [_trial(recipe, topology, _uneven(recipe, size)) for recipe in baselines(topology)]
-    return {rule: min(one.seconds[rule] for one in (trials if rule == _TF else [*trials, *written])) for rule in RULES}
-
-
-def _over_sizes(trial: _Trial, topology: Topology, size: int) -> _Trial:
-    """The trial with its mean over sizes nearby: a few bytes more may change which copy comes first, and all later."""
-    recipe = trial.recipe
-    runs = [_trial(recipe, topology, _uneven(recipe, size * factor)).seconds for factor in _NEARBY]
-    runs += [trial.seconds, _trial(recipe, topology, recipe.shares(size)).seconds]
-    return _Trial(recipe, {rule: sum(run[rule] for run in runs) / len(runs) for rule in RULES})
-
-
-def _quickest(trials: Sequence[_Trial]) -> _Trial:
-    return min(trials, key=lambda trial: trial.seconds[_TF])
-
-
-def _pick(trials: Sequence[_Trial], baseline: Dict[str, float]) -> _Trial:
-    """The best by its score; if nothing is as fast as the baselines, the quickest."""
-    scores = [trial.score(baseline) for trial in trials]
-    return _quickest(trials) if min(scores) == math.inf else _fewest_copies(trials, scores)
-
-
-def _fewest_copies(trials: Sequence[_Trial], scores: Sequence[float]) -> _Trial:
-    """The best; of those as good within 0.5 %, the one with the fewest copies: each costs TensorFlow a dispatch."""
-    near = [trial for trial, score in zip(trials, scores) if score <= min(scores) * 1.005]
-    return min(near, key=lambda trial: sum(len(srcs) for half in trial.recipe.halves for srcs, _ in half))
-
-
-class _Trial(NamedTuple):
-    """A recipe and its seconds by rule; where it was too slow by the first rule, there are no others."""
-
-    recipe: Recipe
-    seconds: Dict[str, float]
-
-    def score(self, baseline: Dict[str, float]) -> float:
-        """Its cost; if it is slower than a baseline by TensorFlow's own rule, it is at the end of the list."""
-        return math.inf if self.seconds[_TF] > baseline[_TF] else self.cost(baseline)
-
-    def cost(self, baseline: Dict[str, float]) -> float:
-        """Its seconds, half by the worst rule and half on average; more if the fastest baseline is faster by any rule.
-
-        Without the other rules: infinite.
-        """
-        slower = self.slower(baseline)
-        if slower == math.inf:
-            return slower
-        seconds = list(self.seconds.values())
-        return (max(seconds) + sum(seconds) / len(seconds)) * max(1.0, slower) ** _UNFAIR
-
-    def slower(self, baseline: Dict[str, float]) -> float:
-        """How many times as long as the fastest baseline it takes, by the worst rule."""
-        if len(self.seconds) < len(RULES):
-            return math.inf
-        return max(self.seconds[rule] / (baseline[rule] or 1.0) for rule in RULES)
-
-
-def _trials(recipe: Recipe, topology: Topology, size: int) -> List[_Trial]:
-    """The recipe by all rules, its steps in the orders in which they started in first runs."""
-    return _in_full(*_first_run(recipe, topology, size), topology, size)
-
-
-def _in_full(ordered: Recipe, first_run: float, topology: Topology, size: int, limit: float = math.inf) -> List[_Trial]:
-    """A recipe in the order of its first run by all rules, unless that run or the next one is over ``limit``.
-
-    If its steps are few, in turn too (of many, only what is picked), and as they start when the first chunk goes first.
-    """
-    if first_run > limit:
-        return [_Trial(ordered, {_TF: first_run})]
-    orders = [ordered]
-    if len(ordered.order) <= _FEW_STEPS:
-        orders += [_in_turn(ordered), _as_started(replace(ordered, order=()), topology, size)[0]]
-    sizes = _uneven(ordered, size)
-    return [_trial(one, topology, sizes, limit) for one in dict.fromkeys(orders)]
-
-
-def _uneven(recipe: Recipe, size: float) -> List[float]:
-    """Chunks that differ a little: who is fast only while all happens at the same instant is not fast."""
-    luck = random.Random(0)
-    return [share * (1 + 1e-3 * luck.random()) for share in recipe.shares(size)]
-
-
-def _trial(recipe: Recipe, topology: Topology, sizes: Sequence[float], limit: float = math.inf) -> _Trial:
-    plan = recipe.plan()
-    seconds: Dict[str, float] = {}
-    for rule in RULES:
-        seconds[rule] = Simulation(plan, topology, sizes, rule=RULES[rule]).run().seconds
-        if seconds[_TF] > limit:
+    """The best recipes, the best first, and of each baseline the fastest."""
+    trials = [ordered(recipe, topology, size) for recipe in baselines(topology)]
+    known = {
+        name: min((trial for trial in trials if trial.recipe.algorithm == name), key=lambda trial: trial.seconds).recipe
+        for name in BASELINES
+    }
+    best = min(trial.seconds for trial in trials)
+    for least, recipe in sorted(_least(topology, size), key=lambda pair: pair[0]):
+        if least > best * _WORTH:
             break
-    return _Trial(recipe, seconds)
+        trials.append(ordered(recipe, topology, size, best * _AS_GOOD))
+        best = min(best, trials[-1].seconds)
+    trials.sort(key=lambda trial: trial.seconds)
+    if lower_bound(topology, size) < _GOOD * best and best > _LONG:
+        trials[:_FINALISTS] = [_reordered(trial, topology, size) for trial in trials[:_FINALISTS]]
+        trials.sort(key=lambda trial: trial.seconds)
+    return tuple(trial.recipe for trial in trials[:_FINALISTS]), known
+
+
+def _fewest_copies(trials: Sequence[_Trial]) -> _Trial:
+    """The fastest; of those as good, the one with the fewest copies: each costs TensorFlow a dispatch."""
+    limit = min(trial.seconds for trial in trials) * _AS_GOOD
+    near = [trial for trial in trials if trial.seconds <= limit]
+    return min(near, key=lambda trial: sum(len(srcs) for half in trial.recipe.halves for srcs, _ in half))
 
 
 @lru_cache(maxsize=64)
 def _loads(topology: Topology) -> List[Tuple[Any, Any, Tuple[Any, Any], Recipe]]:
     """What each candidate needs: starts of copies and seconds per byte, of each resource and of its chunks' ways."""
-    servers, use = resources(topology)
+    names, paths = resources(topology)
     latency = topology.speeds.copy_latency
 
     @lru_cache(maxsize=None)
     def load(half: ReduceHalf, back: bool) -> Tuple[Any, Any, float, float]:
-        starts, per_byte = np.zeros(len(servers)), np.zeros(len(servers))
+        starts, per_byte = np.zeros(len(names)), np.zeros(len(names))
         arrives: Dict[int, Tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))  # the longest way to a device
         for srcs, dst in half:
             for src in srcs:
-                passed = use[dst, src] if back else use[src, dst]
+                passed = paths[dst, src] if back else paths[src, dst]
                 starts[passed[0][0]] += latency
                 for server, seconds in passed:
                     per_byte[server] += seconds
@@ -313,9 +184,17 @@ def _least(topology: Topology, size: int) -> List[Tuple[float, Recipe]]:
     ]
 
 
-def in_simulated_order(recipe: Recipe, topology: Topology, size: int) -> Recipe:
-    """The recipe with its steps in the order in which they start when each copy goes as soon as it can."""
-    return _first_run(recipe, topology, size)[0]
+def ordered(recipe: Recipe, topology: Topology, size: int, patience: float = math.inf) -> _Trial:
+    """The recipe with its steps as they start when copies go as they become ready, and its seconds in that order.
+
+    Of copies that are ready at once, those of all chunks take turns; if that is nearly as fast as ``patience`` asks,
+    the first chunk's copies first is tried too.
+    """
+    trial = _as_started(_in_turn(recipe), topology, size, patience * _NEAR)
+    if trial.seconds == math.inf:
+        return trial
+    other = _as_started(replace(recipe, order=()), topology, size, min(patience, trial.seconds))
+    return min(trial, other, key=lambda trial: trial.seconds)
 
 
 def _in_turn(recipe: Recipe) -> Recipe:
@@ -328,18 +207,46 @@ def _in_turn(recipe: Recipe) -> Recipe:
     return replace(recipe, order=tuple(sorted(range(len(turns)), key=turns.__getitem__)))
 
 
-def _first_run(recipe: Recipe, topology: Topology, size: int, patience: float = math.inf) -> Tuple[Recipe, float]:
-    """The recipe with its steps in the order in which they start when all chunks take turns, and what that took."""
-    return _as_started(_in_turn(recipe), topology, size, patience)
+def _as_started(recipe: Recipe, topology: Topology, size: int, patience: float) -> _Trial:
+    shares = recipe.shares(size)
+    as_ready = Simulation(recipe.plan(), topology, shares, ordered=False, patience=patience).run()
+    if as_ready.seconds == math.inf:
+        return _Trial(recipe, math.inf)
+    in_order = _in_order_of(as_ready.starts, recipe)
+    return _Trial(in_order, Simulation(in_order.plan(), topology, shares).run().seconds)
 
 
-def _as_started(recipe: Recipe, topology: Topology, size: int, patience: float = math.inf) -> Tuple[Recipe, float]:
-    """The recipe with its steps in the order in which they start, copies ready at once in its own, and its seconds."""
-    plan = recipe.plan()
-    run = Simulation(plan, topology, recipe.shares(size), rule=RULES[_TF], patience=patience).run()
-    steps = recipe.order or range(len(plan.steps))  # without an order: one chunk's after another's
-    started = sorted(range(len(steps)), key=run.starts.__getitem__)
-    return replace(recipe, order=tuple(steps[i] for i in started)), run.seconds
+def _in_order_of(starts: Sequence[float], recipe: Recipe) -> Recipe:
+    """The recipe with its steps sorted by when they started."""
+    steps = recipe.order or range(len(starts))
+    return replace(recipe, order=tuple(steps[i] for i in sorted(range(len(starts)), key=starts.__getitem__)))
+
+
+def _reordered(trial: _Trial, topology: Topology, size: int) -> _Trial:
+    """The trial, or the same recipe in a faster order: a local search over the starts of its steps.
+
+    Where fast and slow links cannot take turns evenly, the order in which copies become ready leaves links idle.
+    """
+    luck, shares = random.Random(0), trial.recipe.shares(size)
+    best, run = trial.recipe, Simulation(trial.recipe.plan(), topology, shares).run()
+    for attempt in range(_COPIES_SEARCHED // len(run.began)):
+        spread = _SPREADS[attempt % len(_SPREADS)] * run.seconds
+        changed = [start + luck.gauss(0, spread) if luck.random() < 0.3 else start for start in run.starts]
+        other = _in_order_of(_after_their_own(changed, best), best)
+        rerun = Simulation(other.plan(), topology, shares, patience=run.seconds).run()
+        if rerun.seconds < run.seconds:
+            best, run = other, rerun
+    return _Trial(best, run.seconds)
+
+
+def _after_their_own(starts: Sequence[float], recipe: Recipe) -> List[float]:
+    """The starts, none of them before that of a step before it of the same chunk."""
+    latest: Dict[int, float] = {}
+    delayed = []
+    for step, start in zip(recipe.plan().steps, starts):
+        latest[step.chunk] = max(start, latest.get(step.chunk, start))
+        delayed.append(latest[step.chunk])
+    return delayed
 
 
 def timeline(choice: Choice, topology: Topology) -> Timing:

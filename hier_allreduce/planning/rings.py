@@ -21,7 +21,7 @@ from ..topology import Topology, resources
 def distances(topology: Topology) -> Any:
     """Return K×K seconds: the total time that a byte sent both ways keeps the resources in between busy."""
     table = np.zeros((len(topology), len(topology)))
-    for (src, dst), path in resources(topology).use.items():
+    for (src, dst), path in resources(topology).paths.items():
         table[src, dst] += sum(seconds for _, seconds in path)
     return table + table.T
 

@@ -2,50 +2,30 @@
 
 ::
 
-    GPU0 copy stream  [c0 → GPU3][c1 → GPU1]          one outgoing copy at a time: TensorFlow's rule
+    GPU0 copy stream  [c0 → GPU3][c1 → GPU1]          one outgoing copy at a time, in the plan's order
     GPU3 compute                 [c0 sum]             a reduction: launch, then bytes through memory
+    NV, PCIe, bus     ═══════════════════             bytes of several copies share what they pass evenly
 
-Copies wait for the value they send, for their turn on the sender's copy stream, and for what is shared on the way;
-reductions wait for all their sources and for the device's compute stream. The assumptions, and where the constants come
-from, are in ``docs/cost-model.md``.
+A copy waits for the value it sends, for its turn on the sender's copy stream, and for the sums that sender and receiver
+have been given so far. Copies that pass the same port, uplink or bus at the same time share it max-min fairly. Between
+the end of a copy and what waits for it the host takes ``arrival`` seconds, during which no stream is held. The
+assumptions, and where the constants come from, are in ``docs/cost-model.md``.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import insort
-from collections import defaultdict
+from collections import deque
 from dataclasses import dataclass
 from functools import lru_cache
-from heapq import heappop, heappush
-from typing import Dict, List, NamedTuple, Sequence, Set, Tuple
+from heapq import heapify, heappop, heappush
+from itertools import accumulate
+from typing import Deque, Dict, List, NamedTuple, Sequence, Tuple
 
-from ..errors import PlanError, StrategyError
-from ..presets import nearest
-from ..topology import Path, Topology, resources
-from .plan import Plan, Reduce
+from ..errors import PlanError
+from ..topology import Topology, resources
+from .plan import Plan, Reduce, issued_before, readiness
 from .spanning_trees import pack
-
-
-class Rule(NamedTuple):
-    """How copies are executed where TensorFlow's runtime leaves it open.
-
-    ``order``: a sender issues its copies as they become ready (``"ready"``), strictly in the plan's order (``"plan"``),
-    or the first in the plan that could start at once (``"free"``). ``one_receive``: a device takes in one copy
-    at a time. ``held``: a copy holds all it passes from its start to its end, not only while its bytes pass.
-    """
-
-    order: str
-    one_receive: bool
-    held: bool
-
-
-# "queue" is how TensorFlow's GPU devices are understood to work; the other two are the ends between which others lie.
-RULES = {
-    "queue": Rule("ready", one_receive=True, held=False),
-    "in order": Rule("plan", one_receive=True, held=True),
-    "eager": Rule("free", one_receive=False, held=False),
-}
 
 
 class Span(NamedTuple):
@@ -80,7 +60,7 @@ def lower_bound(topology: Topology, size: int, ideal_links: bool = False) -> flo
 
 
 def simulate(
-    plan: Plan, topology: Topology, chunks: Sequence[float], ideal_links: bool = False, rule: str = "queue"
+    plan: Plan, topology: Topology, chunks: Sequence[float], ideal_links: bool = False, ordered: bool = True
 ) -> Timing:
     """The time of ``plan`` on ``topology``.
 
@@ -89,28 +69,17 @@ def simulate(
         topology: the machine.
         chunks: bytes of each chunk.
         ideal_links: a device's outgoing copies run at the same time, as far as links and ports allow.
-        rule: one of :data:`RULES`.
+        ordered: whether each sender's copies leave in the plan's order, or as they become ready.
 
     Raises:
         PlanError: the plan has another number of devices or chunks.
-        StrategyError: ``rule`` is unknown.
     """
     if plan.devices != len(topology) or plan.chunks != len(chunks):
         raise PlanError(
             f"the plan is for {plan.devices} devices and {plan.chunks} chunks; "
             f"{topology.name} has {len(topology)} devices, and {len(chunks)} sizes are given"
         )
-    if rule not in RULES:
-        raise StrategyError(f"rule={rule!r} is unknown{nearest(rule, list(RULES))}")
-    return Simulation(plan, topology, chunks, ideal_links, RULES[rule]).timing()
-
-
-class _Passed(NamedTuple):
-    """A sender's stream; (server, seconds a byte occupies it) for what is behind it; the most seconds of these."""
-
-    stream: int
-    way: Path
-    slowest: float
+    return Simulation(plan, topology, chunks, ideal_links, ordered).timing()
 
 
 class _Work(NamedTuple):
@@ -155,39 +124,70 @@ def _work(plan: Plan) -> _Work:
     return work
 
 
-@lru_cache(maxsize=256)
-def _contended(topology: Topology, ideal_links: bool, one_receive: bool) -> Dict[Tuple[int, int], _Passed]:
-    """What copies have to wait for.
+_before = lru_cache(maxsize=64)(issued_before)
 
-    Left out is what is never busy when everything else on the way is free: a port out, behind one stream, or a port
-    in, where the receiver itself is held for as long.
+
+class _Wires:
+    """A machine's links as the simulation needs them: a number for each pair, its stream, and fair shares.
+
+    ``rates(mask)`` are the bytes/s of each pair in a set of pairs that copy at the same time, as bits. The sets come
+    again and again, so each is worked out once.
     """
-    use = resources(topology, ideal_links, one_receive).use
-    slowest = {pair: max(seconds for _, seconds in way) for pair, way in use.items()}
-    streams = {way[0][0] for way in use.values()}
-    held: Dict[int, Dict[Tuple[int, int], float]] = defaultdict(dict)
-    for pair, way in use.items():
-        for server, seconds in way:
-            held[server][pair] = slowest[pair] if server in streams else seconds
-    needless: Set[int] = set()
-    for server in held.keys() - streams:
-        pairs = held[server]
-        beside = {other for other, _ in use[next(iter(pairs))]} - needless - {server}
-        if any(all(held[other].get(pair, 0.0) >= seconds for pair, seconds in pairs.items()) for other in beside):
-            needless.add(server)
-    return {
-        pair: _Passed(way[0][0], tuple(one for one in way[1:] if one[0] not in needless), slowest[pair])
-        for pair, way in use.items()
-    }
+
+    def __init__(self, topology: Topology, ideal_links: bool):
+        use = resources(topology, ideal_links).paths
+        self.number = {pair: number for number, pair in enumerate(use)}
+        self.stream = [path[0][0] for path in use.values()]
+        self._limit = [1 / path[0][1] for path in use.values()]
+        speed = {server: 1 / cost for path in use.values() for server, cost in path[1:]}
+        self._speed = speed
+        self._shared = [tuple(server for server, _ in path[1:]) for path in use.values()]
+        self._rates: Dict[int, Dict[int, float]] = {}
+
+    def rates(self, mask: int) -> Dict[int, float]:
+        """The max-min fair rates: the slowest share is fixed first, what it leaves is divided among the others."""
+        if mask not in self._rates:
+            self._rates[mask] = self._fair([pair for pair in range(len(self.stream)) if mask >> pair & 1])
+        return self._rates[mask]
+
+    def _fair(self, pairs: List[int]) -> Dict[int, float]:
+        left = dict(self._speed)
+        rates: Dict[int, float] = {}
+        while pairs:
+            users: Dict[int, int] = {}
+            for pair in pairs:
+                for server in self._shared[pair]:
+                    users[server] = users.get(server, 0) + 1
+            share = {
+                pair: min([self._limit[pair], *(left[server] / users[server] for server in self._shared[pair])])
+                for pair in pairs
+            }
+            least = min(share.values())
+            for pair in [pair for pair in pairs if share[pair] <= least * (1 + 1e-9)]:
+                rates[pair] = least
+                pairs.remove(pair)
+                for server in self._shared[pair]:
+                    left[server] = max(0.0, left[server] - least)
+        return rates
 
 
-_ARRIVED, _READY, _LOOK = range(3)
+@lru_cache(maxsize=64)
+def _wires(topology: Topology, ideal_links: bool) -> _Wires:
+    return _Wires(topology, ideal_links)
+
+
+_READY, _FLOWS, _ARRIVED = range(3)
+_SOON = 1e-9  # seconds: copies that end within this end together
 
 
 class Simulation:
     """One run of a plan. Times only grow: events leave the heap in order of time, then of the plan.
 
-    A run that takes more seconds than ``patience`` is broken off; it then takes infinitely many.
+    A run that takes more seconds than ``patience`` is abandoned and reported as infinite.
+
+    A sender issues its copies in the plan's order as far as the emitted graph does: no copy of a chunk waits for those
+    of a chunk that comes later. With ``ordered=False`` it issues them as they become ready. ``began`` has the seconds
+    at which each copy began.
     """
 
     def __init__(
@@ -196,51 +196,70 @@ class Simulation:
         topology: Topology,
         chunks: Sequence[float],
         ideal_links: bool = False,
-        rule: Rule = RULES["queue"],
+        ordered: bool = True,
         patience: float = math.inf,
     ) -> None:
-        self.steps, self.chunks, self.rule, self.patience = plan.steps, chunks, rule, patience
-        contended = _contended(topology, ideal_links, rule.one_receive)
+        self.steps, self.chunks, self.patience = plan.steps, chunks, patience
         work = _work(plan)
         self.transfers, self.waits = work.transfers, list(work.waits)
         self.copies, self.others, self.later = work.copies, work.others, work.later
-        passed = [contended[src, dst] for _, src, dst, _ in work.transfers]
-        self.streams = [one.stream for one in passed]
-        self.ways = [one.way for one in passed]
-        self.latency = topology.speeds.copy_latency
-        self.held = self.latency if rule.held else 0.0
-        self.passing = [chunks[chunk] * one.slowest for (*_, chunk), one in zip(work.transfers, passed)]
-        self.kernel, self.memory = topology.speeds.kernel, topology.speeds.memory
-        self.events: List[Tuple[float, int, int]] = [(0.0, number, _READY) for number in work.first]
-        self.queues: Dict[int, List[Tuple[float, int]]] = {stream: [] for stream in self.streams}
-        self.turn = dict.fromkeys(self.queues, 0)  # with order "plan": how many copies a stream has issued
-        self.ready = [False] * len(self.transfers)
+        self.wires = _wires(topology, ideal_links)
+        number = self.wires.number
+        self.pairs = [number[src, dst] for _, src, dst, _ in work.transfers]
+        self.streams = [self.wires.stream[pair] for pair in self.pairs]
+        speeds = topology.speeds
+        self.latency, self.arrival, self.kernel, self.memory = (
+            speeds.copy_latency,
+            speeds.arrival,
+            speeds.kernel,
+            speeds.memory,
+        )
+        self.queues: Dict[int, Deque[int]] = {stream: deque() for stream in self.streams}
+        ready = readiness(list(accumulate(chunks)))
+        gates = _before(plan, ready) if ordered else [()] * len(work.transfers)
+        self.ready = [ready[chunk] for *_, chunk in work.transfers]
+        self.missing = [1 + len(before) for before in gates]  # its value, and the copies before it
+        self.followers: List[List[int]] = [[] for _ in gates]
+        for copy, before in enumerate(gates):
+            for other in before:
+                self.followers[other].append(copy)
         self.busy = dict.fromkeys(self.queues, False)
-        self.free = [0.0] * len(resources(topology, ideal_links, rule.one_receive).servers)
+        self.not_before = [0.0] * len(self.transfers)  # when the sums end that were there before a copy
         self.computing = [0.0] * plan.devices
+        # of what happens at the same time: ends and flows first, then the copies whose gradients are ready first
+        self.events: List[Tuple[float, int, int, int]] = [(0.0, self.ready[copy], copy, _READY) for copy in work.first]
+        heapify(self.events)
+        self.flowing: Dict[int, int] = {}  # pair → copy
+        self.left: Dict[int, float] = {}  # pair → bytes
+        self.mask, self.rates, self.flowed = 0, self.wires.rates(0), 0.0
+        self.next_end = math.inf
         self.seconds = 0.0
         self.starts = [0.0] * len(plan.steps)
         self.spans: List[Tuple[int, int, int, float, float]] = []
-        if rule.order == "plan":
-            for number, stream in enumerate(self.streams):
-                self.queues[stream].append((0.0, number))
+        self.began = [0.0] * len(self.transfers)
 
     def run(self) -> Simulation:
         """To the end, or as long as patience lasts."""
         events = self.events
-        while events:
-            now, number, what = heappop(events)
+        while events or self.flowing:
+            if self.flowing and (not events or self.next_end <= events[0][0]):
+                now = self.next_end
+                if now > self.patience:
+                    break
+                self._end_flows(now)
+                continue
+            now, _, number, what = heappop(events)
             if now > self.patience:
-                self.seconds = math.inf
                 break
-            stream = self.streams[number]
-            if what == _ARRIVED:
-                self.busy[stream] = False
-                self._arrive(self.transfers[number][0], now)
+            if what == _FLOWS:
+                self._begin_flow(number, now)
             elif what == _READY:
-                self._enqueue(number, stream, now)
-            if not self.busy[stream]:
-                self._issue(stream, now)
+                self._dispatch(number, now)
+            else:
+                self._arrive(number, now)
+        else:
+            return self
+        self.seconds = math.inf
         return self
 
     def timing(self) -> Timing:
@@ -251,79 +270,107 @@ class Simulation:
             link_bytes[src, dst] = link_bytes.get((src, dst), 0) + self.chunks[chunk]
         return Timing(self.seconds, tuple(map(Span._make, self.spans)), link_bytes, tuple(self.starts))
 
-    def _enqueue(self, number: int, stream: int, now: float) -> None:
-        self.ready[number] = True
-        if self.rule.order == "ready":
-            self.queues[stream].append((now, number))
-        elif self.rule.order == "free":
-            insort(self.queues[stream], (0.0, number))
+    def _dispatch(self, copy: int, now: float) -> None:
+        """A copy's value is there, or a copy before it was dispatched: it queues up when nothing else is missing.
+
+        It then waits for its turn, and for the sums that both devices have been given so far.
+        """
+        self.missing[copy] -= 1
+        if self.missing[copy]:
+            return
+        _, src, dst, _ = self.transfers[copy]
+        self.not_before[copy] = max(now, self.computing[src], self.computing[dst])
+        stream = self.streams[copy]
+        self.queues[stream].append(copy)
+        if not self.busy[stream]:
+            self._issue(stream, now)
+        for follower in self.followers[copy]:
+            self._dispatch(follower, now)
 
     def _issue(self, stream: int, now: float) -> None:
         """Start the stream's next copy, if there is one."""
-        queue, turn = self.queues[stream], self.turn[stream]
-        if turn >= len(queue):
+        if not self.queues[stream]:
             return
-        if self.rule.order == "free":
-            self._issue_free(queue, now)
-        elif self.ready[queue[turn][1]]:
-            self.turn[stream] = turn + 1
-            self._send(queue[turn][1], now)
-
-    def _issue_free(self, queue: List[Tuple[float, int]], now: float) -> None:
-        """Start the first copy whose way is free; if there is none, look again when the first way is."""
-        soonest, waiting = float("inf"), -1
-        for place, (_, number) in enumerate(queue[:8]):  # farther down the queue nothing starts much sooner
-            start = self._way_free(number, now)
-            if start <= now:
-                del queue[place]
-                self._send(number, now)
-                return
-            if start < soonest:
-                soonest, waiting = start, number
-        heappush(self.events, (soonest, waiting, _LOOK))
-
-    def _way_free(self, number: int, now: float) -> float:
-        free = self.free
-        for server, _ in self.ways[number]:
-            if free[server] > now:
-                now = free[server]
-        return now
-
-    def _send(self, number: int, now: float) -> None:
-        """Start a copy as soon as everything it passes is free."""
-        step, src, dst, chunk = self.transfers[number]
-        size, free = self.chunks[chunk], self.free
-        start = self._way_free(number, now)
-        end = start + self.latency + self.passing[number]
-        held = start + self.held
-        for server, per_byte in self.ways[number]:
-            free[server] = held + size * per_byte
-        self.busy[self.streams[number]] = True
+        copy = self.queues[stream].popleft()
+        start = max(now, self.not_before[copy])
+        self.busy[stream] = True
+        self.began[copy] = start
+        step = self.transfers[copy][0]
         if start > self.starts[step]:
             self.starts[step] = start
-        self.spans.append((step, src, dst, start, end))
-        heappush(self.events, (end, number, _ARRIVED))
+        heappush(self.events, (start + self.latency, -1, copy, _FLOWS))
+
+    def _flow(self, now: float) -> None:
+        """Bytes flow until ``now``."""
+        passed = now - self.flowed
+        if passed > 0:
+            left, rates = self.left, self.rates
+            for pair in left:
+                left[pair] -= rates[pair] * passed
+        self.flowed = now
+
+    def _share(self) -> None:
+        """Divide what is shared anew, and find the next end."""
+        self.rates = rates = self.wires.rates(self.mask)
+        self.next_end = self.flowed + min(
+            [bytes_left / rates[pair] for pair, bytes_left in self.left.items()], default=math.inf
+        )
+
+    def _begin_flow(self, copy: int, now: float) -> None:
+        self._flow(now)
+        pair = self.pairs[copy]
+        self.flowing[pair] = copy
+        self.left[pair] = self.chunks[self.transfers[copy][3]]
+        self.mask |= 1 << pair
+        self._share()
+
+    def _end_flows(self, now: float) -> None:
+        self._flow(now)
+        left, rates = self.left, self.rates
+        ended = [pair for pair in left if left[pair] <= rates[pair] * _SOON]
+        copies = sorted(self.flowing.pop(pair) for pair in ended)
+        for pair in ended:
+            del left[pair]
+            self.mask ^= 1 << pair
+        self._share()
+        for copy in copies:
+            step, src, dst, _ = self.transfers[copy]
+            self.spans.append((step, src, dst, self.began[copy], now))
+            self.busy[self.streams[copy]] = False
+            if now > self.seconds:
+                self.seconds = now
+            if self.arrival:
+                heappush(self.events, (now + self.arrival, -1, step, _ARRIVED))
+            else:
+                self._arrive(step, now)
+        for copy in copies:
+            stream = self.streams[copy]
+            if not self.busy[stream]:
+                self._issue(stream, now)
 
     def _arrive(self, number: int, now: float) -> None:
-        """A copy has arrived, or a step before this one is done: when nothing else is missing, the step runs."""
+        """A copy has arrived, or the step before this one was issued: the step runs when nothing else is missing."""
         self.waits[number] -= 1
         if self.waits[number]:
             return
         step = self.steps[number]
         if isinstance(step, Reduce):
             start = max(now, self.computing[step.dst])
-            seconds = self.kernel + (len(step.srcs) + 2) * self.chunks[step.chunk] / self.memory
-            self.computing[step.dst] = now = start + seconds
-            self.spans.append((number, step.dst, step.dst, start, now))
-            now = self.summed(number, now)
-        self.seconds = max(self.seconds, now)
-        transfer = self.copies[number]
-        while transfer >= 0:
-            heappush(self.events, (now, transfer, _READY))
-            transfer = self.others[transfer]
+            end = start + self.kernel + (len(step.srcs) + 2) * self.chunks[step.chunk] / self.memory
+            self.computing[step.dst] = end
+            self.spans.append((number, step.dst, step.dst, start, end))
+            now = self.summed(number, now, end)
+            self.seconds = max(self.seconds, end, now)
+        copy = self.copies[number]
+        waiting = []
+        while copy >= 0:
+            waiting.append(copy)
+            copy = self.others[copy]
+        for copy in reversed(waiting):
+            heappush(self.events, (now, self.ready[copy], copy, _READY))
         if self.later[number] >= 0:
             self._arrive(self.later[number], now)
 
-    def summed(self, number: int, now: float) -> float:
-        """When those who wait for the sum of a step, done ``now``, have it: at once, there being one host."""
+    def summed(self, number: int, now: float, end: float) -> float:
+        """When what waits for a step's sum, issued ``now`` and done at ``end``, can be issued: at once, on one host."""
         return now

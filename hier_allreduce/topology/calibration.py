@@ -17,11 +17,9 @@ from .. import presets
 from ..errors import TopologyError
 from .gpus import Speeds
 
-_SECONDS = ("copy_latency", "kernel")  # the other fields of Speeds are in bytes/s
-_SPEEDS = {
-    field.name: presets.Field(presets.seconds if field.name in _SECONDS else presets.bytes_per_second)
-    for field in fields(Speeds)
-}
+# the other fields of Speeds are in bytes/s
+_SECONDS = {"copy_latency": presets.seconds, "kernel": presets.seconds, "arrival": presets.seconds_or_none}
+_SPEEDS = {field.name: presets.Field(_SECONDS.get(field.name, presets.bytes_per_second)) for field in fields(Speeds)}
 FIELDS = {
     "gpu": presets.Field(presets.text_or_nothing),
     "speeds": presets.Field(presets.mapping(_SPEEDS)),

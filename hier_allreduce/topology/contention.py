@@ -1,4 +1,4 @@
-"""What copies compete for: which servers a byte holds on its way from one device to another, and for how long."""
+"""What copies compete for: the queues and shared ways that a byte passes from one device to another."""
 
 from __future__ import annotations
 
@@ -7,36 +7,33 @@ from typing import Dict, NamedTuple, Tuple
 
 from .topology import Topology
 
-Path = Tuple[Tuple[int, float], ...]  # (server, seconds a byte occupies it)
+Path = Tuple[Tuple[int, float], ...]  # (resource, seconds a byte occupies it)
 
 
 class Resources(NamedTuple):
-    """``servers``: names; ``use[src, dst]``: what is on the way.
+    """``names`` of the resources; ``paths[src, dst]``: those that a copy passes.
 
-    The first server of each link is held by one copy from its start to its end; the others pass on one copy's bytes
-    after another's.
+    The first resource of a path is the sender's stream, which one copy holds from its start to its end; the others are
+    ports, uplinks and buses, which copies share evenly.
     """
 
-    servers: Tuple[str, ...]
-    use: Dict[Tuple[int, int], Path]
+    names: Tuple[str, ...]
+    paths: Dict[Tuple[int, int], Path]
 
 
 @lru_cache(maxsize=256)
-def resources(topology: Topology, ideal_links: bool = False, one_receive: bool = True) -> Resources:
-    """What copies compete for.
+def resources(topology: Topology, ideal_links: bool = False) -> Resources:
+    """Return what copies compete for.
 
-    TensorFlow runs the outgoing copies of a device one after the other on its single device-to-device stream. With
-    ``one_receive`` a device also takes in one copy at a time, as a copy waits for the receiver's stream. With
-    ``ideal_links`` a link is busy only with its own copies, as under NCCL.
+    TensorFlow runs the outgoing copies of a device one after the other on its single device-to-device stream; it takes
+    in as many at a time as come. With ``ideal_links`` a link is busy only with its own copies, as under NCCL.
     """
     speed = dict(topology.shared)
-    names: Dict[str, int] = {}
-    use = {}
+    numbers: Dict[str, int] = {}
+    paths = {}
     for link in topology.links:
         sender, receiver = topology.devices[link.src], topology.devices[link.dst]
         passed = [(f"{sender} → {receiver}" if ideal_links else f"{sender} copy stream", 1 / link.bandwidth)]
-        if one_receive and not ideal_links:
-            passed.append((f"{receiver} receives", 1 / link.bandwidth))
         passed += [(name, 1 / speed[name]) for name in link.through]
-        use[link.src, link.dst] = tuple((names.setdefault(name, len(names)), cost) for name, cost in passed)
-    return Resources(tuple(names), use)
+        paths[link.src, link.dst] = tuple((numbers.setdefault(name, len(numbers)), cost) for name, cost in passed)
+    return Resources(tuple(numbers), paths)

@@ -28,6 +28,7 @@ class Speeds:
         host: the memory that CPU devices share.
         copy_latency: seconds to start one device-to-device copy.
         kernel: seconds to launch one reduction.
+        arrival: seconds of the host from the end of a copy until what waits for it is issued; nothing is busy then.
     """
 
     nvlink: float = 22.0 * GB
@@ -36,6 +37,7 @@ class Speeds:
     host: float = 8.0 * GB
     copy_latency: float = 10e-6
     kernel: float = 8e-6
+    arrival: float = 0.0
 
     def of(self, kind: str) -> float:
         """Return the bytes/s of a link of this kind, in each direction."""

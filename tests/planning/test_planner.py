@@ -1,5 +1,6 @@
 """Plans made from links: right on every machine, never slower than what knows nothing of links, near the bound."""
 
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from hier_allreduce.cli import describe as report
 from hier_allreduce.errors import StrategyError
 from hier_allreduce.planning import algorithms, planner, recipes
 from hier_allreduce.planning.plan import verify
-from hier_allreduce.planning.planner import BASELINES, choose, in_simulated_order
+from hier_allreduce.planning.planner import BASELINES, choose, ordered
 from hier_allreduce.planning.recipes import candidates
 from hier_allreduce.planning.rings import distances, groups, ring
-from hier_allreduce.planning.simulator import RULES, simulate
+from hier_allreduce.planning.simulator import simulate
 from hier_allreduce.planning.spanning_trees import (
     centers,
     ends,
@@ -37,7 +38,7 @@ CUBE_MESHES = ["dgx-1v", "dgx-1v-azure", "dgx-1v-c", "dgx-1v-d"]
 EIGHT = {
     **dict.fromkeys(CUBE_MESHES, (0.92, 0.98)),
     "dgx-1p": (0.92, 0.96),
-    "dgx-a100": (0.75, 0.93),
+    "dgx-a100": (0.73, 0.95),
     "dgx-h100": (0.70, 0.92),
     "pcie-switch": (0.92, 0.95),
     "pcie-sockets": (0.90, 0.95),
@@ -71,34 +72,34 @@ def test_plans_come_near_the_bound(name):
     [*product(EIGHT, [8], [64_000, MB, 10 * MB]), *product(REAL, [8], [MB, 10 * MB]), ("dgx-1v-c", 5, MB)],
     ids=lambda v: Path(str(v)).stem,
 )
-def test_no_way_of_executing_plans_makes_them_slower_than_what_knows_nothing_of_links(name, count, size):
-    """Whether its steps are written in the order of their starts or chunk after chunk; by the first rule not at all."""
+def test_no_plan_is_slower_than_what_knows_nothing_of_links_in_any_order(name, count, size):
+    """Whether the steps of the others are written in the order of their starts or chunk after chunk."""
     machine = subset(load(name), range(count))
-    recipe = choose(machine, size).recipe
     others = list(recipes.baselines(machine))
-    others += [in_simulated_order(other, machine, size) for other in others]
-    for rule in RULES:
-        seconds, *rest = (
-            simulate(one.plan(), machine, one.sizes(size), rule=rule).seconds for one in [recipe, *others]
-        )
-        assert seconds <= min(rest) * (1.0005 if rule == "queue" else 1.1)
+    others += [ordered(other, machine, size).recipe for other in others]
+    least = min(simulate(other.plan(), machine, other.sizes(size)).seconds for other in others)
+    assert choose(machine, size).seconds <= least * 1.0055  # of plans as good within 0.5 % that with the fewest copies
 
 
-@pytest.mark.parametrize(
-    "name, count, size, taken",
-    [
-        pytest.param("nvlink-bridges", 8, 339_800, "hierarchical", id="another of the best"),
-        pytest.param("hgx-a100-4", 3, 290_000, "flat", id="a baseline"),
-    ],
-)
-def test_where_a_baseline_is_faster_at_this_very_size_the_next_best_is_taken(name, count, size, taken):
-    """Searches are made for one size of a class, a few percent away."""
-    machine = subset(load(name), range(count))
-    searched = choose(machine, planner.bytes_class(size)).recipe
-    choice = choose(machine, size)
-    assert choice.recipe.algorithm == taken
-    assert choice.seconds <= min(choice.baselines.values())
-    assert min(choice.baselines.values()) < simulate(searched.plan(), machine, searched.sizes(size)).seconds
+@pytest.mark.parametrize("arrival", [0.0, 20e-6])
+@pytest.mark.parametrize("name", ["dgx-a100", "nvlink-bridges", "dgx-1v"])
+def test_a_slow_host_is_planned_for(name, arrival):
+    machine = load(name)
+    machine = replace(machine, speeds=replace(machine.speeds, arrival=arrival))
+    others = {name: choose(machine, MB, name).seconds for name in (*BASELINES, "ring")}
+    assert choose(machine, MB).seconds <= min(others.values()) * 1.0055
+
+
+def test_orders_that_the_search_finds_are_faster_and_right(monkeypatch):
+    """5 of 8 GPUs in NVLink pairs: fast and slow links cannot take turns evenly."""
+    machine = subset(load("nvlink-bridges"), range(5))
+    trial = ordered(max(candidates(machine), key=lambda recipe: len(recipe.fractions)), machine, 100 * MB)
+    found = planner._reordered(trial, machine, 100 * MB)
+    assert found.seconds < trial.seconds * 0.995
+    plan = verify(found.recipe.plan())
+    assert simulate(plan, machine, found.recipe.shares(100 * MB)).seconds == pytest.approx(found.seconds)
+    monkeypatch.setattr(planner, "_COPIES_SEARCHED", 0)
+    assert planner._reordered(trial, machine, 100 * MB).recipe.order == trial.recipe.order
 
 
 @pytest.mark.parametrize(
@@ -117,8 +118,8 @@ def test_what_each_kind_of_candidate_is_there_for(name, count, size, least):
 
 @pytest.mark.parametrize("score, copies", [(1.004, 7), (1.006, 56)])
 def test_of_plans_as_good_within_half_a_percent_the_one_with_fewer_copies_is_taken(score, copies):
-    many, few = (planner._Trial(recipes._even("tree", 8, [algorithms.tree_half(8, 0)] * n), {}) for n in (8, 1))
-    picked = planner._fewest_copies([many, few], [1.0, score]).recipe
+    many, few = (recipes._even("tree", 8, [algorithms.tree_half(8, 0)] * n) for n in (8, 1))
+    picked = planner._fewest_copies([planner._Trial(many, 1.0), planner._Trial(few, score)]).recipe
     assert len(picked.plan().copy_half().steps) == copies
 
 
@@ -152,23 +153,18 @@ def test_any_number_of_devices(count, size):
         assert choice.share_of_bound > 0.9
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_the_cube_mesh_keeps_its_speed_whoever_executes_it(rule):
-    """In the order of readiness or of the list, with chunks that are not quite alike."""
+def test_the_cube_mesh_keeps_its_speed_with_chunks_that_are_not_quite_alike():
     machine, size = load("dgx-1v-c"), 1000 * MB
     recipe = choose(machine, size).recipe
     sizes = [share * (1 + 0.01 * (chunk % 3)) for chunk, share in enumerate(recipe.shares(size))]
-    assert size / pack(machine).bound / simulate(recipe.plan(), machine, sizes, rule=rule).seconds > 0.92
+    assert size / pack(machine).bound / simulate(recipe.plan(), machine, sizes).seconds > 0.92
 
 
-@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("name", ["dgx-1v", "pcie-switch", "pcie-sockets", "pcie-pairs"])
 @pytest.mark.parametrize("count", [5, 6, 7, 8])
-def test_some_of_a_machines_devices_plan_as_well_as_all_whoever_executes_it(name, count, rule):
+def test_some_of_a_machines_devices_plan_as_well_as_all(name, count):
     machine, size = subset(load(name), range(count)), 1000 * MB
-    recipe = choose(machine, size).recipe
-    seconds = simulate(recipe.plan(), machine, recipe.sizes(size), rule=rule).seconds
-    assert size / pack(machine).bound / seconds > (0.85 if name == "dgx-1v" else 0.9)
+    assert choose(machine, size).share_of_bound > (0.85 if name == "dgx-1v" else 0.9)
 
 
 KINDS = st.sampled_from(["NV1", "NV2", "NV4", "PIX", "PXB", "PHB", "NODE", "SYS"])
@@ -210,24 +206,24 @@ def test_one_algorithm_can_be_asked_for():
 
 
 def test_every_algorithm_is_compared_at_its_best():
-    machine = load("pcie-sockets")
-    compared = planner.seconds_by_algorithm(machine, 100 * MB)
+    machine, size = load("pcie-sockets"), planner.bytes_class(100 * MB)
+    compared = planner.seconds_by_algorithm(machine, size)
     assert set(compared) == set(planner.PLANNER_ALGORITHMS)
-    choice = choose(machine, 100 * MB)
-    assert compared[choice.recipe.algorithm] == choice.seconds
+    choice = choose(machine, size)
+    assert compared[choice.recipe.algorithm] == pytest.approx(choice.seconds, rel=0.006)
     for name in ("ring", "packed_trees", "hierarchical"):
         recipes = [recipe for recipe in candidates(machine) if recipe.algorithm == name]
         taken = [
-            simulate(planner.in_simulated_order(one, machine, 100 * MB).plan(), machine, one.sizes(100 * MB)).seconds
-            for one in recipes
+            simulate(ordered(recipe, machine, size).recipe.plan(), machine, recipe.sizes(size)).seconds
+            for recipe in recipes
         ]
-        assert compared[name] <= min(taken) * 1.05  # found at the size of its class
+        assert compared[name] <= min(taken) * 1.001
 
 
 def test_a_search_serves_all_sizes_of_a_class(monkeypatch):
     machine = subset(load("dgx-1v"), [0, 1, 2])
     choose(machine, 20 * MB)
-    monkeypatch.setattr(planner, "_trial", None)
+    monkeypatch.setattr(planner, "ordered", None)
     assert choose(machine, 20 * MB + 1).size == 20 * MB + 1
 
 

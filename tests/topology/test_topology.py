@@ -331,7 +331,7 @@ def test_a_pair_cannot_have_two_speeds():
 
 def test_all_copies_of_a_sender_share_its_stream_but_ideal_links_do_not():
     machine = load("dgx-1v")
-    queue, ideal = resources(machine).use, resources(machine, ideal_links=True).use
+    queue, ideal = resources(machine).paths, resources(machine, ideal_links=True).paths
     assert queue[0, 1][0][0] == queue[0, 3][0][0] != queue[1, 0][0][0]
     assert ideal[0, 1][0][0] != ideal[0, 3][0][0]
 
