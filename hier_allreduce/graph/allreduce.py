@@ -137,7 +137,7 @@ def _reduced(
         rows = entry_tensors(grads, layout.entries)  # K×E
         packers = [Packer(device, layout.chunks, layout.names) for device in grads.devices]
         packed = [packer.pack(row) for packer, row in zip(packers, rows)]  # K×C
-        reduced = emit(layout.plan, packed, grads.devices, reductions)  # K×C
+        reduced = emit(layout.plan, packed, grads.devices, reductions, readiness=layout.readiness)  # K×C
         unpacked = [packer.unpack(*tensors) for packer, *tensors in zip(packers, reduced, rows)]  # K×E
         return [tuple(to_gradients(row, layout.entries, tower, grads)) for tower, row in enumerate(unpacked)]  # K×N
 

@@ -18,6 +18,10 @@ A session returns the partition graphs of a step on request: see :mod:`~hier_all
 On several hosts, each host audits its own devices and what it sends to the others::
 
     hier_allreduce/: hierarchical, 1 chunk, 6 copies, 1 collective over 2 hosts (400 kB), planned = executed
+
+Where a plan was made for a machine's links, each sender's copies leave in the plan's order, and the line says so::
+
+    hier_allreduce/: exchange, 8 chunks, 112 copies, planned = executed, 112 of them in the plan's order
 """
 
 from __future__ import annotations
@@ -30,9 +34,10 @@ from ..errors import AuditError
 from ..formatting import amount, count, table
 from ..planning import Plan
 from .compat import tf1
+from .copy_order import TURN
 from .devices import device_fields, devices_match
 from .emit import Emitted, emitted_in
-from .partitions import Edge, edges_between
+from .partitions import Edge, edges_between, overtaken
 
 _COLLECTIVE = "CollectiveReduce"  # and CollectiveReduceV2, in TensorFlow 2
 _OTHER_HOSTS = "other hosts"
@@ -55,6 +60,7 @@ class Audited:
         hosts: the number of hosts.
         collectives: the number of tensors that crossed between the hosts; each counts once, on every host.
         bytes_across: the bytes of these tensors; None where a shape was not known when the graph was built.
+        in_order: the number of copies that waited for those before them in the plan; 0 where the order does not matter.
     """
 
     scope: str
@@ -64,6 +70,7 @@ class Audited:
     hosts: int = 1
     collectives: int = 0
     bytes_across: Optional[int] = None
+    in_order: int = 0
 
     def __str__(self) -> str:
         total = sum(self.copies.values())
@@ -71,7 +78,8 @@ class Audited:
         if self.hosts > 1:
             size = "" if self.bytes_across is None else f" ({amount(self.bytes_across)})"
             parts.append(f"{count(self.collectives, 'collective')} over {self.hosts} hosts{size}")
-        return f"{self.scope}: {', '.join(parts)}, planned = executed"
+        order = f", {self.in_order} of them in the plan's order" if self.in_order else ""
+        return f"{self.scope}: {', '.join(parts)}, planned = executed{order}"
 
 
 @dataclass(frozen=True)
@@ -129,8 +137,9 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
         The copies by pair of towers; ``print`` it.
 
     Raises:
-        AuditError: the step did not move what was planned (the message names chunks and copies), ran no all-reduce
-            outside of control flow, or the metadata has no partition graphs.
+        AuditError: the step did not move what was planned (the message names chunks and copies), or not in the plan's
+            order where that matters; it ran no all-reduce outside of control flow, or the metadata has no partition
+            graphs.
     """
     graph = graph or tf1.get_default_graph()
     partitions = list(run_metadata.partition_graphs)
@@ -160,7 +169,7 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
         differences = _compare(traffic)
         if differences:
             raise AuditError(_explain(call, differences, traffic.idle))
-        audited.append(_audited(call, traffic))
+        audited.append(replace(_audited(call, traffic), in_order=_in_order(call, graph, partitions)))
     if not_audited and not audited:
         raise AuditError(
             f"{', '.join(not_audited)}: in a tf.cond or tf.while_loop, and the run's metadata do not show what was"
@@ -355,6 +364,29 @@ def _compare(traffic: _Traffic) -> List[_Difference]:
 def _once(pairs: Counter) -> Counter:
     """Return ``pairs`` with each pair of devices counted once; what crosses between hosts counts as it is."""
     return Counter({pair: times if pair[1] == _OTHER_HOSTS else 1 for pair, times in pairs.items()})
+
+
+def _in_order(call: Emitted, graph: Any, partitions: Sequence[Any]) -> int:
+    """Return how many executed copies took their turn among those of their sender.
+
+    Raises:
+        AuditError: one did not wait for those before it.
+    """
+    chunk_of = _chunk_finder(call)
+    turns = {
+        op.name: [before.name for before in op.control_inputs]
+        for op in graph.get_operations()
+        if op.type == TURN and chunk_of(op.name) is not None
+    }
+    pairs = overtaken(partitions, turns)
+    if pairs:
+        first, other = pairs[0]
+        raise AuditError(
+            f"{call.scope}: copies left out of the plan's order ({count(len(pairs), 'pair')}), the first is {first!r},"
+            f" which did not wait for {other!r}; TensorFlow's graph optimizers have dropped a control edge"
+        )
+    executed = {node.name for part in partitions for node in part.node}
+    return len(executed & turns.keys())
 
 
 def _audited(call: Emitted, traffic: _Traffic) -> Audited:

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from ..planning import Copy, Ops, Plan, Reduce, run
 from .compat import forget_colocation, tf1
+from .copy_order import CopyOrder
 from .entries import INDICES, VALUES
 from .gradients import NARROW_DTYPES
 from .hosts import CrossHostReduce
@@ -62,6 +63,7 @@ class DeviceReduction(Ops[Any]):
         self.contributions = len(devices) * self.across.hosts
         self._constants = [Constants() for _ in devices]
         self._hidden_constants: Dict[Tuple[int, str], Any] = {}
+        self.order: Optional[CopyOrder] = None
 
     def start(self, value: Any) -> Any:
         """Return a tower's tensor as the value that is reduced."""
@@ -77,7 +79,12 @@ class DeviceReduction(Ops[Any]):
         with tf1.device(self.devices[root]):  # one tower: its gradient may be on another device
             return tf.identity(total, name=f"{self.names[chunk]}/copy")
 
+    def leaving(self, chunk: int, src: int, value: Any) -> Any:
+        """Return ``value`` as it leaves ``src`` for another tower: in its turn, where the order matters."""
+        return value if self.order is None else self.order.turn(src, value, f"{self.names[chunk]}/turn")
+
     def copy(self, step: Copy, value: Any) -> Any:
+        value = self.leaving(step.chunk, step.src, value)
         with tf1.device(self.devices[step.dst]):
             return tf.identity(value, name=f"{self.names[step.chunk]}/copy")
 
@@ -135,6 +142,7 @@ class Dense(DeviceReduction):
     """The sum of tensors of one dtype."""
 
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
+        others = [self.leaving(step.chunk, src, value) for src, value in zip(step.srcs, others)]
         return self.add(step.chunk, [own, *others], (step.dst, *step.srcs))
 
 
@@ -171,6 +179,10 @@ class Narrow(DeviceReduction):
 
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
         sent = [self._sent(step.chunk, src, partial) for src, partial in zip(step.srcs, others)]
+        sent = [
+            partial._replace(value=self.leaving(step.chunk, src, partial.value))
+            for src, partial in zip(step.srcs, sent)
+        ]
         name = f"{self.names[step.chunk]}/sum"
         with tf1.device(self.devices[step.dst]):
             wide = [_Partial(tf.cast(part.value, tf.float32, name=name), part.towers) for part in (own, *sent)]
@@ -203,7 +215,7 @@ class Gather(DeviceReduction):
     """The concatenated rows of sparse gradients: their values, or, with ``average`` False, their indices."""
 
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
-        values = [own, *others]
+        values = [own, *(self.leaving(step.chunk, src, value) for src, value in zip(step.srcs, others))]
         with tf1.device(self.devices[step.dst]):
             # Grappler fuses a concat into its only consumer, another concat, even across devices, which would make
             # every tower send straight to the root. An axis that it cannot read prevents this.
@@ -273,6 +285,7 @@ def emit(
     devices: Sequence[Any],
     reductions: Sequence[DeviceReduction],
     only_roots: bool = False,
+    readiness: Optional[Sequence[int]] = None,
 ) -> List[List[Any]]:
     """Add the plan's ops to the default graph (or run them, eagerly).
 
@@ -282,10 +295,17 @@ def emit(
         devices: K devices, one for each tower.
         reductions: C reductions, one for each chunk.
         only_roots: whether only each chunk's result on its root is wanted, as after the reduce half of a plan.
+        readiness: for each chunk its place in the order in which chunks become ready. Each sender's copies then leave
+            in the plan's order: see :class:`.CopyOrder`. Without it TensorFlow chooses an order. Eager copies are made
+            in the plan's order anyway.
 
     Returns:
         K×C tensors, entry (k, c) on ``devices[k]``; None where it is not wanted.
     """
+    ordered = readiness is not None and not tf.executing_eagerly()
+    order = CopyOrder(plan, devices, readiness or ()) if ordered else None
+    for reduction in reductions:
+        reduction.order = order
     values = [[reductions[chunk].start(tensor) for chunk, tensor in enumerate(row)] for row in tensors]
     reduced = run(plan, values, _ByChunk(reductions))
     results: List[List[Any]] = [[None] * plan.chunks for _ in devices]

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import accumulate
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..errors import GradientError, StrategyError, TopologyError
@@ -30,6 +31,7 @@ from ..planning import (
     make_buckets,
     plan_cut,
     plan_whole,
+    readiness,
     verify,
 )
 from ..topology import Network, Topology, subset, this_machine
@@ -48,6 +50,8 @@ class Layout(NamedTuple):
         names: C names of the chunks.
         plan: how the chunks travel.
         kinds: how each chunk is added up: see :func:`~hier_allreduce.graph.emit.reductions_of`.
+        readiness: for each chunk its place in the order in which chunks become ready, where the order of copies
+            matters: in a plan that was made for a machine's links, unless gradients stay whole. None elsewhere.
     """
 
     entries: List[Entry]
@@ -55,6 +59,7 @@ class Layout(NamedTuple):
     names: List[str]
     plan: Plan
     kinds: List[str]
+    readiness: Optional[Tuple[int, ...]] = None
 
     def mains(self) -> Dict[int, int]:
         """Return the tower on which each reduced variable is complete first, ``{variable: tower}``.
@@ -83,6 +88,7 @@ class Layout(NamedTuple):
             names=[self.names[chunk] for chunk in kept],
             plan=dataclasses.replace(plan, chunks=len(kept), steps=steps),
             kinds=[DENSE] * len(kept),
+            readiness=None,
         )
 
 
@@ -104,18 +110,22 @@ def lay_out(
     """
     entries = find_entries(grads, _gathered(grads, strategy, hosts), strategy.missing)
     machine = _machine(strategy, grads.devices)
+    ready = None
     if machine is None:
         chunks, plan = _by_strategy(entries, grads.devices, strategy, hosts)
     else:
         algorithm = None if strategy.algorithm == "auto" else strategy.algorithm
         target = PlanningTarget(machine, algorithm, 0.5 if strategy.wire_dtype else 1.0, hosts, network)
-        chunks, plan = _by_machine(entries, target, strategy.bucketing if one_main or strategy.whole else None)
+        whole = one_main or strategy.whole
+        chunks, plan = _by_machine(entries, target, strategy.bucketing if whole else None)
+        ready = None if whole else _readiness(chunks, entries)
     return Layout(
         entries,
         chunks,
         op_names([_chunk_name(chunk, entries, grads.names) for chunk in chunks]),
         verify(plan),
         [_kind(chunk, entries, strategy, len(grads.devices) * hosts) for chunk in chunks],
+        ready,
     )
 
 
@@ -197,6 +207,12 @@ def _indices_with_values(entries: Sequence[Entry], chunks: Sequence[Chunk], plan
         if step.chunk in indices_of:
             steps.append(step._replace(chunk=indices_of[step.chunk]))
     return dataclasses.replace(plan, steps=tuple(steps))
+
+
+def _readiness(chunks: Sequence[Chunk], entries: Sequence[Entry]) -> Tuple[int, ...]:
+    """Return each chunk's place in the backward pass, which makes the last variable's gradient first."""
+    ready_bytes = list(accumulate(entry.spec.bytes for entry in reversed(entries)))[::-1]
+    return readiness([ready_bytes[min(piece.variable for piece in chunk.pieces)] for chunk in chunks])
 
 
 # ---- chunks and plan: by the strategy alone --------------------------------------------------------

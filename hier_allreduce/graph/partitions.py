@@ -11,8 +11,8 @@ After placement, pruning and Grappler these pairs are exactly the copies that th
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import Any, Dict, FrozenSet, Iterator, List, NamedTuple, Sequence, Tuple
+from collections import Counter, deque
+from typing import Any, Collection, Dict, FrozenSet, Iterator, List, Mapping, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -40,6 +40,37 @@ def edges_between(partitions: Sequence[Any]) -> List[Edge]:
                 src, dst, _ = _rendezvous_key(node)
                 edges.append(Edge(src, dst, _source(node), frozenset(readers[node.name])))
     return edges
+
+
+def overtaken(partitions: Sequence[Any], followed: Mapping[str, Collection[str]]) -> List[Tuple[str, str]]:
+    """Return the pairs of executed ops (op, other) in which ``op`` did not wait for ``other``, as it should.
+
+    It may wait for it through other devices: Grappler drops a control edge that data imply.
+
+    Args:
+        partitions: of the step.
+        followed: ``{op: others}``; what was not executed, because nobody needs it or it is constant, is left out.
+    """
+    nodes = [node for part in partitions for node in part.node]
+    needs = {node.name: [name.lstrip("^").split(":")[0] for name in node.input] for node in nodes}
+    sends = {_rendezvous_key(node): node.name for node in nodes if node.op in _SENDS}
+    for node in nodes:
+        if node.op in _RECVS and _rendezvous_key(node) in sends:
+            needs[node.name].append(sends[_rendezvous_key(node)])
+    pairs = [(op, other) for op in followed if op in needs for other in followed[op] if other in needs]
+    return sorted((op, other) for op, other in pairs if not _waits_for(op, other, needs))
+
+
+def _waits_for(op: str, other: str, needs: Mapping[str, Sequence[str]]) -> bool:
+    """Return whether ``op`` waits for ``other``, directly or not."""
+    seen, waiting = {op}, deque([op])
+    while waiting:
+        needed = needs.get(waiting.popleft(), ())
+        if other in needed:
+            return True
+        waiting.extend(name for name in needed if name not in seen)
+        seen.update(needed)
+    return False
 
 
 def executed_copies(run_metadata: Any) -> Dict[Tuple[str, str], Tuple[int, int]]:

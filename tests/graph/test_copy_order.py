@@ -1,0 +1,212 @@
+"""Copies leave in the plan's order, as far as they can without waiting for later gradients."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.graphs import cpus, executed, gradients_on, held, session, sparse, tf1
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import hier_allreduce
+from hier_allreduce import AuditError, Strategy, allreduce_grads, audit
+from hier_allreduce.graph import copy_order
+from hier_allreduce.planning import algorithms
+from hier_allreduce.planning.plan import READY_TOGETHER, Copy, Plan, Reduce, issued_before, readiness
+from hier_allreduce.planning.planner import choose
+from hier_allreduce.topology import load
+
+MB = 10**6
+
+
+def copies_of(plan):
+    """The copies of a plan in its order: (sender, chunk)."""
+    return [(src, step.chunk) for step in plan.steps for src in (step.srcs if isinstance(step, Reduce) else [step.src])]
+
+
+def all_before(before):
+    """What each copy follows, directly or through others."""
+    reached = []
+    for own in before:
+        reached.append(set(own).union(*(reached[other] for other in own)))
+    return reached
+
+
+@given(
+    st.integers(2, 6),
+    st.lists(st.integers(0, 3), min_size=1, max_size=6),
+    st.sampled_from(sorted(algorithms.ALGORITHMS)),
+)
+@settings(max_examples=60)
+def test_a_copy_follows_exactly_the_earlier_ones_of_its_sender_that_are_ready_no_later(devices, ready, algorithm):
+    plan = algorithms.ALGORITHMS[algorithm](devices, range(len(ready)))
+    copies = copies_of(plan)
+    reached = all_before(issued_before(plan, ready))
+    for number, (src, chunk) in enumerate(copies):
+        earlier = {other for other in range(number) if copies[other][0] == src}
+        assert reached[number] == {other for other in earlier if ready[copies[other][1]] <= ready[chunk]}
+
+
+def test_the_fewest_edges_are_built():
+    plan = Plan(4, 2, (Copy(1, 0, 1), Copy(0, 0, 2), Copy(1, 0, 3)))
+    assert issued_before(plan, [0, 1]) == [(), (), (1, 0)]
+    assert issued_before(plan, [0, 0]) == [(), (0,), (1,)]
+
+
+def test_gradients_of_one_bucket_are_ready_together():
+    assert readiness([1, READY_TOGETHER, READY_TOGETHER + 1, 3 * READY_TOGETHER, 0]) == (0, 0, 1, 2, 0)
+
+
+def reduced(strategy, devices, variables=6, elements=40_000):
+    """The all-reduce of ``variables`` gradients on each device: values of variables, which nothing folds."""
+    rows = []
+    for tower, device in enumerate(devices):
+        with tf.device(device), tf1.variable_scope(f"tower{tower}"):
+            made = [tf1.get_variable(f"v{n}", [elements], use_resource=True) for n in range(variables)]
+            rows.append([tf.identity(variable.read_value()) for variable in made])
+    return allreduce_grads(rows, devices, strategy=strategy)
+
+
+def traced(rows):
+    """The metadata of one step, partition graphs included."""
+    metadata = tf1.RunMetadata()
+    with session() as sess:
+        sess.run(tf1.global_variables_initializer())
+        fetched = [tensor.op for row in rows for tensor in row]
+        sess.run(fetched, options=tf1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+    return metadata
+
+
+PLANNED = Strategy(topology="dgx-a100")
+
+
+def test_the_audit_says_that_copies_left_in_the_plans_order(graph):
+    devices = cpus(8)
+    rows = reduced(PLANNED, devices)
+    report = audit(traced(rows), graph)
+    plan = choose(load("dgx-a100"), 6 * 160_000).recipe.plan()
+    senders = [src for src, _ in copies_of(plan)]
+    several = sum(senders.count(src) > 1 for src in senders)
+    assert report.calls[0].in_order == several > 8
+    assert f"{several} of them in the plan's order" in str(report)
+
+
+def test_the_audit_finds_a_copy_that_did_not_wait(graph):
+    """As if Grappler had dropped the control edges between turns."""
+    rows = reduced(PLANNED, cpus(8))
+    metadata = traced(rows)
+    for part in metadata.partition_graphs:
+        for node in part.node:
+            kept = [name for name in node.input if not (name.startswith("^") and "/turn" in name)]
+            del node.input[:]
+            node.input.extend(kept)
+    with pytest.raises(AuditError, match=r"copies left out of the plan's order .*/turn.* did not wait for"):
+        audit(metadata, graph)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [Strategy(), Strategy(algorithm="hierarchical"), Strategy(topology="dgx-a100", whole=True)],
+    ids=["default", "hierarchical", "whole"],
+)
+def test_only_plans_cut_for_links_have_turns(graph, strategy):
+    reduced(strategy, cpus(8))
+    assert not [op for op in graph.get_operations() if "/turn" in op.name]
+
+
+def test_a_device_that_sends_once_takes_no_turns(graph):
+    reduced(Strategy(topology="p3.8xlarge", algorithm="flat"), cpus(2), variables=1, elements=10)
+    assert not [op for op in graph.get_operations() if "/turn" in op.name]
+
+
+@pytest.mark.parametrize("wire", [None, "float16"])
+@pytest.mark.parametrize("average", [False, True])
+def test_results_are_those_without_turns(wire, average):
+    values = [[np.arange(12.0, dtype=np.float32) * (k + 1) for _ in range(5)] for k in range(8)]
+    how = {"average": average}
+    planned = executed(values, cpus(8), strategy=Strategy(topology="dgx-a100", wire_dtype=wire), **how)
+    plain = executed(values, cpus(8), **how)
+    for row in planned:
+        np.testing.assert_allclose(row, plain[0], rtol=1e-3 if wire else 1e-6)
+
+
+def test_sparse_rows_take_turns_too(graph):
+    devices = cpus(4)
+    rows = []
+    for tower, device in enumerate(devices):
+        with tf.device(device):
+            rows.append([sparse(tower, 3), held(np.ones([40], np.float32))])
+    result = allreduce_grads(rows, devices, strategy=Strategy(topology="p3.8xlarge", sparse="gather"))
+    with session() as sess:
+        got = sess.run(result)
+    assert all(len(row[0].indices) == 12 and (row[1] == 4).all() for row in got)
+
+
+def test_gradients_flow_through_turns(graph):
+    devices = cpus(4)
+    x = held(np.ones([64], np.float32))
+    rows = [[x * (k + 1.0)] for k in range(4)]
+    result = allreduce_grads(rows, devices, strategy=Strategy(topology="p3.8xlarge"))
+    (slope,) = tf.gradients(result[3][0], [x])
+    with session() as sess:
+        assert (sess.run(slope) == 10).all()
+
+
+@pytest.mark.tf2
+def test_in_a_function_copies_take_turns_and_the_sums_are_right():
+    devices = cpus(8)
+
+    @tf.function
+    def step(x):
+        rows = []
+        for k, device in enumerate(devices):
+            with tf.device(device):
+                rows.append([x * float(k + 1), x + float(k)])
+        return hier_allreduce.allreduce_grads(rows, devices, strategy=PLANNED)
+
+    with tf.init_scope():
+        concrete = step.get_concrete_function(tf.TensorSpec([5000], tf.float32))
+        turns = [op for op in concrete.graph.get_operations() if op.type == copy_order.TURN and "/turn" in op.name]
+        result = step(tf.ones([5000]))
+    assert len(turns) > 8
+    assert all((row[0].numpy() == 36).all() and (row[1].numpy() == 36).all() for row in result)
+
+
+def test_no_copy_waits_for_a_gradient_that_comes_later(graph):
+    """Of two gradients of 20 MB, chunks of the one that is ready first wait for nothing of the other."""
+    devices = cpus(4)
+    sizes = [[READY_TOGETHER // 2], [READY_TOGETHER // 2]]
+    rows = []
+    for device in devices:
+        with tf.device(device):
+            rows.append([tf1.placeholder(tf.float32, [n[0]], name=f"late{i}") for i, n in enumerate(sizes)])
+    allreduce_grads(rows, devices, strategy=Strategy(topology="p3.8xlarge"), name="all")
+    late = {op for op in graph.get_operations() if op.type == "Placeholder" and op.name.startswith("late0")}
+    first_chunk = [op for op in graph.get_operations() if op.name.startswith("all/") and "/turn" in op.name]
+    waits = {op.name: needs(op) & late for op in first_chunk}
+    without = [op for op in first_chunk if not needs(op, controls=False) & late]
+    assert without and not [op.name for op in without if waits[op.name]]
+
+
+def needs(op, controls=True):
+    """All ops that must run before ``op``."""
+    seen, waiting = set(), [op]
+    while waiting:
+        one = waiting.pop()
+        before = {tensor.op for tensor in one.inputs} | (set(one.control_inputs) if controls else set())
+        waiting += before - seen
+        seen |= before
+    return seen
+
+
+def test_every_reduction_has_its_turn():
+    """The calls of ``turn`` are as many as the plan has copies, for each kind of chunk and algorithm."""
+    for algorithm, kinds in itertools.product(("ring", "exchange"), ("float32", "float16")):
+        with tf.Graph().as_default() as graph:
+            values = [[np.ones([4096], kinds)] * 3 for _ in range(4)]
+            strategy = Strategy(topology="p3.8xlarge", algorithm=algorithm)
+            allreduce_grads(gradients_on(cpus(4), values), cpus(4), strategy=strategy)
+            turns = [op for op in graph.get_operations() if "/turn" in op.name]
+            size = 3 * 4096 * np.dtype(kinds).itemsize
+            assert len(turns) == len(copies_of(choose(load("p3.8xlarge"), size, algorithm).recipe.plan()))
