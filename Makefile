@@ -10,7 +10,7 @@ QUICK = tests/topology tests/planning tests/cli/test_cli.py tests/cluster/test_l
         tests/test_formatting.py tests/test_presets.py
 PYTEST = -m pytest -n 2 --dist loadgroup $(PYTEST_OPTIONS)
 
-.PHONY: help venv venv-tf1 demo test test-tf1 test-quick lint clean
+.PHONY: help venv venv-tf1 demo test test-tf1 test-quick tunnel lint clean
 
 help:
 	@echo "make demo        train on handwritten digits, 8 devices, and check the result"
@@ -18,6 +18,7 @@ help:
 	@echo "make test-tf1    the same tests on TensorFlow 1.15 and Python 3.7"
 	@echo "make test-quick  the tests that need no TensorFlow, about a minute"
 	@echo "make lint        ruff and mypy"
+	@echo "make tunnel      plans executed by TensorFlow on emulated machines: the table of docs/tunnel.md; needs g++"
 	@echo "PYTEST_OPTIONS='-k planner -x' goes to pytest"
 
 venv: .venv/.done
@@ -51,6 +52,9 @@ test-tf1: .venv-tf1/.done
 
 test-quick: .venv/.done
 	.venv/bin/python $(PYTEST) --no-tensorflow $(QUICK)
+
+tunnel: .venv/.done
+	.venv/bin/python -m tunnel --page docs/tunnel.md
 
 lint: .venv/.done
 	.venv/bin/ruff check .

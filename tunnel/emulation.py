@@ -1,0 +1,236 @@
+"""Plans run by TensorFlow's executor on an emulated machine; see README.md.
+
+::
+
+    plan ─► emit: the product's own ops on K logical CPU devices ─► session.run ─► seconds of the emulated machine
+                     │ each copy between devices, each sum
+                     ▼
+            tunnel.cc: streams, latency, links, ports, uplinks and buses of the topology
+"""
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import sysconfig
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from hier_allreduce.planning import issued_before, readiness
+
+_SOURCE = Path(__file__).with_name("tunnel.cc")
+_FIRST_SIZE = 8  # kFirstSize in tunnel.cc: chunk c travels as so many elements and c
+
+
+class CannotBuild(Exception):
+    """What the tunnel needs is not on this machine."""
+
+
+def compiler():
+    """The C++ compiler.
+
+    Raises:
+        CannotBuild: there is none, or TensorFlow is too old for it.
+    """
+    import tensorflow as tf
+
+    found = shutil.which(os.environ.get("CXX", "g++"))
+    if not found:
+        raise CannotBuild("no C++ compiler (g++): install one, or name it in CXX")
+    if tf.__version__ < "2":
+        raise CannotBuild("the tunnel is for TensorFlow 2")
+    return found
+
+
+@lru_cache(maxsize=None)
+def library():
+    """The ops and the C interface, compiled if the source has changed since the last time."""
+    import tensorflow as tf
+
+    folder = Path(os.environ.get("TUNNEL_OUT", Path.home() / ".cache" / "hier_allreduce" / "tunnel"))
+    folder.mkdir(parents=True, exist_ok=True)
+    tag = hashlib.sha256(_SOURCE.read_bytes() + tf.__version__.encode()).hexdigest()[:16]
+    built = folder / f"tunnel-{tag}{sysconfig.get_config_var('SHLIB_SUFFIX')}"
+    if not built.exists():
+        partial = built.with_suffix(f".{os.getpid()}")
+        flags = [*tf.sysconfig.get_compile_flags(), "-w", "-shared", "-fPIC", "-O2", "-std=c++17"]
+        command = [compiler(), *flags, str(_SOURCE), "-o", str(partial), *tf.sysconfig.get_link_flags()]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode:
+            raise CannotBuild(f"{command[0]} failed:\n{done.stdout[-2000:]}")
+        partial.replace(built)
+    ops = tf.load_op_library(str(built))  # first: it tells which ops a library brings when it is loaded
+    functions = ctypes.CDLL(str(built))
+    functions.tunnel_seconds.restype = ctypes.c_double
+    return ops, functions
+
+
+def _ints(values):
+    return np.ascontiguousarray(values, np.int32)
+
+
+def _floats(values):
+    return np.ascontiguousarray(values, np.float64)
+
+
+def _pointer(array):
+    kind = ctypes.c_int if array.dtype == np.int32 else ctypes.c_double
+    return array.ctypes.data_as(ctypes.POINTER(kind))
+
+
+def set_machine(topology):
+    """Make the tunnel's links those of ``topology``."""
+    from hier_allreduce.topology import resources
+
+    count = len(topology)
+    paths = resources(topology).paths
+    limits, first, shared, speed = np.ones(count * count), [0], [], {}
+    for src in range(count):
+        for dst in range(count):
+            if src != dst:
+                (_, per_byte), *others = paths[src, dst]
+                limits[src * count + dst] = 1 / per_byte
+                shared += [resource for resource, _ in others]
+                speed.update((resource, 1 / cost) for resource, cost in others)
+            first.append(len(shared))
+    speeds = _floats([speed.get(resource, 1.0) for resource in range(max(speed, default=0) + 1)])
+    latency, arrival = topology.speeds.copy_latency, topology.speeds.arrival
+    arrays = [_floats(limits), _ints(first), _ints(shared or [0])]
+    library()[1].tunnel_machine(
+        count, ctypes.c_double(latency), ctypes.c_double(arrival), *map(_pointer, arrays), len(speeds), _pointer(speeds)
+    )
+
+
+class Copies:
+    """The copies of a plan in its order, and which copies' ends each copy, and each sum, waits for."""
+
+    def __init__(self, plan, gates):
+        self.ends, sums = [], []  # (src, dst, chunk)
+        waits, arrived = [], {}
+        gated = {}  # for each copy the copies' ends that its gate waits for, directly or not
+        for step in plan.steps:
+            before = len(self.ends)
+            for src in getattr(step, "srcs", None) or (step.src,):
+                number = len(self.ends)
+                needs = set(arrived.get((src, step.chunk), ()))
+                for other in gates[number]:
+                    needs |= gated[other]
+                gated[number] = needs
+                waits.append(needs)
+                self.ends.append((src, step.dst, step.chunk))
+            arrived.setdefault((step.dst, step.chunk), set()).update(range(before, len(self.ends)))
+            if hasattr(step, "srcs"):
+                sums.append(set(arrived[step.dst, step.chunk]))
+        waits += sums
+        self.sums = len(sums)
+        self.missing = [len(needs) for needs in waits]
+        self.dependents = [[] for _ in self.ends]
+        for number, needs in enumerate(waits):
+            for copy in needs:
+                self.dependents[copy].append(number)
+
+
+class Run:
+    """A session that executes one plan, again and again.
+
+    Args:
+        plan: the plan.
+        topology: the machine.
+        sizes: bytes of each chunk.
+        ordered: with the control edges that keep each sender's copies in the plan's order, or without.
+    """
+
+    def __init__(self, plan, topology, sizes, ordered=True):
+        import tensorflow as tf
+
+        self.plan, self.topology, self.sizes = plan, topology, sizes
+        self._tf1 = tf.compat.v1
+        self._ops, self._functions = library()
+        self._ready = readiness(list(accumulate(sizes)))
+        count = sum(len(getattr(step, "srcs", (0,))) for step in plan.steps)
+        self.copies = Copies(plan, issued_before(plan, self._ready) if ordered else [()] * count)
+        self._elements = [_FIRST_SIZE + chunk for chunk in range(plan.chunks)]
+        self._graph = tf.Graph()
+        with self._graph.as_default():
+            self._results = self._build(tf, ordered)
+        config = self._tf1.ConfigProto(
+            device_count={"CPU": plan.devices}, inter_op_parallelism_threads=8, intra_op_parallelism_threads=1
+        )
+        self._session = self._tf1.Session(graph=self._graph, config=config)
+
+    def _value(self, device):
+        return ((device + 1) * (1 + np.arange(sum(self._elements)) % 97)).astype(np.float32)
+
+    def _build(self, tf, ordered):
+        from hier_allreduce.graph.emit import emit
+
+        devices = [f"/cpu:{device}" for device in range(self.plan.devices)]
+        rows = []
+        for number, device in enumerate(devices):
+            with self._tf1.device(device):
+                value = self._value(number)
+                whole = self._ops.tunnel_keep(self._tf1.placeholder_with_default(value, value.shape))
+                rows.append(tf.split(whole, self._elements) if self.plan.chunks > 1 else [whole])
+        reading = _reading(self, devices)
+        reduced = emit(
+            self.plan, rows, devices, [reading] * self.plan.chunks, readiness=self._ready if ordered else None
+        )
+        results = []
+        for row, device in zip(reduced, devices):
+            with self._tf1.device(device):
+                results.append(self._ops.tunnel_keep(tf.concat(row, 0) if len(row) > 1 else row[0]))
+        return results
+
+    def seconds(self):
+        """Run once: the emulated machine's seconds.
+
+        Raises:
+            AssertionError: a device has something else than the sum.
+        """
+        set_machine(self.topology)
+        copies = self.copies
+        first = np.cumsum([0, *map(len, copies.dependents)])
+        arrays = [
+            _ints(copies.ends or [(0, 0, 0)]),
+            _floats([self.sizes[chunk] for _, _, chunk in copies.ends]),
+            _ints(copies.missing),
+            _ints(first),
+            _ints([number for own in copies.dependents for number in own] or [0]),
+        ]
+        self._functions.tunnel_run(len(copies.ends), copies.sums, *map(_pointer, arrays))
+        results = self._session.run(self._results)
+        total = sum(self._value(device) for device in range(self.plan.devices))
+        assert all(np.array_equal(result, total) for result in results), self.plan
+        return float(self._functions.tunnel_seconds())
+
+    def before_its_turn(self):
+        """How many copies the last run dispatched before one that they should follow."""
+        numbers = np.zeros(len(self.copies.ends), np.int32)
+        count = self._functions.tunnel_order(_pointer(numbers), len(numbers))
+        place = {number: place for place, number in enumerate(numbers[:count].tolist())}
+        before = issued_before(self.plan, self._ready)
+        return sum(any(place[other] > place[copy] for other in others) for copy, others in enumerate(before))
+
+    def close(self):
+        """Close the session."""
+        self._session.close()
+
+
+def _reading(run, devices):
+    """The product's own sums, each followed by the time that it takes."""
+    from hier_allreduce.graph.emit import Dense
+
+    speeds = run.topology.speeds
+
+    class Timed(Dense):
+        def reduce(self, step, own, others):
+            total = super().reduce(step, own, others)
+            seconds = speeds.kernel + (len(step.srcs) + 2) * run.sizes[step.chunk] / speeds.memory
+            with run._tf1.device(self.devices[step.dst]):
+                return run._ops.tunnel_sum(total, device_number=step.dst, seconds=seconds)
+
+    return Timed(devices, False, [f"c{chunk}" for chunk in range(run.plan.chunks)])
