@@ -173,15 +173,15 @@ def issued_before(plan: Plan, readiness: Sequence[int]) -> List[Tuple[int, ...]]
     before: List[Tuple[int, ...]] = []
     for step in plan.steps:
         for src in step.srcs if isinstance(step, Reduce) else (step.src,):
-            own, latest, found = readiness[step.chunk], None, []
+            own, latest, followed = readiness[step.chunk], None, []
             for copy, ready in reversed(sent[src]):
                 if ready <= own and (latest is None or ready > latest):
-                    found.append(copy)
+                    followed.append(copy)
                     latest = ready
                 if latest == own:
                     break
             sent[src].append((len(before), own))
-            before.append(tuple(found))
+            before.append(tuple(followed))
     return before
 
 

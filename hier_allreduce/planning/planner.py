@@ -33,20 +33,21 @@ from .simulator import Simulation, Timing, lower_bound, simulate
 BASELINES = ("two-group", "tree", "flat")
 PLANNER_ALGORITHMS = ("ring", "packed_paths", "packed_trees", "hierarchical", "exchange", "soonest", *BASELINES)
 _CLASSES_PER_OCTAVE = 4
-_WORTH = 0.99  # a candidate that cannot be faster than the best by more than this is not simulated
-_AS_GOOD = 1.005  # plans within this of the best are as good: the one with the fewest copies is taken
-_NEAR = 1.1  # a candidate whose first run takes longer than the best by more than this is not run again
-_FINALISTS = 4  # of a search are compared at the very size
-_GOOD, _LONG = 0.9, 1e-3  # plans below this share of the bound, that take so many seconds, are reordered
-_COPIES_SEARCHED, _SPREADS = 5_000, (0.02, 0.05, 0.1, 0.2)  # simulated for each of the finalists; of the whole time
+_WORTH = 0.99  # prune: lower bound > 0.99 × best
+_AS_GOOD = 1.005  # plans up to 0.5 % slower than the best are as good
+_NEAR = 1.1  # prune: first run > 1.1 × best
+_FINALISTS = 4  # recipes of a search that are compared at the exact size
+_GOOD, _LONG = 0.9, 1e-3  # a plan below 90 % of the bound that takes more than 1 ms is reordered
+_COPIES_SEARCHED = 5_000  # copies to simulate while one plan is reordered
+_SPREADS = (0.02, 0.05, 0.1, 0.2)  # how far steps are moved, as shares of the run
 
 
 @dataclass(frozen=True)
 class Choice:
     """The fastest recipe for ``size`` bytes on a machine, and what it was compared with.
 
-    ``seconds`` is predicted, ``bound`` the least that any packing of trees could take; ``baselines`` has the best
-    time of each algorithm that knows nothing of the links.
+    ``seconds`` is predicted, ``bound`` is the least that any packing of trees could take. ``baselines`` has the best
+    time of each algorithm that does not use the links.
     """
 
     recipe: Recipe
@@ -57,19 +58,19 @@ class Choice:
 
     @property
     def share_of_bound(self) -> float:
-        """How much of what the machine can do this reaches, 0 to 1."""
+        """The bound as a share of the predicted time, 0 to 1."""
         return self.bound / self.seconds if self.seconds else 1.0
 
 
 def bytes_class(size: int) -> int:
-    """The size for which a bucket of ``size`` bytes is planned: four classes for each factor of two."""
+    """Return the size for which a bucket of ``size`` bytes is planned: four classes for each factor of two."""
     return round(2 ** (round(math.log2(max(size, 1)) * _CLASSES_PER_OCTAVE) / _CLASSES_PER_OCTAVE))
 
 
 def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Choice:
-    """The fastest recipe for a bucket of ``size`` bytes, or the fastest of one algorithm.
+    """Return the fastest recipe for a bucket of ``size`` bytes, or the fastest of one algorithm.
 
-    The search is cached for each (topology, :func:`bytes_class`); the times are of ``size`` itself.
+    The search is cached for each (topology, :func:`bytes_class`). The times are those of ``size`` itself.
 
     Raises:
         StrategyError: ``algorithm`` is unknown, or makes no plan for this machine.
@@ -89,7 +90,7 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Ch
 
 
 def seconds_by_algorithm(topology: Topology, size: int) -> Dict[str, float]:
-    """The best seconds of every algorithm that makes a plan for this machine."""
+    """Return the best seconds of every algorithm that makes a plan for this machine."""
     names = dict.fromkeys([*BASELINES, *(recipe.algorithm for recipe in candidates(topology))])
     return {name: choose(topology, size, name).seconds for name in names}
 
@@ -99,7 +100,7 @@ def _seconds(recipe: Recipe, topology: Topology, size: int) -> float:
 
 
 class _Trial(NamedTuple):
-    """A recipe with its steps in an order, and the seconds that it takes in that order."""
+    """A recipe with its steps in an order, and its seconds in that order."""
 
     recipe: Recipe
     seconds: float
@@ -107,23 +108,23 @@ class _Trial(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
-    """The fastest recipe of one algorithm that is made from links."""
-    found = [ordered(recipe, topology, size) for recipe in candidates(topology) if recipe.algorithm == algorithm]
-    if not found:
+    """Return the fastest recipe of one algorithm that is made from links."""
+    trials = [ordered(recipe, topology, size) for recipe in candidates(topology) if recipe.algorithm == algorithm]
+    if not trials:
         raise StrategyError(f"algorithm={algorithm!r} makes no plan for {count(len(topology), 'device')}; 'auto' does")
-    return min(found, key=lambda trial: trial.seconds).recipe
+    return min(trials, key=lambda trial: trial.seconds).recipe
 
 
 @lru_cache(maxsize=1024)
 def _search(topology: Topology, size: int) -> Tuple[Tuple[Recipe, ...], Dict[str, Recipe]]:
-    """The best recipes, the best first, and of each baseline the fastest."""
+    """Return the best recipes, the best first, and the fastest recipe of each baseline."""
     trials = [ordered(recipe, topology, size) for recipe in baselines(topology)]
     known = {
         name: min((trial for trial in trials if trial.recipe.algorithm == name), key=lambda trial: trial.seconds).recipe
         for name in BASELINES
     }
     best = min(trial.seconds for trial in trials)
-    for least, recipe in sorted(_least(topology, size), key=lambda pair: pair[0]):
+    for least, recipe in _least(topology, size):
         if least > best * _WORTH:
             break
         trials.append(ordered(recipe, topology, size, best * _AS_GOOD))
@@ -136,59 +137,79 @@ def _search(topology: Topology, size: int) -> Tuple[Tuple[Recipe, ...], Dict[str
 
 
 def _fewest_copies(trials: Sequence[_Trial]) -> _Trial:
-    """The fastest; of those as good, the one with the fewest copies: each costs TensorFlow a dispatch."""
+    """Return the fastest; of those as good, the one with the fewest copies: each costs TensorFlow a dispatch."""
     limit = min(trial.seconds for trial in trials) * _AS_GOOD
     near = [trial for trial in trials if trial.seconds <= limit]
     return min(near, key=lambda trial: sum(len(srcs) for half in trial.recipe.halves for srcs, _ in half))
 
 
-@lru_cache(maxsize=64)
-def _loads(topology: Topology) -> List[Tuple[Any, Any, Tuple[Any, Any], Recipe]]:
-    """What each candidate needs: starts of copies and seconds per byte, of each resource and of its chunks' ways."""
+class _Load(NamedTuple):
+    """What a half of a recipe needs.
+
+    Attributes:
+        starts: for each resource the seconds of the starts of its copies.
+        per_byte: for each resource the seconds that it is busy for each byte of the chunk.
+        way_per_byte: seconds for each byte along the chunk's longest way to its root, or back.
+        way_starts: the seconds of the starts on that way.
+    """
+
+    starts: Any
+    per_byte: Any
+    way_per_byte: float
+    way_starts: float
+
+    def least(self, size: float) -> float:
+        """Return seconds that ``size`` bytes take at least: on the busiest resource, and along the longest way."""
+        return max(float((self.starts + size * self.per_byte).max()), self.way_starts + size * self.way_per_byte)
+
+
+@lru_cache(maxsize=4096)
+def _load(topology: Topology, half: ReduceHalf, back: bool) -> _Load:
     names, paths = resources(topology)
     latency = topology.speeds.copy_latency
+    starts, per_byte = np.zeros(len(names)), np.zeros(len(names))
+    longest: Dict[int, Tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))  # to each device: per byte, starts
+    for srcs, dst in half:
+        for src in srcs:
+            path = paths[dst, src] if back else paths[src, dst]
+            starts[path[0][0]] += latency
+            for resource, seconds in path:
+                per_byte[resource] += seconds
+            slowest = max(seconds for _, seconds in path)
+            longest[dst] = max(longest[dst], (longest[src][0] + slowest, longest[src][1] + latency))
+    return _Load(starts, per_byte, *longest[half[-1][1]])
 
-    @lru_cache(maxsize=None)
-    def load(half: ReduceHalf, back: bool) -> Tuple[Any, Any, float, float]:
-        starts, per_byte = np.zeros(len(names)), np.zeros(len(names))
-        arrives: Dict[int, Tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))  # the longest way to a device
-        for srcs, dst in half:
-            for src in srcs:
-                passed = paths[dst, src] if back else paths[src, dst]
-                starts[passed[0][0]] += latency
-                for server, seconds in passed:
-                    per_byte[server] += seconds
-                copied = max(seconds for _, seconds in passed)
-                arrives[dst] = max(arrives[dst], (arrives[src][0] + copied, arrives[src][1] + latency))
-        return (starts, per_byte, *arrives[half[-1][1]])
 
-    @lru_cache(maxsize=None)
-    def both(half: ReduceHalf, back: ReduceHalf) -> List[Any]:
-        return [there + again for there, again in zip(load(half, False), load(back, True))]
-
-    found = []
+@lru_cache(maxsize=64)
+def _loads(topology: Topology) -> List[Tuple[Recipe, _Load, List[Tuple[float, float, float]]]]:
+    """Return each candidate with the load of its bucket, and each chunk's share with what its way takes."""
+    loads = []
     for recipe in candidates(topology):
-        parts = [both(*way) for way in recipe.ways]
-        starts = np.sum([part[0] for part in parts], axis=0)
-        per_byte = np.dot(recipe.fractions, [part[1] for part in parts])
-        way = (np.multiply(recipe.fractions, [part[2] for part in parts]), np.array([part[3] for part in parts]))
-        found.append((starts, per_byte, way, recipe))
-    return found
+        halves = [(_load(topology, there, False), _load(topology, back, True)) for there, back in recipe.ways]
+        starts = np.sum([there.starts + back.starts for there, back in halves], axis=0)
+        per_byte = np.dot(recipe.fractions, [there.per_byte + back.per_byte for there, back in halves])
+        ways = [
+            (share, there.way_per_byte + back.way_per_byte, there.way_starts + back.way_starts)
+            for share, (there, back) in zip(recipe.fractions, halves)
+        ]
+        loads.append((recipe, _Load(starts, per_byte, 0.0, 0.0), ways))
+    return loads
 
 
 def _least(topology: Topology, size: int) -> List[Tuple[float, Recipe]]:
-    """Each candidate with less than its time: what its busiest resource needs, or its slowest chunk alone."""
-    return [
-        (float(max((starts + size * per_byte).max(), (size * way + way_starts).max())), recipe)
-        for starts, per_byte, (way, way_starts), recipe in _loads(topology)
+    """Return each candidate with a lower bound of its seconds, the lowest first."""
+    bounds = [
+        (max(load.least(size), *(starts + share * size * per_byte for share, per_byte, starts in ways)), recipe)
+        for recipe, load, ways in _loads(topology)
     ]
+    return sorted(bounds, key=lambda bound: bound[0])
 
 
 def ordered(recipe: Recipe, topology: Topology, size: int, patience: float = math.inf) -> _Trial:
-    """The recipe with its steps as they start when copies go as they become ready, and its seconds in that order.
+    """Return the recipe with its steps in the order in which copies that become ready start.
 
-    Of copies that are ready at once, those of all chunks take turns; if that is nearly as fast as ``patience`` asks,
-    the first chunk's copies first is tried too.
+    Of copies that are ready at the same time, all chunks take turns. If that takes little more than ``patience``
+    seconds, an order that prefers the first chunk is tried too.
     """
     trial = _as_started(_in_turn(recipe), topology, size, patience * _NEAR)
     if trial.seconds == math.inf:
@@ -198,7 +219,7 @@ def ordered(recipe: Recipe, topology: Topology, size: int, patience: float = mat
 
 
 def _in_turn(recipe: Recipe) -> Recipe:
-    """All chunks' first steps, all chunks' second steps, …"""
+    """Return the recipe with all chunks' first steps first, then all chunks' second steps, …"""
     done = [0] * len(recipe.fractions)
     turns = []
     for step in replace(recipe, order=()).plan().steps:  # one chunk's after another's
@@ -217,22 +238,22 @@ def _as_started(recipe: Recipe, topology: Topology, size: int, patience: float) 
 
 
 def _in_order_of(starts: Sequence[float], recipe: Recipe) -> Recipe:
-    """The recipe with its steps sorted by when they started."""
+    """Return the recipe with its steps sorted by their starts."""
     steps = recipe.order or range(len(starts))
     return replace(recipe, order=tuple(steps[i] for i in sorted(range(len(starts)), key=starts.__getitem__)))
 
 
 def _reordered(trial: _Trial, topology: Topology, size: int) -> _Trial:
-    """The trial, or the same recipe in a faster order: a local search over the starts of its steps.
+    """Return the trial, or the same recipe in a faster order: a local search over the starts of its steps.
 
-    Where fast and slow links cannot take turns evenly, the order in which copies become ready leaves links idle.
+    Where fast and slow links cannot alternate evenly, the order in which copies become ready leaves links idle.
     """
-    luck, shares = random.Random(0), trial.recipe.shares(size)
+    generator, shares = random.Random(0), trial.recipe.shares(size)
     best, run = trial.recipe, Simulation(trial.recipe.plan(), topology, shares).run()
     for attempt in range(_COPIES_SEARCHED // len(run.began)):
         spread = _SPREADS[attempt % len(_SPREADS)] * run.seconds
-        changed = [start + luck.gauss(0, spread) if luck.random() < 0.3 else start for start in run.starts]
-        other = _in_order_of(_after_their_own(changed, best), best)
+        moved = [start + generator.gauss(0, spread) if generator.random() < 0.3 else start for start in run.starts]
+        other = _in_order_of(_after_their_own(moved, best), best)
         rerun = Simulation(other.plan(), topology, shares, patience=run.seconds).run()
         if rerun.seconds < run.seconds:
             best, run = other, rerun
@@ -240,7 +261,7 @@ def _reordered(trial: _Trial, topology: Topology, size: int) -> _Trial:
 
 
 def _after_their_own(starts: Sequence[float], recipe: Recipe) -> List[float]:
-    """The starts, none of them before that of a step before it of the same chunk."""
+    """Return the starts, delayed so that each chunk's steps keep their order."""
     latest: Dict[int, float] = {}
     delayed = []
     for step, start in zip(recipe.plan().steps, starts):
@@ -250,5 +271,5 @@ def _after_their_own(starts: Sequence[float], recipe: Recipe) -> List[float]:
 
 
 def timeline(choice: Choice, topology: Topology) -> Timing:
-    """The simulated run of a choice: its timeline and the bytes on each link."""
+    """Simulate a choice: its timeline, and the bytes on each link."""
     return simulate(verify(choice.recipe.plan()), topology, choice.recipe.sizes(choice.size))

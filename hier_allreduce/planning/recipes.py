@@ -4,8 +4,8 @@
 
     topology ─► ring, groups, packed trees ─► shares of the bytes (LP) ─► a few large or many small chunks
 
-Links between neighbours on a ring are always busy when the chunks' paths start all around it: a path for each edge
-left out. Slow edges are left out more often; how often, a linear program says (:func:`.spanning_trees.share_out`).
+The links between neighbours on a ring are always busy if the chunks' paths start all around it: each path leaves out
+another edge. Slow edges are left out more often, by the shares of a linear program (:func:`.spanning_trees.share_out`).
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ class Recipe:
 
     @property
     def ways(self) -> Tuple[Tuple[ReduceHalf, ReduceHalf], ...]:
-        """For each chunk the halves by which it goes there and back."""
+        """For each chunk its reduce half, and the half whose reverse copies the sum back."""
         return tuple(zip(self.halves, self.backs or self.halves))
 
     def alone(self, chunk: int) -> Recipe:
-        """All bytes by the way of one chunk."""
+        """Return the recipe that sends all bytes as one chunk, along the way of ``chunk``."""
         half, back = self.ways[chunk]
         return Recipe(self.algorithm, self.devices, (1.0,), (half,), backs=(back,))
 
     def plan(self) -> Plan:
-        """The plan of one bucket: as many chunks as ``fractions``."""
+        """Return the plan of one bucket, with as many chunks as ``fractions``."""
         plan = _chunk_by_chunk(self.devices, self.halves, self.algorithm, self.backs)
         order = self.order or range(len(plan.steps))
         return replace(plan, steps=tuple(plan.steps[i] for i in order))
 
     def shares(self, size: float) -> Tuple[float, ...]:
-        """``size`` cut by the fractions, to fractions of a byte: equal chunks stay exactly equal."""
+        """Return ``size`` divided by the fractions, not rounded: equal chunks stay exactly equal."""
         return tuple(fraction * size for fraction in self.fractions)
 
     def sizes(self, size: int, unit: int = 1) -> Tuple[int, ...]:
-        """``size`` (bytes, or elements) cut by the fractions at multiples of ``unit``; the sizes add up to ``size``."""
+        """Divide ``size`` (bytes or elements) by the fractions at multiples of ``unit``; the sum is ``size``."""
         cuts, total = [0], 0.0
         for fraction in self.fractions:
             total += fraction
@@ -74,10 +74,10 @@ _chunk_by_chunk = lru_cache(maxsize=64)(algorithms.plan_from_halves)
 
 @lru_cache(maxsize=64)
 def candidates(topology: Topology) -> Tuple[Recipe, ...]:
-    """Recipes made from this machine's links, from one chunk to many."""
+    """Return the recipes that are made from this machine's links, from one chunk to many."""
     if len(topology) == 1:
         return ()
-    found = [
+    recipes = [
         *_soonest(topology),
         *_exchanges(topology),
         *_hierarchical(topology),
@@ -86,7 +86,7 @@ def candidates(topology: Topology) -> Tuple[Recipe, ...]:
         *_paths(topology),
         *_packed(topology),
     ]
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(recipes))
 
 
 def _even(algorithm: str, devices: int, halves: Sequence[ReduceHalf]) -> Recipe:
@@ -94,7 +94,7 @@ def _even(algorithm: str, devices: int, halves: Sequence[ReduceHalf]) -> Recipe:
 
 
 def baselines(topology: Topology) -> Iterator[Recipe]:
-    """The algorithms that know only the number of devices, with 1, 2, K/2, K, 2K chunks."""
+    """Yield the algorithms that use only the number of devices, with 1, 2, K/2, K and 2K chunks."""
     count = len(topology)
     halves = algorithms.two_groups(count)
     for chunks in sorted({1, 2, (count + 1) // 2, count, 2 * count}):
@@ -105,7 +105,7 @@ def baselines(topology: Topology) -> Iterator[Recipe]:
 
 
 def _soonest(topology: Topology) -> Iterator[Recipe]:
-    """For so few bytes that only the starts count: sums by twos and threes, copies by twos, neighbours first."""
+    """Yield trees for so few bytes that only the starts of copies count; neighbours are joined first."""
     count, tour, speeds = len(topology), ring(topology), topology.speeds
     for chunks in sorted({1, 2, count}):
         orders = [tour[place:] + tour[:place] for place in (chunk * count // chunks for chunk in range(chunks))]
@@ -115,9 +115,9 @@ def _soonest(topology: Topology) -> Iterator[Recipe]:
 
 
 def _exchanges(topology: Topology) -> Iterator[Recipe]:
-    """Every device adds up its own share of the bytes, and hands it out: reduce-scatter and all-gather, directly.
+    """Yield direct reduce-scatter and all-gather: each device adds up its share of the bytes and sends it to all.
 
-    The devices send to their neighbours on the ring first, then to the next ones, so that no two meet at a receiver.
+    Devices send to their neighbours on the ring first, then to the next ones, so that no two copies meet at a receiver.
     """
     count, tour = len(topology), ring(topology)
     places = range(count)
@@ -134,68 +134,70 @@ def _exchanges(topology: Topology) -> Iterator[Recipe]:
 
 
 def _hierarchical(topology: Topology) -> Iterator[Recipe]:
-    """Groups and partners found from the links; each reduction at once, or source by source in turn."""
+    """Yield groups and partners that follow the links, with one reduction for all sources, or one for each."""
     count = len(topology)
     for parts in range(2, max(2, count // 2) + 1):
-        found = groups(topology, parts)
-        longest = max(map(len, found))
+        device_groups = groups(topology, parts)
+        longest = max(map(len, device_groups))
         for chunks in sorted({1, 2, longest, 2 * longest, 4 * longest}):
-            halves = [_grouped_half(found, turn) for turn in range(chunks)]
+            halves = [_grouped_half(device_groups, turn) for turn in range(chunks)]
             yield _even("hierarchical", count, halves)
             yield _even("hierarchical", count, [_source_by_source(half) for half in halves])
 
 
 def _group_rings(topology: Topology) -> Iterator[Recipe]:
-    """Groups add up inside; then each member in turn goes along the other groups' members of its place.
+    """Yield rings of groups: each group adds up inside, then the sum goes along the groups' members of one place.
 
-    As a ring, but the links inside groups (bridges, switches) carry each byte only once up and once down.
+    The links inside groups (bridges, switches) carry each byte only once up and once down.
     """
     for parts in range(2, (len(topology) + 1) // 2 + 1):
         yield from _around(topology, groups(topology, parts), "hierarchical")
 
 
-def _grouped_half(found: Groups, turn: int) -> ReduceHalf:
-    """As :func:`.algorithms.hierarchical_half`, with partners as mains and the sum at another group each turn."""
-    return algorithms.over_mains(found, turn, (turn + turn // len(found[0])) % len(found))
+def _grouped_half(device_groups: Groups, turn: int) -> ReduceHalf:
+    """Return a hierarchical half with partners as mains; each turn another group has the sum."""
+    return algorithms.over_mains(device_groups, turn, (turn + turn // len(device_groups[0])) % len(device_groups))
 
 
 def _source_by_source(half: ReduceHalf) -> ReduceHalf:
-    """One hop for each source: more launches, but a sum starts with the first arrival."""
+    """Return the half with one hop for each source: more launches, but a sum starts with the first arrival."""
     return tuple(((src,), dst) for srcs, dst in half for src in sorted(srcs, key=lambda src: (src < dst, src)))
 
 
 def _rings(topology: Topology) -> Iterator[Recipe]:
-    """Paths around a ring, one for each edge left out: links between neighbours are always busy."""
+    """Yield paths around a ring that each leave out another edge: links between neighbours are always busy."""
     yield from _around(topology, tuple((device,) for device in ring(topology)), "ring")
 
 
-def _around(topology: Topology, found: Groups, algorithm: str) -> Iterator[Recipe]:
-    """Paths around the groups from each of them, with the shares that the links allow, and with even ones.
+def _around(topology: Topology, device_groups: Groups, algorithm: str) -> Iterator[Recipe]:
+    """Yield paths around the groups from each of them, with the shares that the links allow, and with even ones.
 
-    All in one direction, all in the other, or in turn: where fast and slow links take turns, one direction would
+    They go in one direction, in the other, or alternate: where fast and slow links alternate, a single direction would
     leave half of the slow ones idle until the copies come back.
     """
-    count, members = len(topology), range(max(map(len, found)))
-    ways = [found[start:] + found[:start] for start in range(len(found))]
+    count, members = len(topology), range(max(map(len, device_groups)))
+    ways = [device_groups[start:] + device_groups[:start] for start in range(len(device_groups))]
     halves = [[_group_path(way[::-1], member), _group_path(way, member)] for way in ways for member in members]
     shares = share_out(topology, [_edges(half) for half, _ in halves])
-    turns = [slice(0, 1), slice(0, 2)] + [slice(1, 2)] * (len(found) < count)  # around a ring either way is as good
+    turns = [slice(0, 1), slice(0, 2)]
+    if len(device_groups) < count:  # around a ring of single devices either direction is as good
+        turns.append(slice(1, 2))
     for chunks in _doubled(len(halves), count):
         for turn in turns:
             yield _cut(algorithm, count, [(share, pair[turn]) for share, pair in zip(shares, halves)], chunks)
-    for starts in _slow_starts(topology, [group[0] for group in found]):
+    for starts in _slow_starts(topology, [group[0] for group in device_groups]):
         even = [halves[start * len(members) + member] for start in starts for member in members]
         for chunks in _doubled(len(even), count):
             yield _cut(algorithm, count, [(1 / len(even), pair) for pair in even], chunks)
 
 
 def _doubled(chunks: int, devices: int) -> List[int]:
-    """``chunks``, twice, four times as many, as long as that is not too many."""
+    """Return ``chunks`` doubled again and again, up to :data:`MOST_CHUNKS` for each device."""
     return [chunks * 2**i for i in range(8) if chunks * 2**i <= MOST_CHUNKS * devices]
 
 
 def _slow_starts(topology: Topology, tour: Sequence[int]) -> Iterator[List[int]]:
-    """Places at which to cut a ring: everywhere, and only at edges at least as long as each of its lengths."""
+    """Yield sets of ring edges to cut: for each distinct edge length, all edges at least that long."""
     far = distances(topology)
     length = [round(float(far[tour[place - 1], tour[place]]) / far.max(), 3) for place in range(len(tour))]
     for least in sorted(set(length)):
@@ -216,14 +218,14 @@ def _along(path: Sequence[int]) -> ReduceHalf:
 
 
 def _paths(topology: Topology) -> Iterator[Recipe]:
-    """Paths of several rings with the shares that the links allow, where links are not alike."""
+    """Yield paths of several rings with the shares that the links allow, where links differ."""
     packing = pack_paths(topology)
     for chunks in _chunk_counts(packing):
         yield packed_trees(len(topology), packing, chunks, ends, "packed_paths")
 
 
 def _packed(topology: Topology) -> Iterator[Recipe]:
-    """The best packing of spanning trees, each tree's share cut into sub-chunks that start from its middle."""
+    """Yield the best packing of spanning trees, with each tree's share cut into chunks that start from its middle."""
     packing = pack(topology)
     for chunks in _chunk_counts(packing):
         yield packed_trees(len(topology), packing, chunks)
@@ -242,7 +244,7 @@ def packed_trees(
     roots: Callable[[Tree], Tuple[int, ...]] = centers,
     name: str = "packed_trees",
 ) -> Recipe:
-    """About ``chunks`` chunks of like size: each tree gets as many as its share, the first of all trees first."""
+    """Return about ``chunks`` chunks of similar size, as many for each tree as its share allows, trees in turn."""
     weighted = [
         (share, [rooted_half(tree, r) for r in roots(tree)]) for tree, share in zip(packing.trees, packing.shares)
     ]
@@ -250,7 +252,7 @@ def packed_trees(
 
 
 def _cut(name: str, devices: int, ways: Sequence[Tuple[float, Sequence[ReduceHalf]]], chunks: int) -> Recipe:
-    """Ways with their shares of the bytes, each cut into parts that take its halves in turn."""
+    """Return the recipe of ways with their shares of the bytes; the parts of a way take its halves in turn."""
     pieces: List[Tuple[float, float, ReduceHalf]] = []
     for share, halves in ways:
         parts = max(1, round(share * chunks))

@@ -6,10 +6,10 @@
     GPU3 compute                 [c0 sum]             a reduction: launch, then bytes through memory
     NV, PCIe, bus     ═══════════════════             bytes of several copies share what they pass evenly
 
-A copy waits for the value it sends, for its turn on the sender's copy stream, and for the sums that sender and receiver
-have been given so far. Copies that pass the same port, uplink or bus at the same time share it max-min fairly. Between
-the end of a copy and what waits for it the host takes ``arrival`` seconds, during which no stream is held. The
-assumptions, and where the constants come from, are in ``docs/cost-model.md``.
+A copy waits for its value, for its turn on the sender's stream, and for the sums that were issued before on both
+devices. Copies that use the same port, uplink or bus at the same time share it max-min fairly. Between the end of a copy
+and the steps that wait for it the host takes ``arrival`` seconds, during which nothing is busy. The assumptions, and
+the sources of the constants, are in ``docs/cost-model.md``.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class Timing:
 
 
 def lower_bound(topology: Topology, size: int, ideal_links: bool = False) -> float:
-    """Seconds below which no packing of spanning trees can all-reduce ``size`` bytes, latency aside."""
+    """Return the seconds that every packing of spanning trees needs for ``size`` bytes, without latency."""
     return size / pack(topology, ideal_links).bound
 
 
 def simulate(
     plan: Plan, topology: Topology, chunks: Sequence[float], ideal_links: bool = False, ordered: bool = True
 ) -> Timing:
-    """The time of ``plan`` on ``topology``.
+    """Simulate ``plan`` on ``topology``.
 
     Args:
         plan: for as many devices as the topology has.
@@ -83,11 +83,15 @@ def simulate(
 
 
 class _Work(NamedTuple):
-    """A plan as copies and what waits for what, in flat lists: one for each step would keep the garbage collector busy.
+    """The copies of a plan and their dependencies, in flat lists: a list for each step would slow garbage collection.
 
-    ``transfers``: (step, src, dst, chunk), in the plan's order. ``waits[step]`` is for how many copies and earlier
-    steps a step waits. ``copies[step]`` is a copy that waits for the step, ``others[copy]`` one that waits for the
-    same, ``later[step]`` the step that does; -1 where there is none. ``first`` are the copies that wait for nothing.
+    Attributes:
+        transfers: (step, src, dst, chunk) of each copy, in the plan's order.
+        waits: for each step the number of copies and earlier steps that it waits for.
+        copies: for each step a copy that waits for it, or -1.
+        others: for each copy another one that waits for the same step, or -1.
+        later: for each step the step that waits for it, or -1.
+        first: the copies that wait for no step.
     """
 
     transfers: List[Tuple[int, int, int, int]]
@@ -128,10 +132,9 @@ _before = lru_cache(maxsize=64)(issued_before)
 
 
 class _Wires:
-    """A machine's links as the simulation needs them: a number for each pair, its stream, and fair shares.
+    """A machine's links: a number for each pair of devices, its stream, and fair rates.
 
-    ``rates(mask)`` are the bytes/s of each pair in a set of pairs that copy at the same time, as bits. The sets come
-    again and again, so each is worked out once.
+    The sets of pairs that copy at the same time recur, so each set's rates are computed once.
     """
 
     def __init__(self, topology: Topology, ideal_links: bool):
@@ -145,12 +148,13 @@ class _Wires:
         self._rates: Dict[int, Dict[int, float]] = {}
 
     def rates(self, mask: int) -> Dict[int, float]:
-        """The max-min fair rates: the slowest share is fixed first, what it leaves is divided among the others."""
+        """Return the bytes/s of each pair in a set of pairs, given as bits, that copy at the same time."""
         if mask not in self._rates:
             self._rates[mask] = self._fair([pair for pair in range(len(self.stream)) if mask >> pair & 1])
         return self._rates[mask]
 
     def _fair(self, pairs: List[int]) -> Dict[int, float]:
+        """Return max-min fair rates: the smallest share is fixed first; the others divide what it leaves."""
         left = dict(self._speed)
         rates: Dict[int, float] = {}
         while pairs:
@@ -181,9 +185,9 @@ _SOON = 1e-9  # seconds: copies that end within this end together
 
 
 class Simulation:
-    """One run of a plan. Times only grow: events leave the heap in order of time, then of the plan.
+    """One run of a plan. Events leave the heap in order of time, then of readiness, then of the plan.
 
-    A run that takes more seconds than ``patience`` is abandoned and reported as infinite.
+    A run longer than ``patience`` seconds is abandoned and reported as infinite.
 
     A sender issues its copies in the plan's order as far as the emitted graph does: no copy of a chunk waits for those
     of a chunk that comes later. With ``ordered=False`` it issues them as they become ready. ``began`` has the seconds
@@ -239,7 +243,7 @@ class Simulation:
         self.began = [0.0] * len(self.transfers)
 
     def run(self) -> Simulation:
-        """To the end, or as long as patience lasts."""
+        """Run to the end, or until ``patience`` seconds have passed."""
         events = self.events
         while events or self.flowing:
             if self.flowing and (not events or self.next_end <= events[0][0]):
@@ -263,7 +267,7 @@ class Simulation:
         return self
 
     def timing(self) -> Timing:
-        """Run the plan, once for each simulation, and say when what happened."""
+        """Run the plan, once for each object, and return what happened when."""
         self.run()
         link_bytes: Dict[Tuple[int, int], float] = {}
         for _, src, dst, chunk in self.transfers:
@@ -271,9 +275,9 @@ class Simulation:
         return Timing(self.seconds, tuple(map(Span._make, self.spans)), link_bytes, tuple(self.starts))
 
     def _dispatch(self, copy: int, now: float) -> None:
-        """A copy's value is there, or a copy before it was dispatched: it queues up when nothing else is missing.
+        """Note that a copy's value is there, or a copy before it was issued; queue it if nothing else is missing.
 
-        It then waits for its turn, and for the sums that both devices have been given so far.
+        It then waits for its turn, and for the sums that were issued before on both devices.
         """
         self.missing[copy] -= 1
         if self.missing[copy]:
@@ -301,7 +305,7 @@ class Simulation:
         heappush(self.events, (start + self.latency, -1, copy, _FLOWS))
 
     def _flow(self, now: float) -> None:
-        """Bytes flow until ``now``."""
+        """Let bytes flow until ``now``."""
         passed = now - self.flowed
         if passed > 0:
             left, rates = self.left, self.rates
@@ -310,7 +314,7 @@ class Simulation:
         self.flowed = now
 
     def _share(self) -> None:
-        """Divide what is shared anew, and find the next end."""
+        """Compute new rates, and the next end of a copy."""
         self.rates = rates = self.wires.rates(self.mask)
         self.next_end = self.flowed + min(
             [bytes_left / rates[pair] for pair, bytes_left in self.left.items()], default=math.inf
@@ -349,7 +353,7 @@ class Simulation:
                 self._issue(stream, now)
 
     def _arrive(self, number: int, now: float) -> None:
-        """A copy has arrived, or the step before this one was issued: the step runs when nothing else is missing."""
+        """Note that a copy has arrived, or the step before was issued; run the step if nothing else is missing."""
         self.waits[number] -= 1
         if self.waits[number]:
             return
@@ -372,5 +376,11 @@ class Simulation:
             self._arrive(self.later[number], now)
 
     def summed(self, number: int, now: float, end: float) -> float:
-        """When what waits for a step's sum, issued ``now`` and done at ``end``, can be issued: at once, on one host."""
+        """Return when the steps that wait for this sum can be issued: at once, on one host.
+
+        Args:
+            number: the step.
+            now: when the sum is issued.
+            end: when it is done.
+        """
         return now
