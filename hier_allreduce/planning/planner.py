@@ -109,10 +109,14 @@ class _Trial(NamedTuple):
 @lru_cache(maxsize=256)
 def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
     """Return the fastest recipe of one algorithm that is made from links."""
-    trials = [ordered(recipe, topology, size) for recipe in candidates(topology) if recipe.algorithm == algorithm]
-    if not trials:
+    best: Optional[_Trial] = None
+    for _, recipe in _least(topology, size):
+        if recipe.algorithm == algorithm:
+            trial = ordered(recipe, topology, size, best.seconds if best else math.inf)
+            best = trial if best is None or trial.seconds < best.seconds else best
+    if best is None:
         raise StrategyError(f"algorithm={algorithm!r} makes no plan for {count(len(topology), 'device')}; 'auto' does")
-    return min(trials, key=lambda trial: trial.seconds).recipe
+    return best.recipe
 
 
 @lru_cache(maxsize=1024)

@@ -6,21 +6,21 @@
     GPU3 compute                 [c0 sum]             a reduction: launch, then bytes through memory
     NV, PCIe, bus     ═══════════════════             bytes of several copies share what they pass evenly
 
-A copy waits for its value, for its turn on the sender's stream, and for the sums that were issued before on both
-devices. Copies that use the same port, uplink or bus at the same time share it max-min fairly. Between the end of a copy
-and the steps that wait for it the host takes ``arrival`` seconds, during which nothing is busy. The assumptions, and
-the sources of the constants, are in ``docs/cost-model.md``.
+A copy waits for its value, for its turn on the sender's stream, and for the sums issued before on both devices. Copies
+that use the same port, uplink or bus at the same time share it max-min fairly. Between the end of a copy and the steps
+that wait for it the host takes ``arrival`` seconds, during which nothing is busy. The assumptions, and where constants
+come from, are in ``docs/cost-model.md``.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
-from typing import Deque, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Deque, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
 
 from ..errors import PlanError
 from ..topology import Topology, resources
@@ -138,40 +138,46 @@ class _Wires:
     """
 
     def __init__(self, topology: Topology, ideal_links: bool):
-        use = resources(topology, ideal_links).paths
-        self.number = {pair: number for number, pair in enumerate(use)}
-        self.stream = [path[0][0] for path in use.values()]
-        self._limit = [1 / path[0][1] for path in use.values()]
-        speed = {server: 1 / cost for path in use.values() for server, cost in path[1:]}
-        self._speed = speed
-        self._shared = [tuple(server for server, _ in path[1:]) for path in use.values()]
+        paths = resources(topology, ideal_links).paths
+        self.number = {pair: number for number, pair in enumerate(paths)}
+        self.stream = [path[0][0] for path in paths.values()]
+        self.alone = [1 / max(cost for _, cost in path) for path in paths.values()]  # bytes/s with no other copy
+        self._speed = {resource: 1 / cost for path in paths.values() for resource, cost in path[1:]}
+        streams: Dict[int, Set[int]] = {resource: set() for resource in self._speed}
+        for path in paths.values():
+            for resource, _ in path[1:]:
+                streams[resource].add(path[0][0])
+        # copies of one stream never share: they follow each other
+        self.shared = [
+            tuple(resource for resource, _ in path[1:] if len(streams[resource]) > 1) for path in paths.values()
+        ]
         self._rates: Dict[int, Dict[int, float]] = {}
 
-    def rates(self, mask: int) -> Dict[int, float]:
-        """Return the bytes/s of each pair in a set of pairs, given as bits, that copy at the same time."""
+    def rates(self, mask: int, pairs: Iterable[int]) -> Dict[int, float]:
+        """Return the bytes/s of each pair in a set of pairs, given as bits and as numbers, that copy at one time."""
         if mask not in self._rates:
-            self._rates[mask] = self._fair([pair for pair in range(len(self.stream)) if mask >> pair & 1])
+            if len(self._rates) >= _MOST_RATES:
+                self._rates.clear()
+            self._rates[mask] = self._fair(list(pairs))
         return self._rates[mask]
 
     def _fair(self, pairs: List[int]) -> Dict[int, float]:
         """Return max-min fair rates: the smallest share is fixed first; the others divide what it leaves."""
-        left = dict(self._speed)
-        rates: Dict[int, float] = {}
-        while pairs:
-            users: Dict[int, int] = {}
-            for pair in pairs:
-                for server in self._shared[pair]:
-                    users[server] = users.get(server, 0) + 1
-            share = {
-                pair: min([self._limit[pair], *(left[server] / users[server] for server in self._shared[pair])])
-                for pair in pairs
-            }
+        users = Counter(resource for pair in pairs for resource in self.shared[pair])
+        left = {resource: self._speed[resource] for resource, count in users.items() if count > 1}
+        crowded = {pair: [resource for resource in self.shared[pair] if resource in left] for pair in pairs}
+        rates = {pair: self.alone[pair] for pair in pairs if not crowded[pair]}
+        waiting = [pair for pair in pairs if crowded[pair]]
+        while waiting:
+            even = {resource: left[resource] / users[resource] for resource in left if users[resource]}
+            share = {pair: min(self.alone[pair], *[even[resource] for resource in crowded[pair]]) for pair in waiting}
             least = min(share.values())
-            for pair in [pair for pair in pairs if share[pair] <= least * (1 + 1e-9)]:
+            waiting = [pair for pair in waiting if share[pair] > least * (1 + 1e-9)]
+            for pair in share.keys() - set(waiting):
                 rates[pair] = least
-                pairs.remove(pair)
-                for server in self._shared[pair]:
-                    left[server] = max(0.0, left[server] - least)
+                for resource in crowded[pair]:
+                    left[resource] = max(0.0, left[resource] - least)
+                    users[resource] -= 1
         return rates
 
 
@@ -181,6 +187,7 @@ def _wires(topology: Topology, ideal_links: bool) -> _Wires:
 
 
 _READY, _FLOWS, _ARRIVED = range(3)
+_MOST_RATES = 50_000  # sets of pairs whose rates are kept
 _SOON = 1e-9  # seconds: copies that end within this end together
 
 
@@ -235,7 +242,9 @@ class Simulation:
         heapify(self.events)
         self.flowing: Dict[int, int] = {}  # pair → copy
         self.left: Dict[int, float] = {}  # pair → bytes
-        self.mask, self.rates, self.flowed = 0, self.wires.rates(0), 0.0
+        self.rates: Dict[int, float] = {}
+        self.mask, self.flowed = 0, 0.0
+        self.users: Dict[int, int] = defaultdict(int)  # of ports, uplinks and buses
         self.next_end = math.inf
         self.seconds = 0.0
         self.starts = [0.0] * len(plan.steps)
@@ -313,9 +322,8 @@ class Simulation:
                 left[pair] -= rates[pair] * passed
         self.flowed = now
 
-    def _share(self) -> None:
-        """Compute new rates, and the next end of a copy."""
-        self.rates = rates = self.wires.rates(self.mask)
+    def _find_next_end(self) -> None:
+        rates = self.rates
         self.next_end = self.flowed + min(
             [bytes_left / rates[pair] for pair, bytes_left in self.left.items()], default=math.inf
         )
@@ -326,17 +334,33 @@ class Simulation:
         self.flowing[pair] = copy
         self.left[pair] = self.chunks[self.transfers[copy][3]]
         self.mask |= 1 << pair
-        self._share()
+        if self._use(pair, 1):
+            self.rates = dict(self.wires.rates(self.mask, self.left))
+        else:
+            self.rates[pair] = self.wires.alone[pair]
+        self._find_next_end()
+
+    def _use(self, pair: int, change: int) -> bool:
+        """Count a copy in or out on what it shares; return whether others use some of that too."""
+        users, others = self.users, False
+        for resource in self.wires.shared[pair]:
+            others = others or users[resource] > (change < 0)
+            users[resource] += change
+        return others
 
     def _end_flows(self, now: float) -> None:
         self._flow(now)
         left, rates = self.left, self.rates
         ended = [pair for pair in left if left[pair] <= rates[pair] * _SOON]
         copies = sorted(self.flowing.pop(pair) for pair in ended)
+        shared = False
         for pair in ended:
-            del left[pair]
+            del left[pair], rates[pair]
             self.mask ^= 1 << pair
-        self._share()
+            shared = self._use(pair, -1) or shared
+        if shared:
+            self.rates = dict(self.wires.rates(self.mask, left))
+        self._find_next_end()
         for copy in copies:
             step, src, dst, _ = self.transfers[copy]
             self.spans.append((step, src, dst, self.began[copy], now))
