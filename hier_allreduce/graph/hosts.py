@@ -48,3 +48,7 @@ class HostGroup:
             facts: what else must be equal on all hosts, as JSON.
         """
         raise NotImplementedError
+
+    def check_session(self, session: Any) -> None:
+        """Raise an error if all-reduces over several hosts cannot complete in ``session``."""
+        raise NotImplementedError

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from ..errors import VariableError
 from ..graph import (
+    HostGroup,
     allreduce_grads_and_vars,
     builds_for_session,
     check_pairs,
@@ -70,7 +71,7 @@ class TowerOptimizer:
         update: str = "replicated",
         broadcast_every: int = 0,
         check_replicas_every: int = 0,
-        cluster: Any = None,
+        cluster: Optional[HostGroup] = None,
     ):
         """Check the options. This adds no ops.
 
