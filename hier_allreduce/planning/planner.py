@@ -38,6 +38,7 @@ _AS_GOOD = 1.005  # plans up to 0.5 % slower than the best are as good
 _NEAR = 1.1  # prune: first run > 1.1 × best
 _FINALISTS = 4  # recipes of a search that are compared at the exact size
 _GOOD, _LONG = 0.9, 1e-3  # a plan below 90 % of the bound that takes more than 1 ms is reordered
+_REORDERED = 2  # of the best recipes of a search
 _COPIES_SEARCHED = 5_000  # copies to simulate while one plan is reordered
 _SPREADS = (0.02, 0.05, 0.1, 0.2)  # how far steps are moved, as shares of the run
 
@@ -135,7 +136,7 @@ def _search(topology: Topology, size: int) -> Tuple[Tuple[Recipe, ...], Dict[str
         best = min(best, trials[-1].seconds)
     trials.sort(key=lambda trial: trial.seconds)
     if lower_bound(topology, size) < _GOOD * best and best > _LONG:
-        trials[:_FINALISTS] = [_reordered(trial, topology, size) for trial in trials[:_FINALISTS]]
+        trials[:_REORDERED] = [_reordered(trial, topology, size) for trial in trials[:_REORDERED]]
         trials.sort(key=lambda trial: trial.seconds)
     return tuple(trial.recipe for trial in trials[:_FINALISTS]), known
 

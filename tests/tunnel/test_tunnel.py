@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from helpers.graphs import IS_TF2
 
+pytestmark = pytest.mark.xdist_group("tunnel")
 TOP = Path(__file__).parents[2]
 PROGRAM = """
 import json, sys
