@@ -217,7 +217,7 @@ def test_every_algorithm_is_compared_at_its_best():
             simulate(ordered(recipe, machine, size).recipe.plan(), machine, recipe.sizes(size)).seconds
             for recipe in recipes
         ]
-        assert compared[name] <= min(taken) * 1.001
+        assert compared[name] <= min(taken) * 1.02  # one of its orders may have been pruned
 
 
 def test_a_search_serves_all_sizes_of_a_class(monkeypatch):
