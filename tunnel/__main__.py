@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tunnel                                      the table of docs/tunnel.md (some 15 minutes)
+    python -m tunnel                                      the table of docs/tunnel.md (some 3 minutes)
     python -m tunnel dgx-a100 --bytes 1e8                 one machine, one size
     python -m tunnel dgx-a100:0,1,2 --arrival 20e-6       three of its devices, 20 µs of the host for each arrival
 """
