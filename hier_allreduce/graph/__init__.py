@@ -37,7 +37,7 @@ from .compat import (
     without_autograph,
 )
 from .devices import device_fields, device_strings, devices_match
-from .gradients import Matrix, check_matrix, check_pairs, is_sparse, static_shape
+from .gradients import Matrix, check_average, check_matrix, check_pairs, is_sparse, static_shape
 from .hosts import CrossHostReduce, HostGroup
 from .names import op_names, tower_scopes, variable_names, where
 from .partitions import executed_copies
@@ -54,6 +54,7 @@ __all__ = [
     "allreduce_grads_hierarchical",
     "audit",
     "builds_for_session",
+    "check_average",
     "check_matrix",
     "check_pairs",
     "copy_from_mains",

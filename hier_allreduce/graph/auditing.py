@@ -378,6 +378,8 @@ def _in_order(call: Emitted, graph: Any, partitions: Sequence[Any]) -> int:
         for op in graph.get_operations()
         if op.type == TURN and chunk_of(op.name) is not None
     }
+    if not turns:
+        return 0
     pairs = overtaken(partitions, turns)
     if pairs:
         first, other = pairs[0]

@@ -55,6 +55,12 @@ def dtype_of(grad: Any) -> str:
     return str(grad.dtype.base_dtype.name)
 
 
+def check_average(average: Any) -> None:
+    """Raise a GradientError if ``average`` is not a bool."""
+    if not isinstance(average, bool):
+        raise GradientError(f"average={average!r}: it is True for the mean, False for the sum")
+
+
 def check_matrix(
     all_grads: Any, devices: Tuple[Any, ...], average: Any, names: Optional[Sequence[str]] = None
 ) -> Matrix:
@@ -72,8 +78,7 @@ def check_matrix(
     Raises:
         GradientError: the rows do not match the devices or each other, or an entry cannot be added up.
     """
-    if not isinstance(average, bool):
-        raise GradientError(f"average={average!r}: it is True for the mean, False for the sum")
+    check_average(average)
     rows = check_rows(all_grads, devices)
     names = tuple(names) if names is not None else tuple(_gradient_names(rows))
     for tower, row in enumerate(rows):

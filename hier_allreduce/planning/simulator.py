@@ -288,17 +288,19 @@ class Simulation:
 
         It then waits for its turn, and for the sums that were issued before on both devices.
         """
-        self.missing[copy] -= 1
-        if self.missing[copy]:
-            return
-        _, src, dst, _ = self.transfers[copy]
-        self.not_before[copy] = max(now, self.computing[src], self.computing[dst])
-        stream = self.streams[copy]
-        self.queues[stream].append(copy)
-        if not self.busy[stream]:
-            self._issue(stream, now)
-        for follower in self.followers[copy]:
-            self._dispatch(follower, now)
+        noted = [copy]  # not by recursion: hundreds of copies can wait for one
+        while noted:
+            copy = noted.pop()
+            self.missing[copy] -= 1
+            if self.missing[copy]:
+                continue
+            _, src, dst, _ = self.transfers[copy]
+            self.not_before[copy] = max(now, self.computing[src], self.computing[dst])
+            stream = self.streams[copy]
+            self.queues[stream].append(copy)
+            if not self.busy[stream]:
+                self._issue(stream, now)
+            noted.extend(reversed(self.followers[copy]))
 
     def _issue(self, stream: int, now: float) -> None:
         """Start the stream's next copy, if there is one."""

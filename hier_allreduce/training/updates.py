@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, List, NamedTuple
 
-from ..errors import GradientError, StrategyError
+from ..errors import StrategyError
+from ..graph import check_average
 from ..planning import Strategy
 
 UPDATES = ("replicated", "main")
@@ -48,8 +49,7 @@ class UpdateOptions:
     check_replicas_every: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.average, bool):
-            raise GradientError(f"average={self.average!r}: it is True for the mean, False for the sum")
+        check_average(self.average)
         if self.update not in UPDATES:
             raise StrategyError(f"update={self.update!r} is unknown; there are {', '.join(map(repr, UPDATES))}")
         if self.update == "main":

@@ -70,7 +70,7 @@ def test_copies_share_a_port_evenly_and_what_one_leaves_is_the_others():
 
 def test_max_min_fair_rates():
     """Three copies into GPU1's port of 10 GB/s, one of them over a link of 2: it gets 2, the others 4 each."""
-    slow = from_yaml(STAR.to_yaml() + "links: {GPU0-GPU1: 2e9}\n") if not STAR.overrides else STAR
+    slow = from_yaml(STAR.to_yaml() + "links: {GPU0-GPU1: 2e9}\n")
     wires = Simulation(Plan(4, 1, (Copy(0, 0, 1),)), slow, [1]).wires
     pairs = [wires.number[src, 1] for src in (0, 2, 3)]
     rates = wires.rates(sum(1 << pair for pair in pairs), pairs)
@@ -114,6 +114,13 @@ def test_the_host_takes_its_time_before_each_next_step_and_holds_nothing():
     assert micros(chain, slow, [100_000]) == pytest.approx(11 + 50 + 11)
     together = Plan(3, 2, (Copy(0, 0, 1), Copy(1, 0, 2)))
     assert micros(together, slow, [100_000] * 2) == pytest.approx(11 + 6)
+
+
+def test_thousands_of_copies_can_wait_for_one():
+    """Copy 0 of device 1 is the last of its copies that is ready; all others follow it."""
+    count = 5000
+    plan = Plan(3, count, (Copy(0, 0, 1), *(Copy(chunk, 1, 2) for chunk in range(count))))
+    assert micros(plan, TRIANGLE, [10] * count) == pytest.approx(1.001 * (1 + count))
 
 
 def test_a_sum_waits_for_the_sum_before_it_on_its_device():
