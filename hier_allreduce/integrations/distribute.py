@@ -28,7 +28,7 @@ Places = Tuple[str, ...]  # K devices
 
 
 class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
-    """``cross_device_ops`` of ``tf.distribute.MirroredStrategy`` for any K ≥ 2 devices of one host.
+    """``cross_device_ops`` of ``tf.distribute.MirroredStrategy`` for any K ≥ 1 devices of one host.
 
     ::
 
@@ -37,7 +37,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     All values that TensorFlow reduces together go through one :func:`hier_allreduce.allreduce_grads`, so that small
     gradients share buckets. The parent class, ``ReductionToOneDevice``, handles everything that is not an all-reduce:
     one destination (the host, say), variables as values, the mean of integers (float64 in TensorFlow), and
-    ``strategy.gather``.
+    ``strategy.gather``. With one replica the result is the value itself, so that a script may use whatever GPUs there are.
 
     ``tf.IndexedSlices`` stay sparse unless the strategy has ``sparse="dense"``. Optimizers with momentum update other
     rows for a dense gradient than for a sparse one, so ``"auto"`` gathers here.
@@ -74,19 +74,19 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         Raises:
             DeviceError, GradientError: as :meth:`batch_reduce`.
         """
-        _refuse_unfit(reduce_op, per_replica_value)
+        _refuse_unfit(reduce_op, per_replica_value, destinations)
         return super().reduce(reduce_op, per_replica_value, destinations, *args, **kwargs)
 
     def batch_reduce(self, reduce_op: Any, value_destination_pairs: Any, *args: Any, **kwargs: Any) -> Any:
         """Reduce values to their destinations together; see ``tf.distribute.CrossDeviceOps.batch_reduce``.
 
         Raises:
-            DeviceError: the strategy has one device, so that there is nothing to reduce; or devices of several hosts.
+            DeviceError: several replicas pass the very same tensor to a sum; or devices of several hosts.
             GradientError: replicas differ in dtype or shape, or a value has no sum; see ``allreduce_grads``.
         """
         pairs = list(value_destination_pairs)
-        for value, _ in pairs:
-            _refuse_unfit(reduce_op, value)
+        for value, destinations in pairs:
+            _refuse_unfit(reduce_op, value, destinations)
         return super().batch_reduce(reduce_op, pairs, *args, **kwargs)
 
     def reduce_implementation(self, reduce_op: Any, per_replica_value: Any, destinations: Any, *options: Any) -> Any:
@@ -139,8 +139,8 @@ def _places(value: Any, destinations: Any, average: bool) -> Optional[Places]:
 # ---- bad input -------------------------------------------------------------------------------------
 
 
-def _refuse_unfit(reduce_op: Any, value: Any) -> None:
-    """Check that a value is neither a composite tensor nor, for a sum, a single tensor for all replicas.
+def _refuse_unfit(reduce_op: Any, value: Any, destinations: Any) -> None:
+    """Check that a value is neither a composite tensor nor, for a sum, a single tensor that several replicas share.
 
     TensorFlow returns a single tensor as it is. That is the mean of equal values, but not their sum.
     """
@@ -151,12 +151,11 @@ def _refuse_unfit(reduce_op: Any, value: Any) -> None:
                 f"replica {replica}: a {type(tensor).__name__} cannot be all-reduced; use a tf.Tensor, such as its"
                 " values if they have the same shape on all replicas, or tf.IndexedSlices"
             )
-    if reduce_op == tf.distribute.ReduceOp.SUM and len(tensors) == 1:
+    replicas = max(tf.distribute.get_strategy().num_replicas_in_sync, len(replica_values(destinations)))
+    if reduce_op == tf.distribute.ReduceOp.SUM and len(tensors) == 1 < replicas:
         raise DeviceError(
-            f"there is nothing to reduce: one value, on {tensors[0].device!r}. Either the MirroredStrategy has one"
-            " device only: give it the devices to train on, such as MirroredStrategy(['GPU:0', 'GPU:1'], …), or omit"
-            " cross_device_ops. Or all replicas pass the very same tensor: create it inside the function that"
-            " strategy.run calls"
+            f"{replicas} replicas pass the very same tensor, on {tensors[0].device!r}, and TensorFlow would take it for"
+            " their sum: create it inside the function that strategy.run calls"
         )
 
 
