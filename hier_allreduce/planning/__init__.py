@@ -16,6 +16,7 @@ from __future__ import annotations
 from .algorithms import ALGORITHMS, BY_ROOT, hierarchical
 from .assignment import PlanningTarget, plan_cut, plan_whole
 from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
+from .lanes import Lanes, on_lanes
 from .multi_host import HostsChoice, choose_for_hosts
 from .plan import Copy, Ops, Plan, Reduce, Step, issued_before, readiness, run, verify
 from .planner import PLANNER_ALGORITHMS, Choice, choose, seconds_by_algorithm, timeline
@@ -33,6 +34,7 @@ __all__ = [
     "Chunk",
     "Copy",
     "HostsChoice",
+    "Lanes",
     "Ops",
     "Piece",
     "Plan",
@@ -48,6 +50,7 @@ __all__ = [
     "hierarchical",
     "issued_before",
     "make_buckets",
+    "on_lanes",
     "pack",
     "plan_cut",
     "plan_whole",

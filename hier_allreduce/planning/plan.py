@@ -1,7 +1,7 @@
 """Plans: an all-reduce as data, the only interpreter that runs plans, and the check by counting.
 
-A plan is a sequence of steps over K devices and C chunks. ``Reduce`` and ``Copy`` are the only kinds of steps. At the
-start, device ``d`` holds its own contribution to every chunk; at the end, every device must hold the sum of all K.
+A plan is a sequence of steps over K towers and C chunks. ``Reduce`` and ``Copy`` are the only kinds of steps. At the
+start, device ``d`` holds its own contribution to every chunk; at the end, every tower must hold the sum of all K.
 
 ::
 
@@ -9,6 +9,10 @@ start, device ``d`` holds its own contribution to every chunk; at the end, every
        a          b        ──►        a+b        a+b
     Reduce(chunk=0, srcs=(1,), dst=0)     # 0 ← 0 + 1
     Copy(chunk=0, src=0, dst=1)           # 1 ← 0
+
+With L lanes for each tower there are K×(1 + L) devices: devices 0 to K-1 are the towers', device ``K + d×L + l`` is
+lane ``l`` of tower ``d``. A lane contributes nothing and nobody wants its result: it relays. A ``Reduce`` into an empty
+lane gives it the sum of the sources, of one source a copy.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Dict, Generic, Iterable, List, NamedTuple, Sequence, Tuple, TypeVar, Union
+from typing import Any, Dict, Generic, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 from ..errors import PlanError
 from ..formatting import count
@@ -26,7 +30,7 @@ V = TypeVar("V")
 
 
 class Reduce(NamedTuple):
-    """``dst`` ← ``dst`` + the sum over ``srcs``, for one chunk."""
+    """``dst`` ← ``dst`` + the sum over ``srcs``, for one chunk. An empty lane counts as zero."""
 
     chunk: int
     srcs: Tuple[int, ...]
@@ -46,15 +50,33 @@ Step = Union[Reduce, Copy]
 
 @dataclass(frozen=True)
 class Plan:
-    """Steps in execution order, for ``devices`` (K) devices and ``chunks`` (C) chunks.
+    """Steps in execution order, for ``devices`` devices and ``chunks`` (C) chunks.
 
     The order matters between the steps of one chunk. Steps of different chunks do not depend on each other.
+
+    Attributes:
+        devices: K towers and their lanes, K×(1 + lanes) in all.
+        lanes: L, the lanes of each tower.
     """
 
     devices: int
     chunks: int
     steps: Tuple[Step, ...]
     algorithm: str = ""
+    lanes: int = 0
+
+    @property
+    def towers(self) -> int:
+        """The number of towers, K: devices 0 to K-1."""
+        return self.devices // (1 + self.lanes)
+
+    def tower(self, device: int) -> int:
+        """Return the tower of a device: itself, or that of a lane."""
+        return device if device < self.towers else (device - self.towers) // self.lanes
+
+    def lane(self, tower: int, lane: int) -> int:
+        """Return the number of a tower's lane, of lanes 0 to L-1."""
+        return self.towers + tower * self.lanes + lane
 
     @property
     def roots(self) -> Tuple[int, ...]:
@@ -84,33 +106,41 @@ class Plan:
         return sent
 
     def __str__(self) -> str:
-        header = f"{self.algorithm or 'plan'}: {count(self.devices, 'device')}, {count(self.chunks, 'chunk')}"
-        return "\n".join([header, *_lines(self.steps)])
+        lanes = f" with {count(self.lanes, 'lane')} each" if self.lanes else ""
+        header = f"{self.algorithm or 'plan'}: {count(self.towers, 'device')}{lanes}, {count(self.chunks, 'chunk')}"
+        return "\n".join([header, *self._lines()])
 
+    def _lines(self) -> List[str]:
+        """Return lines such as ``c0  1,2,3→0  sum`` and ``c0  0→1,2.0  copy``, where 2.0 is lane 0 of tower 2.
 
-def _lines(steps: Sequence[Step]) -> List[str]:
-    """Return lines such as ``c0  1,2,3→0  sum`` and ``c0  0→1,2,3  copy``.
+        Neighbouring copies from one device share a line.
+        """
+        lines: List[str] = []
+        for key, same in groupby(self.steps, key=lambda step: step if isinstance(step, Reduce) else step[:2]):
+            if isinstance(key, Reduce):
+                enters = len(key.srcs) == 1 and self.tower(key.srcs[0]) == self.tower(key.dst)
+                kind = "enter" if enters else "sum"
+                lines += [f"c{key.chunk}  {self._names(key.srcs)}→{self._names([key.dst])}  {kind}" for _ in same]
+            else:
+                lines.append(f"c{key[0]}  {self._names([key[1]])}→{self._names(step.dst for step in same)}  copy")
+        return lines
 
-    Neighbouring copies from one device share a line.
-    """
-    lines: List[str] = []
-    for key, same in groupby(steps, key=lambda step: step if isinstance(step, Reduce) else step[:2]):
-        if isinstance(key, Reduce):
-            lines += [f"c{key.chunk}  {_joined(key.srcs)}→{key.dst}  sum" for _ in same]
-        else:
-            lines.append(f"c{key[0]}  {key[1]}→{_joined(step.dst for step in same)}  copy")
-    return lines
+    def _names(self, devices: Iterable[int]) -> str:
+        return ",".join(self.device_name(device) for device in devices)
 
-
-def _joined(numbers: Iterable[int]) -> str:
-    return ",".join(map(str, numbers))
+    def device_name(self, device: int) -> str:
+        """Return ``2`` for tower 2, and ``2.0`` for its lane 0."""
+        if device < self.towers:
+            return str(device)
+        tower, lane = divmod(device - self.towers, self.lanes)
+        return f"{tower}.{lane}"
 
 
 class Ops(Generic[V]):
     """What :func:`run` does with values; each use of plans has its own subclass."""
 
-    def reduce(self, step: Reduce, own: V, others: List[V]) -> V:
-        """Return the sum of ``own`` and ``others``, on device ``step.dst``."""
+    def reduce(self, step: Reduce, own: Optional[V], others: List[V]) -> V:
+        """Return the sum of ``own`` and ``others``, on device ``step.dst``. ``own`` is None on an empty lane."""
         raise NotImplementedError
 
     def finish(self, chunk: int, root: int, total: V) -> V:
@@ -123,8 +153,9 @@ class Ops(Generic[V]):
 
 
 def run(plan: Plan, values: Sequence[Sequence[V]], ops: Ops[V]) -> List[List[V]]:
-    """Run a plan: ``values[device][chunk]`` in, ``result[device][chunk]`` out (K×C)."""
-    held = [list(row) for row in values]
+    """Run a plan: ``values[tower][chunk]`` in, ``result[tower][chunk]`` out (K×C)."""
+    held: List[List[Any]] = [list(row) for row in values]
+    held += [[None] * plan.chunks for _ in range(plan.towers, plan.devices)]
     pending = Counter(step.chunk for step in plan.steps if isinstance(step, Reduce))
     for chunk, root in enumerate(plan.roots):
         if not pending[chunk]:  # nothing to add: one device, or the copy half of a plan
@@ -138,7 +169,7 @@ def run(plan: Plan, values: Sequence[Sequence[V]], ops: Ops[V]) -> List[List[V]]
         pending[chunk] -= 1
         if not pending[chunk]:
             held[dst][chunk] = ops.finish(chunk, dst, held[dst][chunk])
-    return held
+    return held[: plan.towers]
 
 
 READY_TOGETHER = 10 << 20  # bytes of gradients that are taken to become ready at the same time
@@ -188,20 +219,23 @@ def issued_before(plan: Plan, readiness: Sequence[int]) -> List[Tuple[int, ...]]
 class Counting(Ops[Counter]):
     """The interpretation that verifies: a value counts how often it contains each device's contribution."""
 
-    def reduce(self, step: Reduce, own: Counter, others: List[Counter]) -> Counter:
-        return sum(others, own)
+    def reduce(self, step: Reduce, own: Optional[Counter], others: List[Counter]) -> Counter:
+        return sum(others, own or Counter())
 
 
 def verify(plan: Plan) -> Plan:
-    """Return ``plan`` if it gives every device every contribution exactly once, by counting.
+    """Return ``plan`` if it gives every tower every contribution exactly once, by counting.
 
     Chunks with the same steps are checked once, so that thousands of variables cost no more than K.
 
     Raises:
-        PlanError: a step names an unknown device or chunk, adds a device to itself, or copies a sum before it is
-            complete; or a contribution is missing on a device, or counted twice. The message names the device and the
-            chunk: ``device 4, chunk 0: missing [3], counted twice [1]``.
+        PlanError: a step names an unknown device or chunk, adds a device to itself, takes something from an empty lane,
+            or copies a sum before it is complete; the devices are not K towers with L lanes each; or a contribution is
+            missing on a tower, or counted twice. The message names the device and the chunk:
+            ``device 4, chunk 0: missing [3], counted twice [1]``.
     """
+    if plan.lanes < 0 or plan.devices != plan.towers * (1 + plan.lanes):
+        raise PlanError(f"{plan.devices} devices are not towers with {plan.lanes} lanes each")
     first_with: Dict[Tuple, int] = {}  # the first chunk with these steps
     by_chunk: Dict[int, List[Tuple]] = {chunk: [] for chunk in range(plan.chunks)}
     for step in plan.steps:
@@ -211,14 +245,14 @@ def verify(plan: Plan) -> Plan:
     for chunk, steps in by_chunk.items():
         first_with.setdefault(tuple(steps), chunk)
     for steps_of_chunk, chunk in first_with.items():
-        alone = Plan(plan.devices, 1, tuple(kind(0, *rest) for kind, *rest in steps_of_chunk))
+        alone = replace(plan, chunks=1, steps=tuple(kind(0, *rest) for kind, *rest in steps_of_chunk))
         _check_steps(alone, chunk)
         _check_counts(alone, chunk)
     return plan
 
 
 def _check_steps(plan: Plan, chunk: int) -> None:
-    copied = False
+    copied, filled = False, set(range(plan.towers))
     for step in plan.steps:
         sources = step.srcs if isinstance(step, Reduce) else (step.src,)
         for device in (*sources, step.dst):
@@ -226,13 +260,17 @@ def _check_steps(plan: Plan, chunk: int) -> None:
                 raise PlanError(f"chunk {chunk}, {step}: there are devices 0 to {plan.devices - 1} only")
         if not sources or step.dst in sources:
             raise PlanError(f"chunk {chunk}, {step}: a step needs sources, all of them other than its dst")
+        empty = [plan.device_name(src) for src in sources if src not in filled]
+        if empty:
+            raise PlanError(f"chunk {chunk}, {step}: takes something from {', '.join(empty)}, a lane that is empty")
+        filled.add(step.dst)
         if copied and isinstance(step, Reduce):
             raise PlanError(f"chunk {chunk}, {step}: reduces after a copy, so an incomplete sum was copied")
         copied = copied or isinstance(step, Copy)
 
 
 def _check_counts(plan: Plan, chunk: int) -> None:
-    devices = range(plan.devices)
+    devices = range(plan.towers)
     results = run(plan, [[Counter({device: 1})] for device in devices], Counting())
     messages = []
     for device, (counts,) in enumerate(results):
