@@ -37,7 +37,7 @@ from .compat import (
     without_autograph,
 )
 from .devices import device_fields, device_strings, devices_match
-from .gradients import Matrix, check_average, check_matrix, check_pairs, is_sparse, static_shape
+from .gradients import VAR_LIST_ADVICE, Matrix, check_average, check_matrix, check_pairs, is_sparse, static_shape
 from .hosts import CrossHostReduce, HostGroup
 from .names import op_names, tower_scopes, variable_names, where
 from .partitions import executed_copies
@@ -45,6 +45,7 @@ from .partitions import executed_copies
 __all__ = [
     "COLLECTIVE_DTYPES",
     "IS_TF2",
+    "VAR_LIST_ADVICE",
     "Audit",
     "CrossHostReduce",
     "HostGroup",

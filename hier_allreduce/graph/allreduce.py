@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import warnings
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from ..errors import ClusterError
@@ -18,7 +19,7 @@ from .compat import without_autograph
 from .devices import device_strings
 from .emit import emit, record_call, reductions_of
 from .entries import entry_tensors, to_gradients
-from .gradients import Matrix, check_matrix, check_pairs
+from .gradients import Matrix, check_matrix, check_pairs, reference_warning
 from .hosts import CrossHostReduce, HostGroup
 from .layout import Layout, lay_out
 from .names import variable_names
@@ -112,6 +113,9 @@ def allreduce_grads_and_vars(
 ) -> List[List[Tuple[Any, Any]]]:
     """Reduce K rows of N (gradient, variable) pairs, as ``compute_gradients`` returns them.
 
+    A ``UserWarning`` says if some variables of several towers are reference variables, which TensorFlow 1 creates by
+    default: an update may overwrite one while a gradient still reads it.
+
     Returns:
         K lists of N pairs: the reduced gradients with each tower's own variables.
 
@@ -123,6 +127,9 @@ def allreduce_grads_and_vars(
     names = variable_names(pairs, devices)
     grads = check_matrix([[grad for grad, _ in row] for row in pairs], devices, average, names)
     reduced = _reduced(grads, average, strategy, name, cluster)
+    warning = reference_warning(pairs[0]) if len(devices) > 1 else ""
+    if warning:
+        warnings.warn(warning, stacklevel=3)  # without_autograph is in between
     return [[(grad, var) for grad, (_, var) in zip(*rows)] for rows in zip(reduced, pairs)]
 
 

@@ -17,10 +17,12 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 import tensorflow as tf
 
 from ..errors import GradientError
-from .compat import SUMMABLE_DTYPES, in_current_graph, is_eager
+from ..formatting import count
+from .compat import SUMMABLE_DTYPES, in_current_graph, is_eager, is_resource, tf1
 from .devices import device_fields, devices_match
 from .names import names_within_towers, where
 
+VAR_LIST_ADVICE = "without var_list=, compute_gradients takes all towers' variables: give it those of its own tower"
 NARROW_DTYPES = ("float16", "bfloat16")  # dtypes that are added in float32
 
 
@@ -85,7 +87,7 @@ def check_matrix(
         for variable, grad in enumerate(row):
             _check_entry(grad, partial(where, tower, devices, variable, names))
     for variable, column in enumerate(zip(*rows)):
-        _check_column(column, variable, devices, names, average)
+        _check_column(column, variable, devices, names, average, rows)
     return Matrix(rows, devices, names)
 
 
@@ -103,7 +105,8 @@ def check_rows(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...
     except TypeError:
         raise GradientError(f"{shape}; {type(all_grads).__name__} was given") from None
     if len(rows) != len(devices):
-        raise GradientError(f"{len(rows)} rows of gradients for {len(devices)} devices: {shape}")
+        counts = f"{count(len(rows), 'row')} of gradients for {count(len(devices), 'device')}"
+        raise GradientError(f"{counts}: {shape}. Give one row for each device{_transposed(rows, devices)}")
     for tower, row in enumerate(rows):
         if isinstance(row, (tf.Tensor, tf.Variable)) or not hasattr(row, "__iter__"):
             raise GradientError(f"{where(tower, devices)}: its row is one {type(row).__name__}; {shape}")
@@ -112,6 +115,12 @@ def check_rows(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...
         counts = ", ".join(f"{where(tower, devices)} has {len(row)}" for tower, row in enumerate(full))
         raise GradientError(f"every tower must have the same number of gradients: {counts}{_unshared(full)}")
     return full
+
+
+def _transposed(rows: Sequence[Any], devices: Sequence[Any]) -> str:
+    """Return a hint if the rows are as long as there are devices: they may be columns; else ""."""
+    lengths = {len(row) if isinstance(row, (tuple, list)) else -1 for row in rows}
+    return "; these look like N columns: transpose them with zip(*all_grads)" if lengths == {len(devices)} else ""
 
 
 def check_pairs(all_grads_and_vars: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Tuple[Any, Any], ...], ...]:
@@ -135,6 +144,19 @@ def check_pairs(all_grads_and_vars: Any, devices: Tuple[Any, ...]) -> Tuple[Tupl
                 )
     _check_places(rows, devices)
     return rows
+
+
+def reference_warning(pairs: Sequence[Tuple[Any, Any]]) -> str:
+    """Return a warning if some variables of N pairs are reference variables, whose reads race with updates; else ""."""
+    references = [var.op.name for _, var in pairs if isinstance(var, tf1.Variable) and not is_resource(var)]
+    if not references:
+        return ""
+    return (
+        f"{len(references)} of {len(pairs)} trained variables are reference variables, the first is {references[0]!r}:"
+        " an update may overwrite one while a gradient still reads it, and training then goes wrong; call"
+        " tf.compat.v1.enable_resource_variables() before the model is built, or create them with use_resource=True"
+        " (tf_cnn_benchmarks: --use_resource_vars=True)"
+    )
 
 
 def _check_places(rows: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any]) -> None:
@@ -175,8 +197,15 @@ def _unshared(rows: Sequence[Sequence[Any]]) -> str:
     pairs = [[entry for entry in row if isinstance(entry, (tuple, list)) and len(entry) == 2] for row in rows]
     names = names_within_towers([[var for _, var in row if hasattr(var, "name")] for row in pairs])
     towers = Counter(name for row in names for name in set(row))
-    unshared = sorted(name for name, count in towers.items() if count < len(rows))
-    return f"; not on every tower: {', '.join(unshared)}" if unshared else ""
+    unshared = sorted(name for name, having in towers.items() if having < len(rows))
+    clause = f"; not on every tower: {', '.join(unshared)}" if unshared else ""
+    return f"{clause}; {VAR_LIST_ADVICE}" if _hold_other_towers_variables(pairs) else clause
+
+
+def _hold_other_towers_variables(rows: Sequence[Sequence[Tuple[Any, Any]]]) -> bool:
+    """Return whether a variable that has a gradient in one row is in another row without one."""
+    with_gradient = {id(var) for row in rows for grad, var in row if grad is not None}
+    return any(grad is None and id(var) in with_gradient for row in rows for grad, var in row)
 
 
 def _check_entry(grad: Any, place: Callable[[], str]) -> None:
@@ -208,7 +237,12 @@ def _check_entry(grad: Any, place: Callable[[], str]) -> None:
 
 
 def _check_column(
-    column: Tuple[Any, ...], variable: int, devices: Sequence[Any], names: Sequence[str], average: bool
+    column: Tuple[Any, ...],
+    variable: int,
+    devices: Sequence[Any],
+    names: Sequence[str],
+    average: bool,
+    rows: Sequence[Sequence[Any]],
 ) -> None:
     place = partial(where, devices=devices, variable=variable, names=names)
     present = {tower: grad for tower, grad in enumerate(column) if grad is not None}
@@ -222,12 +256,20 @@ def _check_column(
     try:
         merged_shape(shapes.values())
     except ValueError:
-        _check_equal("shape", shapes, "list the variables in one order on every tower", place)
+        _check_equal("shape", shapes, _shape_advice(rows), place)
     tower, grad = next(iter(present.items()))
     if average and grad.dtype.is_integer:
         raise GradientError(
             f"{place(tower)}: {dtype_of(grad)} has no exact mean; average=False sums it, or cast it to float"
         )
+
+
+def _shape_advice(rows: Sequence[Sequence[Any]]) -> str:
+    """Return what to do about a column of different shapes: the same shapes in another order, or another model?"""
+    shapes = {tuple(sorted(str(static_shape(grad)) for grad in row if grad is not None)) for row in rows}
+    if len(shapes) == 1:
+        return "list the variables in one order on every tower"
+    return "no order of the variables makes the towers equal: build the same model on every tower"
 
 
 def _check_equal(attribute: str, by_tower: Dict[int, Any], advice: str, place: Callable[[int], str]) -> None:

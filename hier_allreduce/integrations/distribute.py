@@ -37,7 +37,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     All values that TensorFlow reduces together go through one :func:`hier_allreduce.allreduce_grads`, so that small
     gradients share buckets. The parent class, ``ReductionToOneDevice``, handles everything that is not an all-reduce:
     one destination (the host, say), variables as values, the mean of integers (float64 in TensorFlow), and
-    ``strategy.gather``. With one replica the result is the value itself, so that a script may use whatever GPUs there are.
+    ``strategy.gather``. With one replica the result is the value itself: a script may use whatever GPUs there are.
 
     ``tf.IndexedSlices`` stay sparse unless the strategy has ``sparse="dense"``. Optimizers with momentum update other
     rows for a dense gradient than for a sparse one, so ``"auto"`` gathers here.

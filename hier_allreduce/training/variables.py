@@ -8,7 +8,7 @@ from typing import Any, Container, Dict, Iterator, List, NamedTuple, Optional, S
 import tensorflow as tf
 
 from ..errors import VariableError
-from ..graph import is_resource, static_shape, tf1, where
+from ..graph import VAR_LIST_ADVICE, is_resource, static_shape, tf1, where
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 
@@ -45,9 +45,9 @@ def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
             place = where(tower, devices, n, names)
             _check_is_resource(var, place)
             if tower_of.setdefault(id(var), tower) != tower:
+                advice = VAR_LIST_ADVICE if grad is None else "give every tower its own copy"
                 raise VariableError(
-                    f"{place}: the same variable is in the row of {where(tower_of[id(var)], devices)}; give every tower"
-                    " its own copy"
+                    f"{place}: the same variable is in the row of {where(tower_of[id(var)], devices)}; {advice}"
                 )
             _check_matches_tower_0(var, rows[0][n][1], place)
             if isinstance(grad, (tf.Tensor, tf.IndexedSlices)):

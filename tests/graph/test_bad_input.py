@@ -1,5 +1,7 @@
 """Wrong input is refused while the graph is built, in words that say where and what, before the first op is added."""
 
+import warnings
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -47,11 +49,12 @@ def a_variable():
 
 # what is given for all_grads, and what the message must say
 MATRICES = {
-    "too_few_rows": (lambda: four_by_two()[:3], ["3 rows of gradients for 4 devices"]),
+    "too_few_rows": (lambda: four_by_two()[:3], ["3 rows of gradients for 4 devices", "one row for each device"]),
+    "one_row": (lambda: four_by_two()[:1], ["1 row of gradients for 4 devices"]),
     "too_many_rows": (lambda: four_by_two() + four_by_two()[:1], ["5 rows of gradients for 4 devices"]),
     "no_rows": (list, ["0 rows of gradients for 4 devices"]),
     "rows_from_a_generator": (lambda: (row for row in four_by_two()[:3]), ["3 rows of gradients for 4 devices"]),
-    "n_by_k": (lambda: list(zip(*four_by_two())), ["2 rows of gradients for 4 devices", "all_grads[tower][variable]"]),
+    "n_by_k": (lambda: list(zip(*four_by_two())), ["2 rows of gradients for 4 devices", "zip(*all_grads)"]),
     "one_tensor": (lambda: tf.zeros([4, 2]), ["all_grads[tower][variable]", "a single tensor was given"]),
     "none": (lambda: None, ["all_grads[tower][variable]", "NoneType was given"]),
     "flat_list": (lambda: [row[0] for row in four_by_two()], ["tower 0 (/cpu:0): its row is one", "Tensor"]),
@@ -108,7 +111,7 @@ MATRICES = {
             "tower 1 (/cpu:1), variable 1 ('v1_of_tower0')",
             "the shape differs",
             "tower 0: (2, 2), tower 1: (2, 3)",
-            "in one order on every tower",
+            "no order of the variables makes the towers equal: build the same model",
         ],
     ),
     "broadcastable_shape": (
@@ -117,7 +120,7 @@ MATRICES = {
     ),
     "partly_known_shape": (
         lambda: with_entry(3, 1, of_dtype(tf.float32, [None, 5])),
-        ["tower 3 (/cpu:3), variable 1", ", 5)); list"],
+        ["tower 3 (/cpu:3), variable 1", ", 5)); no order"],
     ),
     "rank": (lambda: with_entry(3, 0, of_dtype(tf.float32, [])), ["tower 3 (/cpu:3), variable 0", "tower 3: ()"]),
     "another_order": (
@@ -249,6 +252,20 @@ def test_towers_that_list_their_variables_in_another_order(graph, prefix):
     rows = pairs(["wbc", "wbc", "bwc"], prefix)
     message = ["tower 2 (/cpu:2), variable 0 ('b')", "tower 0 has 'w' there", "in one order on every tower"]
     refused(GradientError, message, allreduce_grads_and_vars, rows, cpus(3))
+
+
+def test_several_towers_with_reference_variables_get_a_warning(graph):
+    def made(tower, resource):
+        return tf1.get_variable(f"{resource}{tower}", [2], use_resource=resource)
+
+    rows = [[(tf.zeros([2]), made(tower, resource)) for resource in (True, False)] for tower in range(2)]
+    with pytest.warns(UserWarning, match="1 of 2 .* 'False0'.*enable_resource_variables.*--use_resource_vars") as seen:
+        allreduce_grads_and_vars(rows, cpus(2))
+    assert seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        allreduce_grads_and_vars(rows[:1], cpus(1))
+        allreduce_grads_and_vars([row[:1] for row in rows], cpus(2))
 
 
 def named(rows):

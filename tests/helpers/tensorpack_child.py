@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+import warnings as python_warnings
 
 import numpy as np
 import tensorflow as tf
@@ -439,13 +440,16 @@ def warned(folder):
 
 @contextlib.contextmanager
 def warnings():
-    """Collect tensorpack's warnings in a list."""
+    """Collect tensorpack's warnings, and Python's, in a list."""
     messages = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: messages.append(record.getMessage())
     logger._logger.addHandler(handler)
     try:
-        yield messages
+        with python_warnings.catch_warnings(record=True) as caught:
+            python_warnings.simplefilter("always")
+            yield messages
+        messages += [str(warning.message) for warning in caught]
     finally:
         logger._logger.removeHandler(handler)
 

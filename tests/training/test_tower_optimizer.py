@@ -458,6 +458,19 @@ def test_reference_variables_are_refused():
             optimizer.apply_gradients(rows)
 
 
+@pytest.mark.parametrize("all_towers_first", [False, True])
+def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
+    """TensorFlow then differentiates by the variables of all towers that exist by now."""
+    optimizer, rows, losses = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(2)), [], []
+    for tower in range(2):
+        losses.append(tf.reduce_sum(tf1.get_variable(f"tower{tower}/w", [3], use_resource=True)))
+        if not all_towers_first:
+            rows.append(optimizer.compute_gradients(losses[-1]))
+    rows = rows or [optimizer.compute_gradients(loss) for loss in losses]
+    with pytest.raises((GradientError, VariableError), match=r"without var_list=, compute_gradients .* its own tower"):
+        optimizer.apply_gradients(rows)
+
+
 def test_choices_are_checked_before_anything_is_built():
     refused(StrategyError, "update='mian' is unknown", update="mian")
     refused(GradientError, "average='sum': it is True for the mean", average="sum")

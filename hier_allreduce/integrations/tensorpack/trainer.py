@@ -16,7 +16,7 @@ from tensorpack.utils import logger
 
 from ... import presets
 from ...errors import StrategyError
-from ...graph import HostGroup, allreduce_grads, allreduce_grads_and_vars, check_pairs, is_resource, tf1
+from ...graph import HostGroup, allreduce_grads, allreduce_grads_and_vars, check_pairs, tf1
 from ...planning import Strategy, strategy_from
 from ...training import (
     Pairs,
@@ -212,8 +212,6 @@ class HierarchicalTrainer(SingleCostTrainer):
         return updated
 
     def _updated_replicated(self, optimizer: Any, rows: Sequence[Pairs]) -> Updated:
-        if len(rows) > 1:
-            _warn_of_references([var for _, var in rows[0]])
         self.grads = allreduce_grads_and_vars(
             rows,
             self.devices,
@@ -277,18 +275,6 @@ class HierarchicalTrainer(SingleCostTrainer):
         else:
             session_creator = CheckedSessionCreator(session_creator, self.devices)
         super().initialize(session_creator, session_init)
-
-
-def _warn_of_references(variables: Sequence[Any]) -> None:
-    """Log a warning if some of the trained variables are reference variables."""
-    references = [var.op.name for var in variables if not is_resource(var)]
-    if references:
-        logger.warning(
-            f"{len(references)} of {len(variables)} trained variables are reference variables, the first is"
-            f" {references[0]!r}: an update may overwrite one while a gradient still reads it, and training then goes"
-            " wrong; call tf.compat.v1.enable_resource_variables() before the model is built, or create them with"
-            " use_resource=True"
-        )
 
 
 class _CheckReplicas(Callback):
