@@ -28,24 +28,20 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import AuditError
 from ..formatting import amount, count, table
 from ..planning import Plan
 from .compat import tf1
 from .copy_order import TURN
-from .devices import device_fields, devices_match
 from .emit import Emitted, emitted_in
+from .executed import ChunkOf, Pair, Places, chunk_copies, chunk_finder
 from .partitions import Edge, edges_between, overtaken
 
 _COLLECTIVE = "CollectiveReduce"  # and CollectiveReduceV2, in TensorFlow 2
 _OTHER_HOSTS = "other hosts"
 _LISTED = 5  # chunks that an error message lists
-
-Place = Union[int, str]  # the first tower on a device; the device's name if it belongs to no tower; or ``_OTHER_HOSTS``
-Pair = Tuple[Place, Place]
-_ChunkOf = Callable[[str], Any]  # an op's name → its chunk, or None
 
 
 @dataclass(frozen=True)
@@ -209,10 +205,12 @@ class _Traffic(NamedTuple):
 
 def _collect(call: Emitted, graph: Any, edges: Sequence[Edge], nodes: Sequence[Any]) -> Optional[_Traffic]:
     """Return what one call moved, or None if it took no part in the run."""
-    places = _Places(call.devices)
-    chunk_of = _chunk_finder(call)
+    places = Places(call.devices)
+    chunk_of = chunk_finder(call)
     planned = _planned(call, places)
-    executed = _executed(chunk_of, graph, edges, places, planned)
+    executed: List[Counter] = [Counter() for _ in planned]
+    for chunk, pair, _ in chunk_copies(chunk_of, graph, edges, places, planned):
+        executed[chunk][pair] += 1
     to_other_hosts = _planned_collectives(call, chunk_of, graph, places)
     for chunk, pair in to_other_hosts.items():
         planned[chunk][pair] = 1
@@ -232,45 +230,7 @@ def _collect(call: Emitted, graph: Any, edges: Sequence[Edge], nodes: Sequence[A
     )
 
 
-class _Places:
-    """The towers by their devices, compared by what a tower's device says: it may be only ``/gpu:0``."""
-
-    def __init__(self, devices: Sequence[Any]):
-        for tower, device in enumerate(devices):
-            if callable(device):
-                raise AuditError(f"tower {tower}: its device is a function; an audit needs devices by name")
-        self._devices = devices
-        self._fields = [device_fields(device) for device in devices]
-
-    def first_tower(self, tower: int) -> int:
-        """Return the first tower that has ``tower``'s device."""
-        return self._fields.index(self._fields[tower])
-
-    def find(self, device: str) -> Place:
-        """Return the tower whose device fits an executed ``device`` and says most of it; else ``device`` itself."""
-        fitting = [
-            (len([field for field in fields if field is not None]), -tower)
-            for tower, fields in enumerate(self._fields)
-            if devices_match(device, self._devices[tower])
-        ]
-        return -max(fitting)[1] if fitting else device
-
-
-def _chunk_finder(call: Emitted) -> _ChunkOf:
-    """Return a function from an op's name to the chunk in whose scope it is, or None."""
-    scopes = {call.scope + name: chunk for chunk, name in enumerate(call.names)}
-
-    def chunk_of(op: str) -> Optional[int]:
-        while "/" in op:
-            op = op.rpartition("/")[0]
-            if op in scopes:
-                return scopes[op]
-        return None
-
-    return chunk_of
-
-
-def _planned(call: Emitted, places: _Places) -> List[Counter]:
+def _planned(call: Emitted, places: Places) -> List[Counter]:
     """Return for each chunk the pairs of places between which the plan moves it."""
     steps: List[List[Any]] = [[] for _ in range(call.plan.chunks)]
     for step in call.plan.steps:
@@ -286,36 +246,7 @@ def _planned(call: Emitted, places: _Places) -> List[Counter]:
     return planned
 
 
-def _executed(
-    chunk_of: _ChunkOf, graph: Any, edges: Sequence[Edge], places: _Places, planned: Sequence[Counter]
-) -> List[Counter]:
-    """Return for each chunk the pairs of places between which its tensors crossed."""
-    copied = _copied(graph, chunk_of)
-    executed: List[Counter] = [Counter() for _ in planned]
-    for edge in edges:
-        for chunk in {chunk_of(reader) for reader in edge.readers} - {None}:
-            executed[chunk][places.find(edge.src), places.find(edge.dst)] += 1
-    # A copy's own op may be pruned where its reader is on the same device; the tensor then goes straight to the
-    # reader. Anything else that leaves is a result being read elsewhere.
-    for edge in edges:
-        pair = places.find(edge.src), places.find(edge.dst)
-        for chunk in {chunk_of(edge.source), *copied.get(edge.source, ())} - {None}:
-            if planned[chunk][pair] and not executed[chunk][pair]:
-                executed[chunk][pair] += 1
-    return executed
-
-
-def _copied(graph: Any, chunk_of: _ChunkOf) -> Dict[str, Set[int]]:
-    """Return the ops whose results a call copies, as they were built: by name, with the chunks that copy them."""
-    copied: Dict[str, Set[int]] = {}
-    for op in graph.get_operations():
-        chunk = chunk_of(op.name)
-        if chunk is not None and op.type == "Identity":
-            copied.setdefault(op.inputs[0].op.name, set()).add(chunk)
-    return copied
-
-
-def _planned_collectives(call: Emitted, chunk_of: _ChunkOf, graph: Any, places: _Places) -> Dict[int, Pair]:
+def _planned_collectives(call: Emitted, chunk_of: ChunkOf, graph: Any, places: Places) -> Dict[int, Pair]:
     """Return the chunks that cross to the other hosts, with their pair of places: all but those without elements."""
     if call.hosts == 1:
         return {}
@@ -326,7 +257,7 @@ def _planned_collectives(call: Emitted, chunk_of: _ChunkOf, graph: Any, places: 
     return {chunk: (places.first_tower(root), _OTHER_HOSTS) for chunk, root in roots if chunk not in empty}
 
 
-def _bytes_across(chunk_of: _ChunkOf, graph: Any) -> Optional[int]:
+def _bytes_across(chunk_of: ChunkOf, graph: Any) -> Optional[int]:
     """Return the bytes of the tensors that cross to the other hosts; None if a shape is not known."""
     total = 0
     for op in graph.get_operations():
@@ -372,7 +303,7 @@ def _in_order(call: Emitted, graph: Any, partitions: Sequence[Any]) -> int:
     Raises:
         AuditError: one did not wait for those before it.
     """
-    chunk_of = _chunk_finder(call)
+    chunk_of = chunk_finder(call)
     turns = {
         op.name: [before.name for before in op.control_inputs]
         for op in graph.get_operations()
