@@ -8,8 +8,19 @@ import re
 from typing import Any, Dict, Optional
 
 from ..figures import check_picture
-from ..planning import PLANNER_ALGORITHMS, Choice, HostsChoice, Reduce, Step, choose, choose_for_hosts, verify
+from ..planning import (
+    PLANNER_ALGORITHMS,
+    Choice,
+    HostsChoice,
+    Reduce,
+    Step,
+    choose,
+    choose_for_hosts,
+    predicted_trace,
+    verify,
+)
 from ..topology import Topology
+from .arguments import output
 from .describe import describe_choice, describe_hosts_choice
 from .plan_picture import draw_plan
 from .topo import add_hosts, add_topology, read_hosts, read_topology
@@ -46,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names = f"auto (the default), or one of: {', '.join(PLANNER_ALGORITHMS)}"
     parser.add_argument("--algorithm", metavar="NAME", type=_algorithm, help=names)
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
+    parser.add_argument(
+        "--trace", metavar="FILE", type=output, help="write the predicted run as a trace for ui.perfetto.dev"
+    )
     parser.add_argument("--steps", action="store_true", help="print every step too")
 
 
@@ -67,6 +81,8 @@ def main(args: argparse.Namespace) -> int:
     verify(choice.recipe.plan())
     if args.picture:  # before the text: its reader may close the pipe early
         draw_plan(choice, machine, args.picture)
+    if args.trace:
+        predicted_trace(choice, machine).write(args.trace)
     if args.json:
         print(json.dumps(as_json(choice, machine)))
     elif isinstance(choice, HostsChoice):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from .algorithms import ALGORITHMS, BY_ROOT, hierarchical
 from .assignment import PlanningTarget, plan_cut, plan_whole
+from .bars import COPY, EXECUTED, SUM, Bar, Interval, Run, union
 from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
 from .lanes import Lanes, on_lanes
 from .multi_host import HostsChoice, choose_for_hosts
@@ -24,29 +25,38 @@ from .rings import ring
 from .simulator import Timing, simulate
 from .spanning_trees import pack
 from .strategy import Strategy, strategy_from
+from .trace import Trace, chunk_name, predicted_run, predicted_trace
 
 __all__ = [
     "ALGORITHMS",
     "BY_ROOT",
+    "COPY",
+    "EXECUTED",
     "PLANNER_ALGORITHMS",
+    "SUM",
+    "Bar",
     "Bucketing",
     "Choice",
     "Chunk",
     "Copy",
     "HostsChoice",
+    "Interval",
     "Lanes",
     "Ops",
     "Piece",
     "Plan",
     "PlanningTarget",
     "Reduce",
+    "Run",
     "Spec",
     "Step",
     "Strategy",
     "Timing",
+    "Trace",
     "balanced",
     "choose",
     "choose_for_hosts",
+    "chunk_name",
     "hierarchical",
     "issued_before",
     "make_buckets",
@@ -54,6 +64,8 @@ __all__ = [
     "pack",
     "plan_cut",
     "plan_whole",
+    "predicted_run",
+    "predicted_trace",
     "readiness",
     "ring",
     "run",
@@ -61,5 +73,6 @@ __all__ = [
     "simulate",
     "strategy_from",
     "timeline",
+    "union",
     "verify",
 ]

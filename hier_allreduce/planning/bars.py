@@ -1,0 +1,210 @@
+"""The bars of an all-reduce, predicted or executed, and what they say about links, senders and waiting.
+
+A bar waits from ``ready``, when everything that it needs was there, until ``start``.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from ..formatting import amount, duration, percent, rate, table
+
+COPY, SUM, NETWORK = "copy", "sum", "network"
+PREDICTED, EXECUTED = "predicted", "executed"
+SENDER, COMPUTE, HOST = "sender busy", "receiver's compute", "host"
+_LINKS = 12  # links that the summary lists
+
+Interval = Tuple[float, float]
+
+
+class Bar(NamedTuple):
+    """A copy from device ``src`` to ``dst``, or something on ``dst`` alone; times in seconds.
+
+    Attributes:
+        kind: ``COPY``, ``SUM`` (any computation), or ``NETWORK`` (a chunk that crosses between hosts).
+        name: the chunk, its variables, and from → to.
+        src: the number of the sending device; ``dst`` itself unless it is a copy.
+        dst: the number of the receiving device.
+        ready: when everything that it needs was there.
+        start: when it began.
+        end: when it was done.
+        size: bytes.
+        exact: False for a copy of which only the latest possible end is known.
+        op: the op's name in the graph, by which TensorBoard lists it too.
+    """
+
+    kind: str
+    name: str
+    src: int
+    dst: int
+    ready: float
+    start: float
+    end: float
+    size: float = 0.0
+    exact: bool = True
+    op: str = ""
+
+
+@dataclass(frozen=True)
+class Run:
+    """The bars of one run.
+
+    Attributes:
+        kind: ``PREDICTED`` or ``EXECUTED``.
+        devices: the name of each device.
+        bars: copies and computations of the all-reduce.
+        last_gradient: when the last gradient was there, in seconds.
+        bound: the seconds that the links need at least, without latency; None if the links are not known.
+        computing: for each device the times at which it computed anything, the backward pass too.
+    """
+
+    kind: str
+    devices: Tuple[str, ...]
+    bars: Tuple[Bar, ...]
+    last_gradient: float = 0.0
+    bound: Optional[float] = None
+    computing: Tuple[Tuple[Interval, ...], ...] = ()
+
+    @property
+    def begin(self) -> float:
+        """When the first of its values was ready, in seconds."""
+        return min((bar.ready for bar in self.bars), default=0.0)
+
+    @property
+    def end(self) -> float:
+        """When the last bar ended, in seconds."""
+        return max((bar.end for bar in self.bars), default=self.begin)
+
+    @property
+    def seconds(self) -> float:
+        """From the first value that was ready to the end of the last bar."""
+        return self.end - self.begin
+
+    @property
+    def exposed(self) -> float:
+        """The seconds from the last gradient to the end: what the backward pass did not hide."""
+        return max(0.0, self.end - self.last_gradient)
+
+    @property
+    def copies(self) -> List[Bar]:
+        """The copies."""
+        return [bar for bar in self.bars if bar.kind == COPY]
+
+    def links(self) -> Dict[Tuple[int, int], Tuple[float, float]]:
+        """Return bytes and busy seconds of each link used, ``{(src, dst): (bytes, seconds)}``: exact copies only."""
+        by_link: Dict[Tuple[int, int], List[Bar]] = defaultdict(list)
+        for bar in self.copies:
+            if bar.exact:
+                by_link[bar.src, bar.dst].append(bar)
+        return {
+            link: (sum(bar.size for bar in bars), length(union((bar.start, bar.end) for bar in bars)))
+            for link, bars in sorted(by_link.items())
+        }
+
+    def sending(self) -> Dict[int, float]:
+        """Return the seconds during which each sender sent something, ``{device: seconds}``: exact copies only."""
+        return {
+            src: length(union((bar.start, bar.end) for bar in self.copies if bar.src == src and bar.exact))
+            for src in sorted({bar.src for bar in self.copies})
+        }
+
+    def waiting(self) -> Dict[str, float]:
+        """Return the seconds that all bars together waited, by cause.
+
+        A wait is the sender's while it sends another copy, else the receiver's while it computes (a copy waits for the
+        sums before it on both devices), else the host's: nothing was busy, and nothing had been issued.
+        """
+        sent: Dict[int, List[Interval]] = defaultdict(list)
+        computed: Dict[int, List[Interval]] = defaultdict(list)
+        for bar in self.bars:
+            if bar.kind != NETWORK:
+                (sent[bar.src] if bar.kind == COPY else computed[bar.dst]).append((bar.start, bar.end))
+        for device, intervals in enumerate(self.computing):
+            computed[device] += intervals
+        sending = {device: union(intervals) for device, intervals in sent.items()}
+        computing = {device: union(intervals) for device, intervals in computed.items()}
+        causes = dict.fromkeys((SENDER, COMPUTE, HOST), 0.0)
+        for bar in self.bars:
+            left: List[Interval] = [(bar.ready, bar.start)] if bar.start > bar.ready else []
+            if bar.kind == COPY:
+                rest = without(left, sending[bar.src])
+                causes[SENDER] += length(left) - length(rest)
+                left = rest
+            rest = without(without(left, computing.get(bar.dst, [])), computing.get(bar.src, []))
+            causes[COMPUTE] += length(left) - length(rest)
+            causes[HOST] += length(rest)
+        return causes
+
+    def summary(self) -> str:
+        """Return the lines of the summary."""
+        copies = self.copies
+        lines = [
+            f"{self.kind}: {duration(self.seconds)} from the first ready gradient to the end,"
+            f" {len(copies)} copies, {amount(sum(bar.size for bar in copies))} in all",
+        ]
+        if self.bound is not None and self.seconds:
+            lines.append(f"  bound {duration(self.bound)}: {percent(self.bound / self.seconds)} of it reached")
+        if self.kind == EXECUTED:
+            lines.append(f"  exposed after the last gradient: {duration(self.exposed)}")
+        waits = self.waiting()
+        lines.append(f"  waiting, all bars together: {', '.join(f'{k} {duration(s)}' for k, s in waits.items())}")
+        lines += self._link_lines()
+        return "\n".join(lines)
+
+    def _link_lines(self) -> Iterator[str]:
+        sending, links = self.sending(), self.links()
+        unknown = sum(not bar.exact for bar in self.copies)
+        if unknown:
+            yield (
+                f"  {unknown} of {len(self.copies)} copies: only the latest possible end is known, since the op that"
+                " read them waited for other values too; links and senders are without them"
+            )
+        if any(sending.values()):
+            busiest = max(sending, key=lambda device: sending[device])
+            share = percent(sending[busiest] / self.seconds)
+            yield f"  busiest sender: {self.devices[busiest]}, {duration(sending[busiest])} ({share} of the time)"
+        most = sorted(links, key=lambda link: -links[link][0])[:_LINKS]
+        rows = [
+            [f"{self.devices[src]} → {self.devices[dst]}", amount(size), rate(size / busy) if busy else "–"]
+            for (src, dst), (size, busy) in ((link, links[link]) for link in most)
+        ]
+        if rows:
+            yield from (f"  {line}" for line in table([["link", "bytes", "while it was busy"], *rows]).splitlines())
+        if len(links) > _LINKS:
+            yield f"  and {len(links) - _LINKS} more links"
+
+
+# ---- intervals ---------------------------------------------------------------------------------------
+
+
+def union(intervals: Iterable[Interval]) -> List[Interval]:
+    """Return disjoint intervals, in order, that cover the same."""
+    merged: List[Interval] = []
+    for start, end in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(end, merged[-1][1])
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def without(intervals: Sequence[Interval], others: Sequence[Interval]) -> List[Interval]:
+    """Return what ``intervals`` cover and ``others``, disjoint and in order, do not."""
+    rest: List[Interval] = []
+    for start, end in intervals:
+        for begin, until in others:
+            if until <= start or begin >= end:
+                continue
+            if begin > start:
+                rest.append((start, begin))
+            start = until
+        if start < end:
+            rest.append((start, end))
+    return rest
+
+
+def length(intervals: Sequence[Interval]) -> float:
+    """Return the total length of disjoint intervals."""
+    return sum(end - start for start, end in intervals)

@@ -1,0 +1,140 @@
+"""When each copy and each sum of an all-reduce happened, predicted and executed.
+
+::
+
+    plan, machine ──predicted_run──► Run ─┐
+                                          ├─ Trace ─► summary (bars), Chrome JSON (trace_file), picture (trace_picture)
+    RunMetadata (graph.tracing) ───► Run ─┘
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Dict, Sequence, Tuple
+
+from ..errors import HierAllreduceError
+from ..topology import Topology
+from .bars import COPY, NETWORK, PREDICTED, SUM, Bar, Run
+from .multi_host import Crossing, HostsChoice
+from .plan import Copy, Plan, Reduce
+from .planner import Choice
+from .simulator import Timing, lower_bound, simulate
+from .trace_file import trace_json
+from .trace_picture import draw_runs
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The runs of one all-reduce, executed and predicted, on the same devices. ``print`` shows their summary.
+
+    Attributes:
+        runs: at most one of each kind.
+        notes: what a reader has to know about the numbers.
+    """
+
+    runs: Tuple[Run, ...]
+    notes: Tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join([*(run.summary() for run in self.runs), *self.notes])
+
+    def write(self, path: str) -> None:
+        """Write Chrome's JSON trace, which ``ui.perfetto.dev`` and ``chrome://tracing`` open.
+
+        Raises:
+            HierAllreduceError: the file cannot be written.
+        """
+        text = trace_json(self.runs)
+        try:
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            raise HierAllreduceError(f"the trace cannot be written to {path!r}: {error}") from None
+
+    def draw(self, path: str) -> None:
+        """Draw the runs, a lane for each device, into a picture (its kind by the ending).
+
+        Raises:
+            HierAllreduceError: matplotlib is missing, or the file cannot be written.
+        """
+        draw_runs(self.runs, path)
+
+
+# ---- the predicted run -------------------------------------------------------------------------------
+
+
+def predicted_run(
+    plan: Plan, topology: Topology, sizes: Sequence[float], names: Sequence[str] = (), devices: Sequence[str] = ()
+) -> Run:
+    """Simulate a plan and return its bars; all gradients are ready at time 0.
+
+    Args:
+        plan: for the topology's devices.
+        topology: the machine.
+        sizes: bytes of each chunk.
+        names: of the chunks (default: none).
+        devices: their names (default: the topology's).
+
+    Raises:
+        PlanError: the plan has another number of devices or chunks.
+    """
+    total = round(sum(sizes))
+    bound = lower_bound(topology, total) if total and len(topology) > 1 else None
+    bars = _predicted_bars(plan, topology, simulate(plan, topology, sizes), sizes, names, ())
+    return Run(PREDICTED, tuple(devices or topology.devices), bars, 0.0, bound)
+
+
+def predicted_trace(choice: Choice, topology: Topology) -> Trace:
+    """Return the predicted run of a choice."""
+    several = isinstance(choice, HostsChoice)
+    plan, sizes = choice.recipe.plan(), choice.recipe.sizes(choice.size)
+    timing = choice.run if isinstance(choice, HostsChoice) else simulate(plan, topology, sizes)
+    crossings = choice.run.crossings if isinstance(choice, HostsChoice) else ()
+    bars = _predicted_bars(plan, topology, timing, sizes, (), crossings)
+    notes = ("one of the hosts; all of them do the same at the same time",) if several else ()
+    return Trace((Run(PREDICTED, tuple(topology.devices), bars, 0.0, choice.bound or None),), notes)
+
+
+def _predicted_bars(
+    plan: Plan,
+    topology: Topology,
+    timing: Timing,
+    sizes: Sequence[float],
+    names: Sequence[str],
+    crossings: Sequence[Crossing],
+) -> Tuple[Bar, ...]:
+    """Return the bars of a simulated run, each with when its values were there."""
+    ends = {(step, src): end for step, src, _, _, end in timing.spans}
+    crossed = {crossing.chunk: crossing.end for crossing in crossings}
+    arrival, roots = topology.speeds.arrival, plan.roots
+    held: Dict[Tuple[int, int], float] = {}  # (device, chunk) → since when its host can use it
+    ready: Dict[Tuple[int, int], float] = {}  # (step, src of a copy, or dst of a sum)
+    for number, step in enumerate(plan.steps):
+        chunk, dst = step.chunk, step.dst
+        sources = step.srcs if isinstance(step, Reduce) else (step.src,)
+        for src in sources:
+            ready[number, src] = held.get((src, chunk), 0.0)
+            if isinstance(step, Copy) and src == roots[chunk]:
+                ready[number, src] = max(ready[number, src], crossed.get(chunk, 0.0))
+        arrived = max(ends[number, src] for src in sources) + arrival
+        if isinstance(step, Reduce):
+            ready[number, dst] = max(arrived, held.get((dst, chunk), 0.0))
+            held[dst, chunk] = ends[number, dst]
+        else:
+            held[dst, chunk] = arrived
+    bars = []
+    for number, src, dst, start, end in timing.spans:
+        chunk = plan.steps[number].chunk
+        kind, way = (COPY, f"{src}→{dst}") if src != dst else (SUM, f"sum on {dst}")
+        name = f"{chunk_name(chunk, names)} {way}"
+        bars.append(Bar(kind, name, src, dst, min(ready[number, src], start), start, end, sizes[chunk]))
+    for crossing in crossings:
+        root, name = crossing.device, f"{chunk_name(crossing.chunk, names)} between hosts"
+        since = min(held.get((root, crossing.chunk), 0.0), crossing.start)
+        bars.append(Bar(NETWORK, name, root, root, since, crossing.start, crossing.end, sizes[crossing.chunk]))
+    return tuple(bars)
+
+
+def chunk_name(chunk: int, names: Sequence[str] = ()) -> str:
+    """Return ``c3 conv1/W``: a chunk's number, and its name if it has one."""
+    return f"c{chunk} {names[chunk]}" if chunk < len(names) else f"c{chunk}"

@@ -1,0 +1,87 @@
+"""Runs as Chrome's JSON trace: a process for each device, with rows for its copies and its computations.
+
+The format is Google's "Trace Event Format": complete events (``ph`` X, ``ts`` and ``dur`` in microseconds), and
+metadata events (``ph`` M) that name processes and threads. Perfetto reads it too. Events of one thread must not overlap
+in part, so copies that overlap get rows of their own.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Dict, Iterator, List, Sequence
+
+from .bars import COPY, EXECUTED, NETWORK, SUM, Bar, Run
+
+_ROWS = {COPY: "copies out", SUM: "sums", NETWORK: "between hosts"}
+
+Event = Dict[str, Any]
+
+
+def trace_json(runs: Sequence[Run]) -> str:
+    """Return the text of the JSON file. Each run begins at time 0, so that they can be compared."""
+    devices = max((run.devices for run in runs), key=len, default=())
+    events = [event for pid, device in enumerate(devices) for event in _named("process", device, pid, 0, pid)]
+    rows = [0] * len(devices)  # of each device so far
+    for run in runs:
+        events += list(_run_events(run, rows))
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, ensure_ascii=False)
+
+
+def _run_events(run: Run, rows: List[int]) -> Iterator[Event]:
+    for pid in range(len(run.devices)):
+        for kind, row in _ROWS.items():
+            bars = [bar for bar in run.bars if bar.kind == kind and bar.src == pid]
+            lanes = in_lanes(bars)
+            for number in range(max(lanes, default=-1) + 1):
+                numbered = f" {number + 1}" if number else ""
+                tid = rows[pid] + number
+                yield from _named("thread", f"{run.kind}: {row}{numbered}", pid, tid, tid)
+            yield from (_event(bar, run.begin, rows[pid] + lane) for bar, lane in zip(bars, lanes))
+            rows[pid] += max(lanes, default=-1) + 1
+    if run.kind == EXECUTED and run.bars:
+        instant = _microseconds(run.last_gradient - run.begin)
+        yield {"ph": "i", "name": "last gradient", "ts": max(0.0, instant), "pid": 0, "tid": 0, "s": "g"}
+
+
+def in_lanes(bars: Sequence[Bar]) -> List[int]:
+    """Return a lane for each bar, as few as possible, so that no two bars of a lane overlap."""
+    lanes, free = [0] * len(bars), []  # type: Tuple[List[int], List[float]]
+    for number in sorted(range(len(bars)), key=lambda number: (bars[number].start, bars[number].end)):
+        bar = bars[number]
+        lane = next((lane for lane, since in enumerate(free) if since <= bar.start), len(free))
+        free[lane : lane + 1] = [bar.end]
+        lanes[number] = lane
+    return lanes
+
+
+def _named(what: str, name: str, pid: int, tid: int, place: int) -> Iterator[Event]:
+    """Yield the events that name a process or a thread, and that say at which place it is shown."""
+    yield {"ph": "M", "name": f"{what}_name", "pid": pid, "tid": tid, "args": {"name": name}}
+    yield {"ph": "M", "name": f"{what}_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": place}}
+
+
+def _event(bar: Bar, begin: float, tid: int) -> Event:
+    seconds = bar.end - bar.start
+    details: Dict[str, Any] = {"bytes": round(bar.size), "waited_us": _microseconds(bar.start - bar.ready)}
+    if bar.kind == COPY:
+        details["from"], details["to"] = bar.src, bar.dst
+        if bar.exact and seconds > 0:
+            details["GB/s"] = round(bar.size / seconds / 1e9, 3)
+        if not bar.exact:
+            details["end"] = "at the latest: the op that read it waited for other values too"
+    if bar.op:
+        details["op"] = bar.op
+    return {
+        "ph": "X",
+        "name": bar.name,
+        "cat": bar.kind,
+        "ts": _microseconds(bar.start - begin),
+        "dur": _microseconds(seconds),
+        "pid": bar.src,
+        "tid": tid,
+        "args": details,
+    }
+
+
+def _microseconds(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
