@@ -16,7 +16,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 from ..errors import ClusterError
 from ..planning import Strategy, strategy_from
 from .compat import without_autograph
-from .devices import device_strings
+from .devices import Places, device_strings
 from .emit import emit, record_call, reductions_of
 from .entries import entry_tensors, to_gradients
 from .gradients import Matrix, check_matrix, check_pairs, reference_warning
@@ -139,12 +139,12 @@ def _reduced(
     """Reduce a checked matrix: entries → chunks → plan → ops → gradients."""
     name = name or "hier_allreduce"
     layout, across = _laid_out(grads, average, strategy, name, cluster)
-    reductions = reductions_of(layout.kinds, grads.devices, average, layout.names, across)
-    with record_call(name, layout.plan, grads.devices, layout.names, across.hosts):
+    reductions = reductions_of(layout.kinds, grads.places, average, layout.names, across)
+    with record_call(name, layout.plan, grads.places, layout.names, across.hosts):
         rows = entry_tensors(grads, layout.entries)  # K×E
         packers = [Packer(device, layout.chunks, layout.names) for device in grads.devices]
         packed = [packer.pack(row) for packer, row in zip(packers, rows)]  # K×C
-        reduced = emit(layout.plan, packed, grads.devices, reductions, readiness=layout.readiness)  # K×C
+        reduced = emit(layout.plan, packed, grads.places, reductions, readiness=layout.readiness)  # K×C
         unpacked = [packer.unpack(*tensors) for packer, *tensors in zip(packers, reduced, rows)]  # K×E
         return [tuple(to_gradients(row, layout.entries, tower, grads)) for tower, row in enumerate(unpacked)]  # K×N
 
@@ -167,11 +167,11 @@ def reduce_to_mains(
     layout, across = _laid_out(grads, average, strategy, name, cluster, one_main=True)
     layout.mains()  # raises the StrategyError
     half = layout.plan.reduce_half()
-    reductions = reductions_of(layout.kinds, grads.devices, average, layout.names, across)
-    with record_call(name, half, grads.devices, layout.names, across.hosts):
+    reductions = reductions_of(layout.kinds, grads.places, average, layout.names, across)
+    with record_call(name, half, grads.places, layout.names, across.hosts):
         rows = entry_tensors(grads, layout.entries)
         packed = [Packer(device, layout.chunks, layout.names).pack(row) for device, row in zip(grads.devices, rows)]
-        reduced = emit(half, packed, grads.devices, reductions, only_roots=True)
+        reduced = emit(half, packed, grads.places, reductions, only_roots=True)
         totals: Dict[int, Any] = {}
         for tower, device in enumerate(grads.devices):
             chunks = [chunk for chunk, root in enumerate(layout.plan.roots) if root == tower]
@@ -196,12 +196,13 @@ def copy_from_mains(
     """
     half = layout.copy_half()
     row = [values[entry.variable] for entry in half.entries]
-    reductions = reductions_of(half.kinds, devices, False, half.names)
-    with record_call(name, half.plan, devices, half.names):
+    places = Places(tuple(devices))
+    reductions = reductions_of(half.kinds, places, False, half.names)
+    with record_call(name, half.plan, places, half.names):
         packed: List[Any] = []
         for root, chunk, chunk_name in zip(half.plan.roots, half.chunks, half.names):
             packed += Packer(devices[root], [chunk], [chunk_name]).pack(row)
-        copied = emit(half.plan, [packed] * len(devices), devices, reductions)
+        copied = emit(half.plan, [packed] * len(devices), places, reductions)
         results = []
         for device, tensors in zip(devices, copied):
             unpacked = Packer(device, half.chunks, half.names).unpack(tensors, row)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -10,6 +11,36 @@ import tensorflow as tf
 from ..errors import DeviceError
 
 _EXPECTED = "a device is a string such as '/gpu:0', a tf.DeviceSpec, or a tf.config.LogicalDevice"
+
+
+@dataclass(frozen=True)
+class Places:
+    """The devices of an all-reduce, in the numbering of plans.
+
+    Attributes:
+        towers: K devices.
+        lanes: the K×L lanes, those of tower 0 first; none by default.
+    """
+
+    towers: Tuple[Any, ...]
+    lanes: Tuple[Any, ...] = ()
+
+    @property
+    def devices(self) -> Tuple[Any, ...]:
+        """The K×(1 + L) devices of a plan: the towers', then the lanes."""
+        return self.towers + self.lanes
+
+    @property
+    def lanes_each(self) -> int:
+        """The number of lanes of each tower, L."""
+        return len(self.lanes) // len(self.towers)
+
+    def lanes_of(self, tower: int) -> range:
+        """Return the numbers of a tower's lanes among ``devices``; of what is no tower there are none."""
+        if tower >= len(self.towers):
+            return range(0)
+        first = len(self.towers) + tower * self.lanes_each
+        return range(first, first + self.lanes_each)
 
 
 def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:

@@ -16,9 +16,10 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 import tensorflow as tf
 
-from ..planning import Copy, Ops, Plan, Reduce, run
+from ..planning import Copy, Ops, Plan, Reduce, Step, run
 from .compat import forget_colocation, tf1
 from .copy_order import CopyOrder
+from .devices import Places
 from .entries import INDICES, VALUES
 from .gradients import NARROW_DTYPES
 from .hosts import CrossHostReduce
@@ -32,7 +33,7 @@ class Emitted:
     Attributes:
         scope: the call's name scope. Every op of chunk c is named ``scope + names[c] + "/…"``.
         plan: the plan inside this host.
-        devices: K devices.
+        devices: the plan's devices: K towers, then their lanes.
         names: C names of the chunks.
         hosts: the number of hosts.
     """
@@ -53,15 +54,20 @@ def emitted_in(graph: Any) -> List[Emitted]:
 
 
 class DeviceReduction(Ops[Any]):
-    """What all ways of adding up share: the towers' devices, sum or mean, and the names of the chunks."""
+    """What all ways of adding up share: the plan's devices, sum or mean, and the names of the chunks.
 
-    def __init__(
-        self, devices: Sequence[Any], average: bool, names: Sequence[str], across: Optional[CrossHostReduce] = None
-    ):
-        self.devices, self.average, self.names = devices, average, names
+    Args:
+        places: the towers' devices and their lanes.
+        average: whether the mean is wanted.
+        names: C names of the chunks.
+        across: what adds up the sums of several hosts.
+    """
+
+    def __init__(self, places: Places, average: bool, names: Sequence[str], across: Optional[CrossHostReduce] = None):
+        self.places, self.devices, self.average, self.names = places, places.devices, average, names
         self.across = across or CrossHostReduce()
-        self.contributions = len(devices) * self.across.hosts
-        self._constants = [Constants() for _ in devices]
+        self.contributions = len(places.towers) * self.across.hosts
+        self._constants = [Constants() for _ in self.devices]
         self._hidden_constants: Dict[Tuple[int, str], Any] = {}
         self.order: Optional[CopyOrder] = None
 
@@ -80,16 +86,34 @@ class DeviceReduction(Ops[Any]):
             return tf.identity(total, name=f"{self.names[chunk]}/copy")
 
     def leaving(self, chunk: int, src: int, value: Any) -> Any:
-        """Return ``value`` as it leaves ``src`` for another tower: in its turn, where the order matters."""
+        """Return ``value`` as it leaves ``src`` for another device: in its turn, where the order matters."""
         return value if self.order is None else self.order.turn(src, value, f"{self.names[chunk]}/turn")
 
     def copy(self, step: Copy, value: Any) -> Any:
-        value = self.leaving(step.chunk, step.src, value)
+        return self.arriving(step, self.sent(step, step.src, value))
+
+    def sent(self, step: Step, src: int, value: Any) -> Any:
+        """Return ``value`` as it leaves ``src``, on that device."""
+        return self.leaving(step.chunk, src, value)
+
+    def arriving(self, step: Step, value: Any) -> Any:
+        """Return ``value`` on the step's destination."""
         with tf1.device(self.devices[step.dst]):
             return tf.identity(value, name=f"{self.names[step.chunk]}/copy")
 
-    def add(self, chunk: int, values: Sequence[Any], towers: Sequence[int]) -> Any:
-        """Return the sum of ``values``, each on the device of its tower in ``towers``, on the first one's device."""
+    def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
+        """Return the step's sum on its destination; ``own`` is None on a lane that holds nothing yet."""
+        sent = [self.sent(step, src, value) for src, value in zip(step.srcs, others)]
+        if own is not None:
+            return self.joined(step, [own, *sent], (step.dst, *step.srcs))
+        return self.arriving(step, sent[0]) if len(sent) == 1 else self.joined(step, sent, step.srcs)
+
+    def joined(self, step: Reduce, values: Sequence[Any], devices: Sequence[int]) -> Any:
+        """Return what several values become on the step's destination, each from its number in ``devices``."""
+        raise NotImplementedError
+
+    def add(self, chunk: int, values: Sequence[Any], devices: Sequence[int], dst: int) -> Any:
+        """Return the sum of ``values`` on device ``dst``; ``devices`` has the number of each value's device."""
         name, shape = f"{self.names[chunk]}/sum", values[0].shape
         shapes_known = all(value.shape.is_fully_defined() for value in values)
         if shapes_known and len(values) > 2 and not tf.executing_eagerly():
@@ -97,31 +121,31 @@ class DeviceReduction(Ops[Any]):
             # into one pass over memory for each input, if it knows their shape and finds the device's memory short, as
             # it does on logical CPU devices: twice the time. Columns of a length that it cannot know prevent this (a
             # vector's length it would find), and the reshape copies nothing.
-            columns = [self._as_column(chunk, value, tower) for value, tower in zip(values, towers)]
-            with tf1.device(self.devices[towers[0]]):
+            columns = [self._as_column(chunk, value, device) for value, device in zip(values, devices)]
+            with tf1.device(self.devices[dst]):
                 total = tf.add_n(columns, name=name)
-                return tf.reshape(total, self._constants[towers[0]][tuple(shape.as_list())], name=name)
-        with tf1.device(self.devices[towers[0]]):
+                return tf.reshape(total, self._constants[dst][tuple(shape.as_list())], name=name)
+        with tf1.device(self.devices[dst]):
             # add would broadcast shapes that turn out to differ when the step runs; add_n raises an error
             total = tf.add(*values, name=name) if shapes_known and len(values) == 2 else tf.add_n(values, name=name)
         total.set_shape(shape.merge_with(total.shape))
         return total
 
-    def _as_column(self, chunk: int, value: Any, tower: int) -> Any:
-        with tf1.device(self.devices[tower]):
-            return tf.reshape(value, self._hidden(tower, [-1, 1], "column"), name=f"{self.names[chunk]}/column")
+    def _as_column(self, chunk: int, value: Any, device: int) -> Any:
+        with tf1.device(self.devices[device]):
+            return tf.reshape(value, self._hidden(device, [-1, 1], "column"), name=f"{self.names[chunk]}/column")
 
-    def _hidden(self, tower: int, numbers: Any, name: str) -> Any:
+    def _hidden(self, device: int, numbers: Any, name: str) -> Any:
         """Return a constant that Grappler cannot read before the graph is cut into devices.
 
-        Called on the tower's device.
+        Called on that device.
         """
-        if (tower, name) not in self._hidden_constants:
+        if (device, name) not in self._hidden_constants:
             constant = tf.constant(numbers, tf.int32)
             if not tf.executing_eagerly():
                 constant = tf1.placeholder_with_default(constant, constant.shape, name)
-            self._hidden_constants[tower, name] = constant
-        return self._hidden_constants[tower, name]
+            self._hidden_constants[device, name] = constant
+        return self._hidden_constants[device, name]
 
     def mean(self, chunk: int, root: int, total: Any) -> Any:
         """Return ``total`` divided by the towers of all hosts if the mean is wanted: on the root, before the copies."""
@@ -141,9 +165,8 @@ class DeviceReduction(Ops[Any]):
 class Dense(DeviceReduction):
     """The sum of tensors of one dtype."""
 
-    def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
-        others = [self.leaving(step.chunk, src, value) for src, value in zip(step.srcs, others)]
-        return self.add(step.chunk, [own, *others], (step.dst, *step.srcs))
+    def joined(self, step: Reduce, values: Sequence[Any], devices: Sequence[int]) -> Any:
+        return self.add(step.chunk, values, devices, step.dst)
 
 
 class _Partial(NamedTuple):
@@ -156,19 +179,21 @@ class _Partial(NamedTuple):
 class Narrow(DeviceReduction):
     """The sum of tensors that travel in 16 bits: each addition is done in float32, each transfer rounds once.
 
+    What a tower hands to a lane of its own is not rounded, so that lanes change no bit of a result.
+
     A mean is carried as the running mean of the contributions so far, so that it overflows nowhere if the inputs do
     not. docs/cost-model.md has the error bound.
     """
 
     def __init__(
         self,
-        devices: Sequence[Any],
+        places: Places,
         average: bool,
         names: Sequence[str],
         wire: Any,
         across: Optional[CrossHostReduce] = None,
     ):
-        super().__init__(devices, average, names, across)
+        super().__init__(places, average, names, across)
         self._wire = wire
 
     def start(self, value: Any) -> Any:
@@ -177,18 +202,21 @@ class Narrow(DeviceReduction):
     def end(self, value: Any, dtype: Any) -> Any:
         return tf.cast(value.value, dtype)
 
-    def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
-        sent = [self._sent(step.chunk, src, partial) for src, partial in zip(step.srcs, others)]
-        sent = [
-            partial._replace(value=self.leaving(step.chunk, src, partial.value))
-            for src, partial in zip(step.srcs, sent)
-        ]
+    def sent(self, step: Step, src: int, value: Any) -> Any:
+        stays = step.dst in self.places.lanes_of(src)
+        partial = value if stays else self._narrowed(step.chunk, src, value)
+        return partial._replace(value=super().sent(step, src, partial.value))
+
+    def arriving(self, step: Step, value: Any) -> Any:
+        return value._replace(value=super().arriving(step, value.value))
+
+    def joined(self, step: Reduce, values: Sequence[Any], devices: Sequence[int]) -> Any:
         name = f"{self.names[step.chunk]}/sum"
         with tf1.device(self.devices[step.dst]):
-            wide = [_Partial(tf.cast(part.value, tf.float32, name=name), part.towers) for part in (own, *sent)]
+            wide = [_Partial(tf.cast(part.value, tf.float32, name=name), part.towers) for part in values]
             towers = sum(part.towers for part in wide)
-            values = [self._weighted(part, towers, name) for part in wide]
-        return _Partial(self.add(step.chunk, values, [step.dst] * len(values)), towers)
+            weighted = [self._weighted(part, towers, name) for part in wide]
+        return _Partial(self.add(step.chunk, weighted, [step.dst] * len(weighted), step.dst), towers)
 
     def _weighted(self, partial: _Partial, towers: int, name: str) -> Any:
         """Return a sum as it is, and a running mean by its share in the mean of ``towers``."""
@@ -199,13 +227,10 @@ class Narrow(DeviceReduction):
     def finish(self, chunk: int, root: int, total: Any) -> Any:
         with tf1.device(self.devices[root]):
             share = self._weighted(total, total.towers * self.across.hosts, f"{self.names[chunk]}/share")
-        sent = self._sent(chunk, root, _Partial(share, total.towers))
-        return _Partial(self.over_hosts(chunk, root, sent.value), self.contributions)
+        narrow = self._narrowed(chunk, root, _Partial(share, total.towers))
+        return _Partial(self.over_hosts(chunk, root, narrow.value), self.contributions)
 
-    def copy(self, step: Copy, value: Any) -> Any:
-        return _Partial(super().copy(step, value.value), value.towers)
-
-    def _sent(self, chunk: int, src: int, partial: _Partial) -> _Partial:
+    def _narrowed(self, chunk: int, src: int, partial: _Partial) -> _Partial:
         """Return ``partial`` in the 16-bit dtype, cast before it leaves ``src``."""
         with tf1.device(self.devices[src]):
             return partial._replace(value=tf.cast(partial.value, self._wire, name=f"{self.names[chunk]}/sent"))
@@ -214,8 +239,7 @@ class Narrow(DeviceReduction):
 class Gather(DeviceReduction):
     """The concatenated rows of sparse gradients: their values, or, with ``average`` False, their indices."""
 
-    def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
-        values = [own, *(self.leaving(step.chunk, src, value) for src, value in zip(step.srcs, others))]
+    def joined(self, step: Reduce, values: Sequence[Any], devices: Sequence[int]) -> Any:
         with tf1.device(self.devices[step.dst]):
             # Grappler fuses a concat into its only consumer, another concat, even across devices, which would make
             # every tower send straight to the root. An axis that it cannot read prevents this.
@@ -253,7 +277,7 @@ class _ByChunk(Ops[Any]):
 
 def reductions_of(
     kinds: Sequence[str],
-    devices: Sequence[Any],
+    places: Places,
     average: bool,
     names: Sequence[str],
     across: Optional[CrossHostReduce] = None,
@@ -262,7 +286,7 @@ def reductions_of(
 
     Args:
         kinds: of each chunk the 16-bit dtype that it travels in, or ``"dense"``, ``"values"`` or ``"indices"``.
-        devices: K devices.
+        places: the towers' devices and their lanes.
         average: whether the mean is wanted.
         names: C names of the chunks.
         across: what adds up the sums of several hosts.
@@ -270,10 +294,10 @@ def reductions_of(
 
     def reduction(kind: str) -> DeviceReduction:
         if kind in NARROW_DTYPES:
-            return Narrow(devices, average, names, kind, across)
+            return Narrow(places, average, names, kind, across)
         if kind in (VALUES, INDICES):
-            return Gather(devices, average and kind == VALUES, names)
-        return Dense(devices, average, names, across)
+            return Gather(places, average and kind == VALUES, names)
+        return Dense(places, average, names, across)
 
     by_kind = {kind: reduction(kind) for kind in dict.fromkeys(kinds)}
     return [by_kind[kind] for kind in kinds]
@@ -282,7 +306,7 @@ def reductions_of(
 def emit(
     plan: Plan,
     tensors: Sequence[Sequence[Any]],
-    devices: Sequence[Any],
+    places: Places,
     reductions: Sequence[DeviceReduction],
     only_roots: bool = False,
     readiness: Optional[Sequence[int]] = None,
@@ -290,9 +314,9 @@ def emit(
     """Add the plan's ops to the default graph (or run them, eagerly).
 
     Args:
-        plan: a verified plan of K devices and C chunks.
+        plan: a verified plan of K towers and C chunks, with as many lanes as ``places``.
         tensors: ``tensors[tower][chunk]``, K×C.
-        devices: K devices, one for each tower.
+        places: the towers' devices and their lanes.
         reductions: C reductions, one for each chunk.
         only_roots: whether only each chunk's result on its root is wanted, as after the reduce half of a plan.
         readiness: for each chunk its place in the order in which chunks become ready. Each sender's copies then leave
@@ -300,16 +324,16 @@ def emit(
             in the plan's order anyway.
 
     Returns:
-        K×C tensors, entry (k, c) on ``devices[k]``; None where it is not wanted.
+        K×C tensors, entry (k, c) on the device of tower k; None where it is not wanted.
     """
     ordered = readiness is not None and not tf.executing_eagerly()
-    order = CopyOrder(plan, devices, readiness or ()) if ordered else None
+    order = CopyOrder(plan, places.devices, readiness or ()) if ordered else None
     for reduction in reductions:
         reduction.order = order
     values = [[reductions[chunk].start(tensor) for chunk, tensor in enumerate(row)] for row in tensors]
     reduced = run(plan, values, _ByChunk(reductions))
-    results: List[List[Any]] = [[None] * plan.chunks for _ in devices]
-    for tower, device in enumerate(devices):
+    results: List[List[Any]] = [[None] * plan.chunks for _ in places.towers]
+    for tower, device in enumerate(places.towers):
         with tf1.device(device):
             for chunk, root in enumerate(plan.roots):
                 if tower == root or not only_roots:
@@ -318,10 +342,10 @@ def emit(
 
 
 @contextlib.contextmanager
-def record_call(name: str, plan: Plan, devices: Sequence[Any], names: Sequence[str], hosts: int = 1) -> Iterator[None]:
+def record_call(name: str, plan: Plan, places: Places, names: Sequence[str], hosts: int = 1) -> Iterator[None]:
     """Open the name scope of one call, free of outer colocation, and record the call for ``audit``."""
     with forget_colocation(), tf1.name_scope(name) as scope:
         yield
     if not tf.executing_eagerly():
-        record = Emitted(scope, plan, tuple(devices), tuple(names), hosts)
+        record = Emitted(scope, plan, places.devices, tuple(names), hosts)
         _emitted.setdefault(tf1.get_default_graph(), []).append(record)

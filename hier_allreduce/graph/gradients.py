@@ -19,7 +19,7 @@ import tensorflow as tf
 from ..errors import GradientError
 from ..formatting import count
 from .compat import SUMMABLE_DTYPES, in_current_graph, is_eager, is_resource, tf1
-from .devices import device_fields, devices_match
+from .devices import Places, device_fields, devices_match
 from .names import names_within_towers, where
 
 VAR_LIST_ADVICE = "without var_list=, compute_gradients takes all towers' variables: give it those of its own tower"
@@ -34,11 +34,18 @@ class Matrix:
         rows: K rows of N gradients, ``rows[tower][variable]``.
         devices: K devices.
         names: N names of the variables, for messages and op names.
+        lanes: the K×L lanes of an all-reduce, those of tower 0 first.
     """
 
     rows: Tuple[Tuple[Any, ...], ...]
     devices: Tuple[Any, ...]
     names: Tuple[str, ...]
+    lanes: Tuple[Any, ...] = ()
+
+    @property
+    def places(self) -> Places:
+        """The towers' devices and their lanes."""
+        return Places(self.devices, self.lanes)
 
     @property
     def columns(self) -> List[Tuple[Any, ...]]:
