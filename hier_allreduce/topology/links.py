@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Dict, List, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 from scipy.sparse.csgraph import connected_components
 
 from ..errors import TopologyError
+from .calibration import SharedWay
 from .gpus import Speeds, known_gpu
 from .matrix import HOST, PCIE, SELF, LinkMatrix, nvlinks
 
@@ -35,12 +36,24 @@ class Link:
 
 
 class Links:
-    """Builds the links of a matrix; ``shared`` collects the resources that they share, with bytes/s."""
+    """Builds the links of a matrix; ``shared`` collects the resources that they share, with bytes/s.
 
-    def __init__(self, matrix: LinkMatrix, gpu: str, speeds: Speeds, overrides: Dict[str, float]):
+    Given ``ways``, what copies share is what these say, and the matrix says nothing about it.
+    """
+
+    def __init__(
+        self,
+        matrix: LinkMatrix,
+        gpu: str,
+        speeds: Speeds,
+        overrides: Dict[str, float],
+        ways: Optional[Sequence[SharedWay]] = None,
+    ):
         self.labels, self.kinds, self.speeds = matrix.labels, matrix.kinds, speeds
         self.overrides = overrides
         self._check_overrides()
+        self._check_ways(ways or ())
+        self.ways = None if ways is None else _ways_by_pair(ways)
         self.domains = self._domains(matrix.cpus)
         model = known_gpu(gpu)
         most_nvlinks = model.nvlinks if model and model.nvlinks else _MOST_NVLINKS
@@ -61,6 +74,16 @@ class Links:
                 raise TopologyError(
                     f"links: {key!r} and {reverse!r} are the same pair and must have the same speed; give one of them"
                 )
+
+    def _check_ways(self, ways: Sequence[SharedWay]) -> None:
+        pairs = set(permutations(self.labels, 2))
+        for way in ways:
+            for pair in way.copies:
+                if pair not in pairs:
+                    raise TopologyError(
+                        f"shared: {way.name}: copies: {pair[0]} to {pair[1]} is no pair of devices of this machine, "
+                        f"which has {', '.join(self.labels)}"
+                    )
 
     def _domains(self, cpus: Sequence[str]) -> Dict[str, List[int]]:
         """Return K numbers for each kind in ``_DOMAINS``: devices with the same number share their way out.
@@ -83,7 +106,7 @@ class Links:
         kind, a, b = self.kinds[src][dst], self.labels[src], self.labels[dst]
         of_pair = self.overrides.get(f"{a}-{b}") or self.overrides.get(f"{b}-{a}")
         bandwidth = of_pair or self.overrides.get(kind) or self.speeds.of(kind)
-        through = self._resources(src, dst, kind, bandwidth)
+        through = self._resources(src, dst, kind, bandwidth) if self.ways is None else self.ways.get((a, b), {})
         for name, speed in through.items():
             self.shared[name] = max(speed, self.shared.get(name, 0.0))
         return Link(src, dst, kind, bandwidth, self.speeds.copy_latency, tuple(through))
@@ -110,6 +133,15 @@ class Links:
 
     def _ports(self, src: int, dst: int, kind: str, speed: float) -> Dict[str, float]:
         return {f"{self.labels[src]} {kind} out": speed, f"{self.labels[dst]} {kind} in": speed}
+
+
+def _ways_by_pair(ways: Sequence[SharedWay]) -> Dict[Tuple[str, str], Dict[str, float]]:
+    """Return for each pair (sender, receiver) what its copies share, with bytes/s."""
+    by_pair: Dict[Tuple[str, str], Dict[str, float]] = {}
+    for way in ways:
+        for pair in way.copies:
+            by_pair.setdefault(pair, {})[way.name] = way.speed
+    return by_pair
 
 
 def _components(joined: np.ndarray) -> List[int]:

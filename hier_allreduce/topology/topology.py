@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from itertools import permutations
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import yaml
 
 from .. import presets
 from ..errors import TopologyError
-from .calibration import FIELDS
+from . import calibration as calibrations
+from .calibration import FIELDS, Measured, SharedWay
 from .gpus import GB, Speeds, guess_speeds, known_gpu, likely_gpu
 from .links import Link, Links
 from .matrix import HOST, PCIE, SELF, Kinds, LinkMatrix, nvlinks
@@ -40,6 +41,8 @@ class Topology:
         gpu: the model; empty if it is not known.
         warnings: what looks wrong in the matrix.
         overrides: ``(kind or pair of devices, bytes/s)``, as a calibration file gives them.
+        ways: what copies share, as a calibration file gives it; None if the matrix decides.
+        measured: when the speeds were measured; None for a table's, which may have overrides.
     """
 
     name: str
@@ -52,6 +55,8 @@ class Topology:
     gpu: str = ""
     warnings: Tuple[str, ...] = ()
     overrides: Tuple[Tuple[str, float], ...] = field(default=())
+    ways: Optional[Tuple[SharedWay, ...]] = None
+    measured: Optional[Measured] = None
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -80,6 +85,7 @@ class Topology:
         document: Dict[str, Any] = {"name": self.name, "gpu": self.gpu, "speeds": speeds}
         if self.overrides:
             document["links"] = dict(self.overrides)
+        document.update(calibrations.to_content(self.ways, self.measured))
         text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
         return text + "matrix: |2\n" + "".join(f"  {line}\n" for line in self.table().splitlines())
 
@@ -93,8 +99,8 @@ def from_matrix(
         matrix: from :func:`.nvidia_smi.parse_nvidia_smi`.
         name: what reports call the machine.
         gpu: the GPU's model ("V100"), which decides its speeds; without it they are guessed from the links.
-        calibration: overrides, as in a calibration file: ``gpu``, ``speeds`` (keys of :class:`Speeds`) and ``links``
-            (bytes/s of ``NV1``, ``SYS`` … or of one pair, ``GPU0-GPU3``).
+        calibration: overrides, as in a calibration file: ``gpu``, ``speeds`` (keys of :class:`Speeds`), ``links``
+            (bytes/s of ``NV1``, ``SYS`` … or of one pair, ``GPU0-GPU3``), ``shared`` and ``measured``.
 
     Raises:
         TopologyError: ``calibration`` has an unknown key, or a link that the machine cannot have, or an invalid value.
@@ -102,7 +108,9 @@ def from_matrix(
     checked = presets.check(calibration or {}, FIELDS, "", TopologyError)
     model = checked.get("gpu") or gpu or matrix.gpu
     speeds = replace(guess_speeds(matrix.kinds, model), **checked.get("speeds", {}))
-    machine = _build(matrix, name, model, speeds, tuple(checked.get("links", {}).items()))
+    ways = calibrations.shared_ways(checked)
+    machine = _build(matrix, name, model, speeds, tuple(checked.get("links", {}).items()), ways)
+    machine = replace(machine, measured=calibrations.measured(checked))
     return replace(machine, warnings=machine.warnings + _unknown_model(machine))
 
 
@@ -115,9 +123,14 @@ def _unknown_model(machine: Topology) -> Tuple[str, ...]:
 
 
 def _build(
-    matrix: LinkMatrix, name: str, gpu: str, speeds: Speeds, overrides: Tuple[Tuple[str, float], ...]
+    matrix: LinkMatrix,
+    name: str,
+    gpu: str,
+    speeds: Speeds,
+    overrides: Tuple[Tuple[str, float], ...],
+    ways: Optional[Tuple[SharedWay, ...]],
 ) -> Topology:
-    links = Links(matrix, gpu, speeds, dict(overrides))
+    links = Links(matrix, gpu, speeds, dict(overrides), ways)
     return Topology(
         name,
         matrix.labels,
@@ -129,11 +142,14 @@ def _build(
         gpu,
         matrix.warnings,
         overrides,
+        ways,
     )
 
 
 def guessed(topology: Topology) -> str:
     """Return whose speeds were guessed, such as ``V100 GPUs``; empty if all speeds that matter were given."""
+    if topology.measured:
+        return ""
     kinds = {kind for row in topology.kinds for kind in row} - {key for key, _ in topology.overrides}
     guess, model = guess_speeds(topology.kinds), likely_gpu(topology.kinds)
     nvlink_guessed = any(map(nvlinks, kinds)) and topology.speeds.nvlink == guess.nvlink
@@ -181,7 +197,16 @@ def subset(topology: Topology, devices: Sequence[int]) -> Topology:
     kinds = {kind for row in matrix.kinds for kind in row}
     pairs = {f"{a}-{b}" for a, b in permutations(matrix.labels, 2)}
     overrides = tuple((key, value) for key, value in topology.overrides if key in kinds | pairs)
-    return _build(matrix, topology.name, topology.gpu, topology.speeds, overrides)
+    part = _build(matrix, topology.name, topology.gpu, topology.speeds, overrides, _ways_between(topology, pairs))
+    return replace(part, measured=topology.measured)
+
+
+def _ways_between(topology: Topology, pairs: Set[str]) -> Optional[Tuple[SharedWay, ...]]:
+    """Return what the copies of these pairs (``GPU0-GPU3``) share; None if the matrix decides."""
+    if topology.ways is None:
+        return None
+    kept = [way._replace(copies=tuple(pair for pair in way.copies if "-".join(pair) in pairs)) for way in topology.ways]
+    return tuple(way for way in kept if way.copies)
 
 
 def _matrix(topology: Topology, devices: Sequence[int]) -> LinkMatrix:

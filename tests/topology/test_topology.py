@@ -20,6 +20,7 @@ from hier_allreduce.topology import (
     from_matrix,
     from_text,
     from_yaml,
+    guessed,
     links,
     load,
     subset,
@@ -319,6 +320,56 @@ def test_a_table_instead_of_a_file_name_is_an_error_that_says_so(text):
     assert len(str(caught.value)) < 200
     with pytest.raises(TopologyError, match="neither a file nor one of the machines"):
         load("GPU0" * 1000)
+
+
+MEASURED = """
+measured: {date: 2026-11-22, tensorflow: 2.21.0, hier_allreduce: 0.1.0, devices: [Tesla V100, Tesla V100, Tesla V100]}
+links: {GPU0-GPU1: 10e9, GPU0-GPU2: 8e9, GPU1-GPU2: 8e9}
+shared:
+  way into GPU2: {speed: 9e9, copies: {GPU0: [GPU2], GPU1: [GPU2]}}
+matrix: |2
+        GPU0 GPU1 GPU2
+  GPU0  X    PIX  SYS
+  GPU1  PIX  X    SYS
+  GPU2  SYS  SYS  X
+"""
+
+
+def test_what_copies_share_can_be_given_instead_of_the_matrix():
+    machine = from_yaml(MEASURED)
+    assert machine.shared == (("way into GPU2", 9e9),)
+    assert [machine.link(src, 2).through for src in (0, 1)] == [("way into GPU2",)] * 2
+    assert machine.link(0, 1).through == ()
+    assert machine.measured.date == "2026-11-22"
+    assert guessed(machine) == ""
+    assert from_yaml(machine.to_yaml()) == machine
+
+
+def test_a_part_of_a_measured_machine_keeps_what_it_shares():
+    part = subset(from_yaml(MEASURED), [2, 0])
+    assert part.ways[0].copies == (("GPU0", "GPU2"),)
+    assert part.measured
+    assert from_yaml(part.to_yaml()) == part
+
+
+def test_speeds_on_top_of_measured_ones_are_not_called_measured():
+    assert from_yaml(MEASURED, calibration={"speeds": {"kernel": 5e-6}}).measured is None
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("copies: {GPU0: [GPU2], GPU1: [GPU2]}", "copies: [GPU0]", "shared: way into GPU2: copies: expected for each"),
+        ("GPU1: [GPU2]}", "GPU7: [GPU2]}", "GPU7 to GPU2 is no pair of devices of this machine, which has GPU0"),
+        ("speed: 9e9, ", "", "shared: way into GPU2: speed is missing"),
+        ("tensorflow: 2.21.0, ", "", "measured: tensorflow is missing"),
+        ("[Tesla V100, Tesla V100, Tesla V100]", "3", "measured: devices: expected a list of names, not 3"),
+    ],
+)
+def test_an_invalid_measured_machine_is_an_error_that_names_the_key(old, new, message):
+    assert old in MEASURED
+    with pytest.raises(TopologyError, match=re.escape(message)):
+        from_yaml(MEASURED.replace(old, new))
 
 
 def test_a_pair_cannot_have_two_speeds():
