@@ -1,5 +1,6 @@
 """pytest's options, markers and fixtures for all tests. Only the tests that need TensorFlow import it."""
 
+import os
 import sys
 
 import pytest
@@ -11,6 +12,8 @@ settings.register_profile(
     "same every time", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("same every time")
+
+os.environ["HIER_ALLREDUCE_CACHE"] = ""  # searches of this checkout only; nothing in the user's home
 
 
 def pytest_addoption(parser):

@@ -26,6 +26,8 @@ from ..formatting import count
 from ..presets import nearest
 from ..topology import Topology, resources
 from .algorithms import ReduceHalf
+from .cache import kept
+from .kept_recipes import found_from_values, found_to_values, recipe_from_values, recipe_to_values
 from .plan import verify
 from .recipes import Recipe, baselines, candidates
 from .simulator import Simulation, Timing, lower_bound, simulate
@@ -71,7 +73,8 @@ def bytes_class(size: int) -> int:
 def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Choice:
     """Return the fastest recipe for a bucket of ``size`` bytes, or the fastest of one algorithm.
 
-    The search is cached for each (topology, :func:`bytes_class`). The times are those of ``size`` itself.
+    The search is cached for each (topology, :func:`bytes_class`), also for later processes. The times
+    are those of ``size`` itself.
 
     Raises:
         StrategyError: ``algorithm`` is unknown, or makes no plan for this machine.
@@ -108,6 +111,7 @@ class _Trial(NamedTuple):
 
 
 @lru_cache(maxsize=256)
+@kept(recipe_to_values, recipe_from_values)
 def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
     """Return the fastest recipe of one algorithm that is made from links."""
     best: Optional[_Trial] = None
@@ -121,6 +125,7 @@ def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
 
 
 @lru_cache(maxsize=1024)
+@kept(found_to_values, found_from_values)
 def _search(topology: Topology, size: int) -> Tuple[Tuple[Recipe, ...], Dict[str, Recipe]]:
     """Return the best recipes, the best first, and the fastest recipe of each baseline."""
     trials = [ordered(recipe, topology, size) for recipe in baselines(topology)]

@@ -12,7 +12,6 @@ from itertools import combinations
 from typing import Any, Iterator, List, Sequence, Tuple
 
 import numpy as np
-from scipy.optimize import linear_sum_assignment
 
 from ..topology import Topology, resources
 
@@ -81,6 +80,8 @@ def groups(topology: Topology, count: int) -> Tuple[Tuple[int, ...], ...]:
     The groups are arcs of :func:`ring`, cut where the devices inside are nearest. The least total distance to the first
     group assigns the places.
     """
+    from scipy.optimize import linear_sum_assignment  # here, because its import takes longer than to read a kept plan
+
     distance, tour = distances(topology), list(ring(topology))
     sizes = [len(part) for part in np.array_split(tour, count)]
     cuts = [_arcs(tour[offset:] + tour[:offset], sizes) for offset in range(len(tour))]

@@ -16,17 +16,17 @@ packs trees on the links that a job was given; here the resources are those of T
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from heapq import heappop, heappush
 from itertools import combinations
 from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
-from scipy.optimize import linprog
 
 from ..topology import Topology, resources
 from .algorithms import Hop, ReduceHalf
+from .cache import as_tuples, kept
 from .rings import improved, short_tour
 
 Edge = Tuple[int, int]
@@ -53,7 +53,26 @@ class Packing:
     bound: float
 
 
+def _packing_from_values(values: Any, topology: Topology) -> Packing:
+    """Return a packing from its JSON values; raise ValueError or TypeError if they are not one for this machine."""
+    packing = Packing(**{name: as_tuples(value) for name, value in values.items()})
+    if not all(map(partial(_spans, len(topology)), packing.trees)) or len(packing.trees) != len(packing.shares):
+        raise ValueError("not spanning trees of this machine")
+    if abs(sum(packing.shares) - 1) > 1e-6 or min(packing.shares) < 0 or not 0 < packing.rate <= packing.bound * 1.001:
+        raise ValueError("not the shares and rates of a packing")
+    return packing
+
+
+def _spans(count: int, tree: Tree) -> bool:
+    """Return whether a tree joins devices 0 to ``count`` - 1, and nothing else."""
+    reached = {0}
+    for _ in tree:
+        reached.update(device for edge in tree if set(edge) & reached for device in edge)
+    return len(tree) == count - 1 and reached == set(range(count))
+
+
 @lru_cache(maxsize=256)
+@kept(asdict, _packing_from_values)
 def pack(topology: Topology, ideal_links: bool = False) -> Packing:
     """Return the best fractional packing of spanning trees on ``topology``."""
     if len(topology) == 1:
@@ -93,9 +112,16 @@ def share_out(topology: Topology, trees: Sequence[Tree]) -> Tuple[float, ...]:
         ]
     )
     total = np.concatenate([np.ones(count), [0.0, 0.0]])[np.newaxis]
-    solution = linprog(objective, limits, np.zeros(len(limits)), total, [1.0], bounds=(0, None), method="highs")
+    solution = _linprog(objective, limits, np.zeros(len(limits)), total, [1.0])
     rounded = [max(0.0, round(float(share), 4)) for share in solution.x[:count]]
     return tuple(share / sum(rounded) for share in rounded)
+
+
+def _linprog(objective: Any, limits: Any, upper: Any, *equal: Any) -> Any:
+    """Minimise ``objective`` over variables of 0 or more, with ``limits`` at most ``upper`` and ``equal`` (A, b)."""
+    from scipy.optimize import linprog  # here, because its import takes longer than to read a kept plan
+
+    return linprog(objective, limits, upper, *equal, bounds=(0, None), method="highs")
 
 
 class _Packer:
@@ -166,7 +192,7 @@ class _Packer:
     def _solve(self) -> Any:
         """Return the trees' rates with the largest sum that keeps no resource busy for more than all the time."""
         busy = np.stack([self.busy(tree) for tree in self.columns], axis=1)
-        return linprog(-np.ones(len(self.columns)), busy, np.ones(len(self.load)), bounds=(0, None), method="highs")
+        return _linprog(-np.ones(len(self.columns)), busy, np.ones(len(self.load)))
 
     def busy(self, columns: Sequence[int]) -> Any:
         """Return for each resource the seconds that it is busy when one byte goes along a tree."""

@@ -8,7 +8,6 @@ from itertools import permutations
 from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
-from scipy.sparse.csgraph import connected_components
 
 from ..errors import TopologyError
 from .calibration import SharedWay
@@ -146,7 +145,10 @@ def _ways_by_pair(ways: Sequence[SharedWay]) -> Dict[Tuple[str, str], Dict[str, 
 
 def _components(joined: np.ndarray) -> List[int]:
     """Return the number of each device's connected component; ``joined`` is a K×K matrix of booleans."""
-    return [int(number) for number in connected_components(joined, directed=False)[1]]
+    reached = joined | joined.T | np.eye(len(joined), dtype=bool)
+    for _ in range(len(joined).bit_length()):  # each product doubles the number of steps that may lie in between
+        reached = reached @ reached
+    return [int(first) for first in reached.argmax(axis=1)]  # of each component its first device is the number
 
 
 def _cpu_list(affinity: str) -> str:

@@ -1,0 +1,56 @@
+"""Recipes as JSON values for :mod:`.cache`, checked like a user's input when they come back."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any, Dict, Tuple
+
+from ..topology import Topology
+from .cache import as_tuples
+from .lanes import Lanes
+from .plan import verify
+from .recipes import Recipe
+
+
+def recipe_to_values(recipe: Recipe) -> Dict[str, Any]:
+    """Return a recipe as JSON values."""
+    return asdict(recipe)
+
+
+def recipe_from_values(values: Any, topology: Topology) -> Recipe:
+    """Return the recipe that :func:`recipe_to_values` was given.
+
+    Raises:
+        ValueError, TypeError, KeyError, IndexError: the values are not those of a recipe for ``topology``, or its plan
+            does not give every tower every contribution exactly once.
+    """
+    fields = {name: as_tuples(value) for name, value in values.items()}
+    if "lanes" in fields:
+        fields["lanes"] = Lanes(**{name: as_tuples(value) for name, value in values["lanes"].items()})
+    recipe = Recipe(**fields)
+    fractions = recipe.fractions
+    fits = recipe.devices == len(topology) and len(fractions) == len(recipe.halves)
+    if not fits or min(fractions) < 0 or not math.isclose(sum(fractions), 1.0, rel_tol=1e-6):
+        raise ValueError("not a recipe for this machine")
+    if verify(recipe.plan()).towers != len(topology):
+        raise ValueError("a plan for another number of towers")
+    return recipe
+
+
+Found = Tuple[Tuple[Recipe, ...], Dict[str, Recipe]]  # the best recipes, and the fastest of each baseline
+
+
+def found_to_values(found: Found) -> Any:
+    """Return the result of a search as JSON values."""
+    best, known = found
+    return [[recipe_to_values(recipe) for recipe in best], {name: recipe_to_values(r) for name, r in known.items()}]
+
+
+def found_from_values(values: Any, topology: Topology) -> Found:
+    """Return the result of a search; raise as :func:`recipe_from_values`."""
+    best, known = values
+    return (
+        tuple(recipe_from_values(each, topology) for each in best),
+        {str(name): recipe_from_values(each, topology) for name, each in known.items()},
+    )
