@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from .calibration import read_calibration
 from .contention import Path, resources
-from .detect import this_machine
+from .detect import free_gpu_memory, this_machine
 from .files import decoded, from_text, from_yaml, load
 from .gpus import GB
 from .matrix import nvlinks
@@ -35,6 +35,7 @@ __all__ = [
     "calibrated",
     "decoded",
     "flat_host",
+    "free_gpu_memory",
     "from_matrix",
     "from_text",
     "from_yaml",

@@ -44,6 +44,18 @@ def this_machine(devices: Optional[Sequence[str]] = None) -> Topology:
     return subset(_whole_machine(), [number for _, number in kinds_and_numbers])
 
 
+def free_gpu_memory() -> Tuple[int, ...]:
+    """Return the free bytes of each GPU that CUDA_VISIBLE_DEVICES shows; empty if nvidia-smi does not tell."""
+    lines = _run("--query-gpu=memory.free", "--format=csv,noheader,nounits").split()
+    if not lines or not all(line.isdigit() for line in lines):
+        return ()
+    free = [int(line) << 20 for line in lines]  # nvidia-smi counts in MiB
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return tuple(free)
+    return tuple(free[number] for number in visible_devices(visible, _run("-L")) if number < len(free))
+
+
 def _kind_and_number(device: str) -> Tuple[str, int]:
     match = re.search(r"(gpu|cpu):(\d+)$", device, re.I)
     if not match:
