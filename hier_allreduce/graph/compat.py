@@ -18,8 +18,16 @@ SUMMABLE_DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     *("int8", "int16", "int32", "int64", "uint8", *_UNSIGNED),
 )
+# Integers for which GPUs lack AddN, or in TensorFlow 1.15 Concat. They are added and travel as int64: the sum modulo
+# 2^64, cast back, is the sum modulo 2^8 and so on.
+_AS_INT64 = ("int8", "int16", "uint8", "uint16", "uint32", "uint64")
 # the dtypes that collectives add; 1.15 has no kernel for float16
 COLLECTIVE_DTYPES = (*(("float16",) if IS_TF2 else ()), "float32", "float64", "int32", "int64")
+
+
+def carrier(dtype: str) -> str:
+    """Return the dtype that carries gradients of ``dtype`` from packing to unpacking."""
+    return "int64" if dtype in _AS_INT64 else dtype
 
 
 def without_autograph(function: F) -> F:

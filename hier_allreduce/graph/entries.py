@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from ..errors import GradientError
 from ..planning import Spec
-from .compat import tf1
+from .compat import carrier, tf1
 from .gradients import NARROW_DTYPES, Matrix, dtype_of, is_sparse, merged_shape, static_shape
 from .names import where
 
@@ -76,16 +76,24 @@ def find_entries(grads: Matrix, gathered: Collection[int], missing: str) -> List
 
 
 def entry_spec(column: Sequence[Any], part: str) -> Spec:
-    """Return the size of an entry: of each tower's tensor if dense, of all towers' rows together if gathered."""
+    """Return the size of an entry: of each tower's tensor if dense, of all towers' rows together if gathered.
+
+    The size is that of what travels, in bytes; the dtype is the gradient's own, so that dtypes do not share a bucket.
+    """
     present = [grad for grad in column if grad is not None]
     if part == DENSE:
         is_known = all(static_shape(grad).is_fully_defined() or is_sparse(grad) for grad in present)
         elements = _merged_shape(column).num_elements() if is_known else None
-        return Spec(elements, present[0].dtype.size, dtype_of(present[0]))
+        return Spec(elements, _carried_bytes(present[0]), dtype_of(present[0]))
     tensors = [getattr(grad, part) for grad in present]
     sizes = [tensor.shape.num_elements() for tensor in tensors]
     total = None if None in sizes else sum(sizes)
-    return Spec(total, tensors[0].dtype.size, dtype_of(tensors[0]), packable=False)
+    return Spec(total, _carried_bytes(tensors[0]), dtype_of(tensors[0]), packable=False)
+
+
+def _carried_bytes(tensor: Any) -> int:
+    """Return the bytes of an element as it travels."""
+    return int(tf.as_dtype(carrier(dtype_of(tensor))).size)
 
 
 def entry_tensors(grads: Matrix, entries: Sequence[Entry]) -> List[List[Any]]:
@@ -138,17 +146,27 @@ def _tensor(grad: Any, part: str, column: Sequence[Any]) -> Any:
 def _summed_rows(grad: Any, column: Sequence[Any]) -> Any:
     rows = _known_rows(column)
     # rows with equal indices are added, in float32 as everything else that is added
-    wide = tf.cast(grad.values, tf.float32) if grad.dtype.name in NARROW_DTYPES else grad.values
-    dense = tf.math.unsorted_segment_sum(wide, grad.indices, grad.dense_shape[0] if rows is None else rows)
+    wide = tf.cast(grad.values, tf.float32 if grad.dtype.name in NARROW_DTYPES else carrier(dtype_of(grad)))
+    dense = _scattered(wide, grad.indices, grad.dense_shape[0] if rows is None else rows)
     dense = tf.cast(dense, grad.dtype)
     dense.set_shape(_merged_shape(column))
     return dense
+
+
+def _scattered(values: Any, indices: Any, rows: Any) -> Any:
+    """Return ``rows`` rows with ``values`` added up in those of ``indices``."""
+    if dtype_of(values) != "int64":
+        return tf.math.unsorted_segment_sum(values, indices, rows)
+    # GPUs have no UnsortedSegmentSum for int64
+    shape = tf.concat([[tf.cast(rows, indices.dtype)], tf.shape(values, out_type=indices.dtype)[1:]], 0)
+    return tf.scatter_nd(tf.expand_dims(indices, 1), values, shape)
 
 
 def _zeros(column: Sequence[Any]) -> Any:
     shape = _merged_shape(column)
     # There is such a gradient: a column of sparse ones without a shape would be gathered, or is an error.
     other = next(g for g in column if g is not None and not (is_sparse(g) and g.dense_shape is None))
-    if shape.is_fully_defined():
-        return tf.zeros(shape, other.dtype)
-    return tf.zeros(other.dense_shape if is_sparse(other) else tf.shape(other), other.dtype)
+    if not shape.is_fully_defined():
+        shape = other.dense_shape if is_sparse(other) else tf.shape(other)
+    # GPUs have no Fill for some of the dtypes that are carried as int64
+    return tf.cast(tf.zeros(shape, carrier(dtype_of(other))), other.dtype)

@@ -4,16 +4,23 @@
 
     entries      0 (2×3)  1 (4)  2 (8)
     chunks       [0│1]           [2 first half]  [2 second half]
+
+Every op used here has a kernel on GPUs for the dtypes it is used with: docs/gpus.md, tests/graph/test_gpu_kernels.py.
 """
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..planning import Chunk, Piece
-from .compat import tf1
+from .compat import carrier, tf1
+from .gradients import dtype_of
+
+# GPUs have no Split for other dtypes
+_SPLIT_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 
 
 class Constants(Dict[Tuple[int, ...], Any]):
@@ -35,22 +42,24 @@ class Packer:
             self._cut.setdefault(piece.variable, []).append(piece)
 
     def pack(self, entries: Sequence[Any]) -> List[Any]:
-        """Return the C chunk tensors of this tower's E entries."""
+        """Return the C chunk tensors of this tower's E entries, in the dtypes that carry them."""
+        used = sorted({piece.variable for chunk in self._chunks for piece in chunk.pieces})
+        carried = {variable: self._cast(entries[variable], carrier(dtype_of(entries[variable]))) for variable in used}
         if all(chunk.alone for chunk in self._chunks):
-            return [entries[chunk.pieces[0].variable] for chunk in self._chunks]
+            return [carried[chunk.pieces[0].variable] for chunk in self._chunks]
         with tf1.device(self._device):
             parts: Dict[Piece, Any] = {}
             for variable, pieces in self._cut.items():
-                parts.update(zip(pieces, self._split(self._flat(entries[variable]), pieces, "cut")))
+                parts.update(zip(pieces, self._split(self._flat(carried[variable]), pieces, "cut")))
             return [
-                entries[chunk.pieces[0].variable]
+                carried[chunk.pieces[0].variable]
                 if chunk.alone
                 else _joined([parts[piece] for piece in chunk.pieces], f"{name}/pack")
                 for chunk, name in zip(self._chunks, self._names)
             ]
 
     def unpack(self, tensors: Sequence[Any], entries: Sequence[Any]) -> Dict[int, Any]:
-        """Return the entries in these chunks by number, with the shapes of ``entries``."""
+        """Return the entries in these chunks by number, with the shapes and dtypes of ``entries``."""
         unpacked: Dict[int, Any] = {}
         parts: Dict[Piece, Any] = {}
         with tf1.device(self._device):
@@ -62,13 +71,26 @@ class Packer:
             for variable, pieces in self._cut.items():
                 flat = _joined([parts[piece] for piece in pieces], "joined")
                 unpacked[variable] = self._shaped(flat, tuple(entries[variable].shape.as_list()))
-        return unpacked
+        return {variable: self._cast(tensor, dtype_of(entries[variable])) for variable, tensor in unpacked.items()}
+
+    def _cast(self, tensor: Any, dtype: str) -> Any:
+        if dtype_of(tensor) == dtype:
+            return tensor
+        with tf1.device(self._device):
+            return tf.cast(tensor, dtype)
 
     def _split(self, flat: Any, pieces: Sequence[Piece], name: str) -> List[Any]:
         if len(pieces) == 1:
             return [flat]
         sizes = tuple(piece.stop - piece.start for piece in pieces if piece.stop is not None)
-        return list(tf.split(flat, self._constants[sizes], num=len(sizes), name=name))
+        if dtype_of(flat) in _SPLIT_DTYPES:
+            return list(tf.split(flat, self._constants[sizes], num=len(sizes), name=name))
+        stops = tuple(accumulate(sizes))
+        return [self._slice(flat, stop - size, stop, name) for size, stop in zip(sizes, stops)]
+
+    def _slice(self, flat: Any, start: int, stop: int, name: str) -> Any:
+        begin, end, step = (self._constants[(number,)] for number in (start, stop, 1))
+        return tf.raw_ops.StridedSlice(input=flat, begin=begin, end=end, strides=step, name=name)
 
     def _flat(self, grad: Any) -> Any:
         return grad if grad.shape.ndims == 1 else tf.reshape(grad, self._constants[(-1,)])
