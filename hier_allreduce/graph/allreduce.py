@@ -140,7 +140,7 @@ def _reduced(
     name = name or "hier_allreduce"
     layout, across = _laid_out(grads, average, strategy, name, cluster)
     reductions = reductions_of(layout.kinds, grads.places, average, layout.names, across)
-    with record_call(name, layout.plan, grads.places, layout.names, across.hosts):
+    with record_call(name, layout, grads.places, across.hosts):
         rows = entry_tensors(grads, layout.entries)  # K×E
         packers = [Packer(device, layout.chunks, layout.names) for device in grads.devices]
         packed = [packer.pack(row) for packer, row in zip(packers, rows)]  # K×C
@@ -168,7 +168,7 @@ def reduce_to_mains(
     layout.mains()  # raises the StrategyError
     half = layout.plan.reduce_half()
     reductions = reductions_of(layout.kinds, grads.places, average, layout.names, across)
-    with record_call(name, half, grads.places, layout.names, across.hosts):
+    with record_call(name, layout._replace(plan=half), grads.places, across.hosts):
         rows = entry_tensors(grads, layout.entries)
         packed = [Packer(device, layout.chunks, layout.names).pack(row) for device, row in zip(grads.devices, rows)]
         reduced = emit(half, packed, grads.places, reductions, only_roots=True)
@@ -198,7 +198,7 @@ def copy_from_mains(
     row = [values[entry.variable] for entry in half.entries]
     places = Places(tuple(devices))
     reductions = reductions_of(half.kinds, places, False, half.names)
-    with record_call(name, half.plan, places, half.names):
+    with record_call(name, half, places):
         packed: List[Any] = []
         for root, chunk, chunk_name in zip(half.plan.roots, half.chunks, half.names):
             packed += Packer(devices[root], [chunk], [chunk_name]).pack(row)

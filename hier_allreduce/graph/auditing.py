@@ -27,17 +27,20 @@ Where a plan was made for a machine's links, each sender's copies leave in the p
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import AuditError
+from ..figures import check_picture
 from ..formatting import amount, count, table
-from ..planning import Plan
+from ..planning import Plan, Trace
+from ..topology import Topology, load
 from .compat import tf1
 from .copy_order import TURN
 from .emit import Emitted, emitted_in
-from .executed import ChunkOf, Pair, Places, chunk_copies, chunk_finder
+from .executed import ChunkOf, DeviceFinder, Pair, chunk_copies, chunk_finder, planned_copies
 from .partitions import Edge, edges_between, overtaken
+from .tracing import trace_calls
 
 _COLLECTIVE = "CollectiveReduce"  # and CollectiveReduceV2, in TensorFlow 2
 _OTHER_HOSTS = "other hosts"
@@ -92,6 +95,7 @@ class Audit:
     calls: Tuple[Audited, ...]
     not_run: Tuple[str, ...] = ()
     not_audited: Tuple[str, ...] = ()
+    _step: Any = field(default=None, repr=False, compare=False)  # the metadata, the graph, and the calls as built
 
     @property
     def copies(self) -> Counter:
@@ -100,6 +104,35 @@ class Audit:
         Towers that share a device are counted as the first of them.
         """
         return sum((call.copies for call in self.calls), Counter())
+
+    def trace(self, path: str, picture: Optional[str] = None, topology: Union[Topology, str, None] = None) -> Trace:
+        """Write when each copy and each sum happened, beside the plan's prediction, and return the trace.
+
+        The file is Chrome's JSON trace, for ui.perfetto.dev or chrome://tracing. Bars are named by chunk, variable and
+        from → to; their ``op`` is the name under which TensorBoard's profiler lists them. ``print`` the result for a
+        summary: GB/s of each link used, the busiest sender, the share of the bound, waiting by cause, and what was
+        exposed after the last gradient.
+
+        Args:
+            path: of the JSON file.
+            picture: a file for a picture too (PNG, PDF, SVG by its ending).
+            topology: the machine whose links the prediction takes: a ``Topology``, a name or a file. By default it is
+                the strategy's; without one nothing is predicted.
+
+        Raises:
+            AuditError: the step was run without ``trace_level=FULL_TRACE``.
+            TopologyError: no such machine, or it lacks some of the devices.
+            HierAllreduceError: a file cannot be written, or matplotlib is missing.
+        """
+        if picture:
+            check_picture(picture)
+        machine = load(topology) if isinstance(topology, str) else topology
+        metadata, graph, built = self._step
+        traced = trace_calls(metadata, graph, built, machine)
+        traced.write(path)
+        if picture:
+            traced.draw(picture)
+        return traced
 
     def __str__(self) -> str:
         lines = ["copies between the devices, from row to column"]
@@ -153,7 +186,7 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
         )
     edges = edges_between(partitions)
     nodes = [node for part in partitions for node in part.node]
-    audited, not_run, not_audited = [], [], []
+    audited, ran, not_run, not_audited = [], [], [], []
     for call in built:
         if _in_control_flow(call, graph):
             not_audited.append(call.scope)
@@ -165,6 +198,7 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
         differences = _compare(traffic)
         if differences:
             raise AuditError(_explain(call, differences, traffic.idle))
+        ran.append(call)
         audited.append(replace(_audited(call, traffic), in_order=_in_order(call, graph, partitions)))
     if not_audited and not audited:
         raise AuditError(
@@ -173,7 +207,7 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
         )
     if not audited:
         raise AuditError(f"the run has none of the graph's all-reduces ({', '.join(not_run)}); fetch their results")
-    return Audit(tuple(audited), tuple(not_run), tuple(not_audited))
+    return Audit(tuple(audited), tuple(not_run), tuple(not_audited), (run_metadata, graph, tuple(ran)))
 
 
 def _in_control_flow(call: Emitted, graph: Any) -> bool:
@@ -205,9 +239,9 @@ class _Traffic(NamedTuple):
 
 def _collect(call: Emitted, graph: Any, edges: Sequence[Edge], nodes: Sequence[Any]) -> Optional[_Traffic]:
     """Return what one call moved, or None if it took no part in the run."""
-    places = Places(call.devices)
+    places = DeviceFinder(call.devices)
     chunk_of = chunk_finder(call)
-    planned = _planned(call, places)
+    planned = planned_copies(call, places)
     executed: List[Counter] = [Counter() for _ in planned]
     for chunk, pair, _ in chunk_copies(chunk_of, graph, edges, places, planned):
         executed[chunk][pair] += 1
@@ -230,23 +264,7 @@ def _collect(call: Emitted, graph: Any, edges: Sequence[Edge], nodes: Sequence[A
     )
 
 
-def _planned(call: Emitted, places: Places) -> List[Counter]:
-    """Return for each chunk the pairs of places between which the plan moves it."""
-    steps: List[List[Any]] = [[] for _ in range(call.plan.chunks)]
-    for step in call.plan.steps:
-        steps[step.chunk].append(step)
-    planned = []
-    for chunk_steps in steps:
-        pairs: Counter = Counter()
-        for (src, dst), times in replace(call.plan, steps=tuple(chunk_steps)).transfers().items():
-            pair = places.first_tower(src), places.first_tower(dst)
-            if pair[0] != pair[1]:
-                pairs[pair] += times
-        planned.append(pairs)
-    return planned
-
-
-def _planned_collectives(call: Emitted, chunk_of: ChunkOf, graph: Any, places: Places) -> Dict[int, Pair]:
+def _planned_collectives(call: Emitted, chunk_of: ChunkOf, graph: Any, places: DeviceFinder) -> Dict[int, Pair]:
     """Return the chunks that cross to the other hosts, with their pair of places: all but those without elements."""
     if call.hosts == 1:
         return {}

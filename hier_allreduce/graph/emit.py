@@ -17,12 +17,14 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 import tensorflow as tf
 
 from ..planning import Copy, Ops, Plan, Reduce, Step, run
+from ..topology import Topology
 from .compat import forget_colocation, tf1
 from .copy_order import CopyOrder
 from .devices import Places
 from .entries import INDICES, VALUES
 from .gradients import NARROW_DTYPES
 from .hosts import CrossHostReduce
+from .layout import Layout
 from .packing import Constants
 
 
@@ -36,6 +38,8 @@ class Emitted:
         devices: the plan's devices: K towers, then their lanes.
         names: C names of the chunks.
         hosts: the number of hosts.
+        variables: the names of each chunk's variables.
+        machine: the topology for which the plan was made, if it was made for one.
     """
 
     scope: str
@@ -43,6 +47,8 @@ class Emitted:
     devices: Tuple[Any, ...]
     names: Tuple[str, ...]
     hosts: int = 1
+    variables: Tuple[Tuple[str, ...], ...] = ()
+    machine: Optional[Topology] = None
 
 
 _emitted: weakref.WeakKeyDictionary[Any, List[Emitted]] = weakref.WeakKeyDictionary()
@@ -342,10 +348,11 @@ def emit(
 
 
 @contextlib.contextmanager
-def record_call(name: str, plan: Plan, places: Places, names: Sequence[str], hosts: int = 1) -> Iterator[None]:
+def record_call(name: str, layout: Layout, places: Places, hosts: int = 1) -> Iterator[None]:
     """Open the name scope of one call, free of outer colocation, and record the call for ``audit``."""
     with forget_colocation(), tf1.name_scope(name) as scope:
         yield
     if not tf.executing_eagerly():
-        record = Emitted(scope, plan, places.devices, tuple(names), hosts)
+        names, variables = tuple(layout.names), tuple(layout.variables)
+        record = Emitted(scope, layout.plan, places.devices, names, hosts, variables, layout.machine)
         _emitted.setdefault(tf1.get_default_graph(), []).append(record)

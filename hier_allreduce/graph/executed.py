@@ -6,6 +6,7 @@ The audit counts these copies; the trace shows when they happened.
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from ..errors import AuditError
@@ -18,7 +19,7 @@ Pair = Tuple[Place, Place]
 ChunkOf = Callable[[str], Any]  # an op's name → its chunk, or None
 
 
-class Places:
+class DeviceFinder:
     """The towers by their devices, compared by what a tower's device says: it may be only ``/gpu:0``."""
 
     def __init__(self, devices: Sequence[Any]):
@@ -56,8 +57,24 @@ def chunk_finder(call: Emitted) -> ChunkOf:
     return chunk_of
 
 
+def planned_copies(call: Emitted, places: DeviceFinder) -> List[Counter]:
+    """Return for each chunk the pairs of places between which the plan moves it."""
+    steps: List[List[Any]] = [[] for _ in range(call.plan.chunks)]
+    for step in call.plan.steps:
+        steps[step.chunk].append(step)
+    planned = []
+    for chunk_steps in steps:
+        pairs: Counter = Counter()
+        for (src, dst), times in replace(call.plan, steps=tuple(chunk_steps)).transfers().items():
+            pair = places.first_tower(src), places.first_tower(dst)
+            if pair[0] != pair[1]:
+                pairs[pair] += times
+        planned.append(pairs)
+    return planned
+
+
 def chunk_copies(
-    chunk_of: ChunkOf, graph: Any, edges: Sequence[Edge], places: Places, planned: Sequence[Counter]
+    chunk_of: ChunkOf, graph: Any, edges: Sequence[Edge], places: DeviceFinder, planned: Sequence[Counter]
 ) -> List[Tuple[int, Pair, Edge]]:
     """Return the executed copies of a call: the chunk, the pair of places, and the tensor that crossed.
 

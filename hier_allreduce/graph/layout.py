@@ -52,6 +52,8 @@ class Layout(NamedTuple):
         kinds: how each chunk is added up: see :func:`~hier_allreduce.graph.emit.reductions_of`.
         readiness: for each chunk its place in the order in which chunks become ready, where the order of copies
             matters: in a plan that was made for a machine's links, unless gradients stay whole. None elsewhere.
+        variables: the names of each chunk's variables.
+        machine: the topology of the K devices for which the plan was made, if it was made for one.
     """
 
     entries: List[Entry]
@@ -60,6 +62,8 @@ class Layout(NamedTuple):
     plan: Plan
     kinds: List[str]
     readiness: Optional[Tuple[int, ...]] = None
+    variables: Sequence[Tuple[str, ...]] = ()
+    machine: Optional[Topology] = None
 
     def mains(self) -> Dict[int, int]:
         """Return the tower on which each reduced variable is complete first, ``{variable: tower}``.
@@ -89,6 +93,7 @@ class Layout(NamedTuple):
             plan=dataclasses.replace(plan, chunks=len(kept), steps=steps),
             kinds=[DENSE] * len(kept),
             readiness=None,
+            variables=[self.variables[chunk] for chunk in kept],
         )
 
 
@@ -126,6 +131,8 @@ def lay_out(
         verify(plan),
         [_kind(chunk, entries, strategy, len(grads.devices) * hosts) for chunk in chunks],
         ready,
+        variables=[_variables(chunk, entries, grads.names) for chunk in chunks],
+        machine=machine,
     )
 
 
@@ -274,6 +281,11 @@ def _chunk_name(chunk: Chunk, entries: Sequence[Entry], names: Sequence[str]) ->
     if entry.part != DENSE:
         return f"{name}.{entry.part}"
     return f"{name}.bucket" if len(chunk.pieces) > 1 else name
+
+
+def _variables(chunk: Chunk, entries: Sequence[Entry], names: Sequence[str]) -> Tuple[str, ...]:
+    """Return the names of a chunk's variables, each once."""
+    return tuple(dict.fromkeys(names[entries[piece.variable].variable] for piece in chunk.pieces))
 
 
 def _first_entry(chunk: Chunk, entries: Sequence[Entry]) -> Entry:

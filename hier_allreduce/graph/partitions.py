@@ -21,24 +21,30 @@ _RECVS = ("_Recv", "_HostRecv")
 
 
 class Edge(NamedTuple):
-    """A tensor that crossed from device ``src`` to ``dst``: the op it comes from, and the ops that read it."""
+    """A tensor that crossed from device ``src`` to ``dst``: the op it comes from, and the ops that read it.
+
+    ``name`` is TensorFlow's name of the edge, and ``tensor`` the executed tensor that was sent, as in ``op:0``.
+    """
 
     src: str
     dst: str
     source: str
     readers: FrozenSet[str]
+    name: str
+    tensor: str
 
 
 def edges_between(partitions: Sequence[Any]) -> List[Edge]:
     """Return the tensors that crossed between devices, without control dependencies and fetches."""
-    sent = {_rendezvous_key(node) for part in partitions for node in _data_sends(part)}
+    sent = {_rendezvous_key(node): node.input[0] for part in partitions for node in _data_sends(part)}
     edges = []
     for part in partitions:
         readers = _readers(part)
         for node in part.node:
-            if node.op in _RECVS and node.name in readers and _rendezvous_key(node) in sent:
-                src, dst, _ = _rendezvous_key(node)
-                edges.append(Edge(src, dst, _source(node), frozenset(readers[node.name])))
+            key = _rendezvous_key(node) if node.op in _RECVS else None
+            if key in sent and node.name in readers:
+                src, dst, name = key
+                edges.append(Edge(src, dst, _source(node), frozenset(readers[node.name]), name, sent[key]))
     return edges
 
 
@@ -73,18 +79,33 @@ def _waits_for(op: str, other: str, needs: Mapping[str, Sequence[str]]) -> bool:
     return False
 
 
+def inputs_of(partitions: Sequence[Any]) -> Dict[str, List[str]]:
+    """Return for each executed op the ops that it waited for; what came from another device counts as its source."""
+    sources = {node.name: _source(node) for part in partitions for node in part.node if node.op in _RECVS}
+    return {
+        node.name: [sources.get(name, name) for name in (text.lstrip("^").split(":")[0] for text in node.input)]
+        for part in partitions
+        for node in part.node
+    }
+
+
+def tensor_bytes(run_metadata: Any) -> Dict[Tuple[str, str, int], int]:
+    """Return the bytes of what each op of a traced step put out: ``{(device, op, output): bytes}``."""
+    return {
+        (device.device, node.node_name, output.slot): _bytes(output.tensor_description)
+        for device in run_metadata.step_stats.dev_stats
+        for node in device.node_stats
+        for output in node.output
+    }
+
+
 def executed_copies(run_metadata: Any) -> Dict[Tuple[str, str], Tuple[int, int]]:
     """Return tensors and bytes from device to device: ``{("cpu:0", "cpu:1"): (count, bytes)}``.
 
     Args:
         run_metadata: of a step with FULL_TRACE and ``output_partition_graphs=True``.
     """
-    sizes = {
-        (device.device, node.node_name, output.slot): _bytes(output.tensor_description)
-        for device in run_metadata.step_stats.dev_stats
-        for node in device.node_stats
-        for output in node.output
-    }
+    sizes = tensor_bytes(run_metadata)
     counts: Counter = Counter()
     volumes: Counter = Counter()
     for send in (send for part in run_metadata.partition_graphs for send in _data_sends(part)):

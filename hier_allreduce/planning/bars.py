@@ -6,7 +6,7 @@ A bar waits from ``ready``, when everything that it needs was there, until ``sta
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..formatting import amount, duration, percent, rate, table
@@ -55,7 +55,7 @@ class Run:
         kind: ``PREDICTED`` or ``EXECUTED``.
         devices: the name of each device.
         bars: copies and computations of the all-reduce.
-        last_gradient: when the last gradient was there, in seconds.
+        last_gradient: when the last gradient was there, in seconds; 0 if that is not known.
         bound: the seconds that the links need at least, without latency; None if the links are not known.
         computing: for each device the times at which it computed anything, the backward pass too.
     """
@@ -86,6 +86,14 @@ class Run:
     def exposed(self) -> float:
         """The seconds from the last gradient to the end: what the backward pass did not hide."""
         return max(0.0, self.end - self.last_gradient)
+
+    def moved(self, seconds: float) -> Run:
+        """Return the run with all its times later by ``seconds``."""
+        bars = [
+            bar._replace(ready=bar.ready + seconds, start=bar.start + seconds, end=bar.end + seconds)
+            for bar in self.bars
+        ]
+        return replace(self, bars=tuple(bars), last_gradient=self.last_gradient + seconds)
 
     @property
     def copies(self) -> List[Bar]:
@@ -146,7 +154,7 @@ class Run:
         ]
         if self.bound is not None and self.seconds:
             lines.append(f"  bound {duration(self.bound)}: {percent(self.bound / self.seconds)} of it reached")
-        if self.kind == EXECUTED:
+        if self.kind == EXECUTED and self.last_gradient:
             lines.append(f"  exposed after the last gradient: {duration(self.exposed)}")
         waits = self.waiting()
         lines.append(f"  waiting, all bars together: {', '.join(f'{k} {duration(s)}' for k, s in waits.items())}")

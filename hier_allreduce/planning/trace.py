@@ -79,7 +79,8 @@ def predicted_run(
         PlanError: the plan has another number of devices or chunks.
     """
     total = round(sum(sizes))
-    bound = lower_bound(topology, total) if total and len(topology) > 1 else None
+    whole = {type(step) for step in plan.steps} == {Reduce, Copy}  # the bound is that of an all-reduce
+    bound = lower_bound(topology, total) if total and whole else None
     bars = _predicted_bars(plan, topology, simulate(plan, topology, sizes), sizes, names, ())
     return Run(PREDICTED, tuple(devices or topology.devices), bars, 0.0, bound)
 

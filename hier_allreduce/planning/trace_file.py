@@ -38,7 +38,7 @@ def _run_events(run: Run, rows: List[int]) -> Iterator[Event]:
                 yield from _named("thread", f"{run.kind}: {row}{numbered}", pid, tid, tid)
             yield from (_event(bar, run.begin, rows[pid] + lane) for bar, lane in zip(bars, lanes))
             rows[pid] += max(lanes, default=-1) + 1
-    if run.kind == EXECUTED and run.bars:
+    if run.kind == EXECUTED and run.last_gradient:
         instant = _microseconds(run.last_gradient - run.begin)
         yield {"ph": "i", "name": "last gradient", "ts": max(0.0, instant), "pid": 0, "tid": 0, "s": "g"}
 

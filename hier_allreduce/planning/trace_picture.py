@@ -35,7 +35,7 @@ def draw_runs(runs: Sequence[Run], path: str) -> None:
     for axes, run in zip(rows[:, 0], runs):
         _draw_run(axes, run, unit)
     rows[-1, 0].set_xlabel(f"{unit_name} since the first gradient was ready", color=_INK)
-    rows[0, 0].legend(handles=_legend(runs), loc="upper right", fontsize=8)
+    rows[0, 0].legend(handles=_legend(runs), loc="lower right", bbox_to_anchor=(1, 1), ncol=5, fontsize=8)
     save_picture(figure, path)
 
 
@@ -56,7 +56,7 @@ def _draw_run(axes: Any, run: Run, unit: float) -> None:
             edgecolor="white",
             linewidth=0.2 if len(run.bars) < 1500 else 0.0,
         )
-    if run.kind == EXECUTED:
+    if run.kind == EXECUTED and run.last_gradient:
         axes.axvline((run.last_gradient - run.begin) * unit, color=_LAST_GRADIENT, linestyle="--", linewidth=1.2)
     if run.bound is not None:
         axes.axvline(run.bound * unit, color=_BOUND, linestyle=":", linewidth=1.6)
@@ -77,7 +77,7 @@ def _legend(runs: Sequence[Run]) -> List[Any]:
     handles: List[Any] = [Patch(color=color, label=_WORDS[kind]) for kind, color in _COLORS.items() if kind in kinds]
     if any(not bar.exact for run in runs for bar in run.bars):
         handles.append(Patch(color=_COLORS[COPY], alpha=0.25, label="copy, latest possible end"))
-    if any(run.kind == EXECUTED for run in runs):
+    if any(run.kind == EXECUTED and run.last_gradient for run in runs):
         handles.append(Line2D([], [], color=_LAST_GRADIENT, linestyle="--", label="last gradient ready"))
     if any(run.bound is not None for run in runs):
         handles.append(Line2D([], [], color=_BOUND, linestyle=":", label="lower bound of the links"))
