@@ -18,9 +18,10 @@ from .assignment import PlanningTarget, plan_cut, plan_whole
 from .bars import COPY, EXECUTED, SUM, Bar, Interval, Run, union
 from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
 from .lanes import Lanes, on_lanes
+from .cache import cache_folder
 from .multi_host import HostsChoice, choose_for_hosts
 from .plan import Copy, Ops, Plan, Reduce, Step, issued_before, readiness, run, verify
-from .planner import PLANNER_ALGORITHMS, Choice, choose, seconds_by_algorithm, timeline
+from .planner import PLANNER_ALGORITHMS, Choice, algorithms_for, choose, seconds_by_algorithm, timeline
 from .rings import ring
 from .simulator import Timing, simulate
 from .spanning_trees import pack

@@ -38,19 +38,26 @@ def recipe_from_values(values: Any, topology: Topology) -> Recipe:
     return recipe
 
 
+def recipes_to_values(recipes: Dict[str, Recipe]) -> Dict[str, Any]:
+    """Return recipes by name as JSON values."""
+    return {name: recipe_to_values(recipe) for name, recipe in recipes.items()}
+
+
+def recipes_from_values(values: Any, topology: Topology) -> Dict[str, Recipe]:
+    """Return recipes by name; raise as :func:`recipe_from_values`."""
+    return {str(name): recipe_from_values(recipe, topology) for name, recipe in values.items()}
+
+
 Found = Tuple[Tuple[Recipe, ...], Dict[str, Recipe]]  # the best recipes, and the fastest of each baseline
 
 
 def found_to_values(found: Found) -> Any:
     """Return the result of a search as JSON values."""
     best, known = found
-    return [[recipe_to_values(recipe) for recipe in best], {name: recipe_to_values(r) for name, r in known.items()}]
+    return [[recipe_to_values(recipe) for recipe in best], recipes_to_values(known)]
 
 
 def found_from_values(values: Any, topology: Topology) -> Found:
     """Return the result of a search; raise as :func:`recipe_from_values`."""
     best, known = values
-    return (
-        tuple(recipe_from_values(each, topology) for each in best),
-        {str(name): recipe_from_values(each, topology) for name, each in known.items()},
-    )
+    return tuple(recipe_from_values(recipe, topology) for recipe in best), recipes_from_values(known, topology)

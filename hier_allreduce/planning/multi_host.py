@@ -20,6 +20,8 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..topology import Network, Topology
 from . import planner
+from .cache import kept
+from .kept_recipes import recipes_from_values, recipes_to_values
 from .plan import Plan, Reduce
 from .recipes import Recipe, baselines, candidates
 from .simulator import Simulation, Timing, simulate
@@ -193,6 +195,7 @@ class _HostsSimulation(Simulation):
 
 
 @lru_cache(maxsize=256)
+@kept(recipes_to_values, recipes_from_values)
 def _search(
     topology: Topology, size: int, hosts: int, network: Network, algorithm: Optional[str], alone: Recipe
 ) -> Dict[str, Recipe]:

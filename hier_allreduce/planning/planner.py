@@ -93,10 +93,14 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Ch
     return Choice(recipe, size, seconds, lower_bound(topology, size), baselines)
 
 
+def algorithms_for(topology: Topology) -> List[str]:
+    """Return the algorithms that make a plan for this machine."""
+    return list(dict.fromkeys([*BASELINES, *(recipe.algorithm for recipe in candidates(topology))]))
+
+
 def seconds_by_algorithm(topology: Topology, size: int) -> Dict[str, float]:
     """Return the best seconds of every algorithm that makes a plan for this machine."""
-    names = dict.fromkeys([*BASELINES, *(recipe.algorithm for recipe in candidates(topology))])
-    return {name: choose(topology, size, name).seconds for name in names}
+    return {name: choose(topology, size, name).seconds for name in algorithms_for(topology)}
 
 
 def _seconds(recipe: Recipe, topology: Topology, size: int) -> float:
@@ -115,7 +119,9 @@ class _Trial(NamedTuple):
 def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
     """Return the fastest recipe of one algorithm that is made from links."""
     best: Optional[_Trial] = None
-    for _, recipe in _least(topology, size):
+    for least, recipe in _least(topology, size):
+        if best and least >= best.seconds:
+            break
         if recipe.algorithm == algorithm:
             trial = ordered(recipe, topology, size, best.seconds if best else math.inf)
             best = trial if best is None or trial.seconds < best.seconds else best
