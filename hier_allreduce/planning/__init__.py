@@ -17,8 +17,8 @@ from .algorithms import ALGORITHMS, BY_ROOT, hierarchical
 from .assignment import PlanningTarget, plan_cut, plan_whole
 from .bars import COPY, EXECUTED, SUM, Bar, Interval, Run, union
 from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
-from .lanes import Lanes, on_lanes
 from .cache import cache_folder
+from .lanes import Lanes, on_lanes
 from .multi_host import HostsChoice, choose_for_hosts
 from .plan import Copy, Ops, Plan, Reduce, Step, issued_before, readiness, run, verify
 from .planner import PLANNER_ALGORITHMS, Choice, algorithms_for, choose, seconds_by_algorithm, timeline
@@ -54,7 +54,9 @@ __all__ = [
     "Strategy",
     "Timing",
     "Trace",
+    "algorithms_for",
     "balanced",
+    "cache_folder",
     "choose",
     "choose_for_hosts",
     "chunk_name",
