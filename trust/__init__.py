@@ -1,0 +1,13 @@
+"""Tools that search for wrong sums, hangs and crashes, each bounded in time. No part of the installed package.
+
+::
+
+    python -m trust.soak                 random all-reduces against float64, long training, threads
+    python -m trust.mutants_of_plans     plans with one fault: `verify` and `audit` must notice
+    python -m trust.fuzz                 damaged files, tables and arguments
+    python -m trust.chaos                hosts that are killed, frozen, late or cut off
+    python -m trust.mutants_of_code      modules with one fault: the tests must notice
+
+Each takes ``--seconds`` and ``--seed``, prints one table, and exits with 1 if it has found anything. docs/testing.md
+has the results.
+"""
