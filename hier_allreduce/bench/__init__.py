@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from .optimizers import make_keras_optimizer as make_keras_optimizer
     from .optimizers import make_optimizer as make_optimizer
     from .page import page_markdown as page_markdown
+    from .published import nccl_markdown as nccl_markdown
     from .published import published_markdown as published_markdown
     from .report import draw_report as draw_report
     from .report import report_text as report_text
@@ -63,6 +64,7 @@ __all__ = [
     "make_optimizer",
     "measure",
     "measure_hosts",
+    "nccl_markdown",
     "ours",
     "page_markdown",
     "planned_for",
@@ -90,7 +92,7 @@ __getattr__ = lazy(
         "multi_host": ["measure_hosts", "run_host"],
         "optimizers": ["OPTIMIZERS", "make_keras_optimizer", "make_optimizer"],
         "page": ["page_markdown"],
-        "published": ["published_markdown"],
+        "published": ["nccl_markdown", "published_markdown"],
         "report": ["draw_report", "report_text"],
         "results": ["Report"],
         "slot_memory": ["compare_updates"],

@@ -7,9 +7,9 @@ by construction. The others were not fitted.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Callable, List, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Sequence, Tuple
 
-from ..planning import Copy, Plan, Reduce, Step, hierarchical, pack, simulate
+from ..planning import Copy, Plan, Reduce, Step, choose, hierarchical, pack, simulate
 from ..topology import GB, Topology, from_yaml, load, subset
 from .models import load_model
 
@@ -45,6 +45,40 @@ def published_markdown() -> str:
             f"| {anchor.machine} | {anchor.operation} | {anchor.published:g} {anchor.unit}"
             f" | {predicted:.3g} {anchor.unit} | {predicted / anchor.published - 1:+.0%} | {anchor.source}{note} |"
         )
+    return "\n".join(rows)
+
+
+# ---- ours and NCCL's ---------------------------------------------------------------------------------
+
+
+class NcclSpeed(NamedTuple):
+    """A published NCCL all-reduce of 8 GPUs: the preset of the machine, and GB/s of bus bandwidth."""
+
+    preset: str
+    machine: str
+    bus: float
+
+
+NCCL_SPEEDS = (
+    NcclSpeed("dgx-1p", "P100, NVLink mesh (DGX-1)", 62.24),
+    NcclSpeed("dgx-1v", "V100, NVLink mesh (DGX-1V)", 135.5),
+    NcclSpeed("dgx-a100", "A100, NVSwitch", 230.1),
+    NcclSpeed("dgx-h100", "H100, NVSwitch", 466.35),
+)
+
+
+def nccl_markdown() -> str:
+    """Return a table of 1 GB all-reduced over 8 GPUs: our predicted GB/s, both limits, and NCCL's published GB/s."""
+    rows = [
+        "| 8 GPUs | ours, predicted | TensorFlow's limit | limit of the links | NCCL, published | NCCL / ours |",
+        "|---|---|---|---|---|---|",
+    ]
+    for preset, machine, bus in NCCL_SPEEDS:
+        topology = load(preset)
+        ours, nccl = 1 / choose(topology, int(GB)).seconds, bus / (2 * (len(topology) - 1) / len(topology))
+        limits = [pack(topology, ideal_links=ideal).bound / GB for ideal in (False, True)]
+        cells = [machine, *(f"{speed:.3g}" for speed in (ours, *limits, nccl)), f"{nccl / ours:.1f}"]
+        rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows)
 
 

@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
-from typing import NamedTuple, Optional, Tuple
+from dataclasses import asdict
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from .. import presets
-from ..bench import published_markdown
+from .. import __version__, presets
 from ..cluster import read_config
 from ..errors import ClusterError, TopologyError
 from ..figures import check_picture
+from ..formatting import table
+from ..planning import pack
 from ..topology import Network, Topology, calibrated, decoded, from_text, load, read_calibration, subset, this_machine
 from .arguments import count, output, refuse_unused
 from .describe import describe, describe_hosts
 from .machine_picture import draw_topology
 
+THIS_MACHINE = "this machine"  # as in Strategy(topology=…)
 
-def add_topology(parser: argparse.ArgumentParser, optional: bool = False) -> None:
+
+def add_topology(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name a machine."""
-    sources = "a preset's name, a YAML file, a file with the output of `nvidia-smi topo -m`, or - for standard input"
     parser.add_argument(
         "topology",
-        nargs="?" if optional else None,
+        nargs="?",
         metavar="TOPOLOGY",
-        help=f"{sources}; default: this machine" if optional else sources,
+        help="a name that `hier-allreduce topo --list` prints, a YAML file, a file with the output of `nvidia-smi topo -m`,"
+        " or - for standard input; default: this machine",
     )
     parser.add_argument("--calibration", metavar="FILE", help="YAML with speeds: and links: that override the defaults")
     parser.add_argument("--picture", metavar="FILE", type=output, help="draw a picture into FILE (.png, .pdf, .svg)")
@@ -37,7 +42,7 @@ def read_topology(name: Optional[str], calibration_file: Optional[str]) -> Topol
         TopologyError: the machine cannot be found or understood.
     """
     overrides = read_calibration(calibration_file)
-    if name is None:
+    if name in (None, THIS_MACHINE):
         return calibrated(this_machine(), overrides)
     if name == "-":
         if sys.stdin is None:
@@ -101,9 +106,11 @@ def _read_cluster(name: str, machine: Topology) -> Tuple[Topology, int, Optional
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    add_topology(parser, optional=True)
+    add_topology(parser)
     add_hosts(parser)
     parser.add_argument("--yaml", action="store_true", help="print the machine as a YAML file instead")
+    parser.add_argument("--json", action="store_true", help="print the machine as one JSON object instead")
+    parser.add_argument("--list", action="store_true", help="print the machines that are known by name, and exit")
     parser.add_argument(
         "--anchors", action="store_true", help="print a table of predicted and published times, and exit"
     )
@@ -111,23 +118,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    hosts_and_more = ("--hosts", "--cluster", "--network", "--nics", "--yaml")
-    refuse_unused(args, "--anchors", "TOPOLOGY", "--calibration", "--picture", *hosts_and_more)
-    refuse_unused(args, "--yaml", "--hosts")
+    hosts = ("--hosts", "--cluster", "--network", "--nics")
+    for option in ("--anchors", "--list"):
+        refuse_unused(args, option, "TOPOLOGY", "--calibration", "--picture", *hosts, "--yaml", "--json")
+    refuse_unused(args, "--yaml", *hosts, "--json")
+    refuse_unused(args, "--json", *hosts)
     if args.picture:
         check_picture(args.picture)
+    if args.list:
+        print(_machines())
+        return 0
     if args.anchors:
-        print(published_markdown())
+        from ..bench import nccl_markdown, published_markdown  # here, because the other options need none of the published times
+
+        print(f"{published_markdown()}\n\n{nccl_markdown()}")
         return 0
     machine = read_topology(args.topology, args.calibration)
-    hosts = read_hosts(args, machine)
-    machine = hosts.topology if hosts else machine
+    several = read_hosts(args, machine)
+    machine = several.topology if several else machine
     if args.picture:  # before the text: its reader may close the pipe early
         draw_topology(machine, args.picture)
     if args.yaml:
         print(machine.to_yaml())
         return 0
+    if args.json:
+        print(json.dumps(as_json(machine)))
+        return 0
     print(describe(machine))
-    if hosts:
-        print(f"\n{describe_hosts(*hosts)}")
+    if several:
+        print(f"\n{describe_hosts(*several)}")
     return 0
+
+
+def _machines() -> str:
+    """Return a table of the machines that are known by name."""
+    machines = {name: load(name) for name in presets.names("machines")}
+    rows = [(name, str(len(machine)), machine.gpu, machine.name) for name, machine in machines.items()]
+    return table([("name", "GPUs", "model", "machine"), *rows])
+
+
+def as_json(machine: Topology) -> Dict[str, Any]:
+    """Return a machine as plain values: bytes/s, seconds, and what the links share."""
+    return {
+        "version": __version__,
+        "machine": machine.name,
+        "gpu": machine.gpu,
+        "devices": list(machine.devices),
+        "kinds": [list(row) for row in machine.kinds],
+        "links": [dict(link._asdict()) for link in machine.links],
+        "shared": dict(machine.shared),
+        "speeds": asdict(machine.speeds),
+        **bounds(machine),
+        "warnings": list(machine.warnings),
+    }
+
+
+def bounds(machine: Topology) -> Dict[str, Optional[float]]:
+    """Return the bytes/s of gradients that can be all-reduced at most; None where nothing has to be reduced."""
+    if len(machine) == 1:
+        return {"bound": None, "ideal_bound": None}
+    return {"bound": pack(machine).bound, "ideal_bound": pack(machine, ideal_links=True).bound}

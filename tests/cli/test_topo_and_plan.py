@@ -25,7 +25,8 @@ from hier_allreduce.planning.plan import Copy, Plan, Reduce, verify
 from hier_allreduce.planning.planner import choose, timeline
 from hier_allreduce.topology import Network, flat_host, from_text, load
 
-DOC = Path(__file__).parents[2] / "docs" / "calibration.md"
+TOP = Path(__file__).parents[2]
+DOC = TOP / "docs" / "calibration.md"
 TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV2\tPIX\nGPU1\tNV2\t X \tPIX\nGPU2\tPIX\tPIX\t X \n"
 
 
@@ -580,8 +581,9 @@ def test_a_picture_is_written_whole_or_not_at_all(tmp_path, name, written):
 
 def test_the_documented_anchors_are_what_the_command_prints(run):
     _, out, _ = run("topo", "--anchors")
-    documented = DOC.read_text(encoding="utf-8").split("<!-- anchors -->\n")[1].split("<!-- end of anchors -->")[0]
-    assert documented == out
+    tables = {"anchors": DOC.read_text(encoding="utf-8"), "nccl": (TOP / "README.md").read_text(encoding="utf-8")}
+    documented = [page.split(f"<!-- {name} -->\n")[1].split("<!-- end of")[0] for name, page in tables.items()]
+    assert "\n".join(documented) == out
     assert len(anchors.anchors()) >= 10
 
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).parents[2]
-DOCS = sorted(f"docs/{page.name}" for page in (TOP / "docs").glob("*.md"))
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", *DOCS]
+DOCS = sorted(page.relative_to(TOP).as_posix() for page in (TOP / "docs").rglob("*.md"))
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "examples/README.md", *DOCS]
 CODE_FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 
 
@@ -32,7 +32,7 @@ def test_links_between_pages_lead_to_files_and_headings(page):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])  # that one names files of the past
 def test_files_that_pages_name_exist(page):
-    folders = (TOP, TOP / "hier_allreduce", TOP / "docs")
+    folders = (TOP, TOP / "hier_allreduce", TOP / "docs", (TOP / page).parent)
     for name in re.findall(r"(?<![\w./-])((?:[\w.-]+/)+[\w-]+\.(?:py|md|yaml))\b", text_of(page)):
         exists = any((folder / name).exists() for folder in folders)
         assert exists or "NAME" in name, f"{page} names {name}"

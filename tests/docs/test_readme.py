@@ -1,4 +1,4 @@
-"""The examples of the README and of the page on several hosts run unchanged and print what they say."""
+"""The examples of the README and of the documentation run unchanged and print what they say."""
 
 import re
 import subprocess
@@ -18,20 +18,23 @@ def examples(page):
     return re.findall(r"```python\n(.*?)```", (TOP / page).read_text(encoding="utf-8"), re.DOTALL)
 
 
-EXAMPLES = examples("README.md")
+README = examples("README.md")
+PAGES = ("docs/tutorial.md", "docs/how-to/tower-code.md")
+EXAMPLES = [*README, *(example for page in PAGES for example in examples(page))]
 
 
 def named(text):
-    return re.search(r"HierarchicalTrainer|TowerOptimizer|HierarchicalAllReduce|allreduce_grads", text).group()
+    return re.search(r"HierarchicalTrainer|TowerOptimizer|HierarchicalAllReduce|topology=|allreduce_grads\w*", text).group()
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=named)
 def test_examples_run_and_print_what_they_say(example, tmp_path):
     if "MirroredStrategy" in example and not IS_TF2:
         pytest.skip("TensorFlow 2 only")
-    ran = run_cold(example, tmp_path) if example == EXAMPLES[0] else run_forked(example, folder=tmp_path)
+    ran = run_cold(example, tmp_path) if example == README[0] else run_forked(example, folder=tmp_path)
     assert ran.status == 0, ran.err[-3000:]
-    promised = [line.split("#")[1].split(":")[0].strip() for line in example.splitlines() if "print(" in line]
+    prints = [line for line in example.splitlines() if re.search(r"print\(.*#", line)]
+    promised = [line.split("#")[1].split(":")[0].strip() for line in prints]
     assert ran.out.split("\n")[: len(promised)] == promised
 
 
@@ -51,4 +54,9 @@ def test_several_hosts_come_to_the_mean_of_all_their_towers(capsys):
 
 
 def test_there_is_an_example_of_each_way():
-    assert {"HierarchicalTrainer", "TowerOptimizer", "allreduce_grads"} <= set(map(named, EXAMPLES))
+    assert {"HierarchicalAllReduce", "HierarchicalTrainer", "allreduce_grads"} == set(map(named, README))
+    assert {"TowerOptimizer", "topology="} <= set(map(named, EXAMPLES))
+
+
+def test_the_readme_is_short():
+    assert len((TOP / "README.md").read_text(encoding="utf-8").splitlines()) <= 200

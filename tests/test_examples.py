@@ -1,0 +1,106 @@
+"""The programs of examples/ run for a few steps on logical CPU devices, and train."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.forks import run_forked
+from helpers.graphs import IS_TF2
+
+from hier_allreduce.cli.entry import main
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+# a stand-in with the names that the example uses; the real module belongs to another project
+BATCH_ALLREDUCE = """
+class BatchAllReduceAlgorithm:
+    def batch_all_reduce(self, all_device_tensors):
+        return self._do_batch_all_reduce(all_device_tensors)
+
+
+def algorithm_from_params(params):
+    raise AssertionError("not replaced")
+"""
+BENCHMARK = """
+import batch_allreduce
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+rows = []
+for k in range(3):
+    with tf.device(f"/cpu:{k}"):
+        rows.append([tf.constant([1.0 + k, 2.0]) + 0])
+(first, _, last) = batch_allreduce.algorithm_from_params(None).batch_all_reduce(rows)
+with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 3})) as session:
+    print(session.run(first[0]), session.run(last[0]), last[0].device)
+"""
+
+
+def run(name, *arguments, folder):
+    """Return what an example prints, run as ``python examples/NAME.py ARGUMENTS``."""
+    done = run_forked((EXAMPLES / f"{name}.py").read_text(encoding="utf-8"), *map(str, arguments), folder=folder)
+    assert done.status == 0, done.err[-3000:]
+    return done.out + done.err
+
+
+def losses(text):
+    """Return the numbers with three digits after the point."""
+    return [float(number) for number in re.findall(r"\b\d+\.\d{3}\b", text)]
+
+
+@pytest.mark.tf2
+def test_keras_trains_under_mirrored_strategy(tmp_path):
+    out = run("keras_mirrored", "--devices", 3, "--epochs", 2, "--examples", 720, folder=tmp_path)
+    first, second = losses(out[out.index("3 replicas") :])
+    assert second < 0.9 * first
+
+
+@pytest.mark.tf2
+def test_a_loop_of_ones_own_keeps_replicas_equal(tmp_path):
+    out = run("custom_loop", "--devices", 3, "--steps", 10, folder=tmp_path)
+    first, last = losses(out[out.index("3 replicas") :])
+    assert last < 0.5 * first
+    assert "all replicas are equal" in out
+
+
+def test_towers_train_with_a_sharded_optimizer(tmp_path):
+    out = run("towers", "--devices", 3, "--steps", 25, folder=tmp_path)
+    first, last = losses(out[out.index("3 towers") :])
+    assert last < 0.7 * first
+    assert "all towers are equal" in out
+
+
+def test_tensorpack_trains_a_resnet(tmp_path):
+    if IS_TF2:
+        pytest.importorskip("tf_keras")
+    arguments = ("--devices", 2, "--steps", 2, "--blocks", 1, "--channels", 4, "--batch", 4)
+    out = run("tensorpack_resnet", *arguments, folder=tmp_path)
+    assert re.search(r"replica_drift: 0\b", out), out[-2000:]
+    assert "Training has finished!" in out
+
+
+def test_tf_cnn_benchmarks_gets_our_allreduce(tmp_path):
+    (tmp_path / "batch_allreduce.py").write_text(BATCH_ALLREDUCE, encoding="utf-8")
+    (tmp_path / "tf_cnn_benchmarks.py").write_text(BENCHMARK, encoding="utf-8")
+    out = run("tf_cnn_benchmarks", str(tmp_path), folder=tmp_path)
+    assert "[6. 6.] [6. 6.]" in out and "CPU:2" in out.upper()
+
+
+def test_two_hosts_end_with_the_same_weights(capsys):
+    program = [sys.executable, str(EXAMPLES / "two_hosts.py"), "--devices", "2", "--steps", "10"]
+    status = main(["launch", "-n", "2", "--", *program])
+    out = capsys.readouterr().out
+    assert status == 0, out
+    assert len(set(re.findall(r"squares: (\S+)", out))) == 1 and out.count("squares: ") == 2
+    assert all(float(last) < 0.8 * float(first) for first, last in re.findall(r"step: (\S+) (\S+)", out))
+
+
+def test_every_example_begins_with_its_command_and_is_listed():
+    listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
+    assert len(programs) == 6
+    for name in programs:
+        head = (EXAMPLES / name).read_text(encoding="utf-8")[:800]
+        assert f"python examples/{name}" in head and f"]({name})" in listed
