@@ -24,7 +24,8 @@ EXAMPLES = [*README, *(example for page in PAGES for example in examples(page))]
 
 
 def named(text):
-    return re.search(r"HierarchicalTrainer|TowerOptimizer|HierarchicalAllReduce|topology=|allreduce_grads\w*", text).group()
+    ways = r"HierarchicalTrainer|TowerOptimizer|HierarchicalAllReduce|topology=|allreduce_grads\w*"
+    return re.search(ways, text).group()
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=named)
