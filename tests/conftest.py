@@ -1,5 +1,6 @@
 """pytest's options, markers and fixtures for all tests. Only the tests that need TensorFlow import it."""
 
+import gc
 import os
 import sys
 
@@ -33,6 +34,12 @@ def pytest_collection_modifyitems(items):
 
         for item in marked if not IS_TF2 else []:
             item.add_marker(pytest.mark.skip(reason="TensorFlow 2 only"))
+
+
+def pytest_collection_finish():
+    """Let the garbage collector skip what all modules hold: with TensorFlow, a full collection takes 0.3 seconds."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

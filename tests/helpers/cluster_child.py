@@ -7,6 +7,7 @@ import collections
 import contextlib
 import dataclasses
 import faulthandler
+import gc
 import io
 import json
 import os
@@ -34,6 +35,8 @@ from hier_allreduce import (
 from hier_allreduce.cluster import liveness
 from hier_allreduce.cluster.kv_store import KeyValueStore
 from hier_allreduce.graph.emit import emitted_in
+
+gc.freeze()  # in the fork server: its children's collector skips what the modules hold, and copies no page of it
 
 tf1 = tf.compat.v1
 FEATURES, CLASSES, BATCH, RATE = 5, 3, 4, 0.5
