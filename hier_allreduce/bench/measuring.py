@@ -23,6 +23,7 @@ from .contenders import CannotRun, Contender
 from .correctness import TOLERANCE, exact_result, largest_error
 from .floor import Floor
 from .results import Measured, Report
+from .tracing import write_trace
 
 BASELINE = Contender("baseline", lambda grads, devices, average: grads)
 WARM_UP = 2  # rounds that are not timed
@@ -31,7 +32,12 @@ Tick = Callable[[str], None]  # called with a short text at each stage of the wo
 
 
 def measure(
-    case: Case, contenders: Sequence[Contender], rounds: int = 15, floor: bool = True, tick: Optional[Tick] = None
+    case: Case,
+    contenders: Sequence[Contender],
+    rounds: int = 15,
+    floor: bool = True,
+    tick: Optional[Tick] = None,
+    traces: Optional[str] = None,
 ) -> Report:
     """Measure the contenders, and if ``floor`` is true the plain sum of the same bytes.
 
@@ -41,6 +47,7 @@ def measure(
         rounds: the number of timed steps of each, after two untimed ones.
         floor: measure the floor too; it exists on CPU devices only.
         tick: called with a short text before each contender and before each round.
+        traces: the folder for a trace of one step of each contender.
     """
     tick = tick or (lambda stage: None)
     tick("baseline")
@@ -49,7 +56,7 @@ def measure(
     results = []
     for contender in contenders:
         tick(contender.name)
-        results.append(_measure_alone(contender, case, exact, baseline))
+        results.append(_measure_alone(contender, case, exact, baseline, traces))
     running = [contender for contender, measured in zip(contenders, results) if measured.status != "cannot run"]
     scales: Dict[str, float] = {}
     with contextlib.ExitStack() as until_done:
@@ -114,11 +121,17 @@ def interleaved(steps: Dict[str, Callable[[], Any]], rounds: int, tick: Tick) ->
 # ---- one contender in its own graph ----------------------------------------------------------------
 
 
-def _measure_alone(contender: Contender, case: Case, exact: Sequence[Any], baseline: Optional[Measured]) -> Measured:
+def _measure_alone(
+    contender: Contender,
+    case: Case,
+    exact: Sequence[Any],
+    baseline: Optional[Measured],
+    traces: Optional[str] = None,
+) -> Measured:
     measured = Measured(contender.name)
     try:
         measured.build_seconds = statistics.median(_build_seconds(contender, case) for _ in range(_BUILDS))
-        _run_alone(contender, case, exact, measured)
+        _run_alone(contender, case, exact, measured, traces)
     except Exception as error:  # a peer may raise anything; the report shows it
         kind = "" if isinstance(error, CannotRun) else f"{type(error).__name__}: "
         measured.status, measured.error = "cannot run", f"{kind}{error}".strip()
@@ -139,7 +152,9 @@ def _build_seconds(contender: Contender, case: Case) -> float:
         return time.perf_counter() - start
 
 
-def _run_alone(contender: Contender, case: Case, exact: Sequence[Any], measured: Measured) -> None:
+def _run_alone(
+    contender: Contender, case: Case, exact: Sequence[Any], measured: Measured, traces: Optional[str]
+) -> None:
     """Build and run one contender, and fill in ``measured``."""
     graph = tf.Graph()
     with graph.as_default():
@@ -155,7 +170,9 @@ def _run_alone(contender: Contender, case: Case, exact: Sequence[Any], measured:
             start = time.perf_counter()
             alone.run(step)
             measured.first_run_seconds = time.perf_counter() - start
-            _trace_step(alone, step, measured)
+            metadata = _trace_step(alone, step, measured)
+            if traces:
+                write_trace(traces, contender.name, case, metadata, graph)
             if contender is not BASELINE:
                 measured.max_error = largest_error(alone, grads, reduced, case, exact)
 
@@ -177,14 +194,15 @@ def _check_memory(grads: Rows, reduced: Rows, case: Case) -> None:
         raise CannotRun(f"it makes {len(densified)} sparse gradients dense, which takes {needed / 2**30:.1f} GiB")
 
 
-def _trace_step(alone: Any, step: Any, measured: Measured) -> None:
-    """Trace one step: executed nodes, copies between devices, and the peak of allocated memory."""
+def _trace_step(alone: Any, step: Any, measured: Measured) -> Any:
+    """Trace one step: executed nodes, copies between devices, and the peak of allocated memory; return its metadata."""
     options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE, output_partition_graphs=True)
     metadata = tf1.RunMetadata()
     alone.run(step, options=options, run_metadata=metadata)
     measured.nodes_executed = sum(len(part.node) for part in metadata.partition_graphs)
     measured.copies = executed_copies(metadata)
     measured.peak_bytes = _peak_bytes(metadata)
+    return metadata
 
 
 def _peak_bytes(metadata: Any) -> int:

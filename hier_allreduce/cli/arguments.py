@@ -45,6 +45,15 @@ def output(text: str) -> str:
     return text
 
 
+def folder(text: str) -> str:
+    """Read the path of a folder in which files can be written."""
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text!r}: there is no such folder; make it first")
+    if not os.access(text, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: no permission")
+    return text
+
+
 def refuse_unused(args: argparse.Namespace, option: str, *others: str) -> None:
     """Refuse arguments that have no effect together with ``option``.
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Tuple
 from ..bench import OPTIMIZERS
 from ..errors import BenchError
 from ..figures import check_picture
-from .arguments import count, gib, installed, output, refuse_unused
+from .arguments import count, folder, gib, installed, output, refuse_unused
 
 if TYPE_CHECKING:
     from ..bench import Case, Contender, Report
@@ -46,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f" make sparse gradients dense (default: {MEMORY >> 30})")  # fmt: skip
     add("--json", metavar="FILE", type=output, help="write everything that was measured")
     add("--picture", metavar="FILE", type=output, help="draw the ratios")
+    add("--trace", metavar="FOLDER", type=folder, help="write what one step of each contender did: a trace for"
+        " ui.perfetto.dev, its summary and a picture")  # fmt: skip
     add(
         "--table",
         metavar="FILE",
@@ -85,11 +87,21 @@ def main(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse missing modules, options without effect and invalid ones before anything is measured."""
-    others = ("--contenders", "--strategy", "--topology", "--rows", "--memory", "--json", "--picture", "--table")
+    others = (
+        "--contenders",
+        "--strategy",
+        "--topology",
+        "--rows",
+        "--memory",
+        "--json",
+        "--picture",
+        "--trace",
+        "--table",
+    )
     refuse_unused(args, "--hosts", *others, "--model", "--shapes", "--average", "--sweep", "--updates", "--distribute")
     refuse_unused(args, "--updates", *others, "--sweep", "--distribute")
     refuse_unused(args, "--distribute", *others, "--sweep")
-    refuse_unused(args, "--table", "--model", "--shapes", "--average", "--json", "--picture")
+    refuse_unused(args, "--table", "--model", "--shapes", "--average", "--json", "--picture", "--trace")
     refuse_unused(args, "--sweep", "--contenders")
     with installed("the bench", "tf,bench"):
         importlib.import_module("tensorflow")
@@ -99,6 +111,8 @@ def _check(args: argparse.Namespace) -> None:
     from ..bench import is_ours
 
     chosen = _contenders(args)
+    if args.trace:
+        check_picture("trace.png")
     if args.picture:
         check_picture(args.picture)
         if not any(is_ours(contender.name) for contender in chosen):
@@ -192,7 +206,7 @@ def _measured(args: argparse.Namespace, name: str, average: bool) -> Report:
     floor = not _names(args) or "floor" in _names(args)
     parts = 1 + len(contenders) + WARM_UP + args.rounds
     with _bar(parts) as bar:
-        return measure(case, contenders, args.rounds, floor, _ticking(bar))
+        return measure(case, contenders, args.rounds, floor, _ticking(bar), args.trace)
 
 
 # ---- the page --------------------------------------------------------------------------------------

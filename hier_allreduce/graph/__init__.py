@@ -41,6 +41,7 @@ from .gradients import VAR_LIST_ADVICE, Matrix, check_average, check_matrix, che
 from .hosts import CrossHostReduce, HostGroup
 from .names import op_names, tower_scopes, variable_names, where
 from .partitions import executed_copies
+from .tracing import trace_step
 
 __all__ = [
     "COLLECTIVE_DTYPES",
@@ -77,6 +78,7 @@ __all__ = [
     "static_shape",
     "tf1",
     "tower_scopes",
+    "trace_step",
     "variable_names",
     "where",
     "without_autograph",
