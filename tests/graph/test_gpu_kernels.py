@@ -1,0 +1,98 @@
+"""Every op that this package adds has a GPU kernel, and reads no operand from the wrong memory.
+
+Graphs are built on ``/gpu:k`` and not run: TensorFlow refuses an op without a kernel only when it places the graph. The
+kernels are those of the installed TensorFlow if it is one for GPUs, else recorded ones: see ``helpers/gpu_kernels.py``.
+"""
+
+import pytest
+import tensorflow as tf
+from helpers.gpu_kernels import HAS_GPU_KERNELS, Kernels, live, memory_changes, not_placed, recorded
+from helpers.graphs import tf1
+
+from hier_allreduce import Strategy, TowerOptimizer, allreduce_grads
+from hier_allreduce.graph.compat import SUMMABLE_DTYPES
+
+DEVICES = [f"/gpu:{k}" for k in range(3)]
+FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+STRATEGIES = [Strategy(), Strategy(splits=2, pack_below=0)]
+PLANNED = Strategy(topology="dgx-1v")  # its copies take turns
+MORE = {"float32": [PLANNED, Strategy(wire_dtype="float16")], "uint8": [PLANNED]}
+# what cannot be helped: a gather with missing rows, or rows of integers made dense, on GPUs of TensorFlow 1.15
+NO_KERNELS = {"1": {"StridedSlice", "ScatterNd"}, "2": set()}[tf.__version__[0]]
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    return Kernels()
+
+
+def gradients(dtype, tower):
+    """Small ones that share a bucket, large ones that do not, a scalar, and one of which only the rank is known."""
+    return [tf1.placeholder(dtype, shape) for shape in ([3, 4], [5], [], [300, 80], [20000], [None, 2])]
+
+
+def built(dtype, strategy, average, row=gradients):
+    rows = []
+    for tower, device in enumerate(DEVICES):
+        with tf.device(device):
+            rows.append(row(dtype, tower))
+    return allreduce_grads(rows, DEVICES, average, strategy=strategy)
+
+
+def sparse(index):
+    def row(dtype, tower):
+        shape = tf.constant([50, 2], index)
+        values, indices = tf1.placeholder(dtype, [6, 2]), tf1.placeholder(index, [6])
+        missing = [] if tower == 1 else [tf1.placeholder(dtype, [9, 9]), tf1.placeholder(dtype, [90, 90])]
+        return [tf.IndexedSlices(values, indices, shape), *(missing or [None, None])]
+
+    return row
+
+
+@pytest.mark.parametrize("dtype", SUMMABLE_DTYPES)
+def test_every_op_of_a_dense_all_reduce_can_be_placed_and_finds_its_operands(kernels, graph, dtype):
+    for strategy in [*STRATEGIES, *MORE.get(dtype, ())]:
+        built(dtype, strategy, dtype in FLOATS)
+    assert not_placed(graph, kernels) == set()
+    changes = memory_changes(graph, kernels)
+    if dtype == "int32":  # its kernels work in host memory: what comes from elsewhere crosses once
+        changes = {change for change in changes if not change.startswith("Placeholder ")}
+    assert changes == set()
+
+
+@pytest.mark.parametrize("dtype", SUMMABLE_DTYPES)
+def test_every_op_for_sparse_and_missing_gradients_can_be_placed(kernels, graph, dtype):
+    for index in ("int32", "int64"):
+        for how in ("gather", "dense"):
+            built(dtype, Strategy(sparse=how, missing="zeros"), False, sparse(index))
+    assert {missing.split()[0] for missing in not_placed(graph, kernels)} <= NO_KERNELS
+
+
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_every_op_of_an_optimizer_can_be_placed(kernels, graph, update):
+    optimizer = TowerOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), DEVICES, update=update)
+    rows = []
+    for tower, device in enumerate(DEVICES):
+        with tf.device(device), tf1.variable_scope(f"tower{tower}"):
+            w, b = (tf1.get_variable(name, [3], use_resource=True) for name in "wb")
+            rows.append(optimizer.compute_gradients(tf.reduce_sum(w * w + b), var_list=[w, b]))
+    optimizer.apply_gradients(rows)
+    assert not_placed(graph, kernels) == set()
+
+
+def test_missing_kernels_and_operands_in_the_wrong_memory_are_found(kernels, graph):
+    with tf.device("/gpu:0"):
+        tf.reshape(tf1.placeholder("float32", [4]), tf.cast(tf1.placeholder("float32", [1]), tf.int32))
+        assert memory_changes(graph, kernels) == {"Cast → Reshape shape (int32)"}
+        tf.add_n([tf1.placeholder("uint8", [4])] * 2), tf.split(tf1.placeholder("int64", [4]), 2)
+    assert not_placed(graph, kernels) == {"AddN T=uint8", "Split T=int64"}
+
+
+@pytest.mark.skipif(not HAS_GPU_KERNELS, reason="this TensorFlow has no GPU kernels to compare with")
+def test_the_recorded_kernels_are_those_of_this_tensorflow():
+    for op, kernels in recorded().items():
+        for kernel in kernels:
+            assert any(
+                kernel.host == other.host and all(types & kernel.dtypes[name] for name, types in other.dtypes.items())
+                for other in live(op)
+            ), op
