@@ -12,9 +12,10 @@ A reader is a function ``(value, where, error) -> value`` that raises ``error(f"
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Tuple, Type, Union
 
 import yaml
 
@@ -78,12 +79,55 @@ def read_yaml(path: Path, error: Error) -> Dict[str, Any]:
         error: the file is not valid YAML, or not a mapping.
     """
     try:
-        content = yaml.safe_load(path.read_bytes())  # UTF-8, or UTF-16 as PowerShell's `>` writes
-    except (yaml.YAMLError, ValueError) as cause:  # ValueError: an invalid date
-        raise error(f"{path}: not readable as YAML: {' '.join(str(cause).split())}") from None
+        content = parse_yaml(path.read_bytes())  # UTF-8, or UTF-16 as PowerShell's `>` writes
+    except ValueError as cause:
+        raise error(f"{path}: not readable as YAML: {cause}") from None
     if not isinstance(content, dict):
         raise error(f"{path}: expected `key: value` lines, not {type(content).__name__}")
     return content
+
+
+_MOST_VALUES = 100_000  # of a YAML text, with every alias written out
+_MOST_DIGITS = 1000  # of a whole number
+
+
+def parse_yaml(text: Union[str, bytes]) -> Any:
+    """Return the content of a YAML text: mappings, lists, texts, numbers, dates. No tag runs any code.
+
+    Raises:
+        ValueError: not valid YAML; or aliases that stand for very many values: a few hundred bytes of aliases of
+            aliases can stand for billions, which a message that shows them would write out. The text is one line.
+    """
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            if _values_of(node, {}) > _MOST_VALUES:
+                raise ValueError(f"more than {_MOST_VALUES} values, or a value that contains itself")
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except RecursionError:
+        raise ValueError("brackets or lists are nested too deeply") from None
+    except Exception as cause:  # PyYAML raises nearly anything for `!!timestamp x`, `!!int ''` and the like
+        raise ValueError(" ".join(str(cause).split()) or type(cause).__name__) from None
+
+
+def _values_of(node: Any, known: Dict[Any, float]) -> float:
+    """Return the number of values in a node with every alias written out; infinite for one that contains itself."""
+    if isinstance(node, yaml.ScalarNode):
+        if node.tag.endswith(":int") and len(node.value) > _MOST_DIGITS:
+            raise ValueError(f"a number of more than {_MOST_DIGITS} digits")  # printing it would be an error in Python
+        return 1
+    if node not in known:
+        known[node] = math.inf
+        children = (
+            [child for pair in node.value for child in pair] if isinstance(node, yaml.MappingNode) else node.value
+        )
+        known[node] = 1 + sum(_values_of(child, known) for child in children)
+    return known[node]
 
 
 # ---- readers: one for each kind of value ------------------------------------------------------------

@@ -49,3 +49,32 @@ def test_an_invalid_file_is_an_error_that_names_file_and_key(values, message):
     with pytest.raises(StrategyError) as caught:
         check(values, FIELDS, "f.yaml", StrategyError)
     assert str(caught.value).startswith(message)
+
+
+LAUGHS = "\n".join([f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" if n else "a0: &a0 [x]" for n in range(9)])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (LAUGHS + "\nalgorithm: *a8", "more than 100000 values"),
+        ("groups: &x [*x]", "a value that contains itself"),
+        ("groups: " + "[" * 9999, "nested too deeply"),
+        ("mains: 0x" + "f" * 5000, "a number of more than 1000 digits"),
+        ("mains: " + "9" * 5000, "a number of more than 1000 digits"),
+        ("mains: !!timestamp x", "not readable as YAML: "),
+        ("mains: !!int ''", "not readable as YAML: "),
+        ("mains: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+    ],
+    ids=["aliases of aliases", "itself", "deep", "hexadecimal", "digits", "a date", "a number", "code"],
+)
+def test_yaml_that_python_cannot_hold_or_print_is_refused(tmp_path, text, words):
+    (tmp_path / "f.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(StrategyError) as caught:
+        presets.read_yaml(tmp_path / "f.yaml", StrategyError)
+    assert str(tmp_path / "f.yaml") in str(caught.value) and words in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_a_yaml_text_may_use_aliases():
+    assert presets.parse_yaml("a: &x [1, 2]\nb: *x\nc: {<<: {d: 3}}") == {"a": [1, 2], "b": [1, 2], "c": {"d": 3}}
+    assert presets.parse_yaml("") is None

@@ -96,7 +96,7 @@ def _read_shape(place: str, text: str) -> Tuple[int, ...]:
         return ()
     sizes: List[int] = []
     for part in text.split(","):
-        if not part.strip().isdigit():
+        if not part.strip().isdecimal() or len(part.strip()) > 18:  # 18 digits fit into int64, as TensorFlow's sizes do
             raise BenchError(f"{place}: shape {text!r}; expected whole numbers separated by commas, such as 3,3,64,64")
         sizes.append(int(part))
     return tuple(sizes)

@@ -16,7 +16,7 @@ def split_address(address: str) -> Tuple[str, int]:
         ClusterError: the port is missing or not between 1 and 65535.
     """
     host, colon, port = str(address).rpartition(":")
-    if not (colon and host and port.isdigit() and 0 < int(port) < 65536):
+    if not (colon and host and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536):
         raise ClusterError(f"{address!r} is not an address: expected HOST:PORT, such as '10.0.0.1:2222'")
     return host.strip("[]"), int(port)
 

@@ -72,7 +72,7 @@ def from_tf_config(text: str) -> Tuple[List[str], int]:
         places = [(job, index) for job in _JOBS for index in range(len(jobs.get(job, ())))]
         hosts = [jobs[job][index] for job, index in places]
         task = places.index((this["type"], int(this["index"])))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ClusterError(
             f"TF_CONFIG={text.strip()!r}: expected"
             ' {"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": NUMBER}}, with this'

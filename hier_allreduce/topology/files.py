@@ -11,8 +11,6 @@ from __future__ import annotations
 import re
 from typing import Any, Mapping, Optional
 
-import yaml
-
 from .. import presets
 from ..errors import TopologyError
 from . import calibration as calibrations
@@ -79,8 +77,8 @@ def _is_yaml(text: str) -> bool:
     if "matrix" not in text.lower():
         return False
     try:
-        content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError):
+        content = presets.parse_yaml(text)
+    except ValueError:
         return bool(_MATRIX_KEY.search(text))
     return isinstance(content, dict) and any(str(key).lower() == "matrix" for key in content)
 
@@ -94,9 +92,9 @@ def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]
         TopologyError: not YAML, an unknown key, an invalid value, or a table that cannot be read.
     """
     try:
-        document = yaml.safe_load(without_escapes(text))
-    except (yaml.YAMLError, ValueError) as cause:  # ValueError: an invalid date
-        raise TopologyError(f"not readable as YAML ({' '.join(str(cause).split())}): {_HOW_TO_WRITE}") from None
+        document = presets.parse_yaml(without_escapes(text))
+    except ValueError as cause:
+        raise TopologyError(f"not readable as YAML ({cause}): {_HOW_TO_WRITE}") from None
     if not isinstance(document, dict):
         raise TopologyError(f"expected `key: value` lines, not {type(document).__name__}: {_HOW_TO_WRITE}")
     content = presets.check(document, _FIELDS, "", TopologyError)

@@ -58,6 +58,8 @@ HEADER = "name\tshape\tdtype\n"
         (HEADER + "a\t1\n", "line 2: no dtype"),
         (HEADER + "\t1\tfloat32\n", "line 2: no name"),
         (HEADER + "a\t1\tfloat32\nb\t2x3\tfloat32\n", "line 3: shape '2x3'; expected whole numbers"),
+        (HEADER + "a\t3,²\tfloat32\n", "line 2: shape '3,²'; expected whole numbers"),
+        (HEADER + "a\t" + "9" * 5000 + "\tfloat32\n", "line 2: shape '99999"),
         (HEADER + "a\t-1\tfloat32\n", "line 2: shape '-1'"),
         (HEADER + "a\t1\tflaot32\n", "line 2: dtype 'flaot32'; did you mean 'float32'"),
         ("name\tshape\tdtype\tsparse\na\t1\tfloat32\tperhaps\n", "line 2: sparse is 'perhaps'"),
@@ -66,7 +68,7 @@ HEADER = "name\tshape\tdtype\n"
 )
 def test_a_bad_table_is_refused_with_its_line(tmp_path, text, message):
     path = tmp_path / "bad.tsv"
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8")
     with pytest.raises(BenchError, match=message):
         models.load_model(str(path))
 

@@ -35,6 +35,8 @@ def test_without_tf_config_there_is_one_host(text):
     [
         ("{", "expected"),
         ("[]", "expected"),
+        ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1e999}}', "expected"),
+        ("[" * 99999, "expected"),
         ('{"cluster": {"worker": ["a:1"]}}', "expected"),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "ps", "index": 0}}', "this process in the list"),
         ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}', "this process in the list"),
