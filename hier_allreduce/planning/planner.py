@@ -93,6 +93,13 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Ch
     return Choice(recipe, size, seconds, lower_bound(topology, size), baselines)
 
 
+def _known_names(values: Any, topology: Topology) -> List[str]:
+    if not set(values) <= set(PLANNER_ALGORITHMS):
+        raise ValueError("not the planner's algorithms")
+    return list(values)
+
+
+@kept(list, _known_names)
 def algorithms_for(topology: Topology) -> List[str]:
     """Return the algorithms that make a plan for this machine."""
     return list(dict.fromkeys([*BASELINES, *(recipe.algorithm for recipe in candidates(topology))]))
