@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .graph import allreduce_grads_and_vars as allreduce_grads_and_vars
     from .graph import allreduce_grads_hierarchical as allreduce_grads_hierarchical
     from .graph import audit as audit
+    from .graph import gpu_lanes as gpu_lanes
     from .planning import Copy as Copy
     from .planning import Plan as Plan
     from .planning import Reduce as Reduce
@@ -59,6 +60,7 @@ _PUBLIC = {
         "allreduce_grads_and_vars",
         "allreduce_grads_hierarchical",
         "audit",
+        "gpu_lanes",
     ],
     "planning": ["Copy", "Plan", "Reduce", "Strategy", "verify"],
     "topology": ["Network", "Topology"],

@@ -36,9 +36,11 @@ from .compat import (
     tf1,
     without_autograph,
 )
-from .devices import device_fields, device_strings, devices_match
+from .devices import LaneDevices, device_fields, device_strings, devices_match, lane_devices
+from .emit import lane_memory_in
 from .gradients import VAR_LIST_ADVICE, Matrix, check_average, check_matrix, check_pairs, is_sparse, static_shape
 from .hosts import CrossHostReduce, HostGroup
+from .logical_gpus import LogicalDevices, fitted, gpu_lanes, lane_numbers
 from .names import op_names, tower_scopes, variable_names, where
 from .partitions import executed_copies
 from .tracing import trace_step
@@ -50,6 +52,8 @@ __all__ = [
     "Audit",
     "CrossHostReduce",
     "HostGroup",
+    "LaneDevices",
+    "LogicalDevices",
     "Matrix",
     "allreduce_grads",
     "allreduce_grads_and_vars",
@@ -65,9 +69,14 @@ __all__ = [
     "device_strings",
     "devices_match",
     "executed_copies",
+    "fitted",
+    "gpu_lanes",
     "in_current_graph",
     "is_resource",
     "is_sparse",
+    "lane_devices",
+    "lane_memory_in",
+    "lane_numbers",
     "make_logical_cpus",
     "mirrored_factory",
     "op_names",

@@ -21,6 +21,7 @@ from .emit import emit, record_call, reductions_of
 from .entries import entry_tensors, to_gradients
 from .gradients import Matrix, check_matrix, check_pairs, reference_warning
 from .hosts import CrossHostReduce, HostGroup
+from .lane_memory import check_lane_memory
 from .layout import Layout, lay_out
 from .names import variable_names
 from .packing import Packer
@@ -38,6 +39,7 @@ def allreduce_grads(
     name: Optional[str] = None,
     strategy: Union[str, Strategy, None] = None,
     cluster: Optional[HostGroup] = None,
+    lanes: Optional[Sequence[Sequence[Any]]] = None,
 ) -> List[Tuple[Any, ...]]:
     """Return the sum (or mean) of all towers' gradients on every tower.
 
@@ -67,18 +69,22 @@ def allreduce_grads(
         cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. All hosts call this function
             with the same arguments, and the sum, or mean, is over the towers of all hosts. Sparse gradients become
             dense.
+        lanes: K×L further devices, ``lanes[tower][lane]``, such as ``gpu_lanes(…).lanes``: logical GPUs of each tower's
+            GPU. Chunks travel between them, several out of one GPU at a time, and sums are formed on them; the results
+            are the same. See docs/lanes.md.
 
     Returns:
         A list of K tuples of N tensors; entry (k, n) lives on ``devices[k]``.
 
     Raises:
         GradientError: rows do not match the devices or each other, or an entry cannot be added up.
-        DeviceError: something in ``devices`` is not a device.
+        DeviceError: something in ``devices`` or ``lanes`` is not a device; a lane is also a tower or another lane, or
+            has too little memory.
         StrategyError: an unknown choice, or ``groups`` that miss or repeat a tower.
         ClusterError: not K towers on each host, or no graph for a session.
     """
     strategy = strategy_from(strategy, algorithm=algorithm, groups=groups)
-    grads = check_matrix(all_grads, device_strings(devices), average)
+    grads = check_matrix(all_grads, device_strings(devices), average, lanes=lanes)
     return _reduced(grads, average, strategy, name, cluster)
 
 
@@ -88,6 +94,7 @@ def allreduce_grads_hierarchical(
     devices: Sequence[Any],
     average: bool = False,
     cluster: Optional[HostGroup] = None,
+    lanes: Optional[Sequence[Sequence[Any]]] = None,
 ) -> List[Tuple[Any, ...]]:
     """Reduce as tensorpack's function of this name does at K = 8, for any K ≥ 1.
 
@@ -97,7 +104,7 @@ def allreduce_grads_hierarchical(
 
     Raises: as :func:`allreduce_grads`.
     """
-    return allreduce_grads(all_grads, devices, average, strategy=_PER_VARIABLE, cluster=cluster)
+    return allreduce_grads(all_grads, devices, average, strategy=_PER_VARIABLE, cluster=cluster, lanes=lanes)
 
 
 @without_autograph
@@ -110,6 +117,7 @@ def allreduce_grads_and_vars(
     name: Optional[str] = None,
     strategy: Union[str, Strategy, None] = None,
     cluster: Optional[HostGroup] = None,
+    lanes: Optional[Sequence[Sequence[Any]]] = None,
 ) -> List[List[Tuple[Any, Any]]]:
     """Reduce K rows of N (gradient, variable) pairs, as ``compute_gradients`` returns them.
 
@@ -125,7 +133,7 @@ def allreduce_grads_and_vars(
     devices = device_strings(devices)
     pairs = check_pairs(all_grads_and_vars, devices)
     names = variable_names(pairs, devices)
-    grads = check_matrix([[grad for grad, _ in row] for row in pairs], devices, average, names)
+    grads = check_matrix([[grad for grad, _ in row] for row in pairs], devices, average, names, lanes)
     reduced = _reduced(grads, average, strategy, name, cluster)
     warning = reference_warning(pairs[0]) if len(devices) > 1 else ""
     if warning:
@@ -196,7 +204,7 @@ def copy_from_mains(
     """
     half = layout.copy_half()
     row = [values[entry.variable] for entry in half.entries]
-    places = Places(tuple(devices))
+    places = Places(tuple(devices), layout.lanes.devices)
     reductions = reductions_of(half.kinds, places, False, half.names)
     with record_call(name, half, places):
         packed: List[Any] = []
@@ -235,11 +243,13 @@ def _laid_out(
     one_main: bool = False,
 ) -> Tuple[Layout, CrossHostReduce]:
     """Return the layout, and what adds up over the hosts; before the first step they compare what is noted here."""
-    if cluster is None:
-        return lay_out(grads, strategy, one_main), CrossHostReduce()
-    if not isinstance(cluster, HostGroup):
+    if not isinstance(cluster, (HostGroup, type(None))):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster (from a file: Cluster.load)")
-    layout = lay_out(grads, strategy, one_main, cluster.size, cluster.network)
+    hosts = (cluster.size, cluster.network) if cluster else ()
+    layout = lay_out(grads, strategy, one_main, *hosts)
+    check_lane_memory(layout)
+    if cluster is None:
+        return layout, CrossHostReduce()
     facts = {
         "average": average,
         "strategy": {field: str(value) for field, value in dataclasses.asdict(strategy).items()},

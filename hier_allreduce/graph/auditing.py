@@ -22,6 +22,8 @@ On several hosts, each host audits its own devices and what it sends to the othe
 Where a plan was made for a machine's links, each sender's copies leave in the plan's order, and the line says so::
 
     hier_allreduce/: exchange, 8 chunks, 112 copies, planned = executed, 112 of them in the plan's order
+
+With lanes, the table has a row and a column for each of them too: 2.0 is lane 0 of tower 2.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ from ..topology import Topology, load
 from .compat import tf1
 from .copy_order import TURN
 from .emit import Emitted, emitted_in
-from .executed import ChunkOf, DeviceFinder, Pair, chunk_copies, chunk_finder, planned_copies
+from .executed import ChunkOf, DeviceFinder, Pair, Place, chunk_copies, chunk_finder, planned_copies
 from .partitions import Edge, edges_between, overtaken
 from .tracing import trace_calls
 
@@ -54,8 +56,9 @@ class Audited:
     Attributes:
         scope: its name scope.
         plan: what it does inside this host.
-        devices: the devices of this host's towers.
-        copies: the number of tensors that went from tower i's device to tower j's: ``{(i, j): count}``.
+        devices: the devices of this host's towers, and of their lanes.
+        copies: the number of tensors that went from device i to device j, in the plan's numbering:
+            ``{(i, j): count}``. Devices 0 to K-1 are the towers'.
         hosts: the number of hosts.
         collectives: the number of tensors that crossed between the hosts; each counts once, on every host.
         bytes_across: the bytes of these tensors; None where a shape was not known when the graph was built.
@@ -74,6 +77,10 @@ class Audited:
     def __str__(self) -> str:
         total = sum(self.copies.values())
         parts = [self.plan.algorithm, count(self.plan.chunks, "chunk"), f"{total} copies"]
+        if self.plan.lanes:
+            tower = self.plan.tower
+            inside = sum(times for (src, dst), times in self.copies.items() if tower(src) == tower(dst))
+            parts[-1] += f" ({inside} between a tower and its lanes)"
         if self.hosts > 1:
             size = "" if self.bytes_across is None else f" ({amount(self.bytes_across)})"
             parts.append(f"{count(self.collectives, 'collective')} over {self.hosts} hosts{size}")
@@ -101,7 +108,7 @@ class Audit:
     def copies(self) -> Counter:
         """The number of tensors that went from tower i's device to tower j's, over all calls: ``{(i, j): count}``.
 
-        Towers that share a device are counted as the first of them.
+        Towers that share a device are counted as the first of them. With lanes, devices K and up are lanes.
         """
         return sum((call.copies for call in self.calls), Counter())
 
@@ -136,19 +143,20 @@ class Audit:
 
     def __str__(self) -> str:
         lines = ["copies between the devices, from row to column"]
-        for devices in dict.fromkeys(call.devices for call in self.calls):
+        for devices, plan in {call.devices: call.plan for call in self.calls}.items():
             copies: Counter = sum((call.copies for call in self.calls if call.devices == devices), Counter())
-            lines += [_copies_table(devices, copies), f"total {sum(copies.values())}"]
+            names = [plan.device_name(device) for device in range(plan.devices)]
+            lines += [_copies_table(devices, names, copies), f"total {sum(copies.values())}"]
         lines += [str(call) for call in self.calls]
         lines += [f"{scope}: not part of this run" for scope in self.not_run]
         lines += [f"{scope}: in control flow, not audited" for scope in self.not_audited]
         return "\n".join(lines)
 
 
-def _copies_table(devices: Sequence[Any], copies: Counter) -> str:
-    towers = range(len(devices))
-    rows = [[f"{src}  {devices[src]}", *(copies[src, dst] or "." for dst in towers)] for src in towers]
-    return table([["", *towers], *rows], all_right=True)
+def _copies_table(devices: Sequence[Any], names: Sequence[str], copies: Counter) -> str:
+    numbers = range(len(devices))
+    rows = [[f"{names[src]}  {devices[src]}", *(copies[src, dst] or "." for dst in numbers)] for src in numbers]
+    return table([["", *names], *rows], all_right=True)
 
 
 def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
@@ -226,7 +234,7 @@ class _Traffic(NamedTuple):
         planned: for each chunk the pairs of places between which the plan moves it.
         executed: for each chunk the pairs of places between which its tensors crossed.
         shares_devices: whether towers share a device.
-        idle: the towers' devices on which no op ran.
+        idle: the devices on which no op ran, but should have.
         bytes_across: the bytes that cross to the other hosts; None where that is not known.
     """
 
@@ -253,13 +261,14 @@ def _collect(call: Emitted, graph: Any, edges: Sequence[Edge], nodes: Sequence[A
             executed[chunk_of(node.name)][places.find(node.device), _OTHER_HOSTS] += 1
     if any(planned) and not any(executed) and all(chunk_of(node.name) is None for node in nodes):
         return None
-    homes = {places.first_tower(tower) for tower in range(call.plan.devices)}
-    idle = homes - {places.find(node.device) for node in nodes}
+    homes = {places.first_tower(tower) for tower in range(call.plan.towers)}
+    relaying = {device for pair in call.plan.transfers() for device in pair if device >= call.plan.towers}
+    idle = (homes | relaying) - {places.find(node.device) for node in nodes}
     return _Traffic(
         planned,
         executed,
-        shares_devices=len(homes) < call.plan.devices,
-        idle=[call.devices[tower] for tower in sorted(idle)],
+        shares_devices=len(homes) < call.plan.towers,
+        idle=[call.devices[device] for device in sorted(idle)],
         bytes_across=_bytes_across(chunk_of, graph) if to_other_hosts else 0,
     )
 
@@ -352,10 +361,11 @@ def _audited(call: Emitted, traffic: _Traffic) -> Audited:
 
 def _explain(call: Emitted, differences: Sequence[_Difference], idle: Sequence[Any]) -> str:
     """Return the error message: the differences of the first chunks, and what probably causes them."""
-    lines = [f"{call.scope}: the run did not move what the {call.plan.algorithm} plan says, by tower number"]
+    numbers = "by tower and lane (2.0 is lane 0 of tower 2)" if call.plan.lanes else "by tower number"
+    lines = [f"{call.scope}: the run did not move what the {call.plan.algorithm} plan says, {numbers}"]
     for chunk, missing, unplanned in differences[:_LISTED]:
         moved = {"missing": missing, "not planned": unplanned}
-        parts = [f"{word} {_arrows(pairs)}" for word, pairs in moved.items() if pairs]
+        parts = [f"{word} {_arrows(pairs, call.plan)}" for word, pairs in moved.items() if pairs]
         lines.append(f"chunk {chunk} ({call.names[chunk]!r}): {', '.join(parts)}")
     if len(differences) > _LISTED:
         lines.append(f"and {len(differences) - _LISTED} more chunks")
@@ -365,7 +375,7 @@ def _explain(call: Emitted, differences: Sequence[_Difference], idle: Sequence[A
 
 def _advice(differences: Sequence[_Difference], idle: Sequence[Any]) -> List[str]:
     if idle:
-        return [f"no op ran on {', '.join(map(str, idle))}: soft placement put that tower's ops elsewhere"]
+        return [f"no op ran on {', '.join(map(str, idle))}: soft placement put its ops elsewhere"]
     if any(dst != _OTHER_HOSTS for difference in differences for _, dst in difference.unplanned):
         return [
             "build tower k's gradients under tf.device(devices[k]): a gradient on another device (a fed placeholder is"
@@ -379,5 +389,8 @@ def _advice(differences: Sequence[_Difference], idle: Sequence[Any]) -> List[str
     return []
 
 
-def _arrows(pairs: Counter) -> str:
-    return " ".join(f"{src}→{dst}" for src, dst in sorted(pairs, key=str))
+def _arrows(pairs: Counter, plan: Plan) -> str:
+    def name(place: Place) -> str:
+        return plan.device_name(place) if isinstance(place, int) else place
+
+    return " ".join(f"{name(src)}→{name(dst)}" for src, dst in sorted(pairs, key=str))

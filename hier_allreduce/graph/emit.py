@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
@@ -24,6 +25,7 @@ from .devices import Places
 from .entries import INDICES, VALUES
 from .gradients import NARROW_DTYPES
 from .hosts import CrossHostReduce
+from .lane_memory import lane_memory
 from .layout import Layout
 from .packing import Constants
 
@@ -40,6 +42,7 @@ class Emitted:
         hosts: the number of hosts.
         variables: the names of each chunk's variables.
         machine: the topology for which the plan was made, if it was made for one.
+        lane_memory: the bytes that each of a tower's L lanes needs.
     """
 
     scope: str
@@ -49,6 +52,7 @@ class Emitted:
     hosts: int = 1
     variables: Tuple[Tuple[str, ...], ...] = ()
     machine: Optional[Topology] = None
+    lane_memory: Tuple[int, ...] = ()
 
 
 _emitted: weakref.WeakKeyDictionary[Any, List[Emitted]] = weakref.WeakKeyDictionary()
@@ -57,6 +61,11 @@ _emitted: weakref.WeakKeyDictionary[Any, List[Emitted]] = weakref.WeakKeyDiction
 def emitted_in(graph: Any) -> List[Emitted]:
     """Return the records of the all-reduces built in ``graph``, in building order."""
     return list(_emitted.get(graph, ()))
+
+
+def lane_memory_in(graph: Any) -> Tuple[int, ...]:
+    """Return the bytes that each of a tower's lanes needs for all all-reduces in ``graph`` together."""
+    return tuple(map(sum, zip_longest(*(call.lane_memory for call in emitted_in(graph)), fillvalue=0)))
 
 
 class DeviceReduction(Ops[Any]):
@@ -354,5 +363,6 @@ def record_call(name: str, layout: Layout, places: Places, hosts: int = 1) -> It
         yield
     if not tf.executing_eagerly():
         names, variables = tuple(layout.names), tuple(layout.variables)
-        record = Emitted(scope, layout.plan, places.devices, names, hosts, variables, layout.machine)
+        memory = lane_memory(layout)
+        record = Emitted(scope, layout.plan, places.devices, names, hosts, variables, layout.machine, memory)
         _emitted.setdefault(tf1.get_default_graph(), []).append(record)

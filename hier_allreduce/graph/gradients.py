@@ -19,7 +19,7 @@ import tensorflow as tf
 from ..errors import GradientError
 from ..formatting import count
 from .compat import SUMMABLE_DTYPES, in_current_graph, is_eager, is_resource, tf1
-from .devices import Places, device_fields, devices_match
+from .devices import NO_LANES, LaneDevices, Places, device_fields, devices_match, lane_devices
 from .names import names_within_towers, where
 
 VAR_LIST_ADVICE = "without var_list=, compute_gradients takes all towers' variables: give it those of its own tower"
@@ -34,18 +34,18 @@ class Matrix:
         rows: K rows of N gradients, ``rows[tower][variable]``.
         devices: K devices.
         names: N names of the variables, for messages and op names.
-        lanes: the K×L lanes of an all-reduce, those of tower 0 first.
+        lanes: the lanes of the K towers.
     """
 
     rows: Tuple[Tuple[Any, ...], ...]
     devices: Tuple[Any, ...]
     names: Tuple[str, ...]
-    lanes: Tuple[Any, ...] = ()
+    lanes: LaneDevices = NO_LANES
 
     @property
     def places(self) -> Places:
         """The towers' devices and their lanes."""
-        return Places(self.devices, self.lanes)
+        return Places(self.devices, self.lanes.devices)
 
     @property
     def columns(self) -> List[Tuple[Any, ...]]:
@@ -71,7 +71,7 @@ def check_average(average: Any) -> None:
 
 
 def check_matrix(
-    all_grads: Any, devices: Tuple[Any, ...], average: Any, names: Optional[Sequence[str]] = None
+    all_grads: Any, devices: Tuple[Any, ...], average: Any, names: Optional[Sequence[str]] = None, lanes: Any = None
 ) -> Matrix:
     """Check the K×N gradients of K devices.
 
@@ -80,14 +80,17 @@ def check_matrix(
         devices: K devices, from :func:`device_strings`.
         average: whether the mean is wanted, which integers do not have.
         names: N variable names; by default those of the gradients.
+        lanes: K rows of L devices, or None.
 
     Returns:
         The checked matrix.
 
     Raises:
+        DeviceError: as :func:`lane_devices`.
         GradientError: the rows do not match the devices or each other, or an entry cannot be added up.
     """
     check_average(average)
+    on_lanes = lane_devices(lanes, devices)
     rows = check_rows(all_grads, devices)
     names = tuple(names) if names is not None else tuple(_gradient_names(rows))
     for tower, row in enumerate(rows):
@@ -95,7 +98,7 @@ def check_matrix(
             _check_entry(grad, partial(where, tower, devices, variable, names))
     for variable, column in enumerate(zip(*rows)):
         _check_column(column, variable, devices, names, average, rows)
-    return Matrix(rows, devices, names)
+    return Matrix(rows, devices, names, on_lanes)
 
 
 def check_rows(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], ...]:

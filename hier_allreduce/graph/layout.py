@@ -23,19 +23,21 @@ from ..planning import (
     BY_ROOT,
     Bucketing,
     Chunk,
+    Lanes,
     Plan,
     PlanningTarget,
     Step,
     Strategy,
     balanced,
     make_buckets,
+    on_lanes,
     plan_cut,
     plan_whole,
     readiness,
     verify,
 )
 from ..topology import Network, Topology, subset, this_machine
-from .devices import all_on_cpu, device_numbers
+from .devices import NO_LANES, LaneDevices, all_on_cpu, device_numbers
 from .entries import DENSE, INDICES, VALUES, Entry, entry_spec, find_entries
 from .gradients import NARROW_DTYPES, Matrix, is_sparse
 from .names import op_names
@@ -52,6 +54,7 @@ class Layout(NamedTuple):
         kinds: how each chunk is added up: see :func:`~hier_allreduce.graph.emit.reductions_of`.
         readiness: for each chunk its place in the order in which chunks become ready, where the order of copies
             matters: in a plan that was made for a machine's links, unless gradients stay whole. None elsewhere.
+        lanes: the lanes of the towers' devices.
         variables: the names of each chunk's variables.
         machine: the topology of the K devices for which the plan was made, if it was made for one.
     """
@@ -62,6 +65,7 @@ class Layout(NamedTuple):
     plan: Plan
     kinds: List[str]
     readiness: Optional[Tuple[int, ...]] = None
+    lanes: LaneDevices = NO_LANES
     variables: Sequence[Tuple[str, ...]] = ()
     machine: Optional[Topology] = None
 
@@ -115,6 +119,7 @@ def lay_out(
     """
     entries = find_entries(grads, _gathered(grads, strategy, hosts), strategy.missing)
     machine = _machine(strategy, grads.devices)
+    lanes = Lanes(grads.places.lanes_each)
     ready = None
     if machine is None:
         chunks, plan = _by_strategy(entries, grads.devices, strategy, hosts)
@@ -124,6 +129,8 @@ def lay_out(
         whole = one_main or strategy.whole
         chunks, plan = _by_machine(entries, target, strategy.bucketing if whole else None)
         ready = None if whole else _readiness(chunks, entries)
+    # a variable's update, and a sum over several hosts, are made on a tower
+    plan = on_lanes(plan, lanes, sum_on_tower=one_main or hosts > 1)
     return Layout(
         entries,
         chunks,
@@ -131,6 +138,7 @@ def lay_out(
         verify(plan),
         [_kind(chunk, entries, strategy, len(grads.devices) * hosts) for chunk in chunks],
         ready,
+        grads.lanes,
         variables=[_variables(chunk, entries, grads.names) for chunk in chunks],
         machine=machine,
     )

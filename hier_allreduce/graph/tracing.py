@@ -197,7 +197,7 @@ def trace_calls(run_metadata: Any, graph: Any, calls: Sequence[Emitted], topolog
         own, sizes = _bars_of(step, graph, call, devices, prefix)
         bars += own
         last_gradient = max(last_gradient, _last_gradient(step, call))
-        machine = _machine(topology or call.machine, call.devices)
+        machine = None if call.plan.lanes else _machine(topology or call.machine, call.devices)
         if machine is not None and own and tuple(devices) == call.devices:
             names = [prefix + name for name in _names(call)]
             predicted = predicted_run(call.plan, machine, sizes, names, tuple(map(str, devices)))

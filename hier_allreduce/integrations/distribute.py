@@ -43,13 +43,21 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     rows for a dense gradient than for a sparse one, so ``"auto"`` gathers here.
     """
 
-    def __init__(self, strategy: Union[str, Strategy, None] = None, topology: Any = None):
+    def __init__(
+        self,
+        strategy: Union[str, Strategy, None] = None,
+        topology: Any = None,
+        lanes: Optional[Sequence[Sequence[Any]]] = None,
+    ):
         """Choose how to reduce.
 
         Args:
             strategy: a :class:`hier_allreduce.Strategy`, or the name or path of its YAML file. ``"auto"`` and None
                 mean the default strategy.
             topology: the machine's links, as in ``Strategy(topology=...)``.
+            lanes: K×L further devices over which values travel, those of replica 0 first, as in
+                :func:`hier_allreduce.allreduce_grads`. Give the ``MirroredStrategy`` its K devices: without a list it
+                takes all logical devices, lanes too.
 
         Raises:
             StrategyError: there is no such strategy or topology, or they contradict each other.
@@ -60,8 +68,8 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             if chosen.topology is not None:
                 raise StrategyError(f"topology={topology!r}: the strategy already has one, {chosen.topology!r}")
             chosen = dataclasses.replace(chosen, topology=topology)
-        self._strategy = chosen.for_optimizers()
-        arguments = {"strategy": strategy, "topology": topology}
+        self._strategy, self._lanes = chosen.for_optimizers(), lanes
+        arguments = {"strategy": strategy, "topology": topology, "lanes": lanes}
         self._shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
         self._makers: Dict[Places, Callable[[Tuple[Any, ...]], Any]] = {}
 
@@ -108,7 +116,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 groups.setdefault(places, []).append(number)
         for places, numbers in groups.items():
             rows = zip(*(replica_values(value_destination_pairs[number][0]) for number in numbers))
-            reduced = allreduce_grads(list(rows), places, average, strategy=self._strategy)
+            reduced = allreduce_grads(list(rows), places, average, strategy=self._strategy, lanes=self._lanes)
             mirrored = self._maker(places, value_destination_pairs[numbers[0]][1])
             for number, column in zip(numbers, zip(*reduced)):
                 results[number] = mirrored(column)

@@ -10,7 +10,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Set
 import tensorflow as tf
 
 from ..errors import VariableError
-from ..graph import HostGroup, check_matrix, copy_from_mains, reduce_to_mains, tf1, variable_names, where
+from ..graph import HostGroup, LaneDevices, check_matrix, copy_from_mains, reduce_to_mains, tf1, variable_names, where
 from ..planning import Strategy
 from .updates import Updated
 from .variables import Pairs, all_variables, check_variables, parse_slot_name, recording_created
@@ -25,6 +25,7 @@ def update_at_mains(
     strategy: Strategy,
     base: Optional[Any] = None,
     cluster: Optional[HostGroup] = None,
+    lanes: Optional[LaneDevices] = None,
 ) -> Updated:
     """Reduce to the mains, update there once, and copy the new values over the same plan to all towers.
 
@@ -40,6 +41,7 @@ def update_at_mains(
         strategy: how to reduce and copy.
         base: the optimizer that updates, if ``optimizer`` is a wrapper that is known to pass all gradients on to it.
         cluster: the cluster of several hosts, each of which updates its own variables.
+        lanes: the lanes over which gradients and values travel. The update stays on the towers.
 
     Returns:
         One op, and one list of the variables that it created.
@@ -54,7 +56,7 @@ def update_at_mains(
     check_variables(rows, devices)
     names = variable_names(rows, devices)
     _refuse_pieces(rows[0], devices, names)
-    grads = check_matrix([[grad for grad, _ in row] for row in rows], tuple(devices), average, names)
+    grads = check_matrix([[grad for grad, _ in row] for row in rows], tuple(devices), average, names, lanes)
     reduced, layout = reduce_to_mains(grads, average, strategy, cluster=cluster)
     mains = layout.mains()
     with _slots_named_like_tower_0(rows), recording_created() as created:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 import weakref
-from typing import Any, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import tensorflow as tf
 
@@ -16,6 +16,7 @@ from ..graph import (
     builds_for_session,
     check_pairs,
     device_strings,
+    lane_devices,
     outside_control_flow,
     tf1,
     without_autograph,
@@ -72,6 +73,7 @@ class TowerOptimizer:
         broadcast_every: int = 0,
         check_replicas_every: int = 0,
         cluster: Optional[HostGroup] = None,
+        lanes: Optional[Sequence[Sequence[Any]]] = None,
     ):
         """Check the options. This adds no ops.
 
@@ -87,9 +89,11 @@ class TowerOptimizer:
             cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. The gradients of all of
                 them are reduced. Run ``cluster.broadcast(tf.compat.v1.global_variables())`` on all hosts before
                 ``init_op``, which copies inside this host only.
+            lanes: K×L further devices over which gradients travel, as in :func:`hier_allreduce.allreduce_grads`.
+                Variables and updates stay on ``devices``.
 
         Raises:
-            DeviceError: an entry of ``devices`` is not a valid device.
+            DeviceError: an entry of ``devices`` or ``lanes`` is not a valid device, or they are not distinct.
             GradientError: ``average`` is not a bool.
             StrategyError: another option is invalid.
             VariableError: ``optimizer`` is not a v1 optimizer, cannot run on each variable's main only, or is
@@ -107,6 +111,7 @@ class TowerOptimizer:
             refuse_wrapper(optimizer)
         refuse_unfit(optimizer)
         self.devices = device_strings(devices)
+        self._lanes = lane_devices(lanes, self.devices)
         self.init_op: Any = None
         self.broadcast_op: Any = None
         self.left_out: List[str] = []
@@ -191,9 +196,10 @@ class TowerOptimizer:
 
     def _updated(self, rows: Sequence[Pairs]) -> Updated:
         average, strategy = self._options.average, self._options.strategy
+        where: Dict[str, Any] = {"cluster": self._cluster, "lanes": self._lanes}
         if self._options.update == "main":
-            return update_at_mains(self._optimizer, rows, self.devices, average, strategy, cluster=self._cluster)
-        reduced = allreduce_grads_and_vars(rows, self.devices, average, strategy=strategy, cluster=self._cluster)
+            return update_at_mains(self._optimizer, rows, self.devices, average, strategy, **where)
+        reduced = allreduce_grads_and_vars(rows, self.devices, average, strategy=strategy, **where)
         return update_replicated(self._optimizer, reduced, self.devices)
 
     def _find_replicas(

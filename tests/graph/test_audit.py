@@ -264,7 +264,7 @@ def test_a_step_that_fetches_a_part(graph):
 def test_soft_placement_that_moved_a_tower(graph):
     devices = ["/cpu:0", "/cpu:1", "/gpu:0"]
     result = allreduce_grads(gradients_on(devices, ones(3)), devices)
-    with pytest.raises(AuditError, match=r"missing .*2→.*\nno op ran on /gpu:0: soft placement put that tower's ops"):
+    with pytest.raises(AuditError, match=r"missing .*2→.*\nno op ran on /gpu:0: soft placement put its ops"):
         audit(seen(result, allow_soft_placement=True))
 
 
