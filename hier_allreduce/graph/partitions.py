@@ -123,6 +123,9 @@ def _data_sends(part: Any) -> Iterator[Any]:
     for node in part.node:
         if node.op not in _SENDS or node.attr["client_terminated"].b:
             continue
+        sender, receiver, _ = _rendezvous_key(node)
+        if sender == receiver:  # from a GPU's memory to the host's or back: TensorFlow's int32 kernels work on the host
+            continue
         value = nodes[node.input[0].split(":")[0]]
         # a control dependency crosses as a dummy constant that waits for the op
         if not (value.op == "Const" and list(value.input) == [f"^{_source(node)}"]):

@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 from helpers.graphs import cpus, gradients_on, session, tf1
 
-from hier_allreduce import allreduce_grads
+from hier_allreduce import allreduce_grads, audit
 from hier_allreduce.graph import executed_copies
 
 
@@ -31,3 +31,28 @@ def test_control_dependencies_are_no_copies(graph):
     with tf.device("/cpu:1"), tf.control_dependencies([first]):
         second = tf1.random_uniform([3])
     assert executed_copies(traced_step(second.op)) == {}
+
+
+def through_host_memory(metadata):
+    """Add what TensorFlow adds on GPUs before an op whose operands are in host memory: a send to its own device."""
+    for part in metadata.partition_graphs:
+        for node in [node for node in part.node if node.op == "AddN"]:
+            for number, tensor in enumerate(node.input):
+                send = part.node.add(name=f"{node.name}/to_host{number}", op="_HostSend", device=node.device)
+                recv = part.node.add(name=f"{node.name}/on_host{number}", op="_HostRecv", device=node.device)
+                send.input.append(tensor)
+                for each in (send, recv):
+                    for attr in ("send_device", "recv_device"):
+                        each.attr[attr].s = node.device.encode()
+                    each.attr["tensor_name"].s = f"memtype_{number}_{tensor.split(':')[0]}".encode()
+                node.input[number] = recv.name
+    return metadata
+
+
+def test_the_way_to_a_gpus_host_memory_is_no_copy_between_devices(graph):
+    result = allreduce_grads(gradients_on(cpus(3), [[np.ones([5], np.int32)]] * 3), cpus(3))
+    metadata = traced_step([row[0].op for row in result])
+    before = executed_copies(metadata), audit(metadata, graph).copies
+    through_host_memory(metadata)
+    assert any(node.op == "_HostSend" for part in metadata.partition_graphs for node in part.node)
+    assert (executed_copies(metadata), audit(metadata, graph).copies) == before
