@@ -18,7 +18,6 @@ import hashlib
 import json
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar, cast
 
@@ -27,7 +26,6 @@ from .. import __version__
 F = TypeVar("F", bound=Callable[..., Any])
 
 VARIABLE = "HIER_ALLREDUCE_CACHE"
-_LEAST_SECONDS = 0.05  # of CPU: a shorter search is not worth a file
 _INVALID = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OSError)
 
 
@@ -63,10 +61,8 @@ def kept(encode: Callable[[Any], Any], decode: Callable[[Any, Any], Any]) -> Cal
                 return function(topology, *arguments, **named)
             with contextlib.suppress(*_INVALID):
                 return decode(json.loads(path.read_bytes())["result"], topology)
-            started = time.process_time()
             result = function(topology, *arguments, **named)
-            if time.process_time() - started >= _LEAST_SECONDS:
-                _write(path, {"of": f"{function.__name__} of hier_allreduce {__version__}", "result": encode(result)})
+            _write(path, {"of": f"{function.__name__} of hier_allreduce {__version__}", "result": encode(result)})
             return result
 
         return cast(F, call)

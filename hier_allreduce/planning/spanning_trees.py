@@ -72,11 +72,15 @@ def _spans(count: int, tree: Tree) -> bool:
 
 
 @lru_cache(maxsize=256)
-@kept(asdict, _packing_from_values)
 def pack(topology: Topology, ideal_links: bool = False) -> Packing:
     """Return the best fractional packing of spanning trees on ``topology``."""
     if len(topology) == 1:
         return Packing((), (), float("inf"), float("inf"))
+    return _best_packing(topology, ideal_links)
+
+
+@kept(asdict, _packing_from_values)
+def _best_packing(topology: Topology, ideal_links: bool) -> Packing:
     return _Packer(topology, ideal_links).best()
 
 

@@ -15,7 +15,6 @@ CACHED = (planner._search, planner._best_of, spanning_trees.pack)
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
-    monkeypatch.setattr(cache, "_LEAST_SECONDS", 0.0)
     as_another_process()
     yield tmp_path / "searches"
     as_another_process()
@@ -65,8 +64,8 @@ DAMAGE = {
     "shares of more than all": lambda folder: change(folder, "_search", lambda r: r[0][0].update(fractions=[2.0])),
     "another machine": lambda folder: change(folder, "_search", lambda r: r[0][0].update(devices=5)),
     "an unknown field": lambda folder: change(folder, "_search", lambda r: r[0][0].update(faster=True)),
-    "no tree": lambda folder: change(folder, "pack", lambda r: r["trees"][0].pop()),
-    "an impossible rate": lambda folder: change(folder, "pack", lambda r: r.update(rate=-1.0)),
+    "no tree": lambda folder: change(folder, "_best_packing", lambda r: r["trees"][0].pop()),
+    "an impossible rate": lambda folder: change(folder, "_best_packing", lambda r: r.update(rate=-1.0)),
 }
 
 
@@ -92,7 +91,6 @@ def test_another_version_of_the_planner_searches_itself(folder, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(cache, "_LEAST_SECONDS", 0.0)
     as_another_process()
     expected = choose(MACHINE, SIZE)
     monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file"))
