@@ -10,7 +10,7 @@ QUICK = tests/topology tests/planning tests/cli/test_cli.py tests/cluster/test_l
         tests/test_formatting.py tests/test_presets.py
 PYTEST = -m pytest -n 2 --dist loadgroup $(PYTEST_OPTIONS)
 
-.PHONY: help venv venv-tf1 demo test test-tf1 test-quick tunnel lint clean
+.PHONY: help venv venv-tf1 demo test test-tf1 test-quick tunnel docs figures lint clean
 
 help:
 	@echo "make demo        train on handwritten digits, 8 devices, and check the result"
@@ -19,6 +19,8 @@ help:
 	@echo "make test-quick  the tests that need no TensorFlow, about a minute"
 	@echo "make lint        ruff and mypy"
 	@echo "make tunnel      plans executed by TensorFlow on emulated machines: the table of docs/tunnel.md; needs g++"
+	@echo "make docs        the documentation's site, in build/site"
+	@echo "make figures     draw the pictures of README and of the site again"
 	@echo "PYTEST_OPTIONS='-k planner -x' goes to pytest"
 
 venv: .venv/.done
@@ -28,7 +30,7 @@ venv-tf1: .venv-tf1/.done
 	@command -v $(PYTHON) >/dev/null || { echo "make: Python 3.11 is needed: no '$(PYTHON)' on PATH (set PYTHON=...)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install --quiet -e '.[tf,tensorpack,bench,demo,dev]'
+	.venv/bin/python -m pip install --quiet -e '.[tf,tensorpack,bench,demo,dev,docs]'
 	# Keras 2, for the tests; by itself it would bring the package tensorflow beside tensorflow-cpu
 	.venv/bin/python -m pip install --quiet --no-deps "tf_keras==$$(.venv/bin/python -c \
 	  'import importlib.metadata as m; print(".".join(m.version(m.packages_distributions()["tensorflow"][0]).split(".")[:2]))').*"
@@ -55,6 +57,14 @@ test-quick: .venv/.done
 
 tunnel: .venv/.done
 	.venv/bin/python -m tunnel --page docs/tunnel.md
+
+# strict: a link that leads nowhere is an error
+docs: .venv/.done
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
+	@echo "the site is in build/site/index.html"
+
+figures: .venv/.done
+	.venv/bin/python docs/generate/figures.py
 
 lint: .venv/.done
 	.venv/bin/ruff check .

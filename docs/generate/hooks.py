@@ -1,0 +1,21 @@
+"""mkdocs' hooks: tables that come from the code, and links to files outside ``docs/``."""
+
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import reference
+
+INCLUDE = re.compile(r"<!-- include: ([\w-]+) -->")
+FOLDERS = "tests|tunnel|benchmarks|examples|configs|hier_allreduce"
+OUTSIDE = re.compile(rf"\[([^\]]*)\]\((?:\.\./)+((?:{FOLDERS})/[^)]*|[A-Z]+\.md)\)")
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Insert the generated parts of a page, and link files outside ``docs/`` in the repository if it has an address."""
+    markdown = INCLUDE.sub(lambda match: reference.INCLUDED[match.group(1)](), markdown)
+    address = (config.repo_url or "").rstrip("/")
+    link = rf"[\1]({address}/blob/main/\2)" if address else r"\1 (`\2`)"
+    return OUTSIDE.sub(link, markdown)

@@ -1,0 +1,77 @@
+"""The generated parts of the documentation: commands, keys of files, the schema of plans, measurements."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from hier_allreduce.cli.entry import main
+
+TOP = Path(__file__).parents[2]
+DOCS = TOP / "docs"
+SCHEMA = json.loads((DOCS / "reference" / "plan.schema.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def reference():
+    spec = importlib.util.spec_from_file_location("reference", str(DOCS / "generate" / "reference.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_pages_include_what_exists(reference):
+    texts = [page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")]
+    named = {name for text in texts for name in re.findall(r"<!-- include: ([\w-]+) -->", text)}
+    assert named == set(reference.INCLUDED)
+
+
+@pytest.mark.parametrize("command", ["topo", "plan", "launch"])
+def test_every_option_of_a_command_is_in_the_reference(reference, command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    options = set(re.findall(r"^ +(?:-\w[^-]*, )?(--[\w-]+)", capsys.readouterr().out, re.MULTILINE)) - {"--help"}
+    section = reference.commands().split(f"\n## {command}\n" if command != "topo" else "## topo\n")[1].split("\n## ")[0]
+    assert options and all(f"{option}" in section for option in options)
+
+
+@pytest.mark.parametrize(
+    "kind, heading",
+    [("strategies", "strategy"), ("trainers", "trainer"), ("networks", "network"), ("clusters", "cluster")],
+)
+def test_every_key_of_the_shipped_files_is_in_the_reference(reference, kind, heading):
+    section = reference.files_page().split(f"## A {heading}\n")[1].split("\n## ")[0]
+    explained = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
+    for path in (TOP / "configs" / kind).glob("*.yaml"):
+        assert set(yaml.safe_load(path.read_text(encoding="utf-8"))) <= explained, path
+
+
+def test_a_key_without_an_explanation_stops_the_site(reference, monkeypatch):
+    monkeypatch.setitem(reference.network._FIELDS, "colour", None)
+    with pytest.raises(KeyError, match="colour"):
+        reference.files_page()
+
+
+@pytest.mark.parametrize("hosts", [[], ["--hosts", "2", "--network", "10gbe"]])
+def test_plans_fit_their_schema(hosts, capsys):
+    assert main(["plan", "pcie-switch", "--bytes", "1MB", "--json", *hosts]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    jsonschema.validate(plan, SCHEMA)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**plan, "chunks": "two"}, SCHEMA)
+
+
+def test_the_keys_of_plans_are_explained(reference):
+    table = reference.plan_schema()
+    assert all(f"| `{key}` |" in table for key in SCHEMA["properties"])
+
+
+@pytest.mark.parametrize("name", ["measurements", "defaults"])
+def test_the_ratios_on_a_page_are_those_of_its_data(reference, name):
+    page = (DOCS / f"{name}.md").read_text(encoding="utf-8")
+    summary = page.split("<!-- summary -->\n")[1].split("<!-- end of summary -->")[0].strip()
+    assert summary == reference.summary(name)
