@@ -13,6 +13,20 @@ FOLDERS = "tests|tunnel|benchmarks|examples|configs|hier_allreduce"
 OUTSIDE = re.compile(rf"\[([^\]]*)\]\((?:\.\./)+((?:{FOLDERS})/[^)]*|[A-Z]+\.md)\)")
 
 
+def on_config(config):
+    """Leave out the pages of the navigation that are not written yet."""
+    for section in config.nav:
+        for title, pages in section.items():
+            if isinstance(pages, list):
+                section[title] = [page for page in pages if _is_written(page, config.docs_dir)]
+    return config
+
+
+def _is_written(page, folder):
+    path = next(iter(page.values())) if isinstance(page, dict) else page
+    return (Path(folder) / path).exists()
+
+
 def on_page_markdown(markdown, page, config, files):
     """Insert the generated parts of a page, and link files outside ``docs/`` in the repository if it has an address."""
     markdown = INCLUDE.sub(lambda match: reference.INCLUDED[match.group(1)](), markdown)
