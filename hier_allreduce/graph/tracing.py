@@ -268,7 +268,7 @@ def _last_gradient(step: _Step, call: Emitted) -> float:
         for op in step.nodes
         if op.startswith(call.scope)
         for source in step.inputs[op]
-        if not source.startswith(call.scope) and source in step.nodes and step.nodes[source].op != "Const"
+        if not source.startswith(call.scope)
     }
     return max((step.times[source].end for source in read if source in step.times), default=0.0)
 

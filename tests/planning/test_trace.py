@@ -1,0 +1,117 @@
+"""Traces: what bars say about links, senders and waiting, and the file that Perfetto reads."""
+
+import json
+
+import pytest
+
+from hier_allreduce import HierAllreduceError
+from hier_allreduce.planning import Bar, Run, Trace, choose, choose_for_hosts, predicted_trace, union
+from hier_allreduce.planning.bars import without
+from hier_allreduce.planning.trace_file import in_lanes
+from hier_allreduce.topology import Network, load
+
+NAMES = ("GPU0", "GPU1")
+
+
+def copy(src, dst, ready, start, end, size=1e9, exact=True):
+    return Bar("copy", f"c0 w {src}→{dst}", src, dst, ready, start, end, size, exact)
+
+
+def total(place, ready, start, end):
+    return Bar("sum", "c0 w sum", place, place, ready, start, end)
+
+
+def test_intervals_that_touch_or_overlap_become_one():
+    assert union([(3, 4), (0, 1), (0.5, 2), (2, 2.5)]) == [(0, 2.5), (3, 4)]
+    assert without([(0, 10)], [(1, 2), (4, 12)]) == [(0, 1), (2, 4)]
+    assert without([(0, 1)], [(0, 1)]) == []
+
+
+def test_a_wait_is_divided_into_its_causes():
+    # the copy 0→1 waits from 0 to 6: until 1 GPU0 sends another copy, then GPU1 computes until 3, then nothing happens
+    bars = (copy(0, 1, 0, 0, 1), total(1, 1, 1, 3), copy(0, 1, 0, 6, 7))
+    waits = Run("executed", NAMES, bars).waiting()
+    assert waits == {"sender busy": 1, "receiver's compute": 2, "host": 3}
+
+
+def test_what_the_device_computed_besides_counts_as_compute():
+    run = Run("executed", NAMES, (copy(0, 1, 0, 4, 5),), computing=((), ((1, 3),)))
+    assert run.waiting() == {"sender busy": 0, "receiver's compute": 2, "host": 2}
+
+
+def test_rates_are_of_busy_time_and_of_exact_copies():
+    bars = (copy(0, 1, 0, 0, 1), copy(0, 1, 0, 3, 4), copy(1, 0, 0, 0, 4, exact=False))
+    run = Run("executed", NAMES, bars, last_gradient=2.5, bound=1.0)
+    assert run.links() == {(0, 1): (2e9, 2)}
+    assert run.sending() == {0: 2, 1: 0}
+    assert run.exposed == 1.5
+    text = run.summary()
+    for part in ("25% of it reached", "GPU0 → GPU1   2 GB  1 GB/s", "busiest sender: GPU0, 2 s (50%", "1 of 3 copies"):
+        assert part in text, text
+    assert "exposed after the last gradient: 1.5 s" in text
+
+
+def test_bars_that_overlap_get_lanes_of_their_own():
+    assert in_lanes([copy(0, 1, 0, 0, 2), copy(0, 1, 0, 1, 3), copy(0, 1, 0, 2, 4), copy(0, 1, 0, 2.5, 3)]) == [
+        0,
+        1,
+        0,
+        2,
+    ]
+
+
+@pytest.fixture(scope="module")
+def machine():
+    return load("p3.8xlarge")
+
+
+def test_the_predicted_run_is_the_simulation_of_the_plan(machine, tmp_path):
+    choice = choose(machine, 1 << 20)
+    (run,) = predicted_trace(choice, machine).runs
+    assert run.seconds == pytest.approx(choice.seconds)
+    assert len(run.copies) == sum(choice.recipe.plan().transfers().values())
+    assert all(bar.ready <= bar.start <= bar.end for bar in run.bars)
+    assert run.waiting()["host"] < 1e-9  # the model's host takes no time on one host
+    assert run.bound == pytest.approx(choice.bound, rel=1e-3)
+
+
+def test_the_file_is_chromes_trace(machine, tmp_path):
+    trace = predicted_trace(choose(machine, 1 << 20), machine)
+    trace.write(str(tmp_path / "plan.json"))
+    events = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))["traceEvents"]
+    check_events(events)
+    named = {(event["pid"], event["args"]["name"]) for event in events if event["name"].endswith("_name")}
+    assert (0, "GPU0") in named and (3, "predicted: copies out") in named
+    bars = [event for event in events if event["ph"] == "X"]
+    assert len(bars) == len(trace.runs[0].bars)
+    assert max(event["ts"] + event["dur"] for event in bars) == pytest.approx(trace.runs[0].seconds * 1e6, abs=0.01)
+
+
+def check_events(events):
+    """Fail unless the events are what Perfetto accepts: nothing of one thread overlaps in part."""
+    rows = {}
+    for event in events:
+        assert event["ph"] in "XMi" and isinstance(event["pid"], int) and isinstance(event["tid"], int)
+        if event["ph"] == "X":
+            assert event["ts"] >= 0 and event["dur"] >= 0
+            rows.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["dur"]))
+    for bars in rows.values():
+        bars.sort()
+        assert all(start + length <= later + 0.002 for (start, length), (later, _) in zip(bars, bars[1:]))
+    threads = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert rows.keys() <= threads
+
+
+def test_several_hosts_have_a_row_for_what_crosses_between_them(machine):
+    choice = choose_for_hosts(machine, 1 << 20, 2, Network.load("10gbe"))
+    trace = predicted_trace(choice, machine)
+    crossing = [bar for bar in trace.runs[0].bars if bar.kind == "network"]
+    assert {bar.name for bar in crossing} == {f"c{c} between hosts" for c in range(len(choice.recipe.fractions))}
+    back = [bar for bar in trace.runs[0].copies if bar.start >= min(bar.end for bar in crossing)]
+    assert back and all(bar.ready <= bar.start for bar in trace.runs[0].bars)
+    assert "one of the hosts" in str(trace)
+
+
+def test_a_file_that_cannot_be_written_is_named(machine, tmp_path):
+    with pytest.raises(HierAllreduceError, match="nowhere"):
+        Trace((Run("predicted", NAMES, (copy(0, 1, 0, 0, 1),)),)).write(str(tmp_path / "nowhere" / "a.json"))
