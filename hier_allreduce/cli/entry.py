@@ -1,4 +1,7 @@
-"""``hier-allreduce topo | plan | bench | launch | demo``: the command line, and errors as one line."""
+"""``hier-allreduce COMMAND``: the command line, and errors as one line.
+
+A command's module is imported only when that command runs, so that ``--version`` and ``--help`` answer at once.
+"""
 
 from __future__ import annotations
 
@@ -18,20 +21,43 @@ COMMANDS = {
     "bench": "measure step time, graph size and memory, compared with every peer",
     "launch": "start all hosts of a job on this machine",
     "demo": "train a small model on real data and check the result",
+    "doctor": "report versions, GPUs and known problems, to paste into an issue",
+    "completion": "print a shell's completion script",
 }
+_EXAMPLES = """\
+examples:
+  hier-allreduce topo                        the links of this machine
+  hier-allreduce topo --list                 the machines that are known by name
+  hier-allreduce plan dgx-1v --bytes 100MB   a plan and its predicted time
+  hier-allreduce bench peers --devices 4     compare with other all-reduces, on this machine
+  hier-allreduce doctor                      what to paste into an issue
+
+exit status: 0 if all went well, 1 if a check failed, 2 for invalid input or a missing package,
+130 if interrupted; that of the first host that failed for launch
+"""
 
 
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the whole command line; each command's module adds its own options."""
-    top = argparse.ArgumentParser(prog="hier-allreduce", description=__doc__.split(":")[0].replace("``", ""))
-    top.add_argument("--version", action="version", version=__version__)
+def parser(only: Optional[str] = None) -> argparse.ArgumentParser:
+    """Return the parser of the command line; each command's module adds its own options.
+
+    Args:
+        only: the command whose options are needed; None for those of all commands.
+    """
+    top = argparse.ArgumentParser(
+        prog="hier-allreduce",
+        description="Hierarchical all-reduce for TensorFlow graph mode: machines, plans, measurements, jobs.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"hier_allreduce {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     commands.required = True
     for name, summary in COMMANDS.items():
         sub = commands.add_parser(name, help=summary, description=summary)
-        module = importlib.import_module(f".{name}", __package__)
-        module.add_arguments(sub)
-        sub.set_defaults(main=module.main)
+        if only in (None, name):
+            module = importlib.import_module(f".{name}", __package__)
+            module.add_arguments(sub)
+            sub.set_defaults(main=module.main)
     return top
 
 
@@ -42,7 +68,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
-    args = parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    command = next((argument for argument in argv if not argument.startswith("-")), "")
+    args = parser(command).parse_args(argv)
     try:
         status = int(args.main(args) or 0)
         print(end="", flush=True)  # unlike sys.stdout.flush(), this works without standard output

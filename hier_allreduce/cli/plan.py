@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 from typing import Any, Dict, Optional
 
+from .. import __version__, presets
+from ..errors import TopologyError
 from ..figures import check_picture
 from ..planning import (
     PLANNER_ALGORITHMS,
@@ -14,16 +17,17 @@ from ..planning import (
     HostsChoice,
     Reduce,
     Step,
+    algorithms_for,
     choose,
     choose_for_hosts,
     predicted_trace,
     verify,
 )
 from ..topology import Topology
-from .arguments import output
+from .arguments import output, refuse_unused
 from .describe import describe_choice, describe_hosts_choice
 from .plan_picture import draw_plan
-from .topo import add_hosts, add_topology, read_hosts, read_topology
+from .topo import THIS_MACHINE, add_hosts, add_topology, read_hosts, read_topology
 
 _UNITS = {
     "": 1,
@@ -71,12 +75,19 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.picture:
         check_picture(args.picture)
+    refuse_unused(args, "--json", "--steps")
     machine = read_topology(args.topology, args.calibration)
+    if args.topology in (None, THIS_MACHINE) and len(machine) < 2:
+        raise TopologyError(
+            "this machine has fewer than two GPUs, so there is nothing to plan; name a machine, one of"
+            f" {', '.join(presets.names('machines'))}, or a file"
+        )
     hosts = read_hosts(args, machine)
     if hosts:
         machine = hosts.topology
         choice: Choice = choose_for_hosts(machine, args.bytes, hosts.number, hosts.network, args.algorithm)
     else:
+        _search(machine, args.bytes, args.algorithm)
         choice = choose(machine, args.bytes, args.algorithm)
     verify(choice.recipe.plan())
     if args.picture:  # before the text: its reader may close the pipe early
@@ -92,9 +103,24 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
+def _search(machine: Topology, size: int, algorithm: Optional[str]) -> None:
+    """Make the plans that will be compared, with a progress bar on a terminal: large machines take seconds."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=len(PLANNER_ALGORITHMS) + 1, desc="searching plans", leave=False, file=sys.stderr) as bar:
+        choose(machine, size, algorithm)
+        for name in algorithms_for(machine):
+            bar.update()
+            choose(machine, size, name)
+
+
 def as_json(choice: Choice, machine: Topology) -> Dict[str, Any]:
     """Return the plan as plain values: bytes of each chunk, steps in execution order, times in seconds."""
     plan = {
+        "version": __version__,
+        "machine": machine.name,
         "devices": len(machine),
         "bytes": choice.size,
         "algorithm": choice.recipe.algorithm,

@@ -21,6 +21,8 @@ from .machine_picture import draw_topology
 
 THIS_MACHINE = "this machine"  # as in Strategy(topology=…)
 
+THIS_MACHINE = "this machine"  # as in Strategy(topology=…)
+
 
 def add_topology(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name a machine."""
@@ -111,6 +113,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yaml", action="store_true", help="print the machine as a YAML file instead")
     parser.add_argument("--json", action="store_true", help="print the machine as one JSON object instead")
     parser.add_argument("--list", action="store_true", help="print the machines that are known by name, and exit")
+    parser.add_argument("--json", action="store_true", help="print the machine as one JSON object instead")
+    parser.add_argument("--list", action="store_true", help="print the machines that are known by name, and exit")
     parser.add_argument(
         "--anchors", action="store_true", help="print a table of predicted and published times, and exit"
     )
@@ -128,7 +132,12 @@ def main(args: argparse.Namespace) -> int:
     if args.list:
         print(_machines())
         return 0
+    if args.list:
+        print(_machines())
+        return 0
     if args.anchors:
+        from ..bench import nccl_markdown, published_markdown  # here, because the other options need none of the published times
+
         from ..bench import nccl_markdown, published_markdown  # here, because the other options need none of the published times
 
         print(f"{published_markdown()}\n\n{nccl_markdown()}")

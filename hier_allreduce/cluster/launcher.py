@@ -55,7 +55,7 @@ def launch(
     if sys.platform == "win32":  # without process groups, what a host has started would live on
         raise ClusterError(
             "hosts cannot be started on Windows: use Linux, macOS or WSL, or start the program once for each host"
-            " yourself, with its TF_CONFIG (docs/cluster.md)"
+            """ yourself, with TF_CONFIG='{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": n}}'"""
         )
     addresses = addresses or free_addresses(hosts)
     ends: Queue[_End] = Queue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -64,7 +65,13 @@ def _kind_and_number(device: str) -> Tuple[str, int]:
 
 
 def _whole_machine() -> Topology:
-    return _by_nvidia_smi() or _by_tensorflow() or flat_host(1, "this machine, without GPUs")
+    by_nvidia_smi = _by_nvidia_smi()
+    if by_nvidia_smi is None and importlib.util.find_spec("tensorflow") is None:
+        raise TopologyError(
+            "this machine's GPUs cannot be found: there is neither nvidia-smi nor TensorFlow here; name a machine"
+            " instead, one of `hier-allreduce topo --list`, or a file with the output of `nvidia-smi topo -m`"
+        )
+    return by_nvidia_smi or _by_tensorflow() or flat_host(1, "this machine, without GPUs")
 
 
 def _by_nvidia_smi() -> Optional[Topology]:

@@ -1,10 +1,17 @@
-"""The command line where a shell hands it something unusual for its standard streams."""
+"""The command line: unusual standard streams, what it imports, ``topo --json``, this machine, ``doctor``."""
 
+import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+
+from hier_allreduce import __version__, presets
+from hier_allreduce.cli import doctor
+from hier_allreduce.cli import entry as cli
+from hier_allreduce.topology import detect, flat_host, load
 
 COMMAND = [sys.executable, "-m", "hier_allreduce.cli"]
 
@@ -13,6 +20,17 @@ def run(redirected, *arguments):
     """What a shell gives back for the command with ``redirected`` behind it: exit status, output, errors."""
     done = subprocess.run(["sh", "-c", f'"$@" {redirected}', "sh", *COMMAND, *arguments], capture_output=True)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
+
+
+@pytest.fixture
+def run_here(capsys):
+    """``run_here("topo", "dgx-1v")``: exit status, standard output, standard error, in this process."""
+
+    def run(*arguments):
+        status = cli.main(list(arguments))
+        return (status, *capsys.readouterr())
+
+    return run
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device here")
@@ -31,3 +49,118 @@ def test_without_standard_streams_nothing_breaks():
 
 def test_auto_is_the_planners_own_choice():
     assert run("", "plan", "p3.8xlarge", "--algorithm", "auto") == run("", "plan", "p3.8xlarge")
+
+
+def test_as_a_module_and_without_arguments():
+    done = subprocess.run([sys.executable, "-m", "hier_allreduce", "topo", "--list"], capture_output=True)
+    lines = done.stdout.decode().splitlines()
+    assert [line.split()[0] for line in lines[1:]] == presets.names("machines")
+    assert re.match(r"dgx-2 +16 +Tesla V100-SXM3-32GB +DGX-2", lines[6])
+
+
+def test_version_and_help_import_only_what_they_need():
+    """A command that is not used costs nothing: NumPy alone takes longer than --version may."""
+    program = "import sys; from hier_allreduce.cli import main\ntry: main(sys.argv[1:])\nfinally: print(*sys.modules)"
+    for argument in ("--version", "--help"):
+        modules = subprocess.run([sys.executable, "-c", program, argument], stdout=subprocess.PIPE).stdout.decode()
+        assert not {"numpy", "yaml", "hier_allreduce.planning"} & set(modules.splitlines()[-1].split())
+
+
+def test_a_kept_plan_is_printed_without_scipy(tmp_path):
+    program = (
+        "import sys; from hier_allreduce.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", program, "plan", "p3.8xlarge"]
+    environment = {**os.environ, "HIER_ALLREDUCE_CACHE": str(tmp_path)}
+    first, again = (subprocess.run(command, env=environment, capture_output=True) for _ in range(2))
+    assert first.stdout == again.stdout != b""
+    assert [b"scipy.optimize" in done.stderr.split() for done in (first, again)] == [True, False]
+
+
+def test_topo_as_json(run_here):
+    status, out, _ = run_here("topo", "p3.8xlarge", "--json")
+    printed, machine = json.loads(out), load("p3.8xlarge")
+    assert status == 0 and printed["version"] == __version__ and printed["machine"] == machine.name
+    assert [link["bandwidth"] for link in printed["links"]] == [link.bandwidth for link in machine.links]
+    assert printed["kinds"][0][1] == machine.kinds[0][1] and printed["shared"] == dict(machine.shared)
+    assert 0 < printed["bound"] <= printed["ideal_bound"]
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["topo", "--json", "--yaml"], "--yaml makes no use of --json"),
+        (["topo", "--list", "dgx-1v"], "--list makes no use of TOPOLOGY"),
+        (["topo", "dgx-1v", "--json", "--hosts", "2"], "--json makes no use of --hosts"),
+        (["plan", "dgx-1v", "--json", "--steps"], "--json makes no use of --steps"),
+    ],
+)
+def test_options_without_effect_are_refused(run_here, arguments, words):
+    status, out, err = run_here(*arguments)
+    assert (status, out) == (2, "") and words in err
+
+
+@pytest.mark.parametrize("name", [[], ["this machine"]])
+def test_plan_without_a_topology_is_for_this_machine(run_here, monkeypatch, name):
+    monkeypatch.setattr(detect, "_whole_machine", lambda: load("p3.8xlarge"))
+    assert run_here("plan", *name) == run_here("plan", "p3.8xlarge")
+    monkeypatch.setattr(detect, "_whole_machine", lambda: flat_host(1))
+    status, _, err = run_here("plan", *name)
+    assert status == 2 and "fewer than two GPUs" in err and "dgx-1v" in err
+
+
+def test_without_tensorflow_and_nvidia_smi_this_machine_is_one_line(run_here, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    detect._run.cache_clear()
+    status, out, err = run_here("topo")
+    assert (status, out) == (2, "") and err.count("\n") == 1
+    assert "neither nvidia-smi nor TensorFlow" in err and "topo --list" in err
+
+
+def test_the_completion_knows_every_command_and_option(run_here):
+    pytest.importorskip("shtab")
+    status, script, _ = run_here("completion", "bash")
+    assert status == 0 and set(cli.COMMANDS) == set(re.search(r"subparsers=\((.*)\)", script).group(1).split())
+    assert re.search(r"_plan_option_strings=\(.*--algorithm.*--json", script)
+
+
+# ---- doctor ------------------------------------------------------------------------------------------
+
+
+PEERS = [{"name": f"/device:GPU:{k}", "model": "V100", "bytes": 1 << 34, "peers": [1 - k]} for k in range(2)]
+DRIVER = ["Tesla V100, 535.1", "Tesla V100, 535.1"]
+
+
+@pytest.mark.parametrize(
+    "packages, facts, error, driver, words",
+    [
+        (["tensorflow"], {"cuda": True, "gpus": PEERS}, "", DRIVER, None),
+        ([], {}, "", [], "TensorFlow is missing"),
+        (["tensorflow", "tensorflow-cpu"], {"cuda": True, "gpus": PEERS}, "", DRIVER, "overwrite each other's files"),
+        (
+            ["tensorflow-cpu"],
+            {"cuda": False, "gpus": []},
+            "",
+            DRIVER,
+            "built without CUDA, and does not use the 2 GPUs",
+        ),
+        (["tensorflow"], {}, "importing TensorFlow ended with SIGILL", [], "ended with SIGILL"),
+        (["tensorflow"], {"cuda": True, "gpus": [{**gpu, "peers": []} for gpu in PEERS]}, "", DRIVER, "no peer access"),
+    ],
+)
+def test_doctor_names_known_problems(run_here, monkeypatch, packages, facts, error, driver, words):
+    monkeypatch.setattr(doctor, "_installed_packages", lambda: dict.fromkeys(packages, "2.15.0"))
+    seen = doctor.TensorFlowSeen({"version": "2.15.0", **facts} if facts else {}, error)
+    monkeypatch.setattr(doctor, "_tensorflow", lambda: seen)
+    monkeypatch.setattr(doctor, "_driver", lambda: driver)
+    monkeypatch.setattr(doctor, "_machine", lambda seen: None)
+    status, out, _ = run_here("doctor")
+    assert __version__ in out
+    assert (status, out.count("problem:")) == ((1, 1) if words else (0, 0))
+    assert (words or "no known problems") in out
+
+
+def test_doctor_survives_a_tensorflow_that_ends_the_process(monkeypatch):
+    monkeypatch.setattr("sys.executable", "/bin/sh")  # which cannot run `-m`
+    assert "TensorFlow cannot be used" in doctor._tensorflow().error

@@ -69,6 +69,8 @@ def test_json_has_everything_to_run_the_plan(run, machine, size):
     printed = json.loads(out)
     assert (status, err) == (0, "")
     assert list(printed) == [
+        "version",
+        "machine",
         "devices",
         "bytes",
         "algorithm",
@@ -105,7 +107,7 @@ def test_machines_from_standard_input_from_files_and_with_a_calibration(run, tmp
     path = tmp_path / "topo.txt"
     path.write_text(TABLE)
     _, read, _ = run("plan", str(path), "--json")
-    assert json.loads(piped) == json.loads(read)
+    assert {**json.loads(piped), "machine": str(path)} == json.loads(read)
     calibrated = tmp_path / "speeds.yaml"
     calibrated.write_text("speeds: {pcie: 1e9}\n")
     _, slower, _ = run("plan", str(path), "--json", "--calibration", str(calibrated))

@@ -1,0 +1,183 @@
+"""``hier-allreduce doctor``: versions, GPUs, peer access and known problems, as text to paste into an issue."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from typing import Any, Dict, List, NamedTuple, Optional
+
+from .. import __version__
+from ..errors import TopologyError
+from ..formatting import amount, count, table
+from ..planning import cache_folder
+from ..topology import Topology, this_machine
+
+_PACKAGES = (
+    "tensorflow",
+    "tensorflow-cpu",
+    "tensorflow-gpu",
+    "keras",
+    "tf_keras",
+    "tensorpack",
+    "horovod",
+    "numpy",
+    "scipy",
+    "protobuf",
+    "nvidia-nccl-cu12",
+)
+# what changes where copies go or which ops run; TF_CONFIG holds addresses, so only its presence is told
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "TF_XLA_FLAGS", "XLA_FLAGS", "TF_GPU_THREAD_MODE", "TF_FORCE_GPU_ALLOW_GROWTH")
+_TIMEOUT = 120  # seconds; the first use of many GPUs takes a while
+
+
+class TensorFlowSeen(NamedTuple):
+    """What TensorFlow sees, or why it cannot tell: ``facts`` as :mod:`.probe` prints them, or an ``error``."""
+
+    facts: Dict[str, Any]
+    error: str = ""
+
+    @property
+    def gpus(self) -> List[Dict[str, Any]]:
+        """TensorFlow's GPUs."""
+        return list(self.facts.get("gpus", []))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options: it has none."""
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; return 1 if there are problems."""
+    packages = _installed_packages()
+    seen = _tensorflow() if _tensorflow_packages(packages) else TensorFlowSeen({})
+    driver = _driver()
+    machine = _machine(seen)
+    print(f"hier_allreduce {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    print(f"{count(os.cpu_count() or 1, 'core')}, {cache_folder() or 'no'} cache folder\n")
+    print(table([("package", "version"), *packages.items()]))
+    print(f"\n{_gpu_text(seen, driver, machine)}")
+    variables = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
+    variables += ["TF_CONFIG is set"] if "TF_CONFIG" in os.environ else []
+    if variables:
+        print("\n" + "\n".join(variables))
+    problems = _problems(packages, seen, driver, machine)
+    print("\n" + "\n".join(f"problem: {problem}" for problem in problems) if problems else "\nno known problems")
+    return 1 if problems else 0
+
+
+def _installed_packages() -> Dict[str, str]:
+    """Return the version of each package that matters and is installed."""
+    versions = {}
+    for name in _PACKAGES:
+        version = _version(name)
+        if version is not None:
+            versions[name] = version
+    return versions
+
+
+def _version(name: str) -> Optional[str]:
+    if sys.version_info >= (3, 8):
+        from importlib import metadata
+
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            return None
+    import pkg_resources  # of setuptools, which every environment of Python 3.7 has
+
+    try:
+        return str(pkg_resources.get_distribution(name).version)
+    except pkg_resources.DistributionNotFound:
+        return None
+
+
+def _tensorflow_packages(packages: Dict[str, str]) -> List[str]:
+    return [name for name in packages if name.startswith("tensorflow")]
+
+
+def _tensorflow() -> TensorFlowSeen:
+    """Return what TensorFlow sees, from a process of its own."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, "-m", "hier_allreduce.cli.probe"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, env=environment, check=False)
+    except subprocess.TimeoutExpired:
+        return TensorFlowSeen({}, f"TensorFlow did not list its devices within {_TIMEOUT} s")
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        hint = ": it may be built for another processor (AVX)" if name == "SIGILL" else ""
+        return TensorFlowSeen({}, f"importing TensorFlow ended with {name}{hint}")
+    lines = (done.stdout if done.returncode == 0 else done.stderr).decode("utf-8", "replace").strip().splitlines()
+    if done.returncode:
+        return TensorFlowSeen({}, f"TensorFlow cannot be used: {lines[-1] if lines else 'no message'}")
+    return TensorFlowSeen(json.loads(lines[-1]))
+
+
+def _driver() -> List[str]:
+    """Return ``model, driver version`` of each GPU that nvidia-smi lists; nothing without it."""
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return []
+    query = [command, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_TIMEOUT, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.decode("utf-8", "replace").strip().splitlines()
+
+
+def _machine(seen: TensorFlowSeen) -> Optional[Topology]:
+    """Return this machine's links, if nvidia-smi knows them."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    try:
+        return this_machine()
+    except TopologyError:
+        return None
+
+
+def _gpu_text(seen: TensorFlowSeen, driver: List[str], machine: Optional[Topology]) -> str:
+    lines = [f"nvidia-smi: {line}" for line in driver] or ["nvidia-smi: no GPUs"]
+    if seen.facts:
+        built = "with" if seen.facts["cuda"] else "without"
+        lines.append(f"TensorFlow {seen.facts['version']}, built {built} CUDA, sees {count(len(seen.gpus), 'GPU')}")
+    for gpu in seen.gpus:
+        peers = ", ".join(map(str, gpu["peers"])) or "none"
+        lines.append(f"  {gpu['name']} {gpu['model']}, {amount(gpu['bytes'], binary=True)}, peers: {peers}")
+    if machine is not None and len(machine) > 1:
+        lines.append(machine.table().rstrip())
+    return "\n".join(lines)
+
+
+def _problems(
+    packages: Dict[str, str], seen: TensorFlowSeen, driver: List[str], machine: Optional[Topology]
+) -> List[str]:
+    """Return what is known to go wrong here, each with what to do."""
+    tensorflows, problems = _tensorflow_packages(packages), []
+    if not tensorflows:
+        problems.append('TensorFlow is missing; only topo and plan work: python -m pip install "hier_allreduce[tf]"')
+    if len(tensorflows) > 1:
+        problems.append(f"{', '.join(tensorflows)} overwrite each other's files: uninstall all, then install one")
+    if seen.error:
+        problems.append(seen.error)
+    if driver and seen.facts and not seen.gpus:
+        why = "finds no CUDA libraries that fit" if seen.facts["cuda"] else "is built without CUDA"
+        problems.append(
+            f"TensorFlow {why}, and does not use the {count(len(driver), 'GPU')}: see tensorflow.org/install"
+        )
+    without = [gpu["name"] for gpu in seen.gpus if len(seen.gpus) > 1 and not gpu["peers"]]
+    if without:
+        problems.append(
+            f"no peer access: {', '.join(without)}. Their copies go through the host's memory; virtual machines, IOMMU"
+            " and ACS settings turn peer access off"
+        )
+    if "auto_jit" in os.environ.get("TF_XLA_FLAGS", ""):
+        problems.append("TF_XLA_FLAGS turns on XLA's clustering, which may merge copies that the plan keeps apart")
+    problems += list(machine.warnings) if machine is not None else []
+    return problems
