@@ -21,8 +21,6 @@ from .machine_picture import draw_topology
 
 THIS_MACHINE = "this machine"  # as in Strategy(topology=…)
 
-THIS_MACHINE = "this machine"  # as in Strategy(topology=…)
-
 
 def add_topology(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that name a machine."""
@@ -30,8 +28,8 @@ def add_topology(parser: argparse.ArgumentParser) -> None:
         "topology",
         nargs="?",
         metavar="TOPOLOGY",
-        help="a name that `hier-allreduce topo --list` prints, a YAML file, a file with the output of `nvidia-smi topo -m`,"
-        " or - for standard input; default: this machine",
+        help="a name that `hier-allreduce topo --list` prints, a YAML file, a file with the output of"
+        " `nvidia-smi topo -m`, or - for standard input; default: this machine",
     )
     parser.add_argument("--calibration", metavar="FILE", help="YAML with speeds: and links: that override the defaults")
     parser.add_argument("--picture", metavar="FILE", type=output, help="draw a picture into FILE (.png, .pdf, .svg)")
@@ -113,8 +111,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yaml", action="store_true", help="print the machine as a YAML file instead")
     parser.add_argument("--json", action="store_true", help="print the machine as one JSON object instead")
     parser.add_argument("--list", action="store_true", help="print the machines that are known by name, and exit")
-    parser.add_argument("--json", action="store_true", help="print the machine as one JSON object instead")
-    parser.add_argument("--list", action="store_true", help="print the machines that are known by name, and exit")
     parser.add_argument(
         "--anchors", action="store_true", help="print a table of predicted and published times, and exit"
     )
@@ -132,13 +128,9 @@ def main(args: argparse.Namespace) -> int:
     if args.list:
         print(_machines())
         return 0
-    if args.list:
-        print(_machines())
-        return 0
     if args.anchors:
-        from ..bench import nccl_markdown, published_markdown  # here, because the other options need none of the published times
-
-        from ..bench import nccl_markdown, published_markdown  # here, because the other options need none of the published times
+        # here, because the other options need none of the published times
+        from ..bench import nccl_markdown, published_markdown
 
         print(f"{published_markdown()}\n\n{nccl_markdown()}")
         return 0
@@ -174,7 +166,7 @@ def as_json(machine: Topology) -> Dict[str, Any]:
         "gpu": machine.gpu,
         "devices": list(machine.devices),
         "kinds": [list(row) for row in machine.kinds],
-        "links": [dict(link._asdict()) for link in machine.links],
+        "links": [asdict(link) for link in machine.links],
         "shared": dict(machine.shared),
         "speeds": asdict(machine.speeds),
         **bounds(machine),
