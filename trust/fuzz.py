@@ -111,11 +111,12 @@ def _command_line(path):
 class Judge:
     """Runs one input after another and keeps what is wrong, each place in the code once."""
 
-    def __init__(self, folder, targets, limits_memory=True):
+    def __init__(self, folder, targets, is_guided):
+        self.is_guided = is_guided
         self.targets, self.path = targets, os.path.join(folder, "input")
         self.counts, self.findings, self._known, self._folder = Counter(), [], set(), folder
         signal.signal(signal.SIGPROF, self._stop)
-        if limits_memory:
+        if not is_guided:  # atheris has a limit of its own
             with open("/proc/self/statm", encoding="ascii") as statm:
                 now = int(statm.read().split()[0]) * 4096
             resource.setrlimit(resource.RLIMIT_AS, (now + _MEMORY, resource.RLIM_INFINITY))
@@ -131,6 +132,7 @@ class Judge:
         with open(self.path, "wb") as file:
             file.write(data)
         self.counts["inputs"] += 1
+        self.counts["  guided by coverage"] += self.is_guided
         self.counts[f"  {target}"] += 1
         began, fault = time.process_time(), ""
         signal.setitimer(signal.ITIMER_PROF, _STOPPED)
@@ -185,20 +187,20 @@ def inputs(seed, seconds, with_tensorflow=False):
 
 def guided(seed, seconds):
     """Damaged inputs guided by the coverage of this package's code; the process ends with the search."""
+    import pickle
+
     import atheris
 
-    with atheris.instrument_imports(include=["hier_allreduce"]):
+    with contextlib.redirect_stderr(io.StringIO()), atheris.instrument_imports(include=["hier_allreduce"]):
         _targets(False)
-    context, (mine, theirs) = None, os.pipe()
+    mine, theirs = os.pipe()
     child = os.fork()
     if not child:  # atheris ends its process when the time is over
-        del context
         os.close(mine)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         _guided_child(atheris, seed, seconds, theirs)
     os.close(theirs)
     with os.fdopen(mine, "rb") as line:
-        import pickle
-
         last = b""
         for record in _records(line):
             last = record
@@ -217,12 +219,12 @@ def _records(line):
 def _guided_child(atheris, seed, seconds, line):
     import pickle
 
-    judge, _, given = _begun(seed, False, limits_memory=False)
+    judge, rng, given = _begun(seed, False, is_guided=True)
     names, end, sent = sorted(judge.targets), time.monotonic() + seconds, [time.monotonic()]
     corpus = Path(tempfile.mkdtemp(prefix="corpus"))
     for number, data in enumerate(given):
-        for target in range(len(names)):
-            (corpus / f"{number}-{target}").write_bytes(bytes([target]) + data)
+        target = rng.randrange(len(names))
+        (corpus / str(number)).write_bytes(bytes([target]) + data)
 
     def test(data):
         if data:
@@ -246,14 +248,14 @@ def _guided_child(atheris, seed, seconds, line):
     atheris.Fuzz()
 
 
-def _begun(seed, with_tensorflow, limits_memory=True):
+def _begun(seed, with_tensorflow, is_guided=False):
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     folder = tempfile.mkdtemp(prefix="fuzz")
     os.chdir(folder)
     sys.setrecursionlimit(1000)  # Python's own
     targets, given = _targets(with_tensorflow), seeds()
     gc.freeze()
-    return Judge(folder, targets, limits_memory), random.Random(seed), given
+    return Judge(folder, targets, is_guided), random.Random(seed), given
 
 
 def _seed(target, rng, given):
@@ -292,7 +294,7 @@ def main(argv=None):
         options = {"with_tensorflow": True}
         queues = [[Work(engine, args.seed, args.seconds, {})], [Work(inputs, args.seed + 1, args.seconds, options)]]
     counts, findings = in_processes(queues)
-    rows = [*counts.items(), ("guided by coverage", str(engine is guided)), ("findings", len(findings))]
+    rows = [*counts.items(), ("findings", len(findings))]
     return report(
         args, began, rows, findings, lambda found: f"python -m trust.fuzz --target {found.part} --again {found.seed}"
     )
