@@ -2,8 +2,11 @@
 
 - A gradient is the value of a resource variable on its tower's device. TensorFlow cannot fold it into the sum, as it
   could a constant, and no op may overwrite its buffer. So every step adds up the same numbers.
-- Every result is an input of an ``Assert`` on its tower's device whose condition is true, so that no element is read.
-  A control dependency is not enough: Grappler replaces a sum that nothing reads by a ``NoOp``.
+- Every result is the default of a placeholder on its tower's device, which hands it on without reading an element. A
+  control dependency is not enough: Grappler replaces a sum that nothing reads by a ``NoOp``. An ``Assert`` would need
+  its data in host memory, so that on GPUs it would add a copy to the host.
+- Every tensor can be placed on a GPU: int32 has no variables there, so that indices are int64, and gradients of int32
+  are cast from int64.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from .models import GradientShape
 
 Rows = Sequence[Sequence[Any]]  # K×N
 _TIMEOUT_MS = 300_000
-_INDEX_BYTES = 4
+_INDEX_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ def _gradients(case: Case, tensor: Callable[[str, Sequence[int], Any, int], Any]
                 limit = 100 if dtype.is_integer else 1
                 if shape.sparse:
                     values = tensor(name, [case.rows, *shape.shape[1:]], dtype, limit)
-                    indices = tensor(f"{name}_rows", [case.rows], tf.int32, shape.shape[0])
+                    indices = tensor(f"{name}_rows", [case.rows], tf.int64, shape.shape[0])
                     row.append(tf.IndexedSlices(values, indices, tf.constant(shape.shape)))
                 else:
                     row.append(tensor(name, list(shape.shape), dtype, limit))
@@ -99,17 +102,18 @@ def variables(case: Case) -> Tuple[Rows, Any]:
     raw = tf.raw_ops  # tf.get_variable would add many more ops for each variable
 
     def tensor(name: str, shape: Sequence[int], dtype: Any, limit: int) -> Any:
-        variable = raw.VarHandleOp(dtype=dtype, shape=shape, shared_name=name, name=name)
+        held = tf.int64 if dtype == tf.int32 else dtype
+        variable = raw.VarHandleOp(dtype=held, shape=shape, shared_name=name, name=name)
         seed = zlib.crc32(name.encode())
-        if dtype.is_integer:
-            interval = {"minval": tf.constant(0, dtype), "maxval": tf.constant(limit, dtype)}
+        if held.is_integer:
+            interval = {"minval": tf.constant(0, held), "maxval": tf.constant(limit, held)}
             numbers = raw.RandomUniformInt(shape=tf.constant(shape, tf.int32), seed=seed, seed2=1, **interval)
         else:
-            numbers = raw.RandomUniform(shape=tf.constant(shape, tf.int32), dtype=dtype, seed=seed, seed2=1)
+            numbers = raw.RandomUniform(shape=tf.constant(shape, tf.int32), dtype=held, seed=seed, seed2=1)
         fills.append(raw.AssignVariableOp(resource=variable, value=numbers))
-        value = raw.ReadVariableOp(resource=variable, dtype=dtype)
+        value = raw.ReadVariableOp(resource=variable, dtype=held)
         value.set_shape(shape)
-        return value
+        return tf.cast(value, dtype)
 
     return _gradients(case, tensor), tf.group(*fills)
 
@@ -124,8 +128,7 @@ def consumed(rows: Rows, case: Case) -> Any:
     readers = []
     for device, row in zip(case.devices, rows):
         with tf.device(device):
-            true = tf.constant(True)
             for value in row:
                 tensors = [value.values, value.indices] if isinstance(value, tf.IndexedSlices) else [value]
-                readers.append(tf.raw_ops.Assert(condition=true, data=tensors, summarize=0))
+                readers += [tf1.placeholder_with_default(tensor, tensor.shape, "consumed").op for tensor in tensors]
     return tf.group(*readers)

@@ -15,6 +15,7 @@ from .case import Case, Rows, session, variables
 # Relative. Half precision stays within it; leaving out a tower changes a sum of about K/2 by up to 1.
 TOLERANCE = 0.05
 _SAMPLES = 4096  # compared elements of each dense result
+_HOST = "/cpu:0"  # where rows are compared: GPUs of TensorFlow 1.15 cannot search or sort
 _SMALLEST = 1e-3  # the divisor of the relative error where the exact result is smaller
 
 
@@ -25,9 +26,9 @@ def exact_result(case: Case) -> List[Any]:
         grads, fill = variables(case)
         with session(graph, case) as running:
             running.run(fill)
-            samples = running.run(_samples(grads, grads, case))
+            rows = running.run(samples(grads, grads, case))
     divisor = len(case.devices) if case.average else 1
-    return [sum(vector.astype(np.float64) for vector in column) / divisor for column in zip(*samples)]
+    return [sum(vector.astype(np.float64) for vector in column) / divisor for column in zip(*rows)]
 
 
 def largest_error(running: Any, grads: Rows, reduced: Rows, case: Case, exact: Sequence[Any]) -> float:
@@ -41,7 +42,7 @@ def largest_error(running: Any, grads: Rows, reduced: Rows, case: Case, exact: S
         exact: what :func:`exact_result` returns for it.
     """
     largest = 0.0
-    for row in running.run(_samples(reduced, grads, case)):
+    for row in running.run(samples(reduced, grads, case)):
         for result, expected in zip(row, exact):
             if result.shape != expected.shape:
                 return float("inf")
@@ -50,9 +51,9 @@ def largest_error(running: Any, grads: Rows, reduced: Rows, case: Case, exact: S
     return largest
 
 
-def _samples(rows: Rows, grads: Rows, case: Case) -> List[List[Any]]:
-    """Return a vector of samples of each of the K×N values, on the value's device."""
-    with tf.device(case.devices[0]):
+def samples(rows: Rows, grads: Rows, case: Case) -> List[List[Any]]:
+    """Return a vector of samples of each of the K×N values: on its device, rows of sparse ones on the host."""
+    with tf.device(_HOST):
         touched_rows = [_touched_rows(column) for column in zip(*grads)]
         flat = tf.constant([-1])
         start = tf.constant([0])
@@ -64,11 +65,11 @@ def _samples(rows: Rows, grads: Rows, case: Case) -> List[List[Any]]:
         vector = tf.reshape(value, flat)
         return tf.raw_ops.StridedSlice(input=vector, begin=start, end=start, strides=stride, end_mask=1)
 
-    samples = []
+    taken = []
     for device, row in zip(case.devices, rows):
         with tf.device(device):
-            samples.append([sample(*arguments) for arguments in zip(row, touched_rows, strides)])
-    return samples
+            taken.append([sample(*arguments) for arguments in zip(row, touched_rows, strides)])
+    return taken
 
 
 def _touched_rows(column: Sequence[Any]) -> Optional[Any]:
@@ -82,5 +83,6 @@ def _rows_of(value: Any, touched: Any) -> Any:
     """Return the rows ``touched`` of a dense or sparse value; equal indices of a sparse one are added up."""
     if not isinstance(value, tf.IndexedSlices):
         return tf.gather(value, touched)
-    places = tf.searchsorted(touched, tf.cast(value.indices, touched.dtype))
-    return tf.math.unsorted_segment_sum(tf.cast(value.values, tf.float64), places, tf.size(touched))
+    with tf.device(_HOST):
+        places = tf.searchsorted(touched, tf.cast(value.indices, touched.dtype))
+        return tf.math.unsorted_segment_sum(tf.cast(value.values, tf.float64), places, tf.size(touched))

@@ -7,9 +7,13 @@ kernels are those of the installed TensorFlow if it is one for GPUs, else record
 import pytest
 import tensorflow as tf
 from helpers.gpu_kernels import HAS_GPU_KERNELS, Kernels, live, memory_changes, not_placed, recorded
-from helpers.graphs import tf1
+from helpers.graphs import IS_TF2, tf1
 
 from hier_allreduce import Strategy, TowerOptimizer, allreduce_grads
+from hier_allreduce.bench.case import Case, consumed, variables
+from hier_allreduce.bench.contenders import ours
+from hier_allreduce.bench.correctness import samples
+from hier_allreduce.bench.models import DTYPE_BYTES, GradientShape
 from hier_allreduce.graph.compat import SUMMABLE_DTYPES
 
 DEVICES = [f"/gpu:{k}" for k in range(3)]
@@ -78,6 +82,19 @@ def test_every_op_of_an_optimizer_can_be_placed(kernels, graph, update):
             rows.append(optimizer.compute_gradients(tf.reduce_sum(w * w + b), var_list=[w, b]))
     optimizer.apply_gradients(rows)
     assert not_placed(graph, kernels) == set()
+
+
+def test_every_op_of_the_bench_can_be_placed_and_finds_its_operands(kernels, graph):
+    dtypes = set(DTYPE_BYTES) - (set() if IS_TF2 else {"bfloat16"})  # GPUs of 1.15 have no variables of that
+    columns = [GradientShape(dtype, (10**7, 4), dtype, sparse) for dtype in sorted(dtypes) for sparse in (False, True)]
+    case = Case(tuple(columns), tuple(DEVICES))
+    grads, _ = variables(case)
+    reduced = ours().build(grads, case.devices, case.average)
+    consumed(reduced, case), samples(reduced, grads, case)
+    assert {missing.split()[0] for missing in not_placed(graph, kernels)} <= NO_KERNELS
+    # only what fills the variables once reads its bounds on the host, and int32 gradients are cast on the device
+    crossing = {change for change in memory_changes(graph, kernels) if "RandomUniformInt" not in change}
+    assert {change for change in crossing if "(int32)" not in change} == set()
 
 
 def test_missing_kernels_and_operands_in_the_wrong_memory_are_found(kernels, graph):

@@ -86,7 +86,8 @@ def not_placed(graph, kernels):
 def memory_changes(graph, kernels):
     """Return the tensors that a GPU's ops write in device memory and others read in host memory, or the other way."""
     changes = set()
-    on_gpu = {op: kernels.of(op.node_def, op.op_def) for op in graph.get_operations() if "GPU" in op.device.upper()}
+    placed = [op for op in graph.get_operations() if "GPU" in op.device.upper()]
+    on_gpu = {op: kernels.of(op.node_def, op.op_def) for op in placed}
     for op, kernel in on_gpu.items():
         for tensor, operand in zip(op.inputs, _arguments(op, op.op_def.input_arg)):
             if tensor.op.device == op.device and tensor.dtype != tf.resource:
