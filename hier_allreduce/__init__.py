@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING, List
 from ._lazy import lazy
 
 if TYPE_CHECKING:
+    from .calibration import Calibration as Calibration
+    from .calibration import calibrate as calibrate
     from .cluster import Cluster as Cluster
     from .errors import AuditError as AuditError
+    from .errors import CalibrationError as CalibrationError
     from .errors import ClusterError as ClusterError
     from .errors import DeviceError as DeviceError
     from .errors import GradientError as GradientError
@@ -42,9 +45,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "calibration": ["Calibration", "calibrate"],
     "cluster": ["Cluster"],
     "errors": [
         "AuditError",
+        "CalibrationError",
         "ClusterError",
         "DeviceError",
         "GradientError",

@@ -10,6 +10,7 @@
     ├── PlanError         a plan that would not give every device the sum
     ├── TopologyError     a machine description that is cut, or contradicts itself
     ├── ClusterError      a host that is gone, silent or different, or an invalid list of hosts
+    ├── CalibrationError  measured times that are too noisy to be used
     ├── AuditError        TensorFlow executed something other than the plan
     └── BenchError        a model, table of shapes or contender that cannot be measured
 
@@ -50,6 +51,10 @@ class TopologyError(HierAllreduceError):
 
 class ClusterError(HierAllreduceError):
     """A host is gone or silent, or builds a different graph; or the list of hosts is invalid."""
+
+
+class CalibrationError(HierAllreduceError):
+    """Copies or sums cannot be measured, or their times are too noisy to be used."""
 
 
 class AuditError(HierAllreduceError):

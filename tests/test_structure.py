@@ -20,7 +20,7 @@ LAYERS = [
     {"topology"},
     {"planning"},
     {"graph"},
-    {"cluster", "training"},
+    {"calibration", "cluster", "training"},
     {"integrations"},
     {"bench"},
     {"cli"},

@@ -75,6 +75,7 @@ class Machine {
     arrivals_ = {};
     deliveries_.clear();
     order_.clear();
+    ends_.assign(dependents.size(), 0.0);
     if (!started_) {
       started_ = true;
       std::thread([this] { Run(); }).detach();
@@ -115,6 +116,13 @@ class Machine {
   double Seconds() {
     auto lock = Lock();
     return last_;
+  }
+
+  int Ends(double* seconds, int most) {
+    auto lock = Lock();
+    int count = std::min<int>(most, ends_.size());
+    std::copy(ends_.begin(), ends_.begin() + count, seconds);
+    return count;
   }
 
   int Order(int* numbers, int most) {
@@ -185,6 +193,7 @@ class Machine {
       if (!copy) continue;
       if (copy->flowing && copy->left <= copy->rate * 1e-9) {
         stream.current = nullptr;
+        ends_[copy->number] = now_;
         last_ = std::max(last_, now_);
         if (arrival > 0) {
           deliveries_.push_back({copy->number, copy->deliver});
@@ -243,6 +252,7 @@ class Machine {
   std::vector<Stream> streams_;
   std::vector<double> compute_;  // when each device's compute stream is free
   std::vector<int> order_;       // of dispatch
+  std::vector<double> ends_;     // of each copy
   using Arrival = std::pair<double, size_t>;
   std::priority_queue<Arrival, std::vector<Arrival>, std::greater<Arrival>> arrivals_;
   std::vector<std::pair<int, std::function<void()>>> deliveries_;
@@ -365,6 +375,9 @@ void tunnel_run(int copies, int sums, const int* ends, const double* bytes, cons
 }
 
 double tunnel_seconds() { return TheMachine().Seconds(); }
+
+// When each copy of the last run ended.
+int tunnel_ends(double* seconds, int most) { return TheMachine().Ends(seconds, most); }
 
 int tunnel_order(int* numbers, int most) { return TheMachine().Order(numbers, most); }
 }

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from .calibration import read_calibration
 from .contention import Path, resources
-from .detect import free_gpu_memory, this_machine
+from .detect import calibration_file, detected, device_names, free_gpu_memory, this_machine
 from .files import decoded, from_text, from_yaml, load
 from .gpus import GB
 from .matrix import nvlinks
@@ -33,7 +33,10 @@ __all__ = [
     "Path",
     "Topology",
     "calibrated",
+    "calibration_file",
     "decoded",
+    "detected",
+    "device_names",
     "flat_host",
     "free_gpu_memory",
     "from_matrix",

@@ -1,16 +1,26 @@
-"""The machine this runs on: from nvidia-smi, else from TensorFlow, else a host with CPU devices only."""
+"""The machine this runs on: from nvidia-smi, else from TensorFlow, else a host with CPU devices only.
+
+::
+
+    nvidia-smi │ TensorFlow ──detected──► the table's speeds ──this_machine──► those of a calibration, if there is one
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
+import sys
+from dataclasses import replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, List, Optional, Sequence, Tuple
 
 from ..errors import TopologyError
+from .files import load
 from .matrix import SELF, LinkMatrix
 from .nvidia_smi import parse_nvidia_smi
 from .topology import Topology, flat_host, from_matrix, subset
@@ -22,6 +32,22 @@ _TIMEOUT = 60  # seconds; nvidia-smi is slow on machines with many GPUs and no p
 def this_machine(devices: Optional[Sequence[str]] = None) -> Topology:
     """Return the topology of this machine, or of some of its devices in this order.
 
+    Its speeds are those of :func:`calibration_file`, if that was written for the same GPUs and the same TensorFlow. If
+    it was written for others, ``warnings`` say so. Without it they are the table's, as :func:`detected` returns them.
+
+    Args:
+        devices: device strings, ``/gpu:0`` or longer; all of one kind.
+
+    Raises:
+        TopologyError: devices of several kinds, a GPU that does not exist, or a table or calibration that cannot be
+            understood.
+    """
+    return _of_devices(devices, calibrated=True)
+
+
+def detected(devices: Optional[Sequence[str]] = None) -> Topology:
+    """Return the topology of this machine, or of some of its devices, without a calibration.
+
     nvidia-smi runs once in a process, because links do not change while a program runs. CUDA_VISIBLE_DEVICES is read at
     every call.
 
@@ -31,8 +57,12 @@ def this_machine(devices: Optional[Sequence[str]] = None) -> Topology:
     Raises:
         TopologyError: devices of several kinds, a GPU that does not exist, or a table that cannot be understood.
     """
+    return _of_devices(devices, calibrated=False)
+
+
+def _of_devices(devices: Optional[Sequence[str]], calibrated: bool) -> Topology:
     if devices is None:
-        return _whole_machine()
+        return _with_calibration(_whole_machine()) if calibrated else _whole_machine()
     kinds_and_numbers = [_kind_and_number(device) for device in devices]
     for device, (kind, _) in zip(devices, kinds_and_numbers):
         if kind != kinds_and_numbers[0][0]:
@@ -42,7 +72,48 @@ def this_machine(devices: Optional[Sequence[str]] = None) -> Topology:
             )
     if {kind for kind, _ in kinds_and_numbers} == {"cpu"}:
         return flat_host(len(devices))
-    return subset(_whole_machine(), [number for _, number in kinds_and_numbers])
+    machine = _with_calibration(_whole_machine()) if calibrated else _whole_machine()
+    return subset(machine, [number for _, number in kinds_and_numbers])
+
+
+def calibration_file() -> Path:
+    """Return where ``hier-allreduce calibrate`` keeps this machine's speeds: in the user's cache folder."""
+    folder = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(folder) / "hier_allreduce" / "this-machine.yaml"
+
+
+def device_names(count: int) -> List[str]:
+    """Return names that tell this machine's ``count`` GPUs from others: nvidia-smi's, with UUIDs; else the host's."""
+    listing = _run("-L")
+    names = dict(re.findall(r"^GPU (\d+): (.*\S)\s*$", listing, re.M))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    numbers = list(map(int, names)) if visible is None else visible_devices(visible, listing)
+    if len(numbers) == count and all(str(number) in names for number in numbers):
+        return [names[str(number)] for number in numbers]
+    return [f"{platform.node()} GPU{number}" for number in range(count)]
+
+
+def _with_calibration(machine: Topology) -> Topology:
+    """Return the machine with the speeds of the calibration file, if that is of the same devices and TensorFlow."""
+    path = calibration_file()
+    if not path.is_file() or len(machine) < 2:
+        return machine
+    kept = load(str(path))
+    names, version = tuple(device_names(len(machine))), _tensorflow_version()
+    if kept.measured and (kept.measured.devices, kept.measured.tensorflow) == (names, version):
+        return kept
+    warning = (
+        f"the calibration in {path} is of other GPUs, or of another TensorFlow than {version}, and is not used: run "
+        "`hier-allreduce calibrate` again, or delete the file"
+    )
+    return replace(machine, warnings=(*machine.warnings, warning))
+
+
+def _tensorflow_version() -> str:
+    """Return the installed version; importing is the only way to know that works for all of its distributions."""
+    if "tensorflow" not in sys.modules:
+        import tensorflow  # noqa: F401
+    return str(sys.modules["tensorflow"].__version__)
 
 
 def free_gpu_memory() -> Tuple[int, ...]:

@@ -1,0 +1,108 @@
+"""What was measured, next to what is assumed without a measurement, as text."""
+
+from __future__ import annotations
+
+from typing import Dict, FrozenSet, List, Set, Tuple
+
+import numpy as np
+
+from ..formatting import count, duration, percent, table
+from ..topology import GB, Topology
+from .machine import named
+from .measurement import Measurement
+from .samples import Quartiles
+from .timer import Pair
+
+
+def report_text(measurement: Measurement, assumed: Topology) -> str:
+    """Return tables of the links, of the other speeds, and of what copies share."""
+    parts = [
+        _matrix(measurement, assumed),
+        _speeds(measurement, assumed),
+        _shared(measurement, assumed),
+        _remarks(measurement),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _matrix(measurement: Measurement, assumed: Topology) -> str:
+    labels = assumed.devices
+    rows = [("GB/s from, to", *labels)]
+    for src, label in enumerate(labels):
+        cells = [_gb(measurement.links[src, dst].rate) if src != dst else "" for dst in range(len(labels))]
+        rows.append((label, *cells))
+    return table(rows, all_right=True)
+
+
+def _speeds(measurement: Measurement, assumed: Topology) -> str:
+    rates = measurement.both_ways()
+    by_kind: Dict[str, List[Pair]] = {}
+    for src, dst in sorted(rates):
+        by_kind.setdefault(assumed.kinds[src][dst], []).append((src, dst))
+    rows: List[Tuple[str, ...]] = [("", "measured", "quartiles", "assumed")]
+    for kind, pairs in by_kind.items():
+        slowest, fastest = min(rates[pair] for pair in pairs), max(rates[pair] for pair in pairs)
+        spread = max(measurement.links[pair].spread for pair in pairs)
+        measured = _gb(slowest) if _gb(slowest) == _gb(fastest) else f"{_gb(slowest)} to {_gb(fastest)}"
+        expected = _gb(assumed.link(*pairs[0]).bandwidth)
+        rows.append((f"links {kind}, GB/s", measured, f"{percent(spread)} apart", expected))
+    speeds, starts, sums = assumed.speeds, measurement.starts, measurement.sums
+    rows.append(("start of a copy", duration(starts.start.median), _range(starts.start), duration(speeds.copy_latency)))
+    rows.append(
+        ("host, at an arrival", duration(starts.arrival.median), _range(starts.arrival), duration(speeds.arrival))
+    )
+    rows.append(("start of a sum", duration(sums.start), "", duration(speeds.kernel)))
+    rows.append(("memory, GB/s", _gb(sums.rate), f"{percent(sums.spread)} apart", _gb(speeds.memory)))
+    return table(rows)
+
+
+def _shared(measurement: Measurement, assumed: Topology) -> str:
+    """Return the ways that copies share, and those that were assumed but no copies were slowed by."""
+    left = _assumed_ways(assumed)
+    rows: List[Tuple[str, ...]] = [("shared", "pairs", "GB/s measured", "assumed")]
+    for name, way in named(measurement.found.ways, assumed.devices):
+        rows.append((name, str(len(way.pairs)), _gb(way.speed), _gb(left.pop(way.pairs)) if way.pairs in left else "–"))
+    rows += [("not found to be shared", str(len(pairs)), "–", _gb(speed)) for pairs, speed in left.items()]
+    return table(rows) if len(rows) > 1 else "No copies were found to slow each other."
+
+
+def _assumed_ways(assumed: Topology) -> Dict[FrozenSet[Pair], float]:
+    """Return what the assumed machine's copies share, if several senders can fill it."""
+    pairs: Dict[str, Set[Pair]] = {}
+    for link in assumed.links:
+        for name in link.through:
+            pairs.setdefault(name, set()).add((link.src, link.dst))
+    ways: Dict[FrozenSet[Pair], float] = {}
+    for name, speed in assumed.shared:
+        fastest = {
+            src: max(assumed.link(*pair).bandwidth for pair in pairs[name] if pair[0] == src) for src, _ in pairs[name]
+        }
+        if len(fastest) > 1 and sum(fastest.values()) > speed * 1.001:
+            members = frozenset(pairs[name])
+            ways[members] = min(speed, ways.get(members, speed))
+    return ways
+
+
+def _remarks(measurement: Measurement) -> str:
+    lines = []
+    if len(measurement.links) > 2:
+        two, everyone = measurement.fan_out
+        lines.append(
+            f"A sender takes {two:.2f} times as long for two copies as for one, and {everyone:.2f} times as long for "
+            "all receivers as one after another (assumed: 2 and 1)."
+        )
+    ratios = measurement.found.ratios
+    if ratios:
+        lines.append(
+            f"{count(len(ratios), 'pattern')} of copies at once took {np.median(ratios):.2f} times as long as these "
+            f"speeds predict (median), {max(ratios):.2f} times at most."
+        )
+    return "\n".join(lines)
+
+
+def _gb(speed: float) -> str:
+    return f"{speed / GB:.3g}"
+
+
+def _range(quartiles: Quartiles) -> str:
+    return f"{duration(quartiles.low)} to {duration(quartiles.high)}"

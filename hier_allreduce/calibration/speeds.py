@@ -1,0 +1,144 @@
+"""Speeds from repeated copies and sums: the time to start one, and bytes per second, by robust fits."""
+
+from __future__ import annotations
+
+from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from .samples import Quartiles, in_turn, steady
+from .timer import Pair, Timer, Transfer
+
+SIZES = tuple(4096 * 16**power for power in range(5))  # bytes: 4 KiB, 64 KiB, 1 MiB, 16 MiB, 256 MiB
+SMALL = SIZES[0]
+TRAIN = 9  # copies; one more than a power of two, so that nine minus one is eight
+HOPS = (8, 40)
+OPERANDS = (2, 4, 8)
+_SOFT = 0.05  # relative errors above this count less
+
+
+class Line(NamedTuple):
+    """Seconds by size: ``start`` and then ``rate`` bytes/s; ``spread`` is the relative width of the quartiles."""
+
+    start: float
+    rate: float
+    spread: float
+
+
+def fitted(sizes: Sequence[float], seconds: Sequence[float], spread: float = 0.0) -> Line:
+    """Return the line through seconds by size with the least relative errors; outliers count less."""
+    x, y = np.asarray(sizes, float), np.asarray(seconds, float)
+    guess = (max(float(y.min()), 1e-9), max(float(y[x.argmax()]) / float(x.max()), 1e-15))
+
+    def errors(scaled: np.ndarray) -> np.ndarray:
+        return (scaled[0] * guess[0] + scaled[1] * guess[1] * x) / y - 1
+
+    found = least_squares(errors, (0.5, 1.0), loss="soft_l1", f_scale=_SOFT, bounds=((0, 1e-6), (np.inf, np.inf)))
+    return Line(float(found.x[0] * guess[0]), float(1 / (found.x[1] * guess[1])), spread)
+
+
+def measure_links(
+    timer: Timer, sizes: Sequence[int], rounds: int, noise: float, patience: float, tick: Callable[[], None]
+) -> Dict[Pair, Line]:
+    """Return seconds by size of each ordered pair of devices, one copy at a time.
+
+    Args:
+        timer: runs the copies.
+        sizes: bytes, ascending.
+        rounds: the number of runs of each pair and size.
+        noise: as in :func:`.samples.steady`; small copies, which only decide when a copy starts, may be noisier.
+        patience: seconds; a pair whose copies would take longer at the next size is measured without it.
+        tick: called after each run.
+
+    Raises:
+        CalibrationError: a pair is too noisy.
+    """
+    pairs = [(src, dst) for src in range(timer.devices) for dst in range(timer.devices) if src != dst]
+    found: Dict[Pair, List[Tuple[int, Quartiles]]] = {pair: [] for pair in pairs}
+    for size in sizes:
+        left = [pair for pair in pairs if not found[pair] or _next(found[pair], size) < patience]
+        runs = {pair: _copy(timer, pair, size) for pair in left}
+        limit = noise if size >= sizes[-1] // 16 else np.inf
+        for pair, quartiles in steady(runs, rounds, limit, _copy_name(size), tick).items():
+            found[pair].append((size, quartiles))
+    return {pair: _line(points) for pair, points in found.items()}
+
+
+def _next(points: Sequence[Tuple[int, Quartiles]], size: int) -> float:
+    last, quartiles = points[-1]
+    return quartiles.median * size / last
+
+
+def _copy(timer: Timer, pair: Pair, size: int) -> Callable[[], float]:
+    return lambda: timer.together([Transfer(*pair, size)])[0]
+
+
+def _copy_name(size: int) -> Callable[[Pair], str]:
+    return lambda pair: f"copies of {size} bytes from device {pair[0]} to device {pair[1]}"
+
+
+def _line(points: Sequence[Tuple[int, Quartiles]]) -> Line:
+    return fitted([size for size, _ in points], [q.median for _, q in points], points[-1][1].width)
+
+
+class Starts(NamedTuple):
+    """Seconds: to ``start`` a copy, of the host at each ``arrival``; their quartiles."""
+
+    start: Quartiles
+    arrival: Quartiles
+
+
+def measure_starts(timer: Timer, links: Mapping[Pair, Line], rounds: int, tick: Callable[[], None]) -> Starts:
+    """Return the time to start a copy, from trains of independent copies, and that of the host, from chains of them.
+
+    In a train only the sender's stream delays a copy. In a chain each copy also waits until the host has noticed the
+    end of the one before.
+    """
+    count = timer.devices
+    ring = [(device, (device + 1) % count) for device in range(count)]
+    runs: Dict[Tuple[str, int, int], Callable[[], float]] = {}
+    for src, dst in ring:
+        for copies in (1, TRAIN):
+            runs["train", src, copies] = lambda s=src, d=dst, n=copies: timer.train(s, d, n, SMALL)  # type: ignore[misc]
+    for hops in HOPS:
+        runs["hops", 0, hops] = lambda n=hops: timer.hops(n, SMALL)  # type: ignore[misc]
+    values = {key: np.array(seconds) for key, seconds in in_turn(runs, rounds, tick).items()}
+    moving = {pair: SMALL / links[pair].rate for pair in ring}
+    starts = [
+        (values["train", src, TRAIN] - values["train", src, 1]) / (TRAIN - 1) - moving[src, dst] for src, dst in ring
+    ]
+    hops = (values["hops", 0, HOPS[1]] - values["hops", 0, HOPS[0]]) / (HOPS[1] - HOPS[0])
+    start = _quartiles(np.concatenate(starts))
+    return Starts(start, _quartiles(hops - np.mean(list(moving.values())) - start.median))
+
+
+def _quartiles(seconds: np.ndarray) -> Quartiles:
+    """Return the quartiles; what is measured as a difference can come out below 0, where it is nothing."""
+    return Quartiles(*(max(0.0, float(value)) for value in np.percentile(seconds, (25, 50, 75))))
+
+
+def measure_sums(timer: Timer, sizes: Sequence[int], rounds: int, noise: float, tick: Callable[[], None]) -> Line:
+    """Return the start of a sum and the memory's bytes/s, by which every operand is read and the result is written.
+
+    Raises:
+        CalibrationError: the sums of many bytes are too noisy.
+    """
+    points = []
+    for size in sizes:
+        runs: Dict[Tuple[int, int], Callable[[], float]] = {
+            (operands, count): lambda n=operands, c=count, s=size: timer.sums(n, c, s)  # type: ignore[misc]
+            for operands in OPERANDS
+            for count in (1, TRAIN)
+        }
+        limit = noise if size == sizes[-1] else np.inf
+        found = steady(runs, rounds, limit, _sums_name(size), tick)
+        for operands in OPERANDS:
+            seconds = (found[operands, TRAIN].median - found[operands, 1].median) / (TRAIN - 1)
+            points.append(((operands + 1) * size, max(seconds, 1e-9), found[operands, TRAIN].width))
+    bytes_, seconds_, widths = zip(*points)
+    return fitted(bytes_, seconds_, max(widths[-len(OPERANDS) :]))
+
+
+def _sums_name(size: int) -> Callable[[Tuple[int, int]], str]:
+    return lambda key: f"{key[1]} sums of {key[0]} tensors of {size} bytes"

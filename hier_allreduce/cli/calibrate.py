@@ -1,0 +1,92 @@
+"""``hier-allreduce calibrate``: measure this machine's links with TensorFlow's own copies."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+from typing import Any, Callable, List
+
+from ..formatting import duration
+from .arguments import count, installed, output
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="FILE",
+        type=output,
+        help="write the machine into FILE, for topo, plan and Strategy(topology=…); default: into the user's cache "
+        "folder, where 'this machine' finds it",
+    )
+    parser.add_argument(
+        "--devices",
+        type=count,
+        metavar="K",
+        help="GPUs, or CPU devices if there are fewer GPUs; default: all GPUs, or 8",
+    )
+    parser.add_argument(
+        "--noise",
+        type=_share,
+        metavar="SHARE",
+        help="refuse times whose quartiles are further apart than this share of the median (default 0.25)",
+    )
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 < share < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0, such as 0.25")
+    return share
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
+    with installed("calibrate", "tf,bench"):
+        importlib.import_module("tensorflow")
+        importlib.import_module("tqdm")
+    from ..bench import devices_here
+    from ..calibration import NOISE, calibrate
+
+    devices = devices_here(args.devices)
+    began = time.monotonic()
+    with _bar() as bar:
+        calibration = calibrate(devices, args.noise or NOISE, _ticking(bar))
+    seconds = time.monotonic() - began
+    print(f"{calibration}\n\nmeasured in {duration(seconds)}")
+    print(_kept(calibration, args.output))
+    return 0
+
+
+def _kept(calibration: Any, file: str) -> str:
+    """Write the machine where it belongs; return what to do with it."""
+    if file:
+        calibration.save(file)
+        return f"written: {file}\n  hier-allreduce plan {file} --bytes 100MB\n  Strategy(topology={file!r})"
+    if calibration.whole:
+        return f'written: {calibration.save()}\n  Strategy(topology="this machine") and `hier-allreduce topo` use it'
+    return "not written: 'this machine' uses a calibration of all GPUs only; -o FILE writes this one"
+
+
+def _bar() -> Any:
+    from tqdm import tqdm
+
+    return tqdm(file=sys.stderr, leave=False, disable=None, bar_format="{desc:24}{n_fmt} runs, {elapsed}")
+
+
+def _ticking(bar: Any) -> Callable[[str], None]:
+    stages: List[str] = []
+
+    def tick(stage: str) -> None:
+        if stage not in stages:
+            stages.append(stage)
+            bar.set_description_str(f"{stage} ({len(stages)} of 4)", refresh=False)
+        bar.update()
+
+    return tick
