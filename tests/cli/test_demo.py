@@ -5,7 +5,7 @@ import os
 import re
 
 import pytest
-from helpers.demo import cold_demo, demo
+from helpers.demo import FORKED_HOSTS, cold_demo, demo
 
 from hier_allreduce.cli.demos.terminal import only_for_us
 
@@ -110,7 +110,11 @@ def test_the_text_job_keeps_its_embedding_gradients_sparse(tmp_path):
     [
         (["--devices", "/cpu:0,/gpu:7"], "pass", ["tower 1: /gpu:7", "There are /cpu:0;"]),
         (["--devices", "0"], "pass", ["devices is empty"]),
-        (["--hosts", "2", "--devices", "/gpu:77"], "pass", ["a host failed with exit status 1: these", "/gpu:77"]),
+        (
+            ["--hosts", "2", "--devices", "/gpu:77"],
+            FORKED_HOSTS,
+            ["a host failed with exit status 1: these", "/gpu:77"],
+        ),
         (["--job", "text", "--devices", "76,/gpu:77"], "pass", ["do not exist: /gpu:76, /gpu:77. TensorFlow finds"]),
         (["--out", "file/here"], "open('file', 'w').close()", ["--out file/here", "Not a directory"]),
         ([], "sys.modules['sklearn'] = None", ["needs sklearn", 'pip install "hier_allreduce[tf,demo]"']),

@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.demo import FORKED_HOSTS, command
 from helpers.forks import Finished, run_forked
 from helpers.graphs import IS_TF2
-
-from hier_allreduce.cli.entry import main
 
 TOP = Path(__file__).parents[2]
 
@@ -41,17 +40,18 @@ def test_examples_run_and_print_what_they_say(example, tmp_path):
 
 def run_cold(example, folder):
     """Run an example as people do, in a process that imports everything itself."""
-    command = [sys.executable, "-c", example]
-    done = subprocess.run(command, cwd=str(folder), capture_output=True, timeout=280)
+    done = subprocess.run([sys.executable, "-c", example], cwd=str(folder), capture_output=True, timeout=280)
     return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def test_several_hosts_come_to_the_mean_of_all_their_towers(capsys):
+def test_several_hosts_come_to_the_mean_of_all_their_towers(tmp_path):
     (example,) = examples("docs/cluster.md")
-    status = main(["launch", "-n", "2", "--", sys.executable, "-c", example])
-    lines = capsys.readouterr().out.splitlines()
-    assert status == 0, lines
-    assert sorted(line for line in lines if "3.5" in line) == [f"[host {task}] [3.5 3.5 3.5]" for task in (0, 1)]
+    host = [sys.executable, "-c", example]
+    ran = command(tmp_path, "launch", "-n", "2", "--", *host, code=FORKED_HOSTS)
+    assert ran.status == 0, ran.out + ran.err
+    assert sorted(line for line in ran.out.splitlines() if "3.5" in line) == [
+        f"[host {task}] [3.5 3.5 3.5]" for task in (0, 1)
+    ]
 
 
 def test_there_is_an_example_of_each_way():

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 from helpers.clusters import TIMEOUT, job
-from helpers.forks import run_forked
+from helpers.demo import FORKED_HOSTS, demo
 
 
 def weights(variables):
@@ -70,12 +70,15 @@ def test_a_lost_host_ends_training_and_the_checkpoint_goes_on_everywhere(tmp_pat
         assert np.any(host["before"]["hidden/W/Adam"])
 
 
-@pytest.mark.parametrize("hosts", [2, 3])
-def test_the_demo_trains_the_digits_on_several_hosts_to_the_weights_of_one(tmp_path, hosts):
-    """As people start it: launched processes, each a host; one epoch is too short for the accuracy it asks for."""
-    code = "import sys, hier_allreduce.cli.demos.digits as d; d.ACCURACY = 0.1; from hier_allreduce.cli import main; "
-    options = ["demo", "--hosts", str(hosts), "--devices", "2", "--epochs", "1", "--out", str(tmp_path)]
-    done = run_forked(code + "sys.exit(main(sys.argv[1:]))", *options, folder=tmp_path)
+@pytest.mark.parametrize(("hosts", "start"), [(2, "pass"), (3, FORKED_HOSTS)], ids=["cold", "forked"])
+def test_the_demo_trains_the_digits_on_several_hosts_to_the_weights_of_one(tmp_path, hosts, start):
+    """Launched processes, each a host, two of them cold as people start them.
+
+    One epoch is too short for the accuracy that the demo asks for.
+    """
+    code = f"{start}; import hier_allreduce.cli.demos.digits as digits; digits.ACCURACY = 0.1"
+    options = ["--hosts", str(hosts), "--devices", "2", "--epochs", "1", "--out", str(tmp_path)]
+    done = demo(tmp_path, *options, code=code)
     report = done.out
     assert done.status == 0, report + done.err
     assert f"{hosts} hosts with 2 devices each" in report
