@@ -70,8 +70,8 @@ def allreduce_grads(
             with the same arguments, and the sum, or mean, is over the towers of all hosts. Sparse gradients become
             dense.
         lanes: K×L further devices, ``lanes[tower][lane]``, such as ``gpu_lanes(…).lanes``: logical GPUs of each tower's
-            GPU. Chunks travel between them, several out of one GPU at a time, and sums are formed on them; the results
-            are the same. See docs/lanes.md.
+            GPU. Chunks travel between them, several out of one GPU at a time, and sums are formed on them. See
+            docs/lanes.md.
 
     Returns:
         A list of K tuples of N tensors; entry (k, n) lives on ``devices[k]``.

@@ -194,7 +194,7 @@ class _Partial(NamedTuple):
 class Narrow(DeviceReduction):
     """The sum of tensors that travel in 16 bits: each addition is done in float32, each transfer rounds once.
 
-    What a tower hands to a lane of its own is not rounded, so that lanes change no bit of a result.
+    What a tower hands to a lane of its own is not rounded, so that lanes round nothing more.
 
     A mean is carried as the running mean of the contributions so far, so that it overflows nowhere if the inputs do
     not. docs/cost-model.md has the error bound.

@@ -213,7 +213,7 @@ def _kind(device: Any) -> Optional[str]:
 def _lane_limits(
     lanes: int, memory_limit: Union[int, Sequence[int], None], gradient_bytes: Optional[int]
 ) -> Optional[Tuple[int, ...]]:
-    """Return the bytes of each lane, whole MiB; None if they are not given."""
+    """Return the bytes of each lane; None if they are not given."""
     if memory_limit is not None and gradient_bytes is not None:
         raise DeviceError("give either memory_limit= or gradient_bytes=, not both")
     if gradient_bytes is not None:
@@ -226,7 +226,7 @@ def _lane_limits(
         _check_bytes("memory_limit", limit)
     if len(limits) != lanes:
         raise DeviceError(f"memory_limit={memory_limit!r}: expected one number, or one for each of {lanes} lanes")
-    return tuple(-(-int(limit) // MIB) * MIB for limit in limits)
+    return tuple(int(limit) for limit in limits)
 
 
 def _check_bytes(name: str, size: Any) -> None:
@@ -241,6 +241,7 @@ def fitted(setup: LogicalDevices, limits: Sequence[int], tower_memory: Optional[
         DeviceError: as :func:`gpu_lanes`.
     """
     _refuse_missing_gpus(setup.gpus)
+    limits = [max(1, -(-limit // MIB)) * MIB for limit in limits]  # TensorFlow counts in MiB, and 0 is no limit
     on_lanes = sum(limits)
     everywhere = free_gpu_memory()
     free = min((everywhere[gpu] for gpu in setup.gpus if gpu < len(everywhere)), default=None)

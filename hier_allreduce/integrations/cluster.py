@@ -22,7 +22,7 @@ from tensorpack.tfutils.sesscreate import NewSessionCreator
 from ..cluster import Cluster
 from ..errors import ClusterError
 from ..graph import tf1
-from .tensorpack import HierarchicalTrainer, config_for_towers
+from .tensorpack import HierarchicalTrainer
 
 __all__ = ["HierarchicalClusterTrainer"]
 
@@ -85,7 +85,7 @@ class HierarchicalClusterTrainer(HierarchicalTrainer):
                     f"{type(session_creator).__name__} makes a session that does not know the other hosts; omit"
                     " session_creator, or use NewSessionCreator(config=…)"
                 )
-            config = config_for_towers(session_creator.config, self.devices)
+            config = self._session_config(session_creator.config)
             session_creator = _ClusterSessionCreator(self.cluster, config)
         super().initialize(session_creator, session_init)
 

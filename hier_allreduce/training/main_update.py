@@ -10,7 +10,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Set
 import tensorflow as tf
 
 from ..errors import VariableError
-from ..graph import HostGroup, LaneDevices, check_matrix, copy_from_mains, reduce_to_mains, tf1, variable_names, where
+from ..graph import HostGroup, check_matrix, copy_from_mains, reduce_to_mains, tf1, variable_names, where
 from ..planning import Strategy
 from .updates import Updated
 from .variables import Pairs, all_variables, check_variables, parse_slot_name, recording_created
@@ -25,7 +25,7 @@ def update_at_mains(
     strategy: Strategy,
     base: Optional[Any] = None,
     cluster: Optional[HostGroup] = None,
-    lanes: Optional[LaneDevices] = None,
+    lanes: Optional[Sequence[Sequence[Any]]] = None,
 ) -> Updated:
     """Reduce to the mains, update there once, and copy the new values over the same plan to all towers.
 
@@ -41,7 +41,7 @@ def update_at_mains(
         strategy: how to reduce and copy.
         base: the optimizer that updates, if ``optimizer`` is a wrapper that is known to pass all gradients on to it.
         cluster: the cluster of several hosts, each of which updates its own variables.
-        lanes: the lanes over which gradients and values travel. The update stays on the towers.
+        lanes: K×L further devices over which gradients and values travel. The update stays on the towers.
 
     Returns:
         One op, and one list of the variables that it created.

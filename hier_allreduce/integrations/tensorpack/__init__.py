@@ -14,7 +14,6 @@ Importing this module imports tensorpack, which sets environment variables and p
 from __future__ import annotations
 
 from .accumulation import OrderedAccumGrad
-from .devices import config_for_towers
 from .trainer import HierarchicalTrainer
 
-__all__ = ["HierarchicalTrainer", "OrderedAccumGrad", "config_for_towers"]
+__all__ = ["HierarchicalTrainer", "OrderedAccumGrad"]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 import operator
 import os
-from typing import Any, Iterable, List, Optional, Sequence
+from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 from tensorpack.tfutils.sesscreate import NewSessionCreator, SessionCreatorAdapter
 
 from ...errors import DeviceError
-from ...graph import device_fields, device_strings, devices_match, tf1
+from ...graph import LogicalDevices, device_fields, device_strings, devices_match, tf1
 
 
 def tower_devices(devices: Any) -> List[Any]:
@@ -60,8 +60,8 @@ def _gpu_string(tower: int, device: Any) -> Any:
 # ---- sessions ----------------------------------------------------------------------------------------
 
 
-def creator_for_towers(creator: Any, devices: Sequence[Any]) -> Any:
-    """Return a session creator whose sessions have what the towers need.
+def creator_for_towers(creator: Any, changed: Callable[[Any], Any]) -> Any:
+    """Return a session creator whose sessions have what the towers need: ``changed(configuration)``.
 
     That is a changed copy of tensorpack's own creators. Any other creator is returned as it is, because its
     configuration is not accessible.
@@ -70,19 +70,27 @@ def creator_for_towers(creator: Any, devices: Sequence[Any]) -> Any:
         return creator
     creator = copy.copy(creator)
     if isinstance(creator, NewSessionCreator):
-        creator.config = config_for_towers(creator.config, devices)
+        creator.config = changed(creator.config)
     else:
-        creator._creator = creator_for_towers(creator._creator, devices)
+        creator._creator = creator_for_towers(creator._creator, changed)
     return creator
 
 
-def config_for_towers(config: Any, devices: Sequence[Any]) -> Any:
+def config_for_towers(config: Any, devices: Sequence[Any], logical: Optional[LogicalDevices] = None) -> Any:
     """Return a copy of a session's configuration with the CPU devices and threads that K towers need.
 
     All CPU devices share one processor, so they are created as requested, unless ``config`` sets their number.
+
+    Args:
+        config: the configuration.
+        devices: K devices.
+        logical: the towers and their lanes, if they have any.
+
+    Raises:
+        DeviceError: ``config`` has other logical GPUs than the lanes.
     """
     changed = type(config)()
-    changed.CopyFrom(config)
+    changed.CopyFrom(logical.added_to(config) if logical else config)
     named = [device_fields(device) for device in devices if isinstance(device, str)]
     cpus = [index or 0 for *_, kind, index in named if kind == "CPU"]
     if cpus and "CPU" not in changed.device_count:
@@ -100,7 +108,7 @@ def config_for_towers(config: Any, devices: Sequence[Any]) -> Any:
 class CheckedSessionCreator(tf1.train.SessionCreator):
     """Creates another creator's session, and checks that it has the towers' devices."""
 
-    def __init__(self, creator: Any, devices: Sequence[Any]):
+    def __init__(self, creator: Any, devices: Mapping[str, Any]):
         self._creator, self._devices = creator, devices
 
     def create_session(self) -> Any:
@@ -109,8 +117,16 @@ class CheckedSessionCreator(tf1.train.SessionCreator):
         return session
 
 
-def refuse_missing_in(creator: Any, devices: Sequence[Any]) -> None:
-    """Check the towers' devices in an empty session with the configuration of a ``NewSessionCreator``.
+def named_devices(devices: Sequence[Any], lanes: Sequence[Sequence[str]]) -> Dict[str, Any]:
+    """Return the devices of towers and lanes by what messages call them."""
+    named = {f"tower {tower}": device for tower, device in enumerate(devices)}
+    for tower, row in enumerate(lanes):
+        named.update({f"tower {tower}, lane {lane}": device for lane, device in enumerate(row)})
+    return named
+
+
+def refuse_missing_in(creator: Any, devices: Mapping[str, Any]) -> None:
+    """Check devices in an empty session with the configuration of a ``NewSessionCreator``.
 
     Raises:
         DeviceError: as :func:`refuse_missing`.
@@ -119,24 +135,28 @@ def refuse_missing_in(creator: Any, devices: Sequence[Any]) -> None:
         refuse_missing(devices, probe.list_devices())
 
 
-def refuse_missing(devices: Sequence[Any], existing: Sequence[Any]) -> None:
-    """Check that each tower's device is in ``existing``, the result of ``session.list_devices()``.
+def refuse_missing(devices: Mapping[str, Any], existing: Sequence[Any]) -> None:
+    """Check that each device is in ``existing``, the result of ``session.list_devices()``.
+
+    Args:
+        devices: from :func:`named_devices`.
+        existing: the devices of a session.
 
     Raises:
         DeviceError: one is missing; the message names the towers, and the devices there are.
     """
     names = [device.name for device in existing]
     # device functions and None are left to TensorFlow
-    named = [(tower, device) for tower, device in enumerate(devices) if isinstance(device, str)]
-    missing = [(tower, device) for tower, device in named if not any(devices_match(name, device) for name in names)]
+    named = [(place, device) for place, device in devices.items() if isinstance(device, str)]
+    missing = [(place, device) for place, device in named if not any(devices_match(name, device) for name in names)]
     if not missing:
         return
     gpus = sum(_kind(name) == "GPU" for name in names)
     hint = f" TensorFlow finds {gpus} GPUs here." if any(_kind(device) == "GPU" for _, device in missing) else ""
-    towers = ", ".join(f"tower {tower}: {device}" for tower, device in missing)
+    places = ", ".join(f"{place}: {device}" for place, device in missing)
     available = ", ".join(_short_name(name) for name in names if not _kind(name).startswith("XLA_"))
     raise DeviceError(
-        f"these devices do not exist: {towers}.{hint} There are {available};"
+        f"these devices do not exist: {places}.{hint} There are {available};"
         ' without GPUs, devices=["/cpu:0", "/cpu:1", …] creates every CPU device that it names'
     )
 

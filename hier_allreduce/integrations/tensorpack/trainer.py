@@ -16,7 +16,16 @@ from tensorpack.utils import logger
 
 from ... import presets
 from ...errors import StrategyError
-from ...graph import HostGroup, allreduce_grads, allreduce_grads_and_vars, check_pairs, tf1
+from ...graph import (
+    HostGroup,
+    allreduce_grads,
+    allreduce_grads_and_vars,
+    check_pairs,
+    fitted,
+    lane_memory_in,
+    lane_numbers,
+    tf1,
+)
 from ...planning import Strategy, strategy_from
 from ...training import (
     Pairs,
@@ -35,12 +44,21 @@ from ...training import (
     update_replicated,
 )
 from .accumulation import with_ordered_accumulation
-from .devices import CheckedSessionCreator, creator_for_towers, refuse_missing_in, tower_devices
+from .devices import (
+    CheckedSessionCreator,
+    config_for_towers,
+    creator_for_towers,
+    named_devices,
+    refuse_missing_in,
+    tower_devices,
+)
 from .variable_names import inside_wrappers, refuse_tower_names, under_tower_0s_names, with_missing_pairs
 
 _FIELDS = {
     "devices": presets.Field(required="how many GPUs, or a list of devices"),
-    **dict.fromkeys(["average", "strategy", "update", "broadcast_every", "check_replicas_every"], presets.Field()),
+    **dict.fromkeys(
+        ["average", "strategy", "update", "broadcast_every", "check_replicas_every", "lanes"], presets.Field()
+    ),
 }
 
 
@@ -75,7 +93,9 @@ class HierarchicalTrainer(SingleCostTrainer):
     gradient still reads it. If several towers train one, a warning says so; ``update="main"`` refuses them.
 
     Attributes:
-        devices: K strings, the device of each tower.
+        devices: K strings, the device of each tower. With lanes on GPUs these are logical GPUs, with TensorFlow's
+            numbers: on TensorFlow 1.15, tower 1 of 3 lanes is ``/gpu:4``.
+        lanes: K rows of L devices; empty rows without lanes.
         grads: K×N (gradient, variable) pairs once the graph is set up. They are the reduced gradients; with
             ``update="main"``, where only the main has a reduced gradient, those before the all-reduce.
         BROADCAST_EVERY_EPOCH: copy tower 0's variables (optimizer slots too) to the other towers also at the end of
@@ -96,6 +116,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         update: str = "replicated",
         broadcast_every: int = 0,
         check_replicas_every: int = 0,
+        lanes: int = 0,
     ):
         """Check the options. This adds no ops to the current graph.
 
@@ -109,6 +130,9 @@ class HierarchicalTrainer(SingleCostTrainer):
                 file; it excludes ``algorithm`` and ``groups``. Checkpoints are the same with either ``update``.
                 Comparisons report ``replica_drift`` to the monitors and the variable to the log. They include trained
                 variables and their slots. They exclude moving averages, which tensorpack updates on tower 0 only.
+            lanes: the number of lanes of each tower: logical GPUs over which gradients travel, several out of one GPU
+                at a time. The session gets them, with the memory that the all-reduce needs. CPU towers get CPU devices
+                as lanes. See docs/lanes.md.
 
         Raises:
             DeviceError: ``devices`` cannot be read. A device that does not exist is refused when training starts,
@@ -117,12 +141,17 @@ class HierarchicalTrainer(SingleCostTrainer):
             GradientError: ``average`` is not a bool.
         """
         self.devices = tower_devices(devices)
+        self._logical = lane_numbers(self.devices, lanes) if lanes else None
+        self.lanes: Sequence[Sequence[str]] = [()] * len(self.devices)
+        if self._logical:
+            self.devices, self.lanes = list(self._logical.devices), self._logical.lanes
         if strategy is None and algorithm is None:
             algorithm = "hierarchical"  # as the trainer's name says, on CPU devices too
         strategy = strategy_from(strategy, algorithm=algorithm, groups=groups)
         self._options = UpdateOptions(average, strategy, update, broadcast_every, check_replicas_every)
         with tf.Graph().as_default():  # a dry run, to raise errors here and not when training starts
-            allreduce_grads([[tf.constant(0.0)]] * len(self.devices), self.devices, average, strategy=strategy)
+            values = [[tf.constant(0.0)]] * len(self.devices)
+            allreduce_grads(values, self.devices, average, strategy=strategy, lanes=self.lanes)
         super().__init__()
 
     @classmethod
@@ -207,6 +236,7 @@ class HierarchicalTrainer(SingleCostTrainer):
                 self._options.strategy.for_optimizers(self._hosts),
                 inside_wrappers(optimizer),  # the wrappers pass all gradients on to it
                 self.cluster,
+                self.lanes,
             )
             self.train_op = tf.group(*updated.ops, name="train_op")
         return updated
@@ -218,6 +248,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             self._options.average,
             strategy=self._options.strategy.for_optimizers(self._hosts),
             cluster=self.cluster,
+            lanes=self.lanes,
         )
         # both names are tensorpack's; the scope is in the names of saved variables
         with tf1.name_scope("apply_gradients"), under_tower_0s_names(optimizer, self.grads, self.devices):
@@ -266,15 +297,24 @@ class HierarchicalTrainer(SingleCostTrainer):
         of other creators must already have more than K threads for K towers, and ``use_per_session_threads``.
 
         Raises:
-            DeviceError: a tower's device does not exist; the message names those that do.
+            DeviceError: the device of a tower or a lane does not exist; the message names those that do. Or the lanes'
+                memory does not fit on the GPUs.
         """
-        session_creator = creator_for_towers(session_creator, self.devices)
+        session_creator = creator_for_towers(session_creator, self._session_config)
+        named = named_devices(self.devices, self.lanes)
         if isinstance(session_creator, NewSessionCreator):
             # before the session exists: soft placement would silently move a tower to another device
-            refuse_missing_in(session_creator, self.devices)
+            refuse_missing_in(session_creator, named)
         else:
-            session_creator = CheckedSessionCreator(session_creator, self.devices)
+            session_creator = CheckedSessionCreator(session_creator, named)
         super().initialize(session_creator, session_init)
+
+    def _session_config(self, config: Any) -> Any:
+        """Return a copy of a session's configuration with what towers and lanes need."""
+        logical = self._logical
+        if logical and logical.gpus:
+            logical = fitted(logical, lane_memory_in(tf1.get_default_graph()))
+        return config_for_towers(config, self.devices, logical)
 
 
 class _CheckReplicas(Callback):

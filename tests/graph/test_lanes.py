@@ -1,0 +1,256 @@
+"""All-reduces over lanes: the right sums, the copies that were planned, and enough memory."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.graphs import (
+    consumed_in_place,
+    cpus,
+    evaluate,
+    executed,
+    gradients_on,
+    held,
+    same_bits,
+    sparse,
+    tf1,
+    traced,
+)
+
+from hier_allreduce import (
+    DeviceError,
+    Strategy,
+    allreduce_grads,
+    allreduce_grads_and_vars,
+    allreduce_grads_hierarchical,
+    audit,
+    gpu_lanes,
+)
+from hier_allreduce.graph.emit import emitted_in, lane_memory_in
+from hier_allreduce.graph.gradients import check_matrix
+from hier_allreduce.graph.hosts import HostGroup
+from hier_allreduce.graph.lane_memory import lane_memory
+from hier_allreduce.graph.layout import lay_out
+
+K = 4
+
+
+def lanes_of(towers, lanes):
+    """Rows of CPU devices after those of the towers."""
+    return gpu_lanes(cpus(towers), lanes).lanes
+
+
+# ---- the same bits -----------------------------------------------------------------------------------
+
+STRATEGIES = {
+    "flat": (Strategy(algorithm="flat", pack_below=0), False),
+    "tree, mean": (Strategy(algorithm="tree", mains="rotate"), True),
+    "hierarchical, mean, 16 bits": (Strategy(algorithm="hierarchical", wire_dtype="float16"), True),
+    "hierarchical, 16 bits": (Strategy(algorithm="hierarchical", wire_dtype="bfloat16", pack_below=0), False),
+    "cut, dense": (Strategy(splits=5, sparse="dense"), False),
+    "planned": (Strategy(topology="p3.8xlarge"), True),
+    "planned, whole": (Strategy(topology="p3.8xlarge", whole=True, sparse="gather"), False),
+}
+
+
+def every_kind_of_gradient(tower, average):
+    """Values of one tower's gradients, whole numbers, so that sums are exact in any order."""
+    random = np.random.RandomState(tower)
+    row = [random.randint(-9, 9, shape).astype("float32") for shape in [(50, 3), (), (2, 0, 3), (129,)]]
+    row += [random.randint(-9, 9, 40).astype("float16"), random.randint(-9, 9, 9).astype("float64"), None]
+    return row if average else [*row, random.randint(-9, 9, 33), np.int32([tower])]
+
+
+def tensors_of(tower, average):
+    """Those values as tensors, one of a shape that is not known, and a sparse gradient."""
+    row = [None if value is None else held(value) for value in every_kind_of_gradient(tower, average)]
+    return [*row, tf1.placeholder_with_default(np.float32([[tower, 4]]), None), sparse(tower, tower + 1)]
+
+
+def dense(grad):
+    """Return a reduced gradient with sparse ones as dense arrays."""
+    if not hasattr(grad, "indices"):
+        return grad
+    result = np.zeros([100, 2], "float32")
+    np.add.at(result, grad.indices, grad.values)
+    return result
+
+
+@pytest.fixture(scope="module")
+def results():
+    """{(strategy, lanes): K rows of arrays}, and the sparse gradients, all computed in one graph."""
+    with tf.Graph().as_default():
+        rows = {}
+        for average in (False, True):
+            for tower, device in enumerate(cpus(K)):
+                with tf.device(device):
+                    rows.setdefault(average, []).append(tensors_of(tower, average))
+        reduced = {
+            (name, lanes): [
+                [grad for grad in row if grad is not None]
+                for row in allreduce_grads(rows[average], cpus(K), average, strategy=how, lanes=lanes_of(K, lanes))
+            ]
+            for name, (how, average) in STRATEGIES.items()
+            for lanes in (1, 3)
+        }
+        return evaluate({**reduced, "sparse": [row[-1] for row in rows[False]]})
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_every_kind_of_gradient_is_reduced_over_lanes(results, name, lanes):
+    rows = [[dense(grad) for grad in row] for row in results[name, lanes]]
+    assert same_bits(rows)
+    average = STRATEGIES[name][1]
+    columns = zip(*(every_kind_of_gradient(tower, average) for tower in range(K)))
+    expected = [np.sum(column, axis=0) for column in columns if column[0] is not None]
+    expected += [np.float32([[6, 16]]), np.sum([dense(grad) for grad in results["sparse"]], axis=0)]
+    for got, total in zip(rows[0], expected):
+        np.testing.assert_array_equal(got, total / K if average else total)
+
+
+def test_what_enters_a_lane_is_not_rounded_to_16_bits():
+    values = [[np.random.RandomState(tower).randn(500).astype("float32")] for tower in range(2)]
+    for average in (False, True):
+        how = {"average": average, "strategy": Strategy(wire_dtype="float16", algorithm="flat")}
+        with_lanes = executed(values, cpus(2), lanes=lanes_of(2, 2), **how)
+        assert same_bits(with_lanes + executed(values, cpus(2), **how))
+
+
+@pytest.mark.tf2
+def test_inside_a_function_and_eagerly():
+    def reduce(*flat):
+        return allreduce_grads([[grad] for grad in flat], cpus(2), True, lanes=lanes_of(2, 1))
+
+    inputs = [tf.constant([2.0**tower, 1.0]) for tower in range(2)]
+    for result in (reduce(*inputs), tf.function(reduce)(*inputs)):
+        for tower, (grad,) in enumerate(result):
+            np.testing.assert_array_equal(grad, [1.5, 1])
+            assert grad.backing_device.endswith(f"CPU:{tower}")
+
+
+# ---- what travels where ------------------------------------------------------------------------------
+
+
+def built(graph, towers, lanes, sizes=(8, 5, 3), **how):
+    """Build an all-reduce of random vectors over lanes; return its step's metadata."""
+    values = [[np.random.RandomState(tower).randn(size).astype("float32") for size in sizes] for tower in range(towers)]
+    rows = gradients_on(cpus(towers), values)
+    how = how or {"strategy": Strategy(algorithm="tree", pack_below=0, mains="rotate")}
+    return traced(consumed_in_place(allreduce_grads(rows, cpus(towers), lanes=lanes_of(towers, lanes), **how)))
+
+
+def test_the_audit_names_lanes_and_counts_their_copies(graph):
+    seen = built(graph, 3, 2)
+    text = str(audit(seen, graph))
+    assert "0.1  /cpu:4" in text and "2.1  /cpu:8" in text
+    # of each chunk: 3 enter lanes, 2 go to other lanes to be added, 2 go to the other towers, 1 to the lane's own
+    assert "tree, 3 chunks, 24 copies (12 between a tower and its lanes), planned = executed" in text
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+def test_a_planned_all_reduce_executes_its_copies_over_lanes_in_order(graph, lanes):
+    seen = built(graph, 4, lanes, sizes=(4000, 300), strategy=Strategy(topology="p3.8xlarge", algorithm="ring"))
+    (call,) = audit(seen, graph).calls
+    assert call.plan.lanes == lanes and call.in_order > 0
+    used = {device for pair in call.copies for device in pair if device >= 4}
+    assert len(used) == 4 * lanes or lanes == 3
+
+
+def test_sums_are_formed_on_lanes_and_packing_stays_on_the_towers(graph):
+    built(graph, 3, 2, strategy=Strategy(algorithm="flat"))
+    places = {}
+    for op in graph.get_operations():
+        kind = op.name.rpartition("/")[2].split("_")[0]
+        places.setdefault(kind, set()).add(int(op.device.rpartition(":")[2] or 0))
+    assert places["sum"] <= set(range(3, 9)) and places["pack"] == places["unpack"] == {0, 1, 2}
+
+
+def test_with_one_tower_lanes_have_nothing_to_do(graph):
+    assert np.array_equal(
+        evaluate(allreduce_grads([[held(np.float32([3]))]], cpus(1), True, lanes=lanes_of(1, 2))), [[[3]]]
+    )
+
+
+def test_every_function_takes_lanes(graph):
+    rows = gradients_on(cpus(2), [[np.float32([1])], [np.float32([2])]])
+    variables = [tf1.get_variable(f"tower{tower}/w", [1], use_resource=True) for tower in range(2)]
+    pairs = [[(grad, var)] for (grad,), var in zip(rows, variables)]
+    allreduce_grads_hierarchical(rows, cpus(2), lanes=lanes_of(2, 1))
+    allreduce_grads_and_vars(pairs, cpus(2), lanes=lanes_of(2, 1))
+    assert [call.devices for call in emitted_in(graph)] == [("/cpu:0", "/cpu:1", "/cpu:2", "/cpu:3")] * 2
+
+
+class TwoHosts(HostGroup):
+    size = 2
+
+
+def test_sums_over_hosts_and_variables_mains_are_on_towers():
+    with tf.Graph().as_default():
+        rows = [[tf.zeros([2000]), tf.zeros([50])] for _ in range(4)]
+        grads = check_matrix(rows, tuple(cpus(4)), False, lanes=lanes_of(4, 2))
+        for strategy in (Strategy(), Strategy(topology="p3.8xlarge")):
+            assert set(lay_out(grads, strategy, hosts=TwoHosts.size).plan.roots) <= set(range(4))
+            assert set(lay_out(grads, strategy, one_main=True).plan.roots) <= set(range(4))
+            assert max(lay_out(grads, strategy).plan.roots) >= 4
+
+
+# ---- memory ------------------------------------------------------------------------------------------
+
+
+def layout_of(towers, lanes, sizes, dtype="float32", **how):
+    with tf.Graph().as_default():
+        rows = [[tf.zeros([size], dtype) for size in sizes] for _ in range(towers)]
+        return lay_out(check_matrix(rows, tuple(cpus(towers)), False, lanes=lanes_of(towers, lanes)), Strategy(**how))
+
+
+def test_memory_of_two_towers_by_hand():
+    """Tower 1's 4096 bytes go to its lane, on to tower 0's lane and are added there; the sum leaves for both towers."""
+    layout = layout_of(2, 1, [1024], algorithm="flat", mains=0)
+    assert lane_memory(layout) == (2 * 4096,)  # on lane 0.0: from tower 0 and from lane 1.0
+    narrow = layout_of(2, 1, [1024], algorithm="flat", mains=0, wire_dtype="float16")
+    # from tower 0 as it is; from lane 1.0 in 16 bits, cast to be added; and the sum in 16 bits
+    assert lane_memory(narrow) == (4096 + 2048 + 4096 + 2048,)
+
+
+@pytest.mark.parametrize("how", [{"algorithm": "tree", "mains": "rotate"}, {"topology": "dgx-1v"}], ids=str)
+def test_all_lanes_of_a_gpu_need_at_most_four_times_the_gradients(how):
+    sizes = [4000] * 24
+    needed = lane_memory(layout_of(8, 1, sizes, pack_below=0, **how))
+    assert 0 < sum(needed) <= 4 * 4 * sum(sizes)
+
+
+def test_too_little_memory_is_an_error_before_the_first_op(graph):
+    rows = gradients_on(cpus(2), [[np.zeros([1 << 20], "float32")]] * 2)
+    setup = gpu_lanes(cpus(2), 1, memory_limit=1 << 20)
+    before = len(graph.get_operations())
+    with pytest.raises(DeviceError, match=r"lane 0 of each tower has 1 MiB of memory.* needs 8 MiB.*\[8388608\]"):
+        allreduce_grads(rows, cpus(2), lanes=setup.lanes, algorithm="flat")
+    assert len(graph.get_operations()) == before
+    allreduce_grads(rows, cpus(2), lanes=gpu_lanes(cpus(2), 1, gradient_bytes=4 << 20).lanes, algorithm="flat")
+    assert lane_memory_in(graph) == (8 << 20,)
+
+
+# ---- bad input ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("devices", "lanes", "words"),
+    [
+        (cpus(2), 3, "lanes=3: lanes are one row for each of the 2 towers"),
+        (cpus(2), [["/cpu:2"]], "lanes has 1 rows"),
+        (cpus(2), ["/cpu:2", "/cpu:3"], "tower 0: its row of lanes is '/cpu:2'"),
+        (cpus(2), [["/cpu:2"], []], "same number of lanes: tower 0 has 1, tower 1 has 0"),
+        (cpus(2), [["/cpu:2"], ["/cpu:1"]], r"tower 1, lane 0 \(/cpu:1\) is also the device of tower 1 \(/cpu:1\)"),
+        (cpus(2), [["/cpu:2"], ["/job:x/cpu:2"]], r"tower 1, lane 0 .* is also the device of tower 0, lane 0"),
+        (cpus(2), [["/cpu:2"], ["/gpu:3"]], "tower 1, lane 0 is /gpu:3, of another kind than its tower"),
+        (cpus(2), [["/cpu:2"], [None]], "tower 1, lane 0: None may be any device"),
+        (["/cpu:0", None], [["/cpu:2"], ["/cpu:3"]], "tower 1: None may be any device"),
+        (cpus(2), [["/cpu:2"], ["cpux:3"]], "tower 1, lane 0: 'cpux:3' cannot be read"),
+    ],
+)
+def test_wrong_lanes_are_refused_before_the_first_op(graph, devices, lanes, words):
+    rows = gradients_on(cpus(2), [[np.float32([1])]] * 2)
+    before = len(graph.get_operations())
+    with pytest.raises(DeviceError, match=words):
+        allreduce_grads(rows, devices, lanes=lanes)
+    assert len(graph.get_operations()) == before
