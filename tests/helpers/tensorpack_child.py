@@ -473,6 +473,23 @@ def sessions(folder):
     return facts
 
 
+def lanes(folder):
+    """Train over lanes, with either update, and from a file."""
+    written = os.path.join(folder, "lanes.yaml")
+    with open(written, "w") as file:
+        file.write("devices: ['/cpu:0', '/cpu:1', '/cpu:2']\nlanes: 2\nupdate: main\n")
+    trainers = {
+        "without": HierarchicalTrainer(cpus(3)),
+        "replicated": HierarchicalTrainer(cpus(3), lanes=2),
+        "main": HierarchicalTrainer.from_config(written),
+    }
+    facts = {name: train(trainer, "adam", steps=3)["after"] for name, trainer in trainers.items()}
+    facts["devices"] = trainers["main"].lanes
+    on_gpus = HierarchicalTrainer([2, 0], lanes=2)
+    facts["on GPUs"] = [on_gpus.devices, on_gpus.lanes]
+    return facts
+
+
 def refusals(folder):
     """Return the class and text of the error that each bad input raises."""
 
@@ -515,6 +532,10 @@ def refusals(folder):
         "groups": lambda: HierarchicalTrainer(4, groups=[[0, 1], [3]]),
         "average": lambda: HierarchicalTrainer(2, average="sum"),
         "gpus": lambda: run(HierarchicalTrainer(8)),
+        "lanes": lambda: HierarchicalTrainer(8, lanes=2.5),
+        "lanes, shared": lambda: HierarchicalTrainer(["/cpu:0", "/cpu:0"], lanes=1),
+        "lanes of GPUs": lambda: run(HierarchicalTrainer(2, lanes=1)),
+        "lanes, own session": lambda: run(HierarchicalTrainer(["/cpu:0"], lanes=1), session_creator=chief),
         "gpu ids": lambda: run(HierarchicalTrainer([0, "/cpu:0"])),
         "own session": lambda: run(HierarchicalTrainer(cpus(2)), session_creator=chief),
         "few cpus": lambda: run(HierarchicalTrainer(cpus(3)), session_creator=two_cpus),

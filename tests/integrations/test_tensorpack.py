@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 from helpers.forks import run_forked
+from helpers.graphs import IS_TF2
 
 # Each scenario runs once, for all its tests: these are a group, which one worker runs.
 scenario = pytest.mark.xdist_group
@@ -306,6 +307,25 @@ def test_a_session_that_finalizes_the_graph_restores_a_checkpoint(facts):
     assert difference(facts["finalized"], facts["one"]) == 0
 
 
+# ---- lanes -------------------------------------------------------------------------------------------
+
+
+@scenario("lanes")
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_towers_train_over_lanes_as_without(facts, update):
+    assert difference(facts[update], facts["without"]) < 1e-6
+    assert replicas_are_equal(facts[update])
+    assert facts[update]["global_step"] == 3
+
+
+@scenario("lanes")
+def test_a_trainer_numbers_its_lanes_as_tensorflow_does(facts):
+    assert facts["devices"] == [["/cpu:3", "/cpu:4"], ["/cpu:5", "/cpu:6"], ["/cpu:7", "/cpu:8"]]
+    by_gpu = [["/gpu:3", "/gpu:0"], [["/gpu:4", "/gpu:5"], ["/gpu:1", "/gpu:2"]]]
+    by_ordinal = [["/gpu:1", "/gpu:0"], [["/gpu:3", "/gpu:5"], ["/gpu:2", "/gpu:4"]]]
+    assert facts["on GPUs"] == (by_ordinal if IS_TF2 else by_gpu)
+
+
 # ---- refusals ----------------------------------------------------------------------------------------
 
 
@@ -337,6 +357,10 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
         ("groups", "StrategyError", ["missing [2]"]),
         ("average", "GradientError", ["average='sum'"]),
         ("gpus", "DeviceError", ["tower 0: /gpu:0", "tower 7: /gpu:7", "finds 0 GPUs", "There are /cpu:0;"]),
+        ("lanes", "DeviceError", ["lanes=2.5", "whole number"]),
+        ("lanes, shared", "DeviceError", ["different CPU devices", "'/cpu:0', '/cpu:0'"]),
+        ("lanes of GPUs", "DeviceError", ["GPUs 0, 1 do not exist", "finds 0 GPUs"]),
+        ("lanes, own session", "DeviceError", ["tower 0, lane 0: /cpu:1", "There are /cpu:0;"]),
         ("gpu ids", "DeviceError", ["tower 0: /gpu:0.", "There are /cpu:0;"]),
         ("own session", "DeviceError", ["tower 1: /cpu:1", "There are /cpu:0;"]),
         ("few cpus", "DeviceError", ["tower 2: /cpu:2", "There are /cpu:0, /cpu:1;"]),
