@@ -1,13 +1,13 @@
 """The package seen from outside: its layers, its faces, and what it says about itself."""
 
 import ast
-import configparser
 import importlib
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.project import extras, pyproject
 from packaging.requirements import Requirement
 
 import hier_allreduce
@@ -102,13 +102,6 @@ def test_what_needs_no_tensorflow_imports_none(program):
     assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL, timeout=280).returncode == 0
 
 
-def configured():
-    """What setup.cfg says."""
-    setup = configparser.ConfigParser()
-    setup.read(str(PACKAGE.parent / "setup.cfg"), encoding="utf-8")
-    return setup
-
-
 def test_all_public_names_are_there():
     assert list(hier_allreduce.__all__) == sorted(set(hier_allreduce.__all__))
     for name in hier_allreduce.__all__:
@@ -123,14 +116,9 @@ def test_no_public_name_is_a_folders_or_a_files():
     assert not files & set(hier_allreduce.__all__)
 
 
-def test_the_version_is_said_once():
-    assert configured()["metadata"]["version"] == hier_allreduce.__version__
-
-
 def test_whoever_installs_it_gets_every_module_and_preset():
-    setup, top = configured(), PACKAGE.parent
-    packages = setup["options"]["packages"].split()
-    patterns = setup["options.package_data"]["*"].split(", ")
+    setup, top = pyproject()["tool"]["setuptools"], PACKAGE.parent
+    packages, patterns = setup["packages"], setup["package-data"]["*"]
     named = {folder.replace(".", "/").replace("hier_allreduce/configs", "configs") for folder in packages}
     for root in (PACKAGE, top / "configs"):
         for path in root.rglob("*.*"):
@@ -152,9 +140,8 @@ def test_whoever_installs_it_gets_every_module_and_preset():
     ],
 )
 def test_every_system_gets_the_tensorflow_that_is_made_for_it(system, machine, python, package):
-    extras = configured()["options.extras_require"]["tf"]
     here = {"sys_platform": system, "platform_machine": machine, "python_version": python}
-    wanted = [Requirement(line) for line in extras.strip().splitlines()]
+    wanted = [Requirement(line) for line in extras()["tf"]]
     names = [each.name for each in wanted if each.marker.evaluate(here)]
     assert [name for name in names if "tensorflow" in name] == [package]
 

@@ -10,6 +10,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers.project import pyproject
+
+import hier_allreduce
 
 pytestmark = pytest.mark.xdist_group("wheel")  # built once
 
@@ -43,7 +46,7 @@ def wheel(tmp_path_factory):
     source = folder / "source"
     for name in ("hier_allreduce", "configs"):
         shutil.copytree(str(TOP / name), str(source / name), ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(str(TOP / name), str(source))
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(source)]
     done = subprocess.run(build, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=280)
@@ -59,6 +62,21 @@ def test_the_wheel_has_every_module_and_preset(wheel):
     expected = {f"hier_allreduce/{name}" if name.startswith("configs/") else name for name in names}
     with zipfile.ZipFile(str(wheel)) as archive:
         assert {name for name in archive.namelist() if ".dist-info/" not in name} == expected
+
+
+def test_the_metadata_is_complete_and_its_page_has_no_relative_links(wheel):
+    with zipfile.ZipFile(str(wheel)) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        text = archive.read(name).decode("utf-8")
+    headers, page = text.split("\n\n", 1)
+    for line in (f"Version: {hier_allreduce.__version__}", "License: Apache-2.0", "Keywords: all-reduce,"):
+        assert f"\n{line}" in headers
+    home = pyproject()["project"]["urls"]["Homepage"]
+    assert f"](https://{home[8:]}/blob/main/docs/" in page and page.startswith("# ")
+    targets = re.findall(r"\]\(([^)\s]+)\)", page)
+    assert len(targets) > 10 and all(re.match(r"https?://|#", target) for target in targets)
+    for picture in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page):
+        assert picture.startswith(home.replace("github.com", "raw.githubusercontent.com"))
 
 
 def test_strict_mypy_sees_the_types_of_all_public_names(wheel, tmp_path):

@@ -1,15 +1,14 @@
 """``hier-allreduce bench``: every peer runs, pages and pictures are written, invalid arguments are refused."""
 
-import configparser
 import json
 import os
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from helpers import forks
 from helpers.benches import made_up
+from helpers.project import TOP, extras
 
 from hier_allreduce import bench
 from hier_allreduce.bench import measuring
@@ -133,19 +132,15 @@ def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(mon
 
 
 def test_the_extras_that_are_named_exist_and_bring_what_the_bench_needs():
-    root = Path(cli.__file__).parents[2]
-    setup = configparser.ConfigParser()
-    setup.read(str(root / "setup.cfg"))
-    extras = setup["options.extras_require"]
-    assert extras["bench"].split() == ["matplotlib", "tqdm"]
-    texts = [path.read_text(encoding="utf-8") for path in (root / "Makefile", *root.glob("hier_allreduce/cli/*.py"))]
+    assert extras()["bench"] == ["matplotlib", *extras()["tensorpack"]]  # the default contenders
+    texts = [path.read_text(encoding="utf-8") for path in (TOP / "Makefile", *TOP.glob("hier_allreduce/cli/*.py"))]
     named = {
         extra
         for text in texts
         for names in re.findall(r"(?:'.|allreduce)\[([\w,]+)\]|\"(tf,\w+)\"", text)
         for extra in "".join(names).split(",")
     }
-    assert {"tf", "bench", "demo"} < named <= set(extras)
+    assert {"tf", "bench", "demo"} < named <= set(extras())
 
 
 @pytest.mark.parametrize(

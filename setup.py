@@ -1,0 +1,24 @@
+"""The license, and the page of a package index: README.md with absolute links. All else is in pyproject.toml."""
+
+import re
+from pathlib import Path
+
+from setuptools import setup
+
+PAGES = "https://github.com/hier-allreduce/hier_allreduce/blob/main/"
+PICTURES = "https://raw.githubusercontent.com/hier-allreduce/hier_allreduce/main/"
+LINK = re.compile(r"(!?)(\[[^\]]*\])\((?!https?:|mailto:|#)([^)\s]+)\)")
+
+
+def absolute(text):
+    """Return Markdown whose relative links and pictures are absolute: an index has only this one page."""
+    return LINK.sub(lambda link: f"{link[1]}{link[2]}({PICTURES if link[1] else PAGES}{link[3]})", text)
+
+
+if __name__ == "__main__":
+    readme = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+    setup(
+        license="Apache-2.0",
+        long_description=absolute(readme),
+        long_description_content_type="text/markdown",
+    )
