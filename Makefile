@@ -10,7 +10,7 @@ QUICK = tests/topology tests/planning tests/cli/test_cli.py tests/cluster/test_l
         tests/test_formatting.py tests/test_presets.py
 PYTEST = -m pytest -n 2 --dist loadgroup $(PYTEST_OPTIONS)
 
-.PHONY: help venv venv-tf1 demo test test-tf1 test-quick tunnel docs figures lint clean
+.PHONY: soak fuzz mutants chaos trust-slice help venv venv-tf1 demo test test-tf1 test-quick tunnel docs figures lint clean
 
 help:
 	@echo "make demo        train on handwritten digits, 8 devices, and check the result"
@@ -21,6 +21,11 @@ help:
 	@echo "make tunnel      plans executed by TensorFlow on emulated machines: the table of docs/tunnel.md; needs g++"
 	@echo "make docs        the documentation's site, in build/site"
 	@echo "make figures     draw the pictures of README and of the site again"
+	@echo "make soak        random all-reduces against float64, long training, threads: 30 minutes"
+	@echo "make fuzz        damaged files, tables and arguments: 20 minutes"
+	@echo "make mutants     plans with one fault, then modules with one fault: 10 and 30 minutes"
+	@echo "make chaos       hosts that are killed, frozen, late or cut off: 30 minutes"
+	@echo "make trust-slice the four of them, 15 seconds each"
 	@echo "PYTEST_OPTIONS='-k planner -x' goes to pytest"
 
 venv: .venv/.done
@@ -65,6 +70,27 @@ docs: .venv/.done
 
 figures: .venv/.done
 	.venv/bin/python docs/generate/figures.py
+
+soak: .venv/.done
+	.venv/bin/python -m trust.soak $(TRUST_OPTIONS)
+
+fuzz: .venv/.done
+	.venv/bin/python -c 'import atheris' 2>/dev/null || .venv/bin/python -m pip install --quiet atheris \
+	  || echo "make fuzz: atheris does not install here; the search is not guided by coverage"
+	.venv/bin/python -m trust.fuzz $(TRUST_OPTIONS)
+
+mutants: .venv/.done
+	.venv/bin/python -m trust.mutants_of_plans $(TRUST_OPTIONS)
+	.venv/bin/python -m trust.mutants_of_code $(TRUST_OPTIONS)
+
+chaos: .venv/.done
+	.venv/bin/python -m trust.chaos $(TRUST_OPTIONS)
+
+trust-slice: .venv/.done
+	.venv/bin/python -m trust.soak --seconds 15
+	.venv/bin/python -m trust.fuzz --seconds 15
+	.venv/bin/python -m trust.mutants_of_plans --seconds 15
+	.venv/bin/python -m trust.chaos --seconds 15
 
 lint: .venv/.done
 	.venv/bin/ruff check .

@@ -64,6 +64,7 @@ class Case(NamedTuple):
     average: bool
     choices: Dict[str, Any]
     spoilt: str = ""
+    lanes: Optional[List[List[str]]] = None
 
     def strategy(self):
         """Return the strategy; an invalid one raises its error here."""
@@ -73,7 +74,8 @@ class Case(NamedTuple):
         dtypes = sorted({column.dtype for column in self.columns})
         return (
             f"seed {self.seed}, {self.mode}, {len(self.devices)} towers on {self.devices},"
-            f" {len(self.columns)} variables of {dtypes}, average={self.average}, {self.choices} {self.spoilt}"
+            f" {len(self.columns)} variables of {dtypes}, average={self.average}, {self.choices},"
+            f" lanes {self.lanes} {self.spoilt}"
         )
 
 
@@ -88,7 +90,8 @@ def draw(seed, mode=None):
         towers = min(towers, _MACHINES[choices["topology"]])
     columns = [_column(rng, numbers, towers, average, choices) for _ in range(_variables(rng))]
     spoilt = rng.choice(sorted(SPOIL)) if rng.random() < 0.05 else ""
-    return Case(seed, mode, _devices(rng, towers, choices), columns, average, choices, spoilt)
+    devices = _devices(rng, towers, choices)
+    return Case(seed, mode, devices, columns, average, choices, spoilt, _lanes(rng, devices))
 
 
 def _variables(rng):
@@ -104,6 +107,16 @@ def _devices(rng, towers, choices):
         numbers = [rng.choice(numbers) for _ in numbers]
     form = rng.choice(("/cpu:{}", "/CPU:{}", "/device:CPU:{}"))
     return [form.format(number) for number in numbers]
+
+
+def _lanes(rng, devices):
+    """At times further devices for each tower, none of them a tower or another's lane."""
+    free = [number for number in range(CPUS) if not any(device.endswith(f":{number}") for device in devices)]
+    most = len(free) // len(devices)
+    if not most or len(set(devices)) < len(devices) or rng.random() < 0.85:
+        return None
+    count = rng.randint(1, min(most, 4))
+    return [[f"/cpu:{free[tower * count + lane]}" for lane in range(count)] for tower in range(len(devices))]
 
 
 def _choices(rng, towers):
@@ -143,7 +156,7 @@ def _column(rng, numbers, towers, average, choices):
         dtype = rng.choice(("float32", "float32", "float64", "float16"))
     shape = tuple(rng.randint(0, 4) for _ in range(rng.randint(0, 3)))
     if rng.random() < 0.05:
-        shape = (rng.randint(100, 40000),)
+        shape = (rng.randint(100, 200 if choices.get("split_above") else 40000),)  # else a chunk for each element
     if kind != "dense":
         shape = (rng.randint(1, 9), *shape[1:])
     is_whole = kind != "dense" or dtype not in ("float32", "float64") or rng.random() < 0.7
@@ -225,7 +238,9 @@ def placeholder(array, is_static):
 
 def reduce_case(case, rows, name=None):
     """Call ``allreduce_grads`` for a case."""
-    return hier_allreduce.allreduce_grads(rows, case.devices, case.average, name=name, strategy=case.strategy())
+    return hier_allreduce.allreduce_grads(
+        rows, case.devices, case.average, name=name, strategy=case.strategy(), lanes=case.lanes
+    )
 
 
 # ---- what must come out ----------------------------------------------------------------------------

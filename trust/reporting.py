@@ -1,6 +1,7 @@
 """What the tools share: arguments, worker processes with a deadline, and the table at the end."""
 
 import argparse
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -84,6 +85,7 @@ def in_processes(queues):
 
 def _serve(works, line):
     for work in works:
+        faulthandler.dump_traceback_later(work.seconds + _GRACE - 20)  # where a worker that hangs is
         try:
             line.send(work.function(work.seed, work.seconds, **work.options))
         except BaseException:
