@@ -15,12 +15,12 @@ import shutil
 import subprocess
 import sysconfig
 from functools import lru_cache
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
-from hier_allreduce.planning import issued_before, readiness
+from hier_allreduce.planning import issued_before, operands
+from hier_allreduce.topology import with_lanes
 
 _SOURCE = Path(__file__).with_name("tunnel.cc")
 _FIRST_SIZE = 8  # kFirstSize in tunnel.cc: chunk c travels as so many elements and c
@@ -112,7 +112,7 @@ class Copies:
         self.ends, sums = [], []  # (src, dst, chunk)
         waits, arrived = [], {}
         gated = {}  # for each copy the copies' ends that its gate waits for, directly or not
-        for step in plan.steps:
+        for step, added in zip(plan.steps, operands(plan)):
             before = len(self.ends)
             for src in getattr(step, "srcs", None) or (step.src,):
                 number = len(self.ends)
@@ -123,7 +123,7 @@ class Copies:
                 waits.append(needs)
                 self.ends.append((src, step.dst, step.chunk))
             arrived.setdefault((step.dst, step.chunk), set()).update(range(before, len(self.ends)))
-            if hasattr(step, "srcs"):
+            if added > 1:
                 sums.append(set(arrived[step.dst, step.chunk]))
         waits += sums
         self.sums = len(sums)
@@ -150,9 +150,8 @@ class Run:
         self.plan, self.topology, self.sizes = plan, topology, sizes
         self._tf1 = tf.compat.v1
         self._ops, self._functions = library()
-        self._ready = readiness(list(accumulate(sizes)))
         count = sum(len(getattr(step, "srcs", (0,))) for step in plan.steps)
-        self.copies = Copies(plan, issued_before(plan, self._ready) if ordered else [()] * count)
+        self.copies = Copies(plan, issued_before(plan) if ordered else [()] * count)
         self._elements = [_FIRST_SIZE + chunk for chunk in range(plan.chunks)]
         self._graph = tf.Graph()
         with self._graph.as_default():
@@ -166,19 +165,20 @@ class Run:
         return ((device + 1) * (1 + np.arange(sum(self._elements)) % 97)).astype(np.float32)
 
     def _build(self, tf, ordered):
+        from hier_allreduce.graph.devices import Places
         from hier_allreduce.graph.emit import emit
 
-        devices = [f"/cpu:{device}" for device in range(self.plan.devices)]
+        names = tuple(f"/cpu:{device}" for device in range(self.plan.devices))
+        devices, lanes = names[: self.plan.towers], names[self.plan.towers :]
+        places = Places(devices, lanes)
         rows = []
         for number, device in enumerate(devices):
             with self._tf1.device(device):
                 value = self._value(number)
                 whole = self._ops.tunnel_keep(self._tf1.placeholder_with_default(value, value.shape))
                 rows.append(tf.split(whole, self._elements) if self.plan.chunks > 1 else [whole])
-        reading = _reading(self, devices)
-        reduced = emit(
-            self.plan, rows, devices, [reading] * self.plan.chunks, readiness=self._ready if ordered else None
-        )
+        reading = _reading(self, places)
+        reduced = emit(self.plan, rows, places, [reading] * self.plan.chunks, in_order=ordered)
         results = []
         for row, device in zip(reduced, devices):
             with self._tf1.device(device):
@@ -191,7 +191,7 @@ class Run:
         Raises:
             AssertionError: a device has something else than the sum.
         """
-        set_machine(self.topology)
+        set_machine(with_lanes(self.topology, self.plan.lanes))
         copies = self.copies
         first = np.cumsum([0, *map(len, copies.dependents)])
         arrays = [
@@ -203,7 +203,7 @@ class Run:
         ]
         self._functions.tunnel_run(len(copies.ends), copies.sums, *map(_pointer, arrays))
         results = self._session.run(self._results)
-        total = sum(self._value(device) for device in range(self.plan.devices))
+        total = sum(self._value(device) for device in range(self.plan.towers))
         assert all(np.array_equal(result, total) for result in results), self.plan
         return float(self._functions.tunnel_seconds())
 
@@ -212,7 +212,7 @@ class Run:
         numbers = np.zeros(len(self.copies.ends), np.int32)
         count = self._functions.tunnel_order(_pointer(numbers), len(numbers))
         place = {number: place for place, number in enumerate(numbers[:count].tolist())}
-        before = issued_before(self.plan, self._ready)
+        before = issued_before(self.plan)
         return sum(any(place[other] > place[copy] for other in others) for copy, others in enumerate(before))
 
     def close(self):
@@ -220,7 +220,7 @@ class Run:
         self._session.close()
 
 
-def _reading(run, devices):
+def _reading(run, places):
     """The product's own sums, each followed by the time that it takes."""
     from hier_allreduce.graph.emit import Dense
 
@@ -229,8 +229,11 @@ def _reading(run, devices):
     class Timed(Dense):
         def reduce(self, step, own, others):
             total = super().reduce(step, own, others)
-            seconds = speeds.kernel + (len(step.srcs) + 2) * run.sizes[step.chunk] / speeds.memory
+            added = len(step.srcs) + (own is not None)
+            if added == 1:
+                return total
+            seconds = speeds.kernel + (added + 1) * run.sizes[step.chunk] / speeds.memory
             with run._tf1.device(self.devices[step.dst]):
                 return run._ops.tunnel_sum(total, device_number=step.dst, seconds=seconds)
 
-    return Timed(devices, False, [f"c{chunk}" for chunk in range(run.plan.chunks)])
+    return Timed(places, False, [f"c{chunk}" for chunk in range(run.plan.chunks)])

@@ -152,7 +152,7 @@ def _reduced(
         rows = entry_tensors(grads, layout.entries)  # K×E
         packers = [Packer(device, layout.chunks, layout.names) for device in grads.devices]
         packed = [packer.pack(row) for packer, row in zip(packers, rows)]  # K×C
-        reduced = emit(layout.plan, packed, grads.places, reductions, readiness=layout.readiness)  # K×C
+        reduced = emit(layout.plan, packed, grads.places, reductions, in_order=layout.in_order)  # K×C
         unpacked = [packer.unpack(*tensors) for packer, *tensors in zip(packers, reduced, rows)]  # K×E
         return [tuple(to_gradients(row, layout.entries, tower, grads)) for tower, row in enumerate(unpacked)]  # K×N
 

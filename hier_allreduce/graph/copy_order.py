@@ -21,12 +21,13 @@ TURN = "PlaceholderWithDefault"  # the type of the op that takes turns: Grappler
 class CopyOrder:
     """Gives each outgoing copy of a plan its turn; called for one copy after another, in the plan's order.
 
-    A copy does not wait for one whose chunk is ready later than its own: see :func:`.planning.issued_before`.
+    A copy follows only copies of its own bucket, whose gradients become ready at the same time: see
+    :func:`.planning.issued_before`.
     """
 
-    def __init__(self, plan: Plan, devices: Sequence[Any], readiness: Sequence[int]):
+    def __init__(self, plan: Plan, devices: Sequence[Any]):
         self._devices = devices
-        self._before = issued_before(plan, readiness)
+        self._before = issued_before(plan)
         followed = {other for before in self._before for other in before}
         self._alone = [not before and copy not in followed for copy, before in enumerate(self._before)]
         self._turns: List[Any] = []

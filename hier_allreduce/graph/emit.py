@@ -324,7 +324,7 @@ def emit(
     places: Places,
     reductions: Sequence[DeviceReduction],
     only_roots: bool = False,
-    readiness: Optional[Sequence[int]] = None,
+    in_order: bool = False,
 ) -> List[List[Any]]:
     """Add the plan's ops to the default graph (or run them, eagerly).
 
@@ -334,15 +334,13 @@ def emit(
         places: the towers' devices and their lanes.
         reductions: C reductions, one for each chunk.
         only_roots: whether only each chunk's result on its root is wanted, as after the reduce half of a plan.
-        readiness: for each chunk its place in the order in which chunks become ready. Each sender's copies then leave
-            in the plan's order: see :class:`.CopyOrder`. Without it TensorFlow chooses an order. Eager copies are made
-            in the plan's order anyway.
+        in_order: whether each sender's copies of a bucket leave in the plan's order: see :class:`.CopyOrder`. If not,
+            TensorFlow chooses an order. Eager copies are made in the plan's order anyway.
 
     Returns:
         K×C tensors, entry (k, c) on the device of tower k; None where it is not wanted.
     """
-    ordered = readiness is not None and not tf.executing_eagerly()
-    order = CopyOrder(plan, places.devices, readiness or ()) if ordered else None
+    order = CopyOrder(plan, places.devices) if in_order and not tf.executing_eagerly() else None
     for reduction in reductions:
         reduction.order = order
     values = [[reductions[chunk].start(tensor) for chunk, tensor in enumerate(row)] for row in tensors]

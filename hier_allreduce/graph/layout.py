@@ -14,13 +14,13 @@
 from __future__ import annotations
 
 import dataclasses
-from itertools import accumulate
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..errors import GradientError, StrategyError, TopologyError
 from ..planning import (
     ALGORITHMS,
     BY_ROOT,
+    Backward,
     Bucketing,
     Chunk,
     Lanes,
@@ -33,7 +33,6 @@ from ..planning import (
     on_lanes,
     plan_cut,
     plan_whole,
-    readiness,
     verify,
 )
 from ..topology import Network, Topology, subset, this_machine
@@ -52,8 +51,8 @@ class Layout(NamedTuple):
         names: C names of the chunks.
         plan: how the chunks travel.
         kinds: how each chunk is added up: see :func:`~hier_allreduce.graph.emit.reductions_of`.
-        readiness: for each chunk its place in the order in which chunks become ready, where the order of copies
-            matters: in a plan that was made for a machine's links, unless gradients stay whole. None elsewhere.
+        in_order: whether copies leave in the plan's order: in a plan that was made for a machine's links, unless
+            gradients stay whole.
         lanes: the lanes of the towers' devices.
         variables: the names of each chunk's variables.
         machine: the topology of the K devices for which the plan was made, if it was made for one.
@@ -64,7 +63,7 @@ class Layout(NamedTuple):
     names: List[str]
     plan: Plan
     kinds: List[str]
-    readiness: Optional[Tuple[int, ...]] = None
+    in_order: bool = False
     lanes: LaneDevices = NO_LANES
     variables: Sequence[Tuple[str, ...]] = ()
     machine: Optional[Topology] = None
@@ -96,7 +95,7 @@ class Layout(NamedTuple):
             names=[self.names[chunk] for chunk in kept],
             plan=dataclasses.replace(plan, chunks=len(kept), steps=steps),
             kinds=[DENSE] * len(kept),
-            readiness=None,
+            in_order=False,
             variables=[self.variables[chunk] for chunk in kept],
         )
 
@@ -120,24 +119,27 @@ def lay_out(
     entries = find_entries(grads, _gathered(grads, strategy, hosts), strategy.missing)
     machine = _machine(strategy, grads.devices)
     lanes = Lanes(grads.places.lanes_each)
-    ready = None
+    in_order = False
     if machine is None:
         chunks, plan = _by_strategy(entries, grads.devices, strategy, hosts)
     else:
         algorithm = None if strategy.algorithm == "auto" else strategy.algorithm
-        target = PlanningTarget(machine, algorithm, 0.5 if strategy.wire_dtype else 1.0, hosts, network)
+        scale, backward = 0.5 if strategy.wire_dtype else 1.0, Backward(strategy.backlog)
+        planned_lanes = lanes.count if hosts == 1 else 0
+        target = PlanningTarget(machine, algorithm, scale, hosts, network, planned_lanes, backward)
         whole = one_main or strategy.whole
         chunks, plan = _by_machine(entries, target, strategy.bucketing if whole else None)
-        ready = None if whole else _readiness(chunks, entries)
-    # a variable's update, and a sum over several hosts, are made on a tower
-    plan = on_lanes(plan, lanes, sum_on_tower=one_main or hosts > 1)
+        in_order = hosts == 1 and not whole
+    if not plan.lanes:
+        # a variable's update, and a sum over several hosts, are made on a tower
+        plan = on_lanes(plan, lanes, sum_on_tower=one_main or hosts > 1)
     return Layout(
         entries,
         chunks,
         op_names([_chunk_name(chunk, entries, grads.names) for chunk in chunks]),
         verify(plan),
         [_kind(chunk, entries, strategy, len(grads.devices) * hosts) for chunk in chunks],
-        ready,
+        in_order,
         grads.lanes,
         variables=[_variables(chunk, entries, grads.names) for chunk in chunks],
         machine=machine,
@@ -222,12 +224,6 @@ def _indices_with_values(entries: Sequence[Entry], chunks: Sequence[Chunk], plan
         if step.chunk in indices_of:
             steps.append(step._replace(chunk=indices_of[step.chunk]))
     return dataclasses.replace(plan, steps=tuple(steps))
-
-
-def _readiness(chunks: Sequence[Chunk], entries: Sequence[Entry]) -> Tuple[int, ...]:
-    """Return each chunk's place in the backward pass, which makes the last variable's gradient first."""
-    ready_bytes = list(accumulate(entry.spec.bytes for entry in reversed(entries)))[::-1]
-    return readiness([ready_bytes[min(piece.variable for piece in chunk.pieces)] for chunk in chunks])
 
 
 # ---- chunks and plan: by the strategy alone --------------------------------------------------------

@@ -20,10 +20,11 @@ from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
 from .cache import cache_folder
 from .lanes import Lanes, on_lanes
 from .multi_host import HostsChoice, choose_for_hosts
-from .plan import Copy, Ops, Plan, Reduce, Step, issued_before, readiness, run, verify
+from .plan import Copy, Ops, Plan, Reduce, Step, issued_before, operands, run, verify
 from .planner import PLANNER_ALGORITHMS, Choice, algorithms_for, choose, seconds_by_algorithm, timeline
 from .rings import ring
-from .simulator import Timing, simulate
+from .schedule import Schedule, choose_schedule
+from .simulator import Backward, Timing, simulate
 from .spanning_trees import pack
 from .strategy import Strategy, strategy_from
 from .trace import Trace, chunk_name, predicted_run, predicted_trace
@@ -35,6 +36,7 @@ __all__ = [
     "EXECUTED",
     "PLANNER_ALGORITHMS",
     "SUM",
+    "Backward",
     "Bar",
     "Bucketing",
     "Choice",
@@ -49,6 +51,7 @@ __all__ = [
     "PlanningTarget",
     "Reduce",
     "Run",
+    "Schedule",
     "Spec",
     "Step",
     "Strategy",
@@ -59,17 +62,18 @@ __all__ = [
     "cache_folder",
     "choose",
     "choose_for_hosts",
+    "choose_schedule",
     "chunk_name",
     "hierarchical",
     "issued_before",
     "make_buckets",
     "on_lanes",
+    "operands",
     "pack",
     "plan_cut",
     "plan_whole",
     "predicted_run",
     "predicted_trace",
-    "readiness",
     "ring",
     "run",
     "seconds_by_algorithm",

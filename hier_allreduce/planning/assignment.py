@@ -2,24 +2,27 @@
 
 ::
 
-    Spec × N ──plan_cut────► a bucket for each dtype, cut as its recipe says
+    Spec × N ──plan_cut────► a few buckets for each dtype, each cut as the recipe says
              ──plan_whole──► whole gradients in the usual buckets, spread over one recipe's paths
 
-All gradients of a model travel at about the same time. The links are therefore planned for their total size, not for
-each bucket alone.
+The gradients of a backward pass become ready one after another. A schedule says in how many buckets they travel.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..topology import Network, Topology
 from .algorithms import ReduceHalf, plan_from_halves
 from .buckets import Bucketing, Chunk, Spec, cut, make_buckets
+from .lanes import Lanes, on_lanes
 from .multi_host import choose_for_hosts
 from .plan import Plan, Step
 from .planner import choose
-from .recipes import Recipe
+from .recipes import Recipe, lane_of_links
+from .schedule import Schedule, choose_schedule
+from .simulator import Backward
 
 _ASSUMED_BYTES = 1 << 20  # of a gradient whose size is known only at run time
 
@@ -34,6 +37,8 @@ class PlanningTarget(NamedTuple):
         hosts: the number of such machines.
         network: what connects the machines; if it is None, the plan is that of one machine. Each whole gradient is a
             collective with any network, which then only decides the paths.
+        lanes: the lanes of each device.
+        backward: the backward pass during which gradients become ready.
     """
 
     machine: Topology
@@ -41,35 +46,71 @@ class PlanningTarget(NamedTuple):
     scale: float = 1.0
     hosts: int = 1
     network: Optional[Network] = None
+    lanes: int = 0
+    backward: Backward = Backward()
 
     def recipe(self, size: int) -> Recipe:
-        """Return how to all-reduce a bucket of ``size`` bytes (0 if unknown)."""
-        wire_bytes = max(1, round((size or _ASSUMED_BYTES) * self.scale))
+        """Return how to all-reduce a bucket of ``size`` bytes (0 if unknown), without lanes."""
         if self.hosts == 1 or self.network is None:
-            return choose(self.machine, wire_bytes, self.algorithm).recipe
+            return choose(self.machine, self._wire_bytes(size), self.algorithm).recipe
+        wire_bytes = self._wire_bytes(size)
         return choose_for_hosts(self.machine, wire_bytes, self.hosts, self.network, self.algorithm).recipe
+
+    def schedule(self, size: int) -> Schedule:
+        """Return in how many buckets, and by which recipe, to all-reduce ``size`` bytes of gradients (0 if unknown)."""
+        if self.hosts > 1:
+            return Schedule(1, self.recipe(size), 0.0)
+        return choose_schedule(self.machine, self._wire_bytes(size), self.algorithm, self.lanes, self.backward)
+
+    def _wire_bytes(self, size: int) -> int:
+        return max(1, round((size or _ASSUMED_BYTES) * self.scale))
 
 
 def plan_cut(specs: Sequence[Spec], target: PlanningTarget) -> Tuple[List[Chunk], Plan]:
-    """Make one bucket for each dtype of N gradients, cut as the planner says for its size.
+    """Cut the gradients of each dtype into buckets, and each bucket into chunks, as the planner says for their size.
 
     Returns:
         The chunks and their plan, with the steps in the order in which the planner would start them.
     """
-    chunks: List[Chunk] = []
-    steps: List[Step] = []
+    parts: List[Tuple[List[Chunk], Recipe]] = []  # of each bucket its chunks
     for whole in make_buckets(specs, Bucketing(splits=1)):
-        recipe = target.recipe(whole.bytes)
-        parts = cut(whole, specs, recipe.fractions)
-        if len(parts) < len(recipe.fractions):  # too few bytes to cut
-            parts, recipe = [whole], recipe.alone(len(chunks) % len(recipe.halves))
-        steps += [step._replace(chunk=step.chunk + len(chunks)) for step in recipe.plan().steps]
-        chunks += parts
-    return chunks, Plan(len(target.machine), len(chunks), tuple(steps), target.algorithm or "auto")
+        schedule = target.schedule(whole.bytes)
+        for bucket in cut(whole, specs, [1] * schedule.buckets):
+            parts.append(_cut_bucket(bucket, specs, schedule.recipe, len(parts)))
+    parts.sort(key=lambda part: _ready_bytes(part[0], specs))
+    chunks = [chunk for own, _ in parts for chunk in own]
+    steps: List[Step] = []
+    first = 0
+    for own, recipe in parts:
+        steps += [step._replace(chunk=step.chunk + first) for step in _padded(recipe.plan(), target.lanes).steps]
+        first += len(own)
+    buckets = tuple(bucket for bucket, (own, _) in enumerate(parts) for _ in own)
+    devices = len(target.machine) * (1 + target.lanes)
+    return chunks, Plan(devices, len(chunks), tuple(steps), target.algorithm or "auto", target.lanes, buckets)
+
+
+def _cut_bucket(bucket: Chunk, specs: Sequence[Spec], recipe: Recipe, number: int) -> Tuple[List[Chunk], Recipe]:
+    chunks = cut(bucket, specs, recipe.fractions)
+    if len(chunks) == len(recipe.fractions):
+        return chunks, recipe
+    return [bucket], recipe.alone(number % len(recipe.halves))  # too few bytes to cut
+
+
+def _ready_bytes(chunks: Sequence[Chunk], specs: Sequence[Spec]) -> int:
+    """Return the bytes of all gradients that are ready once these chunks' are: the last variable's comes first."""
+    first = min(piece.variable for chunk in chunks for piece in chunk.pieces)
+    return sum(spec.bytes for spec in specs[first:])
+
+
+def _padded(plan: Plan, lanes: int) -> Plan:
+    """Return a plan that uses no lane as one on a machine with ``lanes`` for each tower."""
+    return plan if plan.lanes else replace(plan, devices=plan.towers * (1 + lanes), lanes=lanes)
 
 
 def plan_whole(specs: Sequence[Spec], target: PlanningTarget, bucketing: Bucketing) -> Tuple[List[Chunk], Plan]:
     """Make the usual buckets of whole gradients, and spread them over the paths of one recipe by bytes.
+
+    With lanes every chunk goes over them, and its sum is formed on a tower.
 
     Returns:
         The chunks and their plan.
@@ -85,4 +126,8 @@ def plan_whole(specs: Sequence[Spec], target: PlanningTarget, bucketing: Bucketi
         paths[chunk] = max(room, key=lambda path: room[path])
         room[paths[chunk]] -= max(chunks[chunk].bytes, 1)
     halves, backs = [half for half, _ in paths], [back for _, back in paths]
-    return chunks, plan_from_halves(len(target.machine), halves, target.algorithm or "auto", backs)
+    plan = plan_from_halves(len(target.machine), halves, target.algorithm or "auto", backs)
+    if not target.lanes:
+        return chunks, plan
+    lane_of = lane_of_links(target.machine, paths, [chunk.bytes for chunk in chunks], target.lanes)
+    return chunks, on_lanes(plan, Lanes(target.lanes, lane_of), sum_on_tower=True)

@@ -51,6 +51,9 @@ class Lanes:
         return self.by_chunk[chunk] if self.by_chunk else chunk % self.between
 
 
+NO_LANES = Lanes(0)
+
+
 def on_lanes(plan: Plan, lanes: Lanes, sum_on_tower: bool = False) -> Plan:
     """Return a plan for K towers as one over their lanes.
 

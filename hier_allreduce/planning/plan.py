@@ -17,8 +17,7 @@ lane gives it the sum of the sources, of one source a copy.
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Dict, Generic, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
@@ -57,6 +56,8 @@ class Plan:
     Attributes:
         devices: K towers and their lanes, K×(1 + lanes) in all.
         lanes: L, the lanes of each tower.
+        buckets: for each chunk the number of its bucket, whose gradients are taken to become ready together; buckets
+            are numbered in the order in which they become ready. If it is empty, all chunks are in one.
     """
 
     devices: int
@@ -64,6 +65,7 @@ class Plan:
     steps: Tuple[Step, ...]
     algorithm: str = ""
     lanes: int = 0
+    buckets: Tuple[int, ...] = ()
 
     @property
     def towers(self) -> int:
@@ -136,6 +138,19 @@ class Plan:
         return f"{tower}.{lane}"
 
 
+def operands(plan: Plan) -> List[int]:
+    """Return for each step the number of values that it adds up: 1 for a copy, and for what enters an empty lane."""
+    filled = {(tower, chunk) for tower in range(plan.towers) for chunk in range(plan.chunks)}
+    counts = []
+    for step in plan.steps:
+        if isinstance(step, Reduce):
+            counts.append(len(step.srcs) + ((step.dst, step.chunk) in filled))
+        else:
+            counts.append(1)
+        filled.add((step.dst, step.chunk))
+    return counts
+
+
 class Ops(Generic[V]):
     """What :func:`run` does with values; each use of plans has its own subclass."""
 
@@ -172,47 +187,25 @@ def run(plan: Plan, values: Sequence[Sequence[V]], ops: Ops[V]) -> List[List[V]]
     return held[: plan.towers]
 
 
-READY_TOGETHER = 10 << 20  # bytes of gradients that are taken to become ready at the same time
-
-
-def readiness(ready_bytes: Sequence[float]) -> Tuple[int, ...]:
-    """Return for each chunk its place in the order in which chunks become ready; equal for those ready together.
-
-    Args:
-        ready_bytes: for each chunk the bytes of all gradients that are ready once its own are.
-    """
-    return tuple(max(0, math.ceil(size / READY_TOGETHER) - 1) for size in ready_bytes)
-
-
-def issued_before(plan: Plan, readiness: Sequence[int]) -> List[Tuple[int, ...]]:
-    """Return for each copy the earlier copies of its sender that it must not overtake.
+def issued_before(plan: Plan) -> List[Tuple[int, ...]]:
+    """Return for each copy the copy of its sender that it follows: none or one.
 
     The copies of a ``Reduce``, one for each source, and of a ``Copy`` are numbered in the plan's order. A copy follows
-    those before it in the plan whose chunk is ready no later than its own: it then waits for no gradient that comes
-    later in the backward pass. Of these the fewest are returned that imply the others.
+    the one before it whose chunk is in the same bucket. It then waits for no gradient of another bucket, which may come
+    later in the backward pass.
 
     ::
 
-        plan    0→1 chunk 1    0→2 chunk 0    0→3 chunk 1
-        before  ()             ()             (0→2, 0→1)
-
-    Args:
-        plan: the plan.
-        readiness: for each chunk its place in the order in which chunks become ready.
+        plan    0→1 bucket 1    0→2 bucket 0    0→3 bucket 1
+        before  ()              ()              (0→1)
     """
-    sent: Dict[int, List[Tuple[int, int]]] = defaultdict(list)  # (copy, readiness) of each sender
+    last: Dict[Tuple[int, int], int] = {}
     before: List[Tuple[int, ...]] = []
     for step in plan.steps:
+        bucket = plan.buckets[step.chunk] if plan.buckets else 0
         for src in step.srcs if isinstance(step, Reduce) else (step.src,):
-            own, latest, followed = readiness[step.chunk], None, []
-            for copy, ready in reversed(sent[src]):
-                if ready <= own and (latest is None or ready > latest):
-                    followed.append(copy)
-                    latest = ready
-                if latest == own:
-                    break
-            sent[src].append((len(before), own))
-            before.append(tuple(followed))
+            before.append((last[src, bucket],) if (src, bucket) in last else ())
+            last[src, bucket] = len(before) - 1
     return before
 
 
@@ -245,7 +238,7 @@ def verify(plan: Plan) -> Plan:
     for chunk, steps in by_chunk.items():
         first_with.setdefault(tuple(steps), chunk)
     for steps_of_chunk, chunk in first_with.items():
-        alone = replace(plan, chunks=1, steps=tuple(kind(0, *rest) for kind, *rest in steps_of_chunk))
+        alone = replace(plan, chunks=1, buckets=(), steps=tuple(kind(0, *rest) for kind, *rest in steps_of_chunk))
         _check_steps(alone, chunk)
         _check_counts(alone, chunk)
     return plan

@@ -29,14 +29,24 @@ from .algorithms import ReduceHalf
 from .cache import kept
 from .kept_recipes import found_from_values, found_to_values, recipe_from_values, recipe_to_values
 from .plan import verify
-from .recipes import Recipe, baselines, candidates
-from .simulator import Simulation, Timing, lower_bound, simulate
+from .recipes import Recipe, baselines, candidates, candidates_on_lanes
+from .simulator import Simulation, Timing, host_seconds, lower_bound, simulate
 
 BASELINES = ("two-group", "tree", "flat")
-PLANNER_ALGORITHMS = ("ring", "packed_paths", "packed_trees", "hierarchical", "exchange", "soonest", *BASELINES)
+PLANNER_ALGORITHMS = (
+    "ring",
+    "packed_paths",
+    "packed_trees",
+    "hierarchical",
+    "exchange",
+    "soonest",
+    *BASELINES,
+)
 _CLASSES_PER_OCTAVE = 4
 _WORTH = 0.99  # prune: lower bound > 0.99 × best
 _AS_GOOD = 1.005  # plans up to 0.5 % slower than the best are as good
+_WORTH_LANES = 0.95  # a plan over lanes, which has several times the copies, must be 5 % faster
+_AS_GOOD_ON_LANES = 1.03  # and of several the one with the fewest copies is as good, up to 3 % slower
 _NEAR = 1.1  # prune: first run > 1.1 × best
 _FINALISTS = 4  # recipes of a search that are compared at the exact size
 _GOOD, _LONG = 0.9, 1e-3  # a plan below 90 % of the bound that takes more than 1 ms is reordered
@@ -70,8 +80,10 @@ def bytes_class(size: int) -> int:
     return round(2 ** (round(math.log2(max(size, 1)) * _CLASSES_PER_OCTAVE) / _CLASSES_PER_OCTAVE))
 
 
-def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Choice:
+def choose(topology: Topology, size: int, algorithm: Optional[str] = None, lanes: int = 0) -> Choice:
     """Return the fastest recipe for a bucket of ``size`` bytes, or the fastest of one algorithm.
+
+    With ``lanes`` for each GPU it may use them. It does where it is then at least 5 % faster.
 
     The search is cached for each (topology, :func:`bytes_class`), also for later processes. The times
     are those of ``size`` itself.
@@ -81,16 +93,27 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None) -> Ch
     """
     if algorithm not in (None, *PLANNER_ALGORITHMS):
         raise StrategyError(f"algorithm={algorithm!r} is unknown{nearest(str(algorithm), list(PLANNER_ALGORITHMS))}")
-    finalists, known = _search(topology, bytes_class(size))
+    without = _chosen(topology, size, algorithm, 0)
+    if not lanes:
+        return without
+    choice = _chosen(topology, size, algorithm, lanes)
+    return choice if choice.seconds < _WORTH_LANES * without.seconds else without
+
+
+def _chosen(topology: Topology, size: int, algorithm: Optional[str], lanes: int) -> Choice:
+    finalists, known = _search(topology, bytes_class(size), lanes)
     baselines = {name: _seconds(recipe, topology, size) for name, recipe in known.items()}
     if algorithm is None:
         trials = [_Trial(recipe, _seconds(recipe, topology, size)) for recipe in finalists]
-        trials += [_Trial(known[name], seconds) for name, seconds in baselines.items()]
-        recipe, seconds = _fewest_copies(trials)
+        if not lanes:
+            trials += [_Trial(known[name], seconds) for name, seconds in baselines.items()]
+        best = min(trial.seconds for trial in trials)
+        limit = best * _AS_GOOD_ON_LANES if lanes else min(best * _AS_GOOD, *baselines.values())
+        recipe, seconds = _fewest_copies(trials, limit)
     else:
-        recipe = known.get(algorithm) or _best_of(topology, bytes_class(size), algorithm)
+        recipe = known.get(algorithm) or _best_of(topology, bytes_class(size), algorithm, lanes)
         seconds = _seconds(recipe, topology, size)
-    return Choice(recipe, size, seconds, lower_bound(topology, size), baselines)
+    return Choice(recipe, size, seconds, lower_bound(topology, size, lanes=recipe.lanes.count), baselines)
 
 
 def _known_names(values: Any, topology: Topology) -> List[str]:
@@ -111,7 +134,8 @@ def seconds_by_algorithm(topology: Topology, size: int) -> Dict[str, float]:
 
 
 def _seconds(recipe: Recipe, topology: Topology, size: int) -> float:
-    return simulate(recipe.plan(), topology, recipe.sizes(size)).seconds
+    plan = recipe.plan()
+    return max(simulate(plan, topology, recipe.sizes(size)).seconds, host_seconds(plan, topology.speeds))
 
 
 class _Trial(NamedTuple):
@@ -123,10 +147,10 @@ class _Trial(NamedTuple):
 
 @lru_cache(maxsize=256)
 @kept(recipe_to_values, recipe_from_values)
-def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
+def _best_of(topology: Topology, size: int, algorithm: str, lanes: int) -> Recipe:
     """Return the fastest recipe of one algorithm that is made from links."""
     best: Optional[_Trial] = None
-    for least, recipe in _least(topology, size):
+    for least, recipe in _least(topology, size, lanes):
         if best and least >= best.seconds:
             break
         if recipe.algorithm == algorithm:
@@ -139,19 +163,18 @@ def _best_of(topology: Topology, size: int, algorithm: str) -> Recipe:
 
 @lru_cache(maxsize=1024)
 @kept(found_to_values, found_from_values)
-def _search(topology: Topology, size: int) -> Tuple[Tuple[Recipe, ...], Dict[str, Recipe]]:
-    """Return the best recipes, the best first, and the fastest recipe of each baseline."""
+def _search(topology: Topology, size: int, lanes: int) -> Tuple[Tuple[Recipe, ...], Dict[str, Recipe]]:
+    """Return the best recipes over ``lanes``, the best first, and the fastest recipe of each baseline without lanes."""
+    if lanes:
+        return _best_over_lanes(topology, size, lanes), _search(topology, size, 0)[1]
     trials = [ordered(recipe, topology, size) for recipe in baselines(topology)]
     known = {
         name: min((trial for trial in trials if trial.recipe.algorithm == name), key=lambda trial: trial.seconds).recipe
         for name in BASELINES
     }
     best = min(trial.seconds for trial in trials)
-    for least, recipe in _least(topology, size):
-        if least > best * _WORTH:
-            break
-        trials.append(ordered(recipe, topology, size, best * _AS_GOOD))
-        best = min(best, trials[-1].seconds)
+    trials += _fastest(topology, size, 0, best)
+    best = min(trial.seconds for trial in trials)
     trials.sort(key=lambda trial: trial.seconds)
     if lower_bound(topology, size) < _GOOD * best and best > _LONG:
         trials[:_REORDERED] = [_reordered(trial, topology, size) for trial in trials[:_REORDERED]]
@@ -159,11 +182,26 @@ def _search(topology: Topology, size: int) -> Tuple[Tuple[Recipe, ...], Dict[str
     return tuple(trial.recipe for trial in trials[:_FINALISTS]), known
 
 
-def _fewest_copies(trials: Sequence[_Trial]) -> _Trial:
-    """Return the fastest; of those as good, the one with the fewest copies: each costs TensorFlow a dispatch."""
-    limit = min(trial.seconds for trial in trials) * _AS_GOOD
+def _best_over_lanes(topology: Topology, size: int, lanes: int) -> Tuple[Recipe, ...]:
+    trials = sorted(_fastest(topology, size, lanes, math.inf), key=lambda trial: trial.seconds)
+    return tuple(trial.recipe for trial in trials[:_FINALISTS])
+
+
+def _fastest(topology: Topology, size: int, lanes: int, best: float) -> List[_Trial]:
+    """Return the recipes that may be faster than ``best``, which falls as faster ones are found."""
+    trials = []
+    for least, recipe in _least(topology, size, lanes):
+        if least > best * _WORTH:
+            break
+        trials.append(ordered(recipe, topology, size, best * _AS_GOOD))
+        best = min(best, trials[-1].seconds)
+    return trials
+
+
+def _fewest_copies(trials: Sequence[_Trial], limit: float) -> _Trial:
+    """Return the trial with the fewest copies of those within ``limit`` seconds: each costs TensorFlow a dispatch."""
     near = [trial for trial in trials if trial.seconds <= limit]
-    return min(near, key=lambda trial: sum(len(srcs) for half in trial.recipe.halves for srcs, _ in half))
+    return min(near, key=lambda trial: trial.recipe.copies)
 
 
 class _Load(NamedTuple):
@@ -187,8 +225,8 @@ class _Load(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def _load(topology: Topology, half: ReduceHalf, back: bool) -> _Load:
-    names, paths = resources(topology)
+def _load(topology: Topology, half: ReduceHalf, back: bool, lanes: int) -> _Load:
+    names, paths = resources(topology, lanes=lanes)
     latency = topology.speeds.copy_latency
     starts, per_byte = np.zeros(len(names)), np.zeros(len(names))
     longest: Dict[int, Tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))  # to each device: per byte, starts
@@ -204,11 +242,13 @@ def _load(topology: Topology, half: ReduceHalf, back: bool) -> _Load:
 
 
 @lru_cache(maxsize=64)
-def _loads(topology: Topology) -> List[Tuple[Recipe, _Load, List[Tuple[float, float, float]]]]:
+def _loads(topology: Topology, lanes: int) -> List[Tuple[Recipe, _Load, List[Tuple[float, float, float]]]]:
     """Return each candidate with the load of its bucket, and each chunk's share with what its way takes."""
     loads = []
-    for recipe in candidates(topology):
-        halves = [(_load(topology, there, False), _load(topology, back, True)) for there, back in recipe.ways]
+    for recipe in candidates_on_lanes(topology, lanes) if lanes else candidates(topology):
+        halves = [
+            (_load(topology, there, False, lanes), _load(topology, back, True, lanes)) for there, back in recipe.ways
+        ]
         starts = np.sum([there.starts + back.starts for there, back in halves], axis=0)
         per_byte = np.dot(recipe.fractions, [there.per_byte + back.per_byte for there, back in halves])
         ways = [
@@ -219,11 +259,11 @@ def _loads(topology: Topology) -> List[Tuple[Recipe, _Load, List[Tuple[float, fl
     return loads
 
 
-def _least(topology: Topology, size: int) -> List[Tuple[float, Recipe]]:
+def _least(topology: Topology, size: int, lanes: int) -> List[Tuple[float, Recipe]]:
     """Return each candidate with a lower bound of its seconds, the lowest first."""
     bounds = [
         (max(load.least(size), *(starts + share * size * per_byte for share, per_byte, starts in ways)), recipe)
-        for recipe, load, ways in _loads(topology)
+        for recipe, load, ways in _loads(topology, lanes)
     ]
     return sorted(bounds, key=lambda bound: bound[0])
 

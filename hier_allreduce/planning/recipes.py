@@ -14,9 +14,12 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Callable, Iterator, List, Sequence, Tuple
 
+import numpy as np
+
 from ..topology import Topology
 from . import algorithms
 from .algorithms import Groups, ReduceHalf
+from .lanes import NO_LANES, Lanes, on_lanes
 from .plan import Plan
 from .rings import distances, groups, ring
 from .spanning_trees import Packing, Tree, centers, ends, pack, pack_paths, rooted_half, share_out, soonest_half
@@ -29,7 +32,8 @@ class Recipe:
     """How to all-reduce one bucket on ``devices`` (K) devices.
 
     Chunk ``c`` is the share ``fractions[c]`` of the bucket's bytes, goes by ``halves[c]``, and back by ``backs[c]``
-    where there are any; ``order`` lists the steps of :func:`.algorithms.plan_from_halves` in the order of execution.
+    where there are any; ``order`` lists the steps of :func:`.algorithms.plan_from_halves`, brought onto ``lanes``, in
+    the order of execution.
     """
 
     algorithm: str
@@ -38,6 +42,7 @@ class Recipe:
     halves: Tuple[ReduceHalf, ...]
     order: Tuple[int, ...] = ()
     backs: Tuple[ReduceHalf, ...] = ()
+    lanes: Lanes = NO_LANES
 
     @property
     def ways(self) -> Tuple[Tuple[ReduceHalf, ReduceHalf], ...]:
@@ -47,13 +52,19 @@ class Recipe:
     def alone(self, chunk: int) -> Recipe:
         """Return the recipe that sends all bytes as one chunk, along the way of ``chunk``."""
         half, back = self.ways[chunk]
-        return Recipe(self.algorithm, self.devices, (1.0,), (half,), backs=(back,))
+        lanes = replace(self.lanes, by_chunk=self.lanes.by_chunk[chunk : chunk + 1])
+        return Recipe(self.algorithm, self.devices, (1.0,), (half,), backs=(back,), lanes=lanes)
 
     def plan(self) -> Plan:
         """Return the plan of one bucket, with as many chunks as ``fractions``."""
-        plan = _chunk_by_chunk(self.devices, self.halves, self.algorithm, self.backs)
+        plan = _chunk_by_chunk(self.devices, self.halves, self.algorithm, self.backs, self.lanes)
         order = self.order or range(len(plan.steps))
         return replace(plan, steps=tuple(plan.steps[i] for i in order))
+
+    @property
+    def copies(self) -> int:
+        """The number of copies, each of which costs TensorFlow a dispatch."""
+        return sum(self.plan().transfers().values())
 
     def shares(self, size: float) -> Tuple[float, ...]:
         """Return ``size`` divided by the fractions, not rounded: equal chunks stay exactly equal."""
@@ -69,7 +80,11 @@ class Recipe:
         return tuple(after - before for before, after in zip(cuts, cuts[1:]))
 
 
-_chunk_by_chunk = lru_cache(maxsize=64)(algorithms.plan_from_halves)
+@lru_cache(maxsize=64)
+def _chunk_by_chunk(
+    devices: int, halves: Tuple[ReduceHalf, ...], algorithm: str, backs: Tuple[ReduceHalf, ...], lanes: Lanes
+) -> Plan:
+    return on_lanes(algorithms.plan_from_halves(devices, halves, algorithm, backs), lanes)
 
 
 @lru_cache(maxsize=64)
@@ -217,6 +232,63 @@ def _along(path: Sequence[int]) -> ReduceHalf:
     return tuple(((src,), dst) for src, dst in zip(path, path[1:]))
 
 
+@lru_cache(maxsize=64)
+def candidates_on_lanes(topology: Topology, lanes: int) -> Tuple[Recipe, ...]:
+    """Return the recipes for links that are busy side by side: each link has a lane, as far as there are any."""
+    if len(topology) == 1 or not lanes:
+        return ()
+    recipes = [*candidates(topology), *_rings_side_by_side(topology, lanes), *_packed(topology, lanes)]
+    return tuple(
+        replace(recipe, lanes=Lanes(lanes, lane_of_links(topology, recipe.ways, recipe.fractions, lanes)))
+        for recipe in dict.fromkeys(recipes)
+    )
+
+
+def _rings_side_by_side(topology: Topology, lanes: int) -> Iterator[Recipe]:
+    """Yield paths around several rings that share few links, from all places, in both directions."""
+    rings = dict.fromkeys(_closed(path) for path in pack_paths(topology, lanes).trees)
+    paths = [tuple(edge for edge in edges if edge != left_out) for edges in rings for left_out in edges]
+    shares = share_out(topology, paths, lanes)
+    used = [
+        (share, [rooted_half(path, end) for end in ends(path)]) for share, path in zip(shares, paths) if share > 1e-6
+    ]
+    for parts in (2, 4, 8):
+        if len(used) * parts > 2 * MOST_CHUNKS * len(topology):
+            break
+        fractions = tuple(share / parts for _ in range(parts) for share, _ in used)
+        yield Recipe(
+            "packed_paths",
+            len(topology),
+            fractions,
+            tuple(halves[part % 2] for part in range(parts) for _, halves in used),
+        )
+
+
+def _closed(path: Tree) -> Tree:
+    """Return the edges of the ring that a path is a part of."""
+    first, last = ends(path)
+    return tuple(sorted({*path, (first, last)}))
+
+
+def lane_of_links(
+    topology: Topology, ways: Sequence[Tuple[ReduceHalf, ReduceHalf]], weights: Sequence[float], lanes: int
+) -> Tuple[Tuple[int, ...], ...]:
+    """Return for each pair of GPUs the sender's lane (K×K); the links that are busiest share a lane last."""
+    count = len(topology)
+    busy = np.zeros((count, count))
+    for weight, (half, back) in zip(weights, ways):
+        there = [(src, dst) for srcs, dst in half for src in srcs]
+        for src, dst in [*there, *algorithms.way_back(back)]:
+            busy[src, dst] += weight / topology.link(src, dst).bandwidth
+    chosen = np.zeros((count, count), int)
+    for src in range(count):
+        seconds = [0.0] * lanes
+        for dst in np.argsort(-busy[src], kind="stable"):
+            chosen[src, dst] = seconds.index(min(seconds))
+            seconds[chosen[src, dst]] += busy[src, dst]
+    return tuple(tuple(int(lane) for lane in row) for row in chosen)
+
+
 def _paths(topology: Topology) -> Iterator[Recipe]:
     """Yield paths of several rings with the shares that the links allow, where links differ."""
     packing = pack_paths(topology)
@@ -224,9 +296,9 @@ def _paths(topology: Topology) -> Iterator[Recipe]:
         yield packed_trees(len(topology), packing, chunks, ends, "packed_paths")
 
 
-def _packed(topology: Topology) -> Iterator[Recipe]:
+def _packed(topology: Topology, lanes: int = 0) -> Iterator[Recipe]:
     """Yield the best packing of spanning trees, with each tree's share cut into chunks that start from its middle."""
-    packing = pack(topology)
+    packing = pack(topology, lanes=lanes)
     for chunks in _chunk_counts(packing):
         yield packed_trees(len(topology), packing, chunks)
 

@@ -20,12 +20,24 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
-from typing import Deque, Dict, Iterable, List, NamedTuple, Sequence, Set, Tuple
+from typing import Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..errors import PlanError
-from ..topology import Topology, resources
-from .plan import Plan, Reduce, issued_before, readiness
+from ..topology import Speeds, Topology, resources, with_lanes
+from .plan import Plan, Reduce, issued_before, operands
 from .spanning_trees import pack
+
+
+class Backward(NamedTuple):
+    """A backward pass during which gradients become ready, evenly over its bytes.
+
+    Attributes:
+        backlog: how many seconds of kernels the host has queued on a tower's compute stream.
+        seconds: of the whole pass. Gradients of ResNet-50 are taken: 102 MB in 60 ms.
+    """
+
+    backlog: float = 10e-3
+    seconds: float = 60e-3
 
 
 class Span(NamedTuple):
@@ -54,32 +66,45 @@ class Timing:
     starts: Tuple[float, ...]
 
 
-def lower_bound(topology: Topology, size: int, ideal_links: bool = False) -> float:
+def lower_bound(topology: Topology, size: int, ideal_links: bool = False, lanes: int = 0) -> float:
     """Return the seconds that every packing of spanning trees needs for ``size`` bytes, without latency."""
-    return size / pack(topology, ideal_links).bound
+    return size / pack(topology, ideal_links, lanes).bound
+
+
+def host_seconds(plan: Plan, speeds: Speeds) -> float:
+    """Return the seconds of the host for dispatching a plan: each copy is a send and a receive, each sum one op."""
+    counts = operands(plan)
+    copies = sum(plan.transfers().values())
+    return (2 * copies + sum(count > 1 for count in counts)) * speeds.dispatch
 
 
 def simulate(
-    plan: Plan, topology: Topology, chunks: Sequence[float], ideal_links: bool = False, ordered: bool = True
+    plan: Plan,
+    topology: Topology,
+    chunks: Sequence[float],
+    ideal_links: bool = False,
+    ordered: bool = True,
+    backward: Optional[Backward] = None,
 ) -> Timing:
     """Simulate ``plan`` on ``topology``.
 
     Args:
-        plan: for as many devices as the topology has.
+        plan: for as many towers as the topology has devices. Lanes share their GPU's links: :func:`.with_lanes`.
         topology: the machine.
         chunks: bytes of each chunk.
         ideal_links: a device's outgoing copies run at the same time, as far as links and ports allow.
         ordered: whether each sender's copies leave in the plan's order, or as they become ready.
+        backward: the backward pass that goes on meanwhile; without it all gradients are there and the machine is idle.
 
     Raises:
         PlanError: the plan has another number of devices or chunks.
     """
-    if plan.devices != len(topology) or plan.chunks != len(chunks):
+    if plan.towers != len(topology) or plan.chunks != len(chunks):
         raise PlanError(
-            f"the plan is for {plan.devices} devices and {plan.chunks} chunks; "
+            f"the plan is for {plan.towers} devices and {plan.chunks} chunks; "
             f"{topology.name} has {len(topology)} devices, and {len(chunks)} sizes are given"
         )
-    return Simulation(plan, topology, chunks, ideal_links, ordered).timing()
+    return Simulation(plan, topology, chunks, ideal_links, ordered, backward=backward).timing()
 
 
 class _Work(NamedTuple):
@@ -88,6 +113,7 @@ class _Work(NamedTuple):
     Attributes:
         transfers: (step, src, dst, chunk) of each copy, in the plan's order.
         waits: for each step the number of copies and earlier steps that it waits for.
+        operands: for each step the number of values that it adds up, 1 for a copy.
         copies: for each step a copy that waits for it, or -1.
         others: for each copy another one that waits for the same step, or -1.
         later: for each step the step that waits for it, or -1.
@@ -96,6 +122,7 @@ class _Work(NamedTuple):
 
     transfers: List[Tuple[int, int, int, int]]
     waits: List[int]
+    operands: List[int]
     copies: List[int]
     others: List[int]
     later: List[int]
@@ -105,8 +132,8 @@ class _Work(NamedTuple):
 @lru_cache(maxsize=64)
 def _work(plan: Plan) -> _Work:
     count = len(plan.steps)
-    work = _Work([], [], [-1] * count, [], [-1] * count, [])
-    transfers, waits, copies, others, later, first = work
+    work = _Work([], [], operands(plan), [-1] * count, [], [-1] * count, [])
+    transfers, waits, _, copies, others, later, first = work
     last: Dict[Tuple[int, int], int] = {}
     for number, step in enumerate(plan.steps):
         chunk, dst = step.chunk, step.dst
@@ -186,6 +213,20 @@ def _wires(topology: Topology, ideal_links: bool) -> _Wires:
     return _Wires(topology, ideal_links)
 
 
+def _issue_times(plan: Plan, chunks: Sequence[float], backward: Backward) -> List[float]:
+    """Return when the host issues the first copies of each chunk: ahead of the kernels that make its bucket."""
+    if not backward.seconds:
+        return [0.0] * plan.chunks
+    buckets = plan.buckets or (0,) * plan.chunks
+    size: Dict[int, float] = defaultdict(float)
+    for bucket, own in zip(buckets, chunks):
+        size[bucket] += own
+    done = dict(zip(sorted(size), accumulate(size[bucket] for bucket in sorted(size))))
+    total = max(sum(chunks), 1e-9)
+    return [backward.seconds * done[bucket] / total - backward.backlog for bucket in buckets]
+
+
+_IDLE = Backward(0.0, 0.0)
 _READY, _FLOWS, _ARRIVED = range(3)
 _MOST_RATES = 50_000  # sets of pairs whose rates are kept
 _SOON = 1e-9  # seconds: copies that end within this end together
@@ -196,9 +237,12 @@ class Simulation:
 
     A run longer than ``patience`` seconds is abandoned and reported as infinite.
 
-    A sender issues its copies in the plan's order as far as the emitted graph does: no copy of a chunk waits for those
-    of a chunk that comes later. With ``ordered=False`` it issues them as they become ready. ``began`` has the seconds
-    at which each copy began.
+    A sender issues the copies of one bucket in the plan's order, as the emitted graph does, and those of different
+    buckets as they become ready. With ``ordered=False`` it issues all of them as they become ready. ``began`` has the
+    seconds at which each copy began.
+
+    During a backward pass the host is ahead of the towers' compute streams. What it issues to one of them, a sum or a
+    copy into the tower, waits for the kernels that are queued there by then.
     """
 
     def __init__(
@@ -209,11 +253,13 @@ class Simulation:
         ideal_links: bool = False,
         ordered: bool = True,
         patience: float = math.inf,
+        backward: Optional[Backward] = None,
     ) -> None:
         self.steps, self.chunks, self.patience = plan.steps, chunks, patience
         work = _work(plan)
         self.transfers, self.waits = work.transfers, list(work.waits)
-        self.copies, self.others, self.later = work.copies, work.others, work.later
+        self.copies, self.others, self.later, self.operands = work.copies, work.others, work.later, work.operands
+        topology = with_lanes(topology, plan.lanes)
         self.wires = _wires(topology, ideal_links)
         number = self.wires.number
         self.pairs = [number[src, dst] for _, src, dst, _ in work.transfers]
@@ -226,9 +272,8 @@ class Simulation:
             speeds.memory,
         )
         self.queues: Dict[int, Deque[int]] = {stream: deque() for stream in self.streams}
-        ready = readiness(list(accumulate(chunks)))
-        gates = _before(plan, ready) if ordered else [()] * len(work.transfers)
-        self.ready = [ready[chunk] for *_, chunk in work.transfers]
+        gates = _before(plan) if ordered else [()] * len(work.transfers)
+        self.ready = [plan.buckets[chunk] if plan.buckets else 0 for *_, chunk in work.transfers]
         self.missing = [1 + len(before) for before in gates]  # its value, and the copies before it
         self.followers: List[List[int]] = [[] for _ in gates]
         for copy, before in enumerate(gates):
@@ -237,8 +282,12 @@ class Simulation:
         self.busy = dict.fromkeys(self.queues, False)
         self.not_before = [0.0] * len(self.transfers)  # when the sums end that were there before a copy
         self.computing = [0.0] * plan.devices
+        self.towers, self.backward = plan.towers, backward or _IDLE
+        issued = _issue_times(plan, chunks, self.backward)
         # of what happens at the same time: ends and flows first, then the copies whose gradients are ready first
-        self.events: List[Tuple[float, int, int, int]] = [(0.0, self.ready[copy], copy, _READY) for copy in work.first]
+        self.events: List[Tuple[float, int, int, int]] = [
+            (issued[work.transfers[copy][3]], self.ready[copy], copy, _READY) for copy in work.first
+        ]
         heapify(self.events)
         self.flowing: Dict[int, int] = {}  # pair → copy
         self.left: Dict[int, float] = {}  # pair → bytes
@@ -295,12 +344,18 @@ class Simulation:
             if self.missing[copy]:
                 continue
             _, src, dst, _ = self.transfers[copy]
-            self.not_before[copy] = max(now, self.computing[src], self.computing[dst])
+            self.not_before[copy] = max(now, self._free(src, now), self._free(dst, now))
             stream = self.streams[copy]
             self.queues[stream].append(copy)
             if not self.busy[stream]:
                 self._issue(stream, now)
             noted.extend(reversed(self.followers[copy]))
+
+    def _free(self, device: int, now: float) -> float:
+        """Return when a device's compute stream is done with all that is queued there now."""
+        if device >= self.towers or now >= self.backward.seconds:
+            return self.computing[device]
+        return max(self.computing[device], min(self.backward.seconds, now + self.backward.backlog))
 
     def _issue(self, stream: int, now: float) -> None:
         """Start the stream's next copy, if there is one."""
@@ -384,9 +439,9 @@ class Simulation:
         if self.waits[number]:
             return
         step = self.steps[number]
-        if isinstance(step, Reduce):
-            start = max(now, self.computing[step.dst])
-            end = start + self.kernel + (len(step.srcs) + 2) * self.chunks[step.chunk] / self.memory
+        if self.operands[number] > 1:
+            start = max(now, self._free(step.dst, now))
+            end = start + self.kernel + (self.operands[number] + 1) * self.chunks[step.chunk] / self.memory
             self.computing[step.dst] = end
             self.spans.append((number, step.dst, step.dst, start, end))
             now = self.summed(number, now, end)

@@ -72,31 +72,31 @@ def _spans(count: int, tree: Tree) -> bool:
 
 
 @lru_cache(maxsize=256)
-def pack(topology: Topology, ideal_links: bool = False) -> Packing:
-    """Return the best fractional packing of spanning trees on ``topology``."""
+def pack(topology: Topology, ideal_links: bool = False, lanes: int = 0) -> Packing:
+    """Return the best fractional packing of spanning trees on ``topology``, whose GPUs have ``lanes`` each."""
     if len(topology) == 1:
         return Packing((), (), float("inf"), float("inf"))
-    return _best_packing(topology, ideal_links)
+    return _best_packing(topology, ideal_links, lanes)
 
 
 @kept(asdict, _packing_from_values)
-def _best_packing(topology: Topology, ideal_links: bool) -> Packing:
-    return _Packer(topology, ideal_links).best()
+def _best_packing(topology: Topology, ideal_links: bool, lanes: int) -> Packing:
+    return _Packer(topology, ideal_links, lanes).best()
 
 
 @lru_cache(maxsize=256)
-def pack_paths(topology: Topology) -> Packing:
+def pack_paths(topology: Topology, lanes: int = 0) -> Packing:
     """Return a good packing of paths through all devices: a few rings, each with one edge left out.
 
     On a path every device receives as much as it sends, and the paths of one ring do not compete. Where they come near
     the bound, they are faster than trees of other shapes.
     """
     if len(topology) < 3:
-        return pack(topology)
-    return _Packer(topology, False).best_paths()
+        return pack(topology, lanes=lanes)
+    return _Packer(topology, lanes=lanes).best_paths()
 
 
-def share_out(topology: Topology, trees: Sequence[Tree]) -> Tuple[float, ...]:
+def share_out(topology: Topology, trees: Sequence[Tree], lanes: int = 0) -> Tuple[float, ...]:
     """Return the trees' shares of the bytes that keep the busiest resource least busy, and are most even.
 
     ::
@@ -104,7 +104,7 @@ def share_out(topology: Topology, trees: Sequence[Tree]) -> Tuple[float, ...]:
         minimise    busiest + 1e-3 · largest
         subject to  load · shares ≤ busiest,    shares ≤ largest,    Σ shares = 1,    all ≥ 0
     """
-    packer = _Packer(topology, False)
+    packer = _Packer(topology, lanes=lanes)
     load = np.stack([packer.busy([packer.index[edge] for edge in tree]) for tree in trees], axis=1)
     count = len(trees)
     # The variables are the shares, then `busiest`, then `largest`.
@@ -135,10 +135,10 @@ class _Packer:
     A tree is a tuple of column numbers of ``load``; ``columns`` are the trees found so far, in order.
     """
 
-    def __init__(self, topology: Topology, ideal_links: bool):
+    def __init__(self, topology: Topology, ideal_links: bool = False, lanes: int = 0):
         self.count = len(topology)
         self.pairs = list(combinations(range(self.count), 2))
-        servers, use = resources(topology, ideal_links)
+        servers, use = resources(topology, ideal_links, lanes)
         load = np.zeros((len(servers), len(self.pairs)))
         for column, (i, j) in enumerate(self.pairs):
             for server, seconds in use[i, j] + use[j, i]:

@@ -15,6 +15,7 @@ from ..topology import Topology, load
 from .algorithms import ALGORITHMS
 from .buckets import Bucketing
 from .planner import PLANNER_ALGORITHMS as PLANNED
+from .simulator import Backward
 
 _CHOICES = {
     "algorithm": ("auto", *ALGORITHMS, *(name for name in PLANNED if name not in ALGORITHMS)),
@@ -61,6 +62,9 @@ class Strategy:
             False, and True with ``update="main"``, which needs whole gradients. On CPU devices, whose copies cost
             nothing, a plan for another machine's links costs several times the default strategy.
 
+        backlog: seconds of kernels that the host has queued on a tower during the backward pass. With a topology, the
+            plan leaves least exposed after a backward pass with such a backlog; 0 plans for an idle machine.
+
     Raises:
         StrategyError: an invalid value, or a topology that does not exist or cannot be understood.
     """
@@ -77,11 +81,13 @@ class Strategy:
     sparse: str = "auto"
     missing: str = "error"
     whole: Optional[bool] = None
+    backlog: float = Backward().backlog
     _machine: ClassVar[Optional[Topology]] = None  # set for each object: the topology that it names
 
     def __post_init__(self) -> None:
         self._check_choices()
         self._check_sizes()
+        self._check_backlog()
         self._check_mains_and_groups()
         self._check_topology()
         # Read at once, so that a file that cannot be read is an error here and not at its first use.
@@ -104,6 +110,12 @@ class Strategy:
                 raise StrategyError(f"{field}={getattr(self, field)!r}: expected a whole number of 0 or more")
         if not self.bucket_bytes:
             raise StrategyError("bucket_bytes=0: no gradient fits in; expected 1 or more (pack_below=0 packs nothing)")
+
+    def _check_backlog(self) -> None:
+        if isinstance(self.backlog, bool) or not isinstance(self.backlog, (int, float)) or not 0 <= self.backlog <= 1:
+            raise StrategyError(f"backlog={self.backlog!r}: expected seconds from 0 to 1 (10 ms are 0.01)")
+        if self.topology is None and self.backlog != Strategy.backlog:
+            raise StrategyError(f"backlog={self.backlog!r} is for planning: give topology= too")
 
     def _check_mains_and_groups(self) -> None:
         if not _is_count(self.mains) and self.mains not in (None, "balance", "rotate"):
@@ -221,7 +233,7 @@ def _planned(strategy: Strategy) -> Iterator[str]:
         yield _packing(strategy)
     else:
         on_cpus = " (on CPU devices: nothing is planned)" if strategy.topology == THIS_MACHINE else ""
-        yield f"all gradients of a dtype in one bucket, cut as planned{on_cpus}"
+        yield f"gradients of a dtype in a few buckets, cut as planned{on_cpus}"
 
 
 def _chosen(strategy: Strategy) -> Iterator[str]:

@@ -11,7 +11,7 @@
     Topology     a Link for each ordered pair               topology, links
               │
               ▼
-    Resources    the queues that a byte passes through      contention
+    Resources    the queues that a byte passes through      contention (lanes: several queues for one GPU)
 
 ``Network`` is what connects several such machines.
 """
@@ -22,7 +22,8 @@ from .calibration import read_calibration
 from .contention import Path, resources
 from .detect import calibration_file, detected, device_names, free_gpu_memory, this_machine
 from .files import decoded, from_text, from_yaml, load
-from .gpus import GB
+from .gpus import GB, Speeds
+from .lanes import with_lanes
 from .matrix import nvlinks
 from .network import Network
 from .topology import Topology, calibrated, flat_host, from_matrix, guessed, subset
@@ -31,6 +32,7 @@ __all__ = [
     "GB",
     "Network",
     "Path",
+    "Speeds",
     "Topology",
     "calibrated",
     "calibration_file",
@@ -49,4 +51,5 @@ __all__ = [
     "resources",
     "subset",
     "this_machine",
+    "with_lanes",
 ]

@@ -23,7 +23,12 @@ from ..errors import TopologyError
 from .gpus import Speeds
 
 # the other fields of Speeds are in bytes/s
-_SECONDS = {"copy_latency": presets.seconds, "kernel": presets.seconds, "arrival": presets.seconds_or_none}
+_SECONDS = {
+    "copy_latency": presets.seconds,
+    "kernel": presets.seconds,
+    "arrival": presets.seconds_or_none,
+    "dispatch": presets.seconds_or_none,
+}
 _SPEEDS = {field.name: presets.Field(_SECONDS.get(field.name, presets.bytes_per_second)) for field in fields(Speeds)}
 
 

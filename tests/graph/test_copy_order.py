@@ -1,5 +1,6 @@
 """Copies leave in the plan's order, as far as they can without waiting for later gradients."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -13,7 +14,7 @@ import hier_allreduce
 from hier_allreduce import AuditError, Strategy, allreduce_grads, audit
 from hier_allreduce.graph import copy_order
 from hier_allreduce.planning import algorithms
-from hier_allreduce.planning.plan import READY_TOGETHER, Copy, Plan, Reduce, issued_before, readiness
+from hier_allreduce.planning.plan import Copy, Plan, Reduce, issued_before
 from hier_allreduce.planning.planner import choose
 from hier_allreduce.topology import load
 
@@ -39,23 +40,20 @@ def all_before(before):
     st.sampled_from(sorted(algorithms.ALGORITHMS)),
 )
 @settings(max_examples=60)
-def test_a_copy_follows_exactly_the_earlier_ones_of_its_sender_that_are_ready_no_later(devices, ready, algorithm):
-    plan = algorithms.ALGORITHMS[algorithm](devices, range(len(ready)))
+def test_a_copy_follows_all_earlier_ones_of_its_sender_and_bucket_and_no_others(devices, buckets, algorithm):
+    plan = algorithms.ALGORITHMS[algorithm](devices, range(len(buckets)))
+    plan = dataclasses.replace(plan, buckets=tuple(buckets))
     copies = copies_of(plan)
-    reached = all_before(issued_before(plan, ready))
+    reached = all_before(issued_before(plan))
     for number, (src, chunk) in enumerate(copies):
         earlier = {other for other in range(number) if copies[other][0] == src}
-        assert reached[number] == {other for other in earlier if ready[copies[other][1]] <= ready[chunk]}
+        assert reached[number] == {other for other in earlier if buckets[copies[other][1]] == buckets[chunk]}
 
 
-def test_the_fewest_edges_are_built():
+def test_without_buckets_all_chunks_are_in_one():
     plan = Plan(4, 2, (Copy(1, 0, 1), Copy(0, 0, 2), Copy(1, 0, 3)))
-    assert issued_before(plan, [0, 1]) == [(), (), (1, 0)]
-    assert issued_before(plan, [0, 0]) == [(), (0,), (1,)]
-
-
-def test_gradients_of_one_bucket_are_ready_together():
-    assert readiness([1, READY_TOGETHER, READY_TOGETHER + 1, 3 * READY_TOGETHER, 0]) == (0, 0, 1, 2, 0)
+    assert issued_before(plan) == [(), (0,), (1,)]
+    assert issued_before(dataclasses.replace(plan, buckets=(0, 1))) == [(), (), (0,)]
 
 
 def reduced(strategy, devices, variables=6, elements=40_000):
@@ -176,7 +174,7 @@ def test_in_a_function_copies_take_turns_and_the_sums_are_right():
 def test_no_copy_waits_for_a_gradient_that_comes_later(graph):
     """Of two gradients of 20 MB, chunks of the one that is ready first wait for nothing of the other."""
     devices = cpus(4)
-    sizes = [[READY_TOGETHER // 2], [READY_TOGETHER // 2]]
+    sizes = [[5 << 20], [5 << 20]]
     rows = []
     for device in devices:
         with tf.device(device):

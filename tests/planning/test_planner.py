@@ -29,6 +29,7 @@ from hier_allreduce.planning.spanning_trees import (
 from hier_allreduce.topology import flat_host, from_matrix, load, subset
 from hier_allreduce.topology.matrix import LinkMatrix
 
+NVIDIA_SMI = Path(__file__).parents[1] / "topology" / "nvidia_smi"
 pytestmark = pytest.mark.xdist_group("planner")  # in one process, which caches the searches
 
 MB = 10**6
@@ -91,9 +92,10 @@ def test_a_slow_host_is_planned_for(name, arrival):
 
 
 def test_orders_that_the_search_finds_are_faster_and_right(monkeypatch):
-    """5 of 8 GPUs in NVLink pairs: fast and slow links cannot take turns evenly."""
-    machine = subset(load("nvlink-bridges"), range(5))
-    trial = ordered(max(candidates(machine), key=lambda recipe: len(recipe.fractions)), machine, 100 * MB)
+    """NVLink fours on two sockets: fast and slow links cannot take turns evenly."""
+    machine = load(str(NVIDIA_SMI / "8x-a800-80gb-pcie-sys-pix-nv8-nic2.txt"))
+    grouped = next(r for r in candidates(machine) if r.algorithm == "hierarchical" and len(r.fractions) == 34)
+    trial = ordered(grouped, machine, 100 * MB)
     found = planner._reordered(trial, machine, 100 * MB)
     assert found.seconds < trial.seconds * 0.995
     plan = verify(found.recipe.plan())
@@ -119,7 +121,7 @@ def test_what_each_kind_of_candidate_is_there_for(name, count, size, least):
 @pytest.mark.parametrize("score, copies", [(1.004, 7), (1.006, 56)])
 def test_of_plans_as_good_within_half_a_percent_the_one_with_fewer_copies_is_taken(score, copies):
     many, few = (recipes._even("tree", 8, [algorithms.tree_half(8, 0)] * n) for n in (8, 1))
-    picked = planner._fewest_copies([planner._Trial(many, 1.0), planner._Trial(few, score)]).recipe
+    picked = planner._fewest_copies([planner._Trial(many, 1.0), planner._Trial(few, score)], 1.005).recipe
     assert len(picked.plan().copy_half().steps) == copies
 
 

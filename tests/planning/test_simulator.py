@@ -8,8 +8,8 @@ import pytest
 
 from hier_allreduce.errors import PlanError
 from hier_allreduce.planning import algorithms, planner, recipes
-from hier_allreduce.planning.plan import READY_TOGETHER, Copy, Plan, Reduce
-from hier_allreduce.planning.simulator import Simulation, lower_bound, simulate
+from hier_allreduce.planning.plan import Copy, Plan, Reduce
+from hier_allreduce.planning.simulator import Backward, Simulation, lower_bound, simulate
 from hier_allreduce.planning.spanning_trees import pack
 from hier_allreduce.topology import from_matrix, from_yaml, load, subset
 from hier_allreduce.topology.matrix import LinkMatrix
@@ -85,16 +85,24 @@ def test_an_uplink_is_shared_in_each_direction():
     assert micros(back, SOCKETS, [100_000] * 2) == pytest.approx(alone)
 
 
-def test_a_copy_waits_for_those_before_it_unless_their_gradients_come_later():
-    first = Plan(3, 2, (Copy(0, 0, 1), Copy(0, 1, 2), Copy(1, 1, 2)))
-    assert micros(first, TRIANGLE, [100_000] * 2) == pytest.approx(33)
-    as_ready = Simulation(first, TRIANGLE, [100_000] * 2, ordered=False).run()
+def test_a_copy_waits_for_those_before_it_in_its_bucket():
+    plan = Plan(3, 2, (Copy(0, 0, 1), Copy(0, 1, 2), Copy(1, 1, 2)))
+    assert micros(plan, TRIANGLE, [100_000] * 2) == pytest.approx(33)
+    as_ready = Simulation(plan, TRIANGLE, [100_000] * 2, ordered=False).run()
     assert as_ready.seconds * 1e6 == pytest.approx(22)
-    last = Plan(3, 2, (Copy(1, 0, 1), Copy(1, 1, 2), Copy(0, 1, 2)))
-    assert micros(last, TRIANGLE, [100_000] * 2) == pytest.approx(33)
-    size = READY_TOGETHER
-    seconds = size / 10e9 * 1e6
-    assert micros(last, TRIANGLE, [size] * 2) == pytest.approx(2 * (1 + seconds))
+    assert micros(replace(plan, buckets=(0, 1)), TRIANGLE, [100_000] * 2) == pytest.approx(22)
+
+
+def test_during_a_backward_pass_what_goes_into_a_tower_waits_for_the_kernels_queued_there():
+    """Two buckets, ready after 50 and 100 µs; the host is 30 µs ahead of the kernels."""
+    backward = Backward(30e-6, 100e-6)
+    plan = Plan(3, 2, (Copy(0, 0, 1), Copy(0, 1, 2), Copy(1, 1, 0)), buckets=(0, 1))
+    run = simulate(plan, TRIANGLE, [100_000] * 2, backward=backward)
+    starts = {span.step: span.start * 1e6 for span in run.spans}
+    # issued at 20 when kernels up to 50 are queued; it ends at 61, when those up to 91 are
+    assert starts == pytest.approx({0: 50, 1: 91, 2: 102})
+    on_a_lane = Plan(6, 1, (Reduce(0, (0,), 3), Copy(0, 3, 4)), lanes=1)
+    assert simulate(on_a_lane, TRIANGLE, [100_000], backward=backward).spans[-1].start * 1e6 < 125
 
 
 def test_a_copy_waits_for_the_sums_of_both_its_devices():

@@ -40,8 +40,8 @@ def test_printed_sentences_follow_the_choices():
 @pytest.mark.parametrize(
     "whole, expected",
     [
-        (None, "in one bucket, cut as planned\n"),
-        (False, "in one bucket, cut as planned\n"),
+        (None, "in a few buckets, cut as planned\n"),
+        (False, "in a few buckets, cut as planned\n"),
         (
             True,
             "whole, spread over the planned paths by bytes\n  gradients under 64 KiB share buckets of up to 10 MiB\n",

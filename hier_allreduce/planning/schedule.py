@@ -1,0 +1,124 @@
+"""How a whole backward pass is reduced: in how many buckets, each by which recipe.
+
+::
+
+    backward pass   ═══════════════════════╗        the host is `backlog` seconds ahead of the towers' kernels
+    bucket 0             ▔▔▔▔▔▔            ║
+    bucket 1                    ▔▔▔▔▔▔     ║
+    bucket 2                           ▔▔▔▔║▔▔      exposed: what is left after the last gradient
+
+The plan that is fastest on an idle machine need not be best here. Each copy into a tower, and each sum on one, waits for
+the kernels that are queued there. So plans with few hops leave less exposed, and those that form sums on lanes, and go
+into a tower only once, leave least.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Dict, Iterator, Optional, Tuple
+
+from ..topology import Topology
+from .cache import kept
+from .kept_recipes import recipe_from_values, recipe_to_values
+from .plan import Plan
+from .planner import BASELINES, bytes_class, choose, ordered
+from .recipes import Recipe
+from .simulator import Backward, host_seconds, simulate
+
+_BUCKETS = (1, 2, 4, 8, 16)
+_LEAST_BYTES = 8_000_000  # of a bucket, where there are several
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Equal buckets, the first for the gradients that are ready first, each reduced by ``recipe``.
+
+    ``seconds`` is predicted: what is exposed after the backward pass, or all of it on an idle machine.
+    """
+
+    buckets: int
+    recipe: Recipe
+    seconds: float
+
+    def plan(self) -> Plan:
+        """Return the plan of all buckets."""
+        one = self.recipe.plan()
+        steps = tuple(
+            step._replace(chunk=step.chunk + bucket * one.chunks)
+            for bucket in range(self.buckets)
+            for step in one.steps
+        )
+        buckets = tuple(bucket for bucket in range(self.buckets) for _ in range(one.chunks))
+        return replace(one, chunks=one.chunks * self.buckets, steps=steps, buckets=buckets)
+
+    def shares(self, size: float) -> Tuple[float, ...]:
+        """Return the bytes of each chunk, of ``size`` bytes in all."""
+        return self.recipe.shares(size / self.buckets) * self.buckets
+
+
+def choose_schedule(
+    topology: Topology, size: int, algorithm: Optional[str] = None, lanes: int = 0, backward: Backward = Backward()
+) -> Schedule:
+    """Return the schedule that leaves least exposed after a backward pass; without a backlog, the fastest plan.
+
+    Args:
+        topology: the machine.
+        size: bytes of all gradients.
+        algorithm: one of the planner's, or None for the best.
+        lanes: L, the lanes of each GPU.
+        backward: the backward pass.
+
+    Raises:
+        StrategyError: as :func:`.choose`.
+    """
+    if not backward.backlog or len(topology) == 1:
+        choice = choose(topology, size, algorithm, lanes)
+        return Schedule(1, choice.recipe, choice.seconds)
+    schedule = _best_schedule(topology, bytes_class(size), algorithm, lanes, backward)
+    return replace(schedule, seconds=exposed_seconds(schedule, topology, size, backward))
+
+
+def exposed_seconds(schedule: Schedule, topology: Topology, size: int, backward: Backward) -> float:
+    """Return the seconds that an all-reduce goes on after the end of the backward pass."""
+    timing = simulate(schedule.plan(), topology, schedule.shares(size), backward=backward)
+    return timing.seconds - backward.seconds
+
+
+def _to_values(schedule: Schedule) -> Dict[str, Any]:
+    return {**vars(schedule), "recipe": recipe_to_values(schedule.recipe)}
+
+
+def _from_values(values: Dict[str, Any], topology: Topology) -> Schedule:
+    buckets, seconds = int(values["buckets"]), float(values["seconds"])
+    if buckets not in _BUCKETS:
+        raise ValueError("not a number of buckets")
+    return Schedule(buckets, recipe_from_values(values["recipe"], topology), seconds)
+
+
+@lru_cache(maxsize=256)
+@kept(_to_values, _from_values)
+def _best_schedule(topology: Topology, size: int, algorithm: Optional[str], lanes: int, backward: Backward) -> Schedule:
+    counts = [buckets for buckets in _BUCKETS if buckets == 1 or size >= buckets * _LEAST_BYTES]
+    candidates = [
+        Schedule(buckets, recipe, math.inf)
+        for buckets in counts[-2:]  # fewer leave more for after the end
+        for recipe in dict.fromkeys(_recipes(topology, size // buckets, algorithm, lanes))
+    ]
+    timed = [replace(each, seconds=exposed_seconds(each, topology, size, backward)) for each in candidates]
+    quick = [each for each in timed if host_seconds(each.plan(), topology.speeds) <= backward.seconds]
+    return min(quick or timed[:1], key=lambda schedule: schedule.seconds)
+
+
+def _recipes(topology: Topology, size: int, algorithm: Optional[str], lanes: int) -> Iterator[Recipe]:
+    """Yield the recipes that may leave least exposed: fast ones, ones with few hops, and ones with an exit lane."""
+    for name in (algorithm,) if algorithm else (None, *BASELINES):
+        yield choose(topology, size, name).recipe
+    if lanes == 1:
+        yield choose(topology, size, algorithm, lanes).recipe
+    if lanes > 1:
+        recipe = choose(topology, size, algorithm, lanes - 1).recipe
+        if recipe.lanes.count:
+            with_exit = replace(recipe, order=(), lanes=replace(recipe.lanes, count=lanes, exit=True))
+            yield ordered(with_exit, topology, size).recipe
