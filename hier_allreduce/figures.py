@@ -8,6 +8,18 @@ from typing import Any
 
 from .errors import HierAllreduceError
 
+# Okabe and Ito (2008), "Color Universal Design": people with any kind of colour blindness tell these apart
+BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
+SKY, PURPLE, YELLOW, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#000000"
+COLORS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, YELLOW, BLACK)
+INK, PALE, GREY = "#22262b", "#d9dde2", "#8a939c"  # text and outlines; what is in the background; peers and the rest
+
+
+def ink_on(color: str) -> str:
+    """Return the colour of text on a background ``#rrggbb``: white on dark ones."""
+    red, green, blue = (int(color[start : start + 2], 16) for start in (1, 3, 5))
+    return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "white"
+
 
 def pyplot() -> Any:
     """Return ``matplotlib.pyplot``, set up to draw into files.
@@ -50,7 +62,9 @@ def save_picture(figure: Any, path: str) -> None:
     file = Path(path if Path(path).suffix else f"{path}.png")
     drawn = io.BytesIO()  # so that an error while drawing leaves no file
     try:
-        figure.savefig(drawn, format=file.suffix[1:].lower(), dpi=130, facecolor="white")
+        figure.savefig(
+            drawn, format=file.suffix[1:].lower(), dpi=130, facecolor="white", bbox_inches="tight", pad_inches=0.12
+        )
         file.write_bytes(drawn.getvalue())
     except (OSError, ValueError) as cause:
         raise HierAllreduceError(f"the picture cannot be written to {path!r}: {cause}") from None

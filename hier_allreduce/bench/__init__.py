@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .optimizers import OPTIMIZERS as OPTIMIZERS
     from .optimizers import make_keras_optimizer as make_keras_optimizer
     from .optimizers import make_optimizer as make_optimizer
+    from .page import page_csv as page_csv
     from .page import page_markdown as page_markdown
     from .published import nccl_markdown as nccl_markdown
     from .published import published_markdown as published_markdown
@@ -66,6 +67,7 @@ __all__ = [
     "measure_hosts",
     "nccl_markdown",
     "ours",
+    "page_csv",
     "page_markdown",
     "planned_for",
     "published_markdown",
@@ -91,7 +93,7 @@ __getattr__ = lazy(
         "models": ["load_model"],
         "multi_host": ["measure_hosts", "run_host"],
         "optimizers": ["OPTIMIZERS", "make_keras_optimizer", "make_optimizer"],
-        "page": ["page_markdown"],
+        "page": ["page_csv", "page_markdown"],
         "published": ["nccl_markdown", "published_markdown"],
         "report": ["draw_report", "report_text"],
         "results": ["Report"],

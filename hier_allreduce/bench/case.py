@@ -18,7 +18,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..graph import tf1
+from ..graph import gpu_count, tf1, with_logical_gpus
 from .models import GradientShape
 
 Rows = Sequence[Sequence[Any]]  # K×N
@@ -59,11 +59,11 @@ class Case:
 
 
 def devices_here(count: Optional[int] = None) -> Tuple[str, ...]:
-    """Return ``count`` GPUs (default: all) if this machine has enough, else ``count`` logical CPU devices (8).
+    """Return ``count`` GPUs (default: all), logical or not, if there are enough, else ``count`` logical CPUs (8).
 
     Without ``count``, a single GPU is not enough: it has nothing to reduce with.
     """
-    gpus = len(tf.config.experimental.list_physical_devices("GPU"))
+    gpus = gpu_count()
     if gpus >= (count or 2):
         return tuple(f"/gpu:{k}" for k in range(count or gpus))
     return tuple(f"/cpu:{k}" for k in range(count or 8))
@@ -73,7 +73,7 @@ def session(graph: Any, case: Case, optimize: bool = True) -> Any:
     """Return a session on the case's devices and all cores; ``optimize=False`` turns Grappler off."""
     config = tf1.ConfigProto(device_count={"CPU": len(case.devices)}, operation_timeout_in_ms=_TIMEOUT_MS)
     config.graph_options.rewrite_options.disable_meta_optimizer = not optimize
-    return tf1.Session(graph=graph, config=config)
+    return tf1.Session(graph=graph, config=with_logical_gpus(config))
 
 
 def _gradients(case: Case, tensor: Callable[[str, Sequence[int], Any, int], Any]) -> Rows:

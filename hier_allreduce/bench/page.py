@@ -1,12 +1,14 @@
-"""The Markdown pages of ``bench --table``: docs/measurements.md, and with ``--sweep`` docs/defaults.md."""
+"""What ``bench --table`` writes: a Markdown page, or the data of docs/data, which docs/measurements.md shows."""
 
 from __future__ import annotations
 
+import csv
+import io
 from typing import Sequence, Tuple
 
 import tensorflow as tf
 
-from .report import report_markdown, report_summary
+from .report import report_markdown, report_records, report_summary
 from .results import Report, cores
 
 _SWEEP = "\n`ours` is the default strategy. Each other contender differs from it in one choice."
@@ -46,3 +48,17 @@ def page_markdown(cases: Sequence[Tuple[str, Report]], command: str, sweep: bool
     ]
     sections = [report_markdown(name, report) for name, report in cases]
     return "\n".join([*intro, NOTES, report_summary(cases), "", *sections])
+
+
+def page_csv(cases: Sequence[Tuple[str, Report]]) -> str:
+    """Return all cases as one CSV table: a row for each contender, with the case and what was reduced.
+
+    Args:
+        cases: a report for each model's name, at least one.
+    """
+    records = [record for name, report in cases for record in report_records(name, report)]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n", restval="")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple
+
+import tensorflow as tf
 
 from ..errors import BenchError
-from ..figures import pyplot, save_picture
+from ..figures import BLUE, GREEN, GREY, INK, VERMILLION, pyplot, save_picture
 from ..formatting import table
 from .contenders import is_ours
 from .floor import Floor
@@ -16,7 +18,7 @@ _HEAD = (
     ("", "step", "quartiles", "times", "nodes", "nodes", "build", "first", "peak", "copies", "MiB", "largest"),
     ("", "ms", "", "ours", "built", "run", "s", "run s", "memory", "", "", "error"),
 )
-_COLORS = {Floor.name: "#999999", "wrong": "#c44e52", "ours": "#2a7f62", "peer": "#4c72b0"}
+_COLORS = {Floor.name: GREY, "wrong": VERMILLION, "ours": GREEN, "peer": BLUE}
 _TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
@@ -49,6 +51,15 @@ def report_markdown(name: str, report: Report) -> str:
     if failed:
         lines += ["", *(f"- {line}" for line in failed)]
     return "\n".join([*lines, ""])
+
+
+def report_records(name: str, report: Report) -> List[Dict[str, str]]:
+    """Return a report as a record for each contender that was timed: the cells of its row, its case and a note."""
+    head = ["contender", *(" ".join(lines).strip() for lines in list(zip(*_HEAD))[1:])]
+    note = " ".join([*case_lines(report), *failures(report)])
+    timed = [measured for measured in report.contenders if measured.step_seconds]
+    rows = [contender_row(report, measured) for measured in timed]
+    return [{"case": title(name, report), "note": note, **dict(zip(head, row))} for row in rows]
 
 
 def report_summary(cases: Sequence[Tuple[str, Report]]) -> str:
@@ -119,7 +130,7 @@ def _ms(seconds: float) -> str:
 
 
 def draw_report(name: str, report: Report, path: str) -> None:
-    """Draw a bar from ours to each contender: the ratio of their step times, on a logarithmic axis.
+    """Draw a bar from ours to each contender: the ratio of their step times, with quartiles, on a logarithmic axis.
 
     Raises:
         BenchError: there are no ratios to draw.
@@ -131,24 +142,34 @@ def draw_report(name: str, report: Report, path: str) -> None:
         raise BenchError(f"{path}: nothing to draw: ours was not measured, or took no longer than the baseline")
     figure, axes = pyplot().subplots(figsize=(8, 1.2 + 0.34 * len(timed)), constrained_layout=True)
     for place, (measured, ratio) in enumerate(timed):
-        _draw_bar(axes, place, ratio, _COLORS[_kind(measured)])
+        low, _, high = quartiles(report.ratios(measured))
+        _draw_bar(axes, place, (low, ratio, high), _COLORS[_kind(measured)])
     axes.set_yticks(range(len(timed)))
     axes.set_yticklabels([f"{m.name} (wrong)" if m.status == "wrong" else m.name for m, _ in timed])
     axes.invert_yaxis()
-    _scale_ratios(axes, [ratio for _, ratio in timed])
-    axes.set_title(title(name, report))
+    _scale_ratios(axes, [max(ratio, quartiles(report.ratios(measured))[2]) for measured, ratio in timed])
+    axes.set_title(f"{title(name, report)}\n{_conditions(report)}", fontsize=10)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     save_picture(figure, path)
 
 
-def _draw_bar(axes: Any, place: int, ratio: float, color: str) -> None:
-    """Draw a bar from 1 to ``ratio``, with the ratio as text at its end."""
+def _conditions(report: Report) -> str:
+    """Return ``TensorFlow 2.21.0, /cpu:0 to /cpu:7, 2 cores, 9 rounds``."""
+    devices = report.case.devices
+    rounds = len(report.baseline.step_seconds)
+    return f"TensorFlow {tf.__version__}, {devices[0]} to {devices[-1]}, {cores()} cores, {rounds} rounds"
+
+
+def _draw_bar(axes: Any, place: int, ratios: Tuple[float, float, float], color: str) -> None:
+    """Draw a bar from 1 to the median ratio with its value, and a line from the first to the third quartile."""
+    low, ratio, high = ratios
     slower = ratio >= 1
     axes.barh(place, ratio - 1, left=1, color=color)
+    axes.plot((low, high), (place, place), color=INK, linewidth=1.6, solid_capstyle="butt")
     axes.annotate(
         f"{ratio:.2f}",
-        (ratio, place),
+        (max(ratio, high) if slower else min(ratio, low), place),
         xytext=(4 if slower else -4, 0),
         textcoords="offset points",
         va="center",
@@ -166,7 +187,7 @@ def _scale_ratios(axes: Any, ratios: Sequence[float]) -> None:
     axes.set_xticklabels([f"{tick:g}×" for tick in ticks])
     axes.minorticks_off()
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("step time over a graph without reduction, times ours")
+    axes.set_xlabel("step time over a graph without reduction, times ours (dark line: first to third quartile)")
 
 
 def _kind(measured: Measured) -> str:

@@ -87,12 +87,17 @@ class Report:
 
         None if either was not timed, or if ours took no longer than the baseline.
         """
+        ratios = self.ratios(measured)
+        return statistics.median(ratios) if ratios else None
+
+    def ratios(self, measured: Measured) -> List[float]:
+        """Return this contender's net seconds divided by ours, round by round; nothing where there is no ratio."""
         if self.ours is None or not measured.step_seconds:
-            return None
+            return []
         ours = self.net_seconds(self.ours)
         if statistics.median(ours) <= 0:
-            return None
-        return statistics.median(a / max(b, _SHORTEST) for a, b in zip(self.net_seconds(measured), ours))
+            return []
+        return [a / max(b, _SHORTEST) for a, b in zip(self.net_seconds(measured), ours)]
 
     def peak_ratio(self, measured: Measured) -> float:
         """Return a contender's peak memory divided by the bytes of all towers' gradients."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, List, Tuple
 from ..bench import OPTIMIZERS
 from ..errors import BenchError
 from ..figures import check_picture
-from .arguments import count, folder, gib, installed, output, refuse_unused
+from .arguments import add_split_gpu, count, device_count, folder, gib, installed, output, refuse_unused
 
 if TYPE_CHECKING:
     from ..bench import Case, Contender, Report
@@ -29,7 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     table = parser.add_mutually_exclusive_group()
     table.add_argument("--model", metavar="NAME", help=f"a shipped table of gradient shapes (default: {MODEL})")
     table.add_argument("--shapes", metavar="FILE", help="your own table instead: name, shape, dtype, between tabs")
-    add("--devices", metavar="K", type=count, help="how many (default: all GPUs if two or more, else 8 CPU devices)")
+    add(
+        "--devices",
+        metavar="K",
+        type=device_count,
+        help="how many (default: all GPUs if two or more, else 8 CPU devices)",
+    )
+    add_split_gpu(parser)
     add("--average", action="store_true", help="the mean instead of the sum")
     add("--rounds", metavar="N", type=count, default=15, help="timed steps of each contender (default: 15)")
     add("--contenders", metavar="A,B,…", help="only these; ours:NAME is ours with a strategy (default: all)")
@@ -38,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sweep", action="store_true", help="instead of the peers, strategies of ours that differ in one choice")
     add("--updates", metavar="OPTIMIZER", help=f"instead: both updates, with {', '.join(OPTIMIZERS)}")
     add("--distribute", action="store_true", help="instead: MirroredStrategy with each of TensorFlow's ops, and ours")
-    add("--hosts", metavar="H", type=count, help="instead: H hosts, processes on this machine with --devices each"
+    add("--hosts", metavar="H", type=device_count, help="instead: H hosts, processes on this machine with --devices each"
         f" (default: {DEVICES}), compared with one ring over all devices and MultiWorkerMirroredStrategy")  # fmt: skip
     add("--peers", nargs="+", help=argparse.SUPPRESS)  # how the hosts are started
     add("--rows", metavar="N", type=count, help=f"rows in each sparse gradient (default: {ROWS})")
@@ -52,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--table",
         metavar="FILE",
         type=output,
-        help=f"measure sum and mean of {', '.join(MODELS)}, and write a Markdown page",
+        help=f"measure sum and mean of {', '.join(MODELS)}, and write a Markdown page, or the data (.csv)",
     )
 
 
@@ -98,7 +104,8 @@ def _check(args: argparse.Namespace) -> None:
         "--trace",
         "--table",
     )
-    refuse_unused(args, "--hosts", *others, "--model", "--shapes", "--average", "--sweep", "--updates", "--distribute")
+    one_host = ("--model", "--shapes", "--average", "--sweep", "--updates", "--distribute", "--split-gpu")
+    refuse_unused(args, "--hosts", *others, *one_host)
     refuse_unused(args, "--updates", *others, "--sweep", "--distribute")
     refuse_unused(args, "--distribute", *others, "--sweep")
     refuse_unused(args, "--table", "--model", "--shapes", "--average", "--json", "--picture", "--trace")
@@ -142,7 +149,10 @@ def _names(args: argparse.Namespace) -> List[str]:
 
 def _case(args: argparse.Namespace, name: str, average: bool) -> Case:
     from ..bench import Case, devices_here, load_model
+    from ..graph import split_gpus
 
+    if args.split_gpu:
+        split_gpus(args.split_gpu)
     devices = devices_here(args.devices)
     memory = MEMORY if args.memory is None else args.memory
     return Case(load_model(name), devices, average, args.rows or ROWS, memory)
@@ -230,14 +240,15 @@ def _measured_apart(args: argparse.Namespace, name: str, average: bool) -> Repor
 
 def _write_page(args: argparse.Namespace) -> None:
     """Measure the sum and the mean of every model. Rewrite the page after each, so that an interrupted run has one."""
-    from ..bench import page_markdown, report_text
+    from ..bench import page_csv, page_markdown, report_text
 
     command = " ".join(["hier-allreduce", *sys.argv[1:]])
     cases: List[Tuple[str, Report]] = []
+    as_data = args.table.lower().endswith(".csv")
     for name in MODELS:
         for average in (False, True):
             report = _measured_apart(args, name, average)
             cases.append((name, report))
             with open(args.table, "w", encoding="utf-8") as file:
-                file.write(page_markdown(cases, command, args.sweep))
+                file.write(page_csv(cases) if as_data else page_markdown(cases, command, args.sweep))
             print(report_text(name, report), end="\n\n", flush=True)

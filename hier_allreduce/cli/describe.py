@@ -54,7 +54,8 @@ def _switch(topology: Topology) -> str:
 
 
 def _shared(topology: Topology) -> str:
-    rows = [(name, f"{speed / GB:.4g}") for name, speed in topology.shared if " of " in name]
+    # each device has ports, so these are not worth a line, unless they were measured
+    rows = [(name, f"{speed / GB:.4g}") for name, speed in topology.shared if topology.measured or " of " in name]
     return table([("shared by", "GB/s"), *rows]) if rows else ""
 
 
@@ -69,12 +70,23 @@ def _bound(topology: Topology) -> str:
 
 
 def remarks(topology: Topology) -> List[str]:
-    """Return the warnings about a machine, and which GPUs' speeds were assumed if none were named."""
+    """Return the warnings about a machine, and where its speeds come from."""
     lines = [f"warning: {warning}" for warning in topology.warnings]
+    return [*lines, _source_of_speeds(topology)]
+
+
+def _source_of_speeds(topology: Topology) -> str:
+    """Return whether speeds were measured, or whose were assumed."""
+    when = topology.measured
+    if when:
+        return (
+            f"speeds measured on {when.date} with TensorFlow {when.tensorflow}, by hier_allreduce {when.hier_allreduce}"
+        )
     assumed = "" if topology.gpu else guessed(topology)
     if assumed:
-        lines.append(f"speeds as of {assumed} (guessed from the links; give `gpu:`, or paste `nvidia-smi -L` along)")
-    return lines
+        return f"speeds as of {assumed} (guessed from the links; give `gpu:`, or paste `nvidia-smi -L` along)"
+    given = ", some of them overridden" if topology.overrides else ""
+    return f"speeds of {topology.gpu or 'this kind of device'} from docs/cost-model.md{given}; not measured"
 
 
 def link_speeds(topology: Topology) -> Dict[str, str]:
@@ -156,7 +168,7 @@ def describe_choice(choice: Choice, topology: Topology, steps: bool = False) -> 
     """
     compared = _compared(choice, seconds_by_algorithm(topology, choice.size))
     return _paragraphs(
-        [_headline(choice, topology), _times(choice), compared, *_steps_and_remarks(choice, topology, steps)]
+        [_headline(choice, topology), _times(choice, topology), compared, *_steps_and_remarks(choice, topology, steps)]
     )
 
 
@@ -174,7 +186,7 @@ def describe_hosts_choice(choice: HostsChoice, topology: Topology, steps: bool =
         [
             hosts_line(topology, choice.hosts, choice.network),
             _headline(choice, topology),
-            _times(choice, bounds),
+            _times(choice, topology, bounds),
             _time_spent(choice) if several else "",
             _compared(choice, choice.algorithms),
             *_steps_and_remarks(choice, topology, steps),
@@ -203,18 +215,23 @@ def _headline(choice: Choice, topology: Topology) -> str:
     return f"{topology.name}, {amount(choice.size)}: {choice.recipe.algorithm}, {chunks}"
 
 
-def _times(choice: Choice, bounds: str = "") -> str:
+def _times(choice: Choice, topology: Topology, bounds: str = "") -> str:
     speed = f" ({rate(choice.size / choice.seconds)})" if choice.seconds else ""
     return (
         f"predicted    {duration(choice.seconds)}{speed}\nlower bound  {duration(choice.bound)}{bounds}\n"
-        f"             {reached(choice)}"
+        f"             {reached(choice, topology)}"
     )
 
 
-def reached(choice: Choice) -> str:
-    """Return ``98% of what this machine can do``."""
-    machines = "these hosts" if isinstance(choice, HostsChoice) and choice.hosts > 1 else "this machine"
-    return f"{percent(choice.share_of_bound)} of what {machines} can do"
+def reached(choice: Choice, topology: Topology) -> str:
+    """Return ``98% of TensorFlow's limit, 31% of the limit of the links``, or what several hosts reach of theirs."""
+    share = percent(choice.share_of_bound)
+    if isinstance(choice, HostsChoice) and choice.hosts > 1:
+        return f"{share} of these hosts' limit"
+    if not choice.seconds:
+        return f"{share} of TensorFlow's limit"
+    of_links = choice.size / pack(topology, ideal_links=True).bound / choice.seconds
+    return f"{share} of TensorFlow's limit, {percent(of_links)} of the limit of the links"
 
 
 def _compared(choice: Choice, seconds: Dict[str, float]) -> str:

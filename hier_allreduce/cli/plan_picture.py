@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, Dict, Sequence
 
-from ..figures import pyplot, save_picture
+from ..figures import COLORS, INK, ink_on, pyplot, save_picture
 from ..formatting import amount, duration
 from ..planning import Choice, HostsChoice, Timing, timeline
 from ..topology import Topology
 from .describe import Way, reached, sums_by_chunk
-from .machine_picture import COLORS, INK, device_positions, draw_devices, draw_link_bytes
+from .machine_picture import device_positions, draw_devices, draw_link_bytes, spaced
 
 _OTHER_WAYS = "#bcc4cd"  # the colour of the ways that have no drawing
 
@@ -26,27 +26,30 @@ def draw_plan(choice: Choice, topology: Topology, path: str) -> None:
     run = choice.run if isinstance(choice, HostsChoice) else timeline(choice, topology)
     colors = way_colors(choice)
     shown = [way for way, color in colors.items() if way and color != _OTHER_WAYS]
-    figure = pyplot().figure(figsize=(13, 10))
-    grid = figure.add_gridspec(2, 1, height_ratios=(2, 1.7), hspace=0.2)
-    columns = max(2, math.ceil(len(shown) / 2))
-    upper = grid[0].subgridspec(2, 2 + columns, hspace=0.28, wspace=0.12)
-    axes = figure.add_subplot(upper[:, :2])
+    rows = 2 if len(shown) > 2 else 1
+    columns = max(1, math.ceil(len(shown) / rows))
+    lanes = len(topology) + (choice.network.nics_used(len(topology)) if isinstance(choice, HostsChoice) else 0)
+    lower = 1.2 + 0.36 * lanes  # inches
+    figure = pyplot().figure(figsize=(11, 4.9 + lower), constrained_layout=True)
+    grid = figure.add_gridspec(2, 1, height_ratios=(4.9, lower))
+    upper = grid[0].subgridspec(rows, columns + rows, width_ratios=(1.25,) * rows + (1,) * columns)
+    axes = figure.add_subplot(upper[:, :rows])
     draw_link_bytes(axes, topology, run.link_bytes)
     axes.set_title("bytes on each link (width)" if len(topology) > 1 else "", fontsize=9, color=INK)
     for number, way in enumerate(shown):
-        axes = figure.add_subplot(upper[number // columns, 2 + number % columns])
+        axes = figure.add_subplot(upper[number // columns, rows + number % columns])
         axes.set_title(f"way {number + 1}: sums on {way[-1][1]}", fontsize=8, color=INK, pad=1)
         _draw_way(axes, topology, way, colors[way])
     draw_timeline(figure.add_subplot(grid[1]), topology, run, choice)
     omitted = f" ({len(shown)} of {len(colors)} ways shown)" if _OTHER_WAYS in colors.values() else ""
-    figure.suptitle(_title(choice, topology) + omitted, fontsize=13, color=INK, y=0.955)
+    figure.suptitle(_title(choice, topology) + omitted, fontsize=12, color=INK)
     save_picture(figure, path)
 
 
 def _title(choice: Choice, topology: Topology) -> str:
     return (
         f"{topology.name}, {amount(choice.size)}: {choice.recipe.algorithm}, {duration(choice.seconds)} predicted, "
-        f"{reached(choice)}"
+        f"{reached(choice, topology)}"
     )
 
 
@@ -61,16 +64,17 @@ def _draw_way(axes: Any, topology: Topology, way: Way, color: str) -> None:
     positions = device_positions(topology)
     few = len(topology) <= 8
     arrow = {
-        "arrowstyle": "-|>" if few else "->,head_length=0.15,head_width=0.1",
+        "arrowstyle": "-|>",
         "color": color,
-        "shrinkA": 7,
-        "shrinkB": 8,
-        "linewidth": 1.2,
+        "shrinkA": 6 if few else 4,
+        "shrinkB": 7 if few else 4.5,
+        "linewidth": 1.6,
+        "mutation_scale": 10 if few else 7,
     }
     for srcs, dst in way:
         for src in srcs:
             axes.annotate("", xy=positions[dst], xytext=positions[src], arrowprops=arrow)
-    draw_devices(axes, positions, size=120 if few else 70, root=way[-1][1], color=color)
+    draw_devices(axes, positions, size=130 if few else 45, root=way[-1][1], color=color)
 
 
 # ---- the timeline ------------------------------------------------------------------------------------
@@ -85,12 +89,12 @@ def draw_timeline(axes: Any, topology: Topology, run: Timing, choice: Choice) ->
     unit, unit_name = (1e3, "ms") if choice.seconds >= 1e-3 else (1e6, "µs")
     ways, colors = sums_by_chunk(choice.recipe.plan()), way_colors(choice)
     chunk_colors = {chunk: colors[way] for chunk, way in ways.items()}
-    lanes = list(topology.devices)
+    lanes = [spaced(label) for label in topology.devices]
     key = [f"{unit_name}; upper bars: outgoing copies (number: receiver), lower bars: sums"]
     _draw_bars(axes, run, choice, chunk_colors, unit)
     if isinstance(choice, HostsChoice):
         _draw_crossings(axes, choice, chunk_colors, unit)
-        lanes += [f"NIC{nic}" for nic in range(choice.network.nics_used(len(topology)))]
+        lanes += [f"NIC {nic}" for nic in range(choice.network.nics_used(len(topology)))]
         key.append("NIC: chunks between hosts (number: their main)")
     if _OTHER_WAYS in colors.values():
         key.append("pale grey: the ways not shown")
@@ -119,9 +123,8 @@ def _draw_bars(axes: Any, run: Timing, choice: Choice, chunk_colors: Dict[int, s
             linewidth=edge,
         )
         if is_copy and end - start > choice.seconds / 60:
-            ink = INK if color == _OTHER_WAYS else "white"
             middle = (start + end) / 2 * unit
-            axes.text(middle, device - 0.17, str(dst), ha="center", va="center", fontsize=6, color=ink)
+            axes.text(middle, device - 0.17, str(dst), ha="center", va="center", fontsize=6, color=ink_on(color))
 
 
 def _draw_crossings(axes: Any, choice: HostsChoice, chunk_colors: Dict[int, str], unit: float) -> None:

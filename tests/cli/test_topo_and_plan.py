@@ -92,7 +92,7 @@ def test_a_plan_for_people_says_how_near_to_the_bound_it_is(run):
     status, out, _ = run("plan", "dgx-1v", "--bytes", "100MB", "--steps")
     assert status == 0
     assert re.search(r"predicted +4\.\d+ ms", out) and re.search(r"lower bound +3\.84 ms", out)
-    assert re.search(r"9\d% of what this machine can do", out)
+    assert re.search(r"9\d% of TensorFlow's limit, 30% of the limit of the links\n", out)
     assert re.search(r"two-group +6\.\d+ ms +[12]\.\d\dx", out)
     assert "c0  " in out
 
@@ -189,7 +189,7 @@ def test_one_gpu_needs_no_plan(run):
     assert run("topo", "-", stdin=alone)[0] == 0
     printed = json.loads(run("plan", "-", "--json", stdin=alone)[1])
     assert (printed["steps"], printed["predicted_seconds"]) == ([], 0.0)
-    assert "100% of what" in run("plan", "-", stdin=alone)[1]
+    assert "100% of TensorFlow's limit" in run("plan", "-", stdin=alone)[1]
 
 
 @pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
@@ -211,7 +211,7 @@ def test_where_nothing_is_reduced_there_is_no_axis_of_time():
 def test_what_is_very_small_is_said_to_be(run):
     _, out, _ = run("plan", "-", "--bytes", "1", stdin="\tGPU0\tGPU1\nGPU0\t X \tNV2\nGPU1\tNV2\t X \n")
     assert re.search(r"predicted +\d+ µs \(\d\d\.\d* kB/s\)\nlower bound  under 0\.01 µs\n", out)
-    assert "  under 1% of what this machine can do\n" in out
+    assert "  under 1% of TensorFlow's limit, under 1% of the limit of the links\n" in out
 
 
 @pytest.mark.parametrize(
@@ -340,7 +340,7 @@ def test_one_host_is_predicted_as_without_a_network(run):
     alone = json.loads(run("plan", "dgx-1v", "--json")[1])
     printed = json.loads(run("plan", "dgx-1v", "--json", "--hosts", "1", "--network", "10gbe")[1])
     assert {key: printed[key] for key in alone} == alone
-    assert "of what this machine can do" in run("plan", "dgx-1v", "--hosts", "1", "--network", "10gbe")[1]
+    assert "of TensorFlow's limit" in run("plan", "dgx-1v", "--hosts", "1", "--network", "10gbe")[1]
 
 
 def test_a_plan_of_several_hosts_for_people(run):
@@ -348,7 +348,7 @@ def test_a_plan_of_several_hosts_for_people(run):
     assert status == 0
     assert out.startswith("4 hosts × 8 devices = 32, joined by 10 Gbit/s Ethernet\n")
     assert re.search(r"lower bound +120 ms +inside a host 3\.84 ms, cards 120 ms", out)
-    assert re.search(r"of what these hosts can do", out)
+    assert re.search(r"% of these hosts' limit", out)
     assert re.search(r"between hosts +\d+ ms +\d+ hops of 300 µs, 150 MB at 0\.8 GB/s", out)
     assert re.search(r"two-group +\d+ ms +1\.\d\dx", out)
     assert "c0  " in out
@@ -458,7 +458,7 @@ def test_the_timeline_has_a_lane_for_each_card_and_a_bar_for_each_crossing():
         labels = [label.get_text() for label in axes.get_yticklabels()]
         pyplot.close(figure)
     assert bars == {"one": 0, "four": choice.collectives}
-    assert labels[-4:] == ["NIC0", "NIC1", "NIC2", "NIC3"]
+    assert labels[-4:] == ["NIC 0", "NIC 1", "NIC 2", "NIC 3"]
 
 
 SCALING = DOC.with_name("scaling.md")
@@ -529,6 +529,29 @@ def test_an_nvswitch_is_drawn_with_a_line_to_each_device_and_a_mesh_is_not():
             assert len(axes.lines) == lines
 
 
+def test_switches_and_sockets_are_boxes_and_only_nvlinks_are_lines_inside():
+    found = [(box.name, sorted(box.devices), box.speed) for box in machine_picture.boxes(load("pcie-pairs"))]
+    assert found[:2] == [("socket", [0, 1, 2, 3], 38.4e9), ("socket", [4, 5, 6, 7], 38.4e9)]
+    assert found[2:] == [("PCIe switch", [2 * i, 2 * i + 1], 24e9) for i in range(4)]
+    for machine, lines, words in (("pcie-pairs", 4 + 1, "socket, 38.4 GB/s"), ("nvlink-bridges", 4 + 1, "GPU 7")):
+        with drawing(machine_picture.draw_machine, load(machine)) as axes:
+            assert len(axes.lines) == lines  # of two devices, and between the sockets
+            assert words in [text.get_text() for text in axes.texts]
+    right = [x > 0 for x, _ in machine_picture.device_positions(load("dgx-1v"))]
+    assert right == [True] * 4 + [False] * 4  # a socket on each side
+
+
+def test_used_links_are_drawn_over_unused_ones():
+    machine = load("pcie-switch")
+    with drawing(machine_picture.draw_link_bytes, machine, {(0, 1): 10.0, (7, 6): 5.0}) as axes:
+        colors = [line.get_color() for line in axes.lines]
+        assert colors == [figures.PALE] * 26 + [figures.INK] * 2
+
+
+def test_text_can_be_read_on_every_color():
+    assert [figures.ink_on(color) == "white" for color in figures.COLORS] == [True] * 3 + [False] * 4 + [True]
+
+
 def test_the_timeline_has_a_bar_for_every_copy_and_sum():
     machine = load("dgx-1v")
     choice = choose(machine, 10**7)
@@ -556,7 +579,7 @@ def test_the_picture_of_one_host_is_about_this_machine(monkeypatch, tmp_path):
     for number in (1, 2):
         choice = hosts.choose_for_hosts(machine, 10**8, number, Network.load("10gbe"))
         plan_picture.draw_plan(choice, machine, "x.png")
-        assert titles[-1].endswith(f"% of what {'this machine' if number == 1 else 'these hosts'} can do")
+        assert titles[-1].endswith("% of the limit of the links" if number == 1 else "% of these hosts' limit")
 
 
 @pytest.mark.parametrize("ending", ["pgf", "raw"])
