@@ -78,6 +78,23 @@ def test_no_modules_import_each_other_in_a_circle():
         needs = {here: below for here, below in needs.items() if here not in free}
 
 
+RUNS_CODE = {ast.Name: {"eval", "exec", "compile"}, ast.Attribute: {"system", "popen", "unsafe_load", "full_load"}}
+
+
+def test_nothing_that_is_read_can_run_as_code():
+    """No eval, no shell, no pickle, and YAML only by its safe loader."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            place = f"{path}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Import):
+                assert not {alias.name for alias in node.names} & {"pickle", "marshal", "shelve", "dill"}, place
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                assert name not in RUNS_CODE.get(type(node.func), ()), place
+                assert ast.dump(node.func) != ast.dump(ast.parse("yaml.load", mode="eval").body), place
+                assert not {word.arg for word in node.keywords} & {"shell", "allow_pickle"}, place
+
+
 def test_faces_name_what_exists_and_hide_no_module():
     for folder in sorted(name for names in LAYERS[1:-1] for name in names):
         face = importlib.import_module(f"hier_allreduce.{folder}")

@@ -17,6 +17,7 @@ import gc
 import io
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -34,6 +35,7 @@ _SECONDS = 1.0  # CPU time of one input
 _STOPPED = 10  # seconds of CPU time after which an input is given up
 _MEMORY = 500 << 20  # bytes that one input may take
 _KEPT = 20  # findings of one worker
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # a terminal would obey some of them
 
 _ARGUMENTS = """topo dgx-1v --yaml
 topo {file} --calibration {file}
@@ -139,8 +141,11 @@ class Judge:
         try:
             self.targets[target](self.path)
             self.counts["  read"] += 1
-        except HierAllreduceError:
+        except HierAllreduceError as error:
             self.counts["  refused"] += 1
+            if _UNPRINTABLE.search(str(error)):
+                fault = f"a message with control characters: {str(error)[:300]!r}"
+                place = f"{target} prints control characters"
         except BaseException as error:
             fault = f"{type(error).__name__}: {str(error)[:300]}\n{_tail(error)}"
             place = f"{type(error).__name__} {_place(error)}"

@@ -54,6 +54,13 @@ def test_no_line_is_lost_however_late_it_is_read():
     assert lines[1:] == ["[host 0] line\n"] * 5000 + ["[host 0] without an end\n"]
 
 
+def test_a_command_goes_through_no_shell(tmp_path):
+    words = [f"; touch {tmp_path / 'made'}", "$(ls)", "`ls`", "*"]
+    lines = []
+    assert launch(1, [sys.executable, "-c", "import sys; print(sys.argv[1:])", *words], lines.append) == 0
+    assert lines == [f"[host 0] {words}\n"] and not list(tmp_path.iterdir())
+
+
 @pytest.fixture
 def pipe(tmp_path):
     """A named pipe for hosts to write to, and its end to read from."""
