@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 from typing import Any, Callable, Mapping, Sequence
+
+_EXTRAS = {"tensorflow": "tf", "tensorpack": "tf,tensorpack"}  # what installs a package that may be missing
 
 
 def lazy(package: str, names_by_module: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
@@ -14,15 +17,37 @@ def lazy(package: str, names_by_module: Mapping[str, Sequence[str]]) -> Callable
         package: the package's ``__name__``.
         names_by_module: ``{submodule: names}``.
 
-    The function raises AttributeError for any other name, as a module does.
+    The function raises AttributeError for any other name, as a module does, and ModuleNotFoundError with advice where
+    TensorFlow or tensorpack is missing.
     """
     module_of = {name: module for module, names in names_by_module.items() for name in names}
 
     def get(name: str) -> Any:
         if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f".{module_of[name]}", package), name)
+        try:
+            value = getattr(importlib.import_module(f".{module_of[name]}", package), name)
+        except ModuleNotFoundError as error:
+            raise with_advice(error, f"{package}.{name}") from None
         setattr(sys.modules[package], name, value)  # later uses do not call this function
         return value
 
     return get
+
+
+def with_advice(error: ModuleNotFoundError, feature: str) -> ModuleNotFoundError:
+    """Return an error that says what installs the missing package, if ``feature`` needs one of an extra."""
+    if error.name not in _EXTRAS:
+        return error
+    command = f'python -m pip install "hier_allreduce[{_EXTRAS[error.name]}]"'
+    return ModuleNotFoundError(f"{feature} needs {error.name}: {command}", name=error.name)
+
+
+def require(package: str, feature: str) -> None:
+    """Check that a package of an extra is installed, without importing it.
+
+    Raises:
+        ModuleNotFoundError: it is missing; the message says what installs it.
+    """
+    if importlib.util.find_spec(package) is None:
+        raise with_advice(ModuleNotFoundError(name=package), feature)

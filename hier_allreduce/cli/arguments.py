@@ -11,15 +11,31 @@ from typing import Iterator
 from ..errors import HierAllreduceError
 
 
-def count(text: str) -> int:
-    """Read a whole number of 1 or more: of devices, hosts, rounds."""
+MOST = 1_000_000
+MOST_DEVICES = 256  # on one host: TensorFlow starts threads for each
+
+
+def count(text: str, most: int = MOST) -> int:
+    """Read a whole number from 1 to ``most``: of hosts, rounds."""
     try:
         number = int(text)
     except ValueError:
         number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of 1 or more")
+    if not 1 <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 to {most}")
     return number
+
+
+def device_count(text: str) -> int:
+    """Read a number of devices on one host, or of hosts that are processes of it."""
+    return count(text, MOST_DEVICES)
+
+
+def device_names(text: str) -> str:
+    """Read a number of devices, or a list of them separated by commas, which is checked with TensorFlow."""
+    if text.isdigit():
+        device_count(text)
+    return text
 
 
 def gib(text: str) -> int:

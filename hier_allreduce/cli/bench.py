@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--sweep", action="store_true", help="instead of the peers, strategies of ours that differ in one choice")
     add("--updates", metavar="OPTIMIZER", help=f"instead: both updates, with {', '.join(OPTIMIZERS)}")
     add("--distribute", action="store_true", help="instead: MirroredStrategy with each of TensorFlow's ops, and ours")
-    add("--hosts", metavar="H", type=device_count, help="instead: H hosts, processes on this machine with --devices each"
-        f" (default: {DEVICES}), compared with one ring over all devices and MultiWorkerMirroredStrategy")  # fmt: skip
+    add("--hosts", metavar="H", type=device_count, help="instead: H hosts, processes on this machine with --devices"
+        f" each (default: {DEVICES}), compared with one ring over all and MultiWorkerMirroredStrategy")  # fmt: skip
     add("--peers", nargs="+", help=argparse.SUPPRESS)  # how the hosts are started
     add("--rows", metavar="N", type=count, help=f"rows in each sparse gradient (default: {ROWS})")
     add("--memory", metavar="GIB", type=gib, help="skip contenders that need more memory than this to"

@@ -7,9 +7,11 @@ import importlib
 import os
 from pathlib import Path
 
+from .._lazy import require
 from ..bench import OPTIMIZERS
 from ..errors import HierAllreduceError
-from .arguments import count, installed
+from ..planning import strategy_from
+from .arguments import count, device_count, device_names, installed
 from .demos.terminal import only_for_us
 
 # Each is a module of hier_allreduce.cli.demos with `run(args, terminal) -> exit status`.
@@ -17,6 +19,11 @@ JOBS = {
     "digits": "a convnet on scikit-learn's handwritten digits, trained by tensorpack",
     "text": "a language model with sparse embeddings on the standard library's English, trained by TowerOptimizer",
     "keras": "the digits by Keras fit under MirroredStrategy, compared with TensorFlow's HierarchicalCopy",
+}
+_PACKAGES = {
+    "digits": ("tensorflow", "tensorpack", "sklearn"),
+    "text": ("tensorflow",),
+    "keras": ("tensorflow", "sklearn"),
 }
 
 
@@ -26,13 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--job", choices=JOBS, default="digits", help=f"what to train ({jobs})")
     parser.add_argument(
         "--devices",
+        type=device_names,
         default="8",
         metavar="N|LIST",
         help="a number (GPUs if there are enough, else logical CPU devices), or a list: /gpu:0,/gpu:1 (default 8)",
     )
     parser.add_argument(
         "--hosts",
-        type=count,
+        type=device_count,
         default=1,
         metavar="N",
         help="train the digits on N hosts, processes on this machine with --devices each (default 1)",
@@ -71,6 +79,7 @@ def main(args: argparse.Namespace) -> int:
     os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
     if args.hosts > 1 and args.job != "digits":
         raise HierAllreduceError(f"--hosts is for --job digits, not {args.job}")
+    _check(args)
     args.out = args.out or Path("train_log") / args.job
     try:
         args.out.mkdir(parents=True, exist_ok=True)
@@ -85,3 +94,11 @@ def main(args: argparse.Namespace) -> int:
             name = "several_hosts" if args.hosts > 1 else args.job
             job = importlib.import_module(f".demos.{name}", __package__)
         return int(job.run(args, terminal))
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Check what needs no TensorFlow before the folder of the log is made."""
+    strategy_from(args.strategy)
+    with installed("the demo", "tf,demo"):
+        for package in _PACKAGES[args.job]:
+            require(package, "the demo")

@@ -7,11 +7,12 @@ import sys
 
 from ..cluster import launch
 from ..errors import ClusterError
+from .arguments import device_count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("-n", "--hosts", type=int, required=True, metavar="HOSTS", help="number of hosts")
+    parser.add_argument("-n", "--hosts", type=device_count, required=True, metavar="HOSTS", help="number of hosts")
     parser.add_argument(
         "program",
         nargs=argparse.REMAINDER,

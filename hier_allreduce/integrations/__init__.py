@@ -7,4 +7,8 @@
     integrations.cluster      HierarchicalClusterTrainer   tensorpack on several hosts
 """
 
+from .._lazy import require
+
 __all__ = ["cluster", "distribute", "tensorpack"]
+
+require("tensorflow", __name__)

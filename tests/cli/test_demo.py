@@ -3,10 +3,12 @@
 import io
 import os
 import re
+import sys
 
 import pytest
 from helpers.demo import FORKED_HOSTS, cold_demo, demo
 
+from hier_allreduce.cli import entry as cli
 from hier_allreduce.cli.demos.terminal import only_for_us
 
 after_one_run = pytest.mark.xdist_group("demo")  # one worker runs them, so that the fixture runs once
@@ -109,7 +111,7 @@ def test_the_text_job_keeps_its_embedding_gradients_sparse(tmp_path):
     ("options", "code", "words"),
     [
         (["--devices", "/cpu:0,/gpu:7"], "pass", ["tower 1: /gpu:7", "There are /cpu:0;"]),
-        (["--devices", "0"], "pass", ["devices is empty"]),
+        (["--strategy", "megengin"], "pass", ["did you mean 'megengine'"]),
         (
             ["--hosts", "2", "--devices", "/gpu:77"],
             FORKED_HOSTS,
@@ -119,7 +121,7 @@ def test_the_text_job_keeps_its_embedding_gradients_sparse(tmp_path):
         (["--out", "file/here"], "open('file', 'w').close()", ["--out file/here", "Not a directory"]),
         ([], "sys.modules['sklearn'] = None", ["needs sklearn", 'pip install "hier_allreduce[tf,demo]"']),
     ],
-    ids=["device", "no devices", "device of hosts", "devices of text", "folder", "nothing installed"],
+    ids=["device", "strategy", "device of hosts", "devices of text", "folder", "nothing installed"],
 )
 def test_what_cannot_work_is_one_line(tmp_path, options, code, words):
     status, _, complaints = demo(tmp_path, *options, code=code)
@@ -129,7 +131,20 @@ def test_what_cannot_work_is_one_line(tmp_path, options, code, words):
         assert word in complaints
 
 
-def test_epochs_are_counted_from_one(tmp_path):
-    status, _, complaints = demo(tmp_path, "--epochs", "0")
-    assert status == 2
-    assert "'0': expected a whole number of 1 or more" in complaints
+@pytest.mark.parametrize(
+    ("option", "value", "most"),
+    [("--epochs", "0", 10**6), ("--devices", "0", 256), ("--devices", "99999999", 256), ("--hosts", "257", 256)],
+)
+def test_numbers_are_checked_at_once(capsys, option, value, most):
+    with pytest.raises(SystemExit):
+        cli.main(["demo", option, value])
+    assert f"{option}: '{value}': expected a whole number from 1 to {most}" in capsys.readouterr().err
+
+
+def test_what_needs_no_tensorflow_is_checked_before_a_folder_is_made(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["demo", "--strategy", "megengin"]) == 2
+    monkeypatch.setitem(sys.modules, "tensorpack", None)
+    assert cli.main(["demo"]) == 2
+    assert 'the demo needs tensorpack: python -m pip install "hier_allreduce[tf,demo]"' in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -13,7 +13,11 @@ Importing this module imports tensorpack, which sets environment variables and p
 
 from __future__ import annotations
 
-from .accumulation import OrderedAccumGrad
-from .trainer import HierarchicalTrainer
+from ..._lazy import require
+
+require("tensorpack", __name__)  # before the imports below, which need it
+
+from .accumulation import OrderedAccumGrad  # noqa: E402
+from .trainer import HierarchicalTrainer  # noqa: E402
 
 __all__ = ["HierarchicalTrainer", "OrderedAccumGrad"]
