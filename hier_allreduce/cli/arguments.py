@@ -10,7 +10,6 @@ from typing import Iterator
 
 from ..errors import HierAllreduceError
 
-
 MOST = 1_000_000
 MOST_DEVICES = 256  # on one host: TensorFlow starts threads for each
 
@@ -36,6 +35,16 @@ def device_names(text: str) -> str:
     if text.isdigit():
         device_count(text)
     return text
+
+
+def add_split_gpu(parser: argparse.ArgumentParser) -> None:
+    """Add ``--split-gpu``, for a command that calls ``graph.split_gpus(args.split_gpu)`` before TensorFlow starts."""
+    parser.add_argument(
+        "--split-gpu",
+        type=count,
+        metavar="K",
+        help="cut each GPU into K logical GPUs first; they share its memory's speed and have no links between them",
+    )
 
 
 def gib(text: str) -> int:
@@ -81,7 +90,7 @@ def refuse_unused(args: argparse.Namespace, option: str, *others: str) -> None:
     Raises:
         HierAllreduceError: ``option`` was passed, and so were some of the others; the message names all of them.
     """
-    values = {name: getattr(args, name.lstrip("-").lower()) for name in (option, *others)}
+    values = {name: getattr(args, name.lstrip("-").replace("-", "_").lower()) for name in (option, *others)}
     passed = {name: value is not False and value not in (None, []) for name, value in values.items()}
     unused = [name for name in others if passed[name]]
     if passed[option] and unused:

@@ -43,6 +43,7 @@ from .hosts import CrossHostReduce, HostGroup
 from .logical_gpus import LogicalDevices, fitted, gpu_lanes, lane_numbers
 from .names import op_names, tower_scopes, variable_names, where
 from .partitions import executed_copies
+from .splitting import SplitGpus, gpu_count, split_gpus, with_logical_gpus
 from .tracing import trace_step
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "LaneDevices",
     "LogicalDevices",
     "Matrix",
+    "SplitGpus",
     "allreduce_grads",
     "allreduce_grads_and_vars",
     "allreduce_grads_hierarchical",
@@ -70,6 +72,7 @@ __all__ = [
     "devices_match",
     "executed_copies",
     "fitted",
+    "gpu_count",
     "gpu_lanes",
     "in_current_graph",
     "is_resource",
@@ -84,11 +87,13 @@ __all__ = [
     "per_replica",
     "reduce_to_mains",
     "replica_values",
+    "split_gpus",
     "static_shape",
     "tf1",
     "tower_scopes",
     "trace_step",
     "variable_names",
     "where",
+    "with_logical_gpus",
     "without_autograph",
 ]

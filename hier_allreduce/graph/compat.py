@@ -47,6 +47,13 @@ def make_logical_cpus(count: int) -> None:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
 
 
+def process_gpu_options() -> Any:
+    """Return the ``GPUOptions`` of a session without a configuration: ``tf.config``'s division into logical GPUs."""
+    from tensorflow.python.eager import context
+
+    return context.context().config.gpu_options
+
+
 def forget_colocation() -> ContextManager:
     """Return a scope in which an outer ``colocate_with`` no longer places ops."""
     # Leaving a colocation also leaves the device scopes around it. So without a colocation this does nothing, and an

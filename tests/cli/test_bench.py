@@ -103,6 +103,8 @@ def test_a_case_whose_process_is_killed_is_named(monkeypatch):
         (["--table", "x.md", "--average", "--model", "vgg16"], "--table makes no use of --model, --average"),
         (["--hosts", "2", "--updates", "adam", "--json", "x"], "--hosts makes no use of --json, --updates"),
         (["--sweep", "--contenders", "ours"], "--sweep makes no use of --contenders"),
+        (["--hosts", "2", "--split-gpu", "8"], "--hosts makes no use of --split-gpu"),
+        (["--split-gpu", "8"], "finds no GPU here"),
         (["--contenders", "tensorpack", "--picture", "x.png"], "--picture draws ratios to ours: name ours"),
         (["--picture", "x.pgn"], "no kind of picture ends in .pgn"),
         (["--updates", "adm"], "did you mean 'adam'"),

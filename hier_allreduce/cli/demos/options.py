@@ -7,7 +7,7 @@ from typing import Any, List, Optional, Tuple
 import tensorflow as tf
 
 from ...errors import DeviceError
-from ...graph import device_strings
+from ...graph import device_strings, gpu_count
 from ...planning import Strategy, strategy_from
 
 
@@ -15,8 +15,7 @@ def chosen_devices(text: str) -> List[Any]:
     """Return the devices that ``--devices`` names: a number of them, or names or GPU ids separated by commas."""
     if "," in text or not text.isdigit():
         return [int(name) if name.isdigit() else name for name in text.split(",")]
-    gpus = tf.config.experimental.list_physical_devices("GPU")
-    kind = "gpu" if len(gpus) >= int(text) else "cpu"
+    kind = "gpu" if gpu_count() >= int(text) else "cpu"
     return [f"/{kind}:{number}" for number in range(int(text))]
 
 
@@ -28,7 +27,7 @@ def named_devices(text: str) -> Tuple[Tuple[str, ...], int]:
     """
     names = device_strings([f"/gpu:{name}" if isinstance(name, int) else name for name in chosen_devices(text)])
     specs = [tf.DeviceSpec.from_string(name) for name in names]
-    gpus = len(tf.config.experimental.list_physical_devices("GPU"))
+    gpus = gpu_count()
     missing = [name for name, spec in zip(names, specs) if _number(spec, "GPU") >= gpus]
     if missing:
         raise DeviceError(f"these devices do not exist: {', '.join(missing)}. TensorFlow finds {gpus} GPUs here")

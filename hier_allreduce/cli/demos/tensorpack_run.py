@@ -20,10 +20,12 @@ from tensorpack.callbacks import (
 )
 from tensorpack.input_source import QueueInput
 from tensorpack.predict import OfflinePredictor, PredictConfig
+from tensorpack.tfutils.common import get_default_sess_config
+from tensorpack.tfutils.sesscreate import NewSessionCreator
 from tensorpack.tfutils.sessinit import SaverRestore
 from tensorpack.train import TrainConfig, launch_train_with_config
 
-from ...graph import Audit, audit, tf1
+from ...graph import Audit, audit, tf1, with_logical_gpus
 
 _AUDITED_STEP = 1  # not the first step, which also fills the staging areas
 
@@ -122,6 +124,7 @@ def train(
             # tensorpack's defaults without its progress bar, which restarts with every epoch
             extra_callbacks=[MovingAverageSummary(), MergeAllSummaries(), RunUpdateOps()],
             monitors=[ScalarPrinter(), *event_writers],
+            session_config=with_logical_gpus(get_default_sess_config()),
             steps_per_epoch=len(data) // towers,
             max_epoch=epochs,
         )
@@ -132,5 +135,11 @@ def train(
 def predict(model: Any, checkpoint: str, inputs: List[np.ndarray], output: str) -> np.ndarray:
     """Return the tensor named ``output`` of a saved model, for ``inputs`` in the order of the model's inputs."""
     names = [spec.name for spec in model.get_input_signature()]
-    config = PredictConfig(model=model, session_init=SaverRestore(checkpoint), input_names=names, output_names=[output])
+    config = PredictConfig(
+        model=model,
+        session_creator=NewSessionCreator(config=with_logical_gpus(get_default_sess_config())),
+        session_init=SaverRestore(checkpoint),
+        input_names=names,
+        output_names=[output],
+    )
     return OfflinePredictor(config)(*inputs)[0]
