@@ -10,13 +10,15 @@ QUICK = tests/topology tests/planning tests/cli/test_cli.py tests/cluster/test_l
         tests/test_formatting.py tests/test_presets.py
 PYTEST = -m pytest -n 2 --dist loadgroup $(PYTEST_OPTIONS)
 
-.PHONY: soak fuzz mutants chaos trust-slice help venv venv-tf1 demo test test-tf1 test-quick tunnel docs figures lint clean
+.PHONY: wheel-test test-compat soak fuzz mutants chaos trust-slice help venv venv-tf1 demo test test-tf1 test-quick tunnel docs figures lint clean
 
 help:
 	@echo "make demo        train on handwritten digits, 8 devices, and check the result"
 	@echo "make test        the tests, on TensorFlow 2 and Python 3.11, about 5 minutes on two cores"
 	@echo "make test-tf1    the same tests on TensorFlow 1.15 and Python 3.7"
 	@echo "make test-quick  the tests that need no TensorFlow, about a minute"
+	@echo "make test-compat the core of the tests on TensorFlow 2.10, 2.15 and the newest, in environments of their own"
+	@echo "make wheel-test  build sdist and wheel, and use each in an environment without TensorFlow"
 	@echo "make lint        ruff and mypy"
 	@echo "make tunnel      plans executed by TensorFlow on emulated machines: the table of docs/tunnel.md; needs g++"
 	@echo "make docs        the documentation's site, in build/site"
@@ -92,6 +94,12 @@ trust-slice: .venv/.done
 	.venv/bin/python -m trust.mutants_of_plans --seconds 15
 	.venv/bin/python -m trust.chaos --seconds 15
 
+wheel-test: .venv/.done
+	.ci/wheel-test .venv/bin/python
+
+test-compat:
+	.ci/test-compat
+
 lint: .venv/.done
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -101,4 +109,4 @@ lint: .venv/.done
 	.venv/bin/mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 clean:
-	rm -rf .venv .venv-tf1 build dist *.egg-info
+	rm -rf .venv .venv-tf1 .venv-compat-* build dist *.egg-info
