@@ -11,7 +11,7 @@ from typing import Callable, Dict, Hashable, List, NamedTuple, Sequence, TypeVar
 import numpy as np
 
 from ..errors import CalibrationError
-from ..formatting import duration, percent
+from ..formatting import count, duration, percent
 
 K = TypeVar("K", bound=Hashable)
 MORE = 4  # times that what is too noisy is measured again
@@ -76,8 +76,10 @@ def steady(
                 values[key] += seconds
     worst = max(noisy, key=lambda key: quartiles[key].width)
     low, median, high = quartiles[worst]
+    others = f" ({count(len(noisy) - 1, 'other measurement')} too)" if len(noisy) > 1 else ""
     raise CalibrationError(
-        f"{name(worst)}: too noisy to be used: the quartiles of {len(values[worst])} runs are {duration(low)} and "
-        f"{duration(high)} around {duration(median)}, which is {percent(quartiles[worst].width)} apart, more than "
-        f"{percent(noise)} (so are {len(noisy) - 1} others); stop other programs on this machine, or allow more noise"
+        f"{name(worst)}: too noisy to be used{others}: the quartiles of the faster half of {len(values[worst])} runs are "
+        f"{duration(low)} and {duration(high)} around {duration(median)}, which is "
+        f"{percent(quartiles[worst].width)} apart; expected at most {percent(noise)}. Stop other programs on this "
+        "machine, or allow more noise"
     )

@@ -15,6 +15,7 @@ SMALL = SIZES[0]
 TRAIN = 9  # copies; one more than a power of two, so that nine minus one is eight
 HOPS = (8, 40)
 OPERANDS = (2, 4, 8)
+_SHORTEST = 1e-9  # seconds
 _SOFT = 0.05  # relative errors above this count less
 
 
@@ -47,25 +48,31 @@ def measure_links(
         timer: runs the copies.
         sizes: bytes, ascending.
         rounds: the number of runs of each pair and size.
-        noise: as in :func:`.samples.steady`; small copies, which only decide when a copy starts, may be noisier.
+        noise: as in :func:`.samples.steady`, of each pair's largest copies, which decide its bytes/s.
         patience: seconds; a pair whose copies would take longer at the next size is measured without it.
         tick: called after each run.
 
     Raises:
         CalibrationError: a pair is too noisy.
     """
-    pairs = [(src, dst) for src in range(timer.devices) for dst in range(timer.devices) if src != dst]
-    found: Dict[Pair, List[Tuple[int, Quartiles]]] = {pair: [] for pair in pairs}
-    for size in sizes:
-        left = [pair for pair in pairs if not found[pair] or _next(found[pair], size) < patience]
+    found: Dict[Pair, List[Tuple[int, Quartiles]]] = {
+        (src, dst): [] for src in range(timer.devices) for dst in range(timer.devices) if src != dst
+    }
+    left = list(found)
+    for number, size in enumerate(sizes):
         runs = {pair: _copy(timer, pair, size) for pair in left}
-        limit = noise if size >= sizes[-1] // 16 else np.inf
-        for pair, quartiles in steady(runs, rounds, limit, _copy_name(size), tick).items():
+        for pair, quartiles in steady(runs, rounds, np.inf, _copy_name(size), tick).items():
             found[pair].append((size, quartiles))
+        following = sizes[number + 1] if number + 1 < len(sizes) else np.inf
+        last = {pair: runs[pair] for pair in left if _next(found[pair], following) > patience}
+        noisy = {pair: run for pair, run in last.items() if found[pair][-1][1].width > noise}
+        for pair, quartiles in steady(noisy, rounds, noise, _copy_name(size), tick).items():
+            found[pair][-1] = (size, quartiles)
+        left = [pair for pair in left if pair not in last]
     return {pair: _line(points) for pair, points in found.items()}
 
 
-def _next(points: Sequence[Tuple[int, Quartiles]], size: int) -> float:
+def _next(points: Sequence[Tuple[int, Quartiles]], size: float) -> float:
     last, quartiles = points[-1]
     return quartiles.median * size / last
 
@@ -135,9 +142,10 @@ def measure_sums(timer: Timer, sizes: Sequence[int], rounds: int, noise: float, 
         found = steady(runs, rounds, limit, _sums_name(size), tick)
         for operands in OPERANDS:
             seconds = (found[operands, TRAIN].median - found[operands, 1].median) / (TRAIN - 1)
-            points.append(((operands + 1) * size, max(seconds, 1e-9), found[operands, TRAIN].width))
-    bytes_, seconds_, widths = zip(*points)
-    return fitted(bytes_, seconds_, max(widths[-len(OPERANDS) :]))
+            points.append(((operands + 1) * size, seconds, found[operands, TRAIN].width))
+    # on a busy host, eight of the smallest sums can come out shorter than nothing, and then say nothing
+    bytes_, seconds_, widths = zip(*[point for point in points if point[1] > 0 or point is points[-1]])
+    return fitted(bytes_, [max(own, _SHORTEST) for own in seconds_], max(widths[-len(OPERANDS) :]))
 
 
 def _sums_name(size: int) -> Callable[[Tuple[int, int]], str]:
