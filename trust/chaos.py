@@ -36,7 +36,7 @@ from helpers.ports import free_addresses
 
 from . import chaos_host
 
-TIMEOUT, START_TIMEOUT = 12.0, 20.0  # seconds, of each cluster
+TIMEOUT, START_TIMEOUT = 21.0, 30.0  # seconds, of each cluster; a third of it is enough for a busy machine to answer
 _SLACK = 15.0  # seconds for a busy machine, on top of a time limit
 _SECONDS = chaos_host.SECONDS + 30
 DISTURBANCES = (
@@ -169,7 +169,7 @@ def _freeze_for_a_moment(rng, who, step):
     def disturb(hosts):
         if hosts[who].until(step):
             hosts[who].send(signal.SIGSTOP)
-            time.sleep(rng.uniform(0.05, TIMEOUT / 12))
+            time.sleep(rng.uniform(0.05, TIMEOUT / 20))
             hosts[who].send(signal.SIGCONT)
 
     return disturb
