@@ -94,6 +94,21 @@ def test_k_devices_train_like_one_with_the_whole_batch(one_device, count):
     assert all(np.array_equal(row[0], other) for row in copies for other in row[1:])
 
 
+def test_three_devices_train_over_lanes_and_a_loop_reduces_over_them(one_device):
+    ops = HierarchicalAllReduce(lanes=hier_allreduce.gpu_lanes(cpus(3), 2).lanes)
+    copies = trained_in_graph(3, ops, steps=2)
+    assert all(np.array_equal(row[0], other) for row in copies for other in row[1:])
+    assert difference([row[0] for row in copies], [row[0] for row in trained_in_graph(3, steps=2)]) <= 1e-6
+    assert "lanes=(('/cpu:3', '/cpu:4')" in repr(ops)
+
+
+@needs_tf2
+def test_a_strategy_that_takes_the_lanes_for_replicas_is_refused():
+    ops = HierarchicalAllReduce(lanes=hier_allreduce.gpu_lanes(cpus(2), 1).lanes)
+    with pytest.raises(DeviceError, match="lanes has 2 rows; lanes are one row for each of the 4 towers"):
+        table.reduced(cpus(4), ops, SUM, KINDS["float32"])
+
+
 def test_one_replica_trains_as_without_a_strategy(one_device):
     """A script that uses whatever GPUs there are must also run where there is one."""
     assert difference([row[0] for row in trained_in_graph(1, HierarchicalAllReduce())], one_device) == 0

@@ -470,6 +470,17 @@ def test_this_machine_as_cuda_shows_it(nvidia_smi, monkeypatch):
         detect.this_machine()
 
 
+def test_free_memory_of_the_gpus_that_cuda_shows(nvidia_smi, monkeypatch):
+    answers = {"-L": LISTING, "--query-gpu=memory.free": "15000\n16000\n100\n"}
+    monkeypatch.setattr(detect, "_run", lambda *arguments: answers[arguments[0]])
+    assert detect.free_gpu_memory() == (15000 << 20, 16000 << 20, 100 << 20)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-ab,0")
+    assert detect.free_gpu_memory() == (100 << 20, 15000 << 20)
+    for nothing in ("", "[N/A]\n[N/A]\n[N/A]\n"):
+        answers["--query-gpu=memory.free"] = nothing
+        assert detect.free_gpu_memory() == ()
+
+
 @pytest.mark.parametrize("visible, left", [("0,-1,1", ("GPU0",)), ("-1", ("CPU0",)), ("NoDevFiles", ("CPU0",))])
 def test_gpus_that_cuda_hides_do_not_count(nvidia_smi, monkeypatch, visible, left):
     monkeypatch.setattr(detect, "_by_tensorflow", lambda: None)

@@ -7,7 +7,17 @@ import pytest
 import tensorflow as tf
 from helpers.graphs import cpus, session
 
-from hier_allreduce import GradientError, Strategy, StrategyError, TowerOptimizer, VariableError, audit
+from hier_allreduce import (
+    DeviceError,
+    GradientError,
+    Strategy,
+    StrategyError,
+    TowerOptimizer,
+    VariableError,
+    audit,
+    gpu_lanes,
+)
+from hier_allreduce.graph.emit import emitted_in
 from hier_allreduce.training import Replicas, drift
 
 tf1 = tf.compat.v1
@@ -74,6 +84,19 @@ def test_both_updates_and_one_tower_train_alike(make):
             losses, got, _ = trained(make, cpus(4), update=update, strategy=strategy)
             assert np.abs(np.subtract(losses, alone)).max() <= 1e-6
             assert max(np.abs(a - b).max() for a, b in zip(weights, got)) <= 1e-6
+
+
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_over_lanes_towers_train_as_without_and_update_on_their_devices(update):
+    how = {"steps": 2, "update": update, "strategy": Strategy(pack_below=0)}
+    _, alone, _ = trained(OPTIMIZERS["momentum"], cpus(3), **how)
+    _, got, graph = trained(OPTIMIZERS["momentum"], cpus(3), lanes=gpu_lanes(cpus(3), 2).lanes, **how)
+    assert max(np.abs(a - b).max() for a, b in zip(alone, got)) <= 1e-6
+    updated = {op.device for op in graph.get_operations() if op.type == "ResourceApplyMomentum"}
+    assert updated == {f"/device:CPU:{tower}" for tower in range(3)}
+    calls = [call for call in emitted_in(graph) if call.plan.lanes]
+    assert len(calls) == (2 if update == "main" else 1)  # the broadcast goes without lanes
+    assert all(set(call.plan.roots) <= set(range(3)) for call in calls) == (update == "main")
 
 
 def test_adam_advances_its_beta_powers_once_a_step():
@@ -473,6 +496,7 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
 
 def test_choices_are_checked_before_anything_is_built():
     refused(StrategyError, "update='mian' is unknown", update="mian")
+    refused(DeviceError, "tower 1, lane 0 .* is also the device of tower 0", lanes=[["/cpu:2"], ["/cpu:0"]])
     refused(GradientError, "average='sum': it is True for the mean", average="sum")
     refused(StrategyError, "broadcast_every=-2: expected", broadcast_every=-2)
     refused(StrategyError, "check_replicas_every=-1: expected", check_replicas_every=-1)
