@@ -54,19 +54,22 @@ class LaneDevices(NamedTuple):
     Attributes:
         devices: K×L, those of tower 0 first; none by default.
         memory: the bytes of each of a tower's L lanes; empty where they are not known.
+        gpus: the number of each tower's GPU in the machine; empty where its device's own number is that.
     """
 
     devices: Tuple[Any, ...] = ()
     memory: Tuple[int, ...] = ()
+    gpus: Tuple[int, ...] = ()
 
 
 NO_LANES = LaneDevices()
 
 
 class LaneRows(Tuple[Tuple[str, ...], ...]):
-    """K rows of L lanes that know their memory: ``rows[tower][lane]``, and the bytes of each of a tower's lanes."""
+    """K rows of L lanes, ``rows[tower][lane]``, with what :class:`LaneDevices` says about them."""
 
     memory: Tuple[int, ...] = ()
+    gpus: Tuple[int, ...] = ()
 
 
 def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
@@ -102,7 +105,7 @@ def lane_devices(lanes: Any, devices: Sequence[Any]) -> LaneDevices:
     strings = tuple(_device_string(name, device) for name, device in zip(names, flat))
     if strings:
         _check_lanes(Places(tuple(devices), strings), [*(f"tower {tower}" for tower in range(len(devices))), *names])
-    return LaneDevices(strings, getattr(lanes, "memory", ()))
+    return LaneDevices(strings, getattr(lanes, "memory", ()), getattr(lanes, "gpus", ()))
 
 
 def _lane_rows(lanes: Any, towers: int) -> List[List[Any]]:

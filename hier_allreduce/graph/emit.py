@@ -43,6 +43,7 @@ class Emitted:
         variables: the names of each chunk's variables.
         machine: the topology for which the plan was made, if it was made for one.
         lane_memory: the bytes that each of a tower's L lanes needs.
+        gpus: the number of each tower's GPU in the machine; empty where its device's own number is that.
     """
 
     scope: str
@@ -53,6 +54,7 @@ class Emitted:
     variables: Tuple[Tuple[str, ...], ...] = ()
     machine: Optional[Topology] = None
     lane_memory: Tuple[int, ...] = ()
+    gpus: Tuple[int, ...] = ()
 
 
 _emitted: weakref.WeakKeyDictionary[Any, List[Emitted]] = weakref.WeakKeyDictionary()
@@ -361,6 +363,15 @@ def record_call(name: str, layout: Layout, places: Places, hosts: int = 1) -> It
         yield
     if not tf.executing_eagerly():
         names, variables = tuple(layout.names), tuple(layout.variables)
-        memory = lane_memory(layout)
-        record = Emitted(scope, layout.plan, places.devices, names, hosts, variables, layout.machine, memory)
+        record = Emitted(
+            scope,
+            layout.plan,
+            places.devices,
+            names,
+            hosts,
+            variables,
+            layout.machine,
+            lane_memory(layout),
+            layout.lanes.gpus,
+        )
         _emitted.setdefault(tf1.get_default_graph(), []).append(record)

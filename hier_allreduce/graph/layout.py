@@ -117,7 +117,7 @@ def lay_out(
         StrategyError: the groups, the main or the topology do not fit K towers.
     """
     entries = find_entries(grads, _gathered(grads, strategy, hosts), strategy.missing)
-    machine = _machine(strategy, grads.devices)
+    machine = _machine(strategy, [f"/gpu:{gpu}" for gpu in grads.lanes.gpus] or grads.devices)
     lanes = Lanes(grads.places.lanes_each)
     in_order = False
     if machine is None:

@@ -26,6 +26,7 @@ from .devices import LaneRows, device_fields, device_strings
 
 MIB = 1 << 20
 RESERVED = 0.05  # the share of a GPU's free memory that TensorFlow leaves to CUDA and its libraries
+LEAST = 256 * MIB  # a logical GPU with less has no room for a model
 LANE_MEMORY = 4  # bytes on all lanes of a GPU together, for each byte of gradients in one all-reduce
 
 
@@ -189,7 +190,8 @@ def lane_numbers(gpus: Union[int, Sequence[Any]], lanes: int) -> LogicalDevices:
         [_gpu_number(order[number], place, len(numbers), lanes) for place in range(1 + lanes)] for number in numbers
     ]
     rows = LaneRows(tuple(f"/gpu:{number}" for number in row[1:]) for row in table)
-    return LogicalDevices(tuple(f"/gpu:{row[0]}" for row in table), rows, tuple(numbers))
+    rows.gpus = tuple(numbers)
+    return LogicalDevices(tuple(f"/gpu:{row[0]}" for row in table), rows, rows.gpus)
 
 
 def _named(gpus: Any) -> Any:
@@ -250,7 +252,7 @@ def fitted(setup: LogicalDevices, limits: Sequence[int], tower_memory: Optional[
     if tower_memory is not None:
         _check_bytes("tower_memory", tower_memory)
     room = None if free is None else int(free * (1 - RESERVED)) - on_lanes
-    wanted = MIB if tower_memory is None else int(tower_memory)
+    wanted = LEAST if tower_memory is None else int(tower_memory)
     if free is not None and room is not None and room < wanted:
         raise DeviceError(
             f"the memory does not fit: {amount(free, binary=True)} are free on the fullest GPU, the lanes of each take"
@@ -262,7 +264,7 @@ def fitted(setup: LogicalDevices, limits: Sequence[int], tower_memory: Optional[
 
 def _with_memory(setup: LogicalDevices, limits: Sequence[int], tower_memory: int) -> LogicalDevices:
     rows = LaneRows(setup.lanes)
-    rows.memory = tuple(limits)
+    rows.memory, rows.gpus = tuple(limits), setup.gpus
     return LogicalDevices(setup.devices, rows, setup.gpus, tower_memory // MIB * MIB)
 
 

@@ -19,9 +19,7 @@ from ..errors import DeviceError
 from ..formatting import amount, count
 from ..topology import free_gpu_memory
 from .compat import process_gpu_options, tf1
-from .logical_gpus import MIB, RESERVED
-
-_LEAST = 256 * MIB  # a logical GPU with less has no room for a model
+from .logical_gpus import LEAST, MIB, RESERVED
 
 
 @dataclass(frozen=True)
@@ -89,11 +87,11 @@ def _memory(parts: int, limit: Optional[int]) -> int:
         raise DeviceError("nvidia-smi does not say how much memory is free; give memory_limit=, in bytes")
     room = int(min(everywhere) * (1 - RESERVED)) if everywhere else None
     share = int(limit) if limit is not None else (room or 0) // parts
-    if share < _LEAST or (room is not None and share * parts > room):
+    if share < LEAST or (room is not None and share * parts > room):
         free = f"{amount(min(everywhere), binary=True)} are free on the fullest GPU" if everywhere else "it is unknown"
         raise DeviceError(
             f"not enough memory for {count(parts, 'logical GPU')} of {amount(share, binary=True)}: {free}, of which"
-            f" TensorFlow leaves {RESERVED:.0%} to CUDA, and each needs {amount(_LEAST, binary=True)} or more; use"
+            f" TensorFlow leaves {RESERVED:.0%} to CUDA, and each needs {amount(LEAST, binary=True)} or more; use"
             " fewer parts, or end other programs on the GPU"
         )
     return share // MIB * MIB

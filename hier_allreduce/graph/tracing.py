@@ -197,7 +197,7 @@ def trace_calls(run_metadata: Any, graph: Any, calls: Sequence[Emitted], topolog
         own, sizes = _bars_of(step, graph, call, devices, prefix)
         bars += own
         last_gradient = max(last_gradient, _last_gradient(step, call))
-        machine = None if call.plan.lanes else _machine(topology or call.machine, call.devices)
+        machine = _machine(topology or call.machine, call)
         if machine is not None and own and tuple(devices) == call.devices:
             names = [prefix + name for name in _names(call)]
             predicted = predicted_run(call.plan, machine, sizes, names, tuple(map(str, devices)))
@@ -221,12 +221,13 @@ def _notes(devices: Sequence[Any]) -> Tuple[str, ...]:
     return (_ON_CPUS,) if all_on_cpu(devices) else ()
 
 
-def _machine(topology: Optional[Topology], devices: Sequence[Any]) -> Optional[Topology]:
-    """Return the topology of a call's devices; None if there is none."""
+def _machine(topology: Optional[Topology], call: Emitted) -> Optional[Topology]:
+    """Return the topology of a call's towers; None if there is none."""
+    devices = call.devices[: call.plan.towers]
     if topology is None or len(topology) == len(devices):
         return topology
     try:
-        return subset(topology, device_numbers(devices))
+        return subset(topology, call.gpus or device_numbers(devices))
     except TopologyError as error:
         raise TopologyError(f"{topology.name} does not fit devices {list(map(str, devices))}: {error}") from None
 

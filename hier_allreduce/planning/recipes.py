@@ -246,6 +246,8 @@ def candidates_on_lanes(topology: Topology, lanes: int) -> Tuple[Recipe, ...]:
 
 def _rings_side_by_side(topology: Topology, lanes: int) -> Iterator[Recipe]:
     """Yield paths around several rings that share few links, from all places, in both directions."""
+    if len(topology) < 3:
+        return
     rings = dict.fromkeys(_closed(path) for path in pack_paths(topology, lanes).trees)
     paths = [tuple(edge for edge in edges if edge != left_out) for edges in rings for left_out in edges]
     shares = share_out(topology, paths, lanes)

@@ -4,8 +4,10 @@ import pytest
 import tensorflow as tf
 from helpers.graphs import IS_TF2, cpus, tf1
 
-from hier_allreduce import DeviceError, gpu_lanes
+from hier_allreduce import DeviceError, Strategy, gpu_lanes
 from hier_allreduce.graph import logical_gpus
+from hier_allreduce.graph.gradients import check_matrix
+from hier_allreduce.graph.layout import lay_out
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -40,6 +42,13 @@ def test_towers_go_by_the_order_of_their_gpus_however_they_are_listed(gpus):
     assert setup.config.gpu_options.visible_device_list == "0,2"
     assert setup.lanes.memory == (400 * MIB,)
     assert setup.tower_memory == (int(10 * 1024 * 0.95) - 400) * MIB, "the fullest GPU decides"
+
+
+def test_the_links_are_those_of_the_gpus_not_of_tensorflows_numbers(gpus, graph):
+    rows = [[tf.zeros([500_000])] * 2] * 2
+    setup = gpu_lanes([2, 1], 1, memory_limit=GIB)
+    grads = check_matrix(rows, setup.devices, False, lanes=setup.lanes)
+    assert lay_out(grads, Strategy(topology="dgx-1v")).machine.devices == ("GPU2", "GPU1")
 
 
 def test_each_lane_may_have_its_own_memory_and_towers_what_they_are_given(gpus):
