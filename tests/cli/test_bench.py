@@ -8,6 +8,7 @@ import sys
 import pytest
 from helpers import forks
 from helpers.benches import made_up
+from helpers.demo import forked_command
 from helpers.project import TOP, extras
 
 from hier_allreduce import bench
@@ -19,8 +20,8 @@ from hier_allreduce.errors import BenchError
 
 @pytest.fixture
 def table(tmp_path):
-    """A table of ten small variables, with enough numbers for tensorpack's packer."""
-    lines = ["name\tshape\tdtype", *(f"v{n}\t{n + 1},{400 if n % 3 else 1}\tfloat32" for n in range(10))]
+    """A table of five small variables, with enough numbers for tensorpack's packer."""
+    lines = ["name\tshape\tdtype", *(f"v{n}\t{n + 1},{900 if n % 3 else 1}\tfloat32" for n in range(5))]
     path = tmp_path / "table.tsv"
     path.write_text("\n".join(lines) + "\n")
     return path
@@ -29,9 +30,9 @@ def table(tmp_path):
 def test_every_peer_runs_on_eight_devices(table, tmp_path):
     """In a process of its own, since importing tensorpack changes global state."""
     out = tmp_path / "out.json"
-    program = "import sys; from hier_allreduce.cli import main; sys.exit(main(sys.argv[1:]))"
+    once = "from hier_allreduce.bench import measuring; measuring._BUILDS = 1"  # instead of the median of three
     options = ["--shapes", str(table), "--rounds", "2", "--average", "--strategy", "tensorpack", "--json", str(out)]
-    done = forks.run_forked(program, "bench", *options, folder=tmp_path)
+    done = forked_command(tmp_path, "bench", *options, code=once)
     assert done.status == 0, done.err
     assert "cannot run" not in done.out and "WRONG" not in done.out
     written = json.loads(out.read_text(encoding="utf-8"))
@@ -40,9 +41,9 @@ def test_every_peer_runs_on_eight_devices(table, tmp_path):
     for measured in by_name.values():
         assert measured["status"] == "ok" and len(measured["step_seconds"]) == 2
         assert measured["max_error"] < 1e-5
-    # the published schedule: at 8 devices 12 copies inside the quads and 2 between them, for each of ten variables
+    # the published schedule: at 8 devices 12 copies inside the quads and 2 between them, for each of five variables
     for name in ("tensorpack", "distribute-0", "ours:tensorpack"):
-        assert sum(count for count, _ in by_name[name]["copies"].values()) == 10 * 14
+        assert sum(count for count, _ in by_name[name]["copies"].values()) == 5 * 14
     assert sum(count for count, _ in by_name["tensorpack-packed"]["copies"].values()) == 8 * 14
     assert sum(size for _, size in by_name["tensorpack-packed"]["copies"].values()) == 14 * written["tower_bytes"]
 
@@ -57,12 +58,17 @@ def test_a_picture_of_the_ratios(tmp_path, monkeypatch):
     assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 5000
 
 
-def test_a_page_of_all_models(table, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def forking(monkeypatch):
+    """Fork the processes that the bench would start."""
+    context = forks.context()  # which gets itself from the function that is replaced
+    monkeypatch.setattr("multiprocessing.get_context", lambda method: context)
+
+
+def test_a_page_of_all_models(table, tmp_path, monkeypatch, forking):
     from hier_allreduce.cli import bench as command
 
     monkeypatch.setattr(command, "MODELS", (str(table),))
-    context = forks.context()  # which gets itself from the function that is replaced
-    monkeypatch.setattr("multiprocessing.get_context", lambda method: context)
     page = tmp_path / "page.md"
     arguments = ["--rounds", "1", "--devices", "3", "--contenders", "ours,distribute-0,floor", "--table", str(page)]
     assert cli.main(["bench", *arguments]) == 0
@@ -78,7 +84,7 @@ def die(args, name, average):
     os._exit(9)
 
 
-def test_a_case_whose_process_is_killed_is_named(monkeypatch):
+def test_a_case_whose_process_is_killed_is_named(monkeypatch, forking):
     from hier_allreduce.cli import bench as command
 
     monkeypatch.setattr(command, "_measured", die)

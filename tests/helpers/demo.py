@@ -10,18 +10,18 @@ FORKED_HOSTS = "from helpers import forks; forks.fork_hosts()"  # code before a 
 _RUN = "from hier_allreduce.cli import main; sys.exit(main(sys.argv[1:]))"
 
 
-def command(folder, *arguments, code="pass"):
+def forked_command(folder, *arguments, code="pass"):
     """Run a command after ``code`` in a forked process: ``(exit status, output, errors)``."""
     return run_forked(f"import sys; {code}; {_RUN}", *arguments, folder=folder)
 
 
 def demo(folder, *options, code="pass"):
     """Run the demo after ``code`` in a forked process: ``(exit status, output, errors)``."""
-    return command(folder, "demo", *options, code=code)
+    return forked_command(folder, "demo", *options, code=code)
 
 
 def cold_demo(folder, *options):
     """Run the demo as people do, in a process that imports everything itself: ``(exit status, output, errors)``."""
-    cold = [sys.executable, "-c", f"import sys; {_RUN}", "demo", *options]
-    done = subprocess.run(cold, cwd=str(folder), timeout=280, stdin=subprocess.DEVNULL, capture_output=True)
+    command = [sys.executable, "-c", f"import sys; {_RUN}", "demo", *options]
+    done = subprocess.run(command, cwd=str(folder), timeout=280, stdin=subprocess.DEVNULL, capture_output=True)
     return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())

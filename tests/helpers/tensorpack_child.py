@@ -223,20 +223,22 @@ def towers(folder):
 
 
 def checkpoints(folder):
-    """Save with one trainer and load with another: tensorpack's, and ours with other numbers of towers."""
+    """Load what another trainer has saved, and save for the next: tensorpack's, and ours with two numbers of towers."""
     ours, theirs = (lambda k: {"trainer": HierarchicalTrainer(cpus(k))}), stock
     facts = {}
     for optimizer in ("momentum", "adam", "accumulate adam"):
-        for name, first, second in (
-            ("ours to theirs", ours(3), theirs(2)),
-            ("theirs to ours", theirs(3), ours(2)),
-            ("ours to ours", ours(2), ours(3)),
+        saved = None
+        for steps, name, trainer in (
+            (4, "first", theirs(3)),
+            (8, "theirs to ours", ours(2)),
+            (12, "ours to ours", ours(3)),
+            (16, "ours to theirs", theirs(2)),
         ):
             path = os.path.join(folder, f"{optimizer} {name}".replace(" ", "-"))
-            train(optimizer=optimizer, steps=4, callbacks=[tp.ModelSaver(checkpoint_dir=path)], **first)
-            saved = os.path.join(path, "model-4")
-            loaded = train(optimizer=optimizer, load=saved, **second)
-            facts[f"{optimizer}, {name}"] = {"saved": checkpoint(saved), "loaded": loaded["before"]}
+            saver = tp.ModelSaver(checkpoint_dir=path)
+            loaded = train(optimizer=optimizer, steps=4, load=saved, callbacks=[saver], **trainer)
+            facts[f"{optimizer}, {name}"] = {"saved": saved and checkpoint(saved), "loaded": loaded["before"]}
+            saved = os.path.join(path, f"model-{steps}")
     path = os.path.join(folder, "inside")
     train(HierarchicalTrainer(cpus(2)), "accumulate inside", steps=4, callbacks=[tp.ModelSaver(checkpoint_dir=path)])
     loaded = train(HierarchicalTrainer(cpus(3)), "accumulate inside", load=os.path.join(path, "model-4"))

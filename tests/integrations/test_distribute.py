@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import distribute_table as table
-from helpers.demo import demo
+from helpers.demo import demo, forked_command
 from helpers.distribute_table import KINDS, MEAN, OURS, PEERS, RING, SENSELESS, SUM
-from helpers.forks import run_forked
 from helpers.graphs import IS_TF2, cpus, gradients_on, session
 
 import hier_allreduce
@@ -271,7 +270,7 @@ def test_an_estimator_trains_like_one_device(tmp_path):
 
 @needs_tf2
 def test_the_demo_shows_which_results_are_right_on_3_and_on_4_devices(tmp_path):
-    status, report, complaints = demo(tmp_path, "--job", "keras", "--devices", "4", "--epochs", "4")
+    status, report, complaints = demo(tmp_path, "--job", "keras", "--devices", "4", "--epochs", "1")
     assert (status, complaints) == (0, ""), report
     rows = [line.split() for line in report.splitlines() if line.startswith(("HierarchicalAllReduce", "TensorFlow's"))]
     assert [row[-1] == "WRONG" for row in rows] == [False, True, False, False]
@@ -305,8 +304,7 @@ def test_the_bench_measures_every_ops_object_and_marks_wrong_results(tmp_path):
     """It runs in its own process, because the default's collectives allow one number of devices in a process."""
     (tmp_path / "model.tsv").write_text("name\tshape\tdtype\nW\t100,200\tfloat32\nb\t200\tfloat32\n")
     options = ["--distribute", "--shapes", "model.tsv", "--devices", "3", "--rounds", "3"]
-    program = "import sys; from hier_allreduce.cli import main; sys.exit(main(sys.argv[1:]))"
-    done = run_forked(program, "bench", *options, folder=tmp_path)
+    done = forked_command(tmp_path, "bench", *options)
     assert done.status == 0, done.err[-2000:]
     rows = [line for line in done.out.splitlines() if re.search(r"  -?\d+[.]\d+  .* \d+\b", line)]
     assert [row.split("  ")[0] for row in rows] == list(bench_distribute.MIRRORED_CONTENDERS)
