@@ -5,10 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.demo import FORKED_HOSTS, command
 from helpers.forks import run_forked
 from helpers.graphs import IS_TF2
-
-from hier_allreduce.cli.entry import main
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
@@ -88,11 +87,11 @@ def test_tf_cnn_benchmarks_gets_our_allreduce(tmp_path):
     assert "[6. 6.] [6. 6.]" in out and "CPU:2" in out.upper()
 
 
-def test_two_hosts_end_with_the_same_weights(capsys):
-    program = [sys.executable, str(EXAMPLES / "two_hosts.py"), "--devices", "2", "--steps", "10"]
-    status = main(["launch", "-n", "2", "--", *program])
-    out = capsys.readouterr().out
-    assert status == 0, out
+def test_two_hosts_end_with_the_same_weights(tmp_path):
+    program = (EXAMPLES / "two_hosts.py").read_text(encoding="utf-8")
+    host = [sys.executable, "-c", program, "--devices", "2", "--steps", "10"]
+    status, out, err = command(tmp_path, "launch", "-n", "2", "--", *host, code=FORKED_HOSTS)
+    assert status == 0, out + err
     assert len(set(re.findall(r"squares: (\S+)", out))) == 1 and out.count("squares: ") == 2
     assert all(float(last) < 0.8 * float(first) for first, last in re.findall(r"step: (\S+) (\S+)", out))
 
