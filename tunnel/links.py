@@ -12,13 +12,13 @@ import argparse
 import os
 import sys
 import time
-from collections import defaultdict
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 from hier_allreduce.calibration.device_timer import DeviceTimer
 from hier_allreduce.calibration.measurement import measure
+from hier_allreduce.calibration.sharing import ways_of
 from hier_allreduce.calibration.speeds import SIZES
 from hier_allreduce.calibration.timer import Transfer
 
@@ -94,22 +94,6 @@ class EmulatedTimer(DeviceTimer):
         return ends
 
 
-def true_ways(topology):
-    """What several senders share and can fill: ``{pairs: bytes/s}``."""
-    pairs, ways = defaultdict(set), {}
-    for link in topology.links:
-        for name in link.through:
-            pairs[name].add((link.src, link.dst))
-    for name, speed in topology.shared:
-        fastest = defaultdict(float)
-        for src, dst in pairs[name]:
-            fastest[src] = max(fastest[src], topology.link(src, dst).bandwidth)
-        if len(fastest) > 1 and sum(fastest.values()) > speed * 1.001:
-            members = frozenset(pairs[name])
-            ways[members] = min(speed, ways.get(members, speed))
-    return ways
-
-
 def found(name, arrival=0.0):
     """Measure a machine; return its true and its found values by name, the ways, and the seconds that it took."""
     topology = machine(name, arrival)
@@ -120,7 +104,7 @@ def found(name, arrival=0.0):
     finally:
         timer.close()
     rates = {pair: (topology.link(*pair).bandwidth, line.rate) for pair, line in measurement.links.items()}
-    ways = (true_ways(topology), {way.pairs: way.speed for way in measurement.found.ways})
+    ways = (ways_of(topology), {way.pairs: way.speed for way in measurement.found.ways})
     return topology, measurement, rates, ways, (timer.seconds, time.monotonic() - began)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, FrozenSet, List, Set, Tuple
+from typing import Dict, List, Tuple
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from ..topology import GB, Topology
 from .machine import named
 from .measurement import Measurement
 from .samples import Quartiles
+from .sharing import ways_of
 from .timer import Pair
 
 
@@ -58,29 +59,12 @@ def _speeds(measurement: Measurement, assumed: Topology) -> str:
 
 def _shared(measurement: Measurement, assumed: Topology) -> str:
     """Return the ways that copies share, and those that were assumed but no copies were slowed by."""
-    left = _assumed_ways(assumed)
+    left = ways_of(assumed)
     rows: List[Tuple[str, ...]] = [("shared", "pairs", "GB/s measured", "assumed")]
     for name, way in named(measurement.found.ways, assumed.devices):
         rows.append((name, str(len(way.pairs)), _gb(way.speed), _gb(left.pop(way.pairs)) if way.pairs in left else "–"))
     rows += [("not found to be shared", str(len(pairs)), "–", _gb(speed)) for pairs, speed in left.items()]
     return table(rows) if len(rows) > 1 else "No copies were found to slow each other."
-
-
-def _assumed_ways(assumed: Topology) -> Dict[FrozenSet[Pair], float]:
-    """Return what the assumed machine's copies share, if several senders can fill it."""
-    pairs: Dict[str, Set[Pair]] = {}
-    for link in assumed.links:
-        for name in link.through:
-            pairs.setdefault(name, set()).add((link.src, link.dst))
-    ways: Dict[FrozenSet[Pair], float] = {}
-    for name, speed in assumed.shared:
-        fastest = {
-            src: max(assumed.link(*pair).bandwidth for pair in pairs[name] if pair[0] == src) for src, _ in pairs[name]
-        }
-        if len(fastest) > 1 and sum(fastest.values()) > speed * 1.001:
-            members = frozenset(pairs[name])
-            ways[members] = min(speed, ways.get(members, speed))
-    return ways
 
 
 def _remarks(measurement: Measurement) -> str:

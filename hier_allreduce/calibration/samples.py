@@ -78,8 +78,8 @@ def steady(
     low, median, high = quartiles[worst]
     others = f" ({count(len(noisy) - 1, 'other measurement')} too)" if len(noisy) > 1 else ""
     raise CalibrationError(
-        f"{name(worst)}: too noisy to be used{others}: the quartiles of the faster half of {len(values[worst])} runs are "
-        f"{duration(low)} and {duration(high)} around {duration(median)}, which is "
+        f"{name(worst)}: too noisy to be used{others}: of {len(values[worst])} runs, the quartiles of the faster half "
+        f"are {duration(low)} and {duration(high)} around {duration(median)}, which is "
         f"{percent(quartiles[worst].width)} apart; expected at most {percent(noise)}. Stop other programs on this "
         "machine, or allow more noise"
     )

@@ -64,6 +64,24 @@ class Machine(NamedTuple):
     seconds: float = TOGETHER
 
 
+def ways_of(topology: Topology) -> Dict[FrozenSet[Pair], float]:
+    """Return bytes/s of what a machine's copies share, by pairs: only what several senders together can fill."""
+    pairs: Dict[str, Set[Pair]] = {}
+    for link in topology.links:
+        for name in link.through:
+            pairs.setdefault(name, set()).add((link.src, link.dst))
+    ways: Dict[FrozenSet[Pair], float] = {}
+    for name, speed in topology.shared:
+        fastest: Dict[int, float] = {}
+        for src, dst in pairs[name]:
+            fastest[src] = max(topology.link(src, dst).bandwidth, fastest.get(src, 0.0))
+        # two exact halves of a speed add up to it, or to a little more
+        if len(fastest) > 1 and sum(fastest.values()) > speed * 1.001:
+            members = frozenset(pairs[name])
+            ways[members] = min(speed, ways.get(members, speed))
+    return ways
+
+
 _host = lru_cache(maxsize=8)(flat_host)
 
 

@@ -56,9 +56,9 @@ def _copies(value: Any, where: str, error: presets.Error) -> Dict[str, List[str]
 
 
 def _device_names(value: Any, where: str, error: presets.Error) -> List[str]:
-    if not isinstance(value, list):
-        raise error(f"{where}: expected a list of names, not {value!r}")
-    return [str(name) for name in value]
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise error(f"{where}: expected a list of names, in quotes, not {value!r}")
+    return value
 
 
 def _text(value: Any, where: str, error: presets.Error) -> str:

@@ -363,7 +363,8 @@ def test_speeds_on_top_of_measured_ones_are_not_called_measured():
         ("GPU1: [GPU2]}", "GPU7: [GPU2]}", "GPU7 to GPU2 is no pair of devices of this machine, which has GPU0"),
         ("speed: 9e9, ", "", "shared: way into GPU2: speed is missing"),
         ("tensorflow: 2.21.0, ", "", "measured: tensorflow is missing"),
-        ("[Tesla V100, Tesla V100, Tesla V100]", "3", "measured: devices: expected a list of names, not 3"),
+        ("[Tesla V100, Tesla V100, Tesla V100]", "3", "measured: devices: expected a list of names, in quotes, not 3"),
+        ("[Tesla V100, Tesla", "[V100 UUID: 1, Tesla", "devices: expected a list of names, in quotes, not [{"),
     ],
 )
 def test_an_invalid_measured_machine_is_an_error_that_names_the_key(old, new, message):
@@ -444,8 +445,9 @@ LISTING = "GPU 0: Tesla V100 (UUID: GPU-aa)\nGPU 1: Tesla V100 (UUID: GPU-bb)\nG
 
 
 @pytest.fixture
-def nvidia_smi(monkeypatch):
-    """A machine with three GPUs, of which CUDA shows all."""
+def nvidia_smi(monkeypatch, tmp_path):
+    """A machine with three GPUs, of which CUDA shows all, without a calibration."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(detect, "_run", lambda *arguments: LISTING if arguments == ("-L",) else TABLE)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -514,6 +516,52 @@ def test_nvidia_smi_is_asked_once_in_a_process(monkeypatch):
     finally:
         detect._run.cache_clear()
     assert asked == [("topo", "-m"), ("-L",)]
+
+
+MEASURED_HERE = """
+measured:
+  {date: 2026-11-22, tensorflow: 2.21.0, hier_allreduce: 0.1.0, devices: ['V100 (UUID: aa)', 'V100 (UUID: bb)']}
+links: {GPU0-GPU1: 10e9}
+shared: {}
+matrix: |2
+        GPU0 GPU1
+  GPU0  X    SYS
+  GPU1  SYS  X
+"""
+
+
+@pytest.fixture
+def kept_calibration(monkeypatch, tmp_path):
+    """Two GPUs and TensorFlow 2.21.0, and their speeds in the user's cache folder."""
+    listing = "GPU 0: V100 (UUID: aa)\nGPU 1: V100 (UUID: bb)\n"
+    table = "\tGPU0\tGPU1\nGPU0\tX\tSYS\nGPU1\tSYS\tX\n"
+    monkeypatch.setattr(detect, "_run", lambda *arguments: listing if arguments == ("-L",) else table)
+    monkeypatch.setattr(detect, "_tensorflow_version", lambda: "2.21.0")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    detect.calibration_file().parent.mkdir()
+    detect.calibration_file().write_text(MEASURED_HERE)
+
+
+def test_this_machine_has_its_measured_speeds(kept_calibration):
+    assert detect.this_machine().link(0, 1).bandwidth == 10e9
+    assert detect.this_machine(["/gpu:1", "/gpu:0"]).measured.date == "2026-11-22"
+    assert detect.detected(["/gpu:1", "/gpu:0"]).measured is None
+
+
+def test_a_calibration_of_something_else_is_not_used_and_a_warning_says_so(kept_calibration, monkeypatch):
+    def warned():
+        machine = detect.this_machine()
+        return machine.measured is None and "run `hier-allreduce calibrate` again" in machine.warnings[-1]
+
+    assert not warned()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert warned()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(detect, "_tensorflow_version", lambda: "2.22.0")
+    assert warned()
+    detect.calibration_file().unlink()
+    assert detect.this_machine().warnings == ()
 
 
 def test_without_nvidia_smi_tensorflow_is_asked(monkeypatch):

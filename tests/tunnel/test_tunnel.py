@@ -24,7 +24,11 @@ for name, size, algorithm in json.loads(sys.argv[1]):
     runs = [Run(choice.recipe.plan(), topology, choice.recipe.sizes(size), ordered) for ordered in (True, False)]
     executed = [(run.seconds(), run.before_its_turn()) for run in runs]
     cells.append([choice.seconds, *executed])
-print(json.dumps(cells))
+from tunnel.links import found
+topology, measurement, rates, ways, _ = found("pcie-sockets:0,1,4,5", arrival=2e-5)
+ways = [sorted([sorted(pairs), speed] for pairs, speed in own.items()) for own in ways]
+starts = [measurement.starts.start.median, measurement.starts.arrival.median]
+print(json.dumps([cells, list(rates.values()), ways, starts]))
 """
 CELLS = {
     "a tree on a switch": ("dgx-a100", 10**6, None),
@@ -35,8 +39,8 @@ CELLS = {
 
 
 @pytest.fixture(scope="module")
-def cells():
-    """Predicted seconds; executed seconds and copies before their turn, in the plan's order and in TensorFlow's."""
+def results():
+    """What the program prints: cells of the table; true and measured links and ways; what a copy's start takes."""
     if not IS_TF2:
         pytest.skip("the tunnel is for TensorFlow 2")
     if not shutil.which(os.environ.get("CXX", "g++")):
@@ -44,7 +48,13 @@ def cells():
     environment = {**os.environ, "PYTHONPATH": str(TOP), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, "-c", PROGRAM, json.dumps(list(CELLS.values()))]
     done = subprocess.run(command, stdout=subprocess.PIPE, cwd=str(TOP), env=environment, timeout=280, check=True)
-    return dict(zip(CELLS, json.loads(done.stdout.decode().splitlines()[-1])))
+    return json.loads(done.stdout.decode().splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def cells(results):
+    """Predicted seconds; executed seconds and copies before their turn, in the plan's order and in TensorFlow's."""
+    return dict(zip(CELLS, results[0]))
 
 
 @pytest.mark.parametrize("cell", CELLS)
@@ -64,3 +74,13 @@ def test_copies_leave_in_the_plans_order(cells, cell):
 def test_tensorflows_own_order_is_slower(cells):
     _, (executed, _), (unordered, _) = cells["a tree on a switch"]
     assert unordered > 1.1 * executed
+
+
+def test_a_calibration_finds_the_links_of_an_emulated_machine(results):
+    _, links, (true, found), (start, arrival) = results
+    assert len(links) == 12
+    assert [rate for _, rate in links] == pytest.approx([rate for rate, _ in links], rel=0.05)
+    assert (start, arrival) == (pytest.approx(10e-6, rel=0.05), pytest.approx(20e-6, rel=0.05))
+    assert len(true) == 6
+    assert [pairs for pairs, _ in found] == [pairs for pairs, _ in true]
+    assert [speed for _, speed in found] == pytest.approx([speed for _, speed in true], rel=0.05)

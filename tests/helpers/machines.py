@@ -1,0 +1,40 @@
+"""Machines whose links are known, as a calibration sees them: by the time that copies take."""
+
+import random
+
+from hier_allreduce.calibration.timer import Timer, Transfer
+from hier_allreduce.planning import Copy, Plan, simulate
+
+
+class SimulatedTimer(Timer):
+    """Copies on a ``Topology``, up to ``noise`` slower than they should be; ``runs`` counts them."""
+
+    largest = 256 << 20
+
+    def __init__(self, topology, noise=0.0):
+        self.topology, self.noise, self.runs = topology, noise, 0
+        self.devices, self.exact = len(topology), not noise
+        self._draw = random.Random(0)
+
+    def together(self, transfers):
+        """All copies at once."""
+        self.runs += 1
+        plan = Plan(self.devices, len(transfers), tuple(Copy(n, t.src, t.dst) for n, t in enumerate(transfers)))
+        timing = simulate(plan, self.topology, [transfer.size for transfer in transfers], ordered=False)
+        ends = {span.step: span.end * (1 + self._draw.uniform(0, self.noise)) for span in timing.spans}
+        return [ends[number] for number in range(len(transfers))]
+
+    def train(self, src, dst, count, size):
+        """One copy after another."""
+        return count * self.together([Transfer(src, dst, size)])[0]
+
+    def hops(self, count, size):
+        """A copy takes as long as in a train, and the time of the host."""
+        copies = [self.train(hop % self.devices, (hop + 1) % self.devices, 1, size) for hop in range(count)]
+        return sum(copies) + count * self.topology.speeds.arrival
+
+    def sums(self, operands, count, size):
+        """One sum after another."""
+        speeds = self.topology.speeds
+        noise = 1 + self._draw.uniform(0, self.noise)
+        return noise * count * (speeds.kernel + (operands + 1) * size / speeds.memory)
