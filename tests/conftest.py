@@ -19,11 +19,14 @@ os.environ["HIER_ALLREDUCE_CACHE"] = ""  # searches of this checkout only; nothi
 
 def pytest_addoption(parser):
     parser.addoption("--no-tensorflow", action="store_true", help="let each import of TensorFlow fail")
+    parser.addoption("--split-gpu", type=int, metavar="K", help="run tests/gpu on K logical GPUs of the first GPU")
 
 
 def pytest_configure(config):
     if config.getoption("no_tensorflow"):
         sys.modules["tensorflow"] = None
+    if config.getoption("split_gpu"):
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # else helpers.graphs hides all
     config.addinivalue_line("markers", "tf2: needs eager execution and tf.function")
 
 

@@ -1,0 +1,68 @@
+"""Training: TowerOptimizer with both updates, the bench, and the demos with tensorpack's trainer and Keras."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.demo import cold_demo
+from helpers.placed import session, traced
+
+from hier_allreduce import TowerOptimizer, audit
+from hier_allreduce.bench import Case, measure, ours
+from hier_allreduce.bench.models import GradientShape
+
+tf1 = tf.compat.v1
+
+
+def trained(devices, update):
+    """Train K towers, each towards its own number; return the last tower's weights."""
+    with tf.Graph().as_default() as graph:
+        optimizer = TowerOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), devices, update=update)
+        rows = []
+        for tower, device in enumerate(devices):
+            with tf.device(device), tf1.variable_scope(f"tower{tower}"):
+                zeros = tf1.zeros_initializer()
+                w, b = (tf1.get_variable(name, [300], initializer=zeros, use_resource=True) for name in "wb")
+                loss = tf.reduce_sum((w - tower) ** 2) + tf.reduce_sum((b + tower) ** 2)
+                rows.append(optimizer.compute_gradients(loss, var_list=[w, b]))
+        train = optimizer.apply_gradients(rows)
+        with session() as running:
+            running.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+            running.run(optimizer.init_op)
+            for _ in range(2):
+                running.run(train)
+            audit(traced(running, train), graph)
+            assert optimizer.check_replicas(running).difference == 0
+            return running.run([var for _, var in rows[-1]])
+
+
+def momentum(target, steps=3, rate=0.1, keep=0.9):
+    weight = speed = 0.0
+    for _ in range(steps):
+        speed = keep * speed + 2 * (weight - target)
+        weight -= rate * speed
+    return weight
+
+
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_towers_are_trained_alike(devices, update):
+    w, b = trained(devices[:4], update)
+    assert np.allclose(w, momentum(1.5), rtol=1e-5) and np.allclose(b, momentum(-1.5), rtol=1e-5)
+
+
+def test_the_bench_measures_every_kind(devices):
+    columns = (
+        GradientShape("kernel", (64, 32), "float32"),
+        GradientShape("embedding", (5000, 4), "float32", sparse=True),
+        GradientShape("counts", (7,), "int32"),
+    )
+    report = measure(Case(columns, tuple(devices[:3]), rows=8), [ours()], rounds=1, floor=False)
+    assert [(m.status, m.error) for m in report.contenders] == [("ok", "")]
+    assert report.contenders[0].copies
+
+
+@pytest.mark.parametrize("job", ["digits", "text", "keras"])
+def test_a_demo(on_gpus, job, tmp_path):
+    """tensorpack's trainer, an optimizer with sparse gradients, and Keras fit."""
+    options = {"digits": ["--epochs", "20"], "text": [], "keras": []}[job]
+    status, report, errors = cold_demo(tmp_path, "--job", job, "--split-gpu", "8", *options)
+    assert status == 0, report + errors
