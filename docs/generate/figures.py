@@ -9,9 +9,7 @@ COMMANDS = {
     "topo-dgx-1v.png": ("topo", "dgx-1v"),
     "topo-pcie-pairs.png": ("topo", "pcie-pairs"),
     "plan-dgx-1v.png": ("plan", "dgx-1v"),
-    "plan-dgx-2.png": ("plan", "dgx-2"),
     "plan-hosts.png": ("plan", "dgx-1v", "--hosts", "8", "--network", "10gbe"),
-    "bench-mobilenet.png": ("bench", "--model", "mobilenet_v2", "--rounds", "9"),
 }
 
 

@@ -28,8 +28,6 @@ def _is_written(page, folder):
 
 
 def on_page_markdown(markdown, page, config, files):
-    """Insert the generated parts of a page, and link files outside ``docs/`` in the repository if it has an address."""
+    """Insert the generated parts of a page, and link files outside ``docs/`` in the repository."""
     markdown = INCLUDE.sub(lambda match: reference.INCLUDED[match.group(1)](), markdown)
-    address = (config.repo_url or "").rstrip("/")
-    link = rf"[\1]({address}/blob/main/\2)" if address else r"\1 (`\2`)"
-    return OUTSIDE.sub(link, markdown)
+    return OUTSIDE.sub(rf"[\1]({config.extra['repository']}/blob/main/\2)", markdown)
