@@ -7,7 +7,17 @@ from itertools import groupby
 from typing import Dict, Iterable, List, Sequence, Set, Tuple
 
 from ..formatting import amount, count, duration, percent, rate, table
-from ..planning import Choice, HostsChoice, Plan, Reduce, pack, seconds_by_algorithm
+from ..planning import (
+    Choice,
+    HostsChoice,
+    Plan,
+    TrainingChoice,
+    exposed_by_algorithm,
+    lane_bytes,
+    operands,
+    pack,
+    seconds_by_algorithm,
+)
 from ..topology import GB, Network, Topology, guessed
 
 Way = Tuple[Tuple[Tuple[int, ...], int], ...]  # a chunk's reductions as (srcs, dst)
@@ -166,9 +176,39 @@ def describe_choice(choice: Choice, topology: Topology, steps: bool = False) -> 
         topology: the machine.
         steps: list every step too.
     """
-    compared = _compared(choice, seconds_by_algorithm(topology, choice.size))
-    return _paragraphs(
-        [_headline(choice, topology), _times(choice, topology), compared, *_steps_and_remarks(choice, topology, steps)]
+    if isinstance(choice, TrainingChoice) and choice.schedule.buckets > 1:
+        compared = _compared(choice.exposed, exposed_by_algorithm(choice, topology), "exposed")
+    else:
+        compared = _compared(choice.seconds, seconds_by_algorithm(topology, choice.size))
+    title, ways = _headline(choice, topology), _steps_and_remarks(choice, topology, steps)
+    return _paragraphs([title, _exposed(choice), _times(choice, topology), _work(choice), compared, *ways])
+
+
+def _exposed(choice: Choice) -> str:
+    """Return what is left after a backward pass, if the plan was chosen for one."""
+    if not isinstance(choice, TrainingChoice) or not choice.backward.backlog:
+        return ""
+    return (
+        f"exposed      {duration(choice.exposed)} after a backward pass of {duration(choice.backward.seconds)} with"
+        f" {duration(choice.backward.backlog)} of kernels queued on each device\n"
+        "             what the plan was chosen for; the next lines are for an idle machine (as with --backlog 0)"
+    )
+
+
+def _work(choice: Choice) -> str:
+    """Return the number of copies and sums, and the memory that lanes need."""
+    plan = choice.plan()
+    sums = sum(added > 1 for added in operands(plan))
+    line = f"{sum(plan.transfers().values())} copies and {count(sums, 'sum')} to dispatch"
+    if not plan.lanes:
+        return line
+    buckets = len(set(plan.buckets)) or 1
+    most = max(lane_bytes(plan, choice.sizes()))
+    all_buckets = f", {amount(most)} if all buckets are under way at once" if buckets > 1 else ""
+    return (
+        f"{line}\nthe {count(plan.lanes, 'lane')} of a GPU together hold up to {amount(most / buckets)} for one bucket"
+        f"{all_buckets}\n"
+        "lanes are modelled, and executed by TensorFlow in emulated time only: see docs/lanes.md"
     )
 
 
@@ -188,7 +228,7 @@ def describe_hosts_choice(choice: HostsChoice, topology: Topology, steps: bool =
             _headline(choice, topology),
             _times(choice, topology, bounds),
             _time_spent(choice) if several else "",
-            _compared(choice, choice.algorithms),
+            _compared(choice.seconds, choice.algorithms),
             *_steps_and_remarks(choice, topology, steps),
         ]
     )
@@ -209,10 +249,13 @@ def _time_spent(choice: HostsChoice) -> str:
 
 
 def _headline(choice: Choice, topology: Topology) -> str:
-    sizes = choice.recipe.sizes(choice.size)
+    sizes = choice.sizes()
+    buckets = len(set(choice.plan().buckets))
+    in_buckets = f" in {buckets} buckets of {amount(choice.size / buckets)}" if buckets > 1 else ""
+    lanes = f" over {count(choice.recipe.lanes.count, 'lane')}" if choice.recipe.lanes.count else ""
     largest = f" to {amount(max(sizes))}" if max(sizes) > min(sizes) * 1.01 else ""
     chunks = f"{count(len(sizes), 'chunk')} of {amount(min(sizes))}{largest}"
-    return f"{topology.name}, {amount(choice.size)}: {choice.recipe.algorithm}, {chunks}"
+    return f"{topology.name}, {amount(choice.size)}{in_buckets}: {choice.recipe.algorithm}{lanes}, {chunks}"
 
 
 def _times(choice: Choice, topology: Topology, bounds: str = "") -> str:
@@ -234,19 +277,19 @@ def reached(choice: Choice, topology: Topology) -> str:
     return f"{share} of TensorFlow's limit, {percent(of_links)} of the limit of the links"
 
 
-def _compared(choice: Choice, seconds: Dict[str, float]) -> str:
-    if len(seconds) < 2 or not choice.seconds:
+def _compared(own: float, seconds: Dict[str, float], what: str = "time") -> str:
+    if len(seconds) < 2 or not own:
         return ""
     rows = [
-        (algorithm, duration(predicted), f"{predicted / choice.seconds:.2f}x")
+        (algorithm, duration(predicted), f"{predicted / own:.2f}x")
         for algorithm, predicted in sorted(seconds.items(), key=lambda item: item[1])
     ]
-    return table([("algorithm", "time", "compared with this plan"), *rows])
+    return table([("algorithm", what, "compared with this plan"), *rows])
 
 
 def _steps_and_remarks(choice: Choice, topology: Topology, steps: bool) -> List[str]:
-    plan = choice.recipe.plan()
-    return [describe_ways(plan, choice.recipe.sizes(choice.size)), str(plan) if steps else "", *remarks(topology)]
+    plan = choice.plan()
+    return [describe_ways(plan, choice.sizes()), str(plan) if steps else "", *remarks(topology)]
 
 
 def describe_ways(plan: Plan, sizes: Sequence[int]) -> str:
@@ -257,10 +300,18 @@ def describe_ways(plan: Plan, sizes: Sequence[int]) -> str:
     if not any(bytes_by_way):
         return ""
     rows = [(_way_text(way), amount(size)) for way, size in bytes_by_way.items()]
-    there, back = plan.reduce_half().transfers(), plan.copy_half().transfers()
+    there, back = (_between_towers(half) for half in (plan.reduce_half(), plan.copy_half()))
     same = all(back[dst, src] == chunks for (src, dst), chunks in there.items())
     note = "The copies of each sum go the same way back." if same else "The copies go another way back: see --steps."
     return f"{table([('sums', 'bytes'), *rows])}\n{note}"
+
+
+def _between_towers(plan: Plan) -> Counter:
+    sent: Counter = Counter()
+    for (src, dst), copies in plan.transfers().items():
+        if plan.tower(src) != plan.tower(dst):
+            sent[plan.tower(src), plan.tower(dst)] += copies
+    return sent
 
 
 def _way_text(way: Way) -> str:
@@ -270,9 +321,10 @@ def _way_text(way: Way) -> str:
 
 
 def sums_by_chunk(plan: Plan) -> Dict[int, Way]:
-    """Return each chunk's reductions as (srcs, dst)."""
+    """Return each chunk's reductions as (srcs, dst), of towers."""
     sums: Dict[int, List[Tuple[Tuple[int, ...], int]]] = {chunk: [] for chunk in range(plan.chunks)}
     for step in plan.steps:
-        if isinstance(step, Reduce):
-            sums[step.chunk].append((step.srcs, step.dst))
+        srcs = tuple(plan.tower(src) for src in getattr(step, "srcs", ()) if plan.tower(src) != plan.tower(step.dst))
+        if srcs:  # what enters a tower's lane is no sum
+            sums[step.chunk].append((srcs, plan.tower(step.dst)))
     return {chunk: tuple(hops) for chunk, hops in sums.items()}

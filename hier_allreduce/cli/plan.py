@@ -9,17 +9,21 @@ import sys
 from typing import Any, Dict, Optional
 
 from .. import __version__, presets
-from ..errors import TopologyError
+from ..errors import StrategyError, TopologyError
 from ..figures import check_picture
 from ..planning import (
     PLANNER_ALGORITHMS,
+    Backward,
     Choice,
     HostsChoice,
     Reduce,
     Step,
+    TrainingChoice,
     algorithms_for,
     choose,
     choose_for_hosts,
+    choose_for_training,
+    operands,
     predicted_trace,
     verify,
 )
@@ -42,6 +46,10 @@ _UNITS = {
 }
 
 
+_SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
+_MOST_LANES = 16
+
+
 def read_bytes(text: str) -> int:
     """Read ``100MB``, ``64 kB``, ``1.5GiB`` or ``4096``: a number of bytes, from 1 to 1e15."""
     match = re.match(r"\s*(\d+(?:\.\d+)?(?:e\+?\d+)?)\s*([kmgt]i?)?b?\s*$", text, re.I)
@@ -51,12 +59,37 @@ def read_bytes(text: str) -> int:
     return round(size)
 
 
+def read_seconds(text: str) -> float:
+    """Read ``10ms``, ``500us``, ``0.01s`` or ``0``: seconds, from 0 to 1."""
+    match = re.match(r"\s*(\d+(?:\.\d+)?)\s*(s|ms|us|µs)?\s*$", text)
+    unit = (match.group(2) or "") if match else ""
+    seconds = float(match.group(1)) * _SECONDS[unit] if match and (unit or float(match.group(1)) == 0) else -1.0
+    if not 0 <= seconds <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 0 to 1 s, for instance 10ms, 500us or 0")
+    return seconds
+
+
+def _lanes(text: str) -> int:
+    if not re.match(r"\s*\d{1,2}\s*$", text) or int(text) > _MOST_LANES:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 0 to {_MOST_LANES} lanes, for instance 4")
+    return int(text)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_topology(parser)
     add_hosts(parser)
     parser.add_argument(
         "--bytes", type=read_bytes, default="100MB", metavar="SIZE", help="size of the bucket (default 100MB)"
+    )
+    parser.add_argument(
+        "--lanes", type=_lanes, metavar="L", help="logical GPUs on each GPU that relay copies (default none)"
+    )
+    parser.add_argument(
+        "--backlog",
+        type=read_seconds,
+        metavar="TIME",
+        help="kernels that the host has queued on each GPU during the backward pass (default 10ms; 0: an idle machine)",
     )
     names = f"auto (the default), or one of: {', '.join(PLANNER_ALGORITHMS)}"
     parser.add_argument("--algorithm", metavar="NAME", type=_algorithm, help=names)
@@ -84,12 +117,14 @@ def main(args: argparse.Namespace) -> int:
         )
     hosts = read_hosts(args, machine)
     if hosts:
+        _refuse_for_hosts(args)
         machine = hosts.topology
         choice: Choice = choose_for_hosts(machine, args.bytes, hosts.number, hosts.network, args.algorithm)
     else:
         _search(machine, args.bytes, args.algorithm)
-        choice = choose(machine, args.bytes, args.algorithm)
-    verify(choice.recipe.plan())
+        backward = Backward() if args.backlog is None else Backward(args.backlog)
+        choice = choose_for_training(machine, args.bytes, args.algorithm, args.lanes or 0, backward)
+    verify(choice.plan())
     if args.picture:  # before the text: its reader may close the pipe early
         draw_plan(choice, machine, args.picture)
     if args.trace:
@@ -101,6 +136,12 @@ def main(args: argparse.Namespace) -> int:
     else:
         print(describe_choice(choice, machine, args.steps))
     return 0
+
+
+def _refuse_for_hosts(args: argparse.Namespace) -> None:
+    for option in ("lanes", "backlog"):
+        if getattr(args, option) is not None:
+            raise StrategyError(f"--{option} is for one machine: a plan for several hosts has no lanes and one bucket")
 
 
 def _search(machine: Topology, size: int, algorithm: Optional[str]) -> None:
@@ -118,19 +159,26 @@ def _search(machine: Topology, size: int, algorithm: Optional[str]) -> None:
 
 def as_json(choice: Choice, machine: Topology) -> Dict[str, Any]:
     """Return the plan as plain values: bytes of each chunk, steps in execution order, times in seconds."""
+    whole = choice.plan()
     plan = {
         "version": __version__,
         "machine": machine.name,
         "devices": len(machine),
         "bytes": choice.size,
         "algorithm": choice.recipe.algorithm,
-        "chunks": list(choice.recipe.sizes(choice.size)),
-        "steps": [_step(step) for step in choice.recipe.plan().steps],
+        "lanes": whole.lanes,
+        "chunks": list(choice.sizes()),
+        "buckets": list(whole.buckets or [0] * whole.chunks),
+        "steps": [_step(step) for step in whole.steps],
+        "copies": sum(whole.transfers().values()),
+        "sums": sum(added > 1 for added in operands(whole)),
         "predicted_seconds": choice.seconds,
         "lower_bound_seconds": choice.bound,
         "baselines": choice.baselines,
         "warnings": list(machine.warnings),
     }
+    if isinstance(choice, TrainingChoice):
+        plan["backlog_seconds"], plan["exposed_seconds"] = choice.backward.backlog, choice.exposed
     return {**plan, **_hosts_as_json(choice)} if isinstance(choice, HostsChoice) else plan
 
 

@@ -6,8 +6,8 @@ import math
 from typing import Any, Dict, Sequence
 
 from ..figures import COLORS, INK, ink_on, pyplot, save_picture
-from ..formatting import amount, duration
-from ..planning import Choice, HostsChoice, Timing, timeline
+from ..formatting import amount, count, duration
+from ..planning import Choice, HostsChoice, Plan, Timing, TrainingChoice, one_bucket, timeline
 from ..topology import Topology
 from .describe import Way, reached, sums_by_chunk
 from .machine_picture import device_positions, draw_devices, draw_link_bytes, spaced
@@ -18,11 +18,15 @@ _OTHER_WAYS = "#bcc4cd"  # the colour of the ways that have no drawing
 def draw_plan(choice: Choice, topology: Topology, path: str) -> None:
     """Draw a plan into a file: its trees on the machine's links, the bytes on each link, and the timeline.
 
-    The timeline of a plan for several hosts also has a lane for each network card.
+    The timeline of a plan for several hosts also has a lane for each network card. Of equal buckets one is drawn.
 
     Raises:
         HierAllreduceError: matplotlib is missing, or the file cannot be written.
     """
+    buckets = ""
+    if isinstance(choice, TrainingChoice):
+        buckets = f" (one of {choice.schedule.buckets} buckets)" if choice.schedule.buckets > 1 else ""
+        choice = one_bucket(choice, topology)
     run = choice.run if isinstance(choice, HostsChoice) else timeline(choice, topology)
     colors = way_colors(choice)
     shown = [way for way, color in colors.items() if way and color != _OTHER_WAYS]
@@ -42,21 +46,24 @@ def draw_plan(choice: Choice, topology: Topology, path: str) -> None:
         _draw_way(axes, topology, way, colors[way])
     draw_timeline(figure.add_subplot(grid[1]), topology, run, choice)
     omitted = f" ({len(shown)} of {len(colors)} ways shown)" if _OTHER_WAYS in colors.values() else ""
-    figure.suptitle(_title(choice, topology) + omitted, fontsize=12, color=INK)
+    figure.suptitle(_title(choice, topology) + buckets + omitted, fontsize=12, color=INK)
     save_picture(figure, path)
 
 
 def _title(choice: Choice, topology: Topology) -> str:
+    lanes = f" over {count(choice.recipe.lanes.count, 'lane')}" if choice.recipe.lanes.count else ""
+    plan = f"{choice.recipe.algorithm}{lanes}"
     return (
-        f"{topology.name}, {amount(choice.size)}: {choice.recipe.algorithm}, {duration(choice.seconds)} predicted, "
+        f"{topology.name}, {amount(choice.size)}: {plan}, {duration(choice.seconds)} predicted, "
         f"{reached(choice, topology)}"
     )
 
 
 def way_colors(choice: Choice) -> Dict[Way, str]:
     """Return a colour for each way. The first eight ways have their own; all others share one."""
-    ways = dict.fromkeys(sums_by_chunk(choice.recipe.plan()).values())
-    return {way: COLORS[number] if number < len(COLORS) else _OTHER_WAYS for number, way in enumerate(ways)}
+    ways = dict.fromkeys(sums_by_chunk(choice.plan()).values())
+    colors = [INK] * len(COLORS) if choice.plan().lanes else COLORS  # with lanes, colours are theirs
+    return {way: colors[number] if number < len(colors) else _OTHER_WAYS for number, way in enumerate(ways)}
 
 
 def _draw_way(axes: Any, topology: Topology, way: Way, color: str) -> None:
@@ -87,16 +94,21 @@ def draw_timeline(axes: Any, topology: Topology, run: Timing, choice: Choice) ->
         axes.axis("off")
         return
     unit, unit_name = (1e3, "ms") if choice.seconds >= 1e-3 else (1e6, "µs")
-    ways, colors = sums_by_chunk(choice.recipe.plan()), way_colors(choice)
+    plan = choice.plan()
+    ways, colors = sums_by_chunk(plan), way_colors(choice)
     chunk_colors = {chunk: colors[way] for chunk, way in ways.items()}
     lanes = [spaced(label) for label in topology.devices]
     key = [f"{unit_name}; upper bars: outgoing copies (number: receiver), lower bars: sums"]
-    _draw_bars(axes, run, choice, chunk_colors, unit)
+    if plan.lanes:
+        _draw_lane_bars(axes, run, plan, unit)
+        key = [f"{unit_name}; outgoing copies of each GPU, in the colour of its lane; the top strip: of its tower"]
+    else:
+        _draw_bars(axes, run, choice, chunk_colors, unit)
     if isinstance(choice, HostsChoice):
         _draw_crossings(axes, choice, chunk_colors, unit)
         lanes += [f"NIC {nic}" for nic in range(choice.network.nics_used(len(topology)))]
         key.append("NIC: chunks between hosts (number: their main)")
-    if _OTHER_WAYS in colors.values():
+    if _OTHER_WAYS in colors.values() and not plan.lanes:
         key.append("pale grey: the ways not shown")
     _draw_bound(axes, choice, unit)
     _label_lanes(axes, lanes)
@@ -108,7 +120,7 @@ def draw_timeline(axes: Any, topology: Topology, run: Timing, choice: Choice) ->
 
 def _draw_bars(axes: Any, run: Timing, choice: Choice, chunk_colors: Dict[int, str], unit: float) -> None:
     """Draw a bar for each copy, with its receiver's number where there is room, and for each sum."""
-    steps = choice.recipe.plan().steps
+    steps = choice.plan().steps
     edge = 0.3 if len(run.spans) < 1500 else 0.0
     for step, device, dst, start, end in run.spans:
         is_copy, color = dst != device, chunk_colors[steps[step].chunk]
@@ -125,6 +137,20 @@ def _draw_bars(axes: Any, run: Timing, choice: Choice, chunk_colors: Dict[int, s
         if is_copy and end - start > choice.seconds / 60:
             middle = (start + end) / 2 * unit
             axes.text(middle, device - 0.17, str(dst), ha="center", va="center", fontsize=6, color=ink_on(color))
+
+
+def _draw_lane_bars(axes: Any, run: Timing, plan: Plan, unit: float) -> None:
+    """Draw a strip for the tower and for each lane of a GPU, with a bar for each copy that leaves from there."""
+    strips = 1 + plan.lanes
+    height = 0.86 / strips
+    for _, device, dst, start, end in run.spans:
+        if dst == device:
+            continue
+        tower = plan.tower(device)
+        strip = 0 if device == tower else 1 + (device - plan.towers) % plan.lanes
+        place = tower - 0.43 + (strip + 0.5) * height
+        color = COLORS[(strip - 1) % len(COLORS)] if strip else INK
+        axes.barh(place, (end - start) * unit, left=start * unit, height=height, color=color, linewidth=0)
 
 
 def _draw_crossings(axes: Any, choice: HostsChoice, chunk_colors: Dict[int, str], unit: float) -> None:

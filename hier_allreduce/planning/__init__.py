@@ -18,12 +18,19 @@ from .assignment import PlanningTarget, plan_cut, plan_whole
 from .bars import COPY, EXECUTED, SUM, Bar, Interval, Run, union
 from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
 from .cache import cache_folder
-from .lanes import Lanes, on_lanes
+from .lanes import Lanes, lane_bytes, on_lanes
 from .multi_host import HostsChoice, choose_for_hosts
 from .plan import Copy, Ops, Plan, Reduce, Step, issued_before, operands, run, verify
 from .planner import PLANNER_ALGORITHMS, Choice, algorithms_for, choose, seconds_by_algorithm, timeline
 from .rings import ring
-from .schedule import Schedule, choose_schedule
+from .schedule import (
+    Schedule,
+    TrainingChoice,
+    choose_for_training,
+    choose_schedule,
+    exposed_by_algorithm,
+    one_bucket,
+)
 from .simulator import Backward, Timing, simulate
 from .spanning_trees import pack
 from .strategy import Strategy, strategy_from
@@ -57,17 +64,22 @@ __all__ = [
     "Strategy",
     "Timing",
     "Trace",
+    "TrainingChoice",
     "algorithms_for",
     "balanced",
     "cache_folder",
     "choose",
     "choose_for_hosts",
+    "choose_for_training",
     "choose_schedule",
     "chunk_name",
+    "exposed_by_algorithm",
     "hierarchical",
     "issued_before",
+    "lane_bytes",
     "make_buckets",
     "on_lanes",
+    "one_bucket",
     "operands",
     "pack",
     "plan_cut",

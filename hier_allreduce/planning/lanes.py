@@ -157,3 +157,20 @@ class _ChunkOnLanes:
 
     def _copy(self, src: int, dst: int) -> None:
         self.steps.append(Copy(self.chunk, src, dst))
+
+
+def lane_bytes(plan: Plan, sizes: Sequence[float]) -> List[int]:
+    """Return for each tower the bytes that arrive on all its lanes together.
+
+    They need no more memory: a sum takes the place of one of the values that are added. As values are freed once they
+    have been sent on, it is less at any one time.
+
+    Args:
+        plan: the plan.
+        sizes: bytes of each chunk.
+    """
+    arrived = [0.0] * plan.towers
+    for step in plan.steps:
+        if step.dst >= plan.towers:
+            arrived[plan.tower(step.dst)] += sizes[step.chunk] * len(getattr(step, "srcs", (0,)))
+    return [round(size) for size in arrived]

@@ -28,7 +28,7 @@ from ..topology import Topology, resources
 from .algorithms import ReduceHalf
 from .cache import kept
 from .kept_recipes import found_from_values, found_to_values, recipe_from_values, recipe_to_values
-from .plan import verify
+from .plan import Plan, verify
 from .recipes import Recipe, baselines, candidates, candidates_on_lanes
 from .simulator import Simulation, Timing, host_seconds, lower_bound, simulate
 
@@ -68,6 +68,14 @@ class Choice:
     seconds: float
     bound: float
     baselines: Dict[str, float]
+
+    def plan(self) -> Plan:
+        """Return the plan of all chunks."""
+        return self.recipe.plan()
+
+    def sizes(self) -> Tuple[int, ...]:
+        """Return the bytes of each chunk."""
+        return self.recipe.sizes(self.size)
 
     @property
     def share_of_bound(self) -> float:
@@ -335,4 +343,4 @@ def _after_their_own(starts: Sequence[float], recipe: Recipe) -> List[float]:
 
 def timeline(choice: Choice, topology: Topology) -> Timing:
     """Simulate a choice: its timeline, and the bytes on each link."""
-    return simulate(verify(choice.recipe.plan()), topology, choice.recipe.sizes(choice.size))
+    return simulate(verify(choice.plan()), topology, choice.sizes())

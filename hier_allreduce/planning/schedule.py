@@ -5,11 +5,11 @@
     backward pass   ═══════════════════════╗        the host is `backlog` seconds ahead of the towers' kernels
     bucket 0             ▔▔▔▔▔▔            ║
     bucket 1                    ▔▔▔▔▔▔     ║
-    bucket 2                           ▔▔▔▔║▔▔      exposed: what is left after the last gradient
+    bucket 2                           ▔▔▔▔║▔▔     exposed: what is left after the last gradient
 
-The plan that is fastest on an idle machine need not be best here. Each copy into a tower, and each sum on one, waits for
-the kernels that are queued there. So plans with few hops leave less exposed, and those that form sums on lanes, and go
-into a tower only once, leave least.
+The plan that is fastest on an idle machine need not be best here. Each copy into a tower, and each sum on one, waits
+for the kernels that are queued there. So plans with few hops leave less exposed, and those that form sums on lanes, and
+go into a tower only once, leave least.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from ..topology import Topology
 from .cache import kept
 from .kept_recipes import recipe_from_values, recipe_to_values
 from .plan import Plan
-from .planner import BASELINES, bytes_class, choose, ordered
+from .planner import BASELINES, Choice, algorithms_for, bytes_class, choose, ordered
 from .recipes import Recipe
-from .simulator import Backward, host_seconds, simulate
+from .simulator import Backward, host_seconds, lower_bound, simulate
 
 _BUCKETS = (1, 2, 4, 8, 16)
 _LEAST_BYTES = 8_000_000  # of a bucket, where there are several
@@ -53,9 +53,72 @@ class Schedule:
         buckets = tuple(bucket for bucket in range(self.buckets) for _ in range(one.chunks))
         return replace(one, chunks=one.chunks * self.buckets, steps=steps, buckets=buckets)
 
-    def shares(self, size: float) -> Tuple[float, ...]:
+    def sizes(self, size: int) -> Tuple[int, ...]:
         """Return the bytes of each chunk, of ``size`` bytes in all."""
-        return self.recipe.shares(size / self.buckets) * self.buckets
+        cuts = [round(size * bucket / self.buckets) for bucket in range(self.buckets + 1)]
+        return sum((self.recipe.sizes(end - start) for start, end in zip(cuts, cuts[1:])), ())
+
+
+@dataclass(frozen=True)
+class TrainingChoice(Choice):
+    """The schedule for ``size`` bytes of gradients, with what :class:`.Choice` says of an idle machine.
+
+    Attributes:
+        schedule: the buckets and their recipe, which is ``recipe``.
+        backward: the backward pass for which it was chosen.
+        exposed: the seconds that are left after that pass.
+    """
+
+    schedule: Schedule
+    backward: Backward
+    exposed: float
+
+    def plan(self) -> Plan:
+        """Return the plan of all buckets."""
+        return self.schedule.plan()
+
+    def sizes(self) -> Tuple[int, ...]:
+        """Return the bytes of each chunk of all buckets."""
+        return self.schedule.sizes(self.size)
+
+
+def choose_for_training(
+    topology: Topology, size: int, algorithm: Optional[str] = None, lanes: int = 0, backward: Backward = Backward()
+) -> TrainingChoice:
+    """Return the schedule that leaves least exposed, with its time on an idle machine and what it was compared with.
+
+    Args and raises: as :func:`choose_schedule`.
+    """
+    schedule = choose_schedule(topology, size, algorithm, lanes, backward)
+    seconds = simulate(schedule.plan(), topology, schedule.sizes(size)).seconds
+    return TrainingChoice(
+        schedule.recipe,
+        size,
+        seconds,
+        lower_bound(topology, size, lanes=schedule.recipe.lanes.count),
+        choose(topology, size).baselines,
+        schedule=schedule,
+        backward=backward,
+        exposed=exposed_seconds(schedule, topology, size, backward) if backward.backlog else seconds,
+    )
+
+
+def one_bucket(choice: TrainingChoice, topology: Topology) -> Choice:
+    """Return the choice for one of the buckets alone, on an idle machine."""
+    size = choice.size // choice.schedule.buckets
+    seconds = simulate(choice.recipe.plan(), topology, choice.recipe.sizes(size)).seconds
+    share = choice.bound / choice.schedule.buckets
+    return Choice(choice.recipe, size, seconds, share, choose(topology, size).baselines)
+
+
+def exposed_by_algorithm(choice: TrainingChoice, topology: Topology) -> Dict[str, float]:
+    """Return the seconds that every algorithm, without lanes, leaves exposed in as many buckets."""
+    buckets = choice.schedule.buckets
+    recipes = {name: choose(topology, choice.size // buckets, name).recipe for name in algorithms_for(topology)}
+    return {
+        name: exposed_seconds(Schedule(buckets, recipe, 0.0), topology, choice.size, choice.backward)
+        for name, recipe in recipes.items()
+    }
 
 
 def choose_schedule(
@@ -82,7 +145,7 @@ def choose_schedule(
 
 def exposed_seconds(schedule: Schedule, topology: Topology, size: int, backward: Backward) -> float:
     """Return the seconds that an all-reduce goes on after the end of the backward pass."""
-    timing = simulate(schedule.plan(), topology, schedule.shares(size), backward=backward)
+    timing = simulate(schedule.plan(), topology, schedule.sizes(size), backward=backward)
     return timing.seconds - backward.seconds
 
 

@@ -57,7 +57,8 @@ class Span(NamedTuple):
 class Timing:
     """A simulated run: ``seconds`` until every device has everything, copies and reductions as spans.
 
-    ``link_bytes[src, dst]`` is what a link carried; ``starts[step]`` when a step's last copy began.
+    ``link_bytes[src, dst]`` is what the link between two towers' GPUs carried; ``starts[step]`` when a step's last copy
+    began.
     """
 
     seconds: float
@@ -255,7 +256,7 @@ class Simulation:
         patience: float = math.inf,
         backward: Optional[Backward] = None,
     ) -> None:
-        self.steps, self.chunks, self.patience = plan.steps, chunks, patience
+        self.plan, self.steps, self.chunks, self.patience = plan, plan.steps, chunks, patience
         work = _work(plan)
         self.transfers, self.waits = work.transfers, list(work.waits)
         self.copies, self.others, self.later, self.operands = work.copies, work.others, work.later, work.operands
@@ -329,7 +330,9 @@ class Simulation:
         self.run()
         link_bytes: Dict[Tuple[int, int], float] = {}
         for _, src, dst, chunk in self.transfers:
-            link_bytes[src, dst] = link_bytes.get((src, dst), 0) + self.chunks[chunk]
+            link = self.plan.tower(src), self.plan.tower(dst)
+            if link[0] != link[1]:
+                link_bytes[link] = link_bytes.get(link, 0) + self.chunks[chunk]
         return Timing(self.seconds, tuple(map(Span._make, self.spans)), link_bytes, tuple(self.starts))
 
     def _dispatch(self, copy: int, now: float) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Dict, Sequence, Tuple
 
 from ..errors import HierAllreduceError
-from ..topology import Topology
+from ..topology import Topology, with_lanes
 from .bars import COPY, NETWORK, PREDICTED, SUM, Bar, Run
 from .multi_host import Crossing, HostsChoice
 from .plan import Copy, Plan, Reduce
@@ -82,18 +82,19 @@ def predicted_run(
     whole = {type(step) for step in plan.steps} == {Reduce, Copy}  # the bound is that of an all-reduce
     bound = lower_bound(topology, total) if total and whole else None
     bars = _predicted_bars(plan, topology, simulate(plan, topology, sizes), sizes, names, ())
-    return Run(PREDICTED, tuple(devices or topology.devices), bars, 0.0, bound)
+    return Run(PREDICTED, tuple(devices or with_lanes(topology, plan.lanes).devices), bars, 0.0, bound)
 
 
 def predicted_trace(choice: Choice, topology: Topology) -> Trace:
     """Return the predicted run of a choice."""
     several = isinstance(choice, HostsChoice)
-    plan, sizes = choice.recipe.plan(), choice.recipe.sizes(choice.size)
+    plan, sizes = choice.plan(), choice.sizes()
     timing = choice.run if isinstance(choice, HostsChoice) else simulate(plan, topology, sizes)
     crossings = choice.run.crossings if isinstance(choice, HostsChoice) else ()
     bars = _predicted_bars(plan, topology, timing, sizes, (), crossings)
     notes = ("one of the hosts; all of them do the same at the same time",) if several else ()
-    return Trace((Run(PREDICTED, tuple(topology.devices), bars, 0.0, choice.bound or None),), notes)
+    devices = with_lanes(topology, plan.lanes).devices
+    return Trace((Run(PREDICTED, devices, bars, 0.0, choice.bound or None),), notes)
 
 
 def _predicted_bars(
@@ -118,7 +119,7 @@ def _predicted_bars(
             if isinstance(step, Copy) and src == roots[chunk]:
                 ready[number, src] = max(ready[number, src], crossed.get(chunk, 0.0))
         arrived = max(ends[number, src] for src in sources) + arrival
-        if isinstance(step, Reduce):
+        if (number, dst) in ends:
             ready[number, dst] = max(arrived, held.get((dst, chunk), 0.0))
             held[dst, chunk] = ends[number, dst]
         else:

@@ -23,6 +23,7 @@ from hier_allreduce.planning import multi_host as hosts
 from hier_allreduce.planning.buckets import Bucketing, Spec, make_buckets
 from hier_allreduce.planning.plan import Copy, Plan, Reduce, verify
 from hier_allreduce.planning.planner import choose, timeline
+from hier_allreduce.planning.simulator import Backward, simulate
 from hier_allreduce.topology import Network, flat_host, from_text, load
 
 TOP = Path(__file__).parents[2]
@@ -59,13 +60,14 @@ def rebuilt(printed):
         Reduce(s["chunk"], tuple(s["srcs"]), s["dst"]) if s["op"] == "reduce" else Copy(s["chunk"], s["src"], s["dst"])
         for s in printed["steps"]
     ]
-    return Plan(printed["devices"], len(printed["chunks"]), tuple(steps))
+    lanes, buckets = printed["lanes"], tuple(printed["buckets"])
+    return Plan(printed["devices"] * (1 + lanes), len(printed["chunks"]), tuple(steps), "", lanes, buckets)
 
 
 @pytest.mark.parametrize("machine", ["dgx-1v", "dgx-2", "pcie-sockets", "h100-nvl-4"])
 @pytest.mark.parametrize("size", ["64kB", "100MB"])
 def test_json_has_everything_to_run_the_plan(run, machine, size):
-    status, out, err = run("plan", machine, "--bytes", size, "--json")
+    status, out, err = run("plan", machine, "--bytes", size, "--json", "--backlog", "0")
     printed = json.loads(out)
     assert (status, err) == (0, "")
     assert list(printed) == [
@@ -74,12 +76,18 @@ def test_json_has_everything_to_run_the_plan(run, machine, size):
         "devices",
         "bytes",
         "algorithm",
+        "lanes",
         "chunks",
+        "buckets",
         "steps",
+        "copies",
+        "sums",
         "predicted_seconds",
         "lower_bound_seconds",
         "baselines",
         "warnings",
+        "backlog_seconds",
+        "exposed_seconds",
     ]
     assert printed["devices"] == len(load(machine))
     assert sum(printed["chunks"]) == printed["bytes"] == read_bytes(size)
@@ -88,8 +96,48 @@ def test_json_has_everything_to_run_the_plan(run, machine, size):
     assert printed["lower_bound_seconds"] <= printed["predicted_seconds"] <= min(printed["baselines"].values()) * 1.001
 
 
+def test_the_plan_for_training_leaves_less_after_the_backward_pass(run):
+    printed = {}
+    for backlog in ("10ms", "0"):
+        printed[backlog] = json.loads(run("plan", "pcie-sockets", "--json", "--backlog", backlog)[1])
+        plan = verify(rebuilt(printed[backlog]))
+        assert sum(printed[backlog]["chunks"]) == 10**8
+    training, idle = printed["10ms"], printed["0"]
+    assert max(training["buckets"]) > 0 == max(idle["buckets"])
+    assert training["predicted_seconds"] > idle["predicted_seconds"] == idle["exposed_seconds"]
+    topology, sizes = load("pcie-sockets"), idle["chunks"]
+    after = simulate(plan, topology, sizes, backward=Backward()).seconds - Backward().seconds
+    assert training["exposed_seconds"] < 0.8 * after
+    text = run("plan", "pcie-sockets")[1]
+    assert "100 MB in 8 buckets of 12.5 MB" in text and "with 10 ms of kernels queued" in text
+
+
+def test_a_plan_over_lanes_is_printed_with_what_it_costs(run):
+    _, out, _ = run("plan", "dgx-1v", "--bytes", "10MB", "--lanes", "4", "--json")
+    printed = json.loads(out)
+    plan = verify(rebuilt(printed))
+    assert printed["lanes"] == 4 and printed["copies"] == sum(plan.transfers().values())
+    _, text, _ = run("plan", "dgx-1v", "--bytes", "10MB", "--lanes", "4", "--steps")
+    assert f"{printed['copies']} copies and {printed['sums']} sums to dispatch" in text
+    assert re.search(r"over 4 lanes, .*\n", text) and "emulated time only" in text and re.search(r"c0  \d\.\d", text)
+    _, small, _ = run("plan", "dgx-a100", "--bytes", "1MB", "--lanes", "4")
+    assert "over 4 lanes" not in small
+
+
+@pytest.mark.parametrize("option", ["--lanes=99", "--lanes=-1", "--backlog=10", "--backlog=2s", "--backlog=x"])
+def test_lanes_and_backlogs_out_of_range_are_refused(run, option):
+    with pytest.raises(SystemExit):
+        run("plan", "dgx-1v", option)
+    assert "expected 0 to" in run.err()
+
+
+def test_several_hosts_have_no_lanes(run):
+    status, _, err = run("plan", "dgx-1v", "--hosts", "2", "--network", "10gbe", "--lanes", "2")
+    assert status == 2 and "--lanes is for one machine" in err
+
+
 def test_a_plan_for_people_says_how_near_to_the_bound_it_is(run):
-    status, out, _ = run("plan", "dgx-1v", "--bytes", "100MB", "--steps")
+    status, out, _ = run("plan", "dgx-1v", "--bytes", "100MB", "--steps", "--backlog", "0")
     assert status == 0
     assert re.search(r"predicted +4\.\d+ ms", out) and re.search(r"lower bound +3\.84 ms", out)
     assert re.search(r"9\d% of TensorFlow's limit, 30% of the limit of the links\n", out)
@@ -306,6 +354,7 @@ def test_bytes_that_are_none_are_refused(run, text):
 
 # ---- several hosts -----------------------------------------------------------------------------------
 
+FOR_TRAINING = ("backlog_seconds", "exposed_seconds")
 MORE_KEYS = [
     "hosts",
     "network",
@@ -319,11 +368,11 @@ MORE_KEYS = [
 
 @pytest.mark.parametrize("machine", ["dgx-1v", "h100-nvl-4"])
 def test_json_of_several_hosts_adds_how_chunks_cross(run, machine):
-    _, alone, _ = run("plan", machine, "--json")
+    alone = [key for key in json.loads(run("plan", machine, "--json")[1]) if key not in FOR_TRAINING]
     status, out, err = run("plan", machine, "--json", "--hosts", "6", "--network", "ib-edr-4")
     printed = json.loads(out)
     assert (status, err) == (0, "")
-    assert list(printed) == [*json.loads(alone), *MORE_KEYS]
+    assert list(printed) == [*alone, *MORE_KEYS]
     plan = verify(rebuilt(printed))
     assert printed["devices"] == len(load(machine)) == plan.devices
     assert [crossing["device"] for crossing in printed["crossings"]] == list(plan.roots)
@@ -337,9 +386,11 @@ def test_json_of_several_hosts_adds_how_chunks_cross(run, machine):
 
 
 def test_one_host_is_predicted_as_without_a_network(run):
-    alone = json.loads(run("plan", "dgx-1v", "--json")[1])
+    alone = json.loads(run("plan", "dgx-1v", "--json", "--backlog", "0")[1])
     printed = json.loads(run("plan", "dgx-1v", "--json", "--hosts", "1", "--network", "10gbe")[1])
-    assert {key: printed[key] for key in alone} == alone
+    assert {key: printed[key] for key in alone if key not in FOR_TRAINING} == {
+        key: value for key, value in alone.items() if key not in FOR_TRAINING
+    }
     assert "of TensorFlow's limit" in run("plan", "dgx-1v", "--hosts", "1", "--network", "10gbe")[1]
 
 
@@ -550,6 +601,16 @@ def test_used_links_are_drawn_over_unused_ones():
 
 def test_text_can_be_read_on_every_color():
     assert [figures.ink_on(color) == "white" for color in figures.COLORS] == [True] * 3 + [False] * 4 + [True]
+
+
+def test_with_lanes_the_timeline_has_a_bar_for_every_copy_in_the_colour_of_its_lane():
+    machine = load("dgx-1v")
+    choice = choose(machine, 10**7, lanes=4)
+    plan = choice.plan()
+    with drawing(plan_picture.draw_timeline, machine, timeline(choice, machine), choice) as axes:
+        assert len(axes.patches) == sum(plan.transfers().values())
+        colors = {patch.get_facecolor()[:3] for patch in axes.patches}
+        assert len(colors) == len({plan.device_name(src).partition(".")[2] for src, _ in plan.transfers()})
 
 
 def test_the_timeline_has_a_bar_for_every_copy_and_sum():
