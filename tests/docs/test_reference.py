@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 
 import jsonschema
@@ -68,6 +69,13 @@ def test_plans_fit_their_schema(hosts, capsys):
 def test_the_keys_of_plans_are_explained(reference):
     table = reference.plan_schema()
     assert all(f"| `{key}` |" in table for key in SCHEMA["properties"])
+
+
+@pytest.mark.skipif(sys.version_info < (3, 8), reason="SciPy for Python 3.7 packs other trees now and then")
+def test_the_tutorial_shows_what_plan_prints(capsys):
+    (shown,) = re.findall(r"```\n(DGX-1V .*?)```", (DOCS / "tutorial.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert main(["plan", "dgx-1v", "--bytes", "100MB"]) == 0
+    assert capsys.readouterr().out.startswith(shown)
 
 
 @pytest.mark.parametrize("name", ["measurements", "defaults"])
