@@ -102,7 +102,8 @@ def _variables(rng):
 
 def _devices(rng, towers, choices):
     most = _MACHINES[choices["topology"]] if choices.get("topology") else CPUS
-    numbers = rng.sample(range(most), towers)
+    in_order = bool(choices.get("topology")) and rng.random() < 0.7  # machines that were planned for before
+    numbers = list(range(towers)) if in_order else rng.sample(range(most), towers)
     if rng.random() < 0.05 and not choices.get("topology"):  # towers that share devices
         numbers = [rng.choice(numbers) for _ in numbers]
     form = rng.choice(("/cpu:{}", "/CPU:{}", "/device:CPU:{}"))
@@ -127,7 +128,7 @@ def _choices(rng, towers):
         "pack_below": rng.choice((0, 0, 16, 65536)),
         "bucket_bytes": rng.choice((1, 64, 10 << 20)),
     }
-    if rng.random() < 0.05:
+    if rng.random() < 0.03:
         fitting = [name for name, devices in _MACHINES.items() if devices >= min(towers, 8)]
         whole = rng.choice((None, True, False))
         return {**choices, "topology": rng.choice(fitting), "whole": whole}

@@ -113,7 +113,8 @@ def run_job(count, folder, update, disturb=None, each=None):
         for task in range(count):
             arguments = {"hosts": addresses, "task": task, "devices_per_host": 2}
             arguments.update(timeout=TIMEOUT, start_timeout=START_TIMEOUT)
-            options = {"folder": folder, "first": first, "update": update, **(each or {}).get(task, {})}
+            options = {"folder": folder, "first": first, "update": update, "log": f"{folder}/host{task}.log"}
+            options.update((each or {}).get(task, {}))
             hosts.append(Host(arguments, options))
         began = (disturb(hosts) if disturb else None) or time.monotonic()
         for host in sorted(hosts, key=lambda host: host.ended is None):
@@ -244,7 +245,8 @@ class Chaos:
         for task, host in enumerate(hosts):
             counts["hosts"] += 1
             if host.ended[0] == "hangs" or (host.ended[0] == "died" and task != who):
-                faults.append(f"host {task} {host.ended}")
+                with open(f"{folder}/host{task}.log", encoding="utf-8", errors="replace") as log:
+                    faults.append(f"host {task} {host.ended}\n{log.read()[-1000:]}")
             if host.ended[0] == "error" and task != who:
                 faults += _wrong_error(host, who, kind, limit, counts)
         if kind in ("late", "frozen for a moment"):

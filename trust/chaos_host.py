@@ -22,6 +22,8 @@ _PACE = 0.02  # seconds between steps, so that a disturbance meets one of them
 
 def main(arguments, options, line):
     """Train from the latest checkpoint in ``options["folder"]`` to the last step."""
+    log = os.open(options["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 2)  # also what TensorFlow's C++ writes
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     try:
         line.send(("losses", train(Cluster(**arguments), options, line)))

@@ -18,6 +18,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 TOP = Path(__file__).resolve().parents[1]
 _SHOWN = 5  # findings that are printed in full
+_MOST_TEXT = 2500  # characters of one finding
 _GRACE = 120  # seconds that a worker may take after its deadline, to start and to finish what it has begun
 
 
@@ -125,6 +126,11 @@ def _installed(name):
     return "none"
 
 
+def _short(text):
+    """Return the end of a long text: the innermost frames of a traceback, and the case."""
+    return text if len(text) < _MOST_TEXT else f"…{text[-_MOST_TEXT:]}"
+
+
 def report(args, began, rows, findings, reproduce):
     """Print the table and the first findings with the command that repeats each; return the exit status."""
     from hier_allreduce.formatting import table
@@ -132,7 +138,7 @@ def report(args, began, rows, findings, reproduce):
     print(f"{machine()}; seed {args.seed}, {time.monotonic() - began:.0f} s")
     print(table([["what", "count"], *rows]))
     for finding in findings[:_SHOWN]:
-        print(f"\nFOUND in {finding.part}: {finding.text}\nagain: {reproduce(finding)}")
+        print(f"\nFOUND in {finding.part}: {_short(finding.text)}\nagain: {reproduce(finding)}")
     if len(findings) > _SHOWN:
         print(f"\nand {len(findings) - _SHOWN} more findings")
     if args.json:
