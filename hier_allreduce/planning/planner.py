@@ -102,7 +102,7 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None, lanes
     if algorithm not in (None, *PLANNER_ALGORITHMS):
         raise StrategyError(f"algorithm={algorithm!r} is unknown{nearest(str(algorithm), list(PLANNER_ALGORITHMS))}")
     without = _chosen(topology, size, algorithm, 0)
-    if not lanes:
+    if not lanes or len(topology) == 1:
         return without
     choice = _chosen(topology, size, algorithm, lanes)
     return choice if choice.seconds < _WORTH_LANES * without.seconds else without

@@ -6,8 +6,9 @@ from collections import Counter
 import pytest
 
 from hier_allreduce.errors import PlanError
-from hier_allreduce.planning import ALGORITHMS, Copy, Lanes, Plan, Reduce, on_lanes, run, verify
+from hier_allreduce.planning import ALGORITHMS, Copy, Lanes, Plan, Reduce, choose, on_lanes, run, verify
 from hier_allreduce.planning.plan import Counting
+from hier_allreduce.topology import load, subset
 
 
 def links_of(devices, lanes):
@@ -78,3 +79,11 @@ def test_run_takes_and_returns_towers_only():
     plan = on_lanes(ALGORITHMS["flat"](2, [0, 1]), Lanes(1))
     results = run(plan, [[Counter({tower: 1})] * 2 for tower in range(2)], Counting())
     assert results == [[Counter({0: 1, 1: 1})] * 2] * 2
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_machines_of_any_size_have_a_plan_with_lanes(count):
+    """One GPU has nothing to send, and two have no rings."""
+    machine = subset(load("nvlink-bridges"), range(count))
+    plan = verify(choose(machine, 1 << 20, lanes=2).recipe.plan())
+    assert plan.towers == count
