@@ -44,6 +44,9 @@ if TYPE_CHECKING:
     from .report import draw_report as draw_report
     from .report import report_text as report_text
     from .results import Report as Report
+    from .sizes import size_case as size_case
+    from .sizes import sizes_text as sizes_text
+    from .sizes import sweep_sizes as sweep_sizes
     from .slot_memory import compare_updates as compare_updates
 
 __all__ = [
@@ -73,7 +76,10 @@ __all__ = [
     "published_markdown",
     "report_text",
     "run_host",
+    "size_case",
+    "sizes_text",
     "sweep_contenders",
+    "sweep_sizes",
 ]
 __getattr__ = lazy(
     __name__,
@@ -97,6 +103,7 @@ __getattr__ = lazy(
         "published": ["nccl_markdown", "published_markdown"],
         "report": ["draw_report", "report_text"],
         "results": ["Report"],
+        "sizes": ["size_case", "sizes_text", "sweep_sizes"],
         "slot_memory": ["compare_updates"],
     },
 )

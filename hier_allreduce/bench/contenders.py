@@ -170,6 +170,17 @@ PEERS: Dict[str, Build] = {
 }
 
 
+def nccl(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
+    """Run NCCL's all-reduce, as MirroredStrategy calls it by default on GPUs."""
+    others = [device for device in devices if "gpu" not in device.lower()]
+    if others:
+        raise CannotRun(f"NCCL reduces between GPUs only, and {others[0]} is none")
+    return _distribute(tf.distribute.NcclAllReduce)(grads, devices, average)
+
+
+ON_GPUS: Dict[str, Build] = {"nccl": nccl}
+
+
 def find_contender(name: str) -> Contender:
     """Return the contender of a name: a peer, ``ours``, or ``ours:STRATEGY``.
 
@@ -177,19 +188,21 @@ def find_contender(name: str) -> Contender:
         BenchError: an unknown name; the message suggests the nearest one.
         StrategyError: an unknown strategy.
     """
-    if name in PEERS:
-        return Contender(name, PEERS[name])
+    peers = {**PEERS, **ON_GPUS}
+    if name in peers:
+        return Contender(name, peers[name])
     kind, _, strategy = name.partition(":")
     if kind == "ours":
         return ours(strategy or None)
     raise BenchError(
-        f"contender {name!r} is unknown{presets.nearest(name, ['ours', 'ours:STRATEGY', 'floor', *PEERS])}"
+        f"contender {name!r} is unknown{presets.nearest(name, ['ours', 'ours:STRATEGY', 'floor', *peers])}"
     )
 
 
 def all_contenders() -> Tuple[Contender, ...]:
-    """Return our default strategy, then every peer."""
-    return (ours(), *(find_contender(name) for name in PEERS))
+    """Return our default strategy, then every peer that can run on the devices of this machine."""
+    several_gpus = len(tf.config.experimental.list_physical_devices("GPU")) > 1
+    return (ours(), *(find_contender(name) for name in (*PEERS, *(ON_GPUS if several_gpus else ()))))
 
 
 def sweep_contenders() -> Tuple[Contender, ...]:

@@ -45,7 +45,7 @@ def measure_hosts(
         devices: the number of devices of each host.
         rounds: the number of timed steps of each contender.
         write: called with each line of the hosts' output that is not a measurement.
-        command: the program that each host runs with ``bench --hosts …``.
+        command: the program that each host runs with ``bench hosts …``.
 
     Returns:
         The exit status, as :func:`.launcher.launch` returns it, and host 0's measurements as text.
@@ -60,7 +60,7 @@ def measure_hosts(
             measurements.append(measurement)
 
     addresses = free_addresses(2 * hosts)  # in one call, so that all differ
-    arguments = ["bench", "--hosts", f"{hosts}", "--devices", f"{devices}", "--rounds", f"{rounds}"]
+    arguments = ["bench", "hosts", f"{hosts}", "--devices", f"{devices}", "--rounds", f"{rounds}"]
     status = launch(hosts, [*command, *arguments, "--peers", *addresses[hosts:]], take, addresses[:hosts])
     if status:
         return status, ""

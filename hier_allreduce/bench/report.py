@@ -13,11 +13,13 @@ from ..formatting import table
 from .contenders import is_ours
 from .floor import Floor
 from .results import Measured, Report, cores, quartiles
+from .sizes import bandwidth_text
 
 _HEAD = (
     ("", "step", "quartiles", "times", "nodes", "nodes", "build", "first", "peak", "copies", "MiB", "largest"),
     ("", "ms", "", "ours", "built", "run", "s", "run s", "memory", "", "", "error"),
 )
+_BANDWIDTHS = (("algbw", "busbw"), ("GB/s", "GB/s"))
 _COLORS = {Floor.name: GREY, "wrong": VERMILLION, "ours": GREEN, "peer": BLUE}
 _TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
@@ -32,8 +34,16 @@ def _case_name(name: str, report: Report) -> str:
 
 
 def report_text(name: str, report: Report) -> str:
-    """Return a table of at most 100 columns, and a line for each contender that failed."""
-    rows = [*_HEAD, *(contender_row(report, measured) for measured in report.contenders if measured.step_seconds)]
+    """Return a table of at most 120 columns, and a line for each contender that failed.
+
+    It has nccl-tests' bandwidths too, which follow from the other columns.
+    """
+    rows = [[*line[:4], *added, *line[4:]] for line, added in zip(_HEAD, _BANDWIDTHS)]
+    for measured in report.contenders:
+        if measured.step_seconds:
+            row = contender_row(report, measured)
+            speeds = [bandwidth_text(speed) for speed in (report.algbw(measured), report.busbw(measured))]
+            rows.append([*row[:4], *speeds, *row[4:]])
     lines = [title(name, report), *case_lines(report), "", table(rows, all_right=True)]
     failed = failures(report)
     if failed:

@@ -99,6 +99,16 @@ class Report:
             return []
         return [a / max(b, _SHORTEST) for a, b in zip(self.net_seconds(measured), ours)]
 
+    def algbw(self, measured: Measured) -> Optional[float]:
+        """Return one tower's bytes divided by a contender's median net seconds; None if it took none."""
+        seconds = statistics.median(self.net_seconds(measured)) if measured.step_seconds else 0.0
+        return self.case.tower_bytes / seconds if seconds > 0 else None
+
+    def busbw(self, measured: Measured) -> Optional[float]:
+        """Return ``algbw · 2(K-1)/K``: the bytes/s of each link, if all were used evenly, as nccl-tests define it."""
+        algbw, count = self.algbw(measured), len(self.case.devices)
+        return None if algbw is None else algbw * 2 * (count - 1) / count
+
     def peak_ratio(self, measured: Measured) -> float:
         """Return a contender's peak memory divided by the bytes of all towers' gradients."""
         return measured.peak_bytes / max(1, self.gradient_bytes)
@@ -122,6 +132,7 @@ class Report:
         if measured.step_seconds:
             fields["net_seconds"] = dict(zip(("q1", "median", "q3"), quartiles(self.net_seconds(measured))))
             fields["ratio_to_ours"] = self.ratio(measured)
+            fields["algbw"], fields["busbw"] = self.algbw(measured), self.busbw(measured)
             fields["peak_to_gradients"] = self.peak_ratio(measured)
         return fields
 

@@ -14,6 +14,7 @@ from ..bench import OPTIMIZERS
 from ..errors import BenchError
 from ..figures import check_picture
 from .arguments import add_split_gpu, count, device_count, folder, gib, installed, output, refuse_unused
+from .plan import read_bytes
 
 if TYPE_CHECKING:
     from ..bench import Case, Contender, Report
@@ -23,30 +24,79 @@ DEVICES = 4  # of each of several hosts
 MODELS = ("resnet50", "mobilenet_v2", "bert_base", "vgg16", "dlrm_criteo_kaggle")
 
 
+MODES = {
+    "peers": "our all-reduce and others, on a model's gradients",
+    "sweep": "strategies of ours that differ in one choice",
+    "sizes": "one gradient of each of several sizes, as in nccl-tests",
+    "updates": "an optimizer's update on every device, and once on each variable's main",
+    "distribute": "MirroredStrategy with each of TensorFlow's ops, and ours",
+    "hosts": "several hosts, which are processes on this machine",
+}
+_OLDER = ("sweep", "updates", "distribute", "hosts")  # modes that may also be written --sweep, --hosts 2, …
+_SIZES = "ours,distribute-0,ring"  # contenders of `bench sizes`
+
+
+def with_mode(arguments: List[str]) -> List[str]:
+    """Return the command's arguments with a mode first: the older spelling is ``bench --hosts 2``, now ``hosts 2``.
+
+    Without a mode it is ``peers``.
+    """
+    if arguments[:1] and (arguments[0] in MODES or arguments[0] in ("-h", "--help")):
+        return arguments
+    for number, argument in enumerate(arguments):
+        option, _, value = argument.partition("=")
+        if option[:2] == "--" and option[2:] in _OLDER:
+            rest = arguments[:number] + arguments[number + 1 :]
+            if option in ("--updates", "--hosts") and not value:
+                value = arguments[number + 1] if number + 1 < len(arguments) else ""
+                rest = arguments[:number] + arguments[number + 2 :]
+            return [option[2:], *([value] if value else []), *rest]
+    return ["peers", *arguments]
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    add = parser.add_argument
+    """Add the command's modes, each with its options."""
+    modes = parser.add_subparsers(dest="mode", metavar="MODE")
+    modes.required = True
+    subs = {name: modes.add_parser(name, help=summary, description=summary) for name, summary in MODES.items()}
+    subs["updates"].add_argument("updates", metavar="OPTIMIZER", choices=OPTIMIZERS, help=", ".join(OPTIMIZERS))
+    subs["hosts"].add_argument("hosts", metavar="H", type=device_count, help="the number of hosts")
+    for name, sub in subs.items():
+        _add_common(sub, name)
+    for name in ("peers", "sweep"):
+        _add_contenders(subs[name])
+    contenders = "A,B,…", "only these; ours:NAME is ours with a strategy"
+    subs["peers"].add_argument("--contenders", metavar=contenders[0], help=f"{contenders[1]} (default: all)")
+    subs["sizes"].add_argument(
+        "--contenders", metavar=contenders[0], default=_SIZES, help=f"{contenders[1]} (default: {_SIZES})"
+    )
+    _add_sizes(subs["sizes"])
+    subs["hosts"].add_argument("--peers", nargs="+", help=argparse.SUPPRESS)  # how the hosts are started
+
+
+def _add_common(parser: argparse.ArgumentParser, mode: str) -> None:
+    """Add the options of most modes."""
+    default = f"{DEVICES}, of each host" if mode == "hosts" else "all GPUs if two or more, else 8 CPU devices"
+    parser.add_argument("--devices", metavar="K", type=device_count, help=f"how many (default: {default})")
+    parser.add_argument("--rounds", metavar="N", type=count, default=15, help="timed steps of each (default: 15)")
+    if mode != "hosts":
+        parser.add_argument("--average", action="store_true", help="the mean instead of the sum")
+        add_split_gpu(parser)
+    if mode not in ("sizes", "hosts"):
+        _add_model(parser)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
     table = parser.add_mutually_exclusive_group()
     table.add_argument("--model", metavar="NAME", help=f"a shipped table of gradient shapes (default: {MODEL})")
     table.add_argument("--shapes", metavar="FILE", help="your own table instead: name, shape, dtype, between tabs")
-    add(
-        "--devices",
-        metavar="K",
-        type=device_count,
-        help="how many (default: all GPUs if two or more, else 8 CPU devices)",
-    )
-    add_split_gpu(parser)
-    add("--average", action="store_true", help="the mean instead of the sum")
-    add("--rounds", metavar="N", type=count, default=15, help="timed steps of each contender (default: 15)")
-    add("--contenders", metavar="A,B,…", help="only these; ours:NAME is ours with a strategy (default: all)")
+
+
+def _add_contenders(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the modes that compare all-reduces of a model's gradients."""
+    add = parser.add_argument
     add("--strategy", metavar="NAME", nargs="+", default=[], help="these strategies of ours too")
     add("--topology", metavar="NAME", nargs="+", default=[], help="ours planned for these machines too")
-    add("--sweep", action="store_true", help="instead of the peers, strategies of ours that differ in one choice")
-    add("--updates", metavar="OPTIMIZER", help=f"instead: both updates, with {', '.join(OPTIMIZERS)}")
-    add("--distribute", action="store_true", help="instead: MirroredStrategy with each of TensorFlow's ops, and ours")
-    add("--hosts", metavar="H", type=device_count, help="instead: H hosts, processes on this machine with --devices"
-        f" each (default: {DEVICES}), compared with one ring over all and MultiWorkerMirroredStrategy")  # fmt: skip
-    add("--peers", nargs="+", help=argparse.SUPPRESS)  # how the hosts are started
     add("--rows", metavar="N", type=count, help=f"rows in each sparse gradient (default: {ROWS})")
     add("--memory", metavar="GIB", type=gib, help="skip contenders that need more memory than this to"
         f" make sparse gradients dense (default: {MEMORY >> 30})")  # fmt: skip
@@ -62,19 +112,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_sizes(parser: argparse.ArgumentParser) -> None:
+    """Add the options that nccl-tests have, with the same letters."""
+    add = parser.add_argument
+    add("-b", "--least", metavar="SIZE", type=read_bytes, default=64 << 10, help="the first size (default: 64KiB)")
+    add("-e", "--most", metavar="SIZE", type=read_bytes, default=64 << 20, help="the last size (default: 64MiB)")
+    add("-f", "--factor", metavar="F", type=factor, default=4, help="from one size to the next (default: 4)")
+    add("--json", metavar="FILE", type=output, help="write everything that was measured")
+
+
+def factor(text: str) -> int:
+    """Read the factor between sizes: a whole number of 2 or more."""
+    number = count(text)
+    if number < 2:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of 2 or more")
+    return number
+
+
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices")  # a peer's; the table shows it
-    _check(args)
-    if args.updates:
-        print(_updates_text(args))
-        return 0
-    if args.distribute:
-        print(_distribute_text(args))
-        return 0
-    if args.hosts:
+    with installed("the bench", "tf,bench"):
+        importlib.import_module("tensorflow")
+        importlib.import_module("tqdm")
+    if args.mode in ("peers", "sweep"):
+        return _measure_contenders(args)
+    if args.mode == "hosts":
         return _measure_hosts(args)
+    if args.mode == "sizes":
+        return _measure_sizes(args)
+    print(_updates_text(args) if args.mode == "updates" else _distribute_text(args))
+    return 0
+
+
+def _measure_contenders(args: argparse.Namespace) -> int:
+    _check(args)
     if args.table:
         _write_page(args)
         return 0
@@ -84,37 +157,20 @@ def main(args: argparse.Namespace) -> int:
     report = _measured(args, name, args.average)
     print(report_text(name, report))
     if args.json:
-        with open(args.json, "w", encoding="utf-8") as file:
-            json.dump({"model": name, "rounds": args.rounds, **report.as_dict()}, file, indent=1, ensure_ascii=False)
+        _write_json(args.json, {"model": name, "rounds": args.rounds, **report.as_dict()})
     if args.picture:
         draw_report(name, report, args.picture)
     return 0
 
 
+def _write_json(path: str, content: Any) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1, ensure_ascii=False)
+
+
 def _check(args: argparse.Namespace) -> None:
-    """Refuse missing modules, options without effect and invalid ones before anything is measured."""
-    others = (
-        "--contenders",
-        "--strategy",
-        "--topology",
-        "--rows",
-        "--memory",
-        "--json",
-        "--picture",
-        "--trace",
-        "--table",
-    )
-    one_host = ("--model", "--shapes", "--average", "--sweep", "--updates", "--distribute", "--split-gpu")
-    refuse_unused(args, "--hosts", *others, *one_host)
-    refuse_unused(args, "--updates", *others, "--sweep", "--distribute")
-    refuse_unused(args, "--distribute", *others, "--sweep")
+    """Refuse options without effect and invalid ones before anything is measured."""
     refuse_unused(args, "--table", "--model", "--shapes", "--average", "--json", "--picture", "--trace")
-    refuse_unused(args, "--sweep", "--contenders")
-    with installed("the bench", "tf,bench"):
-        importlib.import_module("tensorflow")
-        importlib.import_module("tqdm")
-    if args.updates or args.distribute or args.hosts:
-        return
     from ..bench import is_ours
 
     chosen = _contenders(args)
@@ -124,6 +180,26 @@ def _check(args: argparse.Namespace) -> None:
         check_picture(args.picture)
         if not any(is_ours(contender.name) for contender in chosen):
             raise BenchError("--picture draws ratios to ours: name ours among the --contenders")
+
+
+def _measure_sizes(args: argparse.Namespace) -> int:
+    """Measure each size, and print the table."""
+    from ..bench import WARM_UP, find_contender, measure, size_case, sizes_text, sweep_sizes
+
+    if args.least > args.most:
+        raise BenchError(f"--least {args.least} bytes is more than --most {args.most}")
+    contenders = [find_contender(name) for name in _names(args)]
+    devices = _devices(args)
+    sizes = sweep_sizes(args.least, args.most, args.factor)
+    with _bar(len(sizes) * (1 + len(contenders) + WARM_UP + args.rounds)) as bar:
+        reports = {
+            size: measure(size_case(size, devices, args.average), contenders, args.rounds, False, _ticking(bar))
+            for size in sizes
+        }
+    print(sizes_text(reports))
+    if args.json:
+        _write_json(args.json, [{"bytes": size, **report.as_dict()} for size, report in reports.items()])
+    return 0
 
 
 def _name(args: argparse.Namespace) -> str:
@@ -137,25 +213,33 @@ def _contenders(args: argparse.Namespace) -> List[Contender]:
     if names:
         chosen = [find_contender(name) for name in names if name != "floor"]
     else:
-        chosen = list(sweep_contenders() if args.sweep else all_contenders())
+        chosen = list(sweep_contenders() if args.mode == "sweep" else all_contenders())
     chosen += [ours(strategy) for strategy in args.strategy]
     chosen += [planned_for(name) for name in args.topology]
     return list({contender.name: contender for contender in chosen}.values())
 
 
 def _names(args: argparse.Namespace) -> List[str]:
-    return [name.strip() for name in (args.contenders or "").split(",") if name.strip()]
+    chosen = args.contenders or "" if args.mode in ("peers", "sizes") else ""
+    return [name.strip() for name in chosen.split(",") if name.strip()]
 
 
 def _case(args: argparse.Namespace, name: str, average: bool) -> Case:
-    from ..bench import Case, devices_here, load_model
+    from ..bench import Case, load_model
+
+    if args.mode in ("updates", "distribute"):
+        return Case(load_model(name), _devices(args), average, ROWS, MEMORY)
+    memory = MEMORY if args.memory is None else args.memory
+    return Case(load_model(name), _devices(args), average, args.rows or ROWS, memory)
+
+
+def _devices(args: argparse.Namespace) -> Tuple[str, ...]:
+    from ..bench import devices_here
     from ..graph import split_gpus
 
     if args.split_gpu:
         split_gpus(args.split_gpu)
-    devices = devices_here(args.devices)
-    memory = MEMORY if args.memory is None else args.memory
-    return Case(load_model(name), devices, average, args.rows or ROWS, memory)
+    return devices_here(args.devices)
 
 
 def _updates_text(args: argparse.Namespace) -> str:
@@ -250,5 +334,5 @@ def _write_page(args: argparse.Namespace) -> None:
             report = _measured_apart(args, name, average)
             cases.append((name, report))
             with open(args.table, "w", encoding="utf-8") as file:
-                file.write(page_csv(cases) if as_data else page_markdown(cases, command, args.sweep))
+                file.write(page_csv(cases) if as_data else page_markdown(cases, command, args.mode == "sweep"))
             print(report_text(name, report), end="\n\n", flush=True)

@@ -19,7 +19,7 @@ from hier_allreduce.cluster import launcher
 
 after_one_round = pytest.mark.xdist_group("bench on hosts")  # one worker runs them, so that the fixture runs once
 EVERY_DEVICE = Path(__file__).parents[2] / "benchmarks" / "every_device.py"
-ONE_ROUND = ["--hosts", "2", "--devices", "2", "--rounds", "1"]
+ONE_ROUND = ["--hosts", "2", "--devices", "2", "--rounds", "1"]  # `bench hosts 2` may be written so too
 
 
 def launch(hosts, command, write, addresses):
@@ -86,7 +86,7 @@ def test_hosts_run_the_same_command_and_no_address_is_given_twice_even_if_each_d
     monkeypatch.setattr(launcher, "_start_process", start)
     for module in (launcher, bench_hosts):
         monkeypatch.setattr(module, "free_addresses", lambda count: [f"127.0.0.1:{5000 + k}" for k in range(count)])
-    asked = ["bench", "--hosts", "3", "--devices", "5", "--rounds", "7"]
+    asked = ["bench", "hosts", "3", "--devices", "5", "--rounds", "7"]
     assert cli.main(asked) == 2
     command = [sys.executable, "-m", "hier_allreduce.cli", *asked, "--peers"]
     assert started["command"][: len(command)] == command

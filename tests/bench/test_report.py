@@ -8,9 +8,10 @@ import pytest
 import tensorflow as tf
 from helpers.benches import case, made_up
 
-from hier_allreduce.bench import page, results
+from hier_allreduce.bench import page, results, size_case, sizes_text, sweep_sizes
 from hier_allreduce.bench import report as bench_report
 from hier_allreduce.bench.contenders import PEERS
+from hier_allreduce.bench.models import GradientShape
 from hier_allreduce.errors import BenchError
 
 
@@ -33,15 +34,30 @@ def test_without_ours_there_is_no_ratio_and_no_picture(tmp_path):
             bench_report.draw_report("x", report, str(tmp_path / "x.png"))
 
 
-def test_the_table_has_at_most_100_columns():
+def test_the_table_has_at_most_120_columns():
     """With the longest names; not with the times of a machine that was busy for long just then."""
     copies = {("cpu:0", "cpu:1"): (140, 1 << 30)}
     numbers = {"nodes_built": 1234, "nodes_executed": 1234, "build_seconds": 9.5, "first_run_seconds": 9.5}
     report = made_up(**{name: [9.0, 9.5, 9.9] for name in ("ours", *PEERS, "ours:tensorpack")})
+    report.case = case((GradientShape("w", (1 << 30,), "float32"),))
     for measured in report.contenders:
         vars(measured).update(numbers, copies=copies)
     lines = bench_report.report_text("table", report).splitlines()
-    assert len(lines) > 2 + len(PEERS) and max(map(len, lines)) <= 100
+    assert len(lines) > 2 + len(PEERS) and max(map(len, lines)) <= 120
+
+
+def test_bandwidths_are_those_of_nccl_tests():
+    """A tower's bytes over the net time, and 2(K-1)/K times that."""
+    report = made_up(ours=[1.5, 2.0, 9.0], peer=[0.5, 0.5, 0.5])  # over a baseline of 1.0 s
+    report.case = case((GradientShape("w", (25 << 20,), "float32"),), devices=4)
+    ours, peer = report.contenders
+    assert report.algbw(ours) == 100 * 2**20 and report.busbw(ours) == 1.5 * 100 * 2**20
+    assert report.algbw(peer) is report.busbw(peer) is None
+    row = bench_report.report_text("x", report).splitlines()[7]
+    assert row.split()[:6] == ["ours", "1000", "750–4500", "1.00", "0.105", "0.157"]
+    sizes = sizes_text({100 << 20: report})
+    assert ["100", "MiB", "ours", "1", "s", "0.105", "0.157"] in [line.split()[:7] for line in sizes.splitlines()]
+    assert sweep_sizes(1, 100, 4) == [1, 4, 16, 64] and size_case(9, ["/cpu:0"]).tower_bytes == 12
 
 
 def test_all_ratios_at_a_glance():

@@ -100,20 +100,12 @@ def test_a_case_whose_process_is_killed_is_named(monkeypatch, forking):
         (["--contenders", "ours,floor,tensorpak"], "did you mean 'tensorpack'"),
         (["--strategy", "no-such"], "'no-such' is neither a file nor one of the strategies"),
         (["--topology", "dgx-1w"], "'dgx-1w'"),
-        (
-            ["--updates", "adam", "--json", "x.json", "--contenders", "nobody"],
-            "--updates makes no use of --contenders, --json",
-        ),
-        (["--updates", "adam", "--distribute", "--memory", "0"], "--updates makes no use of --memory, --distribute"),
-        (["--distribute", "--picture", "x.png", "--sweep"], "--distribute makes no use of --picture, --sweep"),
         (["--table", "x.md", "--average", "--model", "vgg16"], "--table makes no use of --model, --average"),
-        (["--hosts", "2", "--updates", "adam", "--json", "x"], "--hosts makes no use of --json, --updates"),
-        (["--sweep", "--contenders", "ours"], "--sweep makes no use of --contenders"),
-        (["--hosts", "2", "--split-gpu", "8"], "--hosts makes no use of --split-gpu"),
+        (["sizes", "-b", "1MB", "-e", "1kB"], "--least 1000000 bytes is more than --most 1000"),
+        (["sizes", "--contenders", "ours,ncll"], "did you mean 'nccl'"),
         (["--split-gpu", "8"], "finds no GPU here"),
         (["--contenders", "tensorpack", "--picture", "x.png"], "--picture draws ratios to ours: name ours"),
         (["--picture", "x.pgn"], "no kind of picture ends in .pgn"),
-        (["--updates", "adm"], "did you mean 'adam'"),
     ],
 )
 def test_bad_arguments_are_one_line_before_anything_is_measured(arguments, message, capsys, monkeypatch):
@@ -155,6 +147,7 @@ def test_the_extras_that_are_named_exist_and_bring_what_the_bench_needs():
     "arguments",
     [
         ["--devices", "0"],
+        ["--devices", "257"],
         ["--rounds", "-1"],
         ["--rows", "many"],
         ["--memory", "-1"],
@@ -170,3 +163,57 @@ def test_counts_and_sizes_are_checked(arguments, capsys):
     with pytest.raises(SystemExit):
         cli.main(["bench", *arguments])
     assert arguments[0] in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "older, mode",
+    [
+        ([], ["peers"]),
+        (["--model", "vgg16"], ["peers", "--model", "vgg16"]),
+        (["--rounds", "2", "--sweep", "--average"], ["sweep", "--rounds", "2", "--average"]),
+        (
+            ["--shapes", "x", "--updates", "adam", "--rounds", "2"],
+            ["updates", "adam", "--shapes", "x", "--rounds", "2"],
+        ),
+        (["--hosts=2", "--devices", "3"], ["hosts", "2", "--devices", "3"]),
+        (["--hosts"], ["hosts"]),
+        (["sizes", "-b", "8"], ["sizes", "-b", "8"]),
+        (["-h"], ["-h"]),
+    ],
+)
+def test_a_mode_may_be_an_option_as_before(older, mode):
+    from hier_allreduce.cli.bench import with_mode
+
+    assert with_mode(older) == mode
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        (["sweep", "--contenders", "ours"], "unrecognized arguments: --contenders ours"),
+        (["updates", "adam", "--json", "x.json"], "unrecognized arguments: --json x.json"),
+        (["--updates", "adam", "--distribute"], "unrecognized arguments: --distribute"),
+        (["updates", "adm"], "invalid choice: 'adm' (choose from"),
+        (["sizes", "-f", "1"], "expected a whole number of 2 or more"),
+        (["--hosts", "2", "--split-gpu", "8"], "unrecognized arguments: --split-gpu 8"),
+        (["hosts", "257"], "expected a whole number from 1 to 256"),
+    ],
+)
+def test_a_mode_has_only_its_own_options(arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["bench", *arguments])
+    assert words in capsys.readouterr().err
+
+
+def test_sizes_are_a_row_for_each_contender(tmp_path):
+    out = tmp_path / "out.json"
+    program = "import sys; from hier_allreduce.cli import main; sys.exit(main(sys.argv[1:]))"
+    sizes = ["-b", "1KiB", "-e", "16KiB", "--devices", "3", "--rounds", "2", "--contenders", "ours,distribute-0,nccl"]
+    done = forks.run_forked(program, "bench", "sizes", *sizes, "--json", str(out), folder=tmp_path)
+    assert done.status == 0, done.err
+    lines = [line.split() for line in done.out.splitlines() if "KiB" in line]
+    names = ["ours", "distribute-0", "nccl"]
+    assert [(line[0], line[2]) for line in lines] == [(size, name) for size in ("1", "4", "16") for name in names]
+    assert [line[-1] for line in lines[1::3]] == ["WRONG"] * 3  # TensorFlow's own hierarchical copy, of 3 devices
+    assert all("NCCL reduces between GPUs only" in " ".join(line) for line in lines[2::3])
+    assert [report["bytes"] for report in json.loads(out.read_text(encoding="utf-8"))] == [1 << 10, 4 << 10, 16 << 10]
