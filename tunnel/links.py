@@ -66,6 +66,10 @@ class EmulatedTimer(DeviceTimer):
         speeds = self._topology.speeds
         return count * (speeds.kernel + (operands + 1) * size / speeds.memory)
 
+    def ops(self, count):
+        """Ops, for which the emulated host needs no time."""
+        return 0.0
+
     def _expect(self, copies):
         """Announce the copies of the next run: sender, receiver, bytes, and the copy whose end each waits for."""
         from .emulation import _floats, _ints, _pointer

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from .. import __version__
 from ..errors import CalibrationError
-from ..graph import device_fields, device_strings
+from ..graph import device_fields, device_strings, gpu_count
 from ..topology import Topology, calibration_file, detected, device_names, flat_host
 from .device_timer import DeviceTimer
 from .machine import measured_machine
@@ -89,7 +89,7 @@ def calibrate(
     """
     names = _checked(devices)
     on_cpu = _kinds(names) == {"CPU"}
-    assumed = flat_host(len(names), "this host's memory") if on_cpu else detected(names)
+    assumed = _assumed(names, on_cpu)
     timer = DeviceTimer(names, _MOST_OF_CPUS if on_cpu else SIZES[-1])
     try:
         sizes = [size for size in SIZES if not on_cpu or size <= _MOST_OF_CPUS]
@@ -104,11 +104,21 @@ def calibrate(
         "devices": hardware,
     }
     machine = measured_machine(measurement, assumed, stamp)
-    return Calibration(machine, assumed, measurement, not on_cpu and names == tuple(_all_gpus()))
+    whole = names == tuple(_all_gpus()) and len(names) == len(tf.config.experimental.get_visible_devices("GPU"))
+    return Calibration(machine, assumed, measurement, whole)
+
+
+def _assumed(names: Sequence[str], on_cpu: bool) -> Topology:
+    """Return the machine as it is without a measurement."""
+    if on_cpu:
+        return flat_host(len(names), "this host's memory")
+    if gpu_count() > len(tf.config.experimental.get_visible_devices("GPU")):
+        return flat_host(len(names), "logical GPUs")  # nvidia-smi does not know them
+    return detected(names)
 
 
 def _all_gpus() -> List[str]:
-    return [f"/gpu:{number}" for number in range(len(tf.config.experimental.list_physical_devices("GPU")))]
+    return [f"/gpu:{number}" for number in range(gpu_count())]
 
 
 def _kinds(names: Sequence[str]) -> Any:

@@ -6,8 +6,8 @@
              on the sender      on the receiver
 
 TensorFlow passes a received tensor on only when its last byte has arrived, so ``end`` waits for the copy and for
-nothing else: no data comes back to the host. Slices that begin at a multiple of 64 bytes are views, which cost nothing.
-CPU devices share one memory and pass tensors on without a copy; there the receiver makes one.
+nothing else: no data comes back to the host. Slices that begin and end at a multiple of 64 bytes are views, which cost
+nothing. CPU devices share one memory and pass tensors on without a copy; there the receiver makes one.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..graph import tf1
+from ..graph import tf1, with_logical_gpus
 from .timer import Timer, Transfer
 
 LONGEST_TRAIN = 9
 OPERANDS = (2, 4, 8)
 _TIMEOUT_MS = 60_000
 _FLOAT = 4  # bytes
+_ALIGNED = 16  # elements: TensorFlow copies a slice that does not begin and end at 64 bytes
 
 
 class DeviceTimer(Timer):
@@ -54,7 +55,7 @@ class DeviceTimer(Timer):
         # what is measured is what is written here
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         config.graph_options.optimizer_options.opt_level = tf1.OptimizerOptions.L0
-        return config
+        return with_logical_gpus(config)
 
     def close(self) -> None:
         """Close the session."""
@@ -80,10 +81,14 @@ class DeviceTimer(Timer):
         """Return the seconds of ``count`` sums, one after another; see :class:`.Timer`."""
         return self._run(("sums", operands, count), [self._sums_end(operands, count)], {0: size})[0]
 
+    def ops(self, count: int) -> float:
+        """Return the seconds of ``count`` ops without work; see :class:`.Timer`."""
+        return self._run(("ops", count), [self._ops_end(count)], {})[0]
+
     def _run(self, key: Tuple[Any, ...], ends: List[Any], sizes: Dict[int, int]) -> List[float]:
         if key not in self._steps:
             self._steps[key] = self._session.make_callable([self._go, *ends], feed_list=[self._counts])
-        elements = [max(1, sizes.get(device, 0) // _FLOAT) for device in range(self.devices)]
+        elements = [_elements(sizes.get(device, _FLOAT)) for device in range(self.devices)]
         go, *finished = self._steps[key](elements)
         return [float(end - go) for end in finished]
 
@@ -157,6 +162,16 @@ class DeviceTimer(Timer):
 
         return self._once(("hops", count), build)
 
+    def _ops_end(self, count: int) -> Any:
+        def build() -> Any:
+            value = self._part(0, 0)
+            with tf1.device(self._names[0]):
+                for _ in range(count):
+                    value = tf.identity(value)
+            return self._end(value.op)
+
+        return self._once(("ops", count), build)
+
     def _sums_end(self, operands: int, count: int) -> Any:
         def build() -> Any:
             total, *others = [self._part(0, number) for number in range(operands)]
@@ -169,3 +184,9 @@ class DeviceTimer(Timer):
                 return self._end(tf.identity(first).op)
 
         return self._once(("sums", operands, count), build)
+
+
+def _elements(size: int) -> int:
+    """Return the number of elements in ``size`` bytes, so that a slice of them is a view."""
+    elements = size // _FLOAT
+    return elements // _ALIGNED * _ALIGNED if elements > _ALIGNED else elements

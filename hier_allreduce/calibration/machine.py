@@ -23,6 +23,7 @@ def measured_machine(measurement: Measurement, assumed: Topology, stamp: Dict[st
     speeds = {
         "copy_latency": max(_three_digits(measurement.starts.start.median), 1e-9),
         "arrival": _three_digits(measurement.starts.arrival.median),
+        "dispatch": _three_digits(measurement.starts.dispatch.median),
         "kernel": max(_three_digits(measurement.sums.start), 1e-9),
         "memory": _three_digits(measurement.sums.rate),
     }

@@ -45,13 +45,15 @@ def _speeds(measurement: Measurement, assumed: Topology) -> str:
         slowest, fastest = min(rates[pair] for pair in pairs), max(rates[pair] for pair in pairs)
         spread = max(measurement.links[pair].spread for pair in pairs)
         measured = _gb(slowest) if _gb(slowest) == _gb(fastest) else f"{_gb(slowest)} to {_gb(fastest)}"
-        expected = _gb(assumed.link(*pairs[0]).bandwidth)
-        rows.append((f"links {kind}, GB/s", measured, f"{percent(spread)} apart", expected))
+        without = _gb(assumed.link(*pairs[0]).bandwidth)
+        rows.append((f"links {kind}, GB/s", measured, f"{percent(spread)} apart", without))
     speeds, starts, sums = assumed.speeds, measurement.starts, measurement.sums
-    rows.append(("start of a copy", duration(starts.start.median), _range(starts.start), duration(speeds.copy_latency)))
-    rows.append(
-        ("host, at an arrival", duration(starts.arrival.median), _range(starts.arrival), duration(speeds.arrival))
-    )
+    for name, seconds, expected in (
+        ("start of a copy", starts.start, speeds.copy_latency),
+        ("host, at an arrival", starts.arrival, speeds.arrival),
+        ("host, for an op", starts.dispatch, speeds.dispatch),
+    ):
+        rows.append((name, duration(seconds.median), _range(seconds), duration(expected)))
     rows.append(("start of a sum", duration(sums.start), "", duration(speeds.kernel)))
     rows.append(("memory, GB/s", _gb(sums.rate), f"{percent(sums.spread)} apart", _gb(speeds.memory)))
     return table(rows)

@@ -14,6 +14,7 @@ SIZES = tuple(4096 * 16**power for power in range(5))  # bytes: 4 KiB, 64 KiB, 1
 SMALL = SIZES[0]
 TRAIN = 9  # copies; one more than a power of two, so that nine minus one is eight
 HOPS = (8, 40)
+OPS = (8, 264)
 OPERANDS = (2, 4, 8)
 _SHORTEST = 1e-9  # seconds
 _SOFT = 0.05  # relative errors above this count less
@@ -90,17 +91,18 @@ def _line(points: Sequence[Tuple[int, Quartiles]]) -> Line:
 
 
 class Starts(NamedTuple):
-    """Seconds: to ``start`` a copy, of the host at each ``arrival``; their quartiles."""
+    """Seconds: to ``start`` a copy, of the host at each ``arrival`` and to ``dispatch`` an op; their quartiles."""
 
     start: Quartiles
     arrival: Quartiles
+    dispatch: Quartiles
 
 
 def measure_starts(timer: Timer, links: Mapping[Pair, Line], rounds: int, tick: Callable[[], None]) -> Starts:
-    """Return the time to start a copy, from trains of independent copies, and that of the host, from chains of them.
+    """Return the time to start a copy, from trains of independent copies, and those of the host, from chains.
 
     In a train only the sender's stream delays a copy. In a chain each copy also waits until the host has noticed the
-    end of the one before.
+    end of the one before. A chain of ops on one device is the host's alone.
     """
     count = timer.devices
     ring = [(device, (device + 1) % count) for device in range(count)]
@@ -110,14 +112,17 @@ def measure_starts(timer: Timer, links: Mapping[Pair, Line], rounds: int, tick: 
             runs["train", src, copies] = lambda s=src, d=dst, n=copies: timer.train(s, d, n, SMALL)  # type: ignore[misc]
     for hops in HOPS:
         runs["hops", 0, hops] = lambda n=hops: timer.hops(n, SMALL)  # type: ignore[misc]
+    for ops in OPS:
+        runs["ops", 0, ops] = lambda n=ops: timer.ops(n)  # type: ignore[misc]
     values = {key: np.array(seconds) for key, seconds in in_turn(runs, rounds, tick).items()}
     moving = {pair: SMALL / links[pair].rate for pair in ring}
     starts = [
         (values["train", src, TRAIN] - values["train", src, 1]) / (TRAIN - 1) - moving[src, dst] for src, dst in ring
     ]
     hops = (values["hops", 0, HOPS[1]] - values["hops", 0, HOPS[0]]) / (HOPS[1] - HOPS[0])
+    ops_ = (values["ops", 0, OPS[1]] - values["ops", 0, OPS[0]]) / (OPS[1] - OPS[0])
     start = _quartiles(np.concatenate(starts))
-    return Starts(start, _quartiles(hops - np.mean(list(moving.values())) - start.median))
+    return Starts(start, _quartiles(hops - np.mean(list(moving.values())) - start.median), _quartiles(ops_))
 
 
 def _quartiles(seconds: np.ndarray) -> Quartiles:

@@ -53,3 +53,7 @@ class Timer(abc.ABC):
     @abc.abstractmethod
     def sums(self, operands: int, count: int, size: int) -> float:
         """Return the seconds of ``count`` sums of ``operands`` tensors on device 0, each waiting for the one before."""
+
+    @abc.abstractmethod
+    def ops(self, count: int) -> float:
+        """Return the seconds of the host for ``count`` ops on device 0 that do nothing, one after another."""

@@ -45,7 +45,8 @@ def test_the_slower_half_of_the_runs_does_not_count():
 def calibrated():
     """What is measured on two GPUs of each socket of a machine, and what its links were taken for."""
     true = subset(load("pcie-sockets"), (0, 1, 4, 5))
-    true = from_yaml(true.to_yaml().replace("arrival: 0.0", "arrival: 2.0e-05"))
+    host = {"arrival": 20e-6, "dispatch": 3e-6}
+    true = from_yaml(true.to_yaml(), calibration={"speeds": host})
     assumed = subset(load("pcie-switch"), (0, 1, 4, 5))
     measurement = measure(SimulatedTimer(true, 0.02), SIZES, 0.25, lambda stage: None)
     return true, assumed, measurement, measured_machine(measurement, assumed, STAMP)
@@ -57,6 +58,7 @@ def test_links_starts_and_sums_are_those_of_the_machine(calibrated):
         assert machine.link(link.src, link.dst).bandwidth == pytest.approx(link.bandwidth, rel=0.05)
     assert machine.speeds.copy_latency == pytest.approx(true.speeds.copy_latency, rel=0.1)
     assert machine.speeds.arrival == pytest.approx(20e-6, rel=0.1)
+    assert machine.speeds.dispatch == pytest.approx(3e-6)
     assert machine.speeds.kernel == pytest.approx(true.speeds.kernel, rel=0.1)
     assert machine.speeds.memory == pytest.approx(true.speeds.memory, rel=0.05)
 

@@ -38,3 +38,7 @@ class SimulatedTimer(Timer):
         speeds = self.topology.speeds
         noise = 1 + self._draw.uniform(0, self.noise)
         return noise * count * (speeds.kernel + (operands + 1) * size / speeds.memory)
+
+    def ops(self, count):
+        """One op after another."""
+        return count * self.topology.speeds.dispatch
