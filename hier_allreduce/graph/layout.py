@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..errors import GradientError, StrategyError, TopologyError
@@ -118,21 +119,20 @@ def lay_out(
     """
     entries = find_entries(grads, _gathered(grads, strategy, hosts), strategy.missing)
     machine = _machine(strategy, [f"/gpu:{gpu}" for gpu in grads.lanes.gpus] or grads.devices)
-    lanes = Lanes(grads.places.lanes_each)
+    lanes = grads.places.lanes_each
     in_order = False
     if machine is None:
         chunks, plan = _by_strategy(entries, grads.devices, strategy, hosts)
     else:
         algorithm = None if strategy.algorithm == "auto" else strategy.algorithm
         scale, backward = 0.5 if strategy.wire_dtype else 1.0, Backward(strategy.backlog)
-        planned_lanes = lanes.count if hosts == 1 else 0
-        target = PlanningTarget(machine, algorithm, scale, hosts, network, planned_lanes, backward)
+        target = PlanningTarget(machine, algorithm, scale, hosts, network, lanes if hosts == 1 else 0, backward)
         whole = one_main or strategy.whole
         chunks, plan = _by_machine(entries, target, strategy.bucketing if whole else None)
         in_order = hosts == 1 and not whole
-    if not plan.lanes:
+    if lanes and not plan.lanes:
         # a variable's update, and a sum over several hosts, are made on a tower
-        plan = on_lanes(plan, lanes, sum_on_tower=one_main or hosts > 1)
+        plan = on_lanes(plan, Lanes(lanes, by_chunk=_lane_by_chunk(plan, lanes)), sum_on_tower=one_main or hosts > 1)
     return Layout(
         entries,
         chunks,
@@ -264,6 +264,16 @@ def _turns_or_roots(
         number = {first[chunk]: root for chunk, root in zip(leading, roots)}
     # the values of a sparse gradient are the entry before its indices
     return [number[p] if p in number else number[p._replace(variable=p.variable - 1)] for p in first]
+
+
+def _lane_by_chunk(plan: Plan, lanes: int) -> Tuple[int, ...]:
+    """Return each chunk's lane. Chunks of one root, whose tower has the most traffic, are on different lanes."""
+    earlier: Counter = Counter()  # chunks of each root so far
+    chosen = []
+    for root in plan.roots:
+        chosen.append((root + earlier[root]) % lanes)
+        earlier[root] += 1
+    return tuple(chosen)
 
 
 # ---- each chunk ------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ def examples(page):
 
 
 README = examples("README.md")
-PAGES = ("docs/tutorial.md", "docs/how-to/tower-code.md")
+PAGES = ("docs/tutorial.md", "docs/how-to/tower-code.md", "docs/lanes.md")
 EXAMPLES = [*README, *(example for page in PAGES for example in examples(page))]
 
 
