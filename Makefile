@@ -69,6 +69,7 @@ test-quick: .venv/.done
 
 tunnel: .venv/.done
 	.venv/bin/python -m tunnel --page docs/tunnel.md
+	.venv/bin/python -m tunnel --lanes 4 --page docs/lanes.md
 
 # strict: a link that leads nowhere is an error
 docs: .venv/.done

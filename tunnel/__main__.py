@@ -5,6 +5,7 @@
     python -m tunnel                                      the table of docs/tunnel.md (some 3 minutes)
     python -m tunnel dgx-a100 --bytes 1e8                 one machine, one size
     python -m tunnel dgx-a100:0,1,2 --arrival 20e-6       three of its devices, 20 µs of the host for each arrival
+    python -m tunnel --lanes 4                            the table of docs/lanes.md: plans with and without lanes
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
-from hier_allreduce.planning import choose
+from hier_allreduce.planning import choose, pack
 from hier_allreduce.topology import load, subset
 
 _FILES = Path(__file__).resolve().parents[1] / "tests" / "topology" / "nvidia_smi"
@@ -32,6 +33,7 @@ MACHINES = (
     "nvlink-bridges:0,1,2,3,4,5,6",
     "8x-rtx-4090-sys-pxb-pix-nic2",
 )
+LANES_MACHINES = ("dgx-1v", "dgx-1v-azure", "dgx-1p", "nvlink-bridges", "pcie-sockets", "dgx-a100", "dgx-h100")
 SIZES = (10**6, 10**7, 10**8, 10**9)
 OTHERS = ("two-group", "tree", "flat", "ring")
 
@@ -46,12 +48,12 @@ def machine(name, arrival=0.0):
     return replace(topology, speeds=replace(topology.speeds, arrival=arrival)) if arrival else topology
 
 
-def cell(topology, size, algorithm, ordered=True):
+def cell(topology, size, algorithm, ordered=True, lanes=0):
     """One plan: the choice, and its seconds as TensorFlow executed it."""
     from .emulation import Run
 
-    choice = choose(topology, size, algorithm)
-    run = Run(choice.recipe.plan(), topology, choice.recipe.sizes(size), ordered)
+    choice = choose(topology, size, algorithm, lanes)
+    run = Run(choice.plan(), topology, choice.sizes(), ordered)
     try:
         return choice, run.seconds()
     finally:
@@ -79,10 +81,40 @@ def row(name, size, arrival):
     return f"| {' | '.join(columns)} |", ratios
 
 
+def lanes_row(name, size, arrival, lanes):
+    """A row of the table with lanes as text, and each plan's executed over predicted time."""
+    topology = machine(name, arrival)
+    cells = [cell(topology, size, None), cell(topology, size, None, lanes=lanes)]
+    (without, seconds), (choice, on_lanes) = cells
+    columns = [
+        name,
+        f"{size / 1e6:g} MB",
+        f"{_us(without.seconds)} / {_us(seconds)}",
+        f"{_us(choice.seconds)} / {_us(on_lanes)}",
+        f"{choice.recipe.lanes.count or 'none'}",
+        choice.recipe.algorithm,
+        f"{without.recipe.copies}, {choice.recipe.copies}",
+        f"{seconds / on_lanes:.2f}",
+        f"{size / pack(topology, ideal_links=True).bound / on_lanes:.0%}",
+    ]
+    return f"| {' | '.join(columns)} |", [taken / made.seconds for made, taken in cells]
+
+
 def _us(seconds):
     return f"{seconds * 1e6:.0f}"
 
 
+LANES_HEAD = (
+    "machine",
+    "bytes",
+    "without lanes",
+    "with lanes",
+    "lanes used",
+    "plan",
+    "copies without, with",
+    "times as fast",
+    "of the limit of the links",
+)
 HEAD = (
     "machine",
     "bytes",
@@ -98,9 +130,10 @@ HEAD = (
 def main(argv=None):
     """Print the table, and write it into a page."""
     parser = argparse.ArgumentParser(prog="python -m tunnel", description=__doc__.split("\n")[0])
-    parser.add_argument("machines", nargs="*", default=MACHINES, metavar="MACHINE")
+    parser.add_argument("machines", nargs="*", metavar="MACHINE")
     parser.add_argument("--bytes", nargs="+", type=lambda text: int(float(text)), default=SIZES, metavar="SIZE")
     parser.add_argument("--arrival", type=float, default=0.0, metavar="SECONDS", help="of the host, for each copy")
+    parser.add_argument("--lanes", type=int, default=0, metavar="L", help="compare plans with and without lanes")
     parser.add_argument("--page", metavar="FILE", help="put the table between the <!-- tunnel --> marks of FILE")
     args = parser.parse_args(argv)
     from .emulation import CannotBuild, library
@@ -110,11 +143,12 @@ def main(argv=None):
     except CannotBuild as error:
         print(f"tunnel: {error}", file=sys.stderr)
         return 2
-    lines, ratios = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)], []
+    head = LANES_HEAD if args.lanes else HEAD
+    lines, ratios = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)], []
     print(*lines, sep="\n", flush=True)
-    for name in args.machines:
+    for name in args.machines or (LANES_MACHINES if args.lanes else MACHINES):
         for size in args.bytes:
-            line, own = row(name, size, args.arrival)
+            line, own = lanes_row(name, size, args.arrival, args.lanes) if args.lanes else row(name, size, args.arrival)
             print(line, flush=True)
             lines.append(line)
             ratios += own

@@ -29,6 +29,7 @@ from .schedule import (
     choose_for_training,
     choose_schedule,
     exposed_by_algorithm,
+    exposed_seconds,
     one_bucket,
 )
 from .simulator import Backward, Timing, simulate
@@ -74,6 +75,7 @@ __all__ = [
     "choose_schedule",
     "chunk_name",
     "exposed_by_algorithm",
+    "exposed_seconds",
     "hierarchical",
     "issued_before",
     "lane_bytes",

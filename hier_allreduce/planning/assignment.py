@@ -22,7 +22,7 @@ from .plan import Plan, Step
 from .planner import choose
 from .recipes import Recipe, lane_of_links
 from .schedule import Schedule, choose_schedule
-from .simulator import Backward
+from .simulator import TRAINING, Backward
 
 _ASSUMED_BYTES = 1 << 20  # of a gradient whose size is known only at run time
 
@@ -47,7 +47,7 @@ class PlanningTarget(NamedTuple):
     hosts: int = 1
     network: Optional[Network] = None
     lanes: int = 0
-    backward: Backward = Backward()
+    backward: Backward = TRAINING
 
     def recipe(self, size: int) -> Recipe:
         """Return how to all-reduce a bucket of ``size`` bytes (0 if unknown), without lanes."""

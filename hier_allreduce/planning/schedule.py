@@ -25,7 +25,7 @@ from .kept_recipes import recipe_from_values, recipe_to_values
 from .plan import Plan
 from .planner import BASELINES, Choice, algorithms_for, bytes_class, choose, ordered
 from .recipes import Recipe
-from .simulator import Backward, host_seconds, lower_bound, simulate
+from .simulator import TRAINING, Backward, host_seconds, lower_bound, simulate
 
 _BUCKETS = (1, 2, 4, 8, 16)
 _LEAST_BYTES = 8_000_000  # of a bucket, where there are several
@@ -83,7 +83,7 @@ class TrainingChoice(Choice):
 
 
 def choose_for_training(
-    topology: Topology, size: int, algorithm: Optional[str] = None, lanes: int = 0, backward: Backward = Backward()
+    topology: Topology, size: int, algorithm: Optional[str] = None, lanes: int = 0, backward: Backward = TRAINING
 ) -> TrainingChoice:
     """Return the schedule that leaves least exposed, with its time on an idle machine and what it was compared with.
 
@@ -122,7 +122,7 @@ def exposed_by_algorithm(choice: TrainingChoice, topology: Topology) -> Dict[str
 
 
 def choose_schedule(
-    topology: Topology, size: int, algorithm: Optional[str] = None, lanes: int = 0, backward: Backward = Backward()
+    topology: Topology, size: int, algorithm: Optional[str] = None, lanes: int = 0, backward: Backward = TRAINING
 ) -> Schedule:
     """Return the schedule that leaves least exposed after a backward pass; without a backlog, the fastest plan.
 

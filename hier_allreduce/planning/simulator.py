@@ -227,6 +227,7 @@ def _issue_times(plan: Plan, chunks: Sequence[float], backward: Backward) -> Lis
     return [backward.seconds * done[bucket] / total - backward.backlog for bucket in buckets]
 
 
+TRAINING = Backward()
 _IDLE = Backward(0.0, 0.0)
 _READY, _FLOWS, _ARRIVED = range(3)
 _MOST_RATES = 50_000  # sets of pairs whose rates are kept

@@ -18,10 +18,10 @@ from tunnel.__main__ import machine
 from tunnel.emulation import Run
 from hier_allreduce.planning import choose
 cells = []
-for name, size, algorithm in json.loads(sys.argv[1]):
+for name, size, algorithm, lanes in json.loads(sys.argv[1]):
     topology = machine(name)
-    choice = choose(topology, size, algorithm)
-    runs = [Run(choice.recipe.plan(), topology, choice.recipe.sizes(size), ordered) for ordered in (True, False)]
+    choice = choose(topology, size, algorithm, lanes)
+    runs = [Run(choice.plan(), topology, choice.sizes(), ordered) for ordered in (True, False)]
     executed = [(run.seconds(), run.before_its_turn()) for run in runs]
     cells.append([choice.seconds, *executed])
 from tunnel.links import found
@@ -31,10 +31,11 @@ starts = [measurement.starts.start.median, measurement.starts.arrival.median]
 print(json.dumps([cells, list(rates.values()), ways, starts]))
 """
 CELLS = {
-    "a tree on a switch": ("dgx-a100", 10**6, None),
-    "groups over sockets": ("pcie-sockets", 10**6, None),
-    "a ring on a cube mesh": ("dgx-1v", 10**8, "ring"),
-    "NVLink pairs": ("nvlink-bridges", 10**7, None),
+    "a tree on a switch": ("dgx-a100", 10**6, None, 0),
+    "groups over sockets": ("pcie-sockets", 10**6, None, 0),
+    "a ring on a cube mesh": ("dgx-1v", 10**8, "ring", 0),
+    "NVLink pairs": ("nvlink-bridges", 10**7, None, 0),
+    "over lanes": ("dgx-1v", 10**7, None, 4),
 }
 
 
