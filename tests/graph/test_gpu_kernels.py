@@ -70,6 +70,9 @@ def test_every_op_for_sparse_and_missing_gradients_can_be_placed(kernels, graph,
         for how in ("gather", "dense"):
             built(dtype, Strategy(sparse=how, missing="zeros"), False, sparse(index))
     assert {missing.split()[0] for missing in not_placed(graph, kernels)} <= NO_KERNELS
+    if dtype in FLOATS:
+        changes = memory_changes(graph, kernels)
+        assert {change for change in changes if not change.startswith("Placeholder ")} == set()
 
 
 @pytest.mark.parametrize("update", ["replicated", "main"])
