@@ -28,7 +28,7 @@ def best_exposed(machine, size, algorithm, backward):
     return min(exposed_seconds(schedule, machine, size, backward) for schedule in schedules)
 
 
-@pytest.mark.parametrize("name, most", [("dgx-1v", 0.5), ("dgx-1p", 0.5), ("dgx-a100", 1.0)])
+@pytest.mark.parametrize("name, most", [("dgx-1v", 0.5), ("dgx-a100", 1.0)])
 def test_lanes_leave_at_most_half_of_what_is_left_without_and_never_more_on_a_switch(name, most):
     """Gradients of ResNet-50."""
     machine, backward = load(name), Backward(10e-3)
@@ -90,7 +90,7 @@ def test_lanes_of_a_gpu_share_its_links_and_memory():
         assert "GPU0 → GPU1" in link.through
     local = lanes.link(0, 8)
     assert local.bandwidth == shared["GPU0 memory"] == machine.speeds.memory / 2
-    assert with_lanes(machine, 0) is machine
+    assert with_lanes(machine, 0) == machine
 
 
 def test_two_lanes_send_over_two_links_at_the_same_time_and_share_one():
