@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, List
 from ._lazy import lazy
 
 if TYPE_CHECKING:
+    from .bench import Tuned as Tuned
+    from .bench import save_shapes as save_shapes
+    from .bench import tune as tune
     from .calibration import Calibration as Calibration
     from .calibration import calibrate as calibrate
     from .cluster import Cluster as Cluster
@@ -47,6 +50,7 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "calibration": ["Calibration", "calibrate"],
+    "bench": ["Tuned", "save_shapes", "tune"],
     "cluster": ["Cluster"],
     "errors": [
         "AuditError",

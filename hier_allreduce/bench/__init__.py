@@ -44,10 +44,13 @@ if TYPE_CHECKING:
     from .report import draw_report as draw_report
     from .report import report_text as report_text
     from .results import Report as Report
+    from .shapes import save_shapes as save_shapes
     from .sizes import size_case as size_case
     from .sizes import sizes_text as sizes_text
     from .sizes import sweep_sizes as sweep_sizes
     from .slot_memory import compare_updates as compare_updates
+    from .tuned import Tuned as Tuned
+    from .tuning import tune as tune
 
 __all__ = [
     "MIRRORED_CONTENDERS",
@@ -56,6 +59,7 @@ __all__ = [
     "Case",
     "Contender",
     "Report",
+    "Tuned",
     "all_contenders",
     "compare_mirrored",
     "compare_updates",
@@ -76,10 +80,12 @@ __all__ = [
     "published_markdown",
     "report_text",
     "run_host",
+    "save_shapes",
     "size_case",
     "sizes_text",
     "sweep_contenders",
     "sweep_sizes",
+    "tune",
 ]
 __getattr__ = lazy(
     __name__,
@@ -104,6 +110,9 @@ __getattr__ = lazy(
         "report": ["draw_report", "report_text"],
         "results": ["Report"],
         "sizes": ["size_case", "sizes_text", "sweep_sizes"],
+        "shapes": ["save_shapes"],
         "slot_memory": ["compare_updates"],
+        "tuned": ["Tuned"],
+        "tuning": ["tune"],
     },
 )

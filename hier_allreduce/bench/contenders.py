@@ -17,6 +17,7 @@ from .. import presets
 from ..errors import BenchError
 from ..graph import allreduce_grads, per_replica
 from ..planning import Strategy, strategy_from
+from .candidates import one_choice
 from .case import Rows
 
 Build = Callable[[Rows, Sequence[str], bool], Rows]
@@ -207,25 +208,4 @@ def all_contenders() -> Tuple[Contender, ...]:
 
 def sweep_contenders() -> Tuple[Contender, ...]:
     """Return our default strategy, then strategies that each differ from it in one choice (docs/defaults.md)."""
-    choices: Dict[str, Tuple[Any, ...]] = {
-        "algorithm": ("hierarchical", "tree"),
-        "mains": ("rotate", 0),
-        "pack_below": (0, 4 << 10, 16 << 10, 256 << 10, 1 << 20),
-        "bucket_bytes": (1 << 20, 4 << 20, 40 << 20),
-        "split_above": (1 << 20, 4 << 20, 16 << 20),
-        "splits": (1, 8),
-    }
-    variants = [
-        ours(Strategy(**{field: value}), f"ours:{field}={_short(value)}")
-        for field, values in choices.items()
-        for value in values
-    ]
-    return (ours(), *variants)
-
-
-def _short(value: Any) -> str:
-    """Return a choice as text; bytes as ``4K`` or ``1M``."""
-    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
-        if isinstance(value, int) and value and value % unit == 0:
-            return f"{value // unit}{name}"
-    return str(value)
+    return (ours(), *(ours(strategy, f"ours:{name}") for name, strategy in one_choice().items()))

@@ -95,25 +95,28 @@ def _shared_steps(
     return {name: shared.make_callable(op) for name, op in ops.items()}
 
 
-def interleaved(steps: Dict[str, Callable[[], Any]], rounds: int, tick: Tick) -> Dict[str, List[float]]:
+def interleaved(
+    steps: Dict[str, Callable[[], Any]], rounds: int, tick: Tick, warm_up: int = WARM_UP
+) -> Dict[str, List[float]]:
     """Run all steps in turn, in a new order every round, and return each step's seconds by name.
 
     Args:
         steps: a function for each name.
-        rounds: the number of timed rounds, after two untimed ones.
+        rounds: the number of timed rounds.
         tick: called with a short text before each round, timed or not.
+        warm_up: the number of rounds before them that are not timed.
     """
     seconds: Dict[str, List[float]] = {name: [] for name in steps}
     order = list(steps)
     shuffle = random.Random(0).shuffle
-    for number in range(WARM_UP + rounds):
-        tick(f"round {number - WARM_UP + 1} of {rounds}" if number >= WARM_UP else "warming up")
+    for number in range(warm_up + rounds):
+        tick(f"round {number - warm_up + 1} of {rounds}" if number >= warm_up else "warming up")
         shuffle(order)
         for name in order:
             start = time.perf_counter()
             steps[name]()
             step_seconds = time.perf_counter() - start
-            if number >= WARM_UP:
+            if number >= warm_up:
                 seconds[name].append(step_seconds)
     return seconds
 

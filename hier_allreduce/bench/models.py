@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, Iterable, List, Tuple
 
 from .. import presets
 from ..errors import BenchError
@@ -45,6 +45,15 @@ class GradientShape:
     def dense_bytes(self) -> int:
         """The bytes of the dense gradient."""
         return self.elements * DTYPE_BYTES[self.dtype]
+
+
+def table_text(shapes: Iterable[GradientShape]) -> str:
+    """Return the text of the table that :func:`load_model` reads."""
+    lines = ["\t".join((*_COLUMNS, "sparse"))]
+    for shape in shapes:
+        sizes = ",".join(map(str, shape.shape)) or "scalar"
+        lines.append("\t".join((shape.name, sizes, shape.dtype, "yes" if shape.sparse else "no")))
+    return "\n".join(lines) + "\n"
 
 
 def load_model(name_or_path: str) -> Tuple[GradientShape, ...]:

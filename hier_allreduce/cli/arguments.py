@@ -58,6 +58,26 @@ def gib(text: str) -> int:
     return int(size)
 
 
+def milliseconds(text: str) -> float:
+    """Read milliseconds, 0 or more."""
+    return _number(text, "milliseconds", 0.0)
+
+
+def minutes(text: str) -> float:
+    """Read minutes, more than 0."""
+    return _number(text, "minutes", 1e-3)
+
+
+def _number(text: str, unit: str, least: float) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not least <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of {unit}, {least:g} or more")
+    return number
+
+
 def output(text: str) -> str:
     """Read the path of a file that can be written: the file or its folder exists, with permission."""
     path = Path(text)

@@ -8,13 +8,14 @@ import json
 import os
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any, Callable, List, Tuple
+from typing import TYPE_CHECKING, Any, List, Tuple
 
 from ..bench import OPTIMIZERS
 from ..errors import BenchError
 from ..figures import check_picture
 from .arguments import add_split_gpu, count, device_count, folder, gib, installed, output, refuse_unused
 from .plan import read_bytes
+from .progress import progress, ticking
 
 if TYPE_CHECKING:
     from ..bench import Case, Contender, Report
@@ -191,9 +192,9 @@ def _measure_sizes(args: argparse.Namespace) -> int:
     contenders = [find_contender(name) for name in _names(args)]
     devices = _devices(args)
     sizes = sweep_sizes(args.least, args.most, args.factor)
-    with _bar(len(sizes) * (1 + len(contenders) + WARM_UP + args.rounds)) as bar:
+    with progress(len(sizes) * (1 + len(contenders) + WARM_UP + args.rounds)) as bar:
         reports = {
-            size: measure(size_case(size, devices, args.average), contenders, args.rounds, False, _ticking(bar))
+            size: measure(size_case(size, devices, args.average), contenders, args.rounds, False, ticking(bar))
             for size in sizes
         }
     print(sizes_text(reports))
@@ -248,8 +249,8 @@ def _updates_text(args: argparse.Namespace) -> str:
 
     name = _name(args)
     case = _case(args, name, args.average)
-    with _bar(len(UPDATES) + WARM_UP + args.rounds) as bar:
-        compared = compare_updates(case, args.updates, args.rounds, _ticking(bar))
+    with progress(len(UPDATES) + WARM_UP + args.rounds) as bar:
+        compared = compare_updates(case, args.updates, args.rounds, ticking(bar))
     return f"{name}, {args.updates}, {len(case.devices)} devices\n{compared.text()}"
 
 
@@ -258,8 +259,8 @@ def _distribute_text(args: argparse.Namespace) -> str:
 
     name = _name(args)
     case = _case(args, name, args.average)
-    with _bar(1 + len(MIRRORED_CONTENDERS) + WARM_UP + args.rounds) as bar:
-        compared = compare_mirrored(case, args.rounds, _ticking(bar))
+    with progress(1 + len(MIRRORED_CONTENDERS) + WARM_UP + args.rounds) as bar:
+        compared = compare_mirrored(case, args.rounds, ticking(bar))
     return f"{name}, MirroredStrategy on {len(case.devices)} devices ({case.devices[0]} …)\n{compared.text()}"
 
 
@@ -277,21 +278,6 @@ def _measure_hosts(args: argparse.Namespace) -> int:
     return status
 
 
-def _bar(parts: int) -> Any:
-    from tqdm import tqdm
-
-    layout = "{desc:24}{bar:40} {n_fmt}/{total_fmt} {elapsed}"
-    return tqdm(total=parts, file=sys.stderr, leave=False, disable=None, bar_format=layout)
-
-
-def _ticking(bar: Any) -> Callable[[str], None]:
-    def tick(stage: str) -> None:
-        bar.set_description_str(stage, refresh=False)
-        bar.update()
-
-    return tick
-
-
 def _measured(args: argparse.Namespace, name: str, average: bool) -> Report:
     from ..bench import WARM_UP, measure
 
@@ -299,8 +285,8 @@ def _measured(args: argparse.Namespace, name: str, average: bool) -> Report:
     case = _case(args, name, average)
     floor = not _names(args) or "floor" in _names(args)
     parts = 1 + len(contenders) + WARM_UP + args.rounds
-    with _bar(parts) as bar:
-        return measure(case, contenders, args.rounds, floor, _ticking(bar), args.trace)
+    with progress(parts) as bar:
+        return measure(case, contenders, args.rounds, floor, ticking(bar), args.trace)
 
 
 # ---- the page --------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ COMMANDS = {
     "topo": "show a machine's links, their speeds, and the bound that they set",
     "plan": "show the plan for a machine, its predicted time, and how it compares",
     "calibrate": "measure this machine's links, and which copies wait for each other",
+    "tune": "measure strategies on this machine, and write the fastest",
     "bench": "measure step time, graph size and memory, compared with every peer",
     "launch": "start all hosts of a job on this machine",
     "demo": "train a small model on real data and check the result",

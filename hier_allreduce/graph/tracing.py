@@ -20,7 +20,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from dataclasses import replace
-from itertools import zip_longest
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import AuditError, TopologyError
@@ -236,7 +235,7 @@ def _names(call: Emitted) -> List[str]:
     """Return for each chunk its variables; of many, the first and their number."""
     return [
         name if len(variables) < 2 else f"{variables[0]} + {len(variables) - 1}"
-        for name, variables in zip_longest(call.names, call.variables, fillvalue=())
+        for name, variables in zip(call.names, call.variables)
     ]
 
 

@@ -45,7 +45,8 @@ def _run_events(run: Run, rows: List[int]) -> Iterator[Event]:
 
 def in_lanes(bars: Sequence[Bar]) -> List[int]:
     """Return a lane for each bar, as few as possible, so that no two bars of a lane overlap."""
-    lanes, free = [0] * len(bars), []  # type: Tuple[List[int], List[float]]
+    lanes = [0] * len(bars)
+    free: List[float] = []  # since when each lane is free
     for number in sorted(range(len(bars)), key=lambda number: (bars[number].start, bars[number].end)):
         bar = bars[number]
         lane = next((lane for lane, since in enumerate(free) if since <= bar.start), len(free))

@@ -1,0 +1,88 @@
+"""The strategies that ``bench --sweep`` compares and ``tune`` tries: one choice changed, then the best together."""
+
+from __future__ import annotations
+
+import dataclasses
+from itertools import combinations
+from pathlib import Path
+from typing import Any, Dict, Iterator, Sequence, Tuple
+
+from ..errors import StrategyError
+from ..planning import Strategy, algorithms_for
+
+# a field of Strategy → the values that differ from its default; a field that is added here is swept and tuned
+CHOICES: Dict[str, Tuple[Any, ...]] = {
+    "algorithm": ("hierarchical", "tree"),
+    "mains": ("rotate", 0),
+    "pack_below": (0, 4 << 10, 16 << 10, 256 << 10, 1 << 20),
+    "bucket_bytes": (1 << 20, 4 << 20, 40 << 20),
+    "split_above": (1 << 20, 4 << 20, 16 << 20),
+    "splits": (1, 8),
+}
+DEFAULT = "default"
+
+
+def one_choice() -> Dict[str, Strategy]:
+    """Return strategies that differ from the default in one choice, by a name that says it: ``pack_below=4K``."""
+    return {
+        f"{field}={_short(value)}": Strategy(**{field: value}) for field, values in CHOICES.items() for value in values
+    }
+
+
+def first_candidates(topologies: Sequence[str] = (), wire_dtypes: Sequence[str] = ()) -> Dict[str, Strategy]:
+    """Return the default strategy and those that differ from it in one choice.
+
+    Args:
+        topologies: machines for whose links strategies are planned too, by every algorithm: names or files, or
+            ``"this machine"``.
+        wire_dtypes: 16-bit dtypes in which gradients may travel.
+
+    Raises:
+        StrategyError: no such machine or dtype.
+    """
+    found = {DEFAULT: Strategy(), "algorithm=flat": Strategy(algorithm="flat"), **one_choice()}
+    for topology in topologies:
+        found.update(_planned(topology))
+    found.update({f"wire_dtype={dtype}": Strategy(wire_dtype=dtype) for dtype in wire_dtypes})
+    return found
+
+
+def _planned(topology: str) -> Iterator[Tuple[str, Strategy]]:
+    named = "this machine" if topology == "this machine" else Path(topology).name
+    machine = Strategy(topology=topology).machine()
+    algorithms = ["auto"] if machine is None else ["auto", *algorithms_for(machine)]
+    for algorithm in algorithms:
+        for whole in (False, True):
+            name = f"{algorithm} for {named}{', whole' if whole else ''}"
+            yield name, Strategy(algorithm=algorithm, topology=topology, whole=whole)
+
+
+def combined(best: Dict[str, Strategy]) -> Dict[str, Strategy]:
+    """Return each pair of strategies as one that makes the choices of both, where these do not contradict."""
+    found: Dict[str, Strategy] = {}
+    for (name, first), (other_name, second) in combinations(best.items(), 2):
+        changes, others = changed(first), changed(second)
+        if not changes or not others or changes.keys() & others.keys():
+            continue
+        try:
+            found[f"{name}, {other_name}"] = Strategy(**changes, **others)
+        except StrategyError:  # for instance groups of mains with a topology, which plans them
+            continue
+    return found
+
+
+def changed(strategy: Strategy) -> Dict[str, Any]:
+    """Return the fields of a strategy that differ from the default, by name."""
+    return {
+        field.name: getattr(strategy, field.name)
+        for field in dataclasses.fields(Strategy)
+        if getattr(strategy, field.name) != field.default
+    }
+
+
+def _short(value: Any) -> str:
+    """Return a choice as text; bytes as ``4K`` or ``1M``."""
+    for unit, name in ((1 << 20, "M"), (1 << 10, "K")):
+        if isinstance(value, int) and value and value % unit == 0:
+            return f"{value // unit}{name}"
+    return str(value)

@@ -1,0 +1,213 @@
+"""Tuning: the fastest strategy for some gradients, measured on the devices that will run it.
+
+::
+
+    candidates ─► rounds of all ─► rounds of the better half ─► … ─► their choices together ─► duel with the default
+                  one step each, in a new order every round
+
+The last duel has rounds of its own, so that a candidate that was only lucky does not win: see :mod:`.tuned`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+
+import tensorflow as tf
+
+from ..errors import BenchError, StrategyError
+from ..formatting import amount, count, duration
+from ..planning import Strategy
+from .backward import Backward
+from .candidates import DEFAULT, combined, first_candidates
+from .case import Case, consumed, devices_here, session, variables
+from .contenders import Contender, ours
+from .measuring import BASELINE, WARM_UP, Tick, interleaved
+from .models import load_model
+from .results import cores
+from .shapes import shapes_of
+from .tuned import Duel, Row, Tuned
+
+_FEWEST, _MOST = 3, 30  # rounds of a heat
+_DUEL_FEWEST, _DUEL_MOST = 11, 101
+_SHARES = 0.4, 0.2, 0.4  # of the time: the heats, the choices together, the duel
+_TOGETHER = 3  # candidates whose choices are combined
+MINUTES, ROWS = 5.0, 2048
+
+Steps = Dict[str, Callable[[], Any]]
+
+
+def tune(
+    shapes: Union[str, Sequence[Sequence[Any]]],
+    devices: Optional[Sequence[str]] = None,
+    average: bool = True,
+    backward_ms: Optional[float] = None,
+    topologies: Sequence[str] = (),
+    wire_dtypes: Sequence[str] = (),
+    minutes: float = MINUTES,
+    file: Optional[str] = None,
+    rows: int = ROWS,
+    tick: Optional[Tick] = None,
+) -> Tuned:
+    """Measure strategies on these devices and return the fastest; the default unless another is faster beyond noise.
+
+    Each candidate reduces gradients of the real shapes, which a stand-in for the backward pass makes ready one after
+    another.
+
+    Args:
+        shapes: K×N gradients or (gradient, variable) pairs, or the name or path of a table of shapes.
+        devices: K devices (default: all GPUs if there are two or more, else 8 logical CPU devices).
+        average: whether the mean is wanted.
+        backward_ms: milliseconds of the backward pass (default: as long as the default strategy takes); 0 makes all
+            gradients ready at once.
+        topologies: machines for whose links strategies are planned too: names or files. On GPUs, ``"this machine"`` is
+            always one of them.
+        wire_dtypes: 16-bit dtypes in which gradients may travel, at the cost of accuracy: ``"float16"`` or
+            ``"bfloat16"``.
+        minutes: how long to measure. Building the candidates takes time too.
+        file: a YAML file for the strategy.
+        rows: in each sparse gradient.
+        tick: called with a short text at each stage.
+
+    Raises:
+        BenchError: no such table, a gradient of unknown shape, or an invalid number.
+        StrategyError: no such machine or dtype.
+        HierAllreduceError: the file cannot be written.
+    """
+    for name, number in (("minutes", minutes), ("backward_ms", backward_ms)):
+        if number is not None and not 0 <= number < math.inf:
+            raise BenchError(f"{name}={number!r}: expected a number of 0 or more")
+    table = load_model(shapes) if isinstance(shapes, str) else shapes_of(shapes)
+    places = tuple(devices) if devices else devices_here()
+    if len(places) < 2:
+        raise BenchError(f"devices={list(places)}: one device has nothing to reduce; give two or more")
+    case = Case(tuple(table), places, average, rows)
+    on_gpus = any("gpu" in place.lower() for place in places)
+    machines = list(dict.fromkeys([*topologies, *(["this machine"] if on_gpus else [])]))
+    candidates = first_candidates(machines, wire_dtypes)
+    tuned = _Search(case, candidates, backward_ms, minutes * 60, tick or (lambda stage: None)).run()
+    if file:
+        tuned.write(file)
+    return tuned
+
+
+class _Search:
+    """Successive halving over candidates of one case."""
+
+    def __init__(
+        self, case: Case, candidates: Dict[str, Strategy], backward_ms: Optional[float], seconds: float, tick: Tick
+    ):
+        self._case, self._candidates, self._tick = case, dict(candidates), tick
+        self._budgets = [seconds * share for share in _SHARES]
+        self._ratios: Dict[str, List[float]] = {}
+        self._seconds: Dict[str, List[float]] = {}
+        self._failed: List[str] = []
+        tick("backward pass")
+        length = self._default_seconds() if backward_ms is None else backward_ms / 1e3
+        self._backward = Backward(case, length)
+
+    def run(self) -> Tuned:
+        """Return the best strategy."""
+        best = self._heats(list(self._candidates), self._budgets[0])
+        together = combined({name: self._candidates[name] for name in best[:_TOGETHER] if name != DEFAULT})
+        self._candidates.update(together)
+        if together:
+            best = self._heats([*best[:_TOGETHER], *together], self._budgets[1])
+        finalists = [name for name in best if name != DEFAULT][:1]
+        duels = [self._duel(name) for name in finalists]
+        winner = next((duel.name for duel in duels if duel.won), DEFAULT)
+        return Tuned(
+            self._candidates[winner],
+            winner,
+            tuple(sorted(map(self._row, self._ratios), key=lambda row: row.ratio)),
+            tuple(duels),
+            tuple(self._setting()),
+            self._backward.seconds,
+            statistics.median(self._seconds[BASELINE.name]),
+        )
+
+    def _default_seconds(self) -> float:
+        """Return the seconds that the default strategy takes for gradients that are all there."""
+        with contextlib.ExitStack() as until_done:
+            steps = self._steps([DEFAULT], until_done, gated=False)
+            seconds = interleaved(steps, _FEWEST, lambda stage: None)
+        difference = statistics.median(seconds[DEFAULT]) - statistics.median(seconds[BASELINE.name])
+        return max(1e-4, difference)
+
+    def _steps(self, names: Sequence[str], until_done: contextlib.ExitStack, gated: bool = True) -> Steps:
+        """Return a step of each candidate, and one without reduction, all on the same gradients."""
+        graph, case = tf.Graph(), self._case
+        ops: Dict[str, Any] = {}
+        with graph.as_default():
+            grads, fill = variables(case)
+            ready = self._backward.gate(grads) if gated else grads
+            for contender in (BASELINE, *(self._contender(name) for name in names)):
+                self._tick(f"building {contender.name}")
+                try:
+                    ops[contender.name] = consumed(contender.build(ready, case.devices, case.average), case)
+                except StrategyError as error:  # what one machine or number of devices allows, another does not
+                    self._failed.append(f"{contender.name} does not fit: {error}")
+        shared = until_done.enter_context(session(graph, case))
+        shared.run(fill)
+        return {name: shared.make_callable(op) for name, op in ops.items()}
+
+    def _contender(self, name: str) -> Contender:
+        return ours(self._candidates[name], name)
+
+    def _heats(self, names: Sequence[str], budget: float) -> List[str]:
+        """Return the names of the best, the fastest first: half of them leave after each heat."""
+        with contextlib.ExitStack() as until_done:
+            steps = self._steps(list(dict.fromkeys([DEFAULT, *names])), until_done)
+            self._measure(steps, 1, 1)
+            heats = max(1, math.ceil(math.log2(max(2, len(steps) - 2))))
+            for _ in range(heats):
+                self._measure(steps, self._rounds(steps, budget / heats, _FEWEST, _MOST))
+                ranked = sorted((name for name in steps if name not in (BASELINE.name, DEFAULT)), key=self._median)
+                kept = {BASELINE.name, DEFAULT, *ranked[: max(_TOGETHER, math.ceil(len(ranked) / 2))]}
+                steps = {name: step for name, step in steps.items() if name in kept}
+        return sorted((name for name in steps if name != BASELINE.name), key=self._median)
+
+    def _rounds(self, steps: Steps, budget: float, fewest: int, most: int) -> int:
+        """Return how many rounds of these steps take ``budget`` seconds."""
+        each = sum(statistics.median(self._seconds[name]) for name in steps)
+        return max(fewest, min(most, int(budget / each)))
+
+    def _measure(self, steps: Steps, rounds: int, warm_up: int = 0) -> Dict[str, List[float]]:
+        """Take rounds of all steps and keep their seconds, and their ratios to the default's."""
+        seconds = interleaved(
+            steps, rounds, lambda stage: self._tick(f"{count(len(steps) - 1, 'candidate')}, {stage}"), warm_up
+        )
+        for name, taken in seconds.items():
+            self._seconds.setdefault(name, []).extend(taken)
+            if name != BASELINE.name:
+                ratios = [step / default for step, default in zip(taken, seconds[DEFAULT])]
+                self._ratios.setdefault(name, []).extend(ratios)
+        return seconds
+
+    def _duel(self, name: str) -> Duel:
+        """Compare one candidate with the default in rounds that had no part in choosing it."""
+        with contextlib.ExitStack() as until_done:
+            steps = self._steps([DEFAULT, name], until_done)
+            rounds = self._rounds(steps, self._budgets[2], _DUEL_FEWEST, _DUEL_MOST)
+            seconds = self._measure(steps, rounds, WARM_UP)
+        return Duel(name, tuple(step / default for step, default in zip(seconds[name], seconds[DEFAULT])))
+
+    def _median(self, name: str) -> float:
+        return statistics.median(self._ratios[name])
+
+    def _row(self, name: str) -> Row:
+        seconds = self._seconds[name]
+        return Row(name, len(seconds), statistics.median(seconds), self._median(name))
+
+    def _setting(self) -> List[str]:
+        case = self._case
+        pass_text = f"a stand-in for the backward pass of {duration(self._backward.seconds)}"
+        return [
+            f"{count(len(case.shapes), 'gradient')}, {amount(case.tower_bytes)} on each of {case.devices[0]} to"
+            f" {case.devices[-1]}, {'mean' if case.average else 'sum'}, {count(cores(), 'core')},"
+            f" TensorFlow {tf.__version__}",
+            f"after {pass_text}" if self._backward.rows else "all gradients ready at once",
+            *self._failed,
+        ]

@@ -1,0 +1,175 @@
+"""``tune``: its candidates, its verdict under noise, the file that it writes, and one small search."""
+
+import pytest
+import tensorflow as tf
+from helpers.graphs import cpus, tf1
+
+from hier_allreduce import Strategy, allreduce_grads, bench, save_shapes, tune
+from hier_allreduce.bench import load_model, tuning
+from hier_allreduce.bench.backward import STAGES, Backward
+from hier_allreduce.bench.candidates import DEFAULT, changed, combined, first_candidates
+from hier_allreduce.bench.case import session
+from hier_allreduce.bench.tuned import Duel, Row, Tuned, median_interval
+from hier_allreduce.cli import main
+from hier_allreduce.errors import BenchError, HierAllreduceError, StrategyError
+
+
+def test_each_candidate_differs_from_the_default_and_from_all_others():
+    found = first_candidates(["dgx-1v"], ["bfloat16"])
+    assert found[DEFAULT] == Strategy()
+    assert len({repr(strategy) for strategy in found.values()}) == len(found)
+    assert {"algorithm=tree", "splits=8", "wire_dtype=bfloat16", "ring for dgx-1v", "auto for dgx-1v, whole"} <= set(
+        found
+    )
+    with pytest.raises(StrategyError, match="no-such"):
+        first_candidates(["no-such-machine"])
+
+
+def test_the_best_choices_are_combined_unless_they_contradict():
+    found = first_candidates(["dgx-1v"])
+    best = {name: found[name] for name in ("splits=8", "mains=0", "mains=rotate", "auto for dgx-1v", DEFAULT)}
+    together = combined(best)
+    assert set(together) == {"splits=8, mains=0", "splits=8, mains=rotate"}
+    assert changed(together["splits=8, mains=0"]) == {"splits": 8, "mains": 0}
+
+
+def test_the_interval_of_a_median_is_that_of_the_sign_test():
+    assert median_interval([3, 1, 2]) == (0, 2, float("inf"))  # of three ratios none has 95 %
+    assert median_interval([6, 5, 4, 3, 2, 1]) == (1, 3.5, 6)
+    # of 20, the tables of the sign test have the 6th and the 15th
+    assert median_interval(range(1, 21)) == (6, 10.5, 15)
+
+
+@pytest.mark.parametrize(
+    "ratios, won",
+    [
+        ([0.9] * 11, True),
+        ([0.9] * 5, False),  # too few to be sure
+        ([0.8, 1.2] * 10 + [0.9], False),  # noise
+        ([0.995] * 30, False),  # sure, but not worth it
+        ([1.1] * 30, False),
+    ],
+)
+def test_only_a_sure_win_replaces_the_default(ratios, won):
+    assert Duel("x", tuple(ratios)).won is won
+
+
+def tuned(strategy, name):
+    rows = (Row(name, 5, 1.5, 0.75), Row(DEFAULT, 5, 2.0, 1.0))
+    return Tuned(strategy, name, rows, (Duel(name, (0.75,) * 11),), ("2 gradients",), 0.1, 1.0)
+
+
+def test_the_file_is_a_strategy_with_the_table_as_comments(tmp_path):
+    path, chosen = tmp_path / "best.yaml", Strategy(splits=8, mains=0, wire_dtype="bfloat16")
+    tuned(chosen, "splits=8, mains=0").write(str(path))
+    assert Strategy.load(str(path)) == chosen
+    text = path.read_text(encoding="utf-8")
+    for part in ("# candidate", "0.750", "500 ms", "faster in 11 of 11 rounds", "# use splits=8, mains=0"):
+        assert part in text
+    tuned(Strategy(), DEFAULT).write(str(path))
+    assert Strategy.load(str(path)) == Strategy()
+    assert "keep the default" in path.read_text(encoding="utf-8")
+    with pytest.raises(HierAllreduceError, match="nowhere"):
+        tuned(chosen, "x").write(str(tmp_path / "nowhere" / "best.yaml"))
+
+
+# ---- a search ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gradients():
+    """Two towers' (gradient, variable) pairs: dense, sparse, and a variable without a gradient."""
+    rows = []
+    with tf.Graph().as_default():
+        for tower in range(2):
+            with tf1.variable_scope(f"tower{tower}"):
+                w, table, unused = (
+                    tf1.get_variable(name, shape, use_resource=True)
+                    for name, shape in (("w", [3, 5]), ("t", [7, 2]), ("u", []))
+                )
+            slices = tf.IndexedSlices(tf.ones([4, 2]), tf.range(4))
+            rows.append([(tf.ones([3, 5]), w), (slices, table), (None, unused)])
+        yield rows
+
+
+def test_a_models_gradients_become_a_table(gradients, tmp_path):
+    path = str(tmp_path / "mine.tsv")
+    save_shapes(gradients, path)
+    shapes = load_model(path)
+    assert [(shape.name, shape.shape, shape.dtype, shape.sparse) for shape in shapes] == [
+        ("w", (3, 5), "float32", False),
+        ("t", (7, 2), "float32", True),
+    ]
+    unknown = tf1.placeholder(tf.float32, [None, 2], "unknown")
+    for wrong, part in (
+        ([[unknown]], "unknown: the shape"),
+        ([], "expected K rows"),
+        ([[tf.constant("a")]], "dtype string"),
+    ):
+        with pytest.raises(BenchError, match=part):
+            save_shapes(wrong, path)
+
+
+def test_gradients_become_ready_one_after_another(monkeypatch):
+    """The last variable's first: its stage is the first product, the first variable's the last."""
+    monkeypatch.setattr("hier_allreduce.bench.backward._calibrated", lambda case, seconds: (8, seconds))
+    case = bench.Case(load_model("vgg16"), tuple(cpus(2)))
+    with tf.Graph().as_default():
+        (row, _) = Backward(case, 0.1).gate([[tf.ones([]) for _ in case.shapes]] * 2)
+        products = [grad.op.control_inputs[0] for grad in row]
+        depth = {op: n for n, op in enumerate(_chain(products[0]))}
+    stages = [STAGES - 1 - depth[product] for product in products]
+    assert stages[0] == STAGES - 1 and stages[-1] == 0 and stages == sorted(stages, reverse=True)
+
+
+def _chain(op):
+    while op.type == "MatMul":
+        yield op
+        op = op.inputs[0].op
+
+
+def test_a_search_measures_every_candidate_and_keeps_what_is_surely_faster(tmp_path, monkeypatch):
+    """The steps are real. Their times are made up: splits=8 takes half of the default's, mains=0 almost that."""
+    table = tmp_path / "mine.tsv"
+    table.write_text("name\tshape\tdtype\na\t30,40\tfloat32\nb\t50\tfloat32\n")
+    names = (DEFAULT, "splits=8", "mains=0", "algorithm=tree")
+    monkeypatch.setattr(tuning, "first_candidates", lambda *_: {name: first_candidates()[name] for name in names})
+    seconds = {"baseline": 1.0, "splits=8": 2.0, "mains=0": 2.2, "splits=8, mains=0": 1.8}
+
+    def interleaved(steps, rounds, tick, warm_up=0):
+        for step in steps.values():
+            step()
+        return {name: [seconds.get(name, 4.0)] * rounds for name in steps}
+
+    monkeypatch.setattr(tuning, "interleaved", interleaved)
+    path = str(tmp_path / "best.yaml")
+    found = tune(str(table), cpus(3), backward_ms=0, minutes=0.1, file=path)
+    assert found.name == "splits=8, mains=0" and found.strategy == Strategy(splits=8, mains=0)
+    assert {row.name for row in found.rows} == {*names, "splits=8, mains=0"}
+    assert [row.ratio for row in found.rows][:2] == [0.45, 0.5]
+    assert Strategy.load(path) == found.strategy
+    with tf.Graph().as_default() as graph:
+        values = [[tf.ones([2])] for _ in range(3)]
+        reduced = allreduce_grads(values, cpus(3), strategy=path)
+        with session(graph, bench.Case(load_model(str(table)), tuple(cpus(3)))) as sess:
+            assert sess.run(reduced[2][0]).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize(
+    "how, part",
+    [
+        ({"minutes": -1}, "minutes=-1"),
+        ({"backward_ms": float("nan")}, "backward_ms=nan"),
+        ({"devices": ["/cpu:0"]}, "two or more"),
+    ],
+)
+def test_invalid_numbers_are_refused(how, part):
+    with pytest.raises(BenchError, match=part):
+        tune("resnet50", **{"devices": cpus(2), **how})
+
+
+@pytest.mark.parametrize("options", [["--minutes", "0"], ["--backward-ms", "-1"], ["--model", "a", "--shapes", "b"]])
+def test_invalid_options_are_refused(options, capsys):
+    with pytest.raises(SystemExit):
+        main(["tune", *options])
+    assert "tune: error" in capsys.readouterr().err
