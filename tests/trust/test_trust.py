@@ -2,6 +2,7 @@
 
 import ast
 import random
+import re
 import signal
 import sys
 from pathlib import Path
@@ -141,3 +142,13 @@ def test_modules_are_changed_at_every_operator_of_their_functions():
     mutant = code.Mutant("planning/plan", 0)
     assert mutant.source != ast.unparse(ast.parse(Path(TOP, "hier_allreduce/planning/plan.py").read_text("utf-8")))
     assert mutant.text.startswith("planning/plan.py:")
+
+
+def test_the_page_names_tests_that_exist():
+    page = Path(TOP, "docs", "testing.md").read_text(encoding="utf-8")
+    rows = re.findall(r"((?:`test_\w+`,? ?)+) in `(tests/[\w/]+\.py)`", page)
+    assert len(rows) > 5
+    for names, file in rows:
+        defined = Path(TOP, file).read_text(encoding="utf-8")
+        for name in re.findall(r"test_\w+", names):
+            assert f"def {name}(" in defined, f"{file} has no {name}"
