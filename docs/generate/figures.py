@@ -8,7 +8,7 @@ FIGURES = Path(__file__).parents[1] / "figures"
 COMMANDS = {
     "topo-dgx-1v.png": ("topo", "dgx-1v"),
     "topo-pcie-pairs.png": ("topo", "pcie-pairs"),
-    "plan-dgx-1v.png": ("plan", "dgx-1v"),
+    "plan-dgx-1v.png": ("plan", "dgx-1v", "--backlog", "0"),
     "plan-hosts.png": ("plan", "dgx-1v", "--hosts", "8", "--network", "10gbe"),
 }
 
