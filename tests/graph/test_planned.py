@@ -13,7 +13,9 @@ from hier_allreduce.graph.layout import lay_out
 from hier_allreduce.planning import multi_host as hosts
 from hier_allreduce.planning.assignment import PlanningTarget, plan_cut, plan_whole
 from hier_allreduce.planning.buckets import Bucketing, Spec
+from hier_allreduce.planning.plan import verify
 from hier_allreduce.planning.planner import choose
+from hier_allreduce.planning.schedule import choose_for_training
 from hier_allreduce.topology import Network, load, subset
 
 tf1 = tf.compat.v1
@@ -67,6 +69,20 @@ def test_a_topologys_plan_is_the_same_on_all_devices(graph, devices, hosts_in_al
     recipe = choose(machine, 2 * 10**6).recipe
     assert layout.plan.steps == recipe.plan().steps
     assert len(layout.chunks) == len(recipe.fractions) > 1
+
+
+@pytest.mark.parametrize("lanes", [0, 3])
+def test_the_buckets_that_are_printed_are_the_buckets_that_run(lanes):
+    """Buckets of 20 MB or less; the first has gradients of the last variable, which the backward pass makes first."""
+    machine = load("p3.8xlarge")
+    specs = [Spec(5 * 10**6, 4, "float32")] * 2
+    chunks, plan = plan_cut(specs, PlanningTarget(machine, lanes=lanes))
+    choice = choose_for_training(machine, 40 * 10**6, lanes=lanes)
+    assert (plan.steps, plan.buckets, plan.devices) == (choice.plan().steps, choice.plan().buckets, 4 * (1 + lanes))
+    assert max(plan.buckets) > 0 and plan.lanes == lanes
+    first = {piece.variable for chunk, bucket in zip(chunks, plan.buckets) if not bucket for piece in chunk.pieces}
+    assert first == {1}
+    verify(plan)
 
 
 def test_several_hosts_are_planned_for_with_their_network_if_it_is_known():
