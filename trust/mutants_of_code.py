@@ -279,6 +279,7 @@ def main(argv=None):
     def add(parser):
         parser.add_argument("--quick", action="store_true", help="planning only, without TensorFlow")
         parser.add_argument("--modules", nargs="+", metavar="MODULE", help="such as planning/plan")
+        parser.add_argument("--tests", nargs="+", metavar="FILE", help="such as tests/graph/test_entries.py")
 
     args = parse(__doc__, argv, 1800, add)
     began, rng = time.monotonic(), random.Random(args.seed)
@@ -290,8 +291,8 @@ def main(argv=None):
         import tensorflow  # noqa: F401  once, for all forked processes
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TMPDIR"] = folder
-        lines = covered(modules, [str(test.relative_to(TOP)) for test in tests if test.exists()])
-        counts, findings = tried(modules, lines, rng, began + args.seconds)
+        lines = covered(modules, args.tests or [str(test.relative_to(TOP)) for test in tests if test.exists()])
+        counts, findings = tried(modules, lines, rng, time.monotonic() + args.seconds)
     killed, total = counts["  noticed"], counts["  noticed"] + counts["  survived"]
     share = f"{killed / total:.1%}" if total else "none"
     print("\n".join(f"SURVIVED {finding.text}" for finding in findings))
