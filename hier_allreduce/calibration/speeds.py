@@ -29,14 +29,17 @@ class Line(NamedTuple):
 
 
 def fitted(sizes: Sequence[float], seconds: Sequence[float], spread: float = 0.0) -> Line:
-    """Return the line through seconds by size with the least relative errors; outliers count less."""
+    """Return the line through seconds by size with the least relative errors; outliers count less.
+
+    The largest size is no outlier: at least half of its time, bytes move.
+    """
     x, y = np.asarray(sizes, float), np.asarray(seconds, float)
     guess = (max(float(y.min()), 1e-9), max(float(y[x.argmax()]) / float(x.max()), 1e-15))
 
     def errors(scaled: np.ndarray) -> np.ndarray:
         return (scaled[0] * guess[0] + scaled[1] * guess[1] * x) / y - 1
 
-    found = least_squares(errors, (0.5, 1.0), loss="soft_l1", f_scale=_SOFT, bounds=((0, 1e-6), (np.inf, np.inf)))
+    found = least_squares(errors, (0.5, 1.0), loss="soft_l1", f_scale=_SOFT, bounds=((0, 0.5), (np.inf, 2)))
     return Line(float(found.x[0] * guess[0]), float(1 / (found.x[1] * guess[1])), spread)
 
 

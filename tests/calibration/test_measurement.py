@@ -27,6 +27,11 @@ def test_a_line_is_found_among_outliers():
     assert (line.start, line.rate) == (pytest.approx(10e-6, rel=0.02), pytest.approx(12e9, rel=0.02))
 
 
+def test_the_largest_size_decides_even_if_all_others_disagree():
+    line = fitted([4e3, 6e4, 1e6, 16e6], [5e-3, 5e-3, 5e-3, 2e-3])
+    assert 16e6 / 2e-3 <= line.rate <= 2 * 16e6 / 2e-3
+
+
 def test_what_stays_noisy_is_an_error_with_its_quartiles():
     calm, wild = iter(range(10**6)), iter(range(10**6))
     runs = {"calm": lambda: 1 + next(calm) % 2 / 100, "wild": lambda: 1 + next(wild) % 5}
