@@ -212,7 +212,7 @@ def _unshared(rows: Sequence[Sequence[Any]]) -> str:
     return f"{clause}; {VAR_LIST_ADVICE}" if _hold_other_towers_variables(pairs) else clause
 
 
-def _hold_other_towers_variables(rows: Sequence[Sequence[Tuple[Any, Any]]]) -> bool:
+def _hold_other_towers_variables(rows: Sequence[Sequence[Any]]) -> bool:
     """Return whether a variable that has a gradient in one row is in another row without one."""
     with_gradient = {id(var) for row in rows for grad, var in row if grad is not None}
     return any(grad is None and id(var) in with_gradient for row in rows for grad, var in row)

@@ -275,6 +275,7 @@ def updates(folder):
     with open(config, "w") as file:
         file.write("devices: [/cpu:0, /cpu:1]\nupdate: main\nstrategy: {algorithm: flat, pack_below: 0}\n")
     facts["from file"] = train(HierarchicalTrainer.from_config(config), "sgd")["after"]
+    facts["fewer"] = HierarchicalTrainer.from_config("chainer", devices=["/cpu:0", "/cpu:1"]).devices
     facts["two"] = train(tp.SimpleTrainer(), "sgd", BATCH * 2)["after"]
     return facts
 
@@ -530,6 +531,7 @@ def refusals(folder):
         "period": lambda: HierarchicalTrainer(8, broadcast_every=-2),
         "preset": lambda: HierarchicalTrainer.from_config("chaner"),
         "key": lambda: HierarchicalTrainer.from_config(slip),
+        "change": lambda: HierarchicalTrainer.from_config("chainer", device=4),
         "cut": lambda: HierarchicalTrainer(2, update="main", strategy="tensorpack-packed"),
         "groups": lambda: HierarchicalTrainer(4, groups=[[0, 1], [3]]),
         "average": lambda: HierarchicalTrainer(2, average="sum"),

@@ -161,6 +161,7 @@ def test_a_period_copies_what_is_not_trained(facts):
 @scenario("updates")
 def test_a_file_selects_the_trainer(facts):
     assert difference(facts["from file"], facts["two"]) < 1e-6
+    assert list(facts["fewer"]) == ["/cpu:0", "/cpu:1"]  # the file says 8
 
 
 # ---- what looks at names -----------------------------------------------------------------------------
@@ -353,6 +354,7 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
         ("period", "StrategyError", ["broadcast_every=-2"]),
         ("preset", "StrategyError", ["did you mean 'chainer'"]),
         ("key", "StrategyError", ["slip.yaml: 'devises' is unknown; did you mean 'devices'"]),
+        ("change", "StrategyError", ["from_config: 'device' is unknown; did you mean 'devices'"]),
         ("cut", "StrategyError", ["over several mains", "splits"]),
         ("groups", "StrategyError", ["missing [2]"]),
         ("average", "GradientError", ["average='sum'"]),

@@ -105,7 +105,9 @@ def _fitted_model(args: argparse.Namespace, training: Examples, batch: int, stra
         model = _network(keras)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(make_keras_optimizer(optimizer, RATES[optimizer]), loss)
-    model.fit(_batches(training, batch, args.epochs or EPOCHS, strategy), shuffle=False, verbose=0)
+    epochs = args.epochs or EPOCHS
+    steps = epochs * -(-len(training[0]) // batch)  # Keras 2 cannot count those of a distributed data set
+    model.fit(_batches(training, batch, epochs, strategy), steps_per_epoch=steps, shuffle=False, verbose=0)
     return model
 
 

@@ -61,6 +61,8 @@ _FIELDS = {
     ),
 }
 
+_CHANGES = {key: presets.Field() for key in _FIELDS}  # of a file that is complete, none is required
+
 
 class HierarchicalTrainer(SingleCostTrainer):
     """tensorpack's ``SyncMultiGPUTrainerReplicated`` with the hierarchical all-reduce, on K ≥ 1 devices.
@@ -155,10 +157,14 @@ class HierarchicalTrainer(SingleCostTrainer):
         super().__init__()
 
     @classmethod
-    def from_config(cls, name_or_path: str) -> HierarchicalTrainer:
+    def from_config(cls, name_or_path: str, **changes: Any) -> HierarchicalTrainer:
         """Return the trainer described by ``configs/trainers/NAME.yaml`` or by the YAML file at a path.
 
         The keys are arguments of the constructor; ``strategy`` is a name, a path, or a mapping of a strategy's keys.
+
+        Args:
+            name_or_path: the file.
+            changes: keys with other values than the file's: ``from_config("chainer", devices=4)``.
 
         Raises:
             StrategyError: no such file or name, or an unknown key (the message suggests the nearest one).
@@ -167,7 +173,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         path, values = presets.load("trainers", name_or_path, _FIELDS, StrategyError)
         if isinstance(values.get("strategy"), dict):
             values["strategy"] = Strategy.from_values(values["strategy"], str(path))
-        return cls(**values)
+        return cls(**{**values, **presets.check(changes, _CHANGES, "from_config", StrategyError)})
 
     def setup_graph(self, input_signature: Any, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> None:
         """Build everything, as tensorpack's method does.
