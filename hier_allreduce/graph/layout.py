@@ -94,7 +94,7 @@ class Layout(NamedTuple):
         return self._replace(
             chunks=[self.chunks[chunk] for chunk in kept],
             names=[self.names[chunk] for chunk in kept],
-            plan=dataclasses.replace(plan, chunks=len(kept), steps=steps),
+            plan=dataclasses.replace(plan, chunks=len(kept), steps=steps, buckets=()),
             kinds=[DENSE] * len(kept),
             in_order=False,
             variables=[self.variables[chunk] for chunk in kept],
