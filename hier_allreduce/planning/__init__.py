@@ -2,13 +2,14 @@
 
 ::
 
-    Spec × N ──buckets──► Chunk × C ─────────┐
-                                             ├─ assignment ─► Plan: Reduce and Copy steps over K devices    plan
-    Topology ─► Recipe ─► seconds ─► Choice ─┘
-        recipes   simulator    planner: the fastest recipe for a number of bytes
-        (algorithms, rings, spanning_trees)    multi_host: for several machines
+    Spec × N ──buckets──► Chunk × C ─────────────────────┐
+                                                         ├─ assignment ─► Plan: Reduce and Copy steps    plan
+    Topology ─► Recipe ─► seconds ─► Choice ─► Schedule ─┘
+        recipes   simulator    planner  schedule: the buckets that leave least after a backward pass
+        (algorithms, rings, spanning_trees; lanes: over extra devices)    multi_host: for several machines
 
-``Strategy`` holds every choice of a user; ``verify`` checks a plan by counting.
+``Strategy`` holds every choice of a user; ``verify`` checks a plan by counting. ``cache`` keeps searches for the next
+process. ``trace`` has predicted and executed runs, bar by bar.
 """
 
 from __future__ import annotations
