@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.demo import FORKED_HOSTS, command
+from helpers.demo import FORKED_HOSTS, forked_command
 from helpers.forks import run_forked
 from helpers.graphs import IS_TF2
 
@@ -90,7 +90,7 @@ def test_tf_cnn_benchmarks_gets_our_allreduce(tmp_path):
 def test_two_hosts_end_with_the_same_weights(tmp_path):
     program = (EXAMPLES / "two_hosts.py").read_text(encoding="utf-8")
     host = [sys.executable, "-c", program, "--devices", "2", "--steps", "10"]
-    status, out, err = command(tmp_path, "launch", "-n", "2", "--", *host, code=FORKED_HOSTS)
+    status, out, err = forked_command(tmp_path, "launch", "-n", "2", "--", *host, code=FORKED_HOSTS)
     assert status == 0, out + err
     assert len(set(re.findall(r"squares: (\S+)", out))) == 1 and out.count("squares: ") == 2
     assert all(float(last) < 0.8 * float(first) for first, last in re.findall(r"step: (\S+) (\S+)", out))
