@@ -221,14 +221,16 @@ def _notes(devices: Sequence[Any]) -> Tuple[str, ...]:
 
 
 def _machine(topology: Optional[Topology], call: Emitted) -> Optional[Topology]:
-    """Return the topology of a call's towers; None if there is none."""
-    devices = call.devices[: call.plan.towers]
-    if topology is None or len(topology) == len(devices):
+    """Return the topology of a call's towers; None if there is none, or lanes hide which GPUs they are."""
+    if topology is None or len(topology) == call.plan.towers:
         return topology
+    if call.plan.lanes:
+        return None
     try:
-        return subset(topology, call.gpus or device_numbers(devices))
+        return subset(topology, device_numbers(call.devices))
     except TopologyError as error:
-        raise TopologyError(f"{topology.name} does not fit devices {list(map(str, devices))}: {error}") from None
+        devices = list(map(str, call.devices))
+        raise TopologyError(f"{topology.name} does not fit devices {devices}: {error}") from None
 
 
 def _names(call: Emitted) -> List[str]:
