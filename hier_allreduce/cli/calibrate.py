@@ -74,7 +74,8 @@ def _kept(calibration: Any, file: str) -> str:
         calibration.save(file)
         return f"written: {file}\n  hier-allreduce plan {file} --bytes 100MB\n  Strategy(topology={file!r})"
     if calibration.whole:
-        return f'written: {calibration.save()}\n  Strategy(topology="this machine") and `hier-allreduce topo` use it'
+        used = '`hier-allreduce topo`, `plan` and Strategy(topology="this machine") use it'
+        return f"written: {calibration.save()}\n  {used}"
     return "not written: 'this machine' uses a calibration of all GPUs only; -o FILE writes this one"
 
 

@@ -72,11 +72,11 @@ def _shared(topology: Topology) -> str:
 def _bound(topology: Topology) -> str:
     if len(topology) == 1:
         return ""
-    return (
-        f"At most {pack(topology).bound / GB:.4g} GB/s of gradients can be all-reduced under TensorFlow's rule "
-        f"(one outgoing copy a device at a time); {pack(topology, ideal_links=True).bound / GB:.4g} GB/s if links "
-        "worked side by side."
-    )
+    rule = "under TensorFlow's rule (one outgoing copy a device at a time)"
+    tensorflow = f"At most {pack(topology).bound / GB:.4g} GB/s of gradients can be all-reduced {rule}"
+    if topology.measured:  # how fast all links of a device are together cannot be measured with one copy at a time
+        return f"{tensorflow}."
+    return f"{tensorflow}; {pack(topology, ideal_links=True).bound / GB:.4g} GB/s if links worked side by side."
 
 
 def remarks(topology: Topology) -> List[str]:
@@ -271,7 +271,7 @@ def reached(choice: Choice, topology: Topology) -> str:
     share = percent(choice.share_of_bound)
     if isinstance(choice, HostsChoice) and choice.hosts > 1:
         return f"{share} of these hosts' limit"
-    if not choice.seconds:
+    if topology.measured or not choice.seconds:
         return f"{share} of TensorFlow's limit"
     of_links = choice.size / pack(topology, ideal_links=True).bound / choice.seconds
     return f"{share} of TensorFlow's limit, {percent(of_links)} of the limit of the links"
