@@ -13,11 +13,11 @@ the order in which TensorFlow runs it.
 from __future__ import annotations
 
 from collections import Counter
-from typing import Iterator, NamedTuple, Sequence, Tuple
+from typing import Iterator, NamedTuple, Tuple
 
 from ..errors import DeviceError
 from ..formatting import amount
-from ..planning import Plan, Reduce
+from ..planning import Reduce
 from .gradients import NARROW_DTYPES
 from .layout import Layout
 
@@ -38,9 +38,8 @@ def lane_memory(layout: Layout) -> Tuple[int, ...]:
     Chunks whose shape is known only when the step runs count as empty.
     """
     plan = layout.plan
-    sizes = [_sizes(layout, chunk) for chunk in range(plan.chunks)]
     needed: Counter = Counter()
-    for device, size in _allocations(plan, sizes):
+    for device, size in allocations(layout):
         needed[device] += -(-size // _ROUNDING) * _ROUNDING
     return tuple(max(needed[plan.lane(tower, lane)] for tower in range(plan.towers)) for lane in range(plan.lanes))
 
@@ -53,8 +52,9 @@ def _sizes(layout: Layout, chunk: int) -> _Sizes:
     return _Sizes(held, held * 2 // itemsize, held * 4 // itemsize)
 
 
-def _allocations(plan: Plan, sizes: Sequence[_Sizes]) -> Iterator[Tuple[int, int]]:
+def allocations(layout: Layout) -> Iterator[Tuple[int, int]]:
     """Yield (device, bytes) of the tensors of one step; sums and means are formed in the memory of what is added."""
+    plan, sizes = layout.plan, [_sizes(layout, chunk) for chunk in range(layout.plan.chunks)]
     for step in plan.steps:
         size = sizes[step.chunk]
         if not isinstance(step, Reduce):

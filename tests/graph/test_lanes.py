@@ -28,7 +28,7 @@ from hier_allreduce import (
 )
 from hier_allreduce.graph.emit import emitted_in, lane_memory_in
 from hier_allreduce.graph.gradients import check_matrix
-from hier_allreduce.graph.lane_memory import lane_memory
+from hier_allreduce.graph.lane_memory import allocations, lane_memory
 from hier_allreduce.graph.layout import lay_out
 
 K = 4
@@ -210,6 +210,8 @@ def test_memory_of_two_towers_by_hand():
     narrow = layout_of(2, 1, [1024], algorithm="flat", mains=0, wire_dtype="float16")
     # from tower 0 as it is; from lane 1.0 in 16 bits, cast to be added; and the sum in 16 bits
     assert lane_memory(narrow) == (4096 + 2048 + 4096 + 2048,)
+    sender = [size for device, size in allocations(narrow) if device == narrow.plan.lane(1, 0)]
+    assert sender == [4096, 2048], "what enters, and what is cast to leave"
 
 
 @pytest.mark.parametrize(
