@@ -1,6 +1,9 @@
 """Python programs in forked processes: they start in 0.1 seconds, since TensorFlow is imported already.
 
     test process ──→ fork server: imports TensorFlow, does nothing else ──→ a process for each program
+                                                                                     │ fork_hosts()
+                                                                                     ▼
+                                                        a process for each host that the program launches
 
 A few tests start a cold process instead, as people do: an import that only works in a warm process would fail there.
 """
