@@ -4,6 +4,8 @@ import re
 import sys
 from pathlib import Path
 
+from mkdocs.exceptions import PluginError
+
 sys.path.insert(0, str(Path(__file__).parent))
 
 import reference
@@ -31,3 +33,11 @@ def on_page_markdown(markdown, page, config, files):
     """Insert the generated parts of a page, and link files outside ``docs/`` in the repository."""
     markdown = INCLUDE.sub(lambda match: reference.INCLUDED[match.group(1)](), markdown)
     return OUTSIDE.sub(rf"[\1]({config.extra['repository']}/blob/main/\2)", markdown)
+
+
+def on_post_page(output, page, config):
+    """Refuse a page that loads a script, a style or a picture from another server when it is read."""
+    loaded = re.search(r"<(?:script|img|iframe)[^>]+https?:[^>]*>|<link[^>]+stylesheet[^>]+https?:[^>]*>", output)
+    if loaded:
+        raise PluginError(f"{page.file.src_path}: loads from another server: {loaded.group()}")
+    return output
