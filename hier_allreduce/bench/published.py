@@ -59,7 +59,7 @@ class NcclSpeed(NamedTuple):
     bus: float
 
 
-LANES = 3
+LANES = 4
 NCCL_SPEEDS = (
     NcclSpeed("dgx-1p", "P100, NVLink mesh (DGX-1)", 62.24),
     NcclSpeed("dgx-1v", "V100, NVLink mesh (DGX-1V)", 135.5),
