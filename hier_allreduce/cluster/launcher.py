@@ -54,8 +54,8 @@ def launch(
         raise ClusterError(f"{hosts} hosts: expected 1 or more")
     if sys.platform == "win32":  # without process groups, what a host has started would live on
         raise ClusterError(
-            "hosts cannot be started on Windows: use Linux, macOS or WSL, or start the program once for each host"
-            """ yourself, with TF_CONFIG='{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": n}}'"""
+            "hosts cannot be started on Windows: use Linux, macOS or WSL, or start the program once for each host,"
+            """ with TF_CONFIG='{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": n}}'"""
         )
     addresses = addresses or free_addresses(hosts)
     ends: Queue[_End] = Queue()
