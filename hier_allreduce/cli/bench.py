@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     modes = parser.add_subparsers(dest="mode", metavar="MODE")
     modes.required = True
     subs = {name: modes.add_parser(name, help=summary, description=summary) for name, summary in MODES.items()}
-    subs["updates"].add_argument("updates", metavar="OPTIMIZER", choices=OPTIMIZERS, help=", ".join(OPTIMIZERS))
+    subs["updates"].add_argument("updates", metavar="OPTIMIZER", choices=tuple(OPTIMIZERS), help=", ".join(OPTIMIZERS))
     subs["hosts"].add_argument("hosts", metavar="H", type=device_count, help="the number of hosts")
     for name, sub in subs.items():
         _add_common(sub, name)

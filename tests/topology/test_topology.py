@@ -485,6 +485,7 @@ def test_free_memory_of_the_gpus_that_cuda_shows(nvidia_smi, monkeypatch):
 
 @pytest.mark.parametrize("visible, left", [("0,-1,1", ("GPU0",)), ("-1", ("CPU0",)), ("NoDevFiles", ("CPU0",))])
 def test_gpus_that_cuda_hides_do_not_count(nvidia_smi, monkeypatch, visible, left):
+    monkeypatch.setattr(detect.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(detect, "_by_tensorflow", lambda: None)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert detect.this_machine().devices == left
@@ -565,6 +566,7 @@ def test_a_calibration_of_something_else_is_not_used_and_a_warning_says_so(kept_
 
 
 def test_without_nvidia_smi_tensorflow_is_asked(monkeypatch):
+    monkeypatch.setattr(detect.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(detect, "_run", lambda *arguments: "")
     monkeypatch.setattr(detect, "_by_tensorflow", lambda: None)
     assert detect.this_machine().devices == ("CPU0",)
