@@ -8,16 +8,18 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Two workers; tests that share an expensive fixture or a cache go to one of them (pytest.mark.xdist_group).
 QUICK = tests/topology tests/planning tests/cli/test_cli.py tests/cluster/test_launcher.py tests/docs/test_pages.py \
         tests/test_formatting.py tests/test_presets.py
+OVER_LANES = tests/graph/test_allreduce.py tests/graph/test_entries.py
 GPU_PYTHON ?= .venv/bin/python
 PYTEST = -m pytest -n 2 --dist loadgroup $(PYTEST_OPTIONS)
 
-.PHONY: wheel-test test-compat soak fuzz mutants chaos trust-slice help venv venv-tf1 demo test test-tf1 test-gpu test-quick tunnel docs figures lint clean
+.PHONY: wheel-test test-compat soak fuzz mutants chaos trust-slice help venv venv-tf1 demo test test-tf1 test-gpu test-lanes test-quick tunnel docs figures lint clean
 
 help:
 	@echo "make demo        train on handwritten digits, 8 devices, and check the result"
 	@echo "make test        the tests, on TensorFlow 2 and Python 3.11, about 5 minutes on two cores"
 	@echo "make test-tf1    the same tests on TensorFlow 1.15 and Python 3.7"
 	@echo "make test-gpu    tests/gpu on 8 logical GPUs of one; GPU_PYTHON=... is a Python with a TensorFlow for GPUs"
+	@echo "make test-lanes  the tests of the all-reduce, with every all-reduce over 1 and over 3 lanes"
 	@echo "make test-quick  the tests that need no TensorFlow, about a minute"
 	@echo "make test-compat the core of the tests on TensorFlow 2.10, 2.15 and the newest, in environments of their own"
 	@echo "make wheel-test  build sdist and wheel, and use each in an environment without TensorFlow"
@@ -63,6 +65,9 @@ test-tf1: .venv-tf1/.done
 
 test-gpu: .venv/.done
 	$(GPU_PYTHON) -m pytest -n 0 --timeout 600 --split-gpu 8 tests/gpu $(PYTEST_OPTIONS)
+
+test-lanes: .venv/.done
+	for lanes in 1 3; do TEST_LANES=$$lanes .venv/bin/python $(PYTEST) $(OVER_LANES) || exit 1; done
 
 test-quick: .venv/.done
 	.venv/bin/python $(PYTEST) --no-tensorflow $(QUICK)

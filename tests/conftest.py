@@ -22,15 +22,37 @@ def pytest_addoption(parser):
     parser.addoption("--split-gpu", type=int, metavar="K", help="run tests/gpu on K logical GPUs of the first GPU")
 
 
+def over_lanes(count):
+    """Let every all-reduce on CPU devices that names no lanes go over ``count`` lanes of each tower."""
+    from hier_allreduce.graph import allreduce
+
+    check_matrix = allreduce.check_matrix
+
+    def with_lanes(rows, devices, average, names=None, lanes=None):
+        if lanes is None and all(str(device).lower().startswith("/cpu:") for device in devices):
+            towers = check_matrix(rows, devices, average, names, None).devices  # what is wrong is said of the towers
+            firsts = [16 + int(device.rsplit(":", 1)[1]) * count for device in towers]
+            lanes = [[f"/cpu:{first + lane}" for lane in range(count)] for first in firsts]
+        return check_matrix(rows, devices, average, names, lanes)
+
+    allreduce.check_matrix = with_lanes
+
+
 def pytest_configure(config):
     if config.getoption("no_tensorflow"):
         sys.modules["tensorflow"] = None
     if config.getoption("split_gpu"):
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")  # else helpers.graphs hides all
+    if os.environ.get("TEST_LANES"):
+        over_lanes(int(os.environ["TEST_LANES"]))
+    config.addinivalue_line("markers", "no_lanes: about places and copies that are others over lanes")
     config.addinivalue_line("markers", "tf2: needs eager execution and tf.function")
 
 
 def pytest_collection_modifyitems(items):
+    for item in items if os.environ.get("TEST_LANES") else []:
+        if item.get_closest_marker("no_lanes"):
+            item.add_marker(pytest.mark.skip(reason="not over lanes"))
     marked = [item for item in items if item.get_closest_marker("tf2")]
     if marked:
         from helpers.graphs import IS_TF2

@@ -50,6 +50,7 @@ def test_means_are_the_same_bits_on_all_towers(devices, algorithm):
     assert_all_towers_hold(result[1:], result[0])
 
 
+@pytest.mark.no_lanes
 @pytest.mark.parametrize("devices", SIZES)
 def test_the_drop_in_takes_the_published_way_for_every_variable(graph, devices):
     values = powers_of_two(devices, variables=10)
@@ -105,6 +106,7 @@ def test_the_result_is_a_list_of_one_tuple_for_each_tower(graph):
     assert all(isinstance(tensor, tf.Tensor) for row in result for tensor in row)
 
 
+@pytest.mark.no_lanes
 def test_rows_may_be_generators(graph):
     grads = gradients_on(cpus(3), powers_of_two(3, 2))
     result = allreduce_grads(((grad for grad in row) for row in grads), iter(cpus(3)))
@@ -165,6 +167,7 @@ def test_gradients_may_live_elsewhere_than_their_towers(graph):
     np.testing.assert_allclose(evaluate(result), [[[7 / 3 + variable] * 2 for variable in range(4)]] * 3, rtol=1e-6)
 
 
+@pytest.mark.no_lanes
 @pytest.mark.parametrize(
     "devices, expected",
     [

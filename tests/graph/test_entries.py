@@ -90,6 +90,7 @@ def test_the_wire_dtype_keeps_its_error_bound(seed, towers, average, algorithm):
         assert (np.abs(rows[0][0] - exact) <= (hops + 1) * unit * sizes * 1.01 + (hops + 1) * 2.0**-24).all()
 
 
+@pytest.mark.no_lanes
 def test_the_wire_dtype_halves_the_bytes_that_travel(graph):
     devices = cpus(4)
     rows = gradients_on(devices, [[np.ones([1000], "float32"), np.ones([3], "int32")] for _ in devices])
@@ -181,6 +182,7 @@ def test_names_of_ops_are_unique_and_those_that_are_keep_theirs(names):
     assert op_names(safe) == safe
 
 
+@pytest.mark.no_lanes
 def test_a_name_that_looks_like_a_second_one_is_audited_as_itself(graph):
     devices, rows = cpus(2), []
     for device in devices:
@@ -192,6 +194,7 @@ def test_a_name_that_looks_like_a_second_one_is_audited_as_itself(graph):
     assert sum(call.copies.values()) == 6
 
 
+@pytest.mark.no_lanes
 @pytest.mark.parametrize("mains", ["rotate", "balance", 2])
 def test_mains_are_where_they_were_asked_for(graph, mains):
     rows = gradients_on(cpus(3), [[np.ones([8 + v], "float32") for v in range(3)] for _ in range(3)])

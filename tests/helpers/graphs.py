@@ -12,15 +12,17 @@ from hier_allreduce import allreduce_grads
 
 tf1 = tf.compat.v1
 IS_TF2 = tf.__version__.startswith("2")
+LANES = int(os.environ.get("TEST_LANES", 0))  # make test-lanes: every all-reduce goes over so many lanes
+DEVICES = 16 * (1 + LANES)
 if IS_TF2:  # before TensorFlow starts; on 1.15 every session makes its own
     tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * 16
+        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * DEVICES
     )
 
 
 def session(**options):
-    """Return a v1 session on 16 logical CPU devices."""
-    return tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 16}, **options))
+    """Return a v1 session on 16 logical CPU devices, and as many lanes as there are."""
+    return tf1.Session(config=tf1.ConfigProto(device_count={"CPU": DEVICES}, **options))
 
 
 def cpus(count):
