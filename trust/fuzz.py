@@ -127,6 +127,13 @@ class Judge:
     def _stop(number, frame):
         raise TooLong
 
+    def _again(self, target):
+        """Return the seconds of CPU time that the last input takes once more."""
+        began = time.process_time()
+        with contextlib.suppress(Exception):
+            self.targets[target](self.path)
+        return time.process_time() - began
+
     def judge(self, target, data):
         """Give ``data`` to a target; return what is wrong, "" if nothing is."""
         from hier_allreduce import HierAllreduceError
@@ -152,6 +159,8 @@ class Judge:
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
         seconds = time.process_time() - began
+        if not fault and seconds > _SECONDS:  # on a busy machine the first time is not the input's alone
+            seconds = min(seconds, *(self._again(target) for _ in range(3)))
         if not fault and seconds > _SECONDS:
             fault = place = f"{target} takes {seconds:.1f} s of CPU time"
             place = f"{target} is slow"
