@@ -14,6 +14,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Tuple, Type, Union
 
@@ -88,6 +89,7 @@ def read_yaml(path: Path, error: Error) -> Dict[str, Any]:
 
 
 _MOST_VALUES = 100_000  # of a YAML text, with every alias written out
+_DEEPEST = 500  # brackets: PyYAML's time grows with the square of their number, and its recursion ends before that
 _MOST_DIGITS = 1000  # of a whole number
 
 
@@ -98,6 +100,8 @@ def parse_yaml(text: Union[str, bytes]) -> Any:
         ValueError: not valid YAML; or aliases that stand for very many values: a few hundred bytes of aliases of
             aliases can stand for billions, which a message that shows them would write out. The text is one line.
     """
+    if _depth(text) > _DEEPEST:
+        raise ValueError("brackets or lists are nested too deeply")
     try:
         loader = yaml.SafeLoader(text)
         try:
@@ -113,6 +117,15 @@ def parse_yaml(text: Union[str, bytes]) -> Any:
         raise ValueError("brackets or lists are nested too deeply") from None
     except Exception as cause:  # PyYAML raises nearly anything for `!!timestamp x`, `!!int ''` and the like
         raise ValueError(" ".join(str(cause).split()) or type(cause).__name__) from None
+
+
+def _depth(text: Union[str, bytes]) -> int:
+    """Return how deep brackets are nested, those in texts too, but not those of a terminal's escape sequences."""
+    depth = deepest = 0
+    for bracket in re.findall(r"(?<!\x1b)[][{}]", text if isinstance(text, str) else text.decode("latin-1")):
+        depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _values_of(node: Any, known: Dict[Any, float]) -> float:

@@ -78,3 +78,7 @@ def test_yaml_that_python_cannot_hold_or_print_is_refused(tmp_path, text, words)
 def test_a_yaml_text_may_use_aliases():
     assert presets.parse_yaml("a: &x [1, 2]\nb: *x\nc: {<<: {d: 3}}") == {"a": [1, 2], "b": [1, 2], "c": {"d": 3}}
     assert presets.parse_yaml("") is None
+
+
+def test_many_brackets_that_are_not_nested_are_read():
+    assert presets.parse_yaml("a: [" + "[], {}, " * 600 + "]") == {"a": [[], {}] * 600}
