@@ -12,6 +12,7 @@ buckets, whichever leaves least; the plan chosen for the backlog; and that over 
 import argparse
 from pathlib import Path
 
+from hier_allreduce.formatting import marked
 from hier_allreduce.planning import Backward, Schedule, choose, choose_for_training, exposed_seconds, operands
 from hier_allreduce.topology import load
 
@@ -68,9 +69,7 @@ def main():
     print(text)
     if args.page:
         page = Path(args.page)
-        before, _, rest = page.read_text(encoding="utf-8").partition("<!-- exposed -->\n")
-        after = rest.partition("<!-- end of exposed -->")[2]
-        page.write_text(f"{before}<!-- exposed -->\n{text}\n<!-- end of exposed -->{after}", encoding="utf-8")
+        page.write_text(marked(page.read_text(encoding="utf-8"), "exposed", text), encoding="utf-8")
 
 
 if __name__ == "__main__":

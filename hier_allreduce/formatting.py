@@ -50,6 +50,13 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def marked(page: str, mark: str, text: str) -> str:
+    """Return a Markdown page with ``text`` between its lines ``<!-- mark -->`` and ``<!-- end of mark -->``."""
+    before, _, rest = page.partition(f"<!-- {mark} -->\n")
+    after = rest.partition(f"<!-- end of {mark} -->")[2]
+    return f"{before}<!-- {mark} -->\n{text}\n<!-- end of {mark} -->{after}"
+
+
 def table(rows: Iterable[Sequence[object]], all_right: bool = False) -> str:
     """Return a header and rows as text, with two blanks between columns; a row may lack its last cells.
 

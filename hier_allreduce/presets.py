@@ -73,6 +73,13 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"{hint} there are {', '.join(choices)}"
 
 
+def system_cache_folder() -> Path:
+    """Return where this package keeps files of its own for a user: ``~/.cache/hier_allreduce`` on Linux."""
+    from platformdirs import user_cache_dir  # here, because most programs never ask
+
+    return Path(user_cache_dir("hier_allreduce", appauthor=False))
+
+
 def read_yaml(path: Path, error: Error) -> Dict[str, Any]:
     """Return the content of a YAML file.
 

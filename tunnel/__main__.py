@@ -18,6 +18,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
+from hier_allreduce.formatting import marked
 from hier_allreduce.planning import choose, pack
 from hier_allreduce.topology import load, subset
 
@@ -157,10 +158,7 @@ def main(argv=None):
     print(*lines[-2:], sep="\n")
     if args.page:
         page = Path(args.page)
-        before, _, rest = page.read_text(encoding="utf-8").partition("<!-- tunnel -->\n")
-        after = rest.partition("<!-- end of tunnel -->")[2]
-        text = "\n".join(lines)
-        page.write_text(f"{before}<!-- tunnel -->\n{text}\n<!-- end of tunnel -->{after}", encoding="utf-8")
+        page.write_text(marked(page.read_text(encoding="utf-8"), "tunnel", "\n".join(lines)), encoding="utf-8")
     return 0
 
 

@@ -49,33 +49,28 @@ def add_split_gpu(parser: argparse.ArgumentParser) -> None:
 
 def gib(text: str) -> int:
     """Read GiB, 0 or more; return bytes."""
-    try:
-        size = float(text) * 2**30
-    except ValueError:
-        size = -1.0
-    if not 0 <= size < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of GiB, 0 or more")
-    return int(size)
+    return int(number(text, 0.0, "a number of GiB, 0 or more", 2.0**30))
 
 
 def milliseconds(text: str) -> float:
     """Read milliseconds, 0 or more."""
-    return _number(text, "milliseconds", 0.0)
+    return number(text, 0.0, "a number of milliseconds, 0 or more")
 
 
 def minutes(text: str) -> float:
-    """Read minutes, more than 0."""
-    return _number(text, "minutes", 1e-3)
+    """Read minutes, 0.001 or more."""
+    return number(text, 1e-3, "a number of minutes, 0.001 or more")
 
 
-def _number(text: str, unit: str, least: float) -> float:
+def number(text: str, least: float, expected: str, unit: float = 1.0) -> float:
+    """Read a finite number of units, ``least`` or more in all; ``expected`` says in an error what it should be."""
     try:
-        number = float(text)
+        value = float(text) * unit
     except ValueError:
-        number = -1.0
-    if not least <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of {unit}, {least:g} or more")
-    return number
+        value = float("nan")
+    if not least <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}")
+    return value
 
 
 def output(text: str) -> str:

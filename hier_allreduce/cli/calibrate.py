@@ -9,7 +9,7 @@ import time
 from typing import Any, Callable, List
 
 from ..formatting import duration
-from .arguments import add_split_gpu, count, installed, output
+from .arguments import add_split_gpu, count, installed, number, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,13 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 < share < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a number above 0, such as 0.25")
-    return share
+    return number(text, sys.float_info.min, "a number above 0, such as 0.25")
 
 
 def main(args: argparse.Namespace) -> int:

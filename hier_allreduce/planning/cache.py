@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar, cast
 
 from .. import __version__
+from ..presets import system_cache_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -35,11 +36,9 @@ def cache_folder() -> Optional[Path]:
     None if the variable is empty, which turns the cache off.
     """
     chosen = os.environ.get(VARIABLE)
-    if chosen is not None:
-        return Path(chosen) if chosen else None
-    from platformdirs import user_cache_dir  # here, because it is not needed where the variable is set
-
-    return Path(user_cache_dir("hier_allreduce", appauthor=False))
+    if chosen is None:
+        return system_cache_folder()
+    return Path(chosen) if chosen else None
 
 
 def kept(encode: Callable[[Any], Any], decode: Callable[[Any, Any], Any]) -> Callable[[F], F]:
