@@ -121,9 +121,8 @@ def main(args: argparse.Namespace) -> int:
         machine = hosts.topology
         choice: Choice = choose_for_hosts(machine, args.bytes, hosts.number, hosts.network, args.algorithm)
     else:
-        _search(machine, args.bytes, args.algorithm)
         backward = Backward() if args.backlog is None else Backward(args.backlog)
-        choice = choose_for_training(machine, args.bytes, args.algorithm, args.lanes or 0, backward)
+        choice = _searched(machine, args.bytes, args.algorithm, args.lanes or 0, backward)
     verify(choice.plan())
     if args.picture:  # before the text: its reader may close the pipe early
         draw_plan(choice, machine, args.picture)
@@ -144,17 +143,21 @@ def _refuse_for_hosts(args: argparse.Namespace) -> None:
             raise StrategyError(f"--{option} is for one machine: a plan for several hosts has no lanes and one bucket")
 
 
-def _search(machine: Topology, size: int, algorithm: Optional[str]) -> None:
-    """Make the plans that will be compared, with a progress bar on a terminal: large machines take seconds."""
+def _searched(machine: Topology, size: int, algorithm: Optional[str], lanes: int, backward: Backward) -> TrainingChoice:
+    """Return the plan, with a progress bar on a terminal: large machines take seconds.
+
+    There the plans that will be compared with it are made too.
+    """
     if sys.stderr is None or not sys.stderr.isatty():
-        return
+        return choose_for_training(machine, size, algorithm, lanes, backward)
     from tqdm import tqdm
 
     with tqdm(total=len(PLANNER_ALGORITHMS) + 1, desc="searching plans", leave=False, file=sys.stderr) as bar:
-        choose(machine, size, algorithm)
+        choice = choose_for_training(machine, size, algorithm, lanes, backward)
         for name in algorithms_for(machine):
             bar.update()
-            choose(machine, size, name)
+            choose(machine, size // choice.schedule.buckets, name)
+    return choice
 
 
 def as_json(choice: Choice, machine: Topology) -> Dict[str, Any]:

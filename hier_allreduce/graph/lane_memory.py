@@ -38,6 +38,8 @@ def lane_memory(layout: Layout) -> Tuple[int, ...]:
     Chunks whose shape is known only when the step runs count as empty.
     """
     plan = layout.plan
+    if not plan.lanes:
+        return ()
     needed: Counter = Counter()
     for device, size in allocations(layout):
         needed[device] += -(-size // _ROUNDING) * _ROUNDING

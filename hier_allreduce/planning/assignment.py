@@ -10,7 +10,6 @@ The gradients of a backward pass become ready one after another. A schedule says
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..topology import Network, Topology
@@ -18,7 +17,7 @@ from .algorithms import ReduceHalf, plan_from_halves
 from .buckets import Bucketing, Chunk, Spec, cut, make_buckets
 from .lanes import Lanes, on_lanes
 from .multi_host import choose_for_hosts
-from .plan import Plan, Step
+from .plan import Plan, in_buckets
 from .planner import choose
 from .recipes import Recipe, lane_of_links
 from .schedule import Schedule, choose_schedule
@@ -51,9 +50,9 @@ class PlanningTarget(NamedTuple):
 
     def recipe(self, size: int) -> Recipe:
         """Return how to all-reduce a bucket of ``size`` bytes (0 if unknown), without lanes."""
-        if self.hosts == 1 or self.network is None:
-            return choose(self.machine, self._wire_bytes(size), self.algorithm).recipe
         wire_bytes = self._wire_bytes(size)
+        if self.hosts == 1 or self.network is None:
+            return choose(self.machine, wire_bytes, self.algorithm).recipe
         return choose_for_hosts(self.machine, wire_bytes, self.hosts, self.network, self.algorithm).recipe
 
     def schedule(self, size: int) -> Schedule:
@@ -78,15 +77,10 @@ def plan_cut(specs: Sequence[Spec], target: PlanningTarget) -> Tuple[List[Chunk]
         for bucket in cut(whole, specs, [1] * schedule.buckets):
             parts.append(_cut_bucket(bucket, specs, schedule.recipe, len(parts)))
     parts.sort(key=lambda part: _ready_bytes(part[0], specs))
-    chunks = [chunk for own, _ in parts for chunk in own]
-    steps: List[Step] = []
-    first = 0
-    for own, recipe in parts:
-        steps += [step._replace(chunk=step.chunk + first) for step in _padded(recipe.plan(), target.lanes).steps]
-        first += len(own)
-    buckets = tuple(bucket for bucket, (own, _) in enumerate(parts) for _ in own)
-    devices = len(target.machine) * (1 + target.lanes)
-    return chunks, Plan(devices, len(chunks), tuple(steps), target.algorithm or "auto", target.lanes, buckets)
+    devices = len(target.machine) * (1 + target.lanes)  # also where no recipe uses a lane
+    empty = Plan(devices, 0, (), target.algorithm or "auto", target.lanes)
+    plan = in_buckets(empty, [recipe.plan() for _, recipe in parts])
+    return [chunk for own, _ in parts for chunk in own], plan
 
 
 def _cut_bucket(bucket: Chunk, specs: Sequence[Spec], recipe: Recipe, number: int) -> Tuple[List[Chunk], Recipe]:
@@ -100,11 +94,6 @@ def _ready_bytes(chunks: Sequence[Chunk], specs: Sequence[Spec]) -> int:
     """Return the bytes of all gradients that are ready once these chunks' are: the last variable's comes first."""
     first = min(piece.variable for chunk in chunks for piece in chunk.pieces)
     return sum(spec.bytes for spec in specs[first:])
-
-
-def _padded(plan: Plan, lanes: int) -> Plan:
-    """Return a plan that uses no lane as one on a machine with ``lanes`` for each tower."""
-    return plan if plan.lanes else replace(plan, devices=plan.towers * (1 + lanes), lanes=lanes)
 
 
 def plan_whole(specs: Sequence[Spec], target: PlanningTarget, bucketing: Bucketing) -> Tuple[List[Chunk], Plan]:

@@ -138,6 +138,16 @@ class Plan:
         return f"{tower}.{lane}"
 
 
+def in_buckets(empty: Plan, plans: Sequence[Plan]) -> Plan:
+    """Return ``empty`` with the chunks and steps of several plans for its devices, each a bucket, in their order."""
+    steps: List[Step] = []
+    buckets: List[int] = []
+    for bucket, plan in enumerate(plans):
+        steps += [step._replace(chunk=step.chunk + len(buckets)) for step in plan.steps]
+        buckets += [bucket] * plan.chunks
+    return replace(empty, chunks=len(buckets), steps=tuple(steps), buckets=tuple(buckets))
+
+
 def operands(plan: Plan) -> List[int]:
     """Return for each step the number of values that it adds up: 1 for a copy, and for what enters an empty lane."""
     filled = {(tower, chunk) for tower in range(plan.towers) for chunk in range(plan.chunks)}

@@ -30,7 +30,7 @@ from .cache import kept
 from .kept_recipes import found_from_values, found_to_values, recipe_from_values, recipe_to_values
 from .plan import Plan, verify
 from .recipes import Recipe, baselines, candidates, candidates_on_lanes
-from .simulator import Simulation, Timing, host_seconds, lower_bound, simulate
+from .simulator import Simulation, Timing, lower_bound, predicted_seconds, simulate
 
 BASELINES = ("two-group", "tree", "flat")
 PLANNER_ALGORITHMS = (
@@ -142,8 +142,7 @@ def seconds_by_algorithm(topology: Topology, size: int) -> Dict[str, float]:
 
 
 def _seconds(recipe: Recipe, topology: Topology, size: int) -> float:
-    plan = recipe.plan()
-    return max(simulate(plan, topology, recipe.sizes(size)).seconds, host_seconds(plan, topology.speeds))
+    return predicted_seconds(recipe.plan(), topology, recipe.sizes(size))
 
 
 class _Trial(NamedTuple):

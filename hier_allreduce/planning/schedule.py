@@ -22,10 +22,10 @@ from typing import Any, Dict, Iterator, Optional, Tuple
 from ..topology import Topology
 from .cache import kept
 from .kept_recipes import recipe_from_values, recipe_to_values
-from .plan import Plan
+from .plan import Plan, in_buckets
 from .planner import BASELINES, Choice, algorithms_for, bytes_class, choose, ordered
 from .recipes import Recipe
-from .simulator import TRAINING, Backward, host_seconds, lower_bound, simulate
+from .simulator import TRAINING, Backward, host_seconds, lower_bound, predicted_seconds, simulate
 
 _BUCKETS = (1, 2, 4, 8, 16)
 _LEAST_BYTES = 8_000_000  # of a bucket, where there are several
@@ -45,13 +45,7 @@ class Schedule:
     def plan(self) -> Plan:
         """Return the plan of all buckets."""
         one = self.recipe.plan()
-        steps = tuple(
-            step._replace(chunk=step.chunk + bucket * one.chunks)
-            for bucket in range(self.buckets)
-            for step in one.steps
-        )
-        buckets = tuple(bucket for bucket in range(self.buckets) for _ in range(one.chunks))
-        return replace(one, chunks=one.chunks * self.buckets, steps=steps, buckets=buckets)
+        return in_buckets(one, [one] * self.buckets)
 
     def sizes(self, size: int) -> Tuple[int, ...]:
         """Return the bytes of each chunk, of ``size`` bytes in all."""
@@ -90,23 +84,22 @@ def choose_for_training(
     Args and raises: as :func:`choose_schedule`.
     """
     schedule = choose_schedule(topology, size, algorithm, lanes, backward)
-    seconds = simulate(schedule.plan(), topology, schedule.sizes(size)).seconds
     return TrainingChoice(
         schedule.recipe,
         size,
-        seconds,
+        predicted_seconds(schedule.plan(), topology, schedule.sizes(size)),
         lower_bound(topology, size, lanes=schedule.recipe.lanes.count),
         choose(topology, size).baselines,
         schedule=schedule,
         backward=backward,
-        exposed=exposed_seconds(schedule, topology, size, backward) if backward.backlog else seconds,
+        exposed=schedule.seconds,
     )
 
 
 def one_bucket(choice: TrainingChoice, topology: Topology) -> Choice:
     """Return the choice for one of the buckets alone, on an idle machine."""
     size = choice.size // choice.schedule.buckets
-    seconds = simulate(choice.recipe.plan(), topology, choice.recipe.sizes(size)).seconds
+    seconds = predicted_seconds(choice.recipe.plan(), topology, choice.recipe.sizes(size))
     share = choice.bound / choice.schedule.buckets
     return Choice(choice.recipe, size, seconds, share, choose(topology, size).baselines)
 

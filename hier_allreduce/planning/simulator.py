@@ -72,6 +72,11 @@ def lower_bound(topology: Topology, size: int, ideal_links: bool = False, lanes:
     return size / pack(topology, ideal_links, lanes).bound
 
 
+def predicted_seconds(plan: Plan, topology: Topology, chunks: Sequence[float]) -> float:
+    """Return the seconds of a plan on an idle machine: of its copies and sums, or of the host if that takes longer."""
+    return max(simulate(plan, topology, chunks).seconds, host_seconds(plan, topology.speeds))
+
+
 def host_seconds(plan: Plan, speeds: Speeds) -> float:
     """Return the seconds of the host for dispatching a plan: each copy is a send and a receive, each sum one op."""
     counts = operands(plan)
@@ -261,7 +266,8 @@ class Simulation:
         work = _work(plan)
         self.transfers, self.waits = work.transfers, list(work.waits)
         self.copies, self.others, self.later, self.operands = work.copies, work.others, work.later, work.operands
-        topology = with_lanes(topology, plan.lanes)
+        if plan.lanes:
+            topology = with_lanes(topology, plan.lanes)
         self.wires = _wires(topology, ideal_links)
         number = self.wires.number
         self.pairs = [number[src, dst] for _, src, dst, _ in work.transfers]
