@@ -4,13 +4,16 @@ PYTHON37 ?= $(firstword $(shell python3.7 -c 'import sys; print(sys.executable)'
               $(wildcard $(shell pyenv root 2>/dev/null)/versions/3.7*/bin/python3.7))
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# without bytecode, every process that a test starts compiles the package again
+unexport PYTHONDONTWRITEBYTECODE
 
-# Two workers; tests that share an expensive fixture or a cache go to one of them (pytest.mark.xdist_group).
+# Three workers for two cores, since tests of several hosts wait for timeouts. Tests that share an expensive fixture or
+# a cache go to one worker (pytest.mark.xdist_group).
 QUICK = tests/topology tests/planning tests/cli/test_cli.py tests/cluster/test_launcher.py tests/docs/test_pages.py \
         tests/test_formatting.py tests/test_presets.py
 OVER_LANES = tests/graph/test_allreduce.py tests/graph/test_entries.py
 GPU_PYTHON ?= .venv/bin/python
-PYTEST = -m pytest -n 2 --dist loadgroup $(PYTEST_OPTIONS)
+PYTEST = -m pytest -n 3 --dist loadgroup $(PYTEST_OPTIONS)
 
 .PHONY: wheel-test test-compat soak fuzz mutants chaos trust-slice help venv venv-tf1 demo test test-tf1 test-gpu test-lanes test-quick tunnel docs figures lint clean
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.demo import FORKED_HOSTS, forked_command
+from helpers.demo import forked_command
 from helpers.forks import Finished, run_forked
 from helpers.graphs import IS_TF2
 
@@ -45,9 +45,9 @@ def run_cold(example, folder):
 
 
 def test_several_hosts_come_to_the_mean_of_all_their_towers(tmp_path):
+    """In cold processes, as people start hosts; those of other tests are forked."""
     (example,) = examples("docs/cluster.md")
-    host = [sys.executable, "-c", example]
-    ran = forked_command(tmp_path, "launch", "-n", "2", "--", *host, code=FORKED_HOSTS)
+    ran = forked_command(tmp_path, "launch", "-n", "2", "--", sys.executable, "-c", example)
     assert ran.status == 0, ran.out + ran.err
     assert sorted(line for line in ran.out.splitlines() if "3.5" in line) == [
         f"[host {task}] [3.5 3.5 3.5]" for task in (0, 1)

@@ -216,7 +216,8 @@ UNEVEN += [(6, ((5, 1, 3), (0,), (2, 4))), (7, ((6, 0, 1, 2, 3), (4, 5)))]
 def laid_out(towers, sizes, **how):
     """The layout of gradients of these sizes."""
     devices = tuple(cpus(towers))
-    grads = check_matrix([[tf.zeros([size]) for size in sizes] for _ in devices], devices, False)
+    row = [tf.zeros([size]) for size in sizes]  # one for all towers: a layout needs shapes and dtypes only
+    grads = check_matrix([row] * towers, devices, False)
     return lay_out(grads, Strategy(algorithm="hierarchical", **how))
 
 

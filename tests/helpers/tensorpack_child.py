@@ -319,7 +319,7 @@ def embedded(cost):
 
 
 def digits(folder):
-    """Train the demo's convnet on real digits in 4 towers; each step's loss with either update."""
+    """Train the demo's convnet on real digits in 3 towers; each step's loss with either update."""
     from tqdm import tqdm
 
     from hier_allreduce.cli.demos.digits import Batches, Convnet, load
@@ -329,8 +329,8 @@ def digits(folder):
     facts = {}
     for optimizer in ("sgd", "momentum", "adam", "rmsprop"):
         for update in ("replicated", "main"):
-            trainer = HierarchicalTrainer(cpus(4), update=update)
-            result = run(trainer, Convnet(0, optimizer), Batches(training, 11, 4, 16, 0), 1, tqdm(disable=True), [])
+            trainer = HierarchicalTrainer(cpus(3), update=update)
+            result = run(trainer, Convnet(0, optimizer), Batches(training, 11, 3, 16, 0), 1, tqdm(disable=True), [])
             facts[f"{optimizer} {update}"] = result.losses
     return facts
 
