@@ -13,6 +13,7 @@ import pytest
 from hier_allreduce.cli.entry import main
 from hier_allreduce.cluster.launcher import launch
 
+SECONDS = 150  # for anything that should happen
 PLACE = "import json, os; place = json.loads(os.environ['TF_CONFIG']); task = place['task']['index']\n"
 
 
@@ -73,7 +74,7 @@ def pipe(tmp_path):
 
 def heard(end):
     """Return the next letter from a pipe; nothing once all processes that could write one have ended."""
-    assert select.select([end], [], [], 60)[0], "no process writes, but one is alive"
+    assert select.select([end], [], [], SECONDS)[0], "no process writes, but one is alive"
     return os.read(end, 1)
 
 
@@ -90,7 +91,7 @@ def test_when_one_fails_the_others_and_what_they_started_are_ended(death, status
     program = (
         "import subprocess\n"
         f"pipe = open({name!r}, 'wb')\n"
-        "child = subprocess.Popen(['sleep', '100'], stdout=pipe)\n"
+        "child = subprocess.Popen(['sleep', '1000'], stdout=pipe)\n"
         f"started = open({str(tmp_path / 'started')!r}, 'r+b', buffering=0)\n"
         "started.write(b'x')\n"
         f"if task == 1:\n    [started.read(1) for _ in range(3)]\n    {death}\n"
@@ -106,7 +107,7 @@ def test_when_one_fails_the_others_and_what_they_started_are_ended(death, status
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_that_ends_the_command_ends_all_hosts(number, pipe):
     name, end = pipe
-    program = f"import time\npipe = open({name!r}, 'wb', buffering=0)\npipe.write(b'x')\ntime.sleep(100)"
+    program = f"import time\npipe = open({name!r}, 'wb', buffering=0)\npipe.write(b'x')\ntime.sleep(1000)"
     arguments = ["launch", "-n", "2", "--", sys.executable, "-c", program]
     # under nohup, SIGHUP is ignored and stays so in child processes
     command = subprocess.Popen(
@@ -115,7 +116,7 @@ def test_a_signal_that_ends_the_command_ends_all_hosts(number, pipe):
     )
     assert [heard(end), heard(end)] == [b"x", b"x"]
     command.send_signal(number)
-    assert command.wait(30) == 128 + number
+    assert command.wait(SECONDS) == 128 + number
     assert heard(end) == b""
 
 
@@ -127,7 +128,7 @@ def test_hosts_whose_lines_nobody_reads_are_stopped():
         try:
             assert command.stdout.readline().startswith(b"[host ")
             command.stdout.close()
-            assert command.wait(60) == 0
+            assert command.wait(SECONDS) == 0
         finally:
             command.terminate()
 
