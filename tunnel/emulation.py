@@ -222,7 +222,7 @@ class Run:
 
 def _reading(run, places):
     """The product's own sums, each followed by the time that it takes."""
-    from hier_allreduce.graph.emit import Dense
+    from hier_allreduce.graph.reductions import Dense
 
     speeds = run.topology.speeds
 

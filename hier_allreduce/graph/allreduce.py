@@ -2,7 +2,7 @@
 
 ::
 
-    all_grads ─► check_matrix ─► lay_out ─► entry_tensors ─► Packer.pack ─► emit ─► Packer.unpack ─► to_gradients
+    all_grads ─► check_matrix ─► lay_out ─► entry_tensors ─► Packer.pack ─► emit ─► Packer.unpack ─► reduced_gradients
        K×N       K×N checked     decisions     K×E              K×C          K×C       K×E             K×N
 """
 
@@ -18,7 +18,7 @@ from ..planning import Strategy, strategy_from
 from .compat import without_autograph
 from .devices import Places, device_strings
 from .emit import emit, record_call, reductions_of
-from .entries import entry_tensors, to_gradients
+from .entries import entry_tensors, reduced_gradients
 from .gradients import Matrix, check_matrix, check_pairs, reference_warning
 from .hosts import CrossHostReduce, HostGroup
 from .lane_memory import check_lane_memory
@@ -147,14 +147,18 @@ def _reduced(
     """Reduce a checked matrix: entries → chunks → plan → ops → gradients."""
     name = name or "hier_allreduce"
     layout, across = _laid_out(grads, average, strategy, name, cluster)
-    reductions = reductions_of(layout.kinds, grads.places, average, layout.names, across)
+    reductions = reductions_of(layout, grads.places, average, across)
     with record_call(name, layout, grads.places, across.hosts):
         rows = entry_tensors(grads, layout.entries)  # K×E
         packers = [Packer(device, layout.chunks, layout.names) for device in grads.devices]
         packed = [packer.pack(row) for packer, row in zip(packers, rows)]  # K×C
         reduced = emit(layout.plan, packed, grads.places, reductions, in_order=layout.in_order)  # K×C
         unpacked = [packer.unpack(*tensors) for packer, *tensors in zip(packers, reduced, rows)]  # K×E
-        return [tuple(to_gradients(row, layout.entries, tower, grads)) for tower, row in enumerate(unpacked)]  # K×N
+        results = [
+            reduced_gradients(row, layout.entries, tower, grads, packer.splitter)
+            for tower, (row, packer) in enumerate(zip(unpacked, packers))
+        ]
+        return [tuple(map(result.get, range(len(grads.names)))) for result in results]  # K×N
 
 
 def reduce_to_mains(
@@ -175,17 +179,18 @@ def reduce_to_mains(
     layout, across = _laid_out(grads, average, strategy, name, cluster, one_main=True)
     layout.mains()  # raises the StrategyError
     half = layout.plan.reduce_half()
-    reductions = reductions_of(layout.kinds, grads.places, average, layout.names, across)
+    reductions = reductions_of(layout, grads.places, average, across)
     with record_call(name, layout._replace(plan=half), grads.places, across.hosts):
         rows = entry_tensors(grads, layout.entries)
         packed = [Packer(device, layout.chunks, layout.names).pack(row) for device, row in zip(grads.devices, rows)]
         reduced = emit(half, packed, grads.places, reductions, only_roots=True)
-        totals: Dict[int, Any] = {}
+        totals: Dict[int, Any] = {}  # by variable
         for tower, device in enumerate(grads.devices):
             chunks = [chunk for chunk, root in enumerate(layout.plan.roots) if root == tower]
             packer = Packer(device, [layout.chunks[c] for c in chunks], [layout.names[c] for c in chunks])
-            totals.update(packer.unpack([reduced[tower][c] for c in chunks], rows[tower]))
-        return to_gradients(totals, layout.entries, 0, grads), layout
+            unpacked = packer.unpack([reduced[tower][c] for c in chunks], rows[tower])
+            totals.update(reduced_gradients(unpacked, layout.entries, tower, grads, packer.splitter))
+        return [totals.get(variable) for variable in range(len(grads.names))], layout
 
 
 def copy_from_mains(
@@ -203,9 +208,9 @@ def copy_from_mains(
         K tuples of N tensors, entry (k, n) on ``devices[k]``; None for variables without gradients.
     """
     half = layout.copy_half()
-    row = [values[entry.variable] for entry in half.entries]
+    row = [values[entry.variables[0]] for entry in half.entries]
     places = Places(tuple(devices), layout.lanes.devices)
-    reductions = reductions_of(half.kinds, places, False, half.names)
+    reductions = reductions_of(half, places, False)
     with record_call(name, half, places):
         packed: List[Any] = []
         for root, chunk, chunk_name in zip(half.plan.roots, half.chunks, half.names):
@@ -214,7 +219,7 @@ def copy_from_mains(
         results = []
         for device, tensors in zip(devices, copied):
             unpacked = Packer(device, half.chunks, half.names).unpack(tensors, row)
-            by_variable = {half.entries[number].variable: tensor for number, tensor in unpacked.items()}
+            by_variable = {half.entries[number].variables[0]: tensor for number, tensor in unpacked.items()}
             results.append(tuple(by_variable.get(variable) for variable in range(len(values))))
         return results
 
@@ -231,7 +236,7 @@ def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any], name: str =
         K tuples of N tensors, entry (k, n) on ``devices[k]``.
     """
     matrix = Matrix((tuple(values),) * len(devices), tuple(devices), tuple(value.op.name for value in values))
-    return copy_from_mains(values, lay_out(matrix, Strategy(algorithm="tree", mains=0)), devices, name)
+    return copy_from_mains(values, lay_out(matrix, Strategy(algorithm="tree", mains=0), one_main=True), devices, name)
 
 
 def _laid_out(

@@ -1,6 +1,7 @@
 """A plan and tensors in, TensorFlow ops out.
 
-The one interpreter of plans, ``planning.run``, runs here with tensors on devices as values. Three reductions exist::
+The one interpreter of plans, ``planning.run``, runs here with tensors on devices as values. Three ways of adding up
+exist, in ``reductions`` and ``gather``::
 
     Dense    a chunk of any dtype        add
     Narrow   a chunk in 16 bits          cast to float32, add, cast back before each transfer
@@ -13,21 +14,26 @@ import contextlib
 import weakref
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..planning import Copy, Ops, Plan, Reduce, Step, run
+from ..planning import Copy, Ops, Plan, Reduce, run
 from ..topology import Topology
 from .compat import forget_colocation, tf1
 from .copy_order import CopyOrder
 from .devices import Places
-from .entries import INDICES, VALUES
+from .entries import COUNTS, INDICES, VALUES
+from .gather import Count, Gather, OnRoots
 from .gradients import NARROW_DTYPES
 from .hosts import CrossHostReduce
 from .lane_memory import lane_memory
 from .layout import Layout
-from .packing import Constants
+from .reductions import Dense, DeviceReduction, Narrow
+
+# Gradients of this many bytes may make the memory of a logical CPU device short: 256 MiB, of which Grappler takes 80 %.
+# It counts them several times: as they are, as they arrive, and as results.
+_LARGE = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -70,212 +76,6 @@ def lane_memory_in(graph: Any) -> Tuple[int, ...]:
     return tuple(map(sum, zip_longest(*(call.lane_memory for call in emitted_in(graph)), fillvalue=0)))
 
 
-class DeviceReduction(Ops[Any]):
-    """What all ways of adding up share: the plan's devices, sum or mean, and the names of the chunks.
-
-    Args:
-        places: the towers' devices and their lanes.
-        average: whether the mean is wanted.
-        names: C names of the chunks.
-        across: what adds up the sums of several hosts.
-    """
-
-    def __init__(self, places: Places, average: bool, names: Sequence[str], across: Optional[CrossHostReduce] = None):
-        self.places, self.devices, self.average, self.names = places, places.devices, average, names
-        self.across = across or CrossHostReduce()
-        self.contributions = len(places.towers) * self.across.hosts
-        self._constants = [Constants() for _ in self.devices]
-        self._hidden_constants: Dict[Tuple[int, str], Any] = {}
-        self.order: Optional[CopyOrder] = None
-
-    def start(self, value: Any) -> Any:
-        """Return a tower's tensor as the value that is reduced."""
-        return value
-
-    def end(self, value: Any, dtype: Any) -> Any:
-        """Return a reduced value as a tensor of its first dtype; called on the tower's device."""
-        return value
-
-    def finish(self, chunk: int, root: int, total: Any) -> Any:
-        if self.contributions > 1:
-            return self.mean(chunk, root, self.over_hosts(chunk, root, total))
-        with tf1.device(self.devices[root]):  # one tower: its gradient may be on another device
-            return tf.identity(total, name=f"{self.names[chunk]}/copy")
-
-    def leaving(self, chunk: int, src: int, value: Any) -> Any:
-        """Return ``value`` as it leaves ``src`` for another device: in its turn, where the order matters."""
-        return value if self.order is None else self.order.turn(src, value, f"{self.names[chunk]}/turn")
-
-    def copy(self, step: Copy, value: Any) -> Any:
-        return self.arriving(step, self.sent(step, step.src, value))
-
-    def sent(self, step: Step, src: int, value: Any) -> Any:
-        """Return ``value`` as it leaves ``src``, on that device."""
-        return self.leaving(step.chunk, src, value)
-
-    def arriving(self, step: Step, value: Any) -> Any:
-        """Return ``value`` on the step's destination."""
-        with tf1.device(self.devices[step.dst]):
-            return tf.identity(value, name=f"{self.names[step.chunk]}/copy")
-
-    def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
-        """Return the step's sum on its destination; ``own`` is None on a lane that holds nothing yet."""
-        sent = [self.sent(step, src, value) for src, value in zip(step.srcs, others)]
-        if own is not None:
-            return self.joined(step, [own, *sent], (step.dst, *step.srcs))
-        return self.arriving(step, sent[0]) if len(sent) == 1 else self.joined(step, sent, step.srcs)
-
-    def joined(self, step: Reduce, values: Sequence[Any], devices: Sequence[int]) -> Any:
-        """Return what several values become on the step's destination, each from its number in ``devices``."""
-        raise NotImplementedError
-
-    def add(self, chunk: int, values: Sequence[Any], devices: Sequence[int], dst: int) -> Any:
-        """Return the sum of ``values`` on device ``dst``; ``devices`` has the number of each value's device."""
-        name, shape = f"{self.names[chunk]}/sum", values[0].shape
-        shapes_known = all(value.shape.is_fully_defined() for value in values)
-        if shapes_known and len(values) > 2 and not tf.executing_eagerly():
-            # Grappler's memory optimizer expands an add_n of more than two inputs, one of them made on its own device,
-            # into one pass over memory for each input, if it knows their shape and finds the device's memory short, as
-            # it does on logical CPU devices: twice the time. Columns of a length that it cannot know prevent this (a
-            # vector's length it would find), and the reshape copies nothing.
-            columns = [self._as_column(chunk, value, device) for value, device in zip(values, devices)]
-            with tf1.device(self.devices[dst]):
-                total = tf.add_n(columns, name=name)
-                return tf.reshape(total, self._constants[dst][tuple(shape.as_list())], name=name)
-        with tf1.device(self.devices[dst]):
-            # add would broadcast shapes that turn out to differ when the step runs; add_n raises an error
-            total = tf.add(*values, name=name) if shapes_known and len(values) == 2 else tf.add_n(values, name=name)
-        total.set_shape(shape.merge_with(total.shape))
-        return total
-
-    def _as_column(self, chunk: int, value: Any, device: int) -> Any:
-        with tf1.device(self.devices[device]):
-            return tf.reshape(value, self._hidden(device, [-1, 1], "column"), name=f"{self.names[chunk]}/column")
-
-    def _hidden(self, device: int, numbers: Any, name: str) -> Any:
-        """Return a constant that Grappler cannot read before the graph is cut into devices.
-
-        Called on that device.
-        """
-        if (device, name) not in self._hidden_constants:
-            constant = tf.constant(numbers, tf.int32)
-            if not tf.executing_eagerly():
-                constant = tf1.placeholder_with_default(constant, constant.shape, name)
-            self._hidden_constants[device, name] = constant
-        return self._hidden_constants[device, name]
-
-    def mean(self, chunk: int, root: int, total: Any) -> Any:
-        """Return ``total`` divided by the towers of all hosts if the mean is wanted: on the root, before the copies."""
-        # A multiply on every tower would be folded into different consumers on different towers, and the replicas
-        # would differ in their last bits.
-        if not self.average:
-            return total
-        with tf1.device(self.devices[root]):
-            return tf.multiply(total, 1.0 / self.contributions, name=f"{self.names[chunk]}/mean")
-
-    def over_hosts(self, chunk: int, root: int, total: Any) -> Any:
-        """Return the sum of all hosts' ``total``."""
-        with tf1.device(self.devices[root]):
-            return self.across.all_reduce(total, root, f"{self.names[chunk]}/across")
-
-
-class Dense(DeviceReduction):
-    """The sum of tensors of one dtype."""
-
-    def joined(self, step: Reduce, values: Sequence[Any], devices: Sequence[int]) -> Any:
-        return self.add(step.chunk, values, devices, step.dst)
-
-
-class _Partial(NamedTuple):
-    """The sum, or running mean, of ``towers`` contributions."""
-
-    value: Any
-    towers: int
-
-
-class Narrow(DeviceReduction):
-    """The sum of tensors that travel in 16 bits: each addition is done in float32, each transfer rounds once.
-
-    What a tower hands to a lane of its own is not rounded, so that lanes round nothing more.
-
-    A mean is carried as the running mean of the contributions so far, so that it overflows nowhere if the inputs do
-    not. docs/cost-model.md has the error bound.
-    """
-
-    def __init__(
-        self,
-        places: Places,
-        average: bool,
-        names: Sequence[str],
-        wire: Any,
-        across: Optional[CrossHostReduce] = None,
-    ):
-        super().__init__(places, average, names, across)
-        self._wire = wire
-
-    def start(self, value: Any) -> Any:
-        return _Partial(value, 1)
-
-    def end(self, value: Any, dtype: Any) -> Any:
-        return tf.cast(value.value, dtype)
-
-    def sent(self, step: Step, src: int, value: Any) -> Any:
-        stays = step.dst in self.places.lanes_of(src)
-        partial = value if stays else self._narrowed(step.chunk, src, value)
-        return partial._replace(value=super().sent(step, src, partial.value))
-
-    def arriving(self, step: Step, value: Any) -> Any:
-        return value._replace(value=super().arriving(step, value.value))
-
-    def joined(self, step: Reduce, values: Sequence[Any], devices: Sequence[int]) -> Any:
-        name = f"{self.names[step.chunk]}/sum"
-        with tf1.device(self.devices[step.dst]):
-            wide = [_Partial(tf.cast(part.value, tf.float32, name=name), part.towers) for part in values]
-            towers = sum(part.towers for part in wide)
-            weighted = [self._weighted(part, towers, name) for part in wide]
-        return _Partial(self.add(step.chunk, weighted, [step.dst] * len(weighted), step.dst), towers)
-
-    def _weighted(self, partial: _Partial, towers: int, name: str) -> Any:
-        """Return a sum as it is, and a running mean by its share in the mean of ``towers``."""
-        if not self.average or partial.towers == towers:
-            return partial.value
-        return tf.multiply(partial.value, partial.towers / towers, name=name)
-
-    def finish(self, chunk: int, root: int, total: Any) -> Any:
-        with tf1.device(self.devices[root]):
-            share = self._weighted(total, total.towers * self.across.hosts, f"{self.names[chunk]}/share")
-        narrow = self._narrowed(chunk, root, _Partial(share, total.towers))
-        return _Partial(self.over_hosts(chunk, root, narrow.value), self.contributions)
-
-    def _narrowed(self, chunk: int, src: int, partial: _Partial) -> _Partial:
-        """Return ``partial`` in the 16-bit dtype, cast before it leaves ``src``."""
-        with tf1.device(self.devices[src]):
-            return partial._replace(value=tf.cast(partial.value, self._wire, name=f"{self.names[chunk]}/sent"))
-
-
-class Gather(DeviceReduction):
-    """The concatenated rows of sparse gradients: their values, or, with ``average`` False, their indices."""
-
-    def joined(self, step: Reduce, values: Sequence[Any], devices: Sequence[int]) -> Any:
-        with tf1.device(self.devices[step.dst]):
-            # Grappler fuses a concat into its only consumer, another concat, even across devices, which would make
-            # every tower send straight to the root. An axis that it cannot read prevents this.
-            axis = self._hidden(step.dst, 0, "axis")
-            joined = tf.concat(values, axis, name=f"{self.names[step.chunk]}/gather")
-        joined.set_shape(_joined_shape(values))
-        return joined
-
-
-def _joined_shape(values: Sequence[Any]) -> tf.TensorShape:
-    """Return the shape of tensors joined along their first axis, as far as it is known."""
-    shapes = [value.shape.as_list() for value in values if value.shape.ndims]
-    if not shapes:
-        return tf.TensorShape(None)
-    rows = [shape[0] for shape in shapes]
-    all_known = len(shapes) == len(values) and None not in rows
-    return tf.TensorShape([sum(rows) if all_known else None, *shapes[0][1:]])
-
-
 class _ByChunk(Ops[Any]):
     """The reductions of C chunks as one: each step is done by its chunk's reduction."""
 
@@ -293,31 +93,31 @@ class _ByChunk(Ops[Any]):
 
 
 def reductions_of(
-    kinds: Sequence[str],
-    places: Places,
-    average: bool,
-    names: Sequence[str],
-    across: Optional[CrossHostReduce] = None,
+    layout: Layout, places: Places, average: bool, across: Optional[CrossHostReduce] = None
 ) -> List[DeviceReduction]:
-    """Return the reductions of C chunks; those of one kind share one, and with it its constants.
+    """Return the reductions of a layout's C chunks; those of one kind share one, and with it its constants.
 
     Args:
-        kinds: of each chunk the 16-bit dtype that it travels in, or ``"dense"``, ``"values"`` or ``"indices"``.
+        layout: the chunks, their names, and how each is added up.
         places: the towers' devices and their lanes.
         average: whether the mean is wanted.
-        names: C names of the chunks.
         across: what adds up the sums of several hosts.
     """
+    rows, on_roots, names = layout.sparse_rows(), OnRoots(), layout.names
 
     def reduction(kind: str) -> DeviceReduction:
         if kind in NARROW_DTYPES:
             return Narrow(places, average, names, kind, across)
         if kind in (VALUES, INDICES):
-            return Gather(places, average and kind == VALUES, names)
+            return Gather(places, average and kind == VALUES, names, rows, on_roots)
+        if kind == COUNTS:
+            return Count(places, False, names, rows, on_roots)
         return Dense(places, average, names, across)
 
-    by_kind = {kind: reduction(kind) for kind in dict.fromkeys(kinds)}
-    return [by_kind[kind] for kind in kinds]
+    by_kind = {kind: reduction(kind) for kind in dict.fromkeys(layout.kinds)}
+    for made in by_kind.values():
+        made.is_large = sum(chunk.bytes for chunk in layout.chunks) >= _LARGE
+    return [by_kind[kind] for kind in layout.kinds]
 
 
 def emit(
@@ -345,7 +145,10 @@ def emit(
     order = CopyOrder(plan, places.devices) if in_order and not tf.executing_eagerly() else None
     for reduction in reductions:
         reduction.order = order
-    values = [[reductions[chunk].start(tensor) for chunk, tensor in enumerate(row)] for row in tensors]
+    values = [
+        [reductions[chunk].start(tower, tensor) for chunk, tensor in enumerate(row)]
+        for tower, row in enumerate(tensors)
+    ]
     reduced = run(plan, values, _ByChunk(reductions))
     results: List[List[Any]] = [[None] * plan.chunks for _ in places.towers]
     for tower, device in enumerate(places.towers):

@@ -8,12 +8,19 @@
     sparse, gathered        two: values and indices
     None on all towers      none
 
+Small entries may be joined, so that they cost one op, or one copy, together::
+
+    dense       [3×3×16×1] [3×3×96×1] [3×3×24×1]        ─►  [3×3×136×1]     shapes that differ along one axis
+    values      [r0×8] [r1×8] [r2×8]                     ─►  [(r0+r1+r2)×8]
+    indices     [r0] [r1] [r2]                           ─►  [r0+r1+r2]
+    counts      [r0, r1, r2], if they are known only when the step runs
+
 :func:`find_entries` only looks, so that every error is raised before the first op; :func:`entry_tensors` adds ops.
 """
 
 from __future__ import annotations
 
-from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -22,22 +29,31 @@ from ..planning import Spec
 from .compat import carrier, tf1
 from .gradients import NARROW_DTYPES, Matrix, dtype_of, is_sparse, merged_shape, static_shape
 from .names import where
+from .pieces import Splitter
 
-DENSE, VALUES, INDICES = "dense", "values", "indices"
+DENSE, VALUES, INDICES, COUNTS = "dense", "values", "indices", "counts"
+# int32 is in host memory, where TensorFlow wants the sizes of a split
+COUNT_SPEC = Spec(None, 4, "int32", packable=False)
 
 
 class Entry(NamedTuple):
     """One tensor of each tower that is reduced.
 
     Attributes:
-        variable: its column in the matrix.
-        part: ``DENSE``, ``VALUES`` or ``INDICES``.
+        variables: the columns of the matrix that it holds: one, or several that are joined.
+        part: ``DENSE``, ``VALUES``, ``INDICES`` or ``COUNTS``.
         spec: its size and dtype.
+        axis: along which variables are joined.
+        rows: K×V, the rows of V joined sparse gradients on each tower, if all are known when the graph is built.
+        follows: how many entries before this one are the values on whose way it travels; 0 if it has its own.
     """
 
-    variable: int
+    variables: Tuple[int, ...]
     part: str
     spec: Spec
+    axis: int = 0
+    rows: Tuple[Tuple[int, ...], ...] = ()
+    follows: int = 0
 
 
 def find_entries(grads: Matrix, gathered: Collection[int], missing: str) -> List[Entry]:
@@ -63,7 +79,8 @@ def find_entries(grads: Matrix, gathered: Collection[int], missing: str) -> List
                 " but not on the others; give it on every tower or on none, or choose missing='zeros'"
             )
         if variable in gathered:
-            entries += [Entry(variable, part, entry_spec(column, part)) for part in (VALUES, INDICES)]
+            values, indices = (Entry((variable,), part, entry_spec(column, part)) for part in (VALUES, INDICES))
+            entries += [values, indices._replace(follows=1)]
             continue
         for tower, grad in enumerate(column):
             if is_sparse(grad) and grad.dense_shape is None and _known_rows(column) is None:
@@ -71,7 +88,7 @@ def find_entries(grads: Matrix, gathered: Collection[int], missing: str) -> List
                     f"{where(tower, grads.devices, variable, grads.names)}: its IndexedSlices has no dense_shape, so it"
                     " cannot be made dense; give dense_shape, or choose sparse='gather'"
                 )
-        entries.append(Entry(variable, DENSE, entry_spec(column, DENSE)))
+        entries.append(Entry((variable,), DENSE, entry_spec(column, DENSE)))
     return entries
 
 
@@ -102,26 +119,50 @@ def entry_tensors(grads: Matrix, entries: Sequence[Entry]) -> List[List[Any]]:
     rows = []
     for tower, row in enumerate(grads.rows):
         with tf1.device(grads.devices[tower]):
-            rows.append([_tensor(row[entry.variable], entry.part, columns[entry.variable]) for entry in entries])
+            rows.append([_entry_tensor(row, entry, columns) for entry in entries])
     return rows
 
 
-def to_gradients(reduced: Dict[int, Any], entries: Sequence[Entry], tower: int, grads: Matrix) -> List[Any]:
-    """Return one tower's N gradients from its reduced entries, None for variables without any.
+def _entry_tensor(row: Sequence[Any], entry: Entry, columns: Sequence[Sequence[Any]]) -> Any:
+    part = INDICES if entry.part == COUNTS else entry.part
+    tensors = [_tensor(row[variable], part, columns[variable]) for variable in entry.variables]
+    if entry.part == COUNTS:
+        return tf.concat(tf.raw_ops.ShapeN(input=tensors, out_type=tf.as_dtype(COUNT_SPEC.dtype)), 0, name="rows")
+    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, entry.axis, name="joined")
+
+
+def reduced_gradients(
+    reduced: Dict[int, Any], entries: Sequence[Entry], tower: int, grads: Matrix, splitter: Splitter
+) -> Dict[int, Any]:
+    """Return one tower's reduced gradients by variable, from its reduced entries by number.
 
     Sparse ones keep the tower's own ``dense_shape``; where it has none, another tower's.
     """
-    result: List[Any] = [None] * len(grads.names)
+    found: Dict[str, Dict[int, Any]] = {DENSE: {}, VALUES: {}, INDICES: {}}
     for number, tensor in reduced.items():
-        variable, part, _ = entries[number]
-        if part == DENSE:
-            result[variable] = tensor
-        elif part == VALUES:
-            indices = reduced[number + 1]  # the next entry
-            shapes = [getattr(row[variable], "dense_shape", None) for row in (grads.rows[tower], *grads.rows)]
-            shape = next((shape for shape in shapes if shape is not None), None)
-            result[variable] = tf.IndexedSlices(tensor, indices, shape)
-    return result
+        entry = entries[number]
+        if entry.part != COUNTS:
+            counts = reduced.get(number - entry.follows + 2)  # read only if the numbers of rows are not known
+            pieces = splitter.split(tensor, _sizes(entry, grads, counts), len(entry.variables), entry.axis)
+            found[entry.part].update(zip(entry.variables, pieces))
+    for variable, values in found[VALUES].items():
+        shape = _dense_shape(variable, tower, grads)
+        found[DENSE][variable] = tf.IndexedSlices(values, found[INDICES][variable], shape)
+    return found[DENSE]
+
+
+def _sizes(entry: Entry, grads: Matrix, counts: Any) -> Any:
+    """Return the sizes of joined variables along their axis."""
+    if len(entry.variables) == 1:
+        return []
+    if entry.part == DENSE:
+        return [_merged_shape([row[v] for row in grads.rows]).as_list()[entry.axis] for v in entry.variables]
+    return [sum(column) for column in zip(*entry.rows)] if entry.rows else counts
+
+
+def _dense_shape(variable: int, tower: int, grads: Matrix) -> Any:
+    shapes = [getattr(row[variable], "dense_shape", None) for row in (grads.rows[tower], *grads.rows)]
+    return next((shape for shape in shapes if shape is not None), None)
 
 
 def _merged_shape(column: Sequence[Any]) -> tf.TensorShape:

@@ -38,9 +38,24 @@ from ..planning import (
 )
 from ..topology import Network, Topology, subset, this_machine
 from .devices import NO_LANES, LaneDevices, all_on_cpu, device_numbers
-from .entries import DENSE, INDICES, VALUES, Entry, entry_spec, find_entries
+from .entries import COUNTS, DENSE, INDICES, VALUES, Entry, entry_spec, find_entries
 from .gradients import NARROW_DTYPES, Matrix, is_sparse
+from .joining import join_entries
 from .names import op_names
+
+
+class Rows(NamedTuple):
+    """Which rows of sparse gradients a chunk holds.
+
+    Attributes:
+        variables: V variables, joined if there are several.
+        known: K×V numbers of rows of joined ones, if all are known when the graph is built.
+        counts: else the chunk that has them.
+    """
+
+    variables: Tuple[int, ...]
+    known: Tuple[Tuple[int, ...], ...]
+    counts: int
 
 
 class Layout(NamedTuple):
@@ -78,12 +93,25 @@ class Layout(NamedTuple):
         mains: Dict[int, int] = {}
         for chunk, root in zip(self.chunks, self.plan.roots):
             for piece in chunk.pieces:
-                if mains.setdefault(self.entries[piece.variable].variable, root) != root:
-                    raise StrategyError(
-                        "this strategy cuts gradients over several mains (splits, split_above), but here each variable"
-                        " needs one; leave both at 0"
-                    )
+                for variable in self.entries[piece.variable].variables:
+                    if mains.setdefault(variable, root) != root:
+                        raise StrategyError(
+                            "this strategy cuts gradients over several mains (splits, split_above), but here each"
+                            " variable needs one; leave both at 0"
+                        )
         return mains
+
+    def sparse_rows(self) -> Dict[int, Rows]:
+        """Return the chunks with values, indices or numbers of rows of sparse gradients, and what they hold."""
+        chunk_of = {chunk.pieces[0].variable: number for number, chunk in enumerate(self.chunks)}
+        rows = {}
+        for number, chunk in enumerate(self.chunks):
+            first = chunk.pieces[0].variable
+            entry = self.entries[first]
+            if entry.part != DENSE:
+                counts = number if entry.rows else chunk_of.get(first - entry.follows + 2, number)
+                rows[number] = Rows(entry.variables, entry.rows, counts)
+        return rows
 
     def copy_half(self) -> Layout:
         """Return the layout that copies dense values of the variables back, without the indices of sparse ones."""
@@ -118,6 +146,8 @@ def lay_out(
         StrategyError: the groups, the main or the topology do not fit K towers.
     """
     entries = find_entries(grads, _gathered(grads, strategy, hosts), strategy.missing)
+    if len(grads.rows) > 1 and not one_main:
+        entries = join_entries(entries, grads, strategy.bucketing)
     machine = _machine(strategy, [f"/gpu:{gpu}" for gpu in grads.lanes.gpus] or grads.devices)
     lanes = grads.places.lanes_each
     in_order = False
@@ -130,6 +160,7 @@ def lay_out(
         whole = one_main or strategy.whole
         chunks, plan = _by_machine(entries, target, strategy.bucketing if whole else None)
         in_order = hosts == 1 and not whole
+    plan = _parts_together(entries, chunks, plan)
     if lanes and not plan.lanes:
         # a variable's update, and a sum over several hosts, are made on a tower
         plan = on_lanes(plan, Lanes(lanes, by_chunk=_lane_by_chunk(plan, lanes)), sum_on_tower=one_main or hosts > 1)
@@ -207,22 +238,32 @@ def _by_machine(
 ) -> Tuple[List[Chunk], Plan]:
     """Return chunks and plan for a machine's links; ``whole``: the buckets of gradients that are not to be cut."""
     specs = [entry.spec for entry in entries]
-    chunks, plan = plan_cut(specs, target) if whole is None else plan_whole(specs, target, whole)
-    return chunks, _indices_with_values(entries, chunks, plan)
+    return plan_cut(specs, target) if whole is None else plan_whole(specs, target, whole)
 
 
-def _indices_with_values(entries: Sequence[Entry], chunks: Sequence[Chunk], plan: Plan) -> Plan:
-    """Return the plan with the indices of sparse gradients on the same way as their values."""
+def _parts_together(entries: Sequence[Entry], chunks: Sequence[Chunk], plan: Plan) -> Plan:
+    """Return the plan with each sparse gradient's parts together.
+
+    What follows values travels on their way, numbers of rows before values, values before indices. Joined indices have
+    their own way, at the end: the order of each gradient's rows is that of its values.
+    """
     chunk_of = {chunk.pieces[0].variable: number for number, chunk in enumerate(chunks) if chunk.alone}
-    indices_of = {chunk_of[entry - 1]: chunk_of[entry] for entry in chunk_of if entries[entry].part == INDICES}
-    indices = set(indices_of.values())
+    led_by: Dict[int, List[int]] = {}
+    at_the_end = set()
+    for number, chunk in sorted(chunk_of.items()):
+        entry = entries[number]
+        if entry.follows:
+            led_by.setdefault(chunk_of[number - entry.follows], [chunk_of[number - entry.follows]]).append(chunk)
+        elif entry.part == INDICES:
+            at_the_end.add(chunk)
+    following = {chunk for leader, chunks in led_by.items() for chunk in chunks if chunk != leader}
+    counts = {chunk_of[number] for number in chunk_of if entries[number].part == COUNTS}
     steps: List[Step] = []
     for step in plan.steps:
-        if step.chunk in indices:
-            continue
-        steps.append(step)
-        if step.chunk in indices_of:
-            steps.append(step._replace(chunk=indices_of[step.chunk]))
+        if step.chunk not in following:
+            together = sorted(led_by.get(step.chunk, [step.chunk]), key=lambda chunk: chunk not in counts)
+            steps += [step._replace(chunk=chunk) for chunk in together]
+    steps.sort(key=lambda step: step.chunk in at_the_end)
     return dataclasses.replace(plan, steps=tuple(steps))
 
 
@@ -256,14 +297,13 @@ def _turns_or_roots(
             raise StrategyError(f"mains={mains}: there are towers 0 to {towers - 1} only")
         return [mains] * len(chunks)
     first = [min(chunk.pieces) for chunk in chunks]
-    leading = [chunk for chunk in range(len(chunks)) if entries[first[chunk].variable].part != INDICES]
+    leading = [chunk for chunk in range(len(chunks)) if not entries[first[chunk].variable].follows]
     if mains == "rotate":
         number = {first[chunk]: turn for turn, chunk in enumerate(sorted(leading, key=lambda chunk: first[chunk]))}
     else:
         roots = balanced([chunks[chunk].bytes for chunk in leading], towers)
         number = {first[chunk]: root for chunk, root in zip(leading, roots)}
-    # the values of a sparse gradient are the entry before its indices
-    return [number[p] if p in number else number[p._replace(variable=p.variable - 1)] for p in first]
+    return [number[p._replace(variable=p.variable - entries[p.variable].follows)] for p in first]
 
 
 def _lane_by_chunk(plan: Plan, lanes: int) -> Tuple[int, ...]:
@@ -291,15 +331,17 @@ def _kind(chunk: Chunk, entries: Sequence[Entry], strategy: Strategy, contributi
 def _chunk_name(chunk: Chunk, entries: Sequence[Entry], names: Sequence[str]) -> str:
     """Return the name of a chunk's variable, or of the first one in a bucket."""
     entry = _first_entry(chunk, entries)
-    name = names[entry.variable]
-    if entry.part != DENSE:
-        return f"{name}.{entry.part}"
-    return f"{name}.bucket" if len(chunk.pieces) > 1 else name
+    name = names[entry.variables[0]]
+    if len(chunk.pieces) > 1 or len(entry.variables) > 1:
+        name = f"{name}.bucket"
+    return name if entry.part == DENSE else f"{name}.{entry.part}"
 
 
 def _variables(chunk: Chunk, entries: Sequence[Entry], names: Sequence[str]) -> Tuple[str, ...]:
     """Return the names of a chunk's variables, each once."""
-    return tuple(dict.fromkeys(names[entries[piece.variable].variable] for piece in chunk.pieces))
+    return tuple(
+        dict.fromkeys(names[variable] for piece in chunk.pieces for variable in entries[piece.variable].variables)
+    )
 
 
 def _first_entry(chunk: Chunk, entries: Sequence[Entry]) -> Entry:

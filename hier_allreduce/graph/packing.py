@@ -10,7 +10,6 @@ Every op used here has a kernel on GPUs for the dtypes it is used with: docs/gpu
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Any, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
@@ -18,17 +17,7 @@ import tensorflow as tf
 from ..planning import Chunk, Piece
 from .compat import carrier, tf1
 from .gradients import dtype_of
-
-# GPUs have no Split for other dtypes
-_SPLIT_DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-
-
-class Constants(Dict[Tuple[int, ...], Any]):
-    """The int32 vectors of a graph by their numbers. Each is made once, on the device where it is first needed."""
-
-    def __missing__(self, numbers: Tuple[int, ...]) -> Any:
-        self[numbers] = tf.constant(numbers, tf.int32, [len(numbers)])
-        return self[numbers]
+from .pieces import Splitter
 
 
 class Packer:
@@ -36,7 +25,8 @@ class Packer:
 
     def __init__(self, device: Any, chunks: Sequence[Chunk], names: Sequence[str]):
         self._device, self._chunks, self._names = device, chunks, names
-        self._constants = Constants()
+        self.splitter = Splitter(device)
+        self._constants = self.splitter.constants
         self._cut: Dict[int, List[Piece]] = {}
         for piece in sorted(piece for chunk in chunks for piece in chunk.pieces if piece.stop is not None):
             self._cut.setdefault(piece.variable, []).append(piece)
@@ -80,17 +70,8 @@ class Packer:
             return tf.cast(tensor, dtype)
 
     def _split(self, flat: Any, pieces: Sequence[Piece], name: str) -> List[Any]:
-        if len(pieces) == 1:
-            return [flat]
-        sizes = tuple(piece.stop - piece.start for piece in pieces if piece.stop is not None)
-        if dtype_of(flat) in _SPLIT_DTYPES:
-            return list(tf.split(flat, self._constants[sizes], num=len(sizes), name=name))
-        stops = tuple(accumulate(sizes))
-        return [self._slice(flat, stop - size, stop, name) for size, stop in zip(sizes, stops)]
-
-    def _slice(self, flat: Any, start: int, stop: int, name: str) -> Any:
-        begin, end, step = (self._constants[(number,)] for number in (start, stop, 1))
-        return tf.raw_ops.StridedSlice(input=flat, begin=begin, end=end, strides=step, name=name)
+        sizes = [piece.stop - piece.start for piece in pieces if piece.stop is not None]
+        return self.splitter.split(flat, sizes, len(pieces), name=name)
 
     def _flat(self, grad: Any) -> Any:
         return grad if grad.shape.ndims == 1 else tf.reshape(grad, self._constants[(-1,)])

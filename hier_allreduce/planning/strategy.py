@@ -44,7 +44,8 @@ class Strategy:
         groups: for ``"hierarchical"``: tuples that hold each tower number once; None makes two halves.
         mains: ``"balance"`` (by bytes, the largest first), ``"rotate"`` (by index, as tensorpack does), or one tower's
             number for all chunks. None is ``"balance"``, or tower 0 for ``"tree"``, as in caffe2's muji.
-        pack_below: gradients smaller than this share buckets; 0 packs nothing.
+        pack_below: gradients smaller than this share buckets, as do the values and the indices of sparse ones that are
+            smaller than this on each tower; 0 packs nothing.
         bucket_bytes: the most bytes that one bucket holds.
         splits: instead of buckets, concatenate all gradients of a dtype and cut them into this many chunks (tensorpack:
             8); 0 is off.

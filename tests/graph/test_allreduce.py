@@ -218,12 +218,14 @@ def test_gradients_flow_through(graph, algorithm, average, share):
 
 
 def adding_ops_where_memory_is_short(reduce):
-    """What adds up in a step on three devices with little memory left: they hold 320 MB, untouched."""
+    """What adds up a gradient of 32 MiB in a step on three devices with little memory left: they hold 320 MB more."""
     devices, rows, finished = cpus(3), [], []
     with tf.Graph().as_default():
         for device in devices:
             with tf.device(device):
-                weight = tf1.get_variable(f"w{device[-1]}", [64, 64], use_resource=True)
+                weight = tf1.get_variable(
+                    f"w{device[-1]}", [8 << 20], use_resource=True, initializer=tf1.zeros_initializer()
+                )
                 rows.append((weight, weight + 1.0))
         for device, (weight, _), total in zip(devices, rows, reduce([grad for _, grad in rows], devices)):
             with tf.device(device):  # the update's op tells Grappler the gradient's shape, as optimizers' do

@@ -238,7 +238,7 @@ def test_mains_chosen_by_bytes_carry_equal_gradients_evenly_also_on_two_levels(g
 
 def test_sparse_values_and_their_indices_have_one_main_also_on_two_levels(graph):
     rows = [[tf.IndexedSlices(tf.zeros([k + 2, 3]), tf.zeros([k + 2], tf.int64)) for _ in range(4)] for k in range(3)]
-    layout = lay_out(check_matrix(rows, tuple(cpus(3)), False), Strategy(algorithm="hierarchical"))
+    layout = lay_out(check_matrix(rows, tuple(cpus(3)), False), Strategy(algorithm="hierarchical", pack_below=0))
     assert len(layout.chunks) == 8 and sorted(layout.mains()) == [0, 1, 2, 3]
 
 

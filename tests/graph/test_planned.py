@@ -200,7 +200,7 @@ def test_a_job_on_some_of_the_gpus_is_planned_for_their_links_only(graph):
 @pytest.mark.parametrize("whole", [True, False])
 def test_sparse_rows_and_their_indices_go_the_same_way(graph, whole):
     """Rows enough for several ways: of each the value and the index are the number of its tower."""
-    devices, strategy = cpus(4), Strategy(topology="p3.8xlarge", sparse="gather", whole=whole)
+    devices, strategy = cpus(4), Strategy(topology="p3.8xlarge", sparse="gather", whole=whole, pack_below=0)
     counts = [[(tower + 1) * rows for rows in (80, 160, 240, 320)] for tower in range(4)]
     rows = [
         [tf.IndexedSlices(held(np.full([n, 8], tower, "float32")), held(np.full([n], tower, "int64"))) for n in row]
