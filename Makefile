@@ -19,7 +19,7 @@ PYTEST = -m pytest -n 3 --dist loadgroup $(PYTEST_OPTIONS)
 
 help:
 	@echo "make demo        train on handwritten digits, 8 devices, and check the result"
-	@echo "make test        the tests, on TensorFlow 2 and Python 3.11, 5 to 6 minutes on two cores"
+	@echo "make test        the tests, on TensorFlow 2 and Python 3.11: 5 minutes on two cores"
 	@echo "make test-tf1    the same tests on TensorFlow 1.15 and Python 3.7"
 	@echo "make test-gpu    tests/gpu on 8 logical GPUs of one; GPU_PYTHON=... is a Python with a TensorFlow for GPUs"
 	@echo "make test-lanes  the tests of the all-reduce, with every all-reduce over 1 and over 3 lanes"
