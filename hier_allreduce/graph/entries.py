@@ -8,11 +8,10 @@
     sparse, gathered        two: values and indices
     None on all towers      none
 
-Small entries may be joined, so that they cost one op, or one copy, together::
+Those of small sparse gradients may be joined, so that together they cost one copy::
 
-    dense       [3×3×16×1] [3×3×96×1] [3×3×24×1]        ─►  [3×3×136×1]     shapes that differ along one axis
-    values      [r0×8] [r1×8] [r2×8]                     ─►  [(r0+r1+r2)×8]
-    indices     [r0] [r1] [r2]                           ─►  [r0+r1+r2]
+    values      [r0×8] [r1×8] [r2×8]      ─►  [(r0+r1+r2)×8]
+    indices     [r0] [r1] [r2]            ─►  [r0+r1+r2]
     counts      [r0, r1, r2], if they are known only when the step runs
 
 :func:`find_entries` only looks, so that every error is raised before the first op; :func:`entry_tensors` adds ops.
@@ -43,7 +42,6 @@ class Entry(NamedTuple):
         variables: the columns of the matrix that it holds: one, or several that are joined.
         part: ``DENSE``, ``VALUES``, ``INDICES`` or ``COUNTS``.
         spec: its size and dtype.
-        axis: along which variables are joined.
         rows: K×V, the rows of V joined sparse gradients on each tower, if all are known when the graph is built.
         follows: how many entries before this one are the values on whose way it travels; 0 if it has its own.
     """
@@ -51,7 +49,6 @@ class Entry(NamedTuple):
     variables: Tuple[int, ...]
     part: str
     spec: Spec
-    axis: int = 0
     rows: Tuple[Tuple[int, ...], ...] = ()
     follows: int = 0
 
@@ -128,7 +125,7 @@ def _entry_tensor(row: Sequence[Any], entry: Entry, columns: Sequence[Sequence[A
     tensors = [_tensor(row[variable], part, columns[variable]) for variable in entry.variables]
     if entry.part == COUNTS:
         return tf.concat(tf.raw_ops.ShapeN(input=tensors, out_type=tf.as_dtype(COUNT_SPEC.dtype)), 0, name="rows")
-    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, entry.axis, name="joined")
+    return tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0, name="joined")
 
 
 def reduced_gradients(
@@ -143,21 +140,13 @@ def reduced_gradients(
         entry = entries[number]
         if entry.part != COUNTS:
             counts = reduced.get(number - entry.follows + 2)  # read only if the numbers of rows are not known
-            pieces = splitter.split(tensor, _sizes(entry, grads, counts), len(entry.variables), entry.axis)
+            sizes = [sum(rows) for rows in zip(*entry.rows)] if entry.rows else counts
+            pieces = splitter.split(tensor, sizes, len(entry.variables))
             found[entry.part].update(zip(entry.variables, pieces))
     for variable, values in found[VALUES].items():
         shape = _dense_shape(variable, tower, grads)
         found[DENSE][variable] = tf.IndexedSlices(values, found[INDICES][variable], shape)
     return found[DENSE]
-
-
-def _sizes(entry: Entry, grads: Matrix, counts: Any) -> Any:
-    """Return the sizes of joined variables along their axis."""
-    if len(entry.variables) == 1:
-        return []
-    if entry.part == DENSE:
-        return [_merged_shape([row[v] for row in grads.rows]).as_list()[entry.axis] for v in entry.variables]
-    return [sum(column) for column in zip(*entry.rows)] if entry.rows else counts
 
 
 def _dense_shape(variable: int, tower: int, grads: Matrix) -> Any:

@@ -244,6 +244,11 @@ def _check_entry(grad: Any, place: Callable[[], str]) -> None:
             f"{place()}: {grad!r} does not belong to the graph that is being built; call this inside"
             " `with graph.as_default():` of the towers' graph"
         )
+    if is_sparse(grad) and not grad.indices.shape.is_compatible_with(grad.values.shape[:1]):
+        raise GradientError(
+            f"{place()}: IndexedSlices with values of shape {grad.values.shape} and indices of shape"
+            f" {grad.indices.shape}; expected one index for each row of the values"
+        )
 
 
 def _check_column(

@@ -1,37 +1,33 @@
-"""Which small entries are joined, so that together they cost one op, or one copy. No ops are made here.
+"""Which parts of small sparse gradients are joined, so that together they cost one copy. No ops are made here.
 
 ::
 
-    dense                        equal shapes but for one axis: one reshape for all in their bucket, instead of each
-    indices, known rows          of one dtype
-    values, known rows           of one dtype, with equal rows, if their indices are joined
-    sparse, unknown rows         values and indices of one dtype each, with equal rows; the numbers of rows go along
+    indices, rows known          of one dtype
+    values, rows known           of one dtype, with equal rows, if their indices are joined
+    both, rows not known         of one dtype each, with equal rows; the numbers of rows go along
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any, Callable, Dict, Hashable, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from ..planning import Bucketing
 from .compat import carrier
 from .entries import COUNT_SPEC, COUNTS, DENSE, INDICES, VALUES, Entry
-from .gradients import Matrix, dtype_of, merged_shape, static_shape
+from .gradients import Matrix, dtype_of, merged_shape
 
-_LEAST_DENSE = 3  # joining and cutting two costs as many ops as two reshapes each way
 Key = Callable[[int], Optional[Hashable]]  # what variables that are joined have in common; None: it is not joined
-_Shape = Tuple[str, Tuple[int, ...]]  # dtype and sizes
 
 
 def join_entries(entries: Sequence[Entry], grads: Matrix, bucketing: Bucketing) -> List[Entry]:
-    """Return the entries with small ones joined, in the order of their first variables.
+    """Return the entries with small sparse ones joined, in the order of their first variables.
 
     Args:
         entries: of one variable each, from :func:`find_entries`.
         grads: the matrix.
         bucketing: entries of less than ``pack_below`` bytes on each tower are joined, as long as a tower's share of the
             whole has at most ``bucket_bytes``. Those whose number of rows is known only when the step runs count as
-            small. With ``splits``, dense ones are not joined: their bytes are cut evenly anyway.
+            small.
     """
     if not bucketing.pack_below:
         return list(entries)
@@ -49,23 +45,20 @@ class _Joining:
 
     def entries(self) -> List[Entry]:
         """Return all entries, joined or not."""
-        units = [] if self._bucketing.splits else [[entry] for entry in self._joined_dense()]
-        units += self._joined_sparse()
+        units = list(self._joined())
         units += [[entry] for entry in self._alone[DENSE].values()]
         for variable, values in self._alone[VALUES].items():
             own = self._alone[INDICES].get(variable)  # unless it is joined
             units.append([values] if own is None else [values, own])
         return [entry for unit in sorted(units, key=lambda unit: min(unit[0].variables)) for entry in unit]
 
-    def _join(self, variables: Sequence[int], part: str, axis: int = 0) -> Entry:
+    def _join(self, variables: Sequence[int], part: str) -> Entry:
         """Return the entry of several variables, which are then no longer alone."""
         specs = [self._alone[part].pop(variable).spec for variable in variables]
         sizes = [spec.elements for spec in specs]
         spec = specs[0]._replace(elements=None if None in sizes else sum(filter(None, sizes)))
-        rows: Tuple[Tuple[int, ...], ...] = ()
-        if part != DENSE and self._has_rows(variables[0]):
-            rows = tuple(zip(*(self._rows[variable] for variable in variables)))
-        return Entry(tuple(variables), part, spec, axis, rows)
+        rows = tuple(zip(*(self._rows[v] for v in variables))) if self._has_rows(variables[0]) else ()
+        return Entry(tuple(variables), part, spec, rows)
 
     def _has_rows(self, variable: int) -> bool:
         """Return whether the numbers of a sparse gradient's rows are known, on all towers."""
@@ -73,7 +66,7 @@ class _Joining:
 
     def _groups(self, variables: Iterable[int], part: str, key: Key) -> Iterator[Tuple[int, ...]]:
         """Yield groups of two or more small entries with the same key, of at most ``bucket_bytes`` on each tower."""
-        towers = 1 if part == DENSE else len(self._grads.rows)  # the size of a sparse entry is that of all towers' rows
+        towers = len(self._grads.rows)  # an entry's size is that of all towers' rows
         by_key: Dict[Hashable, List[Tuple[int, float]]] = {}
         for variable in variables:
             size, common = self._alone[part][variable].spec.bytes / towers, key(variable)
@@ -82,9 +75,7 @@ class _Joining:
         for members in by_key.values():
             yield from (group for group in _filled(members, self._bucketing.bucket_bytes) if len(group) > 1)
 
-    # ---- sparse ------------------------------------------------------------------------------------
-
-    def _joined_sparse(self) -> Iterator[List[Entry]]:
+    def _joined(self) -> Iterator[List[Entry]]:
         known, unknown = ([v for v in self._alone[VALUES] if self._has_rows(v) == wanted] for wanted in (True, False))
         with_indices: List[int] = []
         for group in list(self._groups(known, INDICES, self._index_key)):
@@ -92,13 +83,17 @@ class _Joining:
             yield [self._join(group, INDICES)]
         for group in list(self._groups(with_indices, VALUES, self._row_key)):
             yield [self._join(group, VALUES)]
-        for group in list(self._groups(unknown, VALUES, lambda v: (self._row_key(v), self._index_key(v)))):
+        for group in list(self._groups(unknown, VALUES, self._both_keys)):
             counts = COUNT_SPEC._replace(elements=len(group) * len(self._grads.rows))
             yield [
                 self._join(group, VALUES),
                 self._join(group, INDICES)._replace(follows=1),
                 Entry(group, COUNTS, counts, follows=2),
             ]
+
+    def _both_keys(self, variable: int) -> Optional[Hashable]:
+        row = self._row_key(variable)
+        return None if row is None else (row, self._index_key(variable))
 
     def _index_key(self, variable: int) -> Optional[Hashable]:
         return next(dtype_of(grad.indices) for grad in self._columns[variable] if grad is not None)
@@ -112,41 +107,11 @@ class _Joining:
             return None
         return (dtype, tuple(row.as_list()))
 
-    # ---- dense -------------------------------------------------------------------------------------
-
-    def _joined_dense(self) -> Iterator[Entry]:
-        """Yield the joined entries: greedily the most variables that differ along one axis only."""
-        shapes = {v: shape for v in self._alone[DENSE] for shape in self._small_shape(v)}
-        while shapes:
-            counted = Counter(key for shape in shapes.values() for key in _keys(shape))
-            best, count = max(counted.items(), key=lambda item: (item[1], -item[0][1]))
-            if count < _LEAST_DENSE:
-                return
-            members = [variable for variable, shape in shapes.items() if best in _keys(shape)]
-            for variable in members:
-                del shapes[variable]
-            for group in list(self._groups(members, DENSE, lambda variable: True)):
-                yield self._join(group, DENSE, best[1])
-
-    def _small_shape(self, variable: int) -> Iterator[_Shape]:
-        """Yield the dtype and shape of a small gradient that would need a reshape in a bucket."""
-        spec = self._alone[DENSE][variable].spec
-        if 0 < spec.bytes < self._bucketing.pack_below and carrier(spec.dtype) == spec.dtype:
-            shape = merged_shape(static_shape(grad) for grad in self._columns[variable] if grad is not None)
-            if shape.ndims > 1:
-                yield spec.dtype, tuple(shape.as_list())
-
 
 def _row_count(grad: Any) -> Any:
     if grad is None:
         return 0  # a tower without a gradient adds no rows
     return merged_shape([grad.values.shape[:1], grad.indices.shape]).as_list()[0]
-
-
-def _keys(shape: _Shape) -> List[Tuple[str, int, Tuple[int, ...]]]:
-    """Return a key for each axis, which shapes that differ along this axis only have in common."""
-    dtype, sizes = shape
-    return [(dtype, axis, sizes[:axis] + sizes[axis + 1 :]) for axis in range(len(sizes))]
 
 
 def _filled(members: Iterable[Tuple[int, float]], most: int) -> List[Tuple[int, ...]]:

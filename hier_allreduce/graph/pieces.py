@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Sequence, Tuple, Union
 
 import tensorflow as tf
 
@@ -29,16 +29,13 @@ class Splitter:
         self._device, self._on_cpu = device, all_on_cpu([device])
         self.constants = Constants()
 
-    def split(
-        self, tensor: Any, sizes: Union[Sequence[int], Any], count: int, axis: int = 0, name: Optional[str] = None
-    ) -> List[Any]:
-        """Return ``count`` pieces of a tensor along ``axis``.
+    def split(self, tensor: Any, sizes: Union[Sequence[int], Any], count: int, name: str = "split") -> List[Any]:
+        """Return ``count`` pieces of a tensor along its first axis.
 
         Args:
             tensor: on this device.
             sizes: the sizes of the pieces: numbers, or an int32 tensor of them.
             count: how many there are.
-            axis: along which the tensor is cut.
             name: the name of the op.
         """
         if count == 1:
@@ -49,5 +46,5 @@ class Splitter:
             if isinstance(sizes, (list, tuple)):
                 sizes = self.constants[tuple(int(size) for size in sizes)]
             whole = tensor if through == dtype else tf.bitcast(tensor, through)
-            pieces = tf.split(whole, sizes, axis, num=count, name=name or "split")
+            pieces = tf.split(whole, sizes, num=count, name=name)
             return list(pieces) if through == dtype else [tf.bitcast(piece, dtype) for piece in pieces]

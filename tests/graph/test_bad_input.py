@@ -91,6 +91,10 @@ MATRICES = {
         lambda: with_entry(1, 0, tf.IndexedSlices(tf.zeros([1, 2]), np.array([0]), tf.constant([3, 2]))),
         ["tower 1 (/cpu:1), variable 0", "of tensors, not with indices that are ndarray"],
     ),
+    "more indices than rows": (
+        lambda: with_entry(1, 0, tf.IndexedSlices(tf.zeros([1, 2]), tf.constant([0, 1]), tf.constant([3, 2]))),
+        ["tower 1 (/cpu:1), variable 0", "values of shape (1, 2)", "indices of shape (2,)", "one index for each row"],
+    ),
     "string": (lambda: with_entry(0, 0, of_dtype(tf.string)), ["tower 0 (/cpu:0), variable 0", "string has no sum"]),
     "another_graph": (
         lambda: with_entry(3, 1, of_another_graph()),

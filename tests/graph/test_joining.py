@@ -1,4 +1,4 @@
-"""Small gradients that are joined: which ones, and what each tower gets."""
+"""Small sparse gradients that are joined: which ones, and what each tower gets."""
 
 import numpy as np
 import pytest
@@ -100,6 +100,21 @@ def test_large_tables_and_those_that_differ_are_not_joined(graph):
     assert len(alone.entries) == 8
 
 
+def test_tables_of_unknown_rows_that_cannot_be_joined_are_not(graph):
+    """Two whose row shapes are not known, and two of a dtype that travels as another."""
+    devices = tuple(cpus(2))
+
+    def row():
+        given = [("float32", None), ("float32", None), ("int8", [None, 4]), ("int8", [None, 4])]
+        values = [tf1.placeholder(dtype, shape) for dtype, shape in given]
+        return [tf.IndexedSlices(tensor, tf1.placeholder("int64", [None])) for tensor in values]
+
+    layout = lay_out(check_matrix([row(), row()], devices, False), GATHER)
+    assert [(entry.part, entry.variables) for entry in layout.entries] == [
+        (part, (variable,)) for variable in range(4) for part in ("values", "indices")
+    ]
+
+
 def test_a_tower_without_a_gradient_adds_no_rows(graph):
     devices = cpus(K)
     for known in (True, False):
@@ -123,17 +138,3 @@ def test_in_a_function_and_eagerly():
 
         for row in step():
             check([tf.IndexedSlices(grad.values.numpy(), grad.indices.numpy()) for grad in row])
-
-
-def test_dense_gradients_whose_shapes_differ_along_one_axis_are_joined(graph):
-    devices = tuple(cpus(3))
-    shapes = [[3, 3, 16, 1], [7], [3, 3, 24, 1], [5, 4], [3, 3, 8, 1], [2, 2]]
-    values = [[np.random.RandomState(k).randint(9, size=shape).astype("float32") for shape in shapes] for k in range(3)]
-    matrix = [[tf1.placeholder_with_default(array, array.shape) for array in row] for row in values]
-    layout = lay_out(check_matrix(matrix, devices, False), Strategy())
-    assert [(e.variables, e.axis) for e in layout.entries] == [((0, 2, 4), 2), ((1,), 0), ((3,), 0), ((5,), 0)]
-    assert len(layout.chunks) == 1
-    with session() as running:
-        for row in running.run(allreduce_grads(matrix, devices)):
-            for grad, arrays in zip(row, zip(*values)):
-                np.testing.assert_array_equal(grad, sum(arrays))
