@@ -24,7 +24,7 @@ from .compat import forget_colocation, tf1
 from .copy_order import CopyOrder
 from .devices import Places
 from .entries import COUNTS, INDICES, VALUES
-from .gather import Count, Gather, OnRoots
+from .gather import Count, Gather, GatherIndices, OnRoots
 from .gradients import NARROW_DTYPES
 from .hosts import CrossHostReduce
 from .lane_memory import lane_memory
@@ -108,10 +108,10 @@ def reductions_of(
     def reduction(kind: str) -> DeviceReduction:
         if kind in NARROW_DTYPES:
             return Narrow(places, average, names, kind, across)
-        if kind in (VALUES, INDICES):
-            return Gather(places, average and kind == VALUES, names, rows, on_roots)
-        if kind == COUNTS:
-            return Count(places, False, names, rows, on_roots)
+        if kind == VALUES:
+            return Gather(places, average, names, rows, on_roots)
+        if kind in (INDICES, COUNTS):
+            return {INDICES: GatherIndices, COUNTS: Count}[kind](places, names, rows, on_roots)
         return Dense(places, average, names, across)
 
     by_kind = {kind: reduction(kind) for kind in dict.fromkeys(layout.kinds)}

@@ -25,7 +25,7 @@ class _Gathered(NamedTuple):
 
 
 class OnRoots:
-    """What the gathering of one chunk of sparse gradients needs to know of others: what these were on their roots."""
+    """What one chunk of sparse gradients needs to know of others: what these were on their roots."""
 
     def __init__(self) -> None:
         self.order: Dict[int, Tuple[int, ...]] = {}  # by variable: the order of the towers in its values
@@ -33,7 +33,7 @@ class OnRoots:
 
 
 class Gather(DeviceReduction):
-    """The rows of sparse gradients, one tower's after another's: values or indices. Indices have no mean.
+    """Rows of sparse gradients, one tower's after another's: their values.
 
     The rows of joined gradients arrive tower by tower, and are put in the order of the gradients on the root::
 
@@ -64,11 +64,14 @@ class Gather(DeviceReduction):
         return _Gathered(tuple(part for value in values for part in value.parts))
 
     def finish(self, chunk: int, root: int, total: Any) -> Any:
-        for variable in self.rows[chunk].variables:
-            self.on_roots.order.setdefault(variable, total.towers)  # the values come before the indices
+        self.note_order(chunk, total.towers)
         is_joined = len(self.rows[chunk].variables) > 1
         tensor = (self._by_variable if is_joined else self.concatenated)(chunk, root, total)
         return _Gathered(((super().finish(chunk, root, tensor), total.towers),))
+
+    def note_order(self, chunk: int, towers: Tuple[int, ...]) -> None:
+        """Note the order of the towers in these values; their indices, which come later, have the same."""
+        self.on_roots.order.update(dict.fromkeys(self.rows[chunk].variables, towers))
 
     def concatenated(self, chunk: int, device: int, value: Any) -> Any:
         """Return the rows as one tensor, on the device that has them."""
@@ -96,7 +99,17 @@ class Gather(DeviceReduction):
             return tf.concat(ordered, 0, name=f"{self.names[chunk]}/gather")
 
 
-class Count(Gather):
+class GatherIndices(Gather):
+    """The indices of the rows. They have no mean; joined ones are put in the order of their values."""
+
+    def __init__(self, places: Places, names: Sequence[str], rows: Dict[int, Rows], on_roots: OnRoots):
+        super().__init__(places, False, names, rows, on_roots)
+
+    def note_order(self, chunk: int, towers: Tuple[int, ...]) -> None:
+        """Indices follow the order of their values."""
+
+
+class Count(GatherIndices):
     """The numbers of rows of V joined sparse gradients: each tower's until the root, there their sums."""
 
     def finish(self, chunk: int, root: int, total: Any) -> Any:
