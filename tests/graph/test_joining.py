@@ -16,7 +16,7 @@ STRATEGIES = {
     "hierarchical": Strategy(sparse="gather", algorithm="hierarchical"),
     "tree": Strategy(sparse="gather", algorithm="tree"),
     "planned": Strategy(sparse="gather", topology="dgx-1v"),
-    "values alone": Strategy(sparse="gather", algorithm="hierarchical", pack_below=60),
+    "values alone": Strategy(sparse="gather", algorithm="hierarchical", pack_below=40),
 }
 
 
@@ -79,6 +79,14 @@ def test_what_is_joined(graph, index):
         layout = lay_out(check_matrix(matrix, tuple(devices), False), GATHER)
         assert [entry.part for entry in layout.entries] == parts
         assert [entry.variables for entry in layout.entries if entry.part == "values"] == [(0, 1, 2), (3, 4)]
+
+
+def test_indices_are_joined_without_their_values_where_these_are_large(graph):
+    layout = lay_out(check_matrix(sparse_rows(True, cpus(K)), tuple(cpus(K)), False), STRATEGIES["values alone"])
+    joined = [(entry.part, entry.variables) for entry in layout.entries]
+    assert joined == [
+        *[("indices", (0, 1, 2, 3, 4)), ("values", (0,)), ("values", (1,)), ("values", (2,)), ("values", (3, 4))]
+    ]
 
 
 def test_large_tables_and_those_that_differ_are_not_joined(graph):
