@@ -24,11 +24,12 @@ _LISTINGS = tuple(
         rf"\W*({_VENDOR}[^,]*\d[^,]*), (?:GPU-|[\d.]+(?: MiB)?\s*(?:,|$))",  # --query-gpu=name and anything
         r"\W*\d+\s+(\S.*?)\s+(?:On|Off|N/A)\s+[0-9A-F]{4,8}:",  # nvidia-smi alone
         r"\s*Product Name\s*:\s*(\S.*?)\s*$",  # nvidia-smi -q
-        rf"\W*(?=.*(?i:{_KNOWN}))({_VENDOR}[\w -]+)\W*$",  # --query-gpu=name; only known models, or remarks match too
+        rf"(?=.*(?i:{_KNOWN}))\W*({_VENDOR}[\w -]+)\W*$",  # --query-gpu=name; only known models, or remarks match too
         r"\W*Device: \d+, ([^,]+),",  # p2pBandwidthLatencyTest
         r".*\bdevice\s+\d+ \[[\w:.]+\] (\S.*?)\s*$",  # nccl-tests
     )
 )
+_LONGEST = 500  # characters of a line that lists a GPU; on much longer ones the patterns would take seconds
 
 
 def gpu_name(lines: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
@@ -36,8 +37,9 @@ def gpu_name(lines: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
 
     The model is empty if none is listed, and, with a warning, if the GPUs are of several models.
     """
+    short = [line for line in lines if len(line) <= _LONGEST]
     for pattern in _LISTINGS:
-        names = sorted({match.group(1) for match in map(pattern.match, lines) if match})
+        names = sorted({match.group(1) for match in map(pattern.match, short) if match})
         models = {known_gpu(name) or name for name in names}  # L40 and L40S are one model here
         if len(models) > 1:
             return "", (f"the GPUs are of several models ({', '.join(names)}); speeds are guessed from the links",)

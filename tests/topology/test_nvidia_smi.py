@@ -367,6 +367,12 @@ def test_one_changed_cell_is_an_error_or_a_warning_that_names_it(row, column, ce
     assert table.kinds == QUAD_KINDS or any(warning.startswith(named) for warning in table.warnings)
 
 
+@pytest.mark.parametrize("filler", [" ", "\t", "GPU 0: A ", "0, Tesla "])
+def test_a_line_of_a_megabyte_is_read_at_once(filler):
+    """Patterns that go back and forth in such a line would take hours: the limit of time of each test ends them."""
+    assert parse_nvidia_smi(QUAD + "\n" + filler * (2**20 // len(filler))).kinds == QUAD_KINDS
+
+
 @given(st.text(alphabet="GPU01 XNVSY\t\n|=:-[m", max_size=80))
 @settings(max_examples=300, deadline=None)
 def test_any_text_is_read_or_refused(text):
