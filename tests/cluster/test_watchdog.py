@@ -73,7 +73,7 @@ def test_a_watchdog_without_references_has_no_thread():
 def test_a_call_that_never_returns_does_not_keep_the_interpreter_from_exiting():
     program = (
         "import threading; from hier_allreduce.cluster.watchdog import Watchdog\n"
-        "watchdog = Watchdog(['127.0.0.1:1', '127.0.0.1:2'], 0, 0.06, 60.0)\n"
+        "watchdog = Watchdog(['127.0.0.1:1', '127.0.0.1:2'], 0, 2.0, 60.0)\n"
         "watchdog.call(threading.Event().wait)"
     )
     ended = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, timeout=SECONDS)
