@@ -115,8 +115,9 @@ def reductions_of(
         return Dense(places, average, names, across)
 
     by_kind = {kind: reduction(kind) for kind in dict.fromkeys(layout.kinds)}
+    is_large = sum(chunk.bytes for chunk in layout.chunks) >= _LARGE
     for made in by_kind.values():
-        made.is_large = sum(chunk.bytes for chunk in layout.chunks) >= _LARGE
+        made.is_large = is_large
     return [by_kind[kind] for kind in layout.kinds]
 
 

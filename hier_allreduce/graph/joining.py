@@ -29,7 +29,7 @@ def join_entries(entries: Sequence[Entry], grads: Matrix, bucketing: Bucketing) 
             whole has at most ``bucket_bytes``. Those whose number of rows is known only when the step runs count as
             small.
     """
-    if not bucketing.pack_below:
+    if not bucketing.pack_below or all(entry.part == DENSE for entry in entries):
         return list(entries)
     return _Joining(entries, grads, bucketing).entries()
 

@@ -247,6 +247,8 @@ def _parts_together(entries: Sequence[Entry], chunks: Sequence[Chunk], plan: Pla
     What follows values travels on their way, numbers of rows before values, values before indices. Joined indices have
     their own way, at the end: the order of each gradient's rows is that of its values.
     """
+    if all(entry.part == DENSE for entry in entries):
+        return plan
     chunk_of = {chunk.pieces[0].variable: number for number, chunk in enumerate(chunks) if chunk.alone}
     led_by: Dict[int, List[int]] = {}
     at_the_end = set()
