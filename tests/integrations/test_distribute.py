@@ -28,6 +28,7 @@ from hier_allreduce.integrations.distribute import HierarchicalAllReduce
 
 tf1 = tf.compat.v1
 needs_tf2 = pytest.mark.tf2
+IS_TF210 = tf.__version__.startswith("2.10.")
 PAGE = (Path(__file__).parents[2] / "docs" / "distribute.md").read_text(encoding="utf-8")
 TFS_OWN = tf.distribute.HierarchicalCopyAllReduce
 WORDS, LENGTH, CLASSES, BATCH = 40, 5, 4, 840  # 840 is a multiple of 2, 3, … 8
@@ -328,7 +329,9 @@ each_kind = pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.x
 @each_kind
 @pytest.mark.parametrize("count", [3, 4])
 def test_every_kind_of_value_is_right_or_refused(kind, count):
-    refused = {"two int32 in one batch": "ValueError", **dict.fromkeys(SENSELESS, "GradientError")}
+    refused = dict.fromkeys(SENSELESS, "GradientError")
+    if not IS_TF210:  # 2.10 brings int32 to this package; later ones refuse two of them
+        refused["two int32 in one batch"] = "ValueError"
     for compiled in (True, False):
         outcomes = {table.outcome(OURS, kind, count, op, compiled) for op in table.ops_of(kind)}
         assert outcomes == {refused.get(kind, "right")}
@@ -477,6 +480,7 @@ def test_devices_of_several_hosts_are_refused(graph):
 
 
 @needs_tf2
+@pytest.mark.skipif(IS_TF210, reason="TensorFlow 2.10 ignores it without a warning")
 def test_if_tensorflow_ignores_our_ops_object_its_warning_names_it(monkeypatch, caplog):
     """TensorFlow does so with jit_compile on GPUs; here it is told that the CPUs are GPUs."""
     from tensorflow.python.distribute import mirrored_strategy
