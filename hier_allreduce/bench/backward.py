@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from typing import Any, List, Tuple
+from typing import Any, List
 
 import tensorflow as tf
 
@@ -31,12 +31,11 @@ class Backward:
 
     Attributes:
         rows: of the square matrices that are multiplied.
-        seconds: how long it takes, measured.
     """
 
     def __init__(self, case: Case, seconds: float):
         self._case = case
-        self.rows, self.seconds = _calibrated(case, seconds) if seconds else (0, 0.0)
+        self.rows = _calibrated(case, seconds) if seconds else 0
 
     def gate(self, grads: Rows) -> Rows:
         """Return K×N gradients, each ready after its stage; the last variable's is the first."""
@@ -71,13 +70,13 @@ def _after(product: Any, grad: Any) -> Any:
         return tf.identity(grad)
 
 
-def _calibrated(case: Case, seconds: float) -> Tuple[int, float]:
-    """Return the size of the matrices with which all towers together take ``seconds``, and what they took."""
+def _calibrated(case: Case, seconds: float) -> int:
+    """Return the size of the matrices with which all towers together take about ``seconds``."""
     rows = _FIRST
     for _ in range(2):  # the second time from near by: the rate depends on the size
         measured = _measured(case, rows)
         rows = max(_LEAST, min(_MOST, round(rows * (seconds / measured) ** (1 / 3))))
-    return rows, _measured(case, rows)
+    return rows
 
 
 def _measured(case: Case, rows: int) -> float:

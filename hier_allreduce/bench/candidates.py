@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Dict, Iterator, Sequence, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Sequence, Tuple
 
 from ..errors import StrategyError
 from ..planning import Strategy, algorithms_for
@@ -29,21 +29,39 @@ def one_choice() -> Dict[str, Strategy]:
     }
 
 
-def first_candidates(topologies: Sequence[str] = (), wire_dtypes: Sequence[str] = ()) -> Dict[str, Strategy]:
+class Candidate(NamedTuple):
+    """A strategy, and how many lanes of each tower it goes over."""
+
+    strategy: Strategy
+    lanes: int = 0
+
+    def choices(self) -> Dict[str, Any]:
+        """Return what differs from the default, by name."""
+        return {**changed(self.strategy), **({"lanes": self.lanes} if self.lanes else {})}
+
+
+def first_candidates(
+    topologies: Sequence[str] = (), wire_dtypes: Sequence[str] = (), lanes: int = 0
+) -> Dict[str, Candidate]:
     """Return the default strategy and those that differ from it in one choice.
 
     Args:
         topologies: machines for whose links strategies are planned too, by every algorithm: names or files, or
             ``"this machine"``.
         wire_dtypes: 16-bit dtypes in which gradients may travel.
+        lanes: of each tower; the default strategy and the planned ones are tried over them too.
 
     Raises:
         StrategyError: no such machine or dtype.
     """
-    found = {DEFAULT: Strategy(), "algorithm=flat": Strategy(algorithm="flat"), **one_choice()}
-    for topology in topologies:
-        found.update(_planned(topology))
-    found.update({f"wire_dtype={dtype}": Strategy(wire_dtype=dtype) for dtype in wire_dtypes})
+    strategies = {DEFAULT: Strategy(), "algorithm=flat": Strategy(algorithm="flat"), **one_choice()}
+    planned = {name: strategy for topology in topologies for name, strategy in _planned(topology)}
+    strategies.update(planned)
+    strategies.update({f"wire_dtype={dtype}": Strategy(wire_dtype=dtype) for dtype in wire_dtypes})
+    found = {name: Candidate(strategy) for name, strategy in strategies.items()}
+    if lanes:
+        found[f"lanes={lanes}"] = Candidate(Strategy(), lanes)
+        found.update({f"{name}, lanes={lanes}": Candidate(planned[name], lanes) for name in planned})
     return found
 
 
@@ -57,15 +75,17 @@ def _planned(topology: str) -> Iterator[Tuple[str, Strategy]]:
             yield name, Strategy(algorithm=algorithm, topology=topology, whole=whole)
 
 
-def combined(best: Dict[str, Strategy]) -> Dict[str, Strategy]:
-    """Return each pair of strategies as one that makes the choices of both, where these do not contradict."""
-    found: Dict[str, Strategy] = {}
+def combined(best: Dict[str, Candidate]) -> Dict[str, Candidate]:
+    """Return each pair of candidates as one that makes the choices of both, where these do not contradict."""
+    found: Dict[str, Candidate] = {}
     for (name, first), (other_name, second) in combinations(best.items(), 2):
-        changes, others = changed(first), changed(second)
+        changes, others = first.choices(), second.choices()
         if not changes or not others or changes.keys() & others.keys():
             continue
+        together = {**changes, **others}
+        lanes = together.pop("lanes", 0)
         try:
-            found[f"{name}, {other_name}"] = Strategy(**changes, **others)
+            found[f"{name}, {other_name}"] = Candidate(Strategy(**together), lanes)
         except StrategyError:  # for instance groups of mains with a topology, which plans them
             continue
     return found

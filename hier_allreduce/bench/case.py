@@ -18,7 +18,7 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..graph import gpu_count, tf1, with_logical_gpus
+from ..graph import LogicalDevices, gpu_count, tf1, with_logical_gpus
 from .models import GradientShape
 
 Rows = Sequence[Sequence[Any]]  # K×N
@@ -33,6 +33,7 @@ class Case:
     Attributes:
         rows: the number of rows in a sparse gradient (some indices are equal, as in a batch).
         memory: bytes; a contender that needs more than this only to make sparse gradients dense is not run.
+        logical: the towers' devices with their lanes, where there are lanes.
     """
 
     shapes: Tuple[GradientShape, ...]
@@ -40,6 +41,7 @@ class Case:
     average: bool = False
     rows: int = 2048
     memory: int = 8 << 30
+    logical: Optional[LogicalDevices] = None
 
     @property
     def dense_and_sparse_bytes(self) -> Tuple[int, int]:
@@ -73,6 +75,8 @@ def session(graph: Any, case: Case, optimize: bool = True) -> Any:
     """Return a session on the case's devices and all cores; ``optimize=False`` turns Grappler off."""
     config = tf1.ConfigProto(device_count={"CPU": len(case.devices)}, operation_timeout_in_ms=_TIMEOUT_MS)
     config.graph_options.rewrite_options.disable_meta_optimizer = not optimize
+    if case.logical:
+        config = case.logical.added_to(config)
     return tf1.Session(graph=graph, config=with_logical_gpus(config))
 
 

@@ -38,12 +38,17 @@ class CannotRun(Exception):
 # ---- this package ----------------------------------------------------------------------------------
 
 
-def ours(strategy: Union[str, Strategy, None] = None, name: Optional[str] = None) -> Contender:
+def ours(
+    strategy: Union[str, Strategy, None] = None,
+    name: Optional[str] = None,
+    lanes: Optional[Sequence[Sequence[str]]] = None,
+) -> Contender:
     """Return :func:`hier_allreduce.allreduce_grads` with a strategy as a contender.
 
     Args:
         strategy: a name or path, a ``Strategy``, or None for the default.
         name: the contender's name (default: ``ours`` or ``ours:STRATEGY``).
+        lanes: K×L devices, the lanes of each tower.
 
     Raises:
         StrategyError: there is no such strategy.
@@ -52,7 +57,7 @@ def ours(strategy: Union[str, Strategy, None] = None, name: Optional[str] = None
     default_name = f"ours:{strategy}" if isinstance(strategy, str) else "ours"
 
     def build(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
-        return allreduce_grads(grads, devices, average, strategy=resolved)
+        return allreduce_grads(grads, devices, average, strategy=resolved, lanes=lanes)
 
     return Contender(name or default_name, build)
 

@@ -71,8 +71,9 @@ class Tuned:
         rows: all candidates, the fastest first.
         duels: the last comparisons with the default.
         setting: what was measured, a line each.
-        backward: the seconds of the stand-in for the backward pass.
-        baseline: the seconds of a step without reduction.
+        baseline: the seconds of a step without reduction, which has the stand-in for the backward pass.
+        lanes: how many lanes of each tower it goes over. The file cannot hold them: ``lanes=`` is given to the function
+            or trainer.
     """
 
     strategy: Strategy
@@ -80,8 +81,8 @@ class Tuned:
     rows: Tuple[Row, ...]
     duels: Tuple[Duel, ...]
     setting: Tuple[str, ...]
-    backward: float
     baseline: float
+    lanes: int = 0
 
     def __str__(self) -> str:
         cells = [
@@ -101,7 +102,8 @@ class Tuned:
         lines = [str(duel) for duel in self.duels]
         if self.name == DEFAULT:
             return [*lines, "keep the default strategy: no other is faster beyond noise"]
-        return [*lines, f"use {self.name}"]
+        lanes = f"; the file has no lanes: give lanes={self.lanes} where you give the file" if self.lanes else ""
+        return [*lines, f"use {self.name}{lanes}"]
 
     def yaml(self) -> str:
         """Return the strategy as YAML, with the table as comments."""

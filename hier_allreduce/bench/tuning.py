@@ -11,17 +11,18 @@ The last duel has rounds of its own, so that a candidate that was only lucky doe
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import statistics
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
-from ..errors import BenchError, StrategyError
+from ..errors import BenchError, DeviceError, StrategyError
 from ..formatting import amount, count, duration
-from ..planning import Strategy
+from ..graph import gpu_lanes
 from .backward import Backward
-from .candidates import DEFAULT, combined, first_candidates
+from .candidates import DEFAULT, Candidate, combined, first_candidates
 from .case import Case, consumed, devices_here, session, variables
 from .contenders import Contender, ours
 from .measuring import BASELINE, WARM_UP, Tick, interleaved
@@ -34,6 +35,7 @@ _FEWEST, _MOST = 3, 30  # rounds of a heat
 _DUEL_FEWEST, _DUEL_MOST = 11, 101
 _SHARES = 0.4, 0.2, 0.4  # of the time: the heats, the choices together, the duel
 _TOGETHER = 3  # candidates whose choices are combined
+_LANE_MEMORY = 4  # bytes of each lane for a byte of gradients: one lane may carry everything
 MINUTES, ROWS = 5.0, 2048
 
 Steps = Dict[str, Callable[[], Any]]
@@ -49,6 +51,7 @@ def tune(
     minutes: float = MINUTES,
     file: Optional[str] = None,
     rows: int = ROWS,
+    lanes: int = 0,
     tick: Optional[Tick] = None,
 ) -> Tuned:
     """Measure strategies on these devices and return the fastest; the default unless another is faster beyond noise.
@@ -69,11 +72,14 @@ def tune(
         minutes: how long to measure. Building the candidates takes time too.
         file: a YAML file for the strategy.
         rows: in each sparse gradient.
+        lanes: how many lanes each tower gets, as with :func:`hier_allreduce.gpu_lanes`; strategies are then tried over
+            them too. On GPUs TensorFlow must not have started.
         tick: called with a short text at each stage.
 
     Raises:
         BenchError: no such table, a gradient of unknown shape, or an invalid number.
         StrategyError: no such machine or dtype.
+        DeviceError: ``lanes`` do not fit on these devices.
         HierAllreduceError: the file cannot be written.
     """
     for name, number in (("minutes", minutes), ("backward_ms", backward_ms)):
@@ -84,9 +90,12 @@ def tune(
     if len(places) < 2:
         raise BenchError(f"devices={list(places)}: one device has nothing to reduce; give two or more")
     case = Case(tuple(table), places, average, rows)
+    if lanes:
+        logical = gpu_lanes(places, lanes, _LANE_MEMORY * case.tower_bytes)
+        case = dataclasses.replace(case, devices=logical.devices, logical=logical)
     on_gpus = any("gpu" in place.lower() for place in places)
     machines = list(dict.fromkeys([*topologies, *(["this machine"] if on_gpus else [])]))
-    candidates = first_candidates(machines, wire_dtypes)
+    candidates = first_candidates(machines, wire_dtypes, lanes)
     tuned = _Search(case, candidates, backward_ms, minutes * 60, tick or (lambda stage: None)).run()
     if file:
         tuned.write(file)
@@ -97,7 +106,7 @@ class _Search:
     """Successive halving over candidates of one case."""
 
     def __init__(
-        self, case: Case, candidates: Dict[str, Strategy], backward_ms: Optional[float], seconds: float, tick: Tick
+        self, case: Case, candidates: Dict[str, Candidate], backward_ms: Optional[float], seconds: float, tick: Tick
     ):
         self._case, self._candidates, self._tick = case, dict(candidates), tick
         self._budgets = [seconds * share for share in _SHARES]
@@ -119,13 +128,13 @@ class _Search:
         duels = [self._duel(name) for name in finalists]
         winner = next((duel.name for duel in duels if duel.won), DEFAULT)
         return Tuned(
-            self._candidates[winner],
+            self._candidates[winner].strategy,
             winner,
             tuple(sorted(map(self._row, self._ratios), key=lambda row: row.ratio)),
             tuple(duels),
             tuple(self._setting()),
-            self._backward.seconds,
-            statistics.median(self._seconds[BASELINE.name]),
+            self._baseline(),
+            self._candidates[winner].lanes,
         )
 
     def _default_seconds(self) -> float:
@@ -147,14 +156,19 @@ class _Search:
                 self._tick(f"building {contender.name}")
                 try:
                     ops[contender.name] = consumed(contender.build(ready, case.devices, case.average), case)
-                except StrategyError as error:  # what one machine or number of devices allows, another does not
+                except (
+                    StrategyError,
+                    DeviceError,
+                ) as error:  # what one machine or number of devices allows, another does not
                     self._failed.append(f"{contender.name} does not fit: {error}")
         shared = until_done.enter_context(session(graph, case))
         shared.run(fill)
         return {name: shared.make_callable(op) for name, op in ops.items()}
 
     def _contender(self, name: str) -> Contender:
-        return ours(self._candidates[name], name)
+        candidate = self._candidates[name]
+        logical = self._case.logical if candidate.lanes else None
+        return ours(candidate.strategy, name, logical.lanes if logical else None)
 
     def _heats(self, names: Sequence[str], budget: float) -> List[str]:
         """Return the names of the best, the fastest first: half of them leave after each heat."""
@@ -197,17 +211,23 @@ class _Search:
     def _median(self, name: str) -> float:
         return statistics.median(self._ratios[name])
 
+    def _baseline(self) -> float:
+        """Return the seconds of a step without reduction, measured in the same rounds as the candidates."""
+        return statistics.median(self._seconds[BASELINE.name])
+
     def _row(self, name: str) -> Row:
         seconds = self._seconds[name]
         return Row(name, len(seconds), statistics.median(seconds), self._median(name))
 
     def _setting(self) -> List[str]:
         case = self._case
-        pass_text = f"a stand-in for the backward pass of {duration(self._backward.seconds)}"
+        baseline = duration(self._baseline())
         return [
             f"{count(len(case.shapes), 'gradient')}, {amount(case.tower_bytes)} on each of {case.devices[0]} to"
             f" {case.devices[-1]}, {'mean' if case.average else 'sum'}, {count(cores(), 'core')},"
             f" TensorFlow {tf.__version__}",
-            f"after {pass_text}" if self._backward.rows else "all gradients ready at once",
+            f"after a stand-in for the backward pass; a step without all-reduce takes {baseline}"
+            if self._backward.rows
+            else "all gradients ready at once",
             *self._failed,
         ]

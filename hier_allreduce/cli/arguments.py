@@ -12,6 +12,7 @@ from ..errors import HierAllreduceError
 
 MOST = 1_000_000
 MOST_DEVICES = 256  # on one host: TensorFlow starts threads for each
+MOST_LANES = 16
 
 
 def count(text: str, most: int = MOST) -> int:
@@ -28,6 +29,13 @@ def count(text: str, most: int = MOST) -> int:
 def device_count(text: str) -> int:
     """Read a number of devices on one host, or of hosts that are processes of it."""
     return count(text, MOST_DEVICES)
+
+
+def lane_count(text: str) -> int:
+    """Read the number of lanes of each tower, 0 or more."""
+    if not text.strip().isdecimal() or len(text) > 9 or int(text) > MOST_LANES:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 0 to {MOST_LANES} lanes, for instance 4")
+    return int(text)
 
 
 def device_names(text: str) -> str:

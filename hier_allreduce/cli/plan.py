@@ -28,7 +28,7 @@ from ..planning import (
     verify,
 )
 from ..topology import Topology
-from .arguments import output, refuse_unused
+from .arguments import lane_count, output, refuse_unused
 from .describe import describe_choice, describe_hosts_choice
 from .plan_picture import draw_plan
 from .topo import THIS_MACHINE, add_hosts, add_topology, read_hosts, read_topology
@@ -47,7 +47,6 @@ _UNITS = {
 
 
 _SECONDS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
-_MOST_LANES = 16
 
 
 def read_bytes(text: str) -> int:
@@ -69,12 +68,6 @@ def read_seconds(text: str) -> float:
     return seconds
 
 
-def _lanes(text: str) -> int:
-    if not re.match(r"\s*\d{1,2}\s*$", text) or int(text) > _MOST_LANES:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected 0 to {_MOST_LANES} lanes, for instance 4")
-    return int(text)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_topology(parser)
@@ -83,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--bytes", type=read_bytes, default="100MB", metavar="SIZE", help="size of the bucket (default 100MB)"
     )
     parser.add_argument(
-        "--lanes", type=_lanes, metavar="L", help="logical GPUs on each GPU that relay copies (default none)"
+        "--lanes", type=lane_count, metavar="L", help="logical GPUs on each GPU that relay copies (default none)"
     )
     parser.add_argument(
         "--backlog",

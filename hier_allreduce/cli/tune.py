@@ -6,7 +6,17 @@ import argparse
 import importlib
 import os
 
-from .arguments import add_split_gpu, count, device_count, installed, milliseconds, minutes, output
+from .arguments import (
+    add_split_gpu,
+    count,
+    device_count,
+    installed,
+    lane_count,
+    milliseconds,
+    minutes,
+    output,
+    refuse_unused,
+)
 from .progress import progress, ticking
 
 MODEL = "resnet50"
@@ -34,12 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--topology", metavar="NAME", nargs="+", default=[], help="try plans for these machines too (on GPUs, those for"
         " this machine are always tried)")  # fmt: skip
     add("--wire-dtype", metavar="DTYPE", nargs="+", default=[], help="float16, bfloat16: gradients may travel in these")
+    add("--lanes", metavar="L", type=lane_count, help="cut each GPU into its tower's device and L lanes, and try"
+        " strategies over them too")  # fmt: skip
     add("--minutes", metavar="M", type=minutes, default=MINUTES, help=f"how long to measure (default: {MINUTES:g})")
     add("--rows", metavar="N", type=count, default=ROWS, help=f"rows in each sparse gradient (default: {ROWS})")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    refuse_unused(args, "--split-gpu", "--lanes")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with installed("tune", "tf,bench"):
         importlib.import_module("tensorflow")
@@ -59,6 +72,7 @@ def main(args: argparse.Namespace) -> int:
             wire_dtypes=args.wire_dtype,
             minutes=args.minutes,
             rows=args.rows,
+            lanes=args.lanes or 0,
             tick=ticking(bar),
         )
     if args.output:

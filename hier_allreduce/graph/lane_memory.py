@@ -83,8 +83,9 @@ def check_lane_memory(layout: Layout) -> None:
     needed = lane_memory(layout)
     for lane, (needs, has) in enumerate(zip(needed, layout.lanes.memory)):
         if has < needs:
+            limits = [max(1, size) for size in needed]
             raise DeviceError(
                 f"lane {lane} of each tower has {amount(has, binary=True)} of memory, and this all-reduce needs"
-                f" {amount(needs, binary=True)} there; use gpu_lanes(…, memory={list(needed)}), or fewer bytes in"
-                " one all-reduce"
+                f" {amount(needs, binary=True)} there; use gpu_lanes(…, memory_limit={limits}), or fewer bytes in one"
+                " all-reduce"
             )

@@ -7,7 +7,7 @@ from helpers.graphs import cpus, tf1
 from hier_allreduce import Strategy, allreduce_grads, bench, save_shapes, tune
 from hier_allreduce.bench import load_model, tuning
 from hier_allreduce.bench.backward import STAGES, Backward
-from hier_allreduce.bench.candidates import DEFAULT, changed, combined, first_candidates
+from hier_allreduce.bench.candidates import DEFAULT, Candidate, combined, first_candidates
 from hier_allreduce.bench.case import session
 from hier_allreduce.bench.tuned import Duel, Row, Tuned, median_interval
 from hier_allreduce.cli import main
@@ -16,8 +16,8 @@ from hier_allreduce.errors import BenchError, HierAllreduceError, StrategyError
 
 def test_each_candidate_differs_from_the_default_and_from_all_others():
     found = first_candidates(["dgx-1v"], ["bfloat16"])
-    assert found[DEFAULT] == Strategy()
-    assert len({repr(strategy) for strategy in found.values()}) == len(found)
+    assert found[DEFAULT] == Candidate(Strategy())
+    assert len(set(map(repr, found.values()))) == len(found)
     assert {"algorithm=tree", "splits=8", "wire_dtype=bfloat16", "ring for dgx-1v", "auto for dgx-1v, whole"} <= set(
         found
     )
@@ -30,7 +30,15 @@ def test_the_best_choices_are_combined_unless_they_contradict():
     best = {name: found[name] for name in ("splits=8", "mains=0", "mains=rotate", "auto for dgx-1v", DEFAULT)}
     together = combined(best)
     assert set(together) == {"splits=8, mains=0", "splits=8, mains=rotate"}
-    assert changed(together["splits=8, mains=0"]) == {"splits": 8, "mains": 0}
+    assert together["splits=8, mains=0"].choices() == {"splits": 8, "mains": 0}
+    over_lanes = first_candidates(["dgx-1v"], lanes=2)
+    assert over_lanes["lanes=2"] == Candidate(Strategy(), 2)
+    assert over_lanes["ring for dgx-1v, lanes=2"] == Candidate(
+        Strategy(algorithm="ring", topology="dgx-1v", whole=False), 2
+    )
+    best = {name: over_lanes[name] for name in ("splits=8", "lanes=2", "ring for dgx-1v, lanes=2")}
+    assert set(combined(best)) == {"splits=8, lanes=2"}
+    assert combined(best)["splits=8, lanes=2"] == Candidate(Strategy(splits=8), 2)
 
 
 def test_the_interval_of_a_median_is_that_of_the_sign_test():
@@ -56,7 +64,7 @@ def test_only_a_sure_win_replaces_the_default(ratios, won):
 
 def tuned(strategy, name):
     rows = (Row(name, 5, 1.5, 0.75), Row(DEFAULT, 5, 2.0, 1.0))
-    return Tuned(strategy, name, rows, (Duel(name, (0.75,) * 11),), ("2 gradients",), 0.1, 1.0)
+    return Tuned(strategy, name, rows, (Duel(name, (0.75,) * 11),), ("2 gradients",), 1.0)
 
 
 def test_the_file_is_a_strategy_with_the_table_as_comments(tmp_path):
@@ -112,7 +120,7 @@ def test_a_models_gradients_become_a_table(gradients, tmp_path):
 
 def test_gradients_become_ready_one_after_another(monkeypatch):
     """The last variable's first: its stage is the first product, the first variable's the last."""
-    monkeypatch.setattr("hier_allreduce.bench.backward._calibrated", lambda case, seconds: (8, seconds))
+    monkeypatch.setattr("hier_allreduce.bench.backward._calibrated", lambda case, seconds: 8)
     case = bench.Case(load_model("vgg16"), tuple(cpus(2)))
     with tf.Graph().as_default():
         (row, _) = Backward(case, 0.1).gate([[tf.ones([]) for _ in case.shapes]] * 2)
@@ -155,6 +163,33 @@ def test_a_search_measures_every_candidate_and_keeps_what_is_surely_faster(tmp_p
             assert sess.run(reduced[2][0]).tolist() == [3, 3]
 
 
+def test_strategies_are_tried_over_lanes_and_the_verdict_says_where_to_give_them(tmp_path, monkeypatch):
+    """The copies to lanes are real, the times made up: the default over two lanes takes half of the time."""
+    table = tmp_path / "mine.tsv"
+    table.write_text("name\tshape\tdtype\na\t30,40\tfloat32\n")
+    names, graphs = (DEFAULT, "lanes=2"), []
+    monkeypatch.setattr(
+        tuning, "first_candidates", lambda *choices: {name: first_candidates(*choices)[name] for name in names}
+    )
+
+    def interleaved(steps, rounds, tick, warm_up=0):
+        for step in steps.values():
+            step()
+        return {name: [2.0 if "lanes" in name else 4.0] * rounds for name in steps}
+
+    def session_of(graph, case):
+        graphs.append(graph)
+        return session(graph, case)
+
+    monkeypatch.setattr(tuning, "interleaved", interleaved)
+    monkeypatch.setattr(tuning, "session", session_of)
+    found = tune(str(table), cpus(3), backward_ms=0, minutes=0.1, lanes=2)
+    assert (found.name, found.strategy, found.lanes) == ("lanes=2", Strategy(), 2)
+    assert "give lanes=2 where you give the file" in found.yaml()
+    places = {op.device for graph in graphs for op in graph.get_operations() if op.type in ("AddN", "AddV2", "Add")}
+    assert any(place.endswith(("CPU:3", "CPU:4")) for place in places)  # the first tower's lanes
+
+
 @pytest.mark.parametrize(
     "how, part",
     [
@@ -168,7 +203,9 @@ def test_invalid_numbers_are_refused(how, part):
         tune("resnet50", **{"devices": cpus(2), **how})
 
 
-@pytest.mark.parametrize("options", [["--minutes", "0"], ["--backward-ms", "-1"], ["--model", "a", "--shapes", "b"]])
+@pytest.mark.parametrize(
+    "options", [["--minutes", "0"], ["--backward-ms", "-1"], ["--model", "a", "--shapes", "b"], ["--lanes", "-1"]]
+)
 def test_invalid_options_are_refused(options, capsys):
     with pytest.raises(SystemExit):
         main(["tune", *options])
