@@ -5,14 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Dict, List, Sequence, Tuple
 
-import tensorflow as tf
-
 from ..errors import BenchError
 from ..figures import BLUE, GREEN, GREY, INK, VERMILLION, pyplot, save_picture
 from ..formatting import table
 from .contenders import is_ours
 from .floor import Floor
-from .results import Measured, Report, cores, quartiles
+from .results import Measured, Report, quartiles
 from .sizes import bandwidth_text
 
 _HEAD = (
@@ -21,6 +19,7 @@ _HEAD = (
 )
 _BANDWIDTHS = (("algbw", "busbw"), ("GB/s", "GB/s"))
 _COLORS = {Floor.name: GREY, "wrong": VERMILLION, "ours": GREEN, "peer": BLUE}
+_LOWEST = 4  # a quartile below a fourth of the median, or below 0, is cut off: the axis is logarithmic
 _TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
@@ -103,7 +102,7 @@ def case_lines(report: Report) -> List[str]:
     case = report.case
     return [
         f"{len(case.shapes)} gradients, {case.tower_bytes / 2**20:.1f} MiB on each of {case.devices[0]} to"
-        f" {case.devices[-1]}, {cores()} cores, {len(report.baseline.step_seconds)} rounds.",
+        f" {case.devices[-1]}, {report.cores} cores, {len(report.baseline.step_seconds)} rounds.",
         f"Step times exclude the baseline's {quartiles(report.baseline.step_seconds)[1] * 1e3:.1f} ms;",
         f"peak memory is in units of all towers' gradients, {report.gradient_bytes / 2**20:.0f} MiB.",
     ]
@@ -151,13 +150,15 @@ def draw_report(name: str, report: Report, path: str) -> None:
     if not timed:
         raise BenchError(f"{path}: nothing to draw: ours was not measured, or took no longer than the baseline")
     figure, axes = pyplot().subplots(figsize=(8, 1.2 + 0.34 * len(timed)), constrained_layout=True)
+    drawn = []
     for place, (measured, ratio) in enumerate(timed):
         low, _, high = quartiles(report.ratios(measured))
-        _draw_bar(axes, place, (low, ratio, high), _COLORS[_kind(measured)])
+        drawn.append((max(low, ratio / _LOWEST), ratio, high))
+        _draw_bar(axes, place, drawn[-1], _COLORS[_kind(measured)])
     axes.set_yticks(range(len(timed)))
     axes.set_yticklabels([f"{m.name} (wrong)" if m.status == "wrong" else m.name for m, _ in timed])
     axes.invert_yaxis()
-    _scale_ratios(axes, [max(ratio, quartiles(report.ratios(measured))[2]) for measured, ratio in timed])
+    _scale_ratios(axes, [ratio for ratios in drawn for ratio in ratios])
     axes.set_title(f"{title(name, report)}\n{_conditions(report)}", fontsize=10)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -168,7 +169,7 @@ def _conditions(report: Report) -> str:
     """Return ``TensorFlow 2.21.0, /cpu:0 to /cpu:7, 2 cores, 9 rounds``."""
     devices = report.case.devices
     rounds = len(report.baseline.step_seconds)
-    return f"TensorFlow {tf.__version__}, {devices[0]} to {devices[-1]}, {cores()} cores, {rounds} rounds"
+    return f"TensorFlow {report.tensorflow}, {devices[0]} to {devices[-1]}, {report.cores} cores, {rounds} rounds"
 
 
 def _draw_bar(axes: Any, place: int, ratios: Tuple[float, float, float], color: str) -> None:
@@ -188,7 +189,7 @@ def _draw_bar(axes: Any, place: int, ratios: Tuple[float, float, float], color: 
 
 
 def _scale_ratios(axes: Any, ratios: Sequence[float]) -> None:
-    """Set up the logarithmic axis of ratios, with a line at 1."""
+    """Set up the logarithmic axis of ratios, with a line at 1 and room for the numbers at both ends."""
     low, high = min(ratios) / 1.5, max(ratios) * 1.5
     ticks = [tick for tick in _TICKS if low < tick < high]
     axes.set_xscale("log")
@@ -197,7 +198,7 @@ def _scale_ratios(axes: Any, ratios: Sequence[float]) -> None:
     axes.set_xticklabels([f"{tick:g}×" for tick in ticks])
     axes.minorticks_off()
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("step time over a graph without reduction, times ours (dark line: first to third quartile)")
+    axes.set_xlabel("time that the reduction adds to a step, times ours (dark line: first to third quartile)")
 
 
 def _kind(measured: Measured) -> str:

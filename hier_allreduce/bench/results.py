@@ -6,7 +6,7 @@ import dataclasses
 import os
 import statistics
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -59,13 +59,31 @@ class Measured:
         return sum(count for count, _ in self.copies.values())
 
 
+_IN_FILES = [key.name for key in dataclasses.fields(Measured) if key.name != "copies"]
+
+
 @dataclass
 class Report:
-    """The measurements of one case: the baseline, and the contenders in the order requested."""
+    """The measurements of one case: the baseline, and the contenders in the order requested.
+
+    ``tensorflow`` and ``cores`` are the version and the number of cores that they were measured with.
+    """
 
     case: Case
     baseline: Measured
     contenders: List[Measured]
+    tensorflow: str = tf.__version__
+    cores: int = field(default_factory=lambda: cores())
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Report:
+        """Return the report that :meth:`as_dict` was called on, without shapes and copies: all that a picture needs."""
+        case = Case((), tuple(values["devices"]), values["average"])
+        baseline, *contenders = (
+            Measured(**{key: fields[key] for key in _IN_FILES})
+            for fields in (values["baseline"], *values["contenders"])
+        )
+        return cls(case, baseline, contenders, values["tensorflow"], values["cores"])
 
     @property
     def gradient_bytes(self) -> int:
@@ -120,8 +138,8 @@ class Report:
             "average": self.case.average,
             "gradients": len(self.case.shapes),
             "tower_bytes": self.case.tower_bytes,
-            "tensorflow": tf.__version__,
-            "cores": cores(),
+            "tensorflow": self.tensorflow,
+            "cores": self.cores,
             "baseline": self._fields(self.baseline),
             "contenders": [self._fields(measured) for measured in self.contenders],
         }

@@ -1,6 +1,7 @@
 """A report's ratios, text, Markdown and picture."""
 
 import csv
+import json
 import os
 from pathlib import Path
 
@@ -105,6 +106,27 @@ def test_the_picture_shows_quartiles_and_what_was_measured_on(monkeypatch):
     lines = [list(line.get_xdata()) for line in axes.lines]
     assert [2.5, 4.0] in lines  # net ratios are 2, 3 and 5
     assert f"TensorFlow {tf.__version__}, /cpu:0 to /cpu:3" in axes.get_title()
+
+
+def test_the_picture_has_room_for_each_quartile_and_cuts_off_what_a_logarithm_cannot_show(monkeypatch):
+    figures = []
+    monkeypatch.setattr(bench_report, "save_picture", lambda figure, path: figures.append(figure))
+    bench_report.draw_report("x", made_up(ours=[2.0, 2.0, 2.0], peer=[0.5, 1.5, 9.0], floor=[0.1, 0.4, 0.6]), "x.png")
+    axes = figures[0].axes[0]
+    assert [0.125, 4.25] in [list(line.get_xdata()) for line in axes.lines]  # net ratios are -0.5, 0.5 and 8
+    low, high = axes.get_xlim()
+    assert low < 0.125 and high > 4.25
+
+
+def test_a_report_that_was_written_draws_the_same_picture(tmp_path):
+    report = made_up(ours=[2.0, 3.0, 5.0], peer=[3.0, 7.0, 5.0], floor=[0.5, 1.0, 2.0])
+    report.tensorflow, report.cores = "2.99", 12
+    report.contenders[1].copies = {("cpu:0", "cpu:1"): (1, 8)}
+    read = results.Report.from_dict(json.loads(json.dumps(report.as_dict())))
+    for name, each in (("a.png", report), ("b.png", read)):
+        bench_report.draw_report("x", each, str(tmp_path / name))
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+    assert (read.tensorflow, read.cores, read.case.devices) == ("2.99", 12, report.case.devices)
 
 
 @pytest.mark.parametrize("name", ["measurements", "defaults"])
