@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from typing import Any, Dict, Tuple
 
 from ..topology import Topology
@@ -15,7 +14,7 @@ from .recipes import Recipe
 
 def recipe_to_values(recipe: Recipe) -> Dict[str, Any]:
     """Return a recipe as JSON values."""
-    return asdict(recipe)
+    return {**vars(recipe), "lanes": vars(recipe.lanes)}
 
 
 def recipe_from_values(values: Any, topology: Topology) -> Recipe:

@@ -109,17 +109,20 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None, lanes
 
 
 def _chosen(topology: Topology, size: int, algorithm: Optional[str], lanes: int) -> Choice:
-    finalists, known = _search(topology, bytes_class(size), lanes)
-    baselines = {name: _seconds(recipe, topology, size) for name, recipe in known.items()}
+    known = _timed_baselines(topology, size)
+    baselines = {name: trial.seconds for name, trial in known.items()}
     if algorithm is None:
+        finalists, _ = _search(topology, bytes_class(size), lanes)
         trials = [_Trial(recipe, _seconds(recipe, topology, size)) for recipe in finalists]
         if not lanes:
-            trials += [_Trial(known[name], seconds) for name, seconds in baselines.items()]
+            trials += known.values()
         best = min(trial.seconds for trial in trials)
         limit = best * _AS_GOOD_ON_LANES if lanes else min(best * _AS_GOOD, *baselines.values())
         recipe, seconds = _fewest_copies(trials, limit)
+    elif algorithm in known:
+        recipe, seconds = known[algorithm]
     else:
-        recipe = known.get(algorithm) or _best_of(topology, bytes_class(size), algorithm, lanes)
+        recipe = _best_of(topology, bytes_class(size), algorithm, lanes)
         seconds = _seconds(recipe, topology, size)
     return Choice(recipe, size, seconds, lower_bound(topology, size, lanes=recipe.lanes.count), baselines)
 
@@ -150,6 +153,13 @@ class _Trial(NamedTuple):
 
     recipe: Recipe
     seconds: float
+
+
+@lru_cache(maxsize=1024)
+def _timed_baselines(topology: Topology, size: int) -> Dict[str, _Trial]:
+    """Return the fastest recipe of each baseline, with its seconds for ``size`` bytes: all algorithms ask for them."""
+    _, known = _search(topology, bytes_class(size), 0)
+    return {name: _Trial(recipe, _seconds(recipe, topology, size)) for name, recipe in known.items()}
 
 
 @lru_cache(maxsize=256)

@@ -25,7 +25,7 @@ from .kept_recipes import recipe_from_values, recipe_to_values
 from .plan import Plan, in_buckets
 from .planner import BASELINES, Choice, algorithms_for, bytes_class, choose, ordered
 from .recipes import Recipe
-from .simulator import TRAINING, Backward, host_seconds, lower_bound, predicted_seconds, simulate
+from .simulator import TRAINING, Backward, Simulation, host_seconds, lower_bound, predicted_seconds
 
 _BUCKETS = (1, 2, 4, 8, 16)
 _LEAST_BYTES = 8_000_000  # of a bucket, where there are several
@@ -138,8 +138,8 @@ def choose_schedule(
 
 def exposed_seconds(schedule: Schedule, topology: Topology, size: int, backward: Backward) -> float:
     """Return the seconds that an all-reduce goes on after the end of the backward pass."""
-    timing = simulate(schedule.plan(), topology, schedule.sizes(size), backward=backward)
-    return timing.seconds - backward.seconds
+    run = Simulation(schedule.plan(), topology, schedule.sizes(size), backward=backward).run()
+    return run.seconds - backward.seconds
 
 
 def _to_values(schedule: Schedule) -> Dict[str, Any]:

@@ -74,7 +74,7 @@ def lower_bound(topology: Topology, size: int, ideal_links: bool = False, lanes:
 
 def predicted_seconds(plan: Plan, topology: Topology, chunks: Sequence[float]) -> float:
     """Return the seconds of a plan on an idle machine: of its copies and sums, or of the host if that takes longer."""
-    return max(simulate(plan, topology, chunks).seconds, host_seconds(plan, topology.speeds))
+    return max(Simulation(plan, topology, chunks).run().seconds, host_seconds(plan, topology.speeds))
 
 
 def host_seconds(plan: Plan, speeds: Speeds) -> float:
@@ -105,11 +105,6 @@ def simulate(
     Raises:
         PlanError: the plan has another number of devices or chunks.
     """
-    if plan.towers != len(topology) or plan.chunks != len(chunks):
-        raise PlanError(
-            f"the plan is for {plan.towers} devices and {plan.chunks} chunks; "
-            f"{topology.name} has {len(topology)} devices, and {len(chunks)} sizes are given"
-        )
     return Simulation(plan, topology, chunks, ideal_links, ordered, backward=backward).timing()
 
 
@@ -250,6 +245,9 @@ class Simulation:
 
     During a backward pass the host is ahead of the towers' compute streams. What it issues to one of them, a sum or a
     copy into the tower, waits for the kernels that are queued there by then.
+
+    Raises:
+        PlanError: the plan has another number of devices or chunks.
     """
 
     def __init__(
@@ -262,6 +260,11 @@ class Simulation:
         patience: float = math.inf,
         backward: Optional[Backward] = None,
     ) -> None:
+        if plan.towers != len(topology) or plan.chunks != len(chunks):
+            raise PlanError(
+                f"the plan is for {plan.towers} devices and {plan.chunks} chunks; "
+                f"{topology.name} has {len(topology)} devices, and {len(chunks)} sizes are given"
+            )
         self.plan, self.steps, self.chunks, self.patience = plan, plan.steps, chunks, patience
         work = _work(plan)
         self.transfers, self.waits = work.transfers, list(work.waits)
@@ -280,13 +283,12 @@ class Simulation:
             speeds.memory,
         )
         self.queues: Dict[int, Deque[int]] = {stream: deque() for stream in self.streams}
-        gates = _before(plan) if ordered else [()] * len(work.transfers)
         self.ready = [plan.buckets[chunk] if plan.buckets else 0 for *_, chunk in work.transfers]
-        self.missing = [1 + len(before) for before in gates]  # its value, and the copies before it
-        self.followers: List[List[int]] = [[] for _ in gates]
-        for copy, before in enumerate(gates):
+        self.missing = [1] * len(self.transfers)  # its value, and the copy before it
+        self.follower = [-1] * len(self.transfers)
+        for copy, before in enumerate(_before(plan)) if ordered else ():
             for other in before:
-                self.followers[other].append(copy)
+                self.missing[copy], self.follower[other] = 2, copy
         self.busy = dict.fromkeys(self.queues, False)
         self.not_before = [0.0] * len(self.transfers)  # when the sums end that were there before a copy
         self.computing = [0.0] * plan.devices
@@ -343,23 +345,21 @@ class Simulation:
         return Timing(self.seconds, tuple(map(Span._make, self.spans)), link_bytes, tuple(self.starts))
 
     def _dispatch(self, copy: int, now: float) -> None:
-        """Note that a copy's value is there, or a copy before it was issued; queue it if nothing else is missing.
+        """Note that a copy's value is there; queue it if the copy before it was issued, and then those that follow it.
 
         It then waits for its turn, and for the sums that were issued before on both devices.
         """
-        noted = [copy]  # not by recursion: hundreds of copies can wait for one
-        while noted:
-            copy = noted.pop()
+        while copy >= 0:
             self.missing[copy] -= 1
             if self.missing[copy]:
-                continue
+                return
             _, src, dst, _ = self.transfers[copy]
             self.not_before[copy] = max(now, self._free(src, now), self._free(dst, now))
             stream = self.streams[copy]
             self.queues[stream].append(copy)
             if not self.busy[stream]:
                 self._issue(stream, now)
-            noted.extend(reversed(self.followers[copy]))
+            copy = self.follower[copy]
 
     def _free(self, device: int, now: float) -> float:
         """Return when a device's compute stream is done with all that is queued there now."""
@@ -396,16 +396,22 @@ class Simulation:
         )
 
     def _begin_flow(self, copy: int, now: float) -> None:
-        self._flow(now)
-        pair = self.pairs[copy]
+        pair, size = self.pairs[copy], self.chunks[self.transfers[copy][3]]
+        at_once = now == self.flowed
+        if not at_once:
+            self._flow(now)
         self.flowing[pair] = copy
-        self.left[pair] = self.chunks[self.transfers[copy][3]]
+        self.left[pair] = size
         self.mask |= 1 << pair
         if self._use(pair, 1):
             self.rates = dict(self.wires.rates(self.mask, self.left))
+            self._find_next_end()
+            return
+        rate = self.rates[pair] = self.wires.alone[pair]
+        if at_once:  # the other flows are as they were
+            self.next_end = min(self.next_end, now + size / rate)
         else:
-            self.rates[pair] = self.wires.alone[pair]
-        self._find_next_end()
+            self._find_next_end()
 
     def _use(self, pair: int, change: int) -> bool:
         """Count a copy in or out on what it shares; return whether others use some of that too."""
@@ -457,12 +463,9 @@ class Simulation:
             now = self.summed(number, now, end)
             self.seconds = max(self.seconds, end, now)
         copy = self.copies[number]
-        waiting = []
         while copy >= 0:
-            waiting.append(copy)
-            copy = self.others[copy]
-        for copy in reversed(waiting):
             heappush(self.events, (now, self.ready[copy], copy, _READY))
+            copy = self.others[copy]
         if self.later[number] >= 0:
             self._arrive(self.later[number], now)
 

@@ -61,6 +61,10 @@ class Topology:
     def __len__(self) -> int:
         return len(self.devices)
 
+    def __hash__(self) -> int:
+        # what is equal here differs in little else; all links would be hashed at each look into a cache
+        return hash((self.name, self.devices, self.kinds))
+
     def link(self, src: int, dst: int) -> Link:
         """Return the link from ``src`` to ``dst``."""
         return self.links[src * (len(self) - 1) + dst - (dst > src)]
