@@ -187,6 +187,14 @@ def nccl(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
 ON_GPUS: Dict[str, Build] = {"nccl": nccl}
 
 
+def horovod(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
+    """Say where Horovod is measured."""
+    raise CannotRun("Horovod has a process for each device, and here one has all; `bench hosts 1` runs it beside ours")
+
+
+ELSEWHERE: Dict[str, Build] = {"horovod": horovod}
+
+
 def find_contender(name: str) -> Contender:
     """Return the contender of a name: a peer, ``ours``, or ``ours:STRATEGY``.
 
@@ -194,7 +202,7 @@ def find_contender(name: str) -> Contender:
         BenchError: an unknown name; the message suggests the nearest one.
         StrategyError: an unknown strategy.
     """
-    peers = {**PEERS, **ON_GPUS}
+    peers = {**PEERS, **ON_GPUS, **ELSEWHERE}
     if name in peers:
         return Contender(name, peers[name])
     kind, _, strategy = name.partition(":")

@@ -18,6 +18,7 @@ from ..graph import allreduce_grads
 from . import multi_host_training as training
 from .case import Case, Rows, consumed, devices_here, variables
 from .contenders import ours, ring
+from .horovod_peer import horovod_text
 from .measuring import interleaved
 from .models import GradientShape
 from .results import quartiles
@@ -65,7 +66,10 @@ def measure_hosts(
     if status:
         return status, ""
     trained, *reduced = measurements
-    return 0, f"{reducing_table(reduced, hosts, devices)}\n\n{training_table(trained)}"
+    gradients = {name: case.shapes for name, case in cases(()).items()}
+    ours_seconds = {measurement["case"]: measurement["seconds"]["ours"] for measurement in reduced}
+    peer = horovod_text(gradients, ours_seconds, hosts * devices, rounds)
+    return 0, f"{reducing_table(reduced, hosts, devices)}\n\n{peer}\n\n{training_table(trained)}"
 
 
 def run_host(devices: int, rounds: int, peers: Sequence[str]) -> None:

@@ -31,7 +31,7 @@ MODES = {
     "sizes": "one gradient of each of several sizes, as in nccl-tests",
     "updates": "an optimizer's update on every device, and once on each variable's main",
     "distribute": "MirroredStrategy with each of TensorFlow's ops, and ours",
-    "hosts": "several hosts, which are processes on this machine",
+    "hosts": "several hosts, which are processes on this machine; and Horovod, where it is installed",
 }
 _OLDER = ("sweep", "updates", "distribute", "hosts")  # modes that may also be written --sweep, --hosts 2, …
 _SIZES = "ours,distribute-0,ring"  # contenders of `bench sizes`
