@@ -87,6 +87,13 @@ def test_nothing_is_joined_for_one_tower_or_where_each_variable_needs_its_main(g
     assert parts(laid_out(rows, strategy)) == [("indices", (0, 1)), ("values", (0, 1))]
 
 
+def test_what_two_variables_share_is_named_a_bucket(graph):
+    rows = [[tf.zeros([2], name="a"), tf.zeros([3], name="b"), rows_of(2), rows_of(2)] for _ in range(2)]
+    names = laid_out(rows, Strategy(sparse="gather")).names
+    assert sorted(names) == ["Placeholder.bucket.indices", "Placeholder.bucket.values", "b.bucket"]
+    assert laid_out([row[:1] for row in rows], Strategy()).names == ["a"]
+
+
 # ---- which sparse gradients are gathered -------------------------------------------------------------
 
 
