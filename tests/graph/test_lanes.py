@@ -230,7 +230,8 @@ def test_too_little_memory_is_an_error_before_the_first_op(graph):
     rows = gradients_on(cpus(2), [[np.zeros([1 << 20], "float32")]] * 2)
     setup = gpu_lanes(cpus(2), 1, memory_limit=1 << 20)
     before = len(graph.get_operations())
-    with pytest.raises(DeviceError, match=r"lane 0 of each tower has 1 MiB of memory.* needs 8 MiB.*memory_limit=\[8388608\]"):
+    words = r"lane 0 of each tower has 1 MiB of memory.* needs 8 MiB.*memory_limit=\[8388608\]"
+    with pytest.raises(DeviceError, match=words):
         allreduce_grads(rows, cpus(2), lanes=setup.lanes, algorithm="flat")
     assert len(graph.get_operations()) == before
     allreduce_grads(rows, cpus(2), lanes=gpu_lanes(cpus(2), 1, gradient_bytes=4 << 20).lanes, algorithm="flat")
