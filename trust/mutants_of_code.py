@@ -50,7 +50,7 @@ _GRAPH = tuple(
 )
 _PLANNING_TESTS = tuple(
     f"tests/planning/test_{name}.py"
-    for name in ("plan", "algorithms", "buckets", "bucket_limits", "lane_plans", "simulator", "strategy")
+    for name in ("plan", "algorithms", "plan_parts", "buckets", "bucket_limits", "lane_plans", "simulator", "strategy")
 )
 _GRAPH_TESTS = (
     *(str(path.relative_to(TOP)) for path in sorted((TOP / "tests" / "graph").glob("test_*.py"))),

@@ -9,7 +9,7 @@ from hier_allreduce import GradientError, Strategy, allreduce_grads, allreduce_g
 from hier_allreduce.graph.allreduce import reduce_to_mains
 from hier_allreduce.graph.emit import emit, lane_memory_in, reductions_of
 from hier_allreduce.graph.gradients import check_matrix
-from hier_allreduce.graph.hosts import CrossHostReduce
+from hier_allreduce.graph.hosts import CrossHostReduce, HostGroup
 from hier_allreduce.graph.layout import lay_out
 from hier_allreduce.planning import PlanningTarget, Spec, plan_cut
 from hier_allreduce.topology import load
@@ -149,6 +149,29 @@ def test_the_mean_is_that_of_all_towers_of_all_hosts(graph, dtype):
     reductions = reductions_of(layout, grads.places, True, ThreeHosts())
     reduced = emit(layout.plan, [list(row) for row in grads.rows], grads.places, reductions)
     assert evaluate(reduced) == [[3], [3], [3]]
+
+
+class Three(HostGroup):
+    size = 3
+
+    def __init__(self):
+        self.noted = []
+
+    def across(self, name, grads, facts):
+        self.noted.append((name, facts))
+        return ThreeHosts()
+
+
+def test_hosts_compare_what_decides_their_collectives(graph):
+    group = Three()
+    for strategy in (Strategy("flat"), Strategy("flat", mains=1), Strategy("tree"), Strategy("flat")):
+        rows = gradients_on(cpus(2), [[np.float32([1])], [np.float32([2])]])
+        reduced = allreduce_grads(rows, cpus(2), cluster=group, strategy=strategy, name="mine")
+    assert evaluate(reduced) == [(9,), (9,)]
+    plans = [facts["plan"] for _, facts in group.noted]
+    assert plans[0] == plans[3] and len(set(plans)) == 3
+    assert [(name, facts["average"]) for name, facts in group.noted] == [("mine", False)] * 4
+    assert group.noted[1][1]["strategy"]["mains"] == "1"
 
 
 def test_one_tower_on_each_of_several_hosts_packs_too(graph):
