@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import tempfile
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -14,7 +15,10 @@ settings.register_profile(
 )
 settings.load_profile("same every time")
 
-os.environ["HIER_ALLREDUCE_CACHE"] = ""  # searches of this checkout only; nothing in the user's home
+# A plan that one worker or command has searched is there for all others of this run; nothing is in the user's home.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    _PLANS = tempfile.TemporaryDirectory(prefix="plans-")  # until this process ends
+    os.environ["HIER_ALLREDUCE_CACHE"] = _PLANS.name
 
 
 def pytest_addoption(parser):

@@ -9,7 +9,7 @@ from hier_allreduce.planning.planner import choose
 from hier_allreduce.topology import load
 
 MACHINE, SIZE = load("p3.8xlarge"), 1 << 20
-CACHED = (planner._search, planner._best_of, spanning_trees.pack)
+CACHED = (planner._search, planner._best_of, planner._timed_baselines, spanning_trees.pack)
 
 
 @pytest.fixture
@@ -99,7 +99,8 @@ def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path, monkeypatch):
 
 
 def test_the_folder_is_the_systems_and_an_empty_variable_turns_the_cache_off(monkeypatch, tmp_path):
-    assert cache.cache_folder() is None  # as all other tests run
+    monkeypatch.setenv(cache.VARIABLE, "")
+    assert cache.cache_folder() is None
     monkeypatch.delenv(cache.VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache.cache_folder().name == "hier_allreduce"
