@@ -40,7 +40,7 @@ from .devices import LaneDevices, device_fields, device_strings, devices_match, 
 from .emit import lane_memory_in
 from .gradients import VAR_LIST_ADVICE, Matrix, check_average, check_matrix, check_pairs, is_sparse, static_shape
 from .hosts import CrossHostReduce, HostGroup
-from .logical_gpus import LogicalDevices, fitted, gpu_lanes, lane_numbers
+from .logical_gpus import MOST_GPUS, LogicalDevices, fitted, gpu_lanes, lane_numbers
 from .names import op_names, tower_scopes, variable_names, where
 from .partitions import executed_copies
 from .splitting import SplitGpus, gpu_count, split_gpus, with_logical_gpus
@@ -49,6 +49,7 @@ from .tracing import trace_step
 __all__ = [
     "COLLECTIVE_DTYPES",
     "IS_TF2",
+    "MOST_GPUS",
     "VAR_LIST_ADVICE",
     "Audit",
     "CrossHostReduce",

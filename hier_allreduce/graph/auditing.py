@@ -41,7 +41,6 @@ from .compat import tf1
 from .copy_order import TURN
 from .emit import Emitted, emitted_in
 from .executed import ChunkOf, DeviceFinder, Pair, Place, chunk_copies, chunk_finder, planned_copies
-from .executed_sums import wrong_sums
 from .partitions import Edge, edges_between, overtaken
 from .tracing import trace_calls
 
@@ -165,8 +164,7 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
 
     For every chunk each planned transfer must have been executed, and no other tensor may come in. What is done with
     the results on other devices is not compared. Towers that share a device need no transfer between them. On several
-    hosts each chunk with elements must also cross between them exactly once, from its main. Every dense sum must hold
-    each tower's gradient once, unless TensorFlow's optimizers have written its ops anew, or towers share a device.
+    hosts each chunk with elements must also cross between them exactly once, from its main.
 
     Args:
         run_metadata: of a ``session.run`` with ``RunOptions(output_partition_graphs=True)``.
@@ -177,8 +175,8 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
 
     Raises:
         AuditError: the step did not move what was planned (the message names chunks and copies), or not in the plan's
-            order where that matters, or a sum is wrong; it ran no all-reduce outside of control flow, or the metadata
-            has no partition graphs.
+            order where that matters; it ran no all-reduce outside of control flow, or the metadata has no partition
+            graphs.
     """
     graph = graph or tf1.get_default_graph()
     partitions = list(run_metadata.partition_graphs)
@@ -208,8 +206,6 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
         differences = _compare(traffic)
         if differences:
             raise AuditError(_explain(call, differences, traffic.idle))
-        if not traffic.shares_devices:
-            _refuse_wrong_sums(call, partitions)
         ran.append(call)
         audited.append(replace(_audited(call, traffic), in_order=_in_order(call, graph, partitions)))
     if not_audited and not audited:
@@ -358,17 +354,6 @@ def _audited(call: Emitted, traffic: _Traffic) -> Audited:
     copies = Counter({pair: times for pair, times in total.items() if pair[1] != _OTHER_HOSTS})
     collectives = sum(times for pair, times in total.items() if pair[1] == _OTHER_HOSTS)
     return Audited(call.scope, call.plan, call.devices, copies, call.hosts, collectives, traffic.bytes_across)
-
-
-def _refuse_wrong_sums(call: Emitted, partitions: Sequence[Any]) -> None:
-    """Raise an AuditError if a sum that was executed misses a tower's contribution, or has it more than once."""
-    wrong = wrong_sums(call, chunk_finder(call), DeviceFinder(call.devices), partitions)
-    if wrong:
-        chunks = "\n".join(f"chunk {sum_.chunk} ({call.names[sum_.chunk]!r}) {sum_}" for sum_ in wrong[:_LISTED])
-        raise AuditError(
-            f"{call.scope}: the run made the planned copies, and added up something else than planned, by tower"
-            f" number\n{chunks}\nsomething has changed the graph after it was built; please report it"
-        )
 
 
 # ---- explain ---------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from .devices import LaneRows, device_fields, device_strings
 MIB = 1 << 20
 RESERVED = 0.05  # the share of a GPU's free memory that TensorFlow leaves to CUDA and its libraries
 LEAST = 256 * MIB  # a logical GPU with less has no room for a model
+MOST_GPUS = 1024  # of one machine: a larger number is a slip
 LANE_MEMORY = 4  # bytes on all lanes of a GPU together, for each byte of gradients in one all-reduce
 
 
@@ -197,6 +198,8 @@ def lane_numbers(gpus: Union[int, Sequence[Any]], lanes: int) -> LogicalDevices:
 def _named(gpus: Any) -> Any:
     """Return a number of GPUs, or their numbers, as device strings; anything else as it is."""
     if isinstance(gpus, int) and not isinstance(gpus, bool):
+        if gpus > MOST_GPUS:
+            raise DeviceError(f"{gpus} GPUs: expected at most {MOST_GPUS} in one machine")
         gpus = range(gpus)
     if isinstance(gpus, str) or not hasattr(gpus, "__iter__"):
         return gpus

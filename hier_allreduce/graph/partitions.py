@@ -79,23 +79,6 @@ def _waits_for(op: str, other: str, needs: Mapping[str, Sequence[str]]) -> bool:
     return False
 
 
-def read_by(partitions: Sequence[Any]) -> Dict[str, List[str]]:
-    """Return for each executed op the ops whose tensors it read, on its own device or on another."""
-    nodes = [node for part in partitions for node in part.node]
-    sent = {_rendezvous_key(node): node.input[0] for node in nodes if node.op in _SENDS}
-    received = {node.name: sent.get(_rendezvous_key(node), "") for node in nodes if node.op in _RECVS}
-
-    def origin(tensor: str) -> str:
-        op = tensor.split(":")[0]
-        return origin(received[op]) if op in received else op
-
-    return {
-        node.name: [origin(tensor) for tensor in node.input if not tensor.startswith("^")]
-        for node in nodes
-        if node.op not in (*_SENDS, *_RECVS)
-    }
-
-
 def inputs_of(partitions: Sequence[Any]) -> Dict[str, List[str]]:
     """Return for each executed op the ops that it waited for; what came from another device counts as its source."""
     sources = {node.name: _source(node) for part in partitions for node in part.node if node.op in _RECVS}

@@ -518,6 +518,7 @@ def refusals(folder):
     cases = {
         "no devices": lambda: HierarchicalTrainer([]),
         "zero GPUs": lambda: HierarchicalTrainer(0),
+        "too many GPUs": lambda: HierarchicalTrainer(10**12),
         "no list": lambda: HierarchicalTrainer("/gpu:0"),
         "set": lambda: HierarchicalTrainer({0, 1}),
         "quoted": lambda: HierarchicalTrainer("0,1"),

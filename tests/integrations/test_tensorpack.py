@@ -341,6 +341,7 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
     [
         ("no devices", "DeviceError", ["devices is empty"]),
         ("zero GPUs", "DeviceError", ["devices=0", "at least one"]),
+        ("too many GPUs", "DeviceError", ["devices=1000000000000", "at most 1024"]),
         ("no list", "DeviceError", ["must be a list", "'/gpu:0'"]),
         ("set", "DeviceError", ["must be a list"]),
         ("quoted", "DeviceError", ["not '0,1'", "number of GPUs", "list of ids such as [0, 1]"]),

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorpack.tfutils.sesscreate import NewSessionCreator, SessionCreatorAdapter
 
 from ...errors import DeviceError
-from ...graph import LogicalDevices, device_fields, device_strings, devices_match, tf1, with_logical_gpus
+from ...graph import MOST_GPUS, LogicalDevices, device_fields, device_strings, devices_match, tf1, with_logical_gpus
 
 
 def tower_devices(devices: Any) -> List[Any]:
@@ -28,6 +28,8 @@ def tower_devices(devices: Any) -> List[Any]:
     if count is not None:
         if count < 1:
             raise DeviceError(f"devices={devices}: training needs at least one GPU; or give a list of devices")
+        if count > MOST_GPUS:
+            raise DeviceError(f"devices={devices}: expected the number of GPUs of one machine, at most {MOST_GPUS}")
         devices = range(count)
     if isinstance(devices, Iterable) and not isinstance(devices, (str, bytes, set, frozenset)):
         devices = [_gpu_string(tower, device) for tower, device in enumerate(devices)]
