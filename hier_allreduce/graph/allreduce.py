@@ -148,11 +148,12 @@ def _reduced(
     name = name or "hier_allreduce"
     layout, across = _laid_out(grads, average, strategy, name, cluster)
     reductions = reductions_of(layout, grads.places, average, across)
-    with record_call(name, layout, grads.places, across.hosts):
+    with record_call(name, layout, grads.places, across.hosts) as record:
         rows = entry_tensors(grads, layout.entries)  # K×E
         packers = [Packer(device, layout.chunks, layout.names) for device in grads.devices]
         packed = [packer.pack(row) for packer, row in zip(packers, rows)]  # K×C
         reduced = emit(layout.plan, packed, grads.places, reductions, in_order=layout.in_order)  # K×C
+        record(packed, reduced)
         unpacked = [packer.unpack(*tensors) for packer, *tensors in zip(packers, reduced, rows)]  # K×E
         results = [
             reduced_gradients(row, layout.entries, tower, grads, packer.splitter)
@@ -180,10 +181,11 @@ def reduce_to_mains(
     layout.mains()  # raises the StrategyError
     half = layout.plan.reduce_half()
     reductions = reductions_of(layout, grads.places, average, across)
-    with record_call(name, layout._replace(plan=half), grads.places, across.hosts):
+    with record_call(name, layout._replace(plan=half), grads.places, across.hosts) as record:
         rows = entry_tensors(grads, layout.entries)
         packed = [Packer(device, layout.chunks, layout.names).pack(row) for device, row in zip(grads.devices, rows)]
         reduced = emit(half, packed, grads.places, reductions, only_roots=True)
+        record(packed, reduced)
         totals: Dict[int, Any] = {}  # by variable
         for tower, device in enumerate(grads.devices):
             chunks = [chunk for chunk, root in enumerate(layout.plan.roots) if root == tower]
@@ -211,11 +213,12 @@ def copy_from_mains(
     row = [values[entry.variables[0]] for entry in half.entries]
     places = Places(tuple(devices), layout.lanes.devices)
     reductions = reductions_of(half, places, False)
-    with record_call(name, half, places):
+    with record_call(name, half, places) as record:
         packed: List[Any] = []
         for root, chunk, chunk_name in zip(half.plan.roots, half.chunks, half.names):
             packed += Packer(devices[root], [chunk], [chunk_name]).pack(row)
         copied = emit(half.plan, [packed] * len(devices), places, reductions)
+        record([packed] * len(devices), copied)
         results = []
         for device, tensors in zip(devices, copied):
             unpacked = Packer(device, half.chunks, half.names).unpack(tensors, row)

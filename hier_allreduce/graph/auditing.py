@@ -37,6 +37,7 @@ from ..figures import check_picture
 from ..formatting import amount, count, table
 from ..planning import Plan, Trace
 from ..topology import Topology, load
+from .built_sums import wrong_sums
 from .compat import tf1
 from .copy_order import TURN
 from .emit import Emitted, emitted_in
@@ -164,7 +165,8 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
 
     For every chunk each planned transfer must have been executed, and no other tensor may come in. What is done with
     the results on other devices is not compared. Towers that share a device need no transfer between them. On several
-    hosts each chunk with elements must also cross between them exactly once, from its main.
+    hosts each chunk with elements must also cross between them exactly once, from its main. Every result must hold each
+    tower's gradient once: this is counted in the graph as it was built, since TensorFlow's optimizers merge additions.
 
     Args:
         run_metadata: of a ``session.run`` with ``RunOptions(output_partition_graphs=True)``.
@@ -175,8 +177,8 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
 
     Raises:
         AuditError: the step did not move what was planned (the message names chunks and copies), or not in the plan's
-            order where that matters; it ran no all-reduce outside of control flow, or the metadata has no partition
-            graphs.
+            order where that matters, or its ops add up something else; it ran no all-reduce outside of control flow, or
+            the metadata has no partition graphs.
     """
     graph = graph or tf1.get_default_graph()
     partitions = list(run_metadata.partition_graphs)
@@ -206,6 +208,7 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
         differences = _compare(traffic)
         if differences:
             raise AuditError(_explain(call, differences, traffic.idle))
+        _check_sums(call, graph)
         ran.append(call)
         audited.append(replace(_audited(call, traffic), in_order=_in_order(call, graph, partitions)))
     if not_audited and not audited:
@@ -347,6 +350,19 @@ def _in_order(call: Emitted, graph: Any, partitions: Sequence[Any]) -> int:
         )
     executed = {node.name for part in partitions for node in part.node}
     return len(executed & turns.keys())
+
+
+def _check_sums(call: Emitted, graph: Any) -> None:
+    """Raise an AuditError if a result misses a tower's contribution, or has it more than once."""
+    wrong = list(wrong_sums(call, chunk_finder(call), graph))
+    if wrong:
+        lines = [f"chunk {result.chunk} ({call.names[result.chunk]!r}), {result}" for result in wrong[:_LISTED]]
+        raise AuditError(
+            f"{call.scope}: the copies are those of the {call.plan.algorithm} plan, but the ops add up something else"
+            f" ({count(len(wrong), 'result')})\n"
+            + "\n".join(lines)
+            + "\nthis is a bug of hier_allreduce, or something has changed the graph: please report it"
+        )
 
 
 def _audited(call: Emitted, traffic: _Traffic) -> Audited:

@@ -14,7 +14,7 @@ import contextlib
 import weakref
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -35,6 +35,9 @@ from .reductions import Dense, DeviceReduction, Narrow
 # It counts them several times: as they are, as they arrive, and as results.
 _LARGE = 32 << 20
 
+Tensors = Sequence[Sequence[Any]]  # K×C
+Names = Tuple[Tuple[Optional[str], ...], ...]  # of them
+
 
 @dataclass(frozen=True)
 class Emitted:
@@ -50,6 +53,8 @@ class Emitted:
         machine: the topology for which the plan was made, if it was made for one.
         lane_memory: the bytes that each of a tower's L lanes needs.
         gpus: the number of each tower's GPU in the machine; empty where its device's own number is that.
+        contributions: the names of the K×C tensors that are added up.
+        results: the names of the K×C results; None where one is not wanted.
     """
 
     scope: str
@@ -61,6 +66,8 @@ class Emitted:
     machine: Optional[Topology] = None
     lane_memory: Tuple[int, ...] = ()
     gpus: Tuple[int, ...] = ()
+    contributions: Names = ()
+    results: Names = ()
 
 
 _emitted: weakref.WeakKeyDictionary[Any, List[Emitted]] = weakref.WeakKeyDictionary()
@@ -156,26 +163,40 @@ def emit(
         with tf1.device(device):
             for chunk, root in enumerate(plan.roots):
                 if tower == root or not only_roots:
-                    results[tower][chunk] = reductions[chunk].end(reduced[tower][chunk], tensors[tower][chunk].dtype)
+                    dtype = tensors[tower][chunk].dtype
+                    results[tower][chunk] = reductions[chunk].end(chunk, reduced[tower][chunk], dtype)
     return results
 
 
 @contextlib.contextmanager
-def record_call(name: str, layout: Layout, places: Places, hosts: int = 1) -> Iterator[None]:
-    """Open the name scope of one call, free of outer colocation, and record the call for ``audit``."""
+def record_call(
+    name: str, layout: Layout, places: Places, hosts: int = 1
+) -> Iterator[Callable[[Tensors, Tensors], None]]:
+    """Open the name scope of one call, free of outer colocation, and record the call for ``audit``.
+
+    Yields:
+        a function that takes the K×C tensors that are added up, and the K×C results.
+    """
+    moved: List[Tensors] = []
     with forget_colocation(), tf1.name_scope(name) as scope:
-        yield
+        yield lambda contributions, results: moved.extend((contributions, results))
     if not tf.executing_eagerly():
-        names, variables = tuple(layout.names), tuple(layout.variables)
+        contributions, results = (tuple(tuple(map(_tensor_name, row)) for row in rows) for rows in moved)
         record = Emitted(
             scope,
             layout.plan,
             places.devices,
-            names,
+            tuple(layout.names),
             hosts,
-            variables,
+            tuple(layout.variables),
             layout.machine,
             lane_memory(layout),
             layout.lanes.gpus,
+            contributions,
+            results,
         )
         _emitted.setdefault(tf1.get_default_graph(), []).append(record)
+
+
+def _tensor_name(tensor: Optional[Any]) -> Optional[str]:
+    return None if tensor is None else tensor.name

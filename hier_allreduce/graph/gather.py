@@ -50,7 +50,7 @@ class Gather(DeviceReduction):
     def start(self, tower: int, value: Any) -> Any:
         return _Gathered(((value, (tower,)),))
 
-    def end(self, value: Any, dtype: Any) -> Any:
+    def end(self, chunk: int, value: Any, dtype: Any) -> Any:
         return value.parts[0][0]
 
     def sent(self, step: Step, src: int, value: Any) -> Any:

@@ -37,7 +37,7 @@ class DeviceReduction(Ops[Any]):
         """Return a tower's tensor as the value that is reduced."""
         return value
 
-    def end(self, value: Any, dtype: Any) -> Any:
+    def end(self, chunk: int, value: Any, dtype: Any) -> Any:
         """Return a reduced value as a tensor of its first dtype; called on the tower's device."""
         return value
 
@@ -161,8 +161,8 @@ class Narrow(DeviceReduction):
     def start(self, tower: int, value: Any) -> Any:
         return _Partial(value, 1)
 
-    def end(self, value: Any, dtype: Any) -> Any:
-        return tf.cast(value.value, dtype)
+    def end(self, chunk: int, value: Any, dtype: Any) -> Any:
+        return tf.cast(value.value, dtype, name=f"{self.names[chunk]}/widened")
 
     def sent(self, step: Step, src: int, value: Any) -> Any:
         stays = step.dst in self.places.lanes_of(src)

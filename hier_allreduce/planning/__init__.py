@@ -21,7 +21,7 @@ from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
 from .cache import cache_folder
 from .lanes import Lanes, lane_bytes, on_lanes
 from .multi_host import HostsChoice, choose_for_hosts
-from .plan import Copy, Ops, Plan, Reduce, Step, issued_before, operands, run, verify
+from .plan import Copy, Counting, Ops, Plan, Reduce, Step, issued_before, operands, run, verify
 from .planner import PLANNER_ALGORITHMS, Choice, algorithms_for, choose, seconds_by_algorithm, timeline
 from .rings import ring
 from .schedule import (
@@ -51,6 +51,7 @@ __all__ = [
     "Choice",
     "Chunk",
     "Copy",
+    "Counting",
     "HostsChoice",
     "Interval",
     "Lanes",

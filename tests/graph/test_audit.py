@@ -11,9 +11,11 @@ import tensorflow as tf
 from helpers.graphs import cpus, gradients_on, session, tf1
 
 from hier_allreduce import AuditError, Strategy, allreduce_grads, allreduce_grads_hierarchical, audit
-from hier_allreduce.graph import auditing, emit
+from hier_allreduce.graph import allreduce, auditing, built_sums, emit
 from hier_allreduce.graph.allreduce import copy_from_mains, reduce_to_mains
+from hier_allreduce.graph.executed import chunk_finder
 from hier_allreduce.graph.gradients import check_matrix
+from hier_allreduce.planning import Copy, Reduce
 from hier_allreduce.planning.algorithms import ALGORITHMS, hierarchical, tree
 
 ONE_BY_ONE = {name: Strategy(algorithm=name, mains="rotate", pack_below=0) for name in ALGORITHMS}
@@ -228,6 +230,76 @@ def test_a_graph_that_does_something_else_than_the_plan(graph, monkeypatch):
     chunk = steps[number].chunk
     with pytest.raises(AuditError, match=rf"chunk {chunk} \('{emitted.names[chunk]}'\): missing 0→5, not planned 4→5"):
         audit(seen(result))
+
+
+def with_fault(change):
+    """Return an ``emit`` whose ops are of another plan than the one that the audit knows."""
+    real = allreduce.emit
+
+    def emit(plan, *rest, **how):
+        changed = dataclasses.replace(plan, steps=tuple(map(change, plan.steps)))
+        assert changed.transfers().keys() == plan.transfers().keys()  # the same copies, at least once
+        return real(changed, *rest, **how)
+
+    return emit
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Reduce(0, (1, 2, 3, 1), 0), r"tower 0: counted too often 'gradient1\S*'$"),
+        (Reduce(0, (1, 2, 2, 3, 3), 0), r"tower 0: counted too often 'gradient2\S*', 'gradient3\S*'$"),
+    ],
+)
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("how", [{}, {"wire_dtype": "float16"}], ids=str)
+def test_a_sum_of_the_planned_copies_that_counts_a_tower_twice(graph, monkeypatch, fault, words, average, how):
+    monkeypatch.setattr(allreduce, "emit", with_fault(lambda step: fault if isinstance(step, Reduce) else step))
+    rows = []
+    for tower, device in enumerate(cpus(4)):
+        with tf.device(device):
+            rows.append([tf1.random_uniform([2], name=f"gradient{tower}")])
+    result = allreduce_grads(rows, cpus(4), average, strategy=Strategy(algorithm="flat", mains=0, pack_below=0, **how))
+    with pytest.raises(AuditError, match=rf"(?m)add up something else \(4 results\)\n.*{words}"):
+        audit(seen(used_on_the_spot(result, cpus(4))))
+
+
+@pytest.mark.parametrize("towers", [3, 5])
+def test_a_copy_in_the_place_of_a_sum_loses_a_tower(graph, monkeypatch, towers):
+    faults = []
+
+    def change(step):
+        if isinstance(step, Reduce) and not faults:
+            faults.append(step)
+            return Copy(step.chunk, step.srcs[0], step.dst)
+        return step
+
+    monkeypatch.setattr(allreduce, "emit", with_fault(change))
+    result = allreduce_grads(gradients_on(cpus(towers), ones(towers)), cpus(towers), algorithm="tree")
+    with pytest.raises(AuditError, match=r"missing '"):
+        audit(seen(used_on_the_spot(result, cpus(towers))))
+    assert faults
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"pack_below": 0},
+        {},
+        {"wire_dtype": "float16"},
+        {"topology": "dgx-1v"},
+        {"topology": "dgx-1v", "algorithm": "exchange"},
+        {"topology": "dgx-1v", "algorithm": "ring"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("average", [False, True])
+def test_every_dense_result_is_counted(graph, how, average):
+    allreduce_grads(gradients_on(cpus(8), ones(8, 5)), cpus(8), average, strategy=Strategy(**how))
+    (call,) = emit.emitted_in(graph)
+    held = built_sums._held(call, chunk_finder(call), graph)
+    for row in call.results:
+        assert [sum(held[chunk][name].values()) for chunk, name in enumerate(row)] == [8] * call.plan.chunks
 
 
 def test_a_gradient_that_lives_on_another_device(graph):
