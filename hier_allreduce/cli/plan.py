@@ -12,6 +12,7 @@ from .. import __version__, presets
 from ..errors import StrategyError, TopologyError
 from ..figures import check_picture
 from ..planning import (
+    BASELINES,
     PLANNER_ALGORITHMS,
     Backward,
     Choice,
@@ -20,6 +21,7 @@ from ..planning import (
     Step,
     TrainingChoice,
     algorithms_for,
+    baseline_seconds,
     choose,
     choose_for_hosts,
     choose_for_training,
@@ -170,12 +172,19 @@ def as_json(choice: Choice, machine: Topology) -> Dict[str, Any]:
         "sums": sum(added > 1 for added in operands(whole)),
         "predicted_seconds": choice.seconds,
         "lower_bound_seconds": choice.bound,
-        "baselines": choice.baselines,
+        "baselines": _baselines(choice, machine),
         "warnings": list(machine.warnings),
     }
     if isinstance(choice, TrainingChoice):
         plan["backlog_seconds"], plan["exposed_seconds"] = choice.backward.backlog, choice.exposed
     return {**plan, **_hosts_as_json(choice)} if isinstance(choice, HostsChoice) else plan
+
+
+def _baselines(choice: Choice, machine: Topology) -> Dict[str, float]:
+    """Return the seconds of each algorithm that does not use the links."""
+    if isinstance(choice, HostsChoice):
+        return {name: choice.algorithms[name] for name in BASELINES}
+    return baseline_seconds(machine, choice.size)
 
 
 def _hosts_as_json(choice: HostsChoice) -> Dict[str, Any]:

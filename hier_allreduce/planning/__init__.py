@@ -22,7 +22,16 @@ from .cache import cache_folder
 from .lanes import Lanes, lane_bytes, on_lanes
 from .multi_host import HostsChoice, choose_for_hosts
 from .plan import Copy, Counting, Ops, Plan, Reduce, Step, issued_before, operands, run, verify
-from .planner import PLANNER_ALGORITHMS, Choice, algorithms_for, choose, seconds_by_algorithm, timeline
+from .planner import (
+    BASELINES,
+    PLANNER_ALGORITHMS,
+    Choice,
+    algorithms_for,
+    baseline_seconds,
+    choose,
+    seconds_by_algorithm,
+    timeline,
+)
 from .rings import ring
 from .schedule import (
     Schedule,
@@ -40,6 +49,7 @@ from .trace import Trace, chunk_name, predicted_run, predicted_trace
 
 __all__ = [
     "ALGORITHMS",
+    "BASELINES",
     "BY_ROOT",
     "COPY",
     "EXECUTED",
@@ -70,6 +80,7 @@ __all__ = [
     "TrainingChoice",
     "algorithms_for",
     "balanced",
+    "baseline_seconds",
     "cache_folder",
     "choose",
     "choose_for_hosts",

@@ -48,7 +48,7 @@ class HostsTiming(Timing):
 class HostsChoice(planner.Choice):
     """The fastest recipe for ``size`` bytes on each of ``hosts`` (H) machines that ``network`` joins.
 
-    ``seconds``, ``bound`` and ``baselines`` are those of all hosts together.
+    ``seconds`` and ``bound`` are those of all hosts together.
 
     Attributes:
         algorithms: the best seconds of each algorithm that was simulated for several hosts.
@@ -117,7 +117,6 @@ def choose_for_hosts(
         size,
         run.seconds,
         max(alone.bound, wire_bound),
-        baselines={name: seconds[name] for name in planner.BASELINES},
         algorithms=seconds,
         hosts=hosts,
         network=network,

@@ -57,17 +57,15 @@ _SPREADS = (0.02, 0.05, 0.1, 0.2)  # how far steps are moved, as shares of the r
 
 @dataclass(frozen=True)
 class Choice:
-    """The fastest recipe for ``size`` bytes on a machine, and what it was compared with.
+    """The fastest recipe for ``size`` bytes on a machine.
 
-    ``seconds`` is predicted, ``bound`` is the least that any packing of trees could take. ``baselines`` has the best
-    time of each algorithm that does not use the links.
+    ``seconds`` is predicted, ``bound`` is the least that any packing of trees could take.
     """
 
     recipe: Recipe
     size: int
     seconds: float
     bound: float
-    baselines: Dict[str, float]
 
     def plan(self) -> Plan:
         """Return the plan of all chunks."""
@@ -110,21 +108,26 @@ def choose(topology: Topology, size: int, algorithm: Optional[str] = None, lanes
 
 def _chosen(topology: Topology, size: int, algorithm: Optional[str], lanes: int) -> Choice:
     known = _timed_baselines(topology, size)
-    baselines = {name: trial.seconds for name, trial in known.items()}
     if algorithm is None:
         finalists, _ = _search(topology, bytes_class(size), lanes)
         trials = [_Trial(recipe, _seconds(recipe, topology, size)) for recipe in finalists]
         if not lanes:
             trials += known.values()
         best = min(trial.seconds for trial in trials)
-        limit = best * _AS_GOOD_ON_LANES if lanes else min(best * _AS_GOOD, *baselines.values())
+        fastest_known = min(trial.seconds for trial in known.values())
+        limit = best * _AS_GOOD_ON_LANES if lanes else min(best * _AS_GOOD, fastest_known)
         recipe, seconds = _fewest_copies(trials, limit)
     elif algorithm in known:
         recipe, seconds = known[algorithm]
     else:
         recipe = _best_of(topology, bytes_class(size), algorithm, lanes)
         seconds = _seconds(recipe, topology, size)
-    return Choice(recipe, size, seconds, lower_bound(topology, size, lanes=recipe.lanes.count), baselines)
+    return Choice(recipe, size, seconds, lower_bound(topology, size, lanes=recipe.lanes.count))
+
+
+def baseline_seconds(topology: Topology, size: int) -> Dict[str, float]:
+    """Return the best seconds of each algorithm that does not use the links."""
+    return {name: trial.seconds for name, trial in _timed_baselines(topology, size).items()}
 
 
 def _known_names(values: Any, topology: Topology) -> List[str]:
@@ -184,11 +187,7 @@ def _search(topology: Topology, size: int, lanes: int) -> Tuple[Tuple[Recipe, ..
     """Return the best recipes over ``lanes``, the best first, and the fastest recipe of each baseline without lanes."""
     if lanes:
         return _best_over_lanes(topology, size, lanes), _search(topology, size, 0)[1]
-    trials = [ordered(recipe, topology, size) for recipe in baselines(topology)]
-    known = {
-        name: min((trial for trial in trials if trial.recipe.algorithm == name), key=lambda trial: trial.seconds).recipe
-        for name in BASELINES
-    }
+    trials, known = _baselines_in_order(topology, size)
     best = min(trial.seconds for trial in trials)
     trials += _fastest(topology, size, 0, best)
     best = min(trial.seconds for trial in trials)
@@ -196,7 +195,19 @@ def _search(topology: Topology, size: int, lanes: int) -> Tuple[Tuple[Recipe, ..
     if lower_bound(topology, size) < _GOOD * best and best > _LONG:
         trials[:_REORDERED] = [_reordered(trial, topology, size) for trial in trials[:_REORDERED]]
         trials.sort(key=lambda trial: trial.seconds)
-    return tuple(trial.recipe for trial in trials[:_FINALISTS]), known
+    return tuple(trial.recipe for trial in trials[:_FINALISTS]), {name: known[name].recipe for name in BASELINES}
+
+
+def _baselines_in_order(topology: Topology, size: int) -> Tuple[List[_Trial], Dict[str, _Trial]]:
+    """Return all baseline recipes, those far slower than others of their algorithm untimed, and each one's fastest."""
+    trials: List[_Trial] = []
+    best: Dict[str, _Trial] = {}
+    for recipe in baselines(topology):
+        known = best.get(recipe.algorithm)
+        trials.append(ordered(recipe, topology, size, known.seconds if known else math.inf))
+        if known is None or trials[-1].seconds < known.seconds:
+            best[recipe.algorithm] = trials[-1]
+    return trials, best
 
 
 def _best_over_lanes(topology: Topology, size: int, lanes: int) -> Tuple[Recipe, ...]:

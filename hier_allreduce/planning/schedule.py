@@ -89,7 +89,6 @@ def choose_for_training(
         size,
         predicted_seconds(schedule.plan(), topology, schedule.sizes(size)),
         lower_bound(topology, size, lanes=schedule.recipe.lanes.count),
-        choose(topology, size).baselines,
         schedule=schedule,
         backward=backward,
         exposed=schedule.seconds,
@@ -101,7 +100,7 @@ def one_bucket(choice: TrainingChoice, topology: Topology) -> Choice:
     size = choice.size // choice.schedule.buckets
     seconds = predicted_seconds(choice.recipe.plan(), topology, choice.recipe.sizes(size))
     share = choice.bound / choice.schedule.buckets
-    return Choice(choice.recipe, size, seconds, share, choose(topology, size).baselines)
+    return Choice(choice.recipe, size, seconds, share)
 
 
 def exposed_by_algorithm(choice: TrainingChoice, topology: Topology) -> Dict[str, float]:

@@ -82,7 +82,7 @@ def test_one_host_needs_no_network(name):
     known = planner.choose(topology, 10 * MB)
     choice = hosts.choose_for_hosts(topology, 10 * MB, 1, SLOW)
     assert (choice.recipe, choice.seconds, choice.bound) == (known.recipe, known.seconds, known.bound)
-    assert (choice.baselines, choice.algorithms) == (known.baselines, planner.seconds_by_algorithm(topology, 10 * MB))
+    assert choice.algorithms == planner.seconds_by_algorithm(topology, 10 * MB)
     assert (choice.across, choice.wire_bound, choice.inside) == (0, 0, known.seconds)
 
 
@@ -116,7 +116,7 @@ def test_a_choice_is_never_slower_than_what_it_is_compared_with(count, network, 
     verify(choice.recipe.plan())
     assert choice.seconds <= min(choice.algorithms.values()) * (1 + 1e-9)
     assert choice.seconds <= seconds_of_the_plan_for_one_host(topology, size, count, network) * (1 + 1e-9)
-    assert set(choice.baselines) == set(planner.BASELINES)
+    assert set(choice.algorithms) >= set(planner.BASELINES)
     assert max(choice.host_bound, choice.wire_bound) == choice.bound <= choice.seconds * (1 + 1e-9)
     assert choice.before + choice.across <= choice.seconds * (1 + 1e-9)
 
