@@ -36,7 +36,7 @@ _STOPPED = 10  # seconds of CPU time after which an input is given up
 _MEMORY = 500 << 20  # bytes that one input may take
 _KEPT = 20  # findings of one worker
 # A file that is written anew for each input belongs into memory: a disk takes more time for it than its reader does.
-_IN_MEMORY = next((folder for folder in ("/dev/shm",) if os.access(folder, os.W_OK)), None)
+_IN_MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # a terminal would obey some of them
 
 _ARGUMENTS = """topo dgx-1v --yaml

@@ -46,7 +46,10 @@ _KEPT = TOP / "build" / "mutants"
 _PLANNING = ("planning/plan", "planning/algorithms", "planning/buckets")
 _GRAPH = tuple(
     f"graph/{name}"
-    for name in ("entries", "joining", "layout", "packing", "pieces", "reductions", "gather", "emit", "allreduce")
+    for name in (
+        *("allreduce", "built_sums", "emit", "entries", "gather"),
+        *("joining", "layout", "packing", "pieces", "reductions"),
+    )
 )
 _PLANNING_TESTS = tuple(
     f"tests/planning/test_{name}.py"
