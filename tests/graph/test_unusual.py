@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from helpers.graphs import cpus, evaluate, gradients_on, held, session, tf1
 
-from hier_allreduce import GradientError, Strategy, allreduce_grads, allreduce_grads_and_vars, gpu_lanes
+from hier_allreduce import GradientError, Strategy, StrategyError, allreduce_grads, allreduce_grads_and_vars, gpu_lanes
 from hier_allreduce.graph.allreduce import reduce_to_mains
 from hier_allreduce.graph.emit import emit, lane_memory_in, reductions_of
 from hier_allreduce.graph.gradients import check_matrix
@@ -44,6 +44,13 @@ def test_joined_rows_have_at_most_the_bytes_of_a_bucket_the_last_variables_first
         ("indices", (1, 2, 3)),
         ("values", (1, 2, 3)),
     ]
+
+
+@pytest.mark.parametrize(("limit", "joined"), [(40, False), (41, True)])
+def test_rows_of_less_than_pack_below_bytes_are_joined(graph, limit, joined):
+    matrix = [[rows_of(5, width=2) for _ in range(2)] for _ in range(2)]  # values and indices have 40 bytes each
+    layout = laid_out(matrix, Strategy(sparse="gather", pack_below=limit, bucket_bytes=1000))
+    assert ((0, 1) in [entry.variables for entry in layout.entries]) == joined
 
 
 @pytest.mark.parametrize("average", [False, True])
@@ -205,6 +212,12 @@ def test_gradients_stay_whole_where_each_variable_needs_its_main(graph):
 
 
 # ---- defaults ----------------------------------------------------------------------------------------
+
+
+def test_a_gradient_that_is_cut_has_no_main(graph):
+    matrix = check_matrix([[tf1.placeholder("float32", [8])] for _ in range(2)], tuple(cpus(2)), False)
+    with pytest.raises(StrategyError, match="cuts gradients over several mains"):
+        reduce_to_mains(matrix, False, Strategy(splits=2))
 
 
 def test_pairs_are_added_up_unless_the_mean_is_asked_for(graph):
