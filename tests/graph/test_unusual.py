@@ -215,7 +215,7 @@ def test_gradients_stay_whole_where_each_variable_needs_its_main(graph):
 
 
 def test_a_gradient_that_is_cut_has_no_main(graph):
-    matrix = check_matrix([[tf1.placeholder("float32", [8])] for _ in range(2)], tuple(cpus(2)), False)
+    matrix = check_matrix([[tf1.placeholder("float32", [1024])] for _ in range(2)], tuple(cpus(2)), False)
     with pytest.raises(StrategyError, match="cuts gradients over several mains"):
         reduce_to_mains(matrix, False, Strategy(splits=2, mains="rotate"))
 
