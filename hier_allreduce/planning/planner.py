@@ -27,6 +27,7 @@ from ..presets import nearest
 from ..topology import Topology, resources
 from .algorithms import ReduceHalf
 from .cache import kept
+from .considerate import Considerate
 from .kept_recipes import found_from_values, found_to_values, recipe_from_values, recipe_to_values
 from .plan import Plan, verify
 from .recipes import Recipe, baselines, candidates, candidates_on_lanes
@@ -49,10 +50,10 @@ _WORTH_LANES = 0.95  # a plan over lanes, which has several times the copies, mu
 _AS_GOOD_ON_LANES = 1.03  # and of several the one with the fewest copies is as good, up to 3 % slower
 _NEAR = 1.1  # prune: first run > 1.1 × best
 _FINALISTS = 4  # recipes of a search that are compared at the exact size
-_GOOD, _LONG = 0.9, 1e-3  # a plan below 90 % of the bound that takes more than 1 ms is reordered
-_REORDERED = 2  # of the best recipes of a search
+_GOOD, _LONG = 0.9, 1e-3  # where all plans are below 90 % of the bound and take over 1 ms, orders are searched
+_REORDERED = 2  # of the recipes that are best with considerate senders
 _COPIES_SEARCHED = 5_000  # copies to simulate while one plan is reordered
-_SPREADS = (0.02, 0.05, 0.1, 0.2)  # how far steps are moved, as shares of the run
+_SPREADS = (0.005, 0.0125, 0.025, 0.05)  # how far chunks are delayed, as shares of the run
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ def _search(topology: Topology, size: int, lanes: int) -> Tuple[Tuple[Recipe, ..
     best = min(trial.seconds for trial in trials)
     trials.sort(key=lambda trial: trial.seconds)
     if lower_bound(topology, size) < _GOOD * best and best > _LONG:
-        trials[:_REORDERED] = [_reordered(trial, topology, size) for trial in trials[:_REORDERED]]
+        trials += _reordered_rivals(topology, size, best)
         trials.sort(key=lambda trial: trial.seconds)
     return tuple(trial.recipe for trial in trials[:_FINALISTS]), {name: known[name].recipe for name in BASELINES}
 
@@ -208,6 +209,22 @@ def _baselines_in_order(topology: Topology, size: int) -> Tuple[List[_Trial], Di
         if known is None or trials[-1].seconds < known.seconds:
             best[recipe.algorithm] = trials[-1]
     return trials, best
+
+
+def _reordered_rivals(topology: Topology, size: int, best: float) -> List[_Trial]:
+    """Return the recipes that are the fastest with considerate senders, each in the best of many orders.
+
+    Where fast and slow links cannot alternate evenly, the order in which copies become ready leaves links idle. There
+    the recipes that were slow in that order may be the best ones.
+    """
+    trials = []
+    for least, recipe in _least(topology, size, 0):
+        if least > best * _WORTH:
+            break
+        at_once = [0.0] * len(recipe.fractions)
+        trials.append(_considerately(replace(recipe, order=()), topology, size, at_once, best * _NEAR))
+    near = sorted((trial for trial in trials if trial.seconds < math.inf), key=lambda trial: trial.seconds)
+    return [_reordered(trial, topology, size) for trial in near[:_REORDERED]]
 
 
 def _best_over_lanes(topology: Topology, size: int, lanes: int) -> Tuple[Recipe, ...]:
@@ -335,30 +352,31 @@ def _in_order_of(starts: Sequence[float], recipe: Recipe) -> Recipe:
 
 
 def _reordered(trial: _Trial, topology: Topology, size: int) -> _Trial:
-    """Return the trial, or the same recipe in a faster order: a local search over the starts of its steps.
+    """Return the trial, or the same recipe in a faster order: a local search over delays of its chunks.
 
-    Where fast and slow links cannot alternate evenly, the order in which copies become ready leaves links idle.
+    Considerate senders prefer chunks that are far from their end. A delayed chunk counts as nearer to it, so others
+    overtake it.
     """
-    generator, shares = random.Random(0), trial.recipe.shares(size)
-    best, run = trial.recipe, Simulation(trial.recipe.plan(), topology, shares).run()
-    for attempt in range(_COPIES_SEARCHED // len(run.began)):
-        spread = _SPREADS[attempt % len(_SPREADS)] * run.seconds
-        moved = [start + generator.gauss(0, spread) if generator.random() < 0.3 else start for start in run.starts]
-        other = _in_order_of(_after_their_own(moved, best), best)
-        rerun = Simulation(other.plan(), topology, shares, patience=run.seconds).run()
-        if rerun.seconds < run.seconds:
-            best, run = other, rerun
-    return _Trial(best, run.seconds)
+    generator, best = random.Random(0), trial
+    recipe = replace(trial.recipe, order=())
+    delays = [0.0] * len(recipe.fractions)
+    for attempt in range(_COPIES_SEARCHED // recipe.copies):
+        spread = _SPREADS[attempt % len(_SPREADS)] * trial.seconds
+        moved = [delay + generator.gauss(0, spread) if generator.random() < 0.3 else delay for delay in delays]
+        other = _considerately(recipe, topology, size, moved, best.seconds)
+        if other.seconds < best.seconds:
+            best, delays = other, moved
+    return best
 
 
-def _after_their_own(starts: Sequence[float], recipe: Recipe) -> List[float]:
-    """Return the starts, delayed so that each chunk's steps keep their order."""
-    latest: Dict[int, float] = {}
-    delayed = []
-    for step, start in zip(recipe.plan().steps, starts):
-        latest[step.chunk] = max(start, latest.get(step.chunk, start))
-        delayed.append(latest[step.chunk])
-    return delayed
+def _considerately(recipe: Recipe, topology: Topology, size: int, delays: Sequence[float], patience: float) -> _Trial:
+    """Return the recipe with its steps in the order in which considerate senders start them."""
+    shares = recipe.shares(size)
+    run = Considerate(recipe.plan(), topology, shares, delays, patience).run()
+    if run.seconds == math.inf:
+        return _Trial(recipe, math.inf)
+    in_order = _in_order_of(run.starts, recipe)
+    return _Trial(in_order, Simulation(in_order.plan(), topology, shares).run().seconds)
 
 
 def timeline(choice: Choice, topology: Topology) -> Timing:

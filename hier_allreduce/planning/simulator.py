@@ -170,8 +170,8 @@ class _Wires:
         self.number = {pair: number for number, pair in enumerate(paths)}
         self.stream = [path[0][0] for path in paths.values()]
         self.alone = [1 / max(cost for _, cost in path) for path in paths.values()]  # bytes/s with no other copy
-        self._speed = {resource: 1 / cost for path in paths.values() for resource, cost in path[1:]}
-        streams: Dict[int, Set[int]] = {resource: set() for resource in self._speed}
+        self.speed = {resource: 1 / cost for path in paths.values() for resource, cost in path[1:]}
+        streams: Dict[int, Set[int]] = {resource: set() for resource in self.speed}
         for path in paths.values():
             for resource, _ in path[1:]:
                 streams[resource].add(path[0][0])
@@ -192,7 +192,7 @@ class _Wires:
     def _fair(self, pairs: List[int]) -> Dict[int, float]:
         """Return max-min fair rates: the smallest share is fixed first; the others divide what it leaves."""
         users = Counter(resource for pair in pairs for resource in self.shared[pair])
-        left = {resource: self._speed[resource] for resource, count in users.items() if count > 1}
+        left = {resource: self.speed[resource] for resource, count in users.items() if count > 1}
         crowded = {pair: [resource for resource in self.shared[pair] if resource in left] for pair in pairs}
         rates = {pair: self.alone[pair] for pair in pairs if not crowded[pair]}
         waiting = [pair for pair in pairs if crowded[pair]]

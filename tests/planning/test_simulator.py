@@ -8,6 +8,7 @@ import pytest
 
 from hier_allreduce.errors import PlanError
 from hier_allreduce.planning import algorithms, planner, recipes
+from hier_allreduce.planning.considerate import Considerate
 from hier_allreduce.planning.plan import Copy, Plan, Reduce
 from hier_allreduce.planning.simulator import Backward, Simulation, lower_bound, simulate
 from hier_allreduce.planning.spanning_trees import pack
@@ -91,6 +92,21 @@ def test_a_copy_waits_for_those_before_it_in_its_bucket():
     as_ready = Simulation(plan, TRIANGLE, [100_000] * 2, ordered=False).run()
     assert as_ready.seconds * 1e6 == pytest.approx(22)
     assert micros(replace(plan, buckets=(0, 1)), TRIANGLE, [100_000] * 2) == pytest.approx(22)
+
+
+def test_a_considerate_sender_copies_to_the_port_that_nobody_uses_first():
+    plan = Plan(4, 4, (Copy(0, 0, 2), Copy(1, 1, 0), Copy(2, 1, 2), Copy(3, 1, 3)))
+    run = Considerate(plan, STAR, [400_000, 100_000, 100_000, 100_000], [0.0] * 4).run()
+    assert run.starts[1:] == pytest.approx([0, 22e-6, 11e-6])  # GPU2 takes in the first copy until then
+
+
+@pytest.mark.parametrize("delay", [0.0, 15e-6])
+def test_a_considerate_sender_prefers_the_chunk_that_is_farthest_from_its_end_unless_it_is_delayed(delay):
+    """The second chunk goes on from GPU2 to GPU3, which takes as long again."""
+    plan = Plan(4, 3, (Copy(0, 1, 0), Copy(2, 1, 3), Copy(1, 1, 2), Copy(1, 2, 0)))
+    run = Considerate(plan, STAR, [100_000] * 3, [0.0, delay, 0.0]).run()
+    assert run.starts[0] == 0
+    assert (run.starts[2] < run.starts[1]) == (delay == 0)
 
 
 def test_during_a_backward_pass_what_goes_into_a_tower_waits_for_the_kernels_queued_there():

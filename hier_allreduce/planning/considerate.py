@@ -1,0 +1,87 @@
+"""A run whose senders choose what to copy next: for orders in which copies do not slow each other down.
+
+::
+
+    ready at GPU4    [→ GPU6, whose port is busy]  [→ GPU5, over the bridge]      the second one goes first
+
+Fast and slow links that cannot take turns evenly have no order of their own. If each sender takes what came first, two
+copies often share a port while another one is idle, and each of the two holds up its sender for twice as long.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Dict, Sequence, Tuple
+
+from ..topology import Topology
+from .plan import Plan
+from .simulator import Simulation
+
+
+class Considerate(Simulation):
+    """One run of a plan. A sender takes the ready copy that loses least of its link's speed to copies under way.
+
+    Of copies that lose the same it takes the one whose chunk is farthest from its end. ``delays`` has seconds for each
+    chunk: the chunk counts as that much nearer to its end.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        topology: Topology,
+        chunks: Sequence[float],
+        delays: Sequence[float],
+        patience: float = math.inf,
+    ) -> None:
+        super().__init__(plan, topology, chunks, ordered=False, patience=patience)
+        self.under_way: Dict[int, int] = defaultdict(int)  # copies issued through each port, uplink and bus
+        left = self._seconds_left()
+        self.rank = [delays[chunk] - left[copy] for copy, (*_, chunk) in enumerate(self.transfers)]
+
+    def _seconds_left(self) -> Sequence[float]:
+        """Return for each copy the seconds until its chunk is everywhere, if nothing else is going on."""
+        after_step = [0.0] * len(self.steps)
+        left = [0.0] * len(self.transfers)
+        copies = list(enumerate(self.transfers))
+        for number in reversed(range(len(self.steps))):
+            copy, later = self.copies[number], self.later[number]
+            longest = after_step[later] if later >= 0 else 0.0
+            while copy >= 0:
+                longest = max(longest, left[copy])
+                copy = self.others[copy]
+            size, operands = self.chunks[self.steps[number].chunk], self.operands[number]
+            if operands > 1:
+                longest += self.kernel + (operands + 1) * size / self.memory
+            after_step[number] = longest
+            while copies and copies[-1][1][0] == number:
+                copy, _ = copies.pop()
+                left[copy] = longest + self.latency + size / self.wires.alone[self.pairs[copy]]
+        return left
+
+    def _issue(self, stream: int, now: float) -> None:
+        """Start the copy that the stream's sender chooses, if there is one."""
+        queue = self.queues[stream]
+        if not queue:
+            return
+        if len(queue) > 1:
+            chosen = min(queue, key=self._hindered)
+            queue.remove(chosen)
+            queue.appendleft(chosen)
+        for resource in self.wires.shared[self.pairs[queue[0]]]:
+            self.under_way[resource] += 1
+        super()._issue(stream, now)
+
+    def _hindered(self, copy: int) -> Tuple[float, float]:
+        """Return a copy's share of its link's speed, negative and at most 1, and its rank."""
+        pair, share = self.pairs[copy], 1.0
+        alone = self.wires.alone[pair]
+        for resource in self.wires.shared[pair]:
+            share = min(share, self.wires.speed[resource] / (self.under_way[resource] + 1) / alone)
+        return -share, self.rank[copy]
+
+    def _use(self, pair: int, change: int) -> bool:
+        if change < 0:
+            for resource in self.wires.shared[pair]:
+                self.under_way[resource] -= 1
+        return super()._use(pair, change)
