@@ -35,8 +35,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 from ..errors import AuditError
 from ..figures import check_picture
 from ..formatting import amount, count, table
-from ..planning import Plan, Trace
-from ..topology import Topology, load
+from ..planning import THIS_MACHINE, Plan, Trace
+from ..topology import Topology, load, this_machine
 from .built_sums import wrong_sums
 from .compat import tf1
 from .copy_order import TURN
@@ -124,8 +124,8 @@ class Audit:
         Args:
             path: of the JSON file.
             picture: a file for a picture too (PNG, PDF, SVG by its ending).
-            topology: the machine whose links the prediction takes: a ``Topology``, a name or a file. By default it is
-                the strategy's; without one nothing is predicted.
+            topology: the machine whose links the prediction takes: a ``Topology``, a name, a file, or
+                ``"this machine"``. By default it is the strategy's; without one nothing is predicted.
 
         Raises:
             AuditError: the step was run without ``trace_level=FULL_TRACE``.
@@ -134,9 +134,14 @@ class Audit:
         """
         if picture:
             check_picture(picture)
-        machine = load(topology) if isinstance(topology, str) else topology
         metadata, graph, built = self._step
-        traced = trace_calls(metadata, graph, built, machine)
+        if topology == THIS_MACHINE:
+            # where calls differ in their devices, each takes its own from the whole machine
+            devices = {tuple(f"/gpu:{gpu}" for gpu in c.gpus) or c.devices[: c.plan.towers] for c in built}
+            topology = this_machine(list(map(str, *devices)) if len(devices) == 1 else None)
+        elif isinstance(topology, str):
+            topology = load(topology)
+        traced = trace_calls(metadata, graph, built, topology)
         traced.write(path)
         if picture:
             traced.draw(picture)
@@ -400,7 +405,8 @@ def _advice(differences: Sequence[_Difference], idle: Sequence[Any]) -> List[str
     if any(difference.missing for difference in differences):
         return [
             "fetch the results of all towers and variables: TensorFlow does not execute what is not fetched, and does"
-            " not copy constants"
+            " not copy constants; and build tower k's gradients under tf.device(devices[k]): one that is on its main"
+            " already is not copied there"
         ]
     return []
 

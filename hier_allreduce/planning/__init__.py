@@ -44,7 +44,7 @@ from .schedule import (
 )
 from .simulator import Backward, Timing, simulate
 from .spanning_trees import pack
-from .strategy import Strategy, strategy_from
+from .strategy import THIS_MACHINE, Strategy, strategy_from
 from .trace import Trace, chunk_name, predicted_run, predicted_trace
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "EXECUTED",
     "PLANNER_ALGORITHMS",
     "SUM",
+    "THIS_MACHINE",
     "Backward",
     "Bar",
     "Bucketing",

@@ -65,6 +65,12 @@ def test_another_machine_can_be_predicted(step, tmp_path):
         audit(metadata, graph).trace(str(tmp_path / "c.json"), topology="no-such-machine")
 
 
+def test_this_machine_can_be_predicted(step, tmp_path):
+    graph, metadata = step
+    predicted = audit(metadata, graph).trace(str(tmp_path / "a.json"), topology="this machine").runs[1]
+    assert (predicted.kind, len(predicted.devices)) == ("predicted", 4)
+
+
 def test_a_step_without_times_is_told_from_one_without_partitions(step, tmp_path):
     graph, metadata = step
     bare = tf1.RunMetadata()
