@@ -26,14 +26,26 @@ def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], de
         GradientError: the towers list the same variables in different orders.
     """
     rows = names_within_towers([[var for _, var in row] for row in tower_grads_and_vars])
-    for tower, row in enumerate(rows):
-        if row != rows[0] and sorted(row) == sorted(rows[0]):
-            variable = next(number for number, (name, first) in enumerate(zip(row, rows[0])) if name != first)
-            raise GradientError(
-                f"{where(tower, devices, variable, row)}: tower 0 has {rows[0][variable]!r} there; list the variables"
-                " in one order on every tower"
-            )
+    _refuse_other_orders(rows, rows, devices)
+    # without scopes TensorFlow numbers the copies: w/kernel and w_1/kernel
+    _refuse_other_orders(rows, [[_unnumbered(name) for name in row] for row in rows], devices)
     return rows[0] if rows else []
+
+
+def _refuse_other_orders(rows: Sequence[List[str]], compared: Sequence[List[str]], devices: Sequence[Any]) -> None:
+    """Raise an error if the ``compared`` names of a row are those of tower 0 in another order."""
+    for tower, row in enumerate(compared):
+        if row != compared[0] and sorted(row) == sorted(compared[0]):
+            variable = next(number for number, (name, first) in enumerate(zip(row, compared[0])) if name != first)
+            raise GradientError(
+                f"{where(tower, devices, variable, rows[tower])}: tower 0 has {rows[0][variable]!r} there; list the"
+                " variables in one order on every tower"
+            )
+
+
+def _unnumbered(name: str) -> str:
+    """Return a name without all numbers: ``layer_1/w2`` → ``layer/w``."""
+    return re.sub(r"_?\d+", "", name)
 
 
 def names_within_towers(rows: Sequence[Sequence[Any]]) -> List[List[str]]:

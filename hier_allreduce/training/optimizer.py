@@ -59,7 +59,8 @@ class TowerOptimizer:
             have to differ, such as the state of a ``tf.random.Generator``, belong outside the towers' scopes. None
             until ``apply_gradients`` is called.
         broadcast_op: copies tower 0's variables to the others. None until ``apply_gradients`` is called.
-        left_out: names of variables that only some towers have, which nothing keeps equal.
+        left_out: names of variables that nothing keeps equal, since no copy of them was found on every tower. Copies
+            have the same name within each tower's own scope; trained variables are found by their place in the rows.
         last_drift: the result of the hook's last comparison of the towers.
     """
 

@@ -8,6 +8,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tu
 
 import tensorflow as tf
 
+from ..formatting import count
 from ..graph import copy_from_tower_0, tf1, tower_scopes
 from .variables import Pairs, parse_slot_name
 
@@ -20,23 +21,32 @@ class Replicas(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """The largest difference between tower 0 and another tower: its variable, tower and size."""
+    """The largest difference between tower 0 and another tower: its variable, tower and size.
+
+    ``left_out`` is the number of variables that were not compared, as no copy of them was found on every tower.
+    """
 
     variable: str
     tower: int
     difference: float
+    left_out: int = 0
 
     def __str__(self) -> str:
         if not self.difference:
-            return "all towers are equal"
+            return self._all_equal("all towers are equal")
         return f"{self.variable!r} differs by {self.difference:.3g} between tower 0 and tower {self.tower}"
+
+    def _all_equal(self, text: str) -> str:
+        if not self.left_out:
+            return text
+        return f"{text}, except for {count(self.left_out, 'variable')} without a copy on every tower, not compared"
 
 
 class HostDrift(Drift):
     """The largest difference between towers of this host; towers on other hosts were not compared."""
 
     def __str__(self) -> str:
-        return super().__str__() if self.difference else "all towers of this host are equal"
+        return super().__str__() if self.difference else self._all_equal("all towers of this host are equal")
 
 
 class _Sorter:
@@ -84,7 +94,7 @@ def find_replicas(
     scope: str = "",
     private: Iterable[Any] = (),
 ) -> Replicas:
-    """Find the variables that every tower has a copy of, and those that only some towers have.
+    """Find the variables that every tower has a copy of, by their names within the towers' scopes, and the others.
 
     Args:
         rows: K rows of N (gradient, variable) pairs.
@@ -189,9 +199,9 @@ def _float_differences(values: Any, others: Any) -> Any:
 def drift(replicas: Replicas, values: Any, hosts: int = 1) -> Drift:
     """Return the largest of the (K−1)×V ``values`` of :func:`differences`, for one of ``hosts`` hosts."""
     kind = HostDrift if hosts > 1 else Drift
-    largest = kind("", 0, 0.0)
+    largest = kind("", 0, 0.0, len(replicas.left_out))
     for tower, row in enumerate(values, 1):
         for var, difference in zip(replicas.rows[0], row):
             if difference > largest.difference:
-                largest = kind(var.op.name, tower, float(difference))
+                largest = kind(var.op.name, tower, float(difference), largest.left_out)
     return largest

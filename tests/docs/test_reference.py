@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
+import hier_allreduce
 from hier_allreduce.cli.entry import main
 
 TOP = Path(__file__).parents[2]
@@ -29,6 +30,14 @@ def test_pages_include_what_exists(reference):
     texts = [page.read_text(encoding="utf-8") for page in DOCS.rglob("*.md")]
     named = {name for text in texts for name in re.findall(r"<!-- include: ([\w-]+) -->", text)}
     assert named == set(reference.INCLUDED)
+
+
+def test_every_public_name_is_in_the_api_reference():
+    page = (DOCS / "reference" / "api.md").read_text(encoding="utf-8")
+    named = {line.rpartition(".")[2] for line in page.splitlines() if line.startswith("::: ")}
+    errors = {name for name in hier_allreduce.__all__ if name.endswith("Error")}
+    assert set(hier_allreduce.__all__) - errors <= named
+    assert "::: hier_allreduce.errors" in page
 
 
 @pytest.mark.parametrize("command", ["topo", "plan", "launch"])

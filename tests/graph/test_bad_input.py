@@ -258,6 +258,18 @@ def test_towers_that_list_their_variables_in_another_order(graph, prefix):
     refused(GradientError, message, allreduce_grads_and_vars, rows, cpus(3))
 
 
+def test_a_mistake_in_the_order_is_seen_without_scopes_too(graph):
+    """TensorFlow numbers the copies of a layer, and so do people."""
+    for names in ([["w/k", "v/k"], ["v_1/k", "w_1/k"]], [["w0", "v0"], ["v1", "w1"]]):
+        message = ["tower 1 (/cpu:1), variable 0", f"tower 0 has {names[0][0]!r} there", "in one order on every tower"]
+        refused(GradientError, message, allreduce_grads_and_vars, named(names), cpus(2))
+
+
+def test_numbered_layers_of_a_model_are_no_mistake(graph):
+    rows = named([["conv/w", "conv_1/w", "conv_2/w", "out/w"], ["conv_3/w", "conv_4/w", "conv_5/w", "out_1/w"]])
+    assert len(allreduce_grads_and_vars(rows, cpus(2))) == 2
+
+
 def test_several_towers_with_reference_variables_get_a_warning(graph):
     def made(tower, resource):
         return tf1.get_variable(f"{resource}{tower}", [2], use_resource=resource)

@@ -236,7 +236,7 @@ def test_variables_that_are_local_on_all_towers_but_the_first_are_kept_equal():
         assert optimizer.left_out == []
         with session() as sess:
             sess.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
-            assert optimizer.check_replicas(sess) == ("tower0/mean", 1, 1.0)
+            assert optimizer.check_replicas(sess)[:3] == ("tower0/mean", 1, 1.0)
 
 
 def test_large_whole_numbers_that_differ_are_seen():
@@ -248,7 +248,7 @@ def test_large_whole_numbers_that_differ_are_seen():
         optimizer.apply_gradients(rows)
         with session() as sess:
             sess.run(tf1.global_variables_initializer())
-            assert optimizer.check_replicas(sess) == ("tower0/seed", 1, 1.0)
+            assert optimizer.check_replicas(sess)[:3] == ("tower0/seed", 1, 1.0)
 
 
 # ---- names in checkpoints ---------------------------------------------------------------------------
