@@ -6,6 +6,7 @@ import tensorflow as tf
 from helpers.graphs import cpus, evaluate, gradients_on, held, session, tf1
 
 from hier_allreduce import GradientError, Strategy, StrategyError, allreduce_grads, allreduce_grads_and_vars, gpu_lanes
+from hier_allreduce.graph import emit as emitting
 from hier_allreduce.graph.allreduce import reduce_to_mains
 from hier_allreduce.graph.emit import emit, lane_memory_in, reductions_of
 from hier_allreduce.graph.gradients import check_matrix
@@ -135,6 +136,32 @@ def test_rows_that_become_dense_have_the_shape_that_another_tower_knows(graph):
     result = allreduce_grads(rows, cpus(2), strategy=Strategy(sparse="dense"))
     assert [row[0].shape.as_list() for row in result] == [[4, 2]] * 2
     assert evaluate(result)[0][0].tolist() == [[1, 1], [1, 1], [2, 3], [1, 1]]
+
+
+def test_rows_that_become_dense_have_a_shape_that_only_the_step_knows(graph):
+    rows = [
+        [
+            tf.IndexedSlices(
+                held(np.float32([[1, 2]])),
+                held(np.int64([2])),
+                tf1.placeholder_with_default(np.int64([4, 2]), [2]),
+            )
+        ]
+        for _ in range(2)
+    ]
+    assert evaluate(allreduce_grads(rows, cpus(2), strategy=Strategy(sparse="dense")))[0][0].tolist() == [
+        *([[0, 0]] * 2),
+        [2, 4],
+        [0, 0],
+    ]
+
+
+def test_large_gradients_have_any_number_of_elements(graph, monkeypatch):
+    """Three are added up as columns, so that TensorFlow does not expand the sum."""
+    monkeypatch.setattr(emitting, "_LARGE", 0)
+    result = allreduce_grads(gradients_on(cpus(3), [[np.ones([3, 5], "float32")]] * 3), cpus(3), algorithm="flat")
+    assert any(op.name.endswith("/column") for op in graph.get_operations())
+    assert evaluate(result)[2][0].tolist() == [[3.0] * 5] * 3
 
 
 # ---- several hosts ----------------------------------------------------------------------------------
