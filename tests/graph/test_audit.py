@@ -329,7 +329,8 @@ def test_a_step_that_fetches_a_part(graph):
     assert lines[6:] == [
         "and 4 more chunks",
         "fetch the results of all towers and variables: TensorFlow does not execute what is not fetched, and does not"
-        " copy constants",
+        " copy constants; and build tower k's gradients under tf.device(devices[k]): one that is on its main already is"
+        " not copied there",
     ]
 
 
