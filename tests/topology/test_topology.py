@@ -279,6 +279,15 @@ def test_an_invalid_calibration_file_is_an_error_that_names_it(tmp_path, text, m
         (f"name: 2024-13-45\nmatrix: |2\n{INDENTED}", "not readable as YAML .month must be in 1..12"),
         ("matrix: |\n  GPU0 GPU1\n  GPU0 X NV1\n  GPU1 NV1 X\nlatency: 3\n", "'latency' is unknown"),
         ("matrix: |\n  GPU0 GPU1\n  GPU0 X NV1\n", "row GPU1 is missing"),
+        (f"gpu: P100\nmatrx: |2\n{INDENTED}", "'matrx' is unknown; did you mean 'matrix'"),
+        (f"matrx: |2\r\n{INDENTED}", "'matrx' is unknown; did you mean 'matrix'"),
+        (f"gpu: P100\ntopology: |2\n{INDENTED}", "'topology' is unknown; there are name, description, matrix"),
+        (f"gpu: P100\nmatrx: |\n{TABLE}", r"not readable as YAML.*below `matrix: \|2`"),
+        (f"gpu: P100\nmatrx: |2\n  \x1b[4m{INDENTED[2:]}\x1b[0m", "'matrx' is unknown; did you mean 'matrix'"),
+        (json.dumps({"gpu": "P100", "matrx": TABLE}), "'matrx' is unknown; did you mean 'matrix'"),
+        ("name: x\n", r"expected a `matrix: \|2`"),
+        ("name: [x\n", "not readable as YAML"),
+        ("name: x\nlinks: {GPU0-GPU1: 3", "not readable as YAML"),
     ],
 )
 def test_an_invalid_machine_file_is_an_error_that_names_it(tmp_path, text, message):
@@ -302,6 +311,34 @@ def test_an_invalid_machine_file_is_an_error_that_names_it(tmp_path, text, messa
 def test_a_matrix_may_be_written_in_several_ways(text):
     machine = from_text(text, "test")
     assert (machine.gpu, machine.kinds[0], machine.speeds.nvlink) == ("P100", ("X", "NV2", "NV1"), 18.4e9)
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("devices: 4\n", "'devices' is unknown"),
+        ("4 GPUs\n", "expected `key: value` lines, not str"),
+        ("devices: [4\n", "not readable as YAML"),
+    ],
+)
+def test_a_file_called_yaml_without_a_table_is_answered_as_yaml(tmp_path, text, message):
+    for ending in (".yaml", ".YML"):
+        path = tmp_path / f"machine{ending}"
+        path.write_text(text)
+        with pytest.raises(TopologyError, match=message):
+            load(str(path))
+
+
+@pytest.mark.parametrize("ending", [".txt", ".yaml", ".yml", ""])
+@pytest.mark.parametrize(
+    "before", ["", "$ nvidia-smi topo -m\n", "name: a host of ours\ngpu: P100\n\n", "Output: see below\n", "Matrix:\n"]
+)
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+@pytest.mark.parametrize("table", [TABLE, TABLE.expandtabs(6), f"{TABLE}\nLegend:\n\n  X    = Self\n"])
+def test_a_pasted_table_is_read_from_any_file(tmp_path, ending, before, line_end, table):
+    path = tmp_path / f"topo{ending}"
+    path.write_bytes(f"{before}{table}".replace("\n", line_end).encode())
+    assert load(str(path)).kinds == from_text(TABLE, "test").kinds
 
 
 def test_a_heading_does_not_make_a_pasted_table_yaml():
