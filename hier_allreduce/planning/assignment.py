@@ -78,7 +78,8 @@ def plan_cut(specs: Sequence[Spec], target: PlanningTarget) -> Tuple[List[Chunk]
             parts.append(_cut_bucket(bucket, specs, schedule.recipe, len(parts)))
     parts.sort(key=lambda part: _ready_bytes(part[0], specs))
     devices = len(target.machine) * (1 + target.lanes)  # also where no recipe uses a lane
-    empty = Plan(devices, 0, (), target.algorithm or "auto", target.lanes)
+    chosen = "+".join(dict.fromkeys(recipe.algorithm for _, recipe in parts))  # sizes of dtypes may differ in it
+    empty = Plan(devices, 0, (), chosen, target.lanes)
     plan = in_buckets(empty, [recipe.plan() for _, recipe in parts])
     return [chunk for own, _ in parts for chunk in own], plan
 
@@ -115,7 +116,7 @@ def plan_whole(specs: Sequence[Spec], target: PlanningTarget, bucketing: Bucketi
         paths[chunk] = max(room, key=lambda path: room[path])
         room[paths[chunk]] -= max(chunks[chunk].bytes, 1)
     halves, backs = [half for half, _ in paths], [back for _, back in paths]
-    plan = plan_from_halves(len(target.machine), halves, target.algorithm or "auto", backs)
+    plan = plan_from_halves(len(target.machine), halves, recipe.algorithm, backs)
     if not target.lanes:
         return chunks, plan
     lane_of = lane_of_links(target.machine, paths, [chunk.bytes for chunk in chunks], target.lanes)

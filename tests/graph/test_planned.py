@@ -67,7 +67,7 @@ def test_a_topologys_plan_is_the_same_on_all_devices(graph, devices, hosts_in_al
     rows = check_matrix([[tf.zeros([500, 1000])] for _ in places], places, False)
     layout = lay_out(rows, Strategy(topology="p3.8xlarge"), hosts=hosts_in_all)
     recipe = choose(machine, 2 * 10**6).recipe
-    assert layout.plan.steps == recipe.plan().steps
+    assert (layout.plan.steps, layout.plan.algorithm) == (recipe.plan().steps, recipe.algorithm)
     assert len(layout.chunks) == len(recipe.fractions) > 1
 
 
@@ -83,6 +83,16 @@ def test_the_buckets_that_are_printed_are_the_buckets_that_run(lanes):
     first = {piece.variable for chunk, bucket in zip(chunks, plan.buckets) if not bucket for piece in chunk.pieces}
     assert first == {1}
     verify(plan)
+
+
+def test_the_plan_is_called_by_the_algorithms_that_were_chosen():
+    links = PlanningTarget(load("dgx-1v"))
+    large, small = Spec(25 * 10**6, 4, "float32"), Spec(100, 2, "float16")
+    names = [choose_for_training(links.machine, spec.bytes).plan().algorithm for spec in (large, small)]
+    assert len(set(names)) == 2
+    assert plan_cut([large], links)[1].algorithm == names[0]
+    assert plan_cut([small, large], links)[1].algorithm == "+".join(names)  # the last is ready first
+    assert plan_whole([large], links, Bucketing())[1].algorithm == links.recipe(large.bytes).algorithm
 
 
 def test_several_hosts_are_planned_for_with_their_network_if_it_is_known():
