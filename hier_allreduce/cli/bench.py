@@ -58,7 +58,12 @@ def with_mode(arguments: List[str]) -> List[str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's modes, each with its options."""
     modes = parser.add_subparsers(dest="mode", metavar="MODE")
-    modes.required = True
+    modes.required = True  # `with_mode` adds the default
+    parser.usage = f"{parser.prog} [-h] [MODE] ..."  # after add_subparsers, which would begin the modes' own with it
+    parser.epilog = (
+        "The default MODE is peers: `bench --model resnet50` is `bench peers --model resnet50`."
+        " `bench MODE --help` prints a mode's options."
+    )
     subs = {name: modes.add_parser(name, help=summary, description=summary) for name, summary in MODES.items()}
     subs["updates"].add_argument("updates", metavar="OPTIMIZER", choices=tuple(OPTIMIZERS), help=", ".join(OPTIMIZERS))
     subs["hosts"].add_argument("hosts", metavar="H", type=device_count, help="the number of hosts")

@@ -116,6 +116,17 @@ def test_bad_arguments_are_one_line_before_anything_is_measured(arguments, messa
     assert message in err and err.count("\n") == 1 and not out
 
 
+def test_help_says_which_mode_is_the_default(capsys):
+    for arguments in (["--help"], ["peers", "--help"]):
+        with pytest.raises(SystemExit):
+            cli.main(["bench", *arguments])
+    whole, _, peers = capsys.readouterr().out.partition("usage: hier-allreduce bench peers [-h]")
+    assert whole.startswith("usage: hier-allreduce bench [-h] [MODE] ...\n") and peers
+    assert "The default MODE is peers: `bench --model resnet50` is `bench peers --model resnet50`" in " ".join(
+        whole.split()
+    )
+
+
 @pytest.mark.parametrize("module", ["tqdm", "tensorflow"])
 def test_what_the_bench_needs_is_said_in_words(module, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, module, None)
