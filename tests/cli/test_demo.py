@@ -26,7 +26,7 @@ def test_it_passes_and_says_so(passed):
     _, status, report, _ = passed
     assert status == 0, report
     assert "FAILED" not in report
-    assert float(re.search(r"test accuracy .* ([\d.]+)%  \(at least 98%\)", report).group(1)) >= 98
+    assert float(re.search(r"test accuracy .* ([\d.]+)%  \(not judged: fewer than 60 epochs\)", report).group(1)) >= 98
     loss, weight = (float(number) for number in re.findall(r"([\d.e-]+)  \(at most 1e-05\)", report))
     assert 0 < loss <= 1e-5 and 0 < weight <= 1e-5
     assert re.search(r"any weight between the 3 devices +0  \(exactly 0\)", report)
@@ -86,12 +86,19 @@ def test_the_checkpoint_is_there(passed):
     assert (folder / f"{path}.index").exists()
 
 
+def test_with_fewer_epochs_than_the_default_the_accuracy_is_not_judged(tmp_path):
+    status, report, _ = demo(tmp_path, "--devices", "2", "--epochs", "1")
+    assert status == 0 and "FAILED" not in report, report
+    assert float(re.search(r"test accuracy .* ([\d.]+)%  \(not judged", report).group(1)) < 98
+
+
 @after_one_run
 def test_it_fails_where_accuracy_or_equality_misses_and_asks_nothing_in_a_used_folder(passed):
-    """One epoch is too short; no difference at all is too much to ask for."""
-    code = "import hier_allreduce.cli.demos.digits as digits; digits.DIFFERENCE = 0"
+    """One epoch is too short, if that is the default; no difference at all is too much to ask for."""
+    code = "import hier_allreduce.cli.demos.digits as digits; digits.DIFFERENCE, digits.EPOCHS = 0, 1"
     status, report, _ = demo(passed[0], "--devices", "3", "--epochs", "1", code=code)
     assert status == 1
+    assert re.search(r"test accuracy .*%  \(at least 98%\)$", report, re.MULTILINE)
     assert re.search("^FAILED: test accuracy .* is under 98%$", report, re.MULTILINE)
     assert re.search("^FAILED: a loss differs by .*, more than 0e[+]00$", report, re.MULTILINE)
 

@@ -26,7 +26,7 @@ from .terminal import pause
 EPOCHS = 60
 OPTIMIZER = "momentum"
 BATCH = 128  # examples in a step, over all devices
-ACCURACY = 0.98  # required on the test
+ACCURACY = 0.98  # required on the test, after EPOCHS or more: fewer may be too few to learn so much
 DIFFERENCE = 1e-5  # allowed: of a loss, or of a weight, from training on one device
 
 
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
 
     many = trained(trainer, count, f"{count} devices", out=args.out)
     one = trained(SimpleTrainer(), 1, f"one device, {count}-fold batch", device=devices[0])
-    return reported(many, one, Convnet(args.seed, optimizer), testing, args.out, terminal)
+    return reported(many, one, Convnet(args.seed, optimizer), testing, args.out, terminal, epochs)
 
 
 def rates(epochs: int, start: float) -> List[Tuple[int, float]]:
@@ -129,11 +129,19 @@ def rates(epochs: int, start: float) -> List[Tuple[int, float]]:
     return [(1, start), (1 + epochs // 2, 0.3 * start), (1 + epochs * 5 // 6, 0.05 * start)]
 
 
-def reported(many: Run, one: Run, model: Convnet, testing: Examples, out: Path, terminal: IO[str]) -> int:
+def reported(
+    many: Run,
+    one: Run,
+    model: Convnet,
+    testing: Examples,
+    out: Path,
+    terminal: IO[str],
+    epochs: int,
+) -> int:
     """Test the checkpoint in ``out`` and print a report. Return 0 if all checks pass, else 1."""
     checkpoint = tf1.train.latest_checkpoint(str(out))
     digits = predict(model, checkpoint, list(testing), "digit")
-    report = Report(many, one, float(np.mean(digits == testing.labels)), checkpoint)
+    report = Report(many, one, float(np.mean(digits == testing.labels)), checkpoint, epochs >= EPOCHS)
     print(report, file=terminal)
     return 1 if report.faults else 0
 
@@ -141,16 +149,17 @@ def reported(many: Run, one: Run, model: Convnet, testing: Examples, out: Path, 
 class Report:
     """The runs on many devices and on one, compared; its text is what the demo prints."""
 
-    def __init__(self, many: Run, one: Run, accuracy: float, checkpoint: str):
-        self._many, self._accuracy, self._checkpoint = many, accuracy, checkpoint
+    def __init__(self, many: Run, one: Run, accuracy: float, checkpoint: str, judged: bool):
+        self._many, self._accuracy, self._checkpoint, self._judged = many, accuracy, checkpoint, judged
         self._loss = float(np.max(np.abs(np.subtract(many.losses, one.losses))))
         self._weight = largest_difference(many.weights[0], one.weights[0])
 
     @property
     def faults(self) -> List[str]:
         """The checks that failed."""
+        is_accurate = self._accuracy >= ACCURACY or not self._judged
         checks = {
-            f"test accuracy {self._accuracy:.1%} is under {ACCURACY:.0%}": self._accuracy >= ACCURACY,
+            f"test accuracy {self._accuracy:.1%} is under {ACCURACY:.0%}": is_accurate,
             f"a loss differs by {self._loss:.1e}, more than {DIFFERENCE:.0e}": self._loss <= DIFFERENCE,
             f"a weight differs by {self._weight:.1e}, more than {DIFFERENCE:.0e}": self._weight <= DIFFERENCE,
             f"the towers' weights differ by up to {self._many.drift:.1e}": self._many.drift == 0,
@@ -159,7 +168,8 @@ class Report:
 
     def __str__(self) -> str:
         count, steps = len(self._many.weights), len(self._many.losses)
-        accuracy, difference = f"(at least {ACCURACY:.0%})", f"(at most {DIFFERENCE:.0e})"
+        accuracy = f"(at least {ACCURACY:.0%})" if self._judged else f"(not judged: fewer than {EPOCHS} epochs)"
+        difference = f"(at most {DIFFERENCE:.0e})"
         rows = [
             (f"test accuracy on {TESTED} digits, from the checkpoint", f"{self._accuracy:.1%}", accuracy),
             (f"{count} devices and one: loss, any of {steps} steps", f"{self._loss:.1e}", difference),

@@ -122,7 +122,7 @@ def run(args: argparse.Namespace, terminal: IO[str]) -> int:
     many = _joined([_loaded(_result(args.out, task)) for task in range(args.hosts)])
     with job.bar(terminal, "one device") as bar:
         one = job.train(SimpleTrainer(), job.data(1), bar, device=job.devices[0])
-    return digits.reported(many, one, job.model, job.testing, args.out, terminal)
+    return digits.reported(many, one, job.model, job.testing, args.out, terminal, job.epochs)
 
 
 def _train_on_hosts(args: argparse.Namespace, job: _Job, terminal: IO[str]) -> None:
