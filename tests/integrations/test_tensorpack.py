@@ -355,6 +355,16 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
         ("preset", "StrategyError", ["did you mean 'chainer'"]),
         ("key", "StrategyError", ["slip.yaml: 'devises' is unknown; did you mean 'devices'"]),
         ("change", "StrategyError", ["from_config: 'device' is unknown; did you mean 'devices'"]),
+        (
+            "strategy's key",
+            "StrategyError",
+            ["outside.yaml: 'algorithm' is a key", "write `strategy: {algorithm: flat}`"],
+        ),
+        (
+            "strategy's change",
+            "StrategyError",
+            ["from_config: 'groups'", "write `strategy=Strategy(groups=[[0], [1]])`"],
+        ),
         ("cut", "StrategyError", ["over several mains", "splits"]),
         ("groups", "StrategyError", ["missing [2]"]),
         ("average", "GradientError", ["average='sum'"]),

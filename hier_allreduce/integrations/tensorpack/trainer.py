@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, List, Optional, Sequence, Union
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Union
 
 import tensorflow as tf
 from tensorpack.callbacks import Callback, PeriodicTrigger, RunOp
@@ -62,6 +62,12 @@ _FIELDS = {
 }
 
 _CHANGES = {key: presets.Field() for key in _FIELDS}  # of a file that is complete, none is required
+
+
+def _refuse_strategys_keys(given: Mapping[str, Any], where: str, instead: str) -> None:
+    for key in ("algorithm", "groups"):
+        if key in given:
+            raise StrategyError(f"{where}: {key!r} is a key of the strategy: write `{instead.format(key, given[key])}`")
 
 
 class HierarchicalTrainer(SingleCostTrainer):
@@ -160,7 +166,8 @@ class HierarchicalTrainer(SingleCostTrainer):
     def from_config(cls, name_or_path: str, **changes: Any) -> HierarchicalTrainer:
         """Return the trainer described by ``configs/trainers/NAME.yaml`` or by the YAML file at a path.
 
-        The keys are arguments of the constructor; ``strategy`` is a name, a path, or a mapping of a strategy's keys.
+        The keys are arguments of the constructor other than ``algorithm`` and ``groups``, which are keys of
+        ``strategy``: that is a name, a path, or a mapping of a strategy's keys.
 
         Args:
             name_or_path: the file.
@@ -170,7 +177,11 @@ class HierarchicalTrainer(SingleCostTrainer):
             StrategyError: no such file or name, or an unknown key (the message suggests the nearest one).
             DeviceError: ``devices`` cannot be read.
         """
-        path, values = presets.load("trainers", name_or_path, _FIELDS, StrategyError)
+        path = presets.find("trainers", name_or_path, StrategyError)
+        values = presets.read_yaml(path, StrategyError)
+        _refuse_strategys_keys(values, str(path), "strategy: {{{}: {}}}")
+        _refuse_strategys_keys(changes, "from_config", "strategy=Strategy({}={!r})")
+        values = presets.check(values, _FIELDS, str(path), StrategyError)
         if isinstance(values.get("strategy"), dict):
             values["strategy"] = Strategy.from_values(values["strategy"], str(path))
         return cls(**{**values, **presets.check(changes, _CHANGES, "from_config", StrategyError)})
