@@ -33,7 +33,7 @@ from ..topology import Topology
 from .arguments import lane_count, output, refuse_unused
 from .describe import describe_choice, describe_hosts_choice
 from .plan_picture import draw_plan
-from .topo import THIS_MACHINE, add_hosts, add_topology, read_hosts, read_topology
+from .topo import THIS_MACHINE, add_hosts, add_topology, read_host_files, read_hosts, read_topology
 
 _UNITS = {
     "": 1,
@@ -104,13 +104,14 @@ def main(args: argparse.Namespace) -> int:
     if args.picture:
         check_picture(args.picture)
     refuse_unused(args, "--json", "--steps")
+    files = read_host_files(args)
     machine = read_topology(args.topology, args.calibration)
     if args.topology in (None, THIS_MACHINE) and len(machine) < 2:
         raise TopologyError(
             "this machine has fewer than two GPUs, so there is nothing to plan; name a machine, one of"
             f" {', '.join(presets.names('machines'))}, or a file"
         )
-    hosts = read_hosts(args, machine)
+    hosts = read_hosts(args, machine, files)
     if hosts:
         _refuse_for_hosts(args)
         machine = hosts.topology

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional
 
 from .. import __version__, presets
 from ..cluster import read_config
@@ -74,16 +74,33 @@ def add_hosts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nics", type=count, metavar="N", help="network cards of each host (default: the network's)")
 
 
-def read_hosts(args: argparse.Namespace, machine: Topology) -> Optional[Hosts]:
+class HostFiles(NamedTuple):
+    """What the files say that ``--cluster`` and ``--network`` name; None without the option."""
+
+    cluster: Optional[Dict[str, Any]]
+    network: Optional[Network]
+
+
+def read_host_files(args: argparse.Namespace) -> HostFiles:
+    """Read the files that describe the hosts. This comes before a look at this machine, which takes seconds.
+
+    Raises:
+        ClusterError: a file that is missing or cannot be understood.
+    """
+    cluster = read_config(args.cluster) if args.cluster else None
+    return HostFiles(cluster, Network.load(args.network) if args.network else None)
+
+
+def read_hosts(args: argparse.Namespace, machine: Topology, files: HostFiles) -> Optional[Hosts]:
     """Return the hosts that the arguments name; None without ``--hosts`` and ``--cluster``.
 
     Raises:
-        ClusterError: no network, an unknown network, or a cluster that does not fit the machine.
+        ClusterError: no network, or a cluster that does not fit the machine.
     """
-    hosts, network = args.hosts, Network.load(args.network) if args.network else None
-    if args.cluster:
-        machine, hosts, cluster_network = _read_cluster(args.cluster, machine)
-        network = network or cluster_network
+    hosts, network = args.hosts, files.network
+    if files.cluster:
+        machine = _devices_of_each_host(files.cluster, args.cluster, machine)
+        hosts, network = len(files.cluster["hosts"]), network or files.cluster["network"]
     if hosts is None:
         if network or args.nics:
             raise ClusterError("--network and --nics are for several hosts: give --hosts or --cluster too")
@@ -95,13 +112,11 @@ def read_hosts(args: argparse.Namespace, machine: Topology) -> Optional[Hosts]:
     return Hosts(machine, hosts, network._replace(nics=args.nics or network.nics))
 
 
-def _read_cluster(name: str, machine: Topology) -> Tuple[Topology, int, Optional[Network]]:
-    """Return the devices of the machine that each host of a cluster uses, its number of hosts, and its network."""
-    arguments = read_config(name)
-    devices = arguments["devices_per_host"]
+def _devices_of_each_host(cluster: Dict[str, Any], name: str, machine: Topology) -> Topology:
+    devices = cluster["devices_per_host"]
     if devices > len(machine):
         raise ClusterError(f"{name}: devices_per_host is {devices}, but {machine.name} has {len(machine)}")
-    return subset(machine, range(devices)), len(arguments["hosts"]), arguments["network"]
+    return subset(machine, range(devices))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,8 +149,9 @@ def main(args: argparse.Namespace) -> int:
 
         print(f"{published_markdown()}\n\n{nccl_markdown()}")
         return 0
+    files = read_host_files(args)
     machine = read_topology(args.topology, args.calibration)
-    several = read_hosts(args, machine)
+    several = read_hosts(args, machine, files)
     machine = several.topology if several else machine
     if args.picture:  # before the text: its reader may close the pipe early
         draw_topology(machine, args.picture)

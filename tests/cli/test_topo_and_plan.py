@@ -682,3 +682,11 @@ def test_anchors_that_were_not_fitted_are_within_their_documented_errors():
     assert len(by_tensorflow) == 2 and all(-0.7 < error < 0 for error in by_tensorflow)
     others = [e for (_, what), e in errors.items() if not what.startswith(("two-group", "smallest copy without"))]
     assert all(abs(error) < 0.2 for error in others)
+
+
+@pytest.mark.parametrize("command", ["topo", "plan"])
+@pytest.mark.parametrize("option", [["--cluster", "nope"], ["--hosts", "2", "--network", "nope"]])
+def test_files_of_hosts_are_read_before_this_machine_is_looked_at(command, option, monkeypatch, capsys):
+    monkeypatch.setattr(topo, "this_machine", None)
+    assert cli.main([command, *option]) == 2
+    assert f"{command}: 'nope' is neither a file nor one of the" in capsys.readouterr().err
