@@ -20,7 +20,7 @@ from typing import Dict, List, NamedTuple, Sequence, Tuple
 from ..errors import TopologyError
 from .anomalies import odd_links
 from .gpu_names import gpu_name
-from .matrix import KIND_PATTERN, PCIE, SELF, Kinds, LinkMatrix, distance
+from .matrix import KIND_PATTERN, PCIE, SELF, Kinds, LinkMatrix, distance, nvlinks
 from .pasted_text import clean_lines
 
 _OLD_NAMES = {"SOC": "SYS", "PSB": "PXB"}  # of drivers before 2018
@@ -353,8 +353,8 @@ def _row_kinds(label: str, rows: Dict[str, _Row], labels: Sequence[str], columns
                 f"row {label}, column {column}: {kind!r} contradicts the diagonal; "
                 f"X stands where a GPU meets itself, and nowhere else"
             )
-        if kind == "NV0":
-            raise TopologyError(f"row {label}, column {column}: 'NV0' is a bond of no links; expected NV1 or more")
+        if kind.startswith("NV") and not nvlinks(kind):
+            raise TopologyError(f"row {label}, column {column}: {kind!r} is a bond of no links; expected NV1 or more")
     return tuple(kinds)
 
 

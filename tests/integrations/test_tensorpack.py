@@ -358,7 +358,7 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
         (
             "strategy's key",
             "StrategyError",
-            ["outside.yaml: 'algorithm' is a key", "write `strategy: {algorithm: flat}`"],
+            ["outside.yaml: 'algorithm' is a key", "write `strategy: {algorithm: 'flat'}`"],
         ),
         (
             "strategy's change",

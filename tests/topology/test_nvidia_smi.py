@@ -326,6 +326,7 @@ WRONG = {
         "row GPU0, column GPU1.*'MX1'.*or not of NVIDIA's GPUs",
     ),
     "a bond of nothing": (QUAD.replace("NV1\tNV2\tSYS", "NV0\tNV2\tSYS"), "row GPU0, column GPU1.*NV0"),
+    "a bond of nothing at all": (QUAD.replace("NV1\tNV2\tSYS", "NV00\tNV2\tSYS"), "row GPU0, column GPU1.*NV00"),
 }
 
 

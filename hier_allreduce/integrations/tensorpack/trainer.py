@@ -179,7 +179,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         """
         path = presets.find("trainers", name_or_path, StrategyError)
         values = presets.read_yaml(path, StrategyError)
-        _refuse_strategys_keys(values, str(path), "strategy: {{{}: {}}}")
+        _refuse_strategys_keys(values, str(path), "strategy: {{{}: {!r}}}")
         _refuse_strategys_keys(changes, "from_config", "strategy=Strategy({}={!r})")
         values = presets.check(values, _FIELDS, str(path), StrategyError)
         if isinstance(values.get("strategy"), dict):
