@@ -103,10 +103,10 @@ chaos: .venv/.done
 	.venv/bin/python -m trust.chaos $(TRUST_OPTIONS)
 
 trust-slice: .venv/.done
-	.venv/bin/python -m trust.soak --seconds 15
-	.venv/bin/python -m trust.fuzz --seconds 15
-	.venv/bin/python -m trust.mutants_of_plans --seconds 15
-	.venv/bin/python -m trust.chaos --seconds 15
+	.venv/bin/python -m trust.soak --seconds 120
+	.venv/bin/python -m trust.fuzz --seconds 120
+	.venv/bin/python -m trust.mutants_of_plans --seconds 120
+	.venv/bin/python -m trust.chaos --seconds 120
 
 wheel-test: .venv/.done
 	.ci/wheel-test .venv/bin/python
