@@ -14,6 +14,7 @@ from ..figures import check_picture
 from ..planning import (
     BASELINES,
     PLANNER_ALGORITHMS,
+    THIS_MACHINE,
     Backward,
     Choice,
     HostsChoice,
@@ -33,7 +34,7 @@ from ..topology import Topology
 from .arguments import lane_count, output, refuse_unused
 from .describe import describe_choice, describe_hosts_choice
 from .plan_picture import draw_plan
-from .topo import THIS_MACHINE, add_hosts, add_topology, read_host_files, read_hosts, read_topology
+from .topo import add_hosts, add_topology, read_host_files, read_hosts, read_topology
 
 _UNITS = {
     "": 1,

@@ -13,13 +13,11 @@ from ..cluster import read_config
 from ..errors import ClusterError, TopologyError
 from ..figures import check_picture
 from ..formatting import table
-from ..planning import pack
+from ..planning import THIS_MACHINE, pack
 from ..topology import Network, Topology, calibrated, decoded, from_text, load, read_calibration, subset, this_machine
 from .arguments import count, output, refuse_unused
 from .describe import describe, describe_hosts
 from .machine_picture import draw_topology
-
-THIS_MACHINE = "this machine"  # as in Strategy(topology=…)
 
 
 def add_topology(parser: argparse.ArgumentParser) -> None:

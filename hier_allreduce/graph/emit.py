@@ -187,13 +187,13 @@ def record_call(
             layout.plan,
             places.devices,
             tuple(layout.names),
-            hosts,
-            tuple(layout.variables),
-            layout.machine,
-            lane_memory(layout),
-            layout.lanes.gpus,
-            contributions,
-            results,
+            hosts=hosts,
+            variables=tuple(layout.variables),
+            machine=layout.machine,
+            lane_memory=lane_memory(layout),
+            gpus=layout.lanes.gpus,
+            contributions=contributions,
+            results=results,
         )
         _emitted.setdefault(tf1.get_default_graph(), []).append(record)
 

@@ -339,16 +339,17 @@ def _in_turn(recipe: Recipe) -> Recipe:
 def _as_started(recipe: Recipe, topology: Topology, size: int, patience: float) -> _Trial:
     shares = recipe.shares(size)
     as_ready = Simulation(recipe.plan(), topology, shares, ordered=False, patience=patience).run()
-    if as_ready.seconds == math.inf:
+    return _in_the_order_of(as_ready, recipe, topology, shares)
+
+
+def _in_the_order_of(run: Simulation, recipe: Recipe, topology: Topology, shares: Sequence[float]) -> _Trial:
+    """Return the recipe with its steps in the order of a run, and timed in it; untimed if the run was abandoned."""
+    if run.seconds == math.inf:
         return _Trial(recipe, math.inf)
-    in_order = _in_order_of(as_ready.starts, recipe)
+    steps = recipe.order or range(len(run.starts))
+    order = tuple(steps[i] for i in sorted(range(len(run.starts)), key=run.starts.__getitem__))
+    in_order = replace(recipe, order=order)
     return _Trial(in_order, Simulation(in_order.plan(), topology, shares).run().seconds)
-
-
-def _in_order_of(starts: Sequence[float], recipe: Recipe) -> Recipe:
-    """Return the recipe with its steps sorted by their starts."""
-    steps = recipe.order or range(len(starts))
-    return replace(recipe, order=tuple(steps[i] for i in sorted(range(len(starts)), key=starts.__getitem__)))
 
 
 def _reordered(trial: _Trial, topology: Topology, size: int) -> _Trial:
@@ -373,10 +374,7 @@ def _considerately(recipe: Recipe, topology: Topology, size: int, delays: Sequen
     """Return the recipe with its steps in the order in which considerate senders start them."""
     shares = recipe.shares(size)
     run = Considerate(recipe.plan(), topology, shares, delays, patience).run()
-    if run.seconds == math.inf:
-        return _Trial(recipe, math.inf)
-    in_order = _in_order_of(run.starts, recipe)
-    return _Trial(in_order, Simulation(in_order.plan(), topology, shares).run().seconds)
+    return _in_the_order_of(run, recipe, topology, shares)
 
 
 def timeline(choice: Choice, topology: Topology) -> Timing:

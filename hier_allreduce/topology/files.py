@@ -18,9 +18,8 @@ from typing import Any, Mapping, Optional
 from .. import presets
 from ..errors import TopologyError
 from . import calibration as calibrations
-from .matrix import KIND_PATTERN
 from .nvidia_smi import parse_nvidia_smi
-from .pasted_text import clean_lines, without_escapes
+from .pasted_text import has_row, without_escapes
 from .topology import Topology, from_matrix
 
 _FIELDS = {
@@ -33,7 +32,6 @@ _FIELDS = {
 _MATRIX_KEY = re.compile(r"""^matrix:|^(?i:["']?matrix["']?\s*:\s*[|>"'])""", re.M)
 _KNOWN_KEY = re.compile(rf"""^(?:[ \t{{,]*["']|{{\s*)?(?:{"|".join(_FIELDS)})["']?\s*:(?:\s|$)""", re.M)
 _BLOCK_OF_TEXT = re.compile(r"^\w+[ \t]*:[ \t]*[|>][\d+-]*[ \t\r]*$", re.M)
-_ROW = re.compile(rf"GPU\d+\W+{KIND_PATTERN}\b", re.I)  # of nvidia-smi's table
 # nvidia-smi's header is indented further than its rows, and may begin with a tab: plain `matrix: |` takes neither.
 _HOW_TO_WRITE = (
     "what `nvidia-smi topo -m` prints goes below `matrix: |2`, with two blanks before each line; or into a file of "
@@ -92,15 +90,11 @@ def _is_yaml(text: str, called_yaml: bool) -> bool:
     try:
         content = presets.parse_yaml(text)
     except ValueError:
-        is_table = _has_row(text) and not _BLOCK_OF_TEXT.search(text)
+        is_table = has_row(text) and not _BLOCK_OF_TEXT.search(text)
         return bool(_MATRIX_KEY.search(text)) or ((called_yaml or has_key) and not is_table)
     if not isinstance(content, dict):
-        return called_yaml and not _has_row(text)
+        return called_yaml and not has_row(text)
     return called_yaml or any(key in _FIELDS or _is_like_matrix(key) for key in content)
-
-
-def _has_row(text: str) -> bool:
-    return bool(_ROW.search("\n".join(clean_lines(text))))
 
 
 def _is_like_matrix(key: Any) -> bool:

@@ -14,7 +14,8 @@ _ESCAPES = re.compile(
 _TAGS = re.compile(r"(<(?:br|/p|/tr|/div)\b[^<>\n]*>)|</?\w[^<>\n]*>", re.I)  # group 1: those that end a line
 _RULES_AND_BLANKS = re.compile(r"[|│┃`*\ufeff]|[^\S\t\n]")
 _QUOTE_MARKS = re.compile(r"^[^\S\n]*(?:>[^\S\n]*)+", re.M)
-_NEXT_ROW = re.compile(rf"(?=GPU\d+\W+{KIND_PATTERN}\b|Legend:)")
+_ROW = rf"GPU\d+\W+{KIND_PATTERN}\b"
+_NEXT_ROW = re.compile(rf"(?={_ROW}|Legend:)")
 
 
 def clean_lines(text: str) -> List[str]:
@@ -25,6 +26,11 @@ def clean_lines(text: str) -> List[str]:
     text = _RULES_AND_BLANKS.sub(" ", text.replace("\u200b", ""))
     text = _QUOTE_MARKS.sub("", text)
     return re.sub(r"GPU\d.*", _one_row_a_line, text).split("\n")
+
+
+def has_row(text: str) -> bool:
+    """Return whether a pasted text has a row of nvidia-smi's table."""
+    return bool(re.search(_ROW, "\n".join(clean_lines(text)), re.I))
 
 
 def _one_row_a_line(line: re.Match[str]) -> str:
