@@ -16,7 +16,7 @@ from typing import Dict, Sequence, Tuple
 
 from ..topology import Topology
 from .plan import Plan
-from .simulator import Simulation
+from .simulator import SOON, Simulation
 
 
 class Considerate(Simulation):
@@ -74,14 +74,14 @@ class Considerate(Simulation):
 
     def _hindered(self, copy: int) -> Tuple[float, float]:
         """Return a copy's share of its link's speed, negative and at most 1, and its rank."""
-        pair, share = self.pairs[copy], 1.0
-        alone = self.wires.alone[pair]
-        for resource in self.wires.shared[pair]:
-            share = min(share, self.wires.speed[resource] / (self.under_way[resource] + 1) / alone)
+        share = 1.0
+        for resource, copies in self.wires.room[self.pairs[copy]]:
+            share = min(share, copies / (self.under_way[resource] + 1))
         return -share, self.rank[copy]
 
-    def _use(self, pair: int, change: int) -> bool:
-        if change < 0:
-            for resource in self.wires.shared[pair]:
-                self.under_way[resource] -= 1
-        return super()._use(pair, change)
+    def _end_flows(self, now: float) -> None:
+        for pair, end in self.ends.items():
+            if end <= now + SOON:
+                for resource in self.wires.shared[pair]:
+                    self.under_way[resource] -= 1
+        super()._end_flows(now)

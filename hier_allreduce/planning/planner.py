@@ -205,7 +205,7 @@ def _baselines_in_order(topology: Topology, size: int) -> Tuple[List[_Trial], Di
     best: Dict[str, _Trial] = {}
     for recipe in baselines(topology):
         known = best.get(recipe.algorithm)
-        trials.append(ordered(recipe, topology, size, known.seconds if known else math.inf))
+        trials.append(ordered(recipe, topology, size, known.seconds * _NEAR if known else math.inf))
         if known is None or trials[-1].seconds < known.seconds:
             best[recipe.algorithm] = trials[-1]
     return trials, best
@@ -217,14 +217,18 @@ def _reordered_rivals(topology: Topology, size: int, best: float) -> List[_Trial
     Where fast and slow links cannot alternate evenly, the order in which copies become ready leaves links idle. There
     the recipes that were slow in that order may be the best ones.
     """
-    trials = []
+    runs = []
     for least, recipe in _least(topology, size, 0):
         if least > best * _WORTH:
             break
-        at_once = [0.0] * len(recipe.fractions)
-        trials.append(_considerately(replace(recipe, order=()), topology, size, at_once, best * _NEAR))
-    near = sorted((trial for trial in trials if trial.seconds < math.inf), key=lambda trial: trial.seconds)
-    return [_reordered(trial, topology, size) for trial in near[:_REORDERED]]
+        recipe = replace(recipe, order=())
+        run = _considerate_run(recipe, topology, size, [0.0] * len(recipe.fractions), best * _NEAR)
+        runs.append((run.seconds, recipe, run))
+    near = sorted((run for run in runs if run[0] < math.inf), key=lambda run: run[0])
+    return [
+        _reordered(_in_the_order_of(run, recipe, topology, recipe.shares(size)), topology, size)
+        for _, recipe, run in near[:_REORDERED]
+    ]
 
 
 def _best_over_lanes(topology: Topology, size: int, lanes: int) -> Tuple[Recipe, ...]:
@@ -316,10 +320,10 @@ def _least(topology: Topology, size: int, lanes: int) -> List[Tuple[float, Recip
 def ordered(recipe: Recipe, topology: Topology, size: int, patience: float = math.inf) -> _Trial:
     """Return the recipe with its steps in the order in which copies that become ready start.
 
-    Of copies that are ready at the same time, all chunks take turns. If that takes little more than ``patience``
-    seconds, an order that prefers the first chunk is tried too.
+    Of copies that are ready at the same time, all chunks take turns. If that takes at most ``patience`` seconds, an
+    order that prefers the first chunk is tried too.
     """
-    trial = _as_started(_in_turn(recipe), topology, size, patience * _NEAR)
+    trial = _as_started(_in_turn(recipe), topology, size, patience)
     if trial.seconds == math.inf:
         return trial
     other = _as_started(replace(recipe, order=()), topology, size, min(patience, trial.seconds))
@@ -372,9 +376,14 @@ def _reordered(trial: _Trial, topology: Topology, size: int) -> _Trial:
 
 def _considerately(recipe: Recipe, topology: Topology, size: int, delays: Sequence[float], patience: float) -> _Trial:
     """Return the recipe with its steps in the order in which considerate senders start them."""
-    shares = recipe.shares(size)
-    run = Considerate(recipe.plan(), topology, shares, delays, patience).run()
-    return _in_the_order_of(run, recipe, topology, shares)
+    run = _considerate_run(recipe, topology, size, delays, patience)
+    return _in_the_order_of(run, recipe, topology, recipe.shares(size))
+
+
+def _considerate_run(
+    recipe: Recipe, topology: Topology, size: int, delays: Sequence[float], patience: float
+) -> Simulation:
+    return Considerate(recipe.plan(), topology, recipe.shares(size), delays, patience).run()
 
 
 def timeline(choice: Choice, topology: Topology) -> Timing:

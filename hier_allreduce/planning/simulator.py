@@ -17,9 +17,10 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from heapq import heapify, heappop, heappush
 from itertools import accumulate
+from operator import or_
 from typing import Deque, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..errors import PlanError
@@ -179,6 +180,16 @@ class _Wires:
         self.shared = [
             tuple(resource for resource, _ in path[1:] if len(streams[resource]) > 1) for path in paths.values()
         ]
+        # how many copies at full speed each of them has room for
+        self.room = [
+            [(resource, self.speed[resource] / alone) for resource in shared]
+            for shared, alone in zip(self.shared, self.alone)
+        ]
+        users: Dict[int, int] = defaultdict(int)
+        for pair, shared in enumerate(self.shared):
+            for resource in shared:
+                users[resource] |= 1 << pair
+        self.sharers = [reduce(or_, [users[resource] for resource in shared], 0) for shared in self.shared]  # as bits
         self._rates: Dict[int, Dict[int, float]] = {}
 
     def rates(self, mask: int, pairs: Iterable[int]) -> Dict[int, float]:
@@ -231,7 +242,7 @@ TRAINING = Backward()
 _IDLE = Backward(0.0, 0.0)
 _READY, _FLOWS, _ARRIVED = range(3)
 _MOST_RATES = 50_000  # sets of pairs whose rates are kept
-_SOON = 1e-9  # seconds: copies that end within this end together
+SOON = 1e-9  # seconds: copies that end within this end together
 
 
 class Simulation:
@@ -300,11 +311,9 @@ class Simulation:
         ]
         heapify(self.events)
         self.flowing: Dict[int, int] = {}  # pair → copy
-        self.left: Dict[int, float] = {}  # pair → bytes
-        self.rates: Dict[int, float] = {}
-        self.mask, self.flowed = 0, 0.0
-        self.users: Dict[int, int] = defaultdict(int)  # of ports, uplinks and buses
-        self.next_end = math.inf
+        self.rates: Dict[int, float] = {}  # pair → bytes/s
+        self.ends: Dict[int, float] = {}  # pair → when its copy ends at these rates
+        self.mask, self.next_end = 0, math.inf
         self.seconds = 0.0
         self.starts = [0.0] * len(plan.steps)
         self.spans: List[Tuple[int, int, int, float, float]] = []
@@ -354,7 +363,10 @@ class Simulation:
             if self.missing[copy]:
                 return
             _, src, dst, _ = self.transfers[copy]
-            self.not_before[copy] = max(now, self._free(src, now), self._free(dst, now))
+            if now < self.backward.seconds:
+                self.not_before[copy] = max(self._free(src, now), self._free(dst, now))
+            else:
+                self.not_before[copy] = max(self.computing[src], self.computing[dst])
             stream = self.streams[copy]
             self.queues[stream].append(copy)
             if not self.busy[stream]:
@@ -380,70 +392,49 @@ class Simulation:
             self.starts[step] = start
         heappush(self.events, (start + self.latency, -1, copy, _FLOWS))
 
-    def _flow(self, now: float) -> None:
-        """Let bytes flow until ``now``."""
-        passed = now - self.flowed
-        if passed > 0:
-            left, rates = self.left, self.rates
-            for pair in left:
-                left[pair] -= rates[pair] * passed
-        self.flowed = now
-
-    def _find_next_end(self) -> None:
-        rates = self.rates
-        self.next_end = self.flowed + min(
-            [bytes_left / rates[pair] for pair, bytes_left in self.left.items()], default=math.inf
-        )
-
     def _begin_flow(self, copy: int, now: float) -> None:
-        pair, size = self.pairs[copy], self.chunks[self.transfers[copy][3]]
-        at_once = now == self.flowed
-        if not at_once:
-            self._flow(now)
-        self.flowing[pair] = copy
-        self.left[pair] = size
-        self.mask |= 1 << pair
-        if self._use(pair, 1):
-            self.rates = dict(self.wires.rates(self.mask, self.left))
-            self._find_next_end()
-            return
+        pair = self.pairs[copy]
         rate = self.rates[pair] = self.wires.alone[pair]
-        if at_once:  # the other flows are as they were
-            self.next_end = min(self.next_end, now + size / rate)
-        else:
-            self._find_next_end()
+        end = self.ends[pair] = now + self.chunks[self.transfers[copy][3]] / rate
+        self.flowing[pair] = copy
+        shared = self.mask & self.wires.sharers[pair]
+        self.mask |= 1 << pair
+        if shared:
+            self._share(now)
+        elif end < self.next_end:
+            self.next_end = end
 
-    def _use(self, pair: int, change: int) -> bool:
-        """Count a copy in or out on what it shares; return whether others use some of that too."""
-        users, others = self.users, False
-        for resource in self.wires.shared[pair]:
-            others = others or users[resource] > (change < 0)
-            users[resource] += change
-        return others
+    def _share(self, now: float) -> None:
+        """Give each pair its fair rate from ``now`` on."""
+        ends, rates = self.ends, self.rates
+        for pair, rate in self.wires.rates(self.mask, ends).items():
+            if rate != rates[pair]:
+                ends[pair] = now + (ends[pair] - now) * rates[pair] / rate
+                rates[pair] = rate
+        self.next_end = min(ends.values(), default=math.inf)
 
     def _end_flows(self, now: float) -> None:
-        self._flow(now)
-        left, rates = self.left, self.rates
-        ended = [pair for pair in left if left[pair] <= rates[pair] * _SOON]
-        copies = sorted(self.flowing.pop(pair) for pair in ended)
-        shared = False
+        ended = [pair for pair, end in self.ends.items() if end <= now + SOON]
+        sharers = 0
         for pair in ended:
-            del left[pair], rates[pair]
+            del self.ends[pair], self.rates[pair]
             self.mask ^= 1 << pair
-            shared = self._use(pair, -1) or shared
-        if shared:
-            self.rates = dict(self.wires.rates(self.mask, left))
-        self._find_next_end()
+            sharers |= self.wires.sharers[pair]
+        if self.mask & sharers:
+            self._share(now)
+        else:
+            self.next_end = min(self.ends.values(), default=math.inf)
+        copies = sorted([self.flowing.pop(pair) for pair in ended])
         for copy in copies:
             step, src, dst, _ = self.transfers[copy]
             self.spans.append((step, src, dst, self.began[copy], now))
             self.busy[self.streams[copy]] = False
-            if now > self.seconds:
-                self.seconds = now
             if self.arrival:
                 heappush(self.events, (now + self.arrival, -1, step, _ARRIVED))
             else:
                 self._arrive(step, now)
+        if now > self.seconds:
+            self.seconds = now
         for copy in copies:
             stream = self.streams[copy]
             if not self.busy[stream]:
