@@ -212,23 +212,23 @@ def _baselines_in_order(topology: Topology, size: int) -> Tuple[List[_Trial], Di
 
 
 def _reordered_rivals(topology: Topology, size: int, best: float) -> List[_Trial]:
-    """Return the recipes that are the fastest with considerate senders, each in the best of many orders.
+    """Return the recipes that considerate senders run faster than ``best``, each in the best of many orders.
 
     Where fast and slow links cannot alternate evenly, the order in which copies become ready leaves links idle. There
-    the recipes that were slow in that order may be the best ones.
+    the recipes that were slow in that order may be the best ones. Where no considerate run is faster, the search of
+    orders finds nothing either.
     """
     runs = []
     for least, recipe in _least(topology, size, 0):
         if least > best * _WORTH:
             break
         recipe = replace(recipe, order=())
-        run = _considerate_run(recipe, topology, size, [0.0] * len(recipe.fractions), best * _NEAR)
-        runs.append((run.seconds, recipe, run))
-    near = sorted((run for run in runs if run[0] < math.inf), key=lambda run: run[0])
-    return [
-        _reordered(_in_the_order_of(run, recipe, topology, recipe.shares(size)), topology, size)
-        for _, recipe, run in near[:_REORDERED]
-    ]
+        runs.append((_considerate_run(recipe, topology, size, [0.0] * len(recipe.fractions), best), recipe))
+    runs.sort(key=lambda run: run[0].seconds)
+    if not runs or runs[0][0].seconds * _AS_GOOD > best:
+        return []
+    trials = [_in_the_order_of(run, recipe, topology, recipe.shares(size)) for run, recipe in runs[:_REORDERED]]
+    return [_reordered(trial, topology, size) for trial in trials if trial.seconds < math.inf]
 
 
 def _best_over_lanes(topology: Topology, size: int, lanes: int) -> Tuple[Recipe, ...]:
