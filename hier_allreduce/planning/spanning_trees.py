@@ -24,7 +24,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
-from ..topology import Topology, resources
+from ..topology import Topology, crowds, resources
 from .algorithms import Hop, ReduceHalf
 from .cache import as_tuples, kept
 from .rings import improved, short_tour
@@ -93,7 +93,7 @@ def pack_paths(topology: Topology, lanes: int = 0) -> Packing:
     """
     if len(topology) < 3:
         return pack(topology, lanes=lanes)
-    return _Packer(topology, lanes=lanes).best_paths()
+    return _Packer(topology, lanes=lanes, crowded=False).best_paths()
 
 
 def share_out(topology: Topology, trees: Sequence[Tree], lanes: int = 0) -> Tuple[float, ...]:
@@ -132,10 +132,11 @@ class _Packer:
     """Searches for packings of spanning trees.
 
     ``load[resource, pair]`` are the seconds that a resource is busy when one byte goes both ways between two devices.
-    A tree is a tuple of column numbers of ``load``; ``columns`` are the trees found so far, in order.
+    Without lanes, :func:`.crowds` count as resources too, unless ``crowded`` is false: the search for rings then finds
+    better ones. A tree is a tuple of column numbers of ``load``; ``columns`` are the trees found so far, in order.
     """
 
-    def __init__(self, topology: Topology, ideal_links: bool = False, lanes: int = 0):
+    def __init__(self, topology: Topology, ideal_links: bool = False, lanes: int = 0, crowded: bool = True):
         self.count = len(topology)
         self.pairs = list(combinations(range(self.count), 2))
         servers, use = resources(topology, ideal_links, lanes)
@@ -143,6 +144,11 @@ class _Packer:
         for column, (i, j) in enumerate(self.pairs):
             for server, seconds in use[i, j] + use[j, i]:
                 load[server, column] += seconds
+        if crowded and not (ideal_links or lanes):
+            by_pair = [
+                [crowd.get(pair, 0.0) + crowd.get(pair[::-1], 0.0) for pair in self.pairs] for crowd in crowds(topology)
+            ]
+            load = np.concatenate([load, np.reshape(by_pair, (-1, len(self.pairs)))])
         # A resource that is never busier than another one never limits a packing.
         self.load = load[[not self._dominated(load, row) for row in range(len(load))]]
         self.scale = self.load.max()

@@ -19,7 +19,7 @@
 from __future__ import annotations
 
 from .calibration import read_calibration
-from .contention import Path, resources
+from .contention import Path, crowds, resources
 from .detect import calibration_file, detected, device_names, free_gpu_memory, this_machine
 from .files import decoded, from_text, from_yaml, load
 from .gpus import GB, Speeds
@@ -36,6 +36,7 @@ __all__ = [
     "Topology",
     "calibrated",
     "calibration_file",
+    "crowds",
     "decoded",
     "detected",
     "device_names",

@@ -8,6 +8,7 @@ from typing import Dict, NamedTuple, Tuple
 from .topology import Topology
 
 Path = Tuple[Tuple[int, float], ...]  # (resource, seconds a byte occupies it)
+_LEAST_REST = 1e-3  # of a port's speed: where less is left, whole copies fill it
 
 
 class Resources(NamedTuple):
@@ -41,3 +42,46 @@ def resources(topology: Topology, ideal_links: bool = False, lanes: int = 0) -> 
         passed += [(name, 1 / speed[name]) for name in link.through]
         paths[link.src, link.dst] = tuple((numbers.setdefault(name, len(numbers)), cost) for name, cost in passed)
     return Resources(tuple(numbers), paths)
+
+
+@lru_cache(maxsize=256)
+def crowds(topology: Topology) -> Tuple[Dict[Tuple[int, int], float], ...]:
+    """Return what copies cost the streams of all their senders together, for each port or uplink that crowds them.
+
+    ::
+
+        uplink of 24 GB/s, a copy alone runs at 18     n copies at a time pass min(18·n, 24) GB/s
+                                                       so the second one adds 6, and holds its stream like the first
+
+    If ``whole`` copies at full speed fit, and leave ``rest`` bytes/s, then to pass r bytes/s takes on average at least
+    ``whole + (r - whole·alone) / rest`` copies at a time. These, and what the same senders copy elsewhere, fit into
+    one second a second of each sender's stream.
+
+    The result has, for each such port or uplink, the seconds of a byte from ``src`` to ``dst``, scaled so that no plan
+    can use more than one a second.
+    """
+    names, paths = resources(topology)
+    speed = dict(topology.shared)
+    return tuple(
+        _crowd(number, speed[name], paths)
+        for number, name in enumerate(names)
+        if name in speed and _room(number, speed[name], paths)[1] > _LEAST_REST * speed[name]
+    )
+
+
+def _room(resource: int, speed: float, paths: Dict[Tuple[int, int], Path]) -> Tuple[float, float]:
+    """Return the copies at full speed that fit through a resource, and the bytes/s that they leave."""
+    alone = max(1 / max(cost for _, cost in path) for path in paths.values() if resource in dict(path))
+    whole = speed // (alone * (1 - 1e-9))
+    return whole, speed - whole * alone
+
+
+def _crowd(resource: int, speed: float, paths: Dict[Tuple[int, int], Path]) -> Dict[Tuple[int, int], float]:
+    whole, rest = _room(resource, speed, paths)
+    streams = {path[0][0] for path in paths.values() if resource in dict(path)}
+    most = len(streams) - whole + (speed - rest) / rest
+    return {
+        pair: (1 / rest if resource in dict(path) else path[0][1]) / most
+        for pair, path in paths.items()
+        if path[0][0] in streams
+    }

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -222,11 +223,30 @@ def test_two_groups_in_8_chunks_reach_16_and_four_trees_in_16_chunks_25_gb_a_sec
 
 
 def test_the_bound_holds_for_every_candidate():
-    for name in ("dgx-1p", "pcie-sockets", "nvlink-bridges", "p3.8xlarge"):
+    bridges = str(Path(__file__).parents[1] / "topology" / "nvidia_smi" / "8x-a800-80gb-pcie-sys-pix-nv8-nic2.txt")
+    for name in ("dgx-1p", "pcie-sockets", "nvlink-bridges", "p3.8xlarge", bridges):
         topology = load(name)
         for recipe in recipes.candidates(topology):
             least = lower_bound(topology, MB)
             assert simulate(recipe.plan(), topology, recipe.shares(MB)).seconds > least * 0.999
+
+
+def test_the_bound_counts_both_senders_of_copies_that_fill_an_uplink_together():
+    """Two pairs with 40 GB/s inside, and a bus of 10 GB/s between them, of which one copy alone takes 7.7.
+
+    At r bytes/s the two senders of a pair copy r across the bus and 2·r inside:
+    1 + (r - 7.7) / (10 - 7.7) + 2·r / 40 ≤ 2 copies at a time.
+    """
+    rows = ("X NV4 SYS SYS", "NV4 X SYS SYS", "SYS SYS X NV4", "SYS SYS NV4 X")
+    first, second = ["GPU0", "GPU1"], ["GPU2", "GPU3"]
+    bus = {
+        "there": {"speed": 10e9, "copies": dict.fromkeys(first, second)},
+        "back": {"speed": 10e9, "copies": dict.fromkeys(second, first)},
+    }
+    pairs = from_yaml(machine(*rows).to_yaml(), calibration={"shared": bus})
+    assert pairs.link(0, 2).bandwidth == 7.7e9
+    assert pack(pairs).bound == pytest.approx((1 + 7.7 / 2.3) / (1 / 2.3 + 1 / 20) * 1e9, rel=2e-3)
+    assert pack(pairs, ideal_links=True).bound == pytest.approx(10e9, rel=2e-3)
 
 
 def test_the_bound_of_like_links_is_that_of_reduce_scatter_and_all_gather():

@@ -25,7 +25,7 @@ from hier_allreduce.topology import (
     load,
     subset,
 )
-from hier_allreduce.topology.contention import resources
+from hier_allreduce.topology.contention import crowds, resources
 from hier_allreduce.topology.gpus import GPUS, guess_speeds
 from hier_allreduce.topology.matrix import LinkMatrix
 
@@ -85,6 +85,23 @@ def test_what_leaves_a_switch_shares_its_uplink_and_what_leaves_a_socket_its_bus
     assert "uplink of GPU4+GPU5+GPU6+GPU7 in" in through
     assert "socket of GPU0+GPU1+GPU2+GPU3 out" in through
     assert not [name for name in load("pcie-sockets").link(0, 1).through if " of " in name]
+
+
+def test_two_copies_that_fill_an_uplink_hold_the_streams_of_both_senders():
+    """One alone uses 77 % of it. All four senders are busy in both cases, and so is what crowds count."""
+    machine = load("pcie-sockets")
+    inside, far = machine.link(0, 1).bandwidth, machine.link(0, 4).bandwidth
+    uplink = dict(machine.shared)["uplink of GPU0+GPU1+GPU2+GPU3 out"]
+    from_first_socket = [crowd for crowd in crowds(machine) if (0, 4) in crowd and (4, 0) not in crowd]
+    two_cross = {(0, 4): uplink / 2, (1, 5): uplink / 2, (2, 3): inside, (3, 2): inside}
+    one_crosses = {(0, 4): far, (1, 0): inside, (2, 3): inside, (3, 2): inside}
+    for rates in (two_cross, one_crosses):
+        used = [sum(crowd[pair] * rate for pair, rate in rates.items()) for crowd in from_first_socket]
+        assert max(used) == pytest.approx(1.0)
+
+
+def test_a_port_that_one_copy_fills_crowds_nobody():
+    assert crowds(load("dgx-a100")) == crowds(load("hgx-a100-4")) == ()
 
 
 def test_sockets_are_known_from_the_affinity_where_all_links_are_far():
