@@ -227,7 +227,7 @@ def _reordered_rivals(topology: Topology, size: int, best: float) -> List[_Trial
     runs.sort(key=lambda run: run[0].seconds)
     if not runs or runs[0][0].seconds * _AS_GOOD > best:
         return []
-    trials = [_in_the_order_of(run, recipe, topology, recipe.shares(size)) for run, recipe in runs[:_REORDERED]]
+    trials = [_in_the_order_of(run, recipe, topology) for run, recipe in runs[:_REORDERED]]
     return [_reordered(trial, topology, size) for trial in trials if trial.seconds < math.inf]
 
 
@@ -323,11 +323,13 @@ def ordered(recipe: Recipe, topology: Topology, size: int, patience: float = mat
     Of copies that are ready at the same time, all chunks take turns. If that takes at most ``patience`` seconds, an
     order that prefers the first chunk is tried too.
     """
-    trial = _as_started(_in_turn(recipe), topology, size, patience)
-    if trial.seconds == math.inf:
-        return trial
-    other = _as_started(replace(recipe, order=()), topology, size, min(patience, trial.seconds))
-    return min(trial, other, key=lambda trial: trial.seconds)
+    recipe = _in_turn(recipe)
+    run = _run_as_ready(recipe, topology, size, patience)
+    if run.seconds < math.inf:
+        by_chunk = replace(recipe, order=())
+        other = _run_as_ready(by_chunk, topology, size, run.seconds)
+        recipe, run = min((recipe, run), (by_chunk, other), key=lambda each: each[1].seconds)
+    return _in_the_order_of(run, recipe, topology)
 
 
 def _in_turn(recipe: Recipe) -> Recipe:
@@ -340,20 +342,18 @@ def _in_turn(recipe: Recipe) -> Recipe:
     return replace(recipe, order=tuple(sorted(range(len(turns)), key=turns.__getitem__)))
 
 
-def _as_started(recipe: Recipe, topology: Topology, size: int, patience: float) -> _Trial:
-    shares = recipe.shares(size)
-    as_ready = Simulation(recipe.plan(), topology, shares, ordered=False, patience=patience).run()
-    return _in_the_order_of(as_ready, recipe, topology, shares)
+def _run_as_ready(recipe: Recipe, topology: Topology, size: int, patience: float) -> Simulation:
+    return Simulation(recipe.plan(), topology, recipe.shares(size), ordered=False, patience=patience).run()
 
 
-def _in_the_order_of(run: Simulation, recipe: Recipe, topology: Topology, shares: Sequence[float]) -> _Trial:
+def _in_the_order_of(run: Simulation, recipe: Recipe, topology: Topology) -> _Trial:
     """Return the recipe with its steps in the order of a run, and timed in it; untimed if the run was abandoned."""
     if run.seconds == math.inf:
         return _Trial(recipe, math.inf)
     steps = recipe.order or range(len(run.starts))
     order = tuple(steps[i] for i in sorted(range(len(run.starts)), key=run.starts.__getitem__))
     in_order = replace(recipe, order=order)
-    return _Trial(in_order, Simulation(in_order.plan(), topology, shares).run().seconds)
+    return _Trial(in_order, Simulation(in_order.plan(), topology, run.chunks).run().seconds)
 
 
 def _reordered(trial: _Trial, topology: Topology, size: int) -> _Trial:
@@ -377,7 +377,7 @@ def _reordered(trial: _Trial, topology: Topology, size: int) -> _Trial:
 def _considerately(recipe: Recipe, topology: Topology, size: int, delays: Sequence[float], patience: float) -> _Trial:
     """Return the recipe with its steps in the order in which considerate senders start them."""
     run = _considerate_run(recipe, topology, size, delays, patience)
-    return _in_the_order_of(run, recipe, topology, recipe.shares(size))
+    return _in_the_order_of(run, recipe, topology)
 
 
 def _considerate_run(
