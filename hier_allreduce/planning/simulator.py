@@ -248,7 +248,8 @@ SOON = 1e-9  # seconds: copies that end within this end together
 class Simulation:
     """One run of a plan. Events leave the heap in order of time, then of readiness, then of the plan.
 
-    A run longer than ``patience`` seconds is abandoned and reported as infinite.
+    A run longer than ``patience`` seconds is abandoned, as soon as a stream's copies would take that long, and reported
+    as infinite.
 
     A sender issues the copies of one bucket in the plan's order, as the emitted graph does, and those of different
     buckets as they become ready. With ``ordered=False`` it issues all of them as they become ready. ``began`` has the
@@ -301,6 +302,11 @@ class Simulation:
             for other in before:
                 self.missing[copy], self.follower[other] = 2, copy
         self.busy = dict.fromkeys(self.queues, False)
+        alone = self.wires.alone
+        self.least = [self.latency + chunks[copy[3]] / alone[pair] for copy, pair in zip(work.transfers, self.pairs)]
+        self.waiting = dict.fromkeys(self.queues, 0.0)  # seconds that each stream's copies take at least
+        for stream, seconds in zip(self.streams, self.least):
+            self.waiting[stream] += seconds
         self.not_before = [0.0] * len(self.transfers)  # when the sums end that were there before a copy
         self.computing = [0.0] * plan.devices
         self.towers, self.backward = plan.towers, backward or _IDLE
@@ -385,6 +391,9 @@ class Simulation:
             return
         copy = self.queues[stream].popleft()
         start = max(now, self.not_before[copy])
+        if start + self.waiting[stream] > self.patience + SOON:
+            self.patience = -math.inf  # the run cannot end in time any more
+        self.waiting[stream] -= self.least[copy]
         self.busy[stream] = True
         self.began[copy] = start
         step = self.transfers[copy][0]

@@ -186,6 +186,13 @@ def test_a_run_that_takes_longer_than_patience_is_broken_off():
     assert broken_off.seconds == math.inf and len(broken_off.spans) < 8 * 14
 
 
+def test_a_run_is_abandoned_as_soon_as_one_streams_copies_take_too_long():
+    plan = Plan(3, 3, tuple(Copy(chunk, 0, 1) for chunk in range(3)))
+    assert Simulation(plan, TRIANGLE, [100_000] * 3, patience=33.1e-6).run().seconds == pytest.approx(33e-6)
+    abandoned = Simulation(plan, TRIANGLE, [100_000] * 3, patience=32.9e-6).run()
+    assert abandoned.seconds == math.inf and not abandoned.spans
+
+
 def test_a_plan_for_another_machine_is_an_error():
     with pytest.raises(PlanError, match="4 devices and 1 chunks; DGX-1V"):
         simulate(algorithms.flat(4, [0]), load("dgx-1v"), [1])
