@@ -135,9 +135,12 @@ def choose_schedule(
     return replace(schedule, seconds=exposed_seconds(schedule, topology, size, backward))
 
 
-def exposed_seconds(schedule: Schedule, topology: Topology, size: int, backward: Backward) -> float:
-    """Return the seconds that an all-reduce goes on after the end of the backward pass."""
-    run = Simulation(schedule.plan(), topology, schedule.sizes(size), backward=backward).run()
+def exposed_seconds(
+    schedule: Schedule, topology: Topology, size: int, backward: Backward, patience: float = math.inf
+) -> float:
+    """Return the seconds that an all-reduce goes on after the end of the backward pass, infinite above ``patience``."""
+    patience += backward.seconds
+    run = Simulation(schedule.plan(), topology, schedule.sizes(size), patience=patience, backward=backward).run()
     return run.seconds - backward.seconds
 
 
@@ -161,9 +164,13 @@ def _best_schedule(topology: Topology, size: int, algorithm: Optional[str], lane
         for buckets in counts[-2:]  # fewer leave more for after the end
         for recipe in dict.fromkeys(_recipes(topology, size // buckets, algorithm, lanes))
     ]
-    timed = [replace(each, seconds=exposed_seconds(each, topology, size, backward)) for each in candidates]
-    quick = [each for each in timed if host_seconds(each.plan(), topology.speeds) <= backward.seconds]
-    return min(quick or timed[:1], key=lambda schedule: schedule.seconds)
+    quick = [each for each in candidates if host_seconds(each.plan(), topology.speeds) <= backward.seconds]
+    best = candidates[0]
+    for each in quick or candidates[:1]:
+        seconds = exposed_seconds(each, topology, size, backward, patience=best.seconds)
+        if seconds < best.seconds:
+            best = replace(each, seconds=seconds)
+    return best
 
 
 def _recipes(topology: Topology, size: int, algorithm: Optional[str], lanes: int) -> Iterator[Recipe]:
