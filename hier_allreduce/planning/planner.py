@@ -215,8 +215,8 @@ def _reordered_rivals(topology: Topology, size: int, best: float) -> List[_Trial
     """Return the recipes that considerate senders run faster than ``best``, each in the best of many orders.
 
     Where fast and slow links cannot alternate evenly, the order in which copies become ready leaves links idle. There
-    the recipes that were slow in that order may be the best ones. Where no considerate run is faster, the search of
-    orders finds nothing either.
+    the recipes that were slow in that order may be the best ones. Where no considerate run is faster, a search of
+    orders hardly ever gains anything.
     """
     runs = []
     for least, recipe in _least(topology, size, 0):
