@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import Dict, Sequence, Tuple
+from heapq import heappop, heappush
+from typing import Dict, List, Sequence, Tuple
 
 from ..topology import Topology
 from .plan import Plan
@@ -36,6 +37,8 @@ class Considerate(Simulation):
     ) -> None:
         super().__init__(plan, topology, chunks, ordered=False, patience=patience)
         self.under_way: Dict[int, int] = defaultdict(int)  # copies issued through each port, uplink and bus
+        # for each stream and pair of devices a heap of (rank, copy)
+        self.ready_copies: Dict[int, Dict[int, List[Tuple[float, int]]]] = defaultdict(lambda: defaultdict(list))
         left = self._seconds_left()
         self.rank = [delays[chunk] - left[copy] for copy, (*_, chunk) in enumerate(self.transfers)]
 
@@ -56,28 +59,31 @@ class Considerate(Simulation):
             after_step[number] = longest
             while copies and copies[-1][1][0] == number:
                 copy, _ = copies.pop()
-                left[copy] = longest + self.latency + size / self.wires.alone[self.pairs[copy]]
+                left[copy] = longest + self.least[copy]
         return left
 
-    def _issue(self, stream: int, now: float) -> None:
-        """Start the copy that the stream's sender chooses, if there is one."""
-        queue = self.queues[stream]
-        if not queue:
-            return
-        if len(queue) > 1:
-            chosen = min(queue, key=self._hindered)
-            queue.remove(chosen)
-            queue.appendleft(chosen)
-        for resource in self.wires.shared[self.pairs[queue[0]]]:
-            self.under_way[resource] += 1
-        super()._issue(stream, now)
+    def _enqueue(self, stream: int, copy: int) -> None:
+        heappush(self.ready_copies[stream][self.pairs[copy]], (self.rank[copy], copy))
 
-    def _hindered(self, copy: int) -> Tuple[float, float]:
-        """Return a copy's share of its link's speed, negative and at most 1, and its rank."""
+    def _next_copy(self, stream: int) -> int:
+        """Return the copy that the stream's sender chooses; -1 if none is ready."""
+        ready = [
+            (-self._speed_left(pair), copies[0], pair) for pair, copies in self.ready_copies[stream].items() if copies
+        ]
+        if not ready:
+            return -1
+        _, (_, copy), pair = min(ready)
+        heappop(self.ready_copies[stream][pair])
+        for resource in self.wires.shared[pair]:
+            self.under_way[resource] += 1
+        return copy
+
+    def _speed_left(self, pair: int) -> float:
+        """Return the share of its link's speed, at most 1, that a copy would have between two devices."""
         share = 1.0
-        for resource, copies in self.wires.room[self.pairs[copy]]:
+        for resource, copies in self.wires.room[pair]:
             share = min(share, copies / (self.under_way[resource] + 1))
-        return -share, self.rank[copy]
+        return share
 
     def _end_flows(self, now: float) -> None:
         for pair, end in self.ends.items():

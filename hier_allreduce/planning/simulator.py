@@ -374,7 +374,7 @@ class Simulation:
             else:
                 self.not_before[copy] = max(self.computing[src], self.computing[dst])
             stream = self.streams[copy]
-            self.queues[stream].append(copy)
+            self._enqueue(stream, copy)
             if not self.busy[stream]:
                 self._issue(stream, now)
             copy = self.follower[copy]
@@ -385,11 +385,19 @@ class Simulation:
             return self.computing[device]
         return max(self.computing[device], min(self.backward.seconds, now + self.backward.backlog))
 
+    def _enqueue(self, stream: int, copy: int) -> None:
+        self.queues[stream].append(copy)
+
+    def _next_copy(self, stream: int) -> int:
+        """Take the stream's next copy out of its queue, and return it; -1 if none is ready."""
+        queue = self.queues[stream]
+        return queue.popleft() if queue else -1
+
     def _issue(self, stream: int, now: float) -> None:
         """Start the stream's next copy, if there is one."""
-        if not self.queues[stream]:
+        copy = self._next_copy(stream)
+        if copy < 0:
             return
-        copy = self.queues[stream].popleft()
         start = max(now, self.not_before[copy])
         if start + self.waiting[stream] > self.patience + SOON:
             self.patience = -math.inf  # the run cannot end in time any more
