@@ -6,13 +6,21 @@ the root in it, and into it, can be packed by trees.
 """
 
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from scipy.optimize import linprog
 
+from hier_allreduce.planning.recipes import candidates
+from hier_allreduce.planning.simulator import lower_bound, simulate
 from hier_allreduce.planning.spanning_trees import pack
-from hier_allreduce.topology import load, resources, subset
+from hier_allreduce.topology import from_yaml, load, resources, subset
+
+GB = 10**9
+BRIDGES = Path(__file__).parents[1] / "topology" / "nvidia_smi" / "8x-a800-80gb-pcie-sys-pix-nv8-nic2.txt"
 
 
 def rate_with_different_trees(topology):
@@ -64,3 +72,19 @@ def rate_with_different_trees(topology):
 def test_trees_of_their_own_for_sums_and_copies_gain_little(name, count, gain):
     machine = subset(load(name), range(count))
     assert rate_with_different_trees(machine) / pack(machine).bound == pytest.approx(gain, abs=2e-3)
+
+
+@settings(max_examples=10, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
+@given(
+    name=st.sampled_from(["pcie-sockets", "nvlink-bridges", str(BRIDGES)]),
+    nvlink=st.floats(3e9, 40e9),
+    pcie=st.floats(8e9, 30e9),
+    far=st.floats(4e9, 20e9),
+)
+def test_no_plan_is_faster_than_the_bound_whatever_the_speeds(name, nvlink, pcie, far):
+    """Copies and sums start at once here: with many bytes the best plans come near the bound."""
+    speeds = {"copy_latency": 1e-9, "kernel": 1e-9, "memory": 1e15, "nvlink": nvlink, "pcie": pcie}
+    machine = from_yaml(load(name).to_yaml(), calibration={"speeds": speeds, "links": {"SYS": far}})
+    for recipe in candidates(machine)[::8]:
+        timing = simulate(recipe.plan(), machine, recipe.shares(GB), ordered=False)
+        assert timing.seconds > lower_bound(machine, GB) * 0.999
