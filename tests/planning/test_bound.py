@@ -88,3 +88,10 @@ def test_no_plan_is_faster_than_the_bound_whatever_the_speeds(name, nvlink, pcie
     for recipe in candidates(machine)[::8]:
         timing = simulate(recipe.plan(), machine, recipe.shares(GB), ordered=False)
         assert timing.seconds > lower_bound(machine, GB) * 0.999
+
+
+@pytest.mark.parametrize("lanes, copies", [(0, 1), (1, 1), (2, 2), (3, 3), (4, 3)])
+def test_a_gpu_sends_as_many_copies_at_a_time_as_it_has_lanes_and_links(lanes, copies):
+    machine = load("hgx-a100-4")  # four GPUs with like links, and no ports
+    like_links = machine.link(0, 1).bandwidth * 4 / 2 / 3  # as for reduce-scatter and all-gather
+    assert pack(machine, lanes=lanes).bound == pytest.approx(copies * like_links, rel=2e-3)
