@@ -16,8 +16,9 @@ from hier_allreduce.planning import (
     verify,
 )
 from hier_allreduce.planning.kept_recipes import recipe_to_values
-from hier_allreduce.planning.schedule import _from_values, _to_values
-from hier_allreduce.planning.simulator import host_seconds, simulate
+from hier_allreduce.planning.planner import algorithms_for
+from hier_allreduce.planning.schedule import _from_values, _to_values, exposed_by_algorithm, one_bucket
+from hier_allreduce.planning.simulator import host_seconds, lower_bound, predicted_seconds, simulate
 from hier_allreduce.topology import load, with_lanes
 
 MB = 10**6
@@ -66,6 +67,29 @@ def test_without_a_backlog_there_is_one_bucket_and_the_fastest_plan():
     schedule = choose_schedule(machine, 100 * MB, backward=Backward(0.0))
     assert (schedule.buckets, schedule.recipe) == (1, choose(machine, 100 * MB).recipe)
     assert choose_for_training(machine, 5 * MB).schedule.buckets == 1  # too few bytes for two
+
+
+def test_a_schedule_of_one_algorithm_uses_no_other():
+    for algorithm in ("tree", "ring"):
+        assert choose_schedule(load("p3.8xlarge"), 100 * MB, algorithm).recipe.algorithm == algorithm
+
+
+def test_one_bucket_of_a_schedule_is_timed_and_bounded_alone():
+    machine = load("p3.8xlarge")
+    choice = choose_for_training(machine, 100 * MB)
+    buckets, alone = choice.schedule.buckets, one_bucket(choice, machine)
+    assert buckets > 1 and alone.recipe == choice.recipe and alone.size == 100 * MB // buckets
+    assert alone.seconds == predicted_seconds(alone.plan(), machine, alone.sizes())
+    assert alone.bound == pytest.approx(lower_bound(machine, alone.size))
+
+
+def test_every_algorithm_leaves_at_least_as_much_exposed_as_the_chosen_one():
+    machine = load("p3.8xlarge")
+    choice = choose_for_training(machine, 100 * MB)
+    exposed = exposed_by_algorithm(choice, machine)
+    assert set(exposed) == set(algorithms_for(machine))
+    assert exposed[choice.recipe.algorithm] == pytest.approx(choice.exposed)
+    assert min(exposed[name] for name in ("two-group", "tree", "flat")) >= choice.exposed * 0.999
 
 
 def test_kept_schedules_come_back_equal_and_others_are_refused():
