@@ -46,7 +46,7 @@ def resources(topology: Topology, ideal_links: bool = False, lanes: int = 0) -> 
 
 @lru_cache(maxsize=256)
 def crowds(topology: Topology) -> Tuple[Dict[Tuple[int, int], float], ...]:
-    """Return what copies cost the streams of all their senders together, for each port or uplink that crowds them.
+    """Return a load for each port or uplink that one copy cannot fill: to fill it holds several senders up.
 
     ::
 
@@ -54,34 +54,29 @@ def crowds(topology: Topology) -> Tuple[Dict[Tuple[int, int], float], ...]:
                                                        so the second one adds 6, and holds its stream like the first
 
     If ``whole`` copies at full speed fit, and leave ``rest`` bytes/s, then to pass r bytes/s takes on average at least
-    ``whole + (r - whole·alone) / rest`` copies at a time. These, and what the same senders copy elsewhere, fit into
-    one second a second of each sender's stream.
+    ``whole + (r - whole·alone) / rest`` copies at a time. The same senders may also copy elsewhere. In all, each of
+    them has at most one copy at a time.
 
-    The result has, for each such port or uplink, the seconds of a byte from ``src`` to ``dst``, scaled so that no plan
-    can use more than one a second.
+    A load has the seconds of a byte from ``src`` to ``dst``, scaled so that no plan can use more than one a second.
     """
     names, paths = resources(topology)
     speed = dict(topology.shared)
-    return tuple(
-        _crowd(number, speed[name], paths)
-        for number, name in enumerate(names)
-        if name in speed and _room(number, speed[name], paths)[1] > _LEAST_REST * speed[name]
-    )
-
-
-def _room(resource: int, speed: float, paths: Dict[Tuple[int, int], Path]) -> Tuple[float, float]:
-    """Return the copies at full speed that fit through a resource, and the bytes/s that they leave."""
-    alone = max(1 / max(cost for _, cost in path) for path in paths.values() if resource in dict(path))
-    whole = speed // (alone * (1 - 1e-9))
-    return whole, speed - whole * alone
+    loads = (_crowd(number, speed[name], paths) for number, name in enumerate(names) if name in speed)
+    return tuple(load for load in loads if load)
 
 
 def _crowd(resource: int, speed: float, paths: Dict[Tuple[int, int], Path]) -> Dict[Tuple[int, int], float]:
-    whole, rest = _room(resource, speed, paths)
-    streams = {path[0][0] for path in paths.values() if resource in dict(path)}
+    """Return the load of one port or uplink, empty if whole copies at full speed fill it."""
+    through = {pair: path for pair, path in paths.items() if resource in dict(path)}
+    alone = max(1 / max(cost for _, cost in path) for path in through.values())
+    whole = speed // (alone * (1 - 1e-9))
+    rest = speed - whole * alone
+    if rest <= _LEAST_REST * speed:
+        return {}
+    streams = {path[0][0] for path in through.values()}
     most = len(streams) - whole + (speed - rest) / rest
     return {
-        pair: (1 / rest if resource in dict(path) else path[0][1]) / most
+        pair: (1 / rest if pair in through else path[0][1]) / most
         for pair, path in paths.items()
         if path[0][0] in streams
     }
