@@ -65,6 +65,18 @@ def readable(path: Path) -> bool:
         return False
 
 
+def why_unwritable(path: str) -> str:
+    """Return why a file cannot be written; empty if the file or its folder exists, with permission."""
+    file = Path(path)
+    if file.is_dir() or not path:
+        return f"{path!r}: expected a file, not a folder"
+    if not file.parent.is_dir():
+        return f"{path!r} cannot be written: there is no folder {str(file.parent)!r}"
+    if not os.access(str(file if file.exists() else file.parent), os.W_OK):
+        return f"{path!r} cannot be written: no permission"
+    return ""
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``; did you mean 'x'? there are …``, for the end of an error message."""
     choices = list(known)

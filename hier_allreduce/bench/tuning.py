@@ -18,9 +18,10 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
-from ..errors import BenchError, DeviceError, StrategyError
+from ..errors import BenchError, DeviceError, HierAllreduceError, StrategyError
 from ..formatting import amount, count, duration
 from ..graph import gpu_lanes
+from ..presets import why_unwritable
 from .backward import Backward
 from .candidates import DEFAULT, Candidate, combined, first_candidates
 from .case import Case, consumed, devices_here, session, variables
@@ -80,8 +81,11 @@ def tune(
         BenchError: no such table, a gradient of unknown shape, or an invalid number.
         StrategyError: no such machine or dtype.
         DeviceError: ``lanes`` do not fit on these devices.
-        HierAllreduceError: the file cannot be written.
+        HierAllreduceError: the file cannot be written; told before anything is measured.
     """
+    unwritable = "" if file is None else why_unwritable(file)
+    if unwritable:
+        raise HierAllreduceError(f"file={unwritable}")
     for name, number in (("minutes", minutes), ("backward_ms", backward_ms)):
         if number is not None and not 0 <= number < math.inf:
             raise BenchError(f"{name}={number!r}: expected a number of 0 or more")
@@ -97,7 +101,7 @@ def tune(
     machines = list(dict.fromkeys([*topologies, *(["this machine"] if on_gpus else [])]))
     candidates = first_candidates(machines, wire_dtypes, lanes)
     tuned = _Search(case, candidates, backward_ms, minutes * 60, tick or (lambda stage: None)).run()
-    if file:
+    if file is not None:
         tuned.write(file)
     return tuned
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Iterator
 
 from ..errors import HierAllreduceError
+from ..presets import why_unwritable
 
 MOST = 1_000_000
 MOST_DEVICES = 256  # on one host: TensorFlow starts threads for each
@@ -82,14 +83,10 @@ def number(text: str, least: float, expected: str, unit: float = 1.0) -> float:
 
 
 def output(text: str) -> str:
-    """Read the path of a file that can be written: the file or its folder exists, with permission."""
-    path = Path(text)
-    if path.is_dir() or not text:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a file, not a folder")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: there is no folder {str(path.parent)!r}")
-    if not os.access(str(path if path.exists() else path.parent), os.W_OK):
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: no permission")
+    """Read the path of a file that can be written."""
+    reason = why_unwritable(text)
+    if reason:
+        raise argparse.ArgumentTypeError(reason)
     return text
 
 

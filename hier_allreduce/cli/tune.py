@@ -71,11 +71,10 @@ def main(args: argparse.Namespace) -> int:
             topologies=args.topology,
             wire_dtypes=args.wire_dtype,
             minutes=args.minutes,
+            file=args.output,
             rows=args.rows,
             lanes=args.lanes or 0,
             tick=ticking(bar),
         )
-    if args.output:
-        tuned.write(args.output)
     print(tuned)
     return 0

@@ -203,6 +203,11 @@ def test_invalid_numbers_are_refused(how, part):
         tune("resnet50", **{"devices": cpus(2), **how})
 
 
+def test_a_file_that_cannot_be_written_is_refused_at_once(tmp_path):
+    with pytest.raises(HierAllreduceError, match=r"file='.*best.yaml' cannot be written: there is no folder"):
+        tune("no-such-table", cpus(2), file=str(tmp_path / "nowhere" / "best.yaml"))
+
+
 @pytest.mark.parametrize(
     "options", [["--minutes", "0"], ["--backward-ms", "-1"], ["--model", "a", "--shapes", "b"], ["--lanes", "-1"]]
 )
