@@ -60,10 +60,19 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 takes all logical devices, lanes too.
 
         Raises:
-            StrategyError: there is no such strategy or topology, or they contradict each other.
+            StrategyError: there is no such strategy or topology, or they contradict each other; or the strategy has a
+                ``wire_dtype``.
         """
         super().__init__()
         chosen = strategy_from(strategy)
+        if chosen.wire_dtype:
+            # Keras 3 and synchronized batch normalization both call ReplicaContext.all_reduce. Destinations tell
+            # nothing either: a variable there stands for its devices, and may get a statistic.
+            raise StrategyError(
+                f"wire_dtype={chosen.wire_dtype!r}: TensorFlow does not say which values are gradients, and statistics,"
+                " metrics and losses would be rounded too; leave wire_dtype out, and cast the gradients to 16 bits"
+                " where they are reduced, as docs/distribute.md shows"
+            )
         if topology is not None:
             if chosen.topology is not None:
                 raise StrategyError(f"topology={topology!r}: the strategy already has one, {chosen.topology!r}")

@@ -50,9 +50,10 @@ class Strategy:
         splits: instead of buckets, concatenate all gradients of a dtype and cut them into this many chunks (tensorpack:
             8); 0 is off.
         split_above: cut larger buckets into equal chunks, spread over the mains; 0 is off.
-        wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in this dtype and are added in float32.
-            A value above the dtype's range (65504 for float16) becomes infinite. The error bound is in
-            docs/cost-model.md.
+        wire_dtype: ``"float16"`` or ``"bfloat16"``: dense float32 gradients travel in this dtype and are added in
+            float32. Gathered sparse gradients travel as they are. A value above the dtype's range (65504 for float16)
+            becomes infinite. The error bound is in docs/cost-model.md. ``HierarchicalAllReduce`` refuses it, because
+            ``MirroredStrategy`` reduces more than gradients.
         sparse: for ``tf.IndexedSlices``: ``"gather"`` collects every tower's rows, ``"dense"`` makes them dense and
             adds them. ``"auto"`` takes what moves fewer bytes, and gathers if that is unknown or all devices are CPUs.
             Where an optimizer gets the result (``TowerOptimizer``, the trainers, ``MirroredStrategy``), ``"auto"``
@@ -222,7 +223,7 @@ _MISSING = {"error": "None on some towers is an error", "zeros": "None on some t
 def _sentences(strategy: Strategy) -> Iterator[str]:
     yield from _chosen(strategy) if strategy.topology is None else _planned(strategy)
     if strategy.wire_dtype:
-        yield f"float32 travels as {strategy.wire_dtype}, added in float32"
+        yield f"dense float32 travels as {strategy.wire_dtype}, added in float32"
     yield _SPARSE[strategy.sparse]
     yield _MISSING[strategy.missing]
 

@@ -24,6 +24,7 @@ from hier_allreduce.bench.case import Case
 from hier_allreduce.cli.demo import add_arguments
 from hier_allreduce.errors import BenchError
 from hier_allreduce.graph.emit import emitted_in
+from hier_allreduce.integrations import distribute
 from hier_allreduce.integrations.distribute import HierarchicalAllReduce
 
 tf1 = tf.compat.v1
@@ -129,14 +130,16 @@ def test_tensorflows_own_hierarchical_copy_is_wrong_for_odd_k(one_device, count)
     assert difference([row[0] for row in trained_in_graph(count, TFS_OWN())], one_device) > 0.1
 
 
-def fitted(keras, strategy=None, samples=2 * BATCH, steps_per_execution=1, eager=False, make_data=None, **layers):
+def fitted(
+    keras, strategy=None, samples=2 * BATCH, steps_per_execution=1, eager=False, make_data=None, sgd=None, **layers
+):
     """Return the weights after ``fit`` on twice the examples, without shuffling."""
     keras.utils.set_random_seed(0)
     words, labels = examples(samples)
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = network(keras, **layers)
         model.compile(
-            keras.optimizers.SGD(0.3, momentum=0.9),
+            (sgd or keras.optimizers.SGD)(0.3, momentum=0.9),
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             steps_per_execution=steps_per_execution,
             run_eagerly=eager,
@@ -221,6 +224,24 @@ def test_keras_2_fit():
     keras = pytest.importorskip("tf_keras")
     data = {"make_data": data_as_users_write_it}  # Keras 2 does not find out how long quick_data is
     assert difference(fitted(keras, mirrored(3), **data), fitted(keras, **data)) <= 1e-6
+
+
+@needs_tf2
+@pytest.mark.parametrize("module, oldest, words", [("keras", "3", "def apply("), ("tf_keras", "2", "_gradients(self")])
+def test_gradients_cast_as_the_page_says_travel_narrow(module, oldest, words, monkeypatch):
+    """What else is reduced, synchronized batch normalization's statistics, keeps its dtype."""
+    keras = pytest.importorskip(module, oldest)
+    data, travelled = {"make_data": data_as_users_write_it, "normalized": True}, set()
+    exact = fitted(keras, mirrored(3), **data)
+
+    def spy(rows, *choices, **more):
+        travelled.update((len(row), *{value.dtype.name for value in row}) for row in rows)
+        return hier_allreduce.allreduce_grads(rows, *choices, **more)
+
+    monkeypatch.setattr(distribute, "allreduce_grads", spy)
+    narrow = fitted(keras, mirrored(3), sgd=example(words, **{module: keras})["NarrowSGD"], **data)
+    assert travelled == {(1, "float32"), (5, "bfloat16")}
+    assert 0 < difference(narrow, exact) < 0.01
 
 
 @needs_tf2
@@ -430,10 +451,10 @@ def test_several_strategies_share_one_object_and_its_copy(one_device):
 # ---- plain graph code, as docs/distribute.md shows it ----------------------------------------------
 
 
-def example(words):
+def example(words, **modules):
     """Return what the page's Python block that contains ``words`` defines."""
     (block,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if words in block]
-    defined = {"tf": tf, "hier_allreduce": hier_allreduce, "BatchAllReduceAlgorithm": object}
+    defined = {"tf": tf, "hier_allreduce": hier_allreduce, "BatchAllReduceAlgorithm": object, **modules}
     exec(block, defined)
     return defined
 
@@ -444,7 +465,7 @@ def test_the_hook_for_tower_code(graph):
         with tf.device(device):
             variable = tf1.get_variable(f"tower{tower}/W", [2], use_resource=True)
             rows.append([(gradients_on([device], [[np.float32([tower, 3])]])[0][0], variable)])
-    reduced = example("def aggregate")["aggregate"](rows)
+    reduced = example("def aggregate(")["aggregate"](rows)
     assert [var.name for ((_, var),) in reduced] == [f"tower{k}/W:0" for k in range(3)]
     with session() as sess:
         assert all(np.array_equal(grad, [1, 3]) for grad in sess.run([grad for ((grad, _),) in reduced]))
@@ -522,6 +543,8 @@ def test_tensors_of_several_parts_are_refused_by_name(make):
     [
         ({"strategy": "tensorpak"}, "did you mean 'tensorpack'"),
         ({"strategy": 3}, "expected a Strategy"),
+        ({"strategy": Strategy(wire_dtype="bfloat16")}, "wire_dtype='bfloat16': TensorFlow does not say which"),
+        ({"strategy": "half"}, "cast the gradients .*docs/distribute.md"),
         ({"topology": "dgx-1w"}, "topology='dgx-1w'.*did you mean 'dgx-1v'"),
         ({"topology": 8}, "topology=8: expected a Topology"),
         ({"strategy": "tensorpack", "topology": "dgx-1v"}, "with a topology this is planned"),
