@@ -49,7 +49,8 @@ def allreduce_grads(
         /gpu:0   a0   b0                            /gpu:0   a0+a1   b0+b1
         /gpu:1   a1   b1             ──►            /gpu:1   a0+a1   b0+b1
 
-    The result is plain dataflow: any part of it can be fetched, and it has gradients.
+    The result is plain dataflow: any part of it can be fetched, and it has gradients. Small gradients share a bucket,
+    which needs all of them: to fetch one, feed the placeholders of all (``Strategy(pack_below=0)`` packs nothing).
 
     A float16 or bfloat16 gradient is added in float32 and rounded once for each hop. Its mean is carried as a running
     mean, so that it is finite where the inputs are. The error bound is in docs/cost-model.md. ``tf.IndexedSlices``
