@@ -86,6 +86,21 @@ def test_both_updates_and_one_tower_train_alike(make):
             assert max(np.abs(a - b).max() for a, b in zip(weights, got)) <= 1e-6
 
 
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_variables_do_not_travel_in_16_bits(graph, update):
+    """Only gradients do. The variable is too large for float16."""
+    optimizer = TowerOptimizer(train.GradientDescentOptimizer(1.0), cpus(3), update=update, strategy="half")
+    rows = []
+    for tower, device in enumerate(cpus(3)):
+        with tf.device(device), tf1.variable_scope(f"tower{tower}"):
+            w = tf1.get_variable("w", initializer=[0.0 if tower else 70001.0], use_resource=True)
+            rows.append([(tf.ones([1]), w)])
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer) as sess:
+        sess.run(op)
+        assert np.array_equal(sess.run([row[0][1] for row in rows]), [[70000]] * 3)
+
+
 def test_over_lanes_towers_train_as_without_and_update_on_their_devices():
     how = {"steps": 2, "strategy": Strategy(pack_below=0)}
     _, alone, _ = trained(OPTIMIZERS["momentum"], cpus(3), **how)
