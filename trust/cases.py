@@ -85,7 +85,7 @@ def draw(seed, mode=None):
     mode = mode or rng.choices(MODES, _MODE_WEIGHTS)[0]
     towers = rng.randint(1, rng.choice((6, CPUS)))
     average = rng.random() < 0.5
-    choices = _choices(rng, towers)
+    choices = draw_choices(rng, towers)
     if choices.get("topology"):
         towers = min(towers, _MACHINES[choices["topology"]])
     columns = [_column(rng, numbers, towers, average, choices) for _ in range(_variables(rng))]
@@ -120,7 +120,7 @@ def _lanes(rng, devices):
     return [[f"/cpu:{free[tower * count + lane]}" for lane in range(count)] for tower in range(len(devices))]
 
 
-def _choices(rng, towers):
+def draw_choices(rng, towers):
     choices = {
         "missing": rng.choice(("error", "zeros")),
         "sparse": rng.choice(("auto", "auto", "gather", "dense")),

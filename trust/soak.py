@@ -1,4 +1,4 @@
-"""Random all-reduces against float64, long training, calls in a loop, and threads.
+"""Random all-reduces against float64, long training, calls in a loop, threads, and MirroredStrategy.
 
 ::
 
@@ -8,6 +8,7 @@
 
 import functools
 import gc
+import random
 import sys
 import threading
 import time
@@ -374,6 +375,42 @@ def threads(seed, seconds):
     return counts, findings
 
 
+# ---- what is no gradient ---------------------------------------------------------------------------
+
+
+def mirrored(seed, seconds):
+    """Reduce what is no gradient under MirroredStrategy: the sum is exact, or the strategy is refused."""
+    tf = _start()
+    from hier_allreduce import Strategy, StrategyError
+    from hier_allreduce.integrations.distribute import HierarchicalAllReduce
+
+    from . import cases as drawn
+
+    counts, findings, rng = Counter(), [], random.Random(seed)
+
+    def replica(values):
+        context = tf.distribute.get_replica_context()
+        own = tf.cast(tf.gather(values, context.replica_id_in_sync_group), tf.float32)
+        return own, context.all_reduce("SUM", own)
+
+    for _ in until(seconds) if len(drawn.MODES) > 1 else ():  # TensorFlow 1.15 runs graphs only
+        towers = rng.randint(2, 8)
+        strategy = Strategy(**drawn.draw_choices(rng, towers))
+        values = [rng.randrange(1 << 20) for _ in range(towers)]
+        try:
+            ops = HierarchicalAllReduce(strategy)
+            mirrors = tf.distribute.MirroredStrategy([f"CPU:{k}" for k in range(towers)], ops)
+            own, total = mirrors.run(replica, (values,))
+            totals = {*map(float, mirrors.experimental_local_results(total)), float(mirrors.reduce("SUM", own, None))}
+            fault = totals != {sum(values)} and f"{totals} of {values}"
+        except StrategyError:
+            fault = not strategy.wire_dtype and traceback.format_exc()
+        counts["values that are no gradients, under MirroredStrategy"] += 1
+        if fault:
+            findings.append(Finding("mirrored", seed, f"{fault}\n{strategy}"))
+    return counts, findings
+
+
 def _kind(finding):
     """Return what findings of one cause have in common: the last lines before the case."""
     return finding.part, finding.text.partition("\nseed ")[0][-300:]
@@ -395,10 +432,11 @@ def main(argv=None):
     began, seconds, half = time.monotonic(), args.seconds, args.processes == 1
     others = [
         Work(training, args.seed, seconds * (0.15 if half else 0.35), {}),
-        Work(calls, args.seed, seconds * (0.15 if half else 0.25), {}),
+        Work(calls, args.seed, seconds * (0.15 if half else 0.2), {}),
+        Work(mirrored, args.seed, seconds * 0.05, {}),
         Work(threads, args.seed, seconds * (0.1 if half else 0.15), {}),
     ]
-    rest = Work(cases, args.seed + 1, seconds * (0.6 if half else 0.25), {})
+    rest = Work(cases, args.seed + 1, seconds * (0.55 if half else 0.25), {})
     queues = [[*others, rest]] if half else [[Work(cases, args.seed, seconds, {})], [*others, rest]]
     counts, findings = in_processes(queues)
     findings = list({_kind(finding): finding for finding in findings}.values())
