@@ -69,7 +69,7 @@ def _targets(with_tensorflow):
     from hier_allreduce.cluster.config import check_config, from_tf_config
     from hier_allreduce.planning import Strategy
     from hier_allreduce.topology import Network, load
-    from hier_allreduce.topology.calibration import read_calibration
+    from hier_allreduce.topology.machine_file import read_calibration
 
     def tf_config(path):
         hosts, task = from_tf_config(Path(path).read_bytes().decode("utf-8", "replace"))

@@ -17,7 +17,7 @@ from hier_allreduce.bench import nccl_markdown
 from hier_allreduce.cli.entry import parser
 from hier_allreduce.cluster import config
 from hier_allreduce.planning import Strategy
-from hier_allreduce.topology import Network, calibration, files, gpus, network
+from hier_allreduce.topology import Network, files, gpus, machine_file, network
 
 DOCS = Path(__file__).parents[1]
 
@@ -130,7 +130,7 @@ def _machine():
 
 
 def _calibration():
-    return _meanings(calibration.FIELDS, _CALIBRATION)
+    return _meanings(machine_file.FIELDS, _CALIBRATION)
 
 
 def _network():

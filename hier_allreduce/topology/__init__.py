@@ -6,7 +6,7 @@
               │ pasted_text, nvidia_smi, gpu_names
               ▼
     LinkMatrix   K×K kinds: NV2, PIX, SYS …                 matrix (anomalies: what looks wrong in it)
-              │ gpus, calibration: bytes/s and seconds
+              │ gpus, machine_file: bytes/s and seconds
               ▼
     Topology     a Link for each ordered pair               topology, links
               │
@@ -18,12 +18,12 @@
 
 from __future__ import annotations
 
-from .calibration import read_calibration
 from .contention import Path, crowds, resources
 from .detect import calibration_file, detected, device_names, free_gpu_memory, this_machine
 from .files import decoded, from_text, from_yaml, load
 from .gpus import GB, Speeds
 from .lanes import with_lanes
+from .machine_file import read_calibration
 from .matrix import nvlinks
 from .network import Network
 from .topology import Topology, calibrated, flat_host, from_matrix, guessed, subset

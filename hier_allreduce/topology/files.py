@@ -17,7 +17,7 @@ from typing import Any, Mapping, Optional
 
 from .. import presets
 from ..errors import TopologyError
-from . import calibration as calibrations
+from . import machine_file
 from .nvidia_smi import parse_nvidia_smi
 from .pasted_text import has_row, without_escapes
 from .topology import Topology, from_matrix
@@ -26,7 +26,7 @@ _FIELDS = {
     "name": presets.Field(presets.text_or_nothing),
     "description": presets.Field(),
     "matrix": presets.Field(),
-    **calibrations.FIELDS,
+    **machine_file.FIELDS,
 }
 # A text that is not valid YAML was meant to be YAML if the value of this key is a table or begins a block of text.
 _MATRIX_KEY = re.compile(r"""^matrix:|^(?i:["']?matrix["']?\s*:\s*[|>"'])""", re.M)
@@ -50,7 +50,7 @@ def load(name_or_path: str, calibration: Optional[str] = None) -> Topology:
         TopologyError: neither a preset nor a file, or a file that cannot be understood.
     """
     path = presets.find("machines", name_or_path, TopologyError)
-    overrides = calibrations.read_calibration(calibration)
+    overrides = machine_file.read_calibration(calibration)
     try:
         text = decoded(path.read_bytes())
     except OSError as cause:
@@ -118,6 +118,6 @@ def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]
     content = presets.check(document, _FIELDS, "", TopologyError)
     if not isinstance(content.get("matrix"), str):
         raise TopologyError(f"expected a `matrix: |2`: {_HOW_TO_WRITE}")
-    overrides = presets.check(calibration or {}, calibrations.FIELDS, "", TopologyError)
+    overrides = presets.check(calibration or {}, machine_file.FIELDS, "", TopologyError)
     matrix = parse_nvidia_smi(content["matrix"])
-    return from_matrix(matrix, content.get("name") or name, calibration=calibrations.merged(content, overrides))
+    return from_matrix(matrix, content.get("name") or name, calibration=machine_file.merged(content, overrides))

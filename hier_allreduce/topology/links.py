@@ -10,8 +10,8 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from ..errors import TopologyError
-from .calibration import SharedWay
 from .gpus import Speeds, known_gpu
+from .machine_file import SharedWay
 from .matrix import HOST, PCIE, SELF, LinkMatrix, nvlinks
 
 _DOMAINS = PCIE[:-1]  # devices joined by links up to this kind share their way out: a switch, a host bridge, a socket

@@ -6,7 +6,7 @@
       │            │           what its bytes occupy: the sender's copy stream, the receiver's port,
     ──┴── switch ──┴── up      the switches' uplinks and the sockets' bus on the way
 
-The kinds of links come from a matrix (:mod:`.matrix`), their speeds from :mod:`.gpus` and :mod:`.calibration`.
+The kinds of links come from a matrix (:mod:`.matrix`), their speeds from :mod:`.gpus` and :mod:`.machine_file`.
 :mod:`.links` turns both into links, :mod:`.contention` into the resources that copies compete for.
 ``docs/cost-model.md`` lists all assumptions.
 """
@@ -21,10 +21,10 @@ import yaml
 
 from .. import presets
 from ..errors import TopologyError
-from . import calibration as calibrations
-from .calibration import FIELDS, Measured, SharedWay
+from . import machine_file
 from .gpus import GB, Speeds, guess_speeds, known_gpu, likely_gpu
 from .links import Link, Links
+from .machine_file import FIELDS, Measured, SharedWay
 from .matrix import HOST, PCIE, SELF, Kinds, LinkMatrix, nvlinks
 
 
@@ -89,7 +89,7 @@ class Topology:
         document: Dict[str, Any] = {"name": self.name, "gpu": self.gpu, "speeds": speeds}
         if self.overrides:
             document["links"] = dict(self.overrides)
-        document.update(calibrations.to_content(self.ways, self.measured))
+        document.update(machine_file.to_content(self.ways, self.measured))
         text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
         return text + "matrix: |2\n" + "".join(f"  {line}\n" for line in self.table().splitlines())
 
@@ -112,9 +112,9 @@ def from_matrix(
     checked = presets.check(calibration or {}, FIELDS, "", TopologyError)
     model = checked.get("gpu") or gpu or matrix.gpu
     speeds = replace(guess_speeds(matrix.kinds, model), **checked.get("speeds", {}))
-    ways = calibrations.shared_ways(checked)
+    ways = machine_file.shared_ways(checked)
     machine = _build(matrix, name, model, speeds, tuple(checked.get("links", {}).items()), ways)
-    machine = replace(machine, measured=calibrations.measured(checked))
+    machine = replace(machine, measured=machine_file.measured(checked))
     return replace(machine, warnings=machine.warnings + _unknown_model(machine))
 
 

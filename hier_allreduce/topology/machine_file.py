@@ -1,4 +1,4 @@
-"""Speeds that override a machine's: a calibration file, or the same keys in a machine's file.
+"""The keys of a machine's YAML file that say how fast it is; a calibration file has the same keys.
 
 ::
 
