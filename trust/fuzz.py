@@ -68,7 +68,7 @@ def _targets(with_tensorflow):
     from hier_allreduce.cluster import read_config
     from hier_allreduce.cluster.config import check_config, from_tf_config
     from hier_allreduce.planning import Strategy
-    from hier_allreduce.topology import Network, load
+    from hier_allreduce.topology import Network, decoded, from_yaml, load
     from hier_allreduce.topology.machine_file import read_calibration
 
     def tf_config(path):
@@ -76,7 +76,8 @@ def _targets(with_tensorflow):
         check_config(hosts, task, 8)
 
     targets = {
-        "machine": load,
+        "machine": lambda path: from_yaml(decoded(Path(path).read_bytes())),
+        "table": load,
         "strategy": Strategy.load,
         "calibration": read_calibration,
         "cluster": read_config,

@@ -94,7 +94,7 @@ def _source_of_speeds(topology: Topology) -> str:
         )
     assumed = "" if topology.gpu else guessed(topology)
     if assumed:
-        return f"speeds as of {assumed} (guessed from the links; give `gpu:`, or paste `nvidia-smi -L` along)"
+        return f"speeds as of {assumed} (guessed from the links; give `gpu:`, or put `nvidia-smi -L` above the table)"
     given = ", some of them overridden" if topology.overrides else ""
     return f"speeds of {topology.gpu or 'this kind of device'} from docs/cost-model.md{given}; not measured"
 

@@ -26,8 +26,8 @@ def add_topology(parser: argparse.ArgumentParser) -> None:
         "topology",
         nargs="?",
         metavar="TOPOLOGY",
-        help="a name that `hier-allreduce topo --list` prints, a YAML file, a file with the output of"
-        " `nvidia-smi topo -m`, or - for standard input; default: this machine",
+        help="a name that `hier-allreduce topo --list` prints, a file whose name ends in .yaml, a file with the output"
+        " of `nvidia-smi topo -m`, or - for this output on standard input; default: this machine",
     )
     parser.add_argument("--calibration", metavar="FILE", help="YAML with speeds: and links: that override the defaults")
     parser.add_argument("--picture", metavar="FILE", type=output, help="draw a picture into FILE (.png, .pdf, .svg)")

@@ -3,9 +3,9 @@
 ::
 
     nvidia-smi topo -m │ YAML │ TensorFlow's devices        text: files, detect
-              │ pasted_text, nvidia_smi, gpu_names
+              │ nvidia_smi, machine_file
               ▼
-    LinkMatrix   K×K kinds: NV2, PIX, SYS …                 matrix (anomalies: what looks wrong in it)
+    LinkMatrix   K×K kinds: NV2, PIX, SYS …                 matrix
               │ gpus, machine_file: bytes/s and seconds
               ▼
     Topology     a Link for each ordered pair               topology, links

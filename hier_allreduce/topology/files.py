@@ -2,24 +2,19 @@
 
 ::
 
-    preset's name │ path ──load──► text ──from_text─┬─ YAML with `matrix:` ──► from_yaml ─┬─► Topology
-                                                    └─ nvidia-smi's output ──────────────┘
-
-A text with a key of these files, or in a file called ``.yaml``, was meant to be YAML even if ``matrix`` is misspelt:
-read as nvidia-smi's output, all its other keys would be lost.
+    preset's name │ path ──load─┬─ *.yaml, *.yml ──from_yaml─┬─► Topology
+                                └─ any other ────from_text───┘
 """
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Any, Mapping, Optional
 
 from .. import presets
 from ..errors import TopologyError
 from . import machine_file
-from .nvidia_smi import parse_nvidia_smi
-from .pasted_text import has_row, without_escapes
+from .nvidia_smi import parse_nvidia_smi, without_escapes
 from .topology import Topology, from_matrix
 
 _FIELDS = {
@@ -28,14 +23,10 @@ _FIELDS = {
     "matrix": presets.Field(),
     **machine_file.FIELDS,
 }
-# A text that is not valid YAML was meant to be YAML if the value of this key is a table or begins a block of text.
-_MATRIX_KEY = re.compile(r"""^matrix:|^(?i:["']?matrix["']?\s*:\s*[|>"'])""", re.M)
-_KNOWN_KEY = re.compile(rf"""^(?:[ \t{{,]*["']|{{\s*)?(?:{"|".join(_FIELDS)})["']?\s*:(?:\s|$)""", re.M)
-_BLOCK_OF_TEXT = re.compile(r"^\w+[ \t]*:[ \t]*[|>][\d+-]*[ \t\r]*$", re.M)
 # nvidia-smi's header is indented further than its rows, and may begin with a tab: plain `matrix: |` takes neither.
 _HOW_TO_WRITE = (
     "what `nvidia-smi topo -m` prints goes below `matrix: |2`, with two blanks before each line; or into a file of "
-    "its own, without `matrix:`"
+    "its own, without `matrix:`, whose name does not end in .yaml"
 )
 
 
@@ -55,8 +46,9 @@ def load(name_or_path: str, calibration: Optional[str] = None) -> Topology:
         text = decoded(path.read_bytes())
     except OSError as cause:
         raise TopologyError(f"{path}: {cause.strerror}") from None
+    read = from_yaml if path.suffix.lower() in (".yaml", ".yml") else from_text
     try:
-        return _read(text, path.stem, overrides, called_yaml=path.suffix.lower() in (".yaml", ".yml"))
+        return read(text, path.stem, overrides)
     except TopologyError as cause:
         raise TopologyError(f"{path}{f' with {calibration}' if calibration else ''}: {cause}") from None
 
@@ -68,37 +60,14 @@ def decoded(data: bytes) -> str:
 
 
 def from_text(text: str, name: str, calibration: Optional[Mapping[str, Any]] = None) -> Topology:
-    """Return the machine in either kind of text: YAML with a ``matrix``, or nvidia-smi's output.
+    """Return the machine of which ``text`` has the output of ``nvidia-smi topo -m``.
 
     Raises:
-        TopologyError: the text cannot be read as either.
+        TopologyError: the table cannot be read; or the text is a machine's YAML, whose other keys would be lost.
     """
-    return _read(text, name, calibration, called_yaml=False)
-
-
-def _read(text: str, name: str, calibration: Optional[Mapping[str, Any]], called_yaml: bool) -> Topology:
-    if _is_yaml(without_escapes(text), called_yaml):
-        return from_yaml(text, name, calibration)
+    if re.search(r"^matrix\s*:\s*\|", text, re.M):
+        raise TopologyError("this is a machine's YAML, which must stand in a file whose name ends in .yaml")
     return from_matrix(parse_nvidia_smi(text), name, calibration=calibration)
-
-
-def _is_yaml(text: str, called_yaml: bool) -> bool:
-    """Return whether a text is, or was meant to be, YAML. Nvidia-smi's output is not, whatever its file is called."""
-    has_key = bool(_KNOWN_KEY.search(text))
-    if not (called_yaml or has_key or "matrix" in text.lower() or _BLOCK_OF_TEXT.search(text)):
-        return False  # without trying: PyYAML takes seconds for a long log
-    try:
-        content = presets.parse_yaml(text)
-    except ValueError:
-        is_table = has_row(text) and not _BLOCK_OF_TEXT.search(text)
-        return bool(_MATRIX_KEY.search(text)) or ((called_yaml or has_key) and not is_table)
-    if not isinstance(content, dict):
-        return called_yaml and not has_row(text)
-    return called_yaml or any(key in _FIELDS or _is_like_matrix(key) for key in content)
-
-
-def _is_like_matrix(key: Any) -> bool:
-    return bool(difflib.get_close_matches(str(key).lower(), ["matrix"]))
 
 
 def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]] = None) -> Topology:

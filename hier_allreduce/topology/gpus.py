@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 from .matrix import HOST, Kinds, nvlinks
 
 GB = 1e9
 # The share of a PCIe port's speed that is left across one switch, several, the host bridge, two bridges, two sockets.
 _PCIE_SHARE = {"PIX": 1.0, "PXB": 0.95, "PHB": 0.85, "NODE": 0.8, "SYS": 0.77}
+_LISTED = re.compile(r"\s*GPU \d+: (.+?) \(UUID")
 
 
 @dataclass(frozen=True)
@@ -101,3 +102,19 @@ def likely_gpu(kinds: Kinds) -> str:
     if widest in (1, 2, 3, 6):
         return "V100"
     return "H100" if widest > 12 else "A100"
+
+
+def listed_gpu(lines: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
+    """Return the model that ``nvidia-smi -L`` lists, and warnings.
+
+    The model is empty if none is listed, and, with a warning, if the GPUs are of several models.
+
+    ::
+
+        GPU 0: Tesla V100-SXM2-16GB (UUID: …)   ──►   Tesla V100-SXM2-16GB
+    """
+    names = sorted({match.group(1) for match in map(_LISTED.match, lines) if match})
+    models = {known_gpu(name) or name for name in names}  # L40 and L40S are one model here
+    if len(models) > 1:
+        return "", (f"the GPUs are of several models ({', '.join(names)}); speeds are guessed from the links",)
+    return (names[0] if names else ""), ()

@@ -18,7 +18,6 @@ Kinds = Tuple[Tuple[str, ...], ...]
 SELF = "X"
 PCIE = ("PIX", "PXB", "PHB", "NODE", "SYS")  # from near to far
 HOST = "HOST"  # devices in one host's memory; nvidia-smi does not have it
-KIND_PATTERN = r"(?i:NV\d+|PIX|PXB|PSB|PHB|NODE(?!\s+Affinity)|SYS|SOC|HOST|X)"  # also the names of older drivers
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class LinkMatrix:
         labels: K device labels.
         kinds: K×K kinds, ``X`` on the diagonal.
         cpus: K CPU affinities.
-        gpu: the model, if a listing of the GPUs (``nvidia-smi -L``) was pasted too; else empty.
+        gpu: the model, if a listing of the GPUs (``nvidia-smi -L``) stands above the table; else empty.
         warnings: what looks wrong.
     """
 

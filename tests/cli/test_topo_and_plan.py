@@ -163,7 +163,7 @@ def test_machines_from_standard_input_from_files_and_with_a_calibration(run, tmp
 
 
 @pytest.mark.parametrize(
-    "data", [TABLE.encode("utf-16"), b"\x9b\xff" + TABLE.encode(), b"\xef\xbb\xbf" + TABLE.encode()]
+    "data", [TABLE.encode("utf-16"), b"\x9b\xff\n" + TABLE.encode(), b"\xef\xbb\xbf" + TABLE.encode()]
 )
 def test_bytes_that_are_not_quite_utf_8_are_read(run, tmp_path, data):
     path = tmp_path / "topo.txt"
@@ -172,12 +172,12 @@ def test_bytes_that_are_not_quite_utf_8_are_read(run, tmp_path, data):
         assert status == 0 and "NV2" in out
 
 
-def test_topo_prints_what_was_understood_and_yaml_that_it_reads_again(run):
+def test_topo_prints_what_was_understood_and_yaml_that_it_reads_again(run, tmp_path):
     _, out, _ = run("topo", "dgx-1v")
     assert "GPU7" in out and re.search(r"NV2 +8 +45\.6", out) and "At most 26" in out
-    _, text, _ = run("topo", "dgx-1v", "--yaml")
-    _, again, _ = run("topo", "-", stdin=text)
-    assert again == out
+    written = tmp_path / "dgx.yaml"
+    written.write_text(run("topo", "dgx-1v", "--yaml")[1])
+    assert run("topo", str(written))[1] == out
 
 
 def test_topo_says_what_an_nvswitch_shares(run):
@@ -216,14 +216,14 @@ def test_warnings_are_printed(run):
 
 
 def test_whose_speeds_were_guessed_is_said_where_no_gpu_is_named(run, tmp_path):
-    words = "speeds as of {} (guessed from the links; give `gpu:`, or paste `nvidia-smi -L` along)\n"
+    words = "speeds as of {} (guessed from the links; give `gpu:`, or put `nvidia-smi -L` above the table)\n"
     for command in ("topo", "plan"):
         assert run(command, "-", stdin=TABLE)[1].endswith(words.format("V100 GPUs"))
     _, text, _ = run("topo", "-", "--yaml", stdin=TABLE)
     assert "guessed" not in text
     pcie = TABLE.replace("NV2", "SYS")
     assert run("topo", "-", stdin=pcie)[1].endswith(words.format("GPUs with PCIe ports of 12 GB/s"))
-    for known in ("GPU 0: Tesla V100\n" + TABLE, "\tGPU0\nGPU0\t X \n"):  # named; without links
+    for known in ("GPU 0: Tesla V100 (UUID: GPU-aa)\n" + TABLE, "\tGPU0\nGPU0\t X \n"):  # named; without links
         assert "guessed" not in run("topo", "-", stdin=known)[1]
     for command in ("topo", "plan"):
         assert "guessed" not in run(command, "dgx-1v")[1]
