@@ -1,4 +1,4 @@
-"""A trace of one step of each contender: JSON for Perfetto, the summary, and a picture."""
+"""A trace of one step of each contender: JSON for Perfetto, and the summary."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from .contenders import is_ours
 
 
 def write_trace(folder: str, name: str, case: Case, run_metadata: Any, graph: Any) -> None:
-    """Write ``NAME.json``, ``NAME.txt`` and ``NAME.png`` for a contender's traced step.
+    """Write ``NAME.json`` and ``NAME.txt`` for a contender's traced step.
 
     Ours is named by chunk and variable, with the plan's prediction where there is one; a peer's copies and sums by op.
 
     Raises:
         AuditError: ours did not execute its plan.
-        HierAllreduceError: a file cannot be written, or matplotlib is missing.
+        HierAllreduceError: a file cannot be written.
     """
     file = Path(folder) / re.sub(r"[^\w.=-]+", "-", name)
     if is_ours(name):
-        trace = audit(run_metadata, graph).trace(f"{file}.json", f"{file}.png")
+        trace = audit(run_metadata, graph).trace(f"{file}.json")
     else:
         trace = trace_step(run_metadata, case.devices)
         trace.write(f"{file}.json")
-        trace.draw(f"{file}.png")
     Path(f"{file}.txt").write_text(f"{trace}\n", encoding="utf-8")

@@ -109,7 +109,7 @@ def _add_contenders(parser: argparse.ArgumentParser) -> None:
     add("--json", metavar="FILE", type=output, help="write everything that was measured")
     add("--picture", metavar="FILE", type=output, help="draw the ratios")
     add("--trace", metavar="FOLDER", type=folder, help="write what one step of each contender did: a trace for"
-        " ui.perfetto.dev, its summary and a picture")  # fmt: skip
+        " ui.perfetto.dev, and its summary")  # fmt: skip
     add(
         "--table",
         metavar="FILE",
@@ -180,8 +180,6 @@ def _check(args: argparse.Namespace) -> None:
     from ..bench import is_ours
 
     chosen = _contenders(args)
-    if args.trace:
-        check_picture("trace.png")
     if args.picture:
         check_picture(args.picture)
         if not any(is_ours(contender.name) for contender in chosen):

@@ -33,7 +33,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import AuditError
-from ..figures import check_picture
 from ..formatting import amount, count, table
 from ..planning import THIS_MACHINE, Plan, Trace
 from ..topology import Topology, load, this_machine
@@ -113,7 +112,7 @@ class Audit:
         """
         return sum((call.copies for call in self.calls), Counter())
 
-    def trace(self, path: str, picture: Optional[str] = None, topology: Union[Topology, str, None] = None) -> Trace:
+    def trace(self, path: str, topology: Union[Topology, str, None] = None) -> Trace:
         """Write when each copy and each sum happened, beside the plan's prediction, and return the trace.
 
         The file is Chrome's JSON trace, for ui.perfetto.dev or chrome://tracing. Bars are named by chunk, variable and
@@ -123,17 +122,14 @@ class Audit:
 
         Args:
             path: of the JSON file.
-            picture: a file for a picture too (PNG, PDF, SVG by its ending).
             topology: the machine whose links the prediction takes: a ``Topology``, a name, a file, or
                 ``"this machine"``. By default it is the strategy's; without one nothing is predicted.
 
         Raises:
             AuditError: the step was run without ``trace_level=FULL_TRACE``.
             TopologyError: no such machine, or it lacks some of the devices.
-            HierAllreduceError: a file cannot be written, or matplotlib is missing.
+            HierAllreduceError: the file cannot be written.
         """
-        if picture:
-            check_picture(picture)
         metadata, graph, built = self._step
         if topology == THIS_MACHINE:
             # where calls differ in their devices, each takes its own from the whole machine
@@ -143,8 +139,6 @@ class Audit:
             topology = load(topology)
         traced = trace_calls(metadata, graph, built, topology)
         traced.write(path)
-        if picture:
-            traced.draw(picture)
         return traced
 
     def __str__(self) -> str:

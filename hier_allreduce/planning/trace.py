@@ -3,7 +3,7 @@
 ::
 
     plan, machine ──predicted_run──► Run ─┐
-                                          ├─ Trace ─► summary (bars), Chrome JSON (trace_file), picture (trace_picture)
+                                          ├─ Trace ─► summary (bars), Chrome JSON (trace_file)
     RunMetadata (graph.tracing) ───► Run ─┘
 """
 
@@ -20,7 +20,6 @@ from .plan import Copy, Plan, Reduce
 from .planner import Choice
 from .simulator import Timing, lower_bound, simulate
 from .trace_file import trace_json
-from .trace_picture import draw_runs
 
 
 @dataclass(frozen=True)
@@ -50,14 +49,6 @@ class Trace:
                 file.write(text)
         except OSError as error:
             raise HierAllreduceError(f"the trace cannot be written to {path!r}: {error}") from None
-
-    def draw(self, path: str) -> None:
-        """Draw the runs, a lane for each device, into a picture (its kind by the ending).
-
-        Raises:
-            HierAllreduceError: matplotlib is missing, or the file cannot be written.
-        """
-        draw_runs(self.runs, path)
 
 
 # ---- the predicted run -------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def step():
 def test_every_planned_copy_is_in_the_trace_with_the_prediction(step, tmp_path):
     graph, metadata = step
     audited = audit(metadata, graph)
-    trace = audited.trace(str(tmp_path / "step.json"), str(tmp_path / "step.png"))
+    trace = audited.trace(str(tmp_path / "step.json"))
     executed, predicted = trace.runs
     assert (executed.kind, predicted.kind) == ("executed", "predicted")
     (call,) = audited.calls
@@ -53,7 +53,6 @@ def test_every_planned_copy_is_in_the_trace_with_the_prediction(step, tmp_path):
     events = json.loads((tmp_path / "step.json").read_text(encoding="utf-8"))["traceEvents"]
     threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert {"executed: copies out", "executed: sums", "predicted: copies out", "predicted: sums"} <= threads
-    assert (tmp_path / "step.png").stat().st_size > 10_000
 
 
 def test_another_machine_can_be_predicted(step, tmp_path):
