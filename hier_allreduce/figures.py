@@ -12,7 +12,7 @@ from .errors import HierAllreduceError
 BLUE, VERMILLION, GREEN, ORANGE = "#0072B2", "#D55E00", "#009E73", "#E69F00"
 SKY, PURPLE, YELLOW, BLACK = "#56B4E9", "#CC79A7", "#F0E442", "#000000"
 COLORS = (BLUE, VERMILLION, GREEN, ORANGE, SKY, PURPLE, YELLOW, BLACK)
-INK, PALE, GREY = "#22262b", "#d9dde2", "#8a939c"  # text and outlines; what is in the background; peers and the rest
+INK, PALE = "#22262b", "#d9dde2"  # text and outlines; what is in the background
 
 
 def ink_on(color: str) -> str:

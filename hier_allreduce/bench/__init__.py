@@ -3,8 +3,8 @@
 ::
 
     models ─► case ─► contenders ─► measuring ─► results ─► report
-    shapes    K×N     K×N ─► K×N    interleaved  ratios,    text, page,
-              gradients             rounds       quartiles  picture
+    shapes    K×N     K×N ─► K×N    interleaved  ratios,    text, page
+              gradients             rounds       quartiles
 
     published: times measured by others ─► a table for docs/calibration.md
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from .contenders import Contender as Contender
     from .contenders import all_contenders as all_contenders
     from .contenders import find_contender as find_contender
-    from .contenders import is_ours as is_ours
     from .contenders import ours as ours
     from .contenders import planned_for as planned_for
     from .contenders import sweep_contenders as sweep_contenders
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from .page import page_markdown as page_markdown
     from .published import nccl_markdown as nccl_markdown
     from .published import published_markdown as published_markdown
-    from .report import draw_report as draw_report
     from .report import report_text as report_text
     from .results import Report as Report
     from .shapes import save_shapes as save_shapes
@@ -64,9 +62,7 @@ __all__ = [
     "compare_mirrored",
     "compare_updates",
     "devices_here",
-    "draw_report",
     "find_contender",
-    "is_ours",
     "load_model",
     "make_keras_optimizer",
     "make_optimizer",
@@ -95,7 +91,6 @@ __getattr__ = lazy(
             "Contender",
             "all_contenders",
             "find_contender",
-            "is_ours",
             "ours",
             "planned_for",
             "sweep_contenders",
@@ -107,7 +102,7 @@ __getattr__ = lazy(
         "optimizers": ["OPTIMIZERS", "make_keras_optimizer", "make_optimizer"],
         "page": ["page_csv", "page_markdown"],
         "published": ["nccl_markdown", "published_markdown"],
-        "report": ["draw_report", "report_text"],
+        "report": ["report_text"],
         "results": ["Report"],
         "sizes": ["size_case", "sizes_text", "sweep_sizes"],
         "shapes": ["save_shapes"],

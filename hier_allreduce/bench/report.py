@@ -1,14 +1,11 @@
-"""A report as text, as Markdown and as a picture."""
+"""A report as text and as Markdown."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Dict, List, Sequence, Tuple
 
-from ..errors import BenchError
-from ..figures import BLUE, GREEN, GREY, INK, VERMILLION, pyplot, save_picture
 from ..formatting import table
-from .contenders import is_ours
 from .floor import Floor
 from .results import Measured, Report, quartiles
 from .sizes import bandwidth_text
@@ -18,9 +15,6 @@ _HEAD = (
     ("", "ms", "", "ours", "built", "run", "s", "run s", "memory", "", "", "error"),
 )
 _BANDWIDTHS = (("algbw", "busbw"), ("GB/s", "GB/s"))
-_COLORS = {Floor.name: GREY, "wrong": VERMILLION, "ours": GREEN, "peer": BLUE}
-_LOWEST = 4  # a quartile below a fourth of the median, or below 0, is cut off: the axis is logarithmic
-_TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)
 
 
 def title(name: str, report: Report) -> str:
@@ -136,75 +130,3 @@ def contender_row(report: Report, measured: Measured) -> List[str]:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f}"
-
-
-def draw_report(name: str, report: Report, path: str) -> None:
-    """Draw a bar from ours to each contender: the ratio of their step times, with quartiles, on a logarithmic axis.
-
-    Raises:
-        BenchError: there are no ratios to draw.
-        HierAllreduceError: matplotlib is missing, or the file cannot be written.
-    """
-    ratios = [report.ratio(measured) for measured in report.contenders]
-    timed = [(measured, ratio) for measured, ratio in zip(report.contenders, ratios) if ratio]
-    if not timed:
-        raise BenchError(f"{path}: nothing to draw: ours was not measured, or took no longer than the baseline")
-    figure, axes = pyplot().subplots(figsize=(8, 1.2 + 0.34 * len(timed)), constrained_layout=True)
-    drawn = []
-    for place, (measured, ratio) in enumerate(timed):
-        low, _, high = quartiles(report.ratios(measured))
-        drawn.append((max(low, ratio / _LOWEST), ratio, high))
-        _draw_bar(axes, place, drawn[-1], _COLORS[_kind(measured)])
-    axes.set_yticks(range(len(timed)))
-    axes.set_yticklabels([f"{m.name} (wrong)" if m.status == "wrong" else m.name for m, _ in timed])
-    axes.invert_yaxis()
-    _scale_ratios(axes, [ratio for ratios in drawn for ratio in ratios])
-    axes.set_title(f"{title(name, report)}\n{_conditions(report)}", fontsize=10)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    save_picture(figure, path)
-
-
-def _conditions(report: Report) -> str:
-    """Return ``TensorFlow 2.21.0, /cpu:0 to /cpu:7, 2 cores, 9 rounds``."""
-    devices = report.case.devices
-    rounds = len(report.baseline.step_seconds)
-    return f"TensorFlow {report.tensorflow}, {devices[0]} to {devices[-1]}, {report.cores} cores, {rounds} rounds"
-
-
-def _draw_bar(axes: Any, place: int, ratios: Tuple[float, float, float], color: str) -> None:
-    """Draw a bar from 1 to the median ratio with its value, and a line from the first to the third quartile."""
-    low, ratio, high = ratios
-    slower = ratio >= 1
-    axes.barh(place, ratio - 1, left=1, color=color)
-    axes.plot((low, high), (place, place), color=INK, linewidth=1.6, solid_capstyle="butt")
-    axes.annotate(
-        f"{ratio:.2f}",
-        (max(ratio, high) if slower else min(ratio, low), place),
-        xytext=(4 if slower else -4, 0),
-        textcoords="offset points",
-        va="center",
-        ha="left" if slower else "right",
-    )
-
-
-def _scale_ratios(axes: Any, ratios: Sequence[float]) -> None:
-    """Set up the logarithmic axis of ratios, with a line at 1 and room for the numbers at both ends."""
-    low, high = min(ratios) / 1.5, max(ratios) * 1.5
-    ticks = [tick for tick in _TICKS if low < tick < high]
-    axes.set_xscale("log")
-    axes.set_xlim(low, high)
-    axes.set_xticks(ticks)
-    axes.set_xticklabels([f"{tick:g}×" for tick in ticks])
-    axes.minorticks_off()
-    axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("time that the reduction adds to a step, times ours (dark line: first to third quartile)")
-
-
-def _kind(measured: Measured) -> str:
-    """Return the key of a contender's colour."""
-    if measured.name == Floor.name:
-        return Floor.name
-    if measured.status == "wrong":
-        return "wrong"
-    return "ours" if is_ours(measured.name) else "peer"

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import statistics
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -59,9 +59,6 @@ class Measured:
         return sum(count for count, _ in self.copies.values())
 
 
-_IN_FILES = [key.name for key in dataclasses.fields(Measured) if key.name != "copies"]
-
-
 @dataclass
 class Report:
     """The measurements of one case: the baseline, and the contenders in the order requested.
@@ -74,16 +71,6 @@ class Report:
     contenders: List[Measured]
     tensorflow: str = tf.__version__
     cores: int = field(default_factory=lambda: cores())
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Report:
-        """Return the report that :meth:`as_dict` was called on, without shapes and copies: all that a picture needs."""
-        case = Case((), tuple(values["devices"]), values["average"])
-        baseline, *contenders = (
-            Measured(**{key: fields[key] for key in _IN_FILES})
-            for fields in (values["baseline"], *values["contenders"])
-        )
-        return cls(case, baseline, contenders, values["tensorflow"], values["cores"])
 
     @property
     def gradient_bytes(self) -> int:
@@ -105,17 +92,12 @@ class Report:
 
         None if either was not timed, or if ours took no longer than the baseline.
         """
-        ratios = self.ratios(measured)
-        return statistics.median(ratios) if ratios else None
-
-    def ratios(self, measured: Measured) -> List[float]:
-        """Return this contender's net seconds divided by ours, round by round; nothing where there is no ratio."""
         if self.ours is None or not measured.step_seconds:
-            return []
+            return None
         ours = self.net_seconds(self.ours)
         if statistics.median(ours) <= 0:
-            return []
-        return [a / max(b, _SHORTEST) for a, b in zip(self.net_seconds(measured), ours)]
+            return None
+        return statistics.median(a / max(b, _SHORTEST) for a, b in zip(self.net_seconds(measured), ours))
 
     def algbw(self, measured: Measured) -> Optional[float]:
         """Return one tower's bytes divided by a contender's median net seconds; None if it took none."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, List, Tuple
 
 from ..bench import OPTIMIZERS
 from ..errors import BenchError
-from ..figures import check_picture
 from .arguments import add_split_gpu, count, device_count, folder, gib, installed, output, refuse_unused
 from .plan import read_bytes
 from .progress import progress, ticking
@@ -107,7 +106,6 @@ def _add_contenders(parser: argparse.ArgumentParser) -> None:
     add("--memory", metavar="GIB", type=gib, help="skip contenders that need more memory than this to"
         f" make sparse gradients dense (default: {MEMORY >> 30})")  # fmt: skip
     add("--json", metavar="FILE", type=output, help="write everything that was measured")
-    add("--picture", metavar="FILE", type=output, help="draw the ratios")
     add("--trace", metavar="FOLDER", type=folder, help="write what one step of each contender did: a trace for"
         " ui.perfetto.dev, and its summary")  # fmt: skip
     add(
@@ -157,15 +155,13 @@ def _measure_contenders(args: argparse.Namespace) -> int:
     if args.table:
         _write_page(args)
         return 0
-    from ..bench import draw_report, report_text
+    from ..bench import report_text
 
     name = _name(args)
     report = _measured(args, name, args.average)
     print(report_text(name, report))
     if args.json:
         _write_json(args.json, {"model": name, "rounds": args.rounds, **report.as_dict()})
-    if args.picture:
-        draw_report(name, report, args.picture)
     return 0
 
 
@@ -176,14 +172,8 @@ def _write_json(path: str, content: Any) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse options without effect and invalid ones before anything is measured."""
-    refuse_unused(args, "--table", "--model", "--shapes", "--average", "--json", "--picture", "--trace")
-    from ..bench import is_ours
-
-    chosen = _contenders(args)
-    if args.picture:
-        check_picture(args.picture)
-        if not any(is_ours(contender.name) for contender in chosen):
-            raise BenchError("--picture draws ratios to ours: name ours among the --contenders")
+    refuse_unused(args, "--table", "--model", "--shapes", "--average", "--json", "--trace")
+    _contenders(args)
 
 
 def _measure_sizes(args: argparse.Namespace) -> int:

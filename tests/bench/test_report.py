@@ -1,19 +1,16 @@
-"""A report's ratios, text, Markdown and picture."""
+"""A report's ratios, text and Markdown."""
 
 import csv
-import json
 import os
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 from helpers.benches import case, made_up
 
 from hier_allreduce.bench import page, results, size_case, sizes_text, sweep_sizes
 from hier_allreduce.bench import report as bench_report
 from hier_allreduce.bench.contenders import PEERS
 from hier_allreduce.bench.models import GradientShape
-from hier_allreduce.errors import BenchError
 
 
 def test_ratios_are_paired_and_over_the_baseline():
@@ -26,13 +23,11 @@ def test_ratios_are_paired_and_over_the_baseline():
     assert results.quartiles([1, 2, 3, 4, 5]) == (2, 3, 4)
 
 
-def test_without_ours_there_is_no_ratio_and_no_picture(tmp_path):
+def test_without_ours_there_is_no_ratio():
     assert made_up(peer=[2.0]).ratio(made_up(peer=[2.0]).contenders[0]) is None
     for report in (made_up(peer=[2.0, 2.0, 2.0]), made_up(ours=[0.5, 0.5, 0.5], peer=[2.0, 2.0, 2.0])):
         assert report.ratio(report.contenders[-1]) is None
         assert "peer" in bench_report.report_text("x", report)
-        with pytest.raises(BenchError, match="nothing to draw"):
-            bench_report.draw_report("x", report, str(tmp_path / "x.png"))
 
 
 def test_the_table_has_at_most_120_columns():
@@ -96,37 +91,6 @@ def test_the_data_have_a_row_for_each_contender_and_the_columns_of_the_page():
     assert rows[0][0] == "x, sum over 4 devices" and "3 rounds" in rows[0][1]
     data = (Path(__file__).parents[2] / "docs" / "data" / "measurements.csv").read_text(encoding="utf-8")
     assert next(csv.reader(data.splitlines())) == head
-
-
-def test_the_picture_shows_quartiles_and_what_was_measured_on(monkeypatch):
-    figures = []
-    monkeypatch.setattr(bench_report, "save_picture", lambda figure, path: figures.append(figure))
-    bench_report.draw_report("x", made_up(ours=[2.0, 2.0, 2.0], peer=[3.0, 4.0, 6.0]), "x.png")
-    axes = figures[0].axes[0]
-    lines = [list(line.get_xdata()) for line in axes.lines]
-    assert [2.5, 4.0] in lines  # net ratios are 2, 3 and 5
-    assert f"TensorFlow {tf.__version__}, /cpu:0 to /cpu:3" in axes.get_title()
-
-
-def test_the_picture_has_room_for_each_quartile_and_cuts_off_what_a_logarithm_cannot_show(monkeypatch):
-    figures = []
-    monkeypatch.setattr(bench_report, "save_picture", lambda figure, path: figures.append(figure))
-    bench_report.draw_report("x", made_up(ours=[2.0, 2.0, 2.0], peer=[0.5, 1.5, 9.0], floor=[0.1, 0.4, 0.6]), "x.png")
-    axes = figures[0].axes[0]
-    assert [0.125, 4.25] in [list(line.get_xdata()) for line in axes.lines]  # net ratios are -0.5, 0.5 and 8
-    low, high = axes.get_xlim()
-    assert low < 0.125 and high > 4.25
-
-
-def test_a_report_that_was_written_draws_the_same_picture(tmp_path):
-    report = made_up(ours=[2.0, 3.0, 5.0], peer=[3.0, 7.0, 5.0], floor=[0.5, 1.0, 2.0])
-    report.tensorflow, report.cores = "2.99", 12
-    report.contenders[1].copies = {("cpu:0", "cpu:1"): (1, 8)}
-    read = results.Report.from_dict(json.loads(json.dumps(report.as_dict())))
-    for name, each in (("a.png", report), ("b.png", read)):
-        bench_report.draw_report("x", each, str(tmp_path / name))
-    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
-    assert (read.tensorflow, read.cores, read.case.devices) == ("2.99", 12, report.case.devices)
 
 
 @pytest.mark.parametrize("name", ["measurements", "defaults"])

@@ -1,4 +1,4 @@
-"""``hier-allreduce bench``: every peer runs, pages and pictures are written, invalid arguments are refused."""
+"""``hier-allreduce bench``: every peer runs, pages are written, invalid arguments are refused."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import sys
 
 import pytest
 from helpers import forks
-from helpers.benches import made_up
 from helpers.demo import forked_command
 from helpers.project import TOP, extras
 
@@ -46,16 +45,6 @@ def test_every_peer_runs_on_eight_devices(table, tmp_path):
         assert sum(count for count, _ in by_name[name]["copies"].values()) == 5 * 14
     assert sum(count for count, _ in by_name["tensorpack-packed"]["copies"].values()) == 8 * 14
     assert sum(size for _, size in by_name["tensorpack-packed"]["copies"].values()) == 14 * written["tower_bytes"]
-
-
-def test_a_picture_of_the_ratios(tmp_path, monkeypatch):
-    from hier_allreduce.cli import bench as command
-
-    report = made_up(ours=[2.0, 3.0, 5.0], peer=[3.0, 7.0, 5.0], floor=[0.5, 1.0, 2.0])
-    monkeypatch.setattr(command, "_measured", lambda args, name, average: report)
-    picture = tmp_path / "out.png"
-    assert cli.main(["bench", "--picture", str(picture)]) == 0
-    assert picture.read_bytes().startswith(b"\x89PNG") and picture.stat().st_size > 5000
 
 
 @pytest.fixture
@@ -104,8 +93,6 @@ def test_a_case_whose_process_is_killed_is_named(monkeypatch, forking):
         (["sizes", "-b", "1MB", "-e", "1kB"], "--least 1000000 bytes is more than --most 1000"),
         (["sizes", "--contenders", "ours,ncll"], "did you mean 'nccl'"),
         (["--split-gpu", "8"], "finds no GPU here"),
-        (["--contenders", "tensorpack", "--picture", "x.png"], "--picture draws ratios to ours: name ours"),
-        (["--picture", "x.pgn"], "no kind of picture ends in .pgn"),
     ],
 )
 def test_bad_arguments_are_one_line_before_anything_is_measured(arguments, message, capsys, monkeypatch):
@@ -135,13 +122,6 @@ def test_what_the_bench_needs_is_said_in_words(module, monkeypatch, capsys):
     assert capsys.readouterr().err == words
 
 
-def test_a_picture_without_matplotlib_is_refused_before_anything_is_measured(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.setattr(bench, "measure", None)
-    assert cli.main(["bench", "--picture", str(tmp_path / "x.png")]) == 2
-    assert "pictures need matplotlib" in capsys.readouterr().err
-
-
 def test_the_extras_that_are_named_exist_and_bring_what_the_bench_needs():
     assert extras()["bench"] == ["matplotlib", *extras()["tensorpack"]]  # the default contenders
     texts = [path.read_text(encoding="utf-8") for path in (TOP / "Makefile", *TOP.glob("hier_allreduce/cli/*.py"))]
@@ -166,7 +146,6 @@ def test_the_extras_that_are_named_exist_and_bring_what_the_bench_needs():
         ["--memory", "x"],
         ["--json", "/nope/x"],
         ["--table", "nope/x.md"],
-        ["--picture", "."],
         ["--shapes", "mine.tsv", "--model", "vgg16"],
     ],
 )
