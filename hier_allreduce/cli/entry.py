@@ -24,7 +24,6 @@ COMMANDS = {
     "launch": "start all hosts of a job on this machine",
     "demo": "train a small model on real data and check the result",
     "doctor": "report versions, GPUs and known problems, to paste into an issue",
-    "completion": "print a shell's completion script",
 }
 _EXAMPLES = """\
 examples:

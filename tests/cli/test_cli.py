@@ -118,15 +118,6 @@ def test_without_tensorflow_and_nvidia_smi_this_machine_is_one_line(run_here, mo
     assert "neither nvidia-smi nor TensorFlow" in err and "topo --list" in err
 
 
-def test_the_completion_knows_every_command_and_option(run_here):
-    pytest.importorskip("shtab")
-    status, script, _ = run_here("completion", "bash")
-    assert status == 0 and set(cli.COMMANDS) == set(
-        re.search(r"hier_allreduce_subparsers=\((.*)\)", script).group(1).split()
-    )
-    assert re.search(r"_plan_option_strings=\(.*--algorithm.*--json", script)
-
-
 # ---- doctor ------------------------------------------------------------------------------------------
 
 
