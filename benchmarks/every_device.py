@@ -1,4 +1,4 @@
-"""``hier-allreduce bench --hosts`` with MultiWorkerMirroredStrategy on each logical CPU device of a host.
+"""``hier-allreduce bench hosts`` with MultiWorkerMirroredStrategy on each logical CPU device of a host.
 
     python benchmarks/every_device.py --hosts 2 --devices 4 --rounds 15
 
@@ -27,7 +27,7 @@ def every_device(self, resolver, worker):
 
 
 def run_host(arguments):
-    """Run one of the hosts, a ``bench --hosts … --peers …``; return its exit status."""
+    """Run one of the hosts, a ``bench hosts … --peers …``; return its exit status."""
     from tensorflow.python.distribute.collective_all_reduce_strategy import CollectiveAllReduceExtended
 
     with mock.patch.object(CollectiveAllReduceExtended, "_initialize_local_devices", every_device):

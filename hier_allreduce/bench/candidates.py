@@ -1,4 +1,4 @@
-"""The strategies that ``bench --sweep`` compares and ``tune`` tries: one choice changed, then the best together."""
+"""The strategies that ``bench sweep`` compares and ``tune`` tries: one choice changed, then the best together."""
 
 from __future__ import annotations
 

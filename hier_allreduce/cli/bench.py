@@ -32,26 +32,12 @@ MODES = {
     "distribute": "MirroredStrategy with each of TensorFlow's ops, and ours",
     "hosts": "several hosts, which are processes on this machine; and Horovod, where it is installed",
 }
-_OLDER = ("sweep", "updates", "distribute", "hosts")  # modes that may also be written --sweep, --hosts 2, …
 _SIZES = "ours,distribute-0,ring"  # contenders of `bench sizes`
 
 
 def with_mode(arguments: List[str]) -> List[str]:
-    """Return the command's arguments with a mode first: the older spelling is ``bench --hosts 2``, now ``hosts 2``.
-
-    Without a mode it is ``peers``.
-    """
-    if arguments[:1] and (arguments[0] in MODES or arguments[0] in ("-h", "--help")):
-        return arguments
-    for number, argument in enumerate(arguments):
-        option, _, value = argument.partition("=")
-        if option[:2] == "--" and option[2:] in _OLDER:
-            rest = arguments[:number] + arguments[number + 1 :]
-            if option in ("--updates", "--hosts") and not value:
-                value = arguments[number + 1] if number + 1 < len(arguments) else ""
-                rest = arguments[:number] + arguments[number + 2 :]
-            return [option[2:], *([value] if value else []), *rest]
-    return ["peers", *arguments]
+    """Return the command's arguments with a mode first: without one it is ``peers``."""
+    return arguments if arguments[:1] and arguments[0] in (*MODES, "-h", "--help") else ["peers", *arguments]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -71,7 +71,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     argv = sys.argv[1:] if argv is None else argv
     command = next((argument for argument in argv if not argument.startswith("-")), "")
-    if command == "bench":  # its older spelling
+    if command == "bench":  # its mode has a default, which argparse has not
         from .bench import with_mode
 
         place = argv.index("bench") + 1

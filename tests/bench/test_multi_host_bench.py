@@ -19,7 +19,7 @@ from hier_allreduce.cluster import launcher
 
 after_one_round = pytest.mark.xdist_group("bench on hosts")  # one worker runs them, so that the fixture runs once
 EVERY_DEVICE = Path(__file__).parents[2] / "benchmarks" / "every_device.py"
-ONE_ROUND = ["--hosts", "2", "--devices", "2", "--rounds", "1"]  # `bench hosts 2` may be written so too
+ONE_ROUND = ["--devices", "2", "--rounds", "1"]
 
 
 def launch(hosts, command, write, addresses):
@@ -43,7 +43,7 @@ def printed_by(run, arguments):
 @pytest.fixture(scope="module")
 def printed():
     """What the command prints."""
-    return printed_by(cli.main, ["bench", *ONE_ROUND])
+    return printed_by(cli.main, ["bench", "hosts", "2", *ONE_ROUND])
 
 
 def towers_of_the_peer(text):
@@ -67,7 +67,7 @@ def test_all_contenders_train_to_the_same_weights(printed):
 @pytest.mark.skipif(not IS_TF2, reason="TensorFlow 1 has no public MultiWorkerMirroredStrategy")
 def test_the_peer_on_every_device_trains_to_the_same_weights():
     program = runpy.run_path(str(EVERY_DEVICE))
-    assert towers_of_the_peer(printed_by(program["run"], ONE_ROUND)) == ("2", None)
+    assert towers_of_the_peer(printed_by(program["run"], ["--hosts", "2", *ONE_ROUND])) == ("2", None)
 
 
 def test_the_cases_are_what_their_names_say():

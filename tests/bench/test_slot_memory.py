@@ -1,4 +1,4 @@
-"""bench --updates: where the slots are, as executed."""
+"""bench updates: where the slots are, as executed."""
 
 import pytest
 from helpers.graphs import cpus
