@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import os
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
@@ -13,7 +14,6 @@ from ..errors import CalibrationError
 from ..graph import device_fields, device_strings, gpu_count
 from ..topology import Topology, calibration_file, detected, device_names, flat_host
 from .device_timer import DeviceTimer
-from .files import write_whole
 from .machine import measured_machine
 from .measurement import Measurement, Tick, measure
 from .report import report_text
@@ -61,7 +61,14 @@ class Calibration(NamedTuple):
                 "only a calibration of all GPUs of this machine can be kept for 'this machine': give a file"
             )
         path = Path(file) if file is not None else calibration_file()
-        return write_whole(path, self.machine.to_yaml())
+        partial = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(self.machine.to_yaml(), encoding="utf-8")
+            partial.replace(path)  # another program never reads half a file
+        except OSError as cause:
+            raise CalibrationError(f"{path}: cannot be written: {cause.strerror}") from None
+        return str(path)
 
 
 def calibrate(
@@ -90,19 +97,15 @@ def calibrate(
     finally:
         timer.close()
     hardware = [f"CPU{number}" for number in range(len(names))] if on_cpu else device_names(len(names))
-    stamp = {**versions(), "devices": hardware}
-    machine = measured_machine(measurement, assumed, stamp)
-    whole = names == tuple(_all_gpus()) and len(names) == len(tf.config.experimental.get_visible_devices("GPU"))
-    return Calibration(machine, assumed, measurement, whole)
-
-
-def versions() -> Dict[str, str]:
-    """Return today's ``date`` and the versions of ``tensorflow`` and ``hier_allreduce``."""
-    return {
+    stamp = {
         "date": datetime.date.today().isoformat(),
         "tensorflow": tf.__version__,
         "hier_allreduce": __version__,
+        "devices": hardware,
     }
+    machine = measured_machine(measurement, assumed, stamp)
+    whole = names == tuple(_all_gpus()) and len(names) == len(tf.config.experimental.get_visible_devices("GPU"))
+    return Calibration(machine, assumed, measurement, whole)
 
 
 def _assumed(names: Sequence[str], on_cpu: bool) -> Topology:

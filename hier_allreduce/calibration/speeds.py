@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Hashable, List, Mapping, NamedTuple, Sequence, Tuple, TypeVar
+from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -10,7 +10,6 @@ from scipy.optimize import least_squares
 from .samples import Quartiles, in_turn, steady
 from .timer import Pair, Timer, Transfer
 
-K = TypeVar("K", bound=Hashable)
 SIZES = tuple(4096 * 16**power for power in range(5))  # bytes: 4 KiB, 64 KiB, 1 MiB, 16 MiB, 256 MiB
 SMALL = SIZES[0]
 TRAIN = 9  # copies; one more than a power of two, so that nine minus one is eight
@@ -60,51 +59,21 @@ def measure_links(
     Raises:
         CalibrationError: a pair is too noisy.
     """
-    pairs = [(src, dst) for src in range(timer.devices) for dst in range(timer.devices) if src != dst]
-
-    def runs(size: int) -> Tuple[Callable[[Pair], Callable[[], float]], Callable[[Pair], str]]:
-        return lambda pair: _copy(timer, pair, size), _copy_name(size)
-
-    found = by_size(pairs, runs, sizes, rounds, noise, patience, tick)
-    return {pair: line(points) for pair, points in found.items()}
-
-
-def by_size(
-    keys: Sequence[K],
-    runs: Callable[[int], Tuple[Callable[[K], Callable[[], float]], Callable[[K], str]]],
-    sizes: Sequence[int],
-    rounds: int,
-    noise: float,
-    patience: float,
-    tick: Callable[[], None],
-) -> Dict[K, List[Tuple[int, Quartiles]]]:
-    """Return the quartiles of each key's seconds by size, ascending.
-
-    Args:
-        keys: what is measured at each size.
-        runs: for a size, a function from a key to its run, and one to the name that an error calls it.
-        sizes: bytes, ascending.
-        rounds: the number of runs of each key and size.
-        noise: as in :func:`.samples.steady`, of each key's largest size, which decides its bytes/s.
-        patience: seconds; a key that would take longer at the next size is measured without it.
-        tick: called after each run.
-
-    Raises:
-        CalibrationError: a key is too noisy.
-    """
-    found: Dict[K, List[Tuple[int, Quartiles]]] = {key: [] for key in keys}
-    left = list(keys)
+    found: Dict[Pair, List[Tuple[int, Quartiles]]] = {
+        (src, dst): [] for src in range(timer.devices) for dst in range(timer.devices) if src != dst
+    }
+    left = list(found)
     for number, size in enumerate(sizes):
-        run, name = runs(size)
-        for key, quartiles in steady({key: run(key) for key in left}, rounds, np.inf, name, tick).items():
-            found[key].append((size, quartiles))
+        runs = {pair: _copy(timer, pair, size) for pair in left}
+        for pair, quartiles in steady(runs, rounds, np.inf, _copy_name(size), tick).items():
+            found[pair].append((size, quartiles))
         following = sizes[number + 1] if number + 1 < len(sizes) else np.inf
-        last = [key for key in left if _next(found[key], following) > patience]
-        noisy = {key: run(key) for key in last if found[key][-1][1].width > noise}
-        for key, quartiles in steady(noisy, rounds, noise, name, tick).items():
-            found[key][-1] = (size, quartiles)
-        left = [key for key in left if key not in last]
-    return found
+        last = {pair: runs[pair] for pair in left if _next(found[pair], following) > patience}
+        noisy = {pair: run for pair, run in last.items() if found[pair][-1][1].width > noise}
+        for pair, quartiles in steady(noisy, rounds, noise, _copy_name(size), tick).items():
+            found[pair][-1] = (size, quartiles)
+        left = [pair for pair in left if pair not in last]
+    return {pair: _line(points) for pair, points in found.items()}
 
 
 def _next(points: Sequence[Tuple[int, Quartiles]], size: float) -> float:
@@ -120,8 +89,7 @@ def _copy_name(size: int) -> Callable[[Pair], str]:
     return lambda pair: f"copies of {size} bytes from device {pair[0]} to device {pair[1]}"
 
 
-def line(points: Sequence[Tuple[int, Quartiles]]) -> Line:
-    """Return the line through quartiles by size; its spread is that of the largest size."""
+def _line(points: Sequence[Tuple[int, Quartiles]]) -> Line:
     return fitted([size for size, _ in points], [q.median for _, q in points], points[-1][1].width)
 
 

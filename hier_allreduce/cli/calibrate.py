@@ -1,4 +1,4 @@
-"""``hier-allreduce calibrate``: measure this machine's links, or the network, with TensorFlow's own copies."""
+"""``hier-allreduce calibrate``: measure this machine's links with TensorFlow's own copies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import time
 from typing import Any, Callable, List
 
 from ..formatting import duration
-from . import calibrate_hosts
 from .arguments import add_split_gpu, count, installed, number, output
 
 
@@ -22,14 +21,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=output,
         help="write the machine into FILE, for topo, plan and Strategy(topology=…); default: into the user's cache "
-        "folder, where 'this machine' finds it. Over several hosts: write the network, for plan --network",
+        "folder, where 'this machine' finds it",
     )
     parser.add_argument(
         "--devices",
         type=count,
         metavar="K",
-        help="GPUs, or CPU devices if there are fewer GPUs; default: all GPUs, or 8. Over several hosts: of each host; "
-        "default: those of the --cluster, or all GPUs, or 1",
+        help="GPUs, or CPU devices if there are fewer GPUs; default: all GPUs, or 8",
     )
     add_split_gpu(parser)
     parser.add_argument(
@@ -38,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="refuse times whose quartiles are further apart than this share of the median (default 0.25)",
     )
-    calibrate_hosts.add_arguments(parser)
 
 
 def _share(text: str) -> float:
@@ -47,15 +44,10 @@ def _share(text: str) -> float:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    hosts = calibrate_hosts.hosts_of(args)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with installed("calibrate", "tf,bench"):
         importlib.import_module("tensorflow")
         importlib.import_module("tqdm")
-    return calibrate_hosts.run(args, hosts) if hosts else _calibrate_machine(args)
-
-
-def _calibrate_machine(args: argparse.Namespace) -> int:
     from ..bench import devices_here
     from ..calibration import NOISE, calibrate
     from ..graph import split_gpus

@@ -6,8 +6,7 @@
                                      │         ├─ rendezvous, messages, kv_store: compare what all hosts have built
                                      │         └─ watchdog, liveness: an error that names the host, not a hang
                                      ├─► manifest: what this host has built
-                                     ├─► collectives: one sum for each chunk, across the hosts
-                                     └─► network_timer, host_copies: sums and copies between hosts, timed
+                                     └─► collectives: one sum for each chunk, across the hosts
 
 ``addresses``, ``config``, ``events``, ``launcher``, ``liveness``, ``polling`` and ``watchdog`` need no TensorFlow, so
 this face imports lazily.
@@ -22,18 +21,14 @@ from .._lazy import lazy
 if TYPE_CHECKING:
     from .addresses import free_addresses as free_addresses
     from .cluster import Cluster as Cluster
-    from .config import from_tf_config as from_tf_config
     from .config import read_config as read_config
     from .events import publish as publish
     from .events import read_event as read_event
     from .launcher import launch as launch
-    from .network_timer import NetworkTimer as NetworkTimer
 
 __all__ = [
     "Cluster",
-    "NetworkTimer",
     "free_addresses",
-    "from_tf_config",
     "launch",
     "publish",
     "read_config",
@@ -44,9 +39,8 @@ __getattr__ = lazy(
     {
         "addresses": ["free_addresses"],
         "cluster": ["Cluster"],
-        "config": ["from_tf_config", "read_config"],
+        "config": ["read_config"],
         "events": ["publish", "read_event"],
         "launcher": ["launch"],
-        "network_timer": ["NetworkTimer"],
     },
 )

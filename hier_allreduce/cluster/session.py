@@ -49,10 +49,6 @@ class ClusterSession(tf1.Session):
         """Return a callable as ``tf.compat.v1.Session.make_callable`` does, with the errors of :meth:`run`."""
         return super().make_callable(fetches, feed_list or [], accept_options)  # with a list, it calls run()
 
-    def watch(self, function: Callable[[], Any]) -> Any:
-        """Return or raise what ``function()`` does, with the errors of :meth:`run` if another host fails meanwhile."""
-        return self._watched(function)
-
     def _do_run(self, handle: Any, targets: Sequence[Any], fetches: Sequence[Any], *rest: Any) -> Any:
         """Override TensorFlow's method between the choice of what to run and the run itself."""
         ops = (*targets, *(tensor.op for tensor in fetches))
@@ -107,7 +103,7 @@ class ClusterSession(tf1.Session):
             if message:
                 return message
         if step_failed:
-            self._rendezvous.report_failure(f"ended its step with {summary(error)}")
+            self._rendezvous.report_failure(f"ended its step with {_summary(error)}")
         return ""
 
     def close(self) -> None:
@@ -160,14 +156,14 @@ def _may_come_from_a_peer(error: tf.errors.OpError) -> bool:
 def _last_step_message(error: tf.errors.OpError) -> str:
     end = "with the end of its data" if isinstance(error, tf.errors.OutOfRangeError) else "with an error"
     return (
-        f"this host's last step with the other hosts ended {end} ({summary(error)}), and after that this session"
+        f"this host's last step with the other hosts ended {end} ({_summary(error)}), and after that this session"
         " cannot run another: the others might still be in that step and take the new one for it. Let the data repeat"
         " (dataset.repeat()) and run the same number of steps on every host; or open a session for each epoch. What"
         " needs no other host can still run"
     )
 
 
-def summary(error: tf.errors.OpError) -> str:
+def _summary(error: tf.errors.OpError) -> str:
     """Return an error's type and first line of its message, without the graph's traceback."""
     first = error.__context__  # before TensorFlow added where the op was built
     text = str((first if isinstance(first, tf.errors.OpError) else error).message)
