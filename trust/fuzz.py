@@ -44,8 +44,8 @@ topo {file} --calibration {file}
 topo --anchors
 plan p3.8xlarge --bytes 10MB --steps
 plan nvlink-bridges:0,1 --bytes 1e6 --json
-plan h100-nvl-4 --hosts 3 --network 25gbe --nics 2
-plan dgx-1v --algorithm ring --cluster {file}
+plan h100-nvl-4 --backlog 1ms
+plan dgx-1v --algorithm ring
 plan - --bytes 1GB
 bench --model resnet50 --rounds 3 --devices 4
 bench --shapes {file} --memory 1.5
@@ -65,8 +65,7 @@ class TooLong(Exception):
 def _targets(with_tensorflow):
     """Return ``{name: function of a file's path}``."""
     from hier_allreduce.bench.models import load_model
-    from hier_allreduce.cluster import read_config
-    from hier_allreduce.cluster.config import check_config, from_tf_config
+    from hier_allreduce.cluster.config import check_config, from_tf_config, read_config
     from hier_allreduce.planning import Strategy
     from hier_allreduce.topology import Network, decoded, from_yaml, load
     from hier_allreduce.topology.machine_file import read_calibration

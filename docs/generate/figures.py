@@ -18,7 +18,6 @@ COMMANDS = {
     "topo-dgx-1v.png": ("topo", "dgx-1v"),
     "topo-pcie-pairs.png": ("topo", "pcie-pairs"),
     "plan-dgx-1v.png": ("plan", "dgx-1v", "--backlog", "0"),
-    "plan-hosts.png": ("plan", "dgx-1v", "--hosts", "8", "--network", "10gbe"),
 }
 MEASURED = {"bench-peers.png": "bench-peers.json"}
 TICKS = (0.5, 1, 2, 5, 10, 20)

@@ -173,12 +173,8 @@ def _markdown(text):
 def plan_schema():
     """Return a table of the keys of ``plan --json``, from its schema."""
     schema = json.loads((DOCS / "reference" / "plan.schema.json").read_text(encoding="utf-8"))
-    always = set(schema["required"])
-    rows = [
-        [f"`{key}`", _kind(value), _sentence(value["description"]), "" if key in always else "no"]
-        for key, value in schema["properties"].items()
-    ]
-    return "\n".join(_table(["key", "type", "meaning", "always there"], rows))
+    rows = [[f"`{key}`", _kind(value), _sentence(value["description"])] for key, value in schema["properties"].items()]
+    return "\n".join(_table(["key", "type", "meaning"], rows))
 
 
 def _kind(value):

@@ -1,4 +1,4 @@
-"""Topologies and plans, on one machine and on several, as text for people."""
+"""Topologies and plans as text for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Dict, Iterable, List, Sequence, Set, Tuple
 from ..formatting import amount, count, duration, percent, rate, table
 from ..planning import (
     Choice,
-    HostsChoice,
     Plan,
     TrainingChoice,
     exposed_by_algorithm,
@@ -18,7 +17,7 @@ from ..planning import (
     pack,
     seconds_by_algorithm,
 )
-from ..topology import GB, Network, Topology, guessed
+from ..topology import GB, Topology, guessed
 
 Way = Tuple[Tuple[Tuple[int, ...], int], ...]  # a chunk's reductions as (srcs, dst)
 
@@ -118,53 +117,6 @@ def _range(speeds: Iterable[float]) -> str:
     return " or ".join(distinct) if len(distinct) < 3 else f"{distinct[0]} to {distinct[-1]}"
 
 
-# ---- hosts -------------------------------------------------------------------------------------------
-
-
-def describe_hosts(topology: Topology, hosts: int, network: Network) -> str:
-    """Describe hosts × devices: which device uses which network card, and the bounds inside and between hosts."""
-    speed = f"{network.nic / GB:.4g}"
-    cards = [(card, speed, users) for card, users in _card_users(topology, network)]
-    return _paragraphs(
-        [
-            hosts_line(topology, hosts, network),
-            table([("card", "GB/s each way", "used by"), *cards]),
-            f"TensorFlow moves at most {network.engine / GB:.4g} GB/s in and out of a host, by all cards together; "
-            f"a hop of a ring takes it {duration(network.hop)}.",
-            _hosts_bounds(topology, hosts, network),
-        ]
-    )
-
-
-def _hosts_bounds(topology: Topology, hosts: int, network: Network) -> str:
-    rates = {}
-    if len(topology) > 1:
-        rates[f"inside each host, of {len(topology)} devices"] = pack(topology).bound
-    if hosts > 1:
-        rates[f"between {hosts} hosts, by the cards"] = 1 / network.wire_seconds(hosts, 1)
-        rates[f"between {hosts} hosts, by TensorFlow, hops aside"] = 1 / network.ring_seconds(hosts, 1, 0)
-    rows = [(place, f"{bytes_per_second / GB:.4g}") for place, bytes_per_second in rates.items()]
-    return table([("gradients all-reduced", "GB/s"), *rows]) if rows else ""
-
-
-def hosts_line(topology: Topology, hosts: int, network: Network) -> str:
-    """Return ``4 hosts × 8 devices = 32, joined by InfiniBand EDR, 4 cards a host``; a single card is not mentioned."""
-    devices = len(topology)
-    cards = f", {count(network.nics, 'card')} a host" if network.nics > 1 else ""
-    return f"{count(hosts, 'host')} × {count(devices, 'device')} = {hosts * devices}, joined by {network.name}{cards}"
-
-
-def _card_users(topology: Topology, network: Network) -> List[Tuple[str, str]]:
-    """Return the devices that use each network card of a host; unused cards share one row."""
-    devices = len(topology)
-    users: Dict[int, List[str]] = {}
-    for device, name in enumerate(topology.devices):
-        users.setdefault(network.nic_of(device, devices), []).append(name)
-    rows = [(f"NIC{nic}", ", ".join(names)) for nic, names in users.items()]
-    spare = network.nics - network.nics_used(devices)
-    return [*rows, (f"{spare} more", "no device")] if spare else rows
-
-
 # ---- plans -------------------------------------------------------------------------------------------
 
 
@@ -212,42 +164,6 @@ def _work(choice: Choice) -> str:
     )
 
 
-def describe_hosts_choice(choice: HostsChoice, topology: Topology, steps: bool = False) -> str:
-    """Describe a plan for several hosts: as for one, and where the time goes.
-
-    Args:
-        choice: the plan.
-        topology: each of the hosts.
-        steps: list every step too.
-    """
-    several = choice.hosts > 1
-    bounds = f"   inside a host {duration(choice.host_bound)}, cards {duration(choice.wire_bound)}" if several else ""
-    return _paragraphs(
-        [
-            hosts_line(topology, choice.hosts, choice.network),
-            _headline(choice, topology),
-            _times(choice, topology, bounds),
-            _time_spent(choice) if several else "",
-            _compared(choice.seconds, choice.algorithms),
-            *_steps_and_remarks(choice, topology, steps),
-        ]
-    )
-
-
-def _time_spent(choice: HostsChoice) -> str:
-    """Return where the seconds go. Work inside a host between the first and the last crossing is hidden behind them."""
-    hops = f"{2 * (choice.hosts - 1) * choice.collectives} hops of {duration(choice.network.hop)}"
-    moved = amount(2 * (choice.hosts - 1) / choice.hosts * choice.size)
-    speed = f"{choice.network.bytes_per_second / GB:.4g} GB/s"
-    rows = [
-        ("of which", "", ""),
-        ("in the host", duration(choice.before), "sums, before the first chunk crosses"),
-        ("between hosts", duration(choice.across), f"{hops}, {moved} at {speed}"),
-        ("in the host", duration(choice.seconds - choice.before - choice.across), "copies, after the last"),
-    ]
-    return table(rows)
-
-
 def _headline(choice: Choice, topology: Topology) -> str:
     sizes = choice.sizes()
     buckets = len(set(choice.plan().buckets))
@@ -258,19 +174,17 @@ def _headline(choice: Choice, topology: Topology) -> str:
     return f"{topology.name}, {amount(choice.size)}{in_buckets}: {choice.recipe.algorithm}{lanes}, {chunks}"
 
 
-def _times(choice: Choice, topology: Topology, bounds: str = "") -> str:
+def _times(choice: Choice, topology: Topology) -> str:
     speed = f" ({rate(choice.size / choice.seconds)})" if choice.seconds else ""
     return (
-        f"predicted    {duration(choice.seconds)}{speed}\nlower bound  {duration(choice.bound)}{bounds}\n"
+        f"predicted    {duration(choice.seconds)}{speed}\nlower bound  {duration(choice.bound)}\n"
         f"             {reached(choice, topology)}"
     )
 
 
 def reached(choice: Choice, topology: Topology) -> str:
-    """Return ``98% of TensorFlow's limit, 31% of the limit of the links``, or what several hosts reach of theirs."""
+    """Return ``98% of TensorFlow's limit, 31% of the limit of the links``."""
     share = percent(choice.share_of_bound)
-    if isinstance(choice, HostsChoice) and choice.hosts > 1:
-        return f"{share} of these hosts' limit"
     if topology.measured or not choice.seconds:
         return f"{share} of TensorFlow's limit"
     of_links = choice.size / pack(topology, ideal_links=True).bound / choice.seconds

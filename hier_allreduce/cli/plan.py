@@ -1,4 +1,4 @@
-"""``hier-allreduce plan``: the plan for a machine, alone or as one of several hosts."""
+"""``hier-allreduce plan``: the plan for a machine."""
 
 from __future__ import annotations
 
@@ -9,22 +9,18 @@ import sys
 from typing import Any, Dict, Optional
 
 from .. import __version__, presets
-from ..errors import StrategyError, TopologyError
+from ..errors import TopologyError
 from ..figures import check_picture
 from ..planning import (
-    BASELINES,
     PLANNER_ALGORITHMS,
     THIS_MACHINE,
     Backward,
-    Choice,
-    HostsChoice,
     Reduce,
     Step,
     TrainingChoice,
     algorithms_for,
     baseline_seconds,
     choose,
-    choose_for_hosts,
     choose_for_training,
     operands,
     predicted_trace,
@@ -32,9 +28,9 @@ from ..planning import (
 )
 from ..topology import Topology
 from .arguments import lane_count, output, refuse_unused
-from .describe import describe_choice, describe_hosts_choice
+from .describe import describe_choice
 from .plan_picture import draw_plan
-from .topo import add_hosts, add_topology, read_host_files, read_hosts, read_topology
+from .topo import add_topology, read_topology
 
 _UNITS = {
     "": 1,
@@ -74,7 +70,6 @@ def read_seconds(text: str) -> float:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_topology(parser)
-    add_hosts(parser)
     parser.add_argument(
         "--bytes", type=read_bytes, default="100MB", metavar="SIZE", help="size of the bucket (default 100MB)"
     )
@@ -105,21 +100,14 @@ def main(args: argparse.Namespace) -> int:
     if args.picture:
         check_picture(args.picture)
     refuse_unused(args, "--json", "--steps")
-    files = read_host_files(args)
     machine = read_topology(args.topology, args.calibration)
     if args.topology in (None, THIS_MACHINE) and len(machine) < 2:
         raise TopologyError(
             "this machine has fewer than two GPUs, so there is nothing to plan; name a machine, one of"
             f" {', '.join(presets.names('machines'))}, or a file"
         )
-    hosts = read_hosts(args, machine, files)
-    if hosts:
-        _refuse_for_hosts(args)
-        machine = hosts.topology
-        choice: Choice = choose_for_hosts(machine, args.bytes, hosts.number, hosts.network, args.algorithm)
-    else:
-        backward = Backward() if args.backlog is None else Backward(args.backlog)
-        choice = _searched(machine, args.bytes, args.algorithm, args.lanes or 0, backward)
+    backward = Backward() if args.backlog is None else Backward(args.backlog)
+    choice = _searched(machine, args.bytes, args.algorithm, args.lanes or 0, backward)
     verify(choice.plan())
     if args.picture:  # before the text: its reader may close the pipe early
         draw_plan(choice, machine, args.picture)
@@ -127,17 +115,9 @@ def main(args: argparse.Namespace) -> int:
         predicted_trace(choice, machine).write(args.trace)
     if args.json:
         print(json.dumps(as_json(choice, machine)))
-    elif isinstance(choice, HostsChoice):
-        print(describe_hosts_choice(choice, machine, args.steps))
     else:
         print(describe_choice(choice, machine, args.steps))
     return 0
-
-
-def _refuse_for_hosts(args: argparse.Namespace) -> None:
-    for option in ("lanes", "backlog"):
-        if getattr(args, option) is not None:
-            raise StrategyError(f"--{option} is for one machine: a plan for several hosts has no lanes and one bucket")
 
 
 def _searched(machine: Topology, size: int, algorithm: Optional[str], lanes: int, backward: Backward) -> TrainingChoice:
@@ -157,10 +137,10 @@ def _searched(machine: Topology, size: int, algorithm: Optional[str], lanes: int
     return choice
 
 
-def as_json(choice: Choice, machine: Topology) -> Dict[str, Any]:
+def as_json(choice: TrainingChoice, machine: Topology) -> Dict[str, Any]:
     """Return the plan as plain values: bytes of each chunk, steps in execution order, times in seconds."""
     whole = choice.plan()
-    plan = {
+    return {
         "version": __version__,
         "machine": machine.name,
         "devices": len(machine),
@@ -174,38 +154,10 @@ def as_json(choice: Choice, machine: Topology) -> Dict[str, Any]:
         "sums": sum(added > 1 for added in operands(whole)),
         "predicted_seconds": choice.seconds,
         "lower_bound_seconds": choice.bound,
-        "baselines": _baselines(choice, machine),
+        "baselines": baseline_seconds(machine, choice.size),
         "warnings": list(machine.warnings),
-    }
-    if isinstance(choice, TrainingChoice):
-        plan["backlog_seconds"], plan["exposed_seconds"] = choice.backward.backlog, choice.exposed
-    return {**plan, **_hosts_as_json(choice)} if isinstance(choice, HostsChoice) else plan
-
-
-def _baselines(choice: Choice, machine: Topology) -> Dict[str, float]:
-    """Return the seconds of each algorithm that does not use the links."""
-    if isinstance(choice, HostsChoice):
-        return {name: choice.algorithms[name] for name in BASELINES}
-    return baseline_seconds(machine, choice.size)
-
-
-def _hosts_as_json(choice: HostsChoice) -> Dict[str, Any]:
-    """Return what several hosts add to the object, whose times are then those of all hosts: bytes, seconds, bytes/s.
-
-    ``crossings`` has for each chunk the device and the network card of each host by which it crosses, after the chunk's
-    last ``reduce`` and before its first ``copy``.
-    """
-    return {
-        "hosts": choice.hosts,
-        "network": dict(choice.network._asdict()),
-        "crossings": [
-            {"chunk": crossing.chunk, "device": crossing.device, "nic": crossing.nic}
-            for crossing in sorted(choice.run.crossings)
-        ],
-        "host_seconds": choice.inside,
-        "network_seconds": choice.across,
-        "host_bound_seconds": choice.host_bound,
-        "network_bound_seconds": choice.wire_bound,
+        "backlog_seconds": choice.backward.backlog,
+        "exposed_seconds": choice.exposed,
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any, Dict, Sequence
 
 from ..figures import COLORS, INK, ink_on, pyplot, save_picture
 from ..formatting import amount, count, duration
-from ..planning import Choice, HostsChoice, Plan, Timing, TrainingChoice, one_bucket, timeline
+from ..planning import Choice, Plan, Timing, TrainingChoice, one_bucket, timeline
 from ..topology import Topology
 from .describe import Way, reached, sums_by_chunk
 from .machine_picture import device_positions, draw_devices, draw_link_bytes, spaced
@@ -18,7 +18,7 @@ _OTHER_WAYS = "#bcc4cd"  # the colour of the ways that have no drawing
 def draw_plan(choice: Choice, topology: Topology, path: str) -> None:
     """Draw a plan into a file: its trees on the machine's links, the bytes on each link, and the timeline.
 
-    The timeline of a plan for several hosts also has a lane for each network card. Of equal buckets one is drawn.
+    Of equal buckets one is drawn.
 
     Raises:
         HierAllreduceError: matplotlib is missing, or the file cannot be written.
@@ -27,13 +27,12 @@ def draw_plan(choice: Choice, topology: Topology, path: str) -> None:
     if isinstance(choice, TrainingChoice):
         buckets = f" (one of {choice.schedule.buckets} buckets)" if choice.schedule.buckets > 1 else ""
         choice = one_bucket(choice, topology)
-    run = choice.run if isinstance(choice, HostsChoice) else timeline(choice, topology)
+    run = timeline(choice, topology)
     colors = way_colors(choice)
     shown = [way for way, color in colors.items() if way and color != _OTHER_WAYS]
     rows = 2 if len(shown) > 2 else 1
     columns = max(1, math.ceil(len(shown) / rows))
-    lanes = len(topology) + (choice.network.nics_used(len(topology)) if isinstance(choice, HostsChoice) else 0)
-    lower = 1.2 + 0.36 * lanes  # inches
+    lower = 1.2 + 0.36 * len(topology)  # inches
     figure = pyplot().figure(figsize=(11, 4.9 + lower), constrained_layout=True)
     grid = figure.add_gridspec(2, 1, height_ratios=(4.9, lower))
     upper = grid[0].subgridspec(rows, columns + rows, width_ratios=(1.25,) * rows + (1,) * columns)
@@ -104,10 +103,6 @@ def draw_timeline(axes: Any, topology: Topology, run: Timing, choice: Choice) ->
         key = [f"{unit_name}; outgoing copies of each GPU, in the colour of its lane; the top strip: of its tower"]
     else:
         _draw_bars(axes, run, choice, chunk_colors, unit)
-    if isinstance(choice, HostsChoice):
-        _draw_crossings(axes, choice, chunk_colors, unit)
-        lanes += [f"NIC {nic}" for nic in range(choice.network.nics_used(len(topology)))]
-        key.append("NIC: chunks between hosts (number: their main)")
     if _OTHER_WAYS in colors.values() and not plan.lanes:
         key.append("pale grey: the ways not shown")
     _draw_bound(axes, choice, unit)
@@ -151,26 +146,6 @@ def _draw_lane_bars(axes: Any, run: Timing, plan: Plan, unit: float) -> None:
         place = tower - 0.43 + (strip + 0.5) * height
         color = COLORS[(strip - 1) % len(COLORS)] if strip else INK
         axes.barh(place, (end - start) * unit, left=start * unit, height=height, color=color, linewidth=0)
-
-
-def _draw_crossings(axes: Any, choice: HostsChoice, chunk_colors: Dict[int, str], unit: float) -> None:
-    """Draw a bar for each chunk that crosses between hosts, in a lane for its network card below the devices."""
-    box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
-    for chunk, device, nic, start, end in choice.run.crossings:
-        lane = choice.recipe.devices + nic
-        axes.barh(
-            lane,
-            (end - start) * unit,
-            left=start * unit,
-            height=0.62,
-            color=chunk_colors[chunk],
-            hatch="///",
-            edgecolor="white",
-            linewidth=0.3,
-        )
-        if end - start > choice.seconds / 40:
-            middle = (start + end) / 2 * unit
-            axes.text(middle, lane, str(device), ha="center", va="center", fontsize=7, color=INK, bbox=box)
 
 
 def _draw_bound(axes: Any, choice: Choice, unit: float) -> None:

@@ -6,17 +6,16 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, Dict, Optional
 
 from .. import __version__, presets
-from ..cluster import read_config
-from ..errors import ClusterError, TopologyError
+from ..errors import TopologyError
 from ..figures import check_picture
 from ..formatting import table
 from ..planning import THIS_MACHINE, pack
-from ..topology import Network, Topology, calibrated, decoded, from_text, load, read_calibration, subset, this_machine
-from .arguments import count, output, refuse_unused
-from .describe import describe, describe_hosts
+from ..topology import Topology, calibrated, decoded, from_text, load, read_calibration, this_machine
+from .arguments import output, refuse_unused
+from .describe import describe
 from .machine_picture import draw_topology
 
 
@@ -49,78 +48,9 @@ def read_topology(name: Optional[str], calibration_file: Optional[str]) -> Topol
     return load(name, calibration_file)
 
 
-class Hosts(NamedTuple):
-    """Several machines: each is ``topology``, there are ``number`` of them, and ``network`` joins them."""
-
-    topology: Topology
-    number: int
-    network: Network
-
-
-def add_hosts(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments for several machines."""
-    many = parser.add_mutually_exclusive_group()
-    many.add_argument("--hosts", type=count, metavar="H", help="number of such machines, joined by --network")
-    many.add_argument(
-        "--cluster", metavar="NAME|FILE", help="hosts, devices and network of a YAML file for Cluster.load"
-    )
-    parser.add_argument(
-        "--network",
-        metavar="NAME|FILE",
-        help=f"what joins the hosts: a YAML file, or one of {', '.join(presets.names('networks'))}",
-    )
-    parser.add_argument("--nics", type=count, metavar="N", help="network cards of each host (default: the network's)")
-
-
-class HostFiles(NamedTuple):
-    """What the files say that ``--cluster`` and ``--network`` name; None without the option."""
-
-    cluster: Optional[Dict[str, Any]]
-    network: Optional[Network]
-
-
-def read_host_files(args: argparse.Namespace) -> HostFiles:
-    """Read the files that describe the hosts. This comes before a look at this machine, which takes seconds.
-
-    Raises:
-        ClusterError: a file that is missing or cannot be understood.
-    """
-    cluster = read_config(args.cluster) if args.cluster else None
-    return HostFiles(cluster, Network.load(args.network) if args.network else None)
-
-
-def read_hosts(args: argparse.Namespace, machine: Topology, files: HostFiles) -> Optional[Hosts]:
-    """Return the hosts that the arguments name; None without ``--hosts`` and ``--cluster``.
-
-    Raises:
-        ClusterError: no network, or a cluster that does not fit the machine.
-    """
-    hosts, network = args.hosts, files.network
-    if files.cluster:
-        machine = _devices_of_each_host(files.cluster, args.cluster, machine)
-        hosts, network = len(files.cluster["hosts"]), network or files.cluster["network"]
-    if hosts is None:
-        if network or args.nics:
-            raise ClusterError("--network and --nics are for several hosts: give --hosts or --cluster too")
-        return None
-    if not network:
-        option = f"--network, or network: in {args.cluster}" if args.cluster else "--network"
-        names = ", ".join(presets.names("networks"))
-        raise ClusterError(f"what joins the {hosts} hosts? Give {option}: a YAML file, or one of {names}")
-    return Hosts(machine, hosts, network._replace(nics=args.nics or network.nics))
-
-
-def _devices_of_each_host(cluster: Dict[str, Any], name: str, machine: Topology) -> Topology:
-    devices = cluster["devices_per_host"]
-    if devices > len(machine):
-        raise ClusterError(f"{name}: devices_per_host is {devices}, but {machine.name} has {len(machine)}")
-    return subset(machine, range(devices))
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_topology(parser)
-    add_hosts(parser)
     parser.add_argument("--yaml", action="store_true", help="print the machine as a YAML file instead")
     parser.add_argument("--json", action="store_true", help="print the machine as one JSON object instead")
     parser.add_argument("--list", action="store_true", help="print the machines that are known by name, and exit")
@@ -131,11 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    hosts = ("--hosts", "--cluster", "--network", "--nics")
     for option in ("--anchors", "--list"):
-        refuse_unused(args, option, "TOPOLOGY", "--calibration", "--picture", *hosts, "--yaml", "--json")
-    refuse_unused(args, "--yaml", *hosts, "--json")
-    refuse_unused(args, "--json", *hosts)
+        refuse_unused(args, option, "TOPOLOGY", "--calibration", "--picture", "--yaml", "--json")
+    refuse_unused(args, "--yaml", "--json")
     if args.picture:
         check_picture(args.picture)
     if args.list:
@@ -147,10 +75,7 @@ def main(args: argparse.Namespace) -> int:
 
         print(f"{published_markdown()}\n\n{nccl_markdown()}")
         return 0
-    files = read_host_files(args)
     machine = read_topology(args.topology, args.calibration)
-    several = read_hosts(args, machine, files)
-    machine = several.topology if several else machine
     if args.picture:  # before the text: its reader may close the pipe early
         draw_topology(machine, args.picture)
     if args.yaml:
@@ -160,8 +85,6 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps(as_json(machine)))
         return 0
     print(describe(machine))
-    if several:
-        print(f"\n{describe_hosts(*several)}")
     return 0
 
 

@@ -21,7 +21,6 @@ from .._lazy import lazy
 if TYPE_CHECKING:
     from .addresses import free_addresses as free_addresses
     from .cluster import Cluster as Cluster
-    from .config import read_config as read_config
     from .events import publish as publish
     from .events import read_event as read_event
     from .launcher import launch as launch
@@ -31,7 +30,6 @@ __all__ = [
     "free_addresses",
     "launch",
     "publish",
-    "read_config",
     "read_event",
 ]
 __getattr__ = lazy(
@@ -39,7 +37,6 @@ __getattr__ = lazy(
     {
         "addresses": ["free_addresses"],
         "cluster": ["Cluster"],
-        "config": ["read_config"],
         "events": ["publish", "read_event"],
         "launcher": ["launch"],
     },

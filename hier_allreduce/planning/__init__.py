@@ -23,7 +23,6 @@ from .lanes import Lanes, lane_bytes, on_lanes
 from .multi_host import HostsChoice, choose_for_hosts
 from .plan import Copy, Counting, Ops, Plan, Reduce, Step, issued_before, operands, run, verify
 from .planner import (
-    BASELINES,
     PLANNER_ALGORITHMS,
     Choice,
     algorithms_for,
@@ -49,7 +48,6 @@ from .trace import Trace, chunk_name, predicted_run, predicted_trace
 
 __all__ = [
     "ALGORITHMS",
-    "BASELINES",
     "BY_ROOT",
     "COPY",
     "EXECUTED",

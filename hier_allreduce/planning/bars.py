@@ -11,7 +11,7 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequenc
 
 from ..formatting import amount, duration, percent, rate, table
 
-COPY, SUM, NETWORK = "copy", "sum", "network"
+COPY, SUM = "copy", "sum"
 PREDICTED, EXECUTED = "predicted", "executed"
 SENDER, COMPUTE, HOST = "sender busy", "receiver's compute", "host"
 _LINKS = 12  # links that the summary lists
@@ -23,7 +23,7 @@ class Bar(NamedTuple):
     """A copy from device ``src`` to ``dst``, or something on ``dst`` alone; times in seconds.
 
     Attributes:
-        kind: ``COPY``, ``SUM`` (any computation), or ``NETWORK`` (a chunk that crosses between hosts).
+        kind: ``COPY``, or ``SUM`` (any computation).
         name: the chunk, its variables, and from → to.
         src: the number of the sending device; ``dst`` itself unless it is a copy.
         dst: the number of the receiving device.
@@ -127,8 +127,7 @@ class Run:
         sent: Dict[int, List[Interval]] = defaultdict(list)
         computed: Dict[int, List[Interval]] = defaultdict(list)
         for bar in self.bars:
-            if bar.kind != NETWORK:
-                (sent[bar.src] if bar.kind == COPY else computed[bar.dst]).append((bar.start, bar.end))
+            (sent[bar.src] if bar.kind == COPY else computed[bar.dst]).append((bar.start, bar.end))
         for device, intervals in enumerate(self.computing):
             computed[device] += intervals
         sending = {device: union(intervals) for device, intervals in sent.items()}

@@ -14,8 +14,7 @@ from typing import Dict, Sequence, Tuple
 
 from ..errors import HierAllreduceError
 from ..topology import Topology, with_lanes
-from .bars import COPY, NETWORK, PREDICTED, SUM, Bar, Run
-from .multi_host import Crossing, HostsChoice
+from .bars import COPY, PREDICTED, SUM, Bar, Run
 from .plan import Copy, Plan, Reduce
 from .planner import Choice
 from .simulator import Timing, lower_bound, simulate
@@ -72,34 +71,24 @@ def predicted_run(
     total = round(sum(sizes))
     whole = {type(step) for step in plan.steps} == {Reduce, Copy}  # the bound is that of an all-reduce
     bound = lower_bound(topology, total) if total and whole else None
-    bars = _predicted_bars(plan, topology, simulate(plan, topology, sizes), sizes, names, ())
+    bars = _predicted_bars(plan, topology, simulate(plan, topology, sizes), sizes, names)
     return Run(PREDICTED, tuple(devices or with_lanes(topology, plan.lanes).devices), bars, 0.0, bound)
 
 
 def predicted_trace(choice: Choice, topology: Topology) -> Trace:
     """Return the predicted run of a choice."""
-    several = isinstance(choice, HostsChoice)
     plan, sizes = choice.plan(), choice.sizes()
-    timing = choice.run if isinstance(choice, HostsChoice) else simulate(plan, topology, sizes)
-    crossings = choice.run.crossings if isinstance(choice, HostsChoice) else ()
-    bars = _predicted_bars(plan, topology, timing, sizes, (), crossings)
-    notes = ("one of the hosts; all of them do the same at the same time",) if several else ()
+    bars = _predicted_bars(plan, topology, simulate(plan, topology, sizes), sizes, ())
     devices = with_lanes(topology, plan.lanes).devices
-    return Trace((Run(PREDICTED, devices, bars, 0.0, choice.bound or None),), notes)
+    return Trace((Run(PREDICTED, devices, bars, 0.0, choice.bound or None),))
 
 
 def _predicted_bars(
-    plan: Plan,
-    topology: Topology,
-    timing: Timing,
-    sizes: Sequence[float],
-    names: Sequence[str],
-    crossings: Sequence[Crossing],
+    plan: Plan, topology: Topology, timing: Timing, sizes: Sequence[float], names: Sequence[str]
 ) -> Tuple[Bar, ...]:
     """Return the bars of a simulated run, each with when its values were there."""
     ends = {(step, src): end for step, src, _, _, end in timing.spans}
-    crossed = {crossing.chunk: crossing.end for crossing in crossings}
-    arrival, roots = topology.speeds.arrival, plan.roots
+    arrival = topology.speeds.arrival
     held: Dict[Tuple[int, int], float] = {}  # (device, chunk) → since when its host can use it
     ready: Dict[Tuple[int, int], float] = {}  # (step, src of a copy, or dst of a sum)
     for number, step in enumerate(plan.steps):
@@ -107,8 +96,6 @@ def _predicted_bars(
         sources = step.srcs if isinstance(step, Reduce) else (step.src,)
         for src in sources:
             ready[number, src] = held.get((src, chunk), 0.0)
-            if isinstance(step, Copy) and src == roots[chunk]:
-                ready[number, src] = max(ready[number, src], crossed.get(chunk, 0.0))
         arrived = max(ends[number, src] for src in sources) + arrival
         if (number, dst) in ends:
             ready[number, dst] = max(arrived, held.get((dst, chunk), 0.0))
@@ -121,10 +108,6 @@ def _predicted_bars(
         kind, way = (COPY, f"{src}→{dst}") if src != dst else (SUM, f"sum on {dst}")
         name = f"{chunk_name(chunk, names)} {way}"
         bars.append(Bar(kind, name, src, dst, min(ready[number, src], start), start, end, sizes[chunk]))
-    for crossing in crossings:
-        root, name = crossing.device, f"{chunk_name(crossing.chunk, names)} between hosts"
-        since = min(held.get((root, crossing.chunk), 0.0), crossing.start)
-        bars.append(Bar(NETWORK, name, root, root, since, crossing.start, crossing.end, sizes[crossing.chunk]))
     return tuple(bars)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 from typing import Any, Dict, Iterator, List, Sequence
 
-from .bars import COPY, EXECUTED, NETWORK, SUM, Bar, Run
+from .bars import COPY, EXECUTED, SUM, Bar, Run
 
-_ROWS = {COPY: "copies out", SUM: "sums", NETWORK: "between hosts"}
+_ROWS = {COPY: "copies out", SUM: "sums"}
 
 Event = Dict[str, Any]
 

@@ -91,7 +91,6 @@ def test_topo_as_json(run_here):
     [
         (["topo", "--json", "--yaml"], "--yaml makes no use of --json"),
         (["topo", "--list", "dgx-1v"], "--list makes no use of TOPOLOGY"),
-        (["topo", "dgx-1v", "--json", "--hosts", "2"], "--json makes no use of --hosts"),
         (["plan", "dgx-1v", "--json", "--steps"], "--json makes no use of --steps"),
     ],
 )

@@ -12,19 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, figures
-from hier_allreduce.bench import models as shapes
+from hier_allreduce import HierAllreduceError, figures
 from hier_allreduce.bench import published as anchors
 from hier_allreduce.cli import entry as cli
 from hier_allreduce.cli import machine_picture, plan_picture, topo
 from hier_allreduce.cli.plan import read_bytes
-from hier_allreduce.formatting import duration
-from hier_allreduce.planning import multi_host as hosts
-from hier_allreduce.planning.buckets import Bucketing, Spec, make_buckets
 from hier_allreduce.planning.plan import Copy, Plan, Reduce, verify
 from hier_allreduce.planning.planner import choose, timeline
 from hier_allreduce.planning.simulator import Backward, simulate
-from hier_allreduce.topology import Network, flat_host, from_text, load
+from hier_allreduce.topology import flat_host, from_text, load
 
 TOP = Path(__file__).parents[2]
 DOC = TOP / "docs" / "calibration.md"
@@ -131,11 +127,6 @@ def test_lanes_and_backlogs_out_of_range_are_refused(run, option):
     assert "expected 0 to" in run.err()
 
 
-def test_several_hosts_have_no_lanes(run):
-    status, _, err = run("plan", "dgx-1v", "--hosts", "2", "--network", "10gbe", "--lanes", "2")
-    assert status == 2 and "--lanes is for one machine" in err
-
-
 def test_a_plan_for_people_says_how_near_to_the_bound_it_is(run):
     status, out, _ = run("plan", "dgx-1v", "--bytes", "100MB", "--steps", "--backlog", "0")
     assert status == 0
@@ -236,11 +227,10 @@ def test_one_gpu_needs_no_plan(run):
 
 
 @pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
-@pytest.mark.parametrize("several", [[], ["--hosts", "2", "--network", "10gbe"]])
-def test_one_gpu_has_a_picture_too(run, tmp_path, several):
+def test_one_gpu_has_a_picture_too(run, tmp_path):
     path = tmp_path / "x.png"
     alone = "\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n"
-    assert run("plan", "-", "--picture", str(path), *several, stdin=alone)[0] == 0
+    assert run("plan", "-", "--picture", str(path), stdin=alone)[0] == 0
     assert path.stat().st_size > 1000
 
 
@@ -270,8 +260,8 @@ def test_what_is_very_small_is_said_to_be(run):
             ["topo", "--anchors", "dgx-1v", "--yaml"],
             "--anchors makes no use of TOPOLOGY, --yaml; give one or the other",
         ),
-        (["topo", "--anchors", "--picture", "x.png", "--nics", "2"], "--anchors makes no use of --picture, --nics;"),
-        (["topo", "dgx-1v", "--yaml", "--hosts", "2"], "--yaml makes no use of --hosts;"),
+        (["topo", "--anchors", "--picture", "x.png", "--json"], "--anchors makes no use of --picture, --json;"),
+        (["topo", "dgx-1v", "--yaml", "--json"], "--yaml makes no use of --json;"),
         (["topo", "-"], "no table of GPUs"),
     ],
 )
@@ -347,212 +337,6 @@ def test_bytes_that_are_none_are_refused(run, text):
         run("plan", "dgx-1v", f"--bytes={text}")
 
 
-# ---- several hosts -----------------------------------------------------------------------------------
-
-FOR_TRAINING = ("backlog_seconds", "exposed_seconds")
-MORE_KEYS = [
-    "hosts",
-    "network",
-    "crossings",
-    "host_seconds",
-    "network_seconds",
-    "host_bound_seconds",
-    "network_bound_seconds",
-]
-
-
-@pytest.mark.parametrize("machine", ["dgx-1v", "h100-nvl-4"])
-def test_json_of_several_hosts_adds_how_chunks_cross(run, machine):
-    alone = [key for key in json.loads(run("plan", machine, "--json")[1]) if key not in FOR_TRAINING]
-    status, out, err = run("plan", machine, "--json", "--hosts", "6", "--network", "ib-edr-4")
-    printed = json.loads(out)
-    assert (status, err) == (0, "")
-    assert list(printed) == [*alone, *MORE_KEYS]
-    plan = verify(rebuilt(printed))
-    assert printed["devices"] == len(load(machine)) == plan.devices
-    assert [crossing["device"] for crossing in printed["crossings"]] == list(plan.roots)
-    assert [crossing["chunk"] for crossing in printed["crossings"]] == list(range(plan.chunks))
-    assert {crossing["nic"] for crossing in printed["crossings"]} <= set(range(4))
-    assert (printed["hosts"], printed["network"]["nics"], printed["network"]["nic"]) == (6, 4, 12.5e9)
-    assert printed["lower_bound_seconds"] <= printed["predicted_seconds"] <= min(printed["baselines"].values())
-    assert printed["lower_bound_seconds"] == max(printed["host_bound_seconds"], printed["network_bound_seconds"])
-    assert printed["network_seconds"] < printed["predicted_seconds"]
-    assert printed["predicted_seconds"] < 1.01 * (printed["network_seconds"] + printed["host_seconds"])
-
-
-def test_one_host_is_predicted_as_without_a_network(run):
-    alone = json.loads(run("plan", "dgx-1v", "--json", "--backlog", "0")[1])
-    printed = json.loads(run("plan", "dgx-1v", "--json", "--hosts", "1", "--network", "10gbe")[1])
-    assert {key: printed[key] for key in alone if key not in FOR_TRAINING} == {
-        key: value for key, value in alone.items() if key not in FOR_TRAINING
-    }
-    assert "of TensorFlow's limit" in run("plan", "dgx-1v", "--hosts", "1", "--network", "10gbe")[1]
-
-
-def test_a_plan_of_several_hosts_for_people(run):
-    status, out, _ = run("plan", "dgx-1v", "--hosts", "4", "--network", "10gbe", "--steps")
-    assert status == 0
-    assert out.startswith("4 hosts × 8 devices = 32, joined by 10 Gbit/s Ethernet\n")
-    assert re.search(r"lower bound +120 ms +inside a host 3\.84 ms, cards 120 ms", out)
-    assert re.search(r"% of these hosts' limit", out)
-    assert re.search(r"between hosts +\d+ ms +\d+ hops of 300 µs, 150 MB at 0\.8 GB/s", out)
-    assert re.search(r"two-group +\d+ ms +1\.\d\dx", out)
-    assert "c0  " in out
-
-
-def test_topo_shows_hosts_cards_and_what_they_can_do(run):
-    _, alone, _ = run("topo", "dgx-1v")
-    arguments = ["--hosts", "4", "--network", "ib-edr-4"]
-    status, out, _ = run("topo", "dgx-1v", *arguments)
-    assert status == 0 and out.startswith(alone)
-    assert "4 hosts × 8 devices = 32, joined by InfiniBand EDR, 4 cards a host\n" in out
-    assert re.search(r"NIC3 +12\.5 +GPU6, GPU7\n", out) and "NIC4" not in out
-    assert re.search(r"by the cards +33\.33\n", out) and re.search(r"by TensorFlow, hops aside +0\.5333\n", out)
-    assert "joined by InfiniBand EDR\n" in run("topo", "dgx-1v", *arguments, "--nics", "1")[1]
-    _, more, _ = run("topo", "dgx-1v", *arguments, "--nics", "8")
-    assert "joined by InfiniBand EDR, 8 cards a host\n" in more
-    assert re.search(r"2 more +12\.5 +no device\n", run("topo", "dgx-1v", *arguments, "--nics", "10")[1])
-    assert re.search(r"NIC7 +12\.5 +GPU7\n", more) and re.search(r"by the cards +66\.67\n", more)
-
-
-def test_a_clusters_file_says_how_many_hosts_devices_and_what_joins_them(run, tmp_path):
-    _, out, _ = run("plan", "dgx-1v", "--cluster", "example-4x8")
-    assert out == run("plan", "dgx-1v", "--hosts", "4", "--network", "25gbe")[1]
-    assert Cluster.load("example-4x8", task=0).size == 4
-    path = tmp_path / "mine.yaml"
-    path.write_text("hosts: ['10.0.0.1:2222', '10.0.0.2:2222']\ndevices_per_host: 3\nnetwork: ib-edr-4\n")
-    _, out, _ = run("topo", "dgx-1v", "--cluster", str(path))
-    assert "2 hosts × 3 devices = 6, joined by InfiniBand EDR, 4 cards a host\n" in out
-    assert "NIC2             12.5  GPU2\n" in out
-    _, out, _ = run("topo", "dgx-1v", "--cluster", str(path), "--network", "10gbe")
-    assert "joined by 10 Gbit/s Ethernet" in out
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--hosts", "2"], "what joins the 2 hosts? Give --network: a YAML file, or one of 10gbe, 25gbe, ib-edr-4"),
-        (["--hosts", "2", "--network", "10gb"], "did you mean '10gbe'"),
-        (["--network", "10gbe"], "give --hosts or --cluster too"),
-        (["--nics", "2"], "give --hosts or --cluster too"),
-        (["--cluster", "loopback-2x4"], "Give --network, or network: in loopback-2x4"),
-        (["--cluster", "example-4x"], "did you mean 'example-4x8'"),
-        (["--cluster", "hosts: 3"], "expected hosts: [HOST:PORT, …] and devices_per_host: NUMBER"),
-        (
-            ["--cluster", "hosts: ['a:1']\ndevices_per_host: 2\nnetwork: 10"],
-            "network=10: expected a name of configs/networks",
-        ),
-        (["--cluster", "hosts: ['a:1']\ndevices_per_host: 9"], "devices_per_host is 9, but DGX-1V (8x V100) has 8"),
-    ],
-)
-def test_wrong_hosts_and_networks_are_named_in_one_line(run, tmp_path, arguments, message):
-    if ":" in arguments[1]:
-        path = tmp_path / "cluster.yaml"
-        path.write_text(arguments[1])
-        arguments = [arguments[0], str(path)]
-    for command in ("plan", "topo"):
-        status, _, err = run(command, "dgx-1v", *arguments)
-        assert status == 2 and message in err and err.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "hosts: ['a:1']",
-        "hosts: ['a:1']\ndevices_per_host: true",
-        "hosts: ['a:1']\ndevices_per_host: 2\nnetworks: 10gbe",
-        "hosts: ['a:1', 'a:1']\ndevices_per_host: 2",
-        "hosts: [a]\ndevices_per_host: 2",
-        "hosts: ['a:1']\ndevices_per_host: 2\ntimeout: never",
-    ],
-)
-def test_a_clusters_file_is_refused_in_the_words_of_those_who_train_with_it(run, tmp_path, text):
-    path = tmp_path / "cluster.yaml"
-    path.write_text(text)
-    with pytest.raises(ClusterError) as caught:
-        Cluster.load(str(path), task=0)
-    for command in ("plan", "topo"):
-        refused = run(command, "dgx-1v", "--cluster", str(path), "--network", "10gbe")
-        assert refused == (2, "", f"hier-allreduce {command}: {caught.value}\n")
-
-
-@pytest.mark.parametrize("arguments", [["--hosts", "0"], ["--hosts", "two"], ["--nics", "-1"]])
-def test_numbers_of_hosts_and_cards_that_are_none_are_refused(run, arguments):
-    with pytest.raises(SystemExit):
-        run("plan", "dgx-1v", *arguments)
-
-
-@pytest.mark.parametrize("hosts, nics", [("2", "1"), ("5", "9")])
-def test_pictures_of_several_hosts_are_drawn(run, tmp_path, hosts, nics):
-    for command, pixels in (("topo", 700), ("plan", 1000)):
-        path = tmp_path / f"{command}.png"
-        options = ["--hosts", hosts, "--network", "ib-edr-4", "--nics", nics, "--picture", str(path)]
-        assert run(command, "p3.8xlarge", *options)[0] == 0
-        assert min(struct.unpack(">II", path.read_bytes()[16:24])) > pixels
-
-
-def test_the_timeline_has_a_lane_for_each_card_and_a_bar_for_each_crossing():
-    pyplot = figures.pyplot()
-    machine = load("dgx-1v")
-    alone = choose(machine, 10**7)
-    choice = hosts.choose_for_hosts(machine, 10**7, 4, Network.load("ib-edr-4"))
-    bars = {}
-    for name, shown, seen in (("one", alone, timeline(alone, machine)), ("four", choice, choice.run)):
-        figure, axes = pyplot.subplots()
-        plan_picture.draw_timeline(axes, machine, seen, shown)
-        bars[name] = len(axes.patches) - len(seen.spans)
-        labels = [label.get_text() for label in axes.get_yticklabels()]
-        pyplot.close(figure)
-    assert bars == {"one": 0, "four": choice.collectives}
-    assert labels[-4:] == ["NIC 0", "NIC 1", "NIC 2", "NIC 3"]
-
-
-SCALING = DOC.with_name("scaling.md")
-
-
-def times(text):
-    """Of a plan's text: {what a line begins with: seconds}, the first line of each."""
-    units = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
-    lines = re.findall(r"^ *(\w[\w -]*?)  +([\d.]+) (s|ms|µs)\b", text, re.M)
-    return {label: float(number) * units[unit] for label, number, unit in reversed(lines)}
-
-
-def documented():
-    """The commands of docs/scaling.md whose output it shows, each with the text below it."""
-    blocks = re.findall(r"^    \$ hier-allreduce (.*)\n((?:    .*\n|\n)+)", SCALING.read_text(encoding="utf-8"), re.M)
-    return [pytest.param(command.split(), text, id=command) for command, text in blocks]
-
-
-@pytest.mark.parametrize("arguments, text", documented())
-def test_the_documented_times_are_what_the_command_prints(run, arguments, text):
-    """Within a tenth: plans inside a host differ a little with SciPy's version."""
-    printed, written = times(run(*arguments)[1]), times(text)
-    assert {"predicted", "lower bound", "between hosts", "in the host", "tree", "two-group", "flat"} <= set(written)
-    for label in written:
-        assert written[label] == pytest.approx(printed[label], rel=0.1), label
-
-
-def test_the_documented_hops_are_those_of_the_defaults():
-    """ResNet-50's gradients at 128 hosts: so many chunks, so long."""
-    specs = [Spec(shape.elements, 4, "float32") for shape in shapes.load_model("resnet50")]
-    defaults = Strategy()
-    page = " ".join(SCALING.read_text(encoding="utf-8").split())
-    for how, words in (
-        (Bucketing(defaults.pack_below, defaults.bucket_bytes), "they make 53 chunks, 52 gradients .* {} on hops"),
-        (Bucketing(splits=10), "`splits: 10` makes 10, {};"),
-        (Bucketing(splits=1), "`splits: 1`, .* makes one, {}\\."),
-        (Bucketing(1 << 30, 1 << 30), "both sizes at 1 GiB, makes one, {}\\."),
-    ):
-        chunks = len(make_buckets(specs, how))
-        assert str(chunks) in words or chunks == 1
-        hops = Network.load("10gbe").ring_seconds(128, 0, chunks)
-        assert re.search(words.format(re.escape(duration(hops))), page)
-
-
-def test_the_page_shows_an_output():
-    assert len(documented()) == 1
-
-
 @pytest.mark.parametrize("machine", ["dgx-1v", "pcie-sockets", "dgx-2"])
 def test_pictures_are_drawn(run, tmp_path, machine):
     for command, *options in (["topo"], ["plan", "--bytes", "1MB"]):
@@ -614,16 +398,6 @@ def test_a_color_means_one_way_and_grey_those_not_shown(machine, ways):
         assert ("pale grey: the ways not shown" in axes.get_xlabel()) == (ways > 8)
 
 
-def test_the_picture_of_one_host_is_about_this_machine(monkeypatch, tmp_path):
-    titles = []
-    monkeypatch.setattr(plan_picture, "save_picture", lambda figure, path: titles.append(figure._suptitle.get_text()))
-    machine = load("p3.8xlarge")
-    for number in (1, 2):
-        choice = hosts.choose_for_hosts(machine, 10**8, number, Network.load("10gbe"))
-        plan_picture.draw_plan(choice, machine, "x.png")
-        assert titles[-1].endswith("% of the limit of the links" if number == 1 else "% of these hosts' limit")
-
-
 @pytest.mark.parametrize("ending", ["pgf", "raw"])
 def test_endings_that_need_latex_or_are_no_pictures_are_refused(run, tmp_path, ending):
     status, _, err = run("topo", "p3.8xlarge", "--picture", str(tmp_path / f"x.{ending}"))
@@ -663,11 +437,3 @@ def test_anchors_that_were_not_fitted_are_within_their_documented_errors():
     assert len(by_tensorflow) == 2 and all(-0.7 < error < 0 for error in by_tensorflow)
     others = [e for (_, what), e in errors.items() if not what.startswith(("two-group", "smallest copy without"))]
     assert all(abs(error) < 0.2 for error in others)
-
-
-@pytest.mark.parametrize("command", ["topo", "plan"])
-@pytest.mark.parametrize("option", [["--cluster", "nope"], ["--hosts", "2", "--network", "nope"]])
-def test_files_of_hosts_are_read_before_this_machine_is_looked_at(command, option, monkeypatch, capsys):
-    monkeypatch.setattr(topo, "this_machine", None)
-    assert cli.main([command, *option]) == 2
-    assert f"{command}: 'nope' is neither a file nor one of the" in capsys.readouterr().err

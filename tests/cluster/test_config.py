@@ -5,8 +5,7 @@ import json
 import pytest
 
 from hier_allreduce import ClusterError
-from hier_allreduce.cluster import read_config
-from hier_allreduce.cluster.config import from_tf_config
+from hier_allreduce.cluster.config import from_tf_config, read_config
 from hier_allreduce.topology import Network
 
 

@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from hier_allreduce import Strategy
+from hier_allreduce.bench import load_model
+from hier_allreduce.planning import Bucketing, Spec, make_buckets
+
 TOP = Path(__file__).parents[2]
 DOCS = sorted(page.relative_to(TOP).as_posix() for page in (TOP / "docs").rglob("*.md"))
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "examples/README.md", *DOCS]
@@ -49,3 +53,10 @@ def test_the_page_for_contributors_names_code_that_exists():
 def test_the_page_for_contributors_has_a_row_for_each_folder():
     rows = re.findall(r"^\| `(\w+)/` \|", text_of("CONTRIBUTING.md"), re.MULTILINE)
     assert sorted(rows) == sorted(path.parent.name for path in (TOP / "hier_allreduce").glob("*/__init__.py"))
+
+
+def test_the_chunks_of_the_defaults_are_those_on_the_page():
+    specs = [Spec(shape.elements, 4, "float32") for shape in load_model("resnet50")]
+    strategy = Strategy()
+    chunks = len(make_buckets(specs, Bucketing(strategy.pack_below, strategy.bucket_bytes)))
+    assert f"they make {chunks} chunks of ResNet-50's gradients" in text_of("docs/reference/hosts.md")

@@ -66,9 +66,8 @@ def test_a_key_without_an_explanation_stops_the_site(reference, monkeypatch):
         reference.files_page()
 
 
-@pytest.mark.parametrize("hosts", [[], ["--hosts", "2", "--network", "10gbe"]])
-def test_plans_fit_their_schema(hosts, capsys):
-    assert main(["plan", "pcie-switch", "--bytes", "1MB", "--json", *hosts]) == 0
+def test_plans_fit_their_schema(capsys):
+    assert main(["plan", "pcie-switch", "--bytes", "1MB", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
     jsonschema.validate(plan, SCHEMA)
     with pytest.raises(jsonschema.ValidationError):

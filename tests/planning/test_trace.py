@@ -5,10 +5,10 @@ import json
 import pytest
 
 from hier_allreduce import HierAllreduceError
-from hier_allreduce.planning import Bar, Run, Trace, choose, choose_for_hosts, predicted_trace, union
+from hier_allreduce.planning import Bar, Run, Trace, choose, predicted_trace, union
 from hier_allreduce.planning.bars import without
 from hier_allreduce.planning.trace_file import in_lanes
-from hier_allreduce.topology import Network, load
+from hier_allreduce.topology import load
 
 NAMES = ("GPU0", "GPU1")
 
@@ -100,16 +100,6 @@ def check_events(events):
         assert all(start + length <= later + 0.002 for (start, length), (later, _) in zip(bars, bars[1:]))
     threads = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     assert rows.keys() <= threads
-
-
-def test_several_hosts_have_a_row_for_what_crosses_between_them(machine):
-    choice = choose_for_hosts(machine, 1 << 20, 2, Network.load("10gbe"))
-    trace = predicted_trace(choice, machine)
-    crossing = [bar for bar in trace.runs[0].bars if bar.kind == "network"]
-    assert {bar.name for bar in crossing} == {f"c{c} between hosts" for c in range(len(choice.recipe.fractions))}
-    back = [bar for bar in trace.runs[0].copies if bar.start >= min(bar.end for bar in crossing)]
-    assert back and all(bar.ready <= bar.start for bar in trace.runs[0].bars)
-    assert "one of the hosts" in str(trace)
 
 
 def test_a_file_that_cannot_be_written_is_named(machine, tmp_path):
