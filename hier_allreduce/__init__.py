@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from .planning import Reduce as Reduce
     from .planning import Strategy as Strategy
     from .planning import verify as verify
-    from .topology import Network as Network
     from .topology import Topology as Topology
     from .training import TowerOptimizer as TowerOptimizer
 
@@ -74,7 +73,7 @@ _PUBLIC = {
         "split_gpus",
     ],
     "planning": ["Copy", "Plan", "Reduce", "Strategy", "verify"],
-    "topology": ["Network", "Topology"],
+    "topology": ["Topology"],
     "training": ["TowerOptimizer"],
 }
 __all__ = sorted(name for names in _PUBLIC.values() for name in names)

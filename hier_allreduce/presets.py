@@ -2,9 +2,9 @@
 
 ::
 
-    "25gbe" or a path ──find──► Path ──read_yaml──► {key: value} ──check──► {key: checked value}
-                                                                   │
-                                          {key: Field(reader)}  ───┘
+    "dgx-1v" or a path ──find──► Path ──read_yaml──► {key: value} ──check──► {key: checked value}
+                                                                    │
+                                           {key: Field(reader)}  ───┘
 
 A reader is a function ``(value, where, error) -> value`` that raises ``error(f"{where}: …")``.
 """
@@ -33,7 +33,7 @@ Reader = Callable[[Any, str, Error], Any]
 
 
 def names(kind: str) -> List[str]:
-    """List the presets of a kind: ``"clusters"``, ``"machines"``, ``"networks"``, ``"strategies"``, …"""
+    """List the presets of a kind: ``"clusters"``, ``"machines"``, ``"strategies"``, …"""
     return sorted(path.stem for path in (_CONFIGS / kind).glob("*.*") if path.suffix in (".yaml", ".tsv"))
 
 
@@ -183,15 +183,6 @@ def seconds(value: Any, where: str, error: Error) -> float:
 def seconds_or_none(value: Any, where: str, error: Error) -> float:
     """Return a delay, which may be 0. The limits refuse µs given as seconds."""
     return _number(value, 0.0, 1.0, f"{where}: expected seconds from 0 to 1 (10 µs are 10e-6)", error)
-
-
-def whole_number(value: Any, where: str, error: Error) -> int:
-    """Return a whole number of 1 or more."""
-    message = f"{where}: expected a whole number of 1 or more"
-    number = _number(value, 1, 1e6, message, error)
-    if number != int(number):
-        raise error(f"{message}, not {value!r}")
-    return int(number)
 
 
 def _number(value: Any, least: float, most: float, message: str, error: Error) -> float:

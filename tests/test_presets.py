@@ -9,7 +9,6 @@ from hier_allreduce.presets import Field, check
 FIELDS = {
     "speed": Field(presets.bytes_per_second, required="the bytes/s of a link"),
     "latency": Field(presets.seconds),
-    "cards": Field(presets.whole_number),
     "model": Field(presets.text_or_nothing),
     "links": Field(presets.mapping_of(presets.bytes_per_second)),
     "part": Field(presets.mapping({"delay": Field(presets.seconds)})),
@@ -18,10 +17,9 @@ FIELDS = {
 
 
 def test_values_are_returned_as_their_readers_read_them():
-    values = {"speed": "1e9", "cards": 2.0, "model": None, "links": {"a": 2e9}, "part": {"delay": 1e-6}, "free": [1]}
+    values = {"speed": "1e9", "model": None, "links": {"a": 2e9}, "part": {"delay": 1e-6}, "free": [1]}
     assert check(values, FIELDS, "f.yaml", StrategyError) == {
         "speed": 1e9,
-        "cards": 2,
         "model": "",
         "links": {"a": 2e9},
         "part": {"delay": 1e-6},
@@ -37,8 +35,7 @@ def test_values_are_returned_as_their_readers_read_them():
         ({"latency": 1e-6}, "f.yaml: speed is missing: the bytes/s of a link"),
         ({"speed": 12}, "f.yaml: speed: expected bytes/s from 1e6 to 1e15 (12 GB/s are 12e9), not 12"),
         ({"speed": 1e9, "latency": 10}, "f.yaml: latency: expected seconds above 0, up to 1 (10 µs are 10e-6), not 10"),
-        ({"speed": 1e9, "cards": 1.5}, "f.yaml: cards: expected a whole number of 1 or more, not 1.5"),
-        ({"speed": 1e9, "cards": True}, "f.yaml: cards: expected a whole number of 1 or more, not True"),
+        ({"speed": 1e9, "latency": True}, "f.yaml: latency: expected seconds above 0, up to 1"),
         ({"speed": 1e9, "model": 7}, "f.yaml: model: expected a name, in quotes if it is a number, not 7"),
         ({"speed": 1e9, "links": {"a": "x"}}, "f.yaml: links: a: expected bytes/s"),
         ({"speed": 1e9, "links": 3}, "f.yaml: links: expected `key: value` lines, not 3"),

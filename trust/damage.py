@@ -21,7 +21,7 @@ _NUMBERS = _words("""
 """)
 _WORDS = _words("""
 GPU0 GPU1 GPU99 NIC0 mlx5_0 X NV1 NV18 NV99 SYS NODE PHB PXB PIX matrix: name: gpu: speeds: links: hosts: groups:
-devices_per_host: timeout: network: algorithm: topology: mains: strategy: devices: update: float32 yes scalar
+devices_per_host: timeout: algorithm: topology: mains: strategy: devices: update: float32 yes scalar
 &a *a <<: !!binary !!set !!omap !!timestamp !!python/object/apply:os.system !!float !!int |2 >- --- ... ? - : # %
 hierarchical tree flat auto dgx-1v 127.0.0.1:2222 [::1]:1 {} [] '' ""
 """)
@@ -139,7 +139,7 @@ def _laughing(data, rng, others):
     levels = [b"a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     for level in range(1, 9):
         levels.append(b"a%d: &a%d [%s]" % (level, level, b", ".join([b"*a%d" % (level - 1)] * 9)))
-    key = rng.choice((b"groups", b"hosts", b"speeds", b"links", b"matrix", b"devices", b"timeout", b"nic", b"name"))
+    key = rng.choice((b"groups", b"hosts", b"speeds", b"links", b"matrix", b"devices", b"timeout", b"name"))
     return b"\n".join([*levels, key + b": *a8", data])
 
 

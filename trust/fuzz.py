@@ -2,7 +2,7 @@
 
 ::
 
-    seeds ─► damage ─► file ─► nvidia-smi | machine | calibration | strategy | trainer | cluster | network |
+    seeds ─► damage ─► file ─► nvidia-smi | machine | calibration | strategy | trainer | cluster |
                ▲                 shapes | TF_CONFIG | arguments of the command line
                └── coverage (atheris, where it is installed)
 
@@ -67,7 +67,7 @@ def _targets(with_tensorflow):
     from hier_allreduce.bench.models import load_model
     from hier_allreduce.cluster.config import check_config, from_tf_config, read_config
     from hier_allreduce.planning import Strategy
-    from hier_allreduce.topology import Network, decoded, from_yaml, load
+    from hier_allreduce.topology import decoded, from_yaml, load
     from hier_allreduce.topology.machine_file import read_calibration
 
     def tf_config(path):
@@ -80,7 +80,6 @@ def _targets(with_tensorflow):
         "strategy": Strategy.load,
         "calibration": read_calibration,
         "cluster": read_config,
-        "network": Network.load,
         "shapes": load_model,
         "TF_CONFIG": tf_config,
         "arguments": _command_line,

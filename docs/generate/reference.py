@@ -17,7 +17,7 @@ from hier_allreduce.bench import nccl_markdown
 from hier_allreduce.cli.entry import parser
 from hier_allreduce.cluster import config
 from hier_allreduce.planning import Strategy
-from hier_allreduce.topology import Network, files, gpus, machine_file, network
+from hier_allreduce.topology import files, gpus, machine_file
 
 DOCS = Path(__file__).parents[1]
 
@@ -48,7 +48,6 @@ _CLUSTER = {
     "timeout": "seconds after which a host that does not answer counts as dead",
     "start_timeout": "seconds to wait for all hosts at the start",
     "stall_timeout": "seconds to wait for hosts that answer but do not run the step",
-    "network": "what joins the hosts: the name or file of a network, or its keys",
 }
 _TRAINER_FIELDS = {"devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every"}
 
@@ -119,8 +118,7 @@ def files_page():
         ("A machine", "machines", "`TOPOLOGY` of the commands, `Strategy(topology=NAME)`", _machine()),
         ("A calibration", "", "`--calibration FILE`: it overrides a machine's speeds", _calibration()),
         ("Speeds", "", "`speeds:` of a machine or a calibration", attributes(gpus.Speeds)),
-        ("A network", "networks", "`--network NAME`, `Cluster(network=NAME)`", _network()),
-        ("A cluster", "clusters", "`Cluster.load(NAME, task)`, `--cluster NAME`", _meanings(config._FIELDS, _CLUSTER)),
+        ("A cluster", "clusters", "`Cluster.load(NAME, task)`", _meanings(config._FIELDS, _CLUSTER)),
     ]
     return "\n\n".join(_file_section(*section) for section in sections)
 
@@ -131,10 +129,6 @@ def _machine():
 
 def _calibration():
     return _meanings(machine_file.FIELDS, _CALIBRATION)
-
-
-def _network():
-    return _meanings(network._FIELDS, {"name": "the name that is shown", **attributes(Network)})
 
 
 def _meanings(keys, texts):

@@ -26,16 +26,15 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..errors import ClusterError
 from ..graph import CrossHostReduce, HostGroup, Matrix, tf1
-from ..topology import Network
 from .addresses import refuse_taken
 from .collectives import Collectives
-from .config import as_network, check_config, from_tf_config, read_config
+from .config import check_config, from_tf_config, read_config
 from .kv_store import KeyValueStore
 from .manifest import ALL_REDUCE, BROADCAST, Manifest, gradient_facts, variable_facts
 from .rendezvous import Rendezvous, TimeLimits
@@ -55,7 +54,6 @@ class Cluster(HostGroup):
         hosts: H addresses, ``"host:port"``, in the same order on every host.
         task: the index of this process in ``hosts``; 0 is the chief.
         devices_per_host: K, the same on every host. A session has at least this number of CPU devices.
-        network: what connects the hosts, or None if unknown.
     """
 
     def __init__(
@@ -66,7 +64,6 @@ class Cluster(HostGroup):
         timeout: float = 30.0,
         start_timeout: float = 600.0,
         stall_timeout: float = 3600.0,
-        network: Union[str, Network, None] = None,
     ):
         """Check and keep the description; nothing is started before :meth:`session`.
 
@@ -79,19 +76,16 @@ class Cluster(HostGroup):
             start_timeout: seconds to wait for all hosts at the start.
             stall_timeout: seconds that a live host may keep the others waiting, for example while it saves or
                 evaluates.
-            network: what connects the hosts, the same on all of them: a name of ``configs/networks``, a YAML file, or
-                a ``hier_allreduce.Network``. A strategy with a topology then plans for it too.
 
         Raises:
-            ClusterError: no hosts, an invalid or repeated address, a task that is not an index of the list, a number
-                that is not positive, or an unknown network.
+            ClusterError: no hosts, an invalid or repeated address, a task that is not an index of the list, or a number
+                that is not positive.
         """
         times = {"timeout": timeout, "start_timeout": start_timeout, "stall_timeout": stall_timeout}
         check_config(hosts, task, devices_per_host, **times)
         self.hosts: Tuple[str, ...] = tuple(hosts)
         self.task, self.devices_per_host = task, devices_per_host
         self.timeout, self.start_timeout, self.stall_timeout = timeout, start_timeout, stall_timeout
-        self.network = as_network(network)
         self._collectives = Collectives(self.size, self.is_chief)
         self._manifest = Manifest()
         self._session_numbers = itertools.count()
@@ -101,8 +95,7 @@ class Cluster(HostGroup):
     def from_environment(cls, devices_per_host: int, **options: Any) -> Cluster:
         """Return the cluster that TF_CONFIG describes; without TF_CONFIG, a cluster of one host.
 
-        Launchers set it for ``tf.distribute``. ``options`` are other arguments of :class:`Cluster`: time limits and the
-        network.
+        Launchers set it for ``tf.distribute``. ``options`` are other arguments of :class:`Cluster`: time limits.
 
         ::
 
@@ -261,7 +254,6 @@ class Cluster(HostGroup):
             "hosts": dict(enumerate(self.hosts)),
             "task": self.task,
             "devices_per_host": self.devices_per_host,
-            "network": self.network and self.network[:-1],  # without its name, which is the last field
             "TensorFlow": tf.__version__,
             **self._manifest.entries(graph),
         }

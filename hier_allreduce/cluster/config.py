@@ -7,22 +7,20 @@
     timeout: 30            # seconds; this key and the following ones are optional
     start_timeout: 600
     stall_timeout: 3600
-    network: 25gbe         # what connects the hosts: a name of configs/networks, or a file
 """
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Sequence, Tuple
 
 from .. import presets
 from ..errors import ClusterError
-from ..topology import Network
 from .addresses import split_address
 
 _REQUIRED = presets.Field(required="expected hosts: [HOST:PORT, …] and devices_per_host: NUMBER")
-_OPTIONAL = ["timeout", "start_timeout", "stall_timeout", "network"]
+_OPTIONAL = ["timeout", "start_timeout", "stall_timeout"]
 _FIELDS = {"hosts": _REQUIRED, "devices_per_host": _REQUIRED, **dict.fromkeys(_OPTIONAL, presets.Field())}
 _JOBS = ("chief", "worker")
 
@@ -41,12 +39,11 @@ def read_config(name_or_path: str, task: int = 0) -> Dict[str, Any]:
         ClusterError: no such file or name, an unknown or missing key, or an invalid value.
     """
     path, values = presets.load("clusters", name_or_path, _FIELDS, ClusterError)
-    network = values.pop("network", None)
     try:
         check_config(task=task, **values)
-        return {**values, "network": as_network(network)}
     except ClusterError as error:
         raise ClusterError(f"{path}: {error}") from None
+    return values
 
 
 def from_tf_config(text: str) -> Tuple[List[str], int]:
@@ -104,22 +101,3 @@ def check_config(hosts: Sequence[str], task: int, devices_per_host: int, **times
     for name, seconds in times.items():
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise ClusterError(f"{name}={seconds!r}: expected seconds, more than 0 and finite")
-
-
-def as_network(network: Union[str, Network, None]) -> Optional[Network]:
-    """Return a checked ``Network`` from a ``Network``, or from the name or path of its YAML file.
-
-    None means an unknown network and stays None.
-
-    Raises:
-        ClusterError: no such file or name, an invalid value, or something else.
-    """
-    if isinstance(network, str):
-        return Network.load(network)
-    if network is None:
-        return None
-    if isinstance(network, Network):
-        return Network.from_values(network._asdict(), str(network))
-    raise ClusterError(
-        f"network={network!r}: expected a name of configs/networks, a YAML file, or a hier_allreduce.Network"
-    )

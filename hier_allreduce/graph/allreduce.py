@@ -254,8 +254,7 @@ def _laid_out(
     """Return the layout, and what adds up over the hosts; before the first step they compare what is noted here."""
     if not isinstance(cluster, (HostGroup, type(None))):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster (from a file: Cluster.load)")
-    hosts = (cluster.size, cluster.network) if cluster else ()
-    layout = lay_out(grads, strategy, one_main, *hosts)
+    layout = lay_out(grads, strategy, one_main, cluster.size if cluster else 1)
     check_lane_memory(layout)
     if cluster is None:
         return layout, CrossHostReduce()

@@ -1,13 +1,12 @@
-"""Several hosts as the graph sees them: their number, their network, and how they add up a tensor.
+"""Several hosts as the graph sees them: their number, and how they add up a tensor.
 
 ``hier_allreduce.cluster`` implements both classes.
 """
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional
+from typing import Any, Mapping
 
-from ..topology import Network
 from .gradients import Matrix
 
 
@@ -26,13 +25,7 @@ class CrossHostReduce:
 
 
 class HostGroup:
-    """The hosts that all-reduce together: the base class of :class:`hier_allreduce.Cluster`.
-
-    Attributes:
-        network: what joins the hosts, or None where that is not known.
-    """
-
-    network: Optional[Network] = None
+    """The hosts that all-reduce together: the base class of :class:`hier_allreduce.Cluster`."""
 
     @property
     def size(self) -> int:

@@ -36,7 +36,7 @@ from ..planning import (
     plan_whole,
     verify,
 )
-from ..topology import Network, Topology, subset, this_machine
+from ..topology import Topology, subset, this_machine
 from .devices import NO_LANES, LaneDevices, all_on_cpu, device_numbers
 from .entries import COUNTS, DENSE, INDICES, VALUES, Entry, entry_spec, find_entries
 from .gradients import NARROW_DTYPES, Matrix, is_sparse
@@ -129,9 +129,7 @@ class Layout(NamedTuple):
         )
 
 
-def lay_out(
-    grads: Matrix, strategy: Strategy, one_main: bool = False, hosts: int = 1, network: Optional[Network] = None
-) -> Layout:
+def lay_out(grads: Matrix, strategy: Strategy, one_main: bool = False, hosts: int = 1) -> Layout:
     """Decide everything about a K×N matrix.
 
     Args:
@@ -139,7 +137,6 @@ def lay_out(
         strategy: how to reduce.
         one_main: whether every variable must have one main; a planned strategy then leaves gradients whole.
         hosts: the number of hosts that have such a matrix.
-        network: what joins the hosts, if that is known. A strategy with a topology is planned for it too.
 
     Raises:
         GradientError: see :func:`find_entries`; or a sparse gradient is to be gathered from several hosts.
@@ -156,7 +153,7 @@ def lay_out(
     else:
         algorithm = None if strategy.algorithm == "auto" else strategy.algorithm
         scale, backward = 0.5 if strategy.wire_dtype else 1.0, Backward(strategy.backlog)
-        target = PlanningTarget(machine, algorithm, scale, hosts, network, lanes if hosts == 1 else 0, backward)
+        target = PlanningTarget(machine, algorithm, scale, hosts, lanes if hosts == 1 else 0, backward)
         whole = one_main or strategy.whole
         chunks, plan = _by_machine(entries, target, strategy.bucketing if whole else None)
         in_order = hosts == 1 and not whole

@@ -6,7 +6,7 @@
                                                          ├─ assignment ─► Plan: Reduce and Copy steps    plan
     Topology ─► Recipe ─► seconds ─► Choice ─► Schedule ─┘
         recipes   simulator    planner  schedule: the buckets that leave least after a backward pass
-        (algorithms, rings, spanning_trees; lanes: over extra devices)    multi_host: for several machines
+        (algorithms, rings, spanning_trees; lanes: over extra devices)
 
 ``Strategy`` holds every choice of a user; ``verify`` checks a plan by counting. ``cache`` keeps searches for the next
 process. ``trace`` has predicted and executed runs, bar by bar.
@@ -20,7 +20,6 @@ from .bars import COPY, EXECUTED, SUM, Bar, Interval, Run, union
 from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
 from .cache import cache_folder
 from .lanes import Lanes, lane_bytes, on_lanes
-from .multi_host import HostsChoice, choose_for_hosts
 from .plan import Copy, Counting, Ops, Plan, Reduce, Step, issued_before, operands, run, verify
 from .planner import (
     PLANNER_ALGORITHMS,
@@ -61,7 +60,6 @@ __all__ = [
     "Chunk",
     "Copy",
     "Counting",
-    "HostsChoice",
     "Interval",
     "Lanes",
     "Ops",
@@ -82,7 +80,6 @@ __all__ = [
     "baseline_seconds",
     "cache_folder",
     "choose",
-    "choose_for_hosts",
     "choose_for_training",
     "choose_schedule",
     "chunk_name",

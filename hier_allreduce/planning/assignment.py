@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..topology import Network, Topology
+from ..topology import Topology
 from .algorithms import ReduceHalf, plan_from_halves
 from .buckets import Bucketing, Chunk, Spec, cut, make_buckets
 from .lanes import Lanes, on_lanes
-from .multi_host import choose_for_hosts
 from .plan import Plan, in_buckets
 from .planner import choose
 from .recipes import Recipe, lane_of_links
@@ -34,8 +33,6 @@ class PlanningTarget(NamedTuple):
         algorithm: one of the planner's, or None for the fastest.
         scale: bytes that travel for each byte of a gradient.
         hosts: the number of such machines.
-        network: what connects the machines; if it is None, the plan is that of one machine. Each whole gradient is a
-            collective with any network, which then only decides the paths.
         lanes: the lanes of each device.
         backward: the backward pass during which gradients become ready.
     """
@@ -44,16 +41,12 @@ class PlanningTarget(NamedTuple):
     algorithm: Optional[str] = None
     scale: float = 1.0
     hosts: int = 1
-    network: Optional[Network] = None
     lanes: int = 0
     backward: Backward = TRAINING
 
     def recipe(self, size: int) -> Recipe:
         """Return how to all-reduce a bucket of ``size`` bytes (0 if unknown), without lanes."""
-        wire_bytes = self._wire_bytes(size)
-        if self.hosts == 1 or self.network is None:
-            return choose(self.machine, wire_bytes, self.algorithm).recipe
-        return choose_for_hosts(self.machine, wire_bytes, self.hosts, self.network, self.algorithm).recipe
+        return choose(self.machine, self._wire_bytes(size), self.algorithm).recipe
 
     def schedule(self, size: int) -> Schedule:
         """Return in how many buckets, and by which recipe, to all-reduce ``size`` bytes of gradients (0 if unknown)."""

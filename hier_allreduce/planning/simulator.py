@@ -468,21 +468,10 @@ class Simulation:
             end = start + self.kernel + (self.operands[number] + 1) * self.chunks[step.chunk] / self.memory
             self.computing[step.dst] = end
             self.spans.append((number, step.dst, step.dst, start, end))
-            now = self.summed(number, now, end)
-            self.seconds = max(self.seconds, end, now)
+            self.seconds = max(self.seconds, end)
         copy = self.copies[number]
         while copy >= 0:
             heappush(self.events, (now, self.ready[copy], copy, _READY))
             copy = self.others[copy]
         if self.later[number] >= 0:
             self._arrive(self.later[number], now)
-
-    def summed(self, number: int, now: float, end: float) -> float:
-        """Return when the steps that wait for this sum can be issued: at once, on one host.
-
-        Args:
-            number: the step.
-            now: when the sum is issued.
-            end: when it is done.
-        """
-        return now

@@ -12,8 +12,6 @@
               │
               ▼
     Resources    the queues that a byte passes through      contention (lanes: several queues for one GPU)
-
-``Network`` is what connects several such machines.
 """
 
 from __future__ import annotations
@@ -25,12 +23,10 @@ from .gpus import GB, Speeds
 from .lanes import with_lanes
 from .machine_file import read_calibration
 from .matrix import nvlinks
-from .network import Network
 from .topology import Topology, calibrated, flat_host, from_matrix, guessed, subset
 
 __all__ = [
     "GB",
-    "Network",
     "Path",
     "Speeds",
     "Topology",

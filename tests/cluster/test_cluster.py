@@ -19,7 +19,6 @@ from helpers.ports import free_addresses
 
 from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, TowerOptimizer, allreduce_grads
 from hier_allreduce.cluster.rendezvous import differences
-from hier_allreduce.topology import Network
 
 tf1 = tf.compat.v1
 
@@ -342,9 +341,8 @@ def test_a_host_that_never_comes_is_named(missing):
         ({"width": 7}, ["gradients, ", "a: float32 [5, 7] there, float32 [5, 5] here"]),
         ({"name": "bias"}, ["c: only here (float32 [3])", "bias: only there (float32 [3])"]),
         ({"bucket_bytes": 4096}, ["strategy, bucket_bytes: 4096 there, 1048576 here"]),
-        ({"cluster": {"network": "10gbe"}}, ["network: [1250000000.0, ", "] there, None here"]),
     ],
-    ids=["shape", "variables", "strategy", "network"],
+    ids=["shape", "variables", "strategy"],
 )
 def test_hosts_that_build_something_else_are_refused_before_the_first_step(options, words):
     with job("train", 3, each={1: options}) as hosts:
@@ -492,22 +490,6 @@ def test_hosts_that_train_and_start_apart_are_warned(graph, broadcasts):
     assert [text[:44] for text in told] == ["no cluster.broadcast was built in this graph"] * (not broadcasts)
 
 
-def collectives(**options):
-    """Return the number of collectives that a planned strategy builds."""
-    devices = [f"/cpu:{k}" for k in range(8)]
-    cluster = Cluster([f"127.0.0.1:{port}" for port in (1, 2, 3)], 0, 8, **options)
-    with tf.Graph().as_default() as graph:
-        rows = [[tf.zeros([4 << 20]), tf.zeros([100, 100])] for _ in devices]
-        allreduce_grads(rows, devices, strategy=Strategy(topology="dgx-1v"), cluster=cluster)
-        return sum(op.type.startswith("CollectiveReduce") for op in graph.get_operations())
-
-
-def test_a_known_network_is_planned_for_too():
-    """Every chunk is a collective, so slow hops favor few chunks."""
-    slow = Network.load("10gbe")._replace(hop=1.0)
-    assert collectives(network=slow) < collectives(network="10gbe") < collectives()
-
-
 def facts_of(places):
     """Return what a host compares with the others, for a planned all-reduce on these devices."""
     cluster = Cluster(["127.0.0.1:1", "127.0.0.1:2"], 0, 4)
@@ -623,9 +605,6 @@ def test_gathering_from_several_hosts_is_refused(graph):
         ({"timeout": -1}, "timeout=-1: expected seconds"),
         ({"start_timeout": "long"}, "start_timeout='long'"),
         ({"timeout": float("inf")}, "timeout=inf: expected seconds"),
-        ({"network": "10gb"}, "did you mean '10gbe'"),
-        ({"network": 10}, "network=10: expected a name"),
-        ({"network": Network(nic=0)}, "nic: expected bytes/s from 1e6"),
     ],
 )
 def test_an_invalid_cluster_is_refused(arguments, words):
@@ -648,4 +627,4 @@ def test_a_cluster_comes_from_tf_config_or_a_file(monkeypatch):
     monkeypatch.delenv("TF_CONFIG")
     assert Cluster.from_environment(4).size == 1
     loaded = Cluster.load("loopback-2x4", 1)
-    assert (loaded.size, loaded.task, loaded.devices_per_host, loaded.network) == (2, 1, 4, None)
+    assert (loaded.size, loaded.task, loaded.devices_per_host) == (2, 1, 4)

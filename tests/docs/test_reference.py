@@ -51,7 +51,7 @@ def test_every_option_of_a_command_is_in_the_reference(reference, command, capsy
 
 @pytest.mark.parametrize(
     "kind, heading",
-    [("strategies", "strategy"), ("trainers", "trainer"), ("networks", "network"), ("clusters", "cluster")],
+    [("strategies", "strategy"), ("trainers", "trainer"), ("clusters", "cluster")],
 )
 def test_every_key_of_the_shipped_files_is_in_the_reference(reference, kind, heading):
     section = reference.files_page().split(f"## A {heading}\n")[1].split("\n## ")[0]
@@ -61,7 +61,7 @@ def test_every_key_of_the_shipped_files_is_in_the_reference(reference, kind, hea
 
 
 def test_a_key_without_an_explanation_stops_the_site(reference, monkeypatch):
-    monkeypatch.setitem(reference.network._FIELDS, "colour", None)
+    monkeypatch.setitem(reference.config._FIELDS, "colour", None)
     with pytest.raises(KeyError, match="colour"):
         reference.files_page()
 

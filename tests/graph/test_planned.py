@@ -10,13 +10,12 @@ from helpers.graphs import consumed_in_place, cpus, evaluate, executed, gradient
 from hier_allreduce import Strategy, StrategyError, TowerOptimizer, allreduce_grads, audit
 from hier_allreduce.graph.gradients import check_matrix
 from hier_allreduce.graph.layout import lay_out
-from hier_allreduce.planning import multi_host as hosts
 from hier_allreduce.planning.assignment import PlanningTarget, plan_cut, plan_whole
 from hier_allreduce.planning.buckets import Bucketing, Spec
 from hier_allreduce.planning.plan import verify
 from hier_allreduce.planning.planner import choose
 from hier_allreduce.planning.schedule import choose_for_training
-from hier_allreduce.topology import Network, load, subset
+from hier_allreduce.topology import load, subset
 
 tf1 = tf.compat.v1
 SHAPES = [(64, 50), (7,), (), (300, 20), (0, 3), (129,)]
@@ -93,18 +92,6 @@ def test_the_plan_is_called_by_the_algorithms_that_were_chosen():
     assert plan_cut([large], links)[1].algorithm == names[0]
     assert plan_cut([small, large], links)[1].algorithm == "+".join(names)  # the last is ready first
     assert plan_whole([large], links, Bucketing())[1].algorithm == links.recipe(large.bytes).algorithm
-
-
-def test_several_hosts_are_planned_for_with_their_network_if_it_is_known():
-    """Every chunk crosses in a collective of its own, so where hops are slow there are fewer."""
-    machine, network = load("dgx-1v"), Network.load("10gbe")
-    specs = [Spec(25 * 10**6, 4, "float32")]
-    alone, _ = plan_cut(specs, PlanningTarget(machine, hosts=4))
-    together, plan = plan_cut(specs, PlanningTarget(machine, hosts=4, network=network))
-    assert len(together) < len(alone)
-    assert plan.steps == hosts.choose_for_hosts(machine, 10**8, 4, network).recipe.plan().steps
-    slow, _ = plan_cut(specs, PlanningTarget(machine, hosts=4, network=network._replace(hop=10.0)))
-    assert len(slow) < len(together)
 
 
 def ways_of(plan):
