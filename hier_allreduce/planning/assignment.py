@@ -1,4 +1,4 @@
-"""Which chunk goes along which of the planned paths. Integers only, no tensors.
+"""Which chunk goes along which of the planned paths. Integers and seconds, no tensors.
 
 ::
 
@@ -10,6 +10,8 @@ The gradients of a backward pass become ready one after another. A schedule says
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..topology import Topology
@@ -20,9 +22,10 @@ from .plan import Plan, in_buckets
 from .planner import choose
 from .recipes import Recipe, lane_of_links
 from .schedule import Schedule, choose_schedule
-from .simulator import TRAINING, Backward
+from .simulator import TRAINING, Backward, predicted_seconds
 
 _ASSUMED_BYTES = 1 << 20  # of a gradient whose size is known only at run time
+_HOP = 0.3e-3  # seconds of a hop of TensorFlow's ring between hosts, measured: docs/reference/hosts.md
 
 
 class PlanningTarget(NamedTuple):
@@ -51,11 +54,31 @@ class PlanningTarget(NamedTuple):
     def schedule(self, size: int) -> Schedule:
         """Return in how many buckets, and by which recipe, to all-reduce ``size`` bytes of gradients (0 if unknown)."""
         if self.hosts > 1:
-            return Schedule(1, self.recipe(size), 0.0)
+            recipe = _for_hosts(self.recipe(size), self.machine, self._wire_bytes(size), self.hosts)
+            return Schedule(1, recipe, 0.0)
         return choose_schedule(self.machine, self._wire_bytes(size), self.algorithm, self.lanes, self.backward)
 
     def _wire_bytes(self, size: int) -> int:
         return max(1, round((size or _ASSUMED_BYTES) * self.scale))
+
+
+def _for_hosts(recipe: Recipe, machine: Topology, size: int, hosts: int) -> Recipe:
+    """Return the first chunks of a recipe, as many as make an all-reduce of ``size`` bytes over all hosts fastest.
+
+    Each of C chunks crosses in a ring of 2(H-1) hops, and the hops of all chunks add up. Meanwhile the hosts sum and
+    copy other chunks; only the sums of the first chunk and the copies of the last take extra time, together ``1 / C``
+    of what a host takes for all bytes as one chunk. ``C * hops + one_chunk / C`` is least at the square root.
+
+    The steps are in no special order: over several hosts, copies leave as they become ready.
+    """
+    one_chunk = predicted_seconds(recipe.alone(0).plan(), machine, [size])
+    hops = 2 * (hosts - 1) * _HOP
+    chunks = max(1, round(math.sqrt(one_chunk / hops)))
+    if chunks >= len(recipe.fractions):
+        return recipe
+    kept = recipe.fractions[:chunks]
+    fractions = tuple(fraction / sum(kept) for fraction in kept)
+    return replace(recipe, fractions=fractions, halves=recipe.halves[:chunks], backs=recipe.backs[:chunks], order=())
 
 
 def plan_cut(specs: Sequence[Spec], target: PlanningTarget) -> Tuple[List[Chunk], Plan]:

@@ -490,6 +490,20 @@ def test_hosts_that_train_and_start_apart_are_warned(graph, broadcasts):
     assert [text[:44] for text in told] == ["no cluster.broadcast was built in this graph"] * (not broadcasts)
 
 
+def collectives(hosts):
+    """Return the number of collectives that a planned strategy builds over so many hosts."""
+    devices = [f"/cpu:{k}" for k in range(8)]
+    cluster = Cluster([f"127.0.0.1:{port}" for port in range(1, hosts + 1)], 0, 8)
+    with tf.Graph().as_default() as graph:
+        rows = [[tf.zeros([4 << 20]), tf.zeros([100, 100])] for _ in devices]
+        allreduce_grads(rows, devices, strategy=Strategy(topology="dgx-1v"), cluster=cluster)
+        return sum(op.type.startswith("CollectiveReduce") for op in graph.get_operations())
+
+
+def test_more_hosts_share_fewer_collectives():
+    assert collectives(2) > collectives(100) == 1
+
+
 def facts_of(places):
     """Return what a host compares with the others, for a planned all-reduce on these devices."""
     cluster = Cluster(["127.0.0.1:1", "127.0.0.1:2"], 0, 4)

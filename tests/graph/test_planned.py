@@ -15,6 +15,7 @@ from hier_allreduce.planning.buckets import Bucketing, Spec
 from hier_allreduce.planning.plan import verify
 from hier_allreduce.planning.planner import choose
 from hier_allreduce.planning.schedule import choose_for_training
+from hier_allreduce.planning.simulator import simulate
 from hier_allreduce.topology import load, subset
 
 tf1 = tf.compat.v1
@@ -65,9 +66,9 @@ def test_a_topologys_plan_is_the_same_on_all_devices(graph, devices, hosts_in_al
     places, machine = [devices.format(k) for k in range(4)], load("p3.8xlarge")
     rows = check_matrix([[tf.zeros([500, 1000])] for _ in places], places, False)
     layout = lay_out(rows, Strategy(topology="p3.8xlarge"), hosts=hosts_in_all)
-    recipe = choose(machine, 2 * 10**6).recipe
+    recipe = PlanningTarget(machine, hosts=hosts_in_all).schedule(2 * 10**6).recipe
     assert (layout.plan.steps, layout.plan.algorithm) == (recipe.plan().steps, recipe.algorithm)
-    assert len(layout.chunks) == len(recipe.fractions) > 1
+    assert len(layout.chunks) == len(recipe.fractions)
 
 
 @pytest.mark.parametrize("lanes", [0, 3])
@@ -92,6 +93,23 @@ def test_the_plan_is_called_by_the_algorithms_that_were_chosen():
     assert plan_cut([large], links)[1].algorithm == names[0]
     assert plan_cut([small, large], links)[1].algorithm == "+".join(names)  # the last is ready first
     assert plan_whole([large], links, Bucketing())[1].algorithm == links.recipe(large.bytes).algorithm
+
+
+@pytest.mark.parametrize("machine, size", [("dgx-1v", 10**8), ("dgx-a100", 10**9), ("pcie-pairs", 10**7)])
+def test_more_hosts_make_fewer_chunks(machine, size):
+    """So many that the hops of all chunks, with the first chunk's sums and the last one's copies, take least."""
+    links, counts = load(machine), []
+    alone = PlanningTarget(links).recipe(size)
+    one_chunk = simulate(alone.alone(0).plan(), links, [size]).seconds
+    for hosts in (2, 4, 8, 32, 1024):
+        chunks, plan = plan_cut([Spec(size // 4, 4, "float32")], PlanningTarget(links, hosts=hosts))
+        verify(plan)
+        possible = range(1, len(alone.halves) + 1)
+        seconds = {count: count * 2 * (hosts - 1) * 0.3e-3 + one_chunk / count for count in possible}
+        assert abs(len(chunks) - min(seconds, key=seconds.get)) <= 1
+        assert sum(chunk.bytes for chunk in chunks) == size
+        counts.append(len(chunks))
+    assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1] == 1
 
 
 def ways_of(plan):
