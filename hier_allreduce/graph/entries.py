@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from ..errors import GradientError
 from ..planning import Spec
-from .compat import carrier, tf1
+from .compat import SUMMABLE_DTYPES, carrier, tf1
 from .gradients import NARROW_DTYPES, Matrix, dtype_of, is_sparse, merged_shape, static_shape
 from .names import where
 from .pieces import Splitter
@@ -98,7 +98,9 @@ def entry_spec(column: Sequence[Any], part: str) -> Spec:
     if part == DENSE:
         is_known = all(static_shape(grad).is_fully_defined() or is_sparse(grad) for grad in present)
         elements = _merged_shape(column).num_elements() if is_known else None
-        return Spec(elements, _carried_bytes(present[0]), dtype_of(present[0]))
+        dtype = dtype_of(present[0])
+        # other dtypes, of variables that are only copied, may lack Concat or Split
+        return Spec(elements, _carried_bytes(present[0]), dtype, packable=dtype in SUMMABLE_DTYPES)
     tensors = [getattr(grad, part) for grad in present]
     sizes = [tensor.shape.num_elements() for tensor in tensors]
     total = None if None in sizes else sum(sizes)

@@ -175,12 +175,14 @@ def differences(replicas: Replicas) -> Any:
 
 def _largest_difference(var: Any, first: Any) -> Any:
     values, others = (tf.reshape(v.read_value(), [-1]) for v in (var, first))
-    unequal = tf.cast(tf.not_equal(values, others), tf.float64)
     if var.dtype.base_dtype == tf.string:
-        difference = unequal
-    elif var.dtype.is_integer:  # large ones differ by less than float64 resolves
-        distance = tf.abs(tf.cast(values, tf.float64) - tf.cast(others, tf.float64))
-        difference = tf.maximum(unequal, distance)
+        difference = tf.cast(tf.not_equal(values, others), tf.float64)
+    elif var.dtype.is_integer:
+        # large ones differ by less than float64 resolves; those of 4 bits can be cast to integers only
+        whole = [tf.cast(v, tf.int64) for v in (values, others)]
+        unequal = tf.cast(tf.not_equal(*whole), tf.float64)
+        wide = [tf.cast(v, tf.float64) for v in (whole if var.dtype.size < tf.int64.size else (values, others))]
+        difference = tf.maximum(unequal, tf.abs(wide[0] - wide[1]))
     else:
         difference = _float_differences(values, others)
     return tf.reduce_max(tf.concat([difference, [0.0]], 0))  # the 0 is for variables without elements

@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import cpus, session
+from helpers.graphs import IS_TF2, cpus, session
 
 from hier_allreduce import (
     DeviceError,
@@ -24,6 +24,8 @@ tf1 = tf.compat.v1
 train = tf1.train
 RANDOM = np.random.RandomState(0)
 X, Y = RANDOM.randn(24, 6).astype("float32"), RANDOM.randn(24, 3).astype("float32")
+
+NEWER_DTYPES = ("int4", "uint4", "float8_e5m2", "uint64") if IS_TF2 else ("uint16",)
 
 OPTIMIZERS = {
     "sgd": lambda: train.GradientDescentOptimizer(0.1),
@@ -303,14 +305,24 @@ def test_a_loss_scale_is_adapted_once_a_step():
             assert optimizer.check_replicas(sess).difference == 0
 
 
-@pytest.mark.parametrize("values", [(1 + 0j, 1 + 1j), ("a", "b"), (True, False)])
-def test_complex_string_and_boolean_variables_are_compared_too(values):
+def of_dtype(dtype, number):
+    """Return 0 or 1 in any dtype; a bitcast makes the quantized ones."""
+    dtype = tf.as_dtype(dtype)
+    if dtype.is_quantized:
+        return tf.bitcast(tf.constant(number, {1: tf.uint8, 4: tf.int32}[dtype.size]), dtype)
+    return tf.cast(float(number) if dtype.is_floating else number, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["complex64", "string", "bool", "qint8", "qint32", *NEWER_DTYPES])
+def test_variables_of_any_dtype_are_copied_and_compared(dtype):
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(2))
         rows, _ = towers(optimizer, cpus(2))
-        for k, value in enumerate(values):
+        for k in range(2):
             with tf.device(cpus(2)[k]), tf1.variable_scope(f"tower{k}"):
-                tf1.get_variable("other", initializer=tf.constant(value), use_resource=True, trainable=False)
+                value = tf.constant("ab"[k]) if dtype == "string" else of_dtype(dtype, k)
+                for name in ("other", "another"):  # small ones of most dtypes share a bucket
+                    tf1.get_variable(name, initializer=value, use_resource=True, trainable=False)
         optimizer.apply_gradients(rows)
         with session() as sess:
             sess.run(tf1.global_variables_initializer())
