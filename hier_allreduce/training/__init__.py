@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from .main_update import update_at_mains
 from .optimizer import TowerOptimizer
-from .replicas import Replicas, differences, drift, find_replicas, match_created
+from .replicas import Replicas, TowerUpdate, differences, drift, find_replicas, match_created
 from .replicated_update import update_replicated
 from .updates import UPDATES, Updated, UpdateOptions
 from .variables import Pairs, all_variables, parse_slot_name
@@ -21,6 +21,7 @@ __all__ = [
     "Pairs",
     "Replicas",
     "TowerOptimizer",
+    "TowerUpdate",
     "UpdateOptions",
     "Updated",
     "all_variables",

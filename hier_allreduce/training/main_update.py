@@ -88,7 +88,7 @@ def _slots_named_like_tower_0(rows: Sequence[Pairs]) -> Iterator[None]:
     scope, taken = tf1.get_variable_scope(), {var.op.name for var in all_variables()}
 
     def get_renamed(getter: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        parts = parse_slot_name(name, name_on_tower_0, scope.name)
+        parts = parse_slot_name(name, name_on_tower_0, ("", f"{scope.name}/"))
         if parts:
             name = parts.scope + name_on_tower_0[parts.variable] + parts.slot
             name = name if kwargs.get("reuse") else _unused(name, taken)

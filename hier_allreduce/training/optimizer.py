@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-import weakref
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
@@ -22,16 +21,15 @@ from ..graph import (
     without_autograph,
 )
 from ..planning import Strategy, strategy_from
+from .copies import Copies, copies_in
 from .main_update import update_at_mains
-from .replicas import Drift, Replicas, broadcast, differences, drift, find_replicas, match_created
+from .replicas import Drift, TowerUpdate, broadcast, drift, match_created
 from .replicated_update import update_replicated
 from .updates import Updated, UpdateOptions
-from .variables import Pairs, all_variables, check_variables, parse_slot_name
-from .wrapped_optimizers import refuse_unfit, refuse_wrapper, sum_advice
+from .variables import Pairs, check_variables, parse_slot_name
+from .wrapped_optimizers import optimizers_with_finish, refuse_unfit, refuse_wrapper, sum_advice
 
 _log = logging.getLogger("hier_allreduce")
-# by graph, names of variables that exist once for all towers: no optimizer reports those of another one as left out
-_single: weakref.WeakKeyDictionary[Any, Set[str]] = weakref.WeakKeyDictionary()
 
 
 class TowerOptimizer:
@@ -52,15 +50,12 @@ class TowerOptimizer:
 
     On one host, ``MonitoredTrainingSession(hooks=[optimizer.hook()])`` runs ``init_op`` by itself.
 
+    With several losses, call ``apply_gradients`` for each. ``init_op``, ``broadcast_op``, ``left_out`` and
+    ``check_replicas`` cover the variables of all calls in the graph, also those of other ``TowerOptimizer`` objects on
+    the same devices, and variables created later, such as moving averages. Read them when all of these exist.
+
     Attributes:
         devices: the K devices.
-        init_op: run it once the variables have their values. It copies tower 0's variables to the other towers, unless
-            ``broadcast_every`` is -1. Variables that are local on tower 0, such as metrics, are not copied. Others that
-            have to differ, such as the state of a ``tf.random.Generator``, belong outside the towers' scopes. None
-            until ``apply_gradients`` is called.
-        broadcast_op: copies tower 0's variables to the others. None until ``apply_gradients`` is called.
-        left_out: names of variables that nothing keeps equal, since no copy of them was found on every tower. Copies
-            have the same name within each tower's own scope; trained variables are found by their place in the rows.
         last_drift: the result of the hook's last comparison of the towers.
     """
 
@@ -113,13 +108,37 @@ class TowerOptimizer:
         refuse_unfit(optimizer)
         self.devices = device_strings(devices)
         self._lanes = lane_devices(lanes, self.devices)
-        self.init_op: Any = None
-        self.broadcast_op: Any = None
-        self.left_out: List[str] = []
         self.last_drift: Optional[Drift] = None
         self._optimizer, self._cluster = optimizer, cluster
-        self._replicas = Replicas([], [])
-        self._differences: Any = None
+        self._copies: Optional[Copies] = None
+
+    @property
+    def init_op(self) -> Any:
+        """Copies tower 0's variables to the other towers, unless ``broadcast_every`` is -1.
+
+        Run it once the variables have their values. Variables that are local on tower 0, such as metrics, are not
+        copied. Others that have to differ, such as the state of a ``tf.random.Generator``, belong outside the towers'
+        scopes.
+
+        Raises:
+            VariableError: ``apply_gradients`` was not called, or variables were created since and the graph is
+                finalized.
+        """
+        copies = self._built()
+        return copies.init_op if self._options.broadcast_every >= 0 else copies.reset_op
+
+    @property
+    def broadcast_op(self) -> Any:
+        """Copies tower 0's variables to the others; errors as ``init_op``."""
+        return self._built().broadcast_op
+
+    @property
+    def left_out(self) -> List[str]:
+        """Names of variables that nothing keeps equal, since no copy of them was found on every tower.
+
+        Copies have the same name within each tower's own scope; trained variables are found by their place in the rows.
+        """
+        return self._known().replicas().left_out
 
     @without_autograph
     def compute_gradients(self, *args: Any, **kwargs: Any) -> List[Any]:
@@ -144,7 +163,8 @@ class TowerOptimizer:
         Raises:
             GradientError: the rows do not match the devices or each other, or name variables that others lack.
             VariableError: a variable is shared between towers, differs between them, does not fit its gradient, or is a
-                reference variable; or there is no graph to build in.
+                reference variable; an earlier call had other copies of it, or an optimizer with work to do once a step,
+                such as Adam, of which all towers read the state; or there is no graph to build in.
         """
         if not builds_for_session():
             raise VariableError(
@@ -154,21 +174,26 @@ class TowerOptimizer:
             )
         rows = check_pairs(tower_grads_and_vars, self.devices)
         check_variables(rows, self.devices)
+        with outside_control_flow():  # apply_gradients may be called in a tf.cond
+            copies = copies_in(tf1.get_default_graph(), self.devices)
+        copies.check(rows, self._once_a_step())
         summed = len(self.devices) * self._hosts
         if not self._options.average and summed > 1:
             warnings.warn(sum_advice(self._optimizer, summed), stacklevel=3)  # without_autograph is in between
-        before, metrics = all_variables(), tf1.local_variables()
-        updated = self._updated(rows)
-        with outside_control_flow():  # apply_gradients may be called in a tf.cond
-            self._find_replicas(rows, before, metrics, updated)
+        if copies.order_advice(rows):
+            warnings.warn(copies.order_advice(rows), stacklevel=3)
+        updated, self._copies = self._updated(rows), copies
+        with outside_control_flow():
+            update, counter = self._sorted(rows, updated), self._new_counter()
+            copies.add(update, counter, self._options.check_replicas_every > 0)
         ops = [tf.group(*updated.ops)]
         with tf.control_dependencies(ops):
             ops = ops if global_step is None else [tf1.assign_add(global_step, 1).op]
-        if self._options.broadcast_every > 0:
-            counter = self._new_counter()
+        if counter is not None:
+            own = copies.replicas_of(update)
             with tf.control_dependencies(ops):
                 is_due = tf.equal(counter.assign_add(1, read_value=True) % self._options.broadcast_every, 0)
-                ops = [tf.cond(is_due, lambda: broadcast(self._replicas, self.devices), tf.no_op)]
+                ops = [tf.cond(is_due, lambda: broadcast(own, self.devices), tf.no_op)]
         return tf.group(*ops, name=name or "train_op")
 
     def hook(self) -> Any:
@@ -184,16 +209,8 @@ class TowerOptimizer:
         Raises:
             VariableError: ``apply_gradients`` was not called, or this would add ops to a finalized graph.
         """
-        self._refuse_unbuilt()
-        if self._differences is None:
-            if session.graph.finalized:
-                raise VariableError(
-                    "the session's graph is finalized, and comparing the towers needs new ops; use"
-                    " TowerOptimizer(check_replicas_every=…), which adds them in apply_gradients"
-                )
-            with session.graph.as_default():
-                self._differences = differences(self._replicas)
-        return drift(self._replicas, session.run(self._differences), self._hosts)
+        copies = self._built(compare=True)
+        return drift(copies.replicas(), session.run(copies.differences), self._hosts)
 
     def _updated(self, rows: Sequence[Pairs]) -> Updated:
         average, strategy = self._options.average, self._options.strategy
@@ -203,57 +220,47 @@ class TowerOptimizer:
         reduced = allreduce_grads_and_vars(rows, self.devices, average, strategy=strategy, **where)
         return update_replicated(self._optimizer, reduced, self.devices)
 
-    def _find_replicas(
-        self, rows: Sequence[Pairs], before: Sequence[Any], metrics: Sequence[Any], updated: Updated
-    ) -> None:
-        """Find what must agree between towers, and build the ops that copy and compare it.
+    def _once_a_step(self) -> List[Any]:
+        """Return the optimizers that change, once a step, what the updates of several towers read."""
+        is_read = self._options.update == "replicated" and len(self.devices) > 1
+        return optimizers_with_finish(self._optimizer) if is_read else []
 
-        Args:
-            rows: K×N (gradient, variable) pairs.
-            before: all variables that were there before the update was built.
-            metrics: the local ones of them.
-            updated: the update.
-        """
-        scope, created = tf1.get_variable_scope().name, [var for variables in updated.created for var in variables]
-        alike, single = self._sort_created(rows, updated, scope)
-        names = _single.setdefault(tf1.get_default_graph(), set())
-        names.update(var.op.name for var in single)
-        everything = [*(var for row in rows for _, var in row), *before, *created]
-        shared = [var for var in everything if var.op.name in names] + tf1.get_collection(tf1.GraphKeys.GLOBAL_STEP)
-        self._replicas = find_replicas(rows, everything, shared, alike, scope, private=metrics)
-        self.left_out = self._replicas.left_out
-        self.broadcast_op = broadcast(self._replicas, self.devices)
-        self.init_op = self.broadcast_op if self._options.broadcast_every >= 0 else tf.no_op()
-        self._differences = differences(self._replicas) if self._options.check_replicas_every else None
-
-    def _sort_created(self, rows: Sequence[Pairs], updated: Updated, scope: str) -> Tuple[List[List[Any]], List[Any]]:
+    def _sorted(self, rows: Sequence[Pairs], updated: Updated) -> TowerUpdate:
         """Sort what the update created, except for slots: K rows of copies, and what exists once."""
+        scope = tf1.get_variable_scope().name
         if self._options.update == "main":
-            return [], updated.created[0]
+            return TowerUpdate(rows, single=[var.op.name for var in updated.created[0]], scope=scope)
         trained = {var.op.name for row in rows for _, var in row}
         others = [
-            [var for var in variables if not parse_slot_name(var.op.name, trained, scope)]
+            [var for var in variables if not parse_slot_name(var.op.name, trained, ("", f"{scope}/"))]
             for variables in updated.created
         ]
         alike = match_created(others)
         matched = {id(var) for row in alike for var in row}
-        return alike, [var for variables in others for var in variables if id(var) not in matched]
+        single = [var.op.name for variables in others for var in variables if id(var) not in matched]
+        return TowerUpdate(rows, alike, single, scope, self._once_a_step())
 
     def _new_counter(self) -> Any:
-        """Create the counter of steps since ``init_op``, which resets it."""
-        with outside_control_flow():
-            # in no collection, so that no saver takes it for a part of the model
-            counter = tf1.Variable(
-                0, trainable=False, collections=[], name="steps_since_init_op", dtype=tf.int64, use_resource=True
-            )
-            self.init_op = tf.group(self.init_op, counter.initializer)
-        return counter
+        """Create the counter of a train op's runs since ``init_op``, which resets it; None if nothing depends on it."""
+        if self._options.broadcast_every <= 0:
+            return None
+        # in no collection, so that no saver takes it for a part of the model
+        return tf1.Variable(
+            0, trainable=False, collections=[], name="steps_since_init_op", dtype=tf.int64, use_resource=True
+        )
 
-    def _refuse_unbuilt(self) -> None:
-        if self.init_op is None:
+    def _known(self) -> Copies:
+        if self._copies is None:
             raise VariableError(
                 "call apply_gradients first: which variables to initialize and compare is known only afterwards"
             )
+        return self._copies
+
+    def _built(self, compare: bool = False) -> Copies:
+        """Return the copies, with the ops for all variables that exist now."""
+        copies = self._known()
+        copies.build(compare)
+        return copies
 
 
 class _Hook(tf1.train.SessionRunHook):
@@ -264,7 +271,7 @@ class _Hook(tf1.train.SessionRunHook):
         self._check_every = owner._options.check_replicas_every
 
     def begin(self) -> None:
-        self._owner._refuse_unbuilt()
+        self._owner._built(compare=self._check_every > 0)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         if self._owner._cluster:

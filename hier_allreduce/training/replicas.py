@@ -8,9 +8,10 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tu
 
 import tensorflow as tf
 
+from ..errors import VariableError
 from ..formatting import count
 from ..graph import copy_from_tower_0, tf1, tower_scopes
-from .variables import Pairs, parse_slot_name
+from .variables import Pairs, SlotName, parse_slot_name, scopes_in
 
 
 class Replicas(NamedTuple):
@@ -49,77 +50,116 @@ class HostDrift(Drift):
         return super().__str__() if self.difference else self._all_equal("all towers of this host are equal")
 
 
+class TowerUpdate(NamedTuple):
+    """What an update of K towers tells about their variables.
+
+    Attributes:
+        rows: its K×N (gradient, variable) pairs.
+        alike: K×M variables that it created and that are copies of each other, whatever their names.
+        single: names of variables that it created once for all towers.
+        scope: the variable scope in which it was built.
+        once_a_step: the optimizers that change what all towers read: see :func:`refuse_shared_state`.
+    """
+
+    rows: Sequence[Pairs]
+    alike: Sequence[Sequence[Any]] = ()
+    single: Sequence[str] = ()
+    scope: str = ""
+    once_a_step: Sequence[Any] = ()
+
+
+def trained_places(updates: Iterable[TowerUpdate]) -> Dict[str, Tuple[int, str]]:
+    """Return the tower of each trained variable, and the name of its copy on tower 0, by its name.
+
+    Raises:
+        VariableError: an update pairs a variable with another one of tower 0 than an earlier update did.
+    """
+    places: Dict[str, Tuple[int, str]] = {}
+    for update in updates:
+        for tower, row in enumerate(update.rows):
+            for (_, var), (_, first) in zip(row, update.rows[0]):
+                place = places.setdefault(var.op.name, (tower, first.op.name))
+                if place != (tower, first.op.name):
+                    raise VariableError(
+                        f"tower {tower}: {var.op.name!r} is listed as a copy of tower 0's {first.op.name!r}, but in an"
+                        f" earlier apply_gradients it was tower {place[0]}'s copy of {place[1]!r}; list the variables"
+                        " in one order on every tower"
+                    )
+    return places
+
+
 class _Sorter:
     """Tells a variable's tower, and the name of its copy on tower 0.
 
     ::
 
-        tower1/w         is trained: its place in the rows counts         1, "tower0/w"
-        tower1/w/Adam    is a slot: its variable's name counts            1, "tower0/w/Adam"
-        tower1/bn/mean   is another one: its tower's scope counts         1, "tower0/bn/mean"
-
-    Args:
-        rows: K rows of N (gradient, variable) pairs.
-        scope: the variable scope in which the update was built.
+        tower1/w               is trained: its place in the rows counts       1, "tower0/w"
+        tower1/w/Adam          is a slot: its variable's name counts          1, "tower0/w/Adam"
+        tower1/tower1/w/EMA    is one too, created in its tower's scope       1, "tower0/tower0/w/EMA"
+        tower1/bn/mean         is another one: its tower's scope counts       1, "tower0/bn/mean"
     """
 
-    def __init__(self, rows: Sequence[Pairs], scope: str):
-        self._scope = scope
-        self._trained = {
-            var.op.name: (tower, first.op.name)
-            for tower, row in enumerate(rows)
-            for (_, var), (_, first) in zip(row, rows[0])
-        }
-        self._tower_scopes = tower_scopes([[var for _, var in row] for row in rows])
+    def __init__(self, updates: Sequence[TowerUpdate]):
+        self._trained = trained_places(updates)
+        self._update_scopes = {"", *(f"{update.scope}/" for update in updates)}
+        scopes = [tower_scopes([[var for _, var in row] for row in update.rows]) for update in updates]
+        towers = {(scope, tower, row[0]) for row in scopes for tower, scope in enumerate(row)}
         # "" is a prefix of all names: the longest comes first
-        self._longest_first = sorted(enumerate(self._tower_scopes), key=lambda item: -len(item[1]))
+        self._tower_scopes = sorted(towers, key=lambda item: (-len(item[0]), item))
+
+    def belongs(self, name: str) -> Optional[SlotName]:
+        """Return the parts of the name of a trained variable, or of what belongs to one."""
+        return parse_slot_name(name, self._trained, scopes_in(name))
 
     def place(self, name: str) -> Optional[Tuple[int, str]]:
         """Return the tower and the name on tower 0, or None for a variable that belongs to no tower."""
-        parts = parse_slot_name(name, self._trained, self._scope)
+        parts = self.belongs(name)
         if parts:
             tower, first = self._trained[parts.variable]
-            return tower, parts.scope + first + parts.slot
-        for tower, scope in self._longest_first:
+            inside = None if parts.scope in self._update_scopes else self._by_scope(parts.scope)
+            owner, scope = inside or (tower, parts.scope)
+            if owner == tower:
+                return tower, scope + first + parts.slot
+        return self._by_scope(name)
+
+    def _by_scope(self, name: str) -> Optional[Tuple[int, str]]:
+        for scope, tower, first in self._tower_scopes:
             if name.startswith(scope):
-                return tower, self._tower_scopes[0] + name[len(scope) :]
+                return tower, first + name[len(scope) :]
         return None
 
 
 def find_replicas(
-    rows: Sequence[Pairs],
-    variables: Iterable[Any],
-    shared: Iterable[Any] = (),
-    alike: Sequence[Sequence[Any]] = (),
-    scope: str = "",
-    private: Iterable[Any] = (),
+    updates: Sequence[TowerUpdate], variables: Iterable[Any], shared: Iterable[str] = (), private: Iterable[str] = ()
 ) -> Replicas:
     """Find the variables that every tower has a copy of, by their names within the towers' scopes, and the others.
 
     Args:
-        rows: K rows of N (gradient, variable) pairs.
+        updates: one or more updates of the same K towers.
         variables: all that may have copies: weights, optimizer slots, moving averages.
-        shared: those among them that exist once for all towers. They are neither copied nor reported as left out.
-        alike: K rows of further variables that are known to be copies of each other.
-        scope: the variable scope in which the update was built.
-        private: variables of tower 0 that each tower has for itself, such as metrics, which count differently.
+        shared: names of those that exist once for all towers. They are neither copied nor reported as left out.
+        private: names of those that each tower has for itself, such as metrics, which count differently. What belongs
+            to a trained variable is copied all the same.
     """
-    settled = {id(var) for var in shared} | {id(var) for row in alike for var in row}
-    excluded = {id(var) for var in private}
-    sorter = _Sorter(rows, scope)
-    towers: List[Dict[str, Any]] = [{} for _ in rows]  # of each tower {name on tower 0: variable}
-    for var in variables:
-        place = None if id(var) in settled else sorter.place(var.op.name)
-        if place:
-            tower, name = place
-            towers[tower][name] = var
-    everywhere = [name for name in towers[0] if all(name in tower for tower in towers)]
-    left_out = [var.op.name for tower in towers for name, var in tower.items() if name not in everywhere]
-    copied = [name for name in everywhere if id(towers[0][name]) not in excluded]
-    copies = [[tower[name] for name in copied] for tower in towers]
-    for row, more in zip(copies, alike):
-        row.extend(more)
-    return Replicas(copies, sorted(left_out))
+    sorter, towers = _Sorter(updates), range(len(updates[0].rows))
+    settled = {*shared, *(var.op.name for update in updates for row in update.alike for var in row)}
+    found: Dict[str, Dict[int, Any]] = {}  # by name on tower 0, by tower
+    left_out = []
+    for name, var in {var.op.name: var for var in variables}.items():
+        place = None if name in settled else sorter.place(name)
+        if place and found.setdefault(place[1], {}).setdefault(place[0], var) is not var:
+            left_out.append(name)
+    columns = []
+    for copies in found.values():
+        if len(copies) < len(towers):
+            left_out += [var.op.name for var in copies.values()]
+        elif copies[0].op.name not in private or sorter.belongs(copies[0].op.name):
+            columns.append(copies)
+    rows = [[copies[tower] for copies in columns] for tower in towers]
+    for update in updates:
+        for row, more in zip(rows, update.alike):
+            row.extend(more)
+    return Replicas(rows, sorted(left_out))
 
 
 def match_created(created: Sequence[Sequence[Any]]) -> List[List[Any]]:

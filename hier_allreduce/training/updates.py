@@ -33,6 +33,7 @@ class UpdateOptions:
             once and copies the new value to the other towers, so that optimizer slots exist once instead of K times.
         broadcast_every: the number of steps between copies of tower 0's variables (weights, slots, moving averages) to
             the other towers; 0: only at the start (tensorpack's trainers: also at the end of every epoch); -1: never.
+            Each train op of ``TowerOptimizer`` counts its own steps, and copies no variable that another one trains.
         check_replicas_every: the number of steps between comparisons of the towers, each of which reports the largest
             difference; 0: never.
 

@@ -90,19 +90,28 @@ class SlotName(NamedTuple):
     slot: str
 
 
-def parse_slot_name(name: str, variables: Container[str], scope: str = "") -> Optional[SlotName]:
+def parse_slot_name(name: str, variables: Container[str], scopes: Sequence[str] = ("",)) -> Optional[SlotName]:
     """Split the name of a variable or of its slot; return None if it belongs to none of ``variables``.
 
     Args:
         name: ``"w"``, ``"w/Adam"`` or, with a scope, ``"train/w/Adam"``.
         variables: names of variables. The longest that fits is taken.
-        scope: the variable scope in which the update was built. TensorFlow puts it before the variable's name.
+        scopes: what may come before the variable's name, such as ``"train/"``. TensorFlow puts the variable scope there
+            in which an update was built.
     """
-    for prefix in ("", f"{scope}/") if scope else ("",):
+    for prefix in scopes:
         if name.startswith(prefix):
             tail = name[len(prefix) :]
-            slashes = [place for place, letter in enumerate(tail) if letter == "/"]
-            for end in (len(tail), *reversed(slashes)):
+            for end in (len(tail), *reversed(_slashes(tail))):
                 if tail[:end] in variables:
                     return SlotName(prefix, tail[:end], tail[end:])
     return None
+
+
+def scopes_in(name: str) -> List[str]:
+    """Return all that a name begins with: ``""``, ``"a/"`` and ``"a/b/"`` for ``"a/b/c"``."""
+    return ["", *(name[: place + 1] for place in _slashes(name))]
+
+
+def _slashes(name: str) -> List[int]:
+    return [place for place, letter in enumerate(name) if letter == "/"]

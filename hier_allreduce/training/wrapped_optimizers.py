@@ -88,6 +88,29 @@ def refuse_wrapper(optimizer: Any) -> None:
         )
 
 
+def refuse_shared_state(once_a_step: Sequence[Any], earlier: Sequence[Any]) -> None:
+    """Check that no optimizer with work to do once a step is in the train ops of several updates.
+
+    Run in one step, one train op would do that work, such as advancing Adam's beta powers, while the towers of the
+    other read what it changes: some would read it before, and some after.
+
+    Args:
+        once_a_step: the optimizers with such work of an update of several towers.
+        earlier: those of the graph's earlier updates.
+
+    Raises:
+        VariableError: an optimizer is in both.
+    """
+    for optimizer in once_a_step:
+        if any(optimizer is other for other in earlier):
+            raise VariableError(
+                f"{type(optimizer).__name__}: an earlier apply_gradients has the same one. Each train op would change"
+                " its state once a step (Adam: the beta powers) while the towers of the other one read it, and the"
+                " towers would diverge. Give each loss a TowerOptimizer with an optimizer of its own, or add the losses"
+                " up, or use update='main'"
+            )
+
+
 def sum_advice(optimizer: Any, towers: int) -> str:
     """Say how to tune an optimizer for the sum over K towers if it was tuned for their mean.
 

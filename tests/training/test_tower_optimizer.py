@@ -235,7 +235,7 @@ def test_towers_without_a_scope_are_kept_equal_too(names, update):
             assert len(set(np.concatenate(sess.run([row[0][1] for row in rows])))) == 1
     assert optimizer.left_out == []
     with_slots = {"replicated": 3, "main": 1}[update]  # Adam has two slots; at the mains they exist once
-    assert len(optimizer._replicas.rows[0]) == len(names) * with_slots
+    assert len(optimizer._copies.replicas().rows[0]) == len(names) * with_slots
 
 
 def test_init_op_makes_towers_equal_and_broadcast_every_keeps_them_equal():
@@ -409,7 +409,7 @@ def test_statistics_are_kept_equal_and_variables_without_a_copy_are_listed(scope
         tf1.get_variable(f"{scopes[0]}only_here", [3], trainable=False, use_resource=True)
         train.get_or_create_global_step()  # exists once, and belongs to no tower
         optimizer.apply_gradients(rows)
-        for scope, row in zip(scopes, optimizer._replicas.rows):
+        for scope, row in zip(scopes, optimizer._copies.replicas().rows):
             assert {f"{scope}bn/mean", f"{scope}w/Adam"} <= {var.op.name for var in row}
         with session() as sess:
             sess.run(tf1.global_variables_initializer())

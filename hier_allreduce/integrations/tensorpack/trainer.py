@@ -30,6 +30,7 @@ from ...planning import Strategy, strategy_from
 from ...training import (
     Pairs,
     Replicas,
+    TowerUpdate,
     Updated,
     UpdateOptions,
     all_variables,
@@ -305,7 +306,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             return []
         trained = {var.op.name for row in rows for _, var in row}
         variables = [var for var in all_variables() if parse_slot_name(var.op.name, trained)]
-        return [PeriodicTrigger(_CheckReplicas(find_replicas(rows, variables)), every_k_steps=every)]
+        return [PeriodicTrigger(_CheckReplicas(find_replicas([TowerUpdate(rows)], variables)), every_k_steps=every)]
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:
         """Create the session, and check that it has the devices: tensorpack's hook.
