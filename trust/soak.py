@@ -225,7 +225,7 @@ def _audited(seen, graph, built, counts):
 
 
 def training(seed, seconds):
-    """Train on 8 devices with both updates: replicas stay bit-identical, memory stays flat."""
+    """Train on 8 devices with both updates and three train ops: replicas stay bit-identical, memory stays flat."""
     counts, findings = Counter(), []
     for update in ("replicated", "main"):
         findings += _trained(update, seed, seconds / 2, counts)
@@ -241,19 +241,21 @@ def _trained(update, seed, seconds, counts):
     tf1, devices, rows = tf.compat.v1, [f"/cpu:{k}" for k in range(8)], []
     with tf.Graph().as_default():
         tf1.set_random_seed(seed)
-        optimizer = hier_allreduce.TowerOptimizer(tf1.train.AdamOptimizer(0.01), devices, update=update)
+        inner = tf1.train.AdamOptimizer(0.01), tf1.train.MomentumOptimizer(0.01, 0.5)
+        adam, momentum = (hier_allreduce.TowerOptimizer(i, devices, update=update, broadcast_every=7) for i in inner)
         for k, device in enumerate(devices):
             with tf.device(device), tf1.variable_scope(f"tower{k}"):
                 w = tf1.get_variable("w", [6, 4], use_resource=True)
-                b = tf1.get_variable("b", [4], use_resource=True)
+                b, c = (tf1.get_variable(name, [4], use_resource=True) for name in "bc")
                 x = tf1.random_normal([5, 6], seed=k)
-                loss = tf.reduce_mean(tf.square(tf.matmul(x, w) + b - tf.reduce_sum(x, 1, keepdims=True)))
-                rows.append(optimizer.compute_gradients(loss, [w, b]))
-        train_op = optimizer.apply_gradients(rows)
+                loss = tf.reduce_mean(tf.square(tf.matmul(x, w) + b * c - tf.reduce_sum(x, 1, keepdims=True)))
+                rows.append(adam.compute_gradients(loss, [w, b, c]))
+        by_column = zip((adam, momentum, momentum), zip(*rows))  # the updates of one step race, but share nothing
+        train_ops = [optimizer.apply_gradients([[pair] for pair in column]) for optimizer, column in by_column]
         with _session(tf) as session:
             session.run(tf1.global_variables_initializer())
-            session.run(optimizer.init_op)
-            train = session.make_callable(train_op)
+            session.run(momentum.init_op)
+            train = session.make_callable(train_ops)
             memory, steps = [], 0
             for _ in until(seconds):
                 for _ in range(_STEPS_AT_ONCE):
