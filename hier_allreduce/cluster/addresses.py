@@ -13,10 +13,10 @@ def split_address(address: str) -> Tuple[str, int]:
     """Split ``"10.0.0.1:2222"`` into ``("10.0.0.1", 2222)``; an IPv6 address is written in brackets.
 
     Raises:
-        ClusterError: the port is missing or not between 1 and 65535.
+        ClusterError: the port is missing or not between 1 and 65535, or the address is a URL.
     """
     host, colon, port = str(address).rpartition(":")
-    if not (colon and host and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536):
+    if not (colon and host and "/" not in host and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536):
         raise ClusterError(f"{address!r} is not an address: expected HOST:PORT, such as '10.0.0.1:2222'")
     return host.strip("[]"), int(port)
 

@@ -93,7 +93,7 @@ class Cluster(HostGroup):
 
     @classmethod
     def from_environment(cls, devices_per_host: int, **options: Any) -> Cluster:
-        """Return the cluster that TF_CONFIG describes; without TF_CONFIG, a cluster of one host.
+        """Return the cluster that TF_CONFIG describes; a cluster of one host if there is none in it.
 
         Launchers set it for ``tf.distribute``. ``options`` are other arguments of :class:`Cluster`: time limits.
 

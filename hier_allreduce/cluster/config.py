@@ -47,7 +47,7 @@ def read_config(name_or_path: str, task: int = 0) -> Dict[str, Any]:
 
 
 def from_tf_config(text: str) -> Tuple[List[str], int]:
-    """Parse TF_CONFIG, as launchers set it for ``tf.distribute``. An empty text means one host.
+    """Parse TF_CONFIG, as launchers set it for ``tf.distribute``. Without a cluster in it, there is one host.
 
     ::
 
@@ -61,19 +61,22 @@ def from_tf_config(text: str) -> Tuple[List[str], int]:
     Raises:
         ClusterError: the text is not such a description, has other jobs, or does not contain this process.
     """
-    if not text.strip():
-        return ["127.0.0.1:2222"], 0
     try:
-        content = json.loads(text)
-        jobs, this = content["cluster"], content["task"]
+        content = json.loads(text) if text.strip() else {}
+        jobs = content.get("cluster", {})
+        if not any(jobs.values()):  # one host for TensorFlow's resolver too
+            return ["127.0.0.1:2222"], 0
+        this = content["task"]
+        if not str(this["index"]).isdecimal():  # true, 1.7
+            raise ValueError
         places = [(job, index) for job in _JOBS for index in range(len(jobs.get(job, ())))]
         hosts = [jobs[job][index] for job, index in places]
         task = places.index((this["type"], int(this["index"])))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise ClusterError(
             f"TF_CONFIG={text.strip()!r}: expected"
-            ' {"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": NUMBER}}, with this'
-            " process in the list"
+            ' {"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": WHOLE NUMBER}}, with'
+            " this process in the list"
         ) from None
     if set(jobs) - set(_JOBS):
         raise ClusterError(f"TF_CONFIG: only the jobs 'chief' and 'worker' are supported, not {sorted(jobs)}")

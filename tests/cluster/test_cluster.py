@@ -611,6 +611,7 @@ def test_gathering_from_several_hosts_is_refused(graph):
         ({"hosts": "127.0.0.1:1"}, "expected a list of addresses"),
         ({"hosts": ["here"]}, "'here' is not an address"),
         ({"hosts": ["here:99999"]}, "'here:99999' is not an address"),
+        ({"hosts": ["grpc://here:1"]}, "'grpc://here:1' is not an address"),
         ({"hosts": ["here:²"]}, "'here:²' is not an address"),
         ({"hosts": ["a:1", "b:1", "a:1"]}, "a:1 is there more than once"),
         ({"task": 2}, "task=2: expected the index of a host, 0 to 1"),
