@@ -31,7 +31,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from ..errors import ClusterError
-from ..graph import CrossHostReduce, HostGroup, Matrix, tf1
+from ..graph import CrossHostReduce, HostGroup, Matrix, builds_for_session, forget_colocation, outside_control_flow, tf1
 from .addresses import refuse_taken
 from .collectives import Collectives
 from .config import check_config, from_tf_config, read_config
@@ -42,6 +42,7 @@ from .session import ClusterSession
 from .watchdog import Watchdog
 
 _LEADER = "/job:worker/replica:0/task:0"
+_MEETING = "hier_allreduce/meeting"  # the collection that holds a graph's op for it
 _KV_SECONDS = 2.0  # limit to one operation of the key-value store, which is then tried again
 
 
@@ -143,7 +144,7 @@ class Cluster(HostGroup):
 
         Raises:
             ClusterError: the gradients are not for ``devices_per_host`` devices; or there are several hosts and no
-                graph for a session (eager execution, ``tf.function``).
+                graph for a session (eager execution, ``tf.function``, control flow of TensorFlow 2).
             GradientError: no collective can add up a gradient's dtype.
         """
         if len(grads.devices) != self.devices_per_host:
@@ -151,8 +152,7 @@ class Cluster(HostGroup):
         if self.size == 1:
             return CrossHostReduce()
         graph = _graph_for_session()
-        facts = {"gradients": gradient_facts(grads), **facts}
-        self._manifest.add(graph, ALL_REDUCE, facts, self._collectives.built, name)
+        self._note(graph, ALL_REDUCE, {"gradients": gradient_facts(grads), **facts}, name)
         return self._collectives
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
@@ -168,10 +168,17 @@ class Cluster(HostGroup):
         if self.size == 1:
             return tf.no_op()
         graph = _graph_for_session()
-        self._manifest.add(graph, BROADCAST, {"variables": variable_facts(variables)}, self._collectives.built)
+        self._note(graph, BROADCAST, {"variables": variable_facts(variables)})
         ordered = sorted(variables, key=lambda variable: str(variable.op.name))
         with tf1.name_scope("broadcast"), tf1.device("/cpu:0"):
             return tf.group(*[self._collectives.broadcast(v) for v in ordered if v.shape.num_elements() != 0])
+
+    def _note(self, graph: Any, kind: str, facts: Mapping[str, Any], name: str = "") -> None:
+        """Note what is about to be built in a graph; build the op of the graph's meeting, if it has none yet."""
+        if not graph.get_collection(_MEETING):
+            with outside_control_flow(), forget_colocation(), tf1.name_scope(None):
+                graph.add_to_collection(_MEETING, self._collectives.meeting())
+        self._manifest.add(graph, kind, facts, self._collectives.built, name)
 
     # ---- sessions ----------------------------------------------------------------------------------
 
@@ -203,17 +210,21 @@ class Cluster(HostGroup):
         if self._server is None:
             self._server = self._start_server(config)
         watchdog = Watchdog(self.hosts, self.task, self.timeout, self.stall_timeout)
-        rendezvous = self._rendezvous(watchdog)
+        number = next(self._session_numbers)
+        rendezvous = self._rendezvous(watchdog, number)
         rendezvous.barrier(self._facts(graph))
-        return ClusterSession(rendezvous, watchdog, self._server.target, graph, config)
+        session = ClusterSession(rendezvous, watchdog, number, self._server.target, graph, config)
+        for meeting in graph.get_collection(_MEETING):  # at most one; none in a graph without collectives
+            session.run(meeting)
+        return session
 
-    def _rendezvous(self, watchdog: Watchdog) -> Rendezvous:
+    def _rendezvous(self, watchdog: Watchdog, session_number: int) -> Rendezvous:
         addresses = list(self.hosts)
         # the address by which this host reaches itself, whatever the list says
         addresses[self.task] = self._server.target[len("grpc://") :]
         kv_store = KeyValueStore(addresses, min(_KV_SECONDS, self.timeout / 6))
         limits = TimeLimits(self.timeout, self.start_timeout, self.stall_timeout)
-        return Rendezvous(self.hosts, self.task, limits, watchdog, kv_store, next(self._session_numbers))
+        return Rendezvous(self.hosts, self.task, limits, watchdog, kv_store, session_number)
 
     def check_session(self, session: Any) -> None:
         """Check that all-reduces over several hosts can complete in a session.
@@ -266,7 +277,14 @@ def _graph_for_session() -> Any:
         ClusterError: there is none, or it is a function's.
     """
     graph = tf1.get_default_graph()
-    if tf.executing_eagerly() or hasattr(graph, "capture"):
+    is_function = hasattr(graph, "capture")
+    if is_function and builds_for_session():
+        raise ClusterError(
+            "several hosts cannot add up in a function, and TensorFlow 2 makes functions of what tf.cond and"
+            " tf.while_loop call: call tf.compat.v1.disable_control_flow_v2() before you build the graph. In a"
+            " tf.function, several hosts are not possible"
+        )
+    if tf.executing_eagerly() or is_function:
         raise ClusterError(
             "several hosts need a graph and a session: build under `with tf.Graph().as_default():` and run it in"
             " `cluster.session()`, not eagerly and not in a tf.function"

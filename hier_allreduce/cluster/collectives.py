@@ -4,6 +4,7 @@
 
     all_reduce   cast ─► CollectiveReduce (ring over the hosts) ─► cast       one for each chunk, on its main
     broadcast    chief: CollectiveBcastSend ─► others: CollectiveBcastRecv ─► assign
+    meeting      CollectiveReduce of one number: it ends when all hosts have come to it
 
 float16, bfloat16 and small integers are cast to a dtype that the collectives can add up, where they cannot add their
 own.
@@ -23,6 +24,7 @@ from ..graph import COLLECTIVE_DTYPES, CrossHostReduce, tf1
 _BROADCASTS = 0x4840
 _MAINS = 0x4841  # and one more for each tower that can be a main
 _INSTANCES = 0x484100
+_MEETING = _INSTANCES - 1
 
 _WIDER = {
     "bool": "int32",
@@ -53,15 +55,8 @@ class Collectives(CrossHostReduce):
         if tensor.shape.num_elements() == 0:
             return tensor
         with tf1.name_scope(name):
-            total = collective_ops.all_reduce(
-                tf.cast(tensor, _collective_dtype(tensor.dtype)),
-                self.hosts,
-                _MAINS + root,
-                self._next_instance(),
-                "Add",
-                "Id",
-                communication_hint="ring",
-            )
+            here = tensor if tensor.device else tf.identity(tensor)  # TensorFlow 1 needs to know the device
+            total = self._ring(tf.cast(here, _collective_dtype(tensor.dtype)), _MAINS + root, self._next_instance())
             total.set_shape(tensor.shape)
             return tf.cast(total, tensor.dtype)
 
@@ -75,6 +70,14 @@ class Collectives(CrossHostReduce):
             return collective_ops.broadcast_send(value, value.shape, wide, *group, communication_hint="ring").op
         value = collective_ops.broadcast_recv(variable.shape, wide, *group, communication_hint="ring")
         return tf1.assign(variable, tf.cast(value, dtype)).op
+
+    def meeting(self) -> Any:
+        """Return an op that no host ends before all have begun it."""
+        with tf1.device("/cpu:0"):
+            return self._ring(tf.zeros([1]), _BROADCASTS, _MEETING).op
+
+    def _ring(self, tensor: Any, group: int, instance: int) -> Any:
+        return collective_ops.all_reduce(tensor, self.hosts, group, instance, "Add", "Id", communication_hint="ring")
 
     def _next_instance(self) -> int:
         self.built += 1

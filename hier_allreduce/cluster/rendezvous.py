@@ -42,7 +42,7 @@ class Rendezvous:
     """The start and the end of one session on all hosts.
 
     Attributes:
-        steps: number of steps with the other hosts that this host has begun; broadcasts count too.
+        steps: number of steps with the other hosts that this host has begun since they met; broadcasts count too.
         grace: seconds to wait for the other hosts' messages after an error.
     """
 
@@ -70,7 +70,7 @@ class Rendezvous:
         self._others = [other for other in range(len(hosts)) if other != task]
         self._answered: Set[int] = set()  # hosts that have been alive at least once
         self._leaving = False
-        self.steps = 0
+        self.steps = -1  # the first one, in which the hosts only meet, does not count
         self.grace = limits.gone / 4
 
     def barrier(self, facts: Mapping[str, Any]) -> None:

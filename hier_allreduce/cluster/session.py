@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import sys
 import threading
-from typing import Any, Callable, Dict, Iterable, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Sequence, Tuple
 
 import tensorflow as tf
+from tensorflow.python.client.session import tf_session  # it has no public name
 
 from ..errors import ClusterError
 from ..graph import tf1
 from .polling import POLL, attempts
 from .rendezvous import Rendezvous
 from .watchdog import Watchdog
+
+# What TensorFlow numbers in one sequence has one key: a random one of 64 bits, or this one and a session's number.
+_SEQUENCES = 0x48410000
+_ONE_THREAD = (
+    "another thread is in a step with the other hosts, and TensorFlow would give this one the same number: run all such"
+    " steps from one thread. What needs no other host, such as filling a queue, can run in any thread"
+)
 
 
 class ClusterSession(tf1.Session):
@@ -23,25 +32,34 @@ class ClusterSession(tf1.Session):
     Steps run in a thread of their own while the calling thread probes the hosts. That holds for the thread that opened
     the session; in other threads, such as those that fill queues, ``run`` works as in any session.
 
+    Collectives meet those of the other hosts in the step of the same number. TensorFlow has a sequence of numbers for
+    each set of collectives, and a host asks host 0 for the next one when it first needs it. If nothing crosses in host
+    0's first step, because of a ``tf.cond``, that step may have ended by then, and the numbers differ by one for ever.
+    So here all steps with the other hosts are of one sequence, whose first step is one in which all hosts meet.
+
     After a step with the other hosts that ended with an error, the end of the data included, there can be no other:
-    TensorFlow gives the next step the same number, so it could meet hosts that are still in the failed one.
+    TensorFlow gives the next step the same number, so it could meet hosts that are still in the failed one. For the
+    same reason there is one such step at a time.
     """
 
-    def __init__(self, rendezvous: Rendezvous, watchdog: Watchdog, target: str, graph: Any, config: Any):
+    def __init__(self, rendezvous: Rendezvous, watchdog: Watchdog, number: int, target: str, graph: Any, config: Any):
         super().__init__(target, graph, config)
         self._rendezvous, self._watchdog = rendezvous, watchdog
+        self._sequence = _SEQUENCES + number
         self._owner = threading.current_thread()
         self._left_by_error = False
         self._crossing: Dict[Tuple[Any, ...], bool] = {}  # by the ops that a run fetches
         self._no_more_steps = ""  # why there can be no other step with the other hosts
-        self._in_step = self._step_failed = False  # of steps with the other hosts
+        self._step = threading.Lock()  # held during a step with the other hosts
+        self._step_failed = False
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
         """Run as ``tf.compat.v1.Session.run`` does.
 
         Raises:
             ClusterError: a host died or froze, and TensorFlow cannot go on in this process: end it, and start again.
-                Or an earlier step with the other hosts ended with an error, and this would be the next one.
+                Or an earlier step with the other hosts ended with an error, and this would be the next one; or another
+                thread runs one.
         """
         return self._watched(functools.partial(super().run, *args, **kwargs))
 
@@ -49,24 +67,28 @@ class ClusterSession(tf1.Session):
         """Return a callable as ``tf.compat.v1.Session.make_callable`` does, with the errors of :meth:`run`."""
         return super().make_callable(fetches, feed_list or [], accept_options)  # with a list, it calls run()
 
-    def _do_run(self, handle: Any, targets: Sequence[Any], fetches: Sequence[Any], *rest: Any) -> Any:
+    def _do_run(
+        self, handle: Any, targets: Sequence[Any], fetches: Sequence[Any], feeds: Any, options: Any, metadata: Any
+    ) -> Any:
         """Override TensorFlow's method between the choice of what to run and the run itself."""
         ops = (*targets, *(tensor.op for tensor in fetches))
         if ops not in self._crossing:
             self._crossing[ops] = _needs_collective(ops)
         if not self._crossing[ops]:
-            return super()._do_run(handle, targets, fetches, *rest)
+            return super()._do_run(handle, targets, fetches, feeds, options, metadata)
         if self._no_more_steps:
             raise ClusterError(self._no_more_steps)
+        if not self._step.acquire(blocking=False):
+            raise ClusterError(_ONE_THREAD)
         self._rendezvous.steps += 1
-        self._in_step = True
         try:
-            return super()._do_run(handle, targets, fetches, *rest)
+            with _of_sequence(self._sequence, options) as numbered:
+                return super()._do_run(handle, targets, fetches, feeds, numbered, metadata)
         except tf.errors.OpError as error:
             self._no_more_steps, self._step_failed = _last_step_message(error), True
             raise
         finally:
-            self._in_step = False
+            self._step.release()
 
     def _watched(self, function: Callable[[], Any]) -> Any:
         if threading.current_thread() is not self._owner:
@@ -86,7 +108,7 @@ class ClusterSession(tf1.Session):
             raise
 
     def _peer_failure(self) -> str:
-        return self._rendezvous.peer_failure() if self._in_step else ""
+        return self._rendezvous.peer_failure() if self._step.locked() else ""
 
     def _cause(self, error: tf.errors.OpError) -> str:
         """Return which other host made a run fail; if none did, report the failure to the others."""
@@ -123,6 +145,23 @@ class ClusterSession(tf1.Session):
         # TensorFlow then calls close() in a thread that does not see the exception.
         self._left_by_error = _is_failure(error)
         super().__exit__(kind, error, trace)
+
+
+@contextlib.contextmanager
+def _of_sequence(key: int, options: Any) -> Iterator[Any]:
+    """Yield the options of a step whose number is of the sequence ``key``.
+
+    Args:
+        key: of the sequence.
+        options: the step's other options, or None. Both are serialized, as ``_do_run`` takes them.
+    """
+    numbered = tf1.RunOptions.FromString(tf_session.TF_GetBuffer(options) if options else b"")
+    numbered.experimental.collective_graph_key = key
+    serialized = tf_session.TF_NewBufferFromString(numbered.SerializeToString())
+    try:
+        yield serialized
+    finally:
+        tf_session.TF_DeleteBuffer(serialized)
 
 
 def _is_failure(error: Optional[BaseException]) -> bool:

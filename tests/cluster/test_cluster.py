@@ -186,6 +186,24 @@ def test_a_restart_from_the_checkpoint_goes_on_with_the_same_loss(tmp_path, undi
         assert host["bits"] == before["bits"]
 
 
+def test_hosts_that_accumulate_may_be_a_step_ahead_of_others():
+    """Nothing crosses in the leader's first step, so that nothing makes it wait for the other host."""
+    with job("accumulate", 2, each={1: {"waits": True}}) as hosts:
+        hosts[0].until(0)
+        hosts[1].go_on()
+        mean = 2 * (0 + 1 + 4 + 5) / 4
+        assert facts(hosts) == [[[step // 2 * mean] * 2 for step in range(1, 7)]] * 2
+
+
+def test_a_step_during_another_threads_step_is_refused():
+    with job("threads", 2) as hosts:
+        hosts[0].until("the second step")
+        hosts[1].go_on()
+        (result, (error,)), (same, none) = facts(hosts)
+    assert (result, same, none) == (4, 4, [])
+    assert error.startswith("ClusterError: another thread is in a step with the other hosts")
+
+
 # ---- after the end ----------------------------------------------------------------------------
 
 
@@ -471,6 +489,20 @@ def test_several_hosts_need_a_graph():
             build()
         with pytest.raises(ClusterError, match="a graph and a session"):
             tf.function(build, autograph=False)()
+
+
+@pytest.mark.tf2
+def test_control_flow_that_works_is_named_where_it_does_not(graph):
+    def reduced(x):
+        return allreduce_grads([[x]] * 2, cpus(2), cluster=two())[0][0]
+
+    x = tf1.placeholder(tf.float32, [])
+    for build in (
+        lambda: tf.cond(x > 0, lambda: reduced(x), lambda: x),
+        lambda: tf.while_loop(lambda y: y < 8, lambda y: [reduced(y)], [x]),
+    ):
+        with pytest.raises(ClusterError, match=r"tf\.compat\.v1\.disable_control_flow_v2\(\) before"):
+            build()
 
 
 @pytest.mark.parametrize("broadcasts", [False, True])

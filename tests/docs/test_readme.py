@@ -44,9 +44,13 @@ def run_cold(example, folder):
     return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
-def test_several_hosts_come_to_the_mean_of_all_their_towers(tmp_path):
+@pytest.mark.parametrize("accumulates", [False, True])
+def test_several_hosts_come_to_the_mean_of_all_their_towers(tmp_path, accumulates):
     """In cold processes, as people start hosts; those of other tests are forked."""
-    (example,) = examples("docs/cluster.md")
+    example, accumulation = examples("docs/cluster.md")
+    if accumulates:
+        example = re.sub("^train_op = .*\n", accumulation, example, flags=re.MULTILINE)
+        assert accumulation in example
     ran = forked_command(tmp_path, "launch", "-n", "2", "--", sys.executable, "-c", example)
     assert ran.status == 0, ran.out + ran.err
     assert sorted(line for line in ran.out.splitlines() if line.endswith("[3.5 3.5 3.5]")) == [

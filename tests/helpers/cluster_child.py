@@ -25,6 +25,7 @@ import tensorflow as tf
 from hier_allreduce import (
     AuditError,
     Cluster,
+    ClusterError,
     HierAllreduceError,
     Strategy,
     TowerOptimizer,
@@ -275,6 +276,76 @@ def epochs(cluster, options, line):
             if options["sessions"]:
                 session.close()
     return results
+
+
+# ---- control flow ---------------------------------------------------------------------------------------
+
+
+def accumulate(cluster, options, line):
+    """Apply the sums of every two steps' gradients in a cond; return the variable on every tower after each step."""
+    tf1.disable_control_flow_v2()
+    devices, totals, rows = cpus(cluster.devices_per_host), [], []
+    with tf.Graph().as_default():
+        optimizer = TowerOptimizer(tf1.train.GradientDescentOptimizer(1.0), devices, cluster=cluster)
+        count = tf1.get_variable("count", [], initializer=tf1.zeros_initializer(), use_resource=True)
+        for tower, device in enumerate(devices):
+            with tf.device(device), tf1.variable_scope(f"tower{tower}"):
+                w, total = (
+                    tf1.get_variable(n, [], initializer=tf1.zeros_initializer(), use_resource=True) for n in "wt"
+                )
+                totals.append(total.assign_add(-float(4 * cluster.task + tower)))
+                rows.append((total, w))
+
+        def applied():
+            train = optimizer.apply_gradients([[(total.read_value(), w)] for total, w in rows])
+            with tf.control_dependencies([train]):
+                return tf.group(*[total.assign(0.0) for total, _ in rows])
+
+        with tf.control_dependencies([*totals, count.assign_add(1.0)]):
+            step = tf.cond(tf.equal(count.read_value() % 2, 0), applied, tf.no_op)
+        broadcast, seen = cluster.broadcast(tf1.global_variables()), []
+        with cluster.session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(broadcast)
+            if options.get("waits"):
+                line.recv()
+            for number in range(6):
+                session.run(step)
+                line.send(("at", number))
+                seen.append(session.run([w for _, w in rows]))
+    return seen
+
+
+# ---- threads -----------------------------------------------------------------------------------------
+
+
+def threads(cluster, options, line):
+    """Begin a step on the chief while another thread is in one; return the first one's result and the other's error."""
+    devices, begun, errors = cpus(cluster.devices_per_host), threading.Event(), []
+
+    def begin(value):
+        begun.set()
+        return value
+
+    with tf.Graph().as_default():
+        value = tf.reshape(tf1.py_func(begin, [np.float32(1.0)], tf.float32), [])
+        rows = allreduce_grads([[value]] * len(devices), devices, cluster=cluster)
+        with cluster.session() as session:
+
+            def run_too():
+                begun.wait(SECONDS)
+                try:
+                    session.run(rows[0][0])
+                except (ClusterError, tf.errors.OpError) as error:
+                    errors.append(f"{type(error).__name__}: {error}")
+                line.send(("at", "the second step"))
+
+            if cluster.is_chief:
+                threading.Thread(target=run_too).start()
+            else:
+                line.recv()
+            result = session.run(rows[0][0])
+    return result, errors
 
 
 # ---- tensorpack ----------------------------------------------------------------------------------------
