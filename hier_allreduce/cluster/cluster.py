@@ -87,7 +87,7 @@ class Cluster(HostGroup):
         self.hosts: Tuple[str, ...] = tuple(hosts)
         self.task, self.devices_per_host = task, devices_per_host
         self.timeout, self.start_timeout, self.stall_timeout = timeout, start_timeout, stall_timeout
-        self._collectives = Collectives(self.size, self.is_chief)
+        self._collectives = Collectives(self.size, self.task)
         self._manifest = Manifest()
         self._session_numbers = itertools.count()
         self._server: Any = None

@@ -25,6 +25,7 @@ _BROADCASTS = 0x4840
 _MAINS = 0x4841  # and one more for each tower that can be a main
 _INSTANCES = 0x484100
 _MEETING = _INSTANCES - 1
+_MOST_DIMENSIONS = 254  # of a tensor: TensorShape::MaxDimensions() in TensorFlow
 
 _WIDER = {
     "bool": "int32",
@@ -46,26 +47,38 @@ class Collectives(CrossHostReduce):
             the other hosts.
     """
 
-    def __init__(self, hosts: int, is_chief: bool):
-        self.hosts, self._is_chief = hosts, is_chief
+    def __init__(self, hosts: int, task: int):
+        self.hosts, self._task = hosts, task
         self.built = 0
 
     def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
         """Return the sum of all hosts' tensors, by a ring over the hosts."""
         if tensor.shape.num_elements() == 0:
             return tensor
-        with tf1.name_scope(name):
+        checks = [] if tensor.shape.is_fully_defined() else [self._equal_shapes(tensor, name.rpartition("/")[0])]
+        with tf1.name_scope(name), tf1.control_dependencies(checks):
             here = tensor if tensor.device else tf.identity(tensor)  # TensorFlow 1 needs to know the device
             total = self._ring(tf.cast(here, _collective_dtype(tensor.dtype)), _MAINS + root, self._next_instance())
             total.set_shape(tensor.shape)
             return tf.cast(total, tensor.dtype)
+
+    def _equal_shapes(self, tensor: Any, name: str) -> Any:
+        """Return an op that fails on every host if the hosts' tensors differ in shape: the ring compares only sizes."""
+        with tf1.name_scope("shapes_across"):  # not in the chunk's scope, where the audit counts what crosses
+            shape = tf.shape(tensor)
+            with tf1.device("/cpu:0"):
+                # a row for each host, of which this one fills its own; no size becomes 0
+                margins = [[self._task, self.hosts - self._task - 1], [0, _MOST_DIMENSIONS - tf.size(shape)]]
+                rows = self._ring(tf.pad([shape + 1], margins), _BROADCASTS, self._next_instance())
+                told = f"{name}: the shape of its gradient differs between the hosts; on this host it is"
+                return tf.raw_ops.Assert(condition=tf.reduce_all(tf.equal(rows, rows[:1])), data=[told, shape])
 
     def broadcast(self, variable: Any) -> Any:
         """Return an op that gives a variable the chief's value."""
         dtype = variable.dtype.base_dtype
         wide = _collective_dtype(dtype)
         group = (self.hosts, _BROADCASTS, self._next_instance())
-        if self._is_chief:
+        if self._task == 0:
             value = tf.cast(tf.identity(variable), wide)
             return collective_ops.broadcast_send(value, value.shape, wide, *group, communication_hint="ring").op
         value = collective_ops.broadcast_recv(variable.shape, wide, *group, communication_hint="ring")

@@ -120,7 +120,8 @@ class ClusterSession(tf1.Session):
             seconds = POLL  # a process that ends may close its connections before its port
         for _ in attempts(seconds):
             faults = self._watchdog.faults()
-            report = self._rendezvous.peer_failure(step_failed=not faults) if may_be_peer else ""
+            # a host that is gone may have ended for the reason for which this one failed, and have told it
+            report = self._rendezvous.peer_failure(step_failed=not faults) if may_be_peer or faults else ""
             message = report or self._watchdog.message(faults, self._rendezvous.departed)
             if message:
                 return message

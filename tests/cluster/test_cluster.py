@@ -111,6 +111,30 @@ def test_float16_crosses_as_float32_where_tensorflow_has_no_kernel(summed):
         assert ("float16" in host["dtypes"]) == IS_TF2
 
 
+@pytest.mark.parametrize(("declared", "last"), [([None, None], [3, 2]), (None, [6])], ids=["shape", "rank"])
+def test_a_shape_that_differs_between_hosts_is_an_error_on_all(declared, last):
+    """It has the same number of elements, so that a ring would add up what does not belong together."""
+    with job("shapes", 2, declared=declared, fed=[[2, 3]] * 2, each={1: {"fed": [[2, 3], last]}}) as hosts:
+        for host in hosts:
+            host.until([[4.0] * 3] * 2)
+        ends = [host.end() for host in hosts]
+    for kind, text in ends:
+        assert kind == "error"
+        assert "w0: the shape of its gradient differs between the hosts; on this host it is] [" in text
+
+
+def test_shapes_that_are_known_cost_nothing(graph):
+    for shape in ([2], [None]):
+        allreduce_grads([[tf1.placeholder(tf.float32, shape)]] * 2, cpus(2), cluster=two())
+    names = [op.name for op in graph.get_operations() if op.type.startswith("CollectiveReduce")]
+    assert [name.rpartition("/")[0] for name in names] == [
+        "",  # where the hosts meet
+        "hier_allreduce/Placeholder/across",
+        "hier_allreduce_1/shapes_across",
+        "hier_allreduce_1/Placeholder_1/across",
+    ]
+
+
 # ---- training ----------------------------------------------------------------------------------------
 
 

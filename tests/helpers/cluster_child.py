@@ -134,6 +134,21 @@ def tampered(seen, graph):
         yield audited(changed, graph)
 
 
+def shapes(cluster, options, line):
+    """Sum a gradient whose shape is known only in each step: the sum of ones of some shapes, step by step."""
+    devices = cpus(cluster.devices_per_host)
+    with tf.Graph().as_default():
+        grad = tf1.placeholder(tf.float32, options["declared"])
+        rows = [[(grad, tf1.get_variable(f"w{k}", [2, 3], use_resource=True))] for k in range(len(devices))]
+        ((total, _),) = allreduce_grads_and_vars(rows, devices, cluster=cluster)[-1]
+        broadcast = cluster.broadcast(tf1.global_variables())
+        with cluster.session() as session:
+            session.run(tf1.global_variables_initializer())
+            session.run(broadcast)
+            for shape in options["fed"]:
+                line.send(("at", session.run(total, {grad: np.ones(shape)}).tolist()))
+
+
 # ---- training ----------------------------------------------------------------------------------------
 
 
