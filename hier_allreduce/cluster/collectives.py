@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops  # it has no public name
 
+from ..errors import ClusterError
 from ..graph import COLLECTIVE_DTYPES, CrossHostReduce, tf1
 
 # Group and instance numbers belong to the server, and everything that uses its collectives shares them: tensorpack
@@ -26,6 +27,7 @@ _MAINS = 0x4841  # and one more for each tower that can be a main
 _INSTANCES = 0x484100
 _MEETING = _INSTANCES - 1
 _MOST_DIMENSIONS = 254  # of a tensor: TensorShape::MaxDimensions() in TensorFlow
+_NO_GRADIENT = "HierAllreduceOverHosts"  # TensorFlow's name for the function that refuses one
 
 _WIDER = {
     "bool": "int32",
@@ -36,6 +38,19 @@ _WIDER = {
     "float16": "float32",
     "bfloat16": "float32",
 }
+
+
+@tf.RegisterGradient(_NO_GRADIENT)
+def _refuse_gradient(op: Any, grad: Any) -> Any:
+    """Raise an error that says more than TensorFlow's, which has no gradient for collectives.
+
+    Raises:
+        ClusterError: always.
+    """
+    raise ClusterError(
+        f"{op.name!r}: the result of an all-reduce over several hosts has no gradient. Take gradients of what each"
+        " tower computes before it, or put tf.stop_gradient around the result"
+    )
 
 
 class Collectives(CrossHostReduce):
@@ -56,7 +71,8 @@ class Collectives(CrossHostReduce):
         if tensor.shape.num_elements() == 0:
             return tensor
         checks = [] if tensor.shape.is_fully_defined() else [self._equal_shapes(tensor, name.rpartition("/")[0])]
-        with tf1.name_scope(name), tf1.control_dependencies(checks):
+        overridden = tf1.get_default_graph().gradient_override_map({"CollectiveReduce": _NO_GRADIENT})
+        with tf1.name_scope(name), tf1.control_dependencies(checks), overridden:
             here = tensor if tensor.device else tf.identity(tensor)  # TensorFlow 1 needs to know the device
             total = self._ring(tf.cast(here, _collective_dtype(tensor.dtype)), _MAINS + root, self._next_instance())
             total.set_shape(tensor.shape)

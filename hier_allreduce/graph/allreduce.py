@@ -69,7 +69,7 @@ def allreduce_grads(
             or path of its YAML file.
         cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. All hosts call this function
             with the same arguments, and the sum, or mean, is over the towers of all hosts. Sparse gradients become
-            dense.
+            dense, and the result has no gradients.
         lanes: K×L further devices, ``lanes[tower][lane]``, such as ``gpu_lanes(…).lanes``: logical GPUs of each tower's
             GPU. Chunks travel between them, several out of one GPU at a time, and sums are formed on them. See
             docs/lanes.md.

@@ -631,6 +631,14 @@ def left_as_it_was(graph, cluster, build):
     return f"{refused.typename}: {refused.value}"
 
 
+def test_the_result_has_no_gradient_and_the_error_says_so(graph):
+    x = tf1.placeholder(tf.float32, [2])
+    rows = allreduce_grads([[x]] * 2, cpus(2), cluster=two())
+    with pytest.raises(ClusterError, match=r"'hier_allreduce/Placeholder/across/\w+': .* has no gradient\. Take"):
+        tf1.gradients(rows[1][0], [x])
+    assert tf1.gradients(tf.stop_gradient(rows[1][0]) * x, [x]) != [None]
+
+
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 def test_a_dtype_that_no_collective_can_add_is_refused_before_the_first_op(graph, dtype):
     cluster, row = two(), [tf.constant(1.0), tf.zeros([2], dtype)]
