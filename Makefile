@@ -32,9 +32,9 @@ help:
 	@echo "make figures     draw the pictures of README and of the site again"
 	@echo "make soak        random all-reduces against float64, long training, threads: 30 minutes"
 	@echo "make fuzz        damaged files, tables and arguments: 20 minutes"
-	@echo "make mutants     plans with one fault, then modules with one fault: 10 and 30 minutes"
+	@echo "make mutants     plans with one fault: 10 minutes"
 	@echo "make chaos       hosts that are killed, frozen, late or cut off: 30 minutes"
-	@echo "make trust-slice the four of them, 15 seconds each"
+	@echo "make trust-slice the four of them, two minutes each"
 	@echo "PYTEST_OPTIONS='-k planner -x' goes to pytest"
 
 venv: .venv/.done
@@ -97,7 +97,6 @@ fuzz: .venv/.done
 
 mutants: .venv/.done
 	.venv/bin/python -m trust.mutants_of_plans $(TRUST_OPTIONS)
-	.venv/bin/python -m trust.mutants_of_code $(TRUST_OPTIONS)
 
 chaos: .venv/.done
 	.venv/bin/python -m trust.chaos $(TRUST_OPTIONS)

@@ -6,7 +6,6 @@
     python -m trust.mutants_of_plans     plans with one fault: `verify` and `audit` must notice
     python -m trust.fuzz                 damaged files, tables and arguments
     python -m trust.chaos                hosts that are killed, frozen, late or cut off
-    python -m trust.mutants_of_code      modules with one fault: the tests must notice
 
 Each takes ``--seconds`` and ``--seed``, prints one table, and exits with 1 if it has found anything. docs/testing.md
 has the results.
