@@ -91,8 +91,6 @@ soak: .venv/.done
 	.venv/bin/python -m trust.soak $(TRUST_OPTIONS)
 
 fuzz: .venv/.done
-	.venv/bin/python -c 'import atheris' 2>/dev/null || .venv/bin/python -m pip install --quiet atheris \
-	  || echo "make fuzz: atheris does not install here; the search is not guided by coverage"
 	.venv/bin/python -m trust.fuzz $(TRUST_OPTIONS)
 
 mutants: .venv/.done

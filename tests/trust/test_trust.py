@@ -1,9 +1,11 @@
 """The tools of trust/ notice what they search for: a wrong sum, a wrong plan, an exception."""
 
+import importlib
 import random
 import re
-import signal
 import sys
+import tempfile
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +16,9 @@ TOP = str(Path(__file__).parents[2])
 
 
 @pytest.fixture(autouse=True)
-def trust_can_be_imported(monkeypatch):
+def trust_can_be_imported(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(TOP)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where findings are kept
 
 
 def drawn(seed, **changes):
@@ -106,10 +109,13 @@ def test_faults_in_plans_are_judged_by_exact_count():
     assert names == set(plans.FAULTS)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no such signals")
-def test_fuzz_keeps_what_is_no_error_of_this_package_once_for_each_place(tmp_path, monkeypatch):
+fuzzed = pytest.mark.skipif(sys.platform == "win32", reason="has no such timers")
+
+
+@fuzzed
+def test_fuzz_keeps_a_fault_once_for_each_place(tmp_path):
     from hier_allreduce import StrategyError
-    from trust import damage, fuzz
+    from trust import fuzz
 
     def target(path):
         data = Path(path).read_bytes()
@@ -117,17 +123,36 @@ def test_fuzz_keeps_what_is_no_error_of_this_package_once_for_each_place(tmp_pat
             return {}[data]
         raise StrategyError("\x1b[31m" if data == b"red" else "refused")
 
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    judge = fuzz.Judge(str(tmp_path), {"it": target}, is_guided=True)
-    assert [bool(judge.judge("it", data)) for data in (b"bad", b"good", b"bad", b"red")] == [True, False, True, True]
-    assert [finding.text.split(":")[0] for finding in judge.findings] == [
-        "KeyError",
-        "a message with control characters",
-    ]
-    assert judge.counts["inputs"] == 4 and judge.counts["  refused"] == 2
-    given = damage.seeds()
-    assert any(b"GPU0" in data for data in given)
-    assert damage.damaged(given[0], random.Random(1), given) == damage.damaged(given[0], random.Random(1), given)
+    judge = fuzz.Judge({"it": target}, str(tmp_path))
+    assert not any(judge.judge("it", data)[0] for data in (b"bad", b"good", b"bad", b"red"))
+    key_error, control = [finding.text for finding in judge.findings]
+    assert "KeyError: b'bad'" in key_error and control.startswith("a message with control characters")
+    assert judge.counts["inputs"] == 4 and judge.counts["  refused"] == 1
+
+
+def lopsided(labels, kinds):
+    return any(kinds[a][b] != kinds[b][a] for a in range(len(labels)) for b in range(a))
+
+
+def a_list(value, *others):
+    return isinstance(value, list)
+
+
+@fuzzed
+@pytest.mark.parametrize(
+    "target, module, name, is_met",
+    [("table", "topology.nvidia_smi", "_symmetric", lopsided), ("calibration", "presets", "_number", a_list)],
+)
+def test_fuzz_finds_a_planted_key_error(tmp_path, monkeypatch, target, module, name, is_met):
+    from trust import fuzz
+
+    functions, reader = fuzz.targets(), importlib.import_module(f"hier_allreduce.{module}")
+    real = getattr(reader, name)
+    monkeypatch.setattr(reader, name, lambda *given: {}["planted"] if is_met(*given) else real(*given))
+    judge = fuzz.Judge(functions, str(tmp_path))
+    fuzz.search(judge, [target], random.Random(0), takewhile(lambda _: not judge.findings, range(10_000)))
+    (finding,) = judge.findings
+    assert "KeyError: 'planted'" in finding.text and Path(finding.seed).exists()
 
 
 def test_the_page_names_tests_that_exist():
