@@ -10,3 +10,11 @@
 Each takes ``--seconds`` and ``--seed``, prints one table, and exits with 1 if it has found anything. docs/testing.md
 has the results.
 """
+
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))  # for its helpers

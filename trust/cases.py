@@ -14,6 +14,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
+from helpers.strategies import groups
 
 import hier_allreduce
 from hier_allreduce.topology import load
@@ -26,14 +27,7 @@ _MODE_WEIGHTS = (60, 28, 12) if IS_TF2 else (1,)
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8") + (("uint16", "uint32", "uint64") if IS_TF2 else ())
 _REALS = ("float32", "float32", "float32", "float16", "bfloat16", "float64", "complex64", "complex128")
 _MACHINES = {name: len(load(name)) for name in ("dgx-1v", "dgx-a100", "pcie-sockets", "nvlink-bridges", "dgx-1p")}
-_UNITS = {
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-7,
-    "float32": 2.0**-24,
-    "complex64": 2.0**-24,
-    "float64": 2.0**-53,
-    "complex128": 2.0**-53,
-}
+_BITS = {"float16": 11, "bfloat16": 7, "float32": 24, "complex64": 24, "float64": 53, "complex128": 53}
 
 
 class Rows(NamedTuple):
@@ -81,8 +75,13 @@ class Case(NamedTuple):
 
 def draw(seed, mode=None):
     """Return the case of a seed."""
-    rng, numbers = random.Random(seed), np.random.RandomState(seed % 2**32)
-    mode = mode or rng.choices(MODES, _MODE_WEIGHTS)[0]
+    rng = random.Random(seed)
+    return drawn(rng, mode or rng.choices(MODES, _MODE_WEIGHTS)[0], seed)
+
+
+def drawn(rng, mode, seed=0):
+    """Return a case of a ``random.Random``, or of Hypothesis's, which then makes a case that fails smaller."""
+    numbers = np.random.RandomState(rng.randrange(2**32))
     towers = rng.randint(1, rng.choice((6, CPUS)))
     average = rng.random() < 0.5
     choices = draw_choices(rng, towers)
@@ -140,14 +139,8 @@ def draw_choices(rng, towers):
         split_above=rng.choice((0, 0, 8, 100)),
     )
     if algorithm in ("auto", "hierarchical") and rng.random() < 0.5:
-        choices["groups"] = _groups(rng, towers)
+        choices["groups"] = groups(rng, towers)
     return choices
-
-
-def _groups(rng, towers):
-    order = rng.sample(range(towers), towers)
-    cuts = sorted(rng.sample(range(1, towers), rng.randint(0, min(towers - 1, 4)))) if towers > 1 else []
-    return tuple(tuple(order[start:stop]) for start, stop in zip([0, *cuts], [*cuts, towers]))
 
 
 def _column(rng, numbers, towers, average, choices):
@@ -322,74 +315,45 @@ def _allowed(case, column, magnitude):
     wire = case.choices.get("wire_dtype") if column.dtype == "float32" else None
     hops = len(case.devices) + 4
     smallest = 2.0**-24 * hops if "float16" in (wire, column.dtype) else 0.0
-    return 2 * hops * _UNITS[wire or column.dtype] * magnitude + smallest
+    return 2 * hops * 2.0 ** -_BITS[wire or column.dtype] * magnitude + smallest
 
 
 # ---- cases that must be refused --------------------------------------------------------------------
 
 
-def _without_row(case, rows):
-    return rows[:-1], case
+def _row(change):
+    """Return a fault: the last tower's row is ``change(row)``."""
+    return lambda rows, case: ([*rows[:-1], change(rows[-1])], case)
 
 
-def _without_gradient(case, rows):
-    return [rows[0], *rows[1:-1], rows[-1][:-1]], case
-
-
-def _other_dtype(case, rows):
-    # tf.zeros would add three ops where there are many elements
-    other = tf.constant(np.zeros(case.columns[0].shape, "int32" if case.columns[0].dtype != "int32" else "int64"))
-    return [*rows[:-1], [other, *rows[-1][1:]]], case
-
-
-def _other_rank(case, rows):
-    grad = tf.constant(np.zeros((*case.columns[0].shape, 2)), case.columns[0].dtype)
-    return [*rows[:-1], [grad, *rows[-1][1:]]], case
-
-
-def _without_one(case, rows):
-    return [*rows[:-1], [None, *rows[-1][1:]]], case._replace(choices={**case.choices, "missing": "error"})
-
-
-def _text(case, rows):
-    return [*rows[:-1], ["gradient", *rows[-1][1:]]], case
-
-
-def _text_tensor(case, rows):
-    return [*rows[:-1], [tf.constant("gradient"), *rows[-1][1:]]], case
-
-
-def _average(case, rows):
-    return rows, case._replace(average="yes")
-
-
-def _device(case, rows):
-    return rows, case._replace(devices=[*case.devices[:-1], "/gpu:first"])
+def _first(make):
+    """Return a fault: the last tower's first gradient is ``make(column)``."""
+    return lambda rows, case: ([*rows[:-1], [make(case.columns[0]), *rows[-1][1:]]], case)
 
 
 def _choice(**choice):
-    return lambda case, rows: (rows, case._replace(choices={**case.choices, **choice}))
+    return lambda rows, case: (rows, case._replace(choices={**case.choices, **choice}))
 
 
-def _main(case, rows):
-    choices = {name: value for name, value in case.choices.items() if name not in ("topology", "whole")}
-    return rows, case._replace(choices={**choices, "mains": len(case.devices)})
+def _zeros(column, *more, dtype=None):
+    # tf.zeros would add three ops where there are many elements
+    return tf.constant(np.zeros((*column.shape, *more)), dtype or column.dtype)
 
 
-SPOIL = {
-    "a row is missing": _without_row,
-    "a gradient is missing": _without_gradient,
-    "another dtype": _other_dtype,
-    "another rank": _other_rank,
-    "None on one tower": _without_one,
-    "text instead of a gradient": _text,
-    "a tensor of text": _text_tensor,
-    "average is text": _average,
-    "no such device": _device,
+SPOIL = {  # functions from rows and case to both with a fault
+    "a row is missing": lambda rows, case: (rows[:-1], case),
+    "a gradient is missing": _row(lambda row: row[:-1]),
+    "another dtype": _first(lambda column: _zeros(column, dtype="int64" if column.dtype == "int32" else "int32")),
+    "another rank": _first(lambda column: _zeros(column, 2)),
+    "None on one tower": lambda rows, case: _first(lambda _: None)(*_choice(missing="error")(rows, case)),
+    "text instead of a gradient": _first(lambda _: "gradient"),
+    "a tensor of text": _first(lambda _: tf.constant("gradient")),
+    "average is text": lambda rows, case: (rows, case._replace(average="yes")),
+    "no such device": lambda rows, case: (rows, case._replace(devices=[*case.devices[:-1], "/gpu:first"])),
     "an unknown algorithm": _choice(algorithm="hierarchic"),
     "an unknown choice": _choice(sparse="maybe"),
     "groups without towers": _choice(algorithm="hierarchical", groups=((0,), ())),
-    "no such main": _main,
+    "no such main": _choice(mains=CPUS),
 }
 _NEED_TOWERS = {"a gradient is missing", "another dtype", "another rank", "None on one tower"}
 _NEED_A_DENSE_COLUMN = {*_NEED_TOWERS, "text instead of a gradient", "a tensor of text"}
@@ -408,7 +372,7 @@ def can_spoil(case):
 
 def refused(case, rows):
     """Call ``allreduce_grads`` with a spoilt case; return the error of this package, or what else happened as text."""
-    rows, spoilt = SPOIL[case.spoilt](case, rows)
+    rows, spoilt = SPOIL[case.spoilt](rows, case)
     try:
         reduce_case(spoilt, rows)
     except hier_allreduce.HierAllreduceError as error:

@@ -25,16 +25,13 @@ import time
 import traceback
 from collections import Counter
 
-from .reporting import TOP, Finding, parse, report
-
-sys.path.insert(0, str(TOP / "tests"))
-
 import numpy as np
 import tensorflow as tf
-from helpers import forks
+from helpers import clusters
 from helpers.ports import free_addresses
 
 from . import chaos_host
+from .reporting import Finding, parse, report, until
 
 TIMEOUT, START_TIMEOUT = 21.0, 30.0  # seconds, of each cluster; a third of it is enough for a busy machine to answer
 _SLACK = 15.0  # seconds for a busy machine, on top of a time limit
@@ -52,23 +49,20 @@ DISTURBANCES = (
 _starting = threading.Lock()
 
 
-class Host:
+class Host(clusters.Host):
     """The process of one host."""
 
-    def __init__(self, arguments, options):
+    main = staticmethod(chaos_host.main)
+
+    def __init__(self, *arguments):
         with _starting:
-            self._line, theirs = forks.context().Pipe()
-            self.process = forks.context().Process(
-                target=chaos_host.main, args=(arguments, options, theirs), daemon=True
-            )
-            self.process.start()
-            theirs.close()
+            super().__init__(*arguments)
         self.ended, self.seconds = None, 0.0
 
     def until(self, place):
         """Wait until the host has reached a place; return False if it has ended before."""
         while not self.ended:
-            message = self._receive()
+            message = self._receive(_SECONDS)
             if message == ("at", place):
                 return True
             if message[0] != "at":
@@ -76,9 +70,9 @@ class Host:
         return False
 
     def end(self, began):
-        """Return ``("losses", …)``, ``("error", text)``, ``("died", status)`` or ``("hangs", …)``; note the seconds."""
+        """Return ``("losses", …)``, ``("error", text)``, ``("died", status)`` or ``("silent", …)``; note when."""
         while not self.ended:
-            message = self._receive()
+            message = self._receive(_SECONDS)
             self.ended = None if message[0] == "at" else message
         self.seconds = time.monotonic() - began
         return self.ended
@@ -87,15 +81,6 @@ class Host:
         """Send a signal to the process."""
         if self.process.is_alive():
             os.kill(self.process.pid, number)
-
-    def _receive(self):
-        if not self._line.poll(_SECONDS):
-            return "hangs", f"nothing for {_SECONDS} s"
-        try:
-            return self._line.recv()
-        except EOFError:
-            self.process.join(_SECONDS)
-            return "died", self.process.exitcode
 
 
 def run_job(count, folder, update, disturb=None, each=None):
@@ -244,7 +229,7 @@ class Chaos:
         limit = (START_TIMEOUT if "before" in kind else TIMEOUT) + _SLACK
         for task, host in enumerate(hosts):
             counts["hosts"] += 1
-            if host.ended[0] == "hangs" or (host.ended[0] == "died" and task != who):
+            if host.ended[0] == "silent" or (host.ended[0] == "died" and task != who):
                 with open(f"{folder}/host{task}.log", encoding="utf-8", errors="replace") as log:
                     faults.append(f"host {task} {host.ended}\n{log.read()[-1000:]}")
             if host.ended[0] == "error" and task != who:
@@ -285,25 +270,15 @@ def main(argv=None):
         __doc__, argv, 1800, lambda parser: parser.add_argument("--round", type=int, help="run this round only")
     )
     began, chaos = time.monotonic(), Chaos(args.seed)
-    counts, findings, lock, numbers = Counter(), [], threading.Lock(), iter(range(1 << 30))
+    workers = args.processes if args.round is None else 1
 
-    def work():
-        while True:
-            with lock:
-                number = next(numbers) if args.round is None else args.round
-                if number > args.processes and time.monotonic() > began + args.seconds:
-                    return
-            own, found = chaos.round(number)
-            with lock:
-                counts.update(own)
-                findings.extend(found)
-            if args.round is not None or time.monotonic() > began + args.seconds:
-                return
+    def work(first):
+        numbers = until(args.seconds) if args.round is None else [args.round]
+        return [chaos.round(number * workers + first) for number in numbers]
 
-    workers = 1 if args.round is not None else args.processes
     with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        for future in [pool.submit(work) for _ in range(workers)]:
-            future.result()
+        rounds = [each for some in pool.map(work, range(workers)) for each in some]
+    counts, findings = sum((own for own, _ in rounds), Counter()), [each for _, found in rounds for each in found]
     rows = [*counts.items(), ("findings", len(findings))]
     again = f"python -m trust.chaos --seed {args.seed} --round"
     return report(args, began, rows, findings, lambda finding: f"{again} {finding.seed}")

@@ -2,7 +2,6 @@
 
 import argparse
 import faulthandler
-import json
 import multiprocessing
 import os
 import subprocess
@@ -13,12 +12,9 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-
 TOP = Path(__file__).resolve().parents[1]
 _SHOWN = 5  # findings that are printed in full
-_MOST_TEXT = 2500  # characters of one finding
+_MOST_TEXT = 2500  # characters of one finding, its last ones: the innermost frames, and the case
 _GRACE = 120  # seconds that a worker may take after its deadline, to start and to finish what it has begun
 
 
@@ -45,7 +41,6 @@ def parse(doc, argv, seconds, add=None):
     parser.add_argument("--seconds", type=float, default=seconds, help="time to search (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
     parser.add_argument("--processes", type=int, default=2, choices=(1, 2), help="default: %(default)s")
-    parser.add_argument("--json", metavar="FILE", help="write the counts into FILE too")
     if add:
         add(parser)
     return parser.parse_args(argv)
@@ -104,31 +99,14 @@ def until(seconds):
 
 def machine():
     """Return the commit, the versions and the cores, for the head of a table."""
+    import tensorflow as tf
+
     git = subprocess.run(
         ["git", "-C", str(TOP), "describe", "--always", "--dirty"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     python = ".".join(map(str, sys.version_info[:3]))
-    tensorflow = getattr(sys.modules.get("tensorflow"), "__version__", None) or _installed("tensorflow")
     commit = git.stdout.decode().strip() or "no commit"
-    return f"{commit}, Python {python}, TensorFlow {tensorflow}, {os.cpu_count()} cores, no GPU"
-
-
-def _installed(name):
-    try:
-        from importlib import metadata
-    except ImportError:  # Python 3.7
-        return "1.15"
-    for package in (f"{name}-cpu", name):
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return "none"
-
-
-def _short(text):
-    """Return the end of a long text: the innermost frames of a traceback, and the case."""
-    return text if len(text) < _MOST_TEXT else f"…{text[-_MOST_TEXT:]}"
+    return f"{commit}, Python {python}, TensorFlow {tf.__version__}, {os.cpu_count()} cores, no GPU"
 
 
 def report(args, began, rows, findings, reproduce):
@@ -138,11 +116,7 @@ def report(args, began, rows, findings, reproduce):
     print(f"{machine()}; seed {args.seed}, {time.monotonic() - began:.0f} s")
     print(table([["what", "count"], *rows]))
     for finding in findings[:_SHOWN]:
-        print(f"\nFOUND in {finding.part}: {_short(finding.text)}\nagain: {reproduce(finding)}")
+        print(f"\nFOUND in {finding.part}: {finding.text[-_MOST_TEXT:]}\nagain: {reproduce(finding)}")
     if len(findings) > _SHOWN:
         print(f"\nand {len(findings) - _SHOWN} more findings")
-    if args.json:
-        found = [finding._asdict() for finding in findings]
-        content = {"counts": {str(name): value for name, value in rows}, "findings": found}
-        Path(args.json).write_text(json.dumps(content, indent=1, default=str), encoding="utf-8")
     return 1 if findings else 0

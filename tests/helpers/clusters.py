@@ -13,14 +13,14 @@ TIMEOUT = 21.0  # of clusters in which a host dies or freezes; even a third of i
 
 
 class Host:
-    """The process of one host, and what it has sent to the test."""
+    """The process of one host, and what it has sent to the test; ``main(*arguments, line)`` runs in it."""
 
-    def __init__(self, scenario, arguments, options):
+    main = staticmethod(cluster_child.main)
+
+    def __init__(self, *arguments):
         context = forks.context()
         self._line, theirs = context.Pipe()
-        self.process = context.Process(
-            target=cluster_child.main, args=(scenario, arguments, options, theirs), daemon=True
-        )
+        self.process = context.Process(target=self.main, args=(*arguments, theirs), daemon=True)
         self.process.start()
         theirs.close()
 
