@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from .graph import allreduce_grads_hierarchical as allreduce_grads_hierarchical
     from .graph import audit as audit
     from .graph import gpu_lanes as gpu_lanes
-    from .graph import split_gpus as split_gpus
     from .planning import Copy as Copy
     from .planning import Plan as Plan
     from .planning import Reduce as Reduce
@@ -70,7 +69,6 @@ _PUBLIC = {
         "allreduce_grads_hierarchical",
         "audit",
         "gpu_lanes",
-        "split_gpus",
     ],
     "planning": ["Copy", "Plan", "Reduce", "Strategy", "verify"],
     "topology": ["Topology"],

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
     from .sizes import sizes_text as sizes_text
     from .sizes import sweep_sizes as sweep_sizes
     from .slot_memory import compare_updates as compare_updates
+    from .splitting import split_gpu as split_gpu
+    from .splitting import with_logical_gpus as with_logical_gpus
     from .tuned import Tuned as Tuned
     from .tuning import tune as tune
 
@@ -79,9 +81,11 @@ __all__ = [
     "save_shapes",
     "size_case",
     "sizes_text",
+    "split_gpu",
     "sweep_contenders",
     "sweep_sizes",
     "tune",
+    "with_logical_gpus",
 ]
 __getattr__ = lazy(
     __name__,
@@ -107,6 +111,7 @@ __getattr__ = lazy(
         "sizes": ["size_case", "sizes_text", "sweep_sizes"],
         "shapes": ["save_shapes"],
         "slot_memory": ["compare_updates"],
+        "splitting": ["split_gpu", "with_logical_gpus"],
         "tuned": ["Tuned"],
         "tuning": ["tune"],
     },

@@ -18,8 +18,9 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..graph import LogicalDevices, gpu_count, tf1, with_logical_gpus
+from ..graph import LogicalDevices, gpu_count, tf1
 from .models import GradientShape
+from .splitting import with_logical_gpus
 
 Rows = Sequence[Sequence[Any]]  # K×N
 _TIMEOUT_MS = 300_000

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from .. import __version__
 from ..errors import CalibrationError
-from ..graph import device_fields, device_strings, gpu_count
+from ..graph import device_fields, device_strings
 from ..topology import Topology, calibration_file, detected, device_names, flat_host
 from .device_timer import DeviceTimer
 from .machine import measured_machine
@@ -104,21 +104,18 @@ def calibrate(
         "devices": hardware,
     }
     machine = measured_machine(measurement, assumed, stamp)
-    whole = names == tuple(_all_gpus()) and len(names) == len(tf.config.experimental.get_visible_devices("GPU"))
-    return Calibration(machine, assumed, measurement, whole)
+    return Calibration(machine, assumed, measurement, whole=names == tuple(_all_gpus()))
 
 
 def _assumed(names: Sequence[str], on_cpu: bool) -> Topology:
     """Return the machine as it is without a measurement."""
     if on_cpu:
         return flat_host(len(names), "this host's memory")
-    if gpu_count() > len(tf.config.experimental.get_visible_devices("GPU")):
-        return flat_host(len(names), "logical GPUs")  # nvidia-smi does not know them
     return detected(names)
 
 
 def _all_gpus() -> List[str]:
-    return [f"/gpu:{number}" for number in range(gpu_count())]
+    return [f"/gpu:{number}" for number, _ in enumerate(tf.config.experimental.get_visible_devices("GPU"))]
 
 
 def _kinds(names: Sequence[str]) -> Any:

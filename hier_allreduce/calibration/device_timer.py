@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..graph import tf1, with_logical_gpus
+from ..graph import tf1
 from .timer import Timer, Transfer
 
 LONGEST_TRAIN = 9
@@ -55,7 +55,7 @@ class DeviceTimer(Timer):
         # what is measured is what is written here
         config.graph_options.rewrite_options.disable_meta_optimizer = True
         config.graph_options.optimizer_options.opt_level = tf1.OptimizerOptions.L0
-        return with_logical_gpus(config)
+        return config
 
     def close(self) -> None:
         """Close the session."""

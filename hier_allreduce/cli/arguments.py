@@ -46,16 +46,6 @@ def device_names(text: str) -> str:
     return text
 
 
-def add_split_gpu(parser: argparse.ArgumentParser) -> None:
-    """Add ``--split-gpu``, for a command that calls ``graph.split_gpus(args.split_gpu)`` before TensorFlow starts."""
-    parser.add_argument(
-        "--split-gpu",
-        type=count,
-        metavar="K",
-        help="cut each GPU into K logical GPUs first; they share its memory's speed and have no links between them",
-    )
-
-
 def gib(text: str) -> int:
     """Read GiB, 0 or more; return bytes."""
     return int(number(text, 0.0, "a number of GiB, 0 or more", 2.0**30))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, List, Tuple
 
 from ..bench import OPTIMIZERS
 from ..errors import BenchError
-from .arguments import add_split_gpu, count, device_count, folder, gib, installed, output, refuse_unused
+from .arguments import count, device_count, folder, gib, installed, output, refuse_unused
 from .plan import read_bytes
 from .progress import progress, ticking
 
@@ -72,7 +72,12 @@ def _add_common(parser: argparse.ArgumentParser, mode: str) -> None:
     parser.add_argument("--rounds", metavar="N", type=count, default=15, help="timed steps of each (default: 15)")
     if mode != "hosts":
         parser.add_argument("--average", action="store_true", help="the mean instead of the sum")
-        add_split_gpu(parser)
+        parser.add_argument(
+            "--split-gpu",
+            metavar="K",
+            type=device_count,
+            help="cut each GPU into K logical GPUs first; they share its memory, and have no links between them",
+        )
     if mode not in ("sizes", "hosts"):
         _add_model(parser)
 
@@ -214,11 +219,10 @@ def _case(args: argparse.Namespace, name: str, average: bool) -> Case:
 
 
 def _devices(args: argparse.Namespace) -> Tuple[str, ...]:
-    from ..bench import devices_here
-    from ..graph import split_gpus
+    from ..bench import devices_here, split_gpu
 
     if args.split_gpu:
-        split_gpus(args.split_gpu)
+        split_gpu(args.split_gpu)
     return devices_here(args.devices)
 
 

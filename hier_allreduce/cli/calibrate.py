@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable, List
 
 from ..formatting import duration
-from .arguments import add_split_gpu, count, installed, number, output
+from .arguments import count, installed, number, output
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="K",
         help="GPUs, or CPU devices if there are fewer GPUs; default: all GPUs, or 8",
     )
-    add_split_gpu(parser)
     parser.add_argument(
         "--noise",
         type=_share,
@@ -50,10 +49,7 @@ def main(args: argparse.Namespace) -> int:
         importlib.import_module("tqdm")
     from ..bench import devices_here
     from ..calibration import NOISE, calibrate
-    from ..graph import split_gpus
 
-    if args.split_gpu:
-        split_gpus(args.split_gpu)
     devices = devices_here(args.devices)
     began = time.monotonic()
     with _bar() as bar:

@@ -11,7 +11,7 @@ from .._lazy import require
 from ..bench import OPTIMIZERS
 from ..errors import HierAllreduceError
 from ..planning import strategy_from
-from .arguments import add_split_gpu, count, device_count, device_names, installed
+from .arguments import count, device_count, device_names, installed
 from .demos.terminal import only_for_us
 
 # Each is a module of hier_allreduce.cli.demos with `run(args, terminal) -> exit status`.
@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N|LIST",
         help="a number (GPUs if there are enough, else logical CPU devices), or a list: /gpu:0,/gpu:1 (default 8)",
     )
-    add_split_gpu(parser)
     parser.add_argument(
         "--hosts",
         type=device_count,
@@ -74,14 +73,12 @@ def main(args: argparse.Namespace) -> int:
 
     Raises:
         HierAllreduceError: a module that the demo needs is not installed, or ``--out`` cannot be written to.
-        DeviceError: a device of ``--devices`` does not exist, or ``--split-gpu`` is not possible.
+        DeviceError: a device of ``--devices`` does not exist.
     """
     # A GPU's TF32 rounds to 1e-3, more than the differences that are checked. TensorFlow reads this when imported.
     os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
     if args.hosts > 1 and args.job != "digits":
         raise HierAllreduceError(f"--hosts is for --job digits, not {args.job}")
-    if args.hosts > 1 and args.split_gpu:
-        raise HierAllreduceError("--split-gpu is for one host: each of several takes all of a GPU's memory")
     _check(args)
     args.out = args.out or Path("train_log") / args.job
     try:
@@ -96,10 +93,6 @@ def main(args: argparse.Namespace) -> int:
         with installed("the demo", "tf,demo"):
             name = "several_hosts" if args.hosts > 1 else args.job
             job = importlib.import_module(f".demos.{name}", __package__)
-        if args.split_gpu:
-            from ..graph import split_gpus
-
-            split_gpus(args.split_gpu)
         return int(job.run(args, terminal))
 
 

@@ -6,17 +6,7 @@ import argparse
 import importlib
 import os
 
-from .arguments import (
-    add_split_gpu,
-    count,
-    device_count,
-    installed,
-    lane_count,
-    milliseconds,
-    minutes,
-    output,
-    refuse_unused,
-)
+from .arguments import count, device_count, installed, lane_count, milliseconds, minutes, output
 from .progress import progress, ticking
 
 MODEL = "resnet50"
@@ -37,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=device_count,
         help="how many (default: all GPUs if two or more, else 8 CPU devices)",
     )
-    add_split_gpu(parser)
     add("--sum", action="store_true", help="the sum instead of the mean")
     add("--backward-ms", metavar="MS", type=milliseconds, help="the length of the backward pass (default: as long as"
         " the default strategy takes); 0: all gradients are ready at once")  # fmt: skip
@@ -52,16 +41,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    refuse_unused(args, "--split-gpu", "--lanes")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     with installed("tune", "tf,bench"):
         importlib.import_module("tensorflow")
         importlib.import_module("tqdm")
     from ..bench import devices_here, tune
-    from ..graph import split_gpus
 
-    if args.split_gpu:
-        split_gpus(args.split_gpu)
     with progress(None) as bar:
         tuned = tune(
             args.shapes or args.model or MODEL,

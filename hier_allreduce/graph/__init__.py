@@ -27,12 +27,14 @@ from .compat import (
     IS_TF2,
     builds_for_session,
     forget_colocation,
+    gpu_count,
     in_current_graph,
     is_resource,
     make_logical_cpus,
     mirrored_factory,
     outside_control_flow,
     per_replica,
+    process_gpu_options,
     replica_values,
     tf1,
     without_autograph,
@@ -44,7 +46,6 @@ from .hosts import CrossHostReduce, HostGroup
 from .logical_gpus import MOST_GPUS, LogicalDevices, fitted, gpu_lanes, lane_numbers
 from .names import op_names, tower_scopes, variable_names, where
 from .partitions import executed_copies
-from .splitting import SplitGpus, gpu_count, split_gpus, with_logical_gpus
 from .tracing import trace_step
 
 __all__ = [
@@ -58,7 +59,6 @@ __all__ = [
     "LaneDevices",
     "LogicalDevices",
     "Matrix",
-    "SplitGpus",
     "allreduce_grads",
     "allreduce_grads_and_vars",
     "allreduce_grads_hierarchical",
@@ -88,15 +88,14 @@ __all__ = [
     "op_names",
     "outside_control_flow",
     "per_replica",
+    "process_gpu_options",
     "reduce_to_mains",
     "replica_values",
-    "split_gpus",
     "static_shape",
     "tf1",
     "tower_scopes",
     "trace_step",
     "variable_names",
     "where",
-    "with_logical_gpus",
     "without_autograph",
 ]

@@ -47,6 +47,12 @@ def make_logical_cpus(count: int) -> None:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
 
 
+def gpu_count() -> int:
+    """Return the number of GPUs that programs see: logical ones where a GPU is cut into several."""
+    divided = tf.config.experimental.get_virtual_device_configuration
+    return sum(len(divided(gpu) or [gpu]) for gpu in tf.config.experimental.get_visible_devices("GPU"))
+
+
 def process_gpu_options() -> Any:
     """Return the ``GPUOptions`` of a session without a configuration: ``tf.config``'s division into logical GPUs."""
     from tensorflow.python.eager import context

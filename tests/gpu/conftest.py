@@ -3,7 +3,8 @@
 import pytest
 from helpers.graphs import cpus
 
-from hier_allreduce import DeviceError, split_gpus
+from hier_allreduce import DeviceError
+from hier_allreduce.bench import split_gpu
 
 MEMORY = 512 << 20  # bytes of each; a demo in a process of its own takes most of the rest
 
@@ -15,7 +16,7 @@ def devices(request):
     if not parts:
         return cpus(8)
     try:
-        return list(split_gpus(parts, MEMORY).devices)
+        return split_gpu(parts, MEMORY)
     except DeviceError as error:
         pytest.exit(f"tests/gpu needs a GPU: {error}", returncode=2)
 

@@ -1,5 +1,7 @@
 """Training: TowerOptimizer with both updates, the bench, and the demos with tensorpack's trainer and Keras."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -11,6 +13,12 @@ from hier_allreduce.bench import Case, measure, ours
 from hier_allreduce.bench.models import GradientShape
 
 tf1 = tf.compat.v1
+TESTS = str(Path(__file__).parents[1])
+SPLIT = f"""import os
+os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # as the demo does, before it imports TensorFlow
+sys.path.append({TESTS!r})
+from helpers import placed
+placed.split_for_all(8)"""
 
 
 def trained(devices, update):
@@ -64,5 +72,5 @@ def test_the_bench_measures_every_kind(devices):
 def test_a_demo(on_gpus, job, tmp_path):
     """tensorpack's trainer, an optimizer with sparse gradients, and Keras fit."""
     options = {"digits": ["--epochs", "20"], "text": [], "keras": []}[job]
-    status, report, errors = cold_demo(tmp_path, "--job", job, "--split-gpu", "8", *options)
+    status, report, errors = cold_demo(tmp_path, "--job", job, *options, code=SPLIT)
     assert status == 0, report + errors

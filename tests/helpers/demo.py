@@ -20,8 +20,8 @@ def demo(folder, *options, code="pass"):
     return forked_command(folder, "demo", *options, code=code)
 
 
-def cold_demo(folder, *options):
-    """Run the demo as people do, in a process that imports everything itself: ``(exit status, output, errors)``."""
-    command = [sys.executable, "-c", f"import sys; {_RUN}", "demo", *options]
+def cold_demo(folder, *options, code="pass"):
+    """Run the demo after ``code`` in a process that imports everything itself: ``(exit status, output, errors)``."""
+    command = [sys.executable, "-c", f"import sys\n{code}\n{_RUN}", "demo", *options]
     done = subprocess.run(command, cwd=str(folder), timeout=280, stdin=subprocess.DEVNULL, capture_output=True)
     return Finished(done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from hier_allreduce.graph import with_logical_gpus
+from hier_allreduce.bench import split_gpu, with_logical_gpus
 
 tf1 = tf.compat.v1
 
@@ -11,6 +11,17 @@ tf1 = tf.compat.v1
 def session():
     """Return a session on the logical GPUs of this process and 16 logical CPU devices, without soft placement."""
     return tf1.Session(config=with_logical_gpus(tf1.ConfigProto(device_count={"CPU": 16})))
+
+
+def split_for_all(parts):
+    """Cut each GPU into logical GPUs, and give them to sessions that are made by others, too."""
+    split_gpu(parts)
+
+    class Session(tf1.Session):
+        def __init__(self, target="", graph=None, config=None):
+            super().__init__(target, graph, with_logical_gpus(config or tf1.ConfigProto()))
+
+    tf1.Session = Session
 
 
 class Placed:

@@ -25,7 +25,7 @@ from tensorpack.tfutils.sesscreate import NewSessionCreator
 from tensorpack.tfutils.sessinit import SaverRestore
 from tensorpack.train import TrainConfig, launch_train_with_config
 
-from ...graph import Audit, audit, tf1, with_logical_gpus
+from ...graph import Audit, audit, tf1
 
 _AUDITED_STEP = 1  # not the first step, which also fills the staging areas
 
@@ -124,7 +124,7 @@ def train(
             # tensorpack's defaults without its progress bar, which restarts with every epoch
             extra_callbacks=[MovingAverageSummary(), MergeAllSummaries(), RunUpdateOps()],
             monitors=[ScalarPrinter(), *event_writers],
-            session_config=with_logical_gpus(get_default_sess_config()),
+            session_config=get_default_sess_config(),
             steps_per_epoch=len(data) // towers,
             max_epoch=epochs,
         )
@@ -137,7 +137,7 @@ def predict(model: Any, checkpoint: str, inputs: List[np.ndarray], output: str) 
     names = [spec.name for spec in model.get_input_signature()]
     config = PredictConfig(
         model=model,
-        session_creator=NewSessionCreator(config=with_logical_gpus(get_default_sess_config())),
+        session_creator=NewSessionCreator(config=get_default_sess_config()),
         session_init=SaverRestore(checkpoint),
         input_names=names,
         output_names=[output],

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from ...bench import make_optimizer
 from ...formatting import table
-from ...graph import executed_copies, tf1, with_logical_gpus
+from ...graph import executed_copies, tf1
 from ...planning import Strategy
 from ...training import TowerOptimizer
 from .options import chosen_strategy, named_devices
@@ -116,7 +116,7 @@ class Training:
                     self.towers.append(model)
                     rows.append(self.optimizer.compute_gradients(model.loss, var_list=model.variables))
             self._step = self.optimizer.apply_gradients(rows)
-            config = with_logical_gpus(tf1.ConfigProto(device_count={"CPU": cpus}))
+            config = tf1.ConfigProto(device_count={"CPU": cpus})
             self.session = tf1.Session(graph=graph, config=config)
             self.session.run(tf1.global_variables_initializer())
             self.session.run(self.optimizer.init_op)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorpack.tfutils.sesscreate import NewSessionCreator, SessionCreatorAdapter
 
 from ...errors import DeviceError
-from ...graph import MOST_GPUS, LogicalDevices, device_fields, device_strings, devices_match, tf1, with_logical_gpus
+from ...graph import MOST_GPUS, LogicalDevices, device_fields, device_strings, devices_match, tf1
 
 
 def tower_devices(devices: Any) -> List[Any]:
@@ -92,7 +92,7 @@ def config_for_towers(config: Any, devices: Sequence[Any], logical: Optional[Log
         DeviceError: ``config`` has other logical GPUs than the lanes.
     """
     changed = type(config)()
-    changed.CopyFrom(logical.added_to(config) if logical else with_logical_gpus(config))
+    changed.CopyFrom(logical.added_to(config) if logical else config)
     named = [device_fields(device) for device in devices if isinstance(device, str)]
     cpus = [index or 0 for *_, kind, index in named if kind == "CPU"]
     if cpus and "CPU" not in changed.device_count:
