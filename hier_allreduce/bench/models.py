@@ -104,8 +104,8 @@ def _read_shape(place: str, text: str) -> Tuple[int, ...]:
     if text.strip() in ("", "scalar"):
         return ()
     sizes: List[int] = []
-    for part in text.split(","):
-        if not part.strip().isdecimal() or len(part.strip()) > 18:  # 18 digits fit into int64, as TensorFlow's sizes do
+    for part in map(str.strip, text.split(",")):  # U+001F too, which int() alone does not take away
+        if not part.isdecimal() or len(part) > 18:  # 18 digits fit into int64, as TensorFlow's sizes do
             raise BenchError(f"{place}: shape {text!r}; expected whole numbers separated by commas, such as 3,3,64,64")
         sizes.append(int(part))
     return tuple(sizes)

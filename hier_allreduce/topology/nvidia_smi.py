@@ -26,7 +26,7 @@ _OLD_NAMES = {"SOC": "SYS", "PSB": "PXB"}  # of drivers before 2018
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\ufffd?\[[0-9;]+m")
 _LABEL = re.compile(r"[GC]PU\d+")
 _CARD = re.compile(r"[A-Za-z]\w*\d$")  # a network card: NIC0, mlx5_1
-_KIND = re.compile("|".join([SELF, r"NV[1-9]\d*", *PCIE, *_OLD_NAMES, HOST]))
+_KIND = re.compile("|".join([SELF, r"NV[1-9]\d{0,3}", *PCIE, *_OLD_NAMES, HOST]))
 _HEADER = re.compile(rf"\s*((?:{_LABEL.pattern}\s*)*)(.*)")  # the tabs between labels may be lost
 _ROW = re.compile(rf"\s*{_LABEL.pattern}\s+(?:{_KIND.pattern})\b")
 

@@ -34,7 +34,7 @@ def test_the_embeddings_of_dlrm_are_sparse():
 @pytest.mark.parametrize("first", ["", "# mine\n"])
 def test_a_table_of_ones_own(tmp_path, first, encoding):
     path = tmp_path / "mine.tsv"
-    path.write_text(f"{first}name\tshape\tdtype\tsparse\na\t3, 4\tfloat16\t\nb\t\tint64\tno\nc\tscalar\tfloat64\t\n"
+    path.write_text(f"{first}name\tshape\tdtype\tsparse\na\t3,\x1f4\tfloat16\t\nb\t\tint64\tno\nc\tscalar\tfloat64\t\n"
                     "\nd\t9,2\tfloat32\tyes\n", encoding=encoding)  # fmt: skip
     table = models.load_model(str(path))
     assert [(s.shape, s.dtype, s.sparse, s.dense_bytes) for s in table] == [

@@ -216,6 +216,10 @@ WRONG = {
     "AMD's links": ("       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n", "row GPU0, column GPU0.*found '0'"),
     "another maker's links": (QUAD.replace("CPU", "Node").replace("NV", "MX"), "row GPU0, column GPU1.*'MX1'"),
     "a bond of nothing": (QUAD.replace("NV1\tNV2\tSYS", "NV00\tNV2\tSYS"), "row GPU0, column GPU1.*NV00"),
+    "a bond of very many links": (
+        QUAD.replace("NV1\tNV2\tSYS", f"NV{'1' * 5000}\tNV2\tSYS"),
+        "row GPU0, column GPU1.*NV111",
+    ),
 }
 
 
