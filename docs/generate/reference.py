@@ -9,15 +9,19 @@ import html
 import inspect
 import json
 import re
+import sys
 from itertools import groupby
 from pathlib import Path
 
 from hier_allreduce import presets
-from hier_allreduce.bench import nccl_markdown
 from hier_allreduce.cli.entry import parser
 from hier_allreduce.cluster import config
 from hier_allreduce.planning import Strategy
 from hier_allreduce.topology import files, gpus, machine_file
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from published import nccl_markdown
 
 DOCS = Path(__file__).parents[1]
 

@@ -1,4 +1,4 @@
-"""Comparisons: our all-reduce with others, measured on this machine; and predicted with published times.
+"""Comparisons: our all-reduce with others, measured on this machine.
 
 ::
 
@@ -6,9 +6,7 @@
     shapes    K×N     K×N ─► K×N    interleaved  ratios,    text, page
               gradients             rounds       quartiles
 
-    published: times measured by others ─► a table for docs/calibration.md
-
-``models`` and ``published`` need no TensorFlow, so this package imports lazily.
+``models`` needs no TensorFlow, so this package imports lazily.
 """
 
 from __future__ import annotations
@@ -38,8 +36,6 @@ if TYPE_CHECKING:
     from .optimizers import make_optimizer as make_optimizer
     from .page import page_csv as page_csv
     from .page import page_markdown as page_markdown
-    from .published import nccl_markdown as nccl_markdown
-    from .published import published_markdown as published_markdown
     from .report import report_text as report_text
     from .results import Report as Report
     from .shapes import save_shapes as save_shapes
@@ -70,12 +66,10 @@ __all__ = [
     "make_optimizer",
     "measure",
     "measure_hosts",
-    "nccl_markdown",
     "ours",
     "page_csv",
     "page_markdown",
     "planned_for",
-    "published_markdown",
     "report_text",
     "run_host",
     "save_shapes",
@@ -105,7 +99,6 @@ __getattr__ = lazy(
         "multi_host": ["measure_hosts", "run_host"],
         "optimizers": ["OPTIMIZERS", "make_keras_optimizer", "make_optimizer"],
         "page": ["page_csv", "page_markdown"],
-        "published": ["nccl_markdown", "published_markdown"],
         "report": ["report_text"],
         "results": ["Report"],
         "sizes": ["size_case", "sizes_text", "sweep_sizes"],

@@ -54,26 +54,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--yaml", action="store_true", help="print the machine as a YAML file instead")
     parser.add_argument("--json", action="store_true", help="print the machine as one JSON object instead")
     parser.add_argument("--list", action="store_true", help="print the machines that are known by name, and exit")
-    parser.add_argument(
-        "--anchors", action="store_true", help="print a table of predicted and published times, and exit"
-    )
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    for option in ("--anchors", "--list"):
-        refuse_unused(args, option, "TOPOLOGY", "--calibration", "--picture", "--yaml", "--json")
+    refuse_unused(args, "--list", "TOPOLOGY", "--calibration", "--picture", "--yaml", "--json")
     refuse_unused(args, "--yaml", "--json")
     if args.picture:
         check_picture(args.picture)
     if args.list:
         print(_machines())
-        return 0
-    if args.anchors:
-        # here, because the other options need none of the published times
-        from ..bench import nccl_markdown, published_markdown
-
-        print(f"{published_markdown()}\n\n{nccl_markdown()}")
         return 0
     machine = read_topology(args.topology, args.calibration)
     if args.picture:  # before the text: its reader may close the pipe early

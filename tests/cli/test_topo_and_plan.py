@@ -8,12 +8,10 @@ import re
 import struct
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from hier_allreduce import HierAllreduceError, figures
-from hier_allreduce.bench import published as anchors
 from hier_allreduce.cli import entry as cli
 from hier_allreduce.cli import machine_picture, plan_picture, topo
 from hier_allreduce.cli.plan import read_bytes
@@ -22,8 +20,6 @@ from hier_allreduce.planning.planner import choose, timeline
 from hier_allreduce.planning.simulator import Backward, simulate
 from hier_allreduce.topology import flat_host, from_text, load
 
-TOP = Path(__file__).parents[2]
-DOC = TOP / "docs" / "calibration.md"
 TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV2\tPIX\nGPU1\tNV2\t X \tPIX\nGPU2\tPIX\tPIX\t X \n"
 
 
@@ -256,11 +252,8 @@ def test_what_is_very_small_is_said_to_be(run):
         (["plan", "dgx-1v", "--picture", "plan.pgn"], "'plan.pgn': no kind of picture ends in .pgn; there are"),
         (["topo", "dgx-1v", "--picture", "plan.pgn"], "'plan.pgn': no kind of picture ends in .pgn; there are"),
         (["topo", "--calibration", "none.yaml"], "calibration 'none.yaml': no such file"),
-        (
-            ["topo", "--anchors", "dgx-1v", "--yaml"],
-            "--anchors makes no use of TOPOLOGY, --yaml; give one or the other",
-        ),
-        (["topo", "--anchors", "--picture", "x.png", "--json"], "--anchors makes no use of --picture, --json;"),
+        (["topo", "--list", "dgx-1v", "--yaml"], "--list makes no use of TOPOLOGY, --yaml; give one or the other"),
+        (["topo", "--list", "--picture", "x.png", "--json"], "--list makes no use of --picture, --json;"),
         (["topo", "dgx-1v", "--yaml", "--json"], "--yaml makes no use of --json;"),
         (["topo", "-"], "no table of GPUs"),
     ],
@@ -418,22 +411,3 @@ def test_a_picture_is_written_whole_or_not_at_all(tmp_path, name, written):
     with pytest.raises(HierAllreduceError, match="no ink"):
         figures.save_picture(figure, str(tmp_path / name))
     assert not list(tmp_path.iterdir())
-
-
-def test_the_documented_anchors_are_what_the_command_prints(run):
-    _, out, _ = run("topo", "--anchors")
-    tables = {"anchors": DOC.read_text(encoding="utf-8"), "nccl": (TOP / "README.md").read_text(encoding="utf-8")}
-    documented = [page.split(f"<!-- {name} -->\n")[1].split("<!-- end of")[0] for name, page in tables.items()]
-    assert "\n".join(documented) == out
-    assert len(anchors.anchors()) >= 10
-
-
-def test_anchors_that_were_not_fitted_are_within_their_documented_errors():
-    """TensorFlow's two times are too short, as the page says; the others are within a fifth."""
-    errors = {
-        (anchor.machine, anchor.operation): anchor.predict() / anchor.published - 1 for anchor in anchors.anchors()
-    }
-    by_tensorflow = [error for (_, what), error in errors.items() if what.startswith("two-group")]
-    assert len(by_tensorflow) == 2 and all(-0.7 < error < 0 for error in by_tensorflow)
-    others = [e for (_, what), e in errors.items() if not what.startswith(("two-group", "smallest copy without"))]
-    assert all(abs(error) < 0.2 for error in others)

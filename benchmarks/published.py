@@ -1,17 +1,19 @@
-"""Published times and speeds, compared with what the cost model predicts.
+"""Published times and speeds, compared with what the cost model predicts: the tables of docs/calibration.md and README.
+
+::
+
+    python benchmarks/published.py
 
 Each anchor names its source. Anchors from which a default speed was taken are marked ``fitted``: their error is small
 by construction. The others were not fitted.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Callable, List, NamedTuple, Sequence, Tuple
 
-from ..planning import Copy, Plan, Reduce, Step, choose, hierarchical, pack, simulate
-from ..topology import GB, Topology, from_yaml, load, subset
-from .models import load_model
+from hier_allreduce.bench import load_model
+from hier_allreduce.planning import Copy, Plan, Reduce, Step, choose, hierarchical, pack, simulate
+from hier_allreduce.topology import GB, Topology, from_yaml, load, subset
 
 MB = 1_000_000
 MIB = 1 << 20
@@ -222,3 +224,7 @@ def _bus(machine: str, devices: int) -> float:
     whole = from_yaml(load(machine).to_yaml(), calibration={"links": {"SYS": 1e7}})
     part: Topology = subset(whole, range(devices))
     return pack(part, ideal_links=True).rate / GB * 2 * (devices - 1) / devices
+
+
+if __name__ == "__main__":
+    print(f"{published_markdown()}\n\n{nccl_markdown()}")

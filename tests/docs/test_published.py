@@ -1,0 +1,31 @@
+"""The tables of published times and speeds, which benchmarks/published.py makes."""
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def published():
+    return runpy.run_path(str(TOP / "benchmarks" / "published.py"))
+
+
+@pytest.mark.parametrize(
+    "page, mark, table",
+    [("docs/calibration.md", "anchors", "published_markdown"), ("README.md", "nccl", "nccl_markdown")],
+)
+def test_pages_show_what_the_program_prints(published, page, mark, table):
+    text = (TOP / page).read_text(encoding="utf-8")
+    assert text.split(f"<!-- {mark} -->\n")[1].split("\n<!-- end of")[0] == published[table]()
+
+
+def test_speeds_that_were_not_fitted_are_near(published):
+    """TensorFlow's two times are too short, as the page says; the others are within a fifth."""
+    errors = [(anchor.operation, anchor.predict() / anchor.published - 1) for anchor in published["anchors"]()]
+    by_tensorflow = [error for what, error in errors if what.startswith("two-group")]
+    assert len(by_tensorflow) == 2 and all(-0.7 < error < 0 for error in by_tensorflow)
+    others = [error for what, error in errors if not what.startswith(("two-group", "smallest copy without"))]
+    assert len(others) >= 10 and all(abs(error) < 0.2 for error in others)
