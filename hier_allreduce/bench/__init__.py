@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from .contenders import sweep_contenders as sweep_contenders
     from .measuring import WARM_UP as WARM_UP
     from .measuring import measure as measure
-    from .mirrored import MIRRORED_CONTENDERS as MIRRORED_CONTENDERS
-    from .mirrored import compare_mirrored as compare_mirrored
     from .models import load_model as load_model
     from .multi_host import measure_hosts as measure_hosts
     from .multi_host import run_host as run_host
@@ -49,7 +47,6 @@ if TYPE_CHECKING:
     from .tuning import tune as tune
 
 __all__ = [
-    "MIRRORED_CONTENDERS",
     "OPTIMIZERS",
     "WARM_UP",
     "Case",
@@ -57,7 +54,6 @@ __all__ = [
     "Report",
     "Tuned",
     "all_contenders",
-    "compare_mirrored",
     "compare_updates",
     "devices_here",
     "find_contender",
@@ -94,7 +90,6 @@ __getattr__ = lazy(
             "sweep_contenders",
         ],
         "measuring": ["WARM_UP", "measure"],
-        "mirrored": ["MIRRORED_CONTENDERS", "compare_mirrored"],
         "models": ["load_model"],
         "multi_host": ["measure_hosts", "run_host"],
         "optimizers": ["OPTIMIZERS", "make_keras_optimizer", "make_optimizer"],

@@ -29,7 +29,6 @@ MODES = {
     "sweep": "strategies of ours that differ in one choice",
     "sizes": "one gradient of each of several sizes, as in nccl-tests",
     "updates": "an optimizer's update on every device, and once on each variable's main",
-    "distribute": "MirroredStrategy with each of TensorFlow's ops, and ours",
     "hosts": "several hosts, which are processes on this machine; and Horovod, where it is installed",
 }
 _SIZES = "ours,distribute-0,ring"  # contenders of `bench sizes`
@@ -137,7 +136,7 @@ def main(args: argparse.Namespace) -> int:
         return _measure_hosts(args)
     if args.mode == "sizes":
         return _measure_sizes(args)
-    print(_updates_text(args) if args.mode == "updates" else _distribute_text(args))
+    print(_updates_text(args))
     return 0
 
 
@@ -212,7 +211,7 @@ def _names(args: argparse.Namespace) -> List[str]:
 def _case(args: argparse.Namespace, name: str, average: bool) -> Case:
     from ..bench import Case, load_model
 
-    if args.mode in ("updates", "distribute"):
+    if args.mode == "updates":
         return Case(load_model(name), _devices(args), average, ROWS, MEMORY)
     memory = MEMORY if args.memory is None else args.memory
     return Case(load_model(name), _devices(args), average, args.rows or ROWS, memory)
@@ -235,16 +234,6 @@ def _updates_text(args: argparse.Namespace) -> str:
     with progress(len(UPDATES) + WARM_UP + args.rounds) as bar:
         compared = compare_updates(case, args.updates, args.rounds, ticking(bar))
     return f"{name}, {args.updates}, {len(case.devices)} devices\n{compared.text()}"
-
-
-def _distribute_text(args: argparse.Namespace) -> str:
-    from ..bench import MIRRORED_CONTENDERS, WARM_UP, compare_mirrored
-
-    name = _name(args)
-    case = _case(args, name, args.average)
-    with progress(1 + len(MIRRORED_CONTENDERS) + WARM_UP + args.rounds) as bar:
-        compared = compare_mirrored(case, args.rounds, ticking(bar))
-    return f"{name}, MirroredStrategy on {len(case.devices)} devices ({case.devices[0]} …)\n{compared.text()}"
 
 
 def _measure_hosts(args: argparse.Namespace) -> int:

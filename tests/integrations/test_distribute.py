@@ -12,17 +12,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import distribute_table as table
-from helpers.demo import demo, forked_command
+from helpers.demo import demo
 from helpers.distribute_table import KINDS, MEAN, OURS, PEERS, RING, SENSELESS, SUM
+from helpers.forks import run_forked
 from helpers.graphs import IS_TF2, cpus, gradients_on, session
 
 import hier_allreduce
 from hier_allreduce import DeviceError, GradientError, Strategy, StrategyError
-from hier_allreduce.bench import mirrored as bench_distribute
-from hier_allreduce.bench import models as shapes
-from hier_allreduce.bench.case import Case
 from hier_allreduce.cli.demo import add_arguments
-from hier_allreduce.errors import BenchError
 from hier_allreduce.graph.emit import emitted_in
 from hier_allreduce.integrations import distribute
 from hier_allreduce.integrations.distribute import HierarchicalAllReduce
@@ -30,7 +27,8 @@ from hier_allreduce.integrations.distribute import HierarchicalAllReduce
 tf1 = tf.compat.v1
 needs_tf2 = pytest.mark.tf2
 IS_TF210 = tf.__version__.startswith("2.10.")
-PAGE = (Path(__file__).parents[2] / "docs" / "distribute.md").read_text(encoding="utf-8")
+TOP = Path(__file__).parents[2]
+PAGE = (TOP / "docs" / "distribute.md").read_text(encoding="utf-8")
 TFS_OWN = tf.distribute.HierarchicalCopyAllReduce
 WORDS, LENGTH, CLASSES, BATCH = 40, 5, 4, 840  # 840 is a multiple of 2, 3, … 8
 
@@ -318,25 +316,20 @@ def test_the_demo_refuses(options, words):
         keras.run(parser.parse_args(["--job", "keras", *options]), io.StringIO())
 
 
-# ---- the bench -------------------------------------------------------------------------------------
+# ---- the benchmark ---------------------------------------------------------------------------------
 
 
 @needs_tf2
-def test_the_bench_measures_every_ops_object_and_marks_wrong_results(tmp_path):
+def test_the_benchmark_marks_wrong_results(tmp_path):
     """It runs in its own process, because the default's collectives allow one number of devices in a process."""
     (tmp_path / "model.tsv").write_text("name\tshape\tdtype\nW\t100,200\tfloat32\nb\t200\tfloat32\n")
-    options = ["--distribute", "--shapes", "model.tsv", "--devices", "3", "--rounds", "3"]
-    done = forked_command(tmp_path, "bench", *options)
+    program = (TOP / "benchmarks" / "mirrored.py").read_text(encoding="utf-8")
+    done = run_forked(program, "--model", "model.tsv", "--devices", "3", "--rounds", "3", folder=tmp_path)
     assert done.status == 0, done.err[-2000:]
     rows = [line for line in done.out.splitlines() if re.search(r"  -?\d+[.]\d+  .* \d+\b", line)]
-    assert [row.split("  ")[0] for row in rows] == list(bench_distribute.MIRRORED_CONTENDERS)
-    assert [row.endswith("WRONG") for row in rows] == [False, False, True, True, False]
-
-
-@needs_tf2
-def test_the_bench_refuses_sparse_gradients():
-    with pytest.raises(BenchError, match=r"only dense float32 gradients.*emb"):
-        bench_distribute.compare_mirrored(Case(shapes.load_model("dlrm_criteo_kaggle"), cpus(2)), 1)
+    wrong = [row.split("  ")[0] for row in rows if row.endswith("WRONG")]
+    assert len(rows) == 5
+    assert wrong == ["HierarchicalCopyAllReduce", "HierarchicalCopyAllReduce(num_packs=0)"]
 
 
 # ---- kinds of values -------------------------------------------------------------------------------
