@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from .measuring import WARM_UP as WARM_UP
     from .measuring import measure as measure
     from .models import load_model as load_model
-    from .multi_host import measure_hosts as measure_hosts
-    from .multi_host import run_host as run_host
     from .optimizers import OPTIMIZERS as OPTIMIZERS
     from .optimizers import make_keras_optimizer as make_keras_optimizer
     from .optimizers import make_optimizer as make_optimizer
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
     from .sizes import size_case as size_case
     from .sizes import sizes_text as sizes_text
     from .sizes import sweep_sizes as sweep_sizes
-    from .slot_memory import compare_updates as compare_updates
     from .splitting import split_gpu as split_gpu
     from .splitting import with_logical_gpus as with_logical_gpus
     from .tuned import Tuned as Tuned
@@ -54,20 +51,17 @@ __all__ = [
     "Report",
     "Tuned",
     "all_contenders",
-    "compare_updates",
     "devices_here",
     "find_contender",
     "load_model",
     "make_keras_optimizer",
     "make_optimizer",
     "measure",
-    "measure_hosts",
     "ours",
     "page_csv",
     "page_markdown",
     "planned_for",
     "report_text",
-    "run_host",
     "save_shapes",
     "size_case",
     "sizes_text",
@@ -91,14 +85,12 @@ __getattr__ = lazy(
         ],
         "measuring": ["WARM_UP", "measure"],
         "models": ["load_model"],
-        "multi_host": ["measure_hosts", "run_host"],
         "optimizers": ["OPTIMIZERS", "make_keras_optimizer", "make_optimizer"],
         "page": ["page_csv", "page_markdown"],
         "report": ["report_text"],
         "results": ["Report"],
         "sizes": ["size_case", "sizes_text", "sweep_sizes"],
         "shapes": ["save_shapes"],
-        "slot_memory": ["compare_updates"],
         "splitting": ["split_gpu", "with_logical_gpus"],
         "tuned": ["Tuned"],
         "tuning": ["tune"],

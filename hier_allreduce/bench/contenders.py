@@ -131,16 +131,8 @@ def _hierarchical_copy(num_packs: int) -> Build:
 # ---- TensorFlow's collective -------------------------------------------------------------------------
 
 
-def ring(grads: Rows, devices: Sequence[str], average: bool, hosts: int = 1, first: int = 100) -> Rows:
-    """Run TensorFlow's ring collective, one instance for each variable.
-
-    Args:
-        grads: the K×N gradients of this host.
-        devices: the K devices of this host.
-        average: compute the mean, not the sum.
-        hosts: the number of hosts; the ring goes over the devices of all of them.
-        first: the number of the first instance. A server ties an instance number to one shape for ever.
-    """
+def ring(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
+    """Run TensorFlow's ring collective, one instance for each variable."""
     from tensorflow.python.ops import collective_ops  # it has no public name
 
     reduced: List[List[Any]] = []
@@ -150,9 +142,9 @@ def ring(grads: Rows, devices: Sequence[str], average: bool, hosts: int = 1, fir
                 [
                     collective_ops.all_reduce(
                         grad,
-                        hosts * len(devices),
+                        len(devices),
                         1,
-                        first + n,
+                        100 + n,
                         "Add",
                         "Div" if average else "Id",
                         communication_hint="ring",
@@ -187,14 +179,6 @@ def nccl(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
 ON_GPUS: Dict[str, Build] = {"nccl": nccl}
 
 
-def horovod(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
-    """Say where Horovod is measured."""
-    raise CannotRun("Horovod has a process for each device, and here one has all; `bench hosts 1` runs it beside ours")
-
-
-ELSEWHERE: Dict[str, Build] = {"horovod": horovod}
-
-
 def find_contender(name: str) -> Contender:
     """Return the contender of a name: a peer, ``ours``, or ``ours:STRATEGY``.
 
@@ -202,7 +186,7 @@ def find_contender(name: str) -> Contender:
         BenchError: an unknown name; the message suggests the nearest one.
         StrategyError: an unknown strategy.
     """
-    peers = {**PEERS, **ON_GPUS, **ELSEWHERE}
+    peers = {**PEERS, **ON_GPUS}
     if name in peers:
         return Contender(name, peers[name])
     kind, _, strategy = name.partition(":")

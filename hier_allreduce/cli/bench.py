@@ -10,7 +10,6 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, List, Tuple
 
-from ..bench import OPTIMIZERS
 from ..errors import BenchError
 from .arguments import count, device_count, folder, gib, installed, output, refuse_unused
 from .plan import read_bytes
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from ..bench import Case, Contender, Report
 
 MODEL, ROWS, MEMORY = "resnet50", 2048, 8 << 30
-DEVICES = 4  # of each of several hosts
 MODELS = ("resnet50", "mobilenet_v2", "bert_base", "vgg16", "dlrm_criteo_kaggle")
 
 
@@ -28,8 +26,6 @@ MODES = {
     "peers": "our all-reduce and others, on a model's gradients",
     "sweep": "strategies of ours that differ in one choice",
     "sizes": "one gradient of each of several sizes, as in nccl-tests",
-    "updates": "an optimizer's update on every device, and once on each variable's main",
-    "hosts": "several hosts, which are processes on this machine; and Horovod, where it is installed",
 }
 _SIZES = "ours,distribute-0,ring"  # contenders of `bench sizes`
 
@@ -49,8 +45,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " `bench MODE --help` prints a mode's options."
     )
     subs = {name: modes.add_parser(name, help=summary, description=summary) for name, summary in MODES.items()}
-    subs["updates"].add_argument("updates", metavar="OPTIMIZER", choices=tuple(OPTIMIZERS), help=", ".join(OPTIMIZERS))
-    subs["hosts"].add_argument("hosts", metavar="H", type=device_count, help="the number of hosts")
     for name, sub in subs.items():
         _add_common(sub, name)
     for name in ("peers", "sweep"):
@@ -61,23 +55,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--contenders", metavar=contenders[0], default=_SIZES, help=f"{contenders[1]} (default: {_SIZES})"
     )
     _add_sizes(subs["sizes"])
-    subs["hosts"].add_argument("--peers", nargs="+", help=argparse.SUPPRESS)  # how the hosts are started
 
 
 def _add_common(parser: argparse.ArgumentParser, mode: str) -> None:
     """Add the options of most modes."""
-    default = f"{DEVICES}, of each host" if mode == "hosts" else "all GPUs if two or more, else 8 CPU devices"
+    default = "all GPUs if two or more, else 8 CPU devices"
     parser.add_argument("--devices", metavar="K", type=device_count, help=f"how many (default: {default})")
     parser.add_argument("--rounds", metavar="N", type=count, default=15, help="timed steps of each (default: 15)")
-    if mode != "hosts":
-        parser.add_argument("--average", action="store_true", help="the mean instead of the sum")
-        parser.add_argument(
-            "--split-gpu",
-            metavar="K",
-            type=device_count,
-            help="cut each GPU into K logical GPUs first; they share its memory, and have no links between them",
-        )
-    if mode not in ("sizes", "hosts"):
+    parser.add_argument("--average", action="store_true", help="the mean instead of the sum")
+    parser.add_argument(
+        "--split-gpu",
+        metavar="K",
+        type=device_count,
+        help="cut each GPU into K logical GPUs first; they share its memory, and have no links between them",
+    )
+    if mode != "sizes":
         _add_model(parser)
 
 
@@ -132,12 +124,7 @@ def main(args: argparse.Namespace) -> int:
         importlib.import_module("tqdm")
     if args.mode in ("peers", "sweep"):
         return _measure_contenders(args)
-    if args.mode == "hosts":
-        return _measure_hosts(args)
-    if args.mode == "sizes":
-        return _measure_sizes(args)
-    print(_updates_text(args))
-    return 0
+    return _measure_sizes(args)
 
 
 def _measure_contenders(args: argparse.Namespace) -> int:
@@ -211,8 +198,6 @@ def _names(args: argparse.Namespace) -> List[str]:
 def _case(args: argparse.Namespace, name: str, average: bool) -> Case:
     from ..bench import Case, load_model
 
-    if args.mode == "updates":
-        return Case(load_model(name), _devices(args), average, ROWS, MEMORY)
     memory = MEMORY if args.memory is None else args.memory
     return Case(load_model(name), _devices(args), average, args.rows or ROWS, memory)
 
@@ -223,31 +208,6 @@ def _devices(args: argparse.Namespace) -> Tuple[str, ...]:
     if args.split_gpu:
         split_gpu(args.split_gpu)
     return devices_here(args.devices)
-
-
-def _updates_text(args: argparse.Namespace) -> str:
-    from ..bench import WARM_UP, compare_updates
-    from ..training import UPDATES
-
-    name = _name(args)
-    case = _case(args, name, args.average)
-    with progress(len(UPDATES) + WARM_UP + args.rounds) as bar:
-        compared = compare_updates(case, args.updates, args.rounds, ticking(bar))
-    return f"{name}, {args.updates}, {len(case.devices)} devices\n{compared.text()}"
-
-
-def _measure_hosts(args: argparse.Namespace) -> int:
-    """Start the hosts and print their measurements, or be one of the hosts; return the exit status."""
-    from ..bench import measure_hosts, run_host
-
-    devices = args.devices or DEVICES
-    if args.peers:
-        run_host(devices, args.rounds, args.peers)
-        return 0
-    status, text = measure_hosts(args.hosts, devices, args.rounds, sys.stderr.write)
-    if not status:
-        print(text)
-    return status
 
 
 def _measured(args: argparse.Namespace, name: str, average: bool) -> Report:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 from .._lazy import lazy
 
 if TYPE_CHECKING:
-    from .addresses import free_addresses as free_addresses
     from .cluster import Cluster as Cluster
     from .events import publish as publish
     from .events import read_event as read_event
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Cluster",
-    "free_addresses",
     "launch",
     "publish",
     "read_event",
@@ -35,7 +33,6 @@ __all__ = [
 __getattr__ = lazy(
     __name__,
     {
-        "addresses": ["free_addresses"],
         "cluster": ["Cluster"],
         "events": ["publish", "read_event"],
         "launcher": ["launch"],

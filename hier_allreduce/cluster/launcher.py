@@ -29,10 +29,8 @@ _GRACE = 10.0  # seconds between asking a process to end and killing it
 _PIPE_BYTES = 1 << 20  # at least what a pipe holds: Linux lets ordinary users have no larger one
 
 
-def launch(
-    hosts: int, command: Sequence[str], write: Callable[[str], Any], addresses: Optional[Sequence[str]] = None
-) -> int:
-    """Run ``command`` once for each host and wait; when one fails, stop the others.
+def launch(hosts: int, command: Sequence[str], write: Callable[[str], Any]) -> int:
+    """Run ``command`` once for each host, on free ports of loopback, and wait; when one fails, stop the others.
 
     Each gets its TF_CONFIG, which :meth:`hier_allreduce.Cluster.from_environment` reads. Not on Windows.
 
@@ -40,7 +38,6 @@ def launch(
         hosts: number of hosts.
         command: the program and its arguments, the same for all.
         write: receives each line of their output and errors, after the host's number.
-        addresses: one for each host; by default, free ports of loopback.
 
     Returns:
         0, or the exit status of the first host that failed: as in shells, 128 plus the number of the signal that
@@ -57,7 +54,7 @@ def launch(
             "hosts cannot be started on Windows: use Linux, macOS or WSL, or start the program once for each host,"
             """ with TF_CONFIG='{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": n}}'"""
         )
-    addresses = addresses or free_addresses(hosts)
+    addresses = free_addresses(hosts)
     ends: Queue[_End] = Queue()
     lock = threading.Lock()
 

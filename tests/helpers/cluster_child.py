@@ -5,16 +5,11 @@ It sends pairs to the test: ``("at", place)`` on the way, ``("facts", …)`` or 
 
 import collections
 import contextlib
-import dataclasses
 import faulthandler
 import gc
-import io
-import json
 import os
-import runpy
 import signal
 import threading
-from unittest import mock
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -444,33 +439,6 @@ def serve(cluster, options, line):
     line.send(("at", "serving"))
     line.recv()
     return server.target
-
-
-# ---- the bench -----------------------------------------------------------------------------------------
-
-
-def bench(cluster, options, line):
-    """Return what ``program`` (``hier_allreduce.cli`` or a file) prints as one of its hosts, with small gradients."""
-    from tensorflow.python.eager import context
-
-    from hier_allreduce.bench import multi_host as bench_hosts
-    from hier_allreduce.bench.models import GradientShape
-    from hier_allreduce.cli import entry as cli
-
-    cases, few = bench_hosts.cases, tuple(GradientShape(name, (7,), "float32") for name in "abc")
-    bench_hosts.cases = lambda devices: {
-        name: dataclasses.replace(case, shapes=few) for name, case in cases(devices).items()
-    }
-    place = {"cluster": {"worker": list(cluster.hosts)}, "task": {"type": "worker", "index": cluster.task}}
-    os.environ["TF_CONFIG"] = json.dumps(place)
-    setting_up = mock.patch.object(
-        context.Context, "enable_collective_ops", autospec=True, side_effect=context.Context.enable_collective_ops
-    )
-    with setting_up as server, contextlib.redirect_stdout(io.StringIO()) as printed:
-        run = runpy.run_path(options["program"])["run_host"] if os.path.exists(options["program"]) else cli.main
-        assert run(options["arguments"]) == 0
-    assert server.call_count <= 1, "a server set up again forgets a host that is waiting: both hang, now and then"
-    return printed.getvalue()
 
 
 def main(scenario, arguments, options, line):
