@@ -3,7 +3,7 @@
 ::
 
     models ─► case ─► contenders ─► measuring ─► results ─► report
-    shapes    K×N     K×N ─► K×N    interleaved  ratios,    text, page
+    shapes    K×N     K×N ─► K×N    interleaved  ratios,    text
               gradients             rounds       quartiles
 
 ``models`` needs no TensorFlow, so this package imports lazily.
@@ -23,15 +23,12 @@ if TYPE_CHECKING:
     from .contenders import find_contender as find_contender
     from .contenders import ours as ours
     from .contenders import planned_for as planned_for
-    from .contenders import sweep_contenders as sweep_contenders
     from .measuring import WARM_UP as WARM_UP
     from .measuring import measure as measure
     from .models import load_model as load_model
     from .optimizers import OPTIMIZERS as OPTIMIZERS
     from .optimizers import make_keras_optimizer as make_keras_optimizer
     from .optimizers import make_optimizer as make_optimizer
-    from .page import page_csv as page_csv
-    from .page import page_markdown as page_markdown
     from .report import report_text as report_text
     from .results import Report as Report
     from .shapes import save_shapes as save_shapes
@@ -58,15 +55,12 @@ __all__ = [
     "make_optimizer",
     "measure",
     "ours",
-    "page_csv",
-    "page_markdown",
     "planned_for",
     "report_text",
     "save_shapes",
     "size_case",
     "sizes_text",
     "split_gpu",
-    "sweep_contenders",
     "sweep_sizes",
     "tune",
     "with_logical_gpus",
@@ -81,12 +75,10 @@ __getattr__ = lazy(
             "find_contender",
             "ours",
             "planned_for",
-            "sweep_contenders",
         ],
         "measuring": ["WARM_UP", "measure"],
         "models": ["load_model"],
         "optimizers": ["OPTIMIZERS", "make_keras_optimizer", "make_optimizer"],
-        "page": ["page_csv", "page_markdown"],
         "report": ["report_text"],
         "results": ["Report"],
         "sizes": ["size_case", "sizes_text", "sweep_sizes"],

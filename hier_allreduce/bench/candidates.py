@@ -1,4 +1,4 @@
-"""The strategies that ``bench sweep`` compares and ``tune`` tries: one choice changed, then the best together."""
+"""The strategies that ``tune`` tries: one choice changed, then the best together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, NamedTuple, Sequence, Tuple
 from ..errors import StrategyError
 from ..planning import Strategy, algorithms_for
 
-# a field of Strategy → the values that differ from its default; a field that is added here is swept and tuned
+# a field of Strategy → the values that differ from its default; a field that is added here is tuned
 CHOICES: Dict[str, Tuple[Any, ...]] = {
     "algorithm": ("hierarchical", "tree"),
     "mains": ("rotate", 0),

@@ -17,7 +17,6 @@ from .. import presets
 from ..errors import BenchError
 from ..graph import allreduce_grads, per_replica
 from ..planning import Strategy, strategy_from
-from .candidates import one_choice
 from .case import Rows
 
 Build = Callable[[Rows, Sequence[str], bool], Rows]
@@ -201,8 +200,3 @@ def all_contenders() -> Tuple[Contender, ...]:
     """Return our default strategy, then every peer that can run on the devices of this machine."""
     several_gpus = len(tf.config.experimental.list_physical_devices("GPU")) > 1
     return (ours(), *(find_contender(name) for name in (*PEERS, *(ON_GPUS if several_gpus else ()))))
-
-
-def sweep_contenders() -> Tuple[Contender, ...]:
-    """Return our default strategy, then strategies that each differ from it in one choice (docs/defaults.md)."""
-    return (ours(), *(ours(strategy, f"ours:{name}") for name, strategy in one_choice().items()))

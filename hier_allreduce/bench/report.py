@@ -1,16 +1,16 @@
-"""A report as text and as Markdown."""
+"""A report as text."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, List, Sequence, Tuple
+from typing import List
 
 from ..formatting import table
 from .floor import Floor
 from .results import Measured, Report, quartiles
 from .sizes import bandwidth_text
 
-_HEAD = (
+HEAD = (
     ("", "step", "quartiles", "times", "nodes", "nodes", "build", "first", "peak", "copies", "MiB", "largest"),
     ("", "ms", "", "ours", "built", "run", "s", "run s", "memory", "", "", "error"),
 )
@@ -19,11 +19,8 @@ _BANDWIDTHS = (("algbw", "busbw"), ("GB/s", "GB/s"))
 
 def title(name: str, report: Report) -> str:
     """Return ``resnet50, sum over 8 devices``; of a path only the file's name."""
-    return f"{_case_name(name, report)} over {len(report.case.devices)} devices"
-
-
-def _case_name(name: str, report: Report) -> str:
-    return f"{Path(name).stem}, {'mean' if report.case.average else 'sum'}"
+    operation = "mean" if report.case.average else "sum"
+    return f"{Path(name).stem}, {operation} over {len(report.case.devices)} devices"
 
 
 def report_text(name: str, report: Report) -> str:
@@ -31,7 +28,7 @@ def report_text(name: str, report: Report) -> str:
 
     It has nccl-tests' bandwidths too, which follow from the other columns.
     """
-    rows = [[*line[:4], *added, *line[4:]] for line, added in zip(_HEAD, _BANDWIDTHS)]
+    rows = [[*line[:4], *added, *line[4:]] for line, added in zip(HEAD, _BANDWIDTHS)]
     for measured in report.contenders:
         if measured.step_seconds:
             row = contender_row(report, measured)
@@ -42,53 +39,6 @@ def report_text(name: str, report: Report) -> str:
     if failed:
         lines += ["", *failed]
     return "\n".join(lines)
-
-
-def report_markdown(name: str, report: Report) -> str:
-    """Return a report as a section of a Markdown page."""
-    head = [" ".join(lines).strip() for lines in zip(*_HEAD)]
-    rows = [contender_row(report, measured) for measured in report.contenders if measured.step_seconds]
-    padded = [row + [""] * (len(head) - len(row)) for row in rows]
-    lines = [f"## {title(name, report)}", "", *case_lines(report), "", *_markdown_table(head, padded)]
-    failed = failures(report)
-    if failed:
-        lines += ["", *(f"- {line}" for line in failed)]
-    return "\n".join([*lines, ""])
-
-
-def report_records(name: str, report: Report) -> List[Dict[str, str]]:
-    """Return a report as a record for each contender that was timed: the cells of its row, its case and a note."""
-    head = ["contender", *(" ".join(lines).strip() for lines in list(zip(*_HEAD))[1:])]
-    note = " ".join([*case_lines(report), *failures(report)])
-    timed = [measured for measured in report.contenders if measured.step_seconds]
-    rows = [contender_row(report, measured) for measured in timed]
-    return [{"case": title(name, report), "note": note, **dict(zip(head, row))} for row in rows]
-
-
-def report_summary(cases: Sequence[Tuple[str, Report]]) -> str:
-    """Return a Markdown table of the ratios to ours: a row for each contender, a column for each case.
-
-    A dash marks a contender that did not run.
-
-    Args:
-        cases: a report for each model's name.
-    """
-    head = ["times ours", *(_case_name(name, report) for name, report in cases)]
-    names = dict.fromkeys(measured.name for _, report in cases for measured in report.contenders)
-    rows = [[name, *(_ratio_text(name, report) for _, report in cases)] for name in names]
-    return "\n".join(_markdown_table(head, rows))
-
-
-def _ratio_text(contender: str, report: Report) -> str:
-    measured = next((m for m in report.contenders if m.name == contender), None)
-    ratio = report.ratio(measured) if measured else None
-    return f"{ratio:.2f}" if ratio else "–"
-
-
-def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> List[str]:
-    """Return the lines of a Markdown table whose first column is aligned left, the others right."""
-    alignment = [":--"] + ["--:"] * (len(head) - 1)
-    return [f"| {' | '.join(cells)} |" for cells in (head, alignment, *rows)]
 
 
 def case_lines(report: Report) -> List[str]:

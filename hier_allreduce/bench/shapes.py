@@ -10,7 +10,7 @@ from .models import DTYPE_BYTES, GradientShape, table_text
 
 
 def save_shapes(tower_grads: Sequence[Sequence[Any]], file: str) -> None:
-    """Write the names, shapes and dtypes of a model's gradients as a table for ``tune`` and ``bench --shapes``.
+    """Write the names, shapes and dtypes of a model's gradients as a table for ``tune`` and ``bench --model``.
 
     Args:
         tower_grads: K×N gradients, or (gradient, variable) pairs as ``compute_gradients`` returns them. All towers have

@@ -46,11 +46,6 @@ def device_names(text: str) -> str:
     return text
 
 
-def gib(text: str) -> int:
-    """Read GiB, 0 or more; return bytes."""
-    return int(number(text, 0.0, "a number of GiB, 0 or more", 2.0**30))
-
-
 def milliseconds(text: str) -> float:
     """Read milliseconds, 0 or more."""
     return number(text, 0.0, "a number of milliseconds, 0 or more")
@@ -61,10 +56,10 @@ def minutes(text: str) -> float:
     return number(text, 1e-3, "a number of minutes, 0.001 or more")
 
 
-def number(text: str, least: float, expected: str, unit: float = 1.0) -> float:
-    """Read a finite number of units, ``least`` or more in all; ``expected`` says in an error what it should be."""
+def number(text: str, least: float, expected: str) -> float:
+    """Read a finite number, ``least`` or more; ``expected`` says in an error what it should be."""
     try:
-        value = float(text) * unit
+        value = float(text)
     except ValueError:
         value = float("nan")
     if not least <= value < float("inf"):
@@ -94,7 +89,7 @@ def refuse_unused(args: argparse.Namespace, option: str, *others: str) -> None:
 
     Args:
         args: the command line.
-        option: for example ``--table``.
+        option: for example ``--list``.
         others: arguments that it ignores: ``--json``, or a positional one such as ``TOPOLOGY``.
 
     Raises:

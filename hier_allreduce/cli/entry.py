@@ -71,11 +71,6 @@ def main(argv: Optional[List[str]] = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     argv = sys.argv[1:] if argv is None else argv
     command = next((argument for argument in argv if not argument.startswith("-")), "")
-    if command == "bench":  # its mode has a default, which argparse has not
-        from .bench import with_mode
-
-        place = argv.index("bench") + 1
-        argv = [*argv[:place], *with_mode(argv[place:])]
     args = parser(command).parse_args(argv)
     try:
         status = int(args.main(args) or 0)

@@ -1,14 +1,14 @@
-"""A report's ratios, text and Markdown."""
+"""A report's ratios and text."""
 
 import csv
 import os
-from pathlib import Path
+import runpy
 
-import pytest
 from helpers.benches import case, made_up
+from helpers.project import TOP
 
-from hier_allreduce.bench import page, results, size_case, sizes_text, sweep_sizes
 from hier_allreduce.bench import report as bench_report
+from hier_allreduce.bench import results, size_case, sizes_text, sweep_sizes
 from hier_allreduce.bench.contenders import PEERS
 from hier_allreduce.bench.models import GradientShape
 
@@ -56,19 +56,6 @@ def test_bandwidths_are_those_of_nccl_tests():
     assert sweep_sizes(1, 100, 4) == [1, 4, 16, 64] and size_case(9, ["/cpu:0"]).tower_bytes == 12
 
 
-def test_all_ratios_at_a_glance():
-    first = made_up(ours=[2.0, 3.0, 5.0], peer=[3.0, 7.0, 5.0])
-    second = made_up(ours=[2.0, 3.0, 5.0], other=[2.0, 3.0, 5.0])
-    second.case = case(average=True)
-    assert bench_report.report_summary([("a/x.tsv", first), ("y", second)]).splitlines() == [
-        "| times ours | x, sum | y, mean |",
-        "| :-- | --: | --: |",
-        "| ours | 1.00 | 1.00 |",
-        "| peer | 2.00 | – |",
-        "| other | – | 1.00 |",
-    ]
-
-
 def test_cores_are_counted_where_the_system_does_not_say_which_are_ours(monkeypatch):
     monkeypatch.delattr("os.sched_getaffinity", raising=False)  # as on Windows and macOS
     report = made_up(ours=[2.0, 3.0, 5.0])
@@ -84,17 +71,10 @@ def test_steps_are_in_milliseconds_with_quartiles():
     ]
 
 
-def test_the_data_have_a_row_for_each_contender_and_the_columns_of_the_page():
-    report = made_up(ours=[2.0, 3.0, 5.0], peer=[3.0, 7.0, 5.0], floor=[0.5, 1.0, 2.0])
-    head, *rows = csv.reader(page.page_csv([("a/x.tsv", report)]).splitlines())
-    assert [dict(zip(head, row))["times ours"] for row in rows] == ["1.00", "2.00", "0.50"]
-    assert rows[0][0] == "x, sum over 4 devices" and "3 rounds" in rows[0][1]
-    data = (Path(__file__).parents[2] / "docs" / "data" / "measurements.csv").read_text(encoding="utf-8")
-    assert next(csv.reader(data.splitlines())) == head
-
-
-@pytest.mark.parametrize("name", ["measurements", "defaults"])
-def test_the_pages_in_docs_have_the_notes_that_the_bench_writes(name):
-    text = (Path(__file__).parents[2] / "docs" / f"{name}.md").read_text(encoding="utf-8")
-    assert page.NOTES in text
-    assert (page._SWEEP.strip() in text) == (name == "defaults")
+def test_the_data_of_docs_have_a_row_for_each_contender():
+    records = runpy.run_path(str(TOP / "benchmarks" / "measurements.py"))["records"]
+    rows = records("a/x.tsv", made_up(ours=[2.0, 3.0, 5.0], peer=[3.0, 7.0, 5.0], floor=[0.5, 1.0, 2.0]))
+    assert [row["times ours"] for row in rows] == ["1.00", "2.00", "0.50"]
+    assert rows[0]["case"] == "x, sum over 4 devices" and "3 rounds" in rows[0]["note"]
+    data = (TOP / "docs" / "data" / "measurements.csv").read_text(encoding="utf-8")
+    assert next(csv.reader(data.splitlines())) == list(rows[0])
