@@ -71,6 +71,15 @@ def test_towers_train_with_a_sharded_optimizer(tmp_path):
     assert "all towers are equal" in out
 
 
+def test_embeddings_train_with_sparse_gradients(tmp_path):
+    out = run("sparse_embeddings", "--devices", 3, "--steps", 60, folder=tmp_path)
+    first, last = losses(out[out.index("3 towers") :])
+    assert last < 0.85 * first
+    rows, table = re.search(r"gradients: (\d+ \d+ \d+) of (\d+)", out).groups()
+    assert 0 < max(map(int, rows.split())) < 0.01 * int(table)
+    assert "all towers are equal" in out
+
+
 def test_tensorpack_trains_a_resnet(tmp_path):
     if IS_TF2:
         pytest.importorskip("tf_keras")
@@ -99,7 +108,7 @@ def test_two_hosts_end_with_the_same_weights(tmp_path):
 def test_every_example_begins_with_its_command_and_is_listed():
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert len(programs) == 6
+    assert len(programs) == 7
     for name in programs:
         head = (EXAMPLES / name).read_text(encoding="utf-8")[:800]
         assert f"python examples/{name}" in head and f"]({name})" in listed

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from .measuring import WARM_UP as WARM_UP
     from .measuring import measure as measure
     from .models import load_model as load_model
-    from .optimizers import OPTIMIZERS as OPTIMIZERS
-    from .optimizers import make_keras_optimizer as make_keras_optimizer
-    from .optimizers import make_optimizer as make_optimizer
     from .report import report_text as report_text
     from .results import Report as Report
     from .shapes import save_shapes as save_shapes
@@ -41,7 +38,6 @@ if TYPE_CHECKING:
     from .tuning import tune as tune
 
 __all__ = [
-    "OPTIMIZERS",
     "WARM_UP",
     "Case",
     "Contender",
@@ -51,8 +47,6 @@ __all__ = [
     "devices_here",
     "find_contender",
     "load_model",
-    "make_keras_optimizer",
-    "make_optimizer",
     "measure",
     "ours",
     "planned_for",
@@ -78,7 +72,6 @@ __getattr__ = lazy(
         ],
         "measuring": ["WARM_UP", "measure"],
         "models": ["load_model"],
-        "optimizers": ["OPTIMIZERS", "make_keras_optimizer", "make_optimizer"],
         "report": ["report_text"],
         "results": ["Report"],
         "sizes": ["size_case", "sizes_text", "sweep_sizes"],

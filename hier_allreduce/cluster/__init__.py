@@ -8,7 +8,7 @@
                                      ├─► manifest: what this host has built
                                      └─► collectives: one sum for each chunk, across the hosts
 
-``addresses``, ``config``, ``events``, ``launcher``, ``liveness``, ``polling`` and ``watchdog`` need no TensorFlow, so
+``addresses``, ``config``, ``launcher``, ``liveness``, ``polling`` and ``watchdog`` need no TensorFlow, so
 this face imports lazily.
 """
 
@@ -20,21 +20,16 @@ from .._lazy import lazy
 
 if TYPE_CHECKING:
     from .cluster import Cluster as Cluster
-    from .events import publish as publish
-    from .events import read_event as read_event
     from .launcher import launch as launch
 
 __all__ = [
     "Cluster",
     "launch",
-    "publish",
-    "read_event",
 ]
 __getattr__ = lazy(
     __name__,
     {
         "cluster": ["Cluster"],
-        "events": ["publish", "read_event"],
         "launcher": ["launch"],
     },
 )

@@ -6,10 +6,10 @@ import re
 import sys
 
 import pytest
-from helpers.demo import FORKED_HOSTS, cold_demo, demo
+from helpers.demo import cold_demo, demo
 
 from hier_allreduce.cli import entry as cli
-from hier_allreduce.cli.demos.terminal import only_for_us
+from hier_allreduce.cli.demo.terminal import only_for_us
 
 after_one_run = pytest.mark.xdist_group("demo")  # one worker runs them, so that the fixture runs once
 
@@ -95,7 +95,7 @@ def test_with_fewer_epochs_than_the_default_the_accuracy_is_not_judged(tmp_path)
 @after_one_run
 def test_it_fails_where_accuracy_or_equality_misses_and_asks_nothing_in_a_used_folder(passed):
     """One epoch is too short, if that is the default; no difference at all is too much to ask for."""
-    code = "import hier_allreduce.cli.demos.digits as digits; digits.DIFFERENCE, digits.EPOCHS = 0, 1"
+    code = "import hier_allreduce.cli.demo.digits as digits; digits.DIFFERENCE, digits.EPOCHS = 0, 1"
     status, report, _ = demo(passed[0], "--devices", "3", "--epochs", "1", code=code)
     assert status == 1
     assert re.search(r"test accuracy .*%  \(at least 98%\)$", report, re.MULTILINE)
@@ -103,34 +103,15 @@ def test_it_fails_where_accuracy_or_equality_misses_and_asks_nothing_in_a_used_f
     assert re.search("^FAILED: a loss differs by .*, more than 0e[+]00$", report, re.MULTILINE)
 
 
-def test_the_text_job_keeps_its_embedding_gradients_sparse(tmp_path):
-    """One epoch on a third of the text."""
-    text = "import hier_allreduce.cli.demos.text as text"
-    code = f"{text}; text.BETTER = 0.6; text.topics = dict(sorted(text.topics.items())[::3])"
-    devices = "/cpu:0,/cpu:2,/cpu:3"
-    options = ["--job", "text", "--devices", devices, "--epochs", "1", "--update", "main", "--strategy", "default"]
-    status, report, _ = demo(tmp_path, *options, code=code)
-    assert status == 0, report
-    sparse, dense = (float(size) for size in re.findall(r"copied in a step, .* ([\d.]+) MB", report))
-    assert sparse < 0.8 * dense  # the parameters come back dense
-    assert re.search(r"any weight between the devices +0 ", report)
-
-
 @pytest.mark.parametrize(
     ("options", "code", "words"),
     [
         (["--devices", "/cpu:0,/gpu:7"], "pass", ["tower 1: /gpu:7", "There are /cpu:0;"]),
         (["--strategy", "megengin"], "pass", ["did you mean 'megengine'"]),
-        (
-            ["--hosts", "2", "--devices", "/gpu:77"],
-            FORKED_HOSTS,
-            ["a host failed with exit status 1: these", "/gpu:77"],
-        ),
-        (["--job", "text", "--devices", "76,/gpu:77"], "pass", ["do not exist: /gpu:76, /gpu:77. TensorFlow finds"]),
-        (["--out", "file/here"], "open('file', 'w').close()", ["--out file/here", "Not a directory"]),
+        ([], "open('train_log', 'w').close()", ["train_log/digits: the folder of the log", "Not a directory"]),
         ([], "sys.modules['sklearn'] = None", ["needs sklearn", 'pip install "hier_allreduce[tf,demo]"']),
     ],
-    ids=["device", "strategy", "device of hosts", "devices of text", "folder", "nothing installed"],
+    ids=["device", "strategy", "folder", "nothing installed"],
 )
 def test_what_cannot_work_is_one_line(tmp_path, options, code, words):
     status, _, complaints = demo(tmp_path, *options, code=code)
@@ -142,7 +123,7 @@ def test_what_cannot_work_is_one_line(tmp_path, options, code, words):
 
 @pytest.mark.parametrize(
     ("option", "value", "most"),
-    [("--epochs", "0", 10**6), ("--devices", "0", 256), ("--devices", "99999999", 256), ("--hosts", "257", 256)],
+    [("--epochs", "0", 10**6), ("--devices", "0", 256), ("--devices", "99999999", 256)],
 )
 def test_numbers_are_checked_at_once(capsys, option, value, most):
     with pytest.raises(SystemExit):

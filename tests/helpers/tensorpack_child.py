@@ -322,16 +322,23 @@ def digits(folder):
     """Train the demo's convnet on real digits in 3 towers; each step's loss with either update."""
     from tqdm import tqdm
 
-    from hier_allreduce.cli.demos.digits import Batches, Convnet, load
-    from hier_allreduce.cli.demos.tensorpack_run import train as run
+    from hier_allreduce.cli.demo.digits import Batches, Convnet, load
+    from hier_allreduce.cli.demo.tensorpack_run import train as run
 
-    training, _ = load(0)
+    training, _ = load()
+    optimizers = {
+        "sgd": lambda: tf1.train.GradientDescentOptimizer(0.3),
+        "momentum": lambda: tf1.train.MomentumOptimizer(0.1, 0.9),
+        "adam": lambda: tf1.train.AdamOptimizer(0.003),
+        "rmsprop": lambda: tf1.train.RMSPropOptimizer(0.001),
+    }
     facts = {}
-    for optimizer in ("sgd", "momentum", "adam", "rmsprop"):
+    for name, optimizer in optimizers.items():
         for update in ("replicated", "main"):
-            trainer = HierarchicalTrainer(cpus(3), update=update)
-            result = run(trainer, Convnet(0, optimizer), Batches(training, 11, 3, 16, 0), 1, tqdm(disable=True), [])
-            facts[f"{optimizer} {update}"] = result.losses
+            trainer, model = HierarchicalTrainer(cpus(3), update=update), Convnet()
+            model.optimizer = optimizer
+            result = run(trainer, model, Batches(training, 11, 3, 16), 1, tqdm(disable=True), [])
+            facts[f"{name} {update}"] = result.losses
     return facts
 
 

@@ -1,9 +1,7 @@
 """``tf.distribute``: training equals one device, every kind of value is right, and the rest raises errors."""
 
-import argparse
 import contextlib
 import copy
-import io
 import logging
 import re
 from pathlib import Path
@@ -12,14 +10,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers import distribute_table as table
-from helpers.demo import demo
 from helpers.distribute_table import KINDS, MEAN, OURS, PEERS, RING, SENSELESS, SUM
 from helpers.forks import run_forked
 from helpers.graphs import IS_TF2, cpus, gradients_on, session
 
 import hier_allreduce
 from hier_allreduce import DeviceError, GradientError, Strategy, StrategyError
-from hier_allreduce.cli.demo import add_arguments
 from hier_allreduce.graph.emit import emitted_in
 from hier_allreduce.integrations import distribute
 from hier_allreduce.integrations.distribute import HierarchicalAllReduce
@@ -283,37 +279,6 @@ def test_an_estimator_trains_like_one_device(tmp_path):
 
     alone, together = kernel_after(1), kernel_after(3)
     assert np.abs(alone).max() > 0.01 and difference([together], [alone]) <= 1e-6
-
-
-# ---- the demo --------------------------------------------------------------------------------------
-
-
-@needs_tf2
-def test_the_demo_shows_which_results_are_right_on_3_and_on_4_devices(tmp_path):
-    status, report, complaints = demo(tmp_path, "--job", "keras", "--devices", "4", "--epochs", "1")
-    assert (status, complaints) == (0, ""), report
-    rows = [line.split() for line in report.splitlines() if line.startswith(("HierarchicalAllReduce", "TensorFlow's"))]
-    assert [row[-1] == "WRONG" for row in rows] == [False, True, False, False]
-    assert all(float(row[-1]) <= 1e-6 for row in rows if row[-1] != "WRONG")
-
-
-@needs_tf2
-@pytest.mark.parametrize(
-    "options, words",
-    [
-        (["--devices", "1"], "nothing to reduce"),
-        (["--devices", "/gpu:0,/gpu:99"], "do not exist: /gpu:0, /gpu:99"),
-        (["--devices", "foo,bar"], "'foo' cannot be read as a device"),
-        (["--update", "main"], "updates every replica"),
-    ],
-)
-def test_the_demo_refuses(options, words):
-    from hier_allreduce.cli.demos import keras
-
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
-    with pytest.raises(hier_allreduce.HierAllreduceError, match=words):
-        keras.run(parser.parse_args(["--job", "keras", *options]), io.StringIO())
 
 
 # ---- the benchmark ---------------------------------------------------------------------------------

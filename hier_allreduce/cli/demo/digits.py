@@ -1,33 +1,53 @@
-"""Handwritten digits: a small convnet on K devices, checked against one device with the K-fold batch."""
+"""Handwritten digits: a small convnet on K devices, checked against one device with the K-fold batch.
+
+The data are scikit-learn's: 1797 images of 8×8 pixels, from the UCI repository.
+"""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import IO, Any, Iterator, List, Tuple
+from typing import IO, Any, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 import tensorflow as tf
+from sklearn.datasets import load_digits
 from tensorpack.callbacks import ScheduledHyperParamSetter
 from tensorpack.dataflow import DataFlow
 from tensorpack.tfutils.summary import add_moving_summary
 from tensorpack.train import ModelDesc, SimpleTrainer
 from tqdm import tqdm
 
-from ...bench import make_optimizer
 from ...formatting import table
-from ...graph import tf1
+from ...graph import gpu_count, tf1
 from ...integrations.tensorpack import HierarchicalTrainer
-from .digit_images import RATES, TESTED, Examples, load
-from .options import chosen_devices, chosen_strategy
+from ...planning import Strategy, strategy_from
 from .tensorpack_run import Run, largest_difference, predict, train
 from .terminal import pause
 
 EPOCHS = 60
-OPTIMIZER = "momentum"
+SEED = 0
+TESTED = 360  # examples kept for the test
+RATE, MOMENTUM = 0.1, 0.9
 BATCH = 128  # examples in a step, over all devices
 ACCURACY = 0.98  # required on the test, after EPOCHS or more: fewer may be too few to learn so much
 DIFFERENCE = 1e-5  # allowed: of a loss, or of a weight, from training on one device
+
+
+class Examples(NamedTuple):
+    """``images`` (N×8×8×1, 0 to 1) and ``labels`` (N)."""
+
+    images: np.ndarray
+    labels: np.ndarray
+
+
+def load() -> Tuple[Examples, Examples]:
+    """Return the examples to train on, and others to test on, split at random."""
+    images, labels = load_digits(return_X_y=True)
+    images = (images / 16).astype(np.float32).reshape(-1, 8, 8, 1)
+    labels = labels.astype(np.int32)
+    order = np.random.RandomState(SEED).permutation(len(images))
+    test, train = order[:TESTED], order[TESTED:]
+    return Examples(images[train], labels[train]), Examples(images[test], labels[test])
 
 
 class Batches(DataFlow):
@@ -36,9 +56,9 @@ class Batches(DataFlow):
     Every image is shifted by up to one pixel in each direction, at random.
     """
 
-    def __init__(self, examples: Examples, steps: int, parts: int, batch: int, seed: int):
+    def __init__(self, examples: Examples, steps: int, parts: int, batch: int):
         self._examples, self._batches, self._batch = examples, steps * parts, batch
-        self._random = np.random.RandomState(seed)
+        self._random = np.random.RandomState(SEED)
 
     def __len__(self) -> int:
         return self._batches
@@ -60,10 +80,6 @@ class Convnet(ModelDesc):
     device would then show that instead of the all-reduce.
     """
 
-    def __init__(self, seed: int, optimizer: str):
-        super().__init__()
-        self._seed, self._optimizer = seed, optimizer
-
     def inputs(self) -> List[Any]:
         """Return what a batch holds (tensorpack's hook)."""
         return [tf.TensorSpec((None, 8, 8, 1), tf.float32, "image"), tf.TensorSpec((None,), tf.int32, "label")]
@@ -84,16 +100,15 @@ class Convnet(ModelDesc):
     def _layer(self, number: int, x: Any, shape: List[int], op: Any, activation: Any) -> Any:
         with tf1.variable_scope(f"layer{number}"):
             # Each layer has its own seed, so that every graph starts from the same weights, with any number of towers.
-            initializer = tf1.variance_scaling_initializer(2.0, seed=10 * self._seed + number)
+            initializer = tf1.variance_scaling_initializer(2.0, seed=number)
             weights = tf1.get_variable("W", shape, initializer=initializer, use_resource=True)
             bias = tf1.get_variable("b", shape[-1:], initializer=tf1.zeros_initializer(), use_resource=True)
             return activation(op(x, weights) + bias)
 
     def optimizer(self) -> Any:
         """Return the optimizer, with a learning rate that a callback lowers (tensorpack's hook)."""
-        start = RATES[self._optimizer]
-        rate = tf1.get_variable("learning_rate", initializer=start, trainable=False, use_resource=True)
-        return make_optimizer(self._optimizer, rate)
+        rate = tf1.get_variable("learning_rate", initializer=RATE, trainable=False, use_resource=True)
+        return tf1.train.MomentumOptimizer(rate, MOMENTUM)
 
 
 def _convolution(x: Any, weights: Any) -> Any:
@@ -103,47 +118,46 @@ def _convolution(x: Any, weights: Any) -> Any:
 # ---- the demo ----------------------------------------------------------------------------------------
 
 
-def run(args: argparse.Namespace, terminal: IO[str]) -> int:
-    """Train on the devices, then on the first of them alone; print a report. Return 0 if all checks pass, else 1."""
-    strategy, optimizer = chosen_strategy(args.strategy), args.optimizer or OPTIMIZER
-    trainer = HierarchicalTrainer(chosen_devices(args.devices), strategy=strategy, update=args.update)
-    devices, count = trainer.devices, len(trainer.devices)
-    training, testing = load(args.seed)
-    epochs = args.epochs or EPOCHS
+def run(devices: str, strategy: Optional[str], epochs: int, out: Path, terminal: IO[str]) -> int:
+    """Train on the devices, then on the first of them alone; print a report. Return 0 if all checks pass, else 1.
+
+    Args:
+        devices: a number of devices, or their names or GPU ids separated by commas.
+        strategy: a name or file; None is the hierarchical one.
+        epochs: passes over the data.
+        out: the folder for the checkpoint.
+        terminal: what people read.
+    """
+    chosen = strategy_from(strategy) if strategy else Strategy(algorithm="hierarchical")
+    trainer = HierarchicalTrainer(chosen_devices(devices), strategy=chosen)
+    count = len(trainer.devices)
+    training, testing = load()
     batch = max(1, BATCH // count)
     steps = len(training.labels) // (batch * count)
+    # the rate falls half way and near the end
+    rates = [(1, RATE), (1 + epochs // 2, 0.3 * RATE), (1 + epochs * 5 // 6, 0.05 * RATE)]
 
     def trained(trainer: Any, parts: int, title: str, **options: Any) -> Run:
-        data = Batches(training, steps, parts, batch * count // parts, args.seed)
-        rate = ScheduledHyperParamSetter("learning_rate", rates(epochs, RATES[optimizer]))
+        data = Batches(training, steps, parts, batch * count // parts)
+        rate = ScheduledHyperParamSetter("learning_rate", rates)
         with tqdm(total=steps * epochs, desc=title, file=terminal, unit="step", mininterval=pause(terminal)) as bar:
-            return train(trainer, Convnet(args.seed, optimizer), data, epochs, bar, [rate], **options)
+            return train(trainer, Convnet(), data, epochs, bar, [rate], **options)
 
-    many = trained(trainer, count, f"{count} devices", out=args.out)
-    one = trained(SimpleTrainer(), 1, f"one device, {count}-fold batch", device=devices[0])
-    return reported(many, one, Convnet(args.seed, optimizer), testing, args.out, terminal, epochs)
-
-
-def rates(epochs: int, start: float) -> List[Tuple[int, float]]:
-    """Return (epoch, learning rate): the rate falls half way and near the end."""
-    return [(1, start), (1 + epochs // 2, 0.3 * start), (1 + epochs * 5 // 6, 0.05 * start)]
-
-
-def reported(
-    many: Run,
-    one: Run,
-    model: Convnet,
-    testing: Examples,
-    out: Path,
-    terminal: IO[str],
-    epochs: int,
-) -> int:
-    """Test the checkpoint in ``out`` and print a report. Return 0 if all checks pass, else 1."""
+    many = trained(trainer, count, f"{count} devices", out=out)
+    one = trained(SimpleTrainer(), 1, f"one device, {count}-fold batch", device=trainer.devices[0])
     checkpoint = tf1.train.latest_checkpoint(str(out))
-    digits = predict(model, checkpoint, list(testing), "digit")
+    digits = predict(Convnet(), checkpoint, list(testing), "digit")
     report = Report(many, one, float(np.mean(digits == testing.labels)), checkpoint, epochs >= EPOCHS)
     print(report, file=terminal)
     return 1 if report.faults else 0
+
+
+def chosen_devices(text: str) -> List[Any]:
+    """Return the devices that ``--devices`` names: a number of them, or names or GPU ids separated by commas."""
+    if "," in text or not text.isdigit():
+        return [int(name) if name.isdigit() else name for name in text.split(",")]
+    kind = "gpu" if gpu_count() >= int(text) else "cpu"
+    return [f"/{kind}:{number}" for number in range(int(text))]
 
 
 class Report:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Union
+from typing import Any, Dict, List, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -37,12 +37,12 @@ class Run:
     Attributes:
         losses: for each step, the mean of the towers' losses.
         weights: ``weights[tower][variable]``, at the end.
-        audit: the copies of one step between the devices, or a text about them; None with a single tower.
+        audit: the copies of one step between the devices; None with a single tower.
     """
 
     losses: List[float] = field(default_factory=list)
     weights: List[Dict[str, np.ndarray]] = field(default_factory=list)
-    audit: Union[Audit, str, None] = None
+    audit: Optional[Audit] = None
 
     @property
     def drift(self) -> float:
@@ -57,8 +57,6 @@ def largest_difference(weights: Dict[str, np.ndarray], others: Dict[str, np.ndar
 
 class Recorder(Callback):
     """Fills a :class:`Run`, and advances a progress bar."""
-
-    _chief_only = False  # each of several hosts has its own towers
 
     def __init__(self, bar: Any):
         self.run = Run()

@@ -1,1 +1,0 @@
-"""Training jobs that show the all-reduce at work on real data."""
