@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Three workers for two cores, since tests of several hosts wait for timeouts. Tests that share an expensive fixture or
 # a cache go to one worker (pytest.mark.xdist_group).
 QUICK = tests/topology tests/planning tests/cli/test_cli.py tests/cluster/test_launcher.py tests/docs/test_pages.py \
-        tests/test_formatting.py tests/test_presets.py
+        tests/test_formatting.py tests/test_presets.py tests/test_sampling.py tests/docs/test_published.py
 OVER_LANES = tests/graph/test_allreduce.py tests/graph/test_entries.py
 GPU_PYTHON ?= .venv/bin/python
 PYTEST = -m pytest -n 3 --dist loadgroup $(PYTEST_OPTIONS)

@@ -17,12 +17,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from hier_allreduce.bench import devices_here, load_model
-from hier_allreduce.bench.measuring import interleaved
-from hier_allreduce.bench.results import quartiles
+from hier_allreduce.bench import WARM_UP, devices_here, load_model
 from hier_allreduce.formatting import table
 from hier_allreduce.graph import make_logical_cpus
 from hier_allreduce.integrations.distribute import HierarchicalAllReduce
+from hier_allreduce.sampling import in_turn, quartiles, timed
 
 RATE = 1e-3  # small, so that the variables keep their magnitude over the rounds
 OURS, BASELINE = "HierarchicalAllReduce", "no reduction"
@@ -91,9 +90,9 @@ def main():
         make_logical_cpus(len(devices))
     ops, right, steps = {}, {}, {}
     for name, make in {BASELINE: lambda: None, **CONTENDERS}.items():
-        steps[name], ops[name], variable = built(shapes, devices, make(), reduces=name != BASELINE)
-        right[name] = is_right(steps[name], variable, len(devices))
-    seconds = interleaved(steps, args.rounds, lambda stage: None)
+        step, ops[name], variable = built(shapes, devices, make(), reduces=name != BASELINE)
+        right[name], steps[name] = is_right(step, variable, len(devices)), timed(step)
+    seconds = in_turn(steps, args.rounds, WARM_UP, lambda stage: None)
     print(f"{args.model}, MirroredStrategy on {len(devices)} devices ({devices[0]} …)\n{report(ops, right, seconds)}")
 
 

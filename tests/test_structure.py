@@ -16,7 +16,7 @@ PACKAGE = Path(hier_allreduce.__file__).parent
 
 # A folder imports from those before it only. The first entry is the ground floor: single files.
 LAYERS = [
-    {"errors", "formatting", "presets", "figures", "_lazy"},
+    {"errors", "formatting", "presets", "sampling", "figures", "_lazy"},
     {"topology"},
     {"planning"},
     {"graph"},

@@ -10,14 +10,14 @@ A session executes only what is fetched, so a step in the shared session runs th
 from __future__ import annotations
 
 import contextlib
-import random
 import statistics
 import time
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..graph import executed_copies, tf1
+from ..sampling import Tick, in_turn, timed
 from .case import Case, Rows, consumed, placeholders, session, variables
 from .contenders import CannotRun, Contender
 from .correctness import TOLERANCE, exact_result, largest_error
@@ -28,7 +28,6 @@ from .tracing import write_trace
 BASELINE = Contender("baseline", lambda grads, devices, average: grads)
 WARM_UP = 2  # rounds that are not timed
 _BUILDS = 3
-Tick = Callable[[str], None]  # called with a short text at each stage of the work
 
 
 def measure(
@@ -65,8 +64,8 @@ def measure(
             results.append(Measured(Floor.name, *_floor_status(case)))
             if results[-1].status == "ok":
                 plain = until_done.enter_context(contextlib.closing(Floor(case)))
-                steps[Floor.name], scales[Floor.name] = plain.step, plain.scale
-        seconds = interleaved(steps, rounds, tick)
+                steps[Floor.name], scales[Floor.name] = timed(plain.step), plain.scale
+        seconds = in_turn(steps, rounds, WARM_UP, tick)
     for measured in (baseline, *results):
         scale = scales.get(measured.name, 1.0)
         measured.step_seconds = [scale * step_seconds for step_seconds in seconds.get(measured.name, [])]
@@ -84,41 +83,15 @@ def _floor_status(case: Case) -> Tuple[str, str]:
 
 def _shared_steps(
     contenders: Sequence[Contender], case: Case, until_done: contextlib.ExitStack
-) -> Dict[str, Callable[[], Any]]:
-    """Return a step of each contender by name, all in one session and on the same gradients."""
+) -> Dict[str, Callable[[], float]]:
+    """Return each contender's step, timed, by name: all in one session and on the same gradients."""
     graph = tf.Graph()
     with graph.as_default():
         grads, fill = variables(case)
         ops = {c.name: consumed(c.build(grads, case.devices, case.average), case) for c in contenders}
     shared = until_done.enter_context(session(graph, case))
     shared.run(fill)
-    return {name: shared.make_callable(op) for name, op in ops.items()}
-
-
-def interleaved(
-    steps: Dict[str, Callable[[], Any]], rounds: int, tick: Tick, warm_up: int = WARM_UP
-) -> Dict[str, List[float]]:
-    """Run all steps in turn, in a new order every round, and return each step's seconds by name.
-
-    Args:
-        steps: a function for each name.
-        rounds: the number of timed rounds.
-        tick: called with a short text before each round, timed or not.
-        warm_up: the number of rounds before them that are not timed.
-    """
-    seconds: Dict[str, List[float]] = {name: [] for name in steps}
-    order = list(steps)
-    shuffle = random.Random(0).shuffle
-    for number in range(warm_up + rounds):
-        tick(f"round {number - warm_up + 1} of {rounds}" if number >= warm_up else "warming up")
-        shuffle(order)
-        for name in order:
-            start = time.perf_counter()
-            steps[name]()
-            step_seconds = time.perf_counter() - start
-            if number >= warm_up:
-                seconds[name].append(step_seconds)
-    return seconds
+    return {name: timed(shared.make_callable(op)) for name, op in ops.items()}
 
 
 # ---- one contender in its own graph ----------------------------------------------------------------

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import List
 
 from ..formatting import table
+from ..sampling import quartiles
 from .floor import Floor
-from .results import Measured, Report, quartiles
+from .results import Measured, Report
 from .sizes import bandwidth_text
 
 HEAD = (
@@ -47,7 +48,7 @@ def case_lines(report: Report) -> List[str]:
     return [
         f"{len(case.shapes)} gradients, {case.tower_bytes / 2**20:.1f} MiB on each of {case.devices[0]} to"
         f" {case.devices[-1]}, {report.cores} cores, {len(report.baseline.step_seconds)} rounds.",
-        f"Step times exclude the baseline's {quartiles(report.baseline.step_seconds)[1] * 1e3:.1f} ms;",
+        f"Step times exclude the baseline's {1e3 * quartiles(report.baseline.step_seconds).median:.1f} ms;",
         f"peak memory is in units of all towers' gradients, {report.gradient_bytes / 2**20:.0f} MiB.",
     ]
 

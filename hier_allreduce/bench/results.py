@@ -6,11 +6,11 @@ import dataclasses
 import os
 import statistics
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
-import numpy as np
 import tensorflow as tf
 
+from ..sampling import quartiles
 from .case import Case
 from .contenders import is_ours
 from .floor import Floor
@@ -135,11 +135,6 @@ class Report:
             fields["algbw"], fields["busbw"] = self.algbw(measured), self.busbw(measured)
             fields["peak_to_gradients"] = self.peak_ratio(measured)
         return fields
-
-
-def quartiles(values: Sequence[float]) -> Tuple[float, float, float]:
-    """Return the first quartile, the median and the third quartile."""
-    return tuple(float(q) for q in np.percentile(values, (25, 50, 75)))  # type: ignore[return-value]
 
 
 def cores() -> int:

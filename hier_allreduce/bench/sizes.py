@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Dict, List, Optional, Sequence
 
 from ..formatting import amount, duration, table
+from ..sampling import quartiles
 from .case import Case
 from .models import DTYPE_BYTES, GradientShape
-from .results import Measured, Report, quartiles
+from .results import Measured, Report
 
 _HEAD = ("size", "contender", "time", "algbw GB/s", "busbw GB/s", "times ours", "largest error")
 
@@ -57,7 +58,7 @@ def _row(size: int, report: Report, measured: Measured) -> List[str]:
     return [
         amount(size, binary=True),
         measured.name,
-        duration(max(0.0, quartiles(report.net_seconds(measured))[1])),
+        duration(max(0.0, quartiles(report.net_seconds(measured)).median)),
         bandwidth_text(report.algbw(measured)),
         bandwidth_text(report.busbw(measured)),
         f"{ratio:.2f}" if ratio else "",

@@ -22,11 +22,12 @@ from ..errors import BenchError, DeviceError, HierAllreduceError, StrategyError
 from ..formatting import amount, count, duration
 from ..graph import gpu_lanes
 from ..presets import why_unwritable
+from ..sampling import Tick, in_turn, timed
 from .backward import Backward
 from .candidates import DEFAULT, Candidate, combined, first_candidates
 from .case import Case, consumed, devices_here, session, variables
 from .contenders import Contender, ours
-from .measuring import BASELINE, WARM_UP, Tick, interleaved
+from .measuring import BASELINE, WARM_UP
 from .models import load_model
 from .results import cores
 from .shapes import shapes_of
@@ -39,7 +40,7 @@ _TOGETHER = 3  # candidates whose choices are combined
 _LANE_MEMORY = 4  # bytes of each lane for a byte of gradients: one lane may carry everything
 MINUTES, ROWS = 5.0, 2048
 
-Steps = Dict[str, Callable[[], Any]]
+Steps = Dict[str, Callable[[], float]]  # a timed step of each candidate
 
 
 def tune(
@@ -145,7 +146,7 @@ class _Search:
         """Return the seconds that the default strategy takes for gradients that are all there."""
         with contextlib.ExitStack() as until_done:
             steps = self._steps([DEFAULT], until_done, gated=False)
-            seconds = interleaved(steps, _FEWEST, lambda stage: None)
+            seconds = in_turn(steps, _FEWEST, WARM_UP, lambda stage: None)
         difference = statistics.median(seconds[DEFAULT]) - statistics.median(seconds[BASELINE.name])
         return max(1e-4, difference)
 
@@ -167,7 +168,7 @@ class _Search:
                     self._failed.append(f"{contender.name} does not fit: {error}")
         shared = until_done.enter_context(session(graph, case))
         shared.run(fill)
-        return {name: shared.make_callable(op) for name, op in ops.items()}
+        return {name: timed(shared.make_callable(op)) for name, op in ops.items()}
 
     def _contender(self, name: str) -> Contender:
         candidate = self._candidates[name]
@@ -194,8 +195,8 @@ class _Search:
 
     def _measure(self, steps: Steps, rounds: int, warm_up: int = 0) -> Dict[str, List[float]]:
         """Take rounds of all steps and keep their seconds, and their ratios to the default's."""
-        seconds = interleaved(
-            steps, rounds, lambda stage: self._tick(f"{count(len(steps) - 1, 'candidate')}, {stage}"), warm_up
+        seconds = in_turn(
+            steps, rounds, warm_up, lambda stage: self._tick(f"{count(len(steps) - 1, 'candidate')}, {stage}")
         )
         for name, taken in seconds.items():
             self._seconds.setdefault(name, []).extend(taken)

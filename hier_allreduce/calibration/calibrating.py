@@ -12,10 +12,11 @@ import tensorflow as tf
 from .. import __version__
 from ..errors import CalibrationError
 from ..graph import device_fields, device_strings
+from ..sampling import Tick
 from ..topology import Topology, calibration_file, detected, device_names, flat_host
 from .device_timer import DeviceTimer
 from .machine import measured_machine
-from .measurement import Measurement, Tick, measure
+from .measurement import Measurement, measure
 from .report import report_text
 from .speeds import SIZES
 
@@ -81,7 +82,7 @@ def calibrate(
     Args:
         devices: K device strings, all GPUs or all CPUs; None is all GPUs. On CPU devices the speeds are the memory's.
         noise: the widest distance of the quartiles of a measurement, as a share of its median.
-        tick: called with the stage (``"links"``, ``"starts"``, ``"sums"``, ``"copies together"``) after each run.
+        tick: called with the stage (``"links"``, ``"starts"``, ``"sums"``, ``"copies together"``), many times in each.
 
     Raises:
         CalibrationError: fewer than two devices, devices of several kinds, or measurements that are too noisy.

@@ -6,6 +6,7 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 
+from ..sampling import Tick
 from .sharing import TOGETHER, Found, Machine, Search, Way
 from .speeds import SMALL, Line, Starts, measure_links, measure_starts, measure_sums
 from .timer import Pair, Timer, Transfer
@@ -13,7 +14,6 @@ from .timer import Pair, Timer, Transfer
 ROUNDS = 9  # of copies of one size, of which the faster half counts
 _TOGETHER_ROUNDS = 3
 _PATIENCE = 0.06  # seconds: copies that would take longer are not made
-Tick = Callable[[str], None]  # called with the stage after each run
 
 
 class Measurement(NamedTuple):
@@ -47,7 +47,7 @@ def measure(timer: Timer, sizes: Sequence[int], noise: float, tick: Tick) -> Mea
         timer: runs copies and sums.
         sizes: bytes of copies, ascending.
         noise: the widest distance of the quartiles, as a share of the median.
-        tick: called with the stage after each run.
+        tick: called with the stage, many times in each.
 
     Raises:
         CalibrationError: measurements are too noisy.

@@ -7,10 +7,10 @@ from typing import Dict, List, Tuple
 import numpy as np
 
 from ..formatting import count, duration, percent, table
+from ..sampling import Quartiles
 from ..topology import GB, Topology
 from .machine import named
 from .measurement import Measurement
-from .samples import Quartiles
 from .sharing import ways_of
 from .timer import Pair
 

@@ -7,7 +7,8 @@ from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 import numpy as np
 from scipy.optimize import least_squares
 
-from .samples import Quartiles, in_turn, steady
+from ..sampling import Quartiles, in_turn, quartiles
+from .samples import steady
 from .timer import Pair, Timer, Transfer
 
 SIZES = tuple(4096 * 16**power for power in range(5))  # bytes: 4 KiB, 64 KiB, 1 MiB, 16 MiB, 256 MiB
@@ -54,7 +55,7 @@ def measure_links(
         rounds: the number of runs of each pair and size.
         noise: as in :func:`.samples.steady`, of each pair's largest copies, which decide its bytes/s.
         patience: seconds; a pair whose copies would take longer at the next size is measured without it.
-        tick: called after each run.
+        tick: called before each round.
 
     Raises:
         CalibrationError: a pair is too noisy.
@@ -65,20 +66,20 @@ def measure_links(
     left = list(found)
     for number, size in enumerate(sizes):
         runs = {pair: _copy(timer, pair, size) for pair in left}
-        for pair, quartiles in steady(runs, rounds, np.inf, _copy_name(size), tick).items():
-            found[pair].append((size, quartiles))
+        for pair, seconds in steady(runs, rounds, np.inf, _copy_name(size), tick).items():
+            found[pair].append((size, seconds))
         following = sizes[number + 1] if number + 1 < len(sizes) else np.inf
         last = {pair: runs[pair] for pair in left if _next(found[pair], following) > patience}
         noisy = {pair: run for pair, run in last.items() if found[pair][-1][1].width > noise}
-        for pair, quartiles in steady(noisy, rounds, noise, _copy_name(size), tick).items():
-            found[pair][-1] = (size, quartiles)
+        for pair, seconds in steady(noisy, rounds, noise, _copy_name(size), tick).items():
+            found[pair][-1] = (size, seconds)
         left = [pair for pair in left if pair not in last]
     return {pair: _line(points) for pair, points in found.items()}
 
 
 def _next(points: Sequence[Tuple[int, Quartiles]], size: float) -> float:
-    last, quartiles = points[-1]
-    return quartiles.median * size / last
+    last, seconds = points[-1]
+    return seconds.median * size / last
 
 
 def _copy(timer: Timer, pair: Pair, size: int) -> Callable[[], float]:
@@ -117,7 +118,7 @@ def measure_starts(timer: Timer, links: Mapping[Pair, Line], rounds: int, tick: 
         runs["hops", 0, hops] = lambda n=hops: timer.hops(n, SMALL)  # type: ignore[misc]
     for ops in OPS:
         runs["ops", 0, ops] = lambda n=ops: timer.ops(n)  # type: ignore[misc]
-    values = {key: np.array(seconds) for key, seconds in in_turn(runs, rounds, tick).items()}
+    values = {key: np.array(seconds) for key, seconds in in_turn(runs, rounds, 1, lambda stage: tick()).items()}
     moving = {pair: SMALL / links[pair].rate for pair in ring}
     starts = [
         (values["train", src, TRAIN] - values["train", src, 1]) / (TRAIN - 1) - moving[src, dst] for src, dst in ring
@@ -130,7 +131,7 @@ def measure_starts(timer: Timer, links: Mapping[Pair, Line], rounds: int, tick: 
 
 def _quartiles(seconds: np.ndarray) -> Quartiles:
     """Return the quartiles; what is measured as a difference can come out below 0, where it is nothing."""
-    return Quartiles(*(max(0.0, float(value)) for value in np.percentile(seconds, (25, 50, 75))))
+    return Quartiles(*(max(0.0, value) for value in quartiles(seconds)))
 
 
 def measure_sums(timer: Timer, sizes: Sequence[int], rounds: int, noise: float, tick: Callable[[], None]) -> Line:

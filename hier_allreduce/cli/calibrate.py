@@ -7,10 +7,11 @@ import importlib
 import os
 import sys
 import time
-from typing import Any, Callable, List
+from typing import Any
 
 from ..formatting import duration
 from .arguments import count, installed, number, output
+from .progress import progress, ticking
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +53,8 @@ def main(args: argparse.Namespace) -> int:
 
     devices = devices_here(args.devices)
     began = time.monotonic()
-    with _bar() as bar:
-        calibration = calibrate(devices, args.noise or NOISE, _ticking(bar))
+    with progress(None) as bar:
+        calibration = calibrate(devices, args.noise or NOISE, ticking(bar))
     seconds = time.monotonic() - began
     print(f"{calibration}\n\nmeasured in {duration(seconds)}")
     print(_kept(calibration, args.output))
@@ -69,21 +70,3 @@ def _kept(calibration: Any, file: str) -> str:
         used = '`hier-allreduce topo`, `plan` and Strategy(topology="this machine") use it'
         return f"written: {calibration.save()}\n  {used}"
     return "not written: 'this machine' uses a calibration of all GPUs only; -o FILE writes this one"
-
-
-def _bar() -> Any:
-    from tqdm import tqdm
-
-    return tqdm(file=sys.stderr, leave=False, disable=None, bar_format="{desc:24}{n_fmt} runs, {elapsed}")
-
-
-def _ticking(bar: Any) -> Callable[[str], None]:
-    stages: List[str] = []
-
-    def tick(stage: str) -> None:
-        if stage not in stages:
-            stages.append(stage)
-            bar.set_description_str(f"{stage} ({len(stages)} of 4)", refresh=False)
-        bar.update()
-
-    return tick

@@ -144,12 +144,12 @@ def test_a_search_measures_every_candidate_and_keeps_what_is_surely_faster(tmp_p
     monkeypatch.setattr(tuning, "first_candidates", lambda *_: {name: first_candidates()[name] for name in names})
     seconds = {"baseline": 1.0, "splits=8": 2.0, "mains=0": 2.2, "splits=8, mains=0": 1.8}
 
-    def interleaved(steps, rounds, tick, warm_up=0):
+    def in_turn(steps, rounds, warm_up, tick):
         for step in steps.values():
             step()
         return {name: [seconds.get(name, 4.0)] * rounds for name in steps}
 
-    monkeypatch.setattr(tuning, "interleaved", interleaved)
+    monkeypatch.setattr(tuning, "in_turn", in_turn)
     path = str(tmp_path / "best.yaml")
     found = tune(str(table), cpus(3), backward_ms=0, minutes=0.1, file=path)
     assert found.name == "splits=8, mains=0" and found.strategy == Strategy(splits=8, mains=0)
@@ -172,7 +172,7 @@ def test_strategies_are_tried_over_lanes_and_the_verdict_says_where_to_give_them
         tuning, "first_candidates", lambda *choices: {name: first_candidates(*choices)[name] for name in names}
     )
 
-    def interleaved(steps, rounds, tick, warm_up=0):
+    def in_turn(steps, rounds, warm_up, tick):
         for step in steps.values():
             step()
         return {name: [2.0 if "lanes" in name else 4.0] * rounds for name in steps}
@@ -181,7 +181,7 @@ def test_strategies_are_tried_over_lanes_and_the_verdict_says_where_to_give_them
         graphs.append(graph)
         return session(graph, case)
 
-    monkeypatch.setattr(tuning, "interleaved", interleaved)
+    monkeypatch.setattr(tuning, "in_turn", in_turn)
     monkeypatch.setattr(tuning, "session", session_of)
     found = tune(str(table), cpus(3), backward_ms=0, minutes=0.1, lanes=2)
     assert (found.name, found.strategy, found.lanes) == ("lanes=2", Strategy(), 2)

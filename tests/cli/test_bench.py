@@ -63,7 +63,7 @@ def test_every_peer_runs_on_eight_devices(table, tmp_path):
 )
 def test_bad_arguments_are_one_line_before_anything_is_measured(arguments, message, capsys, monkeypatch):
     monkeypatch.setattr(bench, "measure", None)
-    monkeypatch.setattr(measuring, "interleaved", None)
+    monkeypatch.setattr(measuring, "in_turn", None)
     assert cli.main(["bench", *arguments]) == 2
     out, err = capsys.readouterr()
     assert message in err and err.count("\n") == 1 and not out
