@@ -18,8 +18,8 @@ from multiprocessing import get_context
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from hier_allreduce.bench import Case, all_contenders, devices_here, load_model, measure, ours, report_text
-from hier_allreduce.bench.candidates import one_choice
 from hier_allreduce.bench.report import HEAD, case_lines, contender_row, failures, title
+from hier_allreduce.tuning.candidates import one_choice
 
 MODELS = ("resnet50", "mobilenet_v2", "bert_base", "vgg16", "dlrm_criteo_kaggle")
 

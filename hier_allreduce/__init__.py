@@ -14,9 +14,6 @@ from typing import TYPE_CHECKING, List
 from ._lazy import lazy
 
 if TYPE_CHECKING:
-    from .bench import Tuned as Tuned
-    from .bench import save_shapes as save_shapes
-    from .bench import tune as tune
     from .calibration import Calibration as Calibration
     from .calibration import calibrate as calibrate
     from .cluster import Cluster as Cluster
@@ -43,12 +40,14 @@ if TYPE_CHECKING:
     from .planning import verify as verify
     from .topology import Topology as Topology
     from .training import TowerOptimizer as TowerOptimizer
+    from .tuning import Tuned as Tuned
+    from .tuning import save_shapes as save_shapes
+    from .tuning import tune as tune
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
     "calibration": ["Calibration", "calibrate"],
-    "bench": ["Tuned", "save_shapes", "tune"],
     "cluster": ["Cluster"],
     "errors": [
         "AuditError",
@@ -73,6 +72,7 @@ _PUBLIC = {
     "planning": ["Copy", "Plan", "Reduce", "Strategy", "verify"],
     "topology": ["Topology"],
     "training": ["TowerOptimizer"],
+    "tuning": ["Tuned", "save_shapes", "tune"],
 }
 __all__ = sorted(name for names in _PUBLIC.values() for name in names)
 __getattr__ = lazy(__name__, _PUBLIC)

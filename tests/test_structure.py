@@ -20,9 +20,8 @@ LAYERS = [
     {"topology"},
     {"planning"},
     {"graph"},
-    {"calibration", "cluster", "training"},
-    {"integrations"},
-    {"bench"},
+    {"calibration", "cluster", "training", "bench"},
+    {"integrations", "tuning"},
     {"cli"},
 ]
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
@@ -107,7 +106,7 @@ def test_faces_name_what_exists_and_hide_no_module():
 @pytest.mark.parametrize(
     "program",
     [
-        "import hier_allreduce.planning, hier_allreduce.cluster, hier_allreduce.bench",
+        "import hier_allreduce.planning, hier_allreduce.cluster, hier_allreduce.bench, hier_allreduce.tuning",
         "from hier_allreduce.cluster import addresses, config, launcher, liveness, polling, watchdog",
         "import hier_allreduce as h; dir(h), h.Plan, h.verify, h.GradientError, h.Strategy, h.Topology",
         COMMANDS_WITHOUT_TENSORFLOW,

@@ -23,6 +23,7 @@ from .models import GradientShape
 from .splitting import with_logical_gpus
 
 Rows = Sequence[Sequence[Any]]  # K×N
+ROWS = 2048  # in each sparse gradient
 _TIMEOUT_MS = 300_000
 _INDEX_BYTES = 8
 
@@ -40,7 +41,7 @@ class Case:
     shapes: Tuple[GradientShape, ...]
     devices: Tuple[str, ...]
     average: bool = False
-    rows: int = 2048
+    rows: int = ROWS
     memory: int = 8 << 30
     logical: Optional[LogicalDevices] = None
 
@@ -59,6 +60,19 @@ class Case:
     def tower_bytes(self) -> int:
         """The bytes of one tower's gradients."""
         return sum(self.dense_and_sparse_bytes)
+
+
+def sweep_sizes(least: int, most: int, factor: int) -> List[int]:
+    """Return ``least``, ``least × factor``, … up to ``most`` bytes."""
+    sizes = [least]
+    while sizes[-1] * factor <= most:
+        sizes.append(sizes[-1] * factor)
+    return sizes
+
+
+def size_case(size: int, devices: Sequence[str], average: bool = False) -> Case:
+    """Return the case of one dense gradient of ``size`` bytes, rounded up to a whole float32."""
+    return Case((GradientShape("gradient", (-(-size // 4),), "float32"),), tuple(devices), average)
 
 
 def devices_here(count: Optional[int] = None) -> Tuple[str, ...]:

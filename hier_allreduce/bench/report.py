@@ -1,20 +1,23 @@
-"""A report as text."""
+"""Reports as text.
+
+Source of the columns algbw and busbw: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import List
+from typing import Dict, List, Optional
 
-from ..formatting import table
+from ..formatting import amount, duration, table
 from ..sampling import quartiles
 from .floor import Floor
 from .results import Measured, Report
-from .sizes import bandwidth_text
 
 HEAD = (
     ("", "step", "quartiles", "times", "nodes", "nodes", "build", "first", "peak", "copies", "MiB", "largest"),
     ("", "ms", "", "ours", "built", "run", "s", "run s", "memory", "", "", "error"),
 )
+_SIZES_HEAD = ("size", "contender", "time", "algbw GB/s", "busbw GB/s", "times ours", "largest error")
 _BANDWIDTHS = (("algbw", "busbw"), ("GB/s", "GB/s"))
 
 
@@ -81,3 +84,47 @@ def contender_row(report: Report, measured: Measured) -> List[str]:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.{1 if seconds < 0.1 else 0}f}"
+
+
+# ---- `bench sizes` ----------------------------------------------------------------------------------
+
+
+def sizes_text(reports: Dict[int, Report]) -> str:
+    """Return a table: a row for each size and contender.
+
+    Args:
+        reports: by bytes.
+    """
+    first = next(iter(reports.values()))
+    operation = "mean" if first.case.average else "sum"
+    devices = first.case.devices
+    rows = [_size_row(size, report, measured) for size, report in reports.items() for measured in report.contenders]
+    return "\n".join(
+        [
+            f"{first.case.shapes[0].dtype}, {operation} over {len(devices)} devices ({devices[0]} to {devices[-1]}),"
+            f" {len(first.baseline.step_seconds)} rounds. Times exclude the step without a reduction.",
+            "algbw is the size over the time; busbw is algbw · 2(K−1)/K, as in nccl-tests.",
+            "",
+            table([_SIZES_HEAD, *rows], all_right=True),
+        ]
+    )
+
+
+def _size_row(size: int, report: Report, measured: Measured) -> List[str]:
+    if not measured.step_seconds:
+        return [amount(size, binary=True), measured.name, f"{measured.status}: {measured.error}"[:60]]
+    ratio = report.ratio(measured)
+    return [
+        amount(size, binary=True),
+        measured.name,
+        duration(max(0.0, quartiles(report.net_seconds(measured)).median)),
+        bandwidth_text(report.algbw(measured)),
+        bandwidth_text(report.busbw(measured)),
+        f"{ratio:.2f}" if ratio else "",
+        f"{measured.max_error:.0e}" if measured.status == "ok" else "WRONG",
+    ]
+
+
+def bandwidth_text(bytes_per_second: Optional[float]) -> str:
+    """Return GB/s with three digits; empty if the time was not longer than the baseline's."""
+    return "" if bytes_per_second is None else f"{bytes_per_second / 1e9:#.3g}".rstrip(".")

@@ -45,7 +45,8 @@ def main(args: argparse.Namespace) -> int:
     with installed("tune", "tf,bench"):
         importlib.import_module("tensorflow")
         importlib.import_module("tqdm")
-    from ..bench import devices_here, tune
+    from ..bench import devices_here
+    from ..tuning import tune
 
     with progress(None) as bar:
         tuned = tune(

@@ -18,18 +18,27 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
+from ..bench import (
+    BASELINE,
+    ROWS,
+    WARM_UP,
+    Case,
+    Contender,
+    consumed,
+    cores,
+    devices_here,
+    load_model,
+    ours,
+    session,
+    variables,
+)
 from ..errors import BenchError, DeviceError, HierAllreduceError, StrategyError
 from ..formatting import amount, count, duration
 from ..graph import gpu_lanes
 from ..presets import why_unwritable
 from ..sampling import Tick, in_turn, timed
 from .backward import Backward
-from .candidates import DEFAULT, Candidate, combined, first_candidates
-from .case import Case, consumed, devices_here, session, variables
-from .contenders import Contender, ours
-from .measuring import BASELINE, WARM_UP
-from .models import load_model
-from .results import cores
+from .candidates import DEFAULT, MINUTES, Candidate, combined, first_candidates
 from .shapes import shapes_of
 from .tuned import Duel, Row, Tuned
 
@@ -38,7 +47,6 @@ _DUEL_FEWEST, _DUEL_MOST = 11, 101
 _SHARES = 0.4, 0.2, 0.4  # of the time: the heats, the choices together, the duel
 _TOGETHER = 3  # candidates whose choices are combined
 _LANE_MEMORY = 4  # bytes of each lane for a byte of gradients: one lane may carry everything
-MINUTES, ROWS = 5.0, 2048
 
 Steps = Dict[str, Callable[[], float]]  # a timed step of each candidate
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, List, Sequence, Tuple
 
+from ..bench import DTYPE_BYTES, GradientShape, table_text
 from ..errors import BenchError, HierAllreduceError
 from ..graph import is_sparse, static_shape, variable_names
-from .models import DTYPE_BYTES, GradientShape, table_text
 
 
 def save_shapes(tower_grads: Sequence[Sequence[Any]], file: str) -> None:

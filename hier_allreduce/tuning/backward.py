@@ -18,8 +18,8 @@ from typing import Any, List
 
 import tensorflow as tf
 
+from ..bench import Case, Rows, session
 from ..graph import is_sparse, tf1
-from .case import Case, Rows, session
 
 STAGES = 16
 _FIRST, _LEAST, _MOST = 256, 16, 8192  # rows of the matrices

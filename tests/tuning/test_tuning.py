@@ -5,13 +5,13 @@ import tensorflow as tf
 from helpers.graphs import cpus, tf1
 
 from hier_allreduce import Strategy, allreduce_grads, bench, save_shapes, tune
-from hier_allreduce.bench import load_model, tuning
-from hier_allreduce.bench.backward import STAGES, Backward
-from hier_allreduce.bench.candidates import DEFAULT, Candidate, combined, first_candidates
-from hier_allreduce.bench.case import session
-from hier_allreduce.bench.tuned import Duel, Row, Tuned, median_interval
+from hier_allreduce.bench import load_model, session
 from hier_allreduce.cli import main
 from hier_allreduce.errors import BenchError, HierAllreduceError, StrategyError
+from hier_allreduce.tuning import search
+from hier_allreduce.tuning.backward import STAGES, Backward
+from hier_allreduce.tuning.candidates import DEFAULT, Candidate, combined, first_candidates
+from hier_allreduce.tuning.tuned import Duel, Row, Tuned, median_interval
 
 
 def test_each_candidate_differs_from_the_default_and_from_all_others():
@@ -120,7 +120,7 @@ def test_a_models_gradients_become_a_table(gradients, tmp_path):
 
 def test_gradients_become_ready_one_after_another(monkeypatch):
     """The last variable's first: its stage is the first product, the first variable's the last."""
-    monkeypatch.setattr("hier_allreduce.bench.backward._calibrated", lambda case, seconds: 8)
+    monkeypatch.setattr("hier_allreduce.tuning.backward._calibrated", lambda case, seconds: 8)
     case = bench.Case(load_model("vgg16"), tuple(cpus(2)))
     with tf.Graph().as_default():
         (row, _) = Backward(case, 0.1).gate([[tf.ones([]) for _ in case.shapes]] * 2)
@@ -141,7 +141,7 @@ def test_a_search_measures_every_candidate_and_keeps_what_is_surely_faster(tmp_p
     table = tmp_path / "mine.tsv"
     table.write_text("name\tshape\tdtype\na\t30,40\tfloat32\nb\t50\tfloat32\n")
     names = (DEFAULT, "splits=8", "mains=0", "algorithm=tree")
-    monkeypatch.setattr(tuning, "first_candidates", lambda *_: {name: first_candidates()[name] for name in names})
+    monkeypatch.setattr(search, "first_candidates", lambda *_: {name: first_candidates()[name] for name in names})
     seconds = {"baseline": 1.0, "splits=8": 2.0, "mains=0": 2.2, "splits=8, mains=0": 1.8}
 
     def in_turn(steps, rounds, warm_up, tick):
@@ -149,7 +149,7 @@ def test_a_search_measures_every_candidate_and_keeps_what_is_surely_faster(tmp_p
             step()
         return {name: [seconds.get(name, 4.0)] * rounds for name in steps}
 
-    monkeypatch.setattr(tuning, "in_turn", in_turn)
+    monkeypatch.setattr(search, "in_turn", in_turn)
     path = str(tmp_path / "best.yaml")
     found = tune(str(table), cpus(3), backward_ms=0, minutes=0.1, file=path)
     assert found.name == "splits=8, mains=0" and found.strategy == Strategy(splits=8, mains=0)
@@ -169,7 +169,7 @@ def test_strategies_are_tried_over_lanes_and_the_verdict_says_where_to_give_them
     table.write_text("name\tshape\tdtype\na\t30,40\tfloat32\n")
     names, graphs = (DEFAULT, "lanes=2"), []
     monkeypatch.setattr(
-        tuning, "first_candidates", lambda *choices: {name: first_candidates(*choices)[name] for name in names}
+        search, "first_candidates", lambda *choices: {name: first_candidates(*choices)[name] for name in names}
     )
 
     def in_turn(steps, rounds, warm_up, tick):
@@ -181,8 +181,8 @@ def test_strategies_are_tried_over_lanes_and_the_verdict_says_where_to_give_them
         graphs.append(graph)
         return session(graph, case)
 
-    monkeypatch.setattr(tuning, "in_turn", in_turn)
-    monkeypatch.setattr(tuning, "session", session_of)
+    monkeypatch.setattr(search, "in_turn", in_turn)
+    monkeypatch.setattr(search, "session", session_of)
     found = tune(str(table), cpus(3), backward_ms=0, minutes=0.1, lanes=2)
     assert (found.name, found.strategy, found.lanes) == ("lanes=2", Strategy(), 2)
     assert "give lanes=2 where you give the file" in found.yaml()

@@ -20,6 +20,7 @@ CHOICES: Dict[str, Tuple[Any, ...]] = {
     "splits": (1, 8),
 }
 DEFAULT = "default"
+MINUTES = 5.0  # for trying them
 
 
 def one_choice() -> Dict[str, Strategy]:
