@@ -39,8 +39,12 @@ def with_advice(error: ModuleNotFoundError, feature: str) -> ModuleNotFoundError
     """Return an error that says what installs the missing package, if ``feature`` needs one of an extra."""
     if error.name not in _EXTRAS:
         return error
-    command = f'python -m pip install "hier_allreduce[{_EXTRAS[error.name]}]"'
-    return ModuleNotFoundError(f"{feature} needs {error.name}: {command}", name=error.name)
+    return ModuleNotFoundError(advice(feature, error.name, _EXTRAS[error.name]), name=error.name)
+
+
+def advice(feature: str, package: str, extras: str) -> str:
+    """Return what installs the missing package: double quotes, because every shell understands them."""
+    return f'{feature} needs {package}: python -m pip install "hier_allreduce[{extras}]"'
 
 
 def require(package: str, feature: str) -> None:

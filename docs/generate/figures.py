@@ -65,7 +65,7 @@ def main():
         if name in MEASURED:
             draw_measured(FIGURES / name, json.loads((DOCS / "data" / MEASURED[name]).read_text(encoding="utf-8")))
         else:
-            command = [sys.executable, "-m", "hier_allreduce.cli", *COMMANDS[name], "--picture", str(FIGURES / name)]
+            command = [sys.executable, "-m", "hier_allreduce", *COMMANDS[name], "--picture", str(FIGURES / name)]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         print(FIGURES / name)
 

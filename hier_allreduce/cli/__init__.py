@@ -1,4 +1,4 @@
-"""The command line: ``hier-allreduce COMMAND``, also ``python -m hier_allreduce.cli``."""
+"""The command line: ``hier-allreduce COMMAND``, also ``python -m hier_allreduce``."""
 
 from __future__ import annotations
 

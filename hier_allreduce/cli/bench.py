@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import os
 import warnings
 from typing import TYPE_CHECKING, Any, List, Tuple
 
 from ..errors import BenchError
-from .arguments import count, device_count, folder, installed, output
+from .common import MODEL, add_devices, add_model, count, folder, import_tensorflow, output, progress, ticking
 from .plan import read_bytes
-from .progress import progress, ticking
 
 if TYPE_CHECKING:
     from ..bench import Contender
 
-MODEL = "resnet50"
 _SIZES = "ours,distribute-0,ring"  # contenders of `bench sizes`
 # the options of one mode only, by their names in the parsed arguments
 _OPTIONS = {"peers": ("model", "topology", "trace"), "sizes": ("least", "most", "factor")}
@@ -28,18 +24,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("mode", nargs="?", choices=tuple(_OPTIONS), default="peers", help="peers (the default): our all-reduce and"
         " others, on a model's gradients; sizes: one gradient of each of several sizes, as in nccl-tests")  # fmt: skip
-    gpus = "all GPUs if two or more, else 8 CPU devices"
-    add("--devices", metavar="K", type=device_count, help=f"how many (default: {gpus})")
+    add_devices(parser)
     add("--rounds", metavar="N", type=count, default=15, help="timed steps of each (default: 15)")
     add("--average", action="store_true", help="the mean instead of the sum")
-    add("--split-gpu", metavar="K", type=device_count, help="cut each GPU into K logical GPUs first; they share its"
-        " memory, and have no links between them")  # fmt: skip
+    add("--split-gpu", metavar="K", type=count, help="cut each GPU into K logical GPUs first; they share its memory's"
+        " speed and have no links between them")  # fmt: skip
     add("--contenders", metavar="A,B,…", help="only these; ours:NAME is ours with a strategy, by its name or file"
         f" (default: all; for sizes {_SIZES})")  # fmt: skip
     add("--json", metavar="FILE", type=output, help="write everything that was measured")
-    add = parser.add_argument_group("peers").add_argument
-    add("--model", metavar="NAME|FILE", help="a table of gradient shapes: a shipped one, or your own with name, shape"
-        f" and dtype between tabs (default: {MODEL})")  # fmt: skip
+    peers = parser.add_argument_group("peers")
+    add_model(peers)
+    add = peers.add_argument
     add("--topology", metavar="NAME", nargs="+", default=[], help="ours planned for these machines too")
     add("--trace", metavar="FOLDER", type=folder, help="write what one step of each contender did: a trace for"
         " ui.perfetto.dev, and its summary")  # fmt: skip
@@ -51,10 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def factor(text: str) -> int:
     """Read the factor between sizes: a whole number of 2 or more."""
-    number = count(text)
-    if number < 2:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of 2 or more")
-    return number
+    return count(text, 2)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -63,11 +55,8 @@ def main(args: argparse.Namespace) -> int:
     unused = [f"--{name}" for name in _OPTIONS[other] if getattr(args, name)]
     if unused:
         raise BenchError(f"`bench {args.mode}` makes no use of {', '.join(unused)}, which `bench {other}` has")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices")  # a peer's; the table shows it
-    with installed("the bench", "tf,bench"):
-        importlib.import_module("tensorflow")
-        importlib.import_module("tqdm")
+    import_tensorflow("the bench")
     return _measure_peers(args) if args.mode == "peers" else _measure_sizes(args)
 
 

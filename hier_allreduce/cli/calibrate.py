@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import os
 import sys
 import time
 from typing import Any
 
 from ..formatting import duration
-from .arguments import count, installed, number, output
-from .progress import progress, ticking
+from .common import count, import_tensorflow, number, output, progress, ticking
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,10 +41,7 @@ def _share(text: str) -> float:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with installed("calibrate", "tf,bench"):
-        importlib.import_module("tensorflow")
-        importlib.import_module("tqdm")
+    import_tensorflow("calibrate")
     from ..bench import devices_here
     from ..calibration import NOISE, calibrate
 

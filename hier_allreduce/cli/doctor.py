@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -37,7 +38,7 @@ _TIMEOUT = 120  # seconds; the first use of many GPUs takes a while
 
 
 class TensorFlowSeen(NamedTuple):
-    """What TensorFlow sees, or why it cannot tell: ``facts`` as :mod:`.probe` prints them, or an ``error``."""
+    """What TensorFlow sees, or why it cannot tell: ``facts`` as :func:`probe` returns them, or an ``error``."""
 
     facts: Dict[str, Any]
     error: str = ""
@@ -102,9 +103,10 @@ def _tensorflow_packages(packages: Dict[str, str]) -> List[str]:
 
 
 def _tensorflow() -> TensorFlowSeen:
-    """Return what TensorFlow sees, from a process of its own."""
+    """Return what TensorFlow sees, from a process of its own: one that does not fit the processor ends its process."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "hier_allreduce.cli.probe"]
+    program = "import json; from hier_allreduce.cli.doctor import probe; print(json.dumps(probe()))"
+    command = [sys.executable, "-c", program]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, env=environment, check=False)
     except subprocess.TimeoutExpired:
@@ -117,6 +119,25 @@ def _tensorflow() -> TensorFlowSeen:
     if done.returncode:
         return TensorFlowSeen({}, f"TensorFlow cannot be used: {lines[-1] if lines else 'no message'}")
     return TensorFlowSeen(json.loads(lines[-1]))
+
+
+def probe() -> Dict[str, Any]:
+    """Return TensorFlow's version, how it was built, and its GPUs with the peers that each can reach."""
+    import tensorflow as tf
+    from tensorflow.python.client import device_lib
+
+    gpus = [device for device in device_lib.list_local_devices() if device.device_type == "GPU"]
+    return {
+        "version": tf.__version__,
+        "cuda": tf.test.is_built_with_cuda(),
+        "gpus": [_described(gpu) for gpu in gpus],
+    }
+
+
+def _described(gpu: Any) -> Dict[str, Any]:
+    name = re.search(r"name: ([^,]+)", gpu.physical_device_desc)
+    peers = sorted({link.device_id for link in gpu.locality.links.link})
+    return {"name": gpu.name, "model": name.group(1) if name else "", "bytes": gpu.memory_limit, "peers": peers}
 
 
 def _driver() -> List[str]:

@@ -7,7 +7,7 @@ import sys
 
 from ..cluster import launch
 from ..errors import ClusterError
-from .arguments import device_count
+from .common import device_count
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -27,7 +27,7 @@ from ..planning import (
     verify,
 )
 from ..topology import Topology
-from .arguments import lane_count, output, refuse_unused
+from .common import lane_count, output, refuse_unused
 from .describe import describe_choice
 from .plan_picture import draw_plan
 from .topo import add_topology, read_topology

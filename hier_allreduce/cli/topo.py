@@ -14,7 +14,7 @@ from ..figures import check_picture
 from ..formatting import table
 from ..planning import THIS_MACHINE, pack
 from ..topology import Topology, calibrated, decoded, from_text, load, read_calibration, this_machine
-from .arguments import output, refuse_unused
+from .common import output, refuse_unused
 from .describe import describe
 from .machine_picture import draw_topology
 

@@ -13,7 +13,7 @@ from hier_allreduce.cli import doctor
 from hier_allreduce.cli import entry as cli
 from hier_allreduce.topology import detect, flat_host, load
 
-COMMAND = [sys.executable, "-m", "hier_allreduce.cli"]
+COMMAND = [sys.executable, "-m", "hier_allreduce"]
 
 
 def run(redirected, *arguments):

@@ -120,7 +120,7 @@ def test_a_plan_over_lanes_is_printed_with_what_it_costs(run):
 def test_lanes_and_backlogs_out_of_range_are_refused(run, option):
     with pytest.raises(SystemExit):
         run("plan", "dgx-1v", option)
-    assert "expected 0 to" in run.err()
+    assert " 0 to " in run.err()
 
 
 def test_a_plan_for_people_says_how_near_to_the_bound_it_is(run):
@@ -279,7 +279,7 @@ def test_what_an_encoding_lacks_is_printed_as_a_question_mark(monkeypatch):
 def test_a_reader_that_ends_early_takes_no_picture_away_and_hears_no_complaint(tmp_path, command, unbuffered):
     reading, writing = os.pipe()
     os.close(reading)  # as `| head` does, sooner or later
-    call = [sys.executable, "-m", "hier_allreduce.cli", command, "p3.8xlarge", "--picture", "x.png"]
+    call = [sys.executable, "-m", "hier_allreduce", command, "p3.8xlarge", "--picture", "x.png"]
     how = {"cwd": str(tmp_path), "env": {**os.environ, "PYTHONUNBUFFERED": unbuffered}, "timeout": 280}
     with open(writing, "wb") as pipe:
         done = subprocess.run(call, stdout=pipe, stderr=subprocess.PIPE, **how)

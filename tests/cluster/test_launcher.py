@@ -111,7 +111,7 @@ def test_a_signal_that_ends_the_command_ends_all_hosts(number, pipe):
     arguments = ["launch", "-n", "2", "--", sys.executable, "-c", program]
     # under nohup, SIGHUP is ignored and stays so in child processes
     command = subprocess.Popen(
-        [sys.executable, "-m", "hier_allreduce.cli", *arguments],
+        [sys.executable, "-m", "hier_allreduce", *arguments],
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     assert [heard(end), heard(end)] == [b"x", b"x"]
@@ -123,7 +123,7 @@ def test_a_signal_that_ends_the_command_ends_all_hosts(number, pipe):
 def test_hosts_whose_lines_nobody_reads_are_stopped():
     """As with ``hier-allreduce launch … | head``; they would wait for ever."""
     endless = [sys.executable, "-c", "while True: print('x' * 1000)"]
-    arguments = [sys.executable, "-m", "hier_allreduce.cli", "launch", "-n", "2", "--", *endless]
+    arguments = [sys.executable, "-m", "hier_allreduce", "launch", "-n", "2", "--", *endless]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE) as command:
         try:
             assert command.stdout.readline().startswith(b"[host ")

@@ -10,7 +10,7 @@ from pathlib import Path
 from ..._lazy import require
 from ...errors import HierAllreduceError
 from ...planning import strategy_from
-from ..arguments import count, device_names, installed
+from ..common import count, device_names, installed
 from .terminal import only_for_us
 
 OUT = Path("train_log") / "digits"

@@ -1,42 +1,65 @@
-"""Values and checks that several commands share: counts, sizes, output files, options without effect."""
+"""What several commands share: options, readers of their values, the import of TensorFlow, the progress bar."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
+import sys
 from pathlib import Path
-from typing import Iterator
+from typing import Any, Callable, Iterator, Optional
 
+from .._lazy import advice
 from ..errors import HierAllreduceError
 from ..presets import why_unwritable
 
+MODEL = "resnet50"
 MOST = 1_000_000
 MOST_DEVICES = 256  # on one host: TensorFlow starts threads for each
 MOST_LANES = 16
 
+# ---- options -----------------------------------------------------------------------------------------
 
-def count(text: str, most: int = MOST) -> int:
-    """Read a whole number from 1 to ``most``: of hosts, rounds."""
+
+def add_devices(parser: argparse.ArgumentParser) -> None:
+    """Add ``--devices``, for ``bench.devices_here(args.devices)``."""
+    default = "all GPUs if two or more, else 8 CPU devices"
+    parser.add_argument("--devices", metavar="K", type=device_count, help=f"how many (default: {default})")
+
+
+def add_model(parser: Any) -> None:
+    """Add ``--model``, for ``bench.load_model(args.model or MODEL)``."""
+    parser.add_argument(
+        "--model",
+        metavar="NAME|FILE",
+        help="a table of gradient shapes: a shipped one, or your own, which hier_allreduce.save_shapes writes"
+        f" (default: {MODEL})",
+    )
+
+
+# ---- readers of values -------------------------------------------------------------------------------
+
+
+def count(text: str, least: int = 1, most: int = MOST) -> int:
+    """Read a whole number from ``least`` to ``most``: of hosts, rounds."""
     try:
         number = int(text)
     except ValueError:
-        number = 0
-    if not 1 <= number <= most:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 to {most}")
+        number = -1
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {least} to {most}")
     return number
 
 
 def device_count(text: str) -> int:
     """Read a number of devices on one host, or of hosts that are processes of it."""
-    return count(text, MOST_DEVICES)
+    return count(text, most=MOST_DEVICES)
 
 
 def lane_count(text: str) -> int:
     """Read the number of lanes of each tower, 0 or more."""
-    if not text.strip().isdecimal() or len(text) > 9 or int(text) > MOST_LANES:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected 0 to {MOST_LANES} lanes, for instance 4")
-    return int(text)
+    return count(text, 0, MOST_LANES)
 
 
 def device_names(text: str) -> str:
@@ -102,6 +125,20 @@ def refuse_unused(args: argparse.Namespace, option: str, *others: str) -> None:
         raise HierAllreduceError(f"{option} makes no use of {', '.join(unused)}; give one or the other")
 
 
+# ---- while a command runs ----------------------------------------------------------------------------
+
+
+def import_tensorflow(feature: str) -> None:
+    """Import TensorFlow, with its warnings only.
+
+    Raises:
+        HierAllreduceError: it is missing.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    with installed(feature, "tf,bench"):
+        importlib.import_module("tensorflow")
+
+
 @contextlib.contextmanager
 def installed(feature: str, extras: str) -> Iterator[None]:
     """Explain which module ``feature`` needs and cannot import, and which extras of this package install it.
@@ -112,6 +149,25 @@ def installed(feature: str, extras: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        # double quotes: every shell understands them, also on Windows
-        message = f'{feature} needs {error.name}: python -m pip install "hier_allreduce[{extras}]"'
-        raise HierAllreduceError(message) from None
+        raise HierAllreduceError(advice(feature, str(error.name), extras)) from None
+
+
+def progress(parts: Optional[int]) -> Any:
+    """Return a bar of ``parts`` stages, or one without an end if their number is not known, on standard error.
+
+    There is none where that is not a terminal.
+    """
+    from tqdm import tqdm
+
+    end = "{bar:40} {n_fmt}/{total_fmt} {elapsed}" if parts else "{elapsed}"
+    return tqdm(total=parts, file=sys.stderr, leave=False, disable=None, bar_format="{desc:24}" + end)
+
+
+def ticking(bar: Any) -> Callable[[str], None]:
+    """Return a function that shows a stage and counts it."""
+
+    def tick(stage: str) -> None:
+        bar.set_description_str(stage, refresh=not bar.total)
+        bar.update()
+
+    return tick
