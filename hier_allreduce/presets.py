@@ -77,6 +77,19 @@ def why_unwritable(path: str) -> str:
     return ""
 
 
+def write_text(path: str, text: str) -> None:
+    """Write a file.
+
+    Raises:
+        HierAllreduceError: it cannot be written.
+    """
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as cause:
+        raise HierAllreduceError(f"{path!r} cannot be written: {cause.strerror}") from None
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``; did you mean 'x'? there are …``, for the end of an error message."""
     choices = list(known)

@@ -3,7 +3,7 @@
 import pytest
 
 from hier_allreduce import presets
-from hier_allreduce.errors import StrategyError
+from hier_allreduce.errors import HierAllreduceError, StrategyError
 from hier_allreduce.presets import Field, check
 
 FIELDS = {
@@ -70,6 +70,11 @@ def test_yaml_that_python_cannot_hold_or_print_is_refused(tmp_path, text, words)
     with pytest.raises(StrategyError) as caught:
         presets.read_yaml(tmp_path / "f.yaml", StrategyError)
     assert str(tmp_path / "f.yaml") in str(caught.value) and words in str(caught.value) and len(str(caught.value)) < 500
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(HierAllreduceError, match=r"x\.txt' cannot be written: No such file or directory"):
+        presets.write_text(str(tmp_path / "nowhere" / "x.txt"), "x")
 
 
 def test_a_yaml_text_may_use_aliases():

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..graph import audit, trace_step
+from ..presets import write_text
 from .case import Case
 from .contenders import is_ours
 
@@ -26,4 +27,4 @@ def write_trace(folder: str, name: str, case: Case, run_metadata: Any, graph: An
     else:
         trace = trace_step(run_metadata, case.devices)
         trace.write(f"{file}.json")
-    Path(f"{file}.txt").write_text(f"{trace}\n", encoding="utf-8")
+    write_text(f"{file}.txt", f"{trace}\n")

@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, List, Tuple
 
 from ..errors import BenchError
+from ..presets import write_text
 from .common import MODEL, add_devices, add_model, count, folder, import_tensorflow, output, progress, ticking
 from .plan import read_bytes
 
@@ -98,8 +99,7 @@ def _measure_sizes(args: argparse.Namespace) -> int:
 
 
 def _write_json(path: str, content: Any) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1, ensure_ascii=False)
+    write_text(path, json.dumps(content, indent=1, ensure_ascii=False))
 
 
 def _names(text: str) -> List[str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Sequence, Tuple
 
-from ..errors import HierAllreduceError
+from ..presets import write_text
 from ..topology import Topology, with_lanes
 from .bars import COPY, PREDICTED, SUM, Bar, Run
 from .plan import Copy, Plan, Reduce
@@ -42,12 +42,7 @@ class Trace:
         Raises:
             HierAllreduceError: the file cannot be written.
         """
-        text = trace_json(self.runs)
-        try:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(text)
-        except OSError as error:
-            raise HierAllreduceError(f"the trace cannot be written to {path!r}: {error}") from None
+        write_text(path, trace_json(self.runs))
 
 
 # ---- the predicted run -------------------------------------------------------------------------------

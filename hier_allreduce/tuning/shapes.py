@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, List, Sequence, Tuple
 
 from ..bench import DTYPE_BYTES, GradientShape, table_text
-from ..errors import BenchError, HierAllreduceError
+from ..errors import BenchError
 from ..graph import is_sparse, static_shape, variable_names
+from ..presets import write_text
 
 
 def save_shapes(tower_grads: Sequence[Sequence[Any]], file: str) -> None:
@@ -22,12 +23,7 @@ def save_shapes(tower_grads: Sequence[Sequence[Any]], file: str) -> None:
         GradientError: the towers list the same variables in different orders.
         HierAllreduceError: the file cannot be written.
     """
-    text = table_text(shapes_of(tower_grads))
-    try:
-        with open(file, "w", encoding="utf-8") as opened:
-            opened.write(text)
-    except OSError as error:
-        raise HierAllreduceError(f"the table cannot be written to {file!r}: {error}") from None
+    write_text(file, table_text(shapes_of(tower_grads)))
 
 
 def shapes_of(tower_grads: Sequence[Sequence[Any]]) -> Tuple[GradientShape, ...]:

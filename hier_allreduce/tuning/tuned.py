@@ -12,9 +12,9 @@ from typing import Any, List, NamedTuple, Sequence, Tuple
 import yaml
 from scipy.stats import binom
 
-from ..errors import HierAllreduceError
 from ..formatting import duration, percent, table
 from ..planning import Strategy
+from ..presets import write_text
 from .candidates import DEFAULT, changed
 
 _DOUBT = 0.05  # the interval of a ratio holds the true median with 95 %
@@ -117,11 +117,7 @@ class Tuned:
         Raises:
             HierAllreduceError: the file cannot be written.
         """
-        try:
-            with open(path, "w", encoding="utf-8") as file:
-                file.write(self.yaml())
-        except OSError as error:
-            raise HierAllreduceError(f"the strategy cannot be written to {path!r}: {error}") from None
+        write_text(path, self.yaml())
 
 
 def median_interval(ratios: Sequence[float]) -> Tuple[float, float, float]:
