@@ -22,14 +22,5 @@ if TYPE_CHECKING:
     from .cluster import Cluster as Cluster
     from .launcher import launch as launch
 
-__all__ = [
-    "Cluster",
-    "launch",
-]
-__getattr__ = lazy(
-    __name__,
-    {
-        "cluster": ["Cluster"],
-        "launcher": ["launch"],
-    },
-)
+__all__ = ["Cluster", "launch"]
+__getattr__ = lazy(__name__, {"cluster": ["Cluster"], "launcher": ["launch"]})
