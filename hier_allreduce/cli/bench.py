@@ -33,16 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--contenders", metavar="A,B,…", help="only these; ours:NAME is ours with a strategy, by its name or file"
         f" (default: all; for sizes {_SIZES})")  # fmt: skip
     add("--json", metavar="FILE", type=output, help="write everything that was measured")
-    peers = parser.add_argument_group("peers")
-    add_model(peers)
-    add = peers.add_argument
+    add_model(parser)
     add("--topology", metavar="NAME", nargs="+", default=[], help="ours planned for these machines too")
     add("--trace", metavar="FOLDER", type=folder, help="write what one step of each contender did: a trace for"
         " ui.perfetto.dev, and its summary")  # fmt: skip
-    add = parser.add_argument_group("sizes").add_argument
-    add("-b", "--least", metavar="SIZE", type=read_bytes, help="the first size (default: 64KiB)")
-    add("-e", "--most", metavar="SIZE", type=read_bytes, help="the last size (default: 64MiB)")
-    add("-f", "--factor", metavar="F", type=factor, help="from one size to the next (default: 4)")
+    add("-b", "--least", metavar="SIZE", type=read_bytes, help="sizes: the first one (default: 64KiB)")
+    add("-e", "--most", metavar="SIZE", type=read_bytes, help="sizes: the last one (default: 64MiB)")
+    add("-f", "--factor", metavar="F", type=factor, help="sizes: from one to the next (default: 4)")
 
 
 def factor(text: str) -> int:

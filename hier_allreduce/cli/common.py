@@ -28,7 +28,7 @@ def add_devices(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", metavar="K", type=device_count, help=f"how many (default: {default})")
 
 
-def add_model(parser: Any) -> None:
+def add_model(parser: argparse.ArgumentParser) -> None:
     """Add ``--model``, for ``bench.load_model(args.model or MODEL)``."""
     parser.add_argument(
         "--model",
