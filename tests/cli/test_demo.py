@@ -101,6 +101,7 @@ def test_it_fails_where_accuracy_or_equality_misses_and_asks_nothing_in_a_used_f
     assert re.search(r"test accuracy .*%  \(at least 98%\)$", report, re.MULTILINE)
     assert re.search("^FAILED: test accuracy .* is under 98%$", report, re.MULTILINE)
     assert re.search("^FAILED: a loss differs by .*, more than 0e[+]00$", report, re.MULTILINE)
+    assert re.search("^FAILED: a weight differs by .*, more than 0e[+]00$", report, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
