@@ -44,7 +44,7 @@ _LINES = """{"cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"]}, "task": {"
 topo {file} --calibration {file}
 plan nvlink-bridges:0,1 --bytes 1e6 --json
 plan dgx-1v --algorithm ring --lanes 2
-bench --shapes {file} --memory 1.5
+bench --model {file} --rounds 3
 launch -n 2 -- python train.py"""
 _LAUGHS = ", ".join(f"&a{n} [{', '.join([f'*a{n - 1}' if n else 'x'] * 9)}]" for n in range(9))  # prints a billion x
 _WORDS = r"""
