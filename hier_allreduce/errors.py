@@ -22,7 +22,13 @@ from __future__ import annotations
 
 
 class HierAllreduceError(ValueError):
-    """The base of all errors of this package."""
+    """The base of all errors of this package.
+
+    A message may quote a file; its control characters are shown as escapes, because a terminal would obey them.
+    """
+
+    def __str__(self) -> str:
+        return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in super().__str__())
 
 
 class GradientError(HierAllreduceError):

@@ -37,7 +37,6 @@ from .reporting import TOP, Finding, Work, in_processes, parse, report, until
 _MOST = 16 << 10  # bytes of one input
 _SECONDS = 1.0  # CPU time of one input
 _MEMORY = 500 << 20  # bytes that one input may take
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")  # a terminal would obey some of them
 
 _LINES = """{"cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"]}, "task": {"type": "worker", "index": 1}}
 {gpu: V100, speeds: {nvlink: 22e9}, links: {SYS: 8e9}, shared: {bus: {speed: 12e9, copies: {GPU0: [GPU2, GPU3]}}}}
@@ -191,10 +190,8 @@ class Judge:
         try:
             self._functions[target](path)
             outcome, fault = "read", ""
-        except HierAllreduceError as error:
-            is_odd = _UNPRINTABLE.search(str(error))
-            outcome = f"{target} prints control characters" if is_odd else "refused"
-            fault = f"a message with control characters: {str(error)[:300]!r}" if is_odd else ""
+        except HierAllreduceError:
+            outcome, fault = "refused", ""
         except BaseException as error:
             frames = traceback.extract_tb(error.__traceback__, -60)
             place = [frame for frame in frames if "hier_allreduce" in frame.filename][-1:]
@@ -204,13 +201,15 @@ class Judge:
         return outcome, fault, time.process_time() - began
 
 
-def search(judge, names, rng, rounds):
+def search(judge, names, seed, rounds):
     """Damage what each target reads; the target that has taken the least CPU time is next."""
     given, spent = seeds(), dict.fromkeys(names, 0.0)
+    # a generator for each target: how fast the others are does not change what it gets
+    random_of = {name: random.Random(f"{seed} {name}") for name in names}
     readable = {name: [data for data in given if judge.judge(name, data)[0]] for name in names}
     for _ in rounds:
         target = min(spent, key=spent.get)
-        _, taken = judge.judge(target, damaged(rng.choice(readable[target]), rng, given))
+        _, taken = judge.judge(target, damaged(random_of[target].choice(readable[target]), random_of[target], given))
         spent[target] += taken
 
 
@@ -224,7 +223,7 @@ def inputs(seed, seconds):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:  # in memory: a disk is slower than the readers
         os.chdir(folder)
         judge = Judge(functions, folder)
-        search(judge, functions, random.Random(seed), until(seconds))
+        search(judge, functions, seed, until(seconds))
     return judge.counts, judge.findings
 
 

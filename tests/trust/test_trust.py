@@ -130,13 +130,13 @@ def test_fuzz_keeps_a_fault_once_for_each_place(tmp_path):
         data = Path(path).read_bytes()
         if data == b"bad":
             return {}[data]
-        raise StrategyError("\x1b[31m" if data == b"red" else "refused")
+        raise StrategyError("refused")
 
     judge = fuzz.Judge({"it": target}, str(tmp_path))
-    assert not any(judge.judge("it", data)[0] for data in (b"bad", b"good", b"bad", b"red"))
-    key_error, control = [finding.text for finding in judge.findings]
-    assert "KeyError: b'bad'" in key_error and control.startswith("a message with control characters")
-    assert judge.counts["inputs"] == 4 and judge.counts["  refused"] == 1
+    assert not any(judge.judge("it", data)[0] for data in (b"bad", b"good", b"bad"))
+    (finding,) = judge.findings
+    assert "KeyError: b'bad'" in finding.text
+    assert judge.counts["inputs"] == 3 and judge.counts["  refused"] == 1
 
 
 def lopsided(labels, kinds):
@@ -159,7 +159,7 @@ def test_fuzz_finds_a_planted_key_error(tmp_path, monkeypatch, target, module, n
     real = getattr(reader, name)
     monkeypatch.setattr(reader, name, lambda *given: {}["planted"] if is_met(*given) else real(*given))
     judge = fuzz.Judge(functions, str(tmp_path))
-    fuzz.search(judge, [target], random.Random(0), takewhile(lambda _: not judge.findings, range(10_000)))
+    fuzz.search(judge, [target], 0, takewhile(lambda _: not judge.findings, range(10_000)))
     (finding,) = judge.findings
     assert "KeyError: 'planted'" in finding.text and Path(finding.seed).exists()
 
