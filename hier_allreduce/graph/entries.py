@@ -118,13 +118,13 @@ def entry_tensors(grads: Matrix, entries: Sequence[Entry]) -> List[List[Any]]:
     rows = []
     for tower, row in enumerate(grads.rows):
         with tf1.device(grads.devices[tower]):
-            rows.append([_entry_tensor(row, entry, columns) for entry in entries])
+            rows.append([_entry_tensor(row, entry, columns, grads.devices) for entry in entries])
     return rows
 
 
-def _entry_tensor(row: Sequence[Any], entry: Entry, columns: Sequence[Sequence[Any]]) -> Any:
+def _entry_tensor(row: Sequence[Any], entry: Entry, columns: Sequence[Sequence[Any]], devices: Sequence[Any]) -> Any:
     part = INDICES if entry.part == COUNTS else entry.part
-    tensors = [_tensor(row[variable], part, columns[variable]) for variable in entry.variables]
+    tensors = [_tensor(row[variable], part, columns[variable], devices) for variable in entry.variables]
     if entry.part == COUNTS:
         return tf.concat(tf.raw_ops.ShapeN(input=tensors, out_type=tf.as_dtype(COUNT_SPEC.dtype)), 0, name="rows")
     return tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0, name="joined")
@@ -165,14 +165,24 @@ def _known_rows(column: Sequence[Any]) -> Optional[int]:
     return shape.as_list()[0] if shape.ndims else None
 
 
-def _tensor(grad: Any, part: str, column: Sequence[Any]) -> Any:
+def _tensor(grad: Any, part: str, column: Sequence[Any], devices: Sequence[Any]) -> Any:
     if part != DENSE:
-        # a tower without a gradient adds no rows
-        other = next(g for g in column if g is not None)
-        return getattr(grad, part) if grad is not None else getattr(other, part)[:0]
+        return getattr(grad, part) if grad is not None else _no_rows(part, column, devices)
     if is_sparse(grad):
         return _summed_rows(grad, column)
-    return grad if grad is not None else _zeros(column)
+    return grad if grad is not None else _zeros(column, devices)
+
+
+def _no_rows(part: str, column: Sequence[Any], devices: Sequence[Any]) -> Any:
+    """Return what a tower without a gradient adds to those of others: no rows, of their shape."""
+    tower = next(tower for tower, grad in enumerate(column) if grad is not None)
+    row = merged_shape(getattr(grad, part).shape[1:] for grad in column if grad is not None)
+    tensor = getattr(column[tower], part)
+    if row.is_fully_defined():
+        return _filled_with_zeros([0, *row.as_list()], tensor)
+    with tf1.device(devices[tower]):  # so that only a shape is copied from there
+        shape = tf.concat([[0], tf.shape(tensor)[1:]], 0)
+    return _filled_with_zeros(shape, tensor)
 
 
 def _summed_rows(grad: Any, column: Sequence[Any]) -> Any:
@@ -194,11 +204,18 @@ def _scattered(values: Any, indices: Any, rows: Any) -> Any:
     return tf.scatter_nd(tf.expand_dims(indices, 1), values, shape)
 
 
-def _zeros(column: Sequence[Any]) -> Any:
+def _zeros(column: Sequence[Any], devices: Sequence[Any]) -> Any:
     shape = _merged_shape(column)
     # There is such a gradient: a column of sparse ones without a shape would be gathered, or is an error.
-    other = next(g for g in column if g is not None and not (is_sparse(g) and g.dense_shape is None))
+    tower, other = next(
+        (k, g) for k, g in enumerate(column) if g is not None and not (is_sparse(g) and g.dense_shape is None)
+    )
     if not shape.is_fully_defined():
-        shape = other.dense_shape if is_sparse(other) else tf.shape(other)
+        with tf1.device(devices[tower]):  # so that only a shape is copied from there
+            shape = other.dense_shape if is_sparse(other) else tf.shape(other)
+    return _filled_with_zeros(shape, other)
+
+
+def _filled_with_zeros(shape: Any, like: Any) -> Any:
     # GPUs have no Fill for some of the dtypes that are carried as int64
-    return tf.cast(tf.zeros(shape, carrier(dtype_of(other))), other.dtype)
+    return tf.cast(tf.zeros(shape, carrier(dtype_of(like))), dtype_of(like))

@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hier_allreduce import GradientError, Strategy, StrategyError, allreduce_grads, allreduce_grads_and_vars, audit
+from hier_allreduce.graph import executed_copies
 from hier_allreduce.graph.gradients import check_matrix
 from hier_allreduce.graph.layout import lay_out
 from hier_allreduce.graph.names import op_names
@@ -383,6 +384,27 @@ def test_missing_sparse_gradients_add_no_rows(graph):
     result = allreduce_grads(rows, cpus(3), strategy=Strategy(missing="zeros"))
     assert len(evaluate(result[1][0].indices)) == 4
     assert evaluate(result[1][0].dense_shape).tolist() == [100, 2]  # another tower's
+
+
+@pytest.mark.no_lanes
+@pytest.mark.parametrize("shape", [[5, 2], [None, None], None], ids=str)
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_only_a_shape_is_copied_for_a_missing_gradient(graph, kind, shape):
+    rows = []
+    for device in cpus(3):
+        with tf.device(device):
+            fill = tf.fill(held(np.int32([5, 2])), held(np.float32(1)))  # of a shape that Grappler does not find out
+            fill.set_shape(shape)
+            slices = tf.IndexedSlices(fill, held(np.arange(5)), tf.constant([5, 2], tf.int64))
+            rows.append([fill if kind == "dense" else slices])
+    rows[1] = [None]
+    results = allreduce_grads(
+        rows, cpus(3), strategy=Strategy(algorithm="flat", mains=0, missing="zeros", sparse="gather")
+    )
+    parts = results if kind == "dense" else [[grad.values, grad.indices] for (grad,) in results]
+    copies = executed_copies(traced(consumed_in_place(parts), trace_level=tf1.RunOptions.FULL_TRACE))
+    size = 5 * 2 * 4 if kind == "dense" else 2 * 5 * (2 * 4 + 8)
+    assert copies["cpu:0", "cpu:1"][1] - size == (0 if shape == [5, 2] else 2 * 4)
 
 
 # ---- shapes known only at run time -----------------------------------------------------------------

@@ -66,11 +66,11 @@ def consumed_in_place(rows):
     return consumers
 
 
-def traced(fetches):
+def traced(fetches, **options):
     """Return the metadata of one step, partition graphs included."""
     metadata = tf1.RunMetadata()
     with session() as sess:
-        sess.run(fetches, options=tf1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
+        sess.run(fetches, options=tf1.RunOptions(output_partition_graphs=True, **options), run_metadata=metadata)
     return metadata
 
 
