@@ -148,6 +148,7 @@ def executed(rng):
     values = np.random.RandomState(rng.randrange(2**32)).randint(1, 1 << 16, (towers, variables, 3))
     with tf.Graph().as_default() as graph:
         rows = gradients_on(cpus(towers), values.astype(np.float32))
+        rows = [[rng.choice((grad, grad.op.inputs[0])) for grad in row] for row in rows]  # or their constants
         with mock.patch.object(allreduce, "emit", emit):
             results = hier_allreduce.allreduce_grads(rows, cpus(towers), strategy=_strategy(rng))
         asked, seen = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()

@@ -24,13 +24,17 @@ Where a plan was made for a machine's links, each sender's copies leave in the p
     hier_allreduce/: exchange, 8 chunks, 112 copies, planned = executed, 112 of them in the plan's order
 
 With lanes, the table has a row and a column for each of them too: 2.0 is lane 0 of tower 2.
+
+TensorFlow copies no constants, and what several all-reduces have in common only once. The line says so too::
+
+    mean/: hierarchical, 1 chunk, 3 copies and 3 not needed, planned = executed
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import AuditError
 from ..formatting import amount, count, table
@@ -43,6 +47,7 @@ from .emit import Emitted, emitted_in
 from .executed import ChunkOf, DeviceFinder, Pair, Place, chunk_copies, chunk_finder, planned_copies
 from .partitions import Edge, edges_between, overtaken
 from .tracing import trace_calls
+from .unneeded import copies_done
 
 _COLLECTIVE = "CollectiveReduce"  # and CollectiveReduceV2, in TensorFlow 2
 _OTHER_HOSTS = "other hosts"
@@ -63,6 +68,7 @@ class Audited:
         collectives: the number of tensors that crossed between the hosts; each counts once, on every host.
         bytes_across: the bytes of these tensors; None where a shape was not known when the graph was built.
         in_order: the number of copies that waited for those before them in the plan; 0 where the order does not matter.
+        unneeded: the number of planned copies that were left out: of constants, or of what another chunk has copied.
     """
 
     scope: str
@@ -73,6 +79,7 @@ class Audited:
     collectives: int = 0
     bytes_across: Optional[int] = None
     in_order: int = 0
+    unneeded: int = 0
 
     def __str__(self) -> str:
         total = sum(self.copies.values())
@@ -81,6 +88,8 @@ class Audited:
             tower = self.plan.tower
             inside = sum(times for (src, dst), times in self.copies.items() if tower(src) == tower(dst))
             parts[-1] += f" ({inside} between a tower and its lanes)"
+        if self.unneeded:
+            parts[-1] += f" and {self.unneeded} not needed"
         if self.hosts > 1:
             size = "" if self.bytes_across is None else f" ({amount(self.bytes_across)})"
             parts.append(f"{count(self.collectives, 'collective')} over {self.hosts} hosts{size}")
@@ -109,6 +118,7 @@ class Audit:
         """The number of tensors that went from tower i's device to tower j's, over all calls: ``{(i, j): count}``.
 
         Towers that share a device are counted as the first of them. With lanes, devices K and up are lanes.
+        What several all-reduces read counts for each.
         """
         return sum((call.copies for call in self.calls), Counter())
 
@@ -162,7 +172,8 @@ def _copies_table(devices: Sequence[Any], names: Sequence[str], copies: Counter)
 def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
     """Compare the copies of an executed step with the plans of the all-reduces in it.
 
-    For every chunk each planned transfer must have been executed, and no other tensor may come in. What is done with
+    For every chunk each planned transfer must have been executed, and no other tensor may come in. A transfer that is
+    in the graph may be left out if its value is constant, or was copied there for another chunk. What is done with
     the results on other devices is not compared. Towers that share a device need no transfer between them. On several
     hosts each chunk with elements must also cross between them exactly once, from its main. Every result must hold each
     tower's gradient once: this is counted in the graph as it was built, since TensorFlow's optimizers merge additions.
@@ -195,7 +206,7 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
         )
     edges = edges_between(partitions)
     nodes = [node for part in partitions for node in part.node]
-    audited, ran, not_run, not_audited = [], [], [], []
+    collected, not_run, not_audited = [], [], []
     for call in built:
         if _in_control_flow(call, graph):
             not_audited.append(call.scope)
@@ -204,12 +215,8 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
         if traffic is None:
             not_run.append(call.scope)
             continue
-        differences = _compare(traffic)
-        if differences:
-            raise AuditError(_explain(call, differences, traffic.idle))
-        _check_sums(call, graph)
-        ran.append(call)
-        audited.append(replace(_audited(call, traffic), in_order=_in_order(call, graph, partitions)))
+        collected.append((call, traffic))
+    audited = [_audited(call, traffic, graph, partitions) for call, traffic in _with_done(collected, graph, edges)]
     if not_audited and not audited:
         raise AuditError(
             f"{', '.join(not_audited)}: in a tf.cond or tf.while_loop, and the run's metadata do not show what was"
@@ -217,7 +224,8 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
         )
     if not audited:
         raise AuditError(f"the run has none of the graph's all-reduces ({', '.join(not_run)}); fetch their results")
-    return Audit(tuple(audited), tuple(not_run), tuple(not_audited), (run_metadata, graph, tuple(ran)))
+    ran = tuple(call for call, _ in collected)
+    return Audit(tuple(audited), tuple(not_run), tuple(not_audited), (run_metadata, graph, ran))
 
 
 def _in_control_flow(call: Emitted, graph: Any) -> bool:
@@ -238,6 +246,7 @@ class _Traffic(NamedTuple):
         shares_devices: whether towers share a device.
         idle: the devices on which no op ran, but should have.
         bytes_across: the bytes that cross to the other hosts; None where that is not known.
+        done: from :func:`.copies_done`, where a call has fewer copies than planned.
     """
 
     planned: List[Counter]
@@ -245,6 +254,13 @@ class _Traffic(NamedTuple):
     shares_devices: bool
     idle: List[Any]
     bytes_across: Optional[int]
+    done: Sequence[Counter] = ()
+
+    def sides(self) -> Iterator[Tuple[Counter, Counter]]:
+        """Yield what is planned and what was executed, chunk by chunk, such that it can be compared."""
+        for planned, executed in zip(self.planned, self.executed):
+            # how often a tensor crosses to a device with two towers depends on pruning
+            yield (_once(planned), _once(executed)) if self.shares_devices else (planned, executed)
 
 
 def _collect(call: Emitted, graph: Any, edges: Sequence[Edge], nodes: Sequence[Any]) -> Optional[_Traffic]:
@@ -312,13 +328,23 @@ class _Difference(NamedTuple):
 def _compare(traffic: _Traffic) -> List[_Difference]:
     """Return the chunks whose executed copies are not the planned ones."""
     differences = []
-    for chunk, (planned, executed) in enumerate(zip(traffic.planned, traffic.executed)):
-        if traffic.shares_devices:  # how often a tensor crosses to a device with two towers depends on pruning
-            planned, executed = _once(planned), _once(executed)
+    for chunk, (planned, executed) in enumerate(traffic.sides()):
+        if traffic.done:
+            executed = executed | planned & traffic.done[chunk]
         difference = _Difference(chunk, planned - executed, executed - planned)
         if difference.missing or difference.unplanned:
             differences.append(difference)
     return differences
+
+
+def _with_done(
+    collected: Sequence[Tuple[Emitted, _Traffic]], graph: Any, edges: Sequence[Edge]
+) -> Sequence[Tuple[Emitted, _Traffic]]:
+    """Return the calls and what they moved, with what else is done if one of them has fewer copies than planned."""
+    if not any(_compare(traffic) for _, traffic in collected):
+        return collected
+    done = copies_done([call for call, _ in collected], graph, edges)
+    return [(call, traffic._replace(done=counts)) for (call, traffic), counts in zip(collected, done)]
 
 
 def _once(pairs: Counter) -> Counter:
@@ -364,11 +390,28 @@ def _check_sums(call: Emitted, graph: Any) -> None:
         )
 
 
-def _audited(call: Emitted, traffic: _Traffic) -> Audited:
+def _audited(call: Emitted, traffic: _Traffic, graph: Any, partitions: Sequence[Any]) -> Audited:
+    """Return what one call did.
+
+    Raises:
+        AuditError: it is not what was planned.
+    """
+    differences = _compare(traffic)
+    if differences:
+        raise AuditError(_explain(call, differences, traffic.idle))
+    _check_sums(call, graph)
     total: Counter = sum(traffic.executed, Counter())
-    copies = Counter({pair: times for pair, times in total.items() if pair[1] != _OTHER_HOSTS})
-    collectives = sum(times for pair, times in total.items() if pair[1] == _OTHER_HOSTS)
-    return Audited(call.scope, call.plan, call.devices, copies, call.hosts, collectives, traffic.bytes_across)
+    return Audited(
+        call.scope,
+        call.plan,
+        call.devices,
+        copies=Counter({pair: times for pair, times in total.items() if pair[1] != _OTHER_HOSTS}),
+        hosts=call.hosts,
+        collectives=sum(times for pair, times in total.items() if pair[1] == _OTHER_HOSTS),
+        bytes_across=traffic.bytes_across,
+        in_order=_in_order(call, graph, partitions),
+        unneeded=sum(sum((planned - executed).values()) for planned, executed in traffic.sides()),
+    )
 
 
 # ---- explain ---------------------------------------------------------------------------------------
@@ -398,9 +441,8 @@ def _advice(differences: Sequence[_Difference], idle: Sequence[Any]) -> List[str
         ]
     if any(difference.missing for difference in differences):
         return [
-            "fetch the results of all towers and variables: TensorFlow does not execute what is not fetched, and does"
-            " not copy constants; and build tower k's gradients under tf.device(devices[k]): one that is on its main"
-            " already is not copied there"
+            "fetch the results of all towers and variables: TensorFlow does not execute what is not fetched; and build"
+            " tower k's gradients under tf.device(devices[k]): one that is on its main already is not copied there"
         ]
     return []
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 from ..errors import AuditError
 from .devices import device_fields, devices_match
@@ -17,6 +17,7 @@ from .partitions import Edge
 Place = Union[int, str]  # the first tower on a device; or the device's name if it belongs to no tower
 Pair = Tuple[Place, Place]
 ChunkOf = Callable[[str], Any]  # an op's name → its chunk, or None
+_FETCHED = "_retval_"  # so begins the name of what brings an op's result to the client
 
 
 class DeviceFinder:
@@ -44,10 +45,11 @@ class DeviceFinder:
 
 
 def chunk_finder(call: Emitted) -> ChunkOf:
-    """Return a function from an op's name to the chunk in whose scope it is, or None."""
+    """Return a function from an op's name, as built or as executed, to the chunk in whose scope it is, or None."""
     scopes = {call.scope + name: chunk for chunk, name in enumerate(call.names)}
 
     def chunk_of(op: str) -> Optional[int]:
+        op = op[len(_FETCHED) :] if op.startswith(_FETCHED) else op
         while "/" in op:
             op = op.rpartition("/")[0]
             if op in scopes:
@@ -85,21 +87,31 @@ def chunk_copies(
         places: the call's towers.
         planned: for each chunk the pairs of places between which the plan moves it.
     """
-    executed: List[Tuple[int, Pair, Edge]] = []
-    for edge in edges:
-        pair = places.find(edge.src), places.find(edge.dst)
-        executed += [(chunk, pair, edge) for chunk in {chunk_of(reader) for reader in edge.readers} - {None}]
+    crossed = list(crossing(chunk_of, graph, edges, places))
+    executed = [(chunk, pair, edge) for chunk, pair, edge, is_read in crossed if is_read]
     found = {(chunk, pair) for chunk, pair, _ in executed}
     # A copy's own op may be pruned where its reader is on the same device; the tensor then goes straight to the
     # reader. Anything else that leaves is a result being read elsewhere.
+    for chunk, pair, edge, _ in crossed:
+        if planned[chunk][pair] and (chunk, pair) not in found:
+            found.add((chunk, pair))
+            executed.append((chunk, pair, edge))
+    return executed
+
+
+def crossing(
+    chunk_of: ChunkOf, graph: Any, edges: Sequence[Edge], places: DeviceFinder
+) -> Iterator[Tuple[int, Pair, Edge, bool]]:
+    """Yield the tensors that crossed and that a call's ops read, have made, or copy as they were built.
+
+    As the chunk, the pair of places, the tensor, and whether an op of the chunk reads it.
+    """
     copied = _copied(graph, chunk_of)
     for edge in edges:
         pair = places.find(edge.src), places.find(edge.dst)
-        for chunk in {chunk_of(edge.source), *copied.get(edge.source, ())} - {None}:
-            if planned[chunk][pair] and (chunk, pair) not in found:
-                found.add((chunk, pair))
-                executed.append((chunk, pair, edge))
-    return executed
+        reading = {chunk_of(reader) for reader in edge.readers}
+        for chunk in reading.union([chunk_of(edge.source)], copied.get(edge.source, ())) - {None}:
+            yield chunk, pair, edge, chunk in reading
 
 
 def _copied(graph: Any, chunk_of: ChunkOf) -> Dict[str, Set[int]]:

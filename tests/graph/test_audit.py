@@ -18,6 +18,7 @@ from hier_allreduce.graph.gradients import check_matrix
 from hier_allreduce.planning import Copy, Reduce
 from hier_allreduce.planning.algorithms import ALGORITHMS, hierarchical, tree
 
+TO_ONE_MAIN = Strategy(algorithm="tree", mains=0, pack_below=0)
 ONE_BY_ONE = {name: Strategy(algorithm=name, mains="rotate", pack_below=0) for name in ALGORITHMS}
 
 
@@ -216,19 +217,64 @@ def test_chunks_whose_names_begin_alike_are_kept_apart(graph):
     assert audit(seen(result)).copies == hierarchical(3, range(3)).transfers()
 
 
+@pytest.mark.parametrize("tables", [1, 2])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_indices_that_grappler_folds_need_no_copies(graph, algorithm, tables):
+    """Those of positional embeddings; the indices of two tables travel as one."""
+    devices, rows, used = cpus(4), [], []
+    for device in devices:
+        with tf.device(device):
+            table = [tf1.placeholder_with_default(np.ones([10, 3], np.float32), [10, 3]) for _ in range(tables)]
+            found = [tf.gather(each, tf.range(5)) * tf1.random_uniform([5, 3]) for each in table]
+            rows.append(tf1.gradients(found, table))
+    results = allreduce_grads(rows, devices, strategy=Strategy(sparse="gather", algorithm=algorithm))
+    for row, device in zip(results, devices):
+        with tf.device(device):
+            used += [tf.math.unsorted_segment_sum(grad.values, grad.indices, 10).op for grad in row]
+    (call,) = audit(seen(used), graph).calls
+    assert sum(call.copies.values()) + call.unneeded == 2 * 6
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_a_sum_and_a_mean_have_in_common_is_copied_once(graph, algorithm):
+    grads = gradients_on(cpus(4), ones(4, 3))
+    results = [allreduce_grads(grads, cpus(4), average, algorithm) for average in (False, True)]
+    found = audit(seen([used_on_the_spot(result, cpus(4)) for result in results]), graph)
+    assert sorted((sum(call.copies.values()), call.unneeded) for call in found.calls) == [(3, 3), (6, 0)]
+    assert f"/: {algorithm}, 1 chunk, 3 copies and 3 not needed, planned = executed" in str(found)
+
+
+def test_equal_gradients_of_two_variables_are_copied_once(graph):
+    rows = []
+    for device in cpus(4):
+        with tf.device(device):
+            scales = [tf1.placeholder_with_default(np.ones(3, np.float32), [3]) for _ in range(2)]
+            features = tf1.random_uniform([3])
+            rows.append(tf.gradients([scale * features for scale in scales], scales))
+    result = allreduce_grads(rows, cpus(4), strategy=TO_ONE_MAIN)
+    (call,) = audit(seen(used_on_the_spot(result, cpus(4))), graph).calls
+    assert sum(call.copies.values()) + call.unneeded == 2 * 6
+
+
 # ---- what is not, is told --------------------------------------------------------------------------
 
 
-def test_a_graph_that_does_something_else_than_the_plan(graph, monkeypatch):
-    result = allreduce_grads_hierarchical(gradients_on(cpus(8), ones(8, 3)), cpus(8))
-    (emitted,) = emit.emitted_in(graph)
+@pytest.mark.parametrize(
+    "what, unplanned", [("fed", ", not planned 4→5"), ("constant", ""), ("merged", ", not planned 4→5")]
+)
+def test_a_graph_that_does_something_else_than_the_plan(graph, monkeypatch, what, unplanned):
+    rows = gradients_on(cpus(8), ones(8, 3))
+    if what == "constant":
+        rows = [[grad.op.inputs[0] for grad in row] for row in rows]  # the placeholders' defaults
+    result = [allreduce_grads_hierarchical(rows, cpus(8)) for _ in range(2 if what == "merged" else 1)]
+    *others, emitted = emit.emitted_in(graph)
     steps = list(emitted.plan.steps)
     number = next(n for n, step in enumerate(steps) if step[1:] == (4, 5))
     steps[number] = steps[number]._replace(src=0)
     plan = dataclasses.replace(emitted.plan, steps=tuple(steps))
-    monkeypatch.setattr(auditing, "emitted_in", lambda graph: [dataclasses.replace(emitted, plan=plan)])
+    monkeypatch.setattr(auditing, "emitted_in", lambda graph: [*others, dataclasses.replace(emitted, plan=plan)])
     chunk = steps[number].chunk
-    with pytest.raises(AuditError, match=rf"chunk {chunk} \('{emitted.names[chunk]}'\): missing 0→5, not planned 4→5"):
+    with pytest.raises(AuditError, match=rf"chunk {chunk} \('{emitted.names[chunk]}'\): missing 0→5{unplanned}\n"):
         audit(seen(result))
 
 
@@ -328,10 +374,40 @@ def test_a_step_that_fetches_a_part(graph):
     assert len(lines) == 8 and all(": missing " in line for line in lines[1:6])
     assert lines[6:] == [
         "and 4 more chunks",
-        "fetch the results of all towers and variables: TensorFlow does not execute what is not fetched, and does not"
-        " copy constants; and build tower k's gradients under tf.device(devices[k]): one that is on its main already is"
-        " not copied there",
+        "fetch the results of all towers and variables: TensorFlow does not execute what is not fetched; and build"
+        " tower k's gradients under tf.device(devices[k]): one that is on its main already is not copied there",
     ]
+
+
+def test_what_is_missing_of_values_that_look_alike(graph):
+    rows = []
+    for device in cpus(3):
+        with tf.device(device):
+            rows.append(tf.split(tf1.random_uniform([6]), 2))
+    result = allreduce_grads(rows, cpus(3), strategy=TO_ONE_MAIN)
+    with pytest.raises(AuditError, match=r"chunk 0 \('\S+'\): missing 0→1 0→2 1→0 2→0\nfetch"):
+        audit(seen([row[0].op for row in result]), graph)
+
+
+def test_a_mean_that_only_one_tower_gets_beside_a_sum(graph):
+    grads = gradients_on(cpus(3), ones(3))
+    sums, means = (allreduce_grads(grads, cpus(3), average, "tree") for average in (False, True))
+    with pytest.raises(AuditError, match=r"missing 0→1 0→2\nfetch"):
+        audit(seen([*used_on_the_spot(sums, cpus(3)), used_on_the_spot(means[:1], cpus(1))]), graph)
+
+
+def test_an_all_reduce_of_which_nothing_is_left_but_a_fetch(graph, monkeypatch):
+    """Its sum is merged into another's, and it has no copy."""
+    real, grads = allreduce.emit, gradients_on(cpus(2), ones(2))
+    first = allreduce_grads(grads, cpus(2), algorithm="flat")
+    monkeypatch.setattr(allreduce, "emit", lambda plan, *how, **more: real(without_copies(plan), *how, **more))
+    second = allreduce_grads(grads, cpus(2), algorithm="flat")
+    with pytest.raises(AuditError, match=r"missing 0→1"):
+        audit(seen([first, second]), graph)
+
+
+def without_copies(plan):
+    return dataclasses.replace(plan, steps=tuple(step for step in plan.steps if isinstance(step, Reduce)))
 
 
 def test_soft_placement_that_moved_a_tower(graph):
