@@ -219,6 +219,23 @@ def _tensor(grad, is_static, held):
     return tf.IndexedSlices(held(grad.values, True), held(grad.indices, True), shape)
 
 
+def grown(case):
+    """Return the case with twice the rows in each dense gradient whose shape is not known when the graph is built."""
+    columns = []
+    for column in case.columns:
+        if not column.is_static and column.shape and not any(isinstance(grad, Rows) for grad in column.grads):
+            grads = [None if grad is None else np.concatenate([grad, grad]) for grad in column.grads]
+            column = column._replace(shape=(2 * column.shape[0], *column.shape[1:]), grads=grads)
+        columns.append(column)
+    return case._replace(columns=columns)
+
+
+def fed(case, rows):
+    """Return the values of placeholders whose shape is not known, as a session takes them."""
+    entries = [(column, row[v], column.grads[k]) for k, row in enumerate(rows) for v, column in enumerate(case.columns)]
+    return {tensor: grad for column, tensor, grad in entries if not column.is_static and isinstance(grad, np.ndarray)}
+
+
 def placeholder(array, is_static):
     """Return a tensor that no graph optimizer can fold into a constant."""
     return tf1.placeholder_with_default(array, array.shape if is_static else None)

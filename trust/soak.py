@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections import Counter
+from collections import ChainMap, Counter
 
 from .reporting import Finding, Work, in_processes, parse, report, until
 
@@ -23,6 +23,7 @@ _STEPS = 50_000
 _STEPS_AT_ONCE = 500
 _CALLS = 2_000
 _THREADS = 8
+_EAGERLY = threading.Lock()  # TensorFlow mixes up what threads compute eagerly: benchmarks/eager_threads.py
 _MEBIBYTE = 1 << 20
 _GROWTH = 24 * _MEBIBYTE  # resident memory may grow by this much after the first fifth of a run
 
@@ -83,10 +84,8 @@ def batch(seeds, audited, counts):
             together.append(case)
         else:
             found += _guarded(case, functools.partial(_alone, case, counts))
-    groups = {True: [], False: []}
-    for case in together:
-        groups[audited and drawn.is_auditable(case)].append(case)
-    for is_audited, group in groups.items():
+    for is_audited in (True, False):
+        group = [case for case in together if (audited and drawn.is_auditable(case)) == is_audited]
         if group:
             found += _in_graph(group, is_audited, counts)
     return found
@@ -110,11 +109,12 @@ def _alone(case, counts):
     def held(array, is_static):
         return tf.constant(array)
 
-    rows = drawn.tensors(case, held)
-    if case.spoilt:
-        return _refusal(case, rows, counts)
-    if case.mode == "eager":
-        return drawn.check(case, [[_array(value) for value in row] for row in drawn.reduce_case(case, rows)])
+    with _EAGERLY:
+        rows = drawn.tensors(case, held)
+        if case.spoilt:
+            return _refusal(case, rows, counts)
+        if case.mode == "eager":
+            return drawn.check(case, [[_array(value) for value in row] for row in drawn.reduce_case(case, rows)])
     present = [value for row in rows for value in row if value is not None]
 
     @tf.function(autograph=False)
@@ -149,48 +149,45 @@ def _refusal(case, rows, counts, operations=lambda: 0):
 
 
 def _in_graph(together, audited, counts):
-    """Build cases in one graph and run them in one step, audited or not; return what is wrong."""
+    """Build cases in one graph and run them in two steps, the first audited or not; return what is wrong."""
     import tensorflow as tf
 
+    import hier_allreduce
+
     from . import cases as drawn
 
-    tf1, found, built = tf.compat.v1, [], []
+    tf1, built, found = tf.compat.v1, [], []
+    asked, seen = tf1.RunOptions(output_partition_graphs=audited), tf1.RunMetadata()
+
+    def build(case):
+        rows = drawn.tensors(case, drawn.placeholder)
+        if case.spoilt:
+            return _refusal(case, rows, counts, lambda: len(graph.get_operations()))
+        built.append((case, rows, drawn.reduce_case(case, rows, f"case{case.seed}")))
+        return _misplaced(case, built[-1][2])
+
+    def run():
+        fetches = [[[() if value is None else value for value in row] for row in result] for _, _, result in built]
+        before, later = [case for case, _, _ in built], [drawn.grown(case) for case, _, _ in built]
+        feeds = [drawn.fed(case, rows) for case, (_, rows, _) in zip(later, built)]
+        with _session(tf, optimizes=audited or together[0].seed % 4 == 0) as session:
+            results = session.run(fetches, options=asked, run_metadata=seen) + session.run(fetches, ChainMap(*feeds))
+        for case, rows in zip(before + later, results):
+            got = [[None if type(value) is tuple else value for value in row] for row in rows]
+            found.extend(_guarded(case, functools.partial(drawn.check, case, got)))
+
+    def audit():
+        counts["  audited"] += len(built)
+        counts["  copies compared by the audit"] += sum(hier_allreduce.audit(seen, graph).copies.values())
+
     with tf.Graph().as_default() as graph:
         for case in together:
-            rows = drawn.tensors(case, drawn.placeholder)
-            if case.spoilt:
-                refusal = functools.partial(_refusal, case, rows, counts, lambda: len(graph.get_operations()))
-                found += _guarded(case, refusal)
-                continue
-            try:
-                built.append((case, drawn.reduce_case(case, rows, f"case{case.seed}")))
-            except Exception:
-                found.append((case.seed, f"{traceback.format_exc()}\n{case}"))
-        placed = [(case, _misplaced(case, result)) for case, result in built]
-        found += [(case.seed, f"{fault}\n{case}") for case, fault in placed if fault]
-        fetches = [[[value for value in row if value is not None] for row in result] for _, result in built]
-        asked, seen = tf1.RunOptions(output_partition_graphs=audited), tf1.RunMetadata()
+            found += _guarded(case, functools.partial(build, case))
         graph.get_operations() or tf1.no_op()
-        try:
-            with _session(tf, optimizes=audited or together[0].seed % 4 == 0) as session:
-                results = session.run(fetches, options=asked, run_metadata=seen)
-        except Exception:
-            return [*found, (together[0].seed, f"{traceback.format_exc()}\n{[str(case) for case, _ in built]}")]
-        for (case, result), arrays in zip(built, results):
-            found += _guarded(case, functools.partial(_compared, case, result, arrays))
-        if audited and any(_moves(case) for case, _ in built):
-            found += _audited(seen, graph, built, counts)
-    return found
-
-
-def _compared(case, result, arrays):
-    from . import cases as drawn
-
-    rows = []
-    for row, values in zip(result, arrays):
-        fetched = iter(values)
-        rows.append([None if value is None else next(fetched) for value in row])
-    return drawn.check(case, rows)
+        failed = _guarded(together[0], run)
+        if audited and not failed and any(_moves(case) for case, _, _ in built):
+            failed = _guarded(together[0], audit)
+    return found + failed
 
 
 def _moves(case):
@@ -207,18 +204,6 @@ def _misplaced(case, result):
             if value is not None and tf.DeviceSpec.from_string(value.device).device_index != wanted:
                 return f"variable {variable} of the tower on {device} is on {value.device}"
     return ""
-
-
-def _audited(seen, graph, built, counts):
-    import hier_allreduce
-
-    counts["  audited"] += len(built)
-    try:
-        result = hier_allreduce.audit(seen, graph)
-        counts["  copies compared by the audit"] += sum(result.copies.values())
-        return []
-    except Exception:
-        return [(built[0][0].seed, f"{traceback.format_exc()}\n{[str(case) for case, _ in built]}")]
 
 
 # ---- long training ---------------------------------------------------------------------------------
@@ -309,7 +294,7 @@ def calls(seed, seconds):
         if number % 100 == 99:
             memory.append(_resident())
             graphs.append((_alive(tf), len(emit._emitted)))
-    counts["calls of 36 cases in turn" if len(modes) > 1 else "calls of 12 cases in turn"] += number
+    counts[f"calls of {12 * len(modes)} cases in turn"] += number
     if len(graphs) > 4:
         settled, last = graphs[len(graphs) // 5], graphs[-1]
         counts["  graphs alive at the end"] += last[0]

@@ -94,10 +94,41 @@ def test_a_sum_with_one_wrong_contribution_is_found_by_soak():
     changed = case._replace(columns=[case.columns[0]._replace(grads=grads), *case.columns[1:]])
     real, cases.tensors = cases.tensors, lambda _, held: real(changed, held)
     try:
-        ((seed, text),) = soak._in_graph([case], False, Counter())
+        (seed, text), *_ = soak._in_graph([case], False, Counter())
     finally:
         cases.tensors = real
     assert seed == case.seed and "variable 0" in text
+
+
+def test_soak_runs_each_graph_with_other_shapes_too(monkeypatch):
+    from trust import cases, soak
+
+    case = next(case for case in map(drawn, range(99)) if any(not column.is_static for column in case.columns))
+    shapes, real = [], cases.check
+
+    def check(case, rows):
+        shapes.append([column.shape for column in case.columns])
+        return real(case, rows)
+
+    monkeypatch.setattr(cases, "check", check)
+    assert soak._in_graph([case], False, Counter()) == []
+    assert len(shapes) == 2 and shapes[0] != shapes[1]
+
+
+@pytest.mark.tf2
+def test_soak_calls_eagerly_from_one_thread_at_a_time(monkeypatch):
+    from trust import cases, soak
+
+    was_locked, real = [], cases.reduce_case
+
+    def reduce_case(*given):
+        was_locked.append(soak._EAGERLY.locked())
+        return real(*given)
+
+    monkeypatch.setattr(cases, "reduce_case", reduce_case)
+    for mode in ("eager", "function"):
+        assert soak._alone(soak._small(3, mode), Counter()) == ""
+    assert was_locked == [True, False]
 
 
 def test_faults_in_plans_are_judged_by_exact_count():
