@@ -26,6 +26,8 @@ _PACKAGE = Path(__file__).resolve().parent
 # An installed package holds configs/ inside it; a checkout holds it next to the package.
 _CONFIGS = next((d for d in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if d.is_dir()), _PACKAGE / "configs")
 
+CACHE_VARIABLE = "HIER_ALLREDUCE_CACHE"  # names the folder of all that is kept for a user
+
 Error = Type[HierAllreduceError]
 Reader = Callable[[Any, str, Error], Any]
 
@@ -98,11 +100,15 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"{hint} there are {', '.join(choices)}"
 
 
-def system_cache_folder() -> Path:
-    """Return where this package keeps files of its own for a user: ``~/.cache/hier_allreduce`` on Linux."""
+def user_folder() -> Path:
+    """Return where this package keeps files of its own for a user.
+
+    ``$HIER_ALLREDUCE_CACHE``; without it the system's place for caches, ``~/.cache/hier_allreduce`` on Linux.
+    """
     from platformdirs import user_cache_dir  # here, because most programs never ask
 
-    return Path(user_cache_dir("hier_allreduce", appauthor=False))
+    chosen = os.environ.get(CACHE_VARIABLE)
+    return Path(os.path.expanduser(chosen) if chosen else user_cache_dir("hier_allreduce", appauthor=False))
 
 
 def read_yaml(path: Path, error: Error) -> Dict[str, Any]:

@@ -22,23 +22,16 @@ from pathlib import Path
 from typing import Any, Callable, Optional, TypeVar, cast
 
 from .. import __version__
-from ..presets import system_cache_folder
+from ..presets import CACHE_VARIABLE, user_folder
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-VARIABLE = "HIER_ALLREDUCE_CACHE"
 _INVALID = (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError, OSError)
 
 
 def cache_folder() -> Optional[Path]:
-    """Return the folder of this package's cache: ``$HIER_ALLREDUCE_CACHE``, else the system's place for caches.
-
-    None if the variable is empty, which turns the cache off.
-    """
-    chosen = os.environ.get(VARIABLE)
-    if chosen is None:
-        return system_cache_folder()
-    return Path(chosen) if chosen else None
+    """Return the folder of this package's cache; None if ``$HIER_ALLREDUCE_CACHE`` is empty, which turns it off."""
+    return None if os.environ.get(CACHE_VARIABLE) == "" else user_folder()
 
 
 def kept(encode: Callable[[Any], Any], decode: Callable[[Any, Any], Any]) -> Callable[[F], F]:

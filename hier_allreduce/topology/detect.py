@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, List, Optional, Sequence, Tuple
 
 from ..errors import TopologyError
-from ..presets import system_cache_folder
+from ..presets import user_folder
 from .files import load
 from .matrix import SELF, LinkMatrix
 from .nvidia_smi import parse_nvidia_smi
@@ -79,7 +79,7 @@ def _of_devices(devices: Optional[Sequence[str]], calibrated: bool) -> Topology:
 
 def calibration_file() -> Path:
     """Return where ``hier-allreduce calibrate`` keeps this machine's speeds: in the user's cache folder."""
-    return system_cache_folder() / "this-machine.yaml"
+    return user_folder() / "this-machine.yaml"
 
 
 def device_names(count: int) -> List[str]:

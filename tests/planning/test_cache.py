@@ -14,7 +14,7 @@ CACHED = (planner._search, planner._best_of, planner._timed_baselines, spanning_
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path))
     as_another_process()
     yield tmp_path / "searches"
     as_another_process()
@@ -93,14 +93,14 @@ def test_a_folder_that_cannot_be_written_changes_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     as_another_process()
     expected = choose(MACHINE, SIZE)
-    monkeypatch.setenv(cache.VARIABLE, str(tmp_path / "file"))
+    monkeypatch.setenv(cache.CACHE_VARIABLE, str(tmp_path / "file"))
     as_another_process()
     assert choose(MACHINE, SIZE) == expected
 
 
 def test_the_folder_is_the_systems_and_an_empty_variable_turns_the_cache_off(monkeypatch, tmp_path):
-    monkeypatch.setenv(cache.VARIABLE, "")
+    monkeypatch.setenv(cache.CACHE_VARIABLE, "")
     assert cache.cache_folder() is None
-    monkeypatch.delenv(cache.VARIABLE)
+    monkeypatch.delenv(cache.CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache.cache_folder().name == "hier_allreduce"

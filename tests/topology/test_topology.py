@@ -504,7 +504,7 @@ LISTING = "GPU 0: Tesla V100 (UUID: GPU-aa)\nGPU 1: Tesla V100 (UUID: GPU-bb)\nG
 @pytest.fixture
 def nvidia_smi(monkeypatch, tmp_path):
     """A machine with three GPUs, of which CUDA shows all, without a calibration."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(presets.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.setattr(detect, "_run", lambda *arguments: LISTING if arguments == ("-L",) else TABLE)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
@@ -595,9 +595,8 @@ def kept_calibration(monkeypatch, tmp_path):
     table = "\tGPU0\tGPU1\nGPU0\tX\tSYS\nGPU1\tSYS\tX\n"
     monkeypatch.setattr(detect, "_run", lambda *arguments: listing if arguments == ("-L",) else table)
     monkeypatch.setattr(detect, "_tensorflow_version", lambda: "2.21.0")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv(presets.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    detect.calibration_file().parent.mkdir()
     detect.calibration_file().write_text(MEASURED_HERE)
 
 
@@ -605,6 +604,11 @@ def test_this_machine_has_its_measured_speeds(kept_calibration):
     assert detect.this_machine().link(0, 1).bandwidth == 10e9
     assert detect.this_machine(["/gpu:1", "/gpu:0"]).measured.date == "2026-11-22"
     assert detect.detected(["/gpu:1", "/gpu:0"]).measured is None
+
+
+def test_the_folder_of_what_is_kept_may_be_in_the_users_home(monkeypatch):
+    monkeypatch.setenv(presets.CACHE_VARIABLE, "~/kept")
+    assert detect.calibration_file() == Path.home() / "kept" / "this-machine.yaml"
 
 
 def test_a_calibration_of_something_else_is_not_used_and_a_warning_says_so(kept_calibration, monkeypatch):
