@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hier_allreduce.planning import issued_before, operands
+from hier_allreduce.planning import IDLE, issued_before, operands
+from hier_allreduce.planning.simulator import ready_times
 from hier_allreduce.topology import with_lanes
 
 _SOURCE = Path(__file__).with_name("tunnel.cc")
@@ -98,19 +99,38 @@ def set_machine(topology):
                 speed.update((resource, 1 / cost) for resource, cost in others)
             first.append(len(shared))
     speeds = _floats([speed.get(resource, 1.0) for resource in range(max(speed, default=0) + 1)])
-    latency, arrival = topology.speeds.copy_latency, topology.speeds.arrival
+    seconds = [getattr(topology.speeds, name) for name in ("copy_latency", "arrival", "dispatch")]
     arrays = [_floats(limits), _ints(first), _ints(shared or [0])]
     library()[1].tunnel_machine(
-        count, ctypes.c_double(latency), ctypes.c_double(arrival), *map(_pointer, arrays), len(speeds), _pointer(speeds)
+        count, *map(ctypes.c_double, seconds), *map(_pointer, arrays), len(speeds), _pointer(speeds)
+    )
+
+
+def set_pass(plan, sizes, backward):
+    """Make a backward pass go on during the next runs, in which each tower's chunk is a gradient."""
+    ready = ready_times(plan.buckets or (0,) * plan.chunks, sizes, backward) * plan.towers if backward.seconds else []
+    library()[1].tunnel_pass(
+        plan.towers,
+        ctypes.c_double(backward.seconds),
+        ctypes.c_double(backward.backlog),
+        len(ready),
+        _pointer(_floats(ready)),
     )
 
 
 class Copies:
-    """The copies of a plan in its order, and which copies' ends each copy, and each sum, waits for."""
+    """The copies of a plan in its order, and which copies' ends each copy, and each sum, waits for.
 
-    def __init__(self, plan, gates):
+    With ``gradients``, each tower's chunk is one more event that they wait for, numbered after the copies.
+    """
+
+    def __init__(self, plan, gates, gradients):
         self.ends, sums = [], []  # (src, dst, chunk)
         waits, arrived = [], {}
+        first = plan.copies
+        if gradients:
+            places = [(tower, chunk) for tower in range(plan.towers) for chunk in range(plan.chunks)]
+            arrived = {place: {first + number} for number, place in enumerate(places)}
         gated = {}  # for each copy the copies' ends that its gate waits for, directly or not
         for step, added in zip(plan.steps, operands(plan)):
             before = len(self.ends)
@@ -128,7 +148,7 @@ class Copies:
         waits += sums
         self.sums = len(sums)
         self.missing = [len(needs) for needs in waits]
-        self.dependents = [[] for _ in self.ends]
+        self.dependents = [[] for _ in range(first + (plan.towers * plan.chunks if gradients else 0))]
         for number, needs in enumerate(waits):
             for copy in needs:
                 self.dependents[copy].append(number)
@@ -142,22 +162,23 @@ class Run:
         topology: the machine.
         sizes: bytes of each chunk.
         ordered: with the control edges that keep each sender's copies in the plan's order, or without.
+        backward: the backward pass that goes on meanwhile.
     """
 
-    def __init__(self, plan, topology, sizes, ordered=True):
+    def __init__(self, plan, topology, sizes, ordered=True, backward=IDLE):
         import tensorflow as tf
 
-        self.plan, self.topology, self.sizes = plan, topology, sizes
+        self.plan, self.topology, self.sizes, self.backward = plan, topology, sizes, backward
         self._tf1 = tf.compat.v1
         self._ops, self._functions = library()
         count = sum(len(getattr(step, "srcs", (0,))) for step in plan.steps)
-        self.copies = Copies(plan, issued_before(plan) if ordered else [()] * count)
+        self.copies = Copies(plan, issued_before(plan) if ordered else [()] * count, backward.seconds > 0)
         self._elements = [_FIRST_SIZE + chunk for chunk in range(plan.chunks)]
         self._graph = tf.Graph()
         with self._graph.as_default():
             self._results = self._build(tf, ordered)
         config = self._tf1.ConfigProto(
-            device_count={"CPU": plan.devices}, inter_op_parallelism_threads=8, intra_op_parallelism_threads=1
+            device_count={"CPU": plan.devices}, inter_op_parallelism_threads=1, intra_op_parallelism_threads=1
         )
         self._session = self._tf1.Session(graph=self._graph, config=config)
 
@@ -176,7 +197,11 @@ class Run:
             with self._tf1.device(device):
                 value = self._value(number)
                 whole = self._ops.tunnel_keep(self._tf1.placeholder_with_default(value, value.shape))
-                rows.append(tf.split(whole, self._elements) if self.plan.chunks > 1 else [whole])
+                row = tf.split(whole, self._elements) if self.plan.chunks > 1 else [whole]
+                if self.backward.seconds:
+                    first = number * self.plan.chunks
+                    row = [self._ops.tunnel_gradient(x, number=first + chunk) for chunk, x in enumerate(row)]
+                rows.append(row)
         reading = _reading(self, places)
         reduced = emit(self.plan, rows, places, [reading] * self.plan.chunks, in_order=ordered)
         results = []
@@ -192,6 +217,7 @@ class Run:
             AssertionError: a device has something else than the sum.
         """
         set_machine(with_lanes(self.topology, self.plan.lanes))
+        set_pass(self.plan, self.sizes, self.backward)
         copies = self.copies
         first = np.cumsum([0, *map(len, copies.dependents)])
         arrays = [

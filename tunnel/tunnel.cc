@@ -3,7 +3,8 @@
 // _Send, TensorFlow's op at every edge between devices, gets another kernel: where a GPU's copy would be put on the
 // sender's copy stream, it is put on an emulated one, in the order in which the executor dispatches. Its receiver has
 // the value when the emulated bytes have passed. TunnelSum follows each sum: it occupies the emulated compute stream, and
-// is done at once, as a kernel launch on a GPU is. TunnelKeep only keeps Grappler from changing what it reads.
+// is done at once, as a kernel launch on a GPU is. TunnelGradient hands on a value when the host may issue what reads it.
+// TunnelKeep only keeps Grappler from changing what it reads. The emulated host does one thing after another.
 //
 // Time is emulated. It goes on when TensorFlow has dispatched everything that can be dispatched, so a busy computer
 // changes nothing. See README.md.
@@ -58,6 +59,11 @@ class Machine {
   int devices = 0;
   double latency = 0;  // seconds from a copy's start to its first byte
   double arrival = 0;  // seconds of the host from a copy's end until its receiver has the value
+  double dispatch = 0;  // seconds of the host for each op
+  double pass = 0;      // seconds of the backward pass, of which the host has queued `backlog` on each tower
+  double backlog = 0;
+  int towers = 0;
+  std::vector<double> gradients;  // when each gradient is there
   std::vector<Pair> pairs;
   std::vector<double> speed;  // of what is shared, bytes/s
   std::vector<int> missing;   // for each copy, then each sum: of how many copies it needs the end before its dispatch
@@ -69,9 +75,13 @@ class Machine {
   void Reset() {
     streams_.assign(devices, Stream());
     compute_.assign(devices, 0.0);
-    expected_ = std::count(missing.begin(), missing.end(), 0);
+    expected_ = std::count(missing.begin(), missing.end(), 0) + gradients.size();
     dispatched_ = 0;
-    now_ = last_ = 0;
+    now_ = flowed_ = free_ = -backlog;
+    last_ = 0;
+    left_ = backlog;
+    end_ = pass;
+    issues_ = {};
     arrivals_ = {};
     deliveries_.clear();
     order_.clear();
@@ -98,24 +108,36 @@ class Machine {
 
   void Dispatch(Copy* copy) {
     auto lock = Lock();
-    copy->not_before = std::max({now_, compute_[copy->src], compute_[copy->dst]});
-    streams_[copy->src].queue.push_back(copy);
     order_.push_back(copy->number);
-    ++dispatched_;
-    changed_.notify_one();
+    Issue([this, copy] {
+      copy->not_before = std::max({now_, Free(copy->src), Free(copy->dst)});
+      streams_[copy->src].queue.push_back(copy);
+    });
   }
 
   void Sum(int device, double seconds) {
     auto lock = Lock();
-    compute_[device] = std::max(now_, compute_[device]) + seconds;
-    last_ = std::max(last_, compute_[device]);
+    Issue([this, device, seconds] {
+      compute_[device] = std::max(now_, Free(device)) + seconds;
+      last_ = std::max(last_, compute_[device]);
+    });
+  }
+
+  // A gradient: `deliver` when the host may issue what reads it, some kernels ahead.
+  void Gradient(int number, std::function<void()> deliver) {
+    auto lock = Lock();
     ++dispatched_;
+    const int event = dependents.size() - gradients.size() + number;
+    // of gradients that are there at the same time, the host goes on with that of the first copy in the plan
+    const int first = dependents[event].empty() ? 0 : dependents[event][0];
+    deliveries_.push_back({event, deliver});
+    arrivals_.push({gradients[number] - backlog, first, deliveries_.size() - 1});
     changed_.notify_one();
   }
 
   double Seconds() {
     auto lock = Lock();
-    return last_;
+    return std::max(last_, end_);
   }
 
   int Ends(double* seconds, int most) {
@@ -156,8 +178,31 @@ class Machine {
     }
   }
 
+  // When the host gets to an op that it can begin now, and spends its time on it.
+  double Dispatched(double now) {
+    const double start = std::max(now, free_);
+    free_ = start + dispatch;
+    if (start < end_) {
+      left_ -= dispatch;
+      end_ = pass + std::max(0.0, -left_);
+    }
+    return start;
+  }
+
+  void Issue(std::function<void()> issue) {
+    issues_.push({Dispatched(now_), issued_++, issue});
+    ++dispatched_;
+    changed_.notify_one();
+  }
+
+  // When a device's compute stream is done with all that is queued there now.
+  double Free(int device) const {
+    if (device >= towers || now_ >= end_) return compute_[device];
+    return std::max(compute_[device], std::min(end_, now_ + backlog));
+  }
+
   bool Busy() const {
-    if (!arrivals_.empty()) return true;
+    if (!arrivals_.empty() || !issues_.empty()) return true;
     for (const Stream& stream : streams_)
       if (stream.current || !stream.queue.empty()) return true;
     return false;
@@ -174,7 +219,8 @@ class Machine {
   double EndOf(const Copy& copy) const { return copy.rate > 0 ? flowed_ + copy.left / copy.rate : kNever; }
 
   double NextEvent() const {
-    double next = arrivals_.empty() ? kNever : arrivals_.top().first;
+    double next = arrivals_.empty() ? kNever : std::get<0>(arrivals_.top());
+    if (!issues_.empty()) next = std::min(next, std::get<0>(issues_.top()));
     for (const Stream& stream : streams_)
       if (stream.current) next = std::min(next, stream.current->flowing ? EndOf(*stream.current) : stream.current->flows_at);
     return next;
@@ -184,9 +230,22 @@ class Machine {
     for (Stream& stream : streams_)
       if (stream.current && stream.current->flowing) stream.current->left -= stream.current->rate * (now_ - flowed_);
     flowed_ = now_;
-    while (!arrivals_.empty() && arrivals_.top().first <= now_) {
-      Arrive(deliveries_[arrivals_.top().second], due);
+    while (!issues_.empty() && std::get<0>(issues_.top()) <= now_) {
+      auto issue = std::get<2>(issues_.top());
+      issues_.pop();
+      issue();
+    }
+    for (Stream& stream : streams_) Start(&stream);
+    while (!arrivals_.empty() && std::get<0>(arrivals_.top()) <= now_) {
+      const int first = std::get<1>(arrivals_.top());
+      const size_t delivery = std::get<2>(arrivals_.top());
       arrivals_.pop();
+      const int gradient = deliveries_[delivery].first - static_cast<int>(dependents.size() - gradients.size());
+      if (gradient >= 0 && gradients[gradient] - backlog + end_ - pass > now_ + 1e-12) {
+        arrivals_.push({gradients[gradient] - backlog + end_ - pass, first, delivery});  // the host is late
+      } else {
+        Arrive(deliveries_[delivery], due);
+      }
     }
     for (Stream& stream : streams_) {
       Copy* copy = stream.current;
@@ -195,9 +254,11 @@ class Machine {
         stream.current = nullptr;
         ends_[copy->number] = now_;
         last_ = std::max(last_, now_);
-        if (arrival > 0) {
+        const double noted = Dispatched(now_ + arrival);
+        last_ = std::max(last_, noted);
+        if (noted > now_) {
           deliveries_.push_back({copy->number, copy->deliver});
-          arrivals_.push({now_ + arrival, deliveries_.size() - 1});
+          arrivals_.push({noted, -1, deliveries_.size() - 1});
         } else {
           Arrive({copy->number, copy->deliver}, due);
         }
@@ -253,11 +314,19 @@ class Machine {
   std::vector<double> compute_;  // when each device's compute stream is free
   std::vector<int> order_;       // of dispatch
   std::vector<double> ends_;     // of each copy
-  using Arrival = std::pair<double, size_t>;
+  using Arrival = std::tuple<double, int, size_t>;
   std::priority_queue<Arrival, std::vector<Arrival>, std::greater<Arrival>> arrivals_;
   std::vector<std::pair<int, std::function<void()>>> deliveries_;
-  int expected_ = 0, dispatched_ = 0;
+  using OneIssue = std::tuple<double, int, std::function<void()>>;
+  struct Later {
+    bool operator()(const OneIssue& a, const OneIssue& b) const {
+      return std::make_pair(std::get<0>(a), std::get<1>(a)) > std::make_pair(std::get<0>(b), std::get<1>(b));
+    }
+  };
+  std::priority_queue<OneIssue, std::vector<OneIssue>, Later> issues_;  // what the host has been given, by time
+  int expected_ = 0, dispatched_ = 0, issued_ = 0;
   double now_ = 0, flowed_ = 0, last_ = 0;
+  double free_ = 0, left_ = 0, end_ = 0;  // of the host: when it has time, its lead, the end of the pass
 };
 
 Machine& TheMachine() {
@@ -272,6 +341,7 @@ Status SameShape(shape_inference::InferenceContext* context) {
 
 REGISTER_OP("TunnelSum").Input("x: float").Output("y: float").Attr("device_number: int").Attr("seconds: float")
     .SetIsStateful().SetShapeFn(SameShape);
+REGISTER_OP("TunnelGradient").Input("x: float").Output("y: float").Attr("number: int").SetIsStateful().SetShapeFn(SameShape);
 REGISTER_OP("TunnelKeep").Input("x: float").Output("y: float").SetIsStateful().SetShapeFn(SameShape);
 
 class SendOp : public AsyncOpKernel {
@@ -328,6 +398,21 @@ class SumOp : public OpKernel {
   float seconds_;
 };
 
+class GradientOp : public AsyncOpKernel {
+ public:
+  explicit GradientOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("number", &number_));
+  }
+  bool IsExpensive() override { return false; }
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    context->set_output(0, context->input(0));
+    TheMachine().Gradient(number_, done);
+  }
+
+ private:
+  int number_;
+};
+
 class KeepOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -337,20 +422,23 @@ class KeepOp : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("_Send").Device(DEVICE_CPU).Priority(1), SendOp);
 REGISTER_KERNEL_BUILDER(Name("TunnelSum").Device(DEVICE_CPU), SumOp);
+REGISTER_KERNEL_BUILDER(Name("TunnelGradient").Device(DEVICE_CPU), GradientOp);
 REGISTER_KERNEL_BUILDER(Name("TunnelKeep").Device(DEVICE_CPU), KeepOp);
 
 }  // namespace
 
 extern "C" {
 
-// The links: seconds of latency and arrival; limits of devices² pairs; what pair p shares is shared[from[p] .. from[p + 1]).
-void tunnel_machine(int devices, double latency, double arrival, const double* limits, const int* from, const int* shared,
-                    int resources, const double* speed) {
+// The links: seconds of latency, arrival and dispatch; limits of devices² pairs; what pair p shares is
+// shared[from[p] .. from[p + 1]).
+void tunnel_machine(int devices, double latency, double arrival, double dispatch, const double* limits, const int* from,
+                    const int* shared, int resources, const double* speed) {
   Machine& machine = TheMachine();
   auto lock = machine.Lock();
   machine.devices = devices;
   machine.latency = latency;
   machine.arrival = arrival;
+  machine.dispatch = dispatch;
   machine.pairs.assign(devices * devices, Pair());
   for (int pair = 0; pair < devices * devices; ++pair) {
     machine.pairs[pair].limit = limits[pair];
@@ -359,17 +447,29 @@ void tunnel_machine(int devices, double latency, double arrival, const double* l
   machine.speed.assign(speed, speed + resources);
 }
 
-// The next run: copies as (src, dst, chunk) and bytes; what waits for the end of copy c is dependents[from[c] .. from[c + 1]).
+// The backward pass of the next runs: when each of `count` gradients is there.
+void tunnel_pass(int towers, double pass, double backlog, int count, const double* gradients) {
+  Machine& machine = TheMachine();
+  auto lock = machine.Lock();
+  machine.towers = towers;
+  machine.pass = pass;
+  machine.backlog = backlog;
+  machine.gradients.assign(gradients, gradients + count);
+}
+
+// The next run: copies as (src, dst, chunk) and bytes; what waits for the end of copy c, and after the copies for a gradient,
+// is dependents[from[c] .. from[c + 1]).
 void tunnel_run(int copies, int sums, const int* ends, const double* bytes, const int* missing, const int* from,
                 const int* dependents) {
   Machine& machine = TheMachine();
   auto lock = machine.Lock();
   machine.known.clear();
-  machine.dependents.assign(copies, {});
-  for (int copy = 0; copy < copies; ++copy) {
+  const int events = copies + machine.gradients.size();
+  machine.dependents.assign(events, {});
+  for (int event = 0; event < events; ++event)
+    machine.dependents[event].assign(dependents + from[event], dependents + from[event + 1]);
+  for (int copy = 0; copy < copies; ++copy)
     machine.known[std::make_tuple(ends[3 * copy], ends[3 * copy + 1], ends[3 * copy + 2])].push_back({copy, bytes[copy]});
-    machine.dependents[copy].assign(dependents + from[copy], dependents + from[copy + 1]);
-  }
   machine.missing.assign(missing, missing + copies + sums);
   machine.Reset();
 }

@@ -16,7 +16,6 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from .. import __version__
 from ..errors import TopologyError
 from ..formatting import amount, count, table
-from ..planning import cache_folder
 from ..topology import Topology, this_machine
 
 _PACKAGES = (
@@ -60,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
     driver = _driver()
     machine = _machine(seen)
     print(f"hier_allreduce {__version__}, Python {platform.python_version()}, {platform.platform()}")
-    print(f"{count(os.cpu_count() or 1, 'core')}, {cache_folder() or 'no'} cache folder\n")
+    print(f"{count(os.cpu_count() or 1, 'core')}\n")
     print(table([("package", "version"), *packages.items()]))
     print(f"\n{_gpu_text(seen, driver, machine)}")
     variables = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]

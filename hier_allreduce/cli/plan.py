@@ -5,30 +5,27 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
+from dataclasses import replace
 from typing import Any, Dict, Optional
 
 from .. import __version__, presets
 from ..errors import TopologyError
 from ..figures import check_picture
 from ..planning import (
-    PLANNER_ALGORITHMS,
+    BACKLOG,
+    IDLE,
+    NAMES,
     THIS_MACHINE,
-    Backward,
+    BackwardPass,
+    Prediction,
     Reduce,
     Step,
-    TrainingChoice,
-    algorithms_for,
-    baseline_seconds,
-    choose,
-    choose_for_training,
-    operands,
+    best_plan,
     predicted_trace,
     verify,
 )
-from ..topology import Topology
 from .common import lane_count, output, refuse_unused
-from .describe import describe_choice
+from .describe_plan import describe_prediction
 from .plan_picture import draw_plan
 from .topo import add_topology, read_topology
 
@@ -58,12 +55,12 @@ def read_bytes(text: str) -> int:
 
 
 def read_seconds(text: str) -> float:
-    """Read ``10ms``, ``500us``, ``0.01s`` or ``0``: seconds, from 0 to 1."""
+    """Read ``60ms``, ``500us``, ``0.1s`` or ``0``: seconds, from 0 to 60."""
     match = re.match(r"\s*(\d+(?:\.\d+)?)\s*(s|ms|us|µs)?\s*$", text)
     unit = (match.group(2) or "") if match else ""
     seconds = float(match.group(1)) * _SECONDS[unit] if match and (unit or float(match.group(1)) == 0) else -1.0
-    if not 0 <= seconds <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected 0 to 1 s, for instance 10ms, 500us or 0")
+    if not 0 <= seconds <= 60:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 0 to 60 s, for instance 60ms, 500us or 0")
     return seconds
 
 
@@ -77,22 +74,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--lanes", type=lane_count, metavar="L", help="logical GPUs on each GPU that relay copies (default none)"
     )
     parser.add_argument(
-        "--backlog",
+        "--backward",
         type=read_seconds,
         metavar="TIME",
-        help="kernels that the host has queued on each GPU during the backward pass (default 10ms; 0: an idle machine)",
+        help="of the backward pass (default: a second for each 1.7 GB; 0: an idle machine)",
     )
-    names = f"auto (the default), or one of: {', '.join(PLANNER_ALGORITHMS)}"
-    parser.add_argument("--algorithm", metavar="NAME", type=_algorithm, help=names)
+    parser.add_argument(
+        "--dispatch",
+        type=read_seconds,
+        metavar="TIME",
+        help="of the host for each op, instead of the machine's; 0: free",
+    )
+    parser.add_argument("--algorithm", metavar="NAME", choices=NAMES, help=f"one of {', '.join(NAMES)} (default auto)")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     parser.add_argument(
         "--trace", metavar="FILE", type=output, help="write the predicted run as a trace for ui.perfetto.dev"
     )
     parser.add_argument("--steps", action="store_true", help="print every step too")
-
-
-def _algorithm(name: str) -> Optional[str]:
-    return None if name == "auto" else name
 
 
 def main(args: argparse.Namespace) -> int:
@@ -106,58 +104,48 @@ def main(args: argparse.Namespace) -> int:
             "this machine has fewer than two GPUs, so there is nothing to plan; name a machine, one of"
             f" {', '.join(presets.names('machines'))}, or a file"
         )
-    backward = Backward() if args.backlog is None else Backward(args.backlog)
-    choice = _searched(machine, args.bytes, args.algorithm, args.lanes or 0, backward)
-    verify(choice.plan())
+    if args.dispatch is not None:
+        machine = replace(machine, speeds=replace(machine.speeds, dispatch=args.dispatch))
+    prediction = best_plan(machine, args.bytes, _backward(args.backward), args.algorithm, args.lanes or 0)
+    verify(prediction.plan)
     if args.picture:  # before the text: its reader may close the pipe early
-        draw_plan(choice, machine, args.picture)
+        draw_plan(prediction, args.picture)
     if args.trace:
-        predicted_trace(choice, machine).write(args.trace)
+        predicted_trace(prediction).write(args.trace)
     if args.json:
-        print(json.dumps(as_json(choice, machine)))
+        print(json.dumps(as_json(prediction)))
     else:
-        print(describe_choice(choice, machine, args.steps))
+        print(describe_prediction(prediction, args.steps))
     return 0
 
 
-def _searched(machine: Topology, size: int, algorithm: Optional[str], lanes: int, backward: Backward) -> TrainingChoice:
-    """Return the plan, with a progress bar on a terminal: large machines take seconds.
-
-    There the plans that will be compared with it are made too.
-    """
-    if sys.stderr is None or not sys.stderr.isatty():
-        return choose_for_training(machine, size, algorithm, lanes, backward)
-    from tqdm import tqdm
-
-    with tqdm(total=len(PLANNER_ALGORITHMS) + 1, desc="searching plans", leave=False, file=sys.stderr) as bar:
-        choice = choose_for_training(machine, size, algorithm, lanes, backward)
-        for name in algorithms_for(machine):
-            bar.update()
-            choose(machine, size // choice.schedule.buckets, name)
-    return choice
+def _backward(seconds: Optional[float]) -> Optional[BackwardPass]:
+    if seconds is None:
+        return None
+    return BackwardPass(seconds, BACKLOG) if seconds else IDLE
 
 
-def as_json(choice: TrainingChoice, machine: Topology) -> Dict[str, Any]:
+def as_json(prediction: Prediction) -> Dict[str, Any]:
     """Return the plan as plain values: bytes of each chunk, steps in execution order, times in seconds."""
-    whole = choice.plan()
+    plan, machine, size = prediction.plan, prediction.topology, prediction.size
     return {
         "version": __version__,
         "machine": machine.name,
         "devices": len(machine),
-        "bytes": choice.size,
-        "algorithm": choice.recipe.algorithm,
-        "lanes": whole.lanes,
-        "chunks": list(choice.sizes()),
-        "buckets": list(whole.buckets or [0] * whole.chunks),
-        "steps": [_step(step) for step in whole.steps],
-        "copies": sum(whole.transfers().values()),
-        "sums": sum(added > 1 for added in operands(whole)),
-        "predicted_seconds": choice.seconds,
-        "lower_bound_seconds": choice.bound,
-        "baselines": baseline_seconds(machine, choice.size),
+        "bytes": size,
+        "algorithm": plan.algorithm,
+        "lanes": plan.lanes,
+        "shares": list(plan.shares),
+        "buckets": list(plan.buckets or [0] * plan.chunks),
+        "steps": [_step(step) for step in plan.steps],
+        "copies": plan.copies,
+        "sums": plan.sums,
+        "backward_seconds": prediction.backward.seconds,
+        "exposed_seconds": prediction.seconds,
+        "bound_seconds": prediction.bound,
+        "idle_seconds": prediction.idle_seconds,
+        "host_seconds": prediction.host_seconds,
         "warnings": list(machine.warnings),
-        "backlog_seconds": choice.backward.backlog,
-        "exposed_seconds": choice.exposed,
     }
 
 

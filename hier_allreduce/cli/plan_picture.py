@@ -7,28 +7,24 @@ from typing import Any, Dict, Sequence
 
 from ..figures import COLORS, INK, ink_on, pyplot, save_picture
 from ..formatting import amount, count, duration
-from ..planning import Choice, Plan, Timing, TrainingChoice, one_bucket, timeline
+from ..planning import Plan, Prediction, Timing
 from ..topology import Topology
-from .describe import Way, reached, sums_by_chunk
+from .describe_plan import Way, algorithms_of, reached, sums_by_chunk
 from .machine_picture import device_positions, draw_devices, draw_link_bytes, spaced
 
 _OTHER_WAYS = "#bcc4cd"  # the colour of the ways that have no drawing
 
 
-def draw_plan(choice: Choice, topology: Topology, path: str) -> None:
-    """Draw a plan into a file: its trees on the machine's links, the bytes on each link, and the timeline.
+def draw_plan(prediction: Prediction, path: str) -> None:
+    """Draw a plan into a file: its ways on the machine's links, the bytes on each link, and the timeline.
 
-    Of equal buckets one is drawn.
+    With a backward pass the timeline shows its end, and what is exposed after it.
 
     Raises:
         HierAllreduceError: matplotlib is missing, or the file cannot be written.
     """
-    buckets = ""
-    if isinstance(choice, TrainingChoice):
-        buckets = f" (one of {choice.schedule.buckets} buckets)" if choice.schedule.buckets > 1 else ""
-        choice = one_bucket(choice, topology)
-    run = timeline(choice, topology)
-    colors = way_colors(choice)
+    topology, run = prediction.topology, prediction.timing()
+    colors = way_colors(prediction.plan)
     shown = [way for way, color in colors.items() if way and color != _OTHER_WAYS]
     rows = 2 if len(shown) > 2 else 1
     columns = max(1, math.ceil(len(shown) / rows))
@@ -43,25 +39,26 @@ def draw_plan(choice: Choice, topology: Topology, path: str) -> None:
         axes = figure.add_subplot(upper[number // columns, rows + number % columns])
         axes.set_title(f"way {number + 1}: sums on {way[-1][1]}", fontsize=8, color=INK, pad=1)
         _draw_way(axes, topology, way, colors[way])
-    draw_timeline(figure.add_subplot(grid[1]), topology, run, choice)
+    draw_timeline(figure.add_subplot(grid[1]), run, prediction)
     omitted = f" ({len(shown)} of {len(colors)} ways shown)" if _OTHER_WAYS in colors.values() else ""
-    figure.suptitle(_title(choice, topology) + buckets + omitted, fontsize=12, color=INK)
+    figure.suptitle(_title(prediction) + omitted, fontsize=12, color=INK)
     save_picture(figure, path)
 
 
-def _title(choice: Choice, topology: Topology) -> str:
-    lanes = f" over {count(choice.recipe.lanes.count, 'lane')}" if choice.recipe.lanes.count else ""
-    plan = f"{choice.recipe.algorithm}{lanes}"
+def _title(prediction: Prediction) -> str:
+    plan = prediction.plan
+    lanes = f" over {count(plan.lanes, 'lane')}" if plan.lanes else ""
+    what = "exposed" if prediction.backward.seconds else f"predicted, {reached(prediction)}"
     return (
-        f"{topology.name}, {amount(choice.size)}: {plan}, {duration(choice.seconds)} predicted, "
-        f"{reached(choice, topology)}"
+        f"{prediction.topology.name}, {amount(prediction.size)}: {algorithms_of(prediction)}{lanes},"
+        f" {duration(prediction.seconds)} {what}"
     )
 
 
-def way_colors(choice: Choice) -> Dict[Way, str]:
+def way_colors(plan: Plan) -> Dict[Way, str]:
     """Return a colour for each way. The first eight ways have their own; all others share one."""
-    ways = dict.fromkeys(sums_by_chunk(choice.plan()).values())
-    colors = [INK] * len(COLORS) if choice.plan().lanes else COLORS  # with lanes, colours are theirs
+    ways = dict.fromkeys(sums_by_chunk(plan).values())
+    colors = [INK] * len(COLORS) if plan.lanes else COLORS  # with lanes, colours are theirs
     return {way: colors[number] if number < len(colors) else _OTHER_WAYS for number, way in enumerate(ways)}
 
 
@@ -86,39 +83,44 @@ def _draw_way(axes: Any, topology: Topology, way: Way, color: str) -> None:
 # ---- the timeline ------------------------------------------------------------------------------------
 
 
-def draw_timeline(axes: Any, topology: Topology, run: Timing, choice: Choice) -> None:
-    """Draw a lane for each device: outgoing copies above, reductions below, in the colour of the chunk's way."""
-    if not choice.seconds:
+def draw_timeline(axes: Any, run: Timing, prediction: Prediction) -> None:
+    """Draw a row for each device: outgoing copies above, sums below, in the colour of the chunk's way."""
+    if not prediction.seconds:
         axes.text(0.5, 0.5, "nothing to reduce", ha="center", fontsize=11, color=INK)
         axes.axis("off")
         return
-    unit, unit_name = (1e3, "ms") if choice.seconds >= 1e-3 else (1e6, "µs")
-    plan = choice.plan()
-    ways, colors = sums_by_chunk(plan), way_colors(choice)
-    chunk_colors = {chunk: colors[way] for chunk, way in ways.items()}
-    lanes = [spaced(label) for label in topology.devices]
+    plan, shown = prediction.plan, run.seconds - _begin(prediction)
+    unit, unit_name = (1e3, "ms") if shown >= 1e-3 else (1e6, "µs")
+    colors = way_colors(plan)
     key = [f"{unit_name}; upper bars: outgoing copies (number: receiver), lower bars: sums"]
     if plan.lanes:
         _draw_lane_bars(axes, run, plan, unit)
         key = [f"{unit_name}; outgoing copies of each GPU, in the colour of its lane; the top strip: of its tower"]
     else:
-        _draw_bars(axes, run, choice, chunk_colors, unit)
-    if _OTHER_WAYS in colors.values() and not plan.lanes:
-        key.append("pale grey: the ways not shown")
-    _draw_bound(axes, choice, unit)
-    _label_lanes(axes, lanes)
-    axes.set_xlim(0, choice.seconds * unit * 1.01)
+        _draw_bars(axes, run, plan, colors, unit, shown / 60)
+        if _OTHER_WAYS in colors.values():
+            key.append("pale grey: the ways not shown")
+    _draw_mark(axes, prediction, unit)
+    _label_rows(axes, [spaced(label) for label in prediction.topology.devices])
+    axes.set_xlim(_begin(prediction) * unit, (run.seconds + 0.01 * shown) * unit)
     axes.set_xlabel("; ".join(key), fontsize=9, color=INK)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
-def _draw_bars(axes: Any, run: Timing, choice: Choice, chunk_colors: Dict[int, str], unit: float) -> None:
+def _begin(prediction: Prediction) -> float:
+    """Return when the timeline begins: shortly before the end of the backward pass."""
+    return max(0.0, prediction.backward.seconds - 2 * prediction.seconds)
+
+
+def _draw_bars(
+    axes: Any, run: Timing, plan: Plan, colors: Dict[Way, str], unit: float, least_with_number: float
+) -> None:
     """Draw a bar for each copy, with its receiver's number where there is room, and for each sum."""
-    steps = choice.plan().steps
+    chunk_colors = {chunk: colors[way] for chunk, way in sums_by_chunk(plan).items()}
     edge = 0.3 if len(run.spans) < 1500 else 0.0
     for step, device, dst, start, end in run.spans:
-        is_copy, color = dst != device, chunk_colors[steps[step].chunk]
+        is_copy, color = dst != device, chunk_colors[plan.steps[step].chunk]
         axes.barh(
             device + (-0.17 if is_copy else 0.29),
             (end - start) * unit,
@@ -129,9 +131,11 @@ def _draw_bars(axes: Any, run: Timing, choice: Choice, chunk_colors: Dict[int, s
             edgecolor="white",
             linewidth=edge,
         )
-        if is_copy and end - start > choice.seconds / 60:
+        if is_copy and end - start > least_with_number:
             middle = (start + end) / 2 * unit
-            axes.text(middle, device - 0.17, str(dst), ha="center", va="center", fontsize=6, color=ink_on(color))
+            axes.text(
+                middle, device - 0.17, str(dst), ha="center", va="center", fontsize=6, color=ink_on(color), clip_on=True
+            )
 
 
 def _draw_lane_bars(axes: Any, run: Timing, plan: Plan, unit: float) -> None:
@@ -148,15 +152,17 @@ def _draw_lane_bars(axes: Any, run: Timing, plan: Plan, unit: float) -> None:
         axes.barh(place, (end - start) * unit, left=start * unit, height=height, color=color, linewidth=0)
 
 
-def _draw_bound(axes: Any, choice: Choice, unit: float) -> None:
-    """Draw a line at the lower bound, labelled above the lanes."""
-    axes.axvline(choice.bound * unit, color=INK, linestyle=":", linewidth=1.2)
-    side = "right" if choice.bound > choice.seconds / 2 else "left"
-    above_lanes = axes.get_xaxis_transform()  # y = 1 is the top, however many lanes there are
-    axes.text(choice.bound * unit, 1.01, " lower bound ", ha=side, fontsize=8, color=INK, transform=above_lanes)
+def _draw_mark(axes: Any, prediction: Prediction, unit: float) -> None:
+    """Draw a line at the end of the backward pass, or on an idle machine at the bound, labelled above the rows."""
+    end = prediction.backward.seconds
+    mark, text = (end, " end of the backward pass ") if end else (prediction.bound, " lower bound ")
+    axes.axvline(mark * unit, color=INK, linestyle=":", linewidth=1.2)
+    side = "right" if end or mark > prediction.seconds / 2 else "left"
+    above_rows = axes.get_xaxis_transform()  # y = 1 is the top, however many rows there are
+    axes.text(mark * unit, 1.01, text, ha=side, fontsize=8, color=INK, transform=above_rows)
 
 
-def _label_lanes(axes: Any, lanes: Sequence[str]) -> None:
-    axes.set_yticks(range(len(lanes)))
-    axes.set_yticklabels(lanes, fontsize=8)
-    axes.set_ylim(len(lanes) - 0.4, -0.6)
+def _label_rows(axes: Any, labels: Sequence[str]) -> None:
+    axes.set_yticks(range(len(labels)))
+    axes.set_yticklabels(labels, fontsize=8)
+    axes.set_ylim(len(labels) - 0.4, -0.6)

@@ -34,10 +34,8 @@ def allreduce_grads(
     all_grads: Sequence[Sequence[Any]],
     devices: Sequence[Any],
     average: bool = False,
-    algorithm: Optional[str] = None,
-    groups: Optional[Sequence[Sequence[int]]] = None,
-    name: Optional[str] = None,
     strategy: Union[str, Strategy, None] = None,
+    name: Optional[str] = None,
     cluster: Optional[HostGroup] = None,
     lanes: Optional[Sequence[Sequence[Any]]] = None,
 ) -> List[Tuple[Any, ...]]:
@@ -61,12 +59,10 @@ def allreduce_grads(
         devices: K devices, ``devices[tower]``: strings, ``tf.DeviceSpec``, ``tf.config.LogicalDevice``.
         average: the mean instead of the sum. It is taken once, before the copies back, so that all towers hold
             the same bits.
-        algorithm: ``"hierarchical"`` (groups, then across), ``"tree"`` (caffe2 muji's), ``"flat"`` (one main for
-            each chunk), or ``"auto"``, the default: see :class:`Strategy`.
-        groups: for ``"hierarchical"``: tuples that hold each tower number once; two halves by default.
+        strategy: how to reduce: an algorithm's name, ``"hierarchical"``, ``"tree"`` (caffe2 muji's), ``"flat"`` (one
+            main for each chunk), ``"ring"`` or ``"auto"``, the default; a :class:`Strategy` for all choices; or the
+            name or path of its YAML file.
         name: the name scope of the ops.
-        strategy: all choices in one object, instead of ``algorithm`` and ``groups``: a :class:`Strategy`, or the name
-            or path of its YAML file.
         cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. All hosts call this function
             with the same arguments, and the sum, or mean, is over the towers of all hosts. Sparse gradients become
             dense, and the result has no gradients.
@@ -81,21 +77,17 @@ def allreduce_grads(
         GradientError: rows do not match the devices or each other, or an entry cannot be added up.
         DeviceError: something in ``devices`` or ``lanes`` is not a device; a lane is also a tower or another lane, or
             has too little memory.
-        StrategyError: an unknown choice, or ``groups`` that miss or repeat a tower.
+        StrategyError: an unknown choice, or groups that miss or repeat a tower.
         ClusterError: not K towers on each host, or no graph for a session.
     """
-    strategy = strategy_from(strategy, algorithm=algorithm, groups=groups)
+    strategy = strategy_from(strategy)
     grads = check_matrix(all_grads, device_strings(devices), average, lanes=lanes)
     return _reduced(grads, average, strategy, name, cluster)
 
 
 @without_autograph
 def allreduce_grads_hierarchical(
-    all_grads: Sequence[Sequence[Any]],
-    devices: Sequence[Any],
-    average: bool = False,
-    cluster: Optional[HostGroup] = None,
-    lanes: Optional[Sequence[Sequence[Any]]] = None,
+    all_grads: Sequence[Sequence[Any]], devices: Sequence[Any], average: bool = False
 ) -> List[Tuple[Any, ...]]:
     """Reduce as tensorpack's function of this name does at K = 8, for any K ≥ 1.
 
@@ -105,7 +97,7 @@ def allreduce_grads_hierarchical(
 
     Raises: as :func:`allreduce_grads`.
     """
-    return allreduce_grads(all_grads, devices, average, strategy=_PER_VARIABLE, cluster=cluster, lanes=lanes)
+    return allreduce_grads(all_grads, devices, average, _PER_VARIABLE)
 
 
 @without_autograph
@@ -113,10 +105,8 @@ def allreduce_grads_and_vars(
     all_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]],
     devices: Sequence[Any],
     average: bool = False,
-    algorithm: Optional[str] = None,
-    groups: Optional[Sequence[Sequence[int]]] = None,
-    name: Optional[str] = None,
     strategy: Union[str, Strategy, None] = None,
+    name: Optional[str] = None,
     cluster: Optional[HostGroup] = None,
     lanes: Optional[Sequence[Sequence[Any]]] = None,
 ) -> List[List[Tuple[Any, Any]]]:
@@ -130,7 +120,7 @@ def allreduce_grads_and_vars(
 
     Raises: as :func:`allreduce_grads`; also GradientError where the towers list their variables in different orders.
     """
-    strategy = strategy_from(strategy, algorithm=algorithm, groups=groups)
+    strategy = strategy_from(strategy)
     devices = device_strings(devices)
     pairs = check_pairs(all_grads_and_vars, devices)
     names = variable_names(pairs, devices)

@@ -19,9 +19,6 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, 
 
 from ..errors import GradientError, StrategyError, TopologyError
 from ..planning import (
-    ALGORITHMS,
-    BY_ROOT,
-    Backward,
     Bucketing,
     Chunk,
     Lanes,
@@ -30,10 +27,13 @@ from ..planning import (
     Step,
     Strategy,
     balanced,
+    check_groups,
     make_buckets,
     on_lanes,
     plan_cut,
+    plan_of,
     plan_whole,
+    turns_by_root,
     verify,
 )
 from ..topology import Topology, subset, this_machine
@@ -96,8 +96,8 @@ class Layout(NamedTuple):
                 for variable in self.entries[piece.variable].variables:
                     if mains.setdefault(variable, root) != root:
                         raise StrategyError(
-                            "this strategy cuts gradients over several mains (splits, split_above), but here each"
-                            " variable needs one; leave both at 0"
+                            "this strategy cuts gradients over several mains (splits), but here each variable needs"
+                            " one; leave it at 0"
                         )
         return mains
 
@@ -151,12 +151,12 @@ def lay_out(grads: Matrix, strategy: Strategy, one_main: bool = False, hosts: in
     if machine is None:
         chunks, plan = _by_strategy(entries, grads.devices, strategy, hosts)
     else:
-        algorithm = None if strategy.algorithm == "auto" else strategy.algorithm
-        scale, backward = 0.5 if strategy.wire_dtype else 1.0, Backward(strategy.backlog)
-        target = PlanningTarget(machine, algorithm, scale, hosts, lanes if hosts == 1 else 0, backward)
-        whole = one_main or strategy.whole
-        chunks, plan = _by_machine(entries, target, strategy.bucketing if whole else None)
-        in_order = hosts == 1 and not whole
+        scale = 0.5 if strategy.wire_dtype else 1.0
+        target = PlanningTarget(
+            machine, strategy.algorithm, scale, hosts, lanes if hosts == 1 else 0, strategy.backward
+        )
+        chunks, plan = _by_machine(entries, target, strategy.bucketing if one_main else None)
+        in_order = hosts == 1 and not one_main
     plan = _parts_together(entries, chunks, plan)
     if lanes and not plan.lanes:
         # a variable's update, and a sum over several hosts, are made on a tower
@@ -273,36 +273,38 @@ def _by_strategy(
     entries: Sequence[Entry], devices: Sequence[Any], strategy: Strategy, hosts: int
 ) -> Tuple[List[Chunk], Plan]:
     towers = len(devices)
+    if strategy.groups is not None:
+        check_groups(strategy.groups, towers)
     bucketing = strategy.bucketing if towers * hosts > 1 else Bucketing(pack_below=0)
     chunks = make_buckets([entry.spec for entry in entries], bucketing)
-    algorithm = _algorithm(strategy, devices)
-    mains = strategy.mains_for(algorithm)
-    build = ALGORITHMS if mains == "rotate" else BY_ROOT
-    return chunks, build[algorithm](towers, _turns_or_roots(entries, chunks, towers, mains), strategy.groups)
+    name = _algorithm(strategy, devices)
+    algorithm = strategy.function(name)
+    turns = _turns(entries, chunks, strategy.mains_for(name), turns_by_root(algorithm, towers))
+    return chunks, plan_of(algorithm, towers, turns, name)
 
 
 def _algorithm(strategy: Strategy, devices: Sequence[Any]) -> str:
-    if strategy.algorithm in ALGORITHMS:  # the others are planned for links, and here there are none
+    if strategy.algorithm != "auto":
         return strategy.algorithm
     return "flat" if all_on_cpu(devices) and strategy.groups is None else "hierarchical"
 
 
-def _turns_or_roots(
-    entries: Sequence[Entry], chunks: Sequence[Chunk], towers: int, mains: Union[int, str]
+def _turns(
+    entries: Sequence[Entry], chunks: Sequence[Chunk], mains: Union[int, str], by_root: Dict[int, int]
 ) -> List[int]:
-    """Return a turn for each chunk where mains rotate, else a root; indices of a sparse gradient go with its values."""
+    """Return each chunk's turn of the algorithm; ``by_root`` has one for each main. Indices go with their values."""
     if isinstance(mains, int):
-        if mains >= towers:
-            raise StrategyError(f"mains={mains}: there are towers 0 to {towers - 1} only")
-        return [mains] * len(chunks)
+        if mains not in by_root:
+            raise StrategyError(f"mains={mains}: there are towers 0 to {max(by_root)} only")
+        return [by_root[mains]] * len(chunks)
     first = [min(chunk.pieces) for chunk in chunks]
     leading = [chunk for chunk in range(len(chunks)) if not entries[first[chunk].variable].follows]
     if mains == "rotate":
-        number = {first[chunk]: turn for turn, chunk in enumerate(sorted(leading, key=lambda chunk: first[chunk]))}
+        turn = {first[chunk]: turn for turn, chunk in enumerate(sorted(leading, key=lambda chunk: first[chunk]))}
     else:
-        roots = balanced([chunks[chunk].bytes for chunk in leading], towers)
-        number = {first[chunk]: root for chunk, root in zip(leading, roots)}
-    return [number[p._replace(variable=p.variable - entries[p.variable].follows)] for p in first]
+        roots = balanced([chunks[chunk].bytes for chunk in leading], sorted(by_root))
+        turn = {first[chunk]: by_root[root] for chunk, root in zip(leading, roots)}
+    return [turn[p._replace(variable=p.variable - entries[p.variable].follows)] for p in first]
 
 
 def _lane_by_chunk(plan: Plan, lanes: int) -> Tuple[int, ...]:

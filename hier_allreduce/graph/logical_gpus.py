@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from ..errors import DeviceError
 from ..formatting import amount, count
+from ..planning import MEMORY
 from ..topology import free_gpu_memory
 from .compat import IS_TF2, make_logical_cpus, tf1
 from .devices import LaneRows, device_fields, device_strings
@@ -28,7 +29,6 @@ MIB = 1 << 20
 RESERVED = 0.05  # the share of a GPU's free memory that TensorFlow leaves to CUDA and its libraries
 LEAST = 256 * MIB  # a logical GPU with less has no room for a model
 MOST_GPUS = 1024  # of one machine: a larger number is a slip
-LANE_MEMORY = 4  # bytes on all lanes of a GPU together, for each byte of gradients in one all-reduce
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def _lane_limits(
         raise DeviceError("give either memory_limit= or gradient_bytes=, not both")
     if gradient_bytes is not None:
         _check_bytes("gradient_bytes", gradient_bytes)
-        memory_limit = -(-LANE_MEMORY * int(gradient_bytes) // max(1, lanes))
+        memory_limit = -(-MEMORY * int(gradient_bytes) // max(1, lanes))
     if memory_limit is None:
         return None
     limits = list(memory_limit) if hasattr(memory_limit, "__iter__") else [memory_limit] * lanes

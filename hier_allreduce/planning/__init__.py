@@ -2,61 +2,44 @@
 
 ::
 
-    Spec × N ──buckets──► Chunk × C ─────────────────────┐
-                                                         ├─ assignment ─► Plan: Reduce and Copy steps    plan
-    Topology ─► Recipe ─► seconds ─► Choice ─► Schedule ─┘
-        recipes   simulator    planner  schedule: the buckets that leave least after a backward pass
-        (algorithms, rings, spanning_trees; lanes: over extra devices)
+    Spec × N ──buckets──► Chunk × C ──────────────────────┐
+                                                          ├─ assignment ─► Plan: Reduce and Copy steps     plan
+    Topology ─► Candidate ─► least seconds ─► Prediction ─┘
+       candidates (algorithms,    needs        planner: simulated, the one that leaves least exposed
+       rings, spanning_trees)                  (simulator, flows, host; lanes: over extra devices; bounds)
 
-``Strategy`` holds every choice of a user; ``verify`` checks a plan by counting. ``cache`` keeps searches for the next
-process. ``trace`` has predicted and executed runs, bar by bar.
+``Strategy`` holds every choice of a user; ``verify`` checks a plan by counting.
 """
 
 from __future__ import annotations
 
-from .algorithms import ALGORITHMS, BY_ROOT, hierarchical
+from .algorithms import check_groups, plan_of, turns_by_root
 from .assignment import PlanningTarget, plan_cut, plan_whole
 from .bars import COPY, EXECUTED, SUM, Bar, Interval, Run, union
+from .bounds import exposed_bound, idle_bound
 from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
-from .cache import cache_folder
-from .lanes import Lanes, lane_bytes, on_lanes
+from .host import BACKLOG, IDLE, BackwardPass, backward_pass
+from .lanes import MEMORY, Lanes, lane_bytes, on_lanes
 from .plan import Copy, Counting, Ops, Plan, Reduce, Step, issued_before, operands, run, verify
-from .planner import (
-    PLANNER_ALGORITHMS,
-    Choice,
-    algorithms_for,
-    baseline_seconds,
-    choose,
-    seconds_by_algorithm,
-    timeline,
-)
+from .planner import Prediction, alternatives, best_plan
 from .rings import ring
-from .schedule import (
-    Schedule,
-    TrainingChoice,
-    choose_for_training,
-    choose_schedule,
-    exposed_by_algorithm,
-    exposed_seconds,
-    one_bucket,
-)
-from .simulator import Backward, Timing, simulate
+from .simulator import Timing, predicted_seconds, simulate
 from .spanning_trees import pack
-from .strategy import THIS_MACHINE, Strategy, strategy_from
+from .strategy import NAMES, THIS_MACHINE, Strategy, strategy_from
 from .trace import Trace, chunk_name, predicted_run, predicted_trace
 
 __all__ = [
-    "ALGORITHMS",
-    "BY_ROOT",
+    "BACKLOG",
     "COPY",
     "EXECUTED",
-    "PLANNER_ALGORITHMS",
+    "IDLE",
+    "MEMORY",
+    "NAMES",
     "SUM",
     "THIS_MACHINE",
-    "Backward",
+    "BackwardPass",
     "Bar",
     "Bucketing",
-    "Choice",
     "Chunk",
     "Copy",
     "Counting",
@@ -66,43 +49,39 @@ __all__ = [
     "Piece",
     "Plan",
     "PlanningTarget",
+    "Prediction",
     "Reduce",
     "Run",
-    "Schedule",
     "Spec",
     "Step",
     "Strategy",
     "Timing",
     "Trace",
-    "TrainingChoice",
-    "algorithms_for",
+    "alternatives",
+    "backward_pass",
     "balanced",
-    "baseline_seconds",
-    "cache_folder",
-    "choose",
-    "choose_for_training",
-    "choose_schedule",
+    "best_plan",
+    "check_groups",
     "chunk_name",
-    "exposed_by_algorithm",
-    "exposed_seconds",
-    "hierarchical",
+    "exposed_bound",
+    "idle_bound",
     "issued_before",
     "lane_bytes",
     "make_buckets",
     "on_lanes",
-    "one_bucket",
     "operands",
     "pack",
     "plan_cut",
+    "plan_of",
     "plan_whole",
     "predicted_run",
+    "predicted_seconds",
     "predicted_trace",
     "ring",
     "run",
-    "seconds_by_algorithm",
     "simulate",
     "strategy_from",
-    "timeline",
+    "turns_by_root",
     "union",
     "verify",
 ]

@@ -1,44 +1,96 @@
-"""The algorithms, as plans: which device adds what, and in which order.
+"""Algorithms: functions from a number of devices and a chunk's number to the steps of that chunk.
 
 ::
 
-    reduce half   1→0  3→2  2→0         root 0 has the sum
-    copy half     0→2  2→3  0→1         the same way back
+    def flat(devices, chunk):                              flat(3, chunk=0)
+        root = chunk % devices                             Reduce(0, (1, 2), 0)      0 ← 0 + 1 + 2
+        …                                                  Copy(0, 0, 1)             1 ← 0
+        return [Reduce(chunk, …), Copy(chunk, …), …]       Copy(0, 0, 2)             2 ← 0
 
-Every algorithm is a *reduce half* that ends on one root for each chunk; the copy half is the same way back
-(:func:`way_back`). A **turn** is the number by which an algorithm rotates its mains: chunk ``c`` takes its mains from
-``turns[c]``. Turns 0, 1, 2 … spread the work over the devices; the same turn for all chunks keeps it on one.
-:data:`BY_ROOT` has the same algorithms for given roots.
+The chunk's number rotates the work: chunks 0, 1, 2 … have their sums on different devices. A function that takes a
+third argument gets the topology. Functions that a user writes are used in the same way: see :class:`.Strategy`.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Callable, Dict, List, Optional, Sequence, Tuple
+import inspect
+from functools import lru_cache, partial
+from heapq import heappop, heappush
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from ..errors import StrategyError
+from ..topology import Topology
 from .plan import Copy, Plan, Reduce, Step
+from .rings import groups, ring_of
+from .spanning_trees import Packing, centers, rooted
 
 Groups = Tuple[Tuple[int, ...], ...]
 Hop = Tuple[Tuple[int, ...], int]  # (srcs, dst): dst ← dst + srcs
-ReduceHalf = Tuple[Hop, ...]
+Algorithm = Callable[..., Iterable[Step]]
 
 
-def two_groups(devices: int) -> Groups:
-    """Return ``⌈K/2⌉`` and ``⌊K/2⌋`` neighbours: the quads of a DGX-1 at K = 8. One device is one group."""
-    half = (devices + 1) // 2
-    return tuple(group for group in (tuple(range(half)), tuple(range(half, devices))) if group)
+def there_and_back(chunk: int, hops: Sequence[Hop], back: Optional[Sequence[Hop]] = None) -> List[Step]:
+    """Return sums along ``hops``, and copies along the reverse of ``back`` (default: of the same hops)."""
+    copies = [(dst, src) for srcs, dst in reversed(hops if back is None else back) for src in srcs]
+    return [*(Reduce(chunk, srcs, dst) for srcs, dst in hops), *(Copy(chunk, src, dst) for src, dst in copies)]
 
 
-def check_groups(groups: Optional[Sequence[Sequence[int]]], devices: int) -> Groups:
-    """Return ``groups`` as tuples, or two groups if None.
+def with_topology(algorithm: Algorithm, topology: Topology) -> Algorithm:
+    """Return an algorithm of two arguments: one of three gets the topology as its third."""
+    try:
+        parameters = inspect.signature(algorithm).parameters.values()
+    except ValueError:  # a function without a signature
+        return algorithm
+    asked = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    return partial(_asked, algorithm, topology) if len(asked) > 2 else algorithm
+
+
+def _asked(algorithm: Algorithm, topology: Topology, devices: int, chunk: int) -> Iterable[Step]:
+    return algorithm(devices, chunk, topology)
+
+
+# ---- by the number of devices alone ------------------------------------------------------------------
+
+
+def flat(devices: int, chunk: int) -> List[Step]:
+    """Add up everything on one main, device ``chunk mod K``. At chunk 0 this is caffe2 muji's fallback."""
+    root = chunk % devices
+    others = tuple(device for device in range(devices) if device != root)
+    return there_and_back(chunk, [(others, root)] if others else [])
+
+
+def tree(devices: int, chunk: int) -> List[Step]:
+    """Add up neighbours in pairs, then pairs of pairs: a binomial tree with root ``chunk mod K``.
+
+    At chunk 0 and K = 2, 4, 8 these are caffe2 muji's schedules.
+    """
+    root = chunk % devices
+    power_of_two = devices & (devices - 1) == 0
+    # Exclusive or maps pairs to pairs and quads to quads; it needs a power of two. Other K are shifted.
+    label = [device ^ root if power_of_two else (device + root) % devices for device in range(devices)]
+    hops: List[Hop] = []
+    stride = 1
+    while stride < devices:
+        hops += [((label[d + stride],), label[d]) for d in range(0, devices - stride, 2 * stride)]
+        stride *= 2
+    return there_and_back(chunk, hops)
+
+
+def two_group(devices: int, chunk: int) -> List[Step]:
+    """Add up inside the halves ⌈K/2⌉ and ⌊K/2⌋, then across; the sum is on device ``chunk + ⌈K/2⌉ mod K``.
+
+    Source of the schedule: tensorpack's ``allreduce_grads_hierarchical``, which has K = 8.
+    """
+    return list(in_groups(halves(devices))(devices, chunk))
+
+
+def check_groups(groups: Sequence[Sequence[int]], devices: int) -> None:
+    """Check that groups hold each of K towers once.
 
     Raises:
-        StrategyError: the groups miss or repeat a device, or name an unknown one.
+        StrategyError: they miss or repeat a tower, or name an unknown one.
     """
-    if groups is None:
-        return two_groups(devices)
-    example = f"for {devices} devices, for instance groups={two_groups(devices)}"
+    example = f"for {devices} devices, for instance groups={halves(devices)}"
     try:
         checked = tuple(tuple(group) for group in groups)
     except TypeError:
@@ -54,131 +106,182 @@ def check_groups(groups: Optional[Sequence[Sequence[int]]], devices: int) -> Gro
         faults.append("an empty group")
     if faults:
         raise StrategyError(f"groups={checked} must hold each tower number once: {', '.join(faults)}. {example}")
-    return checked
 
 
-# ---- reduce halves: one chunk each -----------------------------------------------------------------
+def halves(devices: int) -> Groups:
+    """Return ``⌈K/2⌉`` and ``⌊K/2⌋`` neighbours: the quads of a DGX-1 at K = 8. One device is one group."""
+    middle = (devices + 1) // 2
+    return tuple(group for group in (tuple(range(middle)), tuple(range(middle, devices))) if group)
 
 
-def reduce_inside(groups: Groups, mains: Sequence[int]) -> ReduceHalf:
-    """Return the reductions inside the groups, each on its main."""
-    return tuple((tuple(d for d in group if d != main), main) for group, main in zip(groups, mains) if len(group) > 1)
+def in_groups(device_groups: Groups) -> Algorithm:
+    """Return the algorithm that adds up inside each group on its main, then over the mains."""
+
+    def hierarchical(devices: int, chunk: int) -> List[Step]:
+        root = (chunk + (devices + 1) // 2) % devices
+        last = next(number for number, group in enumerate(device_groups) if root in group)
+        return there_and_back(chunk, over_mains(device_groups, device_groups[last].index(root), last))
+
+    return hierarchical
 
 
-def reduce_across(mains: Sequence[int]) -> ReduceHalf:
-    """Return the reduction of the mains' partial sums, on the last main."""
-    return ((tuple(mains[:-1]), mains[-1]),) if len(mains) > 1 else ()
-
-
-def over_mains(groups: Groups, place: int, last: int) -> ReduceHalf:
-    """Return the reductions inside the groups, then across them, on the main of group ``last``.
+def over_mains(device_groups: Groups, place: int, last: int) -> List[Hop]:
+    """Return the sums inside the groups, then over their mains, on the main of group ``last``.
 
     The main of each group is its member at ``place``, modulo the group's size.
     """
-    mains = [group[place % len(group)] for group in groups]
-    return reduce_inside(groups, mains) + reduce_across(mains[last + 1 :] + mains[: last + 1])
+    mains = [group[place % len(group)] for group in device_groups]
+    hops = _inside(device_groups, mains)
+    others = tuple(mains[last + 1 :] + mains[:last])
+    return [*hops, (others, mains[last])] if others else hops
 
 
-@lru_cache(maxsize=4096)
-def hierarchical_half(devices: int, turn: int, groups: Groups) -> ReduceHalf:
-    """Return the reductions inside the groups, then across their mains.
+def _inside(device_groups: Groups, mains: Sequence[int]) -> List[Hop]:
+    pairs = zip(device_groups, mains)
+    return [(tuple(device for device in group if device != main), main) for group, main in pairs if len(group) > 1]
 
-    With two quads this is tensorpack's ``allreduce_grads_hierarchical``: the quad that contains device ``turn mod 8``
-    sends its partial sum to the main of the other quad, where the total is formed.
+
+def one_by_one(hops: Iterable[Hop]) -> List[Hop]:
+    """Return one hop for each source: more launches, but a sum starts with the first arrival."""
+    return [((src,), dst) for srcs, dst in hops for src in sorted(srcs, key=lambda src: (src < dst, src))]
+
+
+# ---- along the links of a machine --------------------------------------------------------------------
+
+
+def ring(devices: int, chunk: int, topology: Optional[Topology] = None) -> List[Step]:
+    """Add up along a ring through near devices, from another device for each chunk."""
+    return around(devices, chunk, tuple((device,) for device in ring_of(topology or devices)))
+
+
+def around(devices: int, chunk: int, device_groups: Groups, starts: Sequence[int] = ()) -> List[Step]:
+    """Add up inside groups, then from group to group around a ring of them.
+
+    Chunks begin at all groups, or at those in ``starts``, and at all members of a group in turn.
     """
-    positions = [g for g, group in enumerate(groups) for _ in group]
-    return over_mains(groups, turn, positions[turn % devices] - 1)
+    starts = starts or range(len(device_groups))
+    members = max(map(len, device_groups))
+    place, member = divmod(chunk % (len(starts) * members), members)
+    path = device_groups[starts[place] :] + device_groups[: starts[place]]
+    mains = [group[member % len(group)] for group in path]
+    return there_and_back(chunk, [*one_by_one(_inside(path, mains)), *along(mains)])
 
 
-@lru_cache(maxsize=4096)
-def hierarchical_half_to(root: int, groups: Groups) -> ReduceHalf:
-    """Return the reductions inside the groups, then across their mains, that end on ``root``.
+def along(path: Sequence[int]) -> List[Hop]:
+    """Return the sums along a path, on its last device."""
+    return [((src,), dst) for src, dst in zip(path, path[1:])]
 
-    Not every root is that of a turn: turns of uneven groups reach some devices more often than others, or never.
+
+def weighted_paths(shares: Sequence[float], paths: Sequence[Sequence[int]], chunks: int) -> Algorithm:
+    """Return the algorithm that adds up along paths through all devices, each for its share of the chunks."""
+    order = spread(shares, chunks)
+
+    def weighted(devices: int, chunk: int) -> List[Step]:
+        number, _ = order[chunk % len(order)]
+        return there_and_back(chunk, along(paths[number]))
+
+    return weighted
+
+
+def spread(shares: Sequence[float], chunks: int) -> List[Tuple[int, int]]:
+    """Divide about ``chunks`` equal chunks by shares, evenly in their order: (number of the share, its part)."""
+    counts = [round(share * chunks) for share in shares]
+    places = [((part + 0.5) / count, number, part) for number, count in enumerate(counts) for part in range(count)]
+    return [(number, part) for _, number, part in sorted(places)]
+
+
+def exchange(devices: int, chunk: int, topology: Optional[Topology] = None) -> List[Step]:
+    """Let each device add up its share of the bytes and send it to all: direct reduce-scatter and all-gather.
+
+    Devices send to their neighbours on the ring first, so that no two copies meet at a receiver.
     """
-    last = next(g for g, group in enumerate(groups) if root in group)
-    return over_mains(groups, groups[last].index(root), last)
+    tour = ring_of(topology or devices)
+    place = chunk % devices
+    return there_and_back(chunk, [((tour[(place + shift) % devices],), tour[place]) for shift in range(1, devices)])
 
 
-@lru_cache(maxsize=4096)
-def tree_half(devices: int, turn: int) -> ReduceHalf:
-    """Return the reductions of neighbours in pairs, then of pairs of pairs: a binomial tree.
+def link_groups(topology: Topology, parts: int, source_by_source: bool = False) -> Algorithm:
+    """Return the hierarchical algorithm with ``parts`` groups of near devices, whose mains are partners."""
+    device_groups = groups(topology, parts)
 
-    The root is ``turn mod K``. At turn 0 and K = 2, 4, 8 these are caffe2 muji's schedules.
+    def hierarchical(devices: int, chunk: int) -> List[Step]:
+        last = (chunk + chunk // len(device_groups[0])) % parts
+        hops = over_mains(device_groups, chunk, last)
+        return there_and_back(chunk, one_by_one(hops) if source_by_source else hops)
+
+    return hierarchical
+
+
+def packed_trees(packing: Packing, chunks: int) -> Algorithm:
+    """Return trees of a packing, each for as many of ``chunks`` chunks as its share of the bytes."""
+    order = spread(packing.shares, chunks)
+
+    def packed(devices: int, chunk: int) -> List[Step]:
+        number, part = order[chunk % len(order)]
+        roots = centers(packing.trees[number])
+        return there_and_back(chunk, rooted(packing.trees[number], roots[part % len(roots)]))
+
+    return packed
+
+
+def soonest(topology: Topology, chunks: int) -> Algorithm:
+    """Return trees for so few bytes that only the starts of copies count.
+
+    Read backwards they are the best broadcast in the LogP model (Karp et al., SPAA 1993): each device that has the
+    value sends it on, one copy every ``start`` seconds, the first ``pause`` seconds after the value arrived.
     """
-    root = turn % devices
-    power_of_two = devices & (devices - 1) == 0
-    # Exclusive or maps pairs to pairs and quads to quads; it needs a power of two. Other K are shifted.
-    relabel = [d ^ root if power_of_two else (d + root) % devices for d in range(devices)]
+    tour, speeds = ring_of(topology), topology.speeds
+
+    def trees(devices: int, chunk: int) -> List[Step]:
+        place = chunk % chunks * devices // chunks
+        order = tour[place:] + tour[:place]
+        there, back = (_soonest(order, speeds.copy_latency, pause) for pause in (speeds.kernel, 0.0))
+        return there_and_back(chunk, there, back)
+
+    return trees
+
+
+@lru_cache(maxsize=256)
+def _soonest(order: Tuple[int, ...], start: float, pause: float) -> List[Hop]:
+    """Return the sums that give the first device of ``order`` the sum soonest; neighbours are joined first."""
+    children: List[List[int]] = [[] for _ in order]
+    turns = [(start + pause, 0)]  # when a copy ends, and its sender
+    for place in range(1, len(order)):
+        time, sender = heappop(turns)
+        children[sender].append(place)
+        heappush(turns, (time + start, sender))
+        heappush(turns, (time + pause + start, place))
+    sizes = [1] * len(order)
+    for place in reversed(range(len(order))):
+        sizes[place] += sum(sizes[child] for child in children[place])
+    return _joined(0, order, children, sizes)
+
+
+def _joined(place: int, devices: Sequence[int], children: Sequence[Sequence[int]], sizes: Sequence[int]) -> List[Hop]:
+    """Return the sums of the subtree at ``place``; its first child has the last of its devices."""
     hops: List[Hop] = []
-    stride = 1
-    while stride < devices:
-        hops += [((relabel[d + stride],), relabel[d]) for d in range(0, devices - stride, 2 * stride)]
-        stride *= 2
-    return tuple(hops)
+    mains: List[int] = []
+    for child in children[place]:
+        devices, below = devices[: -sizes[child]], devices[-sizes[child] :]
+        hops += _joined(child, below, children, sizes)
+        mains.append(below[0])
+    return [*hops, (tuple(mains), devices[0])] if mains else hops
 
 
-@lru_cache(maxsize=4096)
-def flat_half(devices: int, turn: int) -> ReduceHalf:
-    """Return one reduction of everything, on device ``turn mod K``.
+# ---- plans -------------------------------------------------------------------------------------------
 
-    Turn 0 for all chunks is muji's fallback without peer access.
-    """
-    root = turn % devices
-    return ((tuple(d for d in range(devices) if d != root), root),) if devices > 1 else ()
+BY_NAME = {"hierarchical": two_group, "tree": tree, "flat": flat, "ring": ring}  # what users choose without a topology
 
 
-# ---- plans -----------------------------------------------------------------------------------------
+def plan_of(algorithm: Algorithm, devices: int, turns: Sequence[int], name: str = "") -> Plan:
+    """Return a plan in which chunk ``c`` has the steps of the algorithm's chunk ``turns[c]``."""
+    steps = [step._replace(chunk=chunk) for chunk, turn in enumerate(turns) for step in algorithm(devices, turn)]
+    return Plan(devices, len(turns), tuple(steps), name or getattr(algorithm, "__name__", ""))
 
 
-def way_back(half: ReduceHalf) -> Tuple[Tuple[int, int], ...]:
-    """Return the copy half: the reduce half's hops in reverse order and direction, as ``(src, dst)``."""
-    return tuple((dst, src) for srcs, dst in reversed(half) for src in srcs)
-
-
-def plan_from_halves(
-    devices: int, halves: Sequence[ReduceHalf], algorithm: str = "", backs: Sequence[ReduceHalf] = ()
-) -> Plan:
-    """Return a plan with one chunk for each reduce half: all its reductions, then all its copies.
-
-    The copies go back along the reductions, or along ``backs``: other halves with the same roots.
-    """
-    steps: List[Step] = []
-    for chunk, (half, back) in enumerate(zip(halves, backs or halves)):
-        steps += [Reduce(chunk, srcs, dst) for srcs, dst in half]
-        steps += [Copy(chunk, src, dst) for src, dst in way_back(back)]
-    return Plan(devices, len(halves), tuple(steps), algorithm)
-
-
-def hierarchical(devices: int, turns: Sequence[int], groups: Optional[Sequence[Sequence[int]]] = None) -> Plan:
-    """Return a plan with groups of any number and sizes (two by default): see :func:`hierarchical_half`."""
-    checked = check_groups(groups, devices)
-    return plan_from_halves(devices, [hierarchical_half(devices, turn, checked) for turn in turns], "hierarchical")
-
-
-def hierarchical_to(devices: int, roots: Sequence[int], groups: Optional[Sequence[Sequence[int]]] = None) -> Plan:
-    """Return a hierarchical plan in which chunk ``c``'s sum is complete on ``roots[c]``."""
-    checked = check_groups(groups, devices)
-    return plan_from_halves(devices, [hierarchical_half_to(root, checked) for root in roots], "hierarchical")
-
-
-def tree(devices: int, turns: Sequence[int], groups: None = None) -> Plan:
-    """Return a plan of binomial trees: see :func:`tree_half`."""
-    _no_groups("tree", groups)
-    return plan_from_halves(devices, [tree_half(devices, turn) for turn in turns], "tree")
-
-
-def flat(devices: int, turns: Sequence[int], groups: None = None) -> Plan:
-    """Return a plan with one main for each chunk: see :func:`flat_half`."""
-    _no_groups("flat", groups)
-    return plan_from_halves(devices, [flat_half(devices, turn) for turn in turns], "flat")
-
-
-def _no_groups(algorithm: str, groups: object) -> None:
-    if groups is not None:
-        raise StrategyError(f"groups={groups!r} goes with algorithm='hierarchical'; {algorithm!r} has none")
-
-
-ALGORITHMS: Dict[str, Callable[..., Plan]] = {"hierarchical": hierarchical, "tree": tree, "flat": flat}
-# These take a root for each chunk instead of a turn. For trees and flat plans both are the same number.
-BY_ROOT: Dict[str, Callable[..., Plan]] = {**ALGORITHMS, "hierarchical": hierarchical_to}
+def turns_by_root(algorithm: Algorithm, devices: int) -> Dict[int, int]:
+    """Return for each device on which a sum can be complete the first of K turns that ends there."""
+    turns: Dict[int, int] = {}
+    for turn in range(devices):
+        turns.setdefault(plan_of(algorithm, devices, [turn]).roots[0], turn)
+    return turns

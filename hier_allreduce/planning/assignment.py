@@ -1,28 +1,25 @@
-"""Which chunk goes along which of the planned paths. Integers and seconds, no tensors.
+"""Which gradients travel in which chunk of a plan. Integers and seconds, no tensors.
 
 ::
 
-    Spec × N ──plan_cut────► a few buckets for each dtype, each cut as the recipe says
-             ──plan_whole──► whole gradients in the usual buckets, spread over one recipe's paths
-
-The gradients of a backward pass become ready one after another. A schedule says in how many buckets they travel.
+    Spec × N ──plan_cut────► the gradients of each dtype, cut into the plan's buckets and chunks
+             ──plan_whole──► whole gradients in the usual buckets, spread over the ways of the plan's chunks
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..topology import Topology
-from .algorithms import ReduceHalf, plan_from_halves
+from .algorithms import Algorithm
 from .buckets import Bucketing, Chunk, Spec, cut, make_buckets
-from .lanes import Lanes, on_lanes
-from .plan import Plan, in_buckets
-from .planner import choose
-from .recipes import Recipe, lane_of_links
-from .schedule import Schedule, choose_schedule
-from .simulator import TRAINING, Backward, predicted_seconds
+from .host import BACKLOG, IDLE, BackwardPass, backward_pass
+from .lanes import Lanes, lane_of_links, on_lanes
+from .plan import Plan, Step
+from .planner import best_plan
+from .simulator import predicted_seconds
 
 _ASSUMED_BYTES = 1 << 20  # of a gradient whose size is known only at run time
 _HOP = 0.3e-3  # seconds of a hop of TensorFlow's ring between hosts, measured: docs/reference/hosts.md
@@ -33,78 +30,100 @@ class PlanningTarget(NamedTuple):
 
     Attributes:
         machine: K devices and their links.
-        algorithm: one of the planner's, or None for the fastest.
+        algorithm: a name or a function, or None for the best.
         scale: bytes that travel for each byte of a gradient.
         hosts: the number of such machines.
         lanes: the lanes of each device.
-        backward: the backward pass during which gradients become ready.
+        backward: seconds of the backward pass; None for what is assumed for the gradients' bytes.
     """
 
     machine: Topology
-    algorithm: Optional[str] = None
+    algorithm: Union[str, Algorithm, None] = None
     scale: float = 1.0
     hosts: int = 1
     lanes: int = 0
-    backward: Backward = TRAINING
+    backward: Optional[float] = None
 
-    def recipe(self, size: int) -> Recipe:
-        """Return how to all-reduce a bucket of ``size`` bytes (0 if unknown), without lanes."""
-        return choose(self.machine, self._wire_bytes(size), self.algorithm).recipe
-
-    def schedule(self, size: int) -> Schedule:
-        """Return in how many buckets, and by which recipe, to all-reduce ``size`` bytes of gradients (0 if unknown)."""
+    def plan(self, size: int, total: int) -> Plan:
+        """Return how to all-reduce ``size`` bytes (0 if unknown) of ``total`` bytes of gradients."""
         if self.hosts > 1:
-            recipe = _for_hosts(self.recipe(size), self.machine, self._wire_bytes(size), self.hosts)
-            return Schedule(1, recipe, 0.0)
-        return choose_schedule(self.machine, self._wire_bytes(size), self.algorithm, self.lanes, self.backward)
+            return self._for_hosts(size)
+        return best_plan(self.machine, self._sent(size), self._pass(total), self.algorithm, self.lanes).plan
 
-    def _wire_bytes(self, size: int) -> int:
+    def idle_plan(self, size: int) -> Plan:
+        """Return how to all-reduce ``size`` bytes (0 if unknown) in one bucket on an idle machine, without lanes."""
+        return best_plan(self.machine, self._sent(size), IDLE, self.algorithm).plan
+
+    def _pass(self, total: int) -> BackwardPass:
+        if self.backward is None:
+            return backward_pass(max(total, 1))
+        return BackwardPass(self.backward, BACKLOG) if self.backward else IDLE
+
+    def _sent(self, size: int) -> int:
         return max(1, round((size or _ASSUMED_BYTES) * self.scale))
 
+    def _for_hosts(self, size: int) -> Plan:
+        """Return the first chunks of an idle machine's plan, as many as make an all-reduce over all hosts fastest.
 
-def _for_hosts(recipe: Recipe, machine: Topology, size: int, hosts: int) -> Recipe:
-    """Return the first chunks of a recipe, as many as make an all-reduce of ``size`` bytes over all hosts fastest.
+        Each of C chunks crosses in a ring of 2(H-1) hops, and the hops of all chunks add up. Meanwhile the hosts sum
+        and copy other chunks; only the sums of the first chunk and the copies of the last take extra time, together
+        ``1 / C`` of what a host takes for all bytes as one chunk. ``C * hops + one_chunk / C`` is least at the square
+        root.
+        """
+        plan = self.idle_plan(size)
+        one_chunk = predicted_seconds(first_chunks(plan, 1), self.machine, [self._sent(size)])
+        hops = 2 * (self.hosts - 1) * _HOP
+        return first_chunks(plan, max(1, round(math.sqrt(one_chunk / hops))))
 
-    Each of C chunks crosses in a ring of 2(H-1) hops, and the hops of all chunks add up. Meanwhile the hosts sum and
-    copy other chunks; only the sums of the first chunk and the copies of the last take extra time, together ``1 / C``
-    of what a host takes for all bytes as one chunk. ``C * hops + one_chunk / C`` is least at the square root.
 
-    The steps are in no special order: over several hosts, copies leave as they become ready.
-    """
-    one_chunk = predicted_seconds(recipe.alone(0).plan(), machine, [size])
-    hops = 2 * (hosts - 1) * _HOP
-    chunks = max(1, round(math.sqrt(one_chunk / hops)))
-    if chunks >= len(recipe.fractions):
-        return recipe
-    kept = recipe.fractions[:chunks]
-    fractions = tuple(fraction / sum(kept) for fraction in kept)
-    return replace(recipe, fractions=fractions, halves=recipe.halves[:chunks], backs=recipe.backs[:chunks], order=())
+def first_chunks(plan: Plan, count: int) -> Plan:
+    """Return a plan of one bucket with at most ``count`` of its chunks, of equal size."""
+    kept = min(count, plan.chunks)
+    steps = tuple(step for step in plan.steps if step.chunk < kept)
+    return replace(plan, chunks=kept, steps=steps, buckets=(0,) * kept, shares=(1 / kept,) * kept)
 
 
 def plan_cut(specs: Sequence[Spec], target: PlanningTarget) -> Tuple[List[Chunk], Plan]:
-    """Cut the gradients of each dtype into buckets, and each bucket into chunks, as the planner says for their size.
+    """Cut the gradients of each dtype into the buckets and chunks of the plan for so many bytes.
 
     Returns:
         The chunks and their plan, with the steps in the order in which the planner would start them.
     """
-    parts: List[Tuple[List[Chunk], Recipe]] = []  # of each bucket its chunks
+    total = sum(spec.bytes for spec in specs)
+    parts: List[Tuple[List[Chunk], Plan]] = []  # of each bucket
     for whole in make_buckets(specs, Bucketing(splits=1)):
-        schedule = target.schedule(whole.bytes)
-        for bucket in cut(whole, specs, [1] * schedule.buckets):
-            parts.append(_cut_bucket(bucket, specs, schedule.recipe, len(parts)))
+        plan = target.plan(whole.bytes, total)
+        chunks = cut(whole, specs, plan.shares)
+        if len(chunks) < plan.chunks:  # too few bytes to cut
+            chunks, plan = [whole], first_chunks(_turned(target.idle_plan(whole.bytes), len(parts)), 1)
+        parts += _by_bucket(chunks, plan)
     parts.sort(key=lambda part: _ready_bytes(part[0], specs))
-    devices = len(target.machine) * (1 + target.lanes)  # also where no recipe uses a lane
-    chosen = "+".join(dict.fromkeys(recipe.algorithm for _, recipe in parts))  # sizes of dtypes may differ in it
-    empty = Plan(devices, 0, (), chosen, target.lanes)
-    plan = in_buckets(empty, [recipe.plan() for _, recipe in parts])
-    return [chunk for own, _ in parts for chunk in own], plan
+    devices = len(target.machine) * (1 + target.lanes)  # also where no plan uses a lane
+    names = dict.fromkeys(name for _, plan in parts for name in plan.algorithm.split(", "))
+    steps: List[Step] = []
+    buckets: List[int] = []
+    for bucket, (_, plan) in enumerate(parts):
+        steps += [step._replace(chunk=step.chunk + len(buckets)) for step in plan.steps]
+        buckets += [bucket] * plan.chunks
+    whole_plan = Plan(devices, len(buckets), tuple(steps), ", ".join(names), target.lanes, tuple(buckets))
+    return [chunk for chunks, _ in parts for chunk in chunks], whole_plan
 
 
-def _cut_bucket(bucket: Chunk, specs: Sequence[Spec], recipe: Recipe, number: int) -> Tuple[List[Chunk], Recipe]:
-    chunks = cut(bucket, specs, recipe.fractions)
-    if len(chunks) == len(recipe.fractions):
-        return chunks, recipe
-    return [bucket], recipe.alone(number % len(recipe.halves))  # too few bytes to cut
+def _turned(plan: Plan, number: int) -> Plan:
+    """Return a plan with another one of its chunks as the first: single chunks of several dtypes differ in it."""
+    first = number % plan.chunks
+    return replace(plan, steps=tuple(step._replace(chunk=(step.chunk - first) % plan.chunks) for step in plan.steps))
+
+
+def _by_bucket(chunks: Sequence[Chunk], plan: Plan) -> List[Tuple[List[Chunk], Plan]]:
+    """Return the chunks and the steps of each bucket."""
+    parts = []
+    for bucket in range(1 + max(plan.buckets, default=0)):
+        numbers = [chunk for chunk in range(plan.chunks) if not plan.buckets or plan.buckets[chunk] == bucket]
+        place = {chunk: number for number, chunk in enumerate(numbers)}
+        steps = tuple(step._replace(chunk=place[step.chunk]) for step in plan.steps if step.chunk in place)
+        parts.append(([chunks[chunk] for chunk in numbers], replace(plan, chunks=len(numbers), steps=steps)))
+    return parts
 
 
 def _ready_bytes(chunks: Sequence[Chunk], specs: Sequence[Spec]) -> int:
@@ -114,7 +133,7 @@ def _ready_bytes(chunks: Sequence[Chunk], specs: Sequence[Spec]) -> int:
 
 
 def plan_whole(specs: Sequence[Spec], target: PlanningTarget, bucketing: Bucketing) -> Tuple[List[Chunk], Plan]:
-    """Make the usual buckets of whole gradients, and spread them over the paths of one recipe by bytes.
+    """Make the usual buckets of whole gradients, and spread them by bytes over the ways of a plan's chunks.
 
     With lanes every chunk goes over them, and its sum is formed on a tower.
 
@@ -123,17 +142,19 @@ def plan_whole(specs: Sequence[Spec], target: PlanningTarget, bucketing: Bucketi
     """
     chunks = make_buckets(specs, bucketing)
     total = sum(chunk.bytes for chunk in chunks)
-    recipe = target.recipe(total)
-    room: Dict[Tuple[ReduceHalf, ReduceHalf], float] = {}  # bytes left for each path: there and back
-    for fraction, path in zip(recipe.fractions, recipe.ways):
-        room[path] = room.get(path, 0.0) + fraction * total
-    paths = [recipe.ways[0]] * len(chunks)
+    model = target.idle_plan(total)
+    ways: List[List[Step]] = [[] for _ in range(model.chunks)]
+    for step in model.steps:
+        ways[step.chunk].append(step)
+    room = {way: share * total for way, share in enumerate(model.shares)}
+    steps: Dict[int, List[Step]] = {}
     for chunk in sorted(range(len(chunks)), key=lambda c: -chunks[c].bytes):
-        paths[chunk] = max(room, key=lambda path: room[path])
-        room[paths[chunk]] -= max(chunks[chunk].bytes, 1)
-    halves, backs = [half for half, _ in paths], [back for _, back in paths]
-    plan = plan_from_halves(len(target.machine), halves, recipe.algorithm, backs)
+        way = max(room, key=lambda way: room[way])
+        room[way] -= max(chunks[chunk].bytes, 1)
+        steps[chunk] = [step._replace(chunk=chunk) for step in ways[way]]
+    in_order = tuple(step for chunk in range(len(chunks)) for step in steps[chunk])
+    plan = Plan(len(target.machine), len(chunks), in_order, model.algorithm)
     if not target.lanes:
         return chunks, plan
-    lane_of = lane_of_links(target.machine, paths, [chunk.bytes for chunk in chunks], target.lanes)
+    lane_of = lane_of_links(target.machine, in_order, target.lanes)
     return chunks, on_lanes(plan, Lanes(target.lanes, lane_of), sum_on_tower=True)

@@ -11,7 +11,6 @@ A chunk is a list of pieces; a piece is a range of elements of one flattened gra
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
@@ -61,7 +60,6 @@ class Bucketing:
     pack_below: int = 64 << 10
     bucket_bytes: int = 10 << 20
     splits: int = 0
-    split_above: int = 0
 
 
 def make_buckets(specs: Sequence[Spec], bucketing: Bucketing) -> List[Chunk]:
@@ -70,9 +68,8 @@ def make_buckets(specs: Sequence[Spec], bucketing: Bucketing) -> List[Chunk]:
     Args:
         specs: N gradients.
         bucketing: gradients smaller than ``pack_below`` share buckets of at most ``bucket_bytes``, one dtype each.
-            Larger ones and those of unknown size travel alone. ``split_above`` cuts larger buckets into equal chunks
-            of at most that size. ``splits`` > 0 instead concatenates all gradients of a dtype and cuts them into that
-            many equal chunks.
+            Larger ones and those of unknown size travel alone. ``splits`` > 0 instead concatenates all gradients of a
+            dtype and cuts them into that many equal chunks.
 
     Returns:
         Chunks that hold each element of each gradient exactly once.
@@ -81,9 +78,7 @@ def make_buckets(specs: Sequence[Spec], bucketing: Bucketing) -> List[Chunk]:
     group = _by_dtype if bucketing.splits else _small_together
     chunks: List[Chunk] = []
     for variables in group(readiness_order, specs, bucketing):
-        bucket = _bucket(variables, specs)
-        parts = bucketing.splits or (math.ceil(bucket.bytes / bucketing.split_above) if bucketing.split_above else 1)
-        chunks += cut(bucket, specs, [1] * parts)
+        chunks += cut(_bucket(variables, specs), specs, [1] * max(1, bucketing.splits))
     return chunks
 
 
@@ -160,14 +155,14 @@ def _range(pieces: Sequence[Piece], start: int, stop: int, elements: int) -> Tup
     return tuple(selected)
 
 
-def balanced(sizes: Sequence[int], mains: int) -> List[int]:
-    """Return a main for each chunk so that all mains carry nearly the same bytes; equal sizes rotate.
+def balanced(sizes: Sequence[int], mains: Sequence[int]) -> List[int]:
+    """Return one of ``mains`` for each chunk so that all mains carry nearly the same bytes; equal sizes rotate.
 
     The largest chunk goes first, to the least loaded main. Source: Graham's longest-processing-time rule, whose largest
     load is at most 4/3 of the best possible.
     """
-    load = [(0, 0, main) for main in range(mains)]  # bytes, chunks, main
-    chosen = [0] * len(sizes)
+    load = [(0, 0, main) for main in mains]  # bytes, chunks, main
+    chosen = [mains[0]] * len(sizes)
     for chunk in sorted(range(len(sizes)), key=lambda c: -sizes[c]):
         carried, count, main = min(load)
         chosen[chunk] = main

@@ -18,7 +18,10 @@ from dataclasses import dataclass, replace
 from typing import Dict, List, Sequence, Tuple
 
 from ..errors import PlanError
+from ..topology import Topology
 from .plan import Copy, Plan, Reduce, Step
+
+MEMORY = 4  # bytes on all lanes of a GPU together, for each byte of gradients in one all-reduce
 
 
 @dataclass(frozen=True)
@@ -51,20 +54,8 @@ class Lanes:
         return self.by_chunk[chunk] if self.by_chunk else chunk % self.between
 
 
-NO_LANES = Lanes(0)
-
-
 def on_lanes(plan: Plan, lanes: Lanes, sum_on_tower: bool = False) -> Plan:
-    """Return a plan for K towers as one over their lanes.
-
-    A tower's own contribution enters the lane that sends it on, as one more source of that lane's first sum. The sums
-    are formed on lanes. A result that is sent on arrives on a lane and leaves for the tower from there; one that is not
-    goes straight to the tower.
-
-    Args:
-        plan: reductions, then copies, for K devices without lanes.
-        lanes: which lane sends what.
-        sum_on_tower: whether each chunk's sum is formed on its root's tower, where ``update="main"`` needs it.
+    """Return a plan for K towers as one over their lanes, chunk by chunk: see :func:`chunk_on_lanes`.
 
     Raises:
         PlanError: ``plan`` has lanes already.
@@ -76,11 +67,31 @@ def on_lanes(plan: Plan, lanes: Lanes, sum_on_tower: bool = False) -> Plan:
     by_chunk: Dict[int, List[Step]] = defaultdict(list)
     for step in plan.steps:
         by_chunk[step.chunk].append(step)
-    done = replace(plan, devices=plan.devices * (1 + lanes.count), lanes=lanes.count)
     steps: List[Step] = []
     for chunk, own in by_chunk.items():
-        steps += _ChunkOnLanes(done, chunk, own, lanes, sum_on_tower).steps
-    return replace(done, steps=tuple(steps))
+        steps += chunk_on_lanes(plan.devices, chunk, own, lanes, sum_on_tower)
+    return replace(plan, devices=plan.devices * (1 + lanes.count), lanes=lanes.count, steps=tuple(steps))
+
+
+def chunk_on_lanes(
+    towers: int, chunk: int, steps: Sequence[Step], lanes: Lanes, sum_on_tower: bool = False
+) -> List[Step]:
+    """Return the steps of one chunk over lanes.
+
+    A tower's own contribution enters the lane that sends it on, as one more source of that lane's first sum. The sums
+    are formed on lanes. A result that is sent on arrives on a lane and leaves for the tower from there; one that is not
+    goes straight to the tower.
+
+    Args:
+        towers: K.
+        chunk: the chunk's number.
+        steps: reductions, then copies, for K devices without lanes.
+        lanes: which lane sends what.
+        sum_on_tower: whether the chunk's sum is formed on its root's tower, where ``update="main"`` needs it.
+    """
+    return _ChunkOnLanes(
+        Plan(towers * (1 + lanes.count), 1, (), lanes=lanes.count), chunk, steps, lanes, sum_on_tower
+    ).steps
 
 
 class _ChunkOnLanes:
@@ -174,3 +185,25 @@ def lane_bytes(plan: Plan, sizes: Sequence[float]) -> List[int]:
         if step.dst >= plan.towers:
             arrived[plan.tower(step.dst)] += sizes[step.chunk] * len(getattr(step, "srcs", (0,)))
     return [round(size) for size in arrived]
+
+
+def lane_of_links(topology: Topology, steps: Sequence[Step], lanes: int) -> Tuple[Tuple[int, ...], ...]:
+    """Return for each pair of GPUs the sender's lane (K×K); the links that are busiest share a lane last.
+
+    Args:
+        topology: the machine, without lanes.
+        steps: of chunks of equal size, without lanes.
+        lanes: the number of lanes between GPUs.
+    """
+    count = len(topology)
+    busy = [[0.0] * count for _ in range(count)]
+    for step in steps:
+        for src in step.srcs if isinstance(step, Reduce) else (step.src,):
+            busy[src][step.dst] += 1 / topology.link(src, step.dst).bandwidth
+    chosen = [[0] * count for _ in range(count)]
+    for src in range(count):
+        seconds = [0.0] * lanes
+        for dst in sorted(range(count), key=lambda dst: -busy[src][dst]):
+            chosen[src][dst] = seconds.index(min(seconds))
+            seconds[chosen[src][dst]] += busy[src][dst]
+    return tuple(map(tuple, chosen))

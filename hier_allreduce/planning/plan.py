@@ -58,6 +58,7 @@ class Plan:
         lanes: L, the lanes of each tower.
         buckets: for each chunk the number of its bucket, whose gradients are taken to become ready together; buckets
             are numbered in the order in which they become ready. If it is empty, all chunks are in one.
+        shares: for each chunk its share of the bytes; the sum is 1. If it is empty, the bytes are not planned.
     """
 
     devices: int
@@ -66,6 +67,7 @@ class Plan:
     algorithm: str = ""
     lanes: int = 0
     buckets: Tuple[int, ...] = ()
+    shares: Tuple[float, ...] = ()
 
     @property
     def towers(self) -> int:
@@ -107,6 +109,20 @@ class Plan:
             sent.update((src, step.dst) for src in sources)
         return sent
 
+    @property
+    def copies(self) -> int:
+        """The number of values that travel."""
+        return sum(self.transfers().values())
+
+    @property
+    def sums(self) -> int:
+        """The number of steps that add up something."""
+        return sum(added > 1 for added in operands(self))
+
+    def sizes(self, size: float) -> Tuple[float, ...]:
+        """Return the bytes of each chunk, of ``size`` bytes in all."""
+        return tuple(share * size for share in self.shares)
+
     def __str__(self) -> str:
         lanes = f" with {count(self.lanes, 'lane')} each" if self.lanes else ""
         header = f"{self.algorithm or 'plan'}: {count(self.towers, 'device')}{lanes}, {count(self.chunks, 'chunk')}"
@@ -136,16 +152,6 @@ class Plan:
             return str(device)
         tower, lane = divmod(device - self.towers, self.lanes)
         return f"{tower}.{lane}"
-
-
-def in_buckets(empty: Plan, plans: Sequence[Plan]) -> Plan:
-    """Return ``empty`` with the chunks and steps of several plans for its devices, each a bucket, in their order."""
-    steps: List[Step] = []
-    buckets: List[int] = []
-    for bucket, plan in enumerate(plans):
-        steps += [step._replace(chunk=step.chunk + len(buckets)) for step in plan.steps]
-        buckets += [bucket] * plan.chunks
-    return replace(empty, chunks=len(buckets), steps=tuple(steps), buckets=tuple(buckets))
 
 
 def operands(plan: Plan) -> List[int]:

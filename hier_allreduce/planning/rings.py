@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import combinations
-from typing import Any, Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, List, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -23,6 +23,11 @@ def distances(topology: Topology) -> Any:
     for (src, dst), path in resources(topology).paths.items():
         table[src, dst] += sum(seconds for _, seconds in path)
     return table + table.T
+
+
+def ring_of(machine: Union[int, Topology]) -> Tuple[int, ...]:
+    """Return the devices of a machine in the order of a ring through near ones; numbers in their order."""
+    return tuple(range(machine)) if isinstance(machine, int) else ring(machine)
 
 
 @lru_cache(maxsize=256)

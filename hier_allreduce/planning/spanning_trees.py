@@ -16,20 +16,18 @@ packs trees on the links that a job was given; here the resources are those of T
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
-from heapq import heappop, heappush
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import combinations
 from typing import Any, Dict, List, Sequence, Tuple
 
 import numpy as np
 
 from ..topology import Topology, crowds, resources
-from .algorithms import Hop, ReduceHalf
-from .cache import as_tuples, kept
 from .rings import improved, short_tour
 
 Edge = Tuple[int, int]
+Hop = Tuple[Tuple[int, ...], int]  # (srcs, dst): dst ← dst + srcs
 Tree = Tuple[Edge, ...]  # K-1 edges, the smaller device first
 
 _LEAST_GAIN = 1e-3  # stop when no tree can improve the packing by more than this share
@@ -53,47 +51,18 @@ class Packing:
     bound: float
 
 
-def _packing_from_values(values: Any, topology: Topology) -> Packing:
-    """Return a packing from its JSON values; raise ValueError or TypeError if they are not one for this machine."""
-    packing = Packing(**{name: as_tuples(value) for name, value in values.items()})
-    if not all(map(partial(_spans, len(topology)), packing.trees)) or len(packing.trees) != len(packing.shares):
-        raise ValueError("not spanning trees of this machine")
-    if abs(sum(packing.shares) - 1) > 1e-6 or min(packing.shares) < 0 or not 0 < packing.rate <= packing.bound * 1.001:
-        raise ValueError("not the shares and rates of a packing")
-    return packing
-
-
-def _spans(count: int, tree: Tree) -> bool:
-    """Return whether a tree joins devices 0 to ``count`` - 1, and nothing else."""
-    reached = {0}
-    for _ in tree:
-        reached.update(device for edge in tree if set(edge) & reached for device in edge)
-    return len(tree) == count - 1 and reached == set(range(count))
-
-
 @lru_cache(maxsize=256)
 def pack(topology: Topology, ideal_links: bool = False, lanes: int = 0) -> Packing:
     """Return the best fractional packing of spanning trees on ``topology``, whose GPUs have ``lanes`` each."""
     if len(topology) == 1:
         return Packing((), (), float("inf"), float("inf"))
-    return _best_packing(topology, ideal_links, lanes)
-
-
-@kept(asdict, _packing_from_values)
-def _best_packing(topology: Topology, ideal_links: bool, lanes: int) -> Packing:
     return _Packer(topology, ideal_links, lanes).best()
 
 
-@lru_cache(maxsize=256)
-def pack_paths(topology: Topology, lanes: int = 0) -> Packing:
-    """Return a good packing of paths through all devices: a few rings, each with one edge left out.
-
-    On a path every device receives as much as it sends, and the paths of one ring do not compete. Where they come near
-    the bound, they are faster than trees of other shapes.
-    """
-    if len(topology) < 3:
-        return pack(topology, lanes=lanes)
-    return _Packer(topology, lanes=lanes, crowded=False).best_paths()
+@lru_cache(maxsize=64)
+def rings_side_by_side(topology: Topology, lanes: int) -> Tuple[Tuple[int, ...], ...]:
+    """Return rings through all devices that share few links, for copies over several links at a time."""
+    return _Packer(topology, lanes=lanes, crowded=False).rings()
 
 
 def share_out(topology: Topology, trees: Sequence[Tree], lanes: int = 0) -> Tuple[float, ...]:
@@ -116,12 +85,12 @@ def share_out(topology: Topology, trees: Sequence[Tree], lanes: int = 0) -> Tupl
         ]
     )
     total = np.concatenate([np.ones(count), [0.0, 0.0]])[np.newaxis]
-    solution = _linprog(objective, limits, np.zeros(len(limits)), total, [1.0])
+    solution = linprog(objective, limits, np.zeros(len(limits)), total, [1.0])
     rounded = [max(0.0, round(float(share), 4)) for share in solution.x[:count]]
     return tuple(share / sum(rounded) for share in rounded)
 
 
-def _linprog(objective: Any, limits: Any, upper: Any, *equal: Any) -> Any:
+def linprog(objective: Any, limits: Any, upper: Any, *equal: Any) -> Any:
     """Minimise ``objective`` over variables of 0 or more, with ``limits`` at most ``upper`` and ``equal`` (A, b)."""
     from scipy.optimize import linprog  # here, because its import takes longer than to read a kept plan
 
@@ -177,21 +146,23 @@ class _Packer:
                 break
         return self._packing(solution, bound)
 
-    def best_paths(self) -> Packing:
-        """Return a good packing of paths: rings that are short at the prices so far, until that gains little."""
+    def rings(self) -> Tuple[Tuple[int, ...], ...]:
+        """Return rings that are short at the prices so far, until another one gains little."""
+        found: Dict[Tuple[int, ...], None] = {}
         tour = list(short_tour(self._square(np.ones(len(self.load)))))
         rate = 0.0
         for _ in range(8):
+            found[tuple(tour)] = None
             for start in range(self.count):
                 path = [tour[(start + i) % self.count] for i in range(self.count)]
                 edges = [(min(pair), max(pair)) for pair in zip(path, path[1:])]
                 self.columns[tuple(sorted(self.index[edge] for edge in edges))] = None
             solution = self._solve()
-            if -solution.fun < rate * 1.005:
+            if -solution.fun < rate * 1.02:
                 break
             rate = -solution.fun
             tour = improved(tour, self._square(-solution.ineqlin.marginals + 1e-3))
-        return self._packing(solution, rate)
+        return tuple(found)
 
     def _square(self, price: Any) -> Any:
         """Return what each pair of devices costs at these prices (K×K)."""
@@ -202,7 +173,7 @@ class _Packer:
     def _solve(self) -> Any:
         """Return the trees' rates with the largest sum that keeps no resource busy for more than all the time."""
         busy = np.stack([self.busy(tree) for tree in self.columns], axis=1)
-        return _linprog(-np.ones(len(self.columns)), busy, np.ones(len(self.load)))
+        return linprog(-np.ones(len(self.columns)), busy, np.ones(len(self.load)))
 
     def busy(self, columns: Sequence[int]) -> Any:
         """Return for each resource the seconds that it is busy when one byte goes along a tree."""
@@ -251,7 +222,7 @@ class _Packer:
         return tuple(sorted(tree))
 
 
-def rooted_half(tree: Tree, root: int) -> ReduceHalf:
+def rooted(tree: Tree, root: int) -> Tuple[Hop, ...]:
     """Return the reductions along a tree: each device adds its neighbours away from ``root``, leaves first."""
     neighbours: Dict[int, List[int]] = {}
     for i, j in tree:
@@ -266,43 +237,6 @@ def rooted_half(tree: Tree, root: int) -> ReduceHalf:
         level = [device for srcs, _ in farther for device in srcs]
         seen.update(level)
     return tuple(reversed(hops))
-
-
-def soonest_half(order: Sequence[int], start: float, pause: float) -> ReduceHalf:
-    """Return the reductions that give the first device of ``order`` the sum soonest on equal links.
-
-    Read backwards this is the best broadcast in the LogP model (Karp et al., SPAA 1993): each device that has the value
-    sends it on, one copy every ``start`` seconds, the first ``pause`` seconds after the value arrived. Neighbours in
-    ``order`` are joined first.
-    """
-    children = _broadcast_tree(len(order), start, pause)
-    sizes = [1] * len(order)
-    for place in reversed(range(len(order))):
-        sizes[place] += sum(sizes[child] for child in children[place])
-    return tuple(_joined(0, order, children, sizes))
-
-
-def _broadcast_tree(count: int, start: float, pause: float) -> List[List[int]]:
-    """Return the places that each place sends to, in this order; the earliest free sender sends next."""
-    children: List[List[int]] = [[] for _ in range(count)]
-    turns = [(start + pause, 0)]  # when a copy ends, and its sender
-    for place in range(1, count):
-        time, sender = heappop(turns)
-        children[sender].append(place)
-        heappush(turns, (time + start, sender))
-        heappush(turns, (time + pause + start, place))
-    return children
-
-
-def _joined(place: int, devices: Sequence[int], children: Sequence[Sequence[int]], sizes: Sequence[int]) -> List[Hop]:
-    """Return the reductions of the subtree at ``place``; its first child has the last of its devices."""
-    hops: List[Hop] = []
-    mains: List[int] = []
-    for child in children[place]:
-        devices, below = devices[: -sizes[child]], devices[-sizes[child] :]
-        hops += _joined(child, below, children, sizes)
-        mains.append(below[0])
-    return [*hops, (tuple(mains), devices[0])] if mains else hops
 
 
 def centers(tree: Tree) -> Tuple[int, ...]:

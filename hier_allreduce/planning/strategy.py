@@ -10,21 +10,19 @@ from typing import Any, ClassVar, Dict, Iterator, Optional, Tuple, Union
 
 from .. import presets
 from ..errors import StrategyError, TopologyError
-from ..formatting import amount
+from ..formatting import amount, duration
 from ..topology import Topology, load
-from .algorithms import ALGORITHMS
+from .algorithms import BY_NAME, Algorithm, in_groups
 from .buckets import Bucketing
-from .planner import PLANNER_ALGORITHMS as PLANNED
-from .simulator import Backward
 
+NAMES = ("auto", *BY_NAME)
 _CHOICES = {
-    "algorithm": ("auto", *ALGORITHMS, *(name for name in PLANNED if name not in ALGORITHMS)),
     "wire_dtype": (None, "float16", "bfloat16"),
     "sparse": ("auto", "gather", "dense"),
     "missing": ("error", "zeros"),
 }
-_SIZES = ("pack_below", "bucket_bytes", "splits", "split_above")
-_PLANNED_WITH_A_TOPOLOGY = ("groups", "mains", "splits", "split_above")
+_SIZES = ("pack_below", "splits")
+_PLANNED_WITH_A_TOPOLOGY = ("groups", "mains", "splits")
 
 THIS_MACHINE = "this machine"
 
@@ -34,38 +32,32 @@ class Strategy:
     """How gradients are grouped, reduced and sent. ``print(strategy)`` shows it; sizes are in bytes.
 
     Attributes:
-        algorithm: ``"hierarchical"``, ``"tree"``, ``"flat"`` or ``"auto"``. With a topology, ``"auto"`` is the fastest
-            for its links, and there are also the planner's algorithms: ``"ring"``, ``"exchange"``, ``"soonest"``,
-            ``"packed_trees"``, ``"packed_paths"``, ``"two-group"``. Without one, ``"auto"`` is flat if all devices are
-            CPUs (they share one memory, where a second level only adds work), else hierarchical.
+        algorithm: ``"hierarchical"``, ``"tree"``, ``"flat"``, ``"ring"`` or ``"auto"``. With a topology, ``"auto"`` is
+            what leaves least exposed after the backward pass, and a name is the best variant of that algorithm for the
+            links. Without one, ``"auto"`` is flat if all devices are CPUs (they share one memory, where a second level
+            only adds work), else hierarchical.
         topology: the machine's links: a preset's name (``"dgx-1v"``), a YAML or nvidia-smi file, a ``Topology``, or
-            ``"this machine"`` to detect them. Groups and mains are planned from the links; a tower on ``/gpu:i`` is
-            device i.
-        groups: for ``"hierarchical"``: tuples that hold each tower number once; None makes two halves.
+            ``"this machine"`` to detect them. All gradients of a dtype are joined, and cut into buckets and chunks as
+            planned for the links; a tower on ``/gpu:i`` is device i. On CPU devices, whose copies cost nothing, a plan
+            for another machine's links costs several times the default strategy.
+        groups: for ``"hierarchical"`` without a topology: tuples that hold each tower number once; None makes two
+            halves.
         mains: ``"balance"`` (by bytes, the largest first), ``"rotate"`` (by index, as tensorpack does), or one tower's
             number for all chunks. None is ``"balance"``, or tower 0 for ``"tree"``, as in caffe2's muji.
-        pack_below: gradients smaller than this share buckets, as do the values and the indices of sparse ones that are
-            smaller than this on each tower; 0 packs nothing.
-        bucket_bytes: the most bytes that one bucket holds.
+        pack_below: gradients smaller than this share buckets of 10 MiB, or of this size if it is larger; so do the
+            values and the indices of sparse ones that are smaller than this on each tower. 0 packs nothing.
         splits: instead of buckets, concatenate all gradients of a dtype and cut them into this many chunks (tensorpack:
             8); 0 is off.
-        split_above: cut larger buckets into equal chunks, spread over the mains; 0 is off.
-        wire_dtype: ``"float16"`` or ``"bfloat16"``: dense float32 gradients travel in this dtype and are added in
-            float32. Gathered sparse gradients travel as they are. A value above the dtype's range (65504 for float16)
-            becomes infinite. The error bound is in docs/cost-model.md. ``HierarchicalAllReduce`` refuses it, because
-            ``MirroredStrategy`` reduces more than gradients.
+        wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in this dtype and are added in float32.
+            Sparse ones that are gathered are not narrowed. A value above the dtype's range (65504 for float16) becomes
+            infinite. The error bound is in docs/cost-model.md.
         sparse: for ``tf.IndexedSlices``: ``"gather"`` collects every tower's rows, ``"dense"`` makes them dense and
             adds them. ``"auto"`` takes what moves fewer bytes, and gathers if that is unknown or all devices are CPUs.
             Where an optimizer gets the result (``TowerOptimizer``, the trainers, ``MirroredStrategy``), ``"auto"``
             always gathers.
         missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
-        whole: with a topology: False makes one bucket of all gradients of a dtype and cuts it as planned. True leaves
-            gradients whole, packs small ones as without a topology, and spreads them over the planned paths. None is
-            False, and True with ``update="main"``, which needs whole gradients. On CPU devices, whose copies cost
-            nothing, a plan for another machine's links costs several times the default strategy.
-
-        backlog: seconds of kernels that the host has queued on a tower during the backward pass. With a topology, the
-            plan leaves least exposed after a backward pass with such a backlog; 0 plans for an idle machine.
+        backward: with a topology: seconds of the backward pass; 0 plans for an idle machine. None assumes one second
+            for each 1.7 GB of gradients.
 
     Raises:
         StrategyError: an invalid value, or a topology that does not exist or cannot be understood.
@@ -76,48 +68,34 @@ class Strategy:
     groups: Optional[Tuple[Tuple[int, ...], ...]] = None
     mains: Union[int, str, None] = None
     pack_below: int = Bucketing.pack_below
-    bucket_bytes: int = Bucketing.bucket_bytes
     splits: int = 0
-    split_above: int = 0
     wire_dtype: Optional[str] = None
     sparse: str = "auto"
     missing: str = "error"
-    whole: Optional[bool] = None
-    backlog: float = Backward().backlog
+    backward: Optional[float] = None
     _machine: ClassVar[Optional[Topology]] = None  # set for each object: the topology that it names
 
     def __post_init__(self) -> None:
         self._check_choices()
         self._check_sizes()
-        self._check_backlog()
         self._check_mains_and_groups()
         self._check_topology()
         # Read at once, so that a file that cannot be read is an error here and not at its first use.
         object.__setattr__(self, "_machine", self._named_machine())
 
     def _check_choices(self) -> None:
-        for field, allowed in _CHOICES.items():
+        for field, allowed in {"algorithm": NAMES, **_CHOICES}.items():
             value = getattr(self, field)
             if not isinstance(value, (str, type(None))):  # tf.float16 == "float16"
                 raise StrategyError(f"{field}={value!r}: expected {' or '.join(map(repr, allowed))}")
             if value not in allowed:
                 hint = presets.nearest(str(value), [choice for choice in allowed if choice])
                 raise StrategyError(f"{field}={value!r} is unknown{hint}")
-        if not isinstance(self.whole, (bool, type(None))):
-            raise StrategyError(f"whole={self.whole!r}: expected True, False or None")
 
     def _check_sizes(self) -> None:
         for field in _SIZES:
             if not _is_count(getattr(self, field)):
                 raise StrategyError(f"{field}={getattr(self, field)!r}: expected a whole number of 0 or more")
-        if not self.bucket_bytes:
-            raise StrategyError("bucket_bytes=0: no gradient fits in; expected 1 or more (pack_below=0 packs nothing)")
-
-    def _check_backlog(self) -> None:
-        if isinstance(self.backlog, bool) or not isinstance(self.backlog, (int, float)) or not 0 <= self.backlog <= 1:
-            raise StrategyError(f"backlog={self.backlog!r}: expected seconds from 0 to 1 (10 ms are 0.01)")
-        if self.topology is None and self.backlog != Strategy.backlog:
-            raise StrategyError(f"backlog={self.backlog!r} is for planning: give topology= too")
 
     def _check_mains_and_groups(self) -> None:
         if not _is_count(self.mains) and self.mains not in (None, "balance", "rotate"):
@@ -127,18 +105,17 @@ class Strategy:
 
     def _check_topology(self) -> None:
         if self.topology is None:
-            if self.whole is not None:
-                raise StrategyError(f"whole={self.whole!r} says how a planned strategy packs: give topology= too")
-            if self.algorithm not in ("auto", *ALGORITHMS):
-                raise StrategyError(
-                    f"algorithm={self.algorithm!r} is planned from a machine's links: give topology= too"
-                )
+            if self.backward is not None:
+                raise StrategyError(f"backward={self.backward!r} is for planning: give topology= too")
             return
         if not isinstance(self.topology, (str, Topology)):
             raise StrategyError(f"topology={self.topology!r}: expected a Topology, or a machine's name or file")
         for field in _PLANNED_WITH_A_TOPOLOGY:
             if getattr(self, field) != getattr(Strategy, field):
                 raise StrategyError(f"{field}={getattr(self, field)!r}: with a topology this is planned; leave it out")
+        is_number = isinstance(self.backward, (int, float)) and not isinstance(self.backward, bool)
+        if self.backward is not None and not (is_number and 0 <= self.backward <= 60):
+            raise StrategyError(f"backward={self.backward!r}: expected seconds from 0 to 60 (60 ms are 0.06)")
 
     def _named_machine(self) -> Optional[Topology]:
         if not isinstance(self.topology, str):
@@ -151,7 +128,7 @@ class Strategy:
     @property
     def bucketing(self) -> Bucketing:
         """The choices that group gradients."""
-        return Bucketing(self.pack_below, self.bucket_bytes, self.splits, self.split_above)
+        return Bucketing(self.pack_below, max(Bucketing.bucket_bytes, self.pack_below), self.splits)
 
     def machine(self) -> Optional[Topology]:
         """Return the topology that is named; None also for ``"this machine"``, which the caller detects."""
@@ -170,6 +147,10 @@ class Strategy:
         changed = copy.copy(self)  # dataclasses.replace would read the topology again, which may have been a pipe
         object.__setattr__(changed, "sparse", sparse)
         return changed
+
+    def function(self, name: str) -> Algorithm:
+        """Return the algorithm of a name, where nothing is planned."""
+        return BY_NAME[name] if self.groups is None else in_groups(self.groups)
 
     def mains_for(self, algorithm: str) -> Union[int, str]:
         """Return ``mains``, or what None means for an algorithm."""
@@ -230,12 +211,10 @@ def _sentences(strategy: Strategy) -> Iterator[str]:
 
 def _planned(strategy: Strategy) -> Iterator[str]:
     yield f"planned for the links of {getattr(strategy.topology, 'name', strategy.topology)}"
-    if strategy.whole:
-        yield "gradients stay whole, spread over the planned paths by bytes"
-        yield _packing(strategy)
-    else:
-        on_cpus = " (on CPU devices: nothing is planned)" if strategy.topology == THIS_MACHINE else ""
-        yield f"gradients of a dtype in a few buckets, cut as planned{on_cpus}"
+    on_cpus = " (on CPU devices: nothing is planned)" if strategy.topology == THIS_MACHINE else ""
+    yield f"gradients of a dtype in a few buckets, cut as planned{on_cpus}"
+    if strategy.backward is not None:
+        yield f"for a backward pass of {duration(strategy.backward)}" if strategy.backward else "for an idle machine"
 
 
 def _chosen(strategy: Strategy) -> Iterator[str]:
@@ -247,42 +226,40 @@ def _chosen(strategy: Strategy) -> Iterator[str]:
         yield f"all gradients of a dtype in {strategy.splits} equal chunks"
         return
     yield _packing(strategy)
-    if strategy.split_above:
-        yield f"chunks above {amount(strategy.split_above, binary=True)} are cut"
 
 
 def _packing(strategy: Strategy) -> str:
     if not strategy.pack_below:
         return "every gradient travels alone"
-    small, bucket = amount(strategy.pack_below, binary=True), amount(strategy.bucket_bytes, binary=True)
+    bucketing = strategy.bucketing
+    small, bucket = (amount(size, binary=True) for size in (bucketing.pack_below, bucketing.bucket_bytes))
     return f"gradients under {small} share buckets of up to {bucket}"
 
 
 # ---- from a user's argument -------------------------------------------------------------------------
 
 
-def strategy_from(value: Union[str, Strategy, None], **overrides: Any) -> Strategy:
+def strategy_from(value: Union[str, Strategy, None]) -> Strategy:
     """Return the strategy of an argument ``strategy=``.
 
     Args:
-        value: a :class:`Strategy`, a name or path; ``"auto"`` or None is the default strategy.
-        overrides: fields that are arguments of their own; None means "not given".
+        value: a :class:`Strategy`, the name of an algorithm, or the name or path of a YAML file; None is the default
+            strategy.
 
     Raises:
-        StrategyError: the argument is invalid, or an override is given together with a strategy.
+        StrategyError: the argument is invalid.
     """
-    fields: Dict[str, Any] = {name: field for name, field in overrides.items() if field is not None}
     if value is None:
-        return Strategy(**_with_tuples(fields))
-    if fields:
-        raise StrategyError(f"give either strategy= or {', '.join(f'{name}=' for name in fields)}, not both")
-    if value == "auto":
         return Strategy()
+    if isinstance(value, str) and value in NAMES:
+        return Strategy(algorithm=value)
     if isinstance(value, (str, os.PathLike)):
         return Strategy.load(os.fspath(value))
     if isinstance(value, Strategy):
         return value
-    raise StrategyError(f"strategy={value!r}: expected a Strategy, or the name or path of a YAML file")
+    raise StrategyError(
+        f"strategy={value!r}: expected a Strategy, an algorithm's name, or the name or path of a YAML file"
+    )
 
 
 def _with_tuples(values: Dict[str, Any]) -> Dict[str, Any]:

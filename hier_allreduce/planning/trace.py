@@ -15,9 +15,11 @@ from typing import Dict, Sequence, Tuple
 from ..presets import write_text
 from ..topology import Topology, with_lanes
 from .bars import COPY, PREDICTED, SUM, Bar, Run
+from .bounds import idle_bound
+from .host import IDLE, BackwardPass
 from .plan import Copy, Plan, Reduce
-from .planner import Choice
-from .simulator import Timing, lower_bound, simulate
+from .planner import Prediction
+from .simulator import Timing, ready_times, simulate
 from .trace_file import trace_json
 
 
@@ -49,9 +51,14 @@ class Trace:
 
 
 def predicted_run(
-    plan: Plan, topology: Topology, sizes: Sequence[float], names: Sequence[str] = (), devices: Sequence[str] = ()
+    plan: Plan,
+    topology: Topology,
+    sizes: Sequence[float],
+    names: Sequence[str] = (),
+    devices: Sequence[str] = (),
+    backward: BackwardPass = IDLE,
 ) -> Run:
-    """Simulate a plan and return its bars; all gradients are ready at time 0.
+    """Simulate a plan and return its bars.
 
     Args:
         plan: for the topology's devices.
@@ -59,27 +66,34 @@ def predicted_run(
         sizes: bytes of each chunk.
         names: of the chunks (default: none).
         devices: their names (default: the topology's).
+        backward: the backward pass that goes on meanwhile; by default all gradients are ready at time 0.
 
     Raises:
         PlanError: the plan has another number of devices or chunks.
     """
     total = round(sum(sizes))
     whole = {type(step) for step in plan.steps} == {Reduce, Copy}  # the bound is that of an all-reduce
-    bound = lower_bound(topology, total) if total and whole else None
-    bars = _predicted_bars(plan, topology, simulate(plan, topology, sizes), sizes, names)
-    return Run(PREDICTED, tuple(devices or with_lanes(topology, plan.lanes).devices), bars, 0.0, bound)
+    bound = idle_bound(topology, total) if total and whole and not backward.seconds else None
+    timing = simulate(plan, topology, sizes, backward=backward)
+    gradients = ready_times(plan.buckets or (0,) * plan.chunks, sizes, backward)
+    bars = _predicted_bars(plan, topology, timing, sizes, names, gradients)
+    labels = tuple(devices or with_lanes(topology, plan.lanes).devices)
+    return Run(PREDICTED, labels, bars, backward.seconds, bound)
 
 
-def predicted_trace(choice: Choice, topology: Topology) -> Trace:
-    """Return the predicted run of a choice."""
-    plan, sizes = choice.plan(), choice.sizes()
-    bars = _predicted_bars(plan, topology, simulate(plan, topology, sizes), sizes, ())
-    devices = with_lanes(topology, plan.lanes).devices
-    return Trace((Run(PREDICTED, devices, bars, 0.0, choice.bound or None),))
+def predicted_trace(prediction: Prediction) -> Trace:
+    """Return the run of a prediction, with its backward pass."""
+    plan, sizes = prediction.plan, prediction.plan.sizes(prediction.size)
+    return Trace((predicted_run(plan, prediction.topology, sizes, backward=prediction.backward),))
 
 
 def _predicted_bars(
-    plan: Plan, topology: Topology, timing: Timing, sizes: Sequence[float], names: Sequence[str]
+    plan: Plan,
+    topology: Topology,
+    timing: Timing,
+    sizes: Sequence[float],
+    names: Sequence[str],
+    gradients: Sequence[float],
 ) -> Tuple[Bar, ...]:
     """Return the bars of a simulated run, each with when its values were there."""
     ends = {(step, src): end for step, src, _, _, end in timing.spans}
@@ -90,10 +104,10 @@ def _predicted_bars(
         chunk, dst = step.chunk, step.dst
         sources = step.srcs if isinstance(step, Reduce) else (step.src,)
         for src in sources:
-            ready[number, src] = held.get((src, chunk), 0.0)
+            ready[number, src] = held.get((src, chunk), gradients[chunk])
         arrived = max(ends[number, src] for src in sources) + arrival
         if (number, dst) in ends:
-            ready[number, dst] = max(arrived, held.get((dst, chunk), 0.0))
+            ready[number, dst] = max(arrived, held.get((dst, chunk), gradients[chunk]))
             held[dst, chunk] = ends[number, dst]
         else:
             held[dst, chunk] = arrived

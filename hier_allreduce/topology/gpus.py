@@ -30,7 +30,7 @@ class Speeds:
         copy_latency: seconds to start one device-to-device copy.
         kernel: seconds to launch one reduction.
         arrival: seconds of the host from the end of a copy until what waits for it is issued; nothing is busy then.
-        dispatch: seconds of the host for each op; 0 if they were not measured. A plan takes at least its ops' time.
+        dispatch: seconds of the host for each op of all devices together, one after another: see docs/cost-model.md.
     """
 
     nvlink: float = 22.0 * GB
@@ -40,7 +40,7 @@ class Speeds:
     copy_latency: float = 10e-6
     kernel: float = 8e-6
     arrival: float = 0.0
-    dispatch: float = 0.0
+    dispatch: float = 4e-6
 
     def of(self, kind: str) -> float:
         """Return the bytes/s of a link of this kind, in each direction."""

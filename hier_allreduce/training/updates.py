@@ -60,14 +60,10 @@ class UpdateOptions:
 
 
 def _refuse_cut_variables(strategy: Strategy) -> None:
-    if strategy.splits > 1 or strategy.split_above:
+    if strategy.splits > 1:
         raise StrategyError(
-            f"splits={strategy.splits}, split_above={strategy.split_above}: this strategy cuts gradients over several"
-            " mains, but with update='main' each variable has one; leave both at 0"
-        )
-    if strategy.whole is False:
-        raise StrategyError(
-            "whole=False cuts gradients over several mains, but with update='main' each variable has one; leave it out"
+            f"splits={strategy.splits}: this strategy cuts gradients over several mains, but with update='main' each"
+            " variable has one; leave it at 0"
         )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import consumed_in_place, cpus, evaluate, executed, gradients_on, held, same_bits, sparse, traced
+from hier_allreduce.planning.schedule import choose_for_training
 
 from hier_allreduce import Strategy, StrategyError, TowerOptimizer, allreduce_grads, audit
 from hier_allreduce.graph.gradients import check_matrix
@@ -14,7 +15,6 @@ from hier_allreduce.planning.assignment import PlanningTarget, plan_cut, plan_wh
 from hier_allreduce.planning.buckets import Bucketing, Spec
 from hier_allreduce.planning.plan import verify
 from hier_allreduce.planning.planner import choose
-from hier_allreduce.planning.schedule import choose_for_training
 from hier_allreduce.planning.simulator import simulate
 from hier_allreduce.topology import load, subset
 

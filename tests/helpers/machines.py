@@ -1,6 +1,7 @@
 """Machines whose links are known, as a calibration sees them: by the time that copies take."""
 
 import random
+from dataclasses import replace
 
 from hier_allreduce.calibration.timer import Timer, Transfer
 from hier_allreduce.planning import Copy, Plan, simulate
@@ -42,3 +43,19 @@ class SimulatedTimer(Timer):
     def ops(self, count):
         """One op after another."""
         return count * self.topology.speeds.dispatch
+
+
+def without_host(machine):
+    """The machine with a host whose ops take no time."""
+    return replace(machine, speeds=replace(machine.speeds, dispatch=0.0))
+
+
+def in_buckets(plans, shares=()):
+    """Plans of one bucket each as one plan; ``shares`` are those of the buckets, by default equal ones."""
+    shares = shares or [1 / len(plans)] * len(plans)
+    steps, buckets, of_chunks = [], [], []
+    for bucket, (plan, share) in enumerate(zip(plans, shares)):
+        steps += [step._replace(chunk=step.chunk + len(buckets)) for step in plan.steps]
+        buckets += [bucket] * plan.chunks
+        of_chunks += [share / plan.chunks] * plan.chunks
+    return replace(plans[0], chunks=len(buckets), steps=tuple(steps), buckets=tuple(buckets), shares=tuple(of_chunks))

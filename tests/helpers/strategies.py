@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 towers = st.integers(1, 16)
-algorithms = st.sampled_from(["hierarchical", "tree", "flat"])
+algorithms = st.sampled_from(["hierarchical", "tree", "flat", "ring"])
 turns = st.lists(st.integers(0, 40), max_size=6)
 generators = st.randoms(use_true_random=False)  # what draws from them becomes smaller too
 

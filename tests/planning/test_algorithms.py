@@ -9,15 +9,8 @@ from helpers.adding import Adding
 from hypothesis import given
 
 from hier_allreduce import Copy, Plan, Reduce, StrategyError, verify
-from hier_allreduce.planning.algorithms import (
-    ALGORITHMS,
-    BY_ROOT,
-    flat,
-    hierarchical,
-    hierarchical_to,
-    tree,
-    two_groups,
-)
+from hier_allreduce.planning import check_groups, plan_of, turns_by_root
+from hier_allreduce.planning.algorithms import BY_NAME, flat, halves, in_groups, tree, two_group
 from hier_allreduce.planning.plan import run
 
 # tensorpack's allreduce_grads_hierarchical at K = 8, written out by hand for variables 0 to 7:
@@ -53,28 +46,28 @@ def in_rounds(plan, schedule):
 
 
 @pytest.mark.parametrize("variable, schedule", enumerate(TENSORPACK.strip().splitlines()))
-def test_hierarchical_with_eight_devices_is_tensorpacks_schedule(variable, schedule):
-    ours, theirs = in_rounds(hierarchical(8, [variable]), schedule)
+def test_two_groups_of_four_are_tensorpacks_schedule(variable, schedule):
+    ours, theirs = in_rounds(plan_of(two_group, 8, [variable]), schedule)
     assert ours == theirs
-    assert in_rounds(hierarchical(8, [variable + 8]), schedule)[0] == theirs
+    assert in_rounds(plan_of(two_group, 8, [variable + 8]), schedule)[0] == theirs
 
 
 @pytest.mark.parametrize("devices", MUJI)
 def test_tree_is_mujis_schedule(devices):
-    ours, theirs = in_rounds(tree(devices, [0]), MUJI[devices])
+    ours, theirs = in_rounds(plan_of(tree, devices, [0]), MUJI[devices])
     assert ours == theirs
 
 
 @pytest.mark.parametrize("turn", range(8))
-def test_tree_adds_neighbours_in_pairs_and_quads_at_every_turn(turn):
+def test_tree_adds_pairs_and_quads_at_every_turn(turn):
     """Whichever device the root is: 6 with 7 and 4 with 5, then these."""
-    strides = [src ^ step.dst for step in tree(8, [turn]).reduce_half().steps for src in step.srcs]
+    strides = [src ^ step.dst for step in plan_of(tree, 8, [turn]).reduce_half().steps for src in step.srcs]
     assert strides == [1, 1, 1, 1, 2, 2, 4]
 
 
 @pytest.mark.parametrize("devices", [3, 5, 6, 7])
 def test_flat_at_turn_zero_is_mujis_fallback(devices):
-    plan = flat(devices, [0, 0])
+    plan = plan_of(flat, devices, [0, 0])
     assert plan.steps[0] == Reduce(0, tuple(range(1, devices)), 0)
     assert set(plan.steps[1:devices]) == {Copy(0, 0, device) for device in range(1, devices)}
     assert plan.roots == (0, 0)
@@ -83,13 +76,13 @@ def test_flat_at_turn_zero_is_mujis_fallback(devices):
 @pytest.mark.parametrize(
     "turn, phases",
     [
-        (0, ["1,2→0 4→3 6,7→5", "0,3→5", "5→0 5→3", "0→1 0→2 3→4 5→6 5→7"]),
-        (1, ["0,2→1 3→4 5,7→6", "1,4→6", "6→1 6→4", "1→0 1→2 4→3 6→5 6→7"]),
-        (4, ["0,2→1 4→3 5,7→6", "3,6→1", "1→3 1→6", "1→0 1→2 3→4 6→5 6→7"]),
+        (1, ["1,2→0 4→3 6,7→5", "0,3→5", "5→0 5→3", "0→1 0→2 3→4 5→6 5→7"]),
+        (2, ["0,2→1 3→4 5,7→6", "1,4→6", "6→1 6→4", "1→0 1→2 4→3 6→5 6→7"]),
+        (5, ["0,2→1 3→4 5,7→6", "4,6→1", "1→4 1→6", "1→0 1→2 4→3 6→5 6→7"]),
     ],
 )
-def test_hierarchical_is_its_phases_one_after_the_other(turn, phases):
-    plan = hierarchical(8, [turn], groups=((0, 1, 2), (3, 4), (5, 6, 7)))
+def test_hierarchical_is_its_phases_in_order(turn, phases):
+    plan = plan_of(in_groups(((0, 1, 2), (3, 4), (5, 6, 7))), 8, [turn])
     ours, by_hand = in_rounds(plan, "|".join(phases))
     assert ours == by_hand
 
@@ -105,10 +98,14 @@ def some_groupings(devices):
 
 CASES = [
     (algorithm, devices, groups)
-    for algorithm in ALGORITHMS
+    for algorithm in BY_NAME
     for devices in range(1, 17)
     for groups in (some_groupings(devices) if algorithm == "hierarchical" else [None])
 ]
+
+
+def function(algorithm, groups):
+    return in_groups(groups) if groups else BY_NAME[algorithm]
 
 
 def check(plan):
@@ -122,37 +119,26 @@ def check(plan):
 
 
 @pytest.mark.parametrize("algorithm, devices, groups", CASES)
-def test_every_algorithm_reduces_for_every_number_of_devices(algorithm, devices, groups):
-    check(ALGORITHMS[algorithm](devices, range(devices + 3), groups))
+def test_every_algorithm_reduces_for_any_devices(algorithm, devices, groups):
+    check(plan_of(function(algorithm, groups), devices, range(devices + 3)))
 
 
 @given(strategies.choices().flatmap(lambda c: strategies.st.tuples(strategies.st.just(c), strategies.turns)))
 def test_every_grouping_and_every_turn_reduces(case):
     (devices, algorithm, groups), turns = case
-    check(ALGORITHMS[algorithm](devices, turns, groups))
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("devices", [2, 3, 5, 8, 16])
-def test_turns_spread_the_roots_over_all_devices(algorithm, devices):
-    assert set(ALGORITHMS[algorithm](devices, range(2 * devices)).roots) == set(range(devices))
+    check(plan_of(function(algorithm, groups), devices, turns))
 
 
 @pytest.mark.parametrize("algorithm, devices, groups", CASES)
-def test_every_sum_ends_on_its_requested_root(algorithm, devices, groups):
-    plan = BY_ROOT[algorithm](devices, [*range(devices), 0], groups)
-    assert plan.roots == (*range(devices), 0)
-    check(plan)
-
-
-@pytest.mark.parametrize("turn", range(8))
-def test_at_eight_devices_a_root_has_the_steps_of_the_turn_that_ends_there(turn):
-    rotated = hierarchical(8, [turn])
-    assert hierarchical_to(8, rotated.roots) == rotated
+def test_every_device_is_the_root_of_one_turn(algorithm, devices, groups):
+    by_root = turns_by_root(function(algorithm, groups), devices)
+    assert sorted(by_root) == sorted(by_root.values()) == list(range(devices))
+    plan = plan_of(function(algorithm, groups), devices, [by_root[root] for root in range(devices)])
+    assert plan.roots == tuple(range(devices))
 
 
 def test_at_eight_devices_only_partners_exchange_between_quads():
-    across = {pair for pair in hierarchical(8, range(8)).transfers() if (pair[0] < 4) != (pair[1] < 4)}
+    across = {pair for pair in plan_of(two_group, 8, range(8)).transfers() if (pair[0] < 4) != (pair[1] < 4)}
     assert across == {(device, (device + 4) % 8) for device in range(8)}
 
 
@@ -160,7 +146,7 @@ def test_at_eight_devices_only_partners_exchange_between_quads():
     "devices, groups", [(1, ((0,),)), (2, ((0,), (1,))), (5, ((0, 1, 2), (3, 4))), (8, ((0, 1, 2, 3), (4, 5, 6, 7)))]
 )
 def test_two_groups_are_halves_of_neighbours(devices, groups):
-    assert two_groups(devices) == groups
+    assert halves(devices) == groups
 
 
 @pytest.mark.parametrize(
@@ -178,18 +164,12 @@ def test_two_groups_are_halves_of_neighbours(devices, groups):
         ("01", r"unknown \['0', '1'\]"),
     ],
 )
-def test_groups_that_do_not_fit_are_refused_with_an_example_that_does(groups, message):
+def test_groups_that_do_not_fit_are_refused(groups, message):
     with pytest.raises(StrategyError, match=message) as caught:
-        hierarchical(4, [0], groups)
+        check_groups(groups, 4)
     assert "groups=((0, 1), (2, 3))" in str(caught.value)
 
 
-@pytest.mark.parametrize("algorithm", ["tree", "flat"])
-def test_only_hierarchical_takes_groups(algorithm):
-    with pytest.raises(StrategyError, match=rf"goes with algorithm='hierarchical'; '{algorithm}' has none"):
-        ALGORITHMS[algorithm](4, [0], ((0, 1), (2, 3)))
-
-
 def test_plans_are_values():
-    assert tree(4, [0, 1]) == tree(4, [0, 1]) != tree(4, [1, 0])
-    assert isinstance(tree(4, [0]), Plan)
+    assert plan_of(tree, 4, [0, 1]) == plan_of(tree, 4, [0, 1]) != plan_of(tree, 4, [1, 0])
+    assert isinstance(plan_of(tree, 4, [0]), Plan)

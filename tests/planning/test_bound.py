@@ -14,8 +14,10 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hier_allreduce.planning.recipes import candidates
-from hier_allreduce.planning.simulator import lower_bound, simulate
+from hier_allreduce.planning import Plan, best_plan, exposed_bound, idle_bound
+from hier_allreduce.planning.bounds import _copied_back
+from hier_allreduce.planning.candidates import candidates
+from hier_allreduce.planning.simulator import simulate
 from hier_allreduce.planning.spanning_trees import pack
 from hier_allreduce.topology import from_yaml, load, resources, subset
 
@@ -85,9 +87,25 @@ def test_no_plan_is_faster_than_the_bound_whatever_the_speeds(name, nvlink, pcie
     """Copies and sums start at once here: with many bytes the best plans come near the bound."""
     speeds = {"copy_latency": 1e-9, "kernel": 1e-9, "memory": 1e15, "nvlink": nvlink, "pcie": pcie}
     machine = from_yaml(load(name).to_yaml(), calibration={"speeds": speeds, "links": {"SYS": far}})
-    for recipe in candidates(machine)[::8]:
-        timing = simulate(recipe.plan(), machine, recipe.shares(GB), ordered=False)
-        assert timing.seconds > lower_bound(machine, GB) * 0.999
+    for candidate in candidates(machine)[::8]:
+        plan = Plan(len(machine), candidate.chunks, candidate.steps)
+        timing = simulate(plan, machine, [GB / candidate.chunks] * candidate.chunks, ordered=False)
+        assert timing.seconds > idle_bound(machine, GB) * 0.999
+
+
+@pytest.mark.parametrize("name", ["p3.8xlarge", "pcie-sockets", "hgx-a100-4"])
+def test_copying_back_takes_about_half_of_an_all_reduce(name):
+    machine = load(name)
+    assert _copied_back(machine) * GB == pytest.approx(idle_bound(machine, GB) / 2, rel=0.05)
+
+
+@pytest.mark.parametrize("lanes", [0, 2])
+@pytest.mark.parametrize("name", ["p3.8xlarge", "dgx-a100"])
+def test_no_plan_leaves_less_than_the_bound(name, lanes):
+    machine = load(name)
+    for size in (10**6, 10**8):
+        found = best_plan(machine, size, lanes=lanes)
+        assert 0 < exposed_bound(machine, size, found.backward, found.plan.lanes) == found.bound <= found.seconds
 
 
 @pytest.mark.parametrize("lanes, copies", [(0, 1), (1, 1), (2, 2), (3, 3), (4, 3)])

@@ -8,7 +8,6 @@ def test_two_shares_are_cut_as_any_others_are():
     specs = [Spec(64, 4, "float32")]
     (whole,) = make_buckets(specs, Bucketing())
     assert cut(whole, specs, [1, 1]) == [Chunk((Piece(0, 0, 32),), 128), Chunk((Piece(0, 32, 64),), 128)]
-    assert make_buckets(specs, Bucketing(splits=2)) == make_buckets(specs, Bucketing(split_above=128))
     assert len(make_buckets(specs, Bucketing(splits=2))) == 2
 
 

@@ -17,9 +17,7 @@ specs = st.lists(
     ),
     max_size=30,
 )
-bucketings = st.builds(
-    Bucketing, st.integers(0, 200_000), st.integers(0, 200_000), st.integers(0, 9), st.integers(0, 50_000)
-)
+bucketings = st.builds(Bucketing, st.integers(0, 200_000), st.integers(0, 200_000), st.integers(0, 9))
 
 
 def floats(*elements):
@@ -109,12 +107,6 @@ def test_less_than_64_bytes_for_each_share_are_not_cut():
     assert [len(make_buckets(floats(elements), Bucketing(splits=8))) for elements in (127, 128)] == [1, 8]
 
 
-def test_a_very_large_gradient_is_cut_over_several_mains():
-    chunks = make_buckets(floats(1_000_000, 10), Bucketing(split_above=1 << 20))
-    assert [variables([chunk]) for chunk in chunks[1:]] == [[[0]]] * 4
-    assert max(chunk.bytes for chunk in chunks) <= (1 << 20) + 64
-
-
 @settings(deadline=None)
 @given(st.integers(1, 200_000), st.lists(st.floats(0.01, 1), min_size=1, max_size=9))
 @example(41, [1.0, 1 / 64])  # the nearest multiple is past the end
@@ -129,19 +121,19 @@ def test_cuts_start_at_multiples_of_64_bytes_in_proportion(elements, shares):
 
 
 def test_equal_sizes_rotate_over_the_mains():
-    assert balanced([7] * 5, 3) == [0, 1, 2, 0, 1]
-    assert balanced([0] * 4, 2) == [0, 1, 0, 1]
+    assert balanced([7] * 5, range(3)) == [0, 1, 2, 0, 1]
+    assert balanced([0] * 4, range(2)) == [0, 1, 0, 1]
 
 
 def test_the_largest_get_their_mains_first():
-    assert balanced([1, 1, 2], 2) == [1, 1, 0]
+    assert balanced([1, 1, 2], range(2)) == [1, 1, 0]
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 10**6), max_size=40), st.integers(1, 9))
 def test_no_main_carries_more_than_four_thirds_of_its_share(sizes, mains):
     load = [0] * mains
-    for size, main in zip(sizes, balanced(sizes, mains)):
+    for size, main in zip(sizes, balanced(sizes, range(mains))):
         load[main] += size
     best_possible = max([sum(sizes) / mains, *sizes, 0])
     # Graham's bound is against the optimum, which pairs of large chunks can put above the mean

@@ -5,7 +5,8 @@ import pytest
 from helpers.adding import Adding
 
 from hier_allreduce import Copy, Plan, PlanError, Reduce, verify
-from hier_allreduce.planning.algorithms import hierarchical
+from hier_allreduce.planning import plan_of
+from hier_allreduce.planning.algorithms import two_group
 from hier_allreduce.planning.plan import run
 
 RING_OF_THREE = Plan(3, 1, (Reduce(0, (1,), 0), Reduce(0, (0,), 2), Copy(0, 2, 0), Copy(0, 2, 1)))
@@ -46,7 +47,7 @@ def test_verify_names_the_device_the_chunk_and_the_fault(plan, message):
 
 
 def test_verify_names_the_one_chunk_of_many_that_is_wrong():
-    good = hierarchical(4, range(9))
+    good = plan_of(two_group, 4, range(9))
     broken = tuple(step for step in good.steps if step != Copy(6, 2, 3))
     assert len(broken) == len(good.steps) - 1
     with pytest.raises(PlanError, match=r"^device 3, chunk 6: missing \[0, 1, 2\]$"):
@@ -76,7 +77,7 @@ def test_a_complete_sum_is_finished_once_on_its_root_before_it_is_copied():
 
 
 def test_the_two_halves_make_the_whole():
-    plan = hierarchical(5, range(3))
+    plan = plan_of(two_group, 5, range(3))
     values = [[10**device + chunk for chunk in range(3)] for device in range(5)]
     reduced = run(plan.reduce_half(), values, Adding())
     assert [reduced[root][chunk] for chunk, root in enumerate(plan.roots)] == [11111, 11116, 11121]
@@ -88,11 +89,11 @@ def test_transfers_count_every_source_of_every_step():
 
 
 def test_a_plan_prints_as_lines_that_can_be_reviewed():
-    assert str(hierarchical(8, [0])).splitlines()[1:] == [
+    assert str(plan_of(two_group, 8, [0])).splitlines()[1:] == [
         "c0  1,2,3→0  sum",
         "c0  5,6,7→4  sum",
         "c0  0→4  sum",
         "c0  4→0,5,6,7  copy",
         "c0  0→1,2,3  copy",
     ]
-    assert str(hierarchical(8, [0])).startswith("hierarchical: 8 devices, 1 chunk")
+    assert str(plan_of(two_group, 8, [0])).startswith("two_group: 8 devices, 1 chunk")

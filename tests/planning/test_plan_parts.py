@@ -2,7 +2,6 @@
 
 from hier_allreduce.planning import Chunk, Copy, Ops, Piece, Plan, Reduce, Spec, operands, run
 from hier_allreduce.planning.buckets import cut
-from hier_allreduce.planning.plan import in_buckets
 
 
 def test_a_root_is_where_the_last_reduce_ends_or_the_first_copy_begins():
@@ -28,13 +27,6 @@ def test_a_value_that_needs_no_sum_is_finished_before_it_is_copied():
         ["c finished on 1", "b finished on 0"],
         ["c finished on 1", "d"],
     ]
-
-
-def test_plans_in_buckets_keep_their_order_and_get_numbers_of_their_own():
-    one, two = Plan(2, 1, (Copy(0, 0, 1),)), Plan(2, 2, (Copy(0, 1, 0), Copy(1, 0, 1)))
-    plan = in_buckets(Plan(2, 0, (), "both"), [one, two, one])
-    assert plan.steps == (Copy(0, 0, 1), Copy(1, 1, 0), Copy(2, 0, 1), Copy(3, 0, 1))
-    assert (plan.chunks, plan.buckets, plan.algorithm) == (4, (0, 1, 1, 2), "both")
 
 
 def test_a_part_of_a_gradient_is_cut_from_where_it_begins():

@@ -21,7 +21,7 @@ def test_the_shipped_default_is_the_default():
 @pytest.mark.parametrize("name", presets.names("strategies"))
 def test_no_shipped_strategy_repeats_a_default_that_would_refuse_a_topology(name):
     given = presets.read_yaml(presets.find("strategies", name, StrategyError), StrategyError)
-    unsaid = {"mains": Strategy().mains_for(given["algorithm"]), "groups": None, "splits": 0, "split_above": 0}
+    unsaid = {"mains": Strategy().mains_for(given["algorithm"]), "groups": None, "splits": 0}
     assert not [key for key, value in unsaid.items() if key in given and given[key] == value]
 
 
@@ -31,26 +31,17 @@ def test_shipped_strategies_that_fix_no_mains_go_with_a_topology(name):
 
 
 def test_printed_sentences_follow_the_choices():
-    text = str(Strategy(algorithm="flat", mains=3, pack_below=4096, bucket_bytes=1 << 20, wire_dtype="float16"))
+    text = str(Strategy(algorithm="flat", mains=3, pack_below=20 << 20, wire_dtype="float16"))
     assert "main is tower 3" in text
-    assert "under 4 KiB share buckets of up to 1 MiB" in text
+    assert "under 20 MiB share buckets of up to 20 MiB" in text
     assert "travels as float16" in text
 
 
-@pytest.mark.parametrize(
-    "whole, expected",
-    [
-        (None, "in a few buckets, cut as planned\n"),
-        (False, "in a few buckets, cut as planned\n"),
-        (
-            True,
-            "whole, spread over the planned paths by bytes\n  gradients under 64 KiB share buckets of up to 10 MiB\n",
-        ),
-    ],
-)
-def test_printed_sentences_say_how_a_plan_packs(whole, expected):
-    text = str(Strategy(topology="dgx-1v", whole=whole))
-    assert "planned for the links of dgx-1v\n" in text and expected in text
+@pytest.mark.parametrize("backward, expected", [(None, "sparse"), (0, "for an idle machine"), (0.2, "pass of 200 ms")])
+def test_printed_sentences_say_what_is_planned_for(backward, expected):
+    text = str(Strategy(topology="dgx-1v", backward=backward))
+    assert "planned for the links of dgx-1v\n  gradients of a dtype in a few buckets, cut as planned\n" in text
+    assert expected in text
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])  # the last two are what Windows writes
@@ -68,8 +59,10 @@ def test_a_path_loads_and_lists_become_tuples(tmp_path, encoding):
         ("- flat", ["key: value"]),
         ("algorithm: [", ["not readable as YAML"]),
         ("pack_below: -1", ["pack_below=-1", "0 or more"]),
-        ("bucket_bytes: 0", ["bucket_bytes=0", "pack_below=0 packs nothing"]),
-        ("bucket_bytes: 10MB", ["bucket_bytes='10MB'"]),
+        ("pack_below: 10MB", ["pack_below='10MB'"]),
+        ("backward: 0.1", ["backward=0.1", "give topology= too"]),
+        ("topology: dgx-1v\nbackward: 60ms", ["backward='60ms'", "60 ms are 0.06"]),
+        ("topology: dgx-1v\nsplits: 8", ["splits=8", "leave it out"]),
         ("mains: first", ["mains='first'"]),
         ("mains: true", ["mains=True"]),
         ("wire_dtype: float8", ["wire_dtype='float8'"]),
@@ -92,17 +85,12 @@ def test_an_unknown_name_is_refused_with_the_names_there_are():
         Strategy.load("mujy")
 
 
-def test_a_strategy_and_its_parts_together_are_refused():
-    with pytest.raises(StrategyError, match="either strategy= or algorithm="):
-        strategy_from(Strategy(), algorithm="flat")
-    with pytest.raises(StrategyError, match="expected a Strategy"):
-        strategy_from(7)
-
-
-def test_names_objects_and_parts_are_accepted():
+def test_names_and_objects_are_accepted():
     assert strategy_from("muji") == Strategy.load("muji")
-    assert strategy_from(None, algorithm="tree", groups=None) == Strategy(algorithm="tree")
+    assert strategy_from("tree") == Strategy(algorithm="tree")
     assert strategy_from(Strategy(splits=3)).splits == 3
+    with pytest.raises(StrategyError, match="expected a Strategy, an algorithm's name, or the name or path"):
+        strategy_from(7)
 
 
 @pytest.mark.parametrize("value", [3, None, ["half"], b"half"])
@@ -134,8 +122,6 @@ def test_on_cpus_nothing_is_planned_for_this_machine():
 
 def test_auto_is_the_default():
     assert strategy_from("auto") == strategy_from(None) == Strategy()
-    with pytest.raises(StrategyError, match="either strategy= or algorithm="):
-        strategy_from("auto", algorithm="tree")
 
 
 def test_a_path_object_is_a_path(tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from hier_allreduce import HierAllreduceError
-from hier_allreduce.planning import Bar, Run, Trace, choose, predicted_trace, union
+from hier_allreduce.planning import IDLE, Bar, Run, Trace, best_plan, predicted_trace, union
 from hier_allreduce.planning.bars import without
 from hier_allreduce.planning.trace_file import in_lanes
 from hier_allreduce.topology import load
@@ -65,18 +65,19 @@ def machine():
     return load("p3.8xlarge")
 
 
-def test_the_predicted_run_is_the_simulation_of_the_plan(machine, tmp_path):
-    choice = choose(machine, 1 << 20)
-    (run,) = predicted_trace(choice, machine).runs
-    assert run.seconds == pytest.approx(choice.seconds)
-    assert len(run.copies) == sum(choice.recipe.plan().transfers().values())
+@pytest.mark.parametrize("backward", [IDLE, None])
+def test_the_predicted_run_is_the_simulation(machine, backward):
+    found = best_plan(machine, 10**7, backward)
+    (run,) = predicted_trace(found).runs
+    assert run.end == pytest.approx(found.timing().seconds, abs=2 * machine.speeds.dispatch)
+    assert run.exposed == pytest.approx(found.seconds, abs=2 * machine.speeds.dispatch)
+    assert len(run.copies) == found.plan.copies
     assert all(bar.ready <= bar.start <= bar.end for bar in run.bars)
-    assert run.waiting()["host"] < 1e-9  # the model's host takes no time on one host
-    assert run.bound == pytest.approx(choice.bound, rel=1e-3)
+    assert run.bound == (found.bound if backward is IDLE else None)
 
 
 def test_the_file_is_chromes_trace(machine, tmp_path):
-    trace = predicted_trace(choose(machine, 1 << 20), machine)
+    trace = predicted_trace(best_plan(machine, 1 << 20, IDLE))
     trace.write(str(tmp_path / "plan.json"))
     events = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))["traceEvents"]
     check_events(events)

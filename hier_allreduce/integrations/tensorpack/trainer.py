@@ -119,8 +119,6 @@ class HierarchicalTrainer(SingleCostTrainer):
         self,
         devices: Any,
         average: bool = True,
-        algorithm: Optional[str] = None,
-        groups: Optional[Sequence[Sequence[int]]] = None,
         strategy: Union[str, Strategy, None] = None,
         update: str = "replicated",
         broadcast_every: int = 0,
@@ -132,13 +130,12 @@ class HierarchicalTrainer(SingleCostTrainer):
         Args:
             devices: the number of GPUs, or a list of GPU ids or TensorFlow device strings, one for each tower.
                 CPU devices are created as needed, so ``["/cpu:0", …, "/cpu:7"]`` works on any machine.
-            algorithm: as in :func:`hier_allreduce.allreduce_grads`; by default ``"hierarchical"``.
-            groups: as in :func:`hier_allreduce.allreduce_grads`.
             average, strategy, update, broadcast_every, check_replicas_every: see
-                :class:`hier_allreduce.training.UpdateOptions`. ``strategy`` may also be the name or path of a YAML
-                file; it excludes ``algorithm`` and ``groups``. Checkpoints are the same with either ``update``.
-                Comparisons report ``replica_drift`` to the monitors and the variable to the log. They include trained
-                variables and their slots. They exclude moving averages, which tensorpack updates on tower 0 only.
+                :class:`hier_allreduce.training.UpdateOptions`. ``strategy`` may also be a name or path, as in
+                :func:`hier_allreduce.allreduce_grads`; by default it is ``"hierarchical"``. Checkpoints are the same
+                with either ``update``. Comparisons report ``replica_drift`` to the monitors and the variable to the
+                log. They include trained variables and their slots. They exclude moving averages, which tensorpack
+                updates on tower 0 only.
             lanes: the number of lanes of each tower: logical GPUs over which gradients travel, several out of one GPU
                 at a time. The session gets them, with the memory that the all-reduce needs. CPU towers get CPU devices
                 as lanes. See docs/lanes.md.
@@ -146,7 +143,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         Raises:
             DeviceError: ``devices`` cannot be read. A device that does not exist is refused when training starts,
                 before its session does.
-            StrategyError: an invalid option, or ``groups`` that miss or repeat a tower.
+            StrategyError: an invalid option, or groups that miss or repeat a tower.
             GradientError: ``average`` is not a bool.
         """
         self.devices = tower_devices(devices)
@@ -154,9 +151,8 @@ class HierarchicalTrainer(SingleCostTrainer):
         self.lanes: Sequence[Sequence[str]] = [()] * len(self.devices)
         if self._logical:
             self.devices, self.lanes = list(self._logical.devices), self._logical.lanes
-        if strategy is None and algorithm is None:
-            algorithm = "hierarchical"  # as the trainer's name says, on CPU devices too
-        strategy = strategy_from(strategy, algorithm=algorithm, groups=groups)
+        # hierarchical as the trainer's name says, on CPU devices too
+        strategy = strategy_from("hierarchical" if strategy is None else strategy)
         self._options = UpdateOptions(average, strategy, update, broadcast_every, check_replicas_every)
         with tf.Graph().as_default():  # a dry run, to raise errors here and not when training starts
             values = [[tf.constant(0.0)]] * len(self.devices)
