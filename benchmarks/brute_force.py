@@ -3,10 +3,10 @@
 ::
 
     python benchmarks/brute_force.py dgx-1v pcie-pairs --bytes 25e6 100e6     some machines, presets or files
-    python benchmarks/brute_force.py --page docs/cost-model.md                the table there: an hour and more
+    python benchmarks/brute_force.py --page docs/cost-model.md        the table there: an hour and more
 
-All times are modelled: seconds exposed after the backward pass that is assumed for so many bytes. The brute force leaves
-out schedules with two algorithms, which only the planner looks for.
+All times are modelled: seconds exposed after the backward pass that is assumed for so many bytes. The brute force
+leaves out schedules with two algorithms, which only the planner looks for.
 """
 
 import argparse

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any, Dict, Iterator, NamedTuple, Sequence, Tuple
 
 from ..errors import StrategyError
-from ..planning import Strategy, algorithms_for
+from ..planning import NAMES, Strategy
 
 # a field of Strategy → the values that differ from its default; a field that is added here is tuned
 CHOICES: Dict[str, Tuple[Any, ...]] = {
     "algorithm": ("hierarchical", "tree"),
     "mains": ("rotate", 0),
     "pack_below": (0, 4 << 10, 16 << 10, 256 << 10, 1 << 20),
-    "bucket_bytes": (1 << 20, 4 << 20, 40 << 20),
-    "split_above": (1 << 20, 4 << 20, 16 << 20),
     "splits": (1, 8),
 }
 DEFAULT = "default"
@@ -68,12 +66,9 @@ def first_candidates(
 
 def _planned(topology: str) -> Iterator[Tuple[str, Strategy]]:
     named = "this machine" if topology == "this machine" else Path(topology).name
-    machine = Strategy(topology=topology).machine()
-    algorithms = ["auto"] if machine is None else ["auto", *algorithms_for(machine)]
-    for algorithm in algorithms:
-        for whole in (False, True):
-            name = f"{algorithm} for {named}{', whole' if whole else ''}"
-            yield name, Strategy(algorithm=algorithm, topology=topology, whole=whole)
+    for algorithm in NAMES:
+        yield f"{algorithm} for {named}", Strategy(algorithm=algorithm, topology=topology)
+    yield f"auto for {named}, idle", Strategy(topology=topology, backward=0)
 
 
 def combined(best: Dict[str, Candidate]) -> Dict[str, Candidate]:
