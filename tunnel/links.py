@@ -50,11 +50,11 @@ class EmulatedTimer(DeviceTimer):
         super().together([Transfer(src, dst, _TINY) for src, dst, _ in transfers])
         return self._passed(self._when_ended(len(transfers)))
 
-    def train(self, src, dst, count, size):
-        """Copies of one pair that do not wait for each other."""
-        self._expect([(src, dst, size, None)] * count)
-        super().train(src, dst, count, _TINY)
-        return max(self._passed(self._when_ended(count)))
+    def trains(self, pairs, count, size):
+        """Copies that do not wait for each other."""
+        self._expect([(src, dst, size, None) for _ in range(count) for src, dst in pairs])
+        super().trains(pairs, count, _TINY)
+        return max(self._passed(self._when_ended(count * len(pairs))))
 
     def hops(self, count, size):
         """Copies that wait for each other."""
@@ -66,10 +66,6 @@ class EmulatedTimer(DeviceTimer):
         """Sums, whose time the emulated machine is told."""
         speeds = self._topology.speeds
         return count * (speeds.kernel + (operands + 1) * size / speeds.memory)
-
-    def ops(self, count):
-        """Ops, for which the emulated host needs no time."""
-        return 0.0
 
     def _expect(self, copies):
         """Announce the copies of the next run: sender, receiver, bytes, and the copy whose end each waits for."""

@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import tensorflow as tf
 
 from ..graph import tf1
-from .timer import Timer, Transfer
+from .timer import Pair, Timer, Transfer
 
 LONGEST_TRAIN = 9
 OPERANDS = (2, 4, 8)
@@ -69,9 +69,10 @@ class DeviceTimer(Timer):
         sizes = {transfer.src: transfer.size for transfer in transfers}
         return self._run(pairs, [self._ends[pair] for pair in pairs], sizes)
 
-    def train(self, src: int, dst: int, count: int, size: int) -> float:
-        """Return the seconds of ``count`` independent copies of one pair; see :class:`.Timer`."""
-        return self._run(("train", src, dst, count), [self._train_end(src, dst, count)], {src: size})[0]
+    def trains(self, pairs: Sequence[Pair], count: int, size: int) -> float:
+        """Return the seconds of ``count`` independent copies of each pair; see :class:`.Timer`."""
+        key = ("trains", tuple(pairs), count)
+        return self._run(key, [self._trains_end(pairs, count)], dict.fromkeys([src for src, _ in pairs], size))[0]
 
     def hops(self, count: int, size: int) -> float:
         """Return the seconds of ``count`` copies around all devices, one after another; see :class:`.Timer`."""
@@ -80,10 +81,6 @@ class DeviceTimer(Timer):
     def sums(self, operands: int, count: int, size: int) -> float:
         """Return the seconds of ``count`` sums, one after another; see :class:`.Timer`."""
         return self._run(("sums", operands, count), [self._sums_end(operands, count)], {0: size})[0]
-
-    def ops(self, count: int) -> float:
-        """Return the seconds of ``count`` ops without work; see :class:`.Timer`."""
-        return self._run(("ops", count), [self._ops_end(count)], {})[0]
 
     def _run(self, key: Tuple[Any, ...], ends: List[Any], sizes: Dict[int, int]) -> List[float]:
         if key not in self._steps:
@@ -116,7 +113,6 @@ class DeviceTimer(Timer):
             for dst in range(self.devices)
             if src != dst
         }
-        self._train: Dict[Tuple[int, int], Any] = {}
         self._built: Dict[Tuple[Any, ...], Any] = {}
         return tf.group(*fills)
 
@@ -145,13 +141,14 @@ class DeviceTimer(Timer):
                 self._built[key] = build()
         return self._built[key]
 
-    def _train_end(self, src: int, dst: int, count: int) -> Any:
+    def _trains_end(self, pairs: Sequence[Pair], count: int) -> Any:
         def build() -> Any:
-            received = [self._received(dst, self._part(src, number)) for number in range(count)]
-            with tf1.device(self._names[dst]):
+            turns = [(src, dst, number) for number in range(count) for src, dst in pairs]
+            received = [self._received(dst, self._part(src, number)) for src, dst, number in turns]
+            with tf1.device(self._names[pairs[-1][1]]):
                 return self._end(tf.group(*received))
 
-        return self._once(("train", src, dst, count), build)
+        return self._once(("trains", tuple(pairs), count), build)
 
     def _hops_end(self, count: int) -> Any:
         def build() -> Any:
@@ -161,16 +158,6 @@ class DeviceTimer(Timer):
             return self._end(value.op)
 
         return self._once(("hops", count), build)
-
-    def _ops_end(self, count: int) -> Any:
-        def build() -> Any:
-            value = self._part(0, 0)
-            with tf1.device(self._names[0]):
-                for _ in range(count):
-                    value = tf.identity(value)
-            return self._end(value.op)
-
-        return self._once(("ops", count), build)
 
     def _sums_end(self, operands: int, count: int) -> Any:
         def build() -> Any:

@@ -43,8 +43,8 @@ class Timer(abc.ABC):
         """
 
     @abc.abstractmethod
-    def train(self, src: int, dst: int, count: int, size: int) -> float:
-        """Return the seconds of ``count`` copies from one sender to one receiver that do not wait for each other."""
+    def trains(self, pairs: Sequence[Pair], count: int, size: int) -> float:
+        """Return the seconds of ``count`` copies of each pair, none of which waits for another one."""
 
     @abc.abstractmethod
     def hops(self, count: int, size: int) -> float:
@@ -53,7 +53,3 @@ class Timer(abc.ABC):
     @abc.abstractmethod
     def sums(self, operands: int, count: int, size: int) -> float:
         """Return the seconds of ``count`` sums of ``operands`` tensors on device 0, each waiting for the one before."""
-
-    @abc.abstractmethod
-    def ops(self, count: int) -> float:
-        """Return the seconds of the host for ``count`` ops on device 0 that do nothing, one after another."""

@@ -24,7 +24,7 @@ def test_receivers_get_the_bytes_that_are_timed():
         assert [value.shape for value in received] == [(1024,), (2048,)]
         assert all(np.all(value == 1) for value in received)
         assert len(ends) == 2 and min(ends) > 0
-        assert timer.train(0, 1, 9, 4096) > 0 and timer.hops(8, 4096) > 0 and timer.sums(8, 9, 4096) > 0
+        assert timer.trains([(0, 1)], 9, 4096) > 0 and timer.hops(8, 4096) > 0 and timer.sums(8, 9, 4096) > 0
         assert timer.one_memory
     finally:
         timer.close()

@@ -25,13 +25,14 @@ class SimulatedTimer(Timer):
         ends = {span.step: span.end * (1 + self._draw.uniform(0, self.noise)) for span in timing.spans}
         return [ends[number] for number in range(len(transfers))]
 
-    def train(self, src, dst, count, size):
-        """One copy after another."""
-        return count * self.together([Transfer(src, dst, size)])[0]
+    def trains(self, pairs, count, size):
+        """One copy of each pair after another, or as fast as the host can."""
+        copies = max(self.together([Transfer(*pair, size) for pair in pairs]))
+        return count * max(copies, 2 * len(pairs) * self.topology.speeds.dispatch)
 
     def hops(self, count, size):
         """A copy takes as long as in a train, and the time of the host."""
-        copies = [self.train(hop % self.devices, (hop + 1) % self.devices, 1, size) for hop in range(count)]
+        copies = [self.trains([(hop % self.devices, (hop + 1) % self.devices)], 1, size) for hop in range(count)]
         return sum(copies) + count * self.topology.speeds.arrival
 
     def sums(self, operands, count, size):
@@ -39,10 +40,6 @@ class SimulatedTimer(Timer):
         speeds = self.topology.speeds
         noise = 1 + self._draw.uniform(0, self.noise)
         return noise * count * (speeds.kernel + (operands + 1) * size / speeds.memory)
-
-    def ops(self, count):
-        """One op after another."""
-        return count * self.topology.speeds.dispatch
 
 
 def without_host(machine):
