@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, List
 
 from ._lazy import lazy
+from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .calibration import Calibration as Calibration
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
     from .errors import StrategyError as StrategyError
     from .errors import TopologyError as TopologyError
     from .errors import VariableError as VariableError
-    from .graph import Audit as Audit
     from .graph import allreduce_grads as allreduce_grads
     from .graph import allreduce_grads_and_vars as allreduce_grads_and_vars
     from .graph import allreduce_grads_hierarchical as allreduce_grads_hierarchical
-    from .graph import audit as audit
     from .graph import gpu_lanes as gpu_lanes
+    from .inspect import Audit as Audit
+    from .inspect import audit as audit
     from .planning import Copy as Copy
     from .planning import Plan as Plan
     from .planning import Reduce as Reduce
@@ -43,8 +44,6 @@ if TYPE_CHECKING:
     from .tuning import Tuned as Tuned
     from .tuning import save_shapes as save_shapes
     from .tuning import tune as tune
-
-__version__ = "0.1.0"
 
 _PUBLIC = {
     "calibration": ["Calibration", "calibrate"],
@@ -62,13 +61,12 @@ _PUBLIC = {
         "VariableError",
     ],
     "graph": [
-        "Audit",
         "allreduce_grads",
         "allreduce_grads_and_vars",
         "allreduce_grads_hierarchical",
-        "audit",
         "gpu_lanes",
     ],
+    "inspect": ["Audit", "audit"],
     "planning": ["Copy", "Plan", "Reduce", "Strategy", "verify"],
     "topology": ["Topology"],
     "training": ["TowerOptimizer"],

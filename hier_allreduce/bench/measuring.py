@@ -16,7 +16,8 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..graph import executed_copies, tf1
+from ..graph import tf1
+from ..inspect import executed_copies
 from ..sampling import Tick, in_turn, timed
 from .case import Case, Rows, consumed, placeholders, session, variables
 from .contenders import CannotRun, Contender

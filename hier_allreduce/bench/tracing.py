@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ..graph import audit, trace_step
+from ..inspect import audit, trace_step
 from ..presets import write_text
 from .case import Case
 from .contenders import is_ours

@@ -9,7 +9,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence
 
 import tensorflow as tf
 
-from .. import __version__
+from .._version import __version__
 from ..errors import CalibrationError
 from ..graph import device_fields, device_strings
 from ..sampling import Tick

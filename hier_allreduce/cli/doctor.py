@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import Any, Dict, List, NamedTuple, Optional
 
-from .. import __version__
+from .._version import __version__
 from ..errors import TopologyError
 from ..formatting import amount, count, table
 from ..topology import Topology, this_machine

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import List, Optional
 
-from .. import __version__
+from .._version import __version__
 from ..errors import HierAllreduceError
 
 COMMANDS = {

@@ -8,9 +8,11 @@ import re
 from dataclasses import replace
 from typing import Any, Dict, Optional
 
-from .. import __version__, presets
+from .. import presets
+from .._version import __version__
 from ..errors import TopologyError
 from ..figures import check_picture
+from ..inspect import predicted_trace
 from ..planning import (
     BACKLOG,
     IDLE,
@@ -21,7 +23,6 @@ from ..planning import (
     Reduce,
     Step,
     best_plan,
-    predicted_trace,
     verify,
 )
 from .common import lane_count, output, refuse_unused

@@ -8,7 +8,8 @@ import sys
 from dataclasses import asdict
 from typing import Any, Dict, Optional
 
-from .. import __version__, presets
+from .. import presets
+from .._version import __version__
 from ..errors import TopologyError
 from ..figures import check_picture
 from ..formatting import table

@@ -7,8 +7,8 @@
                               chunks,
                               plan
 
-``layout`` decides everything before the first op, so an error leaves the graph unchanged. ``audit`` compares what
-TensorFlow executed with the plan. Differences between TensorFlow 1.15 and 2 are in ``compat``.
+``layout`` decides everything before the first op, so an error leaves the graph unchanged. Differences between
+TensorFlow 1.15 and 2 are in ``compat``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from .allreduce import (
     copy_from_tower_0,
     reduce_to_mains,
 )
-from .auditing import Audit, audit
 from .compat import (
     COLLECTIVE_DTYPES,
     IS_TF2,
@@ -39,30 +38,30 @@ from .compat import (
     tf1,
     without_autograph,
 )
-from .devices import LaneDevices, device_fields, device_strings, devices_match, lane_devices
-from .emit import lane_memory_in
+from .copy_order import TURN
+from .devices import LaneDevices, all_on_cpu, device_fields, device_numbers, device_strings, devices_match, lane_devices
+from .emit import Emitted, emitted_in, lane_memory_in
 from .gradients import VAR_LIST_ADVICE, Matrix, check_average, check_matrix, check_pairs, is_sparse, static_shape
 from .hosts import CrossHostReduce, HostGroup
 from .logical_gpus import MOST_GPUS, LogicalDevices, fitted, gpu_lanes, lane_numbers
 from .names import op_names, tower_scopes, variable_names, where
-from .partitions import executed_copies
-from .tracing import trace_step
 
 __all__ = [
     "COLLECTIVE_DTYPES",
     "IS_TF2",
     "MOST_GPUS",
+    "TURN",
     "VAR_LIST_ADVICE",
-    "Audit",
     "CrossHostReduce",
+    "Emitted",
     "HostGroup",
     "LaneDevices",
     "LogicalDevices",
     "Matrix",
+    "all_on_cpu",
     "allreduce_grads",
     "allreduce_grads_and_vars",
     "allreduce_grads_hierarchical",
-    "audit",
     "builds_for_session",
     "check_average",
     "check_matrix",
@@ -70,9 +69,10 @@ __all__ = [
     "copy_from_mains",
     "copy_from_tower_0",
     "device_fields",
+    "device_numbers",
     "device_strings",
     "devices_match",
-    "executed_copies",
+    "emitted_in",
     "fitted",
     "forget_colocation",
     "gpu_count",
@@ -94,7 +94,6 @@ __all__ = [
     "static_shape",
     "tf1",
     "tower_scopes",
-    "trace_step",
     "variable_names",
     "where",
     "without_autograph",

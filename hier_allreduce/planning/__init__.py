@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from .algorithms import check_groups, plan_of, turns_by_root
 from .assignment import PlanningTarget, plan_cut, plan_whole
-from .bars import COPY, EXECUTED, SUM, Bar, Interval, Run, union
 from .bounds import exposed_bound, idle_bound
 from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
 from .host import BACKLOG, IDLE, BackwardPass, backward_pass
@@ -23,27 +22,21 @@ from .lanes import MEMORY, Lanes, lane_bytes, on_lanes
 from .plan import Copy, Counting, Ops, Plan, Reduce, Step, issued_before, operands, run, verify
 from .planner import Prediction, alternatives, best_plan
 from .rings import ring
-from .simulator import Timing, predicted_seconds, simulate
+from .simulator import Timing, predicted_seconds, ready_times, simulate
 from .spanning_trees import pack
 from .strategy import NAMES, THIS_MACHINE, Strategy, strategy_from
-from .trace import Trace, chunk_name, predicted_run, predicted_trace
 
 __all__ = [
     "BACKLOG",
-    "COPY",
-    "EXECUTED",
     "IDLE",
     "MEMORY",
     "NAMES",
-    "SUM",
     "THIS_MACHINE",
     "BackwardPass",
-    "Bar",
     "Bucketing",
     "Chunk",
     "Copy",
     "Counting",
-    "Interval",
     "Lanes",
     "Ops",
     "Piece",
@@ -51,18 +44,15 @@ __all__ = [
     "PlanningTarget",
     "Prediction",
     "Reduce",
-    "Run",
     "Spec",
     "Step",
     "Strategy",
     "Timing",
-    "Trace",
     "alternatives",
     "backward_pass",
     "balanced",
     "best_plan",
     "check_groups",
-    "chunk_name",
     "exposed_bound",
     "idle_bound",
     "issued_before",
@@ -74,14 +64,12 @@ __all__ = [
     "plan_cut",
     "plan_of",
     "plan_whole",
-    "predicted_run",
     "predicted_seconds",
-    "predicted_trace",
+    "ready_times",
     "ring",
     "run",
     "simulate",
     "strategy_from",
     "turns_by_root",
-    "union",
     "verify",
 ]

@@ -25,7 +25,8 @@ from tensorpack.tfutils.sesscreate import NewSessionCreator
 from tensorpack.tfutils.sessinit import SaverRestore
 from tensorpack.train import TrainConfig, launch_train_with_config
 
-from ...graph import Audit, audit, tf1
+from ...graph import tf1
+from ...inspect import Audit, audit
 
 _AUDITED_STEP = 1  # not the first step, which also fills the staging areas
 

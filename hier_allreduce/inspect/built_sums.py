@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional
 
+from ..graph import Emitted
 from ..planning import Counting, run
-from .emit import Emitted
 from .executed import ChunkOf
 
 _ADDED = {"Add": slice(None), "AddV2": slice(None), "AddN": slice(None), "ConcatV2": slice(-1)}  # type → their inputs

@@ -11,10 +11,11 @@ import tensorflow as tf
 from helpers.graphs import cpus, gradients_on, session, tf1
 
 from hier_allreduce import AuditError, Strategy, allreduce_grads, allreduce_grads_hierarchical, audit
-from hier_allreduce.graph import allreduce, auditing, built_sums, emit
+from hier_allreduce.graph import allreduce, emit
 from hier_allreduce.graph.allreduce import copy_from_mains, reduce_to_mains
-from hier_allreduce.graph.executed import chunk_finder
 from hier_allreduce.graph.gradients import check_matrix
+from hier_allreduce.inspect import auditing, built_sums
+from hier_allreduce.inspect.executed import chunk_finder
 from hier_allreduce.planning import Copy, Reduce
 from hier_allreduce.planning.algorithms import ALGORITHMS, hierarchical, tree
 

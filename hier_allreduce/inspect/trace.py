@@ -4,7 +4,7 @@
 
     plan, machine ──predicted_run──► Run ─┐
                                           ├─ Trace ─► summary (bars), Chrome JSON (trace_file)
-    RunMetadata (graph.tracing) ───► Run ─┘
+    RunMetadata (tracing) ─────────► Run ─┘
 """
 
 from __future__ import annotations
@@ -12,14 +12,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Dict, Sequence, Tuple
 
+from ..planning import (
+    IDLE,
+    BackwardPass,
+    Copy,
+    Plan,
+    Prediction,
+    Reduce,
+    Timing,
+    idle_bound,
+    ready_times,
+    simulate,
+)
 from ..presets import write_text
 from ..topology import Topology, with_lanes
 from .bars import COPY, PREDICTED, SUM, Bar, Run
-from .bounds import idle_bound
-from .host import IDLE, BackwardPass
-from .plan import Copy, Plan, Reduce
-from .planner import Prediction
-from .simulator import Timing, ready_times, simulate
 from .trace_file import trace_json
 
 

@@ -23,12 +23,12 @@ from dataclasses import replace
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import AuditError, TopologyError
-from ..planning import COPY, EXECUTED, SUM, Bar, Interval, Run, Trace, chunk_name, predicted_run
+from ..graph import Emitted, all_on_cpu, device_numbers
 from ..topology import Topology, subset
-from .devices import all_on_cpu, device_numbers
-from .emit import Emitted
+from .bars import COPY, EXECUTED, SUM, Bar, Interval, Run
 from .executed import DeviceFinder, chunk_copies, chunk_finder, planned_copies
 from .partitions import Edge, edges_between, inputs_of, tensor_bytes
+from .trace import Trace, chunk_name, predicted_run
 
 # ops that compute nothing, or only name what is there
 _IDLE = {"Const", "Identity", "NoOp", "PlaceholderWithDefault", "ReadVariableOp", "Reshape", "Shape", "VarHandleOp"}

@@ -38,14 +38,13 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tu
 
 from ..errors import AuditError
 from ..formatting import amount, count, table
-from ..planning import THIS_MACHINE, Plan, Trace
+from ..graph import TURN, Emitted, emitted_in, tf1
+from ..planning import THIS_MACHINE, Plan
 from ..topology import Topology, load, this_machine
 from .built_sums import wrong_sums
-from .compat import tf1
-from .copy_order import TURN
-from .emit import Emitted, emitted_in
 from .executed import ChunkOf, DeviceFinder, Pair, Place, chunk_copies, chunk_finder, planned_copies
 from .partitions import Edge, edges_between, overtaken
+from .trace import Trace
 from .tracing import trace_calls
 from .unneeded import copies_done
 

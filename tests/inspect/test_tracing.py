@@ -7,7 +7,7 @@ import tensorflow as tf
 from helpers.graphs import consumed_in_place, cpus, session, tf1
 
 from hier_allreduce import AuditError, Strategy, TopologyError, allreduce_grads, audit
-from hier_allreduce.graph import trace_step
+from hier_allreduce.inspect import trace_step
 
 FULL = {"trace_level": tf1.RunOptions.FULL_TRACE, "output_partition_graphs": True}
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 from helpers.graphs import cpus, gradients_on, session, tf1
 
 from hier_allreduce import allreduce_grads, audit
-from hier_allreduce.graph import executed_copies
+from hier_allreduce.inspect import executed_copies
 
 
 def traced_step(fetches):

@@ -10,8 +10,7 @@ from dataclasses import replace
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 from ..errors import AuditError
-from .devices import device_fields, devices_match
-from .emit import Emitted
+from ..graph import Emitted, device_fields, devices_match
 from .partitions import Edge
 
 Place = Union[int, str]  # the first tower on a device; or the device's name if it belongs to no tower

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any, DefaultDict, Dict, FrozenSet, Iterator, List, Sequence, Set, Tuple
 
-from .emit import Emitted
+from ..graph import Emitted
 from .executed import DeviceFinder, Pair, chunk_finder, crossing
 from .partitions import Edge
 
