@@ -227,7 +227,7 @@ def _trained(update, seed, seconds, counts):
     with tf.Graph().as_default():
         tf1.set_random_seed(seed)
         inner = tf1.train.AdamOptimizer(0.01), tf1.train.MomentumOptimizer(0.01, 0.5)
-        adam, momentum = (hier_allreduce.TowerOptimizer(i, devices, update=update, broadcast_every=7) for i in inner)
+        adam, momentum = (hier_allreduce.TowerOptimizer(i, devices, update=update, broadcast=7) for i in inner)
         for k, device in enumerate(devices):
             with tf.device(device), tf1.variable_scope(f"tower{k}"):
                 w = tf1.get_variable("w", [6, 4], use_resource=True)

@@ -43,7 +43,7 @@ _TRAINER = {
     "average": "true for the mean of all towers' gradients, false for their sum",
     "strategy": "the name or file of a strategy, or its keys",
     "update": "`replicated`: every tower updates its own variables. `main`: each variable is updated once, on its main",
-    "broadcast_every": "steps between copies of tower 0's variables to the others; 0: only at the start; -1: never",
+    "broadcast": "when tower 0's variables are copied to the others: start, never, or a number of steps",
     "check_replicas_every": "steps between comparisons of the towers; 0: never",
 }
 _CLUSTER = {
@@ -53,7 +53,7 @@ _CLUSTER = {
     "start_timeout": "seconds to wait for all hosts at the start",
     "stall_timeout": "seconds to wait for hosts that answer but do not run the step",
 }
-_TRAINER_FIELDS = {"devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every"}
+_TRAINER_FIELDS = {"devices", "average", "strategy", "update", "broadcast", "check_replicas_every"}
 
 
 # ---- commands ----------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ On TensorFlow 2 this module uses public names of TensorFlow only.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
@@ -46,22 +45,19 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     def __init__(
         self,
         strategy: Union[str, Strategy, None] = None,
-        topology: Any = None,
         lanes: Optional[Sequence[Sequence[Any]]] = None,
     ):
         """Choose how to reduce.
 
         Args:
-            strategy: a :class:`hier_allreduce.Strategy`, or the name or path of its YAML file. ``"auto"`` and None
-                mean the default strategy.
-            topology: the machine's links, as in ``Strategy(topology=...)``.
+            strategy: a :class:`hier_allreduce.Strategy`, an algorithm's name, or the name or path of a strategy's YAML
+                file. None means the default strategy.
             lanes: K×L further devices over which values travel, those of replica 0 first, as in
                 :func:`hier_allreduce.allreduce_grads`. Give the ``MirroredStrategy`` its K devices: without a list it
                 takes all logical devices, lanes too.
 
         Raises:
-            StrategyError: there is no such strategy or topology, or they contradict each other; or the strategy has a
-                ``wire_dtype``.
+            StrategyError: there is no such strategy, or it has a ``wire_dtype``.
         """
         super().__init__()
         chosen = strategy_from(strategy)
@@ -73,12 +69,8 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 " metrics and losses would be rounded too; leave wire_dtype out, and cast the gradients to 16 bits"
                 " where they are reduced, as docs/distribute.md shows"
             )
-        if topology is not None:
-            if chosen.topology is not None:
-                raise StrategyError(f"topology={topology!r}: the strategy already has one, {chosen.topology!r}")
-            chosen = dataclasses.replace(chosen, topology=topology)
         self._strategy, self._lanes = chosen.for_optimizers(), lanes
-        arguments = {"strategy": strategy, "topology": topology, "lanes": lanes}
+        arguments = {"strategy": strategy, "lanes": lanes}
         self._shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
         self._makers: Dict[Places, Callable[[Tuple[Any, ...]], Any]] = {}
 

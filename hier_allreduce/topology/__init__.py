@@ -18,12 +18,11 @@ from __future__ import annotations
 
 from .contention import Path, crowds, resources
 from .detect import calibration_file, detected, device_names, free_gpu_memory, this_machine
-from .files import decoded, from_text, from_yaml, load
 from .gpus import GB, Speeds
 from .lanes import with_lanes
 from .machine_file import read_calibration
 from .matrix import nvlinks
-from .topology import Topology, calibrated, flat_host, from_matrix, guessed, subset
+from .topology import Topology, calibrated, decoded, flat_host, from_matrix, from_text, from_yaml, guessed, load, subset
 
 __all__ = [
     "GB",

@@ -21,10 +21,9 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 from ..errors import TopologyError
 from ..presets import user_folder
-from .files import load
 from .matrix import SELF, LinkMatrix
 from .nvidia_smi import parse_nvidia_smi
-from .topology import Topology, flat_host, from_matrix, subset
+from .topology import Topology, flat_host, from_matrix, load, subset
 
 _HIDE_THE_REST = ("", "-1", "NoDevFiles")  # entries of CUDA_VISIBLE_DEVICES
 _TIMEOUT = 60  # seconds; nvidia-smi is slow on machines with many GPUs and no persistence daemon

@@ -2,6 +2,9 @@
 
 ::
 
+    preset's name │ path ──load─┬─ *.yaml, *.yml ──from_yaml─┬─► Topology
+                                └─ any other ────from_text───┘
+
     GPU0 ══NV2══ GPU3          a link: bytes/s in each direction, latency, kind
       │            │           what its bytes occupy: the sender's copy stream, the receiver's port,
     ──┴── switch ──┴── up      the switches' uplinks and the sockets' bus on the way
@@ -13,6 +16,7 @@ The kinds of links come from a matrix (:mod:`.matrix`), their speeds from :mod:`
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields, replace
 from itertools import permutations
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
@@ -26,13 +30,26 @@ from .gpus import GB, Speeds, guess_speeds, known_gpu, likely_gpu
 from .links import Link, Links
 from .machine_file import FIELDS, Measured, SharedWay
 from .matrix import HOST, PCIE, SELF, Kinds, LinkMatrix, nvlinks
+from .nvidia_smi import parse_nvidia_smi, without_escapes
+
+_YAML_FIELDS = {
+    "name": presets.Field(presets.text_or_nothing),
+    "description": presets.Field(),
+    "matrix": presets.Field(),
+    **FIELDS,
+}
+# nvidia-smi's header is indented further than its rows, and may begin with a tab: plain `matrix: |` takes neither.
+_HOW_TO_WRITE = (
+    "what `nvidia-smi topo -m` prints goes below `matrix: |2`, with two blanks before each line; or into a file of "
+    "its own, without `matrix:`, whose name does not end in .yaml"
+)
 
 
 @dataclass(frozen=True)
 class Topology:
     """A machine: K device labels, the K×K kinds of links, the links, and the shared resources.
 
-    Build one with :func:`from_matrix` or :func:`flat_host`, or read it with :func:`.files.load`.
+    Read one with :meth:`load`, or build it with :func:`from_matrix` or :func:`flat_host`.
 
     Attributes:
         links: one for each ordered pair of devices.
@@ -58,6 +75,29 @@ class Topology:
     ways: Optional[Tuple[SharedWay, ...]] = None
     measured: Optional[Measured] = None
 
+    @staticmethod
+    def load(name_or_path: str, calibration: Optional[str] = None) -> Topology:
+        """Return a preset of ``configs/machines``, or the machine in a file: YAML or nvidia-smi's output.
+
+        Args:
+            name_or_path: ``"dgx-1v"``, ``"machine.yaml"``, ``"topo.txt"``.
+            calibration: a YAML file that overrides speeds: ``gpu``, ``speeds``, ``links`` as in a machine's file.
+
+        Raises:
+            TopologyError: neither a preset nor a file, or a file that cannot be understood.
+        """
+        path = presets.find("machines", name_or_path, TopologyError)
+        overrides = machine_file.read_calibration(calibration)
+        try:
+            text = decoded(path.read_bytes())
+        except OSError as cause:
+            raise TopologyError(f"{path}: {cause.strerror}") from None
+        read = from_yaml if path.suffix.lower() in (".yaml", ".yml") else from_text
+        try:
+            return read(text, path.stem, overrides)
+        except TopologyError as cause:
+            raise TopologyError(f"{path}{f' with {calibration}' if calibration else ''}: {cause}") from None
+
     def __len__(self) -> int:
         return len(self.devices)
 
@@ -81,7 +121,7 @@ class Topology:
         return "\n".join(line.rstrip() for line in lines) + "\n"
 
     def to_yaml(self) -> str:
-        """Return the machine as a YAML file, from which :func:`.files.from_yaml` makes an equal topology.
+        """Return the machine as a YAML file, from which :func:`from_yaml` makes an equal topology.
 
         Only ``warnings`` may differ: the written matrix no longer has what was wrong in the original text.
         """
@@ -92,6 +132,48 @@ class Topology:
         document.update(machine_file.to_content(self.ways, self.measured))
         text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
         return text + "matrix: |2\n" + "".join(f"  {line}\n" for line in self.table().splitlines())
+
+
+load = Topology.load
+
+
+def decoded(data: bytes) -> str:
+    """Return bytes as text: UTF-8 with invalid bytes replaced, or UTF-16 as PowerShell's ``>`` writes."""
+    is_utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
+    return data.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace")
+
+
+def from_text(text: str, name: str, calibration: Optional[Mapping[str, Any]] = None) -> Topology:
+    """Return the machine of which ``text`` has the output of ``nvidia-smi topo -m``.
+
+    Raises:
+        TopologyError: the table cannot be read; or the text is a machine's YAML, whose other keys would be lost.
+    """
+    if re.search(r"^matrix\s*:\s*\|", text, re.M):
+        raise TopologyError("this is a machine's YAML, which must stand in a file whose name ends in .yaml")
+    return from_matrix(parse_nvidia_smi(text), name, calibration=calibration)
+
+
+def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]] = None) -> Topology:
+    """Return a machine from YAML.
+
+    The keys are ``matrix`` (as nvidia-smi prints it), ``name``, ``description``, ``gpu``, ``speeds`` and ``links``.
+
+    Raises:
+        TopologyError: not YAML, an unknown key, an invalid value, or a table that cannot be read.
+    """
+    try:
+        document = presets.parse_yaml(without_escapes(text))
+    except ValueError as cause:
+        raise TopologyError(f"not readable as YAML ({cause}): {_HOW_TO_WRITE}") from None
+    if not isinstance(document, dict):
+        raise TopologyError(f"expected `key: value` lines, not {type(document).__name__}: {_HOW_TO_WRITE}")
+    content = presets.check(document, _YAML_FIELDS, "", TopologyError)
+    if not isinstance(content.get("matrix"), str):
+        raise TopologyError(f"expected a `matrix: |2`: {_HOW_TO_WRITE}")
+    overrides = presets.check(calibration or {}, FIELDS, "", TopologyError)
+    matrix = parse_nvidia_smi(content["matrix"])
+    return from_matrix(matrix, content.get("name") or name, calibration=machine_file.merged(content, overrides))
 
 
 def from_matrix(

@@ -66,7 +66,7 @@ class TowerOptimizer:
         average: bool = True,
         strategy: Union[str, Strategy, None] = None,
         update: str = "replicated",
-        broadcast_every: int = 0,
+        broadcast: Union[str, int] = "start",
         check_replicas_every: int = 0,
         cluster: Optional[HostGroup] = None,
         lanes: Optional[Sequence[Sequence[Any]]] = None,
@@ -77,7 +77,7 @@ class TowerOptimizer:
             optimizer: a ``tf.compat.v1.train.Optimizer``. It is called once for each tower, with ``update="main"`` only
                 once, and does not get the global step.
             devices: K devices, as in :func:`hier_allreduce.allreduce_grads`.
-            average, strategy, update, broadcast_every, check_replicas_every: see
+            average, strategy, update, broadcast, check_replicas_every: see
                 :class:`hier_allreduce.training.UpdateOptions`. ``strategy`` may also be the name or path of a YAML
                 file. With ``update="main"`` the slots have the names of tower 0's slots, so that a ``Saver`` restores
                 them on any number of towers from a checkpoint of one. They are not the optimizer's slots of tower 0's
@@ -102,7 +102,7 @@ class TowerOptimizer:
             )
         self._hosts = cluster.size if cluster else 1
         strategy = strategy_from(strategy).for_optimizers(self._hosts)
-        self._options = UpdateOptions(average, strategy, update, broadcast_every, check_replicas_every)
+        self._options = UpdateOptions(average, strategy, update, broadcast, check_replicas_every)
         if update == "main":
             refuse_wrapper(optimizer)
         refuse_unfit(optimizer)
@@ -114,7 +114,7 @@ class TowerOptimizer:
 
     @property
     def init_op(self) -> Any:
-        """Copies tower 0's variables to the other towers, unless ``broadcast_every`` is -1.
+        """Copies tower 0's variables to the other towers, unless ``broadcast`` is ``"never"``.
 
         Run it once the variables have their values. Variables that are local on tower 0, such as metrics, are not
         copied. Others that have to differ, such as the state of a ``tf.random.Generator``, belong outside the towers'
@@ -125,7 +125,7 @@ class TowerOptimizer:
                 finalized.
         """
         copies = self._built()
-        return copies.init_op if self._options.broadcast_every >= 0 else copies.reset_op
+        return copies.init_op if self._options.broadcast != "never" else copies.reset_op
 
     @property
     def broadcast_op(self) -> Any:
@@ -192,7 +192,7 @@ class TowerOptimizer:
         if counter is not None:
             own = copies.replicas_of(update)
             with tf.control_dependencies(ops):
-                is_due = tf.equal(counter.assign_add(1, read_value=True) % self._options.broadcast_every, 0)
+                is_due = tf.equal(counter.assign_add(1, read_value=True) % self._options.broadcast_steps, 0)
                 ops = [tf.cond(is_due, lambda: broadcast(own, self.devices), tf.no_op)]
         return tf.group(*ops, name=name or "train_op")
 
@@ -242,7 +242,7 @@ class TowerOptimizer:
 
     def _new_counter(self) -> Any:
         """Create the counter of a train op's runs since ``init_op``, which resets it; None if nothing depends on it."""
-        if self._options.broadcast_every <= 0:
+        if not self._options.broadcast_steps:
             return None
         # in no collection, so that no saver takes it for a part of the model
         return tf1.Variable(

@@ -12,7 +12,7 @@ With mains chosen by bytes, ``"main"`` keeps every optimizer slot once, spread o
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, List, NamedTuple
+from typing import Any, List, NamedTuple, Union
 
 from ..errors import StrategyError
 from ..graph import check_average
@@ -31,9 +31,10 @@ class UpdateOptions:
         strategy: how to reduce.
         update: ``"replicated"``: every tower updates its own variables. ``"main"``: each variable's main updates it
             once and copies the new value to the other towers, so that optimizer slots exist once instead of K times.
-        broadcast_every: the number of steps between copies of tower 0's variables (weights, slots, moving averages) to
-            the other towers; 0: only at the start (tensorpack's trainers: also at the end of every epoch); -1: never.
-            Each train op of ``TowerOptimizer`` counts its own steps, and copies no variable that another one trains.
+        broadcast: when tower 0's variables (weights, slots, moving averages) are copied to the other towers:
+            ``"start"`` (tensorpack's trainers: also at the end of every epoch), ``"never"``, or a number of steps: then
+            also after every so many. Each train op of ``TowerOptimizer`` counts its own steps, and copies no variable
+            that another one trains.
         check_replicas_every: the number of steps between comparisons of the towers, each of which reports the largest
             difference; 0: never.
 
@@ -46,7 +47,7 @@ class UpdateOptions:
     average: bool
     strategy: Strategy
     update: str = "replicated"
-    broadcast_every: int = 0
+    broadcast: Union[str, int] = "start"
     check_replicas_every: int = 0
 
     def __post_init__(self) -> None:
@@ -55,8 +56,14 @@ class UpdateOptions:
             raise StrategyError(f"update={self.update!r} is unknown; there are {', '.join(map(repr, UPDATES))}")
         if self.update == "main":
             _refuse_cut_variables(self.strategy)
-        _check_period("broadcast_every", self.broadcast_every, least=-1, special="0 (at the start only) or -1 (never)")
-        _check_period("check_replicas_every", self.check_replicas_every, least=0, special="or 0 (never)")
+        if self.broadcast not in ("start", "never"):
+            _check_period("broadcast", self.broadcast, least=1, other='"start" or "never"')
+        _check_period("check_replicas_every", self.check_replicas_every, least=0, other="or 0 (never)")
+
+    @property
+    def broadcast_steps(self) -> int:
+        """The number of steps between copies of tower 0's variables; 0 if there are none during the steps."""
+        return 0 if isinstance(self.broadcast, str) else self.broadcast
 
 
 def _refuse_cut_variables(strategy: Strategy) -> None:
@@ -67,9 +74,9 @@ def _refuse_cut_variables(strategy: Strategy) -> None:
         )
 
 
-def _check_period(name: str, steps: int, least: int, special: str) -> None:
+def _check_period(name: str, steps: Any, least: int, other: str) -> None:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < least:
-        raise StrategyError(f"{name}={steps!r}: expected a number of steps, {special}")
+        raise StrategyError(f"{name}={steps!r}: expected a number of steps, {other}")
 
 
 class Updated(NamedTuple):

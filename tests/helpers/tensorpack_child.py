@@ -268,7 +268,7 @@ def updates(folder):
             saved = os.path.join(path, "model-6")
             again = HierarchicalTrainer(cpus(3), update="main")
             facts["from theirs"] = [checkpoint(saved), train(again, optimizer, load=saved)["before"]]
-    trainer = HierarchicalTrainer(cpus(2), broadcast_every=5)
+    trainer = HierarchicalTrainer(cpus(2), broadcast=5)
     trainer.BROADCAST_EVERY_EPOCH = False
     facts["every 5"] = train(trainer, None, model=Model("sgd", moving_average))["after"]
     config = os.path.join(folder, "mine.yaml")
@@ -538,7 +538,7 @@ def refusals(folder):
         "typing error": lambda: HierarchicalTrainer(["/gpux:0"]),
         "algorithm": lambda: HierarchicalTrainer(8, algorithm="hierarchic"),
         "update": lambda: HierarchicalTrainer(8, update="mian"),
-        "period": lambda: HierarchicalTrainer(8, broadcast_every=-2),
+        "period": lambda: HierarchicalTrainer(8, broadcast=-2),
         "preset": lambda: HierarchicalTrainer.from_config("chaner"),
         "key": lambda: HierarchicalTrainer.from_config(slip),
         "change": lambda: HierarchicalTrainer.from_config("chainer", device=4),

@@ -393,7 +393,7 @@ def test_strategies_by_name(count, name):
 
 @needs_tf2
 def test_a_topology():
-    (got,) = table.reduced(cpus(8), HierarchicalAllReduce(topology="dgx-1v"), SUM, KINDS["float32"])
+    (got,) = table.reduced(cpus(8), HierarchicalAllReduce(Strategy(topology="dgx-1v")), SUM, KINDS["float32"])
     assert all(np.array_equal(value, np.full([2, 3], 255)) for value in got)
 
 

@@ -351,7 +351,7 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
         ("typing error", "DeviceError", ["tower 0", "/gpux:0"]),
         ("algorithm", "StrategyError", ["did you mean 'hierarchical'", "tree", "flat"]),
         ("update", "StrategyError", ["update='mian'", "'replicated', 'main'"]),
-        ("period", "StrategyError", ["broadcast_every=-2"]),
+        ("period", "StrategyError", ["broadcast=-2"]),
         ("preset", "StrategyError", ["did you mean 'chainer'"]),
         ("key", "StrategyError", ["slip.yaml: 'devises' is unknown; did you mean 'devices'"]),
         ("change", "StrategyError", ["from_config: 'device' is unknown; did you mean 'devices'"]),

@@ -50,7 +50,7 @@ def started(*init_ops):
 @UPDATES
 @SCOPES
 def test_a_second_call_adds_to_what_the_first_one_knows(graph, update, scoped):
-    optimizer = momentum(update=update, broadcast_every=2)
+    optimizer = momentum(update=update, broadcast=2)
     rows = towers(scoped=scoped)
     ops = [optimizer.apply_gradients(each) for each in rows]
     with started(optimizer.init_op) as sess:
@@ -69,7 +69,7 @@ def test_a_second_call_adds_to_what_the_first_one_knows(graph, update, scoped):
 @SCOPES
 def test_each_train_op_counts_its_runs_and_copies_what_it_trains(graph, scoped):
     """Not what the other one trains, which in one step with it could be copied in part before its update."""
-    optimizer, rows = momentum(broadcast_every=2), towers(scoped=scoped)
+    optimizer, rows = momentum(broadcast=2), towers(scoped=scoped)
     ops = [optimizer.apply_gradients(each) for each in rows]
     spoils, firsts = [spoil(each) for each in rows], [[row[0][1] for row in each] for each in rows]
     with started(optimizer.init_op) as sess:
@@ -108,7 +108,7 @@ def test_a_scope_of_one_loss_counts_for_the_others(graph):
 
 
 def test_in_a_new_graph_an_optimizer_starts_anew():
-    optimizer = momentum(broadcast_every=1)
+    optimizer = momentum(broadcast=1)
     for _ in range(2):
         with tf.Graph().as_default():
             op = optimizer.apply_gradients(towers(["d"])[0])

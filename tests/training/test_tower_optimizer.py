@@ -238,9 +238,9 @@ def test_towers_without_a_scope_are_kept_equal_too(names, update):
     assert len(optimizer._copies.replicas().rows[0]) == len(names) * with_slots
 
 
-def test_init_op_makes_towers_equal_and_broadcast_every_keeps_them_equal():
+def test_init_op_makes_towers_equal_and_periodic_broadcast_keeps_them_equal():
     with tf.Graph().as_default():
-        optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(3), broadcast_every=3)
+        optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(3), broadcast=3)
         rows, _ = towers(optimizer, cpus(3))
         op = optimizer.apply_gradients(rows)
         saved = {var.op.name for var in train.Saver()._var_list}
@@ -387,7 +387,7 @@ def test_a_broadcast_goes_out_from_tower_0_once():
 
 def test_minus_one_never_broadcasts():
     with tf.Graph().as_default():
-        optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(2), broadcast_every=-1)
+        optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(2), broadcast="never")
         rows, _ = towers(optimizer, cpus(2))
         optimizer.apply_gradients(rows)
         with session() as sess:
@@ -422,7 +422,7 @@ def test_statistics_are_kept_equal_and_variables_without_a_copy_are_listed(scope
 def test_a_hook_initialises_and_reports_drift(caplog):
     caplog.set_level("INFO", "hier_allreduce")
     with tf.Graph().as_default():
-        optimizer = TowerOptimizer(train.AdamOptimizer(0.1), cpus(2), check_replicas_every=2, broadcast_every=5)
+        optimizer = TowerOptimizer(train.AdamOptimizer(0.1), cpus(2), check_replicas_every=2, broadcast=5)
         rows, _ = towers(optimizer, cpus(2))
         op, spoil = optimizer.apply_gradients(rows), rows[1][3][1].assign_add([0.0, 0.5])
         config = tf1.ConfigProto(device_count={"CPU": 16})
@@ -531,7 +531,7 @@ def test_choices_are_checked_before_anything_is_built():
     refused(StrategyError, "update='mian' is unknown", update="mian")
     refused(DeviceError, "tower 1, lane 0 .* is also the device of tower 0", lanes=[["/cpu:2"], ["/cpu:0"]])
     refused(GradientError, "average='sum': it is True for the mean", average="sum")
-    refused(StrategyError, "broadcast_every=-2: expected", broadcast_every=-2)
+    refused(StrategyError, "broadcast=-2: expected", broadcast=-2)
     refused(StrategyError, "check_replicas_every=-1: expected", check_replicas_every=-1)
     refused(VariableError, "expected a tf.compat.v1.train.Optimizer", optimizer="adam")
     refused(StrategyError, "cuts gradients over several mains", update="main", strategy=Strategy(splits=2))
@@ -549,8 +549,8 @@ def test_an_optimizer_that_does_more_than_update_in_place_cannot_run_at_the_main
 
 @pytest.mark.parametrize("update", ["replicated", "main"])
 def test_towers_start_equal_if_the_train_op_is_in_a_condition(graph, update):
-    """The ops of init_op and broadcast_every are built outside the condition."""
-    optimizer = TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), cpus(2), update=update, broadcast_every=2)
+    """The ops of init_op and broadcast are built outside the condition."""
+    optimizer = TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), cpus(2), update=update, broadcast=2)
     rows, _ = towers(optimizer, cpus(2))
     wanted = tf1.placeholder_with_default(True, [])
     op = tf.cond(wanted, lambda: optimizer.apply_gradients(rows), tf.no_op)

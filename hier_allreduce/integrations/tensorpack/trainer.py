@@ -57,9 +57,7 @@ from .variable_names import inside_wrappers, refuse_tower_names, under_tower_0s_
 
 _FIELDS = {
     "devices": presets.Field(required="how many GPUs, or a list of devices"),
-    **dict.fromkeys(
-        ["average", "strategy", "update", "broadcast_every", "check_replicas_every", "lanes"], presets.Field()
-    ),
+    **dict.fromkeys(["average", "strategy", "update", "broadcast", "check_replicas_every", "lanes"], presets.Field()),
 }
 
 _CHANGES = {key: presets.Field() for key in _FIELDS}  # of a file that is complete, none is required
@@ -121,7 +119,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         average: bool = True,
         strategy: Union[str, Strategy, None] = None,
         update: str = "replicated",
-        broadcast_every: int = 0,
+        broadcast: Union[str, int] = "start",
         check_replicas_every: int = 0,
         lanes: int = 0,
     ):
@@ -130,7 +128,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         Args:
             devices: the number of GPUs, or a list of GPU ids or TensorFlow device strings, one for each tower.
                 CPU devices are created as needed, so ``["/cpu:0", …, "/cpu:7"]`` works on any machine.
-            average, strategy, update, broadcast_every, check_replicas_every: see
+            average, strategy, update, broadcast, check_replicas_every: see
                 :class:`hier_allreduce.training.UpdateOptions`. ``strategy`` may also be a name or path, as in
                 :func:`hier_allreduce.allreduce_grads`; by default it is ``"hierarchical"``. Checkpoints are the same
                 with either ``update``. Comparisons report ``replica_drift`` to the monitors and the variable to the
@@ -153,7 +151,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             self.devices, self.lanes = list(self._logical.devices), self._logical.lanes
         # hierarchical as the trainer's name says, on CPU devices too
         strategy = strategy_from("hierarchical" if strategy is None else strategy)
-        self._options = UpdateOptions(average, strategy, update, broadcast_every, check_replicas_every)
+        self._options = UpdateOptions(average, strategy, update, broadcast, check_replicas_every)
         with tf.Graph().as_default():  # a dry run, to raise errors here and not when training starts
             values = [[tf.constant(0.0)]] * len(self.devices)
             allreduce_grads(values, self.devices, average, strategy=strategy, lanes=self.lanes)
@@ -282,8 +280,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         Args:
             alike: K rows of variables that are copies of each other but that tensorpack would not find.
         """
-        every = self._options.broadcast_every
-        if every < 0:
+        if self._options.broadcast == "never":
             return []
         with tf1.name_scope("sync_variables"):
             # tensorpack finds copies by the tower's name; counters of AccumGradOptimizer do not have it
@@ -291,9 +288,10 @@ class HierarchicalTrainer(SingleCostTrainer):
             sync = tf.group(SyncMultiGPUReplicatedBuilder.get_post_init_ops(), *counters)
         at_epochs = RunOp(sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True)
         at_epochs.name_scope = "SyncVariables"
-        if not every:
+        if not self._options.broadcast_steps:
             return [at_epochs]
-        return [at_epochs, PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=every)]
+        every = PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=self._options.broadcast_steps)
+        return [at_epochs, every]
 
     def _checks(self, rows: Sequence[Pairs]) -> List[Callback]:
         """Return the callbacks that compare the towers."""
