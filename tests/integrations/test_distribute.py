@@ -506,7 +506,6 @@ def test_tensors_of_several_parts_are_refused_by_name(make):
         ({"topology": "dgx-1w"}, "topology='dgx-1w'.*did you mean 'dgx-1v'"),
         ({"topology": 8}, "topology=8: expected a Topology"),
         ({"strategy": "tensorpack", "topology": "dgx-1v"}, "with a topology this is planned"),
-        ({"strategy": Strategy(topology="dgx-1v"), "topology": "dgx-1p"}, "already has one, 'dgx-1v'"),
     ],
 )
 def test_wrong_choices_are_refused_at_once(arguments, words):
