@@ -33,7 +33,8 @@ def main():
 
     strategy = tf.distribute.MirroredStrategy(
         device_names(args.devices),
-        cross_device_ops=HierarchicalAllReduce(),  # on your machine: HierarchicalAllReduce(Strategy(topology="this machine"))
+        # on your machine: HierarchicalAllReduce(Strategy(topology="this machine"))
+        cross_device_ops=HierarchicalAllReduce(),
     )
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).astype(np.float32)[: args.examples]

@@ -15,10 +15,10 @@ settings.register_profile(
 )
 settings.load_profile("same every time")
 
-# A plan that one worker or command has searched is there for all others of this run; nothing is in the user's home.
+# No test reads or writes the calibration in the user's home.
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    _PLANS = tempfile.TemporaryDirectory(prefix="plans-")  # until this process ends
-    os.environ["HIER_ALLREDUCE_CACHE"] = _PLANS.name
+    _CACHE = tempfile.TemporaryDirectory(prefix="cache-")  # until this process ends
+    os.environ["HIER_ALLREDUCE_CACHE"] = _CACHE.name
 
 
 def pytest_addoption(parser):
