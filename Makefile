@@ -27,7 +27,7 @@ help:
 	@echo "make test-compat the core of the tests on TensorFlow 2.10, 2.15 and the newest, in environments of their own"
 	@echo "make wheel-test  build sdist and wheel, and use each in an environment without TensorFlow"
 	@echo "make lint        ruff and mypy"
-	@echo "make tunnel      plans executed by TensorFlow on emulated machines: the table of docs/tunnel.md; needs g++"
+	@echo "make tunnel      plans executed by TensorFlow on emulated machines: docs/tunnel.md, docs/lanes.md; needs g++"
 	@echo "make docs        the documentation's site, in build/site"
 	@echo "make figures     draw the pictures of README and of the site again"
 	@echo "make soak        random all-reduces against float64, long training, threads: 30 minutes"
@@ -77,7 +77,9 @@ test-quick: .venv/.done
 
 tunnel: .venv/.done
 	.venv/bin/python -m tunnel --page docs/tunnel.md
+	.venv/bin/python -m tunnel --training --page docs/tunnel.md
 	.venv/bin/python -m tunnel --lanes 4 --page docs/lanes.md
+	.venv/bin/python -m tunnel --lanes 4 --training --page docs/lanes.md
 
 # strict: a link that leads nowhere is an error
 docs: .venv/.done

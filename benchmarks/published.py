@@ -8,11 +8,12 @@ Each anchor names its source. Anchors from which a default speed was taken are m
 by construction. The others were not fitted.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Callable, List, NamedTuple, Sequence, Tuple
 
 from hier_allreduce.bench import load_model
-from hier_allreduce.planning import Copy, Plan, Reduce, Step, choose, hierarchical, pack, simulate
+from hier_allreduce.planning import IDLE, Copy, Plan, Reduce, Step, best_plan, pack, plan_of, simulate
+from hier_allreduce.planning.algorithms import two_group
 from hier_allreduce.topology import GB, Topology, from_yaml, load, subset
 
 MB = 1_000_000
@@ -80,9 +81,9 @@ def nccl_markdown() -> str:
     for preset, machine, bus in NCCL_SPEEDS:
         topology = load(preset)
         limit, links = (pack(topology, ideal_links=ideal).bound / GB for ideal in (False, True))
-        ours = 1 / choose(topology, int(GB)).seconds
+        ours = 1 / best_plan(topology, int(GB), IDLE).seconds
         # where the links are the limit already, lanes have nothing to add
-        with_lanes = 1 / choose(topology, int(GB), lanes=LANES).seconds if links > limit else ours
+        with_lanes = 1 / best_plan(topology, int(GB), IDLE, lanes=LANES).seconds if links > limit else ours
         nccl = bus / (2 * (len(topology) - 1) / len(topology))
         cells = [machine, *(f"{speed:.3g}" for speed in (ours, with_lanes, limit, links, nccl))]
         rows.append(f"| {' | '.join([*cells, f'{nccl / ours:.1f}, {nccl / with_lanes:.1f}'])} |")
@@ -117,7 +118,7 @@ def _resnet50_sizes() -> List[int]:
 
 
 def _two_group(sizes: Sequence[int]) -> float:
-    plan = hierarchical(8, range(len(sizes)))
+    plan = plan_of(two_group, 8, range(len(sizes)))
     return 1e3 * simulate(plan, load("dgx-1p"), sizes, ordered=False).seconds
 
 
@@ -176,8 +177,12 @@ def _many_paths() -> List[Anchor]:
 
 
 def _paths(paths: Sequence[Tuple[int, ...]], both_ways: bool) -> float:
-    """Return GB/s of 1 GiB in 64 chunks a path under ideal links. A path's share is by its slowest link."""
-    topology = load("dgx-1v")
+    """Return GB/s of 1 GiB in 64 chunks a path, as NCCL: ideal links, and no op that a host dispatches.
+
+    A path's share is by its slowest link.
+    """
+    machine = load("dgx-1v")
+    topology = replace(machine, speeds=replace(machine.speeds, dispatch=0.0))
     slowest = [min(topology.link(*hop).bandwidth for hop in zip(path, path[1:])) for path in paths]
     steps: List[Step] = []
     sizes: List[int] = []

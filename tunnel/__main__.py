@@ -2,11 +2,11 @@
 
 ::
 
-    python -m tunnel                                      the table of docs/tunnel.md (some 3 minutes)
-    python -m tunnel --training                           plans for a backward pass, and that pass
+    python -m tunnel                                      docs/tunnel.md's first table: idle machines
+    python -m tunnel --training                           its second one: plans for a backward pass, and that pass
     python -m tunnel dgx-a100 --bytes 1e8                 one machine, one size
     python -m tunnel dgx-a100:0,1,2 --arrival 20e-6       three of its devices, 20 µs of the host for each arrival
-    python -m tunnel --lanes 4                            the table of docs/lanes.md: plans with and without lanes
+    python -m tunnel --lanes 4 [--training]               the tables of docs/lanes.md: plans with and without lanes
 """
 
 import argparse
@@ -35,7 +35,8 @@ MACHINES = (
     "nvlink-bridges:0,1,2,3,4,5,6",
     "8x-rtx-4090-sys-pxb-pix-nic2",
 )
-SIZES = (10**6, 10**7, 10**8, 10**9)
+SIZES = (10**6, 10**8)
+LANES_SIZES = (10**8, 10**9)
 TRAINING = ("dgx-1v", "dgx-1p", "nvlink-bridges", "pcie-pairs", "pcie-sockets", "dgx-a100", "p3.8xlarge")
 TRAINING += ("8x-a800-80gb-pcie-sys-pix-nv8-nic2", "8x-rtx-4090-sys-pxb-pix-nic2", "h100-nvl-4")
 LANES_MACHINES = ("dgx-1v", "dgx-1p", "nvlink-bridges", "pcie-sockets", "dgx-a100")
@@ -108,7 +109,7 @@ def main(argv=None):
     parser.add_argument("--bytes", nargs="+", type=lambda text: int(float(text)), metavar="SIZE")
     parser.add_argument("--arrival", type=float, default=0.0, metavar="SECONDS", help="of the host, for each copy")
     parser.add_argument("--lanes", type=int, default=0, metavar="L", help="compare plans with and without lanes")
-    parser.add_argument("--training", action="store_true", help="during a backward pass, 100 MB on ten machines")
+    parser.add_argument("--training", action="store_true", help="during a backward pass, 100 MB")
     parser.add_argument("--page", metavar="FILE", help="put the table between the <!-- tunnel --> marks of FILE")
     args = parser.parse_args(argv)
     from .emulation import CannotBuild, library
@@ -118,11 +119,13 @@ def main(argv=None):
     except CannotBuild as error:
         print(f"tunnel: {error}", file=sys.stderr)
         return 2
-    lines, ratios = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)], []
+    head = [name.replace("next best", "without lanes") for name in HEAD] if args.lanes else HEAD
+    lines, ratios = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)], []
     print(*lines, sep="\n", flush=True)
-    names = TRAINING if args.training else LANES_MACHINES if args.lanes else MACHINES
+    names = LANES_MACHINES if args.lanes else TRAINING if args.training else MACHINES
+    sizes = (10**8,) if args.training else LANES_SIZES if args.lanes else SIZES
     for name in args.machines or names:
-        for size in args.bytes or ((10**8,) if args.training else SIZES):
+        for size in args.bytes or sizes:
             backward = None if args.training else IDLE
             line, own = row(machine(name, args.arrival), name, size, backward, args.lanes)
             print(line, flush=True)

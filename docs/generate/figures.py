@@ -17,7 +17,7 @@ FIGURES = DOCS / "figures"
 COMMANDS = {
     "topo-dgx-1v.png": ("topo", "dgx-1v"),
     "topo-pcie-pairs.png": ("topo", "pcie-pairs"),
-    "plan-dgx-1v.png": ("plan", "dgx-1v", "--backlog", "0"),
+    "plan-dgx-1v.png": ("plan", "dgx-1v", "--backward", "0"),
 }
 MEASURED = {"bench-peers.png": "bench-peers.json"}
 TICKS = (0.5, 1, 2, 5, 10, 20)
