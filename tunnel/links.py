@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tunnel.links                       three machines: the table of docs/how-to/calibrate.md
+    python -m tunnel.links                       three machines
     python -m tunnel.links dgx-2                 any other; also dgx-1v:0,1,2,3
 
 Real ops of TensorFlow run on K logical CPU devices; copies between them take emulated time (see README.md).
