@@ -16,7 +16,7 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Type, Union
 
 import yaml
 
@@ -39,8 +39,14 @@ def names(kind: str) -> List[str]:
     return sorted(path.stem for path in (_CONFIGS / kind).glob("*.*") if path.suffix in (".yaml", ".tsv"))
 
 
-def find(kind: str, name_or_path: str, error: Error) -> Path:
+def find(kind: str, name_or_path: str, error: Error, also: Sequence[str] = ()) -> Path:
     """Return the file of a preset's name, or of a path.
+
+    Args:
+        kind: as in :func:`names`.
+        name_or_path: the name, or the path.
+        error: what is raised.
+        also: names that the caller knows besides, to be suggested too.
 
     Raises:
         error: it is neither; the message lists the presets and suggests the nearest one.
@@ -56,7 +62,8 @@ def find(kind: str, name_or_path: str, error: Error) -> Path:
     for candidate in (Path(name_or_path), *(_CONFIGS / kind / f"{name_or_path}{end}" for end in (".yaml", ".tsv"))):
         if readable(candidate):
             return candidate
-    raise error(f"{name_or_path!r} is neither a file nor one of the {kind}{nearest(name_or_path, names(kind))}")
+    hint = nearest(name_or_path, [*also, *names(kind)])
+    raise error(f"{name_or_path!r} is neither a file nor one of the {kind}{hint}")
 
 
 def readable(path: Path) -> bool:

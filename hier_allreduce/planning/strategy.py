@@ -254,7 +254,7 @@ def strategy_from(value: Union[str, Strategy, None]) -> Strategy:
     if isinstance(value, str) and value in NAMES:
         return Strategy(algorithm=value)
     if isinstance(value, (str, os.PathLike)):
-        return Strategy.load(os.fspath(value))
+        return Strategy.load(str(presets.find("strategies", os.fspath(value), StrategyError, NAMES)))
     if isinstance(value, Strategy):
         return value
     raise StrategyError(

@@ -11,6 +11,7 @@ from hier_allreduce import (
     ClusterError,
     DeviceError,
     GradientError,
+    Strategy,
     StrategyError,
     allreduce_grads,
     allreduce_grads_and_vars,
@@ -214,7 +215,8 @@ def test_a_physical_device_is_no_place_for_ops(graph):
 def test_choices_that_do_not_exist_or_do_not_fit(graph, choice, message, lists):
     if lists and isinstance(choice.get("groups"), tuple):
         choice = {**choice, "groups": [list(group) for group in choice["groups"]]}
-    refused(StrategyError, message, allreduce_grads, four_by_two(), cpus(4), **choice)
+    rows = four_by_two()
+    refused(StrategyError, message, lambda: allreduce_grads(rows, cpus(4), strategy=Strategy(**choice)))
 
 
 @pytest.mark.tf2
