@@ -61,7 +61,7 @@ def _times(prediction: Prediction) -> str:
     idle, dispatch = prediction.idle_seconds, prediction.topology.speeds.dispatch
     speed = f" ({rate(size / idle)})" if idle else ""
     lines = [f"idle machine {duration(idle)}{speed}, {reached(prediction)}"]
-    if backward.seconds:
+    if backward.seconds and prediction.seconds:
         share = percent(prediction.bound / prediction.seconds)
         lines = [
             f"exposed      {duration(prediction.seconds)} after a backward pass of {duration(backward.seconds)}"

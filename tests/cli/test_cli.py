@@ -66,17 +66,6 @@ def test_version_and_help_import_only_what_they_need():
         assert not {"numpy", "yaml", "hier_allreduce.planning"} & set(modules.splitlines()[-1].split())
 
 
-def test_a_kept_plan_is_printed_without_scipy(tmp_path):
-    program = (
-        "import sys; from hier_allreduce.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
-    )
-    command = [sys.executable, "-c", program, "plan", "p3.8xlarge"]
-    environment = {**os.environ, "HIER_ALLREDUCE_CACHE": str(tmp_path)}
-    first, again = (subprocess.run(command, env=environment, capture_output=True) for _ in range(2))
-    assert first.stdout == again.stdout != b""
-    assert [b"scipy.optimize" in done.stderr.split() for done in (first, again)] == [True, False]
-
-
 def test_topo_as_json(run_here):
     status, out, _ = run_here("topo", "p3.8xlarge", "--json")
     printed, machine = json.loads(out), load("p3.8xlarge")

@@ -14,10 +14,20 @@ import pytest
 from hier_allreduce import HierAllreduceError, figures
 from hier_allreduce.cli import entry as cli
 from hier_allreduce.cli import machine_picture, plan_picture, topo
+from hier_allreduce.cli.describe_plan import sums_by_chunk
 from hier_allreduce.cli.plan import read_bytes
-from hier_allreduce.planning.plan import Copy, Plan, Reduce, verify
-from hier_allreduce.planning.planner import choose, timeline
-from hier_allreduce.planning.simulator import Backward, simulate
+from hier_allreduce.formatting import duration, percent
+from hier_allreduce.planning import (
+    IDLE,
+    Copy,
+    Plan,
+    Reduce,
+    backward_pass,
+    best_plan,
+    predicted_seconds,
+    verify,
+)
+from hier_allreduce.planning.candidates import candidates
 from hier_allreduce.topology import flat_host, from_text, load
 
 TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV2\tPIX\nGPU1\tNV2\t X \tPIX\nGPU2\tPIX\tPIX\t X \n"
@@ -52,14 +62,14 @@ def rebuilt(printed):
         Reduce(s["chunk"], tuple(s["srcs"]), s["dst"]) if s["op"] == "reduce" else Copy(s["chunk"], s["src"], s["dst"])
         for s in printed["steps"]
     ]
-    lanes, buckets = printed["lanes"], tuple(printed["buckets"])
-    return Plan(printed["devices"] * (1 + lanes), len(printed["chunks"]), tuple(steps), "", lanes, buckets)
+    lanes, buckets, shares = printed["lanes"], tuple(printed["buckets"]), tuple(printed["shares"])
+    return Plan(printed["devices"] * (1 + lanes), len(shares), tuple(steps), "", lanes, buckets, shares)
 
 
 @pytest.mark.parametrize("machine", ["dgx-1v", "dgx-2", "pcie-sockets", "h100-nvl-4"])
 @pytest.mark.parametrize("size", ["64kB", "100MB"])
 def test_json_has_everything_to_run_the_plan(run, machine, size):
-    status, out, err = run("plan", machine, "--bytes", size, "--json", "--backlog", "0")
+    status, out, err = run("plan", machine, "--bytes", size, "--json", "--backward", "0")
     printed = json.loads(out)
     assert (status, err) == (0, "")
     assert list(printed) == [
@@ -69,72 +79,92 @@ def test_json_has_everything_to_run_the_plan(run, machine, size):
         "bytes",
         "algorithm",
         "lanes",
-        "chunks",
+        "shares",
         "buckets",
         "steps",
         "copies",
         "sums",
-        "predicted_seconds",
-        "lower_bound_seconds",
-        "baselines",
-        "warnings",
-        "backlog_seconds",
+        "backward_seconds",
         "exposed_seconds",
+        "bound_seconds",
+        "idle_seconds",
+        "host_seconds",
+        "warnings",
     ]
-    assert printed["devices"] == len(load(machine))
-    assert sum(printed["chunks"]) == printed["bytes"] == read_bytes(size)
-    verify(rebuilt(printed))
-    assert set(printed["baselines"]) == {"two-group", "tree", "flat"}
-    assert printed["lower_bound_seconds"] <= printed["predicted_seconds"] <= min(printed["baselines"].values()) * 1.001
+    assert printed["devices"] == len(load(machine)) and printed["bytes"] == read_bytes(size)
+    plan = verify(rebuilt(printed))
+    sizes = [share * printed["bytes"] for share in printed["shares"]]
+    assert sum(sizes) == pytest.approx(printed["bytes"])
+    assert (plan.copies, plan.sums) == (printed["copies"], printed["sums"])
+    assert predicted_seconds(plan, load(machine), sizes) == pytest.approx(printed["idle_seconds"])
+    assert printed["bound_seconds"] <= printed["idle_seconds"] == pytest.approx(printed["exposed_seconds"])
 
 
 def test_the_plan_for_training_leaves_less_after_the_backward_pass(run):
-    printed = {}
-    for backlog in ("10ms", "0"):
-        printed[backlog] = json.loads(run("plan", "pcie-sockets", "--json", "--backlog", backlog)[1])
-        plan = verify(rebuilt(printed[backlog]))
-        assert sum(printed[backlog]["chunks"]) == 10**8
-    training, idle = printed["10ms"], printed["0"]
+    machine, backward = load("pcie-sockets"), backward_pass(10**8)
+    training, idle = (
+        json.loads(run("plan", "pcie-sockets", "--json", *options)[1]) for options in ((), ("--backward", "0"))
+    )
+    assert (training["backward_seconds"], idle["backward_seconds"]) == (backward.seconds, 0)
     assert max(training["buckets"]) > 0 == max(idle["buckets"])
-    assert training["predicted_seconds"] > idle["predicted_seconds"] == idle["exposed_seconds"]
-    topology, sizes = load("pcie-sockets"), idle["chunks"]
-    after = simulate(plan, topology, sizes, backward=Backward()).seconds - Backward().seconds
-    assert training["exposed_seconds"] < 0.8 * after
+    assert training["idle_seconds"] > idle["idle_seconds"]
+    plans = [verify(rebuilt(printed)) for printed in (training, idle)]
+    ours, others = (predicted_seconds(plan, machine, plan.sizes(10**8), backward) for plan in plans)
+    assert training["exposed_seconds"] == pytest.approx(ours) and ours < 0.8 * others
     text = run("plan", "pcie-sockets")[1]
-    assert "100 MB in 8 buckets of 12.5 MB" in text and "with 10 ms of kernels queued" in text
+    assert f"after a backward pass of {duration(backward.seconds)} (" in text
+    buckets = [int(number) for number in re.findall(r" in (\d+)", text.split("\n")[0].replace(" buckets", ""))]
+    assert sum(buckets) == 1 + max(training["buckets"])
 
 
 def test_a_plan_over_lanes_is_printed_with_what_it_costs(run):
     _, out, _ = run("plan", "dgx-1v", "--bytes", "10MB", "--lanes", "4", "--json")
     printed = json.loads(out)
     plan = verify(rebuilt(printed))
-    assert printed["lanes"] == 4 and printed["copies"] == sum(plan.transfers().values())
+    assert printed["lanes"] == 4 and printed["copies"] == plan.copies
     _, text, _ = run("plan", "dgx-1v", "--bytes", "10MB", "--lanes", "4", "--steps")
-    assert f"{printed['copies']} copies and {printed['sums']} sums to dispatch" in text
+    assert f"to dispatch  {printed['copies']} copies and {printed['sums']} sums, " in text
     assert re.search(r"over 4 lanes, .*\n", text) and "emulated time only" in text and re.search(r"c0  \d\.\d", text)
     _, small, _ = run("plan", "dgx-a100", "--bytes", "1MB", "--lanes", "4")
     assert "over 4 lanes" not in small
 
 
-@pytest.mark.parametrize("option", ["--lanes=99", "--lanes=-1", "--backlog=10", "--backlog=2s", "--backlog=x"])
-def test_lanes_and_backlogs_out_of_range_are_refused(run, option):
+def test_the_time_of_the_host_can_be_given(run):
+    slow, free = (run("plan", "dgx-1v", "--bytes", "1MB", "--dispatch", time) for time in ("50us", "0"))
+    assert " of the host at 50 µs for an op\n" in slow[1] and " of the host" not in free[1]
+    printed = json.loads(run("plan", "dgx-1v", "--bytes", "1MB", "--dispatch", "0", "--json")[1])
+    assert printed["host_seconds"] == 0
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--lanes=99", "--lanes=-1", "--backward=10", "--backward=61s", "--backward=x", "--dispatch=1", "--dispatch=-1ms"],
+)
+def test_lanes_and_times_out_of_range_are_refused(run, option):
     with pytest.raises(SystemExit):
         run("plan", "dgx-1v", option)
     assert " 0 to " in run.err()
 
 
 def test_a_plan_for_people_says_how_near_to_the_bound_it_is(run):
-    status, out, _ = run("plan", "dgx-1v", "--bytes", "100MB", "--steps", "--backlog", "0")
+    status, out, _ = run("plan", "dgx-1v", "--bytes", "100MB", "--steps", "--backward", "0")
+    found = best_plan(load("dgx-1v"), 10**8, IDLE)
     assert status == 0
-    assert re.search(r"predicted +4\.\d+ ms", out) and re.search(r"lower bound +3\.84 ms", out)
-    assert re.search(r"9\d% of TensorFlow's limit, 30% of the limit of the links\n", out)
-    assert re.search(r"two-group +6\.\d+ ms +[12]\.\d\dx", out)
+    share = percent(found.bound / found.seconds)
+    speed = rf"idle machine {duration(found.seconds)} \(.* GB/s\)"
+    assert re.search(rf"{speed}, {share} of TensorFlow's limit, \d\d% of the limit of the links\n", out)
+    ratios = [float(ratio) for ratio in re.findall(r"  (\d+\.\d\d)x  ", out)]
+    assert len(ratios) == 3 and ratios == sorted(ratios) and ratios[0] >= 1
     assert "c0  " in out
 
 
 def test_the_plan_of_one_algorithm(run):
     _, out, _ = run("plan", "dgx-1v", "--bytes", "1MB", "--algorithm", "tree", "--json")
-    assert json.loads(out)["algorithm"] == "tree"
+    families = {candidate.algorithm: candidate.family for candidate in candidates(load("dgx-1v"))}
+    assert {families[name] for name in json.loads(out)["algorithm"].split(", ")} == {"tree"}
+    with pytest.raises(SystemExit):
+        run("plan", "dgx-1v", "--algorithm", "rings")
+    assert re.search("'rings'.*hierarchical.*ring", run.err())
 
 
 def test_machines_from_standard_input_from_files_and_with_a_calibration(run, tmp_path):
@@ -146,7 +176,7 @@ def test_machines_from_standard_input_from_files_and_with_a_calibration(run, tmp
     calibrated = tmp_path / "speeds.yaml"
     calibrated.write_text("speeds: {pcie: 1e9}\n")
     _, slower, _ = run("plan", str(path), "--json", "--calibration", str(calibrated))
-    assert json.loads(slower)["predicted_seconds"] > json.loads(read)["predicted_seconds"]
+    assert json.loads(slower)["exposed_seconds"] > json.loads(read)["exposed_seconds"]
 
 
 @pytest.mark.parametrize(
@@ -218,8 +248,8 @@ def test_one_gpu_needs_no_plan(run):
     alone = "\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n"
     assert run("topo", "-", stdin=alone)[0] == 0
     printed = json.loads(run("plan", "-", "--json", stdin=alone)[1])
-    assert (printed["steps"], printed["predicted_seconds"]) == ([], 0.0)
-    assert "100% of TensorFlow's limit" in run("plan", "-", stdin=alone)[1]
+    assert (printed["steps"], printed["exposed_seconds"], printed["idle_seconds"]) == ([], 0.0, 0.0)
+    assert "nothing to reduce" in run("plan", "-", stdin=alone)[1]
 
 
 @pytest.mark.filterwarnings("error::UserWarning", "error::RuntimeWarning")
@@ -231,23 +261,22 @@ def test_one_gpu_has_a_picture_too(run, tmp_path):
 
 
 def test_where_nothing_is_reduced_there_is_no_axis_of_time():
-    machine = flat_host(1)
-    choice = choose(machine, 10**7)
-    with drawing(plan_picture.draw_timeline, machine, timeline(choice, machine), choice) as axes:
+    found = best_plan(flat_host(1), 10**7)
+    with drawing(plan_picture.draw_timeline, found.timing(), found) as axes:
         assert [text.get_text() for text in axes.texts] == ["nothing to reduce"] and not axes.axison
 
 
 def test_what_is_very_small_is_said_to_be(run):
     _, out, _ = run("plan", "-", "--bytes", "1", stdin="\tGPU0\tGPU1\nGPU0\t X \tNV2\nGPU1\tNV2\t X \n")
-    assert re.search(r"predicted +\d+ µs \(\d\d\.\d* kB/s\)\nlower bound  under 0\.01 µs\n", out)
-    assert "  under 1% of TensorFlow's limit, under 1% of the limit of the links\n" in out
+    limits = "under 1% of TensorFlow's limit, under 1% of the limit of the links"
+    assert re.search(rf"idle machine \d+ µs \(\d\d\.\d* kB/s\), {limits}\n", out)
+    assert " after a backward pass of under 0.01 µs (" in out
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
         (["topo", "dgx1v"], "did you mean 'dgx-1v'"),
-        (["plan", "dgx-1v", "--algorithm", "rings"], "did you mean 'ring'"),
         (["plan", "dgx-1v", "--calibration", "none.yaml"], "calibration 'none.yaml': no such file"),
         (["plan", "dgx-1v", "--picture", "plan.pgn"], "'plan.pgn': no kind of picture ends in .pgn; there are"),
         (["topo", "dgx-1v", "--picture", "plan.pgn"], "'plan.pgn': no kind of picture ends in .pgn; there are"),
@@ -270,7 +299,7 @@ def test_what_an_encoding_lacks_is_printed_as_a_question_mark(monkeypatch):
         patched.setattr("sys.stdout", output)
         assert cli.main(["plan", "pcie-pairs", "--bytes", "1MB"]) == 0
     printed = output.buffer.getvalue().decode("cp1252")
-    assert "compared with this plan" in printed
+    assert "next best" in printed
     assert re.search(r"^[\d,]+\?\d ", printed, re.M)  # 1,2→0
 
 
@@ -362,31 +391,30 @@ def test_text_can_be_read_on_every_color():
 
 
 def test_with_lanes_the_timeline_has_a_bar_for_every_copy_in_the_colour_of_its_lane():
-    machine = load("dgx-1v")
-    choice = choose(machine, 10**7, lanes=4)
-    plan = choice.plan()
-    with drawing(plan_picture.draw_timeline, machine, timeline(choice, machine), choice) as axes:
-        assert len(axes.patches) == sum(plan.transfers().values())
+    found = best_plan(load("dgx-1v"), 10**7, lanes=4)
+    plan = found.plan
+    with drawing(plan_picture.draw_timeline, found.timing(), found) as axes:
+        assert plan.lanes == 4 and len(axes.patches) == plan.copies
         colors = {patch.get_facecolor()[:3] for patch in axes.patches}
         assert len(colors) == len({plan.device_name(src).partition(".")[2] for src, _ in plan.transfers()})
 
 
 def test_the_timeline_has_a_bar_for_every_copy_and_sum():
-    machine = load("dgx-1v")
-    choice = choose(machine, 10**7)
-    plan = choice.recipe.plan()
-    sums = sum(isinstance(step, Reduce) for step in plan.steps)
-    with drawing(plan_picture.draw_timeline, machine, timeline(choice, machine), choice) as axes:
-        assert len(axes.patches) == sum(plan.transfers().values()) + sums
+    for backward in (IDLE, None):
+        found = best_plan(load("dgx-1v"), 10**7, backward)
+        with drawing(plan_picture.draw_timeline, found.timing(), found) as axes:
+            assert len(axes.patches) == found.plan.copies + found.plan.sums
+            begin, end = axes.get_xlim()
+            assert max(patch.get_x() + patch.get_width() for patch in axes.patches) <= end > begin
 
 
-@pytest.mark.parametrize("machine, ways", [("dgx-2", 16), ("dgx-1v", 8)])
-def test_a_color_means_one_way_and_grey_those_not_shown(machine, ways):
-    machine = load(machine)
-    choice = choose(machine, 10**9)
-    colors = plan_picture.way_colors(choice)
+@pytest.mark.parametrize("machine, many", [("dgx-2", True), ("dgx-1v", False)])
+def test_a_color_means_one_way_and_grey_those_not_shown(machine, many):
+    found = best_plan(load(machine), 10**9, IDLE)
+    colors, ways = plan_picture.way_colors(found.plan), len(set(sums_by_chunk(found.plan).values()))
+    assert (ways > 8) == many
     assert len(colors) == ways and len(set(colors.values())) == min(ways, 9)
-    with drawing(plan_picture.draw_timeline, machine, timeline(choice, machine), choice) as axes:
+    with drawing(plan_picture.draw_timeline, found.timing(), found) as axes:
         assert len({patch.get_facecolor()[:3] for patch in axes.patches}) == min(ways, 9)
         assert ("pale grey: the ways not shown" in axes.get_xlabel()) == (ways > 8)
 
