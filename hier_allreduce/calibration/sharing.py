@@ -103,7 +103,7 @@ def predicted(machine: Machine, transfers: Sequence[Transfer], ways: Iterable[Wa
         host,
         links=links,
         shared=tuple((name, way.speed) for name, way in names.items()),
-        speeds=replace(host.speeds, copy_latency=machine.start),
+        speeds=replace(host.speeds, copy_latency=machine.start, dispatch=0.0),
     )
     plan = Plan(machine.devices, len(transfers), tuple(Copy(n, t.src, t.dst) for n, t in enumerate(transfers)))
     timing = simulate(plan, topology, [transfer.size for transfer in transfers], ordered=False)

@@ -13,7 +13,7 @@ from hier_allreduce.calibration.samples import steady
 from hier_allreduce.calibration.sharing import Way
 from hier_allreduce.calibration.speeds import SIZES, fitted
 from hier_allreduce.errors import CalibrationError
-from hier_allreduce.planning import choose
+from hier_allreduce.planning import best_plan
 from hier_allreduce.topology import from_yaml, load, subset
 
 STAMP = {"date": "2026-11-22", "tensorflow": "2.21.0", "hier_allreduce": "0.1.0", "devices": ["a", "b", "c", "d"]}
@@ -73,7 +73,7 @@ def test_the_file_keeps_it_and_plans_are_those_of_the_machine(calibrated):
     again = from_yaml(machine.to_yaml())
     assert again == machine
     assert again.measured.devices == ("a", "b", "c", "d")
-    assert choose(again, 10**7).seconds == pytest.approx(choose(true, 10**7).seconds, rel=0.05)
+    assert best_plan(again, 10**7).seconds == pytest.approx(best_plan(true, 10**7).seconds, rel=0.05)
 
 
 def test_the_report_has_what_was_assumed_next_to_it(calibrated):
