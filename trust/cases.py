@@ -17,6 +17,7 @@ import tensorflow as tf
 from helpers.strategies import groups
 
 import hier_allreduce
+from hier_allreduce.planning import NAMES
 from hier_allreduce.topology import load
 
 IS_TF2 = tf.__version__ >= "2"
@@ -125,18 +126,16 @@ def draw_choices(rng, towers):
         "sparse": rng.choice(("auto", "auto", "gather", "dense")),
         "wire_dtype": rng.choice((None, None, None, "float16", "bfloat16")),
         "pack_below": rng.choice((0, 0, 16, 65536)),
-        "bucket_bytes": rng.choice((1, 64, 10 << 20)),
     }
     if rng.random() < 0.03:
         fitting = [name for name, devices in _MACHINES.items() if devices >= min(towers, 8)]
-        whole = rng.choice((None, True, False))
-        return {**choices, "topology": rng.choice(fitting), "whole": whole}
-    algorithm = rng.choice(("auto", "hierarchical", "tree", "flat"))
+        planned = {"topology": rng.choice(fitting), "backward": rng.choice((None, 0, 10e-3))}
+        return {**choices, **planned, "algorithm": rng.choice(("auto", rng.choice(NAMES)))}
+    algorithm = rng.choice(NAMES)
     choices.update(
         algorithm=algorithm,
         mains=rng.choice((None, "balance", "rotate", rng.randrange(towers))),
         splits=rng.choice((0, 0, 0, 1, 3, 8)),
-        split_above=rng.choice((0, 0, 8, 100)),
     )
     if algorithm in ("auto", "hierarchical") and rng.random() < 0.5:
         choices["groups"] = groups(rng, towers)
@@ -150,7 +149,7 @@ def _column(rng, numbers, towers, average, choices):
         dtype = rng.choice(("float32", "float32", "float64", "float16"))
     shape = tuple(rng.randint(0, 4) for _ in range(rng.randint(0, 3)))
     if rng.random() < 0.05:
-        shape = (rng.randint(100, 200 if choices.get("split_above") else 40000),)  # else a chunk for each element
+        shape = (rng.randint(100, 40000),)
     if kind != "dense":
         shape = (rng.randint(1, 9), *shape[1:])
     is_whole = kind != "dense" or dtype not in ("float32", "float64") or rng.random() < 0.7

@@ -23,7 +23,8 @@ from unittest import mock
 import numpy as np
 
 from hier_allreduce.errors import AuditError, PlanError
-from hier_allreduce.planning import ALGORITHMS, BY_ROOT, Copy, Reduce, choose, verify
+from hier_allreduce.planning import IDLE, Copy, Reduce, best_plan, plan_of, verify
+from hier_allreduce.planning.algorithms import BY_NAME
 from hier_allreduce.topology import load, subset
 
 from .reporting import Finding, Work, in_processes, parse, report, until
@@ -40,10 +41,10 @@ def some_plan(rng):
         machine = load(rng.choice(_MACHINES))
         devices = sorted(rng.sample(range(len(machine)), rng.randint(2, len(machine))))
         topology = subset(machine, devices) if len(devices) < len(machine) else machine
-        return choose(topology, 10 ** rng.randint(3, 8)).recipe.plan()
-    devices, algorithm = rng.randint(2, 16), rng.choice(sorted(ALGORITHMS))
+        return best_plan(topology, 10 ** rng.randint(3, 8), rng.choice((IDLE, None))).plan
+    devices, algorithm = rng.randint(2, 16), rng.choice(sorted(BY_NAME))
     turns = [rng.randrange(devices) for _ in range(rng.randint(1, 4))]
-    return rng.choice((ALGORITHMS, BY_ROOT))[algorithm](devices, turns)
+    return plan_of(BY_NAME[algorithm], devices, turns)
 
 
 # ---- faults ----------------------------------------------------------------------------------------
@@ -166,8 +167,8 @@ def _strategy(rng):
     from hier_allreduce import Strategy
 
     if rng.random() < 0.2:
-        return Strategy(topology=rng.choice(("dgx-1v", "dgx-a100")), whole=rng.choice((True, False)))
-    return Strategy(algorithm=rng.choice(sorted(ALGORITHMS)), mains="rotate", pack_below=0)
+        return Strategy(topology=rng.choice(("dgx-1v", "dgx-a100")), backward=rng.choice((None, 0)))
+    return Strategy(algorithm=rng.choice(sorted(BY_NAME)), mains="rotate", pack_below=0)
 
 
 def _is_possible(plan):

@@ -133,10 +133,11 @@ def test_soak_calls_eagerly_from_one_thread_at_a_time(monkeypatch):
 
 def test_faults_in_plans_are_judged_by_exact_count():
     from hier_allreduce import Plan, Reduce
-    from hier_allreduce.planning import hierarchical
+    from hier_allreduce.planning import plan_of
+    from hier_allreduce.planning.algorithms import two_group
     from trust import mutants_of_plans as plans
 
-    plan = hierarchical(5, [0, 3])
+    plan = plan_of(two_group, 5, [0, 3])
     assert plans.is_harmless(plan) and not plans.is_refused(plan)
     assert not plans.is_harmless(Plan(5, 2, plan.steps[1:]))
     assert not plans.is_harmless(Plan(5, 2, (*plan.steps, Reduce(0, (9,), 0))))
