@@ -382,7 +382,7 @@ def test_a_host_that_never_comes_is_named(missing):
     [
         ({"width": 7}, ["gradients, ", "a: float32 [5, 7] there, float32 [5, 5] here"]),
         ({"name": "bias"}, ["c: only here (float32 [3])", "bias: only there (float32 [3])"]),
-        ({"bucket_bytes": 4096}, ["strategy, bucket_bytes: 4096 there, 1048576 here"]),
+        ({"pack_below": 4096}, ["strategy, pack_below: 4096 there, 65536 here"]),
     ],
     ids=["shape", "variables", "strategy"],
 )

@@ -7,7 +7,7 @@ import pytest
 
 from hier_allreduce import Strategy
 from hier_allreduce.bench import load_model
-from hier_allreduce.planning import Bucketing, Spec, make_buckets
+from hier_allreduce.planning import Spec, make_buckets
 
 TOP = Path(__file__).parents[2]
 DOCS = sorted(page.relative_to(TOP).as_posix() for page in (TOP / "docs").rglob("*.md"))
@@ -57,6 +57,5 @@ def test_the_page_for_contributors_has_a_row_for_each_folder():
 
 def test_the_chunks_of_the_defaults_are_those_on_the_page():
     specs = [Spec(shape.elements, 4, "float32") for shape in load_model("resnet50")]
-    strategy = Strategy()
-    chunks = len(make_buckets(specs, Bucketing(strategy.pack_below, strategy.bucket_bytes)))
+    chunks = len(make_buckets(specs, Strategy().bucketing))
     assert f"they make {chunks} chunks of ResNet-50's gradients" in text_of("docs/reference/hosts.md")

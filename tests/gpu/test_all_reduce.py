@@ -58,7 +58,7 @@ STRATEGIES = {
     "packed": Strategy(splits=4),
     "16 bits": Strategy(wire_dtype="float16"),
     "planned": Strategy(topology="dgx-1v"),
-    "planned, whole": Strategy(topology="dgx-1v", whole=True),
+    "planned, idle": Strategy(topology="dgx-1v", backward=0),
 }
 
 

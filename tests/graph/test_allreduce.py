@@ -8,7 +8,7 @@ from helpers.graphs import cpus, evaluate, executed, gradients_on, session, tf1
 
 from hier_allreduce import Strategy, allreduce_grads, allreduce_grads_and_vars, allreduce_grads_hierarchical
 from hier_allreduce.graph.emit import emitted_in
-from hier_allreduce.planning.algorithms import ALGORITHMS, hierarchical
+from hier_allreduce.planning.algorithms import BY_NAME, two_group
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 16]
 
@@ -30,20 +30,20 @@ def assert_all_towers_hold(result, expected):
 # ---- sums and means --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_NAME)
 @pytest.mark.parametrize("devices", SIZES)
 def test_every_tower_gets_the_sum(devices, algorithm):
     values = powers_of_two(devices, variables=3)
     one_by_one = Strategy(algorithm=algorithm, mains="rotate", pack_below=0)
     assert_all_towers_hold(executed(values, cpus(devices), strategy=one_by_one), np.sum(values, axis=0))
-    assert_all_towers_hold(executed(values, cpus(devices), algorithm=algorithm), np.sum(values, axis=0))
+    assert_all_towers_hold(executed(values, cpus(devices), strategy=algorithm), np.sum(values, axis=0))
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_NAME)
 @pytest.mark.parametrize("devices", SIZES)
 def test_means_are_the_same_bits_on_all_towers(devices, algorithm):
     values = np.random.RandomState(devices).randn(devices, 2, 33).astype(np.float32)
-    result = executed(values, cpus(devices), average=True, algorithm=algorithm)
+    result = executed(values, cpus(devices), average=True, strategy=algorithm)
     np.testing.assert_allclose(result[0], np.mean(values.astype(np.float64), axis=0), rtol=1e-5, atol=1e-6)
     assert_all_towers_hold(result[1:], result[0])
 
@@ -58,7 +58,7 @@ def test_the_drop_in_takes_the_published_way_for_every_variable(graph, devices):
     for variable in range(10):
         chunk = emitted.names.index(grads[0][variable].op.name)
         steps = [step._replace(chunk=0) for step in emitted.plan.steps if step.chunk == chunk]
-        assert tuple(steps) == hierarchical(devices, [variable]).steps
+        assert steps == [step._replace(chunk=0) for step in two_group(devices, variable)]
     assert_all_towers_hold(evaluate(result), np.sum(values, axis=0))
 
 
@@ -79,9 +79,9 @@ def test_other_numbers_are_summed_too(dtype):
 
 def test_shapes_that_turn_out_to_differ_are_an_error_when_the_step_runs():
     values = [[np.ones([3, 1], np.float32)]] * 2 + [[np.ones([1, 4], np.float32)]] * 2
-    for algorithm in ALGORITHMS:
+    for algorithm in BY_NAME:
         with pytest.raises(tf.errors.InvalidArgumentError):
-            executed(values, cpus(4), static=False, algorithm=algorithm)
+            executed(values, cpus(4), static=False, strategy=algorithm)
 
 
 def test_no_variables_give_an_empty_row_for_each_tower(graph):
@@ -111,7 +111,7 @@ def placed(result):
 
 
 @pytest.mark.parametrize(
-    "how", [{}, {"strategy": Strategy(algorithm="tree", pack_below=0)}, {"algorithm": "hierarchical", "average": True}]
+    "how", [{}, {"strategy": Strategy(algorithm="tree", pack_below=0)}, {"strategy": "hierarchical", "average": True}]
 )
 @pytest.mark.parametrize("devices", [1, 3, 8])
 def test_each_result_lives_on_its_towers_device(graph, devices, how):
@@ -175,7 +175,7 @@ def test_gradients_may_live_elsewhere_than_their_towers(graph):
 def test_devices_in_every_notation(graph, devices, expected, algorithm):
     with tf.device("/cpu:4"):
         grads = [[tf1.placeholder_with_default(2.0**tower, []) for _ in range(4)] for tower in range(3)]
-    result = allreduce_grads(grads, devices, algorithm=algorithm)
+    result = allreduce_grads(grads, devices, strategy=algorithm)
     assert placed(result) == [[device] * 4 for device in expected]
     assert_all_towers_hold(evaluate(result), [7.0] * 4)
 
@@ -197,7 +197,7 @@ def test_any_one_result_can_be_fetched_alone(graph):
             np.testing.assert_array_equal(evaluate(tensor), [31 + 5 * variable] * 2)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_NAME)
 @pytest.mark.parametrize("average, share", [(False, 1), (True, 1 / 5)])
 def test_gradients_flow_through(graph, algorithm, average, share):
     grads = gradients_on(cpus(5), powers_of_two(5, 2))
@@ -276,7 +276,7 @@ def test_a_function_calls_it_as_it_is_written(graph, strategy):
 
 @pytest.mark.tf2
 @pytest.mark.parametrize("average", [False, True])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_NAME)
 def test_inside_a_function_and_eagerly(algorithm, average):
     def reduce(*flat):
         return allreduce_grads([flat[:2], flat[2:4], flat[4:]], cpus(3), average, algorithm)
@@ -313,7 +313,7 @@ def variables(devices, names=("w", "b")):
 def test_pairs_keep_every_towers_own_variables(graph):
     mine = variables(cpus(3))
     pairs = [list(zip(*rows)) for rows in zip(gradients_on(cpus(3), powers_of_two(3, 2)), mine)]
-    result = allreduce_grads_and_vars(pairs, cpus(3), average=False, algorithm="tree", name="sync")
+    result = allreduce_grads_and_vars(pairs, cpus(3), average=False, strategy="tree", name="sync")
     assert [[var for _, var in row] for row in result] == mine
     grads = [[grad for grad, _ in row] for row in result]
     assert placed(grads) == [[device] * 2 for device in cpus(3)]
@@ -350,7 +350,7 @@ def test_tensorflows_hierarchical_copy_drops_the_last_of_three_replicas_and_ours
 
     theirs = strategy.experimental_local_results(strategy.run(replica))
     assert [float(total) for total in theirs] == [3.0] * 3  # 1 + 2; the third replica's 4 is lost
-    assert_all_towers_hold(executed(powers_of_two(3), cpus(3), algorithm="hierarchical"), [[7, 7]])
+    assert_all_towers_hold(executed(powers_of_two(3), cpus(3), strategy="hierarchical"), [[7, 7]])
 
 
 def test_tensorpacks_function_of_the_same_name_refuses_other_than_eight(tmp_path):

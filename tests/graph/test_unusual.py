@@ -12,7 +12,7 @@ from hier_allreduce.graph.emit import emit, lane_memory_in, reductions_of
 from hier_allreduce.graph.gradients import check_matrix
 from hier_allreduce.graph.hosts import CrossHostReduce, HostGroup
 from hier_allreduce.graph.layout import lay_out
-from hier_allreduce.planning import PlanningTarget, Spec, plan_cut
+from hier_allreduce.planning import Bucketing, PlanningTarget, Spec, plan_cut
 from hier_allreduce.topology import load
 
 
@@ -33,35 +33,38 @@ def rows_of(count, width=1, dtype="float32"):
 # ---- which sparse gradients are joined ---------------------------------------------------------------
 
 
-def test_joined_rows_have_at_most_the_bytes_of_a_bucket_the_last_variables_first(graph):
+def test_joined_rows_have_at_most_the_bytes_of_a_bucket_the_last_variables_first(graph, monkeypatch):
+    monkeypatch.setattr(Bucketing, "bucket_bytes", 120)
     matrix = [[rows_of(5) for _ in range(4)] for _ in range(2)]
-    layout = laid_out(matrix, Strategy(sparse="gather", pack_below=100, bucket_bytes=50))
-    # on each tower 20 bytes of values, of which two fit, and 40 of indices, of which one does: none is joined
-    assert parts(layout) == [(part, (variable,)) for variable in range(4) for part in ("values", "indices")]
-    three = laid_out(matrix, Strategy(sparse="gather", pack_below=100, bucket_bytes=120))
+    three = laid_out(matrix, Strategy(sparse="gather", pack_below=100))
     assert parts(three) == [
         ("values", (0,)),
         ("indices", (0,)),
         ("indices", (1, 2, 3)),
         ("values", (1, 2, 3)),
     ]
+    monkeypatch.setattr(Bucketing, "bucket_bytes", 50)
+    layout = laid_out(matrix, Strategy(sparse="gather", pack_below=50))
+    # on each tower 20 bytes of values, of which two fit, and 40 of indices, of which one does: none is joined
+    assert parts(layout) == [(part, (variable,)) for variable in range(4) for part in ("values", "indices")]
 
 
 @pytest.mark.parametrize(("limit", "joined"), [(40, False), (41, True)])
 def test_rows_of_less_than_pack_below_bytes_are_joined(graph, limit, joined):
     matrix = [[rows_of(5, width=2) for _ in range(2)] for _ in range(2)]  # values and indices have 40 bytes each
-    layout = laid_out(matrix, Strategy(sparse="gather", pack_below=limit, bucket_bytes=1000))
+    layout = laid_out(matrix, Strategy(sparse="gather", pack_below=limit))
     assert ((0, 1) in [entry.variables for entry in layout.entries]) == joined
 
 
 @pytest.mark.parametrize("average", [False, True])
-def test_joined_indices_come_after_values_that_are_joined_with_earlier_ones(graph, average):
+def test_joined_indices_come_after_values_that_are_joined_with_earlier_ones(graph, monkeypatch, average):
     """Of the indices two variables fit into a bucket, of the values all four: they are ready last."""
+    monkeypatch.setattr(Bucketing, "bucket_bytes", 100)
     matrix = [
         [tf.IndexedSlices(held(np.full([5, 1], tower + 1, "float32")), held(np.arange(5) + tower)) for _ in range(4)]
         for tower in range(3)
     ]
-    strategy = Strategy(sparse="gather", pack_below=100, bucket_bytes=100)
+    strategy = Strategy(sparse="gather", pack_below=100)
     assert parts(laid_out(matrix, strategy)) == [
         ("indices", (0, 1)),
         ("values", (0, 1, 2, 3)),
@@ -159,7 +162,7 @@ def test_rows_that_become_dense_have_a_shape_that_only_the_step_knows(graph):
 def test_large_gradients_have_any_number_of_elements(graph, monkeypatch):
     """Three are added up as columns, so that TensorFlow does not expand the sum."""
     monkeypatch.setattr(emitting, "_LARGE", 0)
-    result = allreduce_grads(gradients_on(cpus(3), [[np.ones([3, 5], "float32")]] * 3), cpus(3), algorithm="flat")
+    result = allreduce_grads(gradients_on(cpus(3), [[np.ones([3, 5], "float32")]] * 3), cpus(3), strategy="flat")
     assert any(op.name.endswith("/column") for op in graph.get_operations())
     assert evaluate(result)[2][0].tolist() == [[3.0] * 5] * 3
 

@@ -173,7 +173,7 @@ class Job:
                 rows.append(list(zip(tf1.gradients(loss, [a, b, c]), [a, b, c])))
                 self.feeds += [x, y]
                 losses.append(loss)
-        strategy = Strategy(bucket_bytes=options.get("bucket_bytes", 1 << 20))
+        strategy = Strategy(pack_below=options.get("pack_below", 1 << 16))
         optimizer = tf1.train.MomentumOptimizer(RATE, 0.9)
         if options.get("update"):
             towers = TowerOptimizer(

@@ -386,7 +386,7 @@ def callbacks(folder):
     """Train with summaries, inference, gradient processors, BROADCAST_EVERY_EPOCH, and the sum."""
     path = os.path.join(folder, "callbacks")
     test = tp.BatchData(tp.FixedSizeData(tp.MapData(Data(1), lambda dp: [dp[0][0], dp[1][0]]), 20), 10)
-    trainer = HierarchicalTrainer(["/cpu:0", "/cpu:1", "/cpu:0"], algorithm="tree")
+    trainer = HierarchicalTrainer(["/cpu:0", "/cpu:1", "/cpu:0"], strategy="tree")
     clipped = train(
         trainer,
         "clip",
@@ -406,7 +406,7 @@ def callbacks(folder):
         "three times": train(tp.SimpleTrainer(), "sgd*3", BATCH * 3)["after"],
     }
     for every_epoch in (True, False):
-        trainer = HierarchicalTrainer(cpus(2), groups=[[0], [1]])
+        trainer = HierarchicalTrainer(cpus(2), strategy=Strategy(groups=[[0], [1]]))
         trainer.BROADCAST_EVERY_EPOCH = every_epoch
         facts[f"broadcast {every_epoch}"] = train(trainer, None, model=Model("sgd", moving_average))["after"]
     return facts
@@ -536,7 +536,7 @@ def refusals(folder):
         "bool": lambda: HierarchicalTrainer([True]),
         "negative": lambda: HierarchicalTrainer([0, -1]),
         "typing error": lambda: HierarchicalTrainer(["/gpux:0"]),
-        "algorithm": lambda: HierarchicalTrainer(8, algorithm="hierarchic"),
+        "algorithm": lambda: HierarchicalTrainer(8, strategy="hierarchic"),
         "update": lambda: HierarchicalTrainer(8, update="mian"),
         "period": lambda: HierarchicalTrainer(8, broadcast=-2),
         "preset": lambda: HierarchicalTrainer.from_config("chaner"),
@@ -545,7 +545,7 @@ def refusals(folder):
         "strategy's key": lambda: HierarchicalTrainer.from_config(outside),
         "strategy's change": lambda: HierarchicalTrainer.from_config("chainer", groups=[[0], [1]]),
         "cut": lambda: HierarchicalTrainer(2, update="main", strategy="tensorpack-packed"),
-        "groups": lambda: HierarchicalTrainer(4, groups=[[0, 1], [3]]),
+        "groups": lambda: HierarchicalTrainer(4, strategy=Strategy(groups=[[0, 1], [3]])),
         "average": lambda: HierarchicalTrainer(2, average="sum"),
         "gpus": lambda: run(HierarchicalTrainer(8)),
         "lanes": lambda: HierarchicalTrainer(8, lanes=2.5),

@@ -16,11 +16,11 @@ from hier_allreduce.graph.allreduce import copy_from_mains, reduce_to_mains
 from hier_allreduce.graph.gradients import check_matrix
 from hier_allreduce.inspect import auditing, built_sums
 from hier_allreduce.inspect.executed import chunk_finder
-from hier_allreduce.planning import Copy, Reduce
-from hier_allreduce.planning.algorithms import ALGORITHMS, hierarchical, tree
+from hier_allreduce.planning import Copy, Reduce, plan_of
+from hier_allreduce.planning.algorithms import BY_NAME, tree, two_group
 
 TO_ONE_MAIN = Strategy(algorithm="tree", mains=0, pack_below=0)
-ONE_BY_ONE = {name: Strategy(algorithm=name, mains="rotate", pack_below=0) for name in ALGORITHMS}
+ONE_BY_ONE = {name: Strategy(algorithm=name, mains="rotate", pack_below=0) for name in BY_NAME}
 
 
 def ones(devices, variables=1):
@@ -47,9 +47,7 @@ def used_on_the_spot(result, devices):
 # ---- what is planned is what happens ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "how", [{"algorithm": "hierarchical"}, {"algorithm": "tree"}, {"topology": "dgx-1v", "whole": False}]
-)
+@pytest.mark.parametrize("how", [{"algorithm": "hierarchical"}, {"algorithm": "tree"}, {"topology": "dgx-1v"}])
 def test_rows_gathered_on_several_levels_stay_on_the_planned_ways(graph, how):
     """Grappler would merge the concats of all levels into one, to which everybody sends."""
     devices, rows, used = cpus(8), [], []
@@ -75,12 +73,12 @@ def test_eight_devices_make_twelve_copies_inside_the_groups_and_two_across_for_e
 
 
 @pytest.mark.parametrize("average", [False, True])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_NAME)
 @pytest.mark.parametrize("devices", [1, 2, 3, 5, 8])
 def test_every_algorithm_is_executed_as_planned(graph, devices, algorithm, average):
     grads = gradients_on(cpus(devices), ones(devices, 5))
     result = allreduce_grads(grads, cpus(devices), average, strategy=ONE_BY_ONE[algorithm])
-    planned = ALGORITHMS[algorithm](devices, range(5)).transfers()
+    planned = plan_of(BY_NAME[algorithm], devices, range(5)).transfers()
     for fetched in (result, used_on_the_spot(result, cpus(devices))):
         assert audit(seen(fetched)).copies == planned
 
@@ -108,9 +106,9 @@ def test_every_strategy_is_executed_as_planned(graph, strategy):
 
 def test_the_values_and_indices_of_sparse_gradients_take_the_planned_way(graph):
     towers = gradients_on(cpus(3), [[np.ones([2, 4], np.float32), np.int64([0, 3])]] * 3)
-    result = allreduce_grads([[tf.IndexedSlices(*parts)] for parts in towers], cpus(3), algorithm="tree")
+    result = allreduce_grads([[tf.IndexedSlices(*parts)] for parts in towers], cpus(3), strategy="tree")
     copies = audit(seen([[row[0].values, row[0].indices] for row in result])).copies
-    assert copies == tree(3, [0, 0]).transfers()
+    assert copies == plan_of(tree, 3, [0, 0]).transfers()
 
 
 def test_the_table_in_the_documentation_is_what_prints(graph):
@@ -167,7 +165,7 @@ def test_the_two_halves_are_executed_as_planned_each_on_its_own(graph, devices, 
 
 
 @pytest.mark.parametrize("shared", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0)])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_NAME)
 def test_towers_that_share_a_device_need_no_copy_between_them(graph, shared, algorithm):
     devices = [f"/cpu:{index}" for index in shared]
     result = allreduce_grads(gradients_on(devices, ones(4, 5)), devices, strategy=ONE_BY_ONE[algorithm])
@@ -185,18 +183,18 @@ def test_towers_that_share_a_device_need_no_copy_between_them(graph, shared, alg
     ],
 )
 def test_devices_are_compared_by_what_they_say(graph, devices, pairs):
-    result = allreduce_grads(gradients_on(devices, ones(len(devices))), devices, algorithm="hierarchical")
+    result = allreduce_grads(gradients_on(devices, ones(len(devices))), devices, strategy="hierarchical")
     assert audit(seen(result)).copies == pairs
 
 
 def test_what_is_done_with_the_results_elsewhere_is_the_callers_business(graph):
-    result = allreduce_grads(gradients_on(cpus(4), ones(4, 2)), cpus(4), algorithm="hierarchical")
+    result = allreduce_grads(gradients_on(cpus(4), ones(4, 2)), cpus(4), strategy="hierarchical")
     with tf.device("/cpu:9"):
         norm = tf.add_n([tf.norm(tensor) for row in result for tensor in row])
     with tf.device("/cpu:1"):
         neighbour = result[2][0] * norm
     through = tf1.gradients(neighbour, result[0])
-    assert audit(seen([result, neighbour, through])).copies == hierarchical(4, [0]).transfers()
+    assert audit(seen([result, neighbour, through])).copies == plan_of(two_group, 4, [0]).transfers()
 
 
 def test_waiting_for_another_device_is_no_copy(graph):
@@ -206,7 +204,7 @@ def test_waiting_for_another_device_is_no_copy(graph):
         result = allreduce_grads(grads, cpus(3), strategy=ONE_BY_ONE["tree"])
     with tf.device("/cpu:1"), tf.control_dependencies(result[2][:1]):
         after = -mine[0]
-    assert audit(seen([result, after])).copies == tree(3, range(2)).transfers()
+    assert audit(seen([result, after])).copies == plan_of(tree, 3, range(2)).transfers()
 
 
 def test_chunks_whose_names_begin_alike_are_kept_apart(graph):
@@ -215,11 +213,11 @@ def test_chunks_whose_names_begin_alike_are_kept_apart(graph):
         with tf.device(device):
             rows.append([tf1.placeholder_with_default(np.ones(2, np.float32), [2], f"t/w{'/1' * n}") for n in range(3)])
     result = allreduce_grads_hierarchical(rows, cpus(3))
-    assert audit(seen(result)).copies == hierarchical(3, range(3)).transfers()
+    assert audit(seen(result)).copies == plan_of(two_group, 3, range(3)).transfers()
 
 
 @pytest.mark.parametrize("tables", [1, 2])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_NAME)
 def test_indices_that_grappler_folds_need_no_copies(graph, algorithm, tables):
     """Those of positional embeddings; the indices of two tables travel as one."""
     devices, rows, used = cpus(4), [], []
@@ -236,7 +234,7 @@ def test_indices_that_grappler_folds_need_no_copies(graph, algorithm, tables):
     assert sum(call.copies.values()) + call.unneeded == 2 * 6
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", BY_NAME)
 def test_what_a_sum_and_a_mean_have_in_common_is_copied_once(graph, algorithm):
     grads = gradients_on(cpus(4), ones(4, 3))
     results = [allreduce_grads(grads, cpus(4), average, algorithm) for average in (False, True)]
@@ -322,7 +320,7 @@ def test_a_copy_in_the_place_of_a_sum_loses_a_tower(graph, monkeypatch, towers):
         return step
 
     monkeypatch.setattr(allreduce, "emit", with_fault(change))
-    result = allreduce_grads(gradients_on(cpus(towers), ones(towers)), cpus(towers), algorithm="tree")
+    result = allreduce_grads(gradients_on(cpus(towers), ones(towers)), cpus(towers), strategy="tree")
     with pytest.raises(AuditError, match=r"missing '"):
         audit(seen(used_on_the_spot(result, cpus(towers))))
     assert faults
@@ -335,7 +333,7 @@ def test_a_copy_in_the_place_of_a_sum_loses_a_tower(graph, monkeypatch, towers):
         {},
         {"wire_dtype": "float16"},
         {"topology": "dgx-1v"},
-        {"topology": "dgx-1v", "algorithm": "exchange"},
+        {"topology": "dgx-1v", "algorithm": "flat"},
         {"topology": "dgx-1v", "algorithm": "ring"},
     ],
     ids=str,
@@ -482,6 +480,6 @@ def test_another_graph_than_the_one_that_ran(graph):
 
 def test_towers_placed_by_a_function_have_no_names_to_compare(graph):
     devices = ["/cpu:0", lambda op: "/cpu:1"]
-    result = allreduce_grads(gradients_on(cpus(2), ones(2)), devices, algorithm="hierarchical")
+    result = allreduce_grads(gradients_on(cpus(2), ones(2)), devices, strategy="hierarchical")
     with pytest.raises(AuditError, match=r"tower 1: its device is a function"):
         audit(seen(result))

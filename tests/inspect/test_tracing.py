@@ -16,12 +16,13 @@ FULL = {"trace_level": tf1.RunOptions.FULL_TRACE, "output_partition_graphs": Tru
 def step():
     """Three variables on four devices, planned for a machine: the graph and a traced step of it."""
     devices = cpus(4)
-    strategy = Strategy(topology="p3.8xlarge", whole=True, pack_below=100)
+    strategy = Strategy(topology="p3.8xlarge")
     with tf.Graph().as_default() as graph:
         rows = []
         for device in devices:
             with tf.device(device):  # random numbers cannot be folded into the sums
-                rows.append([tf1.random_uniform(shape) for shape in ([64, 64], [3], [5])])
+                large = tf1.random_uniform([64, 64], dtype=tf.float64)  # a bucket for each dtype
+                rows.append([large, tf1.random_uniform([3]), tf1.random_uniform([5])])
         reduced = allreduce_grads(rows, devices, True, strategy=strategy)
         metadata = tf1.RunMetadata()
         with session() as sess:
@@ -41,7 +42,7 @@ def test_every_planned_copy_is_in_the_trace_with_the_prediction(step, tmp_path):
         assert sorted((bar.src, bar.dst) for bar in run.copies) == sorted(planned)
         assert all(bar.ready <= bar.start <= bar.end for bar in run.bars)
     assert sorted(bar.name for bar in executed.copies) == sorted(bar.name for bar in predicted.copies)
-    assert {bar.size for bar in executed.copies} == {64 * 64 * 4, 3 * 4 + 5 * 4}
+    assert {bar.size for bar in executed.copies} == {64 * 64 * 8, 3 * 4 + 5 * 4}
     assert executed.begin < executed.last_gradient < executed.end
     assert executed.bound == predicted.bound
     names = " ".join(bar.name for bar in executed.bars)

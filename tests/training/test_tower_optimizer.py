@@ -535,8 +535,6 @@ def test_choices_are_checked_before_anything_is_built():
     refused(StrategyError, "check_replicas_every=-1: expected", check_replicas_every=-1)
     refused(VariableError, "expected a tf.compat.v1.train.Optimizer", optimizer="adam")
     refused(StrategyError, "cuts gradients over several mains", update="main", strategy=Strategy(splits=2))
-    cut = Strategy(topology="dgx-1v", whole=False)
-    refused(StrategyError, "whole=False cuts gradients over several mains", update="main", strategy=cut)
 
 
 def test_an_optimizer_that_does_more_than_update_in_place_cannot_run_at_the_mains():
