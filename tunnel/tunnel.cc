@@ -429,8 +429,8 @@ REGISTER_KERNEL_BUILDER(Name("TunnelKeep").Device(DEVICE_CPU), KeepOp);
 
 extern "C" {
 
-// The links: seconds of latency, arrival and dispatch; limits of devices² pairs; what pair p shares is
-// shared[from[p] .. from[p + 1]).
+// The links, without a backward pass: seconds of latency, arrival and dispatch; limits of devices² pairs; what pair p
+// shares is shared[from[p] .. from[p + 1]).
 void tunnel_machine(int devices, double latency, double arrival, double dispatch, const double* limits, const int* from,
                     const int* shared, int resources, const double* speed) {
   Machine& machine = TheMachine();
@@ -445,6 +445,8 @@ void tunnel_machine(int devices, double latency, double arrival, double dispatch
     machine.pairs[pair].shared.assign(shared + from[pair], shared + from[pair + 1]);
   }
   machine.speed.assign(speed, speed + resources);
+  machine.pass = machine.backlog = 0;
+  machine.gradients.clear();
 }
 
 // The backward pass of the next runs: when each of `count` gradients is there.

@@ -1,4 +1,4 @@
-"""Four plans in the wind tunnel: TensorFlow executes them in their order, and in the time that is predicted."""
+"""Plans in the wind tunnel: TensorFlow executes them in their order, and in the time that is predicted."""
 
 import json
 import os
@@ -16,14 +16,18 @@ PROGRAM = """
 import json, sys
 from tunnel.__main__ import machine
 from tunnel.emulation import Run
-from hier_allreduce.planning import choose
+from helpers.machines import without_host
+from hier_allreduce.planning import IDLE, best_plan
 cells = []
-for name, size, algorithm, lanes in json.loads(sys.argv[1]):
-    topology = machine(name)
-    choice = choose(topology, size, algorithm, lanes)
-    runs = [Run(choice.plan(), topology, choice.sizes(), ordered) for ordered in (True, False)]
-    executed = [(run.seconds(), run.before_its_turn()) for run in runs]
-    cells.append([choice.seconds, *executed])
+for name, size, algorithm, lanes, training in json.loads(sys.argv[1]):
+    if training:
+        found = best_plan(machine(name), size, None, algorithm, lanes)
+    else:
+        found = best_plan(without_host(machine(name)), size, IDLE, algorithm, lanes)
+    sizes = found.plan.sizes(size)
+    runs = [Run(found.plan, found.topology, sizes, ordered, found.backward) for ordered in (True, False)]
+    executed = [(run.seconds() - found.backward.seconds, run.before_its_turn()) for run in runs]
+    cells.append([found.seconds, *executed])
 from tunnel.links import found
 topology, measurement, rates, ways, _ = found("pcie-sockets:0,1,4,5", arrival=2e-5)
 ways = [sorted([sorted(pairs), speed] for pairs, speed in own.items()) for own in ways]
@@ -31,11 +35,12 @@ starts = [measurement.starts.start.median, measurement.starts.arrival.median]
 print(json.dumps([cells, list(rates.values()), ways, starts]))
 """
 CELLS = {
-    "a tree on a switch": ("dgx-a100", 10**6, None, 0),
-    "groups over sockets": ("pcie-sockets", 10**6, None, 0),
-    "a ring on a cube mesh": ("dgx-1v", 10**8, "ring", 0),
-    "NVLink pairs": ("nvlink-bridges", 10**7, None, 0),
-    "over lanes": ("dgx-1v", 10**7, None, 4),
+    "a tree on a switch": ("dgx-a100", 10**6, None, 0, False),
+    "groups over sockets": ("pcie-sockets", 10**6, None, 0, False),
+    "a ring on a cube mesh": ("dgx-1v", 10**8, "ring", 0, False),
+    "NVLink pairs": ("nvlink-bridges", 10**7, None, 0, False),
+    "over lanes": ("dgx-1v", 10**7, None, 4, False),
+    "a backward pass": ("p3.8xlarge", 10**7, None, 0, True),
 }
 
 
@@ -46,7 +51,11 @@ def results():
         pytest.skip("the tunnel is for TensorFlow 2")
     if not shutil.which(os.environ.get("CXX", "g++")):
         pytest.skip("no C++ compiler")
-    environment = {**os.environ, "PYTHONPATH": str(TOP), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(TOP), str(TOP / "tests")]),
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
     command = [sys.executable, "-c", PROGRAM, json.dumps(list(CELLS.values()))]
     done = subprocess.run(command, stdout=subprocess.PIPE, cwd=str(TOP), env=environment, timeout=280, check=True)
     return json.loads(done.stdout.decode().splitlines()[-1])
