@@ -85,7 +85,7 @@ def groups(topology: Topology, count: int) -> Tuple[Tuple[int, ...], ...]:
     The groups are arcs of :func:`ring`, cut where the devices inside are nearest. The least total distance to the first
     group assigns the places.
     """
-    from scipy.optimize import linear_sum_assignment  # here, because its import takes longer than to read a kept plan
+    from scipy.optimize import linear_sum_assignment  # here, because its import takes longer than most commands
 
     distance, tour = distances(topology), list(ring(topology))
     sizes = [len(part) for part in np.array_split(tour, count)]

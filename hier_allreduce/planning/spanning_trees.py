@@ -92,7 +92,7 @@ def share_out(topology: Topology, trees: Sequence[Tree], lanes: int = 0) -> Tupl
 
 def linprog(objective: Any, limits: Any, upper: Any, *equal: Any) -> Any:
     """Minimise ``objective`` over variables of 0 or more, with ``limits`` at most ``upper`` and ``equal`` (A, b)."""
-    from scipy.optimize import linprog  # here, because its import takes longer than to read a kept plan
+    from scipy.optimize import linprog  # here, because its import takes longer than most commands
 
     return linprog(objective, limits, upper, *equal, bounds=(0, None), method="highs")
 

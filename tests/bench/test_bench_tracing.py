@@ -38,5 +38,5 @@ def test_the_folder_is_checked_first(tmp_path, capsys):
 
 def test_a_plan_is_traced_too(tmp_path, capsys):
     assert main(["plan", "p3.8xlarge", "--bytes", "1MB", "--trace", str(tmp_path / "plan.json")]) == 0
-    assert "predicted" in capsys.readouterr().out
+    assert "exposed" in capsys.readouterr().out
     assert "traceEvents" in (tmp_path / "plan.json").read_text(encoding="utf-8")

@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hier_allreduce import GradientError, Strategy, StrategyError, allreduce_grads, allreduce_grads_and_vars, audit
-from hier_allreduce.graph import executed_copies
 from hier_allreduce.graph.gradients import check_matrix
 from hier_allreduce.graph.layout import lay_out
 from hier_allreduce.graph.names import op_names
+from hier_allreduce.inspect import executed_copies
 from hier_allreduce.planning import Bucketing
 from hier_allreduce.planning.algorithms import BY_NAME
 

@@ -398,9 +398,9 @@ def test_a_mean_that_only_one_tower_gets_beside_a_sum(graph):
 def test_an_all_reduce_of_which_nothing_is_left_but_a_fetch(graph, monkeypatch):
     """Its sum is merged into another's, and it has no copy."""
     real, grads = allreduce.emit, gradients_on(cpus(2), ones(2))
-    first = allreduce_grads(grads, cpus(2), algorithm="flat")
+    first = allreduce_grads(grads, cpus(2), strategy="flat")
     monkeypatch.setattr(allreduce, "emit", lambda plan, *how, **more: real(without_copies(plan), *how, **more))
-    second = allreduce_grads(grads, cpus(2), algorithm="flat")
+    second = allreduce_grads(grads, cpus(2), strategy="flat")
     with pytest.raises(AuditError, match=r"missing 0→1"):
         audit(seen([first, second]), graph)
 
