@@ -25,6 +25,9 @@ needs_tf2 = pytest.mark.tf2
 IS_TF210 = tf.__version__.startswith("2.10.")
 TOP = Path(__file__).parents[2]
 PAGE = (TOP / "docs" / "distribute.md").read_text(encoding="utf-8")
+HOW_TO = [
+    (TOP / "docs" / "how-to" / f"{name}.md").read_text(encoding="utf-8") for name in ("tower-code", "tf-cnn-benchmarks")
+]
 TFS_OWN = tf.distribute.HierarchicalCopyAllReduce
 WORDS, LENGTH, CLASSES, BATCH = 40, 5, 4, 840  # 840 is a multiple of 2, 3, … 8
 
@@ -406,12 +409,13 @@ def test_several_strategies_share_one_object_and_its_copy(one_device):
             assert difference([row[0] for row in copies], one_device) <= 1e-6
 
 
-# ---- plain graph code, as docs/distribute.md shows it ----------------------------------------------
+# ---- plain graph code, as the pages show it ----------------------------------------------------------
 
 
 def example(words, **modules):
-    """Return what the page's Python block that contains ``words`` defines."""
-    (block,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL) if words in block]
+    """Return what the pages' Python block that contains ``words`` defines."""
+    blocks = [block for page in (PAGE, *HOW_TO) for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL)]
+    (block,) = [block for block in blocks if words in block]
     defined = {"tf": tf, "hier_allreduce": hier_allreduce, "BatchAllReduceAlgorithm": object, **modules}
     exec(block, defined)
     return defined
