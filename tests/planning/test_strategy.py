@@ -91,6 +91,8 @@ def test_names_and_objects_are_accepted():
     assert strategy_from(Strategy(splits=3)).splits == 3
     with pytest.raises(StrategyError, match="expected a Strategy, an algorithm's name, or the name or path"):
         strategy_from(7)
+    with pytest.raises(StrategyError, match="did you mean 'hierarchical'"):
+        strategy_from("heirarchical")
 
 
 @pytest.mark.parametrize("value", [3, None, ["half"], b"half"])
