@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import tempfile
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -28,16 +29,17 @@ def pytest_addoption(parser):
 
 def over_lanes(count):
     """Let every all-reduce on CPU devices that names no lanes go over ``count`` lanes of each tower."""
-    from hier_allreduce.graph import allreduce
+    from hier_allreduce.graph import Lane, allreduce
 
     check_matrix = allreduce.check_matrix
 
-    def with_lanes(rows, devices, average, names=None, lanes=None):
-        if lanes is None and all(str(device).lower().startswith("/cpu:") for device in devices):
-            towers = check_matrix(rows, devices, average, names, None).devices  # what is wrong is said of the towers
-            firsts = [16 + int(device.rsplit(":", 1)[1]) * count for device in towers]
-            lanes = [[f"/cpu:{first + lane}" for lane in range(count)] for first in firsts]
-        return check_matrix(rows, devices, average, names, lanes)
+    def with_lanes(rows, places, average, names=None):
+        matrix = check_matrix(rows, places, average, names)  # what is wrong is said of the towers
+        if places.lanes or not all(str(device).lower().startswith("/cpu:") for device in places.towers):
+            return matrix
+        firsts = [16 + int(device.rsplit(":", 1)[1]) * count for device in places.towers]
+        lanes = [Lane(f"/cpu:{n + lane}", tower) for tower, n in enumerate(firsts) for lane in range(count)]
+        return replace(matrix, places=replace(places, lanes=tuple(lanes)))
 
     allreduce.check_matrix = with_lanes
 

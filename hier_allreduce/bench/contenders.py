@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from .. import presets
 from ..errors import BenchError
-from ..graph import allreduce_grads, per_replica
+from ..graph import Lane, allreduce_grads, per_replica
 from ..planning import Strategy, strategy_from
 from .case import Rows
 
@@ -40,14 +40,14 @@ class CannotRun(Exception):
 def ours(
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
-    lanes: Optional[Sequence[Sequence[str]]] = None,
+    lanes: Sequence[Lane] = (),
 ) -> Contender:
     """Return :func:`hier_allreduce.allreduce_grads` with a strategy as a contender.
 
     Args:
         strategy: a name or path, a ``Strategy``, or None for the default.
         name: the contender's name (default: ``ours`` or ``ours:STRATEGY``).
-        lanes: K×L devices, the lanes of each tower.
+        lanes: the lanes of all towers.
 
     Raises:
         StrategyError: there is no such strategy.

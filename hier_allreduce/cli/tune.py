@@ -48,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
             topologies=args.topology,
             minutes=args.minutes,
             file=args.output,
-            lanes=args.lanes,
+            lanes_per_gpu=args.lanes,
             tick=ticking(bar),
         )
     print(tuned)

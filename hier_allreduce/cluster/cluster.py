@@ -147,8 +147,10 @@ class Cluster(HostGroup):
                 graph for a session (eager execution, ``tf.function``, control flow of TensorFlow 2).
             GradientError: no collective can add up a gradient's dtype.
         """
-        if len(grads.devices) != self.devices_per_host:
-            raise ClusterError(f"{name} is for {len(grads.devices)} devices, and {self} has {self.devices_per_host}")
+        if len(grads.places.towers) != self.devices_per_host:
+            raise ClusterError(
+                f"{name} is for {len(grads.places.towers)} devices, and {self} has {self.devices_per_host}"
+            )
         if self.size == 1:
             return CrossHostReduce()
         graph = _graph_for_session()

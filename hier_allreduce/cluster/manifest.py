@@ -59,11 +59,11 @@ def gradient_facts(grads: Matrix) -> Dict[str, str]:
         GradientError: no collective can add up a gradient's dtype.
     """
     facts: Dict[str, str] = {}
-    for variable, (name, column) in enumerate(zip(op_names(grads.names), grads.columns)):
-        grad = next((grad for grad in column if grad is not None), None)
+    for name, column in zip(op_names(grads.names), grads.columns):
+        grad = next(iter(column.present), None)
         if grad is not None and not can_cross(grad.dtype.base_dtype):
             raise GradientError(
-                f"variable {variable} ({grads.names[variable]!r}): {grad.dtype.name} cannot be added up across hosts;"
+                f"variable {column.variable} ({column.name!r}): {grad.dtype.name} cannot be added up across hosts;"
                 " cast it to float32 or int64"
             )
         facts[name] = _dtype_and_shape(grad)

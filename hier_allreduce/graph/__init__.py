@@ -39,7 +39,7 @@ from .compat import (
     without_autograph,
 )
 from .copy_order import TURN
-from .devices import LaneDevices, all_on_cpu, device_fields, device_numbers, device_strings, devices_match, lane_devices
+from .devices import Lane, all_on_cpu, device_fields, device_numbers, device_strings, devices_match, places_of
 from .emit import Emitted, emitted_in, lane_memory_in
 from .gradients import VAR_LIST_ADVICE, Matrix, check_average, check_matrix, check_pairs, is_sparse, static_shape
 from .hosts import CrossHostReduce, HostGroup
@@ -55,7 +55,7 @@ __all__ = [
     "CrossHostReduce",
     "Emitted",
     "HostGroup",
-    "LaneDevices",
+    "Lane",
     "LogicalDevices",
     "Matrix",
     "all_on_cpu",
@@ -80,7 +80,6 @@ __all__ = [
     "in_current_graph",
     "is_resource",
     "is_sparse",
-    "lane_devices",
     "lane_memory_in",
     "lane_numbers",
     "make_logical_cpus",
@@ -88,6 +87,7 @@ __all__ = [
     "op_names",
     "outside_control_flow",
     "per_replica",
+    "places_of",
     "process_gpu_options",
     "reduce_to_mains",
     "replica_values",

@@ -2,8 +2,8 @@
 
 ::
 
-    all_grads ─► check_matrix ─► lay_out ─► entry_tensors ─► Packer.pack ─► emit ─► Packer.unpack ─► reduced_gradients
-       K×N       K×N checked     decisions     K×E              K×C          K×C       K×E             K×N
+    all_grads ─► check_matrix ─► lay_out ─► Unit.tensors ─► Packer.pack ─► emit ─► Packer.unpack ─► reduced_gradients
+       K×N       K×N checked     decisions     K×U             K×C         K×C        K×U               K×N
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from ..errors import ClusterError
 from ..planning import Strategy, strategy_from
-from .compat import without_autograph
-from .devices import Places, device_strings
-from .emit import emit, record_call, reductions_of
-from .entries import entry_tensors, reduced_gradients
-from .gradients import Matrix, check_matrix, check_pairs, reference_warning
+from .compat import forget_colocation, tf1, without_autograph
+from .devices import Lane, Places, device_strings, places_of
+from .emit import emit, record
+from .gradients import Matrix, check_matrix, check_pairs, column_of, reference_warning
 from .hosts import CrossHostReduce, HostGroup
 from .lane_memory import check_lane_memory
 from .layout import Layout, lay_out
 from .names import variable_names
-from .packing import Packer
+from .packing import Packer, Splitter
+from .units import reduced_gradients
 
 _PER_VARIABLE = Strategy(algorithm="hierarchical", mains="rotate", pack_below=0, sparse="gather")
 
@@ -37,7 +37,7 @@ def allreduce_grads(
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
     cluster: Optional[HostGroup] = None,
-    lanes: Optional[Sequence[Sequence[Any]]] = None,
+    lanes: Sequence[Lane] = (),
 ) -> List[Tuple[Any, ...]]:
     """Return the sum (or mean) of all towers' gradients on every tower.
 
@@ -66,9 +66,9 @@ def allreduce_grads(
         cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. All hosts call this function
             with the same arguments, and the sum, or mean, is over the towers of all hosts. Sparse gradients become
             dense, and the result has no gradients.
-        lanes: K×L further devices, ``lanes[tower][lane]``, such as ``gpu_lanes(…).lanes``: logical GPUs of each tower's
-            GPU. Chunks travel between them, several out of one GPU at a time, and sums are formed on them. See
-            docs/lanes.md.
+        lanes: further devices that relay copies, each with its tower's number, such as ``gpu_lanes(…).lanes``: logical
+            GPUs of each tower's GPU. Chunks travel between them, several out of one GPU at a time, and sums are formed
+            on them. See docs/lanes.md.
 
     Returns:
         A list of K tuples of N tensors; entry (k, n) lives on ``devices[k]``.
@@ -81,7 +81,7 @@ def allreduce_grads(
         ClusterError: not K towers on each host, or no graph for a session.
     """
     strategy = strategy_from(strategy)
-    grads = check_matrix(all_grads, device_strings(devices), average, lanes=lanes)
+    grads = check_matrix(all_grads, places_of(device_strings(devices), lanes), average)
     return _reduced(grads, average, strategy, name, cluster)
 
 
@@ -108,7 +108,7 @@ def allreduce_grads_and_vars(
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
     cluster: Optional[HostGroup] = None,
-    lanes: Optional[Sequence[Sequence[Any]]] = None,
+    lanes: Sequence[Lane] = (),
 ) -> List[List[Tuple[Any, Any]]]:
     """Reduce K rows of N (gradient, variable) pairs, as ``compute_gradients`` returns them.
 
@@ -121,12 +121,12 @@ def allreduce_grads_and_vars(
     Raises: as :func:`allreduce_grads`; also GradientError where the towers list their variables in different orders.
     """
     strategy = strategy_from(strategy)
-    devices = device_strings(devices)
-    pairs = check_pairs(all_grads_and_vars, devices)
-    names = variable_names(pairs, devices)
-    grads = check_matrix([[grad for grad, _ in row] for row in pairs], devices, average, names, lanes)
+    places = places_of(device_strings(devices), lanes)
+    pairs = check_pairs(all_grads_and_vars, places.towers)
+    names = variable_names(pairs, places.towers)
+    grads = check_matrix([[grad for grad, _ in row] for row in pairs], places, average, names)
     reduced = _reduced(grads, average, strategy, name, cluster)
-    warning = reference_warning(pairs[0]) if len(devices) > 1 else ""
+    warning = reference_warning(pairs[0]) if len(places.towers) > 1 else ""
     if warning:
         warnings.warn(warning, stacklevel=3)  # without_autograph is in between
     return [[(grad, var) for grad, (_, var) in zip(*rows)] for rows in zip(reduced, pairs)]
@@ -135,22 +135,35 @@ def allreduce_grads_and_vars(
 def _reduced(
     grads: Matrix, average: bool, strategy: Strategy, name: Optional[str], cluster: Optional[HostGroup]
 ) -> List[Tuple[Any, ...]]:
-    """Reduce a checked matrix: entries → chunks → plan → ops → gradients."""
+    """Reduce a checked matrix."""
     name = name or "hier_allreduce"
     layout, across = _laid_out(grads, average, strategy, name, cluster)
-    reductions = reductions_of(layout, grads.places, average, across)
-    with record_call(name, layout, grads.places, across.hosts) as record:
-        rows = entry_tensors(grads, layout.entries)  # K×E
-        packers = [Packer(device, layout.chunks, layout.names) for device in grads.devices]
-        packed = [packer.pack(row) for packer, row in zip(packers, rows)]  # K×C
-        reduced = emit(layout.plan, packed, grads.places, reductions, in_order=layout.in_order)  # K×C
-        record(packed, reduced)
-        unpacked = [packer.unpack(*tensors) for packer, *tensors in zip(packers, reduced, rows)]  # K×E
-        results = [
-            reduced_gradients(row, layout.entries, tower, grads, packer.splitter)
-            for tower, (row, packer) in enumerate(zip(unpacked, packers))
+    reduced = _run(layout, average, name, across)
+    return [tuple(row.get(variable) for variable in range(len(grads.columns))) for row in reduced]
+
+
+def _run(layout: Layout, average: bool, name: str, across: Optional[CrossHostReduce] = None) -> List[Dict[int, Any]]:
+    """Add the ops of a layout: of an all-reduce, or of one half of it.
+
+    Returns:
+        K dicts of what each tower gets, by variable.
+    """
+    towers, across = layout.places.towers, across or CrossHostReduce()
+    with forget_colocation(), tf1.name_scope(name) as scope:
+        units = [[unit.tensors(tower, towers) for unit in layout.units] for tower in range(len(towers))]
+        splitters = [Splitter(device) for device in towers]
+        packed = [
+            Packer(splitters[tower], layout.chunks, layout.given(tower), layout.names).pack(own)
+            for tower, own in enumerate(units)
         ]
-        return [tuple(map(result.get, range(len(grads.names)))) for result in results]  # K×N
+        reduced = emit(layout, packed, average, across)
+        record(scope, layout, packed, reduced, across.hosts)
+        results = []
+        for tower, own in enumerate(units):
+            packer = Packer(splitters[tower], layout.chunks, layout.wanted(tower), layout.names)
+            unpacked = packer.unpack(reduced[tower], own)
+            results.append(reduced_gradients(layout.units, unpacked, tower, splitters[tower]))
+        return results
 
 
 def reduce_to_mains(
@@ -169,53 +182,24 @@ def reduce_to_mains(
     Raises: as :func:`allreduce_grads`; also StrategyError if the strategy cuts gradients over several mains.
     """
     layout, across = _laid_out(grads, average, strategy, name, cluster, one_main=True)
-    layout.mains()  # raises the StrategyError
-    half = layout.plan.reduce_half()
-    reductions = reductions_of(layout, grads.places, average, across)
-    with record_call(name, layout._replace(plan=half), grads.places, across.hosts) as record:
-        rows = entry_tensors(grads, layout.entries)
-        packed = [Packer(device, layout.chunks, layout.names).pack(row) for device, row in zip(grads.devices, rows)]
-        reduced = emit(half, packed, grads.places, reductions, only_roots=True)
-        record(packed, reduced)
-        totals: Dict[int, Any] = {}  # by variable
-        for tower, device in enumerate(grads.devices):
-            chunks = [chunk for chunk, root in enumerate(layout.plan.roots) if root == tower]
-            packer = Packer(device, [layout.chunks[c] for c in chunks], [layout.names[c] for c in chunks])
-            unpacked = packer.unpack([reduced[tower][c] for c in chunks], rows[tower])
-            totals.update(reduced_gradients(unpacked, layout.entries, tower, grads, packer.splitter))
-        return [totals.get(variable) for variable in range(len(grads.names))], layout
+    mains = layout.mains()
+    rows = _run(layout.reduce_half(), average, name, across)
+    return [rows[mains[n]][n] if n in mains else None for n in range(len(grads.columns))], layout
 
 
-def copy_from_mains(
-    values: Sequence[Any], layout: Layout, devices: Sequence[Any], name: str = "copy_from_mains"
-) -> List[Tuple[Any, ...]]:
+def copy_from_mains(values: Sequence[Any], layout: Layout, name: str = "copy_from_mains") -> List[Tuple[Any, ...]]:
     """Copy N values, each on its variable's main, to every tower: the second half of an all-reduce, by the same plan.
 
     Args:
         values: N tensors, ``values[n]`` on the device of tower ``layout.mains()[n]``, with the shapes of dense
             gradients. Those of variables without gradients are not read.
         layout: from :func:`reduce_to_mains`.
-        devices: K devices.
 
     Returns:
-        K tuples of N tensors, entry (k, n) on ``devices[k]``; None for variables without gradients.
+        K tuples of N tensors, entry (k, n) on the device of tower k; None for variables without gradients.
     """
-    half = layout.copy_half()
-    row = [values[entry.variables[0]] for entry in half.entries]
-    places = Places(tuple(devices), layout.lanes.devices)
-    reductions = reductions_of(half, places, False)
-    with record_call(name, half, places) as record:
-        packed: List[Any] = []
-        for root, chunk, chunk_name in zip(half.plan.roots, half.chunks, half.names):
-            packed += Packer(devices[root], [chunk], [chunk_name]).pack(row)
-        copied = emit(half.plan, [packed] * len(devices), places, reductions)
-        record([packed] * len(devices), copied)
-        results = []
-        for device, tensors in zip(devices, copied):
-            unpacked = Packer(device, half.chunks, half.names).unpack(tensors, row)
-            by_variable = {half.entries[number].variables[0]: tensor for number, tensor in unpacked.items()}
-            results.append(tuple(by_variable.get(variable) for variable in range(len(values))))
-        return results
+    copied = _run(layout.copy_half(values), False, name)
+    return [tuple(row.get(variable) for variable in range(len(values))) for row in copied]
 
 
 def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any], name: str = "broadcast") -> List[Tuple[Any, ...]]:
@@ -229,8 +213,9 @@ def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any], name: str =
     Returns:
         K tuples of N tensors, entry (k, n) on ``devices[k]``.
     """
-    matrix = Matrix((tuple(values),) * len(devices), tuple(devices), tuple(value.op.name for value in values))
-    return copy_from_mains(values, lay_out(matrix, Strategy(algorithm="tree", mains=0), one_main=True), devices, name)
+    columns = [column_of(n, value.op.name, [value] * len(devices)) for n, value in enumerate(values)]
+    matrix = Matrix(tuple(columns), Places(tuple(devices)))
+    return copy_from_mains(values, lay_out(matrix, Strategy(algorithm="tree", mains=0), one_main=True), name)
 
 
 def _laid_out(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -13,63 +13,53 @@ from ..errors import DeviceError
 _EXPECTED = "a device is a string such as '/gpu:0', a tf.DeviceSpec, or a tf.config.LogicalDevice"
 
 
+class Lane(NamedTuple):
+    """A further device that relays the copies of one tower: a logical GPU of the tower's GPU. See docs/lanes.md.
+
+    Attributes:
+        device: its name, with a number.
+        tower: the number of the tower.
+        memory: its bytes; 0 if they are not known.
+        gpu: the number of the tower's GPU in the machine; None if the tower's device has that number.
+    """
+
+    device: str
+    tower: int
+    memory: int = 0
+    gpu: Optional[int] = None
+
+
 @dataclass(frozen=True)
 class Places:
     """The devices of an all-reduce, in the numbering of plans.
 
     Attributes:
         towers: K devices.
-        lanes: the K×L lanes, those of tower 0 first; none by default.
+        lanes: K×L lanes, those of tower 0 first; none by default.
     """
 
     towers: Tuple[Any, ...]
-    lanes: Tuple[Any, ...] = ()
+    lanes: Tuple[Lane, ...] = ()
 
     @property
     def devices(self) -> Tuple[Any, ...]:
         """The K×(1 + L) devices of a plan: the towers', then the lanes."""
-        return self.towers + self.lanes
+        return (*self.towers, *(lane.device for lane in self.lanes))
 
     @property
     def lanes_each(self) -> int:
         """The number of lanes of each tower, L."""
         return len(self.lanes) // len(self.towers)
 
-    def lanes_of(self, tower: int) -> range:
-        """Return the numbers of a tower's lanes among ``devices``; of what is no tower there are none."""
-        if tower >= len(self.towers):
-            return range(0)
-        first = len(self.towers) + tower * self.lanes_each
-        return range(first, first + self.lanes_each)
+    @property
+    def gpus(self) -> Tuple[int, ...]:
+        """The number of each tower's GPU in the machine; empty where its device's own number is that."""
+        numbers = [lane.gpu for lane in self.lanes[:: self.lanes_each or 1]]
+        return tuple(number for number in numbers if number is not None)
 
-    def lanes_with_towers(self) -> Iterator[Tuple[int, int]]:
-        """Yield each lane's number among ``devices``, and its tower's."""
-        for tower in range(len(self.towers)):
-            yield from ((number, tower) for number in self.lanes_of(tower))
-
-
-class LaneDevices(NamedTuple):
-    """The lanes of K towers.
-
-    Attributes:
-        devices: K×L, those of tower 0 first; none by default.
-        memory: the bytes of each of a tower's L lanes; empty where they are not known.
-        gpus: the number of each tower's GPU in the machine; empty where its device's own number is that.
-    """
-
-    devices: Tuple[Any, ...] = ()
-    memory: Tuple[int, ...] = ()
-    gpus: Tuple[int, ...] = ()
-
-
-NO_LANES = LaneDevices()
-
-
-class LaneRows(Tuple[Tuple[str, ...], ...]):
-    """K rows of L lanes, ``rows[tower][lane]``, with what :class:`LaneDevices` says about them."""
-
-    memory: Tuple[int, ...] = ()
-    gpus: Tuple[int, ...] = ()
+    def is_lane_of(self, device: int, tower: int) -> bool:
+        """Return whether device number ``device`` is a lane of device number ``tower``."""
+        return device >= len(self.towers) and self.lanes[device - len(self.towers)].tower == tower
 
 
 def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
@@ -86,69 +76,62 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
     return strings
 
 
-def lane_devices(lanes: Any, devices: Sequence[Any]) -> LaneDevices:
-    """Return the lanes of K towers, checked.
+def places_of(devices: Tuple[Any, ...], lanes: Any) -> Places:
+    """Return K devices, from :func:`device_strings`, with their lanes, checked.
 
     Args:
-        lanes: K rows of L devices, ``lanes[tower][lane]``; None for no lanes; or this function's result.
-        devices: K devices, from :func:`device_strings`.
+        devices: K devices.
+        lanes: the lanes of all towers: each a :class:`Lane`, or a pair of its device and its tower's number; or None.
 
     Raises:
-        DeviceError: not K rows of equal length; or a lane is not a device by name, is of another kind than its tower,
-            or may be the same device as another lane or a tower.
+        DeviceError: a lane is not a device by name, is of no tower or of another kind than its tower, or may be the
+            same device as another lane or a tower; or the towers have different numbers of lanes.
     """
-    if lanes is None or isinstance(lanes, LaneDevices):
-        return lanes or NO_LANES
-    rows = _lane_rows(lanes, len(devices))
-    names = [f"tower {tower}, lane {lane}" for tower, row in enumerate(rows) for lane in range(len(row))]
-    flat = [device for row in rows for device in row]
-    strings = tuple(_device_string(name, device) for name, device in zip(names, flat))
-    if strings:
-        _check_lanes(Places(tuple(devices), strings), [*(f"tower {tower}" for tower in range(len(devices))), *names])
-    return LaneDevices(strings, getattr(lanes, "memory", ()), getattr(lanes, "gpus", ()))
-
-
-def _lane_rows(lanes: Any, towers: int) -> List[List[Any]]:
-    expected = f"lanes are one row for each of the {towers} towers, lanes[tower][lane], such as gpu_lanes(…).lanes"
-    if not _is_list(lanes):
+    expected = "lanes is a list of Lane(device, tower), such as gpu_lanes(…).lanes"
+    if not _is_list(() if lanes is None else lanes):
         raise DeviceError(f"lanes={lanes!r}: {expected}")
-    rows = list(lanes)
-    for tower, row in enumerate(rows):
-        if not _is_list(row):
-            raise DeviceError(f"tower {tower}: its row of lanes is {row!r}; {expected}")
-    rows = [list(row) for row in rows]
-    if len(rows) != towers:
-        raise DeviceError(f"lanes has {len(rows)} rows; {expected}")
-    lengths = {len(row) for row in rows}
-    if len(lengths) > 1:
-        counts = ", ".join(f"tower {tower} has {len(row)}" for tower, row in enumerate(rows))
-        raise DeviceError(f"every tower must have the same number of lanes: {counts}")
-    return rows
+    checked = []
+    for number, lane in enumerate(lanes or ()):
+        if not isinstance(lane, (tuple, list)) or len(lane) < 2 or lane[1] not in range(len(devices)):
+            towers = f"towers are 0 to {len(devices) - 1}"
+            raise DeviceError(f"lane {number} is {lane!r}: {expected}; {towers}")
+        lane = Lane(*lane)
+        checked.append(lane._replace(device=_device_string(f"lane {number} of tower {lane.tower}", lane.device)))
+    places = Places(devices, tuple(sorted(checked, key=lambda lane: lane.tower)))
+    counts = [sum(lane.tower == tower for lane in checked) for tower in range(len(devices))]
+    if len(set(counts)) > 1:
+        each = ", ".join(f"tower {tower} has {number}" for tower, number in enumerate(counts))
+        raise DeviceError(f"every tower must have the same number of lanes: {each}")
+    if checked:
+        _check_lanes(places)
+    return places
 
 
 def _is_list(value: Any) -> bool:
     return not isinstance(value, (str, bytes, set, frozenset)) and hasattr(value, "__iter__")
 
 
-def _check_lanes(places: Places, names: Sequence[str]) -> None:
-    """Check that each lane is alone on a device of its tower's kind; ``names`` are those of ``places.devices``."""
-    devices = places.devices
+def _check_lanes(places: Places) -> None:
+    """Check that each lane is alone on a device of its tower's kind."""
+    towers, devices = len(places.towers), places.devices
+    names = [f"tower {tower}" for tower in range(towers)]
+    names += [f"tower {lane.tower}, lane {number % places.lanes_each}" for number, lane in enumerate(places.lanes)]
     for device, name in zip(devices, names):
         if not isinstance(device, str) or None in device_fields(device)[3:]:
             raise DeviceError(
                 f"{name}: {device!r} may be any device; with lanes give every tower and lane a name with a number,"
                 " such as '/gpu:0'"
             )
-    for number, tower in places.lanes_with_towers():
-        same = next((other for other in range(number) if devices_match(devices[other], devices[number])), None)
+    for number, lane in enumerate(places.lanes, towers):
+        same = next((other for other in range(number) if devices_match(devices[other], lane.device)), None)
         if same is not None:
             raise DeviceError(
-                f"{names[number]} ({devices[number]}) is also the device of {names[same]} ({devices[same]}); a lane"
+                f"{names[number]} ({lane.device}) is also the device of {names[same]} ({devices[same]}); a lane"
                 " needs a device of its own"
             )
-        if device_fields(devices[number])[3] != device_fields(devices[tower])[3]:
+        if device_fields(lane.device)[3] != device_fields(devices[lane.tower])[3]:
             raise DeviceError(
-                f"{names[number]} is {devices[number]}, of another kind than its tower ({devices[tower]}); a lane is a"
+                f"{names[number]} is {lane.device}, of another kind than its tower ({devices[lane.tower]}); a lane is a"
                 " logical device of the same GPU"
             )
 

@@ -1,4 +1,4 @@
-"""A plan and tensors in, TensorFlow ops out.
+"""A layout and the towers' tensors in, TensorFlow ops out.
 
 The one interpreter of plans, ``planning.run``, runs here with tensors on devices as values. Three ways of adding up
 exist, in ``reductions`` and ``gather``::
@@ -10,38 +10,39 @@ exist, in ``reductions`` and ``gather``::
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..planning import Copy, Ops, Plan, Reduce, run
 from ..topology import Topology
-from .compat import forget_colocation, tf1
+from .compat import tf1
 from .copy_order import CopyOrder
-from .devices import Places
-from .entries import COUNTS, INDICES, VALUES
-from .gather import Count, Gather, GatherIndices, OnRoots
+from .gather import Gather, arrival_orders
 from .gradients import NARROW_DTYPES
 from .hosts import CrossHostReduce
 from .lane_memory import lane_memory
-from .layout import Layout
-from .reductions import Dense, DeviceReduction, Narrow
+from .layout import Layout, columns_in, first_unit
+from .packing import Tensors
+from .reductions import Context, Dense, DeviceReduction, Narrow
+from .units import DENSE
 
 # Gradients of this many bytes may make the memory of a logical CPU device short: 256 MiB, of which Grappler takes 80 %.
 # It counts them several times: as they are, as they arrive, and as results.
 _LARGE = 32 << 20
 
-Tensors = Sequence[Sequence[Any]]  # K×C
-Names = Tuple[Tuple[Optional[str], ...], ...]  # of them
+ByChunk = Sequence[Dict[int, Tensors]]  # K towers' tensors by chunk
+Names = Tuple[Tuple[Optional[str], ...], ...]
 
 
 @dataclass(frozen=True)
 class Emitted:
     """The record of what one call added to a graph, which ``audit`` compares with the executed graph.
+
+    Each part of a sparse gradient is a chunk here.
 
     Attributes:
         scope: the call's name scope. Every op of chunk c is named ``scope + names[c] + "/…"``.
@@ -99,104 +100,72 @@ class _ByChunk(Ops[Any]):
         return self._reductions[step.chunk].copy(step, value)
 
 
-def reductions_of(
-    layout: Layout, places: Places, average: bool, across: Optional[CrossHostReduce] = None
-) -> List[DeviceReduction]:
-    """Return the reductions of a layout's C chunks; those of one kind share one, and with it its constants.
+def _reductions(layout: Layout, average: bool, across: CrossHostReduce) -> List[DeviceReduction]:
+    """Return the reductions of a layout's C chunks; those of one kind share one, and with it its constants."""
+    is_ordered = layout.in_order and not tf.executing_eagerly()  # eager copies are made in the plan's order anyway
+    order = CopyOrder(layout.plan_of_parts(), layout.places.devices) if is_ordered else None
+    is_large = sum(chunk.bytes for chunk in layout.chunks) >= _LARGE
+    context = Context(layout.places, average, across, layout.names, order, is_large)
+    rows = {
+        number: first_unit(chunk, layout.units)
+        for number, (chunk, kind) in enumerate(zip(layout.chunks, layout.kinds))
+        if kind not in (DENSE, *NARROW_DTYPES)
+    }
+    gather = Gather(context, rows, arrival_orders(layout.plan, rows))
+    by_kind = {DENSE: Dense(context), **{wire: Narrow(context, wire) for wire in NARROW_DTYPES}}
+    return [by_kind.get(kind, gather) for kind in layout.kinds]
+
+
+def emit(layout: Layout, packed: ByChunk, average: bool, across: CrossHostReduce) -> ByChunk:
+    """Add the ops of the layout's plan to the default graph (or run them, eagerly).
 
     Args:
-        layout: the chunks, their names, and how each is added up.
-        places: the towers' devices and their lanes.
+        layout: C chunks and a verified plan.
+        packed: the tensors of each tower by chunk; in the copy half of a plan, of the chunks with their root there.
         average: whether the mean is wanted.
         across: what adds up the sums of several hosts.
-    """
-    rows, on_roots, names = layout.sparse_rows(), OnRoots(), layout.names
-
-    def reduction(kind: str) -> DeviceReduction:
-        if kind in NARROW_DTYPES:
-            return Narrow(places, average, names, kind, across)
-        if kind == VALUES:
-            return Gather(places, average, names, rows, on_roots)
-        if kind in (INDICES, COUNTS):
-            return {INDICES: GatherIndices, COUNTS: Count}[kind](places, names, rows, on_roots)
-        return Dense(places, average, names, across)
-
-    by_kind = {kind: reduction(kind) for kind in dict.fromkeys(layout.kinds)}
-    is_large = sum(chunk.bytes for chunk in layout.chunks) >= _LARGE
-    for made in by_kind.values():
-        made.is_large = is_large
-    return [by_kind[kind] for kind in layout.kinds]
-
-
-def emit(
-    plan: Plan,
-    tensors: Sequence[Sequence[Any]],
-    places: Places,
-    reductions: Sequence[DeviceReduction],
-    only_roots: bool = False,
-    in_order: bool = False,
-) -> List[List[Any]]:
-    """Add the plan's ops to the default graph (or run them, eagerly).
-
-    Args:
-        plan: a verified plan of K towers and C chunks, with as many lanes as ``places``.
-        tensors: ``tensors[tower][chunk]``, K×C.
-        places: the towers' devices and their lanes.
-        reductions: C reductions, one for each chunk.
-        only_roots: whether only each chunk's result on its root is wanted, as after the reduce half of a plan.
-        in_order: whether each sender's copies of a bucket leave in the plan's order: see :class:`.CopyOrder`. If not,
-            TensorFlow chooses an order. Eager copies are made in the plan's order anyway.
 
     Returns:
-        K×C tensors, entry (k, c) on the device of tower k; None where it is not wanted.
+        The reduced tensors of each tower by chunk; after the reduce half of a plan, of the chunks whose root it is.
     """
-    order = CopyOrder(plan, places.devices) if in_order and not tf.executing_eagerly() else None
-    for reduction in reductions:
-        reduction.order = order
+    roots, reductions = layout.plan.roots, _reductions(layout, average, across)
     values = [
-        [reductions[chunk].start(tower, tensor) for chunk, tensor in enumerate(row)]
-        for tower, row in enumerate(tensors)
+        [reduction.start(tower, own[chunk]) if chunk in own else None for chunk, reduction in enumerate(reductions)]
+        for tower, own in enumerate(packed)
     ]
-    reduced = run(plan, values, _ByChunk(reductions))
-    results: List[List[Any]] = [[None] * plan.chunks for _ in places.towers]
-    for tower, device in enumerate(places.towers):
+    reduced = run(layout.plan, values, _ByChunk(reductions))
+    results: List[Dict[int, Tensors]] = [{} for _ in layout.places.towers]
+    for tower, device in enumerate(layout.places.towers):
         with tf1.device(device):
-            for chunk, root in enumerate(plan.roots):
-                if tower == root or not only_roots:
-                    dtype = tensors[tower][chunk].dtype
-                    results[tower][chunk] = reductions[chunk].end(chunk, reduced[tower][chunk], dtype)
+            for chunk in layout.wanted(tower):
+                dtype = packed[roots[chunk]][chunk][0].dtype
+                results[tower][chunk] = reductions[chunk].end(chunk, reduced[tower][chunk], dtype)
     return results
 
 
-@contextlib.contextmanager
-def record_call(
-    name: str, layout: Layout, places: Places, hosts: int = 1
-) -> Iterator[Callable[[Tensors, Tensors], None]]:
-    """Open the name scope of one call, free of outer colocation, and record the call for ``audit``.
-
-    Yields:
-        a function that takes the K×C tensors that are added up, and the K×C results.
-    """
-    moved: List[Tensors] = []
-    with forget_colocation(), tf1.name_scope(name) as scope:
-        yield lambda contributions, results: moved.extend((contributions, results))
-    if not tf.executing_eagerly():
-        contributions, results = (tuple(tuple(map(_tensor_name, row)) for row in rows) for rows in moved)
-        record = Emitted(
-            scope,
-            layout.plan,
-            places.devices,
-            tuple(layout.names),
-            hosts=hosts,
-            variables=tuple(layout.variables),
-            machine=layout.machine,
-            lane_memory=lane_memory(layout),
-            gpus=layout.lanes.gpus,
-            contributions=contributions,
-            results=results,
-        )
-        _emitted.setdefault(tf1.get_default_graph(), []).append(record)
+def record(scope: str, layout: Layout, packed: ByChunk, reduced: ByChunk, hosts: int) -> None:
+    """Record a call for :func:`emitted_in`; nothing for eager ops."""
+    if tf.executing_eagerly():
+        return
+    on_roots = {chunk: packed[root][chunk] for chunk, root in enumerate(layout.plan.roots)}
+    variables = [tuple(column.name for column in columns_in(chunk, layout.units)) for chunk in layout.chunks]
+    call = Emitted(
+        scope,
+        layout.plan_of_parts(),
+        layout.places.devices,
+        tuple(name for names in layout.names for name in names),
+        hosts,
+        tuple(own for own, names in zip(variables, layout.names) for _ in names),
+        layout.machine,
+        lane_memory(layout),
+        layout.places.gpus,
+        tuple(_tensor_names(layout, {**on_roots, **own}) for own in packed),
+        tuple(_tensor_names(layout, own) for own in reduced),
+    )
+    _emitted.setdefault(tf1.get_default_graph(), []).append(call)
 
 
-def _tensor_name(tensor: Optional[Any]) -> Optional[str]:
-    return None if tensor is None else tensor.name
+def _tensor_names(layout: Layout, tensors: Dict[int, Tensors]) -> Tuple[Optional[str], ...]:
+    """Return the names of one tower's tensors, part by part; None for chunks that it does not have."""
+    parts = [tensors.get(chunk, [None] * len(names)) for chunk, names in enumerate(layout.names)]
+    return tuple(None if tensor is None else tensor.name for own in parts for tensor in own)

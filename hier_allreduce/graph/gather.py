@@ -1,127 +1,149 @@
-"""How the rows of sparse gradients are collected: tower by tower on the way, gradient by gradient from the root on."""
+"""All-gather of sparse gradients. Rows are ordered by tower on the way to the root, and by gradient from there on."""
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..planning import Reduce, Step
+from ..planning import Copy, Ops, Plan, Reduce, run
 from .compat import tf1
-from .devices import Places
-from .layout import Rows
-from .pieces import Splitter
-from .reductions import DeviceReduction
+from .packing import Splitter, Tensors
+from .reductions import Context, DeviceReduction
+from .units import COUNTS, VALUES, Unit
+
+Towers = Tuple[int, ...]
 
 
 class _Gathered(NamedTuple):
-    """Rows of several towers on one device, not joined yet: tensors, and of each the towers whose rows it holds."""
+    """Rows of several towers on one device, not joined yet: a unit's tensors, and the towers whose rows they hold."""
 
-    parts: Tuple[Tuple[Any, Tuple[int, ...]], ...]
+    parts: Tuple[Tuple[Tensors, Towers], ...]
 
     @property
-    def towers(self) -> Tuple[int, ...]:
+    def towers(self) -> Towers:
         return tuple(tower for _, towers in self.parts for tower in towers)
 
 
-class OnRoots:
-    """What one chunk of sparse gradients needs to know of others: what these were on their roots."""
-
-    def __init__(self) -> None:
-        self.order: Dict[int, Tuple[int, ...]] = {}  # by variable: the order of the towers in its values
-        self.counts: Dict[int, List[Any]] = {}  # by chunk of counts: its parts
-
-
 class Gather(DeviceReduction):
-    """Rows of sparse gradients, one tower's after another's: their values.
+    """Rows of sparse gradients, one tower's after another's: their values, their indices, and how many there are.
 
     The rows of joined gradients arrive tower by tower, and are put in the order of the gradients on the root::
 
         tower 0: a0 b0 c0    tower 1: a1 b1 c1    ─►    a0 a1 b0 b1 c0 c1
 
-    ``rows`` says which chunks hold which rows, and how many rows there are, or which chunk brings these numbers.
+    Args:
+        context: what all chunks share.
+        units: the unit of each chunk with rows.
+        orders: the order of the towers in the values of variables whose indices travel apart from them.
     """
 
-    def __init__(self, places: Places, average: bool, names: Sequence[str], rows: Dict[int, Rows], on_roots: OnRoots):
-        super().__init__(places, average, names)
-        self.rows, self.on_roots = rows, on_roots
-        self.splitters = [Splitter(device) for device in self.devices]
+    def __init__(self, context: Context, units: Dict[int, Unit], orders: Dict[int, Towers]):
+        super().__init__(context)
+        self._units, self._orders = units, orders
+        self._splitters = [Splitter(device) for device in self.devices]
 
-    def start(self, tower: int, value: Any) -> Any:
-        return _Gathered(((value, (tower,)),))
+    def start(self, tower: int, tensors: Tensors) -> Any:
+        return _Gathered(((tensors, (tower,)),))
 
-    def end(self, chunk: int, value: Any, dtype: Any) -> Any:
+    def end(self, chunk: int, value: Any, dtype: Any) -> Tensors:
         return value.parts[0][0]
 
-    def sent(self, step: Step, src: int, value: Any) -> Any:
-        tensor = super().sent(step, src, self.concatenated(step.chunk, src, value))
-        return _Gathered(((tensor, value.towers),))
+    def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:
+        wholes = [self._concatenated(step.chunk, src, value) for src, value in zip(step.srcs, others)]
+        sent = [  # part by part, as these copies are numbered
+            [self.leaving(name, src, tensors[part]) for src, tensors in zip(step.srcs, wholes)]
+            for part, name in enumerate(self.context.names[step.chunk])
+        ]
+        arrived = tuple((tensors, value.towers) for tensors, value in zip(zip(*sent), others))
+        if own is None and len(arrived) == 1:
+            return self._arriving(step.chunk, step.dst, *arrived[0])
+        return _Gathered((own or _Gathered(())).parts + arrived)
 
-    def arriving(self, step: Step, value: Any) -> Any:
-        return _Gathered(((super().arriving(step, value.parts[0][0]), value.towers),))
+    def copy(self, step: Copy, value: Any) -> Any:
+        ((tensors, towers),) = value.parts
+        named = zip(self.context.names[step.chunk], tensors)
+        sent = tuple(self.leaving(name, step.src, tensor) for name, tensor in named)
+        return self._arriving(step.chunk, step.dst, sent, towers)
 
-    def joined(self, step: Reduce, values: Sequence[Any], devices: Sequence[int]) -> Any:
-        return _Gathered(tuple(part for value in values for part in value.parts))
+    def _arriving(self, chunk: int, dst: int, tensors: Tensors, towers: Towers) -> _Gathered:
+        named = zip(self.context.names[chunk], tensors)
+        with tf1.device(self.devices[dst]):
+            return _Gathered(((tuple(tf.identity(tensor, name=f"{name}/copy") for name, tensor in named), towers),))
 
     def finish(self, chunk: int, root: int, total: Any) -> Any:
-        self.note_order(chunk, total.towers)
-        is_joined = len(self.rows[chunk].variables) > 1
-        tensor = (self._by_variable if is_joined else self.concatenated)(chunk, root, total)
-        return _Gathered(((super().finish(chunk, root, tensor), total.towers),))
+        unit = self._units[chunk]
+        is_joined = len(unit.columns) > 1
+        tensors = (self._by_variable if is_joined else self._concatenated)(chunk, root, total)
+        if self.contributions == 1:
+            return self._arriving(chunk, root, tensors, total.towers)
+        if unit.parts[0] == VALUES:  # indices have no mean
+            tensors = (self.mean(chunk, root, tensors[0]), *tensors[1:])
+        return _Gathered(((tensors, total.towers),))
 
-    def note_order(self, chunk: int, towers: Tuple[int, ...]) -> None:
-        """Note the order of the towers in these values; their indices, which come later, have the same."""
-        self.on_roots.order.update(dict.fromkeys(self.rows[chunk].variables, towers))
+    def _concatenated(self, chunk: int, device: int, value: _Gathered) -> Tensors:
+        """Return the rows as one tensor of each part, on the device that has them."""
+        if len(value.parts) == 1:
+            return value.parts[0][0]
+        by_part = zip(*(tensors for tensors, _ in value.parts))
+        return tuple(self._concat(device, part, name) for part, name in zip(by_part, self.context.names[chunk]))
 
-    def concatenated(self, chunk: int, device: int, value: Any) -> Any:
-        """Return the rows as one tensor, on the device that has them."""
-        tensors = [tensor for tensor, _ in value.parts]
-        if len(tensors) == 1:
-            return tensors[0]
+    def _concat(self, device: int, tensors: Sequence[Any], name: str) -> Any:
         with tf1.device(self.devices[device]):
             # Grappler fuses a concat into its only consumer, another concat, even across devices, which would make
             # every tower send straight to the root. An axis that it cannot read prevents this.
-            joined = tf.concat(tensors, self._hidden(device, 0, "axis"), name=f"{self.names[chunk]}/gather")
+            joined = tf.concat(tensors, self._hidden(device, 0, "axis"), name=f"{name}/gather")
         joined.set_shape(_joined_shape(tensors))
         return joined
 
-    def _by_variable(self, chunk: int, root: int, value: Any) -> Any:
+    def _by_variable(self, chunk: int, root: int, value: _Gathered) -> Tensors:
         """Return the rows of joined gradients on the root, all of one gradient before those of the next."""
-        variables, known, counts = self.rows[chunk]
-        pieces: Dict[Tuple[int, int], Any] = {}  # by tower and variable
-        for number, (tensor, towers) in enumerate(value.parts):
-            whose = [(tower, variable) for tower in towers for variable in variables]
-            sizes = [n for tower in towers for n in known[tower]] if known else self.on_roots.counts[counts][number]
-            split = self.splitters[root].split(tensor, sizes, len(whose), name=f"{self.names[chunk]}/rows")
-            pieces.update(zip(whose, split))
+        unit, done = self._units[chunk], []
+        for number, (part, name) in enumerate(zip(unit.parts, self.context.names[chunk])):
+            if part == COUNTS:
+                done.append(self._total_counts(root, [tensors[number] for tensors, _ in value.parts], name))
+                continue
+            pieces: Dict[Tuple[int, int], Any] = {}  # by tower and variable
+            for tensors, towers in value.parts:
+                whose = [(tower, variable) for tower in towers for variable in unit.variables]
+                known = [column.rows[tower] for tower in towers for column in unit.columns]
+                sizes = tensors[unit.parts.index(COUNTS)] if COUNTS in unit.parts else known
+                split = self._splitters[root].split(tensors[number], sizes, len(whose), name=f"{name}/rows")
+                pieces.update(zip(whose, split))
+            orders = [(variable, self._orders.get(variable, value.towers)) for variable in unit.variables]
+            with tf1.device(self.devices[root]):
+                ordered = [pieces[tower, variable] for variable, towers in orders for tower in towers]
+                done.append(tf.concat(ordered, 0, name=f"{name}/gather"))
+        return tuple(done)
+
+    def _total_counts(self, root: int, counts: Sequence[Any], name: str) -> Any:
+        """Return the number of rows of each variable, from those of each tower, ``counts`` of several towers each."""
+        numbers = counts[0] if len(counts) == 1 else self._concat(root, counts, name)
+        constants = self._splitters[root].constants
         with tf1.device(self.devices[root]):
-            ordered = [pieces[tower, variable] for variable in variables for tower in self.on_roots.order[variable]]
-            return tf.concat(ordered, 0, name=f"{self.names[chunk]}/gather")
+            by_tower = tf.reshape(numbers, constants[(self.contributions, -1)])
+            return tf.reduce_sum(by_tower, constants[(0,)], name=f"{name}/sum")
 
 
-class GatherIndices(Gather):
-    """The indices of the rows. They have no mean; joined ones are put in the order of their values."""
+class _Arrivals(Ops[Towers]):
+    """The interpretation that tells in which order contributions are joined."""
 
-    def __init__(self, places: Places, names: Sequence[str], rows: Dict[int, Rows], on_roots: OnRoots):
-        super().__init__(places, False, names, rows, on_roots)
-
-    def note_order(self, chunk: int, towers: Tuple[int, ...]) -> None:
-        """Indices follow the order of their values."""
+    def reduce(self, step: Reduce, own: Optional[Towers], others: List[Towers]) -> Towers:
+        return sum(others, own or ())
 
 
-class Count(GatherIndices):
-    """The numbers of rows of V joined sparse gradients: each tower's until the root, there their sums."""
+def arrival_orders(plan: Plan, units: Dict[int, Unit]) -> Dict[int, Towers]:
+    """Return the order of the towers in the values of variables whose indices travel apart from them.
 
-    def finish(self, chunk: int, root: int, total: Any) -> Any:
-        variables, name = len(self.rows[chunk].variables), self.names[chunk]
-        numbers = self.concatenated(chunk, root, total)
-        sizes = [variables * len(towers) for _, towers in total.parts]
-        parts = self.splitters[root].split(numbers, sizes, len(sizes), name=f"{name}/parts")
-        self.on_roots.counts[chunk] = parts
-        with tf1.device(self.devices[root]):
-            constants = self.splitters[root].constants
-            sums = tf.reduce_sum(tf.reshape(numbers, constants[(-1, variables)]), constants[(0,)], name=f"{name}/sum")
-        return _Gathered(((sums, total.towers),))
+    Args:
+        plan: of units.
+        units: the unit of each chunk with rows.
+    """
+    apart = {chunk: unit for chunk, unit in units.items() if unit.parts == (VALUES,)}
+    if not apart:
+        return {}
+    towers = run(plan, [[(tower,)] * plan.chunks for tower in range(plan.towers)], _Arrivals())[0]
+    return {variable: towers[chunk] for chunk, unit in apart.items() for variable in unit.variables}
 
 
 def _joined_shape(values: Sequence[Any]) -> tf.TensorShape:

@@ -19,38 +19,85 @@ import tensorflow as tf
 from ..errors import GradientError
 from ..formatting import count
 from .compat import SUMMABLE_DTYPES, in_current_graph, is_eager, is_resource, tf1
-from .devices import NO_LANES, LaneDevices, Places, device_fields, devices_match, lane_devices
+from .devices import Places, device_fields, devices_match
 from .names import names_within_towers, where
 
 VAR_LIST_ADVICE = "without var_list=, compute_gradients takes all towers' variables: give it those of its own tower"
 NARROW_DTYPES = ("float16", "bfloat16")  # dtypes that are added in float32
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """K×N gradients: tensors, ``tf.IndexedSlices`` or None.
+@dataclass(frozen=True, eq=False)
+class Column:
+    """One variable's K gradients, and all that is known of them when the graph is built; see :func:`column_of`.
 
     Attributes:
-        rows: K rows of N gradients, ``rows[tower][variable]``.
-        devices: K devices.
-        names: N names of the variables, for messages and op names.
-        lanes: the lanes of the K towers.
+        variable: its number, 0 to N-1.
+        name: for messages and op names.
+        grads: K tensors, ``tf.IndexedSlices`` or None, ``grads[tower]``.
+        dtype: that of the gradients; empty if all are None.
+        shape: as far as it is known; of a sparse gradient, its variable's.
+        is_sparse: whether all gradients, at least one, are ``tf.IndexedSlices``.
+        rows: the number of rows of each tower's sparse gradient, if ``is_sparse``: 0 where a tower has no gradient,
+            None where it is known only when the step runs.
     """
 
-    rows: Tuple[Tuple[Any, ...], ...]
-    devices: Tuple[Any, ...]
-    names: Tuple[str, ...]
-    lanes: LaneDevices = NO_LANES
+    variable: int
+    name: str
+    grads: Tuple[Any, ...]
+    dtype: str
+    shape: tf.TensorShape
+    is_sparse: bool
+    rows: Tuple[Optional[int], ...]
 
     @property
-    def places(self) -> Places:
-        """The towers' devices and their lanes."""
-        return Places(self.devices, self.lanes.devices)
+    def present(self) -> List[Any]:
+        """The gradients that are not None, in the order of the towers."""
+        return [grad for grad in self.grads if grad is not None]
 
     @property
-    def columns(self) -> List[Tuple[Any, ...]]:
-        """The N columns of K gradients."""
-        return list(zip(*self.rows))
+    def height(self) -> Optional[int]:
+        """The first number of the shape; None if it is not known."""
+        return self.shape.as_list()[0] if self.shape.ndims else None
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """K×N gradients, checked.
+
+    Attributes:
+        columns: N columns of K gradients.
+        places: the devices of the towers and of their lanes.
+    """
+
+    columns: Tuple[Column, ...]
+    places: Places
+
+    @property
+    def names(self) -> Tuple[str, ...]:
+        """The N names of the variables."""
+        return tuple(column.name for column in self.columns)
+
+
+def column_of(variable: int, name: str, grads: Sequence[Any]) -> Column:
+    """Return a column with what is known of it.
+
+    Raises:
+        ValueError: the shapes contradict each other.
+    """
+    present = [grad for grad in grads if grad is not None]
+    dtype = dtype_of(present[0]) if present else ""
+    shape = merged_shape(map(static_shape, present))
+    all_sparse = bool(present) and all(map(is_sparse, present))
+    return Column(
+        variable, name, tuple(grads), dtype, shape, all_sparse, tuple(map(_row_count, grads)) if all_sparse else ()
+    )
+
+
+def _row_count(grad: Any) -> Optional[int]:
+    if grad is None:
+        return 0  # a tower without a gradient adds no rows
+    rows: Optional[int] = merged_shape([grad.values.shape[:1], grad.indices.shape]).as_list()[0]
+    return rows
 
 
 def is_sparse(grad: Any) -> bool:
@@ -70,35 +117,27 @@ def check_average(average: Any) -> None:
         raise GradientError(f"average={average!r}: it is True for the mean, False for the sum")
 
 
-def check_matrix(
-    all_grads: Any, devices: Tuple[Any, ...], average: Any, names: Optional[Sequence[str]] = None, lanes: Any = None
-) -> Matrix:
+def check_matrix(all_grads: Any, places: Places, average: Any, names: Optional[Sequence[str]] = None) -> Matrix:
     """Check the K×N gradients of K devices.
 
     Args:
         all_grads: K rows (any iterables) of N gradients.
-        devices: K devices, from :func:`device_strings`.
+        places: the K devices and their lanes, from :func:`.devices.places_of`.
         average: whether the mean is wanted, which integers do not have.
         names: N variable names; by default those of the gradients.
-        lanes: K rows of L devices, or None.
-
-    Returns:
-        The checked matrix.
 
     Raises:
-        DeviceError: as :func:`lane_devices`.
         GradientError: the rows do not match the devices or each other, or an entry cannot be added up.
     """
     check_average(average)
-    on_lanes = lane_devices(lanes, devices)
+    devices = places.towers
     rows = check_rows(all_grads, devices)
     names = tuple(names) if names is not None else tuple(_gradient_names(rows))
     for tower, row in enumerate(rows):
         for variable, grad in enumerate(row):
             _check_entry(grad, partial(where, tower, devices, variable, names))
-    for variable, column in enumerate(zip(*rows)):
-        _check_column(column, variable, devices, names, average, rows)
-    return Matrix(rows, devices, names, on_lanes)
+    columns = [_checked_column(variable, rows, devices, names, average) for variable in range(len(names))]
+    return Matrix(tuple(columns), places)
 
 
 def check_rows(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], ...]:
@@ -251,32 +290,28 @@ def _check_entry(grad: Any, place: Callable[[], str]) -> None:
         )
 
 
-def _check_column(
-    column: Tuple[Any, ...],
-    variable: int,
-    devices: Sequence[Any],
-    names: Sequence[str],
-    average: bool,
-    rows: Sequence[Sequence[Any]],
-) -> None:
+def _checked_column(
+    variable: int, rows: Sequence[Sequence[Any]], devices: Sequence[Any], names: Sequence[str], average: bool
+) -> Column:
     place = partial(where, devices=devices, variable=variable, names=names)
-    present = {tower: grad for tower, grad in enumerate(column) if grad is not None}
-    if not present:
-        return
+    grads = [row[variable] for row in rows]
+    present = {tower: grad for tower, grad in enumerate(grads) if grad is not None}
     dtypes = {tower: dtype_of(grad) for tower, grad in present.items()}
     _check_equal("dtype", dtypes, "cast the gradients to one dtype", place)
     indices = {tower: dtype_of(grad.indices) for tower, grad in present.items() if is_sparse(grad)}
     _check_equal("dtype of the indices", indices, "cast the indices to one dtype", place)
-    shapes = {tower: static_shape(grad) for tower, grad in present.items()}
     try:
-        merged_shape(shapes.values())
+        column = column_of(variable, names[variable], grads)
     except ValueError:
+        shapes = {tower: static_shape(grad) for tower, grad in present.items()}
         _check_equal("shape", shapes, _shape_advice(rows), place)
-    tower, grad = next(iter(present.items()))
-    if average and grad.dtype.is_integer:
+        raise
+    if average and present and column.present[0].dtype.is_integer:
         raise GradientError(
-            f"{place(tower)}: {dtype_of(grad)} has no exact mean; average=False sums it, or cast it to float"
+            f"{place(next(iter(present)))}: {column.dtype} has no exact mean; average=False sums it, or cast it to"
+            " float"
         )
+    return column
 
 
 def _shape_advice(rows: Sequence[Sequence[Any]]) -> str:

@@ -19,7 +19,8 @@ from ..errors import DeviceError
 from ..formatting import amount
 from ..planning import Reduce
 from .gradients import NARROW_DTYPES
-from .layout import Layout
+from .layout import Layout, first_unit
+from .units import DENSE
 
 _ROUNDING = 256  # bytes: TensorFlow's allocator rounds every tensor up
 
@@ -46,17 +47,23 @@ def lane_memory(layout: Layout) -> Tuple[int, ...]:
     return tuple(max(needed[plan.lane(tower, lane)] for tower in range(plan.towers)) for lane in range(plan.lanes))
 
 
-def _sizes(layout: Layout, chunk: int) -> _Sizes:
-    held, kind = layout.chunks[chunk].bytes, layout.kinds[chunk]
-    if kind not in NARROW_DTYPES:
-        return _Sizes(held, held, 0)
-    itemsize = layout.entries[layout.chunks[chunk].pieces[0].variable].spec.itemsize
-    return _Sizes(held, held * 2 // itemsize, held * 4 // itemsize)
+def _sizes(layout: Layout) -> Iterator[_Sizes]:
+    """Yield the sizes of each chunk; each part of a sparse gradient is one."""
+    for chunk, kind in zip(layout.chunks, layout.kinds):
+        unit = first_unit(chunk, layout.units)
+        if kind in NARROW_DTYPES:
+            itemsize = unit.spec.itemsize
+            yield _Sizes(chunk.bytes, chunk.bytes * 2 // itemsize, chunk.bytes * 4 // itemsize)
+        elif kind == DENSE:
+            yield _Sizes(chunk.bytes, chunk.bytes, 0)
+        else:
+            sizes = [unit.part_spec(part).bytes for part in unit.parts]
+            yield from (_Sizes(size, size, 0) for size in sizes)
 
 
 def allocations(layout: Layout) -> Iterator[Tuple[int, int]]:
     """Yield (device, bytes) of the tensors of one step; sums and means are formed in the memory of what is added."""
-    plan, sizes = layout.plan, [_sizes(layout, chunk) for chunk in range(layout.plan.chunks)]
+    plan, sizes = layout.plan_of_parts(), list(_sizes(layout))
     for step in plan.steps:
         size = sizes[step.chunk]
         if not isinstance(step, Reduce):
@@ -81,8 +88,8 @@ def check_lane_memory(layout: Layout) -> None:
         DeviceError: a lane has less; the message says how much each lane needs.
     """
     needed = lane_memory(layout)
-    for lane, (needs, has) in enumerate(zip(needed, layout.lanes.memory)):
-        if has < needs:
+    for lane, (needs, has) in enumerate(zip(needed, [lane.memory for lane in layout.places.lanes])):
+        if 0 < has < needs:
             limits = [max(1, size) for size in needed]
             raise DeviceError(
                 f"lane {lane} of each tower has {amount(has, binary=True)} of memory, and this all-reduce needs"

@@ -23,7 +23,7 @@ from ..formatting import amount, count
 from ..planning import MEMORY
 from ..topology import free_gpu_memory
 from .compat import IS_TF2, make_logical_cpus, tf1
-from .devices import LaneRows, device_fields, device_strings
+from .devices import Lane, device_fields, device_strings
 
 MIB = 1 << 20
 RESERVED = 0.05  # the share of a GPU's free memory that TensorFlow leaves to CUDA and its libraries
@@ -37,14 +37,14 @@ class LogicalDevices:
 
     Attributes:
         devices: K devices, one for each tower.
-        lanes: K rows of L devices, ``lanes[tower][lane]``.
+        lanes: K×L lanes, those of tower 0 first.
         gpus: the number of each tower's GPU, counted from 0 over those that CUDA_VISIBLE_DEVICES shows; empty if the
             towers are CPU devices.
         tower_memory: the bytes that each tower keeps of its GPU.
     """
 
     devices: Tuple[str, ...]
-    lanes: LaneRows
+    lanes: Tuple[Lane, ...]
     gpus: Tuple[int, ...] = ()
     tower_memory: int = 0
 
@@ -114,17 +114,17 @@ class LogicalDevices:
     @property
     def _sizes(self) -> List[int]:
         """Bytes of a GPU's logical devices: the tower's, then the lanes'."""
-        return [self.tower_memory, *self.lanes.memory]
+        return [self.tower_memory, *(lane.memory for lane in self.lanes if lane.tower == 0)]
 
     @property
     def _cpus(self) -> int:
-        named = [*self.devices, *(lane for row in self.lanes for lane in row)]
+        named = [*self.devices, *(lane.device for lane in self.lanes)]
         return 1 + max(device_fields(device)[4] for device in named)
 
 
 def gpu_lanes(
     gpus: Union[int, Sequence[Any]],
-    lanes: int,
+    lanes_per_gpu: int,
     memory_limit: Union[int, Sequence[int], None] = None,
     gradient_bytes: Optional[int] = None,
     tower_memory: Optional[int] = None,
@@ -133,7 +133,7 @@ def gpu_lanes(
 
     ::
 
-        setup = hier_allreduce.gpu_lanes(8, lanes=3, gradient_bytes=102 << 20)
+        setup = hier_allreduce.gpu_lanes(8, lanes_per_gpu=3, gradient_bytes=102 << 20)
         # build the towers on setup.devices
         reduced = hier_allreduce.allreduce_grads(grads, setup.devices, lanes=setup.lanes)
         session = tf.compat.v1.Session(config=setup.config)
@@ -143,7 +143,7 @@ def gpu_lanes(
     Args:
         gpus: the number K of GPUs, a list of their numbers, or a list of devices: ``["/gpu:0", …]``. CPU devices, such
             as ``["/cpu:0", "/cpu:1"]``, get lanes that are CPU devices.
-        lanes: L, the lanes of each tower.
+        lanes_per_gpu: L, the lanes of each tower.
         memory_limit: the bytes of each lane, or L numbers.
         gradient_bytes: instead of ``memory_limit``: the bytes of one tower's gradients in one all-reduce. The lanes of
             a GPU get four times as much together.
@@ -153,8 +153,8 @@ def gpu_lanes(
     Raises:
         DeviceError: a GPU does not exist, the memory does not fit, or an argument is invalid.
     """
-    setup = lane_numbers(gpus, lanes)
-    limits = _lane_limits(lanes, memory_limit, gradient_bytes)
+    setup = lane_numbers(gpus, lanes_per_gpu)
+    limits = _lane_limits(lanes_per_gpu, memory_limit, gradient_bytes)
     if not setup.gpus:
         return _with_memory(setup, limits or (), 0)
     if limits is None:
@@ -172,7 +172,7 @@ def lane_numbers(gpus: Union[int, Sequence[Any]], lanes: int) -> LogicalDevices:
         DeviceError: an argument is invalid.
     """
     if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 0:
-        raise DeviceError(f"lanes={lanes!r}: expected a whole number of lanes for each tower; 0 is none")
+        raise DeviceError(f"lanes_per_gpu={lanes!r}: expected a whole number of lanes for each tower; 0 is none")
     devices = device_strings(_named(gpus))
     kinds = {_kind(device) for device in devices}
     numbers = [device_fields(device)[4] for device in devices if isinstance(device, str)]
@@ -183,16 +183,16 @@ def lane_numbers(gpus: Union[int, Sequence[Any]], lanes: int) -> LogicalDevices:
         )
     if kinds == {"CPU"}:
         free = max(numbers) + 1
-        firsts = range(free, free + len(numbers) * lanes, lanes) if lanes else [free] * len(numbers)
-        on_cpus = LaneRows(tuple(f"/cpu:{first + lane}" for lane in range(lanes)) for first in firsts)
-        return LogicalDevices(tuple(devices), on_cpus)
+        on_cpus = [Lane(f"/cpu:{free + number}", number // lanes) for number in range(len(numbers) * lanes)]
+        return LogicalDevices(tuple(devices), tuple(on_cpus))
     order = {number: place for place, number in enumerate(sorted(numbers))}
     table = [
         [_gpu_number(order[number], place, len(numbers), lanes) for place in range(1 + lanes)] for number in numbers
     ]
-    rows = LaneRows(tuple(f"/gpu:{number}" for number in row[1:]) for row in table)
-    rows.gpus = tuple(numbers)
-    return LogicalDevices(tuple(f"/gpu:{row[0]}" for row in table), rows, rows.gpus)
+    on_gpus = [
+        Lane(f"/gpu:{lane}", tower, gpu=gpu) for tower, (gpu, row) in enumerate(zip(numbers, table)) for lane in row[1:]
+    ]
+    return LogicalDevices(tuple(f"/gpu:{row[0]}" for row in table), tuple(on_gpus), tuple(numbers))
 
 
 def _named(gpus: Any) -> Any:
@@ -266,9 +266,8 @@ def fitted(setup: LogicalDevices, limits: Sequence[int], tower_memory: Optional[
 
 
 def _with_memory(setup: LogicalDevices, limits: Sequence[int], tower_memory: int) -> LogicalDevices:
-    rows = LaneRows(setup.lanes)
-    rows.memory, rows.gpus = tuple(limits), setup.gpus
-    return LogicalDevices(setup.devices, rows, setup.gpus, tower_memory // MIB * MIB)
+    lanes = [lane._replace(memory=limits[number % len(limits)]) for number, lane in enumerate(setup.lanes) if limits]
+    return LogicalDevices(setup.devices, tuple(lanes) or setup.lanes, setup.gpus, tower_memory // MIB * MIB)
 
 
 def _refuse_missing_gpus(gpus: Sequence[int]) -> None:

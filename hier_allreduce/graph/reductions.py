@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
@@ -11,35 +12,47 @@ from .compat import tf1
 from .copy_order import CopyOrder
 from .devices import Places
 from .hosts import CrossHostReduce
-from .pieces import Constants
+from .packing import Constants, Tensors
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all chunks of one all-reduce share.
+
+    Attributes:
+        places: the towers' devices and their lanes.
+        average: whether the mean is wanted.
+        across: what adds up the sums of several hosts.
+        names: for each chunk the names of its parts.
+        order: what gives copies their turn; None if TensorFlow chooses an order.
+        is_large: whether all chunks together may make a device's memory short.
+    """
+
+    places: Places
+    average: bool
+    across: CrossHostReduce
+    names: Sequence[Tuple[str, ...]]
+    order: Optional[CopyOrder] = None
+    is_large: bool = False
 
 
 class DeviceReduction(Ops[Any]):
-    """What all ways of adding up share: the plan's devices, sum or mean, and the names of the chunks.
+    """What all ways of adding up share."""
 
-    Args:
-        places: the towers' devices and their lanes.
-        average: whether the mean is wanted.
-        names: C names of the chunks.
-        across: what adds up the sums of several hosts.
-    """
-
-    def __init__(self, places: Places, average: bool, names: Sequence[str], across: Optional[CrossHostReduce] = None):
-        self.places, self.devices, self.average, self.names = places, places.devices, average, names
-        self.across = across or CrossHostReduce()
-        self.contributions = len(places.towers) * self.across.hosts
+    def __init__(self, context: Context):
+        self.context, self.devices = context, context.places.devices
+        self.names = [names[0] for names in context.names]
+        self.contributions = len(context.places.towers) * context.across.hosts
         self._constants = [Constants() for _ in self.devices]
         self._hidden_constants: Dict[Tuple[int, str], Any] = {}
-        self.order: Optional[CopyOrder] = None
-        self.is_large = False  # whether all chunks together may make a device's memory short
 
-    def start(self, tower: int, value: Any) -> Any:
-        """Return a tower's tensor as the value that is reduced."""
-        return value
+    def start(self, tower: int, tensors: Tensors) -> Any:
+        """Return a tower's tensors of one chunk as the value that is reduced."""
+        return tensors[0]
 
-    def end(self, chunk: int, value: Any, dtype: Any) -> Any:
-        """Return a reduced value as a tensor of its first dtype; called on the tower's device."""
-        return value
+    def end(self, chunk: int, value: Any, dtype: Any) -> Tensors:
+        """Return a reduced value as the chunk's tensors, of their first dtype; called on the tower's device."""
+        return (value,)
 
     def finish(self, chunk: int, root: int, total: Any) -> Any:
         if self.contributions > 1:
@@ -47,16 +60,16 @@ class DeviceReduction(Ops[Any]):
         with tf1.device(self.devices[root]):  # one tower: its gradient may be on another device
             return tf.identity(total, name=f"{self.names[chunk]}/copy")
 
-    def leaving(self, chunk: int, src: int, value: Any) -> Any:
+    def leaving(self, name: str, src: int, value: Any) -> Any:
         """Return ``value`` as it leaves ``src`` for another device: in its turn, where the order matters."""
-        return value if self.order is None else self.order.turn(src, value, f"{self.names[chunk]}/turn")
+        return value if self.context.order is None else self.context.order.turn(src, value, f"{name}/turn")
 
     def copy(self, step: Copy, value: Any) -> Any:
         return self.arriving(step, self.sent(step, step.src, value))
 
     def sent(self, step: Step, src: int, value: Any) -> Any:
         """Return ``value`` as it leaves ``src``, on that device."""
-        return self.leaving(step.chunk, src, value)
+        return self.leaving(self.names[step.chunk], src, value)
 
     def arriving(self, step: Step, value: Any) -> Any:
         """Return ``value`` on the step's destination."""
@@ -78,7 +91,7 @@ class DeviceReduction(Ops[Any]):
         """Return the sum of ``values`` on device ``dst``; ``devices`` has the number of each value's device."""
         name, shape = f"{self.names[chunk]}/sum", values[0].shape
         shapes_known = all(value.shape.is_fully_defined() for value in values)
-        if self.is_large and shapes_known and len(values) > 2 and not tf.executing_eagerly():
+        if self.context.is_large and shapes_known and len(values) > 2 and not tf.executing_eagerly():
             # Grappler's memory optimizer expands an add_n of more than two inputs, one of them made on its own device,
             # into one pass over memory for each input, if it knows their shape and finds the device's memory short:
             # twice the time. Columns of a length that it cannot know prevent this (a vector's length it would find),
@@ -113,7 +126,7 @@ class DeviceReduction(Ops[Any]):
         """Return ``total`` divided by the towers of all hosts if the mean is wanted: on the root, before the copies."""
         # A multiply on every tower would be folded into different consumers on different towers, and the replicas
         # would differ in their last bits.
-        if not self.average:
+        if not self.context.average:
             return total
         with tf1.device(self.devices[root]):
             return tf.multiply(total, 1.0 / self.contributions, name=f"{self.names[chunk]}/mean")
@@ -121,7 +134,7 @@ class DeviceReduction(Ops[Any]):
     def over_hosts(self, chunk: int, root: int, total: Any) -> Any:
         """Return the sum of all hosts' ``total``."""
         with tf1.device(self.devices[root]):
-            return self.across.all_reduce(total, root, f"{self.names[chunk]}/across")
+            return self.context.across.all_reduce(total, root, f"{self.names[chunk]}/across")
 
 
 class Dense(DeviceReduction):
@@ -147,25 +160,18 @@ class Narrow(DeviceReduction):
     not. docs/cost-model.md has the error bound.
     """
 
-    def __init__(
-        self,
-        places: Places,
-        average: bool,
-        names: Sequence[str],
-        wire: Any,
-        across: Optional[CrossHostReduce] = None,
-    ):
-        super().__init__(places, average, names, across)
+    def __init__(self, context: Context, wire: Any):
+        super().__init__(context)
         self._wire = wire
 
-    def start(self, tower: int, value: Any) -> Any:
-        return _Partial(value, 1)
+    def start(self, tower: int, tensors: Tensors) -> Any:
+        return _Partial(tensors[0], 1)
 
-    def end(self, chunk: int, value: Any, dtype: Any) -> Any:
-        return tf.cast(value.value, dtype, name=f"{self.names[chunk]}/widened")
+    def end(self, chunk: int, value: Any, dtype: Any) -> Tensors:
+        return (tf.cast(value.value, dtype, name=f"{self.names[chunk]}/widened"),)
 
     def sent(self, step: Step, src: int, value: Any) -> Any:
-        stays = step.dst in self.places.lanes_of(src)
+        stays = self.context.places.is_lane_of(step.dst, src)
         partial = value if stays else self._narrowed(step.chunk, src, value)
         return partial._replace(value=super().sent(step, src, partial.value))
 
@@ -182,13 +188,13 @@ class Narrow(DeviceReduction):
 
     def _weighted(self, partial: _Partial, towers: int, name: str) -> Any:
         """Return a sum as it is, and a running mean by its share in the mean of ``towers``."""
-        if not self.average or partial.towers == towers:
+        if not self.context.average or partial.towers == towers:
             return partial.value
         return tf.multiply(partial.value, partial.towers / towers, name=name)
 
     def finish(self, chunk: int, root: int, total: Any) -> Any:
         with tf1.device(self.devices[root]):
-            share = self._weighted(total, total.towers * self.across.hosts, f"{self.names[chunk]}/share")
+            share = self._weighted(total, total.towers * self.context.across.hosts, f"{self.names[chunk]}/share")
         narrow = self._narrowed(chunk, root, _Partial(share, total.towers))
         return _Partial(self.over_hosts(chunk, root, narrow.value), self.contributions)
 

@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import tensorflow as tf
 
 from ..errors import DeviceError, GradientError, StrategyError
-from ..graph import allreduce_grads, mirrored_factory, replica_values
+from ..graph import Lane, allreduce_grads, mirrored_factory, replica_values
 from ..planning import Strategy, strategy_from
 
 __all__ = ["HierarchicalAllReduce"]
@@ -45,14 +45,14 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     def __init__(
         self,
         strategy: Union[str, Strategy, None] = None,
-        lanes: Optional[Sequence[Sequence[Any]]] = None,
+        lanes: Sequence[Lane] = (),
     ):
         """Choose how to reduce.
 
         Args:
             strategy: a :class:`hier_allreduce.Strategy`, an algorithm's name, or the name or path of a strategy's YAML
                 file. None means the default strategy.
-            lanes: K×L further devices over which values travel, those of replica 0 first, as in
+            lanes: further devices over which values travel, with their replicas' numbers, as in
                 :func:`hier_allreduce.allreduce_grads`. Give the ``MirroredStrategy`` its K devices: without a list it
                 takes all logical devices, lanes too.
 
@@ -71,7 +71,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             )
         self._strategy, self._lanes = chosen.for_optimizers(), lanes
         arguments = {"strategy": strategy, "lanes": lanes}
-        self._shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value is not None)
+        self._shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items() if value not in (None, ()))
         self._makers: Dict[Places, Callable[[Tuple[Any, ...]], Any]] = {}
 
     def __repr__(self) -> str:

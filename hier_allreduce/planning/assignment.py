@@ -128,7 +128,7 @@ def _by_bucket(chunks: Sequence[Chunk], plan: Plan) -> List[Tuple[List[Chunk], P
 
 def _ready_bytes(chunks: Sequence[Chunk], specs: Sequence[Spec]) -> int:
     """Return the bytes of all gradients that are ready once these chunks' are: the last variable's comes first."""
-    first = min(piece.variable for chunk in chunks for piece in chunk.pieces)
+    first = min(piece.number for chunk in chunks for piece in chunk.pieces)
     return sum(spec.bytes for spec in specs[first:])
 
 

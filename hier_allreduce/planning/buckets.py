@@ -34,9 +34,9 @@ class Spec(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Elements ``start:stop`` of a flattened gradient; if ``stop`` is None, the whole one, not flattened."""
+    """Elements ``start:stop`` of gradient ``number``, flattened; if ``stop`` is None, the whole one, not flattened."""
 
-    variable: int
+    number: int
     start: int
     stop: Optional[int]
 
@@ -77,17 +77,17 @@ def make_buckets(specs: Sequence[Spec], bucketing: Bucketing) -> List[Chunk]:
     readiness_order = range(len(specs) - 1, -1, -1)
     group = _by_dtype if bucketing.splits else _small_together
     chunks: List[Chunk] = []
-    for variables in group(readiness_order, specs, bucketing):
-        chunks += cut(_bucket(variables, specs), specs, [1] * max(1, bucketing.splits))
+    for numbers in group(readiness_order, specs, bucketing):
+        chunks += cut(_bucket(numbers, specs), specs, [1] * max(1, bucketing.splits))
     return chunks
 
 
 def _by_dtype(order: Iterable[int], specs: Sequence[Spec], bucketing: Bucketing) -> List[List[int]]:
     """Group all gradients of a dtype; those that cannot be packed are alone."""
     groups: Dict[str, List[int]] = {}
-    for variable in order:
-        key = specs[variable].dtype if _can_pack(specs[variable]) else f"alone {variable}"
-        groups.setdefault(key, []).append(variable)
+    for number in order:
+        key = specs[number].dtype if _can_pack(specs[number]) else f"alone {number}"
+        groups.setdefault(key, []).append(number)
     return list(groups.values())
 
 
@@ -96,15 +96,15 @@ def _small_together(order: Iterable[int], specs: Sequence[Spec], bucketing: Buck
     groups: List[List[int]] = []
     open_bucket: Dict[str, List[int]] = {}
     room: Dict[str, int] = {}
-    for variable in order:
-        spec = specs[variable]
+    for number in order:
+        spec = specs[number]
         if not _can_pack(spec) or spec.bytes >= bucketing.pack_below:
-            groups.append([variable])
+            groups.append([number])
             continue
         if spec.dtype not in open_bucket or spec.bytes > room[spec.dtype]:
             open_bucket[spec.dtype], room[spec.dtype] = [], bucketing.bucket_bytes
             groups.append(open_bucket[spec.dtype])
-        open_bucket[spec.dtype].append(variable)
+        open_bucket[spec.dtype].append(number)
         room[spec.dtype] -= spec.bytes
     return groups
 
@@ -113,10 +113,10 @@ def _can_pack(spec: Spec) -> bool:
     return spec.packable and spec.bytes > 0  # of known size, and not empty; strings have no size
 
 
-def _bucket(variables: Sequence[int], specs: Sequence[Spec]) -> Chunk:
-    if len(variables) == 1:
-        return Chunk((Piece(variables[0], 0, None),), specs[variables[0]].bytes)
-    return Chunk(tuple(Piece(v, 0, specs[v].elements) for v in variables), sum(specs[v].bytes for v in variables))
+def _bucket(numbers: Sequence[int], specs: Sequence[Spec]) -> Chunk:
+    if len(numbers) == 1:
+        return Chunk((Piece(numbers[0], 0, None),), specs[numbers[0]].bytes)
+    return Chunk(tuple(Piece(v, 0, specs[v].elements) for v in numbers), sum(specs[v].bytes for v in numbers))
 
 
 def cut(chunk: Chunk, specs: Sequence[Spec], shares: Sequence[float]) -> List[Chunk]:
@@ -125,7 +125,7 @@ def cut(chunk: Chunk, specs: Sequence[Spec], shares: Sequence[float]) -> List[Ch
     The offsets are multiples of 64 bytes. A chunk of unknown size, or with less than 64 bytes for each share, is not
     cut. A share that rounds to zero gives no chunk.
     """
-    first = specs[chunk.pieces[0].variable]
+    first = specs[chunk.pieces[0].number]
     if not _can_pack(first):
         return [chunk]
     itemsize = first.itemsize
@@ -146,11 +146,11 @@ def cut(chunk: Chunk, specs: Sequence[Spec], shares: Sequence[float]) -> List[Ch
 def _range(pieces: Sequence[Piece], start: int, stop: int, elements: int) -> Tuple[Piece, ...]:
     """Return the elements ``start:stop`` of the concatenated pieces."""
     selected, offset = [], 0
-    for variable, first, last in pieces:
+    for number, first, last in pieces:
         size = (elements if last is None else last) - first
         low, high = max(start - offset, 0), min(stop - offset, size)
         if low < high:
-            selected.append(Piece(variable, first + low, first + high))
+            selected.append(Piece(number, first + low, first + high))
         offset += size
     return tuple(selected)
 

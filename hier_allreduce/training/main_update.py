@@ -10,7 +10,17 @@ from typing import Any, Iterator, List, Optional, Sequence, Set
 import tensorflow as tf
 
 from ..errors import VariableError
-from ..graph import HostGroup, check_matrix, copy_from_mains, reduce_to_mains, tf1, variable_names, where
+from ..graph import (
+    HostGroup,
+    Lane,
+    check_matrix,
+    copy_from_mains,
+    places_of,
+    reduce_to_mains,
+    tf1,
+    variable_names,
+    where,
+)
 from ..planning import Strategy
 from .updates import Updated
 from .variables import Pairs, all_variables, check_variables, parse_slot_name, recording_created
@@ -25,7 +35,7 @@ def update_at_mains(
     strategy: Strategy,
     base: Optional[Any] = None,
     cluster: Optional[HostGroup] = None,
-    lanes: Optional[Sequence[Sequence[Any]]] = None,
+    lanes: Sequence[Lane] = (),
 ) -> Updated:
     """Reduce to the mains, update there once, and copy the new values over the same plan to all towers.
 
@@ -41,7 +51,7 @@ def update_at_mains(
         strategy: how to reduce and copy.
         base: the optimizer that updates, if ``optimizer`` is a wrapper that is known to pass all gradients on to it.
         cluster: the cluster of several hosts, each of which updates its own variables.
-        lanes: K×L further devices over which gradients and values travel. The update stays on the towers.
+        lanes: further devices over which gradients and values travel. The update stays on the towers.
 
     Returns:
         One op, and one list of the variables that it created.
@@ -56,7 +66,8 @@ def update_at_mains(
     check_variables(rows, devices)
     names = variable_names(rows, devices)
     _refuse_pieces(rows[0], devices, names)
-    grads = check_matrix([[grad for grad, _ in row] for row in rows], tuple(devices), average, names, lanes)
+    places = places_of(tuple(devices), lanes)
+    grads = check_matrix([[grad for grad, _ in row] for row in rows], places, average, names)
     reduced, layout = reduce_to_mains(grads, average, strategy, cluster=cluster)
     mains = layout.mains()
     with _slots_named_like_tower_0(rows), recording_created() as created:
@@ -66,7 +77,7 @@ def update_at_mains(
         with tf.control_dependencies([updated]), tf1.device(devices[main]):
             values[n] = rows[main][n][1].read_value()
     ops = [updated]
-    for tower, copied in enumerate(copy_from_mains(values, layout, devices)):
+    for tower, copied in enumerate(copy_from_mains(values, layout)):
         with tf1.device(devices[tower]):
             ops += [rows[tower][n][1].assign(copied[n]).op for n, main in mains.items() if main != tower]
     return Updated([tf.group(*ops)], [created])

@@ -11,12 +11,13 @@ import tensorflow as tf
 from ..errors import VariableError
 from ..graph import (
     HostGroup,
+    Lane,
     allreduce_grads_and_vars,
     builds_for_session,
     check_pairs,
     device_strings,
-    lane_devices,
     outside_control_flow,
+    places_of,
     tf1,
     without_autograph,
 )
@@ -69,7 +70,7 @@ class TowerOptimizer:
         broadcast: Union[str, int] = "start",
         check_replicas_every: int = 0,
         cluster: Optional[HostGroup] = None,
-        lanes: Optional[Sequence[Sequence[Any]]] = None,
+        lanes: Sequence[Lane] = (),
     ):
         """Check the options. This adds no ops.
 
@@ -85,7 +86,7 @@ class TowerOptimizer:
             cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. The gradients of all of
                 them are reduced. Run ``cluster.broadcast(tf.compat.v1.global_variables())`` on all hosts before
                 ``init_op``, which copies inside this host only.
-            lanes: K×L further devices over which gradients travel, as in :func:`hier_allreduce.allreduce_grads`.
+            lanes: further devices over which gradients travel, as in :func:`hier_allreduce.allreduce_grads`.
                 Variables and updates stay on ``devices``.
 
         Raises:
@@ -107,7 +108,7 @@ class TowerOptimizer:
             refuse_wrapper(optimizer)
         refuse_unfit(optimizer)
         self.devices = device_strings(devices)
-        self._lanes = lane_devices(lanes, self.devices)
+        self._lanes = places_of(self.devices, lanes).lanes
         self.last_drift: Optional[Drift] = None
         self._optimizer, self._cluster = optimizer, cluster
         self._copies: Optional[Copies] = None

@@ -61,7 +61,7 @@ def tune(
     minutes: float = MINUTES,
     file: Optional[str] = None,
     rows: int = ROWS,
-    lanes: int = 0,
+    lanes_per_gpu: int = 0,
     tick: Optional[Tick] = None,
 ) -> Tuned:
     """Measure strategies on these devices and return the fastest; the default unless another is faster beyond noise.
@@ -82,14 +82,14 @@ def tune(
         minutes: how long to measure. Building the candidates takes time too.
         file: a YAML file for the strategy.
         rows: in each sparse gradient.
-        lanes: how many lanes each tower gets, as with :func:`hier_allreduce.gpu_lanes`; strategies are then tried over
-            them too. On GPUs TensorFlow must not have started.
+        lanes_per_gpu: how many lanes each tower gets, as with :func:`hier_allreduce.gpu_lanes`; strategies are then
+            tried over them too. On GPUs TensorFlow must not have started.
         tick: called with a short text at each stage.
 
     Raises:
         BenchError: no such table, a gradient of unknown shape, or an invalid number.
         StrategyError: no such machine or dtype.
-        DeviceError: ``lanes`` do not fit on these devices.
+        DeviceError: the lanes do not fit on these devices.
         HierAllreduceError: the file cannot be written; told before anything is measured.
     """
     unwritable = "" if file is None else why_unwritable(file)
@@ -103,12 +103,12 @@ def tune(
     if len(places) < 2:
         raise BenchError(f"devices={list(places)}: one device has nothing to reduce; give two or more")
     case = Case(tuple(table), places, average, rows)
-    if lanes:
-        logical = gpu_lanes(places, lanes, _LANE_MEMORY * case.tower_bytes)
+    if lanes_per_gpu:
+        logical = gpu_lanes(places, lanes_per_gpu, _LANE_MEMORY * case.tower_bytes)
         case = dataclasses.replace(case, devices=logical.devices, logical=logical)
     on_gpus = any("gpu" in place.lower() for place in places)
     machines = list(dict.fromkeys([*topologies, *(["this machine"] if on_gpus else [])]))
-    candidates = first_candidates(machines, wire_dtypes, lanes)
+    candidates = first_candidates(machines, wire_dtypes, lanes_per_gpu)
     tuned = _Search(case, candidates, backward_ms, minutes * 60, tick or (lambda stage: None)).run()
     if file is not None:
         tuned.write(file)
@@ -181,7 +181,7 @@ class _Search:
     def _contender(self, name: str) -> Contender:
         candidate = self._candidates[name]
         logical = self._case.logical if candidate.lanes else None
-        return ours(candidate.strategy, name, logical.lanes if logical else None)
+        return ours(candidate.strategy, name, logical.lanes if logical else ())
 
     def _heats(self, names: Sequence[str], budget: float) -> List[str]:
         """Return the names of the best, the fastest first: half of them leave after each heat."""

@@ -72,7 +72,7 @@ class Tuned:
         duels: the last comparisons with the default.
         setting: what was measured, a line each.
         baseline: the seconds of a step without reduction, which has the stand-in for the backward pass.
-        lanes: how many lanes of each tower it goes over. The file cannot hold them: ``lanes=`` is given to the function
+        lanes_per_gpu: how many lanes of each tower it goes over. The file cannot hold them: give them to the function
             or trainer.
     """
 
@@ -82,7 +82,7 @@ class Tuned:
     duels: Tuple[Duel, ...]
     setting: Tuple[str, ...]
     baseline: float
-    lanes: int = 0
+    lanes_per_gpu: int = 0
 
     def __str__(self) -> str:
         cells = [
@@ -102,7 +102,7 @@ class Tuned:
         lines = [str(duel) for duel in self.duels]
         if self.name == DEFAULT:
             return [*lines, "keep the default strategy: no other is faster beyond noise"]
-        lanes = f"; the file has no lanes: give lanes={self.lanes} where you give the file" if self.lanes else ""
+        lanes = f"; the file has no lanes: also give lanes_per_gpu={self.lanes_per_gpu}" if self.lanes_per_gpu else ""
         return [*lines, f"use {self.name}{lanes}"]
 
     def yaml(self) -> str:

@@ -25,7 +25,7 @@ def floats(*elements):
 
 
 def variables(chunks):
-    return [[piece.variable for piece in chunk.pieces] for chunk in chunks]
+    return [[piece.number for piece in chunk.pieces] for chunk in chunks]
 
 
 @settings(deadline=None, max_examples=300)
@@ -34,7 +34,7 @@ def test_every_element_travels_exactly_once(gradients, how):
     chunks = make_buckets(gradients, how)
     ranges = {}
     for chunk in chunks:
-        dtypes = {gradients[piece.variable].dtype for piece in chunk.pieces}
+        dtypes = {gradients[piece.number].dtype for piece in chunk.pieces}
         assert len(dtypes) == 1, "a chunk has one dtype"
         for variable, start, stop in chunk.pieces:
             ranges.setdefault(variable, []).append((start, stop))
@@ -52,9 +52,9 @@ def test_every_element_travels_exactly_once(gradients, how):
 def test_chunk_sizes_are_what_their_pieces_hold(gradients, how):
     for chunk in make_buckets(gradients, how):
         if chunk.alone:
-            assert chunk.bytes == gradients[chunk.pieces[0].variable].bytes
+            assert chunk.bytes == gradients[chunk.pieces[0].number].bytes
         else:
-            itemsize = gradients[chunk.pieces[0].variable].itemsize
+            itemsize = gradients[chunk.pieces[0].number].itemsize
             size = sum((gradients[v].elements if stop is None else stop) - start for v, start, stop in chunk.pieces)
             assert chunk.bytes == size * itemsize
 
@@ -63,7 +63,7 @@ def test_chunk_sizes_are_what_their_pieces_hold(gradients, how):
 @given(specs, bucketings)
 def test_gradients_that_cannot_be_packed_travel_alone(gradients, how):
     chunks = make_buckets(gradients, how)
-    alone = {chunk.pieces[0].variable for chunk in chunks if chunk.alone}
+    alone = {chunk.pieces[0].number for chunk in chunks if chunk.alone}
     assert {v for v, spec in enumerate(gradients) if not spec.elements or not spec.packable} <= alone
 
 

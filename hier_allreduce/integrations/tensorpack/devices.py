@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorpack.tfutils.sesscreate import NewSessionCreator, SessionCreatorAdapter
 
 from ...errors import DeviceError
-from ...graph import MOST_GPUS, LogicalDevices, device_fields, device_strings, devices_match, tf1
+from ...graph import MOST_GPUS, Lane, LogicalDevices, device_fields, device_strings, devices_match, tf1
 
 
 def tower_devices(devices: Any) -> List[Any]:
@@ -119,11 +119,11 @@ class CheckedSessionCreator(tf1.train.SessionCreator):
         return session
 
 
-def named_devices(devices: Sequence[Any], lanes: Sequence[Sequence[str]]) -> Dict[str, Any]:
+def named_devices(devices: Sequence[Any], lanes: Sequence[Lane]) -> Dict[str, Any]:
     """Return the devices of towers and lanes by what messages call them."""
     named = {f"tower {tower}": device for tower, device in enumerate(devices)}
-    for tower, row in enumerate(lanes):
-        named.update({f"tower {tower}, lane {lane}": device for lane, device in enumerate(row)})
+    each = len(lanes) // len(devices)
+    named.update({f"tower {lane.tower}, lane {number % each}": lane.device for number, lane in enumerate(lanes)})
     return named
 
 

@@ -18,6 +18,7 @@ from ... import presets
 from ...errors import StrategyError
 from ...graph import (
     HostGroup,
+    Lane,
     allreduce_grads,
     allreduce_grads_and_vars,
     check_pairs,
@@ -57,7 +58,9 @@ from .variable_names import inside_wrappers, refuse_tower_names, under_tower_0s_
 
 _FIELDS = {
     "devices": presets.Field(required="how many GPUs, or a list of devices"),
-    **dict.fromkeys(["average", "strategy", "update", "broadcast", "check_replicas_every", "lanes"], presets.Field()),
+    **dict.fromkeys(
+        ["average", "strategy", "update", "broadcast", "check_replicas_every", "lanes_per_gpu"], presets.Field()
+    ),
 }
 
 _CHANGES = {key: presets.Field() for key in _FIELDS}  # of a file that is complete, none is required
@@ -102,7 +105,7 @@ class HierarchicalTrainer(SingleCostTrainer):
     Attributes:
         devices: K strings, the device of each tower. With lanes on GPUs these are logical GPUs, with TensorFlow's
             numbers: on TensorFlow 1.15, tower 1 of 3 lanes is ``/gpu:4``.
-        lanes: K rows of L devices; empty rows without lanes.
+        lanes: the lanes of all towers; empty by default.
         grads: K×N (gradient, variable) pairs once the graph is set up. They are the reduced gradients; with
             ``update="main"``, where only the main has a reduced gradient, those before the all-reduce.
         BROADCAST_EVERY_EPOCH: copy tower 0's variables (optimizer slots too) to the other towers also at the end of
@@ -121,7 +124,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         update: str = "replicated",
         broadcast: Union[str, int] = "start",
         check_replicas_every: int = 0,
-        lanes: int = 0,
+        lanes_per_gpu: int = 0,
     ):
         """Check the options. This adds no ops to the current graph.
 
@@ -134,9 +137,9 @@ class HierarchicalTrainer(SingleCostTrainer):
                 with either ``update``. Comparisons report ``replica_drift`` to the monitors and the variable to the
                 log. They include trained variables and their slots. They exclude moving averages, which tensorpack
                 updates on tower 0 only.
-            lanes: the number of lanes of each tower: logical GPUs over which gradients travel, several out of one GPU
-                at a time. The session gets them, with the memory that the all-reduce needs. CPU towers get CPU devices
-                as lanes. See docs/lanes.md.
+            lanes_per_gpu: the number of lanes of each tower: logical GPUs over which gradients travel, several out of
+                one GPU at a time. The session gets them, with the memory that the all-reduce needs. CPU towers get CPU
+                devices as lanes. See docs/lanes.md.
 
         Raises:
             DeviceError: ``devices`` cannot be read. A device that does not exist is refused when training starts,
@@ -145,8 +148,8 @@ class HierarchicalTrainer(SingleCostTrainer):
             GradientError: ``average`` is not a bool.
         """
         self.devices = tower_devices(devices)
-        self._logical = lane_numbers(self.devices, lanes) if lanes else None
-        self.lanes: Sequence[Sequence[str]] = [()] * len(self.devices)
+        self._logical = lane_numbers(self.devices, lanes_per_gpu) if lanes_per_gpu else None
+        self.lanes: Sequence[Lane] = ()
         if self._logical:
             self.devices, self.lanes = list(self._logical.devices), self._logical.lanes
         # hierarchical as the trainer's name says, on CPU devices too
