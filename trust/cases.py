@@ -10,7 +10,7 @@ difference. The other results may differ by the error bound of docs/cost-model.m
 """
 
 import random
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -59,7 +59,7 @@ class Case(NamedTuple):
     average: bool
     choices: Dict[str, Any]
     spoilt: str = ""
-    lanes: Optional[List[List[str]]] = None
+    lanes: Sequence[Tuple[str, int]] = ()
 
     def strategy(self):
         """Return the strategy; an invalid one raises its error here."""
@@ -115,9 +115,9 @@ def _lanes(rng, devices):
     free = [number for number in range(CPUS) if not any(device.endswith(f":{number}") for device in devices)]
     most = len(free) // len(devices)
     if not most or len(set(devices)) < len(devices) or rng.random() < 0.85:
-        return None
+        return []
     count = rng.randint(1, min(most, 4))
-    return [[f"/cpu:{free[tower * count + lane]}" for lane in range(count)] for tower in range(len(devices))]
+    return [(f"/cpu:{free[number]}", number // count) for number in range(len(devices) * count)]
 
 
 def draw_choices(rng, towers):

@@ -139,12 +139,12 @@ def executed(rng):
     real, made = allreduce.emit, []
     towers, variables = rng.randint(2, 8), rng.randint(1, 3)
 
-    def emit(plan, *rest, **how):
+    def emit(layout, *rest):
         while not made:
-            changed = mutant(plan, rng)
+            changed = mutant(layout.plan, rng)
             if changed and _is_possible(changed[1]) and not is_harmless(changed[1]):
-                made.append((changed[0], plan, changed[1]))
-        return real(made[0][2], *rest, **how)
+                made.append((changed[0], layout.plan, changed[1]))
+        return real(layout._replace(plan=made[0][2]), *rest)
 
     values = np.random.RandomState(rng.randrange(2**32)).randint(1, 1 << 16, (towers, variables, 3))
     with tf.Graph().as_default() as graph:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hier_allreduce.planning import IDLE, issued_before, operands
+from hier_allreduce.planning import IDLE, issued_before, operands, run
 from hier_allreduce.planning.simulator import ready_times
 from hier_allreduce.topology import with_lanes
 
@@ -186,13 +186,8 @@ class Run:
         return ((device + 1) * (1 + np.arange(sum(self._elements)) % 97)).astype(np.float32)
 
     def _build(self, tf, ordered):
-        from hier_allreduce.graph.devices import Places
-        from hier_allreduce.graph.emit import emit
-
-        names = tuple(f"/cpu:{device}" for device in range(self.plan.devices))
-        devices, lanes = names[: self.plan.towers], names[self.plan.towers :]
-        places = Places(devices, lanes)
         rows = []
+        devices = [f"/cpu:{device}" for device in range(self.plan.towers)]
         for number, device in enumerate(devices):
             with self._tf1.device(device):
                 value = self._value(number)
@@ -202,8 +197,7 @@ class Run:
                     first = number * self.plan.chunks
                     row = [self._ops.tunnel_gradient(x, number=first + chunk) for chunk, x in enumerate(row)]
                 rows.append(row)
-        reading = _reading(self, places)
-        reduced = emit(self.plan, rows, places, [reading] * self.plan.chunks, in_order=ordered)
+        reduced = run(self.plan, rows, _timed(self, ordered))
         results = []
         for row, device in zip(reduced, devices):
             with self._tf1.device(device):
@@ -246,11 +240,19 @@ class Run:
         self._session.close()
 
 
-def _reading(run, places):
-    """The product's own sums, each followed by the time that it takes."""
-    from hier_allreduce.graph.reductions import Dense
+def _timed(emulated, ordered):
+    """The product's own sums, each followed by the time that it takes, in the plan's order or in TensorFlow's."""
+    from hier_allreduce.graph.copy_order import CopyOrder
+    from hier_allreduce.graph.devices import Lane, Places
+    from hier_allreduce.graph.hosts import CrossHostReduce
+    from hier_allreduce.graph.reductions import Context, Dense
 
-    speeds = run.topology.speeds
+    plan, speeds = emulated.plan, emulated.topology.speeds
+    names = tuple(f"/cpu:{device}" for device in range(plan.devices))
+    lanes = tuple(Lane(name, plan.tower(device)) for device, name in enumerate(names) if device >= plan.towers)
+    order = CopyOrder(plan, names) if ordered else None
+    chunks = [(f"c{chunk}",) for chunk in range(plan.chunks)]
+    context = Context(Places(names[: plan.towers], lanes), False, CrossHostReduce(), chunks, order)
 
     class Timed(Dense):
         def reduce(self, step, own, others):
@@ -258,8 +260,8 @@ def _reading(run, places):
             added = len(step.srcs) + (own is not None)
             if added == 1:
                 return total
-            seconds = speeds.kernel + (added + 1) * run.sizes[step.chunk] / speeds.memory
-            with run._tf1.device(self.devices[step.dst]):
-                return run._ops.tunnel_sum(total, device_number=step.dst, seconds=seconds)
+            seconds = speeds.kernel + (added + 1) * emulated.sizes[step.chunk] / speeds.memory
+            with emulated._tf1.device(self.devices[step.dst]):
+                return emulated._ops.tunnel_sum(total, device_number=step.dst, seconds=seconds)
 
-    return Timed(places, False, [f"c{chunk}" for chunk in range(run.plan.chunks)])
+    return Timed(context)

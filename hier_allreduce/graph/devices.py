@@ -81,29 +81,28 @@ def places_of(devices: Tuple[Any, ...], lanes: Any) -> Places:
 
     Args:
         devices: K devices.
-        lanes: the lanes of all towers: each a :class:`Lane`, or a pair of its device and its tower's number; or None.
+        lanes: the lanes of all towers: each a :class:`Lane`, or a pair of its device and its tower's number.
 
     Raises:
         DeviceError: a lane is not a device by name, is of no tower or of another kind than its tower, or may be the
             same device as another lane or a tower; or the towers have different numbers of lanes.
     """
-    expected = "lanes is a list of Lane(device, tower), such as gpu_lanes(…).lanes"
-    if not _is_list(() if lanes is None else lanes):
+    expected = f"lanes is a list of Lane(device, tower), such as gpu_lanes(…).lanes, for towers 0 to {len(devices) - 1}"
+    if not _is_list(lanes):
         raise DeviceError(f"lanes={lanes!r}: {expected}")
-    checked = []
-    for number, lane in enumerate(lanes or ()):
+    for lane in lanes:
         if not isinstance(lane, (tuple, list)) or len(lane) < 2 or lane[1] not in range(len(devices)):
-            towers = f"towers are 0 to {len(devices) - 1}"
-            raise DeviceError(f"lane {number} is {lane!r}: {expected}; {towers}")
-        lane = Lane(*lane)
-        checked.append(lane._replace(device=_device_string(f"lane {number} of tower {lane.tower}", lane.device)))
-    places = Places(devices, tuple(sorted(checked, key=lambda lane: lane.tower)))
+            raise DeviceError(f"lanes: {lane!r}: {expected}")
+    checked = sorted((Lane(*lane) for lane in lanes), key=lambda lane: lane.tower)
     counts = [sum(lane.tower == tower for lane in checked) for tower in range(len(devices))]
     if len(set(counts)) > 1:
         each = ", ".join(f"tower {tower} has {number}" for tower, number in enumerate(counts))
         raise DeviceError(f"every tower must have the same number of lanes: {each}")
-    if checked:
-        _check_lanes(places)
+    names = [f"tower {lane.tower}, lane {number % counts[0]}" for number, lane in enumerate(checked)]
+    strings = [lane._replace(device=_device_string(name, lane.device)) for name, lane in zip(names, checked)]
+    places = Places(devices, tuple(strings))
+    if strings:
+        _check_lanes(places, [*(f"tower {tower}" for tower in range(len(devices))), *names])
     return places
 
 
@@ -111,18 +110,16 @@ def _is_list(value: Any) -> bool:
     return not isinstance(value, (str, bytes, set, frozenset)) and hasattr(value, "__iter__")
 
 
-def _check_lanes(places: Places) -> None:
-    """Check that each lane is alone on a device of its tower's kind."""
-    towers, devices = len(places.towers), places.devices
-    names = [f"tower {tower}" for tower in range(towers)]
-    names += [f"tower {lane.tower}, lane {number % places.lanes_each}" for number, lane in enumerate(places.lanes)]
+def _check_lanes(places: Places, names: Sequence[str]) -> None:
+    """Check that each lane is alone on a device of its tower's kind; ``names`` are those of ``places.devices``."""
+    devices = places.devices
     for device, name in zip(devices, names):
         if not isinstance(device, str) or None in device_fields(device)[3:]:
             raise DeviceError(
                 f"{name}: {device!r} may be any device; with lanes give every tower and lane a name with a number,"
                 " such as '/gpu:0'"
             )
-    for number, lane in enumerate(places.lanes, towers):
+    for number, lane in enumerate(places.lanes, len(places.towers)):
         same = next((other for other in range(number) if devices_match(devices[other], lane.device)), None)
         if same is not None:
             raise DeviceError(

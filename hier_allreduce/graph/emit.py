@@ -128,7 +128,7 @@ def emit(layout: Layout, packed: ByChunk, average: bool, across: CrossHostReduce
     Returns:
         The reduced tensors of each tower by chunk; after the reduce half of a plan, of the chunks whose root it is.
     """
-    roots, reductions = layout.plan.roots, _reductions(layout, average, across)
+    reductions, examples = _reductions(layout, average, across), _examples(packed)
     values = [
         [reduction.start(tower, own[chunk]) if chunk in own else None for chunk, reduction in enumerate(reductions)]
         for tower, own in enumerate(packed)
@@ -138,16 +138,20 @@ def emit(layout: Layout, packed: ByChunk, average: bool, across: CrossHostReduce
     for tower, device in enumerate(layout.places.towers):
         with tf1.device(device):
             for chunk in layout.wanted(tower):
-                dtype = packed[roots[chunk]][chunk][0].dtype
+                dtype = examples[chunk][0].dtype
                 results[tower][chunk] = reductions[chunk].end(chunk, reduced[tower][chunk], dtype)
     return results
+
+
+def _examples(packed: ByChunk) -> Dict[int, Tensors]:
+    """Return each chunk's tensors on one of the towers that have it."""
+    return {chunk: tensors for own in packed for chunk, tensors in own.items()}
 
 
 def record(scope: str, layout: Layout, packed: ByChunk, reduced: ByChunk, hosts: int) -> None:
     """Record a call for :func:`emitted_in`; nothing for eager ops."""
     if tf.executing_eagerly():
         return
-    on_roots = {chunk: packed[root][chunk] for chunk, root in enumerate(layout.plan.roots)}
     variables = [tuple(column.name for column in columns_in(chunk, layout.units)) for chunk in layout.chunks]
     call = Emitted(
         scope,
@@ -159,7 +163,7 @@ def record(scope: str, layout: Layout, packed: ByChunk, reduced: ByChunk, hosts:
         layout.machine,
         lane_memory(layout),
         layout.places.gpus,
-        tuple(_tensor_names(layout, {**on_roots, **own}) for own in packed),
+        tuple(_tensor_names(layout, {**_examples(packed), **own}) for own in packed),
         tuple(_tensor_names(layout, own) for own in reduced),
     )
     _emitted.setdefault(tf1.get_default_graph(), []).append(call)

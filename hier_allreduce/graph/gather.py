@@ -99,30 +99,32 @@ class Gather(DeviceReduction):
     def _by_variable(self, chunk: int, root: int, value: _Gathered) -> Tensors:
         """Return the rows of joined gradients on the root, all of one gradient before those of the next."""
         unit, done = self._units[chunk], []
-        for number, (part, name) in enumerate(zip(unit.parts, self.context.names[chunk])):
-            if part == COUNTS:
-                done.append(self._total_counts(root, [tensors[number] for tensors, _ in value.parts], name))
-                continue
+        sizes: List[Any] = [[column.rows[t] for t in towers for column in unit.columns] for _, towers in value.parts]
+        if COUNTS in unit.parts:
+            numbers, sizes = self._counts(chunk, root, value)
+        for number, name in enumerate(self.context.names[chunk][:2]):
             pieces: Dict[Tuple[int, int], Any] = {}  # by tower and variable
-            for tensors, towers in value.parts:
+            for (tensors, towers), own in zip(value.parts, sizes):
                 whose = [(tower, variable) for tower in towers for variable in unit.variables]
-                known = [column.rows[tower] for tower in towers for column in unit.columns]
-                sizes = tensors[unit.parts.index(COUNTS)] if COUNTS in unit.parts else known
-                split = self._splitters[root].split(tensors[number], sizes, len(whose), name=f"{name}/rows")
+                split = self._splitters[root].split(tensors[number], own, len(whose), name=f"{name}/rows")
                 pieces.update(zip(whose, split))
             orders = [(variable, self._orders.get(variable, value.towers)) for variable in unit.variables]
             with tf1.device(self.devices[root]):
                 ordered = [pieces[tower, variable] for variable, towers in orders for tower in towers]
                 done.append(tf.concat(ordered, 0, name=f"{name}/gather"))
-        return tuple(done)
+        return (*done, numbers) if COUNTS in unit.parts else tuple(done)
 
-    def _total_counts(self, root: int, counts: Sequence[Any], name: str) -> Any:
-        """Return the number of rows of each variable, from those of each tower, ``counts`` of several towers each."""
-        numbers = counts[0] if len(counts) == 1 else self._concat(root, counts, name)
+    def _counts(self, chunk: int, root: int, value: _Gathered) -> Tuple[Any, List[Any]]:
+        """Return the number of rows of each variable, and for each part of ``value`` those by tower and variable."""
+        width, name = len(self._units[chunk].columns), self.context.names[chunk][-1]
+        tensors = [tensors[-1] for tensors, _ in value.parts]
+        numbers = self._concat(root, tensors, name) if len(tensors) > 1 else tensors[0]
+        of_parts = [width * len(towers) for _, towers in value.parts]
+        sizes = self._splitters[root].split(numbers, of_parts, len(of_parts), name=f"{name}/parts")
         constants = self._splitters[root].constants
         with tf1.device(self.devices[root]):
-            by_tower = tf.reshape(numbers, constants[(self.contributions, -1)])
-            return tf.reduce_sum(by_tower, constants[(0,)], name=f"{name}/sum")
+            by_tower = tf.reshape(numbers, constants[(-1, width)])
+            return tf.reduce_sum(by_tower, constants[(0,)], name=f"{name}/sum"), sizes
 
 
 class _Arrivals(Ops[Towers]):

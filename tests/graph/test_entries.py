@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import (
+    checked,
     consumed_in_place,
     cpus,
     evaluate,
@@ -21,7 +22,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hier_allreduce import GradientError, Strategy, StrategyError, allreduce_grads, allreduce_grads_and_vars, audit
-from hier_allreduce.graph.gradients import check_matrix
 from hier_allreduce.graph.layout import lay_out
 from hier_allreduce.graph.names import op_names
 from hier_allreduce.inspect import executed_copies
@@ -221,7 +221,7 @@ def laid_out(towers, sizes, **how):
     """The layout of gradients of these sizes."""
     devices = tuple(cpus(towers))
     row = [tf.zeros([size]) for size in sizes]  # one for all towers: a layout needs shapes and dtypes only
-    grads = check_matrix([row] * towers, devices, False)
+    grads = checked([row] * towers, devices, False)
     return lay_out(grads, Strategy(algorithm="hierarchical", **how))
 
 
@@ -242,8 +242,8 @@ def test_mains_chosen_by_bytes_carry_equal_gradients_evenly_also_on_two_levels(g
 
 def test_sparse_values_and_their_indices_have_one_main_also_on_two_levels(graph):
     rows = [[tf.IndexedSlices(tf.zeros([k + 2, 3]), tf.zeros([k + 2], tf.int64)) for _ in range(4)] for k in range(3)]
-    layout = lay_out(check_matrix(rows, tuple(cpus(3)), False), Strategy(algorithm="hierarchical", pack_below=0))
-    assert len(layout.chunks) == 8 and sorted(layout.mains()) == [0, 1, 2, 3]
+    layout = lay_out(checked(rows, cpus(3), False), Strategy(algorithm="hierarchical", pack_below=0))
+    assert len(layout.chunks) == 4 and sorted(layout.mains()) == [0, 1, 2, 3]
 
 
 # ---- sparse ----------------------------------------------------------------------------------------

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import IS_TF2, cpus, session, tf1
+from helpers.graphs import IS_TF2, checked, cpus, session, tf1
 
 from hier_allreduce import Strategy, allreduce_grads, audit
-from hier_allreduce.graph.gradients import check_matrix
 from hier_allreduce.graph.layout import lay_out
 
 K = 5
@@ -74,19 +73,19 @@ def test_every_tower_gets_the_rows_of_all_in_one_order(graph, strategy, known, a
 @pytest.mark.parametrize("index", ["int32", "int64"])
 def test_what_is_joined(graph, index):
     devices = cpus(K)
-    for known, parts in ((True, ["indices", "values", "values"]), (False, ["values", "indices", "counts"] * 2)):
+    apart, together = [("indices",), ("values",), ("values",)], [("values", "indices", "counts")] * 2
+    for known, parts in ((True, apart), (False, together)):
         matrix = sparse_rows(known, devices, index=index)
-        layout = lay_out(check_matrix(matrix, tuple(devices), False), GATHER)
-        assert [entry.part for entry in layout.entries] == parts
-        assert [entry.variables for entry in layout.entries if entry.part == "values"] == [(0, 1, 2), (3, 4)]
+        layout = lay_out(checked(matrix, devices, False), GATHER)
+        assert [unit.parts for unit in layout.units] == parts
+        assert [unit.variables for unit in layout.units if "values" in unit.parts] == [(0, 1, 2), (3, 4)]
 
 
 def test_indices_are_joined_without_their_values_where_these_are_large(graph):
-    layout = lay_out(check_matrix(sparse_rows(True, cpus(K)), tuple(cpus(K)), False), STRATEGIES["values alone"])
-    joined = [(entry.part, entry.variables) for entry in layout.entries]
-    assert joined == [
-        *[("indices", (0, 1, 2, 3, 4)), ("values", (0,)), ("values", (1,)), ("values", (2,)), ("values", (3, 4))]
-    ]
+    layout = lay_out(checked(sparse_rows(True, cpus(K)), cpus(K), False), STRATEGIES["values alone"])
+    indices, *values = [(unit.parts, unit.variables) for unit in layout.units]
+    assert indices == (("indices",), (0, 1, 2, 3, 4))
+    assert values == [(("values",), variables) for variables in ((0,), (1,), (2,), (3, 4))]
 
 
 def test_large_tables_and_those_that_differ_are_not_joined(graph):
@@ -99,13 +98,13 @@ def test_large_tables_and_those_that_differ_are_not_joined(graph):
         ]
 
     shapes = [("float32", [5000, 4]), ("float32", [3, 4]), ("float64", [3, 4]), ("float32", [3, 5])]
-    layout = lay_out(check_matrix([row(*shapes), row(*shapes)], devices, False), GATHER)
-    assert sorted((entry.part, entry.variables) for entry in layout.entries) == [
-        *[("indices", (0, 1, 2, 3))],
-        *[("values", (variable,)) for variable in range(4)],
+    layout = lay_out(checked([row(*shapes), row(*shapes)], devices, False), GATHER)
+    assert sorted((unit.parts, unit.variables) for unit in layout.units) == [
+        (("indices",), (0, 1, 2, 3)),
+        *[(("values",), (variable,)) for variable in range(4)],
     ]
-    alone = lay_out(check_matrix([row(*shapes), row(*shapes)], devices, False), Strategy(sparse="gather", pack_below=0))
-    assert len(alone.entries) == 8
+    alone = lay_out(checked([row(*shapes), row(*shapes)], devices, False), Strategy(sparse="gather", pack_below=0))
+    assert [unit.parts for unit in alone.units] == [("values", "indices")] * 4
 
 
 def test_tables_of_unknown_rows_that_cannot_be_joined_are_not(graph):
@@ -117,9 +116,9 @@ def test_tables_of_unknown_rows_that_cannot_be_joined_are_not(graph):
         values = [tf1.placeholder(dtype, shape) for dtype, shape in given]
         return [tf.IndexedSlices(tensor, tf1.placeholder("int64", [None])) for tensor in values]
 
-    layout = lay_out(check_matrix([row(), row()], devices, False), GATHER)
-    assert [(entry.part, entry.variables) for entry in layout.entries] == [
-        (part, (variable,)) for variable in range(4) for part in ("values", "indices")
+    layout = lay_out(checked([row(), row()], devices, False), GATHER)
+    assert [(unit.parts, unit.variables) for unit in layout.units] == [
+        (("values", "indices"), (variable,)) for variable in range(4)
     ]
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import (
+    checked,
     consumed_in_place,
     cpus,
     evaluate,
@@ -26,7 +27,6 @@ from hier_allreduce import (
     gpu_lanes,
 )
 from hier_allreduce.graph.emit import emitted_in, lane_memory_in
-from hier_allreduce.graph.gradients import check_matrix
 from hier_allreduce.graph.lane_memory import allocations, lane_memory
 from hier_allreduce.graph.layout import lay_out
 
@@ -35,7 +35,7 @@ LARGE = 2_000_000  # elements of a gradient, of which two are planned over lanes
 
 
 def lanes_of(towers, lanes):
-    """Rows of CPU devices after those of the towers."""
+    """Lanes on CPU devices after those of the towers."""
     return gpu_lanes(cpus(towers), lanes).lanes
 
 
@@ -186,7 +186,7 @@ def test_every_function_takes_lanes(graph):
 
 def test_sums_over_hosts_and_variables_mains_are_on_towers():
     with tf.Graph().as_default():
-        grads = check_matrix([[tf.zeros([LARGE])] * 2] * 4, tuple(cpus(4)), False, lanes=lanes_of(4, 3))
+        grads = checked([[tf.zeros([LARGE])] * 2] * 4, cpus(4), False, lanes=lanes_of(4, 3))
         for strategy in (Strategy(), Strategy(topology="p3.8xlarge")):
             assert set(lay_out(grads, strategy, hosts=2).plan.roots) <= set(range(4))
             assert set(lay_out(grads, strategy, one_main=True).plan.roots) <= set(range(4))
@@ -199,7 +199,7 @@ def test_sums_over_hosts_and_variables_mains_are_on_towers():
 def layout_of(towers, lanes, sizes, dtype="float32", **how):
     with tf.Graph().as_default():
         rows = [[tf.zeros([size], dtype) for size in sizes] for _ in range(towers)]
-        return lay_out(check_matrix(rows, tuple(cpus(towers)), False, lanes=lanes_of(towers, lanes)), Strategy(**how))
+        return lay_out(checked(rows, cpus(towers), False, lanes=lanes_of(towers, lanes)), Strategy(**how))
 
 
 def test_memory_of_two_towers_by_hand():
@@ -246,16 +246,21 @@ def test_too_little_memory_is_an_error_before_the_first_op(graph):
 @pytest.mark.parametrize(
     ("devices", "lanes", "words"),
     [
-        (cpus(2), 3, "lanes=3: lanes are one row for each of the 2 towers"),
-        (cpus(2), [["/cpu:2"]], "lanes has 1 rows"),
-        (cpus(2), ["/cpu:2", "/cpu:3"], "tower 0: its row of lanes is '/cpu:2'"),
-        (cpus(2), [["/cpu:2"], []], "same number of lanes: tower 0 has 1, tower 1 has 0"),
-        (cpus(2), [["/cpu:2"], ["/cpu:1"]], r"tower 1, lane 0 \(/cpu:1\) is also the device of tower 1 \(/cpu:1\)"),
-        (cpus(2), [["/cpu:2"], ["/job:x/cpu:2"]], r"tower 1, lane 0 .* is also the device of tower 0, lane 0"),
-        (cpus(2), [["/cpu:2"], ["/gpu:3"]], "tower 1, lane 0 is /gpu:3, of another kind than its tower"),
-        (cpus(2), [["/cpu:2"], [None]], "tower 1, lane 0: None may be any device"),
-        (["/cpu:0", None], [["/cpu:2"], ["/cpu:3"]], "tower 1: None may be any device"),
-        (cpus(2), [["/cpu:2"], ["cpux:3"]], "tower 1, lane 0: 'cpux:3' cannot be read"),
+        (cpus(2), 3, r"lanes=3: lanes is a list of Lane\(device, tower\)"),
+        (cpus(2), ["/cpu:2", "/cpu:3"], "lanes: '/cpu:2': lanes is a list"),
+        (cpus(2), [["/cpu:2"], ["/cpu:3"]], r"lanes: \['/cpu:2'\]: lanes is a list"),
+        (cpus(2), [("/cpu:2", 0), ("/cpu:3", 2)], r"\('/cpu:3', 2\): .*for towers 0 to 1"),
+        (cpus(2), [("/cpu:2", 0)], "same number of lanes: tower 0 has 1, tower 1 has 0"),
+        (
+            cpus(2),
+            [("/cpu:2", 0), ("/cpu:1", 1)],
+            r"tower 1, lane 0 \(/cpu:1\) is also the device of tower 1 \(/cpu:1\)",
+        ),
+        (cpus(2), [("/cpu:2", 0), ("/job:x/cpu:2", 1)], r"tower 1, lane 0 .* is also the device of tower 0, lane 0"),
+        (cpus(2), [("/cpu:2", 0), ("/gpu:3", 1)], "tower 1, lane 0 is /gpu:3, of another kind than its tower"),
+        (cpus(2), [("/cpu:2", 0), (None, 1)], "tower 1, lane 0: None may be any device"),
+        (["/cpu:0", None], [("/cpu:2", 0), ("/cpu:3", 1)], "tower 1: None may be any device"),
+        (cpus(2), [("/cpu:2", 0), ("cpux:3", 1)], "tower 1, lane 0: 'cpux:3' cannot be read"),
     ],
 )
 def test_wrong_lanes_are_refused_before_the_first_op(graph, devices, lanes, words):

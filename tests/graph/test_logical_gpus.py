@@ -2,14 +2,19 @@
 
 import pytest
 import tensorflow as tf
-from helpers.graphs import IS_TF2, cpus, tf1
+from helpers.graphs import IS_TF2, checked, cpus, tf1
 
 from hier_allreduce import DeviceError, Strategy, gpu_lanes
 from hier_allreduce.graph import logical_gpus
-from hier_allreduce.graph.gradients import check_matrix
 from hier_allreduce.graph.layout import lay_out
 
 GIB, MIB = 1 << 30, 1 << 20
+
+
+def lanes_of(setup):
+    """The devices of each tower's lanes."""
+    towers = range(len(setup.devices))
+    return [tuple(lane.device for lane in setup.lanes if lane.tower == tower) for tower in towers]
 
 
 @pytest.fixture
@@ -23,10 +28,10 @@ def test_towers_and_lanes_have_the_numbers_that_tensorflow_gives_them(gpus):
     setup = gpu_lanes(2, 3, memory_limit=GIB)
     if IS_TF2:
         assert setup.devices == ("/gpu:0", "/gpu:1")
-        assert setup.lanes == (("/gpu:2", "/gpu:4", "/gpu:6"), ("/gpu:3", "/gpu:5", "/gpu:7"))
+        assert lanes_of(setup) == [("/gpu:2", "/gpu:4", "/gpu:6"), ("/gpu:3", "/gpu:5", "/gpu:7")]
     else:
         assert setup.devices == ("/gpu:0", "/gpu:4")
-        assert setup.lanes == (("/gpu:1", "/gpu:2", "/gpu:3"), ("/gpu:5", "/gpu:6", "/gpu:7"))
+        assert lanes_of(setup) == [("/gpu:1", "/gpu:2", "/gpu:3"), ("/gpu:5", "/gpu:6", "/gpu:7")]
     options = setup.config.gpu_options
     assert options.visible_device_list == "0,1" and len(options.experimental.virtual_devices) == 2
     tower = int(16 * 1024 * 0.95) - 3 * 1024
@@ -38,16 +43,16 @@ def test_towers_and_lanes_have_the_numbers_that_tensorflow_gives_them(gpus):
 def test_towers_go_by_the_order_of_their_gpus_however_they_are_listed(gpus):
     setup = gpu_lanes(["/gpu:2", 0], 1, gradient_bytes=100 * MIB)
     assert setup.devices == (("/gpu:1", "/gpu:0") if IS_TF2 else ("/gpu:2", "/gpu:0"))
-    assert setup.lanes == ((("/gpu:3",), ("/gpu:2",)) if IS_TF2 else (("/gpu:3",), ("/gpu:1",)))
+    assert lanes_of(setup) == [("/gpu:3",), ("/gpu:2",)] if IS_TF2 else [("/gpu:3",), ("/gpu:1",)]
     assert setup.config.gpu_options.visible_device_list == "0,2"
-    assert setup.lanes.memory == (400 * MIB,)
+    assert [(lane.gpu, lane.memory) for lane in setup.lanes] == [(2, 400 * MIB), (0, 400 * MIB)]
     assert setup.tower_memory == (int(10 * 1024 * 0.95) - 400) * MIB, "the fullest GPU decides"
 
 
 def test_the_links_are_those_of_the_gpus_not_of_tensorflows_numbers(gpus, graph):
     rows = [[tf.zeros([500_000])] * 2] * 2
     setup = gpu_lanes([2, 1], 1, memory_limit=GIB)
-    grads = check_matrix(rows, setup.devices, False, lanes=setup.lanes)
+    grads = checked(rows, setup.devices, False, lanes=setup.lanes)
     assert lay_out(grads, Strategy(topology="dgx-1v")).machine.devices == ("GPU2", "GPU1")
 
 
@@ -69,7 +74,8 @@ def test_a_sessions_own_configuration_is_kept_and_not_changed(gpus):
 
 def test_a_session_has_the_cpu_devices():
     setup = gpu_lanes(["/cpu:0", "/cpu:2"], 2)
-    assert (setup.devices, setup.lanes) == (("/cpu:0", "/cpu:2"), (("/cpu:3", "/cpu:4"), ("/cpu:5", "/cpu:6")))
+    assert setup.devices == ("/cpu:0", "/cpu:2")
+    assert lanes_of(setup) == [("/cpu:3", "/cpu:4"), ("/cpu:5", "/cpu:6")]
     with tf1.Session(graph=tf.Graph(), config=setup.config) as session:
         assert sum(device.device_type == "CPU" for device in session.list_devices()) == 7
 
@@ -95,8 +101,8 @@ def test_configure_after_the_first_op_is_an_error():
 
 
 REFUSED = {
-    "lanes=-1: expected a whole number": lambda: gpu_lanes(2, -1, GIB),
-    "lanes=True: expected a whole number": lambda: gpu_lanes(2, True, GIB),
+    "lanes_per_gpu=-1: expected a whole number": lambda: gpu_lanes(2, -1, GIB),
+    "lanes_per_gpu=True: expected a whole number": lambda: gpu_lanes(2, True, GIB),
     "expected at most 1024": lambda: gpu_lanes(10**12, 1, GIB),
     "devices is empty": lambda: gpu_lanes(0, 1, GIB),
     "must be a list": lambda: gpu_lanes("/gpu:0", 1, GIB),

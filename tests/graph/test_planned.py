@@ -5,11 +5,21 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import consumed_in_place, cpus, evaluate, executed, gradients_on, held, same_bits, sparse, traced
+from helpers.graphs import (
+    checked,
+    consumed_in_place,
+    cpus,
+    evaluate,
+    executed,
+    gradients_on,
+    held,
+    same_bits,
+    sparse,
+    traced,
+)
 
 from hier_allreduce import Strategy, StrategyError, TowerOptimizer, allreduce_grads, audit
 from hier_allreduce.graph.allreduce import copy_from_mains, reduce_to_mains
-from hier_allreduce.graph.gradients import check_matrix
 from hier_allreduce.graph.layout import lay_out
 from hier_allreduce.planning import (
     NAMES,
@@ -37,13 +47,13 @@ def whole_numbers(towers):
 
 def over_mains(devices, values, strategy):
     """Sums of whole gradients on the main of each, and copies of what is made of them: here, they are doubled."""
-    grads = check_matrix(gradients_on(devices, values), tuple(devices), False)
+    grads = checked(gradients_on(devices, values), devices, False)
     totals, layout = reduce_to_mains(grads, False, strategy)
     updated = []
     for variable, total in enumerate(totals):
         with tf.device(devices[layout.mains()[variable]]):
             updated.append(2 * total)
-    return copy_from_mains(updated, layout, devices)
+    return copy_from_mains(updated, layout)
 
 
 @pytest.mark.parametrize("machine", ["dgx-1v", "dgx-1v-azure", "pcie-sockets", "dgx-a100"])
@@ -90,7 +100,7 @@ def test_the_plan_that_is_printed_is_the_plan_that_runs(graph):
 @pytest.mark.parametrize("hosts_in_all", [1, 2])
 def test_a_topologys_plan_is_the_same_on_all_devices(graph, devices, hosts_in_all):
     places, machine = [devices.format(k) for k in range(4)], load("p3.8xlarge")
-    rows = check_matrix([[tf.zeros([500, 1000])] for _ in places], places, False)
+    rows = checked([[tf.zeros([500, 1000])] for _ in places], places, False)
     layout = lay_out(rows, Strategy(topology="p3.8xlarge"), hosts=hosts_in_all)
     plan = PlanningTarget(machine, hosts=hosts_in_all).plan(2 * 10**6, 2 * 10**6)
     assert (steps_of(layout.plan), layout.plan.algorithm) == (steps_of(plan), plan.algorithm)
@@ -106,7 +116,7 @@ def test_the_buckets_that_are_printed_are_the_buckets_that_run(lanes):
     printed = best_plan(machine, 40 * 10**6, lanes=lanes).plan
     assert (steps_of(plan), plan.buckets, plan.devices) == (steps_of(printed), printed.buckets, 4 * (1 + lanes))
     assert max(plan.buckets) > 0 and plan.lanes == lanes
-    last = [max(piece.variable for piece in chunk.pieces) for chunk in chunks]
+    last = [max(piece.number for piece in chunk.pieces) for chunk in chunks]
     assert last == sorted(last, reverse=True) and last[0] == 1 > last[-1]
     verify(plan)
 
@@ -171,7 +181,7 @@ def test_gradients_of_unknown_size_take_the_planned_ways_in_turn():
 @pytest.mark.parametrize("wire_dtype, travel", [(None, 2 * 10**6), ("float16", 10**6)])
 def test_links_are_planned_for_the_bytes_that_travel(graph, wire_dtype, travel):
     devices, machine = cpus(8), load("dgx-1v")
-    rows = check_matrix([[tf.zeros([500, 1000])] for _ in devices], tuple(devices), False)
+    rows = checked([[tf.zeros([500, 1000])] for _ in devices], devices, False)
     layout = lay_out(rows, Strategy(topology=machine, wire_dtype=wire_dtype))
     backward = backward_pass(2 * 10**6)  # of the gradients, however they travel
     assert steps_of(layout.plan) == steps_of(best_plan(machine, travel, backward).plan)
@@ -182,11 +192,11 @@ def test_links_are_planned_for_the_bytes_that_travel(graph, wire_dtype, travel):
 def test_gradients_stay_whole_only_for_updates_at_the_mains(graph, devices):
     places = tuple(devices.format(k) for k in range(4))
     sizes = [500_000, 9, 210_000, 5]
-    rows = check_matrix([[tf.zeros([size]) for size in sizes] for _ in places], places, False)
+    rows = checked([[tf.zeros([size]) for size in sizes] for _ in places], places, False)
     for one_main in (False, True):
         layout = lay_out(rows, Strategy(topology="p3.8xlarge"), one_main)
         pieces = [piece for chunk in layout.chunks for piece in chunk.pieces if piece.stop is not None]
-        assert any(piece.stop - piece.start < sizes[piece.variable] for piece in pieces) != one_main
+        assert any(piece.stop - piece.start < sizes[piece.number] for piece in pieces) != one_main
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -222,7 +232,7 @@ def test_sparse_rows_on_cpu_devices_are_joined_along_the_plan(graph):
 
 def test_a_job_on_some_of_the_gpus_is_planned_for_their_links_only(graph):
     devices, machine = ("/gpu:5", "/gpu:0", "/gpu:3"), load("dgx-1v")
-    rows = check_matrix([[tf.zeros([500, 500])] for _ in devices], devices, False)
+    rows = checked([[tf.zeros([500, 500])] for _ in devices], devices, False)
     steps = steps_of(lay_out(rows, Strategy(topology="dgx-1v")).plan)
     assert steps == steps_of(best_plan(subset(machine, [5, 0, 3]), 10**6).plan)
     for others in ([0, 1, 2], [0, 3, 5]):
@@ -237,7 +247,7 @@ def test_sparse_rows_and_their_indices_go_the_same_way(graph):
         [tf.IndexedSlices(held(np.full([n, 64], tower, "float32")), held(np.full([n], tower, "int64"))) for n in row]
         for tower, row in enumerate(counts)
     ]
-    assert len(set(lay_out(check_matrix(rows, tuple(devices), False), strategy).plan.roots)) > 1
+    assert len(set(lay_out(checked(rows, devices, False), strategy).plan.roots)) > 1
     for grad, column in zip(evaluate(allreduce_grads(rows, devices, strategy=strategy)[2]), zip(*counts)):
         assert len(grad.indices) == sum(column)
         assert (grad.values == grad.indices[:, np.newaxis]).all()

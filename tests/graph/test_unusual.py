@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import cpus, evaluate, gradients_on, held, session, tf1
+from helpers.graphs import checked, cpus, evaluate, gradients_on, held, session, tf1
 
 from hier_allreduce import GradientError, Strategy, StrategyError, allreduce_grads, allreduce_grads_and_vars, gpu_lanes
 from hier_allreduce.graph import emit as emitting
 from hier_allreduce.graph.allreduce import reduce_to_mains
-from hier_allreduce.graph.emit import emit, lane_memory_in, reductions_of
-from hier_allreduce.graph.gradients import check_matrix
+from hier_allreduce.graph.emit import emit, lane_memory_in
 from hier_allreduce.graph.hosts import CrossHostReduce, HostGroup
 from hier_allreduce.graph.layout import lay_out
 from hier_allreduce.planning import Bucketing, PlanningTarget, Spec, plan_cut
@@ -18,11 +17,11 @@ from hier_allreduce.topology import load
 
 def laid_out(rows, strategy, kind="cpu", **how):
     devices = tuple(f"/{kind}:{tower}" for tower in range(len(rows)))
-    return lay_out(check_matrix(rows, devices, False), strategy, **how)
+    return lay_out(checked(rows, devices, False), strategy, **how)
 
 
 def parts(layout):
-    return [(entry.part, entry.variables) for entry in layout.entries]
+    return [(unit.parts, unit.variables) for unit in layout.units]
 
 
 def rows_of(count, width=1, dtype="float32"):
@@ -38,22 +37,21 @@ def test_joined_rows_have_at_most_the_bytes_of_a_bucket_the_last_variables_first
     matrix = [[rows_of(5) for _ in range(4)] for _ in range(2)]
     three = laid_out(matrix, Strategy(sparse="gather", pack_below=100))
     assert parts(three) == [
-        ("values", (0,)),
-        ("indices", (0,)),
-        ("indices", (1, 2, 3)),
-        ("values", (1, 2, 3)),
+        (("values", "indices"), (0,)),
+        (("indices",), (1, 2, 3)),
+        (("values",), (1, 2, 3)),
     ]
     monkeypatch.setattr(Bucketing, "bucket_bytes", 50)
     layout = laid_out(matrix, Strategy(sparse="gather", pack_below=50))
     # on each tower 20 bytes of values, of which two fit, and 40 of indices, of which one does: none is joined
-    assert parts(layout) == [(part, (variable,)) for variable in range(4) for part in ("values", "indices")]
+    assert parts(layout) == [(("values", "indices"), (variable,)) for variable in range(4)]
 
 
 @pytest.mark.parametrize(("limit", "joined"), [(40, False), (41, True)])
 def test_rows_of_less_than_pack_below_bytes_are_joined(graph, limit, joined):
     matrix = [[rows_of(5, width=2) for _ in range(2)] for _ in range(2)]  # values and indices have 40 bytes each
     layout = laid_out(matrix, Strategy(sparse="gather", pack_below=limit))
-    assert ((0, 1) in [entry.variables for entry in layout.entries]) == joined
+    assert ((0, 1) in [unit.variables for unit in layout.units]) == joined
 
 
 @pytest.mark.parametrize("average", [False, True])
@@ -66,9 +64,9 @@ def test_joined_indices_come_after_values_that_are_joined_with_earlier_ones(grap
     ]
     strategy = Strategy(sparse="gather", pack_below=100)
     assert parts(laid_out(matrix, strategy)) == [
-        ("indices", (0, 1)),
-        ("values", (0, 1, 2, 3)),
-        ("indices", (2, 3)),
+        (("indices",), (0, 1)),
+        (("values",), (0, 1, 2, 3)),
+        (("indices",), (2, 3)),
     ]
     for row in evaluate(allreduce_grads(matrix, cpus(3), average, strategy=strategy)):
         for grad in row:
@@ -84,7 +82,7 @@ def test_a_tower_without_a_gradient_has_no_rows_which_is_a_known_number(graph, w
     ]
     matrix[without][1] = None
     strategy = Strategy(sparse="gather", missing="zeros")
-    assert parts(laid_out(matrix, strategy)) == [("indices", (0, 1)), ("values", (0, 1))]
+    assert parts(laid_out(matrix, strategy)) == [(("indices",), (0, 1)), (("values",), (0, 1))]
     for matrix_of in (lambda row: row, lambda row: row[1:]):  # joined, and alone
         for row in evaluate(allreduce_grads(list(map(matrix_of, matrix)), cpus(3), strategy=strategy)):
             assert sorted(row[-1].values[:, 0]) == sorted([tower for tower in range(3) if tower != without] * 2)
@@ -92,17 +90,17 @@ def test_a_tower_without_a_gradient_has_no_rows_which_is_a_known_number(graph, w
 
 def test_nothing_is_joined_for_one_tower_or_where_each_variable_needs_its_main(graph):
     rows = [[rows_of(2), rows_of(2)] for _ in range(2)]
-    alone = [(part, (variable,)) for variable in range(2) for part in ("values", "indices")]
+    alone = [(("values", "indices"), (variable,)) for variable in range(2)]
     strategy = Strategy(sparse="gather")
     assert parts(laid_out(rows[:1], strategy)) == parts(laid_out(rows, strategy, one_main=True)) == alone
-    assert parts(laid_out(rows, strategy)) == [("indices", (0, 1)), ("values", (0, 1))]
+    assert parts(laid_out(rows, strategy)) == [(("indices",), (0, 1)), (("values",), (0, 1))]
 
 
 def test_what_two_variables_share_is_named_a_bucket(graph):
     rows = [[tf.zeros([2], name="a"), tf.zeros([3], name="b"), rows_of(2), rows_of(2)] for _ in range(2)]
     names = laid_out(rows, Strategy(sparse="gather")).names
-    assert sorted(names) == ["Placeholder.bucket.indices", "Placeholder.bucket.values", "b.bucket"]
-    assert laid_out([row[:1] for row in rows], Strategy()).names == ["a"]
+    assert sorted(names) == [("Placeholder.bucket.indices",), ("Placeholder.bucket.values",), ("b.bucket",)]
+    assert laid_out([row[:1] for row in rows], Strategy()).names == [("a",)]
 
 
 # ---- which sparse gradients are gathered -------------------------------------------------------------
@@ -117,13 +115,13 @@ def table_rows(count):
 def test_rows_of_several_hosts_are_added_up_even_where_gathering_moves_fewer_bytes(graph):
     for kind in ("gpu", "cpu"):
         matrix = [[table_rows(3)] for _ in range(2)]
-        assert parts(laid_out(matrix, Strategy(), kind)) == [("values", (0,)), ("indices", (0,))]
-        assert parts(laid_out(matrix, Strategy(), kind, hosts=2)) == [("dense", (0,))]
+        assert parts(laid_out(matrix, Strategy(), kind)) == [(("values", "indices"), (0,))]
+        assert parts(laid_out(matrix, Strategy(), kind, hosts=2)) == [(("dense",), (0,))]
 
 
 def test_rows_whose_number_is_not_known_are_gathered_also_where_bytes_cost(graph):
     layout = laid_out([[table_rows(None)] for _ in range(2)], Strategy(), "gpu")
-    assert parts(layout) == [("values", (0,)), ("indices", (0,))]
+    assert parts(layout) == [(("values", "indices"), (0,))]
 
 
 # ---- shapes ------------------------------------------------------------------------------------------
@@ -181,11 +179,10 @@ class ThreeHosts(CrossHostReduce):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_mean_is_that_of_all_towers_of_all_hosts(graph, dtype):
-    grads = check_matrix([[tf.constant([tower], dtype)] for tower in (1, 2, 6)], tuple(cpus(3)), True)
+    grads = checked([[tf.constant([tower], dtype)] for tower in (1, 2, 6)], cpus(3), True)
     layout = lay_out(grads, Strategy("flat"), hosts=3)
-    reductions = reductions_of(layout, grads.places, True, ThreeHosts())
-    reduced = emit(layout.plan, [list(row) for row in grads.rows], grads.places, reductions)
-    assert evaluate(reduced) == [[3], [3], [3]]
+    reduced = emit(layout, [{0: (grad,)} for grad in grads.columns[0].grads], True, ThreeHosts())
+    assert evaluate([row[0][0] for row in reduced]) == [[3], [3], [3]]
 
 
 class Three(HostGroup):
@@ -235,7 +232,7 @@ def test_gpus_are_planned_for_the_machine_that_has_them(graph, monkeypatch):
 
 def test_gradients_stay_whole_where_each_variable_needs_its_main(graph):
     machine = load("p3.8xlarge")
-    grads = check_matrix([[tf.zeros([2_000_000]), tf.zeros([500_000])]] * 4, tuple(cpus(4)), False)
+    grads = checked([[tf.zeros([2_000_000]), tf.zeros([500_000])]] * 4, cpus(4), False)
     assert len(lay_out(grads, Strategy(topology=machine)).chunks) > 2
     totals, layout = reduce_to_mains(grads, False, Strategy(topology=machine))
     assert [total.device for total in totals] == [f"/device:CPU:{layout.mains()[v]}" for v in range(2)]
@@ -245,7 +242,7 @@ def test_gradients_stay_whole_where_each_variable_needs_its_main(graph):
 
 
 def test_a_gradient_that_is_cut_has_no_main(graph):
-    matrix = check_matrix([[tf1.placeholder("float32", [1024])] for _ in range(2)], tuple(cpus(2)), False)
+    matrix = checked([[tf1.placeholder("float32", [1024])] for _ in range(2)], cpus(2), False)
     with pytest.raises(StrategyError, match="cuts gradients over several mains"):
         reduce_to_mains(matrix, False, Strategy(splits=2, mains="rotate"))
 
@@ -272,6 +269,6 @@ def test_memory_of_all_reduces_over_different_numbers_of_lanes_is_added_lane_by_
 def test_a_plan_for_a_machine_knows_of_the_lanes(graph):
     machine = load("p3.8xlarge")
     rows = [[tf.zeros([2_000_000])] * 2 for _ in range(4)]
-    grads = check_matrix(rows, tuple(cpus(4)), False, lanes=gpu_lanes(cpus(4), 3).lanes)
+    grads = checked(rows, cpus(4), False, lanes=gpu_lanes(cpus(4), 3).lanes)
     _, plan = plan_cut([Spec(2_000_000, 4, "float32")] * 2, PlanningTarget(machine, lanes=3))
     assert lay_out(grads, Strategy(topology=machine)).plan.steps == plan.steps

@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from hier_allreduce import allreduce_grads
+from hier_allreduce.graph import check_matrix, places_of
 
 tf1 = tf.compat.v1
 IS_TF2 = tf.__version__.startswith("2")
@@ -28,6 +29,11 @@ def session(**options):
 def cpus(count):
     """Return ``count`` logical CPU devices."""
     return [f"/cpu:{i}" for i in range(count)]
+
+
+def checked(rows, devices, average=False, lanes=()):
+    """Return K rows of gradients as ``allreduce_grads`` checks them."""
+    return check_matrix(rows, places_of(tuple(devices), lanes), average)
 
 
 def gradients_on(devices, values, static=True):

@@ -487,14 +487,14 @@ def lanes(folder):
     """Train over lanes, with either update, and from a file."""
     written = os.path.join(folder, "lanes.yaml")
     with open(written, "w") as file:
-        file.write("devices: ['/cpu:0', '/cpu:1', '/cpu:2']\nlanes: 2\nupdate: main\n")
+        file.write("devices: ['/cpu:0', '/cpu:1', '/cpu:2']\nlanes_per_gpu: 2\nupdate: main\n")
     trainers = {
-        "replicated": HierarchicalTrainer(cpus(3), lanes=2),
+        "replicated": HierarchicalTrainer(cpus(3), lanes_per_gpu=2),
         "main": HierarchicalTrainer.from_config(written),
     }
     facts = {name: train(trainer, "momentum", steps=2)["after"] for name, trainer in trainers.items()}
     facts["devices"] = trainers["main"].lanes
-    on_gpus = HierarchicalTrainer([2, 0], lanes=2)
+    on_gpus = HierarchicalTrainer([2, 0], lanes_per_gpu=2)
     facts["on GPUs"] = [on_gpus.devices, on_gpus.lanes]
     return facts
 
@@ -548,10 +548,10 @@ def refusals(folder):
         "groups": lambda: HierarchicalTrainer(4, strategy=Strategy(groups=[[0, 1], [3]])),
         "average": lambda: HierarchicalTrainer(2, average="sum"),
         "gpus": lambda: run(HierarchicalTrainer(8)),
-        "lanes": lambda: HierarchicalTrainer(8, lanes=2.5),
-        "lanes, shared": lambda: HierarchicalTrainer(["/cpu:0", "/cpu:0"], lanes=1),
-        "lanes of GPUs": lambda: run(HierarchicalTrainer(2, lanes=1)),
-        "lanes, own session": lambda: run(HierarchicalTrainer(["/cpu:0"], lanes=1), session_creator=chief),
+        "lanes": lambda: HierarchicalTrainer(8, lanes_per_gpu=2.5),
+        "lanes, shared": lambda: HierarchicalTrainer(["/cpu:0", "/cpu:0"], lanes_per_gpu=1),
+        "lanes of GPUs": lambda: run(HierarchicalTrainer(2, lanes_per_gpu=1)),
+        "lanes, own session": lambda: run(HierarchicalTrainer(["/cpu:0"], lanes_per_gpu=1), session_creator=chief),
         "gpu ids": lambda: run(HierarchicalTrainer([0, "/cpu:0"])),
         "own session": lambda: run(HierarchicalTrainer(cpus(2)), session_creator=chief),
         "few cpus": lambda: run(HierarchicalTrainer(cpus(3)), session_creator=two_cpus),

@@ -8,12 +8,11 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import cpus, gradients_on, session, tf1
+from helpers.graphs import checked, cpus, gradients_on, session, tf1
 
 from hier_allreduce import AuditError, Strategy, allreduce_grads, allreduce_grads_hierarchical, audit
 from hier_allreduce.graph import allreduce, emit
 from hier_allreduce.graph.allreduce import copy_from_mains, reduce_to_mains
-from hier_allreduce.graph.gradients import check_matrix
 from hier_allreduce.inspect import auditing, built_sums
 from hier_allreduce.inspect.executed import chunk_finder
 from hier_allreduce.planning import Copy, Reduce, plan_of
@@ -149,13 +148,13 @@ def test_several_all_reduces_in_one_step_have_a_table_for_each_set_of_devices(gr
 @pytest.mark.parametrize("strategy", [Strategy(), *ONE_BY_ONE.values()], ids=["default", *ONE_BY_ONE])
 @pytest.mark.parametrize("devices", [2, 4, 5])
 def test_the_two_halves_are_executed_as_planned_each_on_its_own(graph, devices, strategy):
-    grads = check_matrix(gradients_on(cpus(devices), ones(devices, 3)), tuple(cpus(devices)), False)
+    grads = checked(gradients_on(cpus(devices), ones(devices, 3)), cpus(devices), False)
     sums, layout = reduce_to_mains(grads, False, strategy)
     values = []
     for variable, total in enumerate(sums):
         with tf.device(cpus(devices)[layout.mains()[variable]]):
             values.append(0.1 * total)
-    result = copy_from_mains(values, layout, cpus(devices))
+    result = copy_from_mains(values, layout)
     for fetched in (result, used_on_the_spot(result, cpus(devices))):
         found = audit(seen(fetched))
         assert [call.copies for call in found.calls] == [
@@ -281,10 +280,10 @@ def with_fault(change):
     """Return an ``emit`` whose ops are of another plan than the one that the audit knows."""
     real = allreduce.emit
 
-    def emit(plan, *rest, **how):
-        changed = dataclasses.replace(plan, steps=tuple(map(change, plan.steps)))
-        assert changed.transfers().keys() == plan.transfers().keys()  # the same copies, at least once
-        return real(changed, *rest, **how)
+    def emit(layout, *rest):
+        changed = dataclasses.replace(layout.plan, steps=tuple(map(change, layout.plan.steps)))
+        assert changed.transfers().keys() == layout.plan.transfers().keys()  # the same copies, at least once
+        return real(layout._replace(plan=changed), *rest)
 
     return emit
 
@@ -399,14 +398,14 @@ def test_an_all_reduce_of_which_nothing_is_left_but_a_fetch(graph, monkeypatch):
     """Its sum is merged into another's, and it has no copy."""
     real, grads = allreduce.emit, gradients_on(cpus(2), ones(2))
     first = allreduce_grads(grads, cpus(2), strategy="flat")
-    monkeypatch.setattr(allreduce, "emit", lambda plan, *how, **more: real(without_copies(plan), *how, **more))
+    monkeypatch.setattr(allreduce, "emit", lambda layout, *how: real(without_copies(layout), *how))
     second = allreduce_grads(grads, cpus(2), strategy="flat")
     with pytest.raises(AuditError, match=r"missing 0→1"):
         audit(seen([first, second]), graph)
 
 
-def without_copies(plan):
-    return dataclasses.replace(plan, steps=tuple(step for step in plan.steps if isinstance(step, Reduce)))
+def without_copies(layout):
+    return layout._replace(plan=layout.plan.reduce_half())
 
 
 def test_soft_placement_that_moved_a_tower(graph):

@@ -369,7 +369,7 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
         ("groups", "StrategyError", ["missing [2]"]),
         ("average", "GradientError", ["average='sum'"]),
         ("gpus", "DeviceError", ["tower 0: /gpu:0", "tower 7: /gpu:7", "finds 0 GPUs", "There are /cpu:0;"]),
-        ("lanes", "DeviceError", ["lanes=2.5", "whole number"]),
+        ("lanes", "DeviceError", ["lanes_per_gpu=2.5", "whole number"]),
         ("lanes, shared", "DeviceError", ["different CPU devices", "'/cpu:0', '/cpu:0'"]),
         ("lanes of GPUs", "DeviceError", ["GPUs 0, 1 do not exist", "finds 0 GPUs"]),
         ("lanes, own session", "DeviceError", ["tower 0, lane 0: /cpu:1", "There are /cpu:0;"]),

@@ -529,7 +529,7 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
 
 def test_choices_are_checked_before_anything_is_built():
     refused(StrategyError, "update='mian' is unknown", update="mian")
-    refused(DeviceError, "tower 1, lane 0 .* is also the device of tower 0", lanes=[["/cpu:2"], ["/cpu:0"]])
+    refused(DeviceError, "tower 1, lane 0 .* is also the device of tower 0", lanes=[("/cpu:2", 0), ("/cpu:0", 1)])
     refused(GradientError, "average='sum': it is True for the mean", average="sum")
     refused(StrategyError, "broadcast=-2: expected", broadcast=-2)
     refused(StrategyError, "check_replicas_every=-1: expected", check_replicas_every=-1)

@@ -180,9 +180,9 @@ def test_strategies_are_tried_over_lanes_and_the_verdict_says_where_to_give_them
 
     monkeypatch.setattr(search, "in_turn", in_turn)
     monkeypatch.setattr(search, "session", session_of)
-    found = tune(str(table), cpus(3), backward_ms=0, minutes=0.1, lanes=2)
-    assert (found.name, found.strategy, found.lanes) == ("lanes=2", Strategy(), 2)
-    assert "give lanes=2 where you give the file" in found.yaml()
+    found = tune(str(table), cpus(3), backward_ms=0, minutes=0.1, lanes_per_gpu=2)
+    assert (found.name, found.strategy, found.lanes_per_gpu) == ("lanes=2", Strategy(), 2)
+    assert "also give lanes_per_gpu=2" in found.yaml()
     places = {op.device for graph in graphs for op in graph.get_operations() if op.type in ("AddN", "AddV2", "Add")}
     assert any(place.endswith(("CPU:3", "CPU:4")) for place in places)  # the first tower's lanes
 
