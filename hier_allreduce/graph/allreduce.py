@@ -93,7 +93,32 @@ def allreduce_grads_hierarchical(
 
     K×N in, K×N out; every variable travels alone. Two groups of ⌈K/2⌉ and ⌊K/2⌋ towers add up on mains that rotate
     with the variable. One main sends its partial sum to the other and gets the total back; both copy it inside their
-    groups. Source of the schedule: tensorpack ``graph_builder/utils.py``.
+    groups. Source of the schedule: tensorpack ``graph_builder/utils.py``. For dense float32 gradients and K = 8 these
+    are the same ops::
+
+        def in_two_quads(all_grads, devices, average=False):
+            columns = []
+            for variable, grads in enumerate(zip(*all_grads)):
+                root = (variable + 4) % 8  # the main whose sum is complete first
+                other = (root + 4) % 8  # the main of the other quad
+                partial = {}
+                for main in (root, other):
+                    quad = [tower for tower in range(8) if tower // 4 == main // 4]
+                    with tf.device(devices[main]):
+                        partial[main] = tf.add_n([grads[tower] for tower in quad])
+                with tf.device(devices[root]):
+                    total = tf.add(partial[root], partial[other])
+                    if average:
+                        total = tf.multiply(total, 1 / 8)
+                with tf.device(devices[other]):
+                    result = {root: total, other: tf.identity(total)}
+                for tower in range(8):
+                    if tower not in result:
+                        with tf.device(devices[tower]):
+                            near = root if tower // 4 == root // 4 else other
+                            result[tower] = tf.identity(result[near])
+                columns.append([result[tower] for tower in range(8)])
+            return list(zip(*columns))  # K×N
 
     Raises: as :func:`allreduce_grads`.
     """

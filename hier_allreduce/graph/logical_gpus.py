@@ -145,8 +145,8 @@ def gpu_lanes(
             as ``["/cpu:0", "/cpu:1"]``, get lanes that are CPU devices.
         lanes_per_gpu: L, the lanes of each tower.
         memory_limit: the bytes of each lane, or L numbers.
-        gradient_bytes: instead of ``memory_limit``: the bytes of one tower's gradients in one all-reduce. The lanes of
-            a GPU get four times as much together.
+        gradient_bytes: instead of ``memory_limit``: the bytes of one tower's gradients in one all-reduce. Each lane
+            gets twice as much, a single one four times.
         tower_memory: the bytes that each tower keeps; by default what is free on the fullest GPU, less the lanes and
             the 5 % that TensorFlow leaves to CUDA. nvidia-smi tells what is free.
 
@@ -223,7 +223,8 @@ def _lane_limits(
         raise DeviceError("give either memory_limit= or gradient_bytes=, not both")
     if gradient_bytes is not None:
         _check_bytes("gradient_bytes", gradient_bytes)
-        memory_limit = -(-MEMORY * int(gradient_bytes) // max(1, lanes))
+        # planned lanes carry different shares: of two or more lanes, one needs up to half of what all need together
+        memory_limit = -(-MEMORY * int(gradient_bytes) // min(2, max(1, lanes)))
     if memory_limit is None:
         return None
     limits = list(memory_limit) if hasattr(memory_limit, "__iter__") else [memory_limit] * lanes

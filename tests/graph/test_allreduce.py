@@ -1,5 +1,8 @@
 """The functions people call: sums, means, places, and that they are nothing but dataflow."""
 
+import textwrap
+from collections import Counter
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -60,6 +63,22 @@ def test_the_drop_in_takes_the_published_way_for_every_variable(graph, devices):
         steps = [step._replace(chunk=0) for step in emitted.plan.steps if step.chunk == chunk]
         assert steps == [step._replace(chunk=0) for step in two_group(devices, variable)]
     assert_all_towers_hold(evaluate(result), np.sum(values, axis=0))
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_the_ops_in_the_docstring_are_those_of_the_function(average):
+    _, name, code = allreduce_grads_hierarchical.__doc__.partition("        def in_two_quads")
+    plain = {"tf": tf}
+    exec(textwrap.dedent(name + code.partition("    Raises:")[0]), plain)
+    ops, values = [], []
+    for reduce in (plain["in_two_quads"], allreduce_grads_hierarchical):
+        with tf.Graph().as_default() as graph:
+            grads = gradients_on(cpus(8), [[np.float32([k, v]) for v in range(9)] for k in range(8)])
+            before = Counter((op.type, op.device) for op in graph.get_operations())
+            values.append(evaluate(reduce(grads, cpus(8), average)))
+            ops.append(Counter((op.type, op.device) for op in graph.get_operations()) - before)
+    assert ops[0] == ops[1] and ops[0]["AddN", "/device:CPU:0"] > 0
+    np.testing.assert_array_equal(*values)
 
 
 @pytest.mark.parametrize("static", [True, False], ids=["known", "unknown"])
