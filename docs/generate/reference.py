@@ -17,7 +17,7 @@ from hier_allreduce import presets
 from hier_allreduce.cli.entry import parser
 from hier_allreduce.cluster import config
 from hier_allreduce.planning import Strategy
-from hier_allreduce.topology import files, gpus, machine_file
+from hier_allreduce.topology import gpus, machine_file, topology
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -128,7 +128,7 @@ def files_page():
 
 
 def _machine():
-    return _meanings(files._FIELDS, {**_MACHINE, **_CALIBRATION})
+    return _meanings(topology._YAML_FIELDS, {**_MACHINE, **_CALIBRATION})
 
 
 def _calibration():

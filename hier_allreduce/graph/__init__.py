@@ -2,8 +2,8 @@
 
 ::
 
-    all_grads ─► gradients ─► layout ─► entries ─► packing ─► emit ─► packing ─► entries ─► result
-       K×N       checked      what,     K×E        K×C        ops     K×E        K×N
+    all_grads ─► gradients ─► layout ─► units ─► packing ─► emit ─► packing ─► units ─► result
+       K×N       Columns      what,     K×U      K×C        ops     K×U        K×N
                               chunks,
                               plan
 
