@@ -22,7 +22,7 @@ from ..errors import DeviceError
 from ..formatting import amount, count
 from ..planning import MEMORY
 from ..topology import free_gpu_memory
-from .compat import IS_TF2, make_logical_cpus, tf1
+from .compat import IS_TF2, make_logical_cpus, tf1, without_autograph
 from .devices import Lane, device_fields, device_strings
 
 MIB = 1 << 20
@@ -122,6 +122,7 @@ class LogicalDevices:
         return 1 + max(device_fields(device)[4] for device in named)
 
 
+@without_autograph
 def gpu_lanes(
     gpus: Union[int, Sequence[Any]],
     lanes_per_gpu: int,

@@ -493,9 +493,9 @@ def lanes(folder):
         "main": HierarchicalTrainer.from_config(written),
     }
     facts = {name: train(trainer, "momentum", steps=2)["after"] for name, trainer in trainers.items()}
-    facts["devices"] = trainers["main"].lanes
+    facts["devices"] = [lane[:2] for lane in trainers["main"].lanes]
     on_gpus = HierarchicalTrainer([2, 0], lanes_per_gpu=2)
-    facts["on GPUs"] = [on_gpus.devices, on_gpus.lanes]
+    facts["on GPUs"] = [on_gpus.devices, [lane.device for lane in on_gpus.lanes]]
     return facts
 
 

@@ -320,9 +320,9 @@ def test_towers_train_over_lanes_alike_with_either_update(facts):
 
 @scenario("lanes")
 def test_a_trainer_numbers_its_lanes_as_tensorflow_does(facts):
-    assert facts["devices"] == [["/cpu:3", "/cpu:4"], ["/cpu:5", "/cpu:6"], ["/cpu:7", "/cpu:8"]]
-    by_gpu = [["/gpu:3", "/gpu:0"], [["/gpu:4", "/gpu:5"], ["/gpu:1", "/gpu:2"]]]
-    by_ordinal = [["/gpu:1", "/gpu:0"], [["/gpu:3", "/gpu:5"], ["/gpu:2", "/gpu:4"]]]
+    assert facts["devices"] == [[f"/cpu:{3 + number}", number // 2] for number in range(6)]
+    by_gpu = [["/gpu:3", "/gpu:0"], ["/gpu:4", "/gpu:5", "/gpu:1", "/gpu:2"]]
+    by_ordinal = [["/gpu:1", "/gpu:0"], ["/gpu:3", "/gpu:5", "/gpu:2", "/gpu:4"]]
     assert facts["on GPUs"] == (by_ordinal if IS_TF2 else by_gpu)
 
 
