@@ -147,16 +147,24 @@ def _between_towers(plan: Plan) -> Counter:
 
 
 def _way_text(way: Way) -> str:
-    """Return ``1,2,3→0  0→4``: neighbouring sums on the same device share a term."""
-    terms = [(dst, [src for srcs, _ in hops for src in srcs]) for dst, hops in groupby(way, key=lambda hop: hop[1])]
-    return "  ".join(f"{','.join(map(str, srcs))}→{dst}" for dst, srcs in terms)
+    """Return ``1,2,3→0  0→4``."""
+    return "  ".join(f"{','.join(map(str, srcs))}→{dst}" for srcs, dst in way)
 
 
 def sums_by_chunk(plan: Plan) -> Dict[int, Way]:
-    """Return each chunk's reductions as (srcs, dst), of towers."""
+    """Return each chunk's sums as (srcs, dst), of towers, from the leaves to the root; not in which order they run."""
     sums: Dict[int, List[Tuple[Tuple[int, ...], int]]] = {chunk: [] for chunk in range(plan.chunks)}
     for step in plan.steps:
         srcs = tuple(plan.tower(src) for src in getattr(step, "srcs", ()) if plan.tower(src) != plan.tower(step.dst))
         if srcs:  # what enters a tower's lane is no sum
             sums[step.chunk].append((srcs, plan.tower(step.dst)))
-    return {chunk: tuple(hops) for chunk, hops in sums.items()}
+    return {chunk: _from_leaves(hops) for chunk, hops in sums.items()}
+
+
+def _from_leaves(hops: Sequence[Tuple[Tuple[int, ...], int]]) -> Way:
+    height: Dict[int, int] = {}
+    sources: Dict[int, List[int]] = {}
+    for srcs, dst in hops:
+        height[dst] = max(height.get(dst, 0), 1 + max(height.get(src, 0) for src in srcs))
+        sources.setdefault(dst, []).extend(srcs)
+    return tuple((tuple(sorted(sources[dst])), dst) for dst in sorted(sources, key=lambda dst: (height[dst], dst)))

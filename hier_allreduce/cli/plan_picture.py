@@ -56,8 +56,10 @@ def _title(prediction: Prediction) -> str:
 
 
 def way_colors(plan: Plan) -> Dict[Way, str]:
-    """Return a colour for each way. The first eight ways have their own; all others share one."""
-    ways = dict.fromkeys(sums_by_chunk(plan).values())
+    """Return a colour for each way. Eight have their own, first those of the last buckets; all others share one."""
+    sums = sums_by_chunk(plan)
+    last_first = sorted(sums, key=lambda chunk: -plan.buckets[chunk] if plan.buckets else 0)
+    ways = dict.fromkeys(sums[chunk] for chunk in last_first)
     colors = [INK] * len(COLORS) if plan.lanes else COLORS  # with lanes, colours are theirs
     return {way: colors[number] if number < len(colors) else _OTHER_WAYS for number, way in enumerate(ways)}
 
