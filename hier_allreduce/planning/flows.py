@@ -92,9 +92,6 @@ class Flows:
         self._mask = 0  # the pairs as bits
         self.next_end = math.inf
 
-    def __len__(self) -> int:
-        return len(self._copies)
-
     def begin(self, copy: int, pair: int, size: float, now: float) -> None:
         """Let the bytes of a copy move from ``now`` on."""
         rate = self._rates[pair] = self._wires.alone[pair]

@@ -232,8 +232,8 @@ class Simulation:
         """Run to the end, or until ``patience`` seconds have passed."""
         events, flows = self.events, self.flows
         happen = [self._gradient, self._ready, self._queue, self._flow, self._arrive, self._sum]
-        while events or len(flows):
-            if len(flows) and (not events or flows.next_end <= events[0][0]):
+        while events or flows.next_end < math.inf:
+            if not events or flows.next_end <= events[0][0]:
                 now = flows.next_end
                 if now > self.patience:
                     break
