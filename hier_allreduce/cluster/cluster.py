@@ -33,8 +33,8 @@ import tensorflow as tf
 from ..errors import ClusterError
 from ..graph import CrossHostReduce, HostGroup, Matrix, builds_for_session, forget_colocation, outside_control_flow, tf1
 from .addresses import refuse_taken
-from .collectives import Collectives
-from .config import check_config, from_tf_config, read_config
+from .collectives import Collectives, engine_for, nccl_groups
+from .config import RING, check_config, from_tf_config, read_config
 from .kv_store import KeyValueStore
 from .manifest import ALL_REDUCE, BROADCAST, Manifest, gradient_facts, variable_facts
 from .rendezvous import Rendezvous, TimeLimits
@@ -65,6 +65,7 @@ class Cluster(HostGroup):
         timeout: float = 30.0,
         start_timeout: float = 600.0,
         stall_timeout: float = 3600.0,
+        communication: str = RING,
     ):
         """Check and keep the description; nothing is started before :meth:`session`.
 
@@ -77,16 +78,19 @@ class Cluster(HostGroup):
             start_timeout: seconds to wait for all hosts at the start.
             stall_timeout: seconds that a live host may keep the others waiting, for example while it saves or
                 evaluates.
+            communication: ``"ring"``, TensorFlow's own over gRPC; ``"nccl"``, for GPUs; or ``"auto"``: NCCL for each
+                all-reduce whose towers are all GPUs, if this TensorFlow was built with it. Hosts compare the choice.
 
         Raises:
-            ClusterError: no hosts, an invalid or repeated address, a task that is not an index of the list, or a number
-                that is not positive.
+            ClusterError: no hosts, an invalid or repeated address, a task that is not an index of the list, an unknown
+                engine, or a number that is not positive.
         """
         times = {"timeout": timeout, "start_timeout": start_timeout, "stall_timeout": stall_timeout}
-        check_config(hosts, task, devices_per_host, **times)
+        check_config(hosts, task, devices_per_host, communication, **times)
         self.hosts: Tuple[str, ...] = tuple(hosts)
         self.task, self.devices_per_host = task, devices_per_host
         self.timeout, self.start_timeout, self.stall_timeout = timeout, start_timeout, stall_timeout
+        self.communication = communication
         self._collectives = Collectives(self.size, self.task)
         self._manifest = Manifest()
         self._session_numbers = itertools.count()
@@ -96,7 +100,7 @@ class Cluster(HostGroup):
     def from_environment(cls, devices_per_host: int, **options: Any) -> Cluster:
         """Return the cluster that TF_CONFIG describes; a cluster of one host if there is none in it.
 
-        Launchers set it for ``tf.distribute``. ``options`` are other arguments of :class:`Cluster`: time limits.
+        Launchers set it for ``tf.distribute``. ``options`` are other arguments of :class:`Cluster`.
 
         ::
 
@@ -154,8 +158,9 @@ class Cluster(HostGroup):
         if self.size == 1:
             return CrossHostReduce()
         graph = _graph_for_session()
-        self._note(graph, ALL_REDUCE, {"gradients": gradient_facts(grads), **facts}, name)
-        return self._collectives
+        engine = engine_for(self.communication, grads.places.towers)
+        self._note(graph, ALL_REDUCE, {"communication": engine, "gradients": gradient_facts(grads), **facts}, name)
+        return self._collectives.across(engine)
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
         """Return an op that gives every host the chief's values; all hosts must run it at the same point.
@@ -169,11 +174,13 @@ class Cluster(HostGroup):
         """
         if self.size == 1:
             return tf.no_op()
-        graph = _graph_for_session()
-        self._note(graph, BROADCAST, {"variables": variable_facts(variables)})
+        graph, facts = _graph_for_session(), {"variables": variable_facts(variables)}
         ordered = sorted(variables, key=lambda variable: str(variable.op.name))
-        with tf1.name_scope("broadcast"), tf1.device("/cpu:0"):
-            return tf.group(*[self._collectives.broadcast(v) for v in ordered if v.shape.num_elements() != 0])
+        groups = nccl_groups(self.communication, ordered)
+        facts["over NCCL"] = {v.op.name: str(groups[v.device]) for v in ordered if v.device in groups}
+        self._note(graph, BROADCAST, facts)
+        with tf1.name_scope("broadcast"):
+            return self._collectives.broadcast([v for v in ordered if v.shape.num_elements() != 0], groups)
 
     def _note(self, graph: Any, kind: str, facts: Mapping[str, Any], name: str = "") -> None:
         """Note what is about to be built in a graph; build the op of the graph's meeting, if it has none yet."""

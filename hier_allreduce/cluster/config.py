@@ -4,7 +4,8 @@
 
     hosts: [10.0.0.1:2222, 10.0.0.2:2222]
     devices_per_host: 8
-    timeout: 30            # seconds; this key and the following ones are optional
+    communication: ring    # or nccl, or auto; this key and the following ones are optional
+    timeout: 30            # seconds
     start_timeout: 600
     stall_timeout: 3600
 """
@@ -20,9 +21,10 @@ from ..errors import ClusterError
 from .addresses import split_address
 
 _REQUIRED = presets.Field(required="expected hosts: [HOST:PORT, …] and devices_per_host: NUMBER")
-_OPTIONAL = ["timeout", "start_timeout", "stall_timeout"]
+_OPTIONAL = ["communication", "timeout", "start_timeout", "stall_timeout"]
 _FIELDS = {"hosts": _REQUIRED, "devices_per_host": _REQUIRED, **dict.fromkeys(_OPTIONAL, presets.Field())}
 _JOBS = ("chief", "worker")
+RING, NCCL, AUTO = ENGINES = ("ring", "nccl", "auto")
 
 
 def read_config(name_or_path: str, task: int = 0) -> Dict[str, Any]:
@@ -83,12 +85,14 @@ def from_tf_config(text: str) -> Tuple[List[str], int]:
     return hosts, task
 
 
-def check_config(hosts: Sequence[str], task: int, devices_per_host: int, **times: float) -> None:
+def check_config(
+    hosts: Sequence[str], task: int, devices_per_host: int, communication: str = RING, **times: float
+) -> None:
     """Check the arguments of :class:`hier_allreduce.Cluster`.
 
     Raises:
-        ClusterError: no hosts, an invalid or repeated address, a task that is not an index of the list, or a number
-            that is not positive.
+        ClusterError: no hosts, an invalid or repeated address, a task that is not an index of the list, an unknown
+            engine, or a number that is not positive.
     """
     if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not hosts:
         raise ClusterError(f"hosts={hosts!r}: expected a list of addresses such as ['10.0.0.1:2222', …]")
@@ -101,6 +105,8 @@ def check_config(hosts: Sequence[str], task: int, devices_per_host: int, **times
         raise ClusterError(f"task={task!r}: expected the index of a host, 0 to {len(hosts) - 1}")
     if isinstance(devices_per_host, bool) or not isinstance(devices_per_host, int) or devices_per_host < 1:
         raise ClusterError(f"devices_per_host={devices_per_host!r}: expected a whole number of 1 or more")
+    if communication not in ENGINES:
+        raise ClusterError(f"communication={communication!r}: expected one of {', '.join(ENGINES)}")
     for name, seconds in times.items():
         if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise ClusterError(f"{name}={seconds!r}: expected seconds, more than 0 and finite")

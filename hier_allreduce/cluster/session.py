@@ -7,13 +7,14 @@ import functools
 import re
 import sys
 import threading
-from typing import Any, Callable, Dict, Iterable, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
 
 import tensorflow as tf
 from tensorflow.python.client.session import tf_session  # it has no public name
 
 from ..errors import ClusterError
 from ..graph import tf1
+from .collectives import check_order, collectives_of
 from .polling import POLL, attempts
 from .rendezvous import Rendezvous
 from .watchdog import Watchdog
@@ -59,7 +60,7 @@ class ClusterSession(tf1.Session):
         Raises:
             ClusterError: a host died or froze, and TensorFlow cannot go on in this process: end it, and start again.
                 Or an earlier step with the other hosts ended with an error, and this would be the next one; or another
-                thread runs one.
+                thread runs one; or NCCL's calls have no order in this one.
         """
         return self._watched(functools.partial(super().run, *args, **kwargs))
 
@@ -73,7 +74,9 @@ class ClusterSession(tf1.Session):
         """Override TensorFlow's method between the choice of what to run and the run itself."""
         ops = (*targets, *(tensor.op for tensor in fetches))
         if ops not in self._crossing:
-            self._crossing[ops] = _needs_collective(ops)
+            collectives = collectives_of(ops)
+            check_order(collectives)
+            self._crossing[ops] = bool(collectives)
         if not self._crossing[ops]:
             return super()._do_run(handle, targets, fetches, feeds, options, metadata)
         if self._no_more_steps:
@@ -169,19 +172,6 @@ def _is_failure(error: Optional[BaseException]) -> bool:
     if isinstance(error, SystemExit):
         return bool(error.code)
     return error is not None and not isinstance(error, tf.errors.OutOfRangeError)  # that one is the end of the data
-
-
-def _needs_collective(ops: Iterable[Any]) -> bool:
-    """Whether a collective is among ``ops`` and everything they depend on."""
-    seen, waiting = set(ops), list(ops)
-    while waiting:
-        op = waiting.pop()
-        if op.type.startswith("Collective"):
-            return True
-        new = {*(tensor.op for tensor in op.inputs), *op.control_inputs} - seen
-        seen |= new
-        waiting += new
-    return False
 
 
 def _may_come_from_a_peer(error: tf.errors.OpError) -> bool:

@@ -21,8 +21,9 @@ SUMMABLE_DTYPES = (
 # Integers for which GPUs lack AddN, or in TensorFlow 1.15 Concat. They are added and travel as int64: the sum modulo
 # 2^64, cast back, is the sum modulo 2^8 and so on.
 _AS_INT64 = ("int8", "int16", "uint8", "uint16", "uint32", "uint64")
-# the dtypes that collectives add; 1.15 has no kernel for float16
-COLLECTIVE_DTYPES = (*(("float16",) if IS_TF2 else ()), "float32", "float64", "int32", "int64")
+# the dtypes that collectives add on CPU devices and GPUs: 1.15 has no kernel for float16, no version adds int32 or
+# bfloat16 on GPUs
+COLLECTIVE_DTYPES = (*(("float16",) if IS_TF2 else ()), "float32", "float64", "int64")
 
 
 def carrier(dtype: str) -> str:

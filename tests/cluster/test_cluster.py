@@ -196,6 +196,15 @@ def test_the_tower_optimizer_trains_several_hosts_too(undisturbed, update):
 
 
 @compared
+@pytest.mark.parametrize("engine", ["auto", "nccl"])
+def test_every_engine_gives_the_same_bits(undisturbed, engine):
+    """On CPU devices TensorFlow takes its ring for NCCL; the edges between NCCL's calls are there."""
+    each = {task: {"cluster": {"communication": engine}} for task in (0, 1)}
+    with job("train", 2, each=each, pack_below=0) as hosts:
+        assert [host["bits"] for host in facts(hosts)] == [host["bits"] for host in undisturbed]
+
+
+@compared
 def test_a_restart_from_the_checkpoint_goes_on_with_the_same_loss(tmp_path, undisturbed):
     """The chief saves after the third step; then a host dies. The new job restores on the chief only."""
     checkpoint = str(tmp_path / "model")
@@ -383,8 +392,9 @@ def test_a_host_that_never_comes_is_named(missing):
         ({"width": 7}, ["gradients, ", "a: float32 [5, 7] there, float32 [5, 5] here"]),
         ({"name": "bias"}, ["c: only here (float32 [3])", "bias: only there (float32 [3])"]),
         ({"pack_below": 4096}, ["strategy, pack_below: 4096 there, 65536 here"]),
+        ({"cluster": {"communication": "nccl"}}, ["(hier_allreduce), communication: nccl there, ring here"]),
     ],
-    ids=["shape", "variables", "strategy"],
+    ids=["shape", "variables", "strategy", "engine"],
 )
 def test_hosts_that_build_something_else_are_refused_before_the_first_step(options, words):
     with job("train", 3, each={1: options}) as hosts:
@@ -681,6 +691,7 @@ def test_gathering_from_several_hosts_is_refused(graph):
         ({"task": 2}, "task=2: expected the index of a host, 0 to 1"),
         ({"task": True}, "task=True"),
         ({"devices_per_host": 0}, "devices_per_host=0"),
+        ({"communication": "mpi"}, "communication='mpi': expected one of ring, nccl, auto"),
         ({"timeout": -1}, "timeout=-1: expected seconds"),
         ({"start_timeout": "long"}, "start_timeout='long'"),
         ({"timeout": float("inf")}, "timeout=inf: expected seconds"),
