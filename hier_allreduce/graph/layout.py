@@ -211,6 +211,8 @@ def _by_strategy(
         check_groups(strategy.groups, towers)
     bucketing = strategy.bucketing if towers * hosts > 1 else Bucketing(pack_below=0)
     chunks = make_buckets([unit.spec for unit in units], bucketing)
+    if hosts > 1:  # collectives may follow each other, and a bucket is ready with its last gradient
+        chunks.sort(key=lambda chunk: min(chunk.pieces), reverse=True)
     name = _algorithm(strategy, devices)
     algorithm = strategy.function(name)
     turns = _turns(chunks, strategy.mains_for(name), turns_by_root(algorithm, towers))

@@ -48,6 +48,15 @@ def test_nccl_calls_of_a_main_follow_each_other_ring_ones_do_not(graph, engine):
         assert followed == ([[]] + [[op] for op in ops[:-1]] if engine == "nccl" else [[]] * len(ops))
 
 
+def test_a_bucket_crosses_when_its_last_gradient_is_ready(graph):
+    """Gradients become ready from the last variable's to the first one's."""
+    small, large = tf.zeros([1], name="small"), tf.zeros([1 << 15], name="large")
+    cluster = Cluster(HOSTS, 0, 2, communication="nccl")
+    allreduce_grads([[small, large, small]] * 2, cpus(2), strategy=Strategy(mains=0), cluster=cluster)
+    ((alone, bucket),) = by_device(graph, "hier_allreduce/")
+    assert "large" in alone.name and alone in bucket.control_inputs
+
+
 def test_the_meeting_and_the_check_of_shapes_use_the_ring(graph):
     """They are on CPU devices, for which NCCL has nothing."""
     cluster = Cluster(HOSTS, 0, 2, communication="nccl")
