@@ -37,7 +37,7 @@ from .collectives import Collectives, engine_for, nccl_groups
 from .config import RING, check_config, from_tf_config, read_config
 from .kv_store import KeyValueStore
 from .manifest import ALL_REDUCE, BROADCAST, Manifest, gradient_facts, variable_facts
-from .rendezvous import Rendezvous, TimeLimits
+from .rendezvous import Rendezvous
 from .session import ClusterSession
 from .watchdog import Watchdog
 
@@ -232,8 +232,7 @@ class Cluster(HostGroup):
         # the address by which this host reaches itself, whatever the list says
         addresses[self.task] = self._server.target[len("grpc://") :]
         kv_store = KeyValueStore(addresses, min(_KV_SECONDS, self.timeout / 6))
-        limits = TimeLimits(self.timeout, self.start_timeout, self.stall_timeout)
-        return Rendezvous(self.hosts, self.task, limits, watchdog, kv_store, session_number)
+        return Rendezvous(self.hosts, self.task, self.start_timeout, watchdog, kv_store, session_number)
 
     def check_session(self, session: Any) -> None:
         """Check that all-reduces over several hosts can complete in a session.

@@ -12,7 +12,7 @@ for.
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Dict, NamedTuple, Optional, Sequence
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -32,16 +32,17 @@ class KeyValueStore:
             seconds: how long one operation may take.
         """
         self._hosts, self._milliseconds = hosts, max(1, int(1000 * seconds))
-        self._sessions: Dict[int, _ServerSession] = {}
+        self._sessions: Dict[int, Any] = {}
+        self._ops: Dict[Tuple[Any, str], _Ops] = {}  # built once, by the session's graph and the key
 
     def put(self, task: int, key: str, text: str) -> bool:
         """Store ``text`` on a host's server; return False if there is no server or it does not answer."""
-        ops = self._session(task).ops(key)
+        ops = self._ops_of(task, key)
         return self._run(task, ops.put, {ops.text: text.encode()}) is not _FAILED
 
     def get(self, task: int, key: str) -> Optional[str]:
         """Return the text of ``key`` on a host's server; None if it is unset or the server does not answer."""
-        ops = self._session(task).ops(key)
+        ops = self._ops_of(task, key)
         if self._run(task, ops.is_set) in (_FAILED, False):  # TensorFlow logs a warning if an unset variable is read
             return None
         text = self._run(task, ops.get)
@@ -51,11 +52,11 @@ class KeyValueStore:
         """Close the session on a host's server. This waits for the server, so it should still be there."""
         if task in self._sessions:
             with contextlib.suppress(tf.errors.OpError):
-                self._sessions.pop(task).session.close()
+                self._sessions.pop(task).close()
 
     def _run(self, task: int, fetch: Any, feed: Optional[Dict[Any, bytes]] = None) -> Any:
         try:
-            return self._sessions[task].session.run(fetch, feed)
+            return self._sessions[task].run(fetch, feed)
         except (tf.errors.FailedPreconditionError, tf.errors.NotFoundError):
             return _FAILED
         except (tf.errors.UnavailableError, tf.errors.DeadlineExceededError):
@@ -64,26 +65,16 @@ class KeyValueStore:
             del self._sessions[task]  # it belonged to an earlier process at this address
             return _FAILED
 
-    def _session(self, task: int) -> _ServerSession:
+    def _ops_of(self, task: int, key: str) -> _Ops:
         if task not in self._sessions:
             # A session waits at its start for all hosts that it may use. This filter matches none.
             config = tf1.ConfigProto(operation_timeout_in_ms=self._milliseconds, device_filters=["/job:nobody"])
-            self._sessions[task] = _ServerSession(tf1.Session(f"grpc://{self._hosts[task]}", tf.Graph(), config))
-        return self._sessions[task]
-
-
-class _ServerSession:
-    """A session on one host's server. The ops of a key are built once, however often they run."""
-
-    def __init__(self, session: Any):
-        self.session = session
-        self._ops: Dict[str, _Ops] = {}
-
-    def ops(self, key: str) -> _Ops:
-        if key not in self._ops:
-            with self.session.graph.as_default(), tf1.device("/cpu:0"):
-                self._ops[key] = _build_ops(key)
-        return self._ops[key]
+            self._sessions[task] = tf1.Session(f"grpc://{self._hosts[task]}", tf.Graph(), config)
+        graph = self._sessions[task].graph
+        if (graph, key) not in self._ops:
+            with graph.as_default(), tf1.device("/cpu:0"):
+                self._ops[graph, key] = _build_ops(key)
+        return self._ops[graph, key]
 
 
 class _Ops(NamedTuple):

@@ -7,35 +7,28 @@
     host 1   publish facts ─┘                     └─ steps … ─ announce departure ─┘
 
 A difference is an error on both hosts, before the first step. A host that fails in a step reports that to the others.
+Hosts talk through entries of their key-value stores; S is the number of the session in its process::
+
+    key                  on whose server    put there by                     text
+    facts/S              its own            every host                       its facts, as JSON
+    refused/S            another host's     a host whose facts differ        the difference, for an error
+    failed/S             all others'        a host whose step has failed     the reason, for an error
+    left by ADDRESS/S    all others'        a host that leaves its session   the number of steps it has begun
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set
 
 from ..errors import ClusterError
 from .kv_store import KeyValueStore
-from .messages import FAILED, REFUSED, Messages
 from .polling import attempts
 from .watchdog import START_AGAIN, Watchdog
 
 _LISTED = 5  # differences that an error message lists
-
-
-class TimeLimits(NamedTuple):
-    """Time limits in seconds.
-
-    Attributes:
-        gone: within which a dead host is detected.
-        start: to wait for all hosts to join.
-        stall: to wait for a live host that makes no progress.
-    """
-
-    gone: float
-    start: float
-    stall: float
+_FACTS, _REFUSED, _FAILED = "facts", "refused", "failed"
 
 
 class Rendezvous:
@@ -50,7 +43,7 @@ class Rendezvous:
         self,
         hosts: Sequence[str],
         task: int,
-        limits: TimeLimits,
+        start_timeout: float,
         watchdog: Watchdog,
         kv_store: KeyValueStore,
         session: int,
@@ -60,18 +53,18 @@ class Rendezvous:
         Args:
             hosts: the addresses of all hosts, by task.
             task: the index of this process.
-            limits: how long to wait.
-            watchdog: probes the other hosts.
+            start_timeout: seconds to wait for all hosts to join.
+            watchdog: probes the other hosts; its time limits hold for other waits.
             kv_store: the stores of all hosts.
-            session: number of sessions that this process has had before.
+            session: number of sessions that this process has had before, the same on all hosts.
         """
-        self._hosts, self._task, self._limits, self._watchdog = hosts, task, limits, watchdog
-        self._messages = Messages(kv_store, hosts, task, session)
+        self._hosts, self._task, self._start_timeout, self._watchdog = hosts, task, start_timeout, watchdog
+        self._kv_store, self._session = kv_store, session
         self._others = [other for other in range(len(hosts)) if other != task]
         self._answered: Set[int] = set()  # hosts that have been alive at least once
         self._leaving = False
         self.steps = -1  # the first one, in which the hosts only meet, does not count
-        self.grace = limits.gone / 4
+        self.grace = watchdog.timeout / 4
 
     def barrier(self, facts: Mapping[str, Any]) -> None:
         """Wait until all hosts have published their facts, and check that these are equal.
@@ -82,14 +75,14 @@ class Rendezvous:
         text = json.dumps(facts)
         self._publish(text)
         mine, waiting = json.loads(text), list(self._others)
-        for _ in attempts(self._limits.start):
+        for _ in attempts(self._start_timeout):
             unreachable = self._unreachable(waiting)
             for task in [task for task in waiting if task not in unreachable]:
-                theirs = self._watchdog.call(functools.partial(self._messages.facts, task), [task])
+                theirs = self._watchdog.call(functools.partial(self._get, task, _FACTS), [task])
                 if theirs is not None:
                     waiting.remove(task)
                     self._compare(task, mine, json.loads(theirs))
-            refusal = self._messages.received(REFUSED)
+            refusal = self._get(self._task, _REFUSED)
             if refusal:
                 self._refuse(refusal, self._answered)
             if not waiting:
@@ -97,14 +90,14 @@ class Rendezvous:
         missing = [f"{self._name(task)} {unreachable.get(task, 'has not built its graph')}" for task in waiting]
         self._leave(self.grace, self._answered)
         raise ClusterError(
-            f"after {self._limits.start:g} s not all hosts are there: {'; '.join(missing)}. Start it, or correct the"
+            f"after {self._start_timeout:g} s not all hosts are there: {'; '.join(missing)}. Start it, or correct the"
             " list of hosts on every host"
         )
 
     def _publish(self, text: str) -> None:
-        """Publish this host's facts. Its server may have to start first, however short ``limits.start`` is."""
-        for _ in attempts(max(self._limits.gone, self._limits.start)):
-            if self._messages.publish_facts(text):
+        """Publish this host's facts. Its server may have to start first, however short ``start_timeout`` is."""
+        for _ in attempts(max(self._watchdog.timeout, self._start_timeout)):
+            if self._put(self._task, _FACTS, text):
                 return
         raise ClusterError(
             f"this host's own server ({self._hosts[self._task]}) does not answer; start the process again"
@@ -115,7 +108,7 @@ class Rendezvous:
             return
         # That host may wait for this one at another address, and never detect the difference by itself.
         refusal = self._difference(self._task, theirs, mine)
-        self._messages.send([task], REFUSED, refusal, self.grace, self._unreachable)
+        self._send([task], _REFUSED, refusal)
         # Late hosts would otherwise wait for a host that is gone. But if the lists differ, some may never come.
         late = self._others if mine["hosts"] == theirs["hosts"] else self._answered
         self._refuse(self._difference(task, mine, theirs), late)
@@ -133,13 +126,27 @@ class Rendezvous:
         )
 
     def _refuse(self, message: str, hosts: Iterable[int]) -> None:
-        self._leave(self._limits.gone, hosts)
+        self._leave(self._watchdog.timeout, hosts)
         raise ClusterError(message)
 
     def report_failure(self, reason: str) -> None:
         """Tell all other hosts why this host's step has failed; they read it by :meth:`peer_failure`."""
-        message = f"{self._name(self._task)} {reason}"
-        self._messages.send(self._others, FAILED, message, self.grace, self._unreachable)
+        self._send(self._others, _FAILED, f"{self._name(self._task)} {reason}")
+
+    def _send(self, tasks: Sequence[int], topic: str, text: str) -> None:
+        """Put a message on other hosts' servers; a live one may be slow to take it."""
+        pending = list(tasks)
+        for _ in attempts(self.grace):
+            lost = self._unreachable(pending)
+            pending = [task for task in pending if task not in lost and not self._put(task, topic, text)]
+            if not pending:
+                return
+
+    def _put(self, task: int, topic: str, text: str) -> bool:
+        return self._kv_store.put(task, f"{topic}/{self._session}", text)
+
+    def _get(self, task: int, topic: str) -> Optional[str]:
+        return self._kv_store.get(task, f"{topic}/{self._session}")
 
     def peer_failure(self, step_failed: bool = False) -> str:
         """Return why the current step cannot complete, as another host has reported it; empty if none has.
@@ -148,12 +155,12 @@ class Rendezvous:
             step_failed: whether this host's step has failed. Then a host that left during the same step counts too;
                 else that host may have reached the end of its data, as this one may do soon.
         """
-        message = self._messages.received(FAILED) or next(self._early_departures(step_failed), "")
+        message = self._get(self._task, _FAILED) or next(self._early_departures(step_failed), "")
         return f"{message}. {START_AGAIN}" if message else ""
 
     def _early_departures(self, step_failed: bool) -> Iterator[str]:
         for task in self._others:
-            left_after = self._messages.departure(task)
+            left_after = self._departure(task)
             if left_after is None or left_after > self.steps or (left_after == self.steps and not step_failed):
                 continue
             when, where = ("in", "still in it") if left_after == self.steps else ("after", f"in run {self.steps}")
@@ -164,7 +171,20 @@ class Rendezvous:
 
     def departed(self) -> List[int]:
         """Return the hosts that have announced to this one that they leave."""
-        return [task for task in self._others if self._messages.departure(task) is not None]
+        return [task for task in self._others if self._departure(task) is not None]
+
+    def _departure(self, task: int) -> Optional[int]:
+        """Return after how many steps a host has left, as it announced to this one; None if it has not."""
+        # by address: hosts whose lists differ number each other differently
+        steps = self._get(self._task, f"left by {self._hosts[task]}")
+        return None if steps is None else int(steps)
+
+    def _announce_departure(self, task: int) -> bool:
+        """Tell a host that this one leaves; return False if its server does not answer."""
+        told = self._put(task, f"left by {self._hosts[self._task]}", str(self.steps))
+        if told:
+            self._kv_store.close(task)
+        return told
 
     def leave_after_error(self) -> None:
         """Announce that this host leaves; wait a moment for the hosts that are not lost to do so too."""
@@ -172,7 +192,7 @@ class Rendezvous:
 
     def leave_at_end(self) -> None:
         """Announce that this host leaves; wait for the others as long as saving or evaluating may take them."""
-        self._leave(self._limits.stall)
+        self._leave(self._watchdog.stall)
 
     def _leave(self, seconds: float, hosts: Optional[Iterable[int]] = None) -> None:
         """Announce to ``hosts`` that this one leaves, and wait until they have left too.
@@ -187,7 +207,7 @@ class Rendezvous:
         untold = set(waiting)
         for _ in attempts(seconds):
             unreachable = set(self._unreachable(waiting))
-            untold -= {task for task in untold - unreachable if self._messages.announce_departure(task, self.steps)}
+            untold -= {task for task in untold - unreachable if self._announce_departure(task)}
             left = set(self.departed()) - (untold - unreachable)
             settled = left | (unreachable & self._answered)
             waiting = [task for task in waiting if task not in settled]
@@ -196,7 +216,8 @@ class Rendezvous:
 
     def close(self) -> None:
         """Close what is open on this host's own server."""
-        self._messages.close()
+        # Not on other servers: closing a session there would wait for a host that may be gone.
+        self._kv_store.close(self._task)
 
     def _unreachable(self, hosts: Sequence[int]) -> Dict[int, str]:
         faults = self._watchdog.faults(hosts)

@@ -31,6 +31,8 @@ class Watchdog:
     """A thread for calls that wait for other hosts; a call is given up when a host has failed.
 
     Attributes:
+        timeout: seconds within which a host that no longer answers is detected.
+        stall: seconds that hosts which do answer may keep this one waiting.
         lost: the result of the latest probe, ``{task: fault}``.
     """
 
@@ -40,11 +42,11 @@ class Watchdog:
         Args:
             hosts: the addresses of all hosts, by task.
             task: the index of this host.
-            timeout: seconds within which a host that no longer answers is detected.
-            stall: seconds that hosts which do answer may keep this one waiting.
+            timeout: see the attributes.
+            stall: see the attributes.
         """
         self._addresses = {other: address for other, address in enumerate(hosts) if other != task}
-        self._timeout, self._stall = timeout, stall
+        self.timeout, self.stall = timeout, stall
         self._calls: _Calls = queue.Queue()
         self._pending: Optional[Future] = None
         self._given_up = ""  # why the pending call was given up
@@ -86,14 +88,14 @@ class Watchdog:
         # what later calls raise if Ctrl-C interrupts this one
         self._given_up = f"an earlier run was interrupted and still waits for other hosts. {START_AGAIN}"
         self._calls.put((call, function))
-        end = time.monotonic() + self._stall
-        while not wait([call], self._timeout / 6).done:
+        end = time.monotonic() + self.stall
+        while not wait([call], self.timeout / 6).done:
             faults = self.faults(hosts)
             # in this order: a host that is gone may have reported the reason before
             message = peer_failure() or self.message(faults, departed)
             if not message and time.monotonic() > end:
                 message = (
-                    f"waited {self._stall:g} s for hosts {sorted(hosts or self._addresses)}, which all answer: one of"
+                    f"waited {self.stall:g} s for hosts {sorted(hosts or self._addresses)}, which all answer: one of"
                     " them is stuck, or runs other steps than this host; start all hosts again"
                 )
             if message and not call.done():
@@ -109,10 +111,10 @@ class Watchdog:
     def faults(self, hosts: Optional[Iterable[int]] = None) -> Dict[int, str]:
         """Probe hosts, all others by default; return ``{task: fault}``. A silent host is probed twice."""
         addresses = {task: self._addresses[task] for task in (self._addresses if hosts is None else hosts)}
-        faults = liveness.faults(addresses, self._timeout / 6)
+        faults = liveness.faults(addresses, self.timeout / 6)
         silent = {task: addresses[task] for task, fault in faults.items() if fault == liveness.SILENT}
         if silent:
-            again = liveness.faults(silent, self._timeout / 6)
+            again = liveness.faults(silent, self.timeout / 6)
             faults = {task: fault for task, fault in faults.items() if task not in silent or task in again}
         self.lost = faults
         return faults
