@@ -2,12 +2,15 @@
 
     pip install "hier_allreduce[tf]" scikit-learn
     hier-allreduce launch -n 2 -- python examples/two_hosts.py --devices 2 --steps 50    # both on this machine
+    hier-allreduce launch -n 2 --restarts 2 -- python examples/two_hosts.py --checkpoints /tmp/digits
 
+The second command goes on from the last checkpoint after a host has failed (try: kill -9 one of them).
 On two machines, start the program on each, with TF_CONFIG in its environment (docs/cluster.md has the text).
 TensorFlow's gRPC has no authentication: private networks only.
 """
 
 import argparse
+import os
 
 import numpy as np
 import tensorflow as tf
@@ -31,6 +34,7 @@ def main():
     parser.add_argument("--devices", type=int, default=2, help="towers of each host")
     parser.add_argument("--gpus", action="store_true", help="towers on GPUs instead of logical CPU devices")
     parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--checkpoints", metavar="FOLDER", help="save there every 10 steps; go on from the last one")
     args = parser.parse_args()
 
     tf1.disable_eager_execution()
@@ -47,23 +51,29 @@ def main():
             losses.append(tower_loss(x, y))
             variables = tf1.trainable_variables(f"{scope.name}/")
             rows.append(optimizer.compute_gradients(losses[-1], var_list=variables))
-    train_op = optimizer.apply_gradients(rows)  # with the mean over all towers of all hosts
-    everywhere = cluster.broadcast(tf1.global_variables())
+    step = tf1.train.get_or_create_global_step()
+    train_op = optimizer.apply_gradients(rows, step)  # with the mean over all towers of all hosts
+    everywhere, saver = cluster.broadcast(tf1.global_variables()), tf1.train.Saver()
 
     inputs, classes = load_digits(return_X_y=True)
     inputs, classes = inputs[cluster.task :: 2], classes[cluster.task :: 2]  # each host has its own half
-    batch, order = 40 * args.devices, np.random.RandomState(cluster.task)
     with cluster.session() as session:  # waits for both hosts, and compares their graphs
         session.run(tf1.global_variables_initializer())
-        session.run(everywhere)  # host 0's values on all hosts
+        last = tf.train.latest_checkpoint(args.checkpoints) if args.checkpoints and cluster.is_chief else None
+        if last:
+            saver.restore(session, last)
+        session.run(everywhere)  # host 0's values on all hosts, and its step
         session.run(optimizer.init_op)  # and tower 0's on all towers
-        history = []
-        for _ in range(args.steps):  # the same number of steps on every host
-            chosen = order.choice(len(inputs), batch)
+        for number in range(session.run(step), args.steps):  # the same number of steps on every host
+            # the number of the step decides on its data, so that a restart goes on where the last try was
+            chosen = np.random.RandomState([cluster.task, number]).choice(len(inputs), 40 * args.devices)
             feed = {images: inputs[chosen] / 16.0, labels: classes[chosen]}
-            history.append(np.mean(session.run([*losses, train_op], feed)[:-1]))
+            loss = np.mean(session.run([*losses, train_op], feed)[:-1])
+            if (number + 1) % 10 == 0 or number == 0:
+                print(f"step {number + 1}: loss {loss:.3f}", flush=True)
+            if args.checkpoints and cluster.is_chief and (number + 1) % 10 == 0:
+                saver.save(session, os.path.join(args.checkpoints, "model"), step)
         weights = session.run(rows[0][0][1])
-        print(f"loss of the first and the last step: {history[0]:.3f} {history[-1]:.3f}")
         print(f"sum of the weights' squares: {np.sum(weights**2):.4f}")  # the same on both hosts
 
 

@@ -96,13 +96,43 @@ def test_tf_cnn_benchmarks_gets_our_allreduce(tmp_path):
     assert "[6. 6.] [6. 6.]" in out and "CPU:2" in out.upper()
 
 
-def test_two_hosts_end_with_the_same_weights(tmp_path):
-    program = (EXAMPLES / "two_hosts.py").read_text(encoding="utf-8")
-    host = [sys.executable, "-c", program, "--devices", "2", "--steps", "10"]
-    status, out, err = forked_command(tmp_path, "launch", "-n", "2", "--", *host, code=FORKED_HOSTS)
+def two_hosts(folder, *options, before="", launch=()):
+    """Return the lines of the example's hosts; ``before`` is run before it."""
+    program = before + (EXAMPLES / "two_hosts.py").read_text(encoding="utf-8")
+    host = [sys.executable, "-c", program, "--devices", "2", "--steps", "30", *options]
+    status, out, err = forked_command(folder, "launch", "-n", "2", *launch, "--", *host, code=FORKED_HOSTS)
     assert status == 0, out + err
-    assert len(set(re.findall(r"squares: (\S+)", out))) == 1 and out.count("squares: ") == 2
-    assert all(float(last) < 0.8 * float(first) for first, last in re.findall(r"step: (\S+) (\S+)", out))
+    return out
+
+
+def curve(out, host):
+    return re.findall(rf"\[host {host}\] step (\d+): loss (\S+)", out)
+
+
+KILLED = """
+import os, tensorflow as tf
+save = tf.compat.v1.train.Saver.save
+def save_and_die(self, *args, **kwargs):
+    first = not tf.train.latest_checkpoint("saved")
+    save(self, *args, **kwargs)
+    if first:
+        os.kill(os.getpid(), 9)
+tf.compat.v1.train.Saver.save = save_and_die
+"""
+
+
+def test_two_hosts_end_with_the_same_weights_also_after_a_restart(tmp_path):
+    """The chief is killed once it has saved its first checkpoint, after step 10."""
+    once = two_hosts(tmp_path)
+    assert len(set(re.findall(r"squares: (\S+)", once))) == 1 and once.count("squares: ") == 2
+    for host in (0, 1):
+        (_, first), *_, (_, last) = curve(once, host)
+        assert float(last) < 0.8 * float(first)
+    again = two_hosts(tmp_path, "--checkpoints", "saved", before=KILLED, launch=["--restarts", "2"])
+    assert "[host 0] ended with exit status 137" in again and "restart 1 of 2" in again and "restart 2" not in again
+    assert [step for step, _ in curve(again, 0)] == ["1", "10", "20", "30"]
+    assert curve(again, 0) == curve(once, 0)
+    assert set(re.findall(r"squares: (\S+)", again)) == set(re.findall(r"squares: (\S+)", once))
 
 
 def test_every_example_begins_with_its_command_and_is_listed():

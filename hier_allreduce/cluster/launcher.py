@@ -5,7 +5,8 @@
     launch ─┬─► host 0, TF_CONFIG with index 0 ──► its lines, each after "[host 0] " ─┐
             └─► host 1, TF_CONFIG with index 1 ──► its lines, each after "[host 1] " ─┴─► write
 
-When one host fails, the others are stopped, with all processes that they have started.
+When one host fails, the others are stopped, with all processes that they have started. With ``restarts``, all hosts are
+then started again: TensorFlow cannot replace a host of a running job.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _GRACE = 10.0  # seconds between asking a process to end and killing it
 _PIPE_BYTES = 1 << 20  # at least what a pipe holds: Linux lets ordinary users have no larger one
 
 
-def launch(hosts: int, command: Sequence[str], write: Callable[[str], Any]) -> int:
+def launch(hosts: int, command: Sequence[str], write: Callable[[str], Any], restarts: int = 0) -> int:
     """Run ``command`` once for each host, on free ports of loopback, and wait; when one fails, stop the others.
 
     Each gets its TF_CONFIG, which :meth:`hier_allreduce.Cluster.from_environment` reads. Not on Windows.
@@ -38,10 +39,11 @@ def launch(hosts: int, command: Sequence[str], write: Callable[[str], Any]) -> i
         hosts: number of hosts.
         command: the program and its arguments, the same for all.
         write: receives each line of their output and errors, after the host's number.
+        restarts: how often all hosts are started again after one has failed. Programs restore their last checkpoint.
 
     Returns:
-        0, or the exit status of the first host that failed: as in shells, 128 plus the number of the signal that
-        ended it.
+        0, or the exit status of the first host that failed in the last try: as in shells, 128 plus the number of the
+        signal that ended it.
 
     Raises:
         ClusterError: no hosts, a program that cannot be started, or Windows.
@@ -54,32 +56,42 @@ def launch(hosts: int, command: Sequence[str], write: Callable[[str], Any]) -> i
             "hosts cannot be started on Windows: use Linux, macOS or WSL, or start the program once for each host,"
             """ with TF_CONFIG='{"cluster": {"worker": ["host:port", …]}, "task": {"type": "worker", "index": n}}'"""
         )
-    addresses = free_addresses(hosts)
-    ends: Queue[_End] = Queue()
     lock = threading.Lock()
 
     def write_line(text: str) -> None:
         with lock:
             write(text)
 
-    processes: List[_HostProcess] = []
     with _exiting_by_signals():
-        try:
-            for task in range(hosts):
-                processes.append(_HostProcess.start(task, command, addresses))
-            for process in processes:
-                threading.Thread(target=process.pump, args=(write_line, ends), daemon=True).start()
-            for _ in processes:
-                end = ends.get()
-                if isinstance(end.result, Exception):
-                    raise end.result
-                if end.result:
-                    others = "; the others are stopped" if hosts > 1 else ""
-                    write_line(f"[host {end.task}] ended with exit status {end.result}{others}\n")
-                    return end.result
-            return 0
-        finally:
-            _stop(processes)
+        status = _run(hosts, command, write_line)
+        for number in range(1, restarts + 1):
+            if status:
+                write_line(f"all hosts are started again: restart {number} of {restarts}\n")
+                status = _run(hosts, command, write_line)
+        return status
+
+
+def _run(hosts: int, command: Sequence[str], write_line: Callable[[str], None]) -> int:
+    """Run the hosts once; return 0, or the exit status of the first one that failed."""
+    addresses = free_addresses(hosts)
+    ends: Queue[_End] = Queue()
+    processes: List[_HostProcess] = []
+    try:
+        for task in range(hosts):
+            processes.append(_HostProcess.start(task, command, addresses))
+        for process in processes:
+            threading.Thread(target=process.pump, args=(write_line, ends), daemon=True).start()
+        for _ in processes:
+            end = ends.get()
+            if isinstance(end.result, Exception):
+                raise end.result
+            if end.result:
+                others = "; the others are stopped" if hosts > 1 else ""
+                write_line(f"[host {end.task}] ended with exit status {end.result}{others}\n")
+                return end.result
+        return 0
+    finally:
+        _stop(processes)
 
 
 class _End(NamedTuple):

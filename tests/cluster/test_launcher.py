@@ -17,10 +17,10 @@ SECONDS = 150  # for anything that should happen
 PLACE = "import json, os; place = json.loads(os.environ['TF_CONFIG']); task = place['task']['index']\n"
 
 
-def launched(hosts, program):
+def launched(hosts, program, restarts=0):
     """Return the exit status and the lines of a Python program."""
     lines = []
-    return launch(hosts, [sys.executable, "-c", PLACE + program], lines.append), lines
+    return launch(hosts, [sys.executable, "-c", PLACE + program], lines.append, restarts), lines
 
 
 def test_each_host_gets_its_place_and_its_lines_are_marked():
@@ -102,6 +102,24 @@ def test_when_one_fails_the_others_and_what_they_started_are_ended(death, status
     assert code == status
     assert f"[host 1] ended with exit status {status}; the others are stopped\n" in lines
     assert heard(end) == b""
+
+
+@pytest.mark.parametrize(("fails", "status", "tries"), [(1, 0, 2), (9, 9, 3)], ids=["once", "always"])
+def test_all_hosts_are_started_again_after_a_fault(fails, status, tries, tmp_path):
+    """Host 1 fails with the number of its try; host 0 never ends in such a try."""
+    program = (
+        f"import sys, time; from pathlib import Path; tried = Path({str(tmp_path)!r}, str(task))\n"
+        "with open(tried, 'a') as file: file.write('x')\n"
+        "number = len(tried.read_text()); print('try', number)\n"
+        f"if number <= {fails}: sys.exit(6 + number) if task == 1 else time.sleep(1000)"
+    )
+    code, lines = launched(2, program, restarts=2)
+    assert code == status
+    assert [line for line in lines if line.startswith("[host 1] try")] == [
+        f"[host 1] try {n + 1}\n" for n in range(tries)
+    ]
+    again = [line for line in lines if line.startswith("all hosts")]
+    assert again == [f"all hosts are started again: restart {n} of 2\n" for n in range(1, tries)]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

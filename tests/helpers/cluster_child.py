@@ -125,7 +125,7 @@ def tampered(seen, graph):
                 if times:
                     part.node.add().CopyFrom(node)
                 else:
-                    part.node.remove(node)
+                    node.op = "Identity"
         yield audited(changed, graph)
 
 
