@@ -14,8 +14,10 @@ after a restart the losses must be those of an undisturbed run.
 """
 
 import concurrent.futures
+import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -29,6 +31,8 @@ import numpy as np
 import tensorflow as tf
 from helpers import clusters
 from helpers.ports import free_addresses
+
+from hier_allreduce.cluster import launch
 
 from . import chaos_host
 from .reporting import Finding, parse, report, until
@@ -45,6 +49,7 @@ DISTURBANCES = (
     "frozen for a moment",
     "cut off",
     "late",
+    "killed under launch --restarts",
 )
 _starting = threading.Lock()
 
@@ -184,6 +189,24 @@ def disturbed(kind, rng, count, folder, update):
     return (*run_job(count, folder, update, each={who: cut}), None)
 
 
+def launched(rng, count, folder, update, expected, counts):
+    """Let ``launch`` start the hosts again after one was killed; return what is wrong with the last try's losses."""
+    who, step = str(rng.randrange(count)), str(rng.randrange(chaos_host.STEPS - 1))
+    command, lines = [sys.executable, "-m", "trust.chaos_host", folder, json.dumps(update), who, step], []
+    status = launch(count, command, lines.append, restarts=2)
+    sent = re.findall(r'^\[host (\d)\] \["(from|losses)", (.*)\]$', "".join(lines), re.MULTILINE)
+    last = {(int(host), kind): json.loads(text) for host, kind, text in sent}
+    restarts = sum(line.startswith("all hosts are started again") for line in lines)
+    counts["restarts by launch"] += restarts
+    counts["  from a checkpoint"] += bool(last[0, "from"])
+    faults = [f"status {status} after {restarts} restarts"] if (status, restarts) != (0, 1) else []
+    for task in range(count):
+        losses, wanted = last.get((task, "losses"), []), expected[task][last[task, "from"] :]
+        if len(losses) != len(wanted) or not np.allclose(losses, wanted, rtol=1e-5):
+            faults.append(f"host {task} has the losses {losses} instead of {wanted}")
+    return faults
+
+
 # ---- a round ---------------------------------------------------------------------------------------
 
 
@@ -224,6 +247,8 @@ class Chaos:
     def _faults(self, kind, rng, count, folder, update, counts):
         """Return what is wrong with one round."""
         expected = self.losses(count, update)
+        if "launch" in kind:
+            return launched(rng, count, folder, update, expected, counts)
         hosts, first, who = disturbed(kind, rng, count, folder, update)
         faults = _wrong_losses(hosts, first, expected)
         limit = (START_TIMEOUT if "before" in kind else TIMEOUT) + _SLACK

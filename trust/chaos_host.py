@@ -1,11 +1,17 @@
 """One host of trust.chaos: trains, saves, restores, and at times cuts its own connections.
 
-It sends pairs: ``("at", place)`` on the way; ``("losses", …)``, ``("error", text)`` at the end.
+It sends pairs: ``("at", place)`` on the way; ``("losses", …)``, ``("error", text)`` at the end. Under ``launch`` it
+prints them, and one host dies once::
+
+    hier-allreduce launch -n 2 --restarts 1 -- python -m trust.chaos_host FOLDER UPDATE HOST STEP
 """
 
 import faulthandler
+import json
 import os
+import signal
 import socket
+import sys
 import threading
 import time
 
@@ -73,3 +79,30 @@ def _cut():
                     connection.shutdown(socket.SHUT_RDWR)
         except OSError:
             continue
+
+
+class _Printed:
+    """Prints what a host sends; kills the process when it has run a step for the first time."""
+
+    def __init__(self, folder, step):
+        self._killed, self._step = os.path.join(folder, "killed"), step
+
+    def send(self, message):
+        print(json.dumps(message), flush=True)
+        if message == ("at", self._step) and not os.path.exists(self._killed):
+            open(self._killed, "w", encoding="utf-8").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def launched(folder, update, who, step):
+    """Train as a host of ``launch``; host ``who`` dies after a step of its first try."""
+    cluster = Cluster.from_environment(devices_per_host=2, timeout=21.0)
+    line = _Printed(folder, int(step) if cluster.task == int(who) else None)
+    path = tf.train.latest_checkpoint(folder)
+    options = {"folder": folder, "first": int(path.rpartition("-")[2]) if path else 0, "update": json.loads(update)}
+    line.send(("from", options["first"]))
+    line.send(("losses", train(cluster, options, line)))
+
+
+if __name__ == "__main__":
+    launched(*sys.argv[1:])

@@ -33,7 +33,7 @@ import tensorflow as tf
 from ..errors import ClusterError
 from ..graph import CrossHostReduce, HostGroup, Matrix, builds_for_session, forget_colocation, outside_control_flow, tf1
 from .addresses import refuse_taken
-from .collectives import Collectives, engine_for, nccl_groups
+from .collectives import AcrossHosts, Collectives, engine_for, nccl_groups
 from .config import RING, check_config, from_tf_config, read_config
 from .kv_store import KeyValueStore
 from .manifest import ALL_REDUCE, BROADCAST, Manifest, gradient_facts, variable_facts
@@ -160,7 +160,7 @@ class Cluster(HostGroup):
         graph = _graph_for_session()
         engine = engine_for(self.communication, grads.places.towers)
         self._note(graph, ALL_REDUCE, {"communication": engine, "gradients": gradient_facts(grads), **facts}, name)
-        return self._collectives.across(engine)
+        return AcrossHosts(self._collectives, engine)
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
         """Return an op that gives every host the chief's values; all hosts must run it at the same point.
@@ -220,19 +220,16 @@ class Cluster(HostGroup):
             self._server = self._start_server(config)
         watchdog = Watchdog(self.hosts, self.task, self.timeout, self.stall_timeout)
         number = next(self._session_numbers)
-        rendezvous = self._rendezvous(watchdog, number)
+        addresses = list(self.hosts)
+        # the address by which this host reaches itself, whatever the list says
+        addresses[self.task] = self._server.target[len("grpc://") :]
+        kv_store = KeyValueStore(addresses, min(_KV_SECONDS, self.timeout / 6))
+        rendezvous = Rendezvous(self.hosts, self.task, self.start_timeout, watchdog, kv_store, number)
         rendezvous.barrier(self._facts(graph))
         session = ClusterSession(rendezvous, watchdog, number, self._server.target, graph, config)
         for meeting in graph.get_collection(_MEETING):  # at most one; none in a graph without collectives
             session.run(meeting)
         return session
-
-    def _rendezvous(self, watchdog: Watchdog, session_number: int) -> Rendezvous:
-        addresses = list(self.hosts)
-        # the address by which this host reaches itself, whatever the list says
-        addresses[self.task] = self._server.target[len("grpc://") :]
-        kv_store = KeyValueStore(addresses, min(_KV_SECONDS, self.timeout / 6))
-        return Rendezvous(self.hosts, self.task, self.start_timeout, watchdog, kv_store, session_number)
 
     def check_session(self, session: Any) -> None:
         """Check that all-reduces over several hosts can complete in a session.

@@ -88,10 +88,6 @@ class Collectives:
         self.hosts, self.task = hosts, task
         self.built = 0
 
-    def across(self, engine: str) -> AcrossHosts:
-        """Return what adds up the chunks of one all-reduce."""
-        return AcrossHosts(self, engine)
-
     def broadcast(self, variables: Sequence[Any], groups: Dict[str, int]) -> Any:
         """Return an op that gives variables the chief's values: over NCCL those on the devices of ``groups``."""
         received: Dict[str, Any] = {}  # the last one of each of these devices
@@ -120,18 +116,12 @@ class Collectives:
     def meeting(self) -> Any:
         """Return an op that no host ends before all have begun it."""
         with tf1.device("/cpu:0"):
-            return self._sum(tf.zeros([1]), _ON_CPU, _MEETING, RING).op
+            return self.sum(tf.zeros([1]), _ON_CPU, RING, _MEETING).op
 
-    def sum_on_cpu(self, tensor: Any) -> Any:
-        """Return the sum of the hosts' tensors; called under a CPU device."""
-        return self._sum(tensor, _ON_CPU, self._next_instance(), RING)
-
-    def sum_on_main(self, tensor: Any, main: int, engine: str) -> Any:
-        """Return the sum of the tensors of the hosts' mains; called under the main's device."""
-        return self._sum(tensor, _MAINS + main, self._next_instance(), engine)
-
-    def _sum(self, tensor: Any, group: int, instance: int, engine: str) -> Any:
-        return collective_ops.all_reduce(tensor, self.hosts, group, instance, "Add", "Id", communication_hint=engine)
+    def sum(self, tensor: Any, group: int, engine: str, instance: int = 0) -> Any:
+        """Return the sum of the hosts' tensors; called under the device with which this host is in the group."""
+        number = instance or self._next_instance()
+        return collective_ops.all_reduce(tensor, self.hosts, group, number, "Add", "Id", communication_hint=engine)
 
     def _next_instance(self) -> int:
         self.built += 1
@@ -157,7 +147,7 @@ class AcrossHosts(CrossHostReduce):
             wide = tf.cast(here, _collective_dtype(tensor.dtype))
             before = [self._last[root]] if root in self._last else []
             with tf1.control_dependencies([*checks, *before]):
-                total = self._collectives.sum_on_main(wide, root, self._engine)
+                total = self._collectives.sum(wide, _MAINS + root, self._engine)
             if self._engine == NCCL:
                 self._last[root] = total.op
             total.set_shape(tensor.shape)
@@ -171,7 +161,7 @@ class AcrossHosts(CrossHostReduce):
             with tf1.device("/cpu:0"):
                 # a row for each host, of which this one fills its own; no size becomes 0
                 margins = [[task, hosts - task - 1], [0, _MOST_DIMENSIONS - tf.size(shape)]]
-                rows = self._collectives.sum_on_cpu(tf.pad([shape + 1], margins))
+                rows = self._collectives.sum(tf.pad([shape + 1], margins), _ON_CPU, RING)
                 told = f"{name}: the shape of its gradient differs between the hosts; on this host it is"
                 return tf.raw_ops.Assert(condition=tf.reduce_all(tf.equal(rows, rows[:1])), data=[told, shape])
 

@@ -20,13 +20,14 @@ import subprocess
 import sys
 import threading
 from queue import Queue
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from ..errors import ClusterError
 from .addresses import free_addresses
 from .polling import POLL
 
 _GRACE = 10.0  # seconds between asking a process to end and killing it
+_End = Tuple[int, Union[int, Exception]]  # a host, and its exit status or the exception that ``write`` raised
 _PIPE_BYTES = 1 << 20  # at least what a pipe holds: Linux lets ordinary users have no larger one
 
 
@@ -78,27 +79,20 @@ def _run(hosts: int, command: Sequence[str], write_line: Callable[[str], None]) 
     processes: List[_HostProcess] = []
     try:
         for task in range(hosts):
-            processes.append(_HostProcess.start(task, command, addresses))
+            processes.append(_HostProcess(task, _start_process(command, _environment(addresses, task))))
         for process in processes:
             threading.Thread(target=process.pump, args=(write_line, ends), daemon=True).start()
         for _ in processes:
-            end = ends.get()
-            if isinstance(end.result, Exception):
-                raise end.result
-            if end.result:
+            task, result = ends.get()
+            if isinstance(result, Exception):
+                raise result
+            if result:
                 others = "; the others are stopped" if hosts > 1 else ""
-                write_line(f"[host {end.task}] ended with exit status {end.result}{others}\n")
-                return end.result
+                write_line(f"[host {task}] ended with exit status {result}{others}\n")
+                return result
         return 0
     finally:
         _stop(processes)
-
-
-class _End(NamedTuple):
-    """How a host has ended: its exit status, or the exception that ``write`` raised."""
-
-    task: int
-    result: Union[int, Exception]
 
 
 class _HostProcess:
@@ -108,15 +102,6 @@ class _HostProcess:
         assert process.stdout is not None
         self._task, self._process, self._pipe = task, process, process.stdout
         self._line = b""  # the beginning of a line whose end has not been read yet
-
-    @classmethod
-    def start(cls, task: int, command: Sequence[str], addresses: Sequence[str]) -> _HostProcess:
-        """Start the program as one of the hosts at ``addresses``.
-
-        Raises:
-            ClusterError: the program cannot be started.
-        """
-        return cls(task, _start_process(command, _environment(addresses, task)))
 
     def pump(self, write_line: Callable[[str], None], ends: Queue[_End]) -> None:
         """Pass the output on line by line, and report the process's end once all its lines are out."""
@@ -130,11 +115,11 @@ class _HostProcess:
                 if self._line:
                     write_line(self._marked(self._line))
                     self._line = b""
-                ends.put(_End(self._task, 128 - status if status < 0 else status))
+                ends.put((self._task, 128 - status if status < 0 else status))
                 while more:  # what it has started may hold the pipe open for longer
                     more = self._pass_on(write_line, None)
         except Exception as error:  # raised again in launch()
-            ends.put(_End(self._task, error))
+            ends.put((self._task, error))
 
     def _pass_on(self, write_line: Callable[[str], None], timeout: Optional[float]) -> bool:
         """Read once, if there is output within ``timeout`` seconds; return False at its end."""

@@ -37,14 +37,7 @@ class Watchdog:
     """
 
     def __init__(self, hosts: Sequence[str], task: int, timeout: float, stall: float):
-        """Start the waiting thread.
-
-        Args:
-            hosts: the addresses of all hosts, by task.
-            task: the index of this host.
-            timeout: see the attributes.
-            stall: see the attributes.
-        """
+        """Start the waiting thread of host ``task``; ``hosts`` are the addresses of all."""
         self._addresses = {other: address for other, address in enumerate(hosts) if other != task}
         self.timeout, self.stall = timeout, stall
         self._calls: _Calls = queue.Queue()
