@@ -204,6 +204,14 @@ def test_every_engine_gives_the_same_bits(undisturbed, engine):
         assert [host["bits"] for host in facts(hosts)] == [host["bits"] for host in undisturbed]
 
 
+def test_a_step_with_two_all_reduces_over_nccl_is_refused():
+    with job("sums", 2, each={task: {"cluster": {"communication": "nccl"}} for task in (0, 1)}) as hosts:
+        ends = [host.end() for host in hosts]
+    for kind, text in ends:
+        assert kind == "error"
+        assert "would cross between the hosts in one step over NCCL, in an order that could differ" in text
+
+
 @compared
 def test_a_restart_from_the_checkpoint_goes_on_with_the_same_loss(tmp_path, undisturbed):
     """The chief saves after the third step; then a host dies. The new job restores on the chief only."""
