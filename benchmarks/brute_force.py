@@ -17,9 +17,10 @@ from pathlib import Path
 
 from hier_allreduce import presets
 from hier_allreduce.formatting import marked
-from hier_allreduce.planning import backward_pass, best_plan, operands
+from hier_allreduce.planning import best_plan
 from hier_allreduce.planning.candidates import bucketings, candidates
-from hier_allreduce.planning.plan import Plan
+from hier_allreduce.planning.host import backward_pass
+from hier_allreduce.planning.plan import Plan, operands
 from hier_allreduce.planning.simulator import Simulation, joined, work_of
 from hier_allreduce.topology import load
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from hier_allreduce.bench import WARM_UP, devices_here, load_model
 from hier_allreduce.formatting import table
-from hier_allreduce.graph import make_logical_cpus
+from hier_allreduce.graph.compat import make_logical_cpus
 from hier_allreduce.integrations.distribute import HierarchicalAllReduce
 from hier_allreduce.sampling import in_turn, quartiles, timed
 

@@ -14,7 +14,8 @@ from typing import Callable, List, NamedTuple, Sequence, Tuple
 from hier_allreduce.bench import load_model
 from hier_allreduce.planning import IDLE, Copy, Plan, Reduce, Step, best_plan, pack, plan_of, simulate
 from hier_allreduce.planning.algorithms import two_group
-from hier_allreduce.topology import GB, Topology, from_yaml, load, subset
+from hier_allreduce.topology import GB, Topology, load, subset
+from hier_allreduce.topology.topology import from_yaml
 
 MB = 1_000_000
 MIB = 1 << 20

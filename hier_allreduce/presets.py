@@ -6,7 +6,7 @@
                                                                     │
                                            {key: Field(reader)}  ───┘
 
-A reader is a function ``(value, where, error) -> value`` that raises ``error(f"{where}: …")``.
+A reader is a function ``(value, where) -> value`` that raises ``error(f"{where}: …")``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import math
 import os
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Sequence, Tuple, Union
 
 import yaml
 
@@ -28,8 +28,7 @@ _CONFIGS = next((d for d in (_PACKAGE / "configs", _PACKAGE.parent / "configs") 
 
 CACHE_VARIABLE = "HIER_ALLREDUCE_CACHE"  # names the folder of all that is kept for a user
 
-Error = Type[HierAllreduceError]
-Reader = Callable[[Any, str, Error], Any]
+Reader = Callable[[Any, str], Any]
 
 # ---- files ------------------------------------------------------------------------------------------
 
@@ -39,23 +38,23 @@ def names(kind: str) -> List[str]:
     return sorted(path.stem for path in (_CONFIGS / kind).glob("*.*") if path.suffix in (".yaml", ".tsv"))
 
 
-def find(kind: str, name_or_path: str, error: Error, also: Sequence[str] = ()) -> Path:
+def find(kind: str, name_or_path: str, also: Sequence[str] = ()) -> Path:
     """Return the file of a preset's name, or of a path.
 
     Args:
         kind: as in :func:`names`.
         name_or_path: the name, or the path.
-        error: what is raised.
+        HierAllreduceError: what is raised.
         also: names that the caller knows besides, to be suggested too.
 
     Raises:
-        error: it is neither; the message lists the presets and suggests the nearest one.
+        HierAllreduceError: it is neither; the message lists the presets and suggests the nearest one.
     """
     if not isinstance(name_or_path, (str, os.PathLike)):
-        raise error(f"{name_or_path!r}: expected the name of one of the {kind}, or a file's path")
+        raise HierAllreduceError(f"{name_or_path!r}: expected the name of one of the {kind}, or a file's path")
     if "\n" in str(name_or_path):
         first_line = str(name_or_path).strip().split("\n")[0]
-        raise error(
+        raise HierAllreduceError(
             f"a text that begins with {first_line[:40]!r}: expected the name of one of the {kind}, or a file's path;"
             " write the text into a file"
         )
@@ -63,7 +62,7 @@ def find(kind: str, name_or_path: str, error: Error, also: Sequence[str] = ()) -
         if readable(candidate):
             return candidate
     hint = nearest(name_or_path, [*also, *names(kind)])
-    raise error(f"{name_or_path!r} is neither a file nor one of the {kind}{hint}")
+    raise HierAllreduceError(f"{name_or_path!r} is neither a file nor one of the {kind}{hint}")
 
 
 def readable(path: Path) -> bool:
@@ -118,18 +117,18 @@ def user_folder() -> Path:
     return Path(os.path.expanduser(chosen) if chosen else user_cache_dir("hier_allreduce", appauthor=False))
 
 
-def read_yaml(path: Path, error: Error) -> Dict[str, Any]:
+def read_yaml(path: Path) -> Dict[str, Any]:
     """Return the content of a YAML file.
 
     Raises:
-        error: the file is not valid YAML, or not a mapping.
+        HierAllreduceError: the file is not valid YAML, or not a mapping.
     """
     try:
         content = parse_yaml(path.read_bytes())  # UTF-8, or UTF-16 as PowerShell's `>` writes
     except ValueError as cause:
-        raise error(f"{path}: not readable as YAML: {cause}") from None
+        raise HierAllreduceError(f"{path}: not readable as YAML: {cause}") from None
     if not isinstance(content, dict):
-        raise error(f"{path}: expected `key: value` lines, not {type(content).__name__}")
+        raise HierAllreduceError(f"{path}: expected `key: value` lines, not {type(content).__name__}")
     return content
 
 
@@ -191,65 +190,65 @@ def _values_of(node: Any, known: Dict[Any, float]) -> float:
 # ---- readers: one for each kind of value ------------------------------------------------------------
 
 
-def anything(value: Any, where: str, error: Error) -> Any:
+def anything(value: Any, where: str) -> Any:
     """Return the value as it is: the caller checks it."""
     return value
 
 
-def bytes_per_second(value: Any, where: str, error: Error) -> float:
+def bytes_per_second(value: Any, where: str) -> float:
     """Return a bandwidth. The limits refuse GB/s given as bytes/s."""
-    return _number(value, 1e6, 1e15, f"{where}: expected bytes/s from 1e6 to 1e15 (12 GB/s are 12e9)", error)
+    return _number(value, 1e6, 1e15, f"{where}: expected bytes/s from 1e6 to 1e15 (12 GB/s are 12e9)")
 
 
-def seconds(value: Any, where: str, error: Error) -> float:
+def seconds(value: Any, where: str) -> float:
     """Return a latency. The limits refuse µs given as seconds."""
-    return _number(value, 1e-12, 1.0, f"{where}: expected seconds above 0, up to 1 (10 µs are 10e-6)", error)
+    return _number(value, 1e-12, 1.0, f"{where}: expected seconds above 0, up to 1 (10 µs are 10e-6)")
 
 
-def seconds_or_none(value: Any, where: str, error: Error) -> float:
+def seconds_or_none(value: Any, where: str) -> float:
     """Return a delay, which may be 0. The limits refuse µs given as seconds."""
-    return _number(value, 0.0, 1.0, f"{where}: expected seconds from 0 to 1 (10 µs are 10e-6)", error)
+    return _number(value, 0.0, 1.0, f"{where}: expected seconds from 0 to 1 (10 µs are 10e-6)")
 
 
-def _number(value: Any, least: float, most: float, message: str, error: Error) -> float:
+def _number(value: Any, least: float, most: float, message: str) -> float:
     try:
         number = float(value)  # YAML reads 1e9 as text
     except (TypeError, ValueError, OverflowError):
         number = -1.0
     if isinstance(value, bool) or not least <= number <= most:
-        raise error(f"{message}, not {value!r}")
+        raise HierAllreduceError(f"{message}, not {value!r}")
     return number
 
 
-def text_or_nothing(value: Any, where: str, error: Error) -> str:
+def text_or_nothing(value: Any, where: str) -> str:
     """Return a text; without a value it is empty."""
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise error(f"{where}: expected a name, in quotes if it is a number, not {value!r}")
+        raise HierAllreduceError(f"{where}: expected a name, in quotes if it is a number, not {value!r}")
     return value
 
 
 def mapping(fields: Mapping[str, Field]) -> Reader:
     """Return the reader of a nested mapping with these keys; without a value it is empty."""
-    return lambda value, where, error: check(_lines(value, where, error), fields, where, error)
+    return lambda value, where: check(_lines(value, where), fields, where)
 
 
 def mapping_of(reader: Reader) -> Reader:
     """Return the reader of a nested mapping from any key to a value of one kind."""
 
-    def read(value: Any, where: str, error: Error) -> Dict[str, Any]:
-        items = _lines(value, where, error).items()
-        return {str(key): reader(item, f"{where}: {key}", error) for key, item in items}
+    def read(value: Any, where: str) -> Dict[str, Any]:
+        items = _lines(value, where).items()
+        return {str(key): reader(item, f"{where}: {key}") for key, item in items}
 
     return read
 
 
-def _lines(value: Any, where: str, error: Error) -> Mapping[str, Any]:
+def _lines(value: Any, where: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise error(f"{where}: expected `key: value` lines, not {value!r}")
+        raise HierAllreduceError(f"{where}: expected `key: value` lines, not {value!r}")
     return value
 
 
@@ -263,28 +262,29 @@ class Field(NamedTuple):
     required: str = ""
 
 
-def check(values: Mapping[str, Any], fields: Mapping[str, Field], where: str, error: Error) -> Dict[str, Any]:
+def check(values: Mapping[str, Any], fields: Mapping[str, Field], where: str) -> Dict[str, Any]:
     """Return the values of a file, each as its field reads it.
 
     Raises:
-        error: a key is unknown (the message suggests the nearest one) or missing, or a value is invalid. The message
-            begins with ``where``, unless that is empty.
+        HierAllreduceError: a key is unknown (the message suggests the nearest one) or missing, or a value is invalid.
+            The message begins with ``where``, unless that is empty.
     """
     prefix = f"{where}: " if where else ""
     for key in values:
         if key not in fields:
-            raise error(f"{prefix}{key!r} is unknown{nearest(str(key), fields)}")
+            raise HierAllreduceError(f"{prefix}{key!r} is unknown{nearest(str(key), fields)}")
     for key, field in fields.items():
         if field.required and key not in values:
-            raise error(f"{prefix}{key} is missing: {field.required}")
-    return {key: fields[key].read(value, f"{prefix}{key}", error) for key, value in values.items()}
+            raise HierAllreduceError(f"{prefix}{key} is missing: {field.required}")
+    return {key: fields[key].read(value, f"{prefix}{key}") for key, value in values.items()}
 
 
-def load(kind: str, name_or_path: str, fields: Mapping[str, Field], error: Error) -> Tuple[Path, Dict[str, Any]]:
+def load(kind: str, name_or_path: str, fields: Mapping[str, Field]) -> Tuple[Path, Dict[str, Any]]:
     """Return the path and the checked values of a preset, or of a YAML file.
 
     Raises:
-        error: neither a preset nor a file, not valid YAML, or as in :func:`check`; the message names the file.
+        HierAllreduceError: neither a preset nor a file, not valid YAML, or as in :func:`check`; the message names the
+            file.
     """
-    path = find(kind, name_or_path, error)
-    return path, check(read_yaml(path, error), fields, str(path), error)
+    path = find(kind, name_or_path)
+    return path, check(read_yaml(path), fields, str(path))

@@ -3,7 +3,7 @@
 import pytest
 
 from hier_allreduce import presets
-from hier_allreduce.errors import HierAllreduceError, StrategyError
+from hier_allreduce.errors import HierAllreduceError
 from hier_allreduce.presets import Field, check
 
 FIELDS = {
@@ -18,14 +18,14 @@ FIELDS = {
 
 def test_values_are_returned_as_their_readers_read_them():
     values = {"speed": "1e9", "model": None, "links": {"a": 2e9}, "part": {"delay": 1e-6}, "free": [1]}
-    assert check(values, FIELDS, "f.yaml", StrategyError) == {
+    assert check(values, FIELDS, "f.yaml", HierAllreduceError) == {
         "speed": 1e9,
         "model": "",
         "links": {"a": 2e9},
         "part": {"delay": 1e-6},
         "free": [1],
     }
-    assert check({"speed": 1e9, "links": None, "part": None}, FIELDS, "", StrategyError)["links"] == {}
+    assert check({"speed": 1e9, "links": None, "part": None}, FIELDS, "", HierAllreduceError)["links"] == {}
 
 
 @pytest.mark.parametrize(
@@ -43,8 +43,8 @@ def test_values_are_returned_as_their_readers_read_them():
     ],
 )
 def test_an_invalid_file_is_an_error_that_names_file_and_key(values, message):
-    with pytest.raises(StrategyError) as caught:
-        check(values, FIELDS, "f.yaml", StrategyError)
+    with pytest.raises(HierAllreduceError) as caught:
+        check(values, FIELDS, "f.yaml", HierAllreduceError)
     assert str(caught.value).startswith(message)
 
 
@@ -67,8 +67,8 @@ LAUGHS = "\n".join([f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" if n else "
 )
 def test_yaml_that_python_cannot_hold_or_print_is_refused(tmp_path, text, words):
     (tmp_path / "f.yaml").write_text(text, encoding="utf-8")
-    with pytest.raises(StrategyError) as caught:
-        presets.read_yaml(tmp_path / "f.yaml", StrategyError)
+    with pytest.raises(HierAllreduceError) as caught:
+        presets.read_yaml(tmp_path / "f.yaml")
     assert str(tmp_path / "f.yaml") in str(caught.value) and words in str(caught.value) and len(str(caught.value)) < 500
 
 

@@ -22,7 +22,7 @@ from unittest import mock
 
 import numpy as np
 
-from hier_allreduce.errors import AuditError, PlanError
+from hier_allreduce.errors import AuditError, HierAllreduceError
 from hier_allreduce.planning import IDLE, Copy, Reduce, best_plan, plan_of, verify
 from hier_allreduce.planning.algorithms import BY_NAME
 from hier_allreduce.topology import load, subset
@@ -117,7 +117,7 @@ def is_refused(plan):
     """Return whether ``verify`` refuses a plan."""
     try:
         verify(plan)
-    except PlanError:
+    except HierAllreduceError:
         return True
     return False
 

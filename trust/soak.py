@@ -41,7 +41,7 @@ def _start():
 
     import tensorflow as tf
 
-    from hier_allreduce.graph import make_logical_cpus
+    from hier_allreduce.graph.compat import make_logical_cpus
 
     tf.get_logger().setLevel(logging.ERROR)  # each tf.function here is new on purpose
     if not getattr(_start, "done", False):
@@ -368,7 +368,7 @@ def threads(seed, seconds):
 def mirrored(seed, seconds):
     """Reduce what is no gradient under MirroredStrategy: the sum is exact, or the strategy is refused."""
     tf = _start()
-    from hier_allreduce import Strategy, StrategyError
+    from hier_allreduce import HierAllreduceError, Strategy
     from hier_allreduce.integrations.distribute import HierarchicalAllReduce
 
     from . import cases as drawn
@@ -390,7 +390,7 @@ def mirrored(seed, seconds):
             own, total = mirrors.run(replica, (values,))
             totals = {*map(float, mirrors.experimental_local_results(total)), float(mirrors.reduce("SUM", own, None))}
             fault = totals != {sum(values)} and f"{totals} of {values}"
-        except StrategyError:
+        except HierAllreduceError:
             fault = not strategy.wire_dtype and traceback.format_exc()
         counts["values that are no gradients, under MirroredStrategy"] += 1
         if fault:

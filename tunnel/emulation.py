@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hier_allreduce.planning import IDLE, issued_before, operands, run
+from hier_allreduce.planning import IDLE, issued_before, run
+from hier_allreduce.planning.plan import operands
 from hier_allreduce.planning.simulator import ready_times
 from hier_allreduce.topology import with_lanes
 

@@ -69,7 +69,6 @@ __all__ = [
     "sweep_sizes",
     "table_text",
     "variables",
-    "with_logical_gpus",
 ]
 __getattr__ = lazy(
     __name__,

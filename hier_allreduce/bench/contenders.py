@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import tensorflow as tf
 
 from .. import presets
-from ..errors import BenchError
+from ..errors import HierAllreduceError
 from ..graph import Lane, allreduce_grads, per_replica
 from ..planning import Strategy, strategy_from
 from .case import Rows
@@ -50,7 +50,7 @@ def ours(
         lanes: the lanes of all towers.
 
     Raises:
-        StrategyError: there is no such strategy.
+        HierAllreduceError: there is no such strategy.
     """
     resolved = strategy_from(strategy)
     default_name = f"ours:{strategy}" if isinstance(strategy, str) else "ours"
@@ -70,7 +70,7 @@ def planned_for(topology: str) -> Contender:
     """Return ours with a plan for a machine's links: the name of a preset, or a YAML or nvidia-smi file.
 
     Raises:
-        StrategyError: there is no such preset or file.
+        HierAllreduceError: there is no such preset or file.
     """
     return ours(Strategy(topology=topology), f"ours on {Path(topology).name}")
 
@@ -182,8 +182,7 @@ def find_contender(name: str) -> Contender:
     """Return the contender of a name: a peer, ``ours``, or ``ours:STRATEGY``.
 
     Raises:
-        BenchError: an unknown name; the message suggests the nearest one.
-        StrategyError: an unknown strategy.
+        HierAllreduceError: an unknown name; the message suggests the nearest one; or an unknown strategy.
     """
     peers = {**PEERS, **ON_GPUS}
     if name in peers:
@@ -191,7 +190,7 @@ def find_contender(name: str) -> Contender:
     kind, _, strategy = name.partition(":")
     if kind == "ours":
         return ours(strategy or None)
-    raise BenchError(
+    raise HierAllreduceError(
         f"contender {name!r} is unknown{presets.nearest(name, ['ours', 'ours:STRATEGY', 'floor', *peers])}"
     )
 

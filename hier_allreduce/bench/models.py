@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Dict, Iterable, List, Tuple
 
 from .. import presets
-from ..errors import BenchError
+from ..errors import HierAllreduceError
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 _COLUMNS = ("name", "shape", "dtype")
@@ -60,25 +60,27 @@ def load_model(name_or_path: str) -> Tuple[GradientShape, ...]:
     """Read the table of a shipped model (``configs/models``) or of a file.
 
     Raises:
-        BenchError: no such model or file (suggests the nearest name), or an invalid line (with its number).
+        HierAllreduceError: no such model or file (suggests the nearest name), or an invalid line (with its number).
     """
-    path = presets.find("models", name_or_path, BenchError)
+    path = presets.find("models", name_or_path)
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as cause:
-        raise BenchError(f"{path}: not readable as text: {cause}") from None
+        raise HierAllreduceError(f"{path}: not readable as text: {cause}") from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
     if not numbered:
-        raise BenchError(f"{path}: empty; expected a header `name<TAB>shape<TAB>dtype` and one line per variable")
+        raise HierAllreduceError(
+            f"{path}: empty; expected a header `name<TAB>shape<TAB>dtype` and one line per variable"
+        )
     header = numbered[0][1].split("\t")
     if tuple(header[:3]) != _COLUMNS or header[3:] not in ([], ["sparse"]):
-        raise BenchError(
+        raise HierAllreduceError(
             f"{path}, line {numbered[0][0]}: the header is {header}; expected name, shape, dtype and optionally sparse,"
             " separated by tabs"
         )
     shapes = tuple(_read_line(path, number, dict(zip(header, line.split("\t")))) for number, line in numbered[1:])
     if not shapes:
-        raise BenchError(f"{path}: a header, but no variables")
+        raise HierAllreduceError(f"{path}: a header, but no variables")
     return shapes
 
 
@@ -86,16 +88,18 @@ def _read_line(path: Path, number: int, cells: Dict[str, str]) -> GradientShape:
     place = f"{path}, line {number}"
     missing = [column for column in _COLUMNS if column not in cells]
     if missing or not cells["name"]:
-        raise BenchError(f"{place}: no {', '.join(missing) or 'name'}; expected name, shape, dtype, separated by tabs")
+        raise HierAllreduceError(
+            f"{place}: no {', '.join(missing) or 'name'}; expected name, shape, dtype, separated by tabs"
+        )
     dtype = cells["dtype"].strip()
     if dtype not in DTYPE_BYTES:
-        raise BenchError(f"{place}: dtype {dtype!r}{presets.nearest(dtype, sorted(DTYPE_BYTES))}")
+        raise HierAllreduceError(f"{place}: dtype {dtype!r}{presets.nearest(dtype, sorted(DTYPE_BYTES))}")
     sparse = cells.get("sparse", "").strip()
     if sparse not in ("", "no", "yes"):
-        raise BenchError(f"{place}: sparse is {sparse!r}; expected yes, no or nothing")
+        raise HierAllreduceError(f"{place}: sparse is {sparse!r}; expected yes, no or nothing")
     shape = _read_shape(place, cells["shape"])
     if sparse == "yes" and not shape:
-        raise BenchError(f"{place}: a scalar has no rows, so it cannot be sparse")
+        raise HierAllreduceError(f"{place}: a scalar has no rows, so it cannot be sparse")
     return GradientShape(cells["name"], shape, dtype, sparse == "yes")
 
 
@@ -106,6 +110,8 @@ def _read_shape(place: str, text: str) -> Tuple[int, ...]:
     sizes: List[int] = []
     for part in map(str.strip, text.split(",")):  # U+001F too, which int() alone does not take away
         if not part.isdecimal() or len(part) > 18:  # 18 digits fit into int64, as TensorFlow's sizes do
-            raise BenchError(f"{place}: shape {text!r}; expected whole numbers separated by commas, such as 3,3,64,64")
+            raise HierAllreduceError(
+                f"{place}: shape {text!r}; expected whole numbers separated by commas, such as 3,3,64,64"
+            )
         sizes.append(int(part))
     return tuple(sizes)

@@ -13,7 +13,7 @@ from typing import Any, List, Optional
 
 import tensorflow as tf
 
-from ..errors import DeviceError
+from ..errors import HierAllreduceError
 from ..graph import process_gpu_options
 from ..topology import free_gpu_memory
 
@@ -29,15 +29,15 @@ def split_gpu(parts: int, memory_limit: Optional[int] = None) -> List[str]:
             last one is left to CUDA.
 
     Raises:
-        DeviceError: there is no GPU, or nvidia-smi does not tell how much memory is free.
+        HierAllreduceError: there is no GPU, or nvidia-smi does not tell how much memory is free.
     """
     settings = tf.config.experimental
     gpus, free = settings.get_visible_devices("GPU"), free_gpu_memory()
     if not gpus:
         built = "" if tf.test.is_built_with_cuda() else ", and is not built for GPUs (pip install tensorflow[and-cuda])"
-        raise DeviceError(f"--split-gpu {parts}: TensorFlow {tf.__version__} finds no GPU here{built}")
+        raise HierAllreduceError(f"--split-gpu {parts}: TensorFlow {tf.__version__} finds no GPU here{built}")
     if not (memory_limit or free):
-        raise DeviceError(f"--split-gpu {parts}: nvidia-smi does not tell how much memory of the GPU is free")
+        raise HierAllreduceError(f"--split-gpu {parts}: nvidia-smi does not tell how much memory of the GPU is free")
     memory = memory_limit or min(free) // (parts + 1)
     for gpu in gpus:
         limit = settings.VirtualDeviceConfiguration(memory_limit=memory // _MIB)

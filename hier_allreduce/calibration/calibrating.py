@@ -10,7 +10,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence
 import tensorflow as tf
 
 from .._version import __version__
-from ..errors import CalibrationError
+from ..errors import HierAllreduceError
 from ..graph import device_fields, device_strings
 from ..sampling import Tick
 from ..topology import Topology, calibration_file, detected, device_names, flat_host
@@ -55,10 +55,10 @@ class Calibration(NamedTuple):
             file: a path; None is the file in the user's cache folder that ``Strategy(topology="this machine")`` uses.
 
         Raises:
-            CalibrationError: without a file, these are not all GPUs of this machine; or the file cannot be written.
+            HierAllreduceError: without a file, these are not all GPUs of this machine; or the file cannot be written.
         """
         if file is None and not self.whole:
-            raise CalibrationError(
+            raise HierAllreduceError(
                 "only a calibration of all GPUs of this machine can be kept for 'this machine': give a file"
             )
         path = Path(file) if file is not None else calibration_file()
@@ -68,7 +68,7 @@ class Calibration(NamedTuple):
             partial.write_text(self.machine.to_yaml(), encoding="utf-8")
             partial.replace(path)  # another program never reads half a file
         except OSError as cause:
-            raise CalibrationError(f"{path}: cannot be written: {cause.strerror}") from None
+            raise HierAllreduceError(f"{path}: cannot be written: {cause.strerror}") from None
         return str(path)
 
 
@@ -85,8 +85,8 @@ def calibrate(
         tick: called with the stage (``"links"``, ``"starts"``, ``"sums"``, ``"copies together"``), many times in each.
 
     Raises:
-        CalibrationError: fewer than two devices, devices of several kinds, or measurements that are too noisy.
-        DeviceError: not a device.
+        HierAllreduceError: fewer than two devices, devices of several kinds, or measurements that are too noisy; or not
+            a device.
     """
     names = _checked(devices)
     on_cpu = _kinds(names) == {"CPU"}
@@ -126,9 +126,9 @@ def _kinds(names: Sequence[str]) -> Any:
 def _checked(devices: Optional[Sequence[Any]]) -> Any:
     names = device_strings(devices if devices is not None else _all_gpus() or ["/cpu:0"])
     if len(names) < 2:
-        raise CalibrationError(f"{', '.join(map(str, names))}: expected two devices or more, between which to copy")
+        raise HierAllreduceError(f"{', '.join(map(str, names))}: expected two devices or more, between which to copy")
     if _kinds(names) not in ({"GPU"}, {"CPU"}):
-        raise CalibrationError(f"{', '.join(map(str, names))}: expected GPUs only, or CPUs only, such as '/gpu:0'")
+        raise HierAllreduceError(f"{', '.join(map(str, names))}: expected GPUs only, or CPUs only, such as '/gpu:0'")
     if len(set(names)) < len(names):
-        raise CalibrationError(f"{', '.join(map(str, names))}: expected each device once")
+        raise HierAllreduceError(f"{', '.join(map(str, names))}: expected each device once")
     return names

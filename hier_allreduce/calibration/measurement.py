@@ -50,7 +50,7 @@ def measure(timer: Timer, sizes: Sequence[int], noise: float, tick: Tick) -> Mea
         tick: called with the stage, many times in each.
 
     Raises:
-        CalibrationError: measurements are too noisy.
+        HierAllreduceError: measurements are too noisy.
     """
     rounds, sets = (1, 1) if timer.exact else (ROUNDS, _TOGETHER_ROUNDS)
     links = measure_links(timer, sizes, rounds, noise, _PATIENCE, lambda: tick("links"))

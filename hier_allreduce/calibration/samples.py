@@ -9,7 +9,7 @@ from typing import Callable, Dict, Sequence
 
 import numpy as np
 
-from ..errors import CalibrationError
+from ..errors import HierAllreduceError
 from ..formatting import count, duration, percent
 from ..sampling import K, Quartiles, in_turn, quartiles
 
@@ -34,7 +34,7 @@ def steady(
         tick: called before each round.
 
     Raises:
-        CalibrationError: quartiles stay wider than ``noise``.
+        HierAllreduceError: quartiles stay wider than ``noise``.
     """
     values = in_turn(runs, rounds, 1, lambda stage: tick())
     for again in range(MORE + 1):
@@ -48,7 +48,7 @@ def steady(
     worst = max(noisy, key=lambda key: found[key].width)
     low, median, high = found[worst]
     others = f" ({count(len(noisy) - 1, 'other measurement')} too)" if len(noisy) > 1 else ""
-    raise CalibrationError(
+    raise HierAllreduceError(
         f"{name(worst)}: too noisy to be used{others}: of {len(values[worst])} runs, the quartiles of the faster half "
         f"are {duration(low)} and {duration(high)} around {duration(median)}, which is "
         f"{percent(found[worst].width)} apart; expected at most {percent(noise)}. Stop other programs on this "

@@ -57,7 +57,7 @@ def measure_links(
         tick: called before each round.
 
     Raises:
-        CalibrationError: a pair is too noisy.
+        HierAllreduceError: a pair is too noisy.
     """
     found: Dict[Pair, List[Tuple[int, Quartiles]]] = {
         (src, dst): [] for src in range(timer.devices) for dst in range(timer.devices) if src != dst
@@ -135,7 +135,7 @@ def measure_sums(timer: Timer, sizes: Sequence[int], rounds: int, noise: float, 
     """Return the start of a sum and the memory's bytes/s, by which every operand is read and the result is written.
 
     Raises:
-        CalibrationError: the sums of many bytes are too noisy.
+        HierAllreduceError: the sums of many bytes are too noisy.
     """
     points = []
     for size in sizes:

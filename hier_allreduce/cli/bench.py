@@ -7,7 +7,7 @@ import json
 import warnings
 from typing import TYPE_CHECKING, Any, List, Tuple
 
-from ..errors import BenchError
+from ..errors import HierAllreduceError
 from ..presets import write_text
 from .common import MODEL, add_devices, add_model, count, folder, import_tensorflow, output, progress, ticking
 from .plan import read_bytes
@@ -52,7 +52,7 @@ def main(args: argparse.Namespace) -> int:
     (other,) = set(_OPTIONS) - {args.mode}
     unused = [f"--{name}" for name in _OPTIONS[other] if getattr(args, name)]
     if unused:
-        raise BenchError(f"`bench {args.mode}` makes no use of {', '.join(unused)}, which `bench {other}` has")
+        raise HierAllreduceError(f"`bench {args.mode}` makes no use of {', '.join(unused)}, which `bench {other}` has")
     warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices")  # a peer's; the table shows it
     import_tensorflow("the bench")
     return _measure_peers(args) if args.mode == "peers" else _measure_sizes(args)
@@ -80,7 +80,7 @@ def _measure_sizes(args: argparse.Namespace) -> int:
 
     least, most = args.least or 64 << 10, args.most or 64 << 20
     if least > most:
-        raise BenchError(f"--least {least} bytes is more than --most {most}")
+        raise HierAllreduceError(f"--least {least} bytes is more than --most {most}")
     contenders = [find_contender(name) for name in _names(args.contenders or _SIZES)]
     devices = _devices(args)
     sizes = sweep_sizes(least, most, args.factor or 4)

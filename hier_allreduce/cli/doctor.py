@@ -14,7 +14,7 @@ import sys
 from typing import Any, Dict, List, NamedTuple, Optional
 
 from .._version import __version__
-from ..errors import TopologyError
+from ..errors import HierAllreduceError
 from ..formatting import amount, count, table
 from ..topology import Topology, this_machine
 
@@ -158,7 +158,7 @@ def _machine(seen: TensorFlowSeen) -> Optional[Topology]:
         return None
     try:
         return this_machine()
-    except TopologyError:
+    except HierAllreduceError:
         return None
 
 

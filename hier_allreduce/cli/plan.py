@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional
 
 from .. import presets
 from .._version import __version__
-from ..errors import TopologyError
+from ..errors import HierAllreduceError
 from ..figures import check_picture
 from ..inspect import predicted_trace
 from ..planning import (
@@ -101,7 +101,7 @@ def main(args: argparse.Namespace) -> int:
     refuse_unused(args, "--json", "--steps")
     machine = read_topology(args.topology, args.calibration)
     if args.topology in (None, THIS_MACHINE) and len(machine) < 2:
-        raise TopologyError(
+        raise HierAllreduceError(
             "this machine has fewer than two GPUs, so there is nothing to plan; name a machine, one of"
             f" {', '.join(presets.names('machines'))}, or a file"
         )

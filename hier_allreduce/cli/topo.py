@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional
 
 from .. import presets
 from .._version import __version__
-from ..errors import TopologyError
+from ..errors import HierAllreduceError
 from ..figures import check_picture
 from ..formatting import table
 from ..planning import THIS_MACHINE, pack
@@ -37,14 +37,14 @@ def read_topology(name: Optional[str], calibration_file: Optional[str]) -> Topol
     """Return the machine that the arguments name.
 
     Raises:
-        TopologyError: the machine cannot be found or understood.
+        HierAllreduceError: the machine cannot be found or understood.
     """
     overrides = read_calibration(calibration_file)
     if name in (None, THIS_MACHINE):
         return calibrated(this_machine(), overrides)
     if name == "-":
         if sys.stdin is None:
-            raise TopologyError("-: standard input is closed")
+            raise HierAllreduceError("-: standard input is closed")
         return from_text(decoded(sys.stdin.buffer.read()), "standard input", overrides)
     return load(name, calibration_file)
 

@@ -149,7 +149,7 @@ class Cluster(HostGroup):
         Raises:
             ClusterError: the gradients are not for ``devices_per_host`` devices; or there are several hosts and no
                 graph for a session (eager execution, ``tf.function``, control flow of TensorFlow 2).
-            GradientError: no collective can add up a gradient's dtype.
+            HierAllreduceError: no collective can add up a gradient's dtype.
         """
         if len(grads.places.towers) != self.devices_per_host:
             raise ClusterError(

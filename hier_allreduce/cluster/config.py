@@ -40,7 +40,7 @@ def read_config(name_or_path: str, task: int = 0) -> Dict[str, Any]:
     Raises:
         ClusterError: no such file or name, an unknown or missing key, or an invalid value.
     """
-    path, values = presets.load("clusters", name_or_path, _FIELDS, ClusterError)
+    path, values = presets.load("clusters", name_or_path, _FIELDS)
     try:
         check_config(task=task, **values)
     except ClusterError as error:

@@ -78,8 +78,10 @@ def _run(hosts: int, command: Sequence[str], write_line: Callable[[str], None]) 
     ends: Queue[_End] = Queue()
     processes: List[_HostProcess] = []
     try:
-        for task in range(hosts):
-            processes.append(_HostProcess(task, _start_process(command, _environment(addresses, task))))
+        with _holding_signals() as before:
+            for task in range(hosts):
+                started = _start_process(command, _environment(addresses, task), before)
+                processes.append(_HostProcess(task, started))
         for process in processes:
             threading.Thread(target=process.pump, args=(write_line, ends), daemon=True).start()
         for _ in processes:
@@ -164,12 +166,28 @@ def _exiting_by_signals() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL)
 
 
+@contextlib.contextmanager
+def _holding_signals() -> Iterator[Any]:
+    """Hold signals back; yield the mask of before. A host that is started but not yet in the list would live on."""
+    if sys.platform == "win32":  # launch raises an error there
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    try:
+        yield before
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _environment(addresses: Sequence[str], task: int) -> Dict[str, str]:
     config = {"cluster": {"worker": list(addresses)}, "task": {"type": "worker", "index": task}}
     return {"PYTHONUNBUFFERED": "1", **os.environ, "TF_CONFIG": json.dumps(config)}
 
 
-def _start_process(command: Sequence[str], environment: Dict[str, str]) -> subprocess.Popen:
+def _start_process(command: Sequence[str], environment: Dict[str, str], signals: Any) -> subprocess.Popen:
+    def take_signals() -> None:  # the process would inherit that they are held back
+        if sys.platform != "win32":
+            signal.pthread_sigmask(signal.SIG_SETMASK, signals)
+
     try:
         return subprocess.Popen(
             list(command),
@@ -177,6 +195,7 @@ def _start_process(command: Sequence[str], environment: Dict[str, str]) -> subpr
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             bufsize=0,
+            preexec_fn=take_signals,
             start_new_session=True,  # a process group of its own, so that what the program starts ends with it
         )
     except OSError as error:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Dict, Mapping, Sequence
 
-from ..errors import ClusterError, GradientError
+from ..errors import ClusterError, HierAllreduceError
 from ..graph import Matrix, in_current_graph, is_sparse, op_names, static_shape, tf1
 from .collectives import can_cross
 
@@ -56,13 +56,13 @@ def gradient_facts(grads: Matrix) -> Dict[str, str]:
     """Return the dtype and shape of each variable's gradient, by the variable's name.
 
     Raises:
-        GradientError: no collective can add up a gradient's dtype.
+        HierAllreduceError: no collective can add up a gradient's dtype.
     """
     facts: Dict[str, str] = {}
     for name, column in zip(op_names(grads.names), grads.columns):
         grad = next(iter(column.present), None)
         if grad is not None and not can_cross(grad.dtype.base_dtype):
-            raise GradientError(
+            raise HierAllreduceError(
                 f"variable {column.variable} ({column.name!r}): {grad.dtype.name} cannot be added up across hosts;"
                 " cast it to float32 or int64"
             )

@@ -23,13 +23,11 @@ from .allreduce import (
 )
 from .compat import (
     COLLECTIVE_DTYPES,
-    IS_TF2,
     builds_for_session,
     forget_colocation,
     gpu_count,
     in_current_graph,
     is_resource,
-    make_logical_cpus,
     mirrored_factory,
     outside_control_flow,
     per_replica,
@@ -48,7 +46,6 @@ from .names import op_names, tower_scopes, variable_names, where
 
 __all__ = [
     "COLLECTIVE_DTYPES",
-    "IS_TF2",
     "MOST_GPUS",
     "TURN",
     "VAR_LIST_ADVICE",
@@ -82,7 +79,6 @@ __all__ = [
     "is_sparse",
     "lane_memory_in",
     "lane_numbers",
-    "make_logical_cpus",
     "mirrored_factory",
     "op_names",
     "outside_control_flow",

@@ -74,10 +74,9 @@ def allreduce_grads(
         A list of K tuples of N tensors; entry (k, n) lives on ``devices[k]``.
 
     Raises:
-        GradientError: rows do not match the devices or each other, or an entry cannot be added up.
-        DeviceError: something in ``devices`` or ``lanes`` is not a device; a lane is also a tower or another lane, or
-            has too little memory.
-        StrategyError: an unknown choice, or groups that miss or repeat a tower.
+        HierAllreduceError: rows do not match the devices or each other, or an entry cannot be added up; or something in
+            ``devices`` or ``lanes`` is not a device; a lane is also a tower or another lane, or has too little memory;
+            or an unknown choice, or groups that miss or repeat a tower.
         ClusterError: not K towers on each host, or no graph for a session.
     """
     strategy = strategy_from(strategy)
@@ -143,7 +142,7 @@ def allreduce_grads_and_vars(
     Returns:
         K lists of N pairs: the reduced gradients with each tower's own variables.
 
-    Raises: as :func:`allreduce_grads`; also GradientError where the towers list their variables in different orders.
+    Raises: as :func:`allreduce_grads`; also where the towers list their variables in different orders.
     """
     strategy = strategy_from(strategy)
     places = places_of(device_strings(devices), lanes)
@@ -204,7 +203,7 @@ def reduce_to_mains(
         N gradients, gradient n on the device of tower ``layout.mains()[n]``, None for variables without gradients; and
         the layout, for :func:`copy_from_mains`.
 
-    Raises: as :func:`allreduce_grads`; also StrategyError if the strategy cuts gradients over several mains.
+    Raises: as :func:`allreduce_grads`; also HierAllreduceError if the strategy cuts gradients over several mains.
     """
     layout, across = _laid_out(grads, average, strategy, name, cluster, one_main=True)
     mains = layout.mains()

@@ -8,7 +8,7 @@ from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..errors import DeviceError
+from ..errors import HierAllreduceError
 
 _EXPECTED = "a device is a string such as '/gpu:0', a tf.DeviceSpec, or a tf.config.LogicalDevice"
 
@@ -66,13 +66,13 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
     """Return K values for ``tf.compat.v1.device``: strings, None, or (in graph mode) device functions.
 
     Raises:
-        DeviceError: an entry is not a device, or not a valid device name.
+        HierAllreduceError: an entry is not a device, or not a valid device name.
     """
     if not _is_list(devices):
-        raise DeviceError(f"devices must be a list with one device for each tower, not {devices!r}; {_EXPECTED}")
+        raise HierAllreduceError(f"devices must be a list with one device for each tower, not {devices!r}; {_EXPECTED}")
     strings = tuple(_device_string(f"tower {tower}", device) for tower, device in enumerate(devices))
     if not strings:
-        raise DeviceError(f"devices is empty: give one device for each tower; {_EXPECTED}")
+        raise HierAllreduceError(f"devices is empty: give one device for each tower; {_EXPECTED}")
     return strings
 
 
@@ -84,20 +84,20 @@ def places_of(devices: Tuple[Any, ...], lanes: Any) -> Places:
         lanes: the lanes of all towers: each a :class:`Lane`, or a pair of its device and its tower's number.
 
     Raises:
-        DeviceError: a lane is not a device by name, is of no tower or of another kind than its tower, or may be the
-            same device as another lane or a tower; or the towers have different numbers of lanes.
+        HierAllreduceError: a lane is not a device by name, is of no tower or of another kind than its tower, or may be
+            the same device as another lane or a tower; or the towers have different numbers of lanes.
     """
     expected = f"lanes is a list of Lane(device, tower), such as gpu_lanes(…).lanes, for towers 0 to {len(devices) - 1}"
     if not _is_list(lanes):
-        raise DeviceError(f"lanes={lanes!r}: {expected}")
+        raise HierAllreduceError(f"lanes={lanes!r}: {expected}")
     for lane in lanes:
         if not isinstance(lane, (tuple, list)) or len(lane) < 2 or lane[1] not in range(len(devices)):
-            raise DeviceError(f"lanes: {lane!r}: {expected}")
+            raise HierAllreduceError(f"lanes: {lane!r}: {expected}")
     checked = sorted((Lane(*lane) for lane in lanes), key=lambda lane: lane.tower)
     counts = [sum(lane.tower == tower for lane in checked) for tower in range(len(devices))]
     if len(set(counts)) > 1:
         each = ", ".join(f"tower {tower} has {number}" for tower, number in enumerate(counts))
-        raise DeviceError(f"every tower must have the same number of lanes: {each}")
+        raise HierAllreduceError(f"every tower must have the same number of lanes: {each}")
     names = [f"tower {lane.tower}, lane {number % counts[0]}" for number, lane in enumerate(checked)]
     strings = [lane._replace(device=_device_string(name, lane.device)) for name, lane in zip(names, checked)]
     places = Places(devices, tuple(strings))
@@ -115,19 +115,19 @@ def _check_lanes(places: Places, names: Sequence[str]) -> None:
     devices = places.devices
     for device, name in zip(devices, names):
         if not isinstance(device, str) or None in device_fields(device)[3:]:
-            raise DeviceError(
+            raise HierAllreduceError(
                 f"{name}: {device!r} may be any device; with lanes give every tower and lane a name with a number,"
                 " such as '/gpu:0'"
             )
     for number, lane in enumerate(places.lanes, len(places.towers)):
         same = next((other for other in range(number) if devices_match(devices[other], lane.device)), None)
         if same is not None:
-            raise DeviceError(
+            raise HierAllreduceError(
                 f"{names[number]} ({lane.device}) is also the device of {names[same]} ({devices[same]}); a lane"
                 " needs a device of its own"
             )
         if device_fields(lane.device)[3] != device_fields(devices[lane.tower])[3]:
-            raise DeviceError(
+            raise HierAllreduceError(
                 f"{names[number]} is {lane.device}, of another kind than its tower ({devices[lane.tower]}); a lane is a"
                 " logical device of the same GPU"
             )
@@ -147,16 +147,16 @@ def _device_string(name: str, device: Any) -> Any:
     hint = f" (did you mean '/gpu:{device}'?)" if isinstance(device, int) and not isinstance(device, bool) else ""
     if type(device).__name__ == "PhysicalDevice":
         hint = " (take the names from tf.config.list_logical_devices())"
-    raise DeviceError(f"{name}: {device!r} is not a device: {_EXPECTED}{hint}")
+    raise HierAllreduceError(f"{name}: {device!r} is not a device: {_EXPECTED}{hint}")
 
 
 def _parsed(name: str, device: Any, text: str) -> str:
     try:
         index = tf.DeviceSpec.from_string(text).device_index
     except ValueError as error:
-        raise DeviceError(f"{name}: {device!r} cannot be read as a device ({error}); {_EXPECTED}") from None
+        raise HierAllreduceError(f"{name}: {device!r} cannot be read as a device ({error}); {_EXPECTED}") from None
     if index is not None and index < 0:
-        raise DeviceError(f"{name}: {device!r} has a number below 0; {_EXPECTED}")
+        raise HierAllreduceError(f"{name}: {device!r} has a number below 0; {_EXPECTED}")
     return text
 
 

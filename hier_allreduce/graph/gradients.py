@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tupl
 
 import tensorflow as tf
 
-from ..errors import GradientError
+from ..errors import HierAllreduceError
 from ..formatting import count
 from .compat import SUMMABLE_DTYPES, in_current_graph, is_eager, is_resource, tf1
 from .devices import Places, device_fields, devices_match
@@ -112,9 +112,9 @@ def dtype_of(grad: Any) -> str:
 
 
 def check_average(average: Any) -> None:
-    """Raise a GradientError if ``average`` is not a bool."""
+    """Raise a HierAllreduceError if ``average`` is not a bool."""
     if not isinstance(average, bool):
-        raise GradientError(f"average={average!r}: it is True for the mean, False for the sum")
+        raise HierAllreduceError(f"average={average!r}: it is True for the mean, False for the sum")
 
 
 def check_matrix(all_grads: Any, places: Places, average: Any, names: Optional[Sequence[str]] = None) -> Matrix:
@@ -127,7 +127,7 @@ def check_matrix(all_grads: Any, places: Places, average: Any, names: Optional[S
         names: N variable names; by default those of the gradients.
 
     Raises:
-        GradientError: the rows do not match the devices or each other, or an entry cannot be added up.
+        HierAllreduceError: the rows do not match the devices or each other, or an entry cannot be added up.
     """
     check_average(average)
     devices = places.towers
@@ -144,25 +144,25 @@ def check_rows(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...
     """Return the K rows of N gradients, or of N (gradient, variable) pairs, as tuples.
 
     Raises:
-        GradientError: not K rows, or rows of different lengths.
+        HierAllreduceError: not K rows, or rows of different lengths.
     """
     shape = "all_grads is K rows, one for each tower, of N gradients: all_grads[tower][variable]"
     if isinstance(all_grads, tf.Tensor):
-        raise GradientError(f"{shape}; a single tensor was given")
+        raise HierAllreduceError(f"{shape}; a single tensor was given")
     try:
         rows = list(all_grads)
     except TypeError:
-        raise GradientError(f"{shape}; {type(all_grads).__name__} was given") from None
+        raise HierAllreduceError(f"{shape}; {type(all_grads).__name__} was given") from None
     if len(rows) != len(devices):
         counts = f"{count(len(rows), 'row')} of gradients for {count(len(devices), 'device')}"
-        raise GradientError(f"{counts}: {shape}. Give one row for each device{_transposed(rows, devices)}")
+        raise HierAllreduceError(f"{counts}: {shape}. Give one row for each device{_transposed(rows, devices)}")
     for tower, row in enumerate(rows):
         if isinstance(row, (tf.Tensor, tf.Variable)) or not hasattr(row, "__iter__"):
-            raise GradientError(f"{where(tower, devices)}: its row is one {type(row).__name__}; {shape}")
+            raise HierAllreduceError(f"{where(tower, devices)}: its row is one {type(row).__name__}; {shape}")
     full = tuple(tuple(row) for row in rows)
     if len({len(row) for row in full}) > 1:
         counts = ", ".join(f"{where(tower, devices)} has {len(row)}" for tower, row in enumerate(full))
-        raise GradientError(f"every tower must have the same number of gradients: {counts}{_unshared(full)}")
+        raise HierAllreduceError(f"every tower must have the same number of gradients: {counts}{_unshared(full)}")
     return full
 
 
@@ -176,19 +176,19 @@ def check_pairs(all_grads_and_vars: Any, devices: Tuple[Any, ...]) -> Tuple[Tupl
     """Return K rows of N (gradient, variable) pairs, as tuples.
 
     Raises:
-        GradientError: not K rows, rows of different lengths, an entry that is not a pair, or rows that hold other
+        HierAllreduceError: not K rows, rows of different lengths, an entry that is not a pair, or rows that hold other
             towers' variables.
     """
     rows = check_rows(all_grads_and_vars, devices)
     for tower, row in enumerate(rows):
         for variable, pair in enumerate(row):
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                raise GradientError(
+                raise HierAllreduceError(
                     f"{where(tower, devices, variable)}: expected a (gradient, variable) pair; allreduce_grads takes"
                     " gradients alone"
                 )
             if not hasattr(pair[1], "name"):
-                raise GradientError(
+                raise HierAllreduceError(
                     f"{where(tower, devices, variable)}: expected a variable after the gradient, not {pair[1]!r}"
                 )
     _check_places(rows, devices)
@@ -219,7 +219,7 @@ def _check_places(rows: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[A
             var = rows[tower][variable][1]
             swapped = home != tower and any(other != home for other in homes[home])
             if swapped and not any(var is other for _, other in rows[home]):
-                raise GradientError(
+                raise HierAllreduceError(
                     f"{where(tower, devices, variable, [var.name for _, var in rows[tower]])}: the variable is on"
                     f" {var.device}, tower {home}'s device; give one row for each tower, in the order of the devices:"
                     " rows[tower][variable]"
@@ -261,7 +261,7 @@ def _check_entry(grad: Any, place: Callable[[], str]) -> None:
     if grad is None:
         return
     if isinstance(grad, (tuple, list)) and not is_sparse(grad):
-        raise GradientError(
+        raise HierAllreduceError(
             f"{place()}: a {type(grad).__name__} was given where a gradient is expected; for (gradient, variable)"
             " pairs use allreduce_grads_and_vars, or pass the gradients alone"
         )
@@ -269,22 +269,22 @@ def _check_entry(grad: Any, place: Callable[[], str]) -> None:
     for tensor, part in zip(tensors, ("values", "indices")):
         if not isinstance(tensor, tf.Tensor):
             within = f" of tensors, not with {part} that are" if is_sparse(grad) else ", not"
-            raise GradientError(
+            raise HierAllreduceError(
                 f"{place()}: expected a tf.Tensor or tf.IndexedSlices{within} {type(tensor).__name__}; use"
                 " tf.convert_to_tensor"
             )
     if dtype_of(grad) not in SUMMABLE_DTYPES:
-        raise GradientError(
+        raise HierAllreduceError(
             f"{place()}: {dtype_of(grad)} has no sum in this TensorFlow; cast it to a number first, one of"
             f" {', '.join(SUMMABLE_DTYPES)}"
         )
     if not all(in_current_graph(tensor) for tensor in tensors):
-        raise GradientError(
+        raise HierAllreduceError(
             f"{place()}: {grad!r} does not belong to the graph that is being built; call this inside"
             " `with graph.as_default():` of the towers' graph"
         )
     if is_sparse(grad) and not grad.indices.shape.is_compatible_with(grad.values.shape[:1]):
-        raise GradientError(
+        raise HierAllreduceError(
             f"{place()}: IndexedSlices with values of shape {grad.values.shape} and indices of shape"
             f" {grad.indices.shape}; expected one index for each row of the values"
         )
@@ -307,7 +307,7 @@ def _checked_column(
         _check_equal("shape", shapes, _shape_advice(rows), place)
         raise
     if average and present and column.present[0].dtype.is_integer:
-        raise GradientError(
+        raise HierAllreduceError(
             f"{place(next(iter(present)))}: {column.dtype} has no exact mean; average=False sums it, or cast it to"
             " float"
         )
@@ -323,13 +323,13 @@ def _shape_advice(rows: Sequence[Sequence[Any]]) -> str:
 
 
 def _check_equal(attribute: str, by_tower: Dict[int, Any], advice: str, place: Callable[[int], str]) -> None:
-    """Raise a GradientError that names the first tower whose value is not the most frequent one."""
+    """Raise a HierAllreduceError that names the first tower whose value is not the most frequent one."""
     if len(set(map(str, by_tower.values()))) <= 1:
         return
     usual, _ = Counter(map(str, by_tower.values())).most_common(1)[0]
     odd = next(tower for tower, value in by_tower.items() if str(value) != usual)
     values = ", ".join(f"tower {tower}: {value}" for tower, value in by_tower.items())
-    raise GradientError(f"{place(odd)}: the {attribute} differs between towers ({values}); {advice}")
+    raise HierAllreduceError(f"{place(odd)}: the {attribute} differs between towers ({values}); {advice}")
 
 
 def static_shape(grad: Any) -> tf.TensorShape:

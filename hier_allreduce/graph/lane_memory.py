@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Iterator, NamedTuple, Tuple
 
-from ..errors import DeviceError
+from ..errors import HierAllreduceError
 from ..formatting import amount
 from ..planning import Reduce
 from .gradients import NARROW_DTYPES
@@ -85,13 +85,13 @@ def check_lane_memory(layout: Layout) -> None:
     """Check that the lanes have the memory that the layout needs, where it is known how much they have.
 
     Raises:
-        DeviceError: a lane has less; the message says how much each lane needs.
+        HierAllreduceError: a lane has less; the message says how much each lane needs.
     """
     needed = lane_memory(layout)
     for lane, (needs, has) in enumerate(zip(needed, [lane.memory for lane in layout.places.lanes])):
         if 0 < has < needs:
             limits = [max(1, size) for size in needed]
-            raise DeviceError(
+            raise HierAllreduceError(
                 f"lane {lane} of each tower has {amount(has, binary=True)} of memory, and this all-reduce needs"
                 f" {amount(needs, binary=True)} there; use gpu_lanes(…, memory_limit={limits}), or fewer bytes in one"
                 " all-reduce"

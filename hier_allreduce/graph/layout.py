@@ -18,7 +18,7 @@ from collections import Counter
 from itertools import accumulate
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
-from ..errors import GradientError, StrategyError, TopologyError
+from ..errors import HierAllreduceError
 from ..planning import (
     Bucketing,
     Chunk,
@@ -93,13 +93,13 @@ class Layout(NamedTuple):
         """Return the tower on which each reduced variable is complete first, ``{variable: tower}``.
 
         Raises:
-            StrategyError: a variable is cut over several mains.
+            HierAllreduceError: a variable is cut over several mains.
         """
         mains: Dict[int, int] = {}
         for chunk, root in enumerate(self.plan.roots):
             for column in columns_in(self.chunks[chunk], self.units):
                 if mains.setdefault(column.variable, root) != root:
-                    raise StrategyError(
+                    raise HierAllreduceError(
                         "this strategy cuts gradients over several mains (splits), but here each variable needs"
                         " one; leave it at 0"
                     )
@@ -134,8 +134,8 @@ def lay_out(grads: Matrix, strategy: Strategy, one_main: bool = False, hosts: in
         hosts: the number of hosts that have such a matrix.
 
     Raises:
-        GradientError: see :func:`.units.find_units`; or a sparse gradient is to be gathered from several hosts.
-        StrategyError: the groups, the main or the topology do not fit K towers.
+        HierAllreduceError: see :func:`.units.find_units`; or a sparse gradient is to be gathered from several hosts; or
+            the groups, the main or the topology do not fit K towers.
     """
     places, bucketing = grads.places, strategy.bucketing
     joining = Bucketing(pack_below=0) if one_main or len(places.towers) == 1 else bucketing
@@ -176,7 +176,7 @@ def _gathered(grads: Matrix, strategy: Strategy, hosts: int) -> Set[int]:
     if sparse == "auto":
         return {column.variable for column in columns if moves_fewer_bytes(column)}
     if columns and hosts > 1:
-        raise GradientError(
+        raise HierAllreduceError(
             f"variable {columns[0].variable} ({columns[0].name!r}): sparse gradients cannot be gathered from several"
             " hosts; choose sparse='dense' or 'auto', which add them up as dense ones"
         )
@@ -196,8 +196,10 @@ def _machine(strategy: Strategy, devices: Sequence[Any]) -> Optional[Topology]:
             # CPU devices share one memory: there are no links to plan for
             return None if all_on_cpu(devices) else this_machine([str(device) for device in devices])
         return subset(machine, device_numbers(devices))
-    except TopologyError as error:
-        raise StrategyError(f"topology={strategy.topology!r} does not fit devices {list(devices)}: {error}") from None
+    except HierAllreduceError as error:
+        raise HierAllreduceError(
+            f"topology={strategy.topology!r} does not fit devices {list(devices)}: {error}"
+        ) from None
 
 
 # ---- chunks and plan: by the strategy alone --------------------------------------------------------
@@ -229,7 +231,7 @@ def _turns(chunks: Sequence[Chunk], mains: Union[int, str], by_root: Dict[int, i
     """Return each chunk's turn of the algorithm; ``by_root`` has one for each main."""
     if isinstance(mains, int):
         if mains not in by_root:
-            raise StrategyError(f"mains={mains}: there are towers 0 to {max(by_root)} only")
+            raise HierAllreduceError(f"mains={mains}: there are towers 0 to {max(by_root)} only")
         return [by_root[mains]] * len(chunks)
     if mains == "rotate":
         in_order = sorted(range(len(chunks)), key=lambda chunk: min(chunks[chunk].pieces))

@@ -18,7 +18,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 
-from ..errors import DeviceError
+from ..errors import HierAllreduceError
 from ..formatting import amount, count
 from ..planning import MEMORY
 from ..topology import free_gpu_memory
@@ -59,7 +59,7 @@ class LogicalDevices:
         On GPUs, ``per_process_gpu_memory_fraction`` is reset: TensorFlow refuses it for logical GPUs.
 
         Raises:
-            DeviceError: ``config`` has other logical GPUs, or lists GPUs.
+            HierAllreduceError: ``config`` has other logical GPUs, or lists GPUs.
         """
         changed = type(config)()
         changed.CopyFrom(config)
@@ -68,7 +68,7 @@ class LogicalDevices:
             return changed
         options = changed.gpu_options
         if options.experimental.virtual_devices or options.visible_device_list:
-            raise DeviceError(
+            raise HierAllreduceError(
                 "the session's configuration has virtual_devices or a visible_device_list already; leave both out,"
                 " they are set for the lanes"
             )
@@ -86,7 +86,7 @@ class LogicalDevices:
         Sessions make theirs from ``config``; on TensorFlow 1.15 this does nothing.
 
         Raises:
-            DeviceError: TensorFlow has started.
+            HierAllreduceError: TensorFlow has started.
         """
         if not IS_TF2:
             return
@@ -96,7 +96,7 @@ class LogicalDevices:
             else:
                 make_logical_cpus(self._cpus)
         except RuntimeError as error:
-            raise DeviceError(
+            raise HierAllreduceError(
                 f"TensorFlow has started with other devices ({error}); call configure() before the first op or session"
             ) from None
 
@@ -152,14 +152,14 @@ def gpu_lanes(
             the 5 % that TensorFlow leaves to CUDA. nvidia-smi tells what is free.
 
     Raises:
-        DeviceError: a GPU does not exist, the memory does not fit, or an argument is invalid.
+        HierAllreduceError: a GPU does not exist, the memory does not fit, or an argument is invalid.
     """
     setup = lane_numbers(gpus, lanes_per_gpu)
     limits = _lane_limits(lanes_per_gpu, memory_limit, gradient_bytes)
     if not setup.gpus:
         return _with_memory(setup, limits or (), 0)
     if limits is None:
-        raise DeviceError(
+        raise HierAllreduceError(
             "give memory_limit=, the bytes of each lane, or gradient_bytes=, those of one tower's gradients: TensorFlow"
             " fixes the memory of lanes when it starts"
         )
@@ -170,15 +170,15 @@ def lane_numbers(gpus: Union[int, Sequence[Any]], lanes: int) -> LogicalDevices:
     """Return towers and lanes as TensorFlow will number them, without their memory; arguments as :func:`gpu_lanes`.
 
     Raises:
-        DeviceError: an argument is invalid.
+        HierAllreduceError: an argument is invalid.
     """
     if isinstance(lanes, bool) or not isinstance(lanes, int) or lanes < 0:
-        raise DeviceError(f"lanes_per_gpu={lanes!r}: expected a whole number of lanes for each tower; 0 is none")
+        raise HierAllreduceError(f"lanes_per_gpu={lanes!r}: expected a whole number of lanes for each tower; 0 is none")
     devices = device_strings(_named(gpus))
     kinds = {_kind(device) for device in devices}
     numbers = [device_fields(device)[4] for device in devices if isinstance(device, str)]
     if kinds not in ({"CPU"}, {"GPU"}) or None in numbers or len(set(numbers)) < len(numbers):
-        raise DeviceError(
+        raise HierAllreduceError(
             f"devices {list(devices)}: lanes need towers on different GPUs, or on different CPU devices, each by a name"
             " with a number such as '/gpu:0'"
         )
@@ -200,7 +200,7 @@ def _named(gpus: Any) -> Any:
     """Return a number of GPUs, or their numbers, as device strings; anything else as it is."""
     if isinstance(gpus, int) and not isinstance(gpus, bool):
         if gpus > MOST_GPUS:
-            raise DeviceError(f"{gpus} GPUs: expected at most {MOST_GPUS} in one machine")
+            raise HierAllreduceError(f"{gpus} GPUs: expected at most {MOST_GPUS} in one machine")
         gpus = range(gpus)
     if isinstance(gpus, str) or not hasattr(gpus, "__iter__"):
         return gpus
@@ -221,7 +221,7 @@ def _lane_limits(
 ) -> Optional[Tuple[int, ...]]:
     """Return the bytes of each lane; None if they are not given."""
     if memory_limit is not None and gradient_bytes is not None:
-        raise DeviceError("give either memory_limit= or gradient_bytes=, not both")
+        raise HierAllreduceError("give either memory_limit= or gradient_bytes=, not both")
     if gradient_bytes is not None:
         _check_bytes("gradient_bytes", gradient_bytes)
         # planned lanes carry different shares: of two or more lanes, one needs up to half of what all need together
@@ -232,20 +232,22 @@ def _lane_limits(
     for limit in limits:
         _check_bytes("memory_limit", limit)
     if len(limits) != lanes:
-        raise DeviceError(f"memory_limit={memory_limit!r}: expected one number, or one for each of {lanes} lanes")
+        raise HierAllreduceError(
+            f"memory_limit={memory_limit!r}: expected one number, or one for each of {lanes} lanes"
+        )
     return tuple(int(limit) for limit in limits)
 
 
 def _check_bytes(name: str, size: Any) -> None:
     if isinstance(size, bool) or not isinstance(size, (int, float)) or size <= 0:
-        raise DeviceError(f"{name}={size!r}: expected bytes, a number above 0")
+        raise HierAllreduceError(f"{name}={size!r}: expected bytes, a number above 0")
 
 
 def fitted(setup: LogicalDevices, limits: Sequence[int], tower_memory: Optional[int] = None) -> LogicalDevices:
     """Return ``setup`` with the memory of lanes and towers, if it fits; arguments as :func:`gpu_lanes`.
 
     Raises:
-        DeviceError: as :func:`gpu_lanes`.
+        HierAllreduceError: as :func:`gpu_lanes`.
     """
     _refuse_missing_gpus(setup.gpus)
     limits = [max(1, -(-limit // MIB)) * MIB for limit in limits]  # TensorFlow counts in MiB, and 0 is no limit
@@ -253,13 +255,13 @@ def fitted(setup: LogicalDevices, limits: Sequence[int], tower_memory: Optional[
     everywhere = free_gpu_memory()
     free = min((everywhere[gpu] for gpu in setup.gpus if gpu < len(everywhere)), default=None)
     if free is None and tower_memory is None:
-        raise DeviceError("nvidia-smi does not say how much memory is free; give tower_memory=, in bytes")
+        raise HierAllreduceError("nvidia-smi does not say how much memory is free; give tower_memory=, in bytes")
     if tower_memory is not None:
         _check_bytes("tower_memory", tower_memory)
     room = None if free is None else int(free * (1 - RESERVED)) - on_lanes
     wanted = LEAST if tower_memory is None else int(tower_memory)
     if free is not None and room is not None and room < wanted:
-        raise DeviceError(
+        raise HierAllreduceError(
             f"the memory does not fit: {amount(free, binary=True)} are free on the fullest GPU, the lanes of each take"
             f" {amount(on_lanes, binary=True)} and its tower {amount(wanted, binary=True)}; use fewer bytes in one"
             " all-reduce, fewer lanes' bytes, or no lanes"
@@ -276,7 +278,7 @@ def _refuse_missing_gpus(gpus: Sequence[int]) -> None:
     found = len(tf.config.experimental.list_physical_devices("GPU"))
     missing = [gpu for gpu in gpus if gpu >= found]
     if missing:
-        raise DeviceError(
+        raise HierAllreduceError(
             f"GPUs {', '.join(map(str, missing))} do not exist: TensorFlow finds {count(found, 'GPU')} here; without"
             ' GPUs give CPU devices, such as ["/cpu:0", "/cpu:1"]'
         )

@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import chain, count, takewhile
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
-from ..errors import GradientError
+from ..errors import HierAllreduceError
 
 
 def where(tower: int, devices: Sequence[Any], variable: Optional[int] = None, names: Sequence[str] = ()) -> str:
@@ -23,7 +23,7 @@ def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], de
     """Return the N names of K×N (gradient, variable) pairs, without each tower's own scope.
 
     Raises:
-        GradientError: the towers list the same variables in different orders.
+        HierAllreduceError: the towers list the same variables in different orders.
     """
     rows = names_within_towers([[var for _, var in row] for row in tower_grads_and_vars])
     _refuse_other_orders(rows, rows, devices)
@@ -37,7 +37,7 @@ def _refuse_other_orders(rows: Sequence[List[str]], compared: Sequence[List[str]
     for tower, row in enumerate(compared):
         if row != compared[0] and sorted(row) == sorted(compared[0]):
             variable = next(number for number, (name, first) in enumerate(zip(row, compared[0])) if name != first)
-            raise GradientError(
+            raise HierAllreduceError(
                 f"{where(tower, devices, variable, rows[tower])}: tower 0 has {rows[0][variable]!r} there; list the"
                 " variables in one order on every tower"
             )

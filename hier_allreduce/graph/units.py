@@ -15,7 +15,7 @@ from typing import Any, Callable, Collection, Dict, Hashable, Iterable, Iterator
 
 import tensorflow as tf
 
-from ..errors import GradientError
+from ..errors import HierAllreduceError
 from ..planning import Bucketing, Spec
 from .compat import SUMMABLE_DTYPES, carrier, tf1
 from .gradients import NARROW_DTYPES, Column, Matrix, dtype_of, is_sparse
@@ -117,8 +117,8 @@ def find_units(grads: Matrix, gathered: Collection[int], missing: str, bucketing
             count as small.
 
     Raises:
-        GradientError: None on some towers, with ``"error"``; or rows that must become dense and whose variable has no
-            known number of rows.
+        HierAllreduceError: None on some towers, with ``"error"``; or rows that must become dense and whose variable has
+            no known number of rows.
     """
     columns = [column for column in grads.columns if column.present]
     for column in columns:
@@ -131,13 +131,13 @@ def find_units(grads: Matrix, gathered: Collection[int], missing: str, bucketing
 def _check_presence(column: Column, grads: Matrix, missing: str, is_gathered: bool) -> None:
     without = [tower for tower, grad in enumerate(column.grads) if grad is None]
     if without and missing == "error":
-        raise GradientError(
+        raise HierAllreduceError(
             f"{where(without[0], grads.places.towers, column.variable, grads.names)}: the gradient is None on towers"
             f" {without} but not on the others; give it on every tower or on none, or choose missing='zeros'"
         )
     shapeless = [tower for tower, grad in enumerate(column.grads) if is_sparse(grad) and grad.dense_shape is None]
     if shapeless and not is_gathered and column.height is None:
-        raise GradientError(
+        raise HierAllreduceError(
             f"{where(shapeless[0], grads.places.towers, column.variable, grads.names)}: its IndexedSlices has no"
             " dense_shape, so it cannot be made dense; give dense_shape, or choose sparse='gather'"
         )

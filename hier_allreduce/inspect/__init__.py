@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._lazy import lazy
-from .trace import Trace, predicted_trace
+from .trace import predicted_trace
 
 if TYPE_CHECKING:
     from .auditing import Audit as Audit
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .partitions import executed_copies as executed_copies
     from .tracing import trace_step as trace_step
 
-__all__ = ["Audit", "Trace", "audit", "executed_copies", "predicted_trace", "trace_step"]
+__all__ = ["Audit", "audit", "executed_copies", "predicted_trace", "trace_step"]
 __getattr__ = lazy(
     __name__,
     {"auditing": ["Audit", "audit"], "partitions": ["executed_copies"], "tracing": ["trace_step"]},

@@ -136,8 +136,7 @@ class Audit:
 
         Raises:
             AuditError: the step was run without ``trace_level=FULL_TRACE``.
-            TopologyError: no such machine, or it lacks some of the devices.
-            HierAllreduceError: the file cannot be written.
+            HierAllreduceError: no such machine, or it lacks some of the devices; or the file cannot be written.
         """
         metadata, graph, built = self._step
         if topology == THIS_MACHINE:

@@ -76,7 +76,7 @@ def predicted_run(
         backward: the backward pass that goes on meanwhile; by default all gradients are ready at time 0.
 
     Raises:
-        PlanError: the plan has another number of devices or chunks.
+        HierAllreduceError: the plan has another number of devices or chunks.
     """
     total = round(sum(sizes))
     whole = {type(step) for step in plan.steps} == {Reduce, Copy}  # the bound is that of an all-reduce

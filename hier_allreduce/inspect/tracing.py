@@ -22,7 +22,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..errors import AuditError, TopologyError
+from ..errors import AuditError, HierAllreduceError
 from ..graph import Emitted, all_on_cpu, device_numbers
 from ..topology import Topology, subset
 from .bars import COPY, EXECUTED, SUM, Bar, Interval, Run
@@ -184,7 +184,7 @@ def trace_calls(run_metadata: Any, graph: Any, calls: Sequence[Emitted], topolog
 
     Raises:
         AuditError: the metadata have no times.
-        TopologyError: the machine lacks some of the devices.
+        HierAllreduceError: the machine lacks some of the devices.
     """
     step = _Step(run_metadata)
     devices = list(dict.fromkeys(device for call in calls for device in call.devices))
@@ -228,9 +228,9 @@ def _machine(topology: Optional[Topology], call: Emitted) -> Optional[Topology]:
         return None
     try:
         return subset(topology, device_numbers(call.devices))
-    except TopologyError as error:
+    except HierAllreduceError as error:
         devices = list(map(str, call.devices))
-        raise TopologyError(f"{topology.name} does not fit devices {devices}: {error}") from None
+        raise HierAllreduceError(f"{topology.name} does not fit devices {devices}: {error}") from None
 
 
 def _names(call: Emitted) -> List[str]:

@@ -77,7 +77,7 @@ class HierarchicalClusterTrainer(HierarchicalTrainer):
         Raises:
             ClusterError: as :meth:`hier_allreduce.Cluster.session`; or ``session_creator`` is not a
                 ``NewSessionCreator``.
-            DeviceError: a tower's device does not exist; the message names those that do.
+            HierAllreduceError: a tower's device does not exist; the message names those that do.
         """
         if self.cluster.size > 1:
             if not isinstance(session_creator, NewSessionCreator):

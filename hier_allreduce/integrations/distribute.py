@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 
-from ..errors import DeviceError, GradientError, StrategyError
+from ..errors import HierAllreduceError
 from ..graph import Lane, allreduce_grads, mirrored_factory, replica_values
 from ..planning import Strategy, strategy_from
 
@@ -57,14 +57,14 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 takes all logical devices, lanes too.
 
         Raises:
-            StrategyError: there is no such strategy, or it has a ``wire_dtype``.
+            HierAllreduceError: there is no such strategy, or it has a ``wire_dtype``.
         """
         super().__init__()
         chosen = strategy_from(strategy)
         if chosen.wire_dtype:
             # Keras 3 and synchronized batch normalization both call ReplicaContext.all_reduce. Destinations tell
             # nothing either: a variable there stands for its devices, and may get a statistic.
-            raise StrategyError(
+            raise HierAllreduceError(
                 f"wire_dtype={chosen.wire_dtype!r}: TensorFlow does not say which values are gradients, and statistics,"
                 " metrics and losses would be rounded too; leave wire_dtype out, and cast the gradients to 16 bits"
                 " where they are reduced, as docs/distribute.md shows"
@@ -81,7 +81,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         """Reduce one value to its destinations; see ``tf.distribute.CrossDeviceOps.reduce``.
 
         Raises:
-            DeviceError, GradientError: as :meth:`batch_reduce`.
+            HierAllreduceError: as :meth:`batch_reduce`.
         """
         _refuse_unfit(reduce_op, per_replica_value, destinations)
         return super().reduce(reduce_op, per_replica_value, destinations, *args, **kwargs)
@@ -90,8 +90,8 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         """Reduce values to their destinations together; see ``tf.distribute.CrossDeviceOps.batch_reduce``.
 
         Raises:
-            DeviceError: several replicas pass the very same tensor to a sum; or devices of several hosts.
-            GradientError: replicas differ in dtype or shape, or a value has no sum; see ``allreduce_grads``.
+            HierAllreduceError: several replicas pass the very same tensor to a sum; or devices of several hosts; or
+                replicas differ in dtype or shape, or a value has no sum; see ``allreduce_grads``.
         """
         pairs = list(value_destination_pairs)
         for value, destinations in pairs:
@@ -156,13 +156,13 @@ def _refuse_unfit(reduce_op: Any, value: Any, destinations: Any) -> None:
     tensors = replica_values(value)
     for replica, tensor in enumerate(tensors):
         if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
-            raise GradientError(
+            raise HierAllreduceError(
                 f"replica {replica}: a {type(tensor).__name__} cannot be all-reduced; use a tf.Tensor, such as its"
                 " values if they have the same shape on all replicas, or tf.IndexedSlices"
             )
     replicas = max(tf.distribute.get_strategy().num_replicas_in_sync, len(replica_values(destinations)))
     if reduce_op == tf.distribute.ReduceOp.SUM and len(tensors) == 1 < replicas:
-        raise DeviceError(
+        raise HierAllreduceError(
             f"{replicas} replicas pass the very same tensor, on {tensors[0].device!r}, and TensorFlow would take it for"
             " their sum: create it inside the function that strategy.run calls"
         )
@@ -172,7 +172,7 @@ def _refuse_several_hosts(places: Places) -> None:
     specs = [tf.DeviceSpec.from_string(place) for place in places]
     hosts = sorted({f"/job:{spec.job}/task:{spec.task}" for spec in specs})
     if len(hosts) > 1:
-        raise DeviceError(
+        raise HierAllreduceError(
             f"the devices belong to several hosts ({', '.join(hosts)}): {', '.join(places)}. MirroredStrategy trains on"
             " the devices of one host; for several use tf.distribute.MultiWorkerMirroredStrategy"
         )

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from .algorithms import check_groups, plan_of, turns_by_root
 from .assignment import PlanningTarget, plan_cut, plan_whole
-from .bounds import exposed_bound, idle_bound
+from .bounds import idle_bound
 from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
-from .host import BACKLOG, IDLE, BackwardPass, backward_pass
+from .host import BACKLOG, IDLE, BackwardPass
 from .lanes import MEMORY, Lanes, lane_bytes, on_lanes
-from .plan import Copy, Counting, Ops, Plan, Reduce, Step, issued_before, operands, run, verify
+from .plan import Copy, Counting, Ops, Plan, Reduce, Step, issued_before, run, verify
 from .planner import Prediction, alternatives, best_plan
 from .rings import ring
-from .simulator import Timing, predicted_seconds, ready_times, simulate
+from .simulator import Timing, ready_times, simulate
 from .spanning_trees import pack
 from .strategy import NAMES, THIS_MACHINE, Strategy, strategy_from
 
@@ -49,22 +49,18 @@ __all__ = [
     "Strategy",
     "Timing",
     "alternatives",
-    "backward_pass",
     "balanced",
     "best_plan",
     "check_groups",
-    "exposed_bound",
     "idle_bound",
     "issued_before",
     "lane_bytes",
     "make_buckets",
     "on_lanes",
-    "operands",
     "pack",
     "plan_cut",
     "plan_of",
     "plan_whole",
-    "predicted_seconds",
     "ready_times",
     "ring",
     "run",

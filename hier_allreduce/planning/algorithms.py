@@ -18,7 +18,7 @@ from functools import lru_cache, partial
 from heapq import heappop, heappush
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
-from ..errors import StrategyError
+from ..errors import HierAllreduceError
 from ..topology import Topology
 from .plan import Copy, Plan, Reduce, Step
 from .rings import groups, ring_of
@@ -88,13 +88,13 @@ def check_groups(groups: Sequence[Sequence[int]], devices: int) -> None:
     """Check that groups hold each of K towers once.
 
     Raises:
-        StrategyError: they miss or repeat a tower, or name an unknown one.
+        HierAllreduceError: they miss or repeat a tower, or name an unknown one.
     """
     example = f"for {devices} devices, for instance groups={halves(devices)}"
     try:
         checked = tuple(tuple(group) for group in groups)
     except TypeError:
-        raise StrategyError(f"groups must be tuples of tower numbers ({example}), not {groups!r}") from None
+        raise HierAllreduceError(f"groups must be tuples of tower numbers ({example}), not {groups!r}") from None
     towers = [tower for group in checked for tower in group]
     unknown = [t for t in towers if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < devices]
     known = [t for t in towers if t not in unknown]
@@ -105,7 +105,7 @@ def check_groups(groups: Sequence[Sequence[int]], devices: int) -> None:
     if () in checked:
         faults.append("an empty group")
     if faults:
-        raise StrategyError(f"groups={checked} must hold each tower number once: {', '.join(faults)}. {example}")
+        raise HierAllreduceError(f"groups={checked} must hold each tower number once: {', '.join(faults)}. {example}")
 
 
 def halves(devices: int) -> Groups:

@@ -17,7 +17,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Dict, List, Sequence, Tuple
 
-from ..errors import PlanError
+from ..errors import HierAllreduceError
 from ..topology import Topology
 from .plan import Copy, Plan, Reduce, Step
 
@@ -58,10 +58,10 @@ def on_lanes(plan: Plan, lanes: Lanes, sum_on_tower: bool = False) -> Plan:
     """Return a plan for K towers as one over their lanes, chunk by chunk: see :func:`chunk_on_lanes`.
 
     Raises:
-        PlanError: ``plan`` has lanes already.
+        HierAllreduceError: ``plan`` has lanes already.
     """
     if plan.lanes:
-        raise PlanError(f"the plan has {plan.lanes} lanes already")
+        raise HierAllreduceError(f"the plan has {plan.lanes} lanes already")
     if not lanes.count:
         return plan
     by_chunk: Dict[int, List[Step]] = defaultdict(list)

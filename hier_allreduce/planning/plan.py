@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, Dict, Generic, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
-from ..errors import PlanError
+from ..errors import HierAllreduceError
 from ..formatting import count
 
 V = TypeVar("V")
@@ -238,18 +238,18 @@ def verify(plan: Plan) -> Plan:
     Chunks with the same steps are checked once, so that thousands of variables cost no more than K.
 
     Raises:
-        PlanError: a step names an unknown device or chunk, adds a device to itself, takes something from an empty lane,
-            or copies a sum before it is complete; the devices are not K towers with L lanes each; or a contribution is
-            missing on a tower, or counted twice. The message names the device and the chunk:
-            ``device 4, chunk 0: missing [3], counted twice [1]``.
+        HierAllreduceError: a step names an unknown device or chunk, adds a device to itself, takes something from an
+            empty lane, or copies a sum before it is complete; the devices are not K towers with L lanes each; or a
+            contribution is missing on a tower, or counted twice. The message names the device and the chunk: ``device
+            4, chunk 0: missing [3], counted twice [1]``.
     """
     if plan.lanes < 0 or plan.devices != plan.towers * (1 + plan.lanes):
-        raise PlanError(f"{plan.devices} devices are not towers with {plan.lanes} lanes each")
+        raise HierAllreduceError(f"{plan.devices} devices are not towers with {plan.lanes} lanes each")
     first_with: Dict[Tuple, int] = {}  # the first chunk with these steps
     by_chunk: Dict[int, List[Tuple]] = {chunk: [] for chunk in range(plan.chunks)}
     for step in plan.steps:
         if step.chunk not in by_chunk:
-            raise PlanError(f"{step}: there are chunks 0 to {plan.chunks - 1} only")
+            raise HierAllreduceError(f"{step}: there are chunks 0 to {plan.chunks - 1} only")
         by_chunk[step.chunk].append((type(step), *step[1:]))
     for chunk, steps in by_chunk.items():
         first_with.setdefault(tuple(steps), chunk)
@@ -266,15 +266,17 @@ def _check_steps(plan: Plan, chunk: int) -> None:
         sources = step.srcs if isinstance(step, Reduce) else (step.src,)
         for device in (*sources, step.dst):
             if device not in range(plan.devices):
-                raise PlanError(f"chunk {chunk}, {step}: there are devices 0 to {plan.devices - 1} only")
+                raise HierAllreduceError(f"chunk {chunk}, {step}: there are devices 0 to {plan.devices - 1} only")
         if not sources or step.dst in sources:
-            raise PlanError(f"chunk {chunk}, {step}: a step needs sources, all of them other than its dst")
+            raise HierAllreduceError(f"chunk {chunk}, {step}: a step needs sources, all of them other than its dst")
         empty = [plan.device_name(src) for src in sources if src not in filled]
         if empty:
-            raise PlanError(f"chunk {chunk}, {step}: takes something from {', '.join(empty)}, a lane that is empty")
+            raise HierAllreduceError(
+                f"chunk {chunk}, {step}: takes something from {', '.join(empty)}, a lane that is empty"
+            )
         filled.add(step.dst)
         if copied and isinstance(step, Reduce):
-            raise PlanError(f"chunk {chunk}, {step}: reduces after a copy, so an incomplete sum was copied")
+            raise HierAllreduceError(f"chunk {chunk}, {step}: reduces after a copy, so an incomplete sum was copied")
         copied = copied or isinstance(step, Copy)
 
 
@@ -290,4 +292,4 @@ def _check_counts(plan: Plan, chunk: int) -> None:
         if faults:
             messages.append(f"device {device}, chunk {chunk}: {', '.join(faults)}")
     if messages:
-        raise PlanError("; ".join(messages))
+        raise HierAllreduceError("; ".join(messages))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
-from ..errors import StrategyError
+from ..errors import HierAllreduceError
 from ..formatting import count
 from ..topology import Topology, with_lanes
 from .algorithms import Algorithm
@@ -107,7 +107,7 @@ def best_plan(
         lanes: L, the lanes of each GPU that may be used.
 
     Raises:
-        StrategyError: the algorithm makes no plan for this machine.
+        HierAllreduceError: the algorithm makes no plan for this machine.
     """
     return _best_plan(topology, size, backward_pass(size) if backward is None else backward, algorithm, lanes)
 
@@ -122,7 +122,9 @@ def _best_plan(
     for used in sorted({0, lanes}):
         found += _searched(_prepared(topology, algorithm, used), topology, size, backward)
     if not found:
-        raise StrategyError(f"algorithm={algorithm!r} makes no plan for {count(len(topology), 'device')}; 'auto' does")
+        raise HierAllreduceError(
+            f"algorithm={algorithm!r} makes no plan for {count(len(topology), 'device')}; 'auto' does"
+        )
     return min(found, key=lambda prediction: prediction.seconds)
 
 

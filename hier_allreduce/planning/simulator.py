@@ -20,7 +20,7 @@ from heapq import heapify, heappop, heappush
 from itertools import accumulate
 from typing import Deque, Dict, List, NamedTuple, Sequence, Tuple
 
-from ..errors import PlanError
+from ..errors import HierAllreduceError
 from ..topology import Topology, with_lanes
 from .flows import Flows, wires
 from .host import IDLE, BackwardPass, Host
@@ -73,10 +73,10 @@ def simulate(
         backward: the backward pass that goes on meanwhile; by default all gradients are there and the machine is idle.
 
     Raises:
-        PlanError: the plan has another number of devices or chunks.
+        HierAllreduceError: the plan has another number of devices or chunks.
     """
     if plan.towers != len(topology) or plan.chunks != len(chunks):
-        raise PlanError(
+        raise HierAllreduceError(
             f"the plan is for {plan.towers} devices and {plan.chunks} chunks; "
             f"{topology.name} has {len(topology)} devices, and {len(chunks)} sizes are given"
         )

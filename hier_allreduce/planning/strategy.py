@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Dict, Iterator, Optional, Tuple, Union
 
 from .. import presets
-from ..errors import StrategyError, TopologyError
+from ..errors import HierAllreduceError
 from ..formatting import amount, duration
 from ..topology import Topology, load
 from .algorithms import BY_NAME, Algorithm, in_groups
@@ -60,7 +60,7 @@ class Strategy:
             for each 1.7 GB of gradients.
 
     Raises:
-        StrategyError: an invalid value, or a topology that does not exist or cannot be understood.
+        HierAllreduceError: an invalid value, or a topology that does not exist or cannot be understood.
     """
 
     algorithm: str = "auto"
@@ -87,43 +87,45 @@ class Strategy:
         for field, allowed in {"algorithm": NAMES, **_CHOICES}.items():
             value = getattr(self, field)
             if not isinstance(value, (str, type(None))):  # tf.float16 == "float16"
-                raise StrategyError(f"{field}={value!r}: expected {' or '.join(map(repr, allowed))}")
+                raise HierAllreduceError(f"{field}={value!r}: expected {' or '.join(map(repr, allowed))}")
             if value not in allowed:
                 hint = presets.nearest(str(value), [choice for choice in allowed if choice])
-                raise StrategyError(f"{field}={value!r} is unknown{hint}")
+                raise HierAllreduceError(f"{field}={value!r} is unknown{hint}")
 
     def _check_sizes(self) -> None:
         for field in _SIZES:
             if not _is_count(getattr(self, field)):
-                raise StrategyError(f"{field}={getattr(self, field)!r}: expected a whole number of 0 or more")
+                raise HierAllreduceError(f"{field}={getattr(self, field)!r}: expected a whole number of 0 or more")
 
     def _check_mains_and_groups(self) -> None:
         if not _is_count(self.mains) and self.mains not in (None, "balance", "rotate"):
-            raise StrategyError(f"mains={self.mains!r}: expected 'balance', 'rotate', or a tower's number")
+            raise HierAllreduceError(f"mains={self.mains!r}: expected 'balance', 'rotate', or a tower's number")
         if self.groups is not None and self.algorithm not in ("hierarchical", "auto"):
-            raise StrategyError(f"groups={self.groups!r} go with algorithm='hierarchical', not {self.algorithm!r}")
+            raise HierAllreduceError(f"groups={self.groups!r} go with algorithm='hierarchical', not {self.algorithm!r}")
 
     def _check_topology(self) -> None:
         if self.topology is None:
             if self.backward is not None:
-                raise StrategyError(f"backward={self.backward!r} is for planning: give topology= too")
+                raise HierAllreduceError(f"backward={self.backward!r} is for planning: give topology= too")
             return
         if not isinstance(self.topology, (str, Topology)):
-            raise StrategyError(f"topology={self.topology!r}: expected a Topology, or a machine's name or file")
+            raise HierAllreduceError(f"topology={self.topology!r}: expected a Topology, or a machine's name or file")
         for field in _PLANNED_WITH_A_TOPOLOGY:
             if getattr(self, field) != getattr(Strategy, field):
-                raise StrategyError(f"{field}={getattr(self, field)!r}: with a topology this is planned; leave it out")
+                raise HierAllreduceError(
+                    f"{field}={getattr(self, field)!r}: with a topology this is planned; leave it out"
+                )
         is_number = isinstance(self.backward, (int, float)) and not isinstance(self.backward, bool)
         if self.backward is not None and not (is_number and 0 <= self.backward <= 60):
-            raise StrategyError(f"backward={self.backward!r}: expected seconds from 0 to 60 (60 ms are 0.06)")
+            raise HierAllreduceError(f"backward={self.backward!r}: expected seconds from 0 to 60 (60 ms are 0.06)")
 
     def _named_machine(self) -> Optional[Topology]:
         if not isinstance(self.topology, str):
             return self.topology
         try:
             return None if self.topology == THIS_MACHINE else load(self.topology)
-        except TopologyError as error:
-            raise StrategyError(f"topology={self.topology!r}: {error}") from None
+        except HierAllreduceError as error:
+            raise HierAllreduceError(f"topology={self.topology!r}: {error}") from None
 
     @property
     def bucketing(self) -> Bucketing:
@@ -163,24 +165,25 @@ class Strategy:
         """Load ``configs/strategies/NAME.yaml``, or the YAML file at a path.
 
         Raises:
-            StrategyError: no such file or name, an unknown key (with the nearest one), or an invalid value.
+            HierAllreduceError: no such file or name, an unknown key (with the nearest one), or an invalid value.
         """
-        path = presets.find("strategies", name_or_path, StrategyError)
-        return cls.from_values(presets.read_yaml(path, StrategyError), str(path))
+        path = presets.find("strategies", name_or_path)
+        return cls.from_values(presets.read_yaml(path), str(path))
 
     @classmethod
     def from_values(cls, values: Dict[str, Any], source: str) -> Strategy:
         """Return a strategy of a file's keys and values.
 
         Raises:
-            StrategyError: an unknown key (with the nearest one), or an invalid value; the message names ``source``.
+            HierAllreduceError: an unknown key (with the nearest one), or an invalid value; the message names
+                ``source``.
         """
         fields = dict.fromkeys((field.name for field in dataclasses.fields(cls)), presets.Field())
-        presets.check(values, fields, source, StrategyError)
+        presets.check(values, fields, source)
         try:
             return cls(**_with_tuples(values))
-        except StrategyError as error:
-            raise StrategyError(f"{source}: {error}") from None
+        except HierAllreduceError as error:
+            raise HierAllreduceError(f"{source}: {error}") from None
 
     def __str__(self) -> str:
         return "\n".join([f"{self.algorithm} all-reduce", *(f"  {sentence}" for sentence in _sentences(self))])
@@ -247,17 +250,17 @@ def strategy_from(value: Union[str, Strategy, None]) -> Strategy:
             strategy.
 
     Raises:
-        StrategyError: the argument is invalid.
+        HierAllreduceError: the argument is invalid.
     """
     if value is None:
         return Strategy()
     if isinstance(value, str) and value in NAMES:
         return Strategy(algorithm=value)
     if isinstance(value, (str, os.PathLike)):
-        return Strategy.load(str(presets.find("strategies", os.fspath(value), StrategyError, NAMES)))
+        return Strategy.load(str(presets.find("strategies", os.fspath(value), NAMES)))
     if isinstance(value, Strategy):
         return value
-    raise StrategyError(
+    raise HierAllreduceError(
         f"strategy={value!r}: expected a Strategy, an algorithm's name, or the name or path of a YAML file"
     )
 

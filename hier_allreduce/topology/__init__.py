@@ -16,18 +16,16 @@
 
 from __future__ import annotations
 
-from .contention import Path, crowds, resources
+from .contention import crowds, resources
 from .detect import calibration_file, detected, device_names, free_gpu_memory, this_machine
-from .gpus import GB, Speeds
+from .gpus import GB
 from .lanes import with_lanes
 from .machine_file import read_calibration
 from .matrix import nvlinks
-from .topology import Topology, calibrated, decoded, flat_host, from_matrix, from_text, from_yaml, guessed, load, subset
+from .topology import Topology, calibrated, decoded, flat_host, from_text, guessed, load, subset
 
 __all__ = [
     "GB",
-    "Path",
-    "Speeds",
     "Topology",
     "calibrated",
     "calibration_file",
@@ -37,9 +35,7 @@ __all__ = [
     "device_names",
     "flat_host",
     "free_gpu_memory",
-    "from_matrix",
     "from_text",
-    "from_yaml",
     "guessed",
     "load",
     "nvlinks",

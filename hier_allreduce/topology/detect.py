@@ -19,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, List, Optional, Sequence, Tuple
 
-from ..errors import TopologyError
+from ..errors import HierAllreduceError
 from ..presets import user_folder
 from .matrix import SELF, LinkMatrix
 from .nvidia_smi import parse_nvidia_smi
@@ -39,8 +39,8 @@ def this_machine(devices: Optional[Sequence[str]] = None) -> Topology:
         devices: device strings, ``/gpu:0`` or longer; all of one kind.
 
     Raises:
-        TopologyError: devices of several kinds, a GPU that does not exist, or a table or calibration that cannot be
-            understood.
+        HierAllreduceError: devices of several kinds, a GPU that does not exist, or a table or calibration that cannot
+            be understood.
     """
     return _of_devices(devices, calibrated=True)
 
@@ -55,7 +55,7 @@ def detected(devices: Optional[Sequence[str]] = None) -> Topology:
         devices: device strings, ``/gpu:0`` or longer; all of one kind.
 
     Raises:
-        TopologyError: devices of several kinds, a GPU that does not exist, or a table that cannot be understood.
+        HierAllreduceError: devices of several kinds, a GPU that does not exist, or a table that cannot be understood.
     """
     return _of_devices(devices, calibrated=False)
 
@@ -66,7 +66,7 @@ def _of_devices(devices: Optional[Sequence[str]], calibrated: bool) -> Topology:
     kinds_and_numbers = [_kind_and_number(device) for device in devices]
     for device, (kind, _) in zip(devices, kinds_and_numbers):
         if kind != kinds_and_numbers[0][0]:
-            raise TopologyError(
+            raise HierAllreduceError(
                 f"{devices[0]!r} and {device!r} are of two kinds: expected GPUs alone, or CPUs alone, to look up in "
                 "this machine's topology"
             )
@@ -130,14 +130,16 @@ def free_gpu_memory() -> Tuple[int, ...]:
 def _kind_and_number(device: str) -> Tuple[str, int]:
     match = re.search(r"(gpu|cpu):(\d+)$", device, re.I)
     if not match:
-        raise TopologyError(f"{device!r}: expected a device such as '/gpu:0' to look up in this machine's topology")
+        raise HierAllreduceError(
+            f"{device!r}: expected a device such as '/gpu:0' to look up in this machine's topology"
+        )
     return match.group(1).lower(), int(match.group(2))
 
 
 def _whole_machine() -> Topology:
     by_nvidia_smi = _by_nvidia_smi()
     if by_nvidia_smi is None and importlib.util.find_spec("tensorflow") is None:
-        raise TopologyError(
+        raise HierAllreduceError(
             "this machine's GPUs cannot be found: there is neither nvidia-smi nor TensorFlow here; name a machine"
             " instead, one of `hier-allreduce topo --list`, or a file with the output of `nvidia-smi topo -m`"
         )
@@ -183,7 +185,7 @@ def visible_devices(visible: str, listing: str) -> List[int]:
         listing: what ``nvidia-smi -L`` prints, with the UUIDs.
 
     Raises:
-        TopologyError: an entry is neither a number nor the UUID of exactly one GPU.
+        HierAllreduceError: an entry is neither a number nor the UUID of exactly one GPU.
     """
     uuids = dict(re.findall(r"^GPU (\d+):.*\(UUID: (\S+)\)", listing, re.M))
     numbers = []
@@ -196,7 +198,9 @@ def visible_devices(visible: str, listing: str) -> List[int]:
         elif len(matches) == 1:
             numbers += matches
         else:
-            raise TopologyError(f"CUDA_VISIBLE_DEVICES={visible!r}: {entry!r} is neither a GPU's number nor its UUID")
+            raise HierAllreduceError(
+                f"CUDA_VISIBLE_DEVICES={visible!r}: {entry!r} is neither a GPU's number nor its UUID"
+            )
     return numbers
 
 

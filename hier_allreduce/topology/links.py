@@ -9,7 +9,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
-from ..errors import TopologyError
+from ..errors import HierAllreduceError
 from .gpus import Speeds, known_gpu
 from .machine_file import SharedWay
 from .matrix import HOST, PCIE, SELF, LinkMatrix, nvlinks
@@ -64,13 +64,13 @@ class Links:
         kinds = {kind for row in self.kinds for kind in row if kind != SELF}
         for key in self.overrides:
             if key not in pairs | kinds | set(PCIE) and not re.match(r"NV[1-9]\d*$", key):
-                raise TopologyError(
+                raise HierAllreduceError(
                     f"links: {key!r} is neither a kind of link ({', '.join(sorted(kinds))}) "
                     f"nor a pair of devices such as '{'-'.join(self.labels[:2])}'"
                 )
             reverse = "-".join(key.split("-")[::-1])
             if self.overrides.get(reverse, self.overrides[key]) != self.overrides[key]:
-                raise TopologyError(
+                raise HierAllreduceError(
                     f"links: {key!r} and {reverse!r} are the same pair and must have the same speed; give one of them"
                 )
 
@@ -79,7 +79,7 @@ class Links:
         for way in ways:
             for pair in way.copies:
                 if pair not in pairs:
-                    raise TopologyError(
+                    raise HierAllreduceError(
                         f"shared: {way.name}: copies: {pair[0]} to {pair[1]} is no pair of devices of this machine, "
                         f"which has {', '.join(self.labels)}"
                     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from .. import presets
-from ..errors import TopologyError
+from ..errors import HierAllreduceError
 from .gpus import Speeds
 
 # the other fields of Speeds are in bytes/s
@@ -49,19 +49,21 @@ class Measured(NamedTuple):
     devices: Tuple[str, ...]
 
 
-def _copies(value: Any, where: str, error: presets.Error) -> Dict[str, List[str]]:
+def _copies(value: Any, where: str) -> Dict[str, List[str]]:
     if not isinstance(value, Mapping) or not all(isinstance(receivers, list) for receivers in value.values()):
-        raise error(f"{where}: expected for each sender a list of receivers, such as `GPU0: [GPU2]`, not {value!r}")
+        raise HierAllreduceError(
+            f"{where}: expected for each sender a list of receivers, such as `GPU0: [GPU2]`, not {value!r}"
+        )
     return {str(sender): [str(receiver) for receiver in receivers] for sender, receivers in value.items()}
 
 
-def _device_names(value: Any, where: str, error: presets.Error) -> List[str]:
+def _device_names(value: Any, where: str) -> List[str]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
-        raise error(f"{where}: expected a list of names, in quotes, not {value!r}")
+        raise HierAllreduceError(f"{where}: expected a list of names, in quotes, not {value!r}")
     return value
 
 
-def _text(value: Any, where: str, error: presets.Error) -> str:
+def _text(value: Any, where: str) -> str:
     return str(value)  # YAML reads a date without quotes as a date, and 2.21 as a number
 
 
@@ -89,13 +91,13 @@ def read_calibration(path: Optional[str]) -> Optional[Mapping[str, Any]]:
     """Return the checked content of a calibration file; None without one.
 
     Raises:
-        TopologyError: the file is missing or not YAML, a key is unknown, or a value is invalid.
+        HierAllreduceError: the file is missing or not YAML, a key is unknown, or a value is invalid.
     """
     if path is None:
         return None
     if not presets.readable(Path(path)):
-        raise TopologyError(f"calibration {path!r}: no such file")
-    return presets.check(presets.read_yaml(Path(path), TopologyError), FIELDS, path, TopologyError)
+        raise HierAllreduceError(f"calibration {path!r}: no such file")
+    return presets.check(presets.read_yaml(Path(path)), FIELDS, path)
 
 
 def merged(content: Mapping[str, Any], calibration: Mapping[str, Any]) -> Dict[str, Any]:

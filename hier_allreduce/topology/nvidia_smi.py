@@ -16,7 +16,7 @@ import re
 from itertools import combinations, dropwhile, takewhile
 from typing import Dict, List, NamedTuple, Sequence, Tuple
 
-from ..errors import TopologyError
+from ..errors import HierAllreduceError
 from .gpus import listed_gpu
 from .matrix import HOST, PCIE, SELF, Kinds, LinkMatrix, distance
 
@@ -35,7 +35,8 @@ def parse_nvidia_smi(text: str) -> LinkMatrix:
     """Return the matrix in ``text``.
 
     Raises:
-        TopologyError: there is no table, or the table is cut or contradicts itself; the message names row and column.
+        HierAllreduceError: there is no table, or the table is cut or contradicts itself; the message names row and
+            column.
     """
     lines = [line for line in without_escapes(text).splitlines() if line.strip()]
     start, header = _find_header(lines)
@@ -73,7 +74,7 @@ def _find_header(lines: Sequence[str]) -> Tuple[int, _Header]:
         rest = found.group(2) if found else ""
         if below.split()[0] in labels and not _LABEL.search(rest) and not _ROW.match(line):
             return number, _Header(tuple(labels), tuple(takewhile(_CARD.match, rest.split())))
-    raise TopologyError(
+    raise HierAllreduceError(
         "no table of GPUs, with a header row (GPU0 GPU1 …) and a row for each GPU; expected what "
         "`nvidia-smi topo -m` prints, with its line ends and without quote marks or markup"
     )
@@ -83,18 +84,20 @@ def _read_rows(lines: Sequence[str], labels: Sequence[str]) -> Dict[str, List[st
     """Return the words after the label of each GPU's row.
 
     Raises:
-        TopologyError: a row is missing, appears twice, or has no column.
+        HierAllreduceError: a row is missing, appears twice, or has no column.
     """
     rows: Dict[str, List[str]] = {}
     for label, *words in takewhile(lambda words: _LABEL.fullmatch(words[0]), map(str.split, lines)):
         if label in rows or labels.count(label) > 1:
-            raise TopologyError(f"{label} appears twice in the table; expected one row and one column for each GPU")
+            raise HierAllreduceError(
+                f"{label} appears twice in the table; expected one row and one column for each GPU"
+            )
         if label not in labels:
-            raise TopologyError(f"row {label}: the header has no column {label}, only {', '.join(labels)}")
+            raise HierAllreduceError(f"row {label}: the header has no column {label}, only {', '.join(labels)}")
         rows[label] = words
     missing = [label for label in labels if label not in rows]
     if missing:
-        raise TopologyError(
+        raise HierAllreduceError(
             f"the table is cut: row {missing[0]} is missing (columns {labels[0]} to {labels[-1]}, "
             f"rows {', '.join(rows)}); expected all that `nvidia-smi topo -m` prints"
         )
@@ -105,19 +108,19 @@ def _row_kinds(label: str, words: Sequence[str], header: _Header) -> Tuple[str, 
     """Return the link kinds of one GPU's row, in the order of the columns.
 
     Raises:
-        TopologyError: a cell is missing, unknown, or contradicts the diagonal.
+        HierAllreduceError: a cell is missing, unknown, or contradicts the diagonal.
     """
     # Network cards' cells count too: without them a cell that was lost before would go unnoticed.
     cells = [*words, *[""] * len(header.columns)][: len(header.columns)]
     for column, cell in zip(header.columns, cells):
         if not _KIND.fullmatch(cell):
-            raise TopologyError(
+            raise HierAllreduceError(
                 f"row {label}, column {column}: expected X, NV#, {', '.join(PCIE)} or SOC, found "
                 f"{repr(cell) if cell else 'the end of the line'}; the table is cut, wrapped or damaged there, or not "
                 "what `nvidia-smi topo -m` prints"
             )
         if (cell == SELF) != (column == label):
-            raise TopologyError(
+            raise HierAllreduceError(
                 f"row {label}, column {column}: {cell!r} contradicts the diagonal; "
                 f"X stands where a GPU meets itself, and nowhere else"
             )

@@ -24,7 +24,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 import yaml
 
 from .. import presets
-from ..errors import TopologyError
+from ..errors import HierAllreduceError
 from . import machine_file
 from .gpus import GB, Speeds, guess_speeds, known_gpu, likely_gpu
 from .links import Link, Links
@@ -84,19 +84,19 @@ class Topology:
             calibration: a YAML file that overrides speeds: ``gpu``, ``speeds``, ``links`` as in a machine's file.
 
         Raises:
-            TopologyError: neither a preset nor a file, or a file that cannot be understood.
+            HierAllreduceError: neither a preset nor a file, or a file that cannot be understood.
         """
-        path = presets.find("machines", name_or_path, TopologyError)
+        path = presets.find("machines", name_or_path)
         overrides = machine_file.read_calibration(calibration)
         try:
             text = decoded(path.read_bytes())
         except OSError as cause:
-            raise TopologyError(f"{path}: {cause.strerror}") from None
+            raise HierAllreduceError(f"{path}: {cause.strerror}") from None
         read = from_yaml if path.suffix.lower() in (".yaml", ".yml") else from_text
         try:
             return read(text, path.stem, overrides)
-        except TopologyError as cause:
-            raise TopologyError(f"{path}{f' with {calibration}' if calibration else ''}: {cause}") from None
+        except HierAllreduceError as cause:
+            raise HierAllreduceError(f"{path}{f' with {calibration}' if calibration else ''}: {cause}") from None
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -147,10 +147,10 @@ def from_text(text: str, name: str, calibration: Optional[Mapping[str, Any]] = N
     """Return the machine of which ``text`` has the output of ``nvidia-smi topo -m``.
 
     Raises:
-        TopologyError: the table cannot be read; or the text is a machine's YAML, whose other keys would be lost.
+        HierAllreduceError: the table cannot be read; or the text is a machine's YAML, whose other keys would be lost.
     """
     if re.search(r"^matrix\s*:\s*\|", text, re.M):
-        raise TopologyError("this is a machine's YAML, which must stand in a file whose name ends in .yaml")
+        raise HierAllreduceError("this is a machine's YAML, which must stand in a file whose name ends in .yaml")
     return from_matrix(parse_nvidia_smi(text), name, calibration=calibration)
 
 
@@ -160,18 +160,18 @@ def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]
     The keys are ``matrix`` (as nvidia-smi prints it), ``name``, ``description``, ``gpu``, ``speeds`` and ``links``.
 
     Raises:
-        TopologyError: not YAML, an unknown key, an invalid value, or a table that cannot be read.
+        HierAllreduceError: not YAML, an unknown key, an invalid value, or a table that cannot be read.
     """
     try:
         document = presets.parse_yaml(without_escapes(text))
     except ValueError as cause:
-        raise TopologyError(f"not readable as YAML ({cause}): {_HOW_TO_WRITE}") from None
+        raise HierAllreduceError(f"not readable as YAML ({cause}): {_HOW_TO_WRITE}") from None
     if not isinstance(document, dict):
-        raise TopologyError(f"expected `key: value` lines, not {type(document).__name__}: {_HOW_TO_WRITE}")
-    content = presets.check(document, _YAML_FIELDS, "", TopologyError)
+        raise HierAllreduceError(f"expected `key: value` lines, not {type(document).__name__}: {_HOW_TO_WRITE}")
+    content = presets.check(document, _YAML_FIELDS, "")
     if not isinstance(content.get("matrix"), str):
-        raise TopologyError(f"expected a `matrix: |2`: {_HOW_TO_WRITE}")
-    overrides = presets.check(calibration or {}, FIELDS, "", TopologyError)
+        raise HierAllreduceError(f"expected a `matrix: |2`: {_HOW_TO_WRITE}")
+    overrides = presets.check(calibration or {}, FIELDS, "")
     matrix = parse_nvidia_smi(content["matrix"])
     return from_matrix(matrix, content.get("name") or name, calibration=machine_file.merged(content, overrides))
 
@@ -189,9 +189,10 @@ def from_matrix(
             (bytes/s of ``NV1``, ``SYS`` … or of one pair, ``GPU0-GPU3``), ``shared`` and ``measured``.
 
     Raises:
-        TopologyError: ``calibration`` has an unknown key, or a link that the machine cannot have, or an invalid value.
+        HierAllreduceError: ``calibration`` has an unknown key, or a link that the machine cannot have, or an invalid
+            value.
     """
-    checked = presets.check(calibration or {}, FIELDS, "", TopologyError)
+    checked = presets.check(calibration or {}, FIELDS, "")
     model = checked.get("gpu") or gpu or matrix.gpu
     speeds = replace(guess_speeds(matrix.kinds, model), **checked.get("speeds", {}))
     ways = machine_file.shared_ways(checked)
@@ -249,7 +250,7 @@ def calibrated(topology: Topology, calibration: Optional[Mapping[str, Any]]) -> 
     """Return the machine with the speeds of a calibration instead of its own; unchanged without one.
 
     Raises:
-        TopologyError: as in :func:`from_matrix`.
+        HierAllreduceError: as in :func:`from_matrix`.
     """
     if calibration is None:
         return topology
@@ -272,13 +273,15 @@ def subset(topology: Topology, devices: Sequence[int]) -> Topology:
     Its links and shared resources are built anew from the part of the matrix, with the overrides of its own links.
 
     Raises:
-        TopologyError: a device that the machine does not have, or a device given twice.
+        HierAllreduceError: a device that the machine does not have, or a device given twice.
     """
     unknown = [str(d) for d in devices if not 0 <= d < len(topology)]
     repeated = [f"{d} twice" for d in dict.fromkeys(devices) if list(devices).count(d) > 1]
     if unknown or repeated or not devices:
         faults = ", ".join(unknown + repeated) or "none"
-        raise TopologyError(f"{topology.name} has devices 0 to {len(topology) - 1}, each once; cannot take {faults}")
+        raise HierAllreduceError(
+            f"{topology.name} has devices 0 to {len(topology) - 1}, each once; cannot take {faults}"
+        )
     matrix = _matrix(topology, devices)
     kinds = {kind for row in matrix.kinds for kind in row}
     pairs = {f"{a}-{b}" for a, b in permutations(matrix.labels, 2)}

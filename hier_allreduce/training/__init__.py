@@ -12,12 +12,11 @@ from .main_update import update_at_mains
 from .optimizer import TowerOptimizer
 from .replicas import Replicas, TowerUpdate, differences, drift, find_replicas, match_created
 from .replicated_update import update_replicated
-from .updates import UPDATES, Updated, UpdateOptions
+from .updates import Updated, UpdateOptions
 from .variables import Pairs, all_variables, parse_slot_name
 from .wrapped_optimizers import held_by, patched, refuse_unfit, sum_advice
 
 __all__ = [
-    "UPDATES",
     "Pairs",
     "Replicas",
     "TowerOptimizer",

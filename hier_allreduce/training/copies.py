@@ -13,7 +13,7 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..errors import VariableError
+from ..errors import HierAllreduceError
 from ..graph import outside_control_flow, tf1
 from .replicas import Replicas, TowerUpdate, broadcast, differences, find_replicas, trained_places
 from .variables import Pairs, all_variables, parse_slot_name, scopes_in
@@ -56,7 +56,7 @@ class Copies:
         """Check that an update fits those that the graph has.
 
         Raises:
-            VariableError: as :func:`.trained_places` and :func:`.refuse_shared_state`.
+            HierAllreduceError: as :func:`.trained_places` and :func:`.refuse_shared_state`.
         """
         trained_places([*self._updates, TowerUpdate(rows)])
         refuse_shared_state(once_a_step, [held for update in self._all_updates() for held in update.once_a_step])
@@ -99,7 +99,7 @@ class Copies:
         """Build the ops for all variables that exist now, unless they are there; those that compare only if asked once.
 
         Raises:
-            VariableError: the graph is finalized.
+            HierAllreduceError: the graph is finalized.
         """
         replicas = self.replicas()
         wanted = [var.op.name for var in replicas.rows[0]], len(self._counters)
@@ -117,12 +117,12 @@ class Copies:
 
     def _refuse_finalized(self, is_new: bool) -> None:
         if self._graph.finalized and is_new:
-            raise VariableError(
+            raise HierAllreduceError(
                 "the graph is finalized, and variables created after apply_gradients need new ops that copy them; use"
                 " TowerOptimizer.hook(), or read TowerOptimizer.init_op once the last variable is created"
             )
         if self._graph.finalized:
-            raise VariableError(
+            raise HierAllreduceError(
                 "the session's graph is finalized, and comparing the towers needs new ops; use"
                 " TowerOptimizer(check_replicas_every=…), which adds them in apply_gradients"
             )

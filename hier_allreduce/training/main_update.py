@@ -9,7 +9,7 @@ from typing import Any, Iterator, List, Optional, Sequence, Set
 
 import tensorflow as tf
 
-from ..errors import VariableError
+from ..errors import HierAllreduceError
 from ..graph import (
     HostGroup,
     Lane,
@@ -57,10 +57,9 @@ def update_at_mains(
         One op, and one list of the variables that it created.
 
     Raises:
-        GradientError: as :func:`hier_allreduce.allreduce_grads_and_vars`.
-        StrategyError: the strategy cuts variables over several mains.
-        VariableError: the variables differ between towers, are reference variables or pieces of partitioned ones, or
-            ``optimizer`` cannot run on one device only.
+        HierAllreduceError: as :func:`hier_allreduce.allreduce_grads_and_vars`; or the strategy cuts variables over
+            several mains; or the variables differ between towers, are reference variables or pieces of partitioned
+            ones, or ``optimizer`` cannot run on one device only.
     """
     refuse_wrapper(optimizer if base is None else base)
     check_variables(rows, devices)
@@ -86,7 +85,7 @@ def update_at_mains(
 def _refuse_pieces(row: Pairs, devices: Sequence[Any], names: Sequence[str]) -> None:
     for n, (_, var) in enumerate(row):
         if getattr(var, "_save_slice_info", None) is not None:
-            raise VariableError(
+            raise HierAllreduceError(
                 f"{where(0, devices, n, names)}: a piece of a partitioned variable, whose slots would be saved as"
                 " pieces of several towers' variables; use update='replicated', or create it without a partitioner"
             )

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
-from ..errors import VariableError
+from ..errors import HierAllreduceError
 from ..graph import (
     HostGroup,
     Lane,
@@ -90,14 +90,12 @@ class TowerOptimizer:
                 Variables and updates stay on ``devices``.
 
         Raises:
-            DeviceError: an entry of ``devices`` or ``lanes`` is not a valid device, or they are not distinct.
-            GradientError: ``average`` is not a bool.
-            StrategyError: another option is invalid.
-            VariableError: ``optimizer`` is not a v1 optimizer, cannot run on each variable's main only, or is
-                tensorpack's ``AccumGradOptimizer``.
+            HierAllreduceError: an entry of ``devices`` or ``lanes`` is not a valid device, or they are not distinct; or
+                ``average`` is not a bool; or another option is invalid; or ``optimizer`` is not a v1 optimizer, cannot
+                run on each variable's main only, or is tensorpack's ``AccumGradOptimizer``.
         """
         if not isinstance(optimizer, tf1.train.Optimizer):
-            raise VariableError(
+            raise HierAllreduceError(
                 f"optimizer={optimizer!r}: expected a tf.compat.v1.train.Optimizer, such as"
                 " tf.compat.v1.train.AdamOptimizer(1e-3)"
             )
@@ -122,7 +120,7 @@ class TowerOptimizer:
         scopes.
 
         Raises:
-            VariableError: ``apply_gradients`` was not called, or variables were created since and the graph is
+            HierAllreduceError: ``apply_gradients`` was not called, or variables were created since and the graph is
                 finalized.
         """
         copies = self._built()
@@ -162,13 +160,13 @@ class TowerOptimizer:
             One train op.
 
         Raises:
-            GradientError: the rows do not match the devices or each other, or name variables that others lack.
-            VariableError: a variable is shared between towers, differs between them, does not fit its gradient, or is a
-                reference variable; an earlier call had other copies of it, or an optimizer with work to do once a step,
-                such as Adam, of which all towers read the state; or there is no graph to build in.
+            HierAllreduceError: the rows do not match the devices or each other, or name variables that others lack; or
+                a variable is shared between towers, differs between them, does not fit its gradient, or is a reference
+                variable; an earlier call had other copies of it, or an optimizer with work to do once a step, such as
+                Adam, of which all towers read the state; or there is no graph to build in.
         """
         if not builds_for_session():
-            raise VariableError(
+            raise HierAllreduceError(
                 "a TowerOptimizer builds the train op of a graph: call tf.compat.v1.disable_eager_execution() first, or"
                 " build inside `with tf.Graph().as_default():`; eagerly and in a tf.function, use"
                 " hier_allreduce.allreduce_grads"
@@ -208,7 +206,7 @@ class TowerOptimizer:
         """Return the largest difference between this host's towers now; ``print`` shows it as a sentence.
 
         Raises:
-            VariableError: ``apply_gradients`` was not called, or this would add ops to a finalized graph.
+            HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a finalized graph.
         """
         copies = self._built(compare=True)
         return drift(copies.replicas(), session.run(copies.differences), self._hosts)
@@ -252,7 +250,7 @@ class TowerOptimizer:
 
     def _known(self) -> Copies:
         if self._copies is None:
-            raise VariableError(
+            raise HierAllreduceError(
                 "call apply_gradients first: which variables to initialize and compare is known only afterwards"
             )
         return self._copies

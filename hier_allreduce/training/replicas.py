@@ -8,7 +8,7 @@ from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tu
 
 import tensorflow as tf
 
-from ..errors import VariableError
+from ..errors import HierAllreduceError
 from ..formatting import count
 from ..graph import copy_from_tower_0, tf1, tower_scopes
 from .variables import Pairs, SlotName, parse_slot_name, scopes_in
@@ -72,7 +72,7 @@ def trained_places(updates: Iterable[TowerUpdate]) -> Dict[str, Tuple[int, str]]
     """Return the tower of each trained variable, and the name of its copy on tower 0, by its name.
 
     Raises:
-        VariableError: an update pairs a variable with another one of tower 0 than an earlier update did.
+        HierAllreduceError: an update pairs a variable with another one of tower 0 than an earlier update did.
     """
     places: Dict[str, Tuple[int, str]] = {}
     for update in updates:
@@ -80,7 +80,7 @@ def trained_places(updates: Iterable[TowerUpdate]) -> Dict[str, Tuple[int, str]]
             for (_, var), (_, first) in zip(row, update.rows[0]):
                 place = places.setdefault(var.op.name, (tower, first.op.name))
                 if place != (tower, first.op.name):
-                    raise VariableError(
+                    raise HierAllreduceError(
                         f"tower {tower}: {var.op.name!r} is listed as a copy of tower 0's {first.op.name!r}, but in an"
                         f" earlier apply_gradients it was tower {place[0]}'s copy of {place[1]!r}; list the variables"
                         " in one order on every tower"

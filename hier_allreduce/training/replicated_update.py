@@ -8,7 +8,7 @@ from typing import Any, Callable, ContextManager, Dict, List, Sequence
 
 import tensorflow as tf
 
-from ..errors import VariableError
+from ..errors import HierAllreduceError
 from ..graph import is_resource, tf1, where
 from .updates import Updated
 from .variable_writes import written_by
@@ -41,7 +41,8 @@ def update_replicated(
         K ops, and K lists of the variables that they created.
 
     Raises:
-        VariableError: updates of several towers write one variable, or the last tower's does more than the others'.
+        HierAllreduceError: updates of several towers write one variable, or the last tower's does more than the
+            others'.
     """
     once_a_step = optimizers_with_finish(optimizer)
     graph, updated = tf1.get_default_graph(), Updated([], [])
@@ -68,7 +69,7 @@ def _refuse_shared_writes(kind: str, devices: Sequence[Any], writes: Sequence[Co
     for tower, counts in enumerate(writes):
         for name in counts:
             if writer.setdefault(name, tower) != tower:
-                raise VariableError(
+                raise HierAllreduceError(
                     f"{kind}: the updates of {where(writer[name], devices)} and of {where(tower, devices)} both write"
                     f" {name!r}, which would change more than once a step. Give every tower its own, {_ADVICE}"
                 )
@@ -80,7 +81,7 @@ def _refuse_unequal_writes(kind: str, rows: Sequence[Pairs], devices: Sequence[A
         for (_, var), (_, first) in zip(rows[tower], rows[0]):
             count, on_tower_0 = counts[_op_name(var)], writes[0][_op_name(first)]
             if count != on_tower_0:
-                raise VariableError(
+                raise HierAllreduceError(
                     f"{kind}: the update of {where(tower, devices)} writes {var.op.name!r} {count} times, that of"
                     f" tower 0 writes {first.op.name!r} {on_tower_0} times: its _finish() is called once a step, in the"
                     f" last tower. Do this elsewhere, {_ADVICE}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, List, NamedTuple, Union
 
-from ..errors import StrategyError
+from ..errors import HierAllreduceError
 from ..graph import check_average
 from ..planning import Strategy
 
@@ -39,9 +39,8 @@ class UpdateOptions:
             difference; 0: never.
 
     Raises:
-        GradientError: ``average`` is not a bool.
-        StrategyError: another option is invalid, or ``update="main"`` and the strategy cuts variables over several
-            mains.
+        HierAllreduceError: ``average`` is not a bool; or another option is invalid, or ``update="main"`` and the
+            strategy cuts variables over several mains.
     """
 
     average: bool
@@ -53,7 +52,7 @@ class UpdateOptions:
     def __post_init__(self) -> None:
         check_average(self.average)
         if self.update not in UPDATES:
-            raise StrategyError(f"update={self.update!r} is unknown; there are {', '.join(map(repr, UPDATES))}")
+            raise HierAllreduceError(f"update={self.update!r} is unknown; there are {', '.join(map(repr, UPDATES))}")
         if self.update == "main":
             _refuse_cut_variables(self.strategy)
         if self.broadcast not in ("start", "never"):
@@ -68,7 +67,7 @@ class UpdateOptions:
 
 def _refuse_cut_variables(strategy: Strategy) -> None:
     if strategy.splits > 1:
-        raise StrategyError(
+        raise HierAllreduceError(
             f"splits={strategy.splits}: this strategy cuts gradients over several mains, but with update='main' each"
             " variable has one; leave it at 0"
         )
@@ -76,7 +75,7 @@ def _refuse_cut_variables(strategy: Strategy) -> None:
 
 def _check_period(name: str, steps: Any, least: int, other: str) -> None:
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < least:
-        raise StrategyError(f"{name}={steps!r}: expected a number of steps, {other}")
+        raise HierAllreduceError(f"{name}={steps!r}: expected a number of steps, {other}")
 
 
 class Updated(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, Container, Dict, Iterator, List, NamedTuple, Optional, S
 
 import tensorflow as tf
 
-from ..errors import VariableError
+from ..errors import HierAllreduceError
 from ..graph import VAR_LIST_ADVICE, is_resource, static_shape, tf1, where
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
@@ -31,11 +31,11 @@ def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
     """Check that K rows of N pairs hold each tower's own copy of the same N resource variables.
 
     Raises:
-        VariableError: a variable is shared between towers, has another shape or dtype than tower 0's or than its
+        HierAllreduceError: a variable is shared between towers, has another shape or dtype than tower 0's or than its
             gradient, or is a reference variable; or no variable has a gradient.
     """
     if all(grad is None for row in rows for grad, _ in row):
-        raise VariableError(
+        raise HierAllreduceError(
             "no variable has a gradient on any tower, so there is nothing to update: do the losses depend on them?"
         )
     tower_of: Dict[int, int] = {}  # of each id(variable)
@@ -46,7 +46,7 @@ def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
             _check_is_resource(var, place)
             if tower_of.setdefault(id(var), tower) != tower:
                 advice = VAR_LIST_ADVICE if grad is None else "give every tower its own copy"
-                raise VariableError(
+                raise HierAllreduceError(
                     f"{place}: the same variable is in the row of {where(tower_of[id(var)], devices)}; {advice}"
                 )
             _check_matches_tower_0(var, rows[0][n][1], place)
@@ -56,7 +56,7 @@ def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
 
 def _check_is_resource(var: Any, place: str) -> None:
     if not is_resource(var):
-        raise VariableError(
+        raise HierAllreduceError(
             f"{place}: a reference variable, which an update may overwrite while a gradient still reads it;"
             " create it with use_resource=True, or call tf.compat.v1.enable_resource_variables() first"
         )
@@ -64,7 +64,7 @@ def _check_is_resource(var: Any, place: str) -> None:
 
 def _check_matches_tower_0(var: Any, first: Any, place: str) -> None:
     if (var.dtype, str(var.shape)) != (first.dtype, str(first.shape)):
-        raise VariableError(
+        raise HierAllreduceError(
             f"{place}: {var.dtype.name} {var.shape}, but tower 0 has {first.op.name!r}, {first.dtype.name}"
             f" {first.shape}; build the same model on every tower"
         )
@@ -73,7 +73,7 @@ def _check_matches_tower_0(var: Any, first: Any, place: str) -> None:
 def _check_gradient_fits(grad: Any, var: Any, place: str) -> None:
     shape = static_shape(grad)
     if grad.dtype.base_dtype != var.dtype or not shape.is_compatible_with(var.shape):
-        raise VariableError(
+        raise HierAllreduceError(
             f"{place}: a gradient of {grad.dtype.name} {shape} for {var.dtype.name} {var.shape}; pair each gradient"
             " with its own variable, and cast it to the variable's dtype"
         )

@@ -12,7 +12,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Sequence
 
 import tensorflow as tf
 
-from ..errors import VariableError
+from ..errors import HierAllreduceError
 from ..graph import tf1
 
 _FINISH = inspect.signature(tf1.train.Optimizer._finish).parameters
@@ -49,7 +49,7 @@ def refuse_unfit(optimizer: Any) -> None:
     """Check that ``optimizer`` can update towers.
 
     Raises:
-        VariableError: it, or an optimizer that it wraps, is tensorpack's ``AccumGradOptimizer``, or is made for
+        HierAllreduceError: it, or an optimizer that it wraps, is tensorpack's ``AccumGradOptimizer``, or is made for
             ``tf.distribute``.
     """
     for inner in held_by(optimizer):
@@ -60,7 +60,7 @@ def refuse_unfit(optimizer: Any) -> None:
 def _refuse_unordered_accumulation(optimizer: Any) -> None:
     # Each tower has a counter, read while it is advanced: now and then some towers apply what others do not.
     if any((kind.__module__, kind.__name__) == _UNORDERED for kind in type(optimizer).__mro__):
-        raise VariableError(
+        raise HierAllreduceError(
             f"{type(optimizer).__name__} reads its counter while the same step advances it, so that the towers would"
             " diverge; use hier_allreduce.integrations.tensorpack.OrderedAccumGrad(optimizer, niter) instead"
         )
@@ -70,7 +70,7 @@ def _refuse_other_interface(optimizer: Any) -> None:
     """Refuse the optimizers of ``tf.contrib.optimizer_v2``."""
     kind = type(optimizer)
     if len(inspect.signature(kind._finish).parameters) != len(_FINISH):
-        raise VariableError(
+        raise HierAllreduceError(
             f"{kind.__module__}.{kind.__name__} is made for tf.distribute; use an optimizer of tf.compat.v1.train"
         )
 
@@ -79,10 +79,10 @@ def refuse_wrapper(optimizer: Any) -> None:
     """Check that ``optimizer`` only updates each variable in place.
 
     Raises:
-        VariableError: its class overrides ``apply_gradients``.
+        HierAllreduceError: its class overrides ``apply_gradients``.
     """
     if type(optimizer).apply_gradients is not tf1.train.Optimizer.apply_gradients:
-        raise VariableError(
+        raise HierAllreduceError(
             f"{type(optimizer).__name__} does more than update each variable in place, so it cannot run on each"
             " variable's main only; use update='replicated', or the optimizer inside it"
         )
@@ -99,11 +99,11 @@ def refuse_shared_state(once_a_step: Sequence[Any], earlier: Sequence[Any]) -> N
         earlier: those of the graph's earlier updates.
 
     Raises:
-        VariableError: an optimizer is in both.
+        HierAllreduceError: an optimizer is in both.
     """
     for optimizer in once_a_step:
         if any(optimizer is other for other in earlier):
-            raise VariableError(
+            raise HierAllreduceError(
                 f"{type(optimizer).__name__}: an earlier apply_gradients has the same one. Each train op would change"
                 " its state once a step (Adam: the beta powers) while the towers of the other one read it, and the"
                 " towers would diverge. Give each loss a TowerOptimizer with an optimizer of its own, or add the losses"

@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Dict, Iterator, NamedTuple, Sequence, Tuple
 
-from ..errors import StrategyError
+from ..errors import HierAllreduceError
 from ..planning import NAMES, Strategy
 
 # a field of Strategy → the values that differ from its default; a field that is added here is tuned
@@ -51,7 +51,7 @@ def first_candidates(
         lanes: of each tower; the default strategy and the planned ones are tried over them too.
 
     Raises:
-        StrategyError: no such machine or dtype.
+        HierAllreduceError: no such machine or dtype.
     """
     strategies = {DEFAULT: Strategy(), "algorithm=flat": Strategy(algorithm="flat"), **one_choice()}
     planned = {name: strategy for topology in topologies for name, strategy in _planned(topology)}
@@ -82,7 +82,7 @@ def combined(best: Dict[str, Candidate]) -> Dict[str, Candidate]:
         lanes = together.pop("lanes", 0)
         try:
             found[f"{name}, {other_name}"] = Candidate(Strategy(**together), lanes)
-        except StrategyError:  # for instance groups of mains with a topology, which plans them
+        except HierAllreduceError:  # for instance groups of mains with a topology, which plans them
             continue
     return found
 

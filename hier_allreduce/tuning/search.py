@@ -32,7 +32,7 @@ from ..bench import (
     session,
     variables,
 )
-from ..errors import BenchError, DeviceError, HierAllreduceError, StrategyError
+from ..errors import HierAllreduceError
 from ..formatting import amount, count, duration
 from ..graph import gpu_lanes
 from ..presets import why_unwritable
@@ -87,21 +87,20 @@ def tune(
         tick: called with a short text at each stage.
 
     Raises:
-        BenchError: no such table, a gradient of unknown shape, or an invalid number.
-        StrategyError: no such machine or dtype.
-        DeviceError: the lanes do not fit on these devices.
-        HierAllreduceError: the file cannot be written; told before anything is measured.
+        HierAllreduceError: no such table, a gradient of unknown shape, or an invalid number; or no such machine or
+            dtype; or the lanes do not fit on these devices; or the file cannot be written; told before anything is
+            measured.
     """
     unwritable = "" if file is None else why_unwritable(file)
     if unwritable:
         raise HierAllreduceError(f"file={unwritable}")
     for name, number in (("minutes", minutes), ("backward_ms", backward_ms)):
         if number is not None and not 0 <= number < math.inf:
-            raise BenchError(f"{name}={number!r}: expected a number of 0 or more")
+            raise HierAllreduceError(f"{name}={number!r}: expected a number of 0 or more")
     table = load_model(shapes) if isinstance(shapes, str) else shapes_of(shapes)
     places = tuple(devices) if devices else devices_here()
     if len(places) < 2:
-        raise BenchError(f"devices={list(places)}: one device has nothing to reduce; give two or more")
+        raise HierAllreduceError(f"devices={list(places)}: one device has nothing to reduce; give two or more")
     case = Case(tuple(table), places, average, rows)
     if lanes_per_gpu:
         logical = gpu_lanes(places, lanes_per_gpu, _LANE_MEMORY * case.tower_bytes)
@@ -169,10 +168,7 @@ class _Search:
                 self._tick(f"building {contender.name}")
                 try:
                     ops[contender.name] = consumed(contender.build(ready, case.devices, case.average), case)
-                except (
-                    StrategyError,
-                    DeviceError,
-                ) as error:  # what one machine or number of devices allows, another does not
+                except HierAllreduceError as error:  # what one machine or number of devices allows, another does not
                     self._failed.append(f"{contender.name} does not fit: {error}")
         shared = until_done.enter_context(session(graph, case))
         shared.run(fill)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, List, Sequence, Tuple
 
 from ..bench import DTYPE_BYTES, GradientShape, table_text
-from ..errors import BenchError
+from ..errors import HierAllreduceError
 from ..graph import is_sparse, static_shape, variable_names
 from ..presets import write_text
 
@@ -19,9 +19,8 @@ def save_shapes(tower_grads: Sequence[Sequence[Any]], file: str) -> None:
         file: a TSV file: name, shape, dtype and whether it is sparse.
 
     Raises:
-        BenchError: a gradient's shape is not known before the step runs, or the table cannot hold its dtype.
-        GradientError: the towers list the same variables in different orders.
-        HierAllreduceError: the file cannot be written.
+        HierAllreduceError: a gradient's shape is not known before the step runs, or the table cannot hold its dtype; or
+            the towers list the same variables in different orders; or the file cannot be written.
     """
     write_text(file, table_text(shapes_of(tower_grads)))
 
@@ -30,12 +29,13 @@ def shapes_of(tower_grads: Sequence[Sequence[Any]]) -> Tuple[GradientShape, ...]
     """Return the shape of each gradient of a tower; see :func:`save_shapes`.
 
     Raises:
-        BenchError: as :func:`save_shapes`.
-        GradientError: as :func:`save_shapes`.
+        HierAllreduceError: as :func:`save_shapes`; or as :func:`save_shapes`.
     """
     rows = [list(row) for row in tower_grads] if isinstance(tower_grads, (list, tuple)) else []
     if not rows or not rows[0]:
-        raise BenchError(f"tower_grads={tower_grads!r}: expected K rows of gradients or (gradient, variable) pairs")
+        raise HierAllreduceError(
+            f"tower_grads={tower_grads!r}: expected K rows of gradients or (gradient, variable) pairs"
+        )
     if all(_is_pair(entry) for entry in rows[0]):
         names = variable_names(rows, [f"row {number}" for number in range(len(rows))])
         pairs = rows[0]
@@ -44,7 +44,7 @@ def shapes_of(tower_grads: Sequence[Sequence[Any]]) -> Tuple[GradientShape, ...]
         pairs = [(grad, None) for grad in rows[0]]
     shapes = [_shape(name, grad, var) for name, (grad, var) in zip(names, pairs) if grad is not None]
     if not shapes:
-        raise BenchError("tower_grads: no variable has a gradient")
+        raise HierAllreduceError("tower_grads: no variable has a gradient")
     return tuple(shapes)
 
 
@@ -54,18 +54,18 @@ def _is_pair(entry: Any) -> bool:
 
 def _shape(name: str, grad: Any, var: Any) -> GradientShape:
     if not hasattr(grad, "dtype"):
-        raise BenchError(f"{name}: expected a gradient, not {grad!r}")
+        raise HierAllreduceError(f"{name}: expected a gradient, not {grad!r}")
     sizes: List[Any] = [None]
     for shape in (static_shape(grad), getattr(var, "shape", None)):
         if shape is not None and shape.is_fully_defined():
             sizes = shape.as_list()
             break
     if None in sizes:
-        raise BenchError(
+        raise HierAllreduceError(
             f"{name}: the shape of its gradient is known only when the step runs; give (gradient, variable) pairs, or"
             " call set_shape"
         )
     dtype = grad.dtype.base_dtype.name
     if dtype not in DTYPE_BYTES:
-        raise BenchError(f"{name}: dtype {dtype}; a table holds {', '.join(sorted(DTYPE_BYTES))}")
+        raise HierAllreduceError(f"{name}: dtype {dtype}; a table holds {', '.join(sorted(DTYPE_BYTES))}")
     return GradientShape(name, tuple(sizes), dtype, is_sparse(grad))

@@ -5,7 +5,7 @@ from helpers.benches import SMALL, case, measure_one
 
 from hier_allreduce.bench import measuring
 from hier_allreduce.bench.contenders import PEERS, all_contenders, find_contender, is_ours, planned_for
-from hier_allreduce.errors import BenchError, StrategyError
+from hier_allreduce.errors import HierAllreduceError
 
 
 def test_tf_distribute_is_wrong_for_an_odd_number_of_devices_and_right_for_an_even_one():
@@ -20,9 +20,9 @@ def test_all_contenders_are_ours_and_every_peer_that_can_run_here():
 
 
 def test_unknown_contenders_are_refused_with_the_nearest():
-    with pytest.raises(BenchError, match="did you mean 'tensorpack-packed'"):
+    with pytest.raises(HierAllreduceError, match="did you mean 'tensorpack-packed'"):
         find_contender("tensorpack-paked")
-    with pytest.raises(StrategyError, match="'fastest' is neither a file nor one of the strategies"):
+    with pytest.raises(HierAllreduceError, match="'fastest' is neither a file nor one of the strategies"):
         find_contender("ours:fastest")
     assert find_contender("ours:tensorpack").name == "ours:tensorpack"
 

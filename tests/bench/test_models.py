@@ -4,7 +4,7 @@ import pytest
 
 from hier_allreduce import presets
 from hier_allreduce.bench import models
-from hier_allreduce.errors import BenchError
+from hier_allreduce.errors import HierAllreduceError
 
 PARAMETERS = {  # as published for these models
     "alexnet": 61_100_840,
@@ -69,12 +69,12 @@ HEADER = "name\tshape\tdtype\n"
 def test_a_bad_table_is_refused_with_its_line(tmp_path, text, message):
     path = tmp_path / "bad.tsv"
     path.write_text(text, encoding="utf-8")
-    with pytest.raises(BenchError, match=message):
+    with pytest.raises(HierAllreduceError, match=message):
         models.load_model(str(path))
 
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     path = tmp_path / "bad.tsv"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BenchError, match="not readable as text"):
+    with pytest.raises(HierAllreduceError, match="not readable as text"):
         models.load_model(str(path))

@@ -4,8 +4,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from hier_allreduce import DeviceError
-from hier_allreduce.bench import case, devices_here, split_gpu, splitting, with_logical_gpus
+from hier_allreduce import HierAllreduceError
+from hier_allreduce.bench import case, devices_here, split_gpu, splitting
+from hier_allreduce.bench.splitting import with_logical_gpus
 from hier_allreduce.graph import gpu_count, tf1
 
 GIB = 1 << 30
@@ -52,8 +53,8 @@ def test_a_sessions_other_choices_stay(machine):
 
 def test_what_is_missing_is_said(machine, monkeypatch):
     monkeypatch.setattr(splitting, "free_gpu_memory", tuple)
-    with pytest.raises(DeviceError, match="nvidia-smi does not tell how much memory of the GPU is free"):
+    with pytest.raises(HierAllreduceError, match="nvidia-smi does not tell how much memory of the GPU is free"):
         split_gpu(2)
     monkeypatch.setattr(tf.config.experimental, "get_visible_devices", lambda kind: [])
-    with pytest.raises(DeviceError, match="finds no GPU here, and is not built for GPUs"):
+    with pytest.raises(HierAllreduceError, match="finds no GPU here, and is not built for GPUs"):
         split_gpu(2)

@@ -9,7 +9,7 @@ from hier_allreduce import Strategy, calibrate
 from hier_allreduce.calibration.device_timer import DeviceTimer
 from hier_allreduce.calibration.timer import Transfer
 from hier_allreduce.cli import main
-from hier_allreduce.errors import CalibrationError
+from hier_allreduce.errors import HierAllreduceError
 
 pytestmark = pytest.mark.xdist_group("calibration")
 
@@ -54,7 +54,7 @@ def test_the_command_writes_a_machine_for_topo_plan_and_strategies(capsys, tmp_p
     ],
 )
 def test_devices_that_cannot_be_calibrated_are_an_error(devices, message):
-    with pytest.raises(CalibrationError, match=message):
+    with pytest.raises(HierAllreduceError, match=message):
         calibrate(devices)
 
 

@@ -12,9 +12,10 @@ from hier_allreduce.calibration.report import report_text
 from hier_allreduce.calibration.samples import steady
 from hier_allreduce.calibration.sharing import Way
 from hier_allreduce.calibration.speeds import SIZES, fitted
-from hier_allreduce.errors import CalibrationError
+from hier_allreduce.errors import HierAllreduceError
 from hier_allreduce.planning import best_plan
-from hier_allreduce.topology import from_yaml, load, subset
+from hier_allreduce.topology import load, subset
+from hier_allreduce.topology.topology import from_yaml
 
 STAMP = {"date": "2026-11-22", "tensorflow": "2.21.0", "hier_allreduce": "0.1.0", "devices": ["a", "b", "c", "d"]}
 
@@ -35,7 +36,7 @@ def test_the_largest_size_decides_even_if_all_others_disagree():
 def test_what_stays_noisy_is_an_error_with_its_quartiles():
     calm, wild = iter(range(10**6)), iter(range(10**6))
     runs = {"calm": lambda: 1 + next(calm) % 2 / 100, "wild": lambda: 1 + next(wild) % 5}
-    with pytest.raises(CalibrationError, match=r"the wild: too noisy .* of 45 runs.*expected at most 25%") as error:
+    with pytest.raises(HierAllreduceError, match=r"the wild: too noisy .* of 45 runs.*expected at most 25%") as error:
         steady(runs, 9, 0.25, "the {}".format, lambda: None)
     assert "2 s and 3 s around 2 s" in str(error.value)
     assert next(calm) < 15  # what is calm is not measured again

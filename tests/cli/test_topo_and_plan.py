@@ -17,17 +17,10 @@ from hier_allreduce.cli import machine_picture, plan_picture, topo
 from hier_allreduce.cli.describe_plan import sums_by_chunk
 from hier_allreduce.cli.plan import read_bytes
 from hier_allreduce.formatting import duration, percent
-from hier_allreduce.planning import (
-    IDLE,
-    Copy,
-    Plan,
-    Reduce,
-    backward_pass,
-    best_plan,
-    predicted_seconds,
-    verify,
-)
+from hier_allreduce.planning import IDLE, Copy, Plan, Reduce, best_plan, verify
 from hier_allreduce.planning.candidates import candidates
+from hier_allreduce.planning.host import backward_pass
+from hier_allreduce.planning.simulator import predicted_seconds
 from hier_allreduce.topology import flat_host, from_text, load
 
 TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV2\tPIX\nGPU1\tNV2\t X \tPIX\nGPU2\tPIX\tPIX\t X \n"

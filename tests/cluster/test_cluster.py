@@ -661,7 +661,7 @@ def test_the_result_has_no_gradient_and_the_error_says_so(graph):
 def test_a_dtype_that_no_collective_can_add_is_refused_before_the_first_op(graph, dtype):
     cluster, row = two(), [tf.constant(1.0), tf.zeros([2], dtype)]
     text = left_as_it_was(graph, cluster, lambda: allreduce_grads([row] * 2, cpus(2), cluster=cluster))
-    assert text.startswith(f"GradientError: variable 1 ('zeros'): {dtype} cannot be added up across hosts")
+    assert text.startswith(f"HierAllreduceError: variable 1 ('zeros'): {dtype} cannot be added up across hosts")
 
 
 def test_what_cannot_be_broadcast_is_refused_before_the_first_op(graph):

@@ -3,7 +3,7 @@
 import pytest
 from helpers.graphs import cpus
 
-from hier_allreduce import DeviceError
+from hier_allreduce import HierAllreduceError
 from hier_allreduce.bench import split_gpu
 
 MEMORY = 512 << 20  # bytes of each; a demo in a process of its own takes most of the rest
@@ -17,7 +17,7 @@ def devices(request):
         return cpus(8)
     try:
         return split_gpu(parts, MEMORY)
-    except DeviceError as error:
+    except HierAllreduceError as error:
         pytest.exit(f"tests/gpu needs a GPU: {error}", returncode=2)
 
 

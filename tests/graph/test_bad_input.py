@@ -9,10 +9,8 @@ from helpers.graphs import cpus, gradients_on, tf1
 
 from hier_allreduce import (
     ClusterError,
-    DeviceError,
-    GradientError,
+    HierAllreduceError,
     Strategy,
-    StrategyError,
     allreduce_grads,
     allreduce_grads_and_vars,
     allreduce_grads_hierarchical,
@@ -150,19 +148,19 @@ def refused(error, message, function, *args, **kwargs):
 @pytest.mark.parametrize("case", MATRICES)
 def test_a_matrix_that_cannot_be_reduced(graph, case, function):
     given, message = MATRICES[case]
-    refused(GradientError, message, function, given(), cpus(4))
+    refused(HierAllreduceError, message, function, given(), cpus(4))
 
 
 @pytest.mark.parametrize("average", ["sum", "mean", 1, 0, None, np.float32(1)])
 def test_average_is_true_or_false(graph, average):
     message = [f"average={average!r}", "True for the mean, False for the sum"]
-    refused(GradientError, message, allreduce_grads, four_by_two(), cpus(4), average)
+    refused(HierAllreduceError, message, allreduce_grads, four_by_two(), cpus(4), average)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
 def test_integers_have_no_mean(graph, dtype):
     message = ["variable 0 ('v0_of_tower0')", f"{dtype} has no exact mean", "average=False sums it", "cast"]
-    refused(GradientError, message, allreduce_grads, four_by_two(dtype), cpus(4), average=True)
+    refused(HierAllreduceError, message, allreduce_grads, four_by_two(dtype), cpus(4), average=True)
 
 
 ONE_DEVICE = ["'/gpu:0'", "tf.DeviceSpec"]
@@ -188,14 +186,14 @@ ONE_DEVICE = ["'/gpu:0'", "tf.DeviceSpec"]
     ],
 )
 def test_devices_that_are_none(graph, devices, message):
-    refused(DeviceError, message, allreduce_grads, four_by_two(), devices)
+    refused(HierAllreduceError, message, allreduce_grads, four_by_two(), devices)
 
 
 @pytest.mark.tf2
 def test_a_physical_device_is_no_place_for_ops(graph):
     devices = tf.config.list_physical_devices("CPU") * 4
     message = ["tower 0: PhysicalDevice", "tf.config.list_logical_devices()"]
-    refused(DeviceError, message, allreduce_grads, four_by_two(), devices)
+    refused(HierAllreduceError, message, allreduce_grads, four_by_two(), devices)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +214,7 @@ def test_choices_that_do_not_exist_or_do_not_fit(graph, choice, message, lists):
     if lists and isinstance(choice.get("groups"), tuple):
         choice = {**choice, "groups": [list(group) for group in choice["groups"]]}
     rows = four_by_two()
-    refused(StrategyError, message, lambda: allreduce_grads(rows, cpus(4), strategy=Strategy(**choice)))
+    refused(HierAllreduceError, message, lambda: allreduce_grads(rows, cpus(4), strategy=Strategy(**choice)))
 
 
 @pytest.mark.tf2
@@ -224,19 +222,21 @@ def test_values_do_not_belong_into_a_graph():
     eager = tf.constant([1.0, 2.0, 3.0])
     with tf.Graph().as_default():
         message = ["tower 1 (/cpu:1), variable 0", "does not belong to the graph"]
-        refused(GradientError, message, allreduce_grads, with_entry(1, 0, eager), cpus(4))
+        refused(HierAllreduceError, message, allreduce_grads, with_entry(1, 0, eager), cpus(4))
 
 
 @pytest.mark.tf2
 def test_eagerly_the_checks_are_the_same():
     grads = [[tf.zeros([3])], [tf.zeros([4])]]
-    with pytest.raises(GradientError, match=r"tower \d \(/cpu:\d\), variable 0 .*the shape differs between towers"):
+    with pytest.raises(
+        HierAllreduceError, match=r"tower \d \(/cpu:\d\), variable 0 .*the shape differs between towers"
+    ):
         allreduce_grads(grads, cpus(2))
-    with pytest.raises(DeviceError, match=r"tower 1: <function .* is not a device"):
+    with pytest.raises(HierAllreduceError, match=r"tower 1: <function .* is not a device"):
         allreduce_grads([[tf.zeros([3])]] * 2, ["/cpu:0", lambda op: "/cpu:1"])
     with tf.Graph().as_default():
         symbolic = tf.zeros([3])
-    with pytest.raises(GradientError, match=r"tower 1 \(/cpu:1\), variable 0"):
+    with pytest.raises(HierAllreduceError, match=r"tower 1 \(/cpu:1\), variable 0"):
         allreduce_grads([[tf.zeros([3])], [symbolic]], cpus(2))
 
 
@@ -257,14 +257,14 @@ def pairs(orders, prefix="tower{}/"):
 def test_towers_that_list_their_variables_in_another_order(graph, prefix):
     rows = pairs(["wbc", "wbc", "bwc"], prefix)
     message = ["tower 2 (/cpu:2), variable 0 ('b')", "tower 0 has 'w' there", "in one order on every tower"]
-    refused(GradientError, message, allreduce_grads_and_vars, rows, cpus(3))
+    refused(HierAllreduceError, message, allreduce_grads_and_vars, rows, cpus(3))
 
 
 def test_a_mistake_in_the_order_is_seen_without_scopes_too(graph):
     """TensorFlow numbers the copies of a layer, and so do people."""
     for names in ([["w/k", "v/k"], ["v_1/k", "w_1/k"]], [["w0", "v0"], ["v1", "w1"]]):
         message = ["tower 1 (/cpu:1), variable 0", f"tower 0 has {names[0][0]!r} there", "in one order on every tower"]
-        refused(GradientError, message, allreduce_grads_and_vars, named(names), cpus(2))
+        refused(HierAllreduceError, message, allreduce_grads_and_vars, named(names), cpus(2))
 
 
 def test_numbered_layers_of_a_model_are_no_mistake(graph):
@@ -309,7 +309,7 @@ def test_a_models_own_scopes_are_no_towers(graph, rows):
     """Stripped like a tower's, they would make t1/w and t2/w the same name, and their gradients be added up."""
     message = ["tower 1 (/cpu:1), variable 0", "tower 0 has ", "in one order on every tower"]
     mixed_up = named(rows)
-    refused(GradientError, message, allreduce_grads_and_vars, mixed_up, cpus(2))
+    refused(HierAllreduceError, message, allreduce_grads_and_vars, mixed_up, cpus(2))
     in_order = [sorted(row, key=lambda pair: pair[1].name) for row in mixed_up]
     assert len(allreduce_grads_and_vars(in_order, cpus(2))) == 2
 
@@ -342,7 +342,7 @@ def test_variables_are_called_by_their_names_in_the_model(graph, rows, shown):
     ],
 )
 def test_towers_with_more_or_fewer_variables(graph, rows, some):
-    with pytest.raises(GradientError) as caught:
+    with pytest.raises(HierAllreduceError) as caught:
         allreduce_grads_and_vars(named(rows), cpus(2))
     assert str(caught.value).endswith(f"; not on every tower: {some}")
 
@@ -379,7 +379,7 @@ def test_two_names_of_a_device(device, wanted, expected):
 def test_rows_and_towers_mixed_up(graph, mixed_up, count):
     """As many towers as variables: N rows of K would be added up in silence."""
     message = [" (/cpu:", "the variable is on", "rows[tower][variable]"]
-    refused(GradientError, message, allreduce_grads_and_vars, mixed_up(placed(count)), cpus(count))
+    refused(HierAllreduceError, message, allreduce_grads_and_vars, mixed_up(placed(count)), cpus(count))
 
 
 def test_variables_that_towers_share_may_be_anywhere(graph):
@@ -398,19 +398,19 @@ def test_a_pair_without_a_variable(graph):
     rows = pairs(["wb", "wb"])
     rows[1][1] = (rows[1][1][0], None)
     message = ["tower 1 (/cpu:1), variable 1", "expected a variable after the gradient, not None"]
-    refused(GradientError, message, allreduce_grads_and_vars, rows, cpus(2))
+    refused(HierAllreduceError, message, allreduce_grads_and_vars, rows, cpus(2))
 
 
 def test_pairs_of_which_one_tower_has_fewer(graph):
     message = ["tower 0 (/cpu:0) has 2", "tower 1 (/cpu:1) has 1"]
-    refused(GradientError, message, allreduce_grads_and_vars, pairs(["wb", "w"]), cpus(2))
+    refused(HierAllreduceError, message, allreduce_grads_and_vars, pairs(["wb", "w"]), cpus(2))
 
 
 def test_messages_about_pairs_name_the_variable(graph):
     rows = pairs(["wb", "wb"])
     rows[1][1] = (tf.constant([True, False]), rows[1][1][1])
     message = ["tower 1 (/cpu:1), variable 1 ('b')", "bool has no sum"]
-    refused(GradientError, message, allreduce_grads_and_vars, rows, cpus(2))
+    refused(HierAllreduceError, message, allreduce_grads_and_vars, rows, cpus(2))
 
 
 @pytest.mark.parametrize(
@@ -420,18 +420,18 @@ def test_gradients_alone_are_no_pairs(graph, entry):
     rows = pairs(["wb", "wb"])
     rows[1][1] = entry(rows[1][1][0])
     message = ["tower 1 (/cpu:1), variable 1", "expected a (gradient, variable) pair"]
-    refused(GradientError, message, allreduce_grads_and_vars, rows, cpus(2))
+    refused(HierAllreduceError, message, allreduce_grads_and_vars, rows, cpus(2))
 
 
 @pytest.mark.parametrize("rows", [None, [None, None], 3, [3, 3]])
 def test_rows_of_pairs_that_are_no_rows(graph, rows):
-    refused(GradientError, ["all_grads"], allreduce_grads_and_vars, rows, cpus(2))
+    refused(HierAllreduceError, ["all_grads"], allreduce_grads_and_vars, rows, cpus(2))
 
 
 def test_a_variable_is_no_row(graph):
     variable = tf.compat.v1.get_variable("w", [2], use_resource=True)
     message = ["tower 0 (/cpu:0): its row is one", "Variable"]
-    refused(GradientError, message, allreduce_grads, [variable, variable], cpus(2))
+    refused(HierAllreduceError, message, allreduce_grads, [variable, variable], cpus(2))
 
 
 @pytest.mark.parametrize("cluster", ["cluster.yaml", ["10.0.0.1:2222"]])

@@ -21,7 +21,7 @@ from helpers.graphs import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hier_allreduce import GradientError, Strategy, StrategyError, allreduce_grads, allreduce_grads_and_vars, audit
+from hier_allreduce import HierAllreduceError, Strategy, allreduce_grads, allreduce_grads_and_vars, audit
 from hier_allreduce.graph.layout import lay_out
 from hier_allreduce.graph.names import op_names
 from hier_allreduce.inspect import executed_copies
@@ -209,7 +209,7 @@ def test_mains_are_where_they_were_asked_for(graph, mains):
 
 def test_a_main_that_is_no_tower_is_refused():
     assert laid_out(3, [5], mains=2).plan.roots == (2,)
-    with pytest.raises(StrategyError, match="mains=3: there are towers 0 to 2 only"):
+    with pytest.raises(HierAllreduceError, match="mains=3: there are towers 0 to 2 only"):
         laid_out(3, [5], mains=3)
 
 
@@ -315,7 +315,7 @@ def test_auto_gathers_few_rows_and_adds_up_many_where_bytes_cost(graph, kind, ro
 def test_dense_without_a_known_shape_is_refused(graph):
     rows = [[sparse(k, 2, None)] for k in range(2)]
     before = len(graph.get_operations())
-    with pytest.raises(GradientError, match=r"tower 0 \(/cpu:0\), variable 0 .*no dense_shape.*sparse='gather'"):
+    with pytest.raises(HierAllreduceError, match=r"tower 0 \(/cpu:0\), variable 0 .*no dense_shape.*sparse='gather'"):
         allreduce_grads(rows, cpus(2), strategy=Strategy(sparse="dense"))
     assert len(graph.get_operations()) == before
 
@@ -331,7 +331,7 @@ def test_sparse_on_one_tower_and_dense_on_another(graph):
 
 def test_sparse_indices_of_different_dtypes_are_refused(graph):
     rows = [[tf.IndexedSlices(held(np.ones([1, 2], "float32")), held(np.array([0], t)))] for t in ("int32", "int64")]
-    with pytest.raises(GradientError, match=r"dtype of the indices differs.*int32.*int64"):
+    with pytest.raises(HierAllreduceError, match=r"dtype of the indices differs.*int32.*int64"):
         allreduce_grads(rows, cpus(2))
 
 
@@ -369,7 +369,7 @@ def test_none_on_every_tower_stays_none():
 def test_none_on_some_towers_is_an_error_that_names_them(graph):
     rows = [[held(np.float32([1])), None if tower in (1, 2) else held(np.float32([1]))] for tower in range(4)]
     before = len(graph.get_operations())
-    with pytest.raises(GradientError, match=r"tower 1 \(/cpu:1\), variable 1 .*towers \[1, 2\].*missing='zeros'"):
+    with pytest.raises(HierAllreduceError, match=r"tower 1 \(/cpu:1\), variable 1 .*towers \[1, 2\].*missing='zeros'"):
         allreduce_grads(rows, cpus(4))
     assert len(graph.get_operations()) == before
 
@@ -498,7 +498,7 @@ def test_zeros_take_their_shape_from_who_has_one(graph):
 def test_unsigned_integers_are_added_where_tensorflow_can(graph, dtype):
     rows = [[held(np.ones([2], dtype))] for _ in range(2)]
     if tf.__version__ < "2":
-        with pytest.raises(GradientError, match=f"{dtype} has no sum in this TensorFlow"):
+        with pytest.raises(HierAllreduceError, match=f"{dtype} has no sum in this TensorFlow"):
             allreduce_grads(rows, cpus(2))
     else:
         with session() as sess:

@@ -19,7 +19,7 @@ from helpers.graphs import (
 )
 
 from hier_allreduce import (
-    DeviceError,
+    HierAllreduceError,
     Strategy,
     allreduce_grads,
     allreduce_grads_and_vars,
@@ -233,7 +233,7 @@ def test_too_little_memory_is_an_error_before_the_first_op(graph):
     setup = gpu_lanes(cpus(2), 1, memory_limit=1 << 20)
     before = len(graph.get_operations())
     words = r"lane 0 of each tower has 1 MiB of memory.* needs 8 MiB.*memory_limit=\[8388608\]"
-    with pytest.raises(DeviceError, match=words):
+    with pytest.raises(HierAllreduceError, match=words):
         allreduce_grads(rows, cpus(2), lanes=setup.lanes, strategy="flat")
     assert len(graph.get_operations()) == before
     allreduce_grads(rows, cpus(2), lanes=gpu_lanes(cpus(2), 1, gradient_bytes=4 << 20).lanes, strategy="flat")
@@ -266,6 +266,6 @@ def test_too_little_memory_is_an_error_before_the_first_op(graph):
 def test_wrong_lanes_are_refused_before_the_first_op(graph, devices, lanes, words):
     rows = gradients_on(cpus(2), [[np.float32([1])]] * 2)
     before = len(graph.get_operations())
-    with pytest.raises(DeviceError, match=words):
+    with pytest.raises(HierAllreduceError, match=words):
         allreduce_grads(rows, devices, lanes=lanes)
     assert len(graph.get_operations()) == before

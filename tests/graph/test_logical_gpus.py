@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 from helpers.graphs import IS_TF2, checked, cpus, tf1
 
-from hier_allreduce import DeviceError, Strategy, gpu_lanes
+from hier_allreduce import HierAllreduceError, Strategy, gpu_lanes
 from hier_allreduce.graph import logical_gpus
 from hier_allreduce.graph.layout import lay_out
 
@@ -96,7 +96,7 @@ def test_configure_makes_logical_gpus_once(gpus, monkeypatch):
 @pytest.mark.tf2
 def test_configure_after_the_first_op_is_an_error():
     tf.constant(1)
-    with pytest.raises(DeviceError, match="TensorFlow has started with other devices"):
+    with pytest.raises(HierAllreduceError, match="TensorFlow has started with other devices"):
         gpu_lanes(cpus(2), 4).configure()
 
 
@@ -122,12 +122,12 @@ REFUSED = {
 
 @pytest.mark.parametrize("words", REFUSED)
 def test_what_cannot_be_set_up_is_refused(gpus, words):
-    with pytest.raises(DeviceError, match=words):
+    with pytest.raises(HierAllreduceError, match=words):
         REFUSED[words]()
 
 
 def test_where_nothing_says_what_is_free_the_towers_memory_is_asked_for(gpus, monkeypatch):
     monkeypatch.setattr(logical_gpus, "free_gpu_memory", lambda: ())
-    with pytest.raises(DeviceError, match="give tower_memory="):
+    with pytest.raises(HierAllreduceError, match="give tower_memory="):
         gpu_lanes(2, 1, GIB)
     assert gpu_lanes(2, 1, GIB, tower_memory=4 * GIB).tower_memory == 4 * GIB

@@ -18,22 +18,13 @@ from helpers.graphs import (
     traced,
 )
 
-from hier_allreduce import Strategy, StrategyError, TowerOptimizer, allreduce_grads, audit
+from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer, allreduce_grads, audit
 from hier_allreduce.graph.allreduce import copy_from_mains, reduce_to_mains
 from hier_allreduce.graph.layout import lay_out
-from hier_allreduce.planning import (
-    NAMES,
-    Bucketing,
-    PlanningTarget,
-    Spec,
-    backward_pass,
-    best_plan,
-    plan_cut,
-    plan_whole,
-    predicted_seconds,
-    verify,
-)
+from hier_allreduce.planning import NAMES, Bucketing, PlanningTarget, Spec, best_plan, plan_cut, plan_whole, verify
 from hier_allreduce.planning.assignment import first_chunks
+from hier_allreduce.planning.host import backward_pass
+from hier_allreduce.planning.simulator import predicted_seconds
 from hier_allreduce.topology import load, subset
 
 tf1 = tf.compat.v1
@@ -310,6 +301,6 @@ def test_a_topology_object_is_taken_as_it_is():
 def test_what_does_not_fit_is_refused(graph, match, devices, how):
     rows = gradients_on(cpus(devices), whole_numbers(devices))
     before = len(graph.get_operations())
-    with pytest.raises(StrategyError, match=match):
+    with pytest.raises(HierAllreduceError, match=match):
         allreduce_grads(rows, cpus(devices), strategy=Strategy(**how))
     assert len(graph.get_operations()) == before

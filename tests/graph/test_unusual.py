@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from helpers.graphs import checked, cpus, evaluate, gradients_on, held, session, tf1
 
-from hier_allreduce import GradientError, Strategy, StrategyError, allreduce_grads, allreduce_grads_and_vars, gpu_lanes
+from hier_allreduce import HierAllreduceError, Strategy, allreduce_grads, allreduce_grads_and_vars, gpu_lanes
 from hier_allreduce.graph import emit as emitting
 from hier_allreduce.graph.allreduce import reduce_to_mains
 from hier_allreduce.graph.emit import emit, lane_memory_in
@@ -214,7 +214,7 @@ def test_one_tower_on_each_of_several_hosts_packs_too(graph):
 
 
 def test_several_hosts_do_not_gather_rows(graph):
-    with pytest.raises(GradientError, match="cannot be gathered from several hosts"):
+    with pytest.raises(HierAllreduceError, match="cannot be gathered from several hosts"):
         laid_out([[table_rows(3)] for _ in range(2)], Strategy(sparse="gather"), hosts=2)
 
 
@@ -243,7 +243,7 @@ def test_gradients_stay_whole_where_each_variable_needs_its_main(graph):
 
 def test_a_gradient_that_is_cut_has_no_main(graph):
     matrix = checked([[tf1.placeholder("float32", [1024])] for _ in range(2)], cpus(2), False)
-    with pytest.raises(StrategyError, match="cuts gradients over several mains"):
+    with pytest.raises(HierAllreduceError, match="cuts gradients over several mains"):
         reduce_to_mains(matrix, False, Strategy(splits=2, mains="rotate"))
 
 

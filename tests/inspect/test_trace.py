@@ -5,8 +5,9 @@ import json
 import pytest
 
 from hier_allreduce import HierAllreduceError
-from hier_allreduce.inspect import Trace, predicted_trace
+from hier_allreduce.inspect import predicted_trace
 from hier_allreduce.inspect.bars import Bar, Run, union, without
+from hier_allreduce.inspect.trace import Trace
 from hier_allreduce.inspect.trace_file import in_lanes
 from hier_allreduce.planning import IDLE, best_plan
 from hier_allreduce.topology import load

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from helpers.graphs import consumed_in_place, cpus, session, tf1
 
-from hier_allreduce import AuditError, Strategy, TopologyError, allreduce_grads, audit
+from hier_allreduce import AuditError, HierAllreduceError, Strategy, allreduce_grads, audit
 from hier_allreduce.inspect import trace_step
 
 FULL = {"trace_level": tf1.RunOptions.FULL_TRACE, "output_partition_graphs": True}
@@ -61,7 +61,7 @@ def test_another_machine_can_be_predicted(step, tmp_path):
     slow = audit(metadata, graph).trace(str(tmp_path / "a.json"), topology="pcie-pairs").runs[1]
     fast = audit(metadata, graph).trace(str(tmp_path / "b.json")).runs[1]
     assert slow.seconds > fast.seconds
-    with pytest.raises(TopologyError, match="no-such-machine"):
+    with pytest.raises(HierAllreduceError, match="no-such-machine"):
         audit(metadata, graph).trace(str(tmp_path / "c.json"), topology="no-such-machine")
 
 

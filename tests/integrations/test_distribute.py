@@ -15,7 +15,7 @@ from helpers.forks import run_forked
 from helpers.graphs import IS_TF2, cpus, gradients_on, session
 
 import hier_allreduce
-from hier_allreduce import DeviceError, GradientError, Strategy, StrategyError
+from hier_allreduce import HierAllreduceError, Strategy
 from hier_allreduce.graph.emit import emitted_in
 from hier_allreduce.integrations import distribute
 from hier_allreduce.integrations.distribute import HierarchicalAllReduce
@@ -103,7 +103,7 @@ def test_three_devices_train_over_lanes_like_one(one_device):
 @needs_tf2
 def test_a_strategy_that_takes_the_lanes_for_replicas_is_refused():
     ops = HierarchicalAllReduce(lanes=hier_allreduce.gpu_lanes(cpus(2), 1).lanes)
-    with pytest.raises(DeviceError, match="same number of lanes: tower 0 has 1, tower 1 has 1, tower 2 has 0"):
+    with pytest.raises(HierAllreduceError, match="same number of lanes: tower 0 has 1, tower 1 has 1, tower 2 has 0"):
         table.reduced(cpus(4), ops, SUM, KINDS["float32"])
 
 
@@ -311,7 +311,7 @@ each_kind = pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.x
 @each_kind
 @pytest.mark.parametrize("count", [3, 4])
 def test_every_kind_of_value_is_right_or_refused(kind, count):
-    refused = dict.fromkeys(SENSELESS, "GradientError")
+    refused = dict.fromkeys(SENSELESS, "HierAllreduceError")
     if not IS_TF210:  # 2.10 brings int32 to this package; later ones refuse two of them
         refused["two int32 in one batch"] = "ValueError"
     for compiled in (True, False):
@@ -448,7 +448,7 @@ def test_the_hook_for_tf_cnn_benchmarks(graph):
 def test_one_tensor_for_all_replicas_is_refused(others):
     """TensorFlow would take it for the sum: 2 instead of 6."""
     constant = tf.constant(2.0)
-    with pytest.raises(DeviceError, match="3 replicas pass the very same tensor"):
+    with pytest.raises(HierAllreduceError, match="3 replicas pass the very same tensor"):
         table.reduced(cpus(3), HierarchicalAllReduce(), SUM, lambda r: [constant, *KINDS["float32"](r)[:others]])
     assert table.reduced(cpus(3), HierarchicalAllReduce(), MEAN, lambda r: [constant])[0][0].numpy() == 2
 
@@ -458,7 +458,9 @@ def test_devices_of_several_hosts_are_refused(graph):
         pytest.skip("TensorFlow 1.15 refuses them itself")
     hosts = [f"/job:worker/task:{task}/cpu:0" for task in range(2)]
     strategy = tf.distribute.MirroredStrategy(hosts, cross_device_ops=HierarchicalAllReduce())
-    with pytest.raises(DeviceError, match=r"several hosts \(/job:worker/task:0, /job:worker/task:1\).*MultiWorker"):
+    with pytest.raises(
+        HierAllreduceError, match=r"several hosts \(/job:worker/task:0, /job:worker/task:1\).*MultiWorker"
+    ):
         strategy.run(lambda: tf.distribute.get_replica_context().all_reduce(SUM, [tf.fill([2], 1.0)]))
 
 
@@ -484,7 +486,7 @@ def test_if_tensorflow_ignores_our_ops_object_its_warning_names_it(monkeypatch, 
 
 @needs_tf2
 def test_errors_name_the_replica_and_the_value():
-    with pytest.raises(GradientError, match=r"tower 2 \(.*CPU:2\), variable 0.*shape differs"):
+    with pytest.raises(HierAllreduceError, match=r"tower 2 \(.*CPU:2\), variable 0.*shape differs"):
         table.reduced(cpus(3), HierarchicalAllReduce(), SUM, KINDS["shapes [3, 1] and [1, 4]"])
 
 
@@ -496,7 +498,7 @@ def test_errors_name_the_replica_and_the_value():
 )
 def test_tensors_of_several_parts_are_refused_by_name(make):
     strategy = mirrored(3)
-    with pytest.raises(GradientError, match=r"replica 0: a (Ragged|Sparse)Tensor cannot be all-reduced"):
+    with pytest.raises(HierAllreduceError, match=r"replica 0: a (Ragged|Sparse)Tensor cannot be all-reduced"):
         strategy.run(lambda: tf.distribute.get_replica_context().all_reduce(SUM, make(tf.ones([3]))))
 
 
@@ -510,5 +512,5 @@ def test_tensors_of_several_parts_are_refused_by_name(make):
     ],
 )
 def test_wrong_choices_are_refused_at_once(arguments, words):
-    with pytest.raises(StrategyError, match=words):
+    with pytest.raises(HierAllreduceError, match=words):
         HierarchicalAllReduce(**arguments)

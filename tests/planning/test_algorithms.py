@@ -8,7 +8,7 @@ from helpers import strategies
 from helpers.adding import Adding
 from hypothesis import given
 
-from hier_allreduce import Copy, Plan, Reduce, StrategyError, verify
+from hier_allreduce import Copy, HierAllreduceError, Plan, Reduce, verify
 from hier_allreduce.planning import check_groups, plan_of, turns_by_root
 from hier_allreduce.planning.algorithms import BY_NAME, flat, halves, in_groups, tree, two_group
 from hier_allreduce.planning.plan import run
@@ -165,7 +165,7 @@ def test_two_groups_are_halves_of_neighbours(devices, groups):
     ],
 )
 def test_groups_that_do_not_fit_are_refused(groups, message):
-    with pytest.raises(StrategyError, match=message) as caught:
+    with pytest.raises(HierAllreduceError, match=message) as caught:
         check_groups(groups, 4)
     assert "groups=((0, 1), (2, 3))" in str(caught.value)
 

@@ -14,12 +14,13 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from hier_allreduce.planning import Plan, best_plan, exposed_bound, idle_bound
-from hier_allreduce.planning.bounds import _copied_back
+from hier_allreduce.planning import Plan, best_plan, idle_bound
+from hier_allreduce.planning.bounds import _copied_back, exposed_bound
 from hier_allreduce.planning.candidates import candidates
 from hier_allreduce.planning.simulator import simulate
 from hier_allreduce.planning.spanning_trees import pack
-from hier_allreduce.topology import from_yaml, load, resources, subset
+from hier_allreduce.topology import load, resources, subset
+from hier_allreduce.topology.topology import from_yaml
 
 GB = 10**9
 BRIDGES = Path(__file__).parents[1] / "topology" / "nvidia_smi" / "8x-a800-80gb-pcie-sys-pix-nv8-nic2.txt"

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hier_allreduce.errors import PlanError
+from hier_allreduce.errors import HierAllreduceError
 from hier_allreduce.planning import (
     IDLE,
     Copy,
@@ -81,14 +81,14 @@ def test_the_plan_names_lanes():
     ],
 )
 def test_a_wrong_plan_is_named(steps, message):
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(HierAllreduceError, match=message):
         verify(Plan(4, 1, tuple(steps), lanes=1))
 
 
 def test_devices_that_are_not_towers_with_lanes_are_refused():
-    with pytest.raises(PlanError, match="5 devices are not towers with 1 lanes each"):
+    with pytest.raises(HierAllreduceError, match="5 devices are not towers with 1 lanes each"):
         verify(Plan(5, 1, (), lanes=1))
-    with pytest.raises(PlanError, match="has 1 lanes already"):
+    with pytest.raises(HierAllreduceError, match="has 1 lanes already"):
         on_lanes(Plan(4, 1, (), lanes=1), Lanes(1))
 
 

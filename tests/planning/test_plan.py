@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers.adding import Adding
 
-from hier_allreduce import Copy, Plan, PlanError, Reduce, verify
+from hier_allreduce import Copy, HierAllreduceError, Plan, Reduce, verify
 from hier_allreduce.planning import plan_of
 from hier_allreduce.planning.algorithms import two_group
 from hier_allreduce.planning.plan import run
@@ -42,7 +42,7 @@ def test_a_plan_that_is_right_comes_back_from_verify():
     ],
 )
 def test_verify_names_the_device_the_chunk_and_the_fault(plan, message):
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(HierAllreduceError, match=message):
         verify(plan)
 
 
@@ -50,7 +50,7 @@ def test_verify_names_the_one_chunk_of_many_that_is_wrong():
     good = plan_of(two_group, 4, range(9))
     broken = tuple(step for step in good.steps if step != Copy(6, 2, 3))
     assert len(broken) == len(good.steps) - 1
-    with pytest.raises(PlanError, match=r"^device 3, chunk 6: missing \[0, 1, 2\]$"):
+    with pytest.raises(HierAllreduceError, match=r"^device 3, chunk 6: missing \[0, 1, 2\]$"):
         verify(Plan(4, 9, broken))
 
 

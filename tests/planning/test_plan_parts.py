@@ -1,7 +1,8 @@
 """Parts of plans by hand, which other tests see only through whole all-reduces."""
 
-from hier_allreduce.planning import Chunk, Copy, Ops, Piece, Plan, Reduce, Spec, operands, run
+from hier_allreduce.planning import Chunk, Copy, Ops, Piece, Plan, Reduce, Spec, run
 from hier_allreduce.planning.buckets import cut
+from hier_allreduce.planning.plan import operands
 
 
 def test_a_root_is_where_the_last_reduce_ends_or_the_first_copy_begins():

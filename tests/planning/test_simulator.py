@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hier_allreduce.errors import PlanError
+from hier_allreduce.errors import HierAllreduceError
 from hier_allreduce.planning import BackwardPass, idle_bound, plan_of
 from hier_allreduce.planning.algorithms import flat, packed_trees, tree, two_group
 from hier_allreduce.planning.candidates import candidates
@@ -14,8 +14,9 @@ from hier_allreduce.planning.flows import wires
 from hier_allreduce.planning.plan import Copy, Plan, Reduce
 from hier_allreduce.planning.simulator import predicted_seconds, simulate
 from hier_allreduce.planning.spanning_trees import pack
-from hier_allreduce.topology import from_matrix, from_yaml, load, subset
+from hier_allreduce.topology import load, subset
 from hier_allreduce.topology.matrix import LinkMatrix
+from hier_allreduce.topology.topology import from_matrix, from_yaml
 
 MB = 10**6
 # The DGX-1V with the nominal 25 GB/s a link, no PCIe to speak of, and sums that cost their launch only.
@@ -192,9 +193,9 @@ def test_no_device_does_two_things_on_one_stream(name):
 
 
 def test_a_plan_for_another_machine_is_an_error():
-    with pytest.raises(PlanError, match="4 devices and 1 chunks; DGX-1V"):
+    with pytest.raises(HierAllreduceError, match="4 devices and 1 chunks; DGX-1V"):
         simulate(plan_of(flat, 4, [0]), load("dgx-1v"), [1])
-    with pytest.raises(PlanError, match="2 sizes"):
+    with pytest.raises(HierAllreduceError, match="2 sizes"):
         simulate(plan_of(flat, 8, [0]), load("dgx-1v"), [1, 1])
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from hier_allreduce import Strategy, StrategyError, presets
+from hier_allreduce import HierAllreduceError, Strategy, presets
 from hier_allreduce.planning.strategy import strategy_from
 
 
@@ -20,7 +20,7 @@ def test_the_shipped_default_is_the_default():
 
 @pytest.mark.parametrize("name", presets.names("strategies"))
 def test_no_shipped_strategy_repeats_a_default_that_would_refuse_a_topology(name):
-    given = presets.read_yaml(presets.find("strategies", name, StrategyError), StrategyError)
+    given = presets.read_yaml(presets.find("strategies", name, HierAllreduceError))
     unsaid = {"mains": Strategy().mains_for(given["algorithm"]), "groups": None, "splits": 0}
     assert not [key for key, value in unsaid.items() if key in given and given[key] == value]
 
@@ -75,13 +75,13 @@ def test_a_path_loads_and_lists_become_tuples(tmp_path, encoding):
 def test_an_invalid_file_is_refused_with_the_nearest_word(tmp_path, content, expected):
     path = tmp_path / "mine.yaml"
     path.write_text(content)
-    with pytest.raises(StrategyError) as refused:
+    with pytest.raises(HierAllreduceError) as refused:
         Strategy.load(str(path))
     assert all(word in str(refused.value) for word in expected), refused.value
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are():
-    with pytest.raises(StrategyError, match="did you mean 'muji'"):
+    with pytest.raises(HierAllreduceError, match="did you mean 'muji'"):
         Strategy.load("mujy")
 
 
@@ -89,15 +89,15 @@ def test_names_and_objects_are_accepted():
     assert strategy_from("muji") == Strategy.load("muji")
     assert strategy_from("tree") == Strategy(algorithm="tree")
     assert strategy_from(Strategy(splits=3)).splits == 3
-    with pytest.raises(StrategyError, match="expected a Strategy, an algorithm's name, or the name or path"):
+    with pytest.raises(HierAllreduceError, match="expected a Strategy, an algorithm's name, or the name or path"):
         strategy_from(7)
-    with pytest.raises(StrategyError, match="did you mean 'hierarchical'"):
+    with pytest.raises(HierAllreduceError, match="did you mean 'hierarchical'"):
         strategy_from("heirarchical")
 
 
 @pytest.mark.parametrize("value", [3, None, ["half"], b"half"])
 def test_other_values_than_names_are_refused(value):
-    with pytest.raises(StrategyError, match="expected the name of one of the strategies, or a file's path"):
+    with pytest.raises(HierAllreduceError, match="expected the name of one of the strategies, or a file's path"):
         Strategy.load(value)
 
 
@@ -140,7 +140,7 @@ def test_dtypes_are_given_by_name():
 
         __hash__ = None
 
-    with pytest.raises(StrategyError, match=r"wire_dtype=.*: expected None or 'float16' or 'bfloat16'"):
+    with pytest.raises(HierAllreduceError, match=r"wire_dtype=.*: expected None or 'float16' or 'bfloat16'"):
         Strategy(wire_dtype=Equal())
-    with pytest.raises(StrategyError, match="wire_dtype='None' is unknown; there are"):
+    with pytest.raises(HierAllreduceError, match="wire_dtype='None' is unknown; there are"):
         Strategy(wire_dtype="None")

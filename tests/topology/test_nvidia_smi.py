@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hier_allreduce.errors import TopologyError
+from hier_allreduce.errors import HierAllreduceError
 from hier_allreduce.topology.nvidia_smi import parse_nvidia_smi
 
 REAL = Path(__file__).parent / "nvidia_smi"  # verbatim from public bug trackers and wikis
@@ -126,7 +126,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", REFUSED.values(), ids=REFUSED)
 def test_markup_around_cells_is_refused(text):
-    with pytest.raises(TopologyError, match=r"no table of GPUs|row GPU\d"):
+    with pytest.raises(HierAllreduceError, match=r"no table of GPUs|row GPU\d"):
         parse_nvidia_smi(text)
 
 
@@ -136,7 +136,7 @@ def test_a_wrapped_table_is_never_misread(width):
     by_columns = [line[i : i + width] for line in lines for i in range(0, len(line), width)]
     by_words = [part for line in lines for part in textwrap.wrap(line, width)]
     for wrapped in (by_columns, by_words):
-        with contextlib.suppress(TopologyError):
+        with contextlib.suppress(HierAllreduceError):
             assert parse_nvidia_smi("\n".join(wrapped)) == parse_nvidia_smi(CARDS)
             assert wrapped in (lines, [line.strip() for line in lines])
 
@@ -225,7 +225,7 @@ WRONG = {
 
 @pytest.mark.parametrize("text, message", WRONG.values(), ids=WRONG)
 def test_cut_and_contradictory_tables_are_errors_that_say_where(text, message):
-    with pytest.raises(TopologyError, match=message):
+    with pytest.raises(HierAllreduceError, match=message):
         parse_nvidia_smi(text)
 
 
@@ -235,7 +235,7 @@ def test_a_table_cut_anywhere_is_never_misread(end):
     """Either an error, or the cut was in what follows the last link."""
     try:
         table = parse_nvidia_smi(QUAD[:end])
-    except TopologyError:
+    except HierAllreduceError:
         return
     assert table.kinds == QUAD_KINDS
 
@@ -243,7 +243,7 @@ def test_a_table_cut_anywhere_is_never_misread(end):
 @given(st.integers(0, 60))
 @settings(max_examples=60, deadline=None)
 def test_a_table_cut_on_its_right_is_never_misread(width):
-    with contextlib.suppress(TopologyError):
+    with contextlib.suppress(HierAllreduceError):
         assert parse_nvidia_smi("\n".join(line.expandtabs(8)[:width] for line in QUAD.splitlines())).kinds == QUAD_KINDS
 
 
@@ -254,7 +254,7 @@ def test_one_changed_cell_is_an_error_or_a_warning_that_names_it(row, column, ce
     lines[row + 1][column + 1] = cell
     try:
         table = parse_nvidia_smi("\n".join(map("\t".join, lines)))
-    except TopologyError as error:
+    except HierAllreduceError as error:
         assert f"row GPU{row}, column GPU{column}" in str(error) or not cell
         return
     named = f"GPU{min(row, column)}–GPU{max(row, column)}"
@@ -271,7 +271,7 @@ def test_a_line_of_a_megabyte_is_read_at_once(filler):
 @settings(max_examples=300, deadline=None)
 def test_any_text_is_read_or_refused(text):
     """No other exception, whatever is pasted."""
-    with contextlib.suppress(TopologyError):
+    with contextlib.suppress(HierAllreduceError):
         parse_nvidia_smi(text)
 
 

@@ -12,22 +12,12 @@ from pathlib import Path
 import pytest
 
 from hier_allreduce import presets
-from hier_allreduce.errors import TopologyError
-from hier_allreduce.topology import (
-    calibrated,
-    detect,
-    flat_host,
-    from_matrix,
-    from_text,
-    from_yaml,
-    guessed,
-    links,
-    load,
-    subset,
-)
+from hier_allreduce.errors import HierAllreduceError
+from hier_allreduce.topology import calibrated, detect, flat_host, from_text, guessed, links, load, subset
 from hier_allreduce.topology.contention import crowds, resources
 from hier_allreduce.topology.gpus import GPUS, guess_speeds
 from hier_allreduce.topology.matrix import LinkMatrix
+from hier_allreduce.topology.topology import from_matrix, from_yaml
 
 MACHINES = presets.names("machines")
 TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV2\tNV1\nGPU1\tNV2\tX\tSYS\nGPU2\tNV1\tSYS\tX\n"
@@ -50,7 +40,7 @@ def test_presets_load_without_warnings_and_survive_yaml(name):
 
 def test_presets_show_their_matrix():
     for name in MACHINES:
-        text = presets.find("machines", name, TopologyError).read_text(encoding="utf-8")
+        text = presets.find("machines", name).read_text(encoding="utf-8")
         assert "matrix: |" in text and "GPU0" in text
 
 
@@ -226,9 +216,9 @@ def test_an_unknown_model_gives_a_warning_and_guessed_speeds(rows, like):
 
 
 def test_a_calibration_in_python_is_checked_like_a_file():
-    with pytest.raises(TopologyError, match=r"^'link' is unknown; did you mean 'links'"):
+    with pytest.raises(HierAllreduceError, match=r"^'link' is unknown; did you mean 'links'"):
         calibrated(load("dgx-1v"), {"link": {"NV1": 20e9}})
-    with pytest.raises(TopologyError, match=r"^links: NV1: expected bytes/s"):
+    with pytest.raises(HierAllreduceError, match=r"^links: NV1: expected bytes/s"):
         calibrated(load("dgx-1v"), {"links": {"NV1": 20}})
 
 
@@ -275,7 +265,7 @@ def test_a_calibration_file_overrides_speeds_kinds_and_pairs(tmp_path):
 def test_an_invalid_calibration_file_is_an_error_that_names_it(tmp_path, text, message):
     path = tmp_path / "measured.yaml"
     path.write_text(text)
-    with pytest.raises(TopologyError, match="measured.yaml.*" + message) as caught:
+    with pytest.raises(HierAllreduceError, match="measured.yaml.*" + message) as caught:
         load("dgx-1v", str(path))
     assert str(caught.value).startswith(str(path)) or "is neither" in message  # of what the machine has, too
     assert "\n" not in str(caught.value)
@@ -310,7 +300,7 @@ def test_an_invalid_calibration_file_is_an_error_that_names_it(tmp_path, text, m
 def test_an_invalid_machine_file_is_an_error_that_names_it(tmp_path, text, message):
     path = tmp_path / "machine.yaml"
     path.write_text(text)
-    with pytest.raises(TopologyError, match="machine.yaml.*" + message) as caught:
+    with pytest.raises(HierAllreduceError, match="machine.yaml.*" + message) as caught:
         load(str(path))
     assert "\n" not in str(caught.value)
 
@@ -342,7 +332,7 @@ def test_a_file_called_yaml_without_a_table_is_answered_as_yaml(tmp_path, text, 
     for ending in (".yaml", ".YML"):
         path = tmp_path / f"machine{ending}"
         path.write_text(text)
-        with pytest.raises(TopologyError, match=message):
+        with pytest.raises(HierAllreduceError, match=message):
             load(str(path))
 
 
@@ -358,23 +348,25 @@ def test_what_a_files_name_says_is_not_guessed_from_its_text(tmp_path):
     yaml, table = tmp_path / "table.yaml", tmp_path / "machine.txt"
     yaml.write_text(TABLE)
     table.write_text(f"gpu: P100\nmatrix: |2\n{INDENTED}")
-    with pytest.raises(TopologyError, match=r"not readable as YAML .*whose name does not end in \.yaml"):
+    with pytest.raises(HierAllreduceError, match=r"not readable as YAML .*whose name does not end in \.yaml"):
         load(str(yaml))
-    with pytest.raises(TopologyError, match=r"must stand in a file whose name ends in \.yaml"):
+    with pytest.raises(HierAllreduceError, match=r"must stand in a file whose name ends in \.yaml"):
         load(str(table))
 
 
 def test_an_unknown_machine_names_the_nearest_preset():
-    with pytest.raises(TopologyError, match="did you mean 'dgx-1v'"):
+    with pytest.raises(HierAllreduceError, match="did you mean 'dgx-1v'"):
         load("dgx1v")
 
 
 @pytest.mark.parametrize("text", [TABLE, "\n" + 1000 * TABLE], ids=["short", "too long for a file's name"])
 def test_a_table_instead_of_a_file_name_is_an_error_that_says_so(text):
-    with pytest.raises(TopologyError, match=r"text that begins with '.*GPU0.*write the text into a file") as caught:
+    with pytest.raises(
+        HierAllreduceError, match=r"text that begins with '.*GPU0.*write the text into a file"
+    ) as caught:
         load(text)
     assert len(str(caught.value)) < 200
-    with pytest.raises(TopologyError, match="neither a file nor one of the machines"):
+    with pytest.raises(HierAllreduceError, match="neither a file nor one of the machines"):
         load("GPU0" * 1000)
 
 
@@ -426,13 +418,13 @@ def test_speeds_on_top_of_measured_ones_are_not_called_measured():
 )
 def test_an_invalid_measured_machine_is_an_error_that_names_the_key(old, new, message):
     assert old in MEASURED
-    with pytest.raises(TopologyError, match=re.escape(message)):
+    with pytest.raises(HierAllreduceError, match=re.escape(message)):
         from_yaml(MEASURED.replace(old, new))
 
 
 def test_a_pair_cannot_have_two_speeds():
     pair = "matrix: |2\n" + INDENTED + "links: {{GPU0-GPU1: 40e9, GPU1-GPU0: {}}}\n"
-    with pytest.raises(TopologyError, match="'GPU0-GPU1' and 'GPU1-GPU0' are the same pair"):
+    with pytest.raises(HierAllreduceError, match="'GPU0-GPU1' and 'GPU1-GPU0' are the same pair"):
         from_yaml(pair.format("1e9"))
     both = from_yaml(pair.format("40e9"))
     assert both.link(0, 1).bandwidth == both.link(1, 0).bandwidth == 40e9
@@ -460,9 +452,9 @@ def test_a_subset_keeps_the_links_between_its_devices():
     half = subset(load("dgx-1v"), [3, 0, 4])
     assert half.kinds == (("X", "NV2", "SYS"), ("NV2", "X", "NV2"), ("SYS", "NV2", "X"))
     assert half.link(0, 1).kind == "NV2"
-    with pytest.raises(TopologyError, match="devices 0 to 7"):
+    with pytest.raises(HierAllreduceError, match="devices 0 to 7"):
         subset(load("dgx-1v"), [0, 8])
-    with pytest.raises(TopologyError, match=r"devices 0 to .*, each once; cannot take 1 twice"):
+    with pytest.raises(HierAllreduceError, match=r"devices 0 to .*, each once; cannot take 1 twice"):
         subset(load("dgx-1v"), [1, 1])
 
 
@@ -525,7 +517,7 @@ def test_this_machine_as_cuda_shows_it(nvidia_smi, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-bb")
     assert detect.this_machine().devices == ("GPU1",)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a")
-    with pytest.raises(TopologyError, match="'GPU-a' is neither"):
+    with pytest.raises(HierAllreduceError, match="'GPU-a' is neither"):
         detect.this_machine()
 
 
@@ -550,10 +542,10 @@ def test_gpus_that_cuda_hides_do_not_count(nvidia_smi, monkeypatch, visible, lef
 
 def test_cpu_devices_are_a_flat_host_and_strange_ones_an_error(nvidia_smi):
     assert detect.this_machine(["/cpu:0", "/device:CPU:1"]).devices == ("CPU0", "CPU1")
-    with pytest.raises(TopologyError, match="'/tpu:0'"):
+    with pytest.raises(HierAllreduceError, match="'/tpu:0'"):
         detect.this_machine(["/tpu:0"])
     for mixed in (["/gpu:0", "/cpu:1"], ["/cpu:1", "/GPU:0"]):
-        with pytest.raises(TopologyError, match=f"'{mixed[0]}' and '{mixed[1]}' are of two kinds"):
+        with pytest.raises(HierAllreduceError, match=f"'{mixed[0]}' and '{mixed[1]}' are of two kinds"):
             detect.this_machine(mixed)
 
 

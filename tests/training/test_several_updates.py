@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 from helpers.graphs import cpus, session
 
-from hier_allreduce import TowerOptimizer, VariableError
+from hier_allreduce import HierAllreduceError, TowerOptimizer
 
 tf1 = tf.compat.v1
 train = tf1.train
@@ -122,7 +122,7 @@ def test_one_adam_for_two_train_ops_is_refused_but_at_the_mains(graph):
     adam = train.AdamOptimizer(0.1)
     TowerOptimizer(adam, cpus(3)).apply_gradients(first)
     before = len(graph.get_operations())
-    with pytest.raises(VariableError, match=r"AdamOptimizer: .*beta powers.*optimizer of its own.*update='main'"):
+    with pytest.raises(HierAllreduceError, match=r"AdamOptimizer: .*beta powers.*optimizer of its own.*update='main'"):
         TowerOptimizer(adam, cpus(3)[::-1]).apply_gradients(second[::-1])
     assert len(graph.get_operations()) == before
     at_mains = TowerOptimizer(train.AdamOptimizer(0.1), cpus(3), update="main")
@@ -136,7 +136,9 @@ def test_one_adam_for_two_train_ops_is_refused_but_at_the_mains(graph):
 def test_other_copies_of_a_trained_variable_are_refused(graph):
     optimizer, (first, second) = momentum(), towers()
     optimizer.apply_gradients(first)
-    with pytest.raises(VariableError, match=r"tower 1: 'tower1/d' is listed as a copy of tower 0's 'tower0/g', but .*"):
+    with pytest.raises(
+        HierAllreduceError, match=r"tower 1: 'tower1/d' is listed as a copy of tower 0's 'tower0/g', but .*"
+    ):
         optimizer.apply_gradients([second[0], first[1], second[2]])
 
 
@@ -189,7 +191,7 @@ def test_later_variables_in_a_finalized_graph_are_told(graph):
     optimizer, (rows,) = momentum(), towers(["d"])
     averaged(rows, optimizer.apply_gradients(rows), [""] * 3)
     graph.finalize()
-    with pytest.raises(VariableError, match=r"finalized.*created after apply_gradients.*hook\(\)"):
+    with pytest.raises(HierAllreduceError, match=r"finalized.*created after apply_gradients.*hook\(\)"):
         optimizer.init_op  # noqa: B018
 
 

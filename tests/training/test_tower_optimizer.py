@@ -8,12 +8,9 @@ import tensorflow as tf
 from helpers.graphs import IS_TF2, cpus, session
 
 from hier_allreduce import (
-    DeviceError,
-    GradientError,
+    HierAllreduceError,
     Strategy,
-    StrategyError,
     TowerOptimizer,
-    VariableError,
     audit,
     gpu_lanes,
 )
@@ -361,14 +358,14 @@ def test_a_finalized_graph_is_not_added_to():
         optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(2))
         optimizer.apply_gradients(towers(optimizer, cpus(2))[0])
         graph.finalize()
-        with session() as sess, pytest.raises(VariableError, match=r"finalized.*check_replicas_every"):
+        with session() as sess, pytest.raises(HierAllreduceError, match=r"finalized.*check_replicas_every"):
             optimizer.check_replicas(sess)
 
 
 @pytest.mark.tf2
 def test_without_a_graph_there_is_no_train_op():
     optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(2))
-    with pytest.raises(VariableError, match="builds the train op of a graph"):
+    with pytest.raises(HierAllreduceError, match="builds the train op of a graph"):
         optimizer.apply_gradients([[(tf.ones([2]), tf.Variable([1.0, 2.0]))]] * 2)
 
 
@@ -472,10 +469,12 @@ def refused(error, match, change=lambda rows: rows, devices=2, optimizer=None, *
 
 @pytest.mark.parametrize("update", ["replicated", "main"])
 def test_variables_that_do_not_match_are_refused(update):
-    refused(VariableError, r"tower 1 \(/cpu:1\).*'tower0/w'.*own copy", lambda rows: [rows[0], rows[0]], update=update)
-    refused(GradientError, "not on every tower: unused", lambda rows: [rows[0], rows[1][:3]], update=update)
     refused(
-        VariableError,
+        HierAllreduceError, r"tower 1 \(/cpu:1\).*'tower0/w'.*own copy", lambda rows: [rows[0], rows[0]], update=update
+    )
+    refused(HierAllreduceError, "not on every tower: unused", lambda rows: [rows[0], rows[1][:3]], update=update)
+    refused(
+        HierAllreduceError,
         r"tower 1 \(/cpu:1\), variable 0.*'tower0/w', float32 \(6, 5\).*same model",
         lambda rows: [rows[0], [rows[1][1], *rows[1][1:]]],
         update=update,
@@ -495,7 +494,7 @@ def test_gradients_that_do_not_fit_their_variables_are_refused(update, wrong, wo
         return [[(wrong(row[0][0]), row[0][1]), *row[1:]] for row in rows]
 
     match = rf"tower 0 \(/cpu:0\), variable 0 \('tower0/w'\): a gradient of {words}"
-    refused(VariableError, match, change, update=update)
+    refused(HierAllreduceError, match, change, update=update)
 
 
 @pytest.mark.parametrize("update", ["replicated", "main"])
@@ -503,14 +502,16 @@ def test_variables_without_any_gradient_are_refused(update):
     def change(rows):
         return [[(None, var) for _, var in row] for row in rows]
 
-    refused(VariableError, "no variable has a gradient on any tower", change, update=update)
+    refused(HierAllreduceError, "no variable has a gradient on any tower", change, update=update)
 
 
 def test_reference_variables_are_refused():
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), cpus(2))
         rows, _ = towers(optimizer, cpus(2), resource=False)
-        with pytest.raises(VariableError, match=r"variable 0 \('tower0/w'\).*reference variable.*use_resource=True"):
+        with pytest.raises(
+            HierAllreduceError, match=r"variable 0 \('tower0/w'\).*reference variable.*use_resource=True"
+        ):
             optimizer.apply_gradients(rows)
 
 
@@ -523,18 +524,20 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
         if not all_towers_first:
             rows.append(optimizer.compute_gradients(losses[-1]))
     rows = rows or [optimizer.compute_gradients(loss) for loss in losses]
-    with pytest.raises((GradientError, VariableError), match=r"without var_list=, compute_gradients .* its own tower"):
+    with pytest.raises((HierAllreduceError), match=r"without var_list=, compute_gradients .* its own tower"):
         optimizer.apply_gradients(rows)
 
 
 def test_choices_are_checked_before_anything_is_built():
-    refused(StrategyError, "update='mian' is unknown", update="mian")
-    refused(DeviceError, "tower 1, lane 0 .* is also the device of tower 0", lanes=[("/cpu:2", 0), ("/cpu:0", 1)])
-    refused(GradientError, "average='sum': it is True for the mean", average="sum")
-    refused(StrategyError, "broadcast=-2: expected", broadcast=-2)
-    refused(StrategyError, "check_replicas_every=-1: expected", check_replicas_every=-1)
-    refused(VariableError, "expected a tf.compat.v1.train.Optimizer", optimizer="adam")
-    refused(StrategyError, "cuts gradients over several mains", update="main", strategy=Strategy(splits=2))
+    refused(HierAllreduceError, "update='mian' is unknown", update="mian")
+    refused(
+        HierAllreduceError, "tower 1, lane 0 .* is also the device of tower 0", lanes=[("/cpu:2", 0), ("/cpu:0", 1)]
+    )
+    refused(HierAllreduceError, "average='sum': it is True for the mean", average="sum")
+    refused(HierAllreduceError, "broadcast=-2: expected", broadcast=-2)
+    refused(HierAllreduceError, "check_replicas_every=-1: expected", check_replicas_every=-1)
+    refused(HierAllreduceError, "expected a tf.compat.v1.train.Optimizer", optimizer="adam")
+    refused(HierAllreduceError, "cuts gradients over several mains", update="main", strategy=Strategy(splits=2))
 
 
 def test_an_optimizer_that_does_more_than_update_in_place_cannot_run_at_the_mains():
@@ -542,7 +545,7 @@ def test_an_optimizer_that_does_more_than_update_in_place_cannot_run_at_the_main
         def apply_gradients(self, grads_and_vars, global_step=None, name=None):
             return super().apply_gradients(grads_and_vars, global_step, name)
 
-    refused(VariableError, "Clipping does more than.*update='replicated'", optimizer=Clipping(0.1), update="main")
+    refused(HierAllreduceError, "Clipping does more than.*update='replicated'", optimizer=Clipping(0.1), update="main")
 
 
 @pytest.mark.parametrize("update", ["replicated", "main"])
@@ -574,5 +577,5 @@ def test_a_check_on_one_of_several_hosts_reports_on_its_own_towers_only():
 
 def test_the_hook_and_the_check_need_a_train_op():
     optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(2))
-    with pytest.raises(VariableError, match="call apply_gradients first"):
+    with pytest.raises(HierAllreduceError, match="call apply_gradients first"):
         optimizer.check_replicas(None)

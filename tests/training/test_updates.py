@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from helpers.graphs import IS_TF2, cpus, session
 
-from hier_allreduce import Strategy, TowerOptimizer, VariableError, allreduce_grads
+from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer, allreduce_grads
 from hier_allreduce.training import held_by
 
 tf1 = tf.compat.v1
@@ -120,7 +120,9 @@ class Velocity(train.Optimizer):
     ],
 )
 def test_work_done_too_often_or_too_seldom_by_towers_is_refused_but_done_once_by_mains(make, message):
-    with tf.Graph().as_default(), pytest.raises(VariableError, match=f"{make.__name__}: .*{message}.*update='main'"):
+    with tf.Graph().as_default(), pytest.raises(
+        HierAllreduceError, match=f"{make.__name__}: .*{message}.*update='main'"
+    ):
         TowerOptimizer(make(0.1), cpus(3)).apply_gradients(towers(3))
     with tf.Graph().as_default():
         alone = run(TowerOptimizer(make(0.1), cpus(1)), [[(0.1 * (var - 3.0), var) for _, var in towers(1)[0]]])[0]
@@ -168,7 +170,7 @@ def test_contribs_loss_scale_is_adapted_once_a_step():
 def test_optimizers_for_distribution_strategies_are_refused():
     from tensorflow.contrib import optimizer_v2
 
-    with pytest.raises(VariableError, match=r"GradientDescentOptimizer is made for tf\.distribute"):
+    with pytest.raises(HierAllreduceError, match=r"GradientDescentOptimizer is made for tf\.distribute"):
         TowerOptimizer(optimizer_v2.GradientDescentOptimizer(0.1), cpus(2))
 
 
@@ -289,7 +291,7 @@ def test_two_optimizers_of_the_same_variables_number_their_slots_as_tensorflow_d
 def test_pieces_of_variables_are_refused_at_the_mains():
     with tf.Graph().as_default():
         rows = towers(2, partitioner=tf1.fixed_size_partitioner(3))
-        with pytest.raises(VariableError, match=r"tower 0 .*'w/part_0'\): a piece of a partitioned variable"):
+        with pytest.raises(HierAllreduceError, match=r"tower 0 .*'w/part_0'\): a piece of a partitioned variable"):
             TowerOptimizer(train.AdamOptimizer(0.1), cpus(2), update="main").apply_gradients(rows)
     with tf.Graph().as_default():
         rows = towers(2, partitioner=tf1.fixed_size_partitioner(3))
@@ -308,7 +310,7 @@ def test_in_a_function_there_is_no_train_op():
     def step():
         optimizer.apply_gradients([[(tf.ones([2]), var)] for var in variables])
 
-    with pytest.raises(VariableError, match="builds the train op of a graph"):
+    with pytest.raises(HierAllreduceError, match="builds the train op of a graph"):
         step()
 
 

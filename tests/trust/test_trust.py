@@ -155,14 +155,14 @@ fuzzed = pytest.mark.skipif(sys.platform == "win32", reason="has no such timers"
 
 @fuzzed
 def test_fuzz_keeps_a_fault_once_for_each_place(tmp_path):
-    from hier_allreduce import StrategyError
+    from hier_allreduce import HierAllreduceError
     from trust import fuzz
 
     def target(path):
         data = Path(path).read_bytes()
         if data == b"bad":
             return {}[data]
-        raise StrategyError("refused")
+        raise HierAllreduceError("refused")
 
     judge = fuzz.Judge({"it": target}, str(tmp_path))
     assert not any(judge.judge("it", data)[0] for data in (b"bad", b"good", b"bad"))

@@ -4,11 +4,11 @@ import pytest
 import tensorflow as tf
 from helpers.graphs import cpus, tf1
 
-from hier_allreduce import Strategy, allreduce_grads, bench, save_shapes, tune
+from hier_allreduce import Strategy, allreduce_grads, bench, tune
 from hier_allreduce.bench import load_model, session
 from hier_allreduce.cli import main
-from hier_allreduce.errors import BenchError, HierAllreduceError, StrategyError
-from hier_allreduce.tuning import search
+from hier_allreduce.errors import HierAllreduceError
+from hier_allreduce.tuning import save_shapes, search
 from hier_allreduce.tuning.backward import STAGES, Backward
 from hier_allreduce.tuning.candidates import DEFAULT, Candidate, combined, first_candidates
 from hier_allreduce.tuning.tuned import Duel, Row, Tuned, median_interval
@@ -20,7 +20,7 @@ def test_each_candidate_differs_from_the_default_and_from_all_others():
     assert len(set(map(repr, found.values()))) == len(found)
     named = {"algorithm=tree", "splits=8", "wire_dtype=bfloat16", "ring for dgx-1v", "auto for dgx-1v, idle"}
     assert named <= set(found)
-    with pytest.raises(StrategyError, match="no-such"):
+    with pytest.raises(HierAllreduceError, match="no-such"):
         first_candidates(["no-such-machine"])
 
 
@@ -111,7 +111,7 @@ def test_a_models_gradients_become_a_table(gradients, tmp_path):
         ([], "expected K rows"),
         ([[tf.constant("a")]], "dtype string"),
     ):
-        with pytest.raises(BenchError, match=part):
+        with pytest.raises(HierAllreduceError, match=part):
             save_shapes(wrong, path)
 
 
@@ -196,7 +196,7 @@ def test_strategies_are_tried_over_lanes_and_the_verdict_says_where_to_give_them
     ],
 )
 def test_invalid_numbers_are_refused(how, part):
-    with pytest.raises(BenchError, match=part):
+    with pytest.raises(HierAllreduceError, match=part):
         tune("resnet50", **{"devices": cpus(2), **how})
 
 

@@ -35,8 +35,8 @@ def main(args: argparse.Namespace) -> int:
     """Train, compare and report; return 0 if all checks pass, else 1.
 
     Raises:
-        HierAllreduceError: a module that the demo needs is not installed, or the folder of its log cannot be made.
-        DeviceError: a device of ``--devices`` does not exist.
+        HierAllreduceError: a module that the demo needs is not installed, or the folder of its log cannot be made; or a
+            device of ``--devices`` does not exist.
     """
     # A GPU's TF32 rounds to 1e-3, more than the differences that are checked. TensorFlow reads this when imported.
     os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")

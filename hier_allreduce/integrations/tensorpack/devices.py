@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorpack.tfutils.sesscreate import NewSessionCreator, SessionCreatorAdapter
 
-from ...errors import DeviceError
+from ...errors import HierAllreduceError
 from ...graph import MOST_GPUS, Lane, LogicalDevices, device_fields, device_strings, devices_match, tf1
 
 
@@ -22,21 +22,23 @@ def tower_devices(devices: Any) -> List[Any]:
         devices: the number of GPUs, or a list of K GPU ids or devices. A GPU id becomes ``/gpu:id``.
 
     Raises:
-        DeviceError: no devices, or an invalid one.
+        HierAllreduceError: no devices, or an invalid one.
     """
     count = _as_integer(devices)
     if count is not None:
         if count < 1:
-            raise DeviceError(f"devices={devices}: training needs at least one GPU; or give a list of devices")
+            raise HierAllreduceError(f"devices={devices}: training needs at least one GPU; or give a list of devices")
         if count > MOST_GPUS:
-            raise DeviceError(f"devices={devices}: expected the number of GPUs of one machine, at most {MOST_GPUS}")
+            raise HierAllreduceError(
+                f"devices={devices}: expected the number of GPUs of one machine, at most {MOST_GPUS}"
+            )
         devices = range(count)
     if isinstance(devices, Iterable) and not isinstance(devices, (str, bytes, set, frozenset)):
         devices = [_gpu_string(tower, device) for tower, device in enumerate(devices)]
     try:
         return list(device_strings(devices))
-    except DeviceError as error:
-        raise DeviceError(f"{error}; or give the number of GPUs, or a list of ids such as [0, 1]") from None
+    except HierAllreduceError as error:
+        raise HierAllreduceError(f"{error}; or give the number of GPUs, or a list of ids such as [0, 1]") from None
 
 
 def _as_integer(value: Any) -> Optional[int]:
@@ -55,7 +57,9 @@ def _gpu_string(tower: int, device: Any) -> Any:
     if number is None:
         return device
     if number < 0:
-        raise DeviceError(f"tower {tower}: GPU {number} cannot exist, GPUs count from 0; give ids such as [0, 1]")
+        raise HierAllreduceError(
+            f"tower {tower}: GPU {number} cannot exist, GPUs count from 0; give ids such as [0, 1]"
+        )
     return f"/gpu:{number}"
 
 
@@ -89,7 +93,7 @@ def config_for_towers(config: Any, devices: Sequence[Any], logical: Optional[Log
         logical: the towers and their lanes, if they have any.
 
     Raises:
-        DeviceError: ``config`` has other logical GPUs than the lanes.
+        HierAllreduceError: ``config`` has other logical GPUs than the lanes.
     """
     changed = type(config)()
     changed.CopyFrom(logical.added_to(config) if logical else config)
@@ -131,7 +135,7 @@ def refuse_missing_in(creator: Any, devices: Mapping[str, Any]) -> None:
     """Check devices in an empty session with the configuration of a ``NewSessionCreator``.
 
     Raises:
-        DeviceError: as :func:`refuse_missing`.
+        HierAllreduceError: as :func:`refuse_missing`.
     """
     with tf1.Session(creator.target, tf.Graph(), creator.config) as probe:
         refuse_missing(devices, probe.list_devices())
@@ -145,7 +149,7 @@ def refuse_missing(devices: Mapping[str, Any], existing: Sequence[Any]) -> None:
         existing: the devices of a session.
 
     Raises:
-        DeviceError: one is missing; the message names the towers, and the devices there are.
+        HierAllreduceError: one is missing; the message names the towers, and the devices there are.
     """
     names = [device.name for device in existing]
     # device functions and None are left to TensorFlow
@@ -157,7 +161,7 @@ def refuse_missing(devices: Mapping[str, Any], existing: Sequence[Any]) -> None:
     hint = f" TensorFlow finds {gpus} GPUs here." if any(_kind(device) == "GPU" for _, device in missing) else ""
     places = ", ".join(f"{place}: {device}" for place, device in missing)
     available = ", ".join(_short_name(name) for name in names if not _kind(name).startswith("XLA_"))
-    raise DeviceError(
+    raise HierAllreduceError(
         f"these devices do not exist: {places}.{hint} There are {available};"
         ' without GPUs, devices=["/cpu:0", "/cpu:1", …] creates every CPU device that it names'
     )

@@ -15,7 +15,7 @@ from tensorpack.train import SingleCostTrainer
 from tensorpack.utils import logger
 
 from ... import presets
-from ...errors import StrategyError
+from ...errors import HierAllreduceError
 from ...graph import (
     HostGroup,
     Lane,
@@ -69,7 +69,9 @@ _CHANGES = {key: presets.Field() for key in _FIELDS}  # of a file that is comple
 def _refuse_strategys_keys(given: Mapping[str, Any], where: str, instead: str) -> None:
     for key in ("algorithm", "groups"):
         if key in given:
-            raise StrategyError(f"{where}: {key!r} is a key of the strategy: write `{instead.format(key, given[key])}`")
+            raise HierAllreduceError(
+                f"{where}: {key!r} is a key of the strategy: write `{instead.format(key, given[key])}`"
+            )
 
 
 class HierarchicalTrainer(SingleCostTrainer):
@@ -142,10 +144,9 @@ class HierarchicalTrainer(SingleCostTrainer):
                 devices as lanes. See docs/lanes.md.
 
         Raises:
-            DeviceError: ``devices`` cannot be read. A device that does not exist is refused when training starts,
-                before its session does.
-            StrategyError: an invalid option, or groups that miss or repeat a tower.
-            GradientError: ``average`` is not a bool.
+            HierAllreduceError: ``devices`` cannot be read. A device that does not exist is refused when training
+                starts, before its session does; or an invalid option, or groups that miss or repeat a tower; or
+                ``average`` is not a bool.
         """
         self.devices = tower_devices(devices)
         self._logical = lane_numbers(self.devices, lanes_per_gpu) if lanes_per_gpu else None
@@ -172,17 +173,17 @@ class HierarchicalTrainer(SingleCostTrainer):
             changes: keys with other values than the file's: ``from_config("chainer", devices=4)``.
 
         Raises:
-            StrategyError: no such file or name, or an unknown key (the message suggests the nearest one).
-            DeviceError: ``devices`` cannot be read.
+            HierAllreduceError: no such file or name, or an unknown key (the message suggests the nearest one); or
+                ``devices`` cannot be read.
         """
-        path = presets.find("trainers", name_or_path, StrategyError)
-        values = presets.read_yaml(path, StrategyError)
+        path = presets.find("trainers", name_or_path)
+        values = presets.read_yaml(path)
         _refuse_strategys_keys(values, str(path), "strategy: {{{}: {!r}}}")
         _refuse_strategys_keys(changes, "from_config", "strategy=Strategy({}={!r})")
-        values = presets.check(values, _FIELDS, str(path), StrategyError)
+        values = presets.check(values, _FIELDS, str(path))
         if isinstance(values.get("strategy"), dict):
             values["strategy"] = Strategy.from_values(values["strategy"], str(path))
-        return cls(**{**values, **presets.check(changes, _CHANGES, "from_config", StrategyError)})
+        return cls(**{**values, **presets.check(changes, _CHANGES, "from_config")})
 
     def setup_graph(self, input_signature: Any, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> None:
         """Build everything, as tensorpack's method does.
@@ -190,13 +191,12 @@ class HierarchicalTrainer(SingleCostTrainer):
         With several towers, a ``FeedInput`` becomes a ``QueueInput``, from which each tower takes its own batches.
 
         Raises:
-            StrategyError: an input that would give every tower the same batch, or wait forever.
-            VariableError: an ``AccumGradOptimizer`` inside another wrapper, which cannot be replaced, or an optimizer
-                that is made for ``tf.distribute``.
-            GradientError: a gradient processor cannot take sparse gradients.
+            HierAllreduceError: an input that would give every tower the same batch, or wait forever; or an
+                ``AccumGradOptimizer`` inside another wrapper, which cannot be replaced, or an optimizer that is made
+                for ``tf.distribute``; or a gradient processor cannot take sparse gradients.
         """
         if isinstance(input, StagingInput) and input._nr_stage > 1:
-            raise StrategyError(
+            raise HierAllreduceError(
                 f"StagingInput({type(input._input).__name__}, nr_stage={input._nr_stage}): tensorpack's holds one"
                 " element for each tower, and would wait forever for room for the second; nr_stage=1 works"
             )
@@ -207,7 +207,7 @@ class HierarchicalTrainer(SingleCostTrainer):
     def _setup_graph(self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> List[Callback]:
         """Build the towers, the all-reduce and the updates, and return the callbacks: tensorpack's hook."""
         if len(self.devices) > 1 and not isinstance(input, FeedfreeInput):
-            raise StrategyError(
+            raise HierAllreduceError(
                 f"{type(input).__name__} would give every tower the same batch; use QueueInput, TensorInput, or another"
                 " FeedfreeInput, from which each tower takes its own batch"
             )
@@ -312,8 +312,8 @@ class HierarchicalTrainer(SingleCostTrainer):
         of other creators must already have more than K threads for K towers, and ``use_per_session_threads``.
 
         Raises:
-            DeviceError: the device of a tower or a lane does not exist; the message names those that do. Or the lanes'
-                memory does not fit on the GPUs.
+            HierAllreduceError: the device of a tower or a lane does not exist; the message names those that do. Or the
+                lanes' memory does not fit on the GPUs.
         """
         session_creator = creator_for_towers(session_creator, self._session_config)
         named = named_devices(self.devices, self.lanes)

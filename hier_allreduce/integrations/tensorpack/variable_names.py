@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 from tensorpack.tfutils.optimizer import PostProcessOptimizer, ProxyOptimizer
 
-from ...errors import GradientError, VariableError
+from ...errors import HierAllreduceError
 from ...graph import is_sparse, tf1, where
 from ...training import Pairs, held_by, patched
 from .renamed_variable import renamed
@@ -24,11 +24,11 @@ def refuse_tower_names(variables: Sequence[Any]) -> None:
     """Check that none of tower 0's variables has a name that tensorpack gives to another tower's.
 
     Raises:
-        VariableError: one has; the message names it.
+        HierAllreduceError: one has; the message names it.
     """
     for var in variables:
         if var.op.name.startswith("tower"):
-            raise VariableError(
+            raise HierAllreduceError(
                 f"tower 0, {var.op.name!r}: tensorpack takes names that begin with 'tower' for other towers' copies,"
                 " and could not copy this one to them; rename the scope"
             )
@@ -132,7 +132,7 @@ class _ExplainsSparse:
             sparse = [self._places.get(id(var), var.op.name) for grad, var in pairs if is_sparse(grad)]
             if not sparse:
                 raise
-            raise GradientError(
+            raise HierAllreduceError(
                 f"{type(self._processor).__name__} fails with sparse gradients, at {'; '.join(sparse)}: {error}. If it"
                 ' needs dense ones, use strategy=Strategy(sparse="dense")'
             ) from error
