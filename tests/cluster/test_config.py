@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from hier_allreduce import ClusterError
+from hier_allreduce import ClusterError, HierAllreduceError
 from hier_allreduce.cluster.config import from_tf_config, read_config
 
 
@@ -70,6 +70,6 @@ def test_a_file_describes_a_cluster():
 def test_an_invalid_file_is_refused_by_its_path_and_key(tmp_path, text, words):
     path = tmp_path / "cluster.yaml"
     path.write_text(text)
-    with pytest.raises(ClusterError, match=words) as refused:
+    with pytest.raises(HierAllreduceError, match=words) as refused:
         read_config(str(path))
     assert str(path) in str(refused.value)

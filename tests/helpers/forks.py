@@ -13,6 +13,7 @@ import functools
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -101,12 +102,12 @@ def fork_hosts():
     launcher._start_process = _start_host
 
 
-def _start_host(command, environment):
+def _start_host(command, environment, signals):
     faulthandler.cancel_dump_traceback_later()  # a host that was forked while it runs would wait for its thread
     try:
         return subprocess.Popen(
             command,
-            preexec_fn=functools.partial(_host, command[1:], environment),  # which never returns
+            preexec_fn=functools.partial(_host, command[1:], environment, signals),  # which never returns
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             bufsize=0,
@@ -116,9 +117,10 @@ def _start_host(command, environment):
         faulthandler.dump_traceback_later(SECONDS, exit=True)
 
 
-def _host(arguments, environment):
+def _host(arguments, environment, signals):
     """Run ``-c PROGRAM …`` or ``-m MODULE …`` in a process that was forked, and end it."""
     os.closerange(3, 4096)  # one of them tells the parent that the process has started
+    signal.pthread_sigmask(signal.SIG_SETMASK, signals)
     os.environ.update(environment)
     option, program, *arguments = arguments
     _begin(arguments)
