@@ -35,6 +35,7 @@ _CALIBRATION = {
     "gpu": "the GPU model, which decides the speeds: `V100`, `RTX 3090`, …",
     "speeds": "speeds of the machine, by the keys below",
     "links": "bytes/s each way of a kind of link (`SYS`) or of one pair (`GPU0-GPU3`)",
+    "staged": "kinds of links, or pairs, without peer access: by default those that the model implies; `[]`: none",
     "shared": "what copies share: a name, its bytes/s, and the copies as senders and their receivers",
     "measured": "when, with which versions and on which devices the speeds were measured",
 }

@@ -22,6 +22,7 @@ def measured_machine(measurement: Measurement, assumed: Topology, stamp: Dict[st
     labels, rates = assumed.devices, measurement.both_ways()
     speeds = {
         "copy_latency": max(_three_digits(measurement.starts.start.median), 1e-9),
+        "staged_latency": 0.0,  # the start that was measured has it
         "arrival": _three_digits(measurement.starts.arrival.median),
         "dispatch": _three_digits(measurement.starts.dispatch.median),
         "kernel": max(_three_digits(measurement.sums.start), 1e-9),

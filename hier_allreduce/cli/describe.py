@@ -66,7 +66,16 @@ def _bound(topology: Topology) -> str:
 def remarks(topology: Topology) -> List[str]:
     """Return the warnings about a machine, and where its speeds come from."""
     lines = [f"warning: {warning}" for warning in topology.warnings]
-    return [*lines, _source_of_speeds(topology)]
+    return [*lines, _staged(topology), _source_of_speeds(topology)]
+
+
+def _staged(topology: Topology) -> str:
+    """Return how many pairs have no peer access."""
+    pairs = sum(link.staged for link in topology.links if link.src < link.dst)
+    if not pairs:
+        return ""
+    every = len(topology) * (len(topology) - 1) // 2
+    return f"no peer access between {pairs} of {count(every, 'pair')}: their copies go through the host's memory"
 
 
 def _source_of_speeds(topology: Topology) -> str:

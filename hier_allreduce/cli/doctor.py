@@ -11,12 +11,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from typing import Any, Dict, List, NamedTuple, Optional
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
 from .._version import __version__
 from ..errors import HierAllreduceError
-from ..formatting import amount, count, table
-from ..topology import Topology, this_machine
+from ..formatting import amount, count, duration, rate, table
+from ..topology import Speeds, Topology, staged_kinds, this_machine
 
 _PACKAGES = (
     "tensorflow",
@@ -175,6 +176,34 @@ def _gpu_text(seen: TensorFlowSeen, driver: List[str], machine: Optional[Topolog
     return "\n".join(lines)
 
 
+def _no_peer_access(gpus: Sequence[Dict[str, Any]]) -> str:
+    """Return which GPUs do not reach all others, why, what that costs, and what to do."""
+    speeds = Speeds()
+    return (
+        f"no peer access from {', '.join(gpu['name'] for gpu in gpus)} to all others: {_cause(gpus)}. Copies go through"
+        f" the host's memory: each starts some {duration(speeds.staged_latency)} later, and all together move some"
+        f" {rate(speeds.staged)}. `hier-allreduce calibrate` measures it, so that plans fit"
+    )
+
+
+def _cause(gpus: Sequence[Dict[str, Any]]) -> str:
+    """Return what most probably turns peer access off here."""
+    if all(staged_kinds(gpu["model"]) for gpu in gpus):
+        return "NVIDIA's driver gives GeForce cards none but over NVLink"
+    if " hypervisor" in _text_of("/proc/cpuinfo"):
+        return "this is a virtual machine, which has to be given it"
+    if any(Path("/sys/kernel/iommu_groups").glob("*")):
+        return "the IOMMU is on (kernel option iommu=pt, or off in the firmware)"
+    return "ACS of the PCIe switches may be on (off in the firmware), or they are on different sockets"
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def _problems(
     packages: Dict[str, str], seen: TensorFlowSeen, driver: List[str], machine: Optional[Topology]
 ) -> List[str]:
@@ -191,12 +220,9 @@ def _problems(
         problems.append(
             f"TensorFlow {why}, and does not use the {count(len(driver), 'GPU')}: see tensorflow.org/install"
         )
-    without = [gpu["name"] for gpu in seen.gpus if len(seen.gpus) > 1 and not gpu["peers"]]
+    without = [gpu for gpu in seen.gpus if len(gpu["peers"]) < len(seen.gpus) - 1]
     if without:
-        problems.append(
-            f"no peer access: {', '.join(without)}. Their copies go through the host's memory; virtual machines, IOMMU"
-            " and ACS settings turn peer access off"
-        )
+        problems.append(_no_peer_access(without))
     if "auto_jit" in os.environ.get("TF_XLA_FLAGS", ""):
         problems.append("TF_XLA_FLAGS turns on XLA's clustering, which may merge copies that the plan keeps apart")
     problems += list(machine.warnings) if machine is not None else []

@@ -3,8 +3,8 @@
 ::
 
     idle       the bytes on the best packing of spanning trees, without the starts of copies
-    training   gradients of the last 2 × backlog seconds are copied back after the pass: their sums, and then these
-               copies, each wait for the kernels that are queued on a tower; the last one needs two copies and a sum
+    training   gradients of the last ``backlog`` seconds are copied back after the pass: their sums wait for the kernels
+               that are queued on a tower; the last one needs two copies and a sum
 
 Both are bounds of links and queues. They leave out the starts of all other copies, and that copies wait for each other,
 which makes the second one loose.
@@ -36,10 +36,10 @@ def exposed_bound(topology: Topology, size: float, backward: BackwardPass, lanes
     if not backward.seconds:
         return idle_bound(topology, size, lanes=lanes)
     speeds = topology.speeds
-    last = 2 * speeds.copy_latency + speeds.kernel
+    last = 2 * min(link.latency for link in topology.links) + speeds.kernel
     if lanes:  # sums on lanes wait for no kernels
         return last
-    late = min(1.0, 2 * backward.backlog / backward.seconds) * size
+    late = min(1.0, backward.backlog / backward.seconds) * size
     return max(last, late * _copied_back(topology))
 
 

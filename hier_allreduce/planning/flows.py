@@ -30,6 +30,7 @@ class Wires:
         paths = resources(topology, ideal_links).paths
         self.number = {pair: number for number, pair in enumerate(paths)}
         self.stream = [path[0][0] for path in paths.values()]
+        self.latency = [link.latency for link in topology.links]
         self.alone = [1 / max(cost for _, cost in path) for path in paths.values()]  # bytes/s with no other copy
         self.speed = {resource: 1 / cost for path in paths.values() for resource, cost in path[1:]}
         streams: Dict[int, Set[int]] = {resource: set() for resource in self.speed}

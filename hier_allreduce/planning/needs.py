@@ -58,6 +58,7 @@ class _Counted:
     def __init__(self, topology: Topology, towers: int):
         names, self._paths = resources(topology)
         self._speeds, self._host, self._towers = topology.speeds, len(names), towers
+        self._latency = {(link.src, link.dst): link.latency for link in topology.links}
         self._busy: Dict[Tuple[int, int], List[float]] = defaultdict(lambda: [0.0, 0.0])  # (level, resource) → time
         self._first: Dict[int, _Time] = {}
         self._held: Dict[Tuple[int, int], Tuple[int, _Time]] = {}  # (device, chunk) → level and time of its value
@@ -84,14 +85,14 @@ class _Counted:
         before, (seconds, per_byte) = self._held.get((src, chunk), (0, (0.0, 0.0)))
         level = max(1, before + (src < self._towers or dst < self._towers))
         path = self._paths[src, dst]
-        self._busy[level, path[0][0]][0] += self._speeds.copy_latency
+        self._busy[level, path[0][0]][0] += self._latency[src, dst]
         for resource, cost in path:
             self._busy[level, resource][1] += cost
         self._busy[level, self._host][0] += self._speeds.dispatch  # for its arrival
         self._busy[level - 1, self._host][0] += self._speeds.dispatch  # it was issued after the level before
         first = self._first.get(level, (np.inf, np.inf))
         self._first[level] = min(first[0], seconds), min(first[1], per_byte)
-        return level, (seconds + self._speeds.copy_latency, per_byte + max(cost for _, cost in path))
+        return level, (seconds + self._latency[src, dst], per_byte + max(cost for _, cost in path))
 
     def need(self, chunks: int) -> Need:
         """Return the totals."""

@@ -205,6 +205,7 @@ class Simulation:
         self.host = Host(topology.speeds.dispatch, backward)
         links = wires(with_lanes(topology, work.devices // work.towers - 1), ideal_links)
         self.pairs = [links.number[src, dst] for _, src, dst, _ in work.transfers]
+        self.latency = [links.latency[pair] for pair in self.pairs]
         self.streams = [links.stream[pair] for pair in self.pairs]
         self.queues: Dict[int, Deque[int]] = {stream: deque() for stream in self.streams}
         self.busy = dict.fromkeys(self.queues, False)
@@ -311,7 +312,7 @@ class Simulation:
         start = max(now, self.not_before[copy])
         self.busy[stream] = True
         self.began[copy] = start
-        heappush(self.events, (start + self.speeds.copy_latency, -1, copy, _FLOWS))
+        heappush(self.events, (start + self.latency[copy], -1, copy, _FLOWS))
 
     def _flow(self, copy: int, now: float) -> None:
         self.flows.begin(copy, self.pairs[copy], self.chunks[self.transfers[copy][3]], now)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from .contention import crowds, resources
 from .detect import calibration_file, detected, device_names, free_gpu_memory, this_machine
-from .gpus import GB
+from .gpus import GB, staged_kinds
 from .lanes import with_lanes
 from .machine_file import read_calibration
 from .matrix import nvlinks
@@ -41,6 +41,7 @@ __all__ = [
     "nvlinks",
     "read_calibration",
     "resources",
+    "staged_kinds",
     "subset",
     "this_machine",
     "with_lanes",

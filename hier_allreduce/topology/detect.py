@@ -152,7 +152,8 @@ def _by_nvidia_smi() -> Optional[Topology]:
     if not table:
         return None
     listing = _run("-L")
-    machine = from_matrix(parse_nvidia_smi(f"{listing}\n{table}"), "this machine")
+    access = _run("topo", "-p2p", "r") if "GPU1" in table else ""
+    machine = from_matrix(parse_nvidia_smi(f"{listing}\n{table}\n{access}"), "this machine")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return machine
@@ -214,7 +215,7 @@ def _by_tensorflow() -> Optional[Topology]:
 def from_locality(gpus: Sequence[Any]) -> Optional[Topology]:
     """Return a topology of TensorFlow's ``DeviceAttributes``; None without GPUs.
 
-    Peers count as PHB, other pairs as SYS.
+    Peers count as PHB; other pairs as SYS, and their copies are staged.
     """
     if not gpus:
         return None
@@ -227,4 +228,5 @@ def from_locality(gpus: Sequence[Any]) -> Optional[Topology]:
     cpus = tuple(f"NUMA {gpu.locality.numa_node}" for gpu in gpus)
     name = re.search(r"name: ([^,]+)", gpus[0].physical_device_desc)
     warning = "read from TensorFlow, which does not tell NVLink from PCIe; install nvidia-smi for a better plan"
-    return from_matrix(LinkMatrix(labels, kinds, cpus, name.group(1) if name else "", (warning,)), "this machine")
+    model = name.group(1) if name else ""
+    return from_matrix(LinkMatrix(labels, kinds, cpus, model, (warning,), ("SYS",)), "this machine")

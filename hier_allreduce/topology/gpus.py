@@ -10,11 +10,13 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple, Optional, Sequence, Tuple
 
-from .matrix import HOST, Kinds, nvlinks
+from .matrix import HOST, PCIE, Kinds, nvlinks
 
 GB = 1e9
 # The share of a PCIe port's speed that is left across one switch, several, the host bridge, two bridges, two sockets.
 _PCIE_SHARE = {"PIX": 1.0, "PXB": 0.95, "PHB": 0.85, "NODE": 0.8, "SYS": 0.77}
+_STAGED_SHARE = 0.93  # across the host's memory: 22.3 of 24 GB/s between RTX 4090, github.com/NVIDIA/nccl/issues/814
+_NO_PEER_ACCESS = re.compile(r"(?<!\d)[2-5]0[5-9]0(?!\d)")  # GeForce RTX 2050 to 5090: only over NVLink
 _LISTED = re.compile(r"\s*GPU \d+: (.+?) \(UUID")
 
 
@@ -31,6 +33,8 @@ class Speeds:
         kernel: seconds to launch one reduction.
         arrival: seconds of the host from the end of a copy until what waits for it is issued; nothing is busy then.
         dispatch: seconds of the host for each op of all devices together, one after another: see docs/cost-model.md.
+        staged: what all copies between GPUs without peer access share, the host's memory.
+        staged_latency: seconds that such a copy takes longer to start.
     """
 
     nvlink: float = 22.0 * GB
@@ -41,11 +45,15 @@ class Speeds:
     kernel: float = 8e-6
     arrival: float = 0.0
     dispatch: float = 4e-6
+    staged: float = 26.0 * GB
+    staged_latency: float = 13e-6
 
-    def of(self, kind: str) -> float:
-        """Return the bytes/s of a link of this kind, in each direction."""
+    def of(self, kind: str, staged: bool = False) -> float:
+        """Return the bytes/s of a link of this kind, in each direction; ``staged`` is one without peer access."""
         if kind == HOST:
             return self.host
+        if staged:
+            return min(self.pcie * _STAGED_SHARE, self.staged)
         return nvlinks(kind) * self.nvlink or self.pcie * _PCIE_SHARE[kind]
 
 
@@ -81,6 +89,11 @@ def guess_speeds(kinds: Kinds, gpu: str = "") -> Speeds:
 def known_gpu(gpu: str) -> Optional[Gpu]:
     """Return the model in a name such as "Tesla V100-SXM2-16GB"; None if it is not in :data:`GPUS`."""
     return next((model for model in GPUS if re.search(model.pattern, gpu, re.I)), None)
+
+
+def staged_kinds(gpu: str) -> Tuple[str, ...]:
+    """Return the kinds of links over which a model's driver gives no peer access; a name tells it of GeForce cards."""
+    return PCIE if _NO_PEER_ACCESS.search(gpu) else ()
 
 
 def likely_gpu(kinds: Kinds) -> str:

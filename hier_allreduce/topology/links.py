@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -23,7 +23,8 @@ _MOST_NVLINKS = 18  # of any GPU
 class Link:
     """One direction between two devices: ``bandwidth`` in bytes/s, ``latency`` in seconds.
 
-    ``through`` names the shared resources that its bytes occupy in addition to the sender's copy stream.
+    ``through`` names the shared resources that its bytes occupy in addition to the sender's copy stream. Without peer
+    access it is ``staged``: the driver copies its bytes into the host's memory, and from there to the receiver.
     """
 
     src: int
@@ -32,6 +33,7 @@ class Link:
     bandwidth: float
     latency: float
     through: Tuple[str, ...] = ()
+    staged: bool = False
 
 
 class Links:
@@ -47,9 +49,12 @@ class Links:
         speeds: Speeds,
         overrides: Dict[str, float],
         ways: Optional[Sequence[SharedWay]] = None,
+        staged: Sequence[str] = (),
     ):
         self.labels, self.kinds, self.speeds = matrix.labels, matrix.kinds, speeds
-        self.overrides = overrides
+        self.overrides, self.staged = overrides, staged
+        self._check_keys("links", overrides)
+        self._check_keys("staged", staged)
         self._check_overrides()
         self._check_ways(ways or ())
         self.ways = None if ways is None else _ways_by_pair(ways)
@@ -59,15 +64,18 @@ class Links:
         self.switched = any(sum(map(nvlinks, row)) > most_nvlinks for row in self.kinds)
         self.shared: Dict[str, float] = {}
 
-    def _check_overrides(self) -> None:
+    def _check_keys(self, where: str, keys: Iterable[str]) -> None:
         pairs = {f"{a}-{b}" for a, b in permutations(self.labels, 2)}
         kinds = {kind for row in self.kinds for kind in row if kind != SELF}
-        for key in self.overrides:
+        for key in keys:
             if key not in pairs | kinds | set(PCIE) and not re.match(r"NV[1-9]\d*$", key):
                 raise HierAllreduceError(
-                    f"links: {key!r} is neither a kind of link ({', '.join(sorted(kinds))}) "
+                    f"{where}: {key!r} is neither a kind of link ({', '.join(sorted(kinds))}) "
                     f"nor a pair of devices such as '{'-'.join(self.labels[:2])}'"
                 )
+
+    def _check_overrides(self) -> None:
+        for key in self.overrides:
             reverse = "-".join(key.split("-")[::-1])
             if self.overrides.get(reverse, self.overrides[key]) != self.overrides[key]:
                 raise HierAllreduceError(
@@ -92,7 +100,7 @@ class Links:
             GPU0 ─PIX─ GPU1 ─NODE─ GPU2     ──►     PIX: 0 0 1     NODE: 0 0 0
         """
         domains = {kind: _components(np.isin(self.kinds, PCIE[: PCIE.index(kind) + 1])) for kind in _DOMAINS}
-        cpu_lists = np.array([_cpu_list(affinity) for affinity in cpus])
+        cpu_lists = np.array([affinity.replace("N/A", "") for affinity in cpus])
         if len(set(cpu_lists)) > 1:
             # Devices next to the same CPUs share a socket, even where only far links join them.
             same_cpus = (cpu_lists[:, None] == cpu_lists) & (cpu_lists != "")
@@ -104,22 +112,28 @@ class Links:
         """Return the link from ``src`` to ``dst``, and enter what its bytes share in ``shared``."""
         kind, a, b = self.kinds[src][dst], self.labels[src], self.labels[dst]
         of_pair = self.overrides.get(f"{a}-{b}") or self.overrides.get(f"{b}-{a}")
-        bandwidth = of_pair or self.overrides.get(kind) or self.speeds.of(kind)
-        through = self._resources(src, dst, kind, bandwidth) if self.ways is None else self.ways.get((a, b), {})
+        staged = any(key in self.staged for key in (kind, f"{a}-{b}", f"{b}-{a}"))
+        bandwidth = of_pair or self.overrides.get(kind) or self.speeds.of(kind, staged)
+        through = self._resources(src, dst, kind, bandwidth, staged) if self.ways is None else self.ways.get((a, b), {})
         for name, speed in through.items():
             self.shared[name] = max(speed, self.shared.get(name, 0.0))
-        return Link(src, dst, kind, bandwidth, self.speeds.copy_latency, tuple(through))
+        latency = self.speeds.copy_latency + staged * self.speeds.staged_latency
+        return Link(src, dst, kind, bandwidth, latency, tuple(through), staged)
 
-    def _resources(self, src: int, dst: int, kind: str, bandwidth: float) -> Dict[str, float]:
+    def _resources(self, src: int, dst: int, kind: str, bandwidth: float, staged: bool) -> Dict[str, float]:
         """Return the shared resources that the bytes pass, in their order, with their bytes/s."""
         if kind == HOST:
             return {}
-        if nvlinks(kind):
+        if nvlinks(kind) and not staged:
             return self._ports(src, dst, "NVSwitch", bandwidth) if self.switched else {}
         resources = self._ports(src, dst, "PCIe", max(self.speeds.pcie, bandwidth))
-        for level in PCIE[: PCIE.index(kind)]:
+        if staged:
+            resources["memory of the host"] = max(self.speeds.staged, bandwidth)
+        # the host's memory lies behind all switches, even behind one that joins both GPUs
+        switches = PCIE.index("PHB") if staged else 0
+        for number, level in enumerate(PCIE[: max(switches, PCIE.index(kind) if kind in PCIE else 0)]):
             domain = self.domains[level]
-            if domain[src] == domain[dst]:
+            if domain[src] == domain[dst] and number >= switches:
                 continue
             place, factor = ("socket", _SOCKET_BUS) if level == "NODE" else ("uplink", 1.0)
             for device, direction in ((src, "out"), (dst, "in")):
@@ -149,9 +163,3 @@ def _components(joined: np.ndarray) -> List[int]:
     for _ in range(len(joined).bit_length()):  # each product doubles the number of steps that may lie in between
         reached = reached @ reached
     return [int(first) for first in reached.argmax(axis=1)]  # of each component its first device is the number
-
-
-def _cpu_list(affinity: str) -> str:
-    """Return the CPUs in an affinity, without the NUMA nodes after them; empty if none are known."""
-    cpus = re.match(r"[\d,-]+|N/A", affinity)
-    return cpus.group().replace("N/A", "") if cpus else affinity

@@ -5,6 +5,7 @@
     gpu: V100                                        # the model whose speeds to begin with
     speeds: {nvlink: 22.8e9, copy_latency: 9.5e-6}   # keys of Speeds: bytes/s, seconds
     links: {SYS: 8.9e9, GPU0-GPU3: 44e9}             # bytes/s of a kind of link, or of one pair
+    staged: [PHB, GPU0-GPU3]                         # no peer access: kinds of links, or pairs; [] if all have it
     shared:                                          # instead of what the matrix says about sharing
       way out of GPU0+GPU1: {speed: 12e9, copies: {GPU0: [GPU2, GPU3], GPU1: [GPU2, GPU3]}}
     measured: {date: 2026-11-22, tensorflow: 2.21.0, hier_allreduce: 0.1.0, devices: [Tesla V100 (UUID: …), …]}
@@ -28,6 +29,7 @@ _SECONDS = {
     "kernel": presets.seconds,
     "arrival": presets.seconds_or_none,
     "dispatch": presets.seconds_or_none,
+    "staged_latency": presets.seconds_or_none,
 }
 _SPEEDS = {field.name: presets.Field(_SECONDS.get(field.name, presets.bytes_per_second)) for field in fields(Speeds)}
 
@@ -57,7 +59,7 @@ def _copies(value: Any, where: str) -> Dict[str, List[str]]:
     return {str(sender): [str(receiver) for receiver in receivers] for sender, receivers in value.items()}
 
 
-def _device_names(value: Any, where: str) -> List[str]:
+def _names(value: Any, where: str) -> List[str]:
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise HierAllreduceError(f"{where}: expected a list of names, in quotes, not {value!r}")
     return value
@@ -75,13 +77,14 @@ _MEASURED = {
     "date": presets.Field(_text, required="the day of the measurement"),
     "tensorflow": presets.Field(_text, required="TensorFlow's version"),
     "hier_allreduce": presets.Field(_text, required="this package's version"),
-    "devices": presets.Field(_device_names, required="a list of the devices' names"),
+    "devices": presets.Field(_names, required="a list of the devices' names"),
 }
 FIELDS = {
     "gpu": presets.Field(presets.text_or_nothing),
     "speeds": presets.Field(presets.mapping(_SPEEDS)),
     # Which links a machine has is checked where its links are built.
     "links": presets.Field(presets.mapping_of(presets.bytes_per_second)),
+    "staged": presets.Field(_names),
     "shared": presets.Field(presets.mapping_of(presets.mapping(_SHARED))),
     "measured": presets.Field(presets.mapping(_MEASURED)),
 }
@@ -110,7 +113,8 @@ def merged(content: Mapping[str, Any], calibration: Mapping[str, Any]) -> Dict[s
     # with other speeds on top, the machine's are no longer those that were measured
     when = calibration if calibration else content
     sharing = calibration if "shared" in calibration else content
-    found = {"shared": sharing.get("shared"), "measured": when.get("measured")}
+    staged = calibration.get("staged", content.get("staged"))
+    found = {"staged": staged, "shared": sharing.get("shared"), "measured": when.get("measured")}
     return {**speeds, **{key: value for key, value in found.items() if value is not None}}
 
 

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Tuple
+from typing import Optional, Tuple
 
 Kinds = Tuple[Tuple[str, ...], ...]
 
@@ -30,6 +30,7 @@ class LinkMatrix:
         cpus: K CPU affinities.
         gpu: the model, if a listing of the GPUs (``nvidia-smi -L``) stands above the table; else empty.
         warnings: what looks wrong.
+        staged: kinds of links, and pairs (``GPU0-GPU3``), without peer access; None if the model decides.
     """
 
     labels: Tuple[str, ...]
@@ -37,6 +38,7 @@ class LinkMatrix:
     cpus: Tuple[str, ...]
     gpu: str
     warnings: Tuple[str, ...]
+    staged: Optional[Tuple[str, ...]] = None
 
 
 def distance(kind: str) -> int:

@@ -6,8 +6,9 @@
     GPU0     X    NV2   PIX   0-23           ──►            NV2    X
     GPU1    NV2    X    SYS   24-47                 cpus    0-23  24-47
 
-Above and below the table there may be other text: a prompt, ``nvidia-smi -L``, the legend. Missing or contradictory
-cells are errors, never guessed.
+Above and below the table there may be other text: a prompt, ``nvidia-smi -L``, the legend; and the table of
+``nvidia-smi topo -p2p r``, which says which pairs have peer access. Missing or contradictory cells are errors, never
+guessed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ _LABEL = re.compile(r"[GC]PU\d+")
 _CARD = re.compile(r"[A-Za-z]\w*\d$")  # a network card: NIC0, mlx5_1
 _KIND = re.compile("|".join([SELF, r"NV[1-9]\d{0,3}", *PCIE, *_OLD_NAMES, HOST]))
 _HEADER = re.compile(rf"\s*((?:{_LABEL.pattern}\s*)*)(.*)")  # the tabs between labels may be lost
+_ACCESS = r"X|OK|NS|CNS|GNS|TNS|DR|U"  # `nvidia-smi topo -p2p r`: supported, or why not
+_ACCESS_TABLE = re.compile(rf"^[ \t]*(?:GPU\d+[ \t]*){{2,}}\n(?:[ \t]*GPU\d+(?:[ \t]+(?:{_ACCESS})\b)+[ \t]*\n)+", re.M)
+_CPUS = re.compile(r"[\d,-]+")
 _ROW = re.compile(rf"\s*{_LABEL.pattern}\s+(?:{_KIND.pattern})\b")
 
 
@@ -38,7 +42,9 @@ def parse_nvidia_smi(text: str) -> LinkMatrix:
         HierAllreduceError: there is no table, or the table is cut or contradicts itself; the message names row and
             column.
     """
-    lines = [line for line in without_escapes(text).splitlines() if line.strip()]
+    plain = "".join(f"{line}\n" for line in without_escapes(text).splitlines() if line.strip())
+    access = _ACCESS_TABLE.search(plain)
+    lines = _ACCESS_TABLE.sub("", plain).splitlines()
     start, header = _find_header(lines)
     rows = _read_rows(lines[start:], header.labels)
     kinds, warnings = _symmetric(header.labels, [_row_kinds(label, rows[label], header) for label in header.labels])
@@ -46,8 +52,31 @@ def parse_nvidia_smi(text: str) -> LinkMatrix:
     warnings += several_models
     if sum(bool(_ROW.match(line)) for line in lines) > len(rows):
         warnings += ("the text has rows of another table too; only one table was read",)
-    cpus = tuple(" ".join(dropwhile(_KIND.fullmatch, rows[label])) for label in header.labels)
-    return LinkMatrix(header.labels, kinds, cpus, gpu, warnings)
+    cpus = tuple(_cpus(" ".join(dropwhile(_KIND.fullmatch, rows[label]))) for label in header.labels)
+    staged = None if access is None else _without_access(access.group(), header.labels)
+    return LinkMatrix(header.labels, kinds, cpus, gpu, warnings, staged)
+
+
+def _cpus(affinity: str) -> str:
+    """Return the CPUs in an affinity, without the NUMA nodes after them."""
+    cpus = _CPUS.match(affinity)
+    return cpus.group() if cpus else affinity
+
+
+def _without_access(table: str, labels: Sequence[str]) -> Tuple[str, ...]:
+    """Return the pairs, such as ``GPU0-GPU3``, for which ``nvidia-smi topo -p2p r`` prints anything but OK."""
+    header, *rows = (line.split() for line in table.splitlines())
+    if (
+        tuple(header) != tuple(labels)
+        or [row[0] for row in rows] != header
+        or {len(row) for row in rows} != {len(rows) + 1}
+    ):
+        raise HierAllreduceError(
+            f"the table of `nvidia-smi topo -p2p r` is cut, or of other GPUs: expected a row and a column for each of "
+            f"{', '.join(labels)}"
+        )
+    cells = {(row[0], column): cell for row in rows for column, cell in zip(header, row[1:])}
+    return tuple(f"{a}-{b}" for a, b in combinations(labels, 2) if {cells[a, b], cells[b, a]} != {"OK"})
 
 
 def without_escapes(text: str) -> str:

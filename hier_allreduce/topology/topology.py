@@ -26,7 +26,7 @@ import yaml
 from .. import presets
 from ..errors import HierAllreduceError
 from . import machine_file
-from .gpus import GB, Speeds, guess_speeds, known_gpu, likely_gpu
+from .gpus import GB, Speeds, guess_speeds, known_gpu, likely_gpu, staged_kinds
 from .links import Link, Links
 from .machine_file import FIELDS, Measured, SharedWay
 from .matrix import HOST, PCIE, SELF, Kinds, LinkMatrix, nvlinks
@@ -60,6 +60,7 @@ class Topology:
         overrides: ``(kind or pair of devices, bytes/s)``, as a calibration file gives them.
         ways: what copies share, as a calibration file gives it; None if the matrix decides.
         measured: when the speeds were measured; None for a table's, which may have overrides.
+        staged: kinds of links, and pairs (``GPU0-GPU3``), without peer access: copies go through the host's memory.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Topology:
     overrides: Tuple[Tuple[str, float], ...] = field(default=())
     ways: Optional[Tuple[SharedWay, ...]] = None
     measured: Optional[Measured] = None
+    staged: Tuple[str, ...] = ()
 
     @staticmethod
     def load(name_or_path: str, calibration: Optional[str] = None) -> Topology:
@@ -129,6 +131,8 @@ class Topology:
         document: Dict[str, Any] = {"name": self.name, "gpu": self.gpu, "speeds": speeds}
         if self.overrides:
             document["links"] = dict(self.overrides)
+        if self.staged != staged_kinds(self.gpu):
+            document["staged"] = list(self.staged)
         document.update(machine_file.to_content(self.ways, self.measured))
         text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
         return text + "matrix: |2\n" + "".join(f"  {line}\n" for line in self.table().splitlines())
@@ -186,7 +190,7 @@ def from_matrix(
         name: what reports call the machine.
         gpu: the GPU's model ("V100"), which decides its speeds; without it they are guessed from the links.
         calibration: overrides, as in a calibration file: ``gpu``, ``speeds`` (keys of :class:`Speeds`), ``links``
-            (bytes/s of ``NV1``, ``SYS`` … or of one pair, ``GPU0-GPU3``), ``shared`` and ``measured``.
+            (bytes/s of ``NV1``, ``SYS`` … or of one pair, ``GPU0-GPU3``), ``staged``, ``shared`` and ``measured``.
 
     Raises:
         HierAllreduceError: ``calibration`` has an unknown key, or a link that the machine cannot have, or an invalid
@@ -196,6 +200,8 @@ def from_matrix(
     model = checked.get("gpu") or gpu or matrix.gpu
     speeds = replace(guess_speeds(matrix.kinds, model), **checked.get("speeds", {}))
     ways = machine_file.shared_ways(checked)
+    staged = checked.get("staged", staged_kinds(model) if matrix.staged is None else matrix.staged)
+    matrix = replace(matrix, staged=tuple(staged))
     machine = _build(matrix, name, model, speeds, tuple(checked.get("links", {}).items()), ways)
     machine = replace(machine, measured=machine_file.measured(checked))
     return replace(machine, warnings=machine.warnings + _unknown_model(machine))
@@ -217,7 +223,7 @@ def _build(
     overrides: Tuple[Tuple[str, float], ...],
     ways: Optional[Tuple[SharedWay, ...]],
 ) -> Topology:
-    links = Links(matrix, gpu, speeds, dict(overrides), ways)
+    links = Links(matrix, gpu, speeds, dict(overrides), ways, matrix.staged or ())
     return Topology(
         name,
         matrix.labels,
@@ -230,6 +236,7 @@ def _build(
         matrix.warnings,
         overrides,
         ways,
+        staged=matrix.staged or (),
     )
 
 
@@ -301,4 +308,7 @@ def _ways_between(topology: Topology, pairs: Set[str]) -> Optional[Tuple[SharedW
 def _matrix(topology: Topology, devices: Sequence[int]) -> LinkMatrix:
     kinds = tuple(tuple(topology.kinds[i][j] for j in devices) for i in devices)
     cpus = tuple(topology.cpus[d] if topology.cpus else "" for d in devices)
-    return LinkMatrix(tuple(topology.devices[d] for d in devices), kinds, cpus, topology.gpu, topology.warnings)
+    labels = tuple(topology.devices[d] for d in devices)
+    keys = {*PCIE, *(kind for row in kinds for kind in row), *("-".join(pair) for pair in permutations(labels, 2))}
+    staged = tuple(key for key in topology.staged if key in keys)
+    return LinkMatrix(labels, kinds, cpus, topology.gpu, topology.warnings, staged)

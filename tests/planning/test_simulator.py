@@ -14,7 +14,7 @@ from hier_allreduce.planning.flows import wires
 from hier_allreduce.planning.plan import Copy, Plan, Reduce
 from hier_allreduce.planning.simulator import predicted_seconds, simulate
 from hier_allreduce.planning.spanning_trees import pack
-from hier_allreduce.topology import load, subset
+from hier_allreduce.topology import calibrated, load, subset
 from hier_allreduce.topology.matrix import LinkMatrix
 from hier_allreduce.topology.topology import from_matrix, from_yaml
 
@@ -56,6 +56,14 @@ def micros(plan, topology, chunks, **how):
 def test_one_copy_takes_its_start_and_its_bytes():
     assert micros(Plan(3, 1, (Copy(0, 0, 1),)), TRIANGLE, [100_000]) == pytest.approx(1 + 10)
     assert micros(Plan(3, 1, (Copy(0, 0, 2),)), TRIANGLE, [100_000]) == pytest.approx(1 + 5)
+
+
+def test_staged_copies_start_later_and_share_the_hosts_memory():
+    far = {"speeds": {"copy_latency": 1e-6, "staged_latency": 4e-6, "pcie": 10e9, "staged": 9.3e9, "dispatch": 0.0}}
+    pairs = calibrated(STAR, {**far, "staged": ["PIX"]})
+    assert micros(Plan(4, 1, (Copy(0, 0, 1),)), pairs, [93_000]) == pytest.approx(5 + 10)
+    assert micros(Plan(4, 2, (Copy(0, 0, 1), Copy(1, 2, 3))), pairs, [93_000] * 2) == pytest.approx(5 + 20)
+    assert micros(Plan(4, 2, (Copy(0, 0, 1), Copy(1, 2, 3))), STAR, [93_000] * 2) == pytest.approx(1 + 9.3)
 
 
 def test_a_sum_waits_for_all_its_sources_and_reads_and_writes_memory():

@@ -4,6 +4,7 @@ import contextlib
 import json
 import textwrap
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -144,7 +145,27 @@ def test_a_wrapped_table_is_never_misread(width):
 @pytest.mark.parametrize("text", [QUAD, CARDS.replace("NIC0", "IB", 1).replace("\t\tN/A", "")])
 def test_affinity_tells_sockets_apart(text):
     """Also where the name of a card is none that is known here."""
-    assert parse_nvidia_smi(text).cpus == ("0-23,48-71 0",) * 2 + ("24-47,72-95 1",) * 2
+    assert parse_nvidia_smi(text).cpus == ("0-23,48-71",) * 2 + ("24-47,72-95",) * 2
+
+
+ACCESS = " \tGPU0\tGPU1\tGPU2\tGPU3\n" + "".join(
+    f" GPU{i}\t" + "\t".join("X" if i == j else "OK" if i + j == 3 else "CNS" for j in range(4)) + "\n"
+    for i in range(4)
+)
+
+
+def test_peer_access_is_read_above_or_below_the_table():
+    pairs = ("GPU0-GPU1", "GPU0-GPU2", "GPU1-GPU3", "GPU2-GPU3")
+    assert parse_nvidia_smi(QUAD).staged is None
+    for text in (f"{QUAD}\nLegend:\n{ACCESS}", ACCESS + QUAD):
+        assert parse_nvidia_smi(text) == replace(parse_nvidia_smi(QUAD), staged=pairs)
+    for cut in (
+        ACCESS.replace("\tGPU3\n", "\n"),
+        ACCESS[: ACCESS.rindex(" GPU3")],
+        ACCESS.replace("X\tCNS\tCNS", "X\tCNS"),
+    ):
+        with pytest.raises(HierAllreduceError, match="-p2p r` is cut"):
+            parse_nvidia_smi(QUAD + cut)
 
 
 def test_the_gpu_model_is_read_from_a_listing_above():
@@ -212,7 +233,7 @@ WRONG = {
         CARDS.replace("PIX\tNODE\tSYS\tSYS\tSYS\t", "PIX\tNO"),
         "row GPU0, column NIC1",
     ),
-    "what peers can do": (PEERS, "row GPU0, column GPU1.*'OK'.*or not what `nvidia-smi topo -m` prints"),
+    "what peers can do": (PEERS, "no table of GPUs"),
     "AMD's links": ("       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n", "row GPU0, column GPU0.*found '0'"),
     "another maker's links": (QUAD.replace("CPU", "Node").replace("NV", "MX"), "row GPU0, column GPU1.*'MX1'"),
     "a bond of nothing": (QUAD.replace("NV1\tNV2\tSYS", "NV00\tNV2\tSYS"), "row GPU0, column GPU1.*NV00"),

@@ -104,9 +104,9 @@ def test_sockets_are_known_from_the_affinity_where_all_links_are_far():
 @pytest.mark.parametrize(
     "cpus, together",
     [
-        (["0-71 0 2", "0-71 0 10", "72-143 1 18", "72-143 1 26"], True),  # each GPU's memory is a NUMA node of its own
-        (["0-71 0 N/A", "", "72-143 1 N/A", ""], False),
-        (["0-71 0 N/A", "N/A", "72-143 1 N/A", "N/A"], False),
+        (["0-71", "0-71", "72-143", "72-143"], True),
+        (["0-71", "", "72-143", ""], False),
+        (["0-71", "N/A", "72-143", "N/A"], False),
         (["NUMA 0", "NUMA 0", "NUMA 1", "NUMA 1"], True),
     ],
 )
@@ -192,7 +192,7 @@ def test_the_documented_machine_loads():
     (text,) = [text for text in re.findall(r"```yaml\n(.*?)```", PAGE, re.S) if "matrix" in text]
     machine = from_yaml(text)
     assert (machine.name, machine.gpu, machine.kinds[0]) == ("workstation", "RTX 3090", ("X", "NV4", "PHB", "PHB"))
-    assert [machine.link(*pair).bandwidth for pair in ((0, 1), (2, 3), (1, 2))] == [52e9, 39e9, 21e9 * 0.85]
+    assert [machine.link(*pair).bandwidth for pair in ((0, 1), (2, 3), (1, 2))] == [52e9, 39e9, 21e9 * 0.93]
 
 
 @pytest.mark.parametrize(
@@ -487,6 +487,38 @@ def test_a_flat_host_has_one_kind_of_link():
     assert from_yaml(host.to_yaml()) == host
 
 
+@pytest.mark.parametrize(
+    "gpu, staged",
+    [
+        ("NVIDIA GeForce RTX 4090 D", True),
+        ("RTX 3090", True),
+        ("RTX 2080 Ti", True),
+        ("RTX 5000 Ada", False),
+        ("Quadro RTX 4000", False),
+        ("GeForce GTX 1080 Ti", False),
+    ],
+)
+def test_geforce_cards_have_peer_access_over_nvlink_only(gpu, staged):
+    rows = (("X", "NV4", "PHB"), ("NV4", "X", "PHB"), ("PHB", "PHB", "X"))
+    labels = ("GPU0", "GPU1", "GPU2")
+    machine = from_matrix(LinkMatrix(labels, rows, ("",) * 3, gpu, ()), "test")
+    assert (machine.link(0, 1).staged, machine.link(0, 2).staged) == (False, staged)
+    assert from_yaml(machine.to_yaml()) == machine
+    assert not any(link.staged for link in from_yaml(machine.to_yaml() + "staged: []\n").links) or not staged
+
+
+def test_a_staged_copy_passes_all_switches_and_the_hosts_memory():
+    gpus = kinds_of("X PIX SYS SYS", "PIX X SYS SYS", "SYS SYS X PIX", "SYS SYS PIX X")
+    machine = calibrated(gpus, {"staged": ["PIX", "GPU0-GPU2"], "speeds": {"pcie": 24e9}})
+    memory, out, into = "memory of the host", "uplink of GPU0+GPU1 out", "uplink of GPU0+GPU1 in"
+    assert machine.link(0, 1).through == ("GPU0 PCIe out", "GPU1 PCIe in", memory, out, into)
+    assert dict(machine.shared)[memory] == machine.speeds.staged
+    assert memory in machine.link(2, 0).through and memory not in machine.link(1, 2).through
+    assert machine.link(0, 1).latency == machine.link(1, 2).latency + machine.speeds.staged_latency
+    with pytest.raises(HierAllreduceError, match="staged: 'NV3x' is neither"):
+        calibrated(gpus, {"staged": ["NV3x"]})
+
+
 # ---- the running machine ----------------------------------------------------------------------------
 
 
@@ -497,13 +529,25 @@ LISTING = "GPU 0: Tesla V100 (UUID: GPU-aa)\nGPU 1: Tesla V100 (UUID: GPU-bb)\nG
 def nvidia_smi(monkeypatch, tmp_path):
     """A machine with three GPUs, of which CUDA shows all, without a calibration."""
     monkeypatch.setenv(presets.CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(detect, "_run", lambda *arguments: LISTING if arguments == ("-L",) else TABLE)
+    monkeypatch.setattr(detect, "_run", lambda *arguments: {"-L": LISTING, "-m": TABLE}.get(arguments[-1], ""))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 
 def test_this_machine_by_nvidia_smi(nvidia_smi):
     machine = detect.this_machine()
     assert (len(machine), machine.gpu) == (3, "Tesla V100")
+
+
+def test_nvidia_smi_is_asked_for_peer_access(nvidia_smi, monkeypatch):
+    answers = {
+        "-L": LISTING,
+        "-m": TABLE,
+        "r": " \tGPU0\tGPU1\tGPU2\n GPU0\tX\tOK\tOK\n GPU1\tOK\tX\tCNS\n GPU2\tOK\tCNS\tX\n",
+    }
+    monkeypatch.setattr(detect, "_run", lambda *arguments: answers[arguments[-1]])
+    machine = detect.this_machine()
+    assert (machine.staged, machine.warnings) == (("GPU1-GPU2",), ())
+    assert machine.link(2, 1).staged and not machine.link(0, 2).staged
 
 
 def test_this_machine_for_some_devices_in_their_order(nvidia_smi):
@@ -554,7 +598,7 @@ def test_nvidia_smi_is_asked_once_in_a_process(monkeypatch):
 
     def run(command, **how):
         asked.append(tuple(command[1:]))
-        return subprocess.CompletedProcess(command, 0, (LISTING if command[1:] == ["-L"] else TABLE).encode())
+        return subprocess.CompletedProcess(command, 0, {"-L": LISTING, "-m": TABLE}.get(command[-1], "").encode())
 
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(detect.shutil, "which", lambda name: name)
@@ -565,7 +609,7 @@ def test_nvidia_smi_is_asked_once_in_a_process(monkeypatch):
             assert len(detect.this_machine()) == len(visible.split(","))
     finally:
         detect._run.cache_clear()
-    assert asked == [("topo", "-m"), ("-L",)]
+    assert asked == [("topo", "-m"), ("-L",), ("topo", "-p2p", "r")]
 
 
 MEASURED_HERE = """
@@ -585,7 +629,7 @@ def kept_calibration(monkeypatch, tmp_path):
     """Two GPUs and TensorFlow 2.21.0, and their speeds in the user's cache folder."""
     listing = "GPU 0: V100 (UUID: aa)\nGPU 1: V100 (UUID: bb)\n"
     table = "\tGPU0\tGPU1\nGPU0\tX\tSYS\nGPU1\tSYS\tX\n"
-    monkeypatch.setattr(detect, "_run", lambda *arguments: listing if arguments == ("-L",) else table)
+    monkeypatch.setattr(detect, "_run", lambda *arguments: {"-L": listing, "-m": table}.get(arguments[-1], ""))
     monkeypatch.setattr(detect, "_tensorflow_version", lambda: "2.21.0")
     monkeypatch.setenv(presets.CACHE_VARIABLE, str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -635,4 +679,5 @@ def test_tensorflows_locality_tells_peers_from_others():
     machine = detect.from_locality(gpus)
     assert machine.kinds == (("X", "PHB", "SYS"), ("PHB", "X", "SYS"), ("SYS", "SYS", "X"))
     assert machine.gpu == "Tesla P100-SXM2-16GB"
+    assert machine.link(0, 2).staged and not machine.link(0, 1).staged
     assert detect.from_locality([]) is None
