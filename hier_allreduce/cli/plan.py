@@ -10,6 +10,7 @@ from typing import Any, Dict, Optional
 
 from .. import presets
 from .._version import __version__
+from ..bench import load_model
 from ..errors import HierAllreduceError
 from ..figures import check_picture
 from ..inspect import predicted_trace
@@ -27,9 +28,11 @@ from ..planning import (
 )
 from .common import lane_count, output, refuse_unused
 from .describe_plan import describe_prediction
+from .describe_steps import describe_steps
 from .plan_picture import draw_plan
 from .topo import add_topology, read_topology
 
+_BYTES = "100MB"
 _UNITS = {
     "": 1,
     "k": 10**3,
@@ -68,8 +71,14 @@ def read_seconds(text: str) -> float:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_topology(parser)
+    parser.add_argument("--bytes", type=read_bytes, metavar="SIZE", help=f"size of all gradients (default {_BYTES})")
     parser.add_argument(
-        "--bytes", type=read_bytes, default="100MB", metavar="SIZE", help="size of the bucket (default 100MB)"
+        "--model",
+        metavar="NAME|FILE",
+        help="compare step times with other all-reduces on this table of gradient shapes, as `bench --model` has it",
+    )
+    parser.add_argument(
+        "--step", type=read_seconds, metavar="TIME", help="with --model: of a step on one GPU, without an all-reduce"
     )
     parser.add_argument(
         "--lanes", type=lane_count, metavar="L", help="logical GPUs on each GPU that relay copies (default none)"
@@ -99,6 +108,10 @@ def main(args: argparse.Namespace) -> int:
     if args.picture:
         check_picture(args.picture)
     refuse_unused(args, "--json", "--steps")
+    refuse_unused(args, "--model", "--bytes", "--algorithm", "--json", "--trace", "--steps", "--picture")
+    if (args.model is None) != (not args.step):
+        raise HierAllreduceError("--model and --step go together: `--model resnet50 --step 180ms`")
+    shapes = load_model(args.model) if args.model else ()
     machine = read_topology(args.topology, args.calibration)
     if args.topology in (None, THIS_MACHINE) and len(machine) < 2:
         raise HierAllreduceError(
@@ -107,7 +120,12 @@ def main(args: argparse.Namespace) -> int:
         )
     if args.dispatch is not None:
         machine = replace(machine, speeds=replace(machine.speeds, dispatch=args.dispatch))
-    prediction = best_plan(machine, args.bytes, _backward(args.backward), args.algorithm, args.lanes or 0)
+    if shapes:
+        print(describe_steps(machine, shapes, args.step, _backward(args.backward), args.lanes or 0))
+        return 0
+    prediction = best_plan(
+        machine, args.bytes or read_bytes(_BYTES), _backward(args.backward), args.algorithm, args.lanes or 0
+    )
     verify(prediction.plan)
     if args.picture:  # before the text: its reader may close the pipe early
         draw_plan(prediction, args.picture)

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 from .algorithms import check_groups, plan_of, turns_by_root
-from .assignment import PlanningTarget, plan_cut, plan_whole
+from .assignment import PlanningTarget, plan_cut, plan_unplanned, plan_whole
 from .bounds import idle_bound
 from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
 from .host import BACKLOG, IDLE, BackwardPass
@@ -60,6 +60,7 @@ __all__ = [
     "pack",
     "plan_cut",
     "plan_of",
+    "plan_unplanned",
     "plan_whole",
     "ready_times",
     "ring",

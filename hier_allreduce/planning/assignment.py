@@ -4,6 +4,7 @@
 
     Spec × N ──plan_cut────► the gradients of each dtype, cut into the plan's buckets and chunks
              ──plan_whole──► whole gradients in the usual buckets, spread over the ways of the plan's chunks
+             ──plan_unplanned──► what a strategy without a topology does
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ from dataclasses import replace
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..topology import Topology
-from .algorithms import Algorithm
-from .buckets import Bucketing, Chunk, Spec, cut, make_buckets
+from .algorithms import Algorithm, plan_of, turns_by_root
+from .buckets import Bucketing, Chunk, Spec, balanced, cut, make_buckets
 from .host import BACKLOG, IDLE, BackwardPass, backward_pass
 from .lanes import Lanes, lane_of_links, on_lanes
 from .plan import Plan, Step
 from .planner import best_plan
 from .simulator import predicted_seconds
+from .strategy import Strategy
 
 _ASSUMED_BYTES = 1 << 20  # of a gradient whose size is known only at run time
 _HOP = 0.3e-3  # seconds of a hop of TensorFlow's ring between hosts, measured: docs/reference/hosts.md
@@ -158,3 +160,25 @@ def plan_whole(specs: Sequence[Spec], target: PlanningTarget, bucketing: Bucketi
         return chunks, plan
     lane_of = lane_of_links(target.machine, in_order, target.lanes)
     return chunks, on_lanes(plan, Lanes(target.lanes, lane_of), sum_on_tower=True)
+
+
+def plan_unplanned(specs: Sequence[Spec], strategy: Strategy, towers: int) -> Tuple[List[Chunk], Plan]:
+    """Return what a strategy without a topology does with dense gradients on GPUs, to compare it with plans.
+
+    Each chunk is a bucket of the plan: it is ready with the first variable that it holds. What ``splits`` joins is
+    ready at the end of the pass.
+    """
+    name = "hierarchical" if strategy.algorithm == "auto" else strategy.algorithm
+    algorithm, mains = strategy.function(name), strategy.mains_for(name)
+    chunks = make_buckets(specs, strategy.bucketing)
+    by_root = turns_by_root(algorithm, towers)
+    ready = sorted(range(len(chunks)), key=lambda chunk: min(chunks[chunk].pieces), reverse=True)
+    number = {chunk: place for place, chunk in enumerate(ready)}
+    if mains == "rotate":
+        turns = [len(chunks) - 1 - number[chunk] for chunk in range(len(chunks))]
+    elif mains == "balance":
+        turns = [by_root[root] for root in balanced([chunk.bytes for chunk in chunks], sorted(by_root))]
+    else:
+        turns = [by_root[int(mains)]] * len(chunks)
+    buckets = () if strategy.splits else tuple(number[chunk] for chunk in range(len(chunks)))
+    return chunks, replace(plan_of(algorithm, towers, turns, name), buckets=buckets)

@@ -106,6 +106,33 @@ def test_without_tensorflow_and_nvidia_smi_this_machine_is_one_line(run_here, mo
     assert "neither nvidia-smi nor TensorFlow" in err and "topo --list" in err
 
 
+# ---- plan --model ------------------------------------------------------------------------------------
+
+
+def test_step_times_of_a_model_and_of_other_all_reduces(run_here, tmp_path):
+    shapes = tmp_path / "model.tsv"
+    shapes.write_text("name\tshape\tdtype\tsparse\nrows\t9,9\tfloat32\tyes\nw\t1000,25000\tfloat32\tno\n")
+    model = ["plan", "4x-rtx-4090", "--model", str(shapes), "--step", "100ms"]
+    status, out, _ = run_here(*model, "--backward", "0")
+    rows = {line[:38].strip(): line[38:].split() for line in out.splitlines()}
+    # three times 100 MB into GPU 0's port, then out of it one after another, and a sum of four in between
+    one_device = 300e6 / 24e9 + 300e6 / (0.93 * 24e9) + 500e6 / 650e9
+    assert status == 0
+    assert float(rows["TensorFlow, ReductionToOneDevice"][0]) == pytest.approx(1e3 * one_device, rel=0.01)
+    assert rows["TensorFlow, ReductionToOneDevice"][2:] == ["127", "ms", "79%"]
+    assert float(rows["ours, planned for the machine"][0]) < float(rows["ours, without a topology"][0])
+    assert "The plan saves " in out and "1 sparse gradient left out" in out
+    assert "tensorpack, mode hierarchical" not in out
+    for wrong, message in (
+        (model[:4], "--model and --step go together"),
+        ([*model, "--json"], "--model makes no use of --json"),
+        ([*model, "--backward", "200ms"], "is longer than --step"),
+        (["plan", "4x-rtx-4090", "--model", "resnet5", "--step", "1s"], "did you mean 'resnet50'"),
+    ):
+        status, _, error = run_here(*wrong)
+        assert status == 2 and message in error
+
+
 # ---- doctor ------------------------------------------------------------------------------------------
 
 
