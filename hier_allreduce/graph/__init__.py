@@ -24,6 +24,7 @@ from .allreduce import (
 from .compat import (
     COLLECTIVE_DTYPES,
     builds_for_session,
+    collected_graphs,
     forget_colocation,
     gpu_count,
     in_current_graph,
@@ -38,7 +39,7 @@ from .compat import (
 )
 from .copy_order import TURN
 from .devices import Lane, all_on_cpu, device_fields, device_numbers, device_strings, devices_match, places_of
-from .emit import Emitted, emitted_in, lane_memory_in
+from .emit import Emitted, emitted_in, emitting_graphs, lane_memory_in
 from .gradients import VAR_LIST_ADVICE, Matrix, check_average, check_matrix, check_pairs, is_sparse, static_shape
 from .hosts import CrossHostReduce, HostGroup
 from .logical_gpus import MOST_GPUS, LogicalDevices, fitted, gpu_lanes, lane_numbers
@@ -63,6 +64,7 @@ __all__ = [
     "check_average",
     "check_matrix",
     "check_pairs",
+    "collected_graphs",
     "copy_from_mains",
     "copy_from_tower_0",
     "device_fields",
@@ -70,6 +72,7 @@ __all__ = [
     "device_strings",
     "devices_match",
     "emitted_in",
+    "emitting_graphs",
     "fitted",
     "forget_colocation",
     "gpu_count",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from typing import Any, Callable, ContextManager, Iterator, Tuple, TypeVar, cast
+from typing import Any, Callable, ContextManager, Iterator, List, Tuple, TypeVar, cast
 
 import tensorflow as tf
 
@@ -130,3 +130,17 @@ def mirrored_factory(example: Any) -> Callable[[Tuple[Any, ...]], Any]:
 def is_resource(variable: Any) -> bool:
     """Return whether ``variable`` is a resource variable, whose reads do not race with its updates."""
     return hasattr(variable, "handle") and variable.handle.dtype == tf.resource
+
+
+@contextlib.contextmanager
+def collected_graphs() -> Iterator[List[Any]]:
+    """Collect the partition graphs of functions that run first in the ``with`` block, at whose end they are there."""
+    from tensorflow.python.eager import context  # the public way, tf.summary.trace_export, writes them into a file
+
+    collected: List[Any] = []
+    context.context().enable_graph_collection()
+    try:
+        yield collected
+        collected += context.context().export_run_metadata().function_graphs
+    finally:
+        context.context().disable_graph_collection()

@@ -74,6 +74,11 @@ class Emitted:
 _emitted: weakref.WeakKeyDictionary[Any, List[Emitted]] = weakref.WeakKeyDictionary()
 
 
+def emitting_graphs() -> List[Any]:
+    """Return the graphs in which all-reduces were built, those of functions too."""
+    return list(_emitted)
+
+
 def emitted_in(graph: Any) -> List[Emitted]:
     """Return the records of the all-reduces built in ``graph``, in building order."""
     return list(_emitted.get(graph, ()))

@@ -19,11 +19,17 @@ from .trace import predicted_trace
 if TYPE_CHECKING:
     from .auditing import Audit as Audit
     from .auditing import audit as audit
+    from .first_step import audit_first_step as audit_first_step
     from .partitions import executed_copies as executed_copies
     from .tracing import trace_step as trace_step
 
-__all__ = ["Audit", "audit", "executed_copies", "predicted_trace", "trace_step"]
+__all__ = ["Audit", "audit", "audit_first_step", "executed_copies", "predicted_trace", "trace_step"]
 __getattr__ = lazy(
     __name__,
-    {"auditing": ["Audit", "audit"], "partitions": ["executed_copies"], "tracing": ["trace_step"]},
+    {
+        "auditing": ["Audit", "audit"],
+        "first_step": ["audit_first_step"],
+        "partitions": ["executed_copies"],
+        "tracing": ["trace_step"],
+    },
 )

@@ -198,9 +198,9 @@ def audit(run_metadata: Any, graph: Optional[Any] = None) -> Audit:
     built = emitted_in(graph)
     if not built:
         raise AuditError(
-            f"no all-reduce was built in {graph}; pass graph=, the graph that the session ran (an all-reduce inside a"
-            " tf.function, or inside TensorFlow 2's tf.cond or tf.while_loop, has other names when it runs and cannot"
-            " be audited)"
+            f"no all-reduce was built in {graph}; pass graph=, the graph that the session ran (for a tf.function"
+            " there is audit_first_step; an all-reduce inside TensorFlow 2's tf.cond or tf.while_loop has other names"
+            " when it runs and cannot be audited)"
         )
     edges = edges_between(partitions)
     nodes = [node for part in partitions for node in part.node]

@@ -13,13 +13,14 @@ On TensorFlow 2 this module uses public names of TensorFlow only.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 
 from ..errors import HierAllreduceError
-from ..graph import Lane, allreduce_grads, mirrored_factory, replica_values
-from ..planning import Strategy, strategy_from
+from ..graph import Lane, allreduce_grads, gpu_count, mirrored_factory, replica_values
+from ..planning import THIS_MACHINE, Strategy, strategy_from
 
 __all__ = ["HierarchicalAllReduce"]
 
@@ -68,6 +69,12 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 f"wire_dtype={chosen.wire_dtype!r}: TensorFlow does not say which values are gradients, and statistics,"
                 " metrics and losses would be rounded too; leave wire_dtype out, and cast the gradients to 16 bits"
                 " where they are reduced, as docs/distribute.md shows"
+            )
+        if chosen.topology == THIS_MACHINE and not gpu_count():
+            warnings.warn(
+                "topology='this machine': TensorFlow sees no GPUs, so nothing is planned; `hier-allreduce doctor` says"
+                " why, and what to do",
+                stacklevel=2,
             )
         self._strategy, self._lanes = chosen.for_optimizers(), lanes
         arguments = {"strategy": strategy, "lanes": lanes}

@@ -15,8 +15,9 @@ from helpers.forks import run_forked
 from helpers.graphs import IS_TF2, cpus, gradients_on, session
 
 import hier_allreduce
-from hier_allreduce import HierAllreduceError, Strategy
+from hier_allreduce import AuditError, HierAllreduceError, Strategy
 from hier_allreduce.graph.emit import emitted_in
+from hier_allreduce.inspect import audit_first_step
 from hier_allreduce.integrations import distribute
 from hier_allreduce.integrations.distribute import HierarchicalAllReduce
 
@@ -44,6 +45,45 @@ def examples(count):
 
 def difference(ours, others):
     return max(np.abs(np.asarray(a, float) - b).max() for a, b in zip(ours, others))
+
+
+# ---- what ran ------------------------------------------------------------------------------------------
+
+
+@needs_tf2
+def test_the_first_step_of_keras_fit_is_audited():
+    keras = pytest.importorskip("keras", "3")
+    strategy = mirrored(3, HierarchicalAllReduce(Strategy("ring", pack_below=0)))
+    with strategy.scope():
+        model = keras.Sequential([keras.layers.Dense(2)])
+        model.compile("sgd", "mse")
+    values = np.ones([6, 4], np.float32)
+
+    def fit():
+        model.fit(values, values[:, :2], batch_size=6, verbose=0)
+
+    audited = audit_first_step(fit)
+    assert [call.plan.algorithm for call in audited.calls] == ["ring"]
+    assert sum(audited.copies.values()) == 2 * 2 * 2  # a kernel and a bias along two hops, there and back
+    with pytest.raises(AuditError, match="before any other call"):
+        audit_first_step(fit)
+
+
+@needs_tf2
+def test_the_first_step_of_a_function_is_audited():
+    strategy = mirrored(4)
+
+    def reduced():
+        return 2 * tf.distribute.get_replica_context().all_reduce("sum", tf.random.uniform([8]))
+
+    audited = audit_first_step(tf.function(lambda: strategy.run(reduced)))
+    assert sum(audited.copies.values()) == 6
+
+
+def test_this_machine_without_gpus_is_a_warning():
+    if not hier_allreduce.graph.gpu_count():
+        with pytest.warns(UserWarning, match="TensorFlow sees no GPUs.*hier-allreduce doctor"):
+            HierarchicalAllReduce(Strategy(topology="this machine"))
 
 
 # ---- training --------------------------------------------------------------------------------------
