@@ -40,10 +40,16 @@ help:
 venv: .venv/.done
 venv-tf1: .venv-tf1/.done
 
-.venv/.done: setup.cfg pyproject.toml
+# what the demo needs
+.venv/.demo: setup.cfg pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make: Python 3.11 is needed: no '$(PYTHON)' on PATH (set PYTHON=...)" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
+	.venv/bin/python -m pip install --quiet -e '.[tf,demo]'
+	@touch $@
+
+# and what tests and docs need
+.venv/.done: .venv/.demo
 	.venv/bin/python -m pip install --quiet -e '.[tf,tensorpack,bench,demo,dev,docs]'
 	# Keras 2, for the tests; by itself it would bring the package tensorflow beside tensorflow-cpu
 	.venv/bin/python -m pip install --quiet --no-deps "tf_keras==$$(.venv/bin/python -c \
@@ -57,7 +63,7 @@ venv-tf1: .venv-tf1/.done
 	.venv-tf1/bin/python -m pip install --quiet -e '.[tf,tensorpack,bench,demo,dev]'
 	@touch $@
 
-demo: .venv/.done
+demo: .venv/.demo
 	.venv/bin/hier-allreduce demo
 
 test: .venv/.done

@@ -1,6 +1,6 @@
 """A training loop of your own in tf.function, under MirroredStrategy.
 
-    pip install "hier_allreduce[tf]" scikit-learn
+    pip install . scikit-learn    # in a checkout, beside your TensorFlow
     python examples/custom_loop.py --devices 3 --steps 100
 
 The all-reduce happens in ``optimizer.apply_gradients`` inside ``strategy.run``, as with any ``cross_device_ops``.

@@ -1,6 +1,6 @@
 """Keras under MirroredStrategy: handwritten digits on all GPUs, or on logical CPU devices where there are none.
 
-    pip install "hier_allreduce[tf]" scikit-learn
+    pip install . scikit-learn    # in a checkout, beside your TensorFlow
     python examples/keras_mirrored.py --devices 4 --epochs 5
 
 The line that matters is the one with ``cross_device_ops``. TensorFlow 2.13 or later.

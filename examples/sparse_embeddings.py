@@ -1,6 +1,6 @@
 """Word embeddings, whose gradients stay sparse from the towers to the optimizer. TensorFlow 1.15 and 2.
 
-    pip install "hier_allreduce[tf]"
+    pip install .    # in a checkout, beside your TensorFlow
     python examples/sparse_embeddings.py --devices 4 --steps 200
 
 A batch uses few rows of the table, and the gradient of ``embedding_lookup`` has only these (``tf.IndexedSlices``). Each

@@ -1,6 +1,6 @@
 """tensorpack: a ResNet for 32×32 images, as for CIFAR-10, on generated images. TensorFlow 1.15 and 2.
 
-    pip install "hier_allreduce[tf,tensorpack]" tf_keras    # tf_keras: TensorFlow 2 only
+    pip install ".[tensorpack]" tf_keras    # in a checkout, beside your TensorFlow; tf_keras: TensorFlow 2 only
     python examples/tensorpack_resnet.py --devices 4 --steps 50
 
 The line that matters is the trainer. tensorpack's layers need Keras 2 on TensorFlow 2, with any trainer. For real

@@ -1,6 +1,6 @@
 """Towers as in TensorFlow 1: a graph, a session, a copy of the model on each device. TensorFlow 1.15 and 2.
 
-    pip install "hier_allreduce[tf]" scikit-learn
+    pip install . scikit-learn    # in a checkout, beside your TensorFlow
     python examples/towers.py --devices 4 --steps 100 --update main
 
 ``--update main`` shards the optimizer (ZeRO stage 1): each variable is updated on one device, where its slots are, and

@@ -1,6 +1,6 @@
 """Two hosts, each with its own towers: TensorFlow's collectives between them. TensorFlow 1.15 and 2.
 
-    pip install "hier_allreduce[tf]" scikit-learn
+    pip install . scikit-learn    # in a checkout, beside your TensorFlow
     hier-allreduce launch -n 2 -- python examples/two_hosts.py --devices 2 --steps 50    # both on this machine
     hier-allreduce launch -n 2 --restarts 2 -- python examples/two_hosts.py --checkpoints /tmp/digits
 

@@ -44,7 +44,11 @@ def with_advice(error: ModuleNotFoundError, feature: str) -> ModuleNotFoundError
 
 def advice(feature: str, package: str, extras: str) -> str:
     """Return what installs the missing package: double quotes, because every shell understands them."""
-    return f'{feature} needs {package}: python -m pip install "hier_allreduce[{extras}]"'
+    if package != "tensorflow":  # what is installed may be for GPUs, and the extra is not
+        others = ",".join(extra for extra in extras.split(",") if extra != "tf")
+        return f'{feature} needs {package}: python -m pip install ".[{others}]" in the checkout'
+    gpus = "TensorFlow for CPUs; for GPUs see tensorflow.org/install"
+    return f'{feature} needs {package}: python -m pip install ".[{extras}]" in the checkout installs {gpus}'
 
 
 def require(package: str, feature: str) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .calibrating import NOISE as NOISE
     from .calibrating import Calibration as Calibration
     from .calibrating import calibrate as calibrate
+    from .calibrating import is_whole as is_whole
 
-__all__ = ["NOISE", "Calibration", "calibrate"]
-__getattr__ = lazy(__name__, {"calibrating": ["NOISE", "Calibration", "calibrate"]})
+__all__ = ["NOISE", "Calibration", "calibrate", "is_whole"]
+__getattr__ = lazy(__name__, {"calibrating": ["NOISE", "Calibration", "calibrate", "is_whole"]})

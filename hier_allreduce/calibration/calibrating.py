@@ -105,7 +105,12 @@ def calibrate(
         "devices": hardware,
     }
     machine = measured_machine(measurement, assumed, stamp)
-    return Calibration(machine, assumed, measurement, whole=names == tuple(_all_gpus()))
+    return Calibration(machine, assumed, measurement, is_whole(names))
+
+
+def is_whole(devices: Sequence[Any]) -> bool:
+    """Return whether these are all GPUs of this machine, so that ``"this machine"`` can use their calibration."""
+    return tuple(devices) == tuple(_all_gpus())
 
 
 def _assumed(names: Sequence[str], on_cpu: bool) -> Topology:

@@ -52,5 +52,5 @@ def steady(
         f"{name(worst)}: too noisy to be used{others}: of {len(values[worst])} runs, the quartiles of the faster half "
         f"are {duration(low)} and {duration(high)} around {duration(median)}, which is "
         f"{percent(found[worst].width)} apart; expected at most {percent(noise)}. Stop other programs on this "
-        "machine, or allow more noise"
+        f"machine, or allow more noise (noise=, --noise): {found[worst].width + 0.05:.2f}"
     )

@@ -7,6 +7,7 @@ import json
 import warnings
 from typing import TYPE_CHECKING, Any, List, Tuple
 
+from ..bench import load_model
 from ..errors import HierAllreduceError
 from ..presets import write_text
 from .common import MODEL, add_devices, add_model, count, folder, import_tensorflow, output, progress, ticking
@@ -54,12 +55,14 @@ def main(args: argparse.Namespace) -> int:
     if unused:
         raise HierAllreduceError(f"`bench {args.mode}` makes no use of {', '.join(unused)}, which `bench {other}` has")
     warnings.filterwarnings("ignore", message="Converting sparse IndexedSlices")  # a peer's; the table shows it
+    if args.mode == "peers":
+        load_model(args.model or MODEL)  # a wrong name is told before TensorFlow is imported
     import_tensorflow("the bench")
     return _measure_peers(args) if args.mode == "peers" else _measure_sizes(args)
 
 
 def _measure_peers(args: argparse.Namespace) -> int:
-    from ..bench import WARM_UP, Case, load_model, measure, report_text
+    from ..bench import WARM_UP, Case, measure, report_text
 
     name = args.model or MODEL
     names = _names(args.contenders or "")

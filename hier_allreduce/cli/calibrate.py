@@ -7,8 +7,11 @@ import sys
 import time
 from typing import Any
 
+from ..formatting import count as count_of
 from ..formatting import duration
 from .common import count, import_tensorflow, number, output, progress, ticking
+
+_NOT_WRITTEN = "not written: 'this machine' uses a calibration of all GPUs only; -o FILE writes this one"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,9 +46,11 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     import_tensorflow("calibrate")
     from ..bench import devices_here
-    from ..calibration import NOISE, calibrate
+    from ..calibration import NOISE, calibrate, is_whole
 
     devices = devices_here(args.devices)
+    if not args.output and not is_whole(devices):
+        print(f"measuring {count_of(len(devices), 'device')}; {_NOT_WRITTEN}", file=sys.stderr)
     began = time.monotonic()
     with progress(None) as bar:
         calibration = calibrate(devices, args.noise or NOISE, ticking(bar))
@@ -63,4 +68,4 @@ def _kept(calibration: Any, file: str) -> str:
     if calibration.whole:
         used = '`hier-allreduce topo`, `plan` and Strategy(topology="this machine") use it'
         return f"written: {calibration.save()}\n  {used}"
-    return "not written: 'this machine' uses a calibration of all GPUs only; -o FILE writes this one"
+    return _NOT_WRITTEN

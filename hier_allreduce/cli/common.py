@@ -7,6 +7,7 @@ import contextlib
 import importlib
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, Callable, Iterator, Optional
 
@@ -129,14 +130,35 @@ def refuse_unused(args: argparse.Namespace, option: str, *others: str) -> None:
 
 
 def import_tensorflow(feature: str) -> None:
-    """Import TensorFlow, with its warnings only.
+    """Import TensorFlow, without the lines of its start, which no log level stops; later it logs its warnings.
 
     Raises:
         HierAllreduceError: it is missing.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with installed(feature, "tf,bench"):
+    with installed(feature, "tf,bench"), _quiet():
         importlib.import_module("tensorflow")
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what is written to standard error, and write it only if the ``with`` block raises an error."""
+    if sys.stderr is None:
+        yield
+        return
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            kept.seek(0)
+            os.write(shown, kept.read())
+            raise
+        finally:
+            os.dup2(shown, 2)
+            os.close(shown)
 
 
 @contextlib.contextmanager

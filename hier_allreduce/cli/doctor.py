@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
+from .._lazy import advice
 from .._version import __version__
 from ..errors import HierAllreduceError
 from ..formatting import amount, count, duration, rate, table
@@ -210,7 +211,7 @@ def _problems(
     """Return what is known to go wrong here, each with what to do."""
     tensorflows, problems = _tensorflow_packages(packages), []
     if not tensorflows:
-        problems.append('TensorFlow is missing; only topo and plan work: python -m pip install "hier_allreduce[tf]"')
+        problems.append(f"TensorFlow is missing; only topo and plan work. {advice('The rest', 'tensorflow', 'tf')}")
     if len(tensorflows) > 1:
         problems.append(f"{', '.join(tensorflows)} overwrite each other's files: uninstall all, then install one")
     if seen.error:

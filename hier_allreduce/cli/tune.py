@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ..bench import load_model
 from ..tuning import MINUTES
 from .common import (
     MODEL,
@@ -36,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    load_model(args.model or MODEL)  # a wrong name is told before TensorFlow is imported
     import_tensorflow("tune")
     from ..bench import devices_here
     from ..tuning import tune

@@ -1,6 +1,7 @@
 """``hier-allreduce bench``: every peer runs, and invalid arguments are refused."""
 
 import json
+import os
 import re
 import sys
 
@@ -12,6 +13,7 @@ from helpers.project import TOP, extras
 from hier_allreduce import bench
 from hier_allreduce.bench import measuring
 from hier_allreduce.bench.contenders import PEERS
+from hier_allreduce.cli import common
 from hier_allreduce.cli import entry as cli
 
 
@@ -77,8 +79,31 @@ def test_the_mode_is_peers_unless_it_is_given():
 def test_what_the_bench_needs_is_said_in_words(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     assert cli.main(["bench"]) == 2
-    words = 'hier-allreduce bench: the bench needs tensorflow: python -m pip install "hier_allreduce[tf,bench]"\n'
-    assert capsys.readouterr().err == words
+    words = 'hier-allreduce bench: the bench needs tensorflow: python -m pip install ".[tf,bench]" in the checkout'
+    assert capsys.readouterr().err.startswith(words)
+
+
+@pytest.mark.parametrize("command", ["bench", "tune"])
+def test_a_wrong_model_is_told_before_tensorflow_is_imported(monkeypatch, capsys, command):
+    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    assert cli.main([command, "--model", "resnet5"]) == 2
+    assert "did you mean 'resnet50'" in capsys.readouterr().err
+
+
+def test_start_up_lines_are_shown_only_with_an_error(monkeypatch, capfd):
+    def starts(name):
+        os.write(2, b"oneDNN custom operations are on\n")
+        if not works:
+            raise ValueError(name)
+
+    monkeypatch.setattr(common.importlib, "import_module", starts)
+    works = True
+    common.import_tensorflow("the bench")
+    assert capfd.readouterr().err == ""
+    works = False
+    with pytest.raises(ValueError):
+        common.import_tensorflow("the bench")
+    assert "oneDNN" in capfd.readouterr().err
 
 
 def test_the_extras_that_are_named_exist_and_bring_what_the_bench_needs():

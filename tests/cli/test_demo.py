@@ -110,7 +110,7 @@ def test_it_fails_where_accuracy_or_equality_misses_and_asks_nothing_in_a_used_f
         (["--devices", "/cpu:0,/gpu:7"], "pass", ["tower 1: /gpu:7", "There are /cpu:0;"]),
         (["--strategy", "megengin"], "pass", ["did you mean 'megengine'"]),
         ([], "open('train_log', 'w').close()", ["train_log/digits: the folder of the log", "Not a directory"]),
-        ([], "sys.modules['sklearn'] = None", ["needs sklearn", 'pip install "hier_allreduce[tf,demo]"']),
+        ([], "sys.modules['sklearn'] = None", ["needs sklearn", 'pip install ".[demo]"']),
     ],
     ids=["device", "strategy", "folder", "nothing installed"],
 )
@@ -137,5 +137,5 @@ def test_what_needs_no_tensorflow_is_checked_before_a_folder_is_made(tmp_path, m
     assert cli.main(["demo", "--strategy", "megengin"]) == 2
     monkeypatch.setitem(sys.modules, "tensorpack", None)
     assert cli.main(["demo"]) == 2
-    assert 'the demo needs tensorpack: python -m pip install "hier_allreduce[tf,demo]"' in capsys.readouterr().err
+    assert 'the demo needs tensorpack: python -m pip install ".[demo]"' in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
