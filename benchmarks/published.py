@@ -9,12 +9,12 @@ by construction. The others were not fitted.
 """
 
 from dataclasses import dataclass, replace
-from typing import Callable, List, NamedTuple, Sequence, Tuple
+from typing import Callable, List, NamedTuple, Sequence, Tuple, Union
 
 from hier_allreduce.bench import load_model
 from hier_allreduce.planning import IDLE, Copy, Plan, Reduce, Step, best_plan, pack, plan_of, simulate
 from hier_allreduce.planning.algorithms import two_group
-from hier_allreduce.topology import GB, Topology, load, subset
+from hier_allreduce.topology import GB, Topology, calibrated, load, subset
 from hier_allreduce.topology.topology import from_yaml
 
 MB = 1_000_000
@@ -148,13 +148,13 @@ def _copies() -> List[Anchor]:
             "nccl-tests broadcast, personal blog",
             11.09,
             "GB/s",
-            lambda: _copy("pcie-switch", 0, 1, 1024 * MIB),
+            lambda: _copy(calibrated(load("pcie-switch"), {"gpu": "GeForce RTX 2080 Ti"}), 0, 1, 1024 * MIB),
         ),
     ]
 
 
-def _copy(machine: str, src: int, dst: int, size: int) -> float:
-    topology = load(machine)
+def _copy(machine: Union[str, Topology], src: int, dst: int, size: int) -> float:
+    topology = load(machine) if isinstance(machine, str) else machine
     plan = Plan(len(topology), 1, (Copy(0, src, dst),))
     return size / simulate(plan, topology, [size], ordered=False).seconds / GB
 

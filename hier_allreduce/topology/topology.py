@@ -262,6 +262,8 @@ def calibrated(topology: Topology, calibration: Optional[Mapping[str, Any]]) -> 
     if calibration is None:
         return topology
     matrix = _matrix(topology, range(len(topology)))
+    if topology.staged == staged_kinds(topology.gpu):
+        matrix = replace(matrix, staged=None)
     # The calibration may name the model that was unknown so far.
     warnings = tuple(warning for warning in matrix.warnings if warning not in _unknown_model(topology))
     return from_matrix(replace(matrix, warnings=warnings), topology.name, calibration=calibration)

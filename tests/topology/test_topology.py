@@ -515,6 +515,7 @@ def test_a_staged_copy_passes_all_switches_and_the_hosts_memory():
     assert dict(machine.shared)[memory] == machine.speeds.staged
     assert memory in machine.link(2, 0).through and memory not in machine.link(1, 2).through
     assert machine.link(0, 1).latency == machine.link(1, 2).latency + machine.speeds.staged_latency
+    assert calibrated(gpus, {"gpu": "RTX 4090"}).link(0, 1).staged
     with pytest.raises(HierAllreduceError, match="staged: 'NV3x' is neither"):
         calibrated(gpus, {"staged": ["NV3x"]})
 
