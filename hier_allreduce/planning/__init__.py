@@ -17,12 +17,12 @@ from .algorithms import check_groups, plan_of, turns_by_root
 from .assignment import PlanningTarget, plan_cut, plan_unplanned, plan_whole
 from .bounds import idle_bound
 from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
-from .host import BACKLOG, IDLE, BackwardPass
+from .host import BACKLOG, IDLE, BackwardPass, backward_pass
 from .lanes import MEMORY, Lanes, lane_bytes, on_lanes
 from .plan import Copy, Counting, Ops, Plan, Reduce, Step, issued_before, run, verify
 from .planner import Prediction, alternatives, best_plan
 from .rings import ring
-from .simulator import Timing, ready_times, simulate
+from .simulator import Timing, predicted_seconds, ready_times, simulate
 from .spanning_trees import pack
 from .strategy import NAMES, THIS_MACHINE, Strategy, strategy_from
 
@@ -49,6 +49,7 @@ __all__ = [
     "Strategy",
     "Timing",
     "alternatives",
+    "backward_pass",
     "balanced",
     "best_plan",
     "check_groups",
@@ -62,6 +63,7 @@ __all__ = [
     "plan_of",
     "plan_unplanned",
     "plan_whole",
+    "predicted_seconds",
     "ready_times",
     "ring",
     "run",

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from .contention import crowds, resources
 from .detect import calibration_file, detected, device_names, free_gpu_memory, this_machine
-from .gpus import GB, staged_kinds
+from .gpus import GB, Speeds, staged_kinds
 from .lanes import with_lanes
 from .machine_file import read_calibration
 from .matrix import nvlinks
@@ -26,6 +26,7 @@ from .topology import Topology, calibrated, decoded, flat_host, from_text, guess
 
 __all__ = [
     "GB",
+    "Speeds",
     "Topology",
     "calibrated",
     "calibration_file",
