@@ -6,6 +6,8 @@ import griffe
 
 LITERAL = re.compile(r"(?m)^( *)(.*\S)?::[ ]*$(?=\n\n)")
 ROLE = re.compile(r":(?:class|func|meth|mod|attr):`~?([\w.]+)`")
+# a name without an entry in the API stays text
+LINK = r'<autoref optional identifier="\1"><code>\1</code></autoref>'
 SEVERAL = re.compile(r"(?m)^( +)(\w+(?:, \w+)+): ((?:.*)(?:\n\1 +.*)*)")
 
 
@@ -21,7 +23,7 @@ class Markdown(griffe.Extension):
 def markdown(text):
     """Return a docstring with Markdown's forms."""
     text = LITERAL.sub(lambda match: f"{match.group(1)}{match.group(2)}:" if match.group(2) else "", text)
-    text = ROLE.sub(r"`\1`", text)
+    text = ROLE.sub(LINK, text)
     return SEVERAL.sub(_one_by_one, text)
 
 

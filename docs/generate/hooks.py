@@ -12,6 +12,7 @@ import reference
 
 INCLUDE = re.compile(r"<!-- include: ([\w-]+) -->")
 FOLDERS = "tests|tunnel|benchmarks|examples|configs|hier_allreduce"
+FIGURE = re.compile(r'(<img [^>]*?src="([^"]+)"[^>]*>)')
 OUTSIDE = re.compile(rf"\[([^\]]*)\]\((?:\.\./)+((?:{FOLDERS})/[^)]*|[A-Z]+\.md)\)")
 
 
@@ -33,6 +34,11 @@ def on_page_markdown(markdown, page, config, files):
     """Insert the generated parts of a page, and link files outside ``docs/`` in the repository."""
     markdown = INCLUDE.sub(lambda match: reference.INCLUDED[match.group(1)](), markdown)
     return OUTSIDE.sub(rf"[\1]({config.extra['repository']}/blob/main/\2)", markdown)
+
+
+def on_page_content(html, page, config, files):
+    """Link each figure to its file."""
+    return FIGURE.sub(r'<a class="figure" href="\2">\1</a>', html)
 
 
 def on_post_page(output, page, config):
