@@ -13,7 +13,7 @@ import reference
 INCLUDE = re.compile(r"<!-- include: ([\w-]+) -->")
 FOLDERS = "tests|tunnel|benchmarks|examples|configs|hier_allreduce"
 FIGURE = re.compile(r'(<img [^>]*?src="([^"]+)"[^>]*>)')
-OUTSIDE = re.compile(rf"\[([^\]]*)\]\((?:\.\./)+((?:{FOLDERS})/[^)]*|[A-Z]+\.md)\)")
+OUTSIDE = re.compile(rf"\[([^\]]*)\]\((?:\.\./)+((?:{FOLDERS})/[^)]*|[A-Z]+\.md(?:#[\w-]+)?)\)")
 
 
 def on_config(config):

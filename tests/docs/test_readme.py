@@ -1,6 +1,7 @@
 """The examples of the README and of the documentation run unchanged and print what they say."""
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,14 @@ def test_several_hosts_come_to_the_mean_of_all_their_towers(tmp_path, accumulate
 def test_there_is_an_example_of_each_way():
     assert {"HierarchicalAllReduce", "HierarchicalTrainer", "allreduce_grads"} == set(map(named, README))
     assert {"TowerOptimizer", "topology="} <= set(map(named, EXAMPLES))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_command_below_the_picture_draws_it(page):
+    command = runpy.run_path(str(TOP / "docs/generate/figures.py"))["COMMANDS"]["plan-dgx-1v.png"]
+    assert f"plan-dgx-1v.png)\n`hier-allreduce {' '.join(command)} --picture" in (TOP / page).read_text(
+        encoding="utf-8"
+    )
 
 
 def test_the_readme_is_short():
