@@ -215,11 +215,18 @@ def _table(head, rows):
     return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
 
 
+def use():
+    """Return README's table of when to use the package, with links from a page in ``docs/``."""
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    return re.search(r"\| use it \|.*\n(?:\|.*\n)+", readme).group().replace("](docs/", "](")
+
+
 INCLUDED = {
     "commands": commands,
     "files": files_page,
     "nccl": nccl_markdown,
     "plan-schema": plan_schema,
+    "use": use,
     "measurements": lambda: measured("measurements"),
     "defaults": lambda: measured("defaults"),
 }
