@@ -67,9 +67,8 @@ def test_there_is_an_example_of_each_way():
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
 def test_the_command_below_the_picture_draws_it(page):
     command = runpy.run_path(str(TOP / "docs/generate/figures.py"))["COMMANDS"]["plan-dgx-1v.png"]
-    assert f"plan-dgx-1v.png)\n`hier-allreduce {' '.join(command)} --picture" in (TOP / page).read_text(
-        encoding="utf-8"
-    )
+    below = f"plan-dgx-1v.png)\n`hier-allreduce {' '.join(command)} --picture"
+    assert below in (TOP / page).read_text(encoding="utf-8")
 
 
 def test_the_readme_is_short():
