@@ -44,13 +44,13 @@ def brute_force(machine, size):
 
 
 def row(name, size):
-    """A row of the table, and the planner's time over that of brute force."""
+    """A printed row, and the planner's time over that of brute force."""
     machine = load(name)
     least, algorithm, buckets = brute_force(machine, size)
     began = time.process_time()
     found = best_plan(machine, size)
     cells = [
-        name if name in presets.names("machines") else Path(name).stem,
+        _title(name),
         f"{size / 1e6:g}",
         f"{least * 1e3:.3f}",
         f"{algorithm}, {buckets}",
@@ -69,19 +69,34 @@ def main():
     parser.add_argument("--bytes", nargs="+", type=lambda text: int(float(text)), default=SIZES, metavar="SIZE")
     parser.add_argument("--page", metavar="FILE")
     args = parser.parse_args()
-    lines, ratios = [f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD)], []
-    print(*lines, sep="\n")
+    print(f"| {' | '.join(HEAD)} |", "|" + "---|" * len(HEAD), sep="\n")
+    ratios = {}
     for name in args.machines or presets.names("machines"):
         for size in args.bytes:
-            line, ratio = row(name, size)
+            line, ratios[name, size] = row(name, size)
             print(line, flush=True)
-            lines.append(line)
-            ratios.append(ratio)
-    lines += ["", f"Planner over brute force: {statistics.median(ratios):.2f} (median), {max(ratios):.2f} (worst)."]
-    print(*lines[-2:], sep="\n")
+    table = summary(ratios)
+    print(table)
     if args.page:
         page = Path(args.page)
-        page.write_text(marked(page.read_text(encoding="utf-8"), "brute force", "\n".join(lines)), encoding="utf-8")
+        page.write_text(marked(page.read_text(encoding="utf-8"), "brute force", table), encoding="utf-8")
+
+
+def _title(machine):
+    return machine if machine in presets.names("machines") else Path(machine).stem
+
+
+def summary(ratios):
+    """The table of a page: planner over brute force, a row for each machine and a column for each size."""
+    sizes = sorted({size for _, size in ratios})
+    lines = ["| |" + "".join(f" {size / 1e6:g} MB |" for size in sizes), "|---|" + "---|" * len(sizes)]
+    for machine in dict.fromkeys(machine for machine, _ in ratios):
+        found = [ratios.get((machine, size)) for size in sizes]
+        cells = "".join(f" {'' if ratio is None else format(ratio, '.2f')} |" for ratio in found)
+        lines.append(f"| {_title(machine)} |{cells}")
+    all_ratios = list(ratios.values())
+    median, worst = statistics.median(all_ratios), max(all_ratios)
+    return "\n".join([*lines, "", f"Planner over brute force: {median:.2f} (median), {worst:.2f} (worst)."])
 
 
 if __name__ == "__main__":
