@@ -81,7 +81,7 @@ def nccl_markdown() -> str:
     ]
     for preset, machine, bus in NCCL_SPEEDS:
         topology = load(preset)
-        limit, links = (pack(topology, ideal_links=ideal).bound / GB for ideal in (False, True))
+        limit, links = (pack(topology, ideal_links=ideal).limit / GB for ideal in (False, True))
         ours = 1 / best_plan(topology, int(GB), IDLE).seconds
         # where the links are the limit already, lanes have nothing to add
         with_lanes = 1 / best_plan(topology, int(GB), IDLE, lanes=LANES).seconds if links > limit else ours

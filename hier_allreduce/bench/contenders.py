@@ -171,7 +171,7 @@ def nccl(grads: Rows, devices: Sequence[str], average: bool) -> Rows:
     """Run NCCL's all-reduce, as MirroredStrategy calls it by default on GPUs."""
     others = [device for device in devices if "gpu" not in device.lower()]
     if others:
-        raise CannotRun(f"NCCL reduces between GPUs only, and {others[0]} is none")
+        raise CannotRun(f"NCCL needs GPUs; {others[0]} is not a GPU")
     return _distribute(tf.distribute.NcclAllReduce)(grads, devices, average)
 
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--noise",
         type=_share,
         metavar="SHARE",
-        help="refuse times whose quartiles are further apart than this share of the median (default 0.25)",
+        help="the largest interquartile range of a measurement, as a share of its median (default 0.25)",
     )
 
 

@@ -57,10 +57,10 @@ def _bound(topology: Topology) -> str:
     if len(topology) == 1:
         return ""
     rule = "under TensorFlow's rule (one outgoing copy a device at a time)"
-    tensorflow = f"At most {pack(topology).bound / GB:.4g} GB/s of gradients can be all-reduced {rule}"
+    tensorflow = f"At most {pack(topology).limit / GB:.4g} GB/s of gradients can be all-reduced {rule}"
     if topology.measured:  # how fast all links of a device are together cannot be measured with one copy at a time
         return f"{tensorflow}."
-    return f"{tensorflow}; {pack(topology, ideal_links=True).bound / GB:.4g} GB/s if links worked side by side."
+    return f"{tensorflow}; {pack(topology, ideal_links=True).limit / GB:.4g} GB/s if links worked side by side."
 
 
 def remarks(topology: Topology) -> List[str]:

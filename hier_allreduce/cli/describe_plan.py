@@ -82,7 +82,7 @@ def reached(prediction: Prediction) -> str:
     share = percent(idle_bound(topology, size, lanes=prediction.plan.lanes) / seconds)
     if topology.measured:
         return f"{share} of TensorFlow's limit"
-    of_links = size / pack(topology, ideal_links=True).bound / seconds
+    of_links = size / pack(topology, ideal_links=True).limit / seconds
     return f"{share} of TensorFlow's limit, {percent(of_links)} of the limit of the links"
 
 

@@ -39,7 +39,7 @@ def draw_topology(topology: Topology, path: str) -> None:
 def _bound_text(topology: Topology) -> str:
     if len(topology) == 1:
         return "one device: nothing to reduce"
-    limit, links = (pack(topology, ideal_links=ideal).bound / GB for ideal in (False, True))
+    limit, links = (pack(topology, ideal_links=ideal).limit / GB for ideal in (False, True))
     return f"gradients all-reduced: TensorFlow's limit {limit:.3g} GB/s, limit of the links {links:.3g} GB/s"
 
 

@@ -106,4 +106,4 @@ def bounds(machine: Topology) -> Dict[str, Optional[float]]:
     """Return the bytes/s of gradients that can be all-reduced at most; None where nothing has to be reduced."""
     if len(machine) == 1:
         return {"bound": None, "ideal_bound": None}
-    return {"bound": pack(machine).bound, "ideal_bound": pack(machine, ideal_links=True).bound}
+    return {"bound": pack(machine).limit, "ideal_bound": pack(machine, ideal_links=True).limit}

@@ -1,4 +1,4 @@
-"""The bars of an all-reduce, predicted or executed, and what they say about links, senders and waiting.
+"""The timeline of an all-reduce, predicted or executed: statistics of links, of senders, and of waiting.
 
 A bar waits from ``ready``, when everything that it needs was there, until ``start``.
 """

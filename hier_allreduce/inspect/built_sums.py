@@ -71,7 +71,7 @@ def _held(call: Emitted, chunk_of: ChunkOf, graph: Any) -> List[Dict[str, Option
 
 
 def _total(op: Any, chunk: int, held: List[Dict[str, Optional[Counter]]]) -> Optional[Counter]:
-    """Return what an op of a chunk puts out holds; a tensor from elsewhere stands for itself."""
+    """Return the contributions in an op's output. A tensor from outside the chunk counts as itself."""
     if op.type not in _ADDED and op.type not in _HANDED_ON:
         return None
     read = op.inputs[_ADDED[op.type]] if op.type in _ADDED else op.inputs[:1]

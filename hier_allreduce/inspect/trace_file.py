@@ -31,28 +31,28 @@ def _run_events(run: Run, rows: List[int]) -> Iterator[Event]:
     for pid in range(len(run.devices)):
         for kind, row in _ROWS.items():
             bars = [bar for bar in run.bars if bar.kind == kind and bar.src == pid]
-            lanes = in_lanes(bars)
-            for number in range(max(lanes, default=-1) + 1):
+            places = in_rows(bars)
+            for number in range(max(places, default=-1) + 1):
                 numbered = f" {number + 1}" if number else ""
                 tid = rows[pid] + number
                 yield from _named("thread", f"{run.kind}: {row}{numbered}", pid, tid, tid)
-            yield from (_event(bar, run.begin, rows[pid] + lane) for bar, lane in zip(bars, lanes))
-            rows[pid] += max(lanes, default=-1) + 1
+            yield from (_event(bar, run.begin, rows[pid] + place) for bar, place in zip(bars, places))
+            rows[pid] += max(places, default=-1) + 1
     if run.kind == EXECUTED and run.last_gradient:
         instant = _microseconds(run.last_gradient - run.begin)
         yield {"ph": "i", "name": "last gradient", "ts": max(0.0, instant), "pid": 0, "tid": 0, "s": "g"}
 
 
-def in_lanes(bars: Sequence[Bar]) -> List[int]:
-    """Return a lane for each bar, as few as possible, so that no two bars of a lane overlap."""
-    lanes = [0] * len(bars)
-    free: List[float] = []  # since when each lane is free
+def in_rows(bars: Sequence[Bar]) -> List[int]:
+    """Return the number of a row for each bar, as few as possible, so that no two bars of a row overlap."""
+    rows = [0] * len(bars)
+    free: List[float] = []  # since when each row is free
     for number in sorted(range(len(bars)), key=lambda number: (bars[number].start, bars[number].end)):
         bar = bars[number]
-        lane = next((lane for lane, since in enumerate(free) if since <= bar.start), len(free))
-        free[lane : lane + 1] = [bar.end]
-        lanes[number] = lane
-    return lanes
+        row = next((row for row, since in enumerate(free) if since <= bar.start), len(free))
+        free[row : row + 1] = [bar.end]
+        rows[number] = row
+    return rows
 
 
 def _named(what: str, name: str, pid: int, tid: int, place: int) -> Iterator[Event]:

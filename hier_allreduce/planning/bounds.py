@@ -26,7 +26,7 @@ from .spanning_trees import linprog, pack
 
 def idle_bound(topology: Topology, size: float, ideal_links: bool = False, lanes: int = 0) -> float:
     """Return the seconds that every packing of spanning trees needs for ``size`` bytes, without latency."""
-    return size / pack(topology, ideal_links, lanes).bound
+    return size / pack(topology, ideal_links, lanes).limit
 
 
 def exposed_bound(topology: Topology, size: float, backward: BackwardPass, lanes: int = 0) -> float:

@@ -11,8 +11,8 @@ start, device ``d`` holds its own contribution to every chunk; at the end, every
     Copy(chunk=0, src=0, dst=1)           # 1 ← 0
 
 With L lanes for each tower there are K×(1 + L) devices: devices 0 to K-1 are the towers', device ``K + d×L + l`` is
-lane ``l`` of tower ``d``. A lane contributes nothing and nobody wants its result: it relays. A ``Reduce`` into an empty
-lane gives it the sum of the sources, of one source a copy.
+lane ``l`` of tower ``d``. A lane only relays: it has no gradient, and its result is discarded. A ``Reduce`` into an
+empty lane gives it the sum of the sources, of one source a copy.
 """
 
 from __future__ import annotations

@@ -42,13 +42,13 @@ class Packing:
         trees: the trees.
         shares: the share of each tree; their sum is 1.
         rate: the bytes/s of all trees together.
-        bound: the bytes/s that no packing exceeds: within 0.1 % of ``rate``, infinite for one device.
+        limit: the bytes/s that no packing exceeds: within 0.1 % of ``rate``, infinite for one device.
     """
 
     trees: Tuple[Tree, ...]
     shares: Tuple[float, ...]
     rate: float
-    bound: float
+    limit: float
 
 
 @lru_cache(maxsize=256)

@@ -88,7 +88,7 @@ class Links:
             for pair in way.copies:
                 if pair not in pairs:
                     raise HierAllreduceError(
-                        f"shared: {way.name}: copies: {pair[0]} to {pair[1]} is no pair of devices of this machine, "
+                        f"shared: {way.name}: copies: {pair[0]} to {pair[1]}: no such pair of devices of this machine, "
                         f"which has {', '.join(self.labels)}"
                     )
 

@@ -8,7 +8,7 @@ from hier_allreduce import HierAllreduceError
 from hier_allreduce.inspect import predicted_trace
 from hier_allreduce.inspect.bars import Bar, Run, union, without
 from hier_allreduce.inspect.trace import Trace
-from hier_allreduce.inspect.trace_file import in_lanes
+from hier_allreduce.inspect.trace_file import in_rows
 from hier_allreduce.planning import IDLE, best_plan
 from hier_allreduce.topology import load
 
@@ -54,7 +54,7 @@ def test_rates_are_of_busy_time_and_of_exact_copies():
 
 
 def test_bars_that_overlap_get_lanes_of_their_own():
-    assert in_lanes([copy(0, 1, 0, 0, 2), copy(0, 1, 0, 1, 3), copy(0, 1, 0, 2, 4), copy(0, 1, 0, 2.5, 3)]) == [
+    assert in_rows([copy(0, 1, 0, 0, 2), copy(0, 1, 0, 1, 3), copy(0, 1, 0, 2, 4), copy(0, 1, 0, 2.5, 3)]) == [
         0,
         1,
         0,

@@ -74,7 +74,7 @@ def rate_with_different_trees(topology):
 )
 def test_trees_of_their_own_for_sums_and_copies_gain_little(name, count, gain):
     machine = subset(load(name), range(count))
-    assert rate_with_different_trees(machine) / pack(machine).bound == pytest.approx(gain, abs=2e-3)
+    assert rate_with_different_trees(machine) / pack(machine).limit == pytest.approx(gain, abs=2e-3)
 
 
 @settings(max_examples=10, deadline=None, derandomize=True, database=None, phases=[Phase.generate])
@@ -113,4 +113,4 @@ def test_no_plan_leaves_less_than_the_bound(name, lanes):
 def test_a_gpu_sends_as_many_copies_at_a_time_as_it_has_lanes_and_links(lanes, copies):
     machine = load("hgx-a100-4")  # four GPUs with like links, and no ports
     like_links = machine.link(0, 1).bandwidth * 4 / 2 / 3  # as for reduce-scatter and all-gather
-    assert pack(machine, lanes=lanes).bound == pytest.approx(copies * like_links, rel=2e-3)
+    assert pack(machine, lanes=lanes).limit == pytest.approx(copies * like_links, rel=2e-3)

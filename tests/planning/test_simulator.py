@@ -214,8 +214,8 @@ def test_a_plan_for_another_machine_is_an_error():
 def test_trees_reach_28_57_of_25_gb_a_link_on_every_numbering_of_the_cube_mesh(name):
     packing = pack(nominal(name))
     assert packing.rate == pytest.approx(28.57e9, rel=1e-3)
-    assert packing.bound == pytest.approx(28.57e9, rel=1e-3)
-    assert pack(nominal(name), ideal_links=True).bound == pytest.approx(85.7e9, rel=2e-3)
+    assert packing.limit == pytest.approx(28.57e9, rel=1e-3)
+    assert pack(nominal(name), ideal_links=True).limit == pytest.approx(85.7e9, rel=2e-3)
 
 
 @pytest.mark.parametrize("ideal_links, limit", [(False, 18.18e9), (True, 50e9)])
@@ -260,15 +260,15 @@ def test_the_bound_counts_both_senders_of_copies_that_fill_an_uplink_together():
     }
     pairs = from_yaml(machine(*rows).to_yaml(), calibration={"shared": bus})
     assert pairs.link(0, 2).bandwidth == 7.7e9
-    assert pack(pairs).bound == pytest.approx((1 + 7.7 / 2.3) / (1 / 2.3 + 1 / 20) * 1e9, rel=2e-3)
-    assert pack(pairs, ideal_links=True).bound == pytest.approx(10e9, rel=2e-3)
+    assert pack(pairs).limit == pytest.approx((1 + 7.7 / 2.3) / (1 / 2.3 + 1 / 20) * 1e9, rel=2e-3)
+    assert pack(pairs, ideal_links=True).limit == pytest.approx(10e9, rel=2e-3)
 
 
 def test_the_bound_of_like_links_is_that_of_reduce_scatter_and_all_gather():
     for count in (2, 3, 5, 8, 16):
         topology = subset(load("dgx-2"), range(count))
         speed = topology.link(0, 1).bandwidth
-        assert pack(topology).bound == pytest.approx(speed * count / 2 / (count - 1), rel=2e-3)
+        assert pack(topology).limit == pytest.approx(speed * count / 2 / (count - 1), rel=2e-3)
 
 
 def test_one_device_has_nothing_to_wait_for():

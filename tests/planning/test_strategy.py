@@ -150,11 +150,11 @@ def test_dtypes_are_given_by_name():
 def test_what_a_strategy_does_without_a_topology_is_a_plan():
     specs = [Spec(1 << 20, 4, "float32"), Spec(16, 4, "float32"), Spec(2 << 20, 4, "float32"), Spec(16, 4, "float32")]
     chunks, plan = plan_unplanned(specs, Strategy(), 4)
-    assert [sorted(piece.variable for piece in chunk.pieces) for chunk in chunks] == [[1, 3], [2], [0]]
+    assert [sorted(piece.number for piece in chunk.pieces) for chunk in chunks] == [[1, 3], [2], [0]]
     assert (plan.buckets, sorted(plan.roots)) == ((1, 0, 2), [0, 1, 2])
     rotating = Strategy("flat", mains="rotate", pack_below=0)
     chunks, plan = plan_unplanned(specs, rotating, 4)
-    variables = [chunk.pieces[0].variable for chunk in chunks]
+    variables = [chunk.pieces[0].number for chunk in chunks]
     assert list(zip(variables, plan.roots)) == [(n, n) for n in (3, 2, 1, 0)]
     chunks, plan = plan_unplanned(specs, Strategy("hierarchical", mains=0, splits=1), 4)
     assert (len(chunks), plan.buckets, plan.roots) == (1, (), (0,))

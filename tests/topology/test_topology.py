@@ -408,8 +408,8 @@ def test_speeds_on_top_of_measured_ones_are_not_called_measured():
     "old, new, message",
     [
         ("copies: {GPU0: [GPU2], GPU1: [GPU2]}", "copies: [GPU0]", "shared: way into GPU2: copies: expected for each"),
-        ("GPU1: [GPU2]}", 'GPU1: ["\\0"]}', r"GPU1 to \x00 is no pair"),  # a terminal would obey a control character
-        ("GPU1: [GPU2]}", "GPU7: [GPU2]}", "GPU7 to GPU2 is no pair of devices of this machine, which has GPU0"),
+        ("GPU1: [GPU2]}", 'GPU1: ["\\0"]}', r"GPU1 to \x00: no such pair"),  # a terminal would obey a control character
+        ("GPU1: [GPU2]}", "GPU7: [GPU2]}", "GPU7 to GPU2: no such pair of devices of this machine, which has GPU0"),
         ("speed: 9e9, ", "", "shared: way into GPU2: speed is missing"),
         ("tensorflow: 2.21.0, ", "", "measured: tensorflow is missing"),
         ("[Tesla V100, Tesla V100, Tesla V100]", "3", "measured: devices: expected a list of names, in quotes, not 3"),
