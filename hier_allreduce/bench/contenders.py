@@ -16,7 +16,7 @@ import tensorflow as tf
 from .. import presets
 from ..errors import HierAllreduceError
 from ..graph import Lane, allreduce_grads, per_replica
-from ..planning import Strategy, strategy_from
+from ..planning import Strategy, named, strategy_from
 from .case import Rows
 
 Build = Callable[[Rows, Sequence[str], bool], Rows]
@@ -179,7 +179,7 @@ ON_GPUS: Dict[str, Build] = {"nccl": nccl}
 
 
 def find_contender(name: str) -> Contender:
-    """Return the contender of a name: a peer, ``ours``, or ``ours:STRATEGY``.
+    """Return the contender of a name: a peer, ``ours``, ``ours:STRATEGY``, or ``ours:FILE.py:FUNCTION``.
 
     Raises:
         HierAllreduceError: an unknown name; the message suggests the nearest one; or an unknown strategy.
@@ -188,6 +188,8 @@ def find_contender(name: str) -> Contender:
     if name in peers:
         return Contender(name, peers[name])
     kind, _, strategy = name.partition(":")
+    if kind == "ours" and ".py:" in strategy:
+        return ours(Strategy(algorithm=named(strategy)), name)
     if kind == "ours":
         return ours(strategy or None)
     raise HierAllreduceError(

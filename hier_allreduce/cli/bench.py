@@ -31,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--average", action="store_true", help="the mean instead of the sum")
     add("--split-gpu", metavar="K", type=count, help="cut each GPU into K logical GPUs first; they share its memory's"
         " speed and have no links between them")  # fmt: skip
-    add("--contenders", metavar="A,B,…", help="only these; ours:NAME is ours with a strategy, by its name or file"
-        f" (default: all; for sizes {_SIZES})")  # fmt: skip
+    add("--contenders", metavar="A,B,…", help="only these; ours:NAME is ours with a strategy, by its name or file, or"
+        f" with a function of yours, FILE.py:FUNCTION (default: all; for sizes {_SIZES})")  # fmt: skip
     add("--json", metavar="FILE", type=output, help="write everything that was measured")
     add_model(parser)
     add("--topology", metavar="NAME", nargs="+", default=[], help="ours planned for these machines too")

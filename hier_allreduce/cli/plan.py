@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from dataclasses import replace
 from typing import Any, Dict, Optional
@@ -21,9 +20,10 @@ from ..planning import (
     THIS_MACHINE,
     BackwardPass,
     Prediction,
-    Reduce,
-    Step,
     best_plan,
+    named,
+    plan_text,
+    plan_values,
     verify,
 )
 from .common import lane_count, output, refuse_unused
@@ -95,7 +95,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TIME",
         help="of the host for each op, instead of the machine's; 0: free",
     )
-    parser.add_argument("--algorithm", metavar="NAME", choices=NAMES, help=f"one of {', '.join(NAMES)} (default auto)")
+    parser.add_argument(
+        "--algorithm",
+        metavar="NAME",
+        default="auto",
+        help=f"one of {', '.join(NAMES)} (default auto), or FILE.py:NAME, a function of yours: the file is executed",
+    )
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     parser.add_argument(
         "--trace", metavar="FILE", type=output, help="write the predicted run as a trace for ui.perfetto.dev"
@@ -123,16 +128,15 @@ def main(args: argparse.Namespace) -> int:
     if shapes:
         print(describe_steps(machine, shapes, args.step, _backward(args.backward), args.lanes or 0))
         return 0
-    prediction = best_plan(
-        machine, args.bytes or read_bytes(_BYTES), _backward(args.backward), args.algorithm, args.lanes or 0
-    )
+    size = args.bytes or read_bytes(_BYTES)
+    prediction = best_plan(machine, size, _backward(args.backward), named(args.algorithm), args.lanes or 0)
     verify(prediction.plan)
     if args.picture:  # before the text: its reader may close the pipe early
         draw_plan(prediction, args.picture)
     if args.trace:
         predicted_trace(prediction).write(args.trace)
     if args.json:
-        print(json.dumps(as_json(prediction)))
+        print(plan_text(as_json(prediction)))
     else:
         print(describe_prediction(prediction, args.steps))
     return 0
@@ -146,17 +150,12 @@ def _backward(seconds: Optional[float]) -> Optional[BackwardPass]:
 
 def as_json(prediction: Prediction) -> Dict[str, Any]:
     """Return the plan as plain values: bytes of each chunk, steps in execution order, times in seconds."""
-    plan, machine, size = prediction.plan, prediction.topology, prediction.size
+    plan, machine = prediction.plan, prediction.topology
     return {
         "version": __version__,
         "machine": machine.name,
-        "devices": len(machine),
-        "bytes": size,
-        "algorithm": plan.algorithm,
-        "lanes": plan.lanes,
-        "shares": list(plan.shares),
-        "buckets": list(plan.buckets or [0] * plan.chunks),
-        "steps": [_step(step) for step in plan.steps],
+        "bytes": prediction.size,
+        **plan_values(plan),
         "copies": plan.copies,
         "sums": plan.sums,
         "backward_seconds": prediction.backward.seconds,
@@ -166,9 +165,3 @@ def as_json(prediction: Prediction) -> Dict[str, Any]:
         "host_seconds": prediction.host_seconds,
         "warnings": list(machine.warnings),
     }
-
-
-def _step(step: Step) -> Dict[str, Any]:
-    if isinstance(step, Reduce):
-        return {"op": "reduce", "chunk": step.chunk, "srcs": list(step.srcs), "dst": step.dst}
-    return {"op": "copy", "chunk": step.chunk, "src": step.src, "dst": step.dst}

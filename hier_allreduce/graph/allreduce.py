@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import warnings
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
@@ -259,7 +258,7 @@ def _laid_out(
         return layout, CrossHostReduce()
     facts = {
         "average": average,
-        "strategy": {field: str(value) for field, value in dataclasses.asdict(strategy).items()},
+        "strategy": strategy.facts(),
         "plan": _fingerprint(layout),
     }
     return layout, cluster.across(name, grads, facts)

@@ -19,7 +19,9 @@ from itertools import accumulate
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from ..errors import HierAllreduceError
+from ..formatting import count
 from ..planning import (
+    Algorithm,
     Bucketing,
     Chunk,
     Lanes,
@@ -28,15 +30,16 @@ from ..planning import (
     Strategy,
     balanced,
     check_groups,
+    distinct_turns,
     make_buckets,
+    name_of,
     on_lanes,
     plan_cut,
     plan_of,
     plan_whole,
-    turns_by_root,
     verify,
 )
-from ..topology import Topology, subset, this_machine
+from ..topology import Topology, flat_host, subset, this_machine
 from .devices import Places, all_on_cpu, device_numbers
 from .gradients import NARROW_DTYPES, Column, Matrix, column_of
 from .names import op_names
@@ -135,7 +138,8 @@ def lay_out(grads: Matrix, strategy: Strategy, one_main: bool = False, hosts: in
 
     Raises:
         HierAllreduceError: see :func:`.units.find_units`; or a sparse gradient is to be gathered from several hosts; or
-            the groups, the main or the topology do not fit K towers.
+            the groups, the main, the topology or the plan do not fit K towers; or the function of an algorithm returns
+            wrong steps.
     """
     places, bucketing = grads.places, strategy.bucketing
     joining = Bucketing(pack_below=0) if one_main or len(places.towers) == 1 else bucketing
@@ -143,12 +147,20 @@ def lay_out(grads: Matrix, strategy: Strategy, one_main: bool = False, hosts: in
     machine = _machine(strategy, [f"/gpu:{gpu}" for gpu in places.gpus] or places.towers)
     lanes = places.lanes_each
     in_order = False
-    if machine is None:
+    given = strategy.given_plan()
+    links = machine if given is None else _any_machine(given, places, one_main or hosts > 1)
+    if links is None:
         chunks, plan = _by_strategy(units, places.towers, strategy, hosts)
     else:
         scale = 0.5 if strategy.wire_dtype else 1.0
         target = PlanningTarget(
-            machine, strategy.algorithm, scale, hosts, lanes if hosts == 1 else 0, strategy.backward
+            links,
+            strategy.algorithm,
+            scale,
+            hosts,
+            lanes if hosts == 1 else 0,
+            strategy.backward,
+            given,
         )
         specs = [unit.spec for unit in units]
         chunks, plan = plan_whole(specs, target, bucketing) if one_main else plan_cut(specs, target)
@@ -202,6 +214,28 @@ def _machine(strategy: Strategy, devices: Sequence[Any]) -> Optional[Topology]:
         ) from None
 
 
+def _any_machine(given: Plan, places: Places, on_towers: bool) -> Topology:
+    """Return a machine for a given plan, which needs no links.
+
+    Args:
+        given: the plan.
+        places: the towers and their lanes.
+        on_towers: whether sums must be formed on towers: for updates there, or over several hosts.
+
+    Raises:
+        HierAllreduceError: the plan is for other devices or lanes.
+    """
+    planned, found = (given.towers, given.lanes), (len(places.towers), places.lanes_each)
+    if planned != found:
+        plan, here = (
+            f"{count(towers, 'device')} with {count(lanes, 'lane')} each" for towers, lanes in (planned, found)
+        )
+        raise HierAllreduceError(f"the plan is for {plan}, but here are {here}")
+    if on_towers and given.lanes:
+        raise HierAllreduceError("the plan forms sums on lanes; several hosts and update='main' need one without lanes")
+    return flat_host(given.towers)
+
+
 # ---- chunks and plan: by the strategy alone --------------------------------------------------------
 
 
@@ -215,28 +249,31 @@ def _by_strategy(
     chunks = make_buckets([unit.spec for unit in units], bucketing)
     if hosts > 1:  # collectives may follow each other, and a bucket is ready with its last gradient
         chunks.sort(key=lambda chunk: min(chunk.pieces), reverse=True)
-    name = _algorithm(strategy, devices)
-    algorithm = strategy.function(name)
-    turns = _turns(chunks, strategy.mains_for(name), turns_by_root(algorithm, towers))
-    return chunks, plan_of(algorithm, towers, turns, name)
+    chosen = _algorithm(strategy, devices)
+    algorithm = strategy.function(chosen)
+    turns = _turns(chunks, strategy.mains_for(chosen), distinct_turns(algorithm, towers))
+    return chunks, plan_of(algorithm, towers, turns, name_of(chosen))
 
 
-def _algorithm(strategy: Strategy, devices: Sequence[Any]) -> str:
+def _algorithm(strategy: Strategy, devices: Sequence[Any]) -> Union[str, Algorithm]:
     if strategy.algorithm != "auto":
         return strategy.algorithm
     return "flat" if all_on_cpu(devices) and strategy.groups is None else "hierarchical"
 
 
-def _turns(chunks: Sequence[Chunk], mains: Union[int, str], by_root: Dict[int, int]) -> List[int]:
-    """Return each chunk's turn of the algorithm; ``by_root`` has one for each main."""
+def _turns(chunks: Sequence[Chunk], mains: Union[int, str], ways: Sequence[Tuple[int, int]]) -> List[int]:
+    """Return each chunk's turn of the algorithm; ``ways`` has (root, turn) of those that differ."""
     if isinstance(mains, int):
-        if mains not in by_root:
-            raise HierAllreduceError(f"mains={mains}: there are towers 0 to {max(by_root)} only")
-        return [by_root[mains]] * len(chunks)
+        turns = [turn for root, turn in ways if root == mains]
+        if not turns:
+            raise HierAllreduceError(
+                f"mains={mains}: sums end on towers {', '.join(str(root) for root, _ in ways)} only"
+            )
+        return turns[:1] * len(chunks)
     if mains == "rotate":
         in_order = sorted(range(len(chunks)), key=lambda chunk: min(chunks[chunk].pieces))
         return [turn for _, turn in sorted(zip(in_order, range(len(chunks))))]
-    return [by_root[root] for root in balanced([chunk.bytes for chunk in chunks], sorted(by_root))]
+    return [ways[way][1] for way in balanced([chunk.bytes for chunk in chunks], range(len(ways)))]
 
 
 def _lane_by_chunk(plan: Plan, lanes: int) -> Tuple[int, ...]:

@@ -8,23 +8,24 @@
        candidates (algorithms,    needs        planner: simulated, the one that leaves least exposed
        rings, spanning_trees)                  (simulator, flows, host; lanes: over extra devices; bounds)
 
-``Strategy`` holds every choice of a user; ``verify`` checks a plan by counting.
+``Strategy`` holds every choice of a user; ``verify`` checks a plan by counting; ``plan_text`` writes one.
 """
 
 from __future__ import annotations
 
-from .algorithms import check_groups, plan_of, turns_by_root
+from .algorithms import Algorithm, check_groups, checked, distinct_turns, name_of, plan_of
 from .assignment import PlanningTarget, plan_cut, plan_unplanned, plan_whole
 from .bounds import idle_bound
 from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
 from .host import BACKLOG, IDLE, BackwardPass, backward_pass
 from .lanes import MEMORY, Lanes, lane_bytes, on_lanes
 from .plan import Copy, Counting, Ops, Plan, Reduce, Step, issued_before, run, verify
+from .plan_file import plan_text, plan_values
 from .planner import Prediction, alternatives, best_plan
 from .rings import ring
 from .simulator import Timing, predicted_seconds, ready_times, simulate
 from .spanning_trees import pack
-from .strategy import NAMES, THIS_MACHINE, Strategy, strategy_from
+from .strategy import NAMES, THIS_MACHINE, Strategy, named, strategy_from
 
 __all__ = [
     "BACKLOG",
@@ -32,6 +33,7 @@ __all__ = [
     "MEMORY",
     "NAMES",
     "THIS_MACHINE",
+    "Algorithm",
     "BackwardPass",
     "Bucketing",
     "Chunk",
@@ -53,15 +55,21 @@ __all__ = [
     "balanced",
     "best_plan",
     "check_groups",
+    "checked",
+    "distinct_turns",
     "idle_bound",
     "issued_before",
     "lane_bytes",
     "make_buckets",
+    "name_of",
+    "named",
     "on_lanes",
     "pack",
     "plan_cut",
     "plan_of",
+    "plan_text",
     "plan_unplanned",
+    "plan_values",
     "plan_whole",
     "predicted_seconds",
     "ready_times",
@@ -69,6 +77,5 @@ __all__ = [
     "run",
     "simulate",
     "strategy_from",
-    "turns_by_root",
     "verify",
 ]

@@ -7,8 +7,8 @@
         …                                                  Copy(0, 0, 1)             1 ← 0
         return [Reduce(chunk, …), Copy(chunk, …), …]       Copy(0, 0, 2)             2 ← 0
 
-The chunk's number rotates the work: chunks 0, 1, 2 … have their sums on different devices. A function that takes a
-third argument gets the topology. Functions that a user writes are used in the same way: see :class:`.Strategy`.
+The chunk's number rotates the work: chunks 0, 1, 2 … have their sums on different devices. A function with an argument
+``topology`` gets the machine too. Functions that a user writes are used in the same way: see :class:`.Strategy`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from __future__ import annotations
 import inspect
 from functools import lru_cache, partial
 from heapq import heappop, heappush
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from itertools import islice
+from operator import index
+from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
 from ..topology import Topology
-from .plan import Copy, Plan, Reduce, Step
+from .plan import Copy, Plan, Reduce, Step, verify
 from .rings import groups, ring_of
 from .spanning_trees import Packing, centers, rooted
 
@@ -35,18 +37,68 @@ def there_and_back(chunk: int, hops: Sequence[Hop], back: Optional[Sequence[Hop]
     return [*(Reduce(chunk, srcs, dst) for srcs, dst in hops), *(Copy(chunk, src, dst) for src, dst in copies)]
 
 
-def with_topology(algorithm: Algorithm, topology: Topology) -> Algorithm:
-    """Return an algorithm of two arguments: one of three gets the topology as its third."""
+# ---- functions of users ------------------------------------------------------------------------------
+
+
+def name_of(algorithm: Union[str, Algorithm]) -> str:
+    """Return the name of an algorithm: its own, or that of its function or class."""
+    function = getattr(algorithm, "func", algorithm)  # of a partial
+    return algorithm if isinstance(algorithm, str) else getattr(function, "__name__", type(function).__name__)
+
+
+def checked(algorithm: Algorithm, topology: Optional[Topology] = None) -> Algorithm:
+    """Return a user's function as one of two arguments, whose steps are checked at each call.
+
+    It raises a HierAllreduceError that names the function and the chunk if the function raises an error, does not end, returns
+    something else than steps of that chunk, other steps when it is called again, or steps that :func:`.verify` refuses.
+
+    Raises:
+        HierAllreduceError: the function needs a topology, and there is none.
+    """
     try:
-        parameters = inspect.signature(algorithm).parameters.values()
+        asks = inspect.signature(algorithm).parameters.get("topology")
     except ValueError:  # a function without a signature
-        return algorithm
-    asked = [each for each in parameters if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
-    return partial(_asked, algorithm, topology) if len(asked) > 2 else algorithm
+        asks = None
+    if asks and asks.default is asks.empty and topology is None:
+        raise HierAllreduceError(f"algorithm {name_of(algorithm)} has an argument 'topology': give topology= too")
+    asked = partial(algorithm, topology=topology) if asks and topology else algorithm
+
+    @lru_cache(maxsize=None)
+    def steps_of(devices: int, chunk: int) -> Sequence[Step]:
+        where = f"{name_of(algorithm)}({devices}, {chunk})"
+        try:
+            steps, again = (_read(asked(devices, chunk), devices, chunk) for _ in range(2))
+        except Exception as cause:  # whatever the function does
+            raise HierAllreduceError(f"{where}: {type(cause).__name__}: {cause}") from cause
+        if steps != again:
+            raise HierAllreduceError(
+                f"{where} returns other steps when it is called again; it must depend on its arguments only"
+            )
+        try:
+            verify(Plan(devices, 1, tuple(step._replace(chunk=0) for step in steps)))
+        except HierAllreduceError as error:
+            raise HierAllreduceError(f"{where}: {error}") from None
+        return steps
+
+    return steps_of
 
 
-def _asked(algorithm: Algorithm, topology: Topology, devices: int, chunk: int) -> Iterable[Step]:
-    return algorithm(devices, chunk, topology)
+def _read(steps: Iterable[Any], devices: int, chunk: int) -> List[Step]:
+    """Return steps with plain whole numbers."""
+    most = 2 * devices**2  # no device needs more than one sum and one copy from each other one
+    read: List[Step] = []
+    for step in islice(steps, most + 1):
+        if not isinstance(step, (Reduce, Copy)):
+            raise TypeError(f"step {len(read) + 1} is {step!r}: expected a Reduce or a Copy")
+        if step.chunk != chunk:
+            raise ValueError(f"step {len(read) + 1} is {step}: expected steps of chunk {chunk}")
+        if isinstance(step, Reduce):
+            read.append(Reduce(chunk, tuple(map(index, step.srcs)), index(step.dst)))
+        else:
+            read.append(Copy(chunk, index(step.src), index(step.dst)))
+    if len(read) > most:
+        raise ValueError(f"more than {most} steps; a sum over {devices} devices needs at most {2 * devices - 2}")
+    return read
 
 
 # ---- by the number of devices alone ------------------------------------------------------------------
@@ -270,18 +322,20 @@ def _joined(place: int, devices: Sequence[int], children: Sequence[Sequence[int]
 
 # ---- plans -------------------------------------------------------------------------------------------
 
-BY_NAME = {"hierarchical": two_group, "tree": tree, "flat": flat, "ring": ring}  # what users choose without a topology
+# what the planner tries on every machine: the name by which users choose it, its own name, the function
+OURS = (("flat", "flat", flat), ("tree", "tree", tree), ("hierarchical", "two-group", two_group))
+BY_NAME = {**{family: function for family, _, function in OURS}, "ring": ring}  # what needs no topology
 
 
 def plan_of(algorithm: Algorithm, devices: int, turns: Sequence[int], name: str = "") -> Plan:
     """Return a plan in which chunk ``c`` has the steps of the algorithm's chunk ``turns[c]``."""
     steps = [step._replace(chunk=chunk) for chunk, turn in enumerate(turns) for step in algorithm(devices, turn)]
-    return Plan(devices, len(turns), tuple(steps), name or getattr(algorithm, "__name__", ""))
+    return Plan(devices, len(turns), tuple(steps), name or name_of(algorithm))
 
 
-def turns_by_root(algorithm: Algorithm, devices: int) -> Dict[int, int]:
-    """Return for each device on which a sum can be complete the first of K turns that ends there."""
-    turns: Dict[int, int] = {}
-    for turn in range(devices):
-        turns.setdefault(plan_of(algorithm, devices, [turn]).roots[0], turn)
-    return turns
+def distinct_turns(algorithm: Algorithm, devices: int) -> List[Tuple[int, int]]:
+    """Return (root, turn) of the first K turns, in the order of the roots; those with equal steps once."""
+    first = {
+        tuple(step._replace(chunk=0) for step in algorithm(devices, turn)): turn for turn in reversed(range(devices))
+    }
+    return sorted((Plan(devices, 1, steps).roots[0], turn) for steps, turn in first.items())

@@ -37,6 +37,7 @@ class PlanningTarget(NamedTuple):
         hosts: the number of such machines.
         lanes: the lanes of each device.
         backward: seconds of the backward pass; None for what is assumed for the gradients' bytes.
+        given: a plan that is taken as it is, for any number of bytes.
     """
 
     machine: Topology
@@ -45,16 +46,19 @@ class PlanningTarget(NamedTuple):
     hosts: int = 1
     lanes: int = 0
     backward: Optional[float] = None
+    given: Optional[Plan] = None
 
     def plan(self, size: int, total: int) -> Plan:
         """Return how to all-reduce ``size`` bytes (0 if unknown) of ``total`` bytes of gradients."""
+        if self.given:
+            return self.given
         if self.hosts > 1:
             return self._for_hosts(size)
         return best_plan(self.machine, self._sent(size), self._pass(total), self.algorithm, self.lanes).plan
 
     def idle_plan(self, size: int) -> Plan:
         """Return how to all-reduce ``size`` bytes (0 if unknown) in one bucket on an idle machine, without lanes."""
-        return best_plan(self.machine, self._sent(size), IDLE, self.algorithm).plan
+        return self.given or best_plan(self.machine, self._sent(size), IDLE, self.algorithm).plan
 
     def _pass(self, total: int) -> BackwardPass:
         if self.backward is None:

@@ -12,7 +12,7 @@ from typing import Iterator, List, NamedTuple, Sequence, Tuple, Union
 
 from ..topology import Topology
 from . import algorithms
-from .algorithms import Algorithm, Groups, with_topology
+from .algorithms import Algorithm, Groups, checked, name_of
 from .lanes import MEMORY, Lanes, chunk_on_lanes, lane_bytes, lane_of_links
 from .plan import Plan, Step
 from .rings import distances, groups, ring
@@ -83,9 +83,8 @@ def candidates(
 
 def _chosen(topology: Topology, algorithm: Union[str, Algorithm, None], lanes: int) -> Iterator[Named]:
     if callable(algorithm):
-        count, name = len(topology), getattr(algorithm, "__name__", "algorithm")
-        for chunks in sorted({1, 2, (count + 1) // 2, *_doubled(count, count)}):
-            yield name, name, with_topology(algorithm, topology), chunks
+        name, function = name_of(algorithm), checked(algorithm, topology)
+        yield from ((name, name, function, chunks) for chunks in _counts(len(topology)))
     else:
         yield from (each for each in _all(topology, lanes) if algorithm in (None, "auto", each[0]))
 
@@ -115,10 +114,8 @@ def _over_lanes(function: Algorithm, lanes: Lanes, devices: int, chunk: int) -> 
 
 def _all(topology: Topology, lanes: int) -> Iterator[Named]:
     count = len(topology)
-    for chunks in sorted({1, 2, (count + 1) // 2, *_doubled(count, count)}):
-        yield "flat", "flat", algorithms.flat, chunks
-        yield "tree", "tree", algorithms.tree, chunks
-        yield "hierarchical", "two-group", algorithms.two_group, chunks
+    for chunks in _counts(count):
+        yield from ((*named, chunks) for named in algorithms.OURS)
     for chunks in _doubled(count, count):
         yield "flat", "exchange", partial(algorithms.exchange, topology=topology), chunks
     for chunks in sorted({1, 2, count}):
@@ -159,6 +156,11 @@ def _weighted(topology: Topology, lanes: int) -> Iterator[Named]:
 
 def _edges(path: Sequence[int]) -> Tree:
     return tuple((min(pair), max(pair)) for pair in zip(path, path[1:]))
+
+
+def _counts(devices: int) -> List[int]:
+    """Return the numbers of chunks that are tried for a function of which nothing else is known."""
+    return sorted({1, 2, (devices + 1) // 2, *_doubled(devices, devices)})
 
 
 def _doubled(chunks: int, devices: int) -> List[int]:

@@ -23,7 +23,7 @@ from itertools import groupby
 from typing import Any, Dict, Generic, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
 
 from ..errors import HierAllreduceError
-from ..formatting import count
+from ..formatting import count, table
 
 V = TypeVar("V")
 
@@ -238,58 +238,81 @@ def verify(plan: Plan) -> Plan:
     Chunks with the same steps are checked once, so that thousands of variables cost no more than K.
 
     Raises:
-        HierAllreduceError: a step names an unknown device or chunk, adds a device to itself, takes something from an
-            empty lane, or copies a sum before it is complete; the devices are not K towers with L lanes each; or a
-            contribution is missing on a tower, or counted twice. The message names the device and the chunk: ``device
-            4, chunk 0: missing [3], counted twice [1]``.
+        HierAllreduceError: a step names an unknown device or chunk, adds a device to itself, counts a contribution
+            twice, takes something from an empty lane, or copies what is not the chunk's sum, or to where that is; a
+            tower does not get the sum; or the devices are not K towers with L lanes each. The message names the chunk
+            and the step, and shows in a table what each device holds at that point.
     """
     if plan.lanes < 0 or plan.devices != plan.towers * (1 + plan.lanes):
         raise HierAllreduceError(f"{plan.devices} devices are not towers with {plan.lanes} lanes each")
-    first_with: Dict[Tuple, int] = {}  # the first chunk with these steps
-    by_chunk: Dict[int, List[Tuple]] = {chunk: [] for chunk in range(plan.chunks)}
+    by_chunk: Dict[int, List[Step]] = {chunk: [] for chunk in range(plan.chunks)}
     for step in plan.steps:
         if step.chunk not in by_chunk:
             raise HierAllreduceError(f"{step}: there are chunks 0 to {plan.chunks - 1} only")
-        by_chunk[step.chunk].append((type(step), *step[1:]))
+        by_chunk[step.chunk].append(step)
+    first_with: Dict[Tuple, int] = {}  # the first chunk with these steps
     for chunk, steps in by_chunk.items():
-        first_with.setdefault(tuple(steps), chunk)
-    for steps_of_chunk, chunk in first_with.items():
-        alone = replace(plan, chunks=1, buckets=(), steps=tuple(kind(0, *rest) for kind, *rest in steps_of_chunk))
-        _check_steps(alone, chunk)
-        _check_counts(alone, chunk)
+        first_with.setdefault(tuple((type(step), *step[1:]) for step in steps), chunk)
+    for chunk in first_with.values():
+        _Check(plan, chunk, by_chunk[chunk]).run()
     return plan
 
 
-def _check_steps(plan: Plan, chunk: int) -> None:
-    copied, filled = False, set(range(plan.towers))
-    for step in plan.steps:
+class _Check:
+    """The check of one chunk's steps: which towers' contributions each device holds, step by step."""
+
+    def __init__(self, plan: Plan, chunk: int, steps: Sequence[Step]):
+        self.plan, self.chunk, self.steps = plan, chunk, steps
+        self.held = [{device} if device < plan.towers else set() for device in range(plan.devices)]
+        self.pending = sum(isinstance(step, Reduce) for step in steps)
+        self.complete = {0} if plan.towers == 1 and not self.pending else set()  # devices with the chunk's sum
+
+    def run(self) -> None:
+        """Raise a HierAllreduceError that names the first step that is wrong."""
+        for number, step in enumerate(self.steps):
+            fault = self._unknown(step) or (self._reduce(step) if isinstance(step, Reduce) else self._copy(step))
+            if fault:
+                self._refuse(f"step {number + 1} of {len(self.steps)}, {step}: {fault}", "before this step")
+        left = [f"device {t} {self._missing(t)}" for t in range(self.plan.towers) if t not in self.complete]
+        if left:
+            last = f" {len(self.steps)}, {self.steps[-1]}" if self.steps else ", of none"
+            self._refuse(f"after the last step{last}: {'; '.join(left)}", "in the end")
+
+    def _unknown(self, step: Step) -> str:
         sources = step.srcs if isinstance(step, Reduce) else (step.src,)
-        for device in (*sources, step.dst):
-            if device not in range(plan.devices):
-                raise HierAllreduceError(f"chunk {chunk}, {step}: there are devices 0 to {plan.devices - 1} only")
+        if any(device not in range(self.plan.devices) for device in (*sources, step.dst)):
+            return f"there are devices 0 to {self.plan.devices - 1} only"
         if not sources or step.dst in sources:
-            raise HierAllreduceError(f"chunk {chunk}, {step}: a step needs sources, all of them other than its dst")
-        empty = [plan.device_name(src) for src in sources if src not in filled]
-        if empty:
-            raise HierAllreduceError(
-                f"chunk {chunk}, {step}: takes something from {', '.join(empty)}, a lane that is empty"
-            )
-        filled.add(step.dst)
-        if copied and isinstance(step, Reduce):
-            raise HierAllreduceError(f"chunk {chunk}, {step}: reduces after a copy, so an incomplete sum was copied")
-        copied = copied or isinstance(step, Copy)
+            return "a step needs sources, all of them other than its dst"
+        empty = [self.plan.device_name(src) for src in sources if not self.held[src]]
+        return f"takes something from {', '.join(empty)}, a lane that is empty" if empty else ""
 
+    def _reduce(self, step: Reduce) -> str:
+        counts = Counter(tower for device in (step.dst, *step.srcs) for tower in self.held[device])
+        twice = sorted(tower for tower, times in counts.items() if times > 1)
+        if twice:
+            return f"counts {twice} twice"
+        self.held[step.dst] = set(counts)
+        self.pending -= 1
+        if not self.pending and len(counts) == self.plan.towers:
+            self.complete = {step.dst}
+        return ""
 
-def _check_counts(plan: Plan, chunk: int) -> None:
-    devices = range(plan.towers)
-    results = run(plan, [[Counter({device: 1})] for device in devices], Counting())
-    messages = []
-    for device, (counts,) in enumerate(results):
-        missing = [source for source in devices if not counts[source]]
-        repeated = [source for source in devices if counts[source] > 1]
-        lists = {"missing": missing, "counted twice": repeated}
-        faults = [f"{fault} {sources}" for fault, sources in lists.items() if sources]
-        if faults:
-            messages.append(f"device {device}, chunk {chunk}: {', '.join(faults)}")
-    if messages:
-        raise HierAllreduceError("; ".join(messages))
+    def _copy(self, step: Copy) -> str:
+        src, dst = self.plan.device_name(step.src), self.plan.device_name(step.dst)
+        if step.src not in self.complete:
+            return f"copies what is not the complete sum: device {src} {self._missing(step.src)}"
+        if step.dst in self.complete:
+            return f"device {dst} has the sum already"
+        self.complete.add(step.dst)
+        self.held[step.dst] = self.held[step.src]
+        return ""
+
+    def _missing(self, device: int) -> str:
+        missing = [tower for tower in range(self.plan.towers) if tower not in self.held[device]]
+        return f"misses {missing}" if missing else "is not where the last Reduce ends"
+
+    def _refuse(self, fault: str, when: str) -> None:
+        rows = [(self.plan.device_name(d), ", ".join(map(str, sorted(h)))) for d, h in enumerate(self.held) if h]
+        holds = table([("device", f"holds, {when}, the contributions of"), *rows])
+        raise HierAllreduceError(f"chunk {self.chunk}, {fault}\n{holds}")

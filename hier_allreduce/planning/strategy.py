@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import dataclasses
 import os
+import runpy
 from dataclasses import dataclass
 from typing import Any, ClassVar, Dict, Iterator, Optional, Tuple, Union
 
 from .. import presets
 from ..errors import HierAllreduceError
-from ..formatting import amount, duration
+from ..formatting import amount, count, duration
 from ..topology import Topology, load
-from .algorithms import BY_NAME, Algorithm, in_groups
+from .algorithms import BY_NAME, Algorithm, checked, in_groups, name_of
 from .buckets import Bucketing
+from .plan import Plan
+from .plan_file import load_plan
 
 NAMES = ("auto", *BY_NAME)
 _CHOICES = {
@@ -23,6 +26,7 @@ _CHOICES = {
 }
 _SIZES = ("pack_below", "splits")
 _PLANNED_WITH_A_TOPOLOGY = ("groups", "mains", "splits")
+_PLANNED = ("algorithm", "topology", *_PLANNED_WITH_A_TOPOLOGY, "backward")
 
 THIS_MACHINE = "this machine"
 
@@ -35,7 +39,9 @@ class Strategy:
         algorithm: ``"hierarchical"``, ``"tree"``, ``"flat"``, ``"ring"`` or ``"auto"``. With a topology, ``"auto"`` is
             what leaves least exposed after the backward pass, and a name is the best variant of that algorithm for the
             links. Without one, ``"auto"`` is flat if all devices are CPUs (they share one memory, where a second level
-            only adds work), else hierarchical.
+            only adds work), else hierarchical. A function is an algorithm of your own: called with the number of
+            devices and a chunk's number, and with the machine as ``topology`` if it has such an argument, it returns
+            or yields the chunk's :class:`Reduce` and :class:`Copy` steps. They are checked before the first op.
         topology: the machine's links: a preset's name (``"dgx-1v"``), a YAML or nvidia-smi file, a ``Topology``, or
             ``"this machine"`` to detect them. All gradients of a dtype are joined, and cut into buckets and chunks as
             planned for the links; a tower on ``/gpu:i`` is device i. On CPU devices, whose copies cost nothing, a plan
@@ -58,12 +64,16 @@ class Strategy:
         missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
         backward: with a topology: seconds of the backward pass; 0 plans for an idle machine. None assumes one second
             for each 1.7 GB of gradients.
+        plan: instead of an algorithm and a topology: a file that ``hier-allreduce plan MACHINE --json`` wrote, or a
+            :class:`Plan`. Device i is tower i. The gradients of each dtype are joined and cut by the plan's shares,
+            however many bytes they have; with less than 64 bytes for a chunk, they take the way of one chunk.
 
     Raises:
-        HierAllreduceError: an invalid value, or a topology that does not exist or cannot be understood.
+        HierAllreduceError: an invalid value, or a topology that does not exist or cannot be understood; or the file of
+            a plan cannot be read, or the plan is wrong.
     """
 
-    algorithm: str = "auto"
+    algorithm: Union[str, Algorithm] = "auto"
     topology: Union[str, Topology, None] = None
     groups: Optional[Tuple[Tuple[int, ...], ...]] = None
     mains: Union[int, str, None] = None
@@ -73,6 +83,8 @@ class Strategy:
     sparse: str = "auto"
     missing: str = "error"
     backward: Optional[float] = None
+    plan: Union[str, Plan, None] = None
+    _plan: ClassVar[Optional[Plan]] = None  # set for each object: the plan that it names
     _machine: ClassVar[Optional[Topology]] = None  # set for each object: the topology that it names
 
     def __post_init__(self) -> None:
@@ -80,12 +92,16 @@ class Strategy:
         self._check_sizes()
         self._check_mains_and_groups()
         self._check_topology()
+        self._check_plan()
         # Read at once, so that a file that cannot be read is an error here and not at its first use.
         object.__setattr__(self, "_machine", self._named_machine())
+        object.__setattr__(self, "_plan", None if self.plan is None else load_plan(self.plan))
 
     def _check_choices(self) -> None:
         for field, allowed in {"algorithm": NAMES, **_CHOICES}.items():
             value = getattr(self, field)
+            if field == "algorithm" and callable(value):
+                continue
             if not isinstance(value, (str, type(None))):  # tf.float16 == "float16"
                 raise HierAllreduceError(f"{field}={value!r}: expected {' or '.join(map(repr, allowed))}")
             if value not in allowed:
@@ -101,7 +117,9 @@ class Strategy:
         if not _is_count(self.mains) and self.mains not in (None, "balance", "rotate"):
             raise HierAllreduceError(f"mains={self.mains!r}: expected 'balance', 'rotate', or a tower's number")
         if self.groups is not None and self.algorithm not in ("hierarchical", "auto"):
-            raise HierAllreduceError(f"groups={self.groups!r} go with algorithm='hierarchical', not {self.algorithm!r}")
+            raise HierAllreduceError(
+                f"groups={self.groups!r} go with algorithm='hierarchical', not {name_of(self.algorithm)!r}"
+            )
 
     def _check_topology(self) -> None:
         if self.topology is None:
@@ -118,6 +136,15 @@ class Strategy:
         is_number = isinstance(self.backward, (int, float)) and not isinstance(self.backward, bool)
         if self.backward is not None and not (is_number and 0 <= self.backward <= 60):
             raise HierAllreduceError(f"backward={self.backward!r}: expected seconds from 0 to 60 (60 ms are 0.06)")
+
+    def _check_plan(self) -> None:
+        if self.plan is None:
+            return
+        if not isinstance(self.plan, (str, os.PathLike, Plan)):
+            raise HierAllreduceError(f"plan={self.plan!r}: expected a Plan, or the path of a file with one")
+        for field in _PLANNED:
+            if getattr(self, field) != getattr(Strategy, field):
+                raise HierAllreduceError(f"{field}={getattr(self, field)!r}: the plan decides this; leave it out")
 
     def _named_machine(self) -> Optional[Topology]:
         if not isinstance(self.topology, str):
@@ -136,6 +163,15 @@ class Strategy:
         """Return the topology that is named; None also for ``"this machine"``, which the caller detects."""
         return self._machine
 
+    def given_plan(self) -> Optional[Plan]:
+        """Return the plan that is named."""
+        return self._plan
+
+    def facts(self) -> Dict[str, str]:
+        """Return the choices as text that is the same on all hosts; what a plan holds is compared with its chunks."""
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "plan"}
+        return {name: name_of(value) if name == "algorithm" else str(value) for name, value in values.items()}
+
     def for_optimizers(self, hosts: int = 1) -> Strategy:
         """Return the strategy for an optimizer's gradients: on one host ``sparse="auto"`` becomes gather.
 
@@ -150,11 +186,13 @@ class Strategy:
         object.__setattr__(changed, "sparse", sparse)
         return changed
 
-    def function(self, name: str) -> Algorithm:
-        """Return the algorithm of a name, where nothing is planned."""
-        return BY_NAME[name] if self.groups is None else in_groups(self.groups)
+    def function(self, algorithm: Union[str, Algorithm]) -> Algorithm:
+        """Return the function of a name, or a user's with its check, where nothing is planned."""
+        if not isinstance(algorithm, str):
+            return checked(algorithm)
+        return BY_NAME[algorithm] if self.groups is None else in_groups(self.groups)
 
-    def mains_for(self, algorithm: str) -> Union[int, str]:
+    def mains_for(self, algorithm: Union[str, Algorithm]) -> Union[int, str]:
         """Return ``mains``, or what None means for an algorithm."""
         if self.mains is not None:
             return self.mains
@@ -186,7 +224,8 @@ class Strategy:
             raise HierAllreduceError(f"{source}: {error}") from None
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.algorithm} all-reduce", *(f"  {sentence}" for sentence in _sentences(self))])
+        name = self._plan.algorithm if self._plan else name_of(self.algorithm)
+        return "\n".join([f"{name} all-reduce", *(f"  {sentence}" for sentence in _sentences(self))])
 
 
 def _is_count(value: object) -> bool:
@@ -205,7 +244,12 @@ _MISSING = {"error": "None on some towers is an error", "zeros": "None on some t
 
 
 def _sentences(strategy: Strategy) -> Iterator[str]:
-    yield from _chosen(strategy) if strategy.topology is None else _planned(strategy)
+    plan = strategy.given_plan()
+    if plan:
+        size = f"{count(plan.towers, 'device')}, {count(plan.lanes, 'lane')} each, {count(plan.chunks, 'chunk')}"
+        yield f"as planned in {'a Plan' if isinstance(strategy.plan, Plan) else strategy.plan}: {size}"
+    else:
+        yield from _chosen(strategy) if strategy.topology is None else _planned(strategy)
     if strategy.wire_dtype:
         yield f"dense float32 travels as {strategy.wire_dtype}, added in float32"
     yield _SPARSE[strategy.sparse]
@@ -263,6 +307,29 @@ def strategy_from(value: Union[str, Strategy, None]) -> Strategy:
     raise HierAllreduceError(
         f"strategy={value!r}: expected a Strategy, an algorithm's name, or the name or path of a YAML file"
     )
+
+
+def named(algorithm: str) -> Union[str, Algorithm]:
+    """Return the algorithm of a command's argument: a name as it is, or the function of ``FILE.py:NAME``.
+
+    The file is executed.
+
+    Raises:
+        HierAllreduceError: there is no such name, file or function, or the file raises an error.
+    """
+    if algorithm in NAMES:
+        return algorithm
+    path, _, name = algorithm.rpartition(":")
+    if not path:
+        hint = presets.nearest(algorithm, NAMES)
+        raise HierAllreduceError(f"algorithm {algorithm!r} is unknown{hint}, and FILE.py:NAME for a function of yours")
+    try:
+        function = runpy.run_path(path).get(name)
+    except Exception as cause:  # whatever the file does
+        raise HierAllreduceError(f"algorithm {algorithm!r}: {path!r} raises {type(cause).__name__}: {cause}") from cause
+    if not callable(function):
+        raise HierAllreduceError(f"algorithm {algorithm!r}: {path!r} has no function {name!r}")
+    return function
 
 
 def _with_tuples(values: Dict[str, Any]) -> Dict[str, Any]:

@@ -2,8 +2,10 @@
 
 from hypothesis import strategies as st
 
+from hier_allreduce.planning.algorithms import BY_NAME
+
 towers = st.integers(1, 16)
-algorithms = st.sampled_from(["hierarchical", "tree", "flat", "ring"])
+algorithms = st.sampled_from(list(BY_NAME))
 turns = st.lists(st.integers(0, 40), max_size=6)
 generators = st.randoms(use_true_random=False)  # what draws from them becomes smaller too
 

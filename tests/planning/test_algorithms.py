@@ -9,7 +9,7 @@ from helpers.adding import Adding
 from hypothesis import given
 
 from hier_allreduce import Copy, HierAllreduceError, Plan, Reduce, verify
-from hier_allreduce.planning import check_groups, plan_of, turns_by_root
+from hier_allreduce.planning import check_groups, distinct_turns, plan_of
 from hier_allreduce.planning.algorithms import BY_NAME, flat, halves, in_groups, tree, two_group
 from hier_allreduce.planning.plan import run
 
@@ -131,9 +131,9 @@ def test_every_grouping_and_every_turn_reduces(case):
 
 @pytest.mark.parametrize("algorithm, devices, groups", CASES)
 def test_every_device_is_the_root_of_one_turn(algorithm, devices, groups):
-    by_root = turns_by_root(function(algorithm, groups), devices)
-    assert sorted(by_root) == sorted(by_root.values()) == list(range(devices))
-    plan = plan_of(function(algorithm, groups), devices, [by_root[root] for root in range(devices)])
+    roots, turns = zip(*distinct_turns(function(algorithm, groups), devices))
+    assert roots == tuple(sorted(turns)) == tuple(range(devices))
+    plan = plan_of(function(algorithm, groups), devices, turns)
     assert plan.roots == tuple(range(devices))
 
 

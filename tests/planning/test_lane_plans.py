@@ -76,8 +76,13 @@ def test_the_plan_names_lanes():
     "steps, message",
     [
         ([Reduce(0, (2,), 0)], "takes something from 0.0, a lane that is empty"),
-        ([Reduce(0, (1,), 2), Reduce(0, (2,), 0)], r"device 1, chunk 0: missing \[0\]"),
-        ([Reduce(0, (1,), 2), Reduce(0, (2, 1), 0), Copy(0, 0, 1)], r"counted twice \[1\]"),
+        ([Reduce(0, (1,), 2), Reduce(0, (2,), 0)], r"step 2.*device 1 misses \[0\]"),
+        ([Reduce(0, (1,), 2), Reduce(0, (2, 1), 0), Copy(0, 0, 1)], r"step 2 of 3, .* counts \[1\] twice"),
+        # the mean is taken of the last sum only
+        (
+            [Reduce(0, (0, 1), 2), Reduce(0, (0, 1), 3), Copy(0, 2, 0), Copy(0, 3, 1)],
+            "step 3 of 4, .* device 0.0 is not where the last Reduce ends",
+        ),
     ],
 )
 def test_a_wrong_plan_is_named(steps, message):

@@ -25,32 +25,44 @@ def test_a_plan_that_is_right_comes_back_from_verify():
 @pytest.mark.parametrize(
     "plan, message",
     [
-        (with_step(1, None), r"device 0, chunk 0: missing \[0, 1\]; device 1, chunk 0: missing \[0, 1\]; device 2"),
-        (with_step(3, None), r"^device 1, chunk 0: missing \[0, 2\]$"),
-        (with_step(1, Reduce(0, (0, 1), 2)), r"device 0, chunk 0: counted twice \[1\]; device 1, chunk 0: counted"),
-        (with_step(0, Reduce(0, (2,), 0)), r"device 2, chunk 0: missing \[1\], counted twice \[2\]"),
-        (with_step(1, Copy(0, 0, 2)), r"device 0, chunk 0: missing \[2\]"),
-        (with_step(2, Reduce(0, (2,), 0)), r"device 0, chunk 0: counted twice \[0, 1\]"),
-        (with_step(0, Copy(0, 0, 1)), r"chunk 0, Reduce\(.*dst=2\): reduces after a copy, so an incomplete sum"),
-        (with_step(0, Reduce(0, (0,), 0)), r"chunk 0, Reduce\(.*\): a step needs sources, all of them other than"),
-        (with_step(0, Reduce(0, (), 0)), r"chunk 0, Reduce\(.*\): a step needs sources"),
-        (with_step(3, Copy(0, 1, 1)), r"chunk 0, Copy\(.*\): a step needs sources"),
-        (with_step(0, Reduce(0, (3,), 0)), r"chunk 0, Reduce\(.*\(3,\).*\): there are devices 0 to 2 only"),
-        (with_step(3, Copy(0, 2, -1)), r"chunk 0, Copy\(.*dst=-1\): there are devices 0 to 2 only"),
+        (
+            with_step(1, None),
+            r"step 2 of 3, Copy\(.*dst=0\): copies what is not the complete sum: device 2 misses \[0, 1\]",
+        ),
+        (with_step(3, None), r"after the last step 3, Copy\(.*dst=0\): device 1 misses \[0, 2\]\n"),
+        (with_step(1, Reduce(0, (0, 1), 2)), r"step 2 of 4, Reduce\(.*dst=2\): counts \[1\] twice"),
+        (with_step(0, Reduce(0, (2,), 0)), r"step 2 of 4, Reduce\(.*dst=2\): counts \[2\] twice"),
+        (with_step(1, Copy(0, 0, 2)), r"step 2 of 4, Copy\(.*dst=2\): .* device 0 misses \[2\]"),
+        (with_step(2, Reduce(0, (2,), 0)), r"step 3 of 4, Reduce\(.*dst=0\): counts \[0, 1\] twice"),
+        (with_step(2, Copy(0, 0, 1)), r"step 3 of 4, Copy\(.*\): .* device 0 misses \[2\]"),
+        (with_step(0, Copy(0, 0, 1)), r"step 1 of 4, Copy\(.*dst=1\): .* device 0 misses \[1, 2\]"),
+        (with_step(3, Copy(0, 2, 0)), r"step 4 of 4, Copy\(.*\): device 0 has the sum already"),
+        (with_step(0, Reduce(0, (0,), 0)), r"step 1 of 4, Reduce\(.*\): a step needs sources, all of them other than"),
+        (with_step(0, Reduce(0, (), 0)), r"step 1 of 4, Reduce\(.*\): a step needs sources"),
+        (with_step(3, Copy(0, 1, 1)), r"step 4 of 4, Copy\(.*\): a step needs sources"),
+        (with_step(0, Reduce(0, (3,), 0)), r"step 1 of 4, Reduce\(.*\(3,\).*\): there are devices 0 to 2 only"),
+        (with_step(3, Copy(0, 2, -1)), r"step 4 of 4, Copy\(.*dst=-1\): there are devices 0 to 2 only"),
         (with_step(3, Copy(1, 2, 1)), r"Copy\(chunk=1.*\): there are chunks 0 to 0 only"),
-        (Plan(2, 1, ()), r"device 0, chunk 0: missing \[1\]; device 1, chunk 0: missing \[0\]"),
+        (Plan(2, 1, ()), r"chunk 0, after the last step, of none: device 0 misses \[1\]; device 1 misses \[0\]"),
     ],
 )
-def test_verify_names_the_device_the_chunk_and_the_fault(plan, message):
+def test_verify_names_the_chunk_the_step_and_the_fault(plan, message):
     with pytest.raises(HierAllreduceError, match=message):
         verify(plan)
+
+
+def test_the_error_shows_what_each_device_holds():
+    with pytest.raises(HierAllreduceError) as refused:
+        verify(with_step(1, None))
+    _, *table = str(refused.value).splitlines()
+    assert [line.split() for line in table[1:]] == [["0", "0,", "1"], ["1", "1"], ["2", "2"]]
 
 
 def test_verify_names_the_one_chunk_of_many_that_is_wrong():
     good = plan_of(two_group, 4, range(9))
     broken = tuple(step for step in good.steps if step != Copy(6, 2, 3))
     assert len(broken) == len(good.steps) - 1
-    with pytest.raises(HierAllreduceError, match=r"^device 3, chunk 6: missing \[0, 1, 2\]$"):
+    with pytest.raises(HierAllreduceError, match=r"^chunk 6, after the last step .*: device 3 misses \[0, 1, 2\]\n"):
         verify(Plan(4, 9, broken))
 
 

@@ -1,0 +1,117 @@
+"""Four algorithms from the literature, each a function that is run, checked and predicted like our own.
+
+    pip install "hier_allreduce[tf]"
+    python examples/algorithms.py --devices 8
+    hier-allreduce plan dgx-a100 --algorithm examples/algorithms.py:double_binary_trees
+
+A function gets the number of devices and a chunk's number, and returns that chunk's steps: sums that bring everything
+to one device, then copies back. ``Reduce(chunk, (1, 2), 0)`` is 0 ← 0 + 1 + 2, ``Copy(chunk, 0, 1)`` is 1 ← 0.
+"""
+
+import argparse
+
+from hier_allreduce import Copy, Reduce, Strategy, allreduce_grads
+
+
+def two_quads(devices, chunk):
+    """Add up inside two halves, then across. Source: tensorpack's ``allreduce_grads_hierarchical``, for 8 devices."""
+    if devices % 2:
+        raise ValueError("two quads need an even number of devices")
+    half = devices // 2
+    root = (chunk + half) % devices
+    other = (root + half) % devices
+    for main in (root, other):
+        quad = range(main // half * half, main // half * half + half)
+        if half > 1:
+            yield Reduce(chunk, tuple(device for device in quad if device != main), main)
+    yield Reduce(chunk, (other,), root)
+    yield Copy(chunk, root, other)
+    for device in range(devices):
+        if device not in (root, other):
+            yield Copy(chunk, root if device // half == root // half else other, device)
+
+
+def halving_and_doubling(devices, chunk):
+    """Exchange halves with partners that are nearer each time, and back.
+
+    Source: Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005. A chunk is
+    what one device has in the end. Devices above a power of two give theirs to a partner first.
+    """
+    power = 1 << (devices.bit_length() - 1)
+    root = chunk % power
+    hops = [(device, device - power) for device in range(power, devices)]
+    distance = power // 2
+    while distance:
+        same_half = [device for device in range(power) if (device ^ root) < 2 * distance]
+        hops += [(device, device ^ distance) for device in same_half if (device ^ root) & distance]
+        distance //= 2
+    return [Reduce(chunk, (a,), b) for a, b in hops] + [Copy(chunk, b, a) for a, b in reversed(hops)]
+
+
+def double_binary_trees(devices, chunk):
+    """Add up in one of two binary trees; a device that adds in one of them is a leaf of the other.
+
+    Source: Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009; the
+    second tree as in NCCL 2.4. Numbered from 1, a device's height in a tree is that of its lowest bit.
+    """
+
+    def parent(place):
+        bit = place & -place
+        above = (place ^ bit) | (bit << 1)
+        return above if above <= devices else parent(above)
+
+    def device(place):
+        mirrored = devices - place if devices % 2 == 0 else place % devices
+        return mirrored if chunk % 2 else place - 1
+
+    root = 1 << (devices.bit_length() - 1)
+    leaves_first = sorted(set(range(1, devices + 1)) - {root}, key=lambda place: place & -place)
+    hops = [(device(place), device(parent(place))) for place in leaves_first]
+    return [Reduce(chunk, (a,), b) for a, b in hops] + [Copy(chunk, b, a) for a, b in reversed(hops)]
+
+
+def rows_then_columns(devices, chunk):
+    """Add up along the rows of a grid, then along one column: rings in two dimensions.
+
+    Source: Mikami et al.: Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash, 2018 (2D-Torus).
+    """
+    rows = max(count for count in range(1, devices + 1) if devices % count == 0 and count * count <= devices)
+    columns = devices // rows
+    last_row, last = divmod(chunk % devices, columns)
+    path = [(last + place) % columns for place in range(1, columns + 1)]  # ends in column `last`
+    hops = [(row * columns + a, row * columns + b) for a, b in zip(path, path[1:]) for row in range(rows)]
+    path = [(last_row + place) % rows for place in range(1, rows + 1)]
+    hops += [(a * columns + last, b * columns + last) for a, b in zip(path, path[1:])]
+    return [Reduce(chunk, (a,), b) for a, b in hops] + [Copy(chunk, b, a) for a, b in reversed(hops)]
+
+
+ALGORITHMS = (two_quads, halving_and_doubling, double_binary_trees, rows_then_columns)
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--devices", type=int, default=8, help="how many logical CPU devices (two_quads: an even number)"
+    )
+    devices = [f"/cpu:{k}" for k in range(parser.parse_args().devices)]
+
+    import tensorflow as tf  # here, because plans need none
+
+    tf1 = tf.compat.v1
+    tf1.disable_eager_execution()
+    for algorithm in ALGORITHMS:
+        strategy = Strategy(algorithm=algorithm, pack_below=0)
+        with tf.Graph().as_default(), tf1.Session(
+            config=tf1.ConfigProto(device_count={"CPU": len(devices)})
+        ) as session:
+            grads = []
+            for k, device in enumerate(devices):
+                with tf.device(device):
+                    grads.append([tf.fill([4], 2.0**k) for _ in devices])
+            sums = session.run(allreduce_grads(grads, devices, strategy=strategy))
+        right = all((total == 2.0 ** len(devices) - 1).all() for row in sums for total in row)
+        print(f"{algorithm.__name__}: {'all towers have the sum' if right else 'wrong'}")
+
+
+if __name__ == "__main__":
+    main()
