@@ -135,10 +135,15 @@ def test_two_hosts_end_with_the_same_weights_also_after_a_restart(tmp_path):
     assert set(re.findall(r"squares: (\S+)", again)) == set(re.findall(r"squares: (\S+)", once))
 
 
+def test_algorithms_of_ones_own_are_run(tmp_path):
+    out = run("algorithms", "--devices", 6, folder=tmp_path)
+    assert out.count(": all towers have the sum\n") == 4
+
+
 def test_every_example_begins_with_its_command_and_is_listed():
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert len(programs) == 7
+    assert len(programs) == 8
     for name in programs:
         head = (EXAMPLES / name).read_text(encoding="utf-8")[:800]
         assert f"python examples/{name}" in head and f"]({name})" in listed

@@ -20,7 +20,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 from hier_allreduce.formatting import marked
-from hier_allreduce.planning import IDLE, alternatives, best_plan
+from hier_allreduce.planning import IDLE, alternatives, best_plan, named
 from hier_allreduce.topology import load, subset
 
 _FILES = Path(__file__).resolve().parents[1] / "tests" / "topology" / "nvidia_smi"
@@ -63,9 +63,9 @@ def executed(found, ordered=True):
         run.close()
 
 
-def row(topology, name, size, backward, lanes):
+def row(topology, name, size, backward, lanes, algorithm):
     """A row of the table as text, and each plan's executed over predicted time."""
-    found = best_plan(topology, size, backward, lanes=lanes)
+    found = best_plan(topology, size, backward, algorithm, lanes)
     seconds, overtaken = executed(found)
     unordered, _ = executed(found, ordered=False)
     others = [best_plan(topology, size, backward, lanes=0)] if lanes else alternatives(found, 1)
@@ -109,6 +109,7 @@ def main(argv=None):
     parser.add_argument("--bytes", nargs="+", type=lambda text: int(float(text)), metavar="SIZE")
     parser.add_argument("--arrival", type=float, default=0.0, metavar="SECONDS", help="of the host, for each copy")
     parser.add_argument("--lanes", type=int, default=0, metavar="L", help="compare plans with and without lanes")
+    parser.add_argument("--algorithm", default="auto", metavar="NAME", help="a name, or your FILE.py:FUNCTION")
     parser.add_argument("--training", action="store_true", help="during a backward pass, 100 MB")
     parser.add_argument("--page", metavar="FILE", help="put the table between the <!-- tunnel --> marks of FILE")
     args = parser.parse_args(argv)
@@ -127,7 +128,7 @@ def main(argv=None):
     for name in args.machines or names:
         for size in args.bytes or sizes:
             backward = None if args.training else IDLE
-            line, own = row(machine(name, args.arrival), name, size, backward, args.lanes)
+            line, own = row(machine(name, args.arrival), name, size, backward, args.lanes, named(args.algorithm))
             print(line, flush=True)
             lines.append(line)
             ratios += own

@@ -266,9 +266,7 @@ def _turns(chunks: Sequence[Chunk], mains: Union[int, str], ways: Sequence[Tuple
     if isinstance(mains, int):
         turns = [turn for root, turn in ways if root == mains]
         if not turns:
-            raise HierAllreduceError(
-                f"mains={mains}: sums end on towers {', '.join(str(root) for root, _ in ways)} only"
-            )
+            raise HierAllreduceError(f"mains={mains}: sums end on towers {sorted({root for root, _ in ways})} only")
         return turns[:1] * len(chunks)
     if mains == "rotate":
         in_order = sorted(range(len(chunks)), key=lambda chunk: min(chunks[chunk].pieces))

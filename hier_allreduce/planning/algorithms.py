@@ -18,11 +18,11 @@ from functools import lru_cache, partial
 from heapq import heappop, heappush
 from itertools import islice
 from operator import index
-from typing import Any, Callable, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
 from ..topology import Topology
-from .plan import Copy, Plan, Reduce, Step, verify
+from .plan import ChunkCheck, Copy, Plan, Reduce, Step
 from .rings import groups, ring_of
 from .spanning_trees import Packing, centers, rooted
 
@@ -72,10 +72,10 @@ def checked(algorithm: Algorithm, topology: Optional[Topology] = None) -> Algori
             raise HierAllreduceError(f"{where}: {type(cause).__name__}: {cause}") from cause
         if steps != again:
             raise HierAllreduceError(
-                f"{where} returns other steps when it is called again; it must depend on its arguments only"
+                f"{where} returns other steps when called again; they must depend on its arguments only"
             )
         try:
-            verify(Plan(devices, 1, tuple(step._replace(chunk=0) for step in steps)))
+            ChunkCheck(Plan(devices, 0, ()), chunk, steps).run()
         except HierAllreduceError as error:
             raise HierAllreduceError(f"{where}: {error}") from None
         return steps
@@ -92,10 +92,11 @@ def _read(steps: Iterable[Any], devices: int, chunk: int) -> List[Step]:
             raise TypeError(f"step {len(read) + 1} is {step!r}: expected a Reduce or a Copy")
         if step.chunk != chunk:
             raise ValueError(f"step {len(read) + 1} is {step}: expected steps of chunk {chunk}")
-        if isinstance(step, Reduce):
-            read.append(Reduce(chunk, tuple(map(index, step.srcs)), index(step.dst)))
-        else:
-            read.append(Copy(chunk, index(step.src), index(step.dst)))
+        try:
+            sources: Any = tuple(map(index, step.srcs)) if isinstance(step, Reduce) else index(step.src)
+            read.append(type(step)(chunk, sources, index(step.dst)))
+        except TypeError:
+            raise TypeError(f"step {len(read) + 1} is {step}: expected numbers of devices, in srcs a tuple") from None
     if len(read) > most:
         raise ValueError(f"more than {most} steps; a sum over {devices} devices needs at most {2 * devices - 2}")
     return read
@@ -335,7 +336,7 @@ def plan_of(algorithm: Algorithm, devices: int, turns: Sequence[int], name: str 
 
 def distinct_turns(algorithm: Algorithm, devices: int) -> List[Tuple[int, int]]:
     """Return (root, turn) of the first K turns, in the order of the roots; those with equal steps once."""
-    first = {
-        tuple(step._replace(chunk=0) for step in algorithm(devices, turn)): turn for turn in reversed(range(devices))
-    }
+    first: Dict[Tuple[Step, ...], int] = {}
+    for turn in range(devices):
+        first.setdefault(plan_of(algorithm, devices, [turn]).steps, turn)
     return sorted((Plan(devices, 1, steps).roots[0], turn) for steps, turn in first.items())

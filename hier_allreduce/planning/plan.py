@@ -254,11 +254,11 @@ def verify(plan: Plan) -> Plan:
     for chunk, steps in by_chunk.items():
         first_with.setdefault(tuple((type(step), *step[1:]) for step in steps), chunk)
     for chunk in first_with.values():
-        _Check(plan, chunk, by_chunk[chunk]).run()
+        ChunkCheck(plan, chunk, by_chunk[chunk]).run()
     return plan
 
 
-class _Check:
+class ChunkCheck:
     """The check of one chunk's steps: which towers' contributions each device holds, step by step."""
 
     def __init__(self, plan: Plan, chunk: int, steps: Sequence[Step]):

@@ -2,9 +2,9 @@
 
 ::
 
-    Plan ──plan_values──► {"format": 1, "devices": 2, "steps": [{"op": "reduce", …}, …], …} ──plan_text──► a step on a line
-      ▲                                                                                                  │
-      └─────────────────────────────────────── load_plan ◄────────────────────────────────────────────────────┘
+    Plan ──plan_values──► {"format": 1, "devices": 2, "steps": [{"op": "reduce", …}, …], …} ──plan_text──► JSON
+      ▲                                                                                                     │
+      └──────────────────────────────────────── load_plan ◄─────────────────────────────────────────────────┘
 
 docs/reference/plan.schema.json describes the keys.
 """
@@ -108,7 +108,7 @@ def _whole(least: int) -> Reader:
 
 def _all(reader: Reader) -> Reader:
     def read(value: Any, where: str, error: Error) -> tuple:
-        if not isinstance(value, list):
+        if not isinstance(value, (list, tuple)):
             raise error(f"{where}: expected a list, not {value!r}")
         return tuple(reader(item, f"{where}[{number}]", error) for number, item in enumerate(value))
 
@@ -129,7 +129,7 @@ def _format(value: Any, where: str, error: Error) -> int:
 
 def _step(value: Any, where: str, error: Error) -> Step:
     op = value.get("op") if isinstance(value, dict) else None
-    if op not in _STEPS:
+    if op not in list(_STEPS):
         raise error(f'{where}: expected an object with "op": "reduce" or "copy", not {value!r}')
     kind, fields = _STEPS[op]
     read = _mapping(fields)(value, where, error)

@@ -2,6 +2,7 @@
 
 import pytest
 from helpers.benches import SMALL, case, measure_one
+from helpers.own import FILE
 
 from hier_allreduce.bench import measuring
 from hier_allreduce.bench.contenders import PEERS, all_contenders, find_contender, is_ours, planned_for
@@ -25,6 +26,12 @@ def test_unknown_contenders_are_refused_with_the_nearest():
     with pytest.raises(HierAllreduceError, match="'fastest' is neither a file nor one of the strategies"):
         find_contender("ours:fastest")
     assert find_contender("ours:tensorpack").name == "ours:tensorpack"
+
+
+def test_ours_takes_a_function_of_a_file():
+    assert find_contender(f"ours:{FILE}:two_quads").name == f"ours:{FILE}:two_quads"
+    with pytest.raises(HierAllreduceError, match="has no function 'none'"):
+        find_contender(f"ours:{FILE}:none")
 
 
 def test_ours_planned_for_a_machine():

@@ -19,6 +19,7 @@ from helpers.ports import free_addresses
 
 from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, TowerOptimizer, allreduce_grads
 from hier_allreduce.cluster.rendezvous import differences
+from hier_allreduce.planning.algorithms import flat
 
 tf1 = tf.compat.v1
 
@@ -578,12 +579,14 @@ def test_more_hosts_share_fewer_collectives():
     assert collectives(2) > collectives(100) == 1 + 1  # and the one in which a session's hosts first meet
 
 
-def facts_of(places):
-    """Return what a host compares with the others, for a planned all-reduce on these devices."""
+def facts_of(places, **how):
+    """Return what a host compares with the others, for an all-reduce on these devices; by default a planned one."""
     cluster = Cluster(["127.0.0.1:1", "127.0.0.1:2"], 0, 4)
     with tf.Graph().as_default() as graph:
         devices = [f"/gpu:{k}" for k in places]
-        allreduce_grads([[tf.zeros([1 << 20])]] * 4, devices, strategy=Strategy(topology="dgx-1v"), cluster=cluster)
+        allreduce_grads(
+            [[tf.zeros([1 << 20])]] * 4, devices, strategy=Strategy(**how or {"topology": "dgx-1v"}), cluster=cluster
+        )
         return cluster._manifest.entries(graph)["all-reduce 0 (hier_allreduce)"]
 
 
@@ -591,6 +594,18 @@ def test_hosts_compare_their_plans():
     """Other devices of the same machine have other links, so plans and their collectives would not match."""
     here, there = facts_of([0, 1, 2, 3]), facts_of([0, 1, 6, 7])
     assert here == facts_of([0, 1, 2, 3])
+    assert [key for key in here if here[key] != there[key]] == ["plan"]
+
+
+def test_hosts_compare_the_names_and_steps_of_functions():
+    def algorithm(root):  # each host has a function of its own
+        def mine(devices, chunk):
+            return [step._replace(chunk=chunk) for step in flat(devices, root)]
+
+        return mine
+
+    here, same, there = (facts_of(range(4), algorithm=algorithm(root)) for root in (0, 0, 1))
+    assert here == same and here["strategy"]["algorithm"] == "mine"
     assert [key for key in here if here[key] != there[key]] == ["plan"]
 
 

@@ -19,7 +19,7 @@ def examples(page):
 
 
 README = examples("README.md")
-PAGES = ("docs/tutorial.md", "docs/how-to/tower-code.md", "docs/lanes.md")
+PAGES = ("docs/tutorial.md", "docs/how-to/tower-code.md", "docs/how-to/own-algorithm.md", "docs/lanes.md")
 EXAMPLES = [*README, *(example for page in PAGES for example in examples(page))]
 
 

@@ -69,6 +69,7 @@ def test_a_key_without_an_explanation_stops_the_site(reference, monkeypatch):
 def test_plans_fit_their_schema(capsys):
     assert main(["plan", "pcie-switch", "--bytes", "1MB", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
+    assert set(plan) == set(SCHEMA["properties"])
     jsonschema.validate(plan, SCHEMA)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**plan, "chunks": "two"}, SCHEMA)

@@ -7,13 +7,15 @@ from helpers.graphs import (
     checked,
     consumed_in_place,
     cpus,
+    dense,
     evaluate,
+    every_kind_of_gradient,
     executed,
     gradients_on,
     held,
     same_bits,
     session,
-    sparse,
+    tensors_of,
     tf1,
     traced,
 )
@@ -48,29 +50,6 @@ STRATEGIES = {
     "cut, dense": (Strategy(splits=5, sparse="dense"), False),
     "planned": (Strategy(topology="p3.8xlarge", sparse="gather"), False),
 }
-
-
-def every_kind_of_gradient(tower, average):
-    """Values of one tower's gradients, whole numbers, so that sums are exact in any order."""
-    random = np.random.RandomState(tower)
-    row = [random.randint(-9, 9, shape).astype("float32") for shape in [(50, 3), (), (2, 0, 3), (129,)]]
-    row += [random.randint(-9, 9, 40).astype("float16"), random.randint(-9, 9, 9).astype("float64"), None]
-    return row if average else [*row, random.randint(-9, 9, 33), np.int32([tower])]
-
-
-def tensors_of(tower, average):
-    """Those values as tensors, one of a shape that is not known, and a sparse gradient."""
-    row = [None if value is None else held(value) for value in every_kind_of_gradient(tower, average)]
-    return [*row, tf1.placeholder_with_default(np.float32([[tower, 4]]), None), sparse(tower, tower + 1)]
-
-
-def dense(grad):
-    """Return a reduced gradient with sparse ones as dense arrays."""
-    if not hasattr(grad, "indices"):
-        return grad
-    result = np.zeros([100, 2], "float32")
-    np.add.at(result, grad.indices, grad.values)
-    return result
 
 
 @pytest.fixture(scope="module")
