@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Callable, List, NamedTuple, Sequence, Tuple, Union
 
 from hier_allreduce.bench import load_model
-from hier_allreduce.planning import IDLE, Copy, Plan, Reduce, Step, best_plan, pack, plan_of, simulate
-from hier_allreduce.planning.algorithms import two_group
+from hier_allreduce.planning import IDLE, Copy, Plan, Reduce, Step, best_plan, pack, simulate
+from hier_allreduce.planning.algorithms import plan_of, two_group
 from hier_allreduce.topology import GB, Topology, calibrated, load, subset
 from hier_allreduce.topology.topology import from_yaml
 

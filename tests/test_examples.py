@@ -121,7 +121,7 @@ tf.compat.v1.train.Saver.save = save_and_die
 """
 
 
-def test_two_hosts_end_with_the_same_weights_also_after_a_restart(tmp_path):
+def test_two_hosts_end_with_the_same_weights(tmp_path):
     """The chief is killed once it has saved its first checkpoint, after step 10."""
     once = two_hosts(tmp_path)
     assert len(set(re.findall(r"squares: (\S+)", once))) == 1 and once.count("squares: ") == 2

@@ -96,7 +96,7 @@ def test_nothing_that_is_read_can_run_as_code():
                 assert not {word.arg for word in node.keywords} & {"shell", "allow_pickle"}, place
 
 
-def test_faces_export_what_other_folders_use_or_the_reference_documents():
+def test_faces_export_what_is_used_or_documented():
     page = (PACKAGE.parent / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
     needed = set(re.findall(r"^::: hier_allreduce\.(\w+)\.(\w+)", page, re.MULTILINE))
     needed |= {

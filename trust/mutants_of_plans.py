@@ -23,8 +23,8 @@ from unittest import mock
 import numpy as np
 
 from hier_allreduce.errors import AuditError, HierAllreduceError
-from hier_allreduce.planning import IDLE, Copy, Reduce, best_plan, plan_of, verify
-from hier_allreduce.planning.algorithms import BY_NAME
+from hier_allreduce.planning import IDLE, Copy, Reduce, best_plan, verify
+from hier_allreduce.planning.algorithms import BY_NAME, plan_of
 from hier_allreduce.topology import load, subset
 
 from .reporting import Finding, Work, in_processes, parse, report, until

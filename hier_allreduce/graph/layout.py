@@ -16,26 +16,21 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from itertools import accumulate
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from ..errors import HierAllreduceError
 from ..formatting import count
 from ..planning import (
-    Algorithm,
     Bucketing,
     Chunk,
     Lanes,
     Plan,
     PlanningTarget,
     Strategy,
-    balanced,
     check_groups,
-    distinct_turns,
-    make_buckets,
-    name_of,
     on_lanes,
     plan_cut,
-    plan_of,
+    plan_unplanned,
     plan_whole,
     verify,
 )
@@ -246,32 +241,12 @@ def _by_strategy(
     if strategy.groups is not None:
         check_groups(strategy.groups, towers)
     bucketing = strategy.bucketing if towers * hosts > 1 else Bucketing(pack_below=0)
-    chunks = make_buckets([unit.spec for unit in units], bucketing)
-    if hosts > 1:  # collectives may follow each other, and a bucket is ready with its last gradient
-        chunks.sort(key=lambda chunk: min(chunk.pieces), reverse=True)
-    chosen = _algorithm(strategy, devices)
-    algorithm = strategy.function(chosen)
-    turns = _turns(chunks, strategy.mains_for(chosen), distinct_turns(algorithm, towers))
-    return chunks, plan_of(algorithm, towers, turns, name_of(chosen))
-
-
-def _algorithm(strategy: Strategy, devices: Sequence[Any]) -> Union[str, Algorithm]:
-    if strategy.algorithm != "auto":
-        return strategy.algorithm
-    return "flat" if all_on_cpu(devices) and strategy.groups is None else "hierarchical"
-
-
-def _turns(chunks: Sequence[Chunk], mains: Union[int, str], ways: Sequence[Tuple[int, int]]) -> List[int]:
-    """Return each chunk's turn of the algorithm; ``ways`` has (root, turn) of those that differ."""
-    if isinstance(mains, int):
-        turns = [turn for root, turn in ways if root == mains]
-        if not turns:
-            raise HierAllreduceError(f"mains={mains}: sums end on towers {sorted({root for root, _ in ways})} only")
-        return turns[:1] * len(chunks)
-    if mains == "rotate":
-        in_order = sorted(range(len(chunks)), key=lambda chunk: min(chunks[chunk].pieces))
-        return [turn for _, turn in sorted(zip(in_order, range(len(chunks))))]
-    return [ways[way][1] for way in balanced([chunk.bytes for chunk in chunks], range(len(ways)))]
+    default = "flat" if all_on_cpu(devices) and strategy.groups is None else "hierarchical"
+    chunks, plan = plan_unplanned([unit.spec for unit in units], strategy, towers, default, bucketing)
+    steps = plan.steps
+    if hosts > 1 and plan.buckets:  # collectives may follow each other, and a bucket is ready with its last gradient
+        steps = tuple(sorted(steps, key=lambda step: plan.buckets[step.chunk]))
+    return chunks, dataclasses.replace(plan, steps=steps, buckets=())
 
 
 def _lane_by_chunk(plan: Plan, lanes: int) -> Tuple[int, ...]:

@@ -13,10 +13,10 @@
 
 from __future__ import annotations
 
-from .algorithms import Algorithm, check_groups, checked, distinct_turns, name_of, plan_of
+from .algorithms import check_groups
 from .assignment import PlanningTarget, plan_cut, plan_unplanned, plan_whole
 from .bounds import idle_bound
-from .buckets import Bucketing, Chunk, Piece, Spec, balanced, make_buckets
+from .buckets import Bucketing, Chunk, Piece, Spec
 from .host import BACKLOG, IDLE, BackwardPass, backward_pass
 from .lanes import MEMORY, Lanes, lane_bytes, on_lanes
 from .plan import Copy, Counting, Ops, Plan, Reduce, Step, issued_before, run, verify
@@ -33,7 +33,6 @@ __all__ = [
     "MEMORY",
     "NAMES",
     "THIS_MACHINE",
-    "Algorithm",
     "BackwardPass",
     "Bucketing",
     "Chunk",
@@ -52,21 +51,15 @@ __all__ = [
     "Timing",
     "alternatives",
     "backward_pass",
-    "balanced",
     "best_plan",
     "check_groups",
-    "checked",
-    "distinct_turns",
     "idle_bound",
     "issued_before",
     "lane_bytes",
-    "make_buckets",
-    "name_of",
     "named",
     "on_lanes",
     "pack",
     "plan_cut",
-    "plan_of",
     "plan_text",
     "plan_unplanned",
     "plan_values",

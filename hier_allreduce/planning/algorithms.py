@@ -49,7 +49,7 @@ def name_of(algorithm: Union[str, Algorithm]) -> str:
 def checked(algorithm: Algorithm, topology: Optional[Topology] = None) -> Algorithm:
     """Return a user's function as one of two arguments, whose steps are checked at each call.
 
-    It raises a HierAllreduceError that names the function and the chunk if the function raises an error, does not end, returns
+    It raises an error that names the function and the chunk if the function raises an error, does not end, returns
     something else than steps of that chunk, other steps when it is called again, or steps that :func:`.verify` refuses.
 
     Raises:

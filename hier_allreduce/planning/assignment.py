@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+from ..errors import HierAllreduceError
 from ..topology import Topology
-from .algorithms import Algorithm, plan_of, turns_by_root
+from .algorithms import Algorithm, distinct_turns, name_of, plan_of
 from .buckets import Bucketing, Chunk, Spec, balanced, cut, make_buckets
 from .host import BACKLOG, IDLE, BackwardPass, backward_pass
 from .lanes import Lanes, lane_of_links, on_lanes
@@ -166,23 +167,46 @@ def plan_whole(specs: Sequence[Spec], target: PlanningTarget, bucketing: Bucketi
     return chunks, on_lanes(plan, Lanes(target.lanes, lane_of), sum_on_tower=True)
 
 
-def plan_unplanned(specs: Sequence[Spec], strategy: Strategy, towers: int) -> Tuple[List[Chunk], Plan]:
-    """Return what a strategy without a topology does with dense gradients on GPUs, to compare it with plans.
+def plan_unplanned(
+    specs: Sequence[Spec],
+    strategy: Strategy,
+    towers: int,
+    algorithm: Union[str, Algorithm] = "hierarchical",
+    bucketing: Optional[Bucketing] = None,
+) -> Tuple[List[Chunk], Plan]:
+    """Return what a strategy without a topology does.
 
     Each chunk is a bucket of the plan: it is ready with the first variable that it holds. What ``splits`` joins is
     ready at the end of the pass.
+
+    Args:
+        specs: N gradients.
+        strategy: the strategy.
+        towers: K.
+        algorithm: instead of ``"auto"``.
+        bucketing: by default the strategy's.
+
+    Raises:
+        HierAllreduceError: ``mains`` is a tower on which no sum of the algorithm ends.
     """
-    name = "hierarchical" if strategy.algorithm == "auto" else strategy.algorithm
-    algorithm, mains = strategy.function(name), strategy.mains_for(name)
-    chunks = make_buckets(specs, strategy.bucketing)
-    by_root = turns_by_root(algorithm, towers)
-    ready = sorted(range(len(chunks)), key=lambda chunk: min(chunks[chunk].pieces), reverse=True)
-    number = {chunk: place for place, chunk in enumerate(ready)}
-    if mains == "rotate":
-        turns = [len(chunks) - 1 - number[chunk] for chunk in range(len(chunks))]
-    elif mains == "balance":
-        turns = [by_root[root] for root in balanced([chunk.bytes for chunk in chunks], sorted(by_root))]
-    else:
-        turns = [by_root[int(mains)]] * len(chunks)
+    chosen = algorithm if strategy.algorithm == "auto" else strategy.algorithm
+    chunks, steps = make_buckets(specs, bucketing or strategy.bucketing), strategy.function(chosen)
+    last_first = sorted(range(len(chunks)), key=lambda chunk: min(chunks[chunk].pieces), reverse=True)
+    number = {chunk: place for place, chunk in enumerate(last_first)}
+    turns = _turns(chunks, number, strategy.mains_for(chosen), distinct_turns(steps, towers))
     buckets = () if strategy.splits else tuple(number[chunk] for chunk in range(len(chunks)))
-    return chunks, replace(plan_of(algorithm, towers, turns, name), buckets=buckets)
+    return chunks, replace(plan_of(steps, towers, turns, name_of(chosen)), buckets=buckets)
+
+
+def _turns(
+    chunks: Sequence[Chunk], number: Mapping[int, int], mains: Union[int, str], ways: Sequence[Tuple[int, int]]
+) -> List[int]:
+    """Return each chunk's turn of the algorithm; ``ways`` has (root, turn) of those that differ."""
+    if isinstance(mains, int):
+        turns = [turn for root, turn in ways if root == mains]
+        if not turns:
+            raise HierAllreduceError(f"mains={mains}: sums end on towers {sorted({root for root, _ in ways})} only")
+        return turns[:1] * len(chunks)
+    if mains == "rotate":
+        return [len(chunks) - 1 - number[chunk] for chunk in range(len(chunks))]
+    return [ways[way][1] for way in balanced([chunk.bytes for chunk in chunks], range(len(ways)))]

@@ -18,7 +18,7 @@ from typing import Any, Dict, Mapping, Union
 
 from .. import presets
 from ..errors import HierAllreduceError
-from ..presets import Error, Field, Reader
+from ..presets import Field, Reader
 from .plan import Copy, Plan, Reduce, Step, verify
 
 FORMAT = 1  # of the file; a reader refuses any other
@@ -68,7 +68,7 @@ def load_plan(plan: Union[str, Plan]) -> Plan:
 
 
 def _plan(values: Any, where: str) -> Plan:
-    read = _mapping(_FIELDS)(values, where, HierAllreduceError)
+    read = _mapping(_FIELDS)(values, where)
     shares, buckets, towers, lanes = (read[key] for key in ("shares", "buckets", "devices", "lanes"))
     if not shares or abs(sum(shares) - 1) > 1e-6:  # of what is written with six digits
         raise HierAllreduceError(
@@ -89,50 +89,52 @@ def _plan(values: Any, where: str) -> Plan:
 
 
 def _mapping(fields: Mapping[str, Field]) -> Reader:
-    def read(value: Any, where: str, error: Error) -> Dict[str, Any]:
+    def read(value: Any, where: str) -> Dict[str, Any]:
         if not isinstance(value, dict):
-            raise error(f"{where}: expected a JSON object, not {value!r}")
-        return presets.check(value, fields, where, error)
+            raise HierAllreduceError(f"{where}: expected a JSON object, not {value!r}")
+        return presets.check(value, fields, where)
 
     return read
 
 
 def _whole(least: int) -> Reader:
-    def read(value: Any, where: str, error: Error) -> int:
+    def read(value: Any, where: str) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise error(f"{where}: expected a whole number of {least} or more, not {value!r}")
+            raise HierAllreduceError(f"{where}: expected a whole number of {least} or more, not {value!r}")
         return value
 
     return read
 
 
 def _all(reader: Reader) -> Reader:
-    def read(value: Any, where: str, error: Error) -> tuple:
+    def read(value: Any, where: str) -> tuple:
         if not isinstance(value, (list, tuple)):
-            raise error(f"{where}: expected a list, not {value!r}")
-        return tuple(reader(item, f"{where}[{number}]", error) for number, item in enumerate(value))
+            raise HierAllreduceError(f"{where}: expected a list, not {value!r}")
+        return tuple(reader(item, f"{where}[{number}]") for number, item in enumerate(value))
 
     return read
 
 
-def _share(value: Any, where: str, error: Error) -> float:
+def _share(value: Any, where: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
-        raise error(f"{where}: expected a share above 0, up to 1, not {value!r}")
+        raise HierAllreduceError(f"{where}: expected a share above 0, up to 1, not {value!r}")
     return float(value)
 
 
-def _format(value: Any, where: str, error: Error) -> int:
+def _format(value: Any, where: str) -> int:
     if value != FORMAT:
-        raise error(f"{where}: expected {FORMAT}, not {value!r}: make the plan with this version of hier-allreduce")
+        raise HierAllreduceError(
+            f"{where}: expected {FORMAT}, not {value!r}: make the plan with this version of hier-allreduce"
+        )
     return FORMAT
 
 
-def _step(value: Any, where: str, error: Error) -> Step:
+def _step(value: Any, where: str) -> Step:
     op = value.get("op") if isinstance(value, dict) else None
     if op not in list(_STEPS):
-        raise error(f'{where}: expected an object with "op": "reduce" or "copy", not {value!r}')
+        raise HierAllreduceError(f'{where}: expected an object with "op": "reduce" or "copy", not {value!r}')
     kind, fields = _STEPS[op]
-    read = _mapping(fields)(value, where, error)
+    read = _mapping(fields)(value, where)
     return kind(*(read[field] for field in kind._fields))
 
 

@@ -9,14 +9,14 @@ from hier_allreduce.bench.contenders import PEERS, all_contenders, find_contende
 from hier_allreduce.errors import HierAllreduceError
 
 
-def test_tf_distribute_is_wrong_for_an_odd_number_of_devices_and_right_for_an_even_one():
+def test_tf_distribute_is_wrong_for_odd_numbers_of_devices():
     for devices, status in ((3, "wrong"), (4, "ok")):
         peers = [find_contender(name) for name in ("distribute-0", "distribute-1", "distribute-8")]
         report = measuring.measure(case(SMALL[:2], devices), peers, rounds=1, floor=False)
         assert {m.status for m in report.contenders} == {status}
 
 
-def test_all_contenders_are_ours_and_every_peer_that_can_run_here():
+def test_all_contenders_are_ours_and_each_peer_that_runs():
     assert [contender.name for contender in all_contenders()] == ["ours", *PEERS]
 
 

@@ -115,7 +115,7 @@ def densify(grads, devices, average):
     return flat_sum([[tf.convert_to_tensor(v) for v in row] for row in grads], devices, average)
 
 
-def test_dense_copies_of_sparse_gradients_are_run_only_where_they_fit():
+def test_dense_copies_of_sparse_ones_run_only_where_they_fit():
     columns = SMALL[2:3]
     assert measure_one(densify, columns).status == "ok"
     refused = measure_one(densify, columns, memory=3 * 50 * 4 * 4 - 1)
@@ -130,7 +130,7 @@ def test_devices_are_logical_cpus_where_there_are_no_gpus():
 # ---- the floor -------------------------------------------------------------------------------------
 
 
-def test_the_floor_takes_all_bytes_in_pieces_and_extrapolates_beyond_its_limit(monkeypatch):
+def test_the_floor_extrapolates_beyond_its_limit(monkeypatch):
     columns = (GradientShape("dense", (3 * MIB,), "float32"), *SMALL[2:3])
     whole = floor_module.Floor(case(columns, 2))
     whole.step()

@@ -55,7 +55,7 @@ def test_bandwidths_are_those_of_nccl_tests():
     assert sweep_sizes(1, 100, 4) == [1, 4, 16, 64] and size_case(9, ["/cpu:0"]).tower_bytes == 12
 
 
-def test_cores_are_counted_where_the_system_does_not_say_which_are_ours(monkeypatch):
+def test_cores_are_counted_on_any_system(monkeypatch):
     monkeypatch.delattr("os.sched_getaffinity", raising=False)  # as on Windows and macOS
     report = made_up(ours=[2.0, 3.0, 5.0])
     assert results.cores() == report.as_dict()["cores"] == os.cpu_count()

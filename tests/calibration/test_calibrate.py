@@ -30,7 +30,7 @@ def test_receivers_get_the_bytes_that_are_timed():
         timer.close()
 
 
-def test_the_command_writes_a_machine_for_topo_plan_and_strategies(capsys, tmp_path):
+def test_the_command_writes_a_machine_that_others_read(capsys, tmp_path):
     file = str(tmp_path / "machine.yaml")
     assert main(["calibrate", "--devices", "3", "--noise", "1000", "-o", file]) == 0
     printed = capsys.readouterr().out
@@ -58,7 +58,7 @@ def test_devices_that_cannot_be_calibrated_are_an_error(devices, message):
         calibrate(devices)
 
 
-def test_an_invalid_option_is_refused_before_anything_is_measured(capsys):
+def test_an_invalid_option_is_refused_before_measuring(capsys):
     with pytest.raises(SystemExit):
         main(["calibrate", "--noise", "-1"])
     assert "expected a number above 0" in capsys.readouterr().err

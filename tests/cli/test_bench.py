@@ -106,7 +106,7 @@ def test_start_up_lines_are_shown_only_with_an_error(monkeypatch, capfd):
     assert "oneDNN" in capfd.readouterr().err
 
 
-def test_the_extras_that_are_named_exist_and_bring_what_the_bench_needs():
+def test_named_extras_exist_and_bring_what_bench_needs():
     assert extras()["bench"] == ["matplotlib", *extras()["tensorpack"]]  # the default contenders
     texts = [path.read_text(encoding="utf-8") for path in (TOP / "Makefile", *TOP.glob("hier_allreduce/cli/**/*.py"))]
     named = {

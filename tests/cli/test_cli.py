@@ -97,7 +97,7 @@ def test_plan_without_a_topology_is_for_this_machine(run_here, monkeypatch, name
     assert status == 2 and "fewer than two GPUs" in err and "dgx-1v" in err
 
 
-def test_without_tensorflow_and_nvidia_smi_this_machine_is_one_line(run_here, monkeypatch):
+def test_this_machine_without_tensorflow_is_one_line(run_here, monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     detect._run.cache_clear()

@@ -86,14 +86,14 @@ def test_the_checkpoint_is_there(passed):
     assert (folder / f"{path}.index").exists()
 
 
-def test_with_fewer_epochs_than_the_default_the_accuracy_is_not_judged(tmp_path):
+def test_with_fewer_epochs_accuracy_is_not_judged(tmp_path):
     status, report, _ = demo(tmp_path, "--devices", "2", "--epochs", "1")
     assert status == 0 and "FAILED" not in report, report
     assert float(re.search(r"test accuracy .* ([\d.]+)%  \(not judged", report).group(1)) < 98
 
 
 @after_one_run
-def test_it_fails_where_accuracy_or_equality_misses_and_asks_nothing_in_a_used_folder(passed):
+def test_it_fails_where_accuracy_or_equality_misses(passed):
     """One epoch is too short, if that is the default; no difference at all is too much to ask for."""
     code = "import hier_allreduce.cli.demo.digits as digits; digits.DIFFERENCE, digits.EPOCHS = 0, 1"
     status, report, _ = demo(passed[0], "--devices", "3", "--epochs", "1", code=code)
@@ -132,7 +132,7 @@ def test_numbers_are_checked_at_once(capsys, option, value, most):
     assert f"{option}: '{value}': expected a whole number from 1 to {most}" in capsys.readouterr().err
 
 
-def test_what_needs_no_tensorflow_is_checked_before_a_folder_is_made(tmp_path, monkeypatch, capsys):
+def test_options_are_checked_before_a_folder_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["demo", "--strategy", "megengin"]) == 2
     monkeypatch.setitem(sys.modules, "tensorpack", None)

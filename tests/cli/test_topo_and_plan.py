@@ -94,7 +94,7 @@ def test_json_has_everything_to_run_the_plan(run, machine, size):
     assert printed["bound_seconds"] <= printed["idle_seconds"] == pytest.approx(printed["exposed_seconds"])
 
 
-def test_the_plan_for_training_leaves_less_after_the_backward_pass(run):
+def test_a_plan_for_training_leaves_less_exposed(run):
     machine, backward = load("pcie-sockets"), backward_pass(10**8)
     training, idle = (
         json.loads(run("plan", "pcie-sockets", "--json", *options)[1]) for options in ((), ("--backward", "0"))
@@ -160,7 +160,7 @@ def test_the_plan_of_one_algorithm(run):
     assert status == 2 and re.search("'rings' is unknown; did you mean 'ring'.*hierarchical.*FILE.py:NAME", err)
 
 
-def test_machines_from_standard_input_from_files_and_with_a_calibration(run, tmp_path):
+def test_machines_from_stdin_files_and_with_a_calibration(run, tmp_path):
     _, piped, _ = run("plan", "-", "--json", stdin="$ nvidia-smi topo -m\n" + TABLE)
     path = tmp_path / "topo.txt"
     path.write_text(TABLE)
@@ -182,7 +182,7 @@ def test_bytes_that_are_not_quite_utf_8_are_read(run, tmp_path, data):
         assert status == 0 and "NV2" in out
 
 
-def test_topo_prints_what_was_understood_and_yaml_that_it_reads_again(run, tmp_path):
+def test_topo_prints_yaml_that_it_reads_again(run, tmp_path):
     _, out, _ = run("topo", "dgx-1v")
     assert "GPU7" in out and re.search(r"NV2 +8 +45\.6", out) and "At most 26" in out
     written = tmp_path / "dgx.yaml"
@@ -202,7 +202,7 @@ def test_topo_says_what_an_nvswitch_shares(run):
     "links, words",
     [("GPU6-GPU7: 10e9", "10 or 45.6"), ("GPU6-GPU7: 9e9, GPU5-GPU6: 10e9", "9 to 45.6"), ("NV2: 40e9", "40")],
 )
-def test_text_and_picture_say_the_same_of_pairs_that_differ_from_their_kind(run, tmp_path, links, words):
+def test_text_and_picture_agree_on_pairs_of_other_speed(run, tmp_path, links, words):
     path = tmp_path / "speeds.yaml"
     path.write_text(f"links: {{{links}}}\n")
     assert re.search(f"NV2 +8 +{words}\n", run("topo", "dgx-1v", "--calibration", str(path))[1])
@@ -298,7 +298,7 @@ def test_what_an_encoding_lacks_is_printed_as_a_question_mark(monkeypatch):
 
 @pytest.mark.parametrize("command", ["topo", "plan"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_reader_that_ends_early_takes_no_picture_away_and_hears_no_complaint(tmp_path, command, unbuffered):
+def test_a_reader_that_ends_early_costs_no_picture(tmp_path, command, unbuffered):
     reading, writing = os.pipe()
     os.close(reading)  # as `| head` does, sooner or later
     call = [sys.executable, "-m", "hier_allreduce", command, "p3.8xlarge", "--picture", "x.png"]
@@ -310,7 +310,7 @@ def test_a_reader_that_ends_early_takes_no_picture_away_and_hears_no_complaint(t
 
 
 @pytest.mark.parametrize("command", ["topo", "plan"])
-def test_a_picture_that_cannot_be_written_or_drawn_is_refused_before_the_work(run, monkeypatch, tmp_path, command):
+def test_an_impossible_picture_is_refused_before_the_work(run, monkeypatch, tmp_path, command):
     monkeypatch.setattr(topo, "load", None)  # nothing is looked up
     for path, words in (("nowhere/at/all.png", "there is no folder 'nowhere/at'"), (str(tmp_path), "not a folder")):
         with pytest.raises(SystemExit):
@@ -383,7 +383,7 @@ def test_text_can_be_read_on_every_color():
     assert [figures.ink_on(color) == "white" for color in figures.COLORS] == [True] * 3 + [False] * 4 + [True]
 
 
-def test_with_lanes_the_timeline_has_a_bar_for_every_copy_in_the_colour_of_its_lane():
+def test_every_copy_has_a_bar_in_the_colour_of_its_lane():
     found = best_plan(load("dgx-1v"), 10**7, lanes=4)
     plan = found.plan
     with drawing(plan_picture.draw_timeline, found.timing(), found) as axes:

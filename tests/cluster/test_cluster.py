@@ -82,7 +82,7 @@ def test_all_hosts_hold_the_same_bits(summed):
     assert all(row == rows[0] for row in rows)
 
 
-def test_each_host_sends_each_chunk_across_once_from_rotating_mains(summed):
+def test_hosts_send_each_chunk_across_once_from_its_main(summed):
     """One collective for each chunk, on its main only, whatever the number of towers."""
     _, results = summed
     for task, host in enumerate(results):
@@ -106,7 +106,7 @@ def test_the_audit_counts_what_crosses_to_the_other_hosts(summed):
         assert re.search(r"chunk 0 \('\S+'\): not planned [01]→other hosts$", twice)
 
 
-def test_float16_crosses_as_float32_where_tensorflow_has_no_kernel(summed):
+def test_float16_crosses_as_float32_without_a_kernel(summed):
     _, results = summed
     for host in results:
         assert ("float16" in host["dtypes"]) == IS_TF2
@@ -149,7 +149,7 @@ def undisturbed():
         return facts(hosts)
 
 
-def test_many_steps_leave_the_same_bits_on_all_towers_of_all_hosts():
+def test_many_steps_leave_the_same_bits_on_all_hosts():
     with job("train", 2, devices=4, steps=200) as hosts:
         results = facts(hosts)
     rows = [row for host in results for row in host["bits"]]
@@ -214,7 +214,7 @@ def test_a_step_with_two_all_reduces_over_nccl_is_refused():
 
 
 @compared
-def test_a_restart_from_the_checkpoint_goes_on_with_the_same_loss(tmp_path, undisturbed):
+def test_a_restart_goes_on_with_the_same_loss(tmp_path, undisturbed):
     """The chief saves after the third step; then a host dies. The new job restores on the chief only."""
     checkpoint = str(tmp_path / "model")
     dies = {"die_at": 3, "who": 1, "signal": signal.SIGKILL}
@@ -249,7 +249,7 @@ def test_a_step_during_another_threads_step_is_refused():
 # ---- after the end ----------------------------------------------------------------------------
 
 
-def test_a_closed_session_leaves_no_session_on_any_server_and_no_thread():
+def test_a_closed_session_leaves_no_session_and_no_thread():
     with job("leave", 3) as hosts:
         assert facts(hosts) == [{"opened": 3, "open": 0, "threads": 0}] * 3
 
@@ -287,7 +287,7 @@ def test_every_survivor_names_the_host_that_died_or_froze(survivors, who):
         assert "Start all hosts again" in text
 
 
-def test_a_late_survivor_names_the_host_that_died_and_not_the_survivors_that_ended():
+def test_a_late_survivor_names_the_host_that_died():
     dies = {"die_at": 2, "who": 0, "signal": signal.SIGKILL}
     with job("train", 3, timeout=6.0, patient=True, **dies, each={2: {"wait_at": 2}}) as hosts:
         ends = [hosts[1].end()]
@@ -299,7 +299,7 @@ def test_a_late_survivor_names_the_host_that_died_and_not_the_survivors_that_end
         assert text.startswith("ClusterError: host 0 (127.0.0.1:") and text.count("host ") == 1, text
 
 
-def test_an_exception_on_one_host_ends_it_at_once_and_the_others_name_it():
+def test_an_exception_on_one_host_is_named_by_the_others():
     """A host that leaves its session by an exception does not wait for the others."""
     with job("train", 2, timeout=TIMEOUT, each={1: {"raise_at": 2}}) as hosts:
         assert hosts[1].end() == ("error", "HierAllreduceError: the program's own mistake")
@@ -309,7 +309,7 @@ def test_an_exception_on_one_host_ends_it_at_once_and_the_others_name_it():
 
 
 @pytest.mark.parametrize("who", [0, 1], ids=["the leader", "a peer"])
-def test_a_failed_op_raises_its_own_error_on_its_host_and_the_others_name_that_host(who):
+def test_a_failed_ops_host_is_named_by_the_others(who):
     """On the others, TensorFlow raises the same error as if it were theirs, or an internal one."""
     with job("train", 3, busy=True, each={who: {"bad_at": 2}}) as hosts:
         ends = [host.end() for host in hosts]
@@ -323,7 +323,7 @@ def test_a_failed_op_raises_its_own_error_on_its_host_and_the_others_name_that_h
         assert "label" in text
 
 
-def test_a_host_that_runs_fewer_steps_is_named_as_soon_as_it_leaves():
+def test_a_host_with_fewer_steps_is_named_when_it_leaves():
     with job("train", 2, timeout=6.0, patient=True, each={1: {"steps": 4}}) as hosts:
         kind, text = hosts[0].end()
         assert len(hosts[1].facts()["losses"]) == 4
@@ -334,7 +334,7 @@ def test_a_host_that_runs_fewer_steps_is_named_as_soon_as_it_leaves():
 
 
 @compared
-def test_a_chief_may_save_or_evaluate_for_longer_than_the_timeout(undisturbed):
+def test_a_chief_may_save_for_longer_than_the_timeout(undisturbed):
     """It stays in Python until the other host has probed it for longer than the timeout."""
     with job("train", 2, timeout=2.0, patient=True, each={0: {"wait_at": 1}}) as hosts:
         hosts[1].until(1)
@@ -344,7 +344,7 @@ def test_a_chief_may_save_or_evaluate_for_longer_than_the_timeout(undisturbed):
         assert [host["bits"] for host in facts(hosts)] == [host["bits"] for host in undisturbed]
 
 
-def test_a_live_host_that_stays_away_is_an_error_after_the_stall_timeout():
+def test_a_live_host_that_stays_away_ends_in_a_stall_timeout():
     impatient = {"cluster": {"stall_timeout": 3.0}}
     with job("train", 2, timeout=2.0, patient=True, each={0: {"wait_at": 1}, 1: impatient}) as hosts:
         kind, text = hosts[1].end()
@@ -354,7 +354,7 @@ def test_a_live_host_that_stays_away_is_an_error_after_the_stall_timeout():
     assert "waited 3 s for hosts [0], which all answer" in text
 
 
-def test_after_the_end_of_the_data_no_step_can_be_mistaken_for_a_slow_hosts_last_one():
+def test_the_end_of_data_is_no_slow_hosts_last_step():
     """The chief has not run its last step, so the other must not begin an epoch. Local ops still run."""
     with job("epochs", 2, sessions=False, each={0: {"waits": True}}) as hosts:
         hosts[1].until("the second epoch")
@@ -405,7 +405,7 @@ def test_a_host_that_never_comes_is_named(missing):
     ],
     ids=["shape", "variables", "strategy", "engine"],
 )
-def test_hosts_that_build_something_else_are_refused_before_the_first_step(options, words):
+def test_hosts_that_build_something_else_are_refused(options, words):
     with job("train", 3, each={1: options}) as hosts:
         ends = [host.end() for host in hosts]
     for task, (kind, text) in enumerate(ends):
@@ -437,7 +437,7 @@ def test_hosts_with_different_numbers_of_devices_are_refused():
             assert "devices_per_host: " in text
 
 
-def test_a_list_of_hosts_that_is_longer_or_in_another_order_is_refused():
+def test_another_list_of_hosts_is_refused():
     a, b, c = free_addresses(3)
     for hosts_of_1, task, words in (
         ([a, b, c], 1, f"hosts, 2: only there ({c})"),
@@ -463,7 +463,7 @@ def test_a_wrong_address_is_named_by_both_sides(wrong):
     assert f"hosts, {other}: {[a, b][other]} there, {nobody} here" in ends[wrong][1]
 
 
-def test_hosts_that_wait_at_unused_addresses_end_after_the_start_timeout():
+def test_hosts_at_unused_addresses_end_after_start_timeout():
     a, b, c, d = free_addresses(4)
     each = {task: {"cluster": {"hosts": own, "start_timeout": 0.001}} for task, own in enumerate([[a, c], [d, b]])}
     with job("train", 2, each=each) as hosts:
@@ -644,7 +644,7 @@ def test_hosts_compare_all_that_they_have_built(here, there, words):
     assert words in list(differences(built(here), built(there)))
 
 
-def test_a_number_of_towers_other_than_devices_per_host_is_refused(graph):
+def test_other_than_devices_per_host_towers_are_refused(graph):
     with pytest.raises(ClusterError, match=r"for 3 devices, and .* has 2|devices_per_host=2\) has 2"):
         allreduce_grads([[tf.constant(1.0)]] * 3, ["/cpu:0"] * 3, cluster=two())
 
@@ -673,7 +673,7 @@ def test_the_result_has_no_gradient_and_the_error_says_so(graph):
 
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-def test_a_dtype_that_no_collective_can_add_is_refused_before_the_first_op(graph, dtype):
+def test_a_dtype_that_no_collective_adds_is_refused_at_once(graph, dtype):
     cluster, row = two(), [tf.constant(1.0), tf.zeros([2], dtype)]
     text = left_as_it_was(graph, cluster, lambda: allreduce_grads([row] * 2, cpus(2), cluster=cluster))
     assert text.startswith(f"HierAllreduceError: variable 1 ('zeros'): {dtype} cannot be added up across hosts")

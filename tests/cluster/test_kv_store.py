@@ -38,7 +38,7 @@ def test_further_attempts_to_put_or_get_build_no_more_ops(sessions):
     assert len(sessions) == 1
 
 
-def test_a_restarted_server_is_used_again_and_the_old_session_is_gone(sessions):
+def test_a_restarted_server_has_lost_the_old_session(sessions):
     hosts = free_addresses(1)
     kv_store = KeyValueStore(hosts, 2.0)
     for text in ("first", "second"):

@@ -83,7 +83,7 @@ def heard(end):
     [("raise SystemExit(7)", 7), ("os.kill(os.getpid(), 9)", 137)],
     ids=["exit", "signal"],
 )
-def test_when_one_fails_the_others_and_what_they_started_are_ended(death, status, tmp_path, pipe):
+def test_when_one_fails_the_others_and_children_are_ended(death, status, tmp_path, pipe):
     """Host 1 fails once each host has reported that its child runs; all children hold the pipe open."""
     name, end = pipe
     os.mkfifo(str(tmp_path / "started"))

@@ -24,7 +24,7 @@ def test_all_hosts_are_probed_at_once(monkeypatch):
     assert liveness.faults(hosts, SECONDS) == dict.fromkeys(hosts, liveness.GONE)
 
 
-def test_a_host_name_that_takes_too_long_to_look_up_is_a_host_that_does_not_answer(monkeypatch):
+def test_a_slow_lookup_is_a_host_that_does_not_answer(monkeypatch):
     over = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **options: over.wait(SECONDS) and [])
     assert liveness.faults({1: "slow:1"}, 0.1) == {1: liveness.SILENT}

@@ -70,7 +70,7 @@ def test_a_watchdog_without_references_has_no_thread():
         assert not thread.is_alive()
 
 
-def test_a_call_that_never_returns_does_not_keep_the_interpreter_from_exiting():
+def test_a_call_that_never_returns_does_not_stop_the_exit():
     program = (
         "import threading; from hier_allreduce.cluster.watchdog import Watchdog\n"
         "watchdog = Watchdog(['127.0.0.1:1', '127.0.0.1:2'], 0, 2.0, 60.0)\n"

@@ -7,7 +7,8 @@ import pytest
 
 from hier_allreduce import Strategy
 from hier_allreduce.bench import load_model
-from hier_allreduce.planning import Spec, make_buckets
+from hier_allreduce.planning import Spec
+from hier_allreduce.planning.buckets import make_buckets
 
 TOP = Path(__file__).parents[2]
 DOCS = sorted(page.relative_to(TOP).as_posix() for page in (TOP / "docs").rglob("*.md"))

@@ -96,7 +96,7 @@ def test_other_numbers_are_summed_too(dtype):
     assert_all_towers_hold(executed(values, cpus(5)), np.sum(values, axis=0))
 
 
-def test_shapes_that_turn_out_to_differ_are_an_error_when_the_step_runs():
+def test_shapes_that_turn_out_to_differ_are_an_error():
     values = [[np.ones([3, 1], np.float32)]] * 2 + [[np.ones([1, 4], np.float32)]] * 2
     for algorithm in BY_NAME:
         with pytest.raises(tf.errors.InvalidArgumentError):
@@ -161,7 +161,7 @@ def test_surrounding_scopes_do_not_move_anything(graph, number):
     assert (b"loc:@anchor" in after.op.colocation_groups()) == (number in (1, 2)), "the scope goes on afterwards"
 
 
-def test_an_outer_device_completes_what_the_towers_device_leaves_open(graph):
+def test_an_outer_device_completes_the_towers_device(graph):
     with tf.device("/job:worker/task:1"):
         result = allreduce_grads(gradients_on(["/gpu:0", "/gpu:1"], powers_of_two(2)), ["/gpu:0", "/job:ps/gpu:1"])
     assert [tf.DeviceSpec.from_string(row[0].device).to_string() for row in result] == [
@@ -251,7 +251,7 @@ def adding_ops_where_memory_is_short(reduce):
 
 
 @pytest.mark.parametrize("wire_dtype", [None, "float16"])
-def test_a_sum_stays_one_pass_over_memory_where_grappler_finds_it_short(wire_dtype):
+def test_a_sum_stays_one_pass_where_memory_is_short(wire_dtype):
     def plain(grads, devices):
         with tf.device(devices[0]):
             return [tf.add_n(grads)] * 3
@@ -360,7 +360,7 @@ def test_pairs_come_as_compute_gradients_gives_them(graph):
 
 
 @pytest.mark.tf2
-def test_tensorflows_hierarchical_copy_drops_the_last_of_three_replicas_and_ours_does_not():
+def test_hierarchical_copy_drops_a_third_replica_ours_does_not():
     strategy = tf.distribute.MirroredStrategy(cpus(3), tf.distribute.HierarchicalCopyAllReduce())
 
     def replica():
@@ -372,7 +372,7 @@ def test_tensorflows_hierarchical_copy_drops_the_last_of_three_replicas_and_ours
     assert_all_towers_hold(executed(powers_of_two(3), cpus(3), strategy="hierarchical"), [[7, 7]])
 
 
-def test_tensorpacks_function_of_the_same_name_refuses_other_than_eight(tmp_path):
+def test_tensorpacks_function_refuses_other_than_eight(tmp_path):
     program = """
 import tensorflow as tf
 from tensorpack.graph_builder.utils import allreduce_grads_hierarchical

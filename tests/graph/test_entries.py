@@ -66,7 +66,7 @@ def test_a_mixed_batch_is_packed_dtype_by_dtype():
 
 @pytest.mark.parametrize("towers", [2, 3, 8])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_float16_means_that_overflow_as_a_sum_are_finite_and_right(towers, algorithm):
+def test_float16_means_are_finite_where_sums_overflow(towers, algorithm):
     values = [[np.full([3], 60000 + 32 * k, "float16")] for k in range(towers)]
     rows = executed(values, cpus(towers), average=True, strategy=algorithm)
     expected = np.mean([row[0].astype("float64") for row in values], 0)
@@ -155,7 +155,7 @@ def test_a_packed_graph_moves_what_its_plan_says(graph, strategy):
     audit(traced(consumed_in_place(result)), graph)
 
 
-def test_the_way_gradients_are_added_keeps_their_shapes_and_slopes(graph):
+def test_sums_keep_shapes_and_slopes(graph):
     values = [[np.full([60, 50], 2.0**k, "float32"), np.float32(2.0**k)] for k in range(4)]
     rows = gradients_on(cpus(4), values)
     result = allreduce_grads(rows, cpus(4), strategy=Strategy(algorithm="flat", pack_below=0))
@@ -187,7 +187,7 @@ def test_names_of_ops_are_unique_and_those_that_are_keep_theirs(names):
 
 
 @pytest.mark.no_lanes
-def test_a_name_that_looks_like_a_second_one_is_audited_as_itself(graph):
+def test_a_name_like_a_second_ones_is_audited_as_itself(graph):
     devices, rows = cpus(2), []
     for device in devices:
         with tf.device(device):
@@ -234,13 +234,13 @@ def test_one_main_for_all_is_that_tower_also_on_two_levels(graph, towers, groups
 
 @pytest.mark.parametrize("towers, groups", UNEVEN)
 @pytest.mark.parametrize("variables", [1, 13, 36])
-def test_mains_chosen_by_bytes_carry_equal_gradients_evenly_also_on_two_levels(graph, towers, groups, variables):
+def test_mains_by_bytes_carry_equal_gradients_evenly(graph, towers, groups, variables):
     roots = laid_out(towers, [20000] * variables, groups=groups).plan.roots
     counts = [roots.count(tower) for tower in range(towers)]
     assert sum(counts) == variables and max(counts) - min(counts) <= 1
 
 
-def test_sparse_values_and_their_indices_have_one_main_also_on_two_levels(graph):
+def test_sparse_values_and_indices_have_one_main(graph):
     rows = [[tf.IndexedSlices(tf.zeros([k + 2, 3]), tf.zeros([k + 2], tf.int64)) for _ in range(4)] for k in range(3)]
     layout = lay_out(checked(rows, cpus(3), False), Strategy(algorithm="hierarchical", pack_below=0))
     assert len(layout.chunks) == 4 and sorted(layout.mains()) == [0, 1, 2, 3]
@@ -422,7 +422,7 @@ OPTIMIZERS = {"grappler": {}, "no grappler": {"graph_options": no_grappler}}
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("towers", [2, 3, 8])
 @pytest.mark.parametrize("average", [False, True])
-def test_run_time_shapes_that_disagree_raise_with_the_variables_name(graph, options, algorithm, towers, average):
+def test_shapes_that_disagree_raise_with_the_variables_name(graph, options, algorithm, towers, average):
     devices, rows = cpus(towers), []
     for tower, device in enumerate(devices):
         with tf.device(device):
@@ -454,7 +454,7 @@ def test_unknown_shapes_are_reduced_when_they_agree():
 
 
 @pytest.mark.parametrize("average", [True, False])
-def test_what_a_reference_variable_accumulates_is_added_in_float32_too(graph, average):
+def test_accumulated_references_are_added_in_float32(graph, average):
     """Its dtype is float16_ref."""
     rows = []
     for k, device in enumerate(cpus(3)):
@@ -466,7 +466,7 @@ def test_what_a_reference_variable_accumulates_is_added_in_float32_too(graph, av
         assert sess.run(allreduce_grads(rows, cpus(3), average)) == [(60000,)] * 3
 
 
-def test_float32_and_what_a_reference_variable_accumulates_are_of_one_dtype(graph):
+def test_float32_ref_and_float32_are_one_dtype(graph):
     total = tf1.get_variable("total", initializer=np.float32([0]), use_resource=False)
     rows = [[tf1.assign_add(total, [1.0])], [tf.constant([2.0])]]
     with session() as sess:
@@ -474,7 +474,7 @@ def test_float32_and_what_a_reference_variable_accumulates_are_of_one_dtype(grap
         assert sess.run(allreduce_grads(rows, cpus(2))) == [(3,)] * 2
 
 
-def test_rows_of_unknown_rank_are_gathered_with_those_of_known_rank(graph):
+def test_rows_of_unknown_and_known_rank_are_gathered(graph):
     def slices(shape):
         values = tf1.placeholder_with_default(np.float32([[1, 2]]), shape)
         return tf.IndexedSlices(values, tf.constant([0]), tf.constant([3, 2]))

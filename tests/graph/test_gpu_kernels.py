@@ -56,7 +56,7 @@ def sparse(index):
 
 
 @pytest.mark.parametrize("dtype", SUMMABLE_DTYPES)
-def test_every_op_of_a_dense_all_reduce_can_be_placed_and_finds_its_operands(kernels, graph, dtype):
+def test_every_op_of_a_dense_all_reduce_has_a_kernel(kernels, graph, dtype):
     for strategy in [*STRATEGIES, *MORE.get(dtype, ())]:
         built(dtype, strategy, dtype in FLOATS)
     assert not_placed(graph, kernels) == set()
@@ -89,7 +89,7 @@ def test_every_op_of_an_optimizer_can_be_placed(kernels, graph, update):
     assert not_placed(graph, kernels) == set()
 
 
-def test_every_op_of_the_bench_can_be_placed_and_finds_its_operands(kernels, graph):
+def test_every_op_of_the_bench_has_a_kernel(kernels, graph):
     dtypes = set(DTYPE_BYTES) - (set() if IS_TF2 else {"bfloat16"})  # GPUs of 1.15 have no variables of that
     columns = [GradientShape(dtype, (10**7, 4), dtype, sparse) for dtype in sorted(dtypes) for sparse in (False, True)]
     case = Case(tuple(columns), tuple(DEVICES))
@@ -102,7 +102,7 @@ def test_every_op_of_the_bench_can_be_placed_and_finds_its_operands(kernels, gra
     assert {change for change in crossing if "(int32)" not in change} == set()
 
 
-def test_missing_kernels_and_operands_in_the_wrong_memory_are_found(kernels, graph):
+def test_missing_kernels_and_misplaced_operands_are_found(kernels, graph):
     with tf.device("/gpu:0"):
         tf.reshape(tf1.placeholder("float32", [4]), tf.cast(tf1.placeholder("float32", [1]), tf.int32))
         assert memory_changes(graph, kernels) == {"Cast → Reshape shape (int32)"}

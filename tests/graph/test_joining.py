@@ -81,7 +81,7 @@ def test_what_is_joined(graph, index):
         assert [unit.variables for unit in layout.units if "values" in unit.parts] == [(0, 1, 2), (3, 4)]
 
 
-def test_indices_are_joined_without_their_values_where_these_are_large(graph):
+def test_indices_of_large_values_are_joined_without_them(graph):
     layout = lay_out(checked(sparse_rows(True, cpus(K)), cpus(K), False), STRATEGIES["values alone"])
     indices, *values = [(unit.parts, unit.variables) for unit in layout.units]
     assert indices == (("indices",), (0, 1, 2, 3, 4))

@@ -124,7 +124,7 @@ def test_the_audit_names_lanes_and_counts_their_copies(graph):
     assert "tree, 3 chunks, 24 copies (12 between a tower and its lanes), planned = executed" in text
 
 
-def test_a_planned_all_reduce_executes_its_copies_over_lanes_in_order(graph):
+def test_planned_copies_over_lanes_are_executed_in_order(graph):
     rows = []
     for tower, device in enumerate(cpus(4)):
         with tf.device(device):
@@ -139,7 +139,7 @@ def test_a_planned_all_reduce_executes_its_copies_over_lanes_in_order(graph):
     assert call.in_order > 0 and {device for pair in call.copies for device in pair} > set(range(4))
 
 
-def test_sums_are_formed_on_lanes_and_packing_stays_on_the_towers(graph):
+def test_sums_are_formed_on_lanes_packing_on_towers(graph):
     built(graph, 3, 2, strategy=Strategy(algorithm="flat"))
     places = {}
     for op in graph.get_operations():
@@ -197,7 +197,7 @@ def test_memory_of_two_towers_by_hand():
     [(2, 2.1, {"algorithm": "flat", "pack_below": 0}), (3, 4, {"topology": "p3.8xlarge"})],
     ids=["by the strategy", "planned"],
 )
-def test_all_lanes_of_a_gpu_need_at_most_four_times_the_gradients(lanes, most, how):
+def test_lanes_need_at_most_four_times_the_gradients(lanes, most, how):
     """Without a topology it is less, because the chunks of one root use different lanes."""
     layout = layout_of(4, lanes, [LARGE // 6] * 12, **how)
     needed = [0] * 4

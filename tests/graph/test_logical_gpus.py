@@ -24,7 +24,7 @@ def gpus(monkeypatch):
     monkeypatch.setattr(logical_gpus, "free_gpu_memory", lambda: (16 * GIB, 16 * GIB, 10 * GIB))
 
 
-def test_towers_and_lanes_have_the_numbers_that_tensorflow_gives_them(gpus):
+def test_towers_and_lanes_have_tensorflows_numbers(gpus):
     setup = gpu_lanes(2, 3, memory_limit=GIB)
     if IS_TF2:
         assert setup.devices == ("/gpu:0", "/gpu:1")
@@ -40,7 +40,7 @@ def test_towers_and_lanes_have_the_numbers_that_tensorflow_gives_them(gpus):
         assert not IS_TF2 or list(logical.device_ordinal) == [0, 1, 2, 3]
 
 
-def test_towers_go_by_the_order_of_their_gpus_however_they_are_listed(gpus):
+def test_towers_go_by_the_order_of_their_gpus(gpus):
     setup = gpu_lanes(["/gpu:2", 0], 1, gradient_bytes=100 * MIB)
     assert setup.devices == (("/gpu:1", "/gpu:0") if IS_TF2 else ("/gpu:2", "/gpu:0"))
     assert lanes_of(setup) == [("/gpu:3",), ("/gpu:2",)] if IS_TF2 else [("/gpu:3",), ("/gpu:1",)]
@@ -49,14 +49,14 @@ def test_towers_go_by_the_order_of_their_gpus_however_they_are_listed(gpus):
     assert setup.tower_memory == (int(10 * 1024 * 0.95) - 400) * MIB, "the fullest GPU decides"
 
 
-def test_the_links_are_those_of_the_gpus_not_of_tensorflows_numbers(gpus, graph):
+def test_the_links_are_those_of_gpus_not_of_tensorflow(gpus, graph):
     rows = [[tf.zeros([500_000])] * 2] * 2
     setup = gpu_lanes([2, 1], 1, memory_limit=GIB)
     grads = checked(rows, setup.devices, False, lanes=setup.lanes)
     assert lay_out(grads, Strategy(topology="dgx-1v")).machine.devices == ("GPU2", "GPU1")
 
 
-def test_each_lane_may_have_its_own_memory_and_towers_what_they_are_given(gpus):
+def test_each_lane_and_tower_may_have_its_own_memory(gpus):
     setup = gpu_lanes([1], 2, memory_limit=[MIB + 1, GIB], tower_memory=4 * GIB)
     (logical,) = setup.config.gpu_options.experimental.virtual_devices
     assert list(logical.memory_limit_mb) == [4096, 2, 1024]
@@ -126,7 +126,7 @@ def test_what_cannot_be_set_up_is_refused(gpus, words):
         REFUSED[words]()
 
 
-def test_where_nothing_says_what_is_free_the_towers_memory_is_asked_for(gpus, monkeypatch):
+def test_unknown_free_memory_asks_for_tower_memory(gpus, monkeypatch):
     monkeypatch.setattr(logical_gpus, "free_gpu_memory", lambda: ())
     with pytest.raises(HierAllreduceError, match="give tower_memory="):
         gpu_lanes(2, 1, GIB)

@@ -32,8 +32,8 @@ from hier_allreduce import (
 )
 from hier_allreduce.cli.entry import main
 from hier_allreduce.graph.layout import lay_out
-from hier_allreduce.planning import Lanes, best_plan, named, on_lanes, plan_of
-from hier_allreduce.planning.algorithms import flat, tree
+from hier_allreduce.planning import Lanes, best_plan, named, on_lanes
+from hier_allreduce.planning.algorithms import flat, plan_of, tree
 from hier_allreduce.topology import load
 
 pytestmark = pytest.mark.no_lanes

@@ -191,7 +191,7 @@ def test_gradients_stay_whole_only_for_updates_at_the_mains(graph, devices):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_whole_gradients_on_cpu_devices_are_added_up_along_the_plan(graph, dtype):
+def test_whole_gradients_are_added_up_along_the_plan(graph, dtype):
     values = [[np.full((300, 100), 2.0**k, dtype)] for k in range(8)]
     result = over_mains(cpus(8), values, Strategy("ring", topology="dgx-1v"))
     sums = [op for op in graph.get_operations() if op.type in ("AddN", "AddV2", "Add")]
@@ -221,7 +221,7 @@ def test_sparse_rows_on_cpu_devices_are_joined_along_the_plan(graph):
     assert sum(call.copies.values()) == 2 * 14
 
 
-def test_a_job_on_some_of_the_gpus_is_planned_for_their_links_only(graph):
+def test_a_job_on_some_gpus_is_planned_for_their_links(graph):
     devices, machine = ("/gpu:5", "/gpu:0", "/gpu:3"), load("dgx-1v")
     rows = checked([[tf.zeros([500, 500])] for _ in devices], devices, False)
     steps = steps_of(lay_out(rows, Strategy(topology="dgx-1v")).plan)

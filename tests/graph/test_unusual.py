@@ -32,7 +32,7 @@ def rows_of(count, width=1, dtype="float32"):
 # ---- which sparse gradients are joined ---------------------------------------------------------------
 
 
-def test_joined_rows_have_at_most_the_bytes_of_a_bucket_the_last_variables_first(graph, monkeypatch):
+def test_joined_rows_fill_buckets_the_last_first(graph, monkeypatch):
     monkeypatch.setattr(Bucketing, "bucket_bytes", 120)
     matrix = [[rows_of(5) for _ in range(4)] for _ in range(2)]
     three = laid_out(matrix, Strategy(sparse="gather", pack_below=100))
@@ -55,7 +55,7 @@ def test_rows_of_less_than_pack_below_bytes_are_joined(graph, limit, joined):
 
 
 @pytest.mark.parametrize("average", [False, True])
-def test_joined_indices_come_after_values_that_are_joined_with_earlier_ones(graph, monkeypatch, average):
+def test_joined_indices_have_the_order_of_their_values(graph, monkeypatch, average):
     """Of the indices two variables fit into a bucket, of the values all four: they are ready last."""
     monkeypatch.setattr(Bucketing, "bucket_bytes", 100)
     matrix = [
@@ -75,7 +75,7 @@ def test_joined_indices_come_after_values_that_are_joined_with_earlier_ones(grap
 
 
 @pytest.mark.parametrize("without", [0, 2])
-def test_a_tower_without_a_gradient_has_no_rows_which_is_a_known_number(graph, without):
+def test_a_missing_gradient_has_zero_rows_which_is_known(graph, without):
     matrix = [
         [tf.IndexedSlices(held(np.full([2, 1], tower, "float32")), held(np.arange(2))) for _ in range(2)]
         for tower in range(3)
@@ -88,7 +88,7 @@ def test_a_tower_without_a_gradient_has_no_rows_which_is_a_known_number(graph, w
             assert sorted(row[-1].values[:, 0]) == sorted([tower for tower in range(3) if tower != without] * 2)
 
 
-def test_nothing_is_joined_for_one_tower_or_where_each_variable_needs_its_main(graph):
+def test_one_tower_and_single_mains_join_nothing(graph):
     rows = [[rows_of(2), rows_of(2)] for _ in range(2)]
     alone = [(("values", "indices"), (variable,)) for variable in range(2)]
     strategy = Strategy(sparse="gather")
@@ -112,14 +112,14 @@ def table_rows(count):
     )
 
 
-def test_rows_of_several_hosts_are_added_up_even_where_gathering_moves_fewer_bytes(graph):
+def test_rows_of_several_hosts_are_added_up(graph):
     for kind in ("gpu", "cpu"):
         matrix = [[table_rows(3)] for _ in range(2)]
         assert parts(laid_out(matrix, Strategy(), kind)) == [(("values", "indices"), (0,))]
         assert parts(laid_out(matrix, Strategy(), kind, hosts=2)) == [(("dense",), (0,))]
 
 
-def test_rows_whose_number_is_not_known_are_gathered_also_where_bytes_cost(graph):
+def test_rows_of_unknown_number_are_gathered(graph):
     layout = laid_out([[table_rows(None)] for _ in range(2)], Strategy(), "gpu")
     assert parts(layout) == [(("values", "indices"), (0,))]
 
@@ -127,7 +127,7 @@ def test_rows_whose_number_is_not_known_are_gathered_also_where_bytes_cost(graph
 # ---- shapes ------------------------------------------------------------------------------------------
 
 
-def test_rows_that_become_dense_have_the_shape_that_another_tower_knows(graph):
+def test_rows_become_dense_with_another_towers_shape(graph):
     """Then they are packed with others."""
     values = tf1.placeholder_with_default(np.float32([[1, 2]]), [None, None])
     rows = [
@@ -139,7 +139,7 @@ def test_rows_that_become_dense_have_the_shape_that_another_tower_knows(graph):
     assert evaluate(result)[0][0].tolist() == [[1, 1], [1, 1], [2, 3], [1, 1]]
 
 
-def test_rows_that_become_dense_have_a_shape_that_only_the_step_knows(graph):
+def test_rows_become_dense_with_a_shape_of_the_step(graph):
     rows = [
         [
             tf.IndexedSlices(
@@ -258,7 +258,7 @@ def test_pairs_are_added_up_unless_the_mean_is_asked_for(graph):
 # ---- lanes -------------------------------------------------------------------------------------------
 
 
-def test_memory_of_all_reduces_over_different_numbers_of_lanes_is_added_lane_by_lane(graph):
+def test_memory_of_all_reduces_is_added_lane_by_lane(graph):
     for lanes in (1, 2):
         rows = gradients_on(cpus(2), [[np.zeros(1024, "float32")]] * 2)
         allreduce_grads(rows, cpus(2), lanes=gpu_lanes(cpus(2), lanes).lanes, strategy=Strategy("flat", mains=0))

@@ -15,8 +15,8 @@ from hier_allreduce.graph import allreduce, emit
 from hier_allreduce.graph.allreduce import copy_from_mains, reduce_to_mains
 from hier_allreduce.inspect import auditing, built_sums
 from hier_allreduce.inspect.executed import chunk_finder
-from hier_allreduce.planning import Copy, Reduce, plan_of
-from hier_allreduce.planning.algorithms import BY_NAME, tree, two_group
+from hier_allreduce.planning import Copy, Reduce
+from hier_allreduce.planning.algorithms import BY_NAME, plan_of, tree, two_group
 
 TO_ONE_MAIN = Strategy(algorithm="tree", mains=0, pack_below=0)
 ONE_BY_ONE = {name: Strategy(algorithm=name, mains="rotate", pack_below=0) for name in BY_NAME}
@@ -47,7 +47,7 @@ def used_on_the_spot(result, devices):
 
 
 @pytest.mark.parametrize("how", [{"algorithm": "hierarchical"}, {"algorithm": "tree"}, {"topology": "dgx-1v"}])
-def test_rows_gathered_on_several_levels_stay_on_the_planned_ways(graph, how):
+def test_rows_gathered_on_levels_stay_on_planned_ways(graph, how):
     """Grappler would merge the concats of all levels into one, to which everybody sends."""
     devices, rows, used = cpus(8), [], []
     for device in devices:
@@ -62,7 +62,7 @@ def test_rows_gathered_on_several_levels_stay_on_the_planned_ways(graph, how):
     assert sum(call.copies.values()) == 2 * 14
 
 
-def test_eight_devices_make_twelve_copies_inside_the_groups_and_two_across_for_each_variable(graph):
+def test_eight_devices_make_twelve_copies_inside_and_two_across(graph):
     result = allreduce_grads_hierarchical(gradients_on(cpus(8), ones(8, 16)), cpus(8), average=True)
     copies = audit(seen(used_on_the_spot(result, cpus(8)))).copies
     inside = {pair: count for pair, count in copies.items() if (pair[0] < 4) == (pair[1] < 4)}
@@ -103,7 +103,7 @@ def test_every_strategy_is_executed_as_planned(graph, strategy):
     assert sum(copies.values()) == 8 * emitted.plan.chunks
 
 
-def test_the_values_and_indices_of_sparse_gradients_take_the_planned_way(graph):
+def test_values_and_indices_take_the_planned_way(graph):
     towers = gradients_on(cpus(3), [[np.ones([2, 4], np.float32), np.int64([0, 3])]] * 3)
     result = allreduce_grads([[tf.IndexedSlices(*parts)] for parts in towers], cpus(3), strategy="tree")
     copies = audit(seen([[row[0].values, row[0].indices] for row in result])).copies
@@ -117,7 +117,7 @@ def test_the_table_in_the_documentation_is_what_prints(graph):
     assert textwrap.indent(text, "    ") in inspect.getdoc(auditing)
 
 
-def test_several_all_reduces_in_one_step_have_a_table_for_each_set_of_devices(graph):
+def test_each_set_of_devices_in_a_step_has_a_table(graph):
     def reduced(name, devices, variables):
         grads = gradients_on(cpus(devices), ones(devices, variables))
         return allreduce_grads(grads, cpus(devices), name=name, strategy=ONE_BY_ONE["flat"])
@@ -186,7 +186,7 @@ def test_devices_are_compared_by_what_they_say(graph, devices, pairs):
     assert audit(seen(result)).copies == pairs
 
 
-def test_what_is_done_with_the_results_elsewhere_is_the_callers_business(graph):
+def test_copies_of_results_are_the_callers_business(graph):
     result = allreduce_grads(gradients_on(cpus(4), ones(4, 2)), cpus(4), strategy="hierarchical")
     with tf.device("/cpu:9"):
         norm = tf.add_n([tf.norm(tensor) for row in result for tensor in row])

@@ -49,7 +49,7 @@ def through_host_memory(metadata):
     return metadata
 
 
-def test_the_way_to_a_gpus_host_memory_is_no_copy_between_devices(graph):
+def test_a_copy_to_host_memory_is_none_between_devices(graph):
     result = allreduce_grads(gradients_on(cpus(3), [[np.ones([5], np.int32)]] * 3), cpus(3))
     metadata = traced_step([row[0].op for row in result])
     before = executed_copies(metadata), audit(metadata, graph).copies

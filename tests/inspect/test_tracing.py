@@ -71,7 +71,7 @@ def test_this_machine_can_be_predicted(step, tmp_path):
     assert (predicted.kind, len(predicted.devices)) == ("predicted", 4)
 
 
-def test_a_step_without_times_is_told_from_one_without_partitions(step, tmp_path):
+def test_missing_times_are_told_from_missing_partitions(step, tmp_path):
     graph, metadata = step
     bare = tf1.RunMetadata()
     bare.partition_graphs.extend(metadata.partition_graphs)

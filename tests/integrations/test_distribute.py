@@ -377,7 +377,7 @@ def test_a_mean_of_integers_is_tensorflows():
 
 
 @needs_tf2
-def test_sparse_values_stay_sparse_even_where_dense_would_be_smaller():
+def test_sparse_values_stay_sparse_where_dense_is_smaller():
     (got,) = table.reduced(cpus(8), HierarchicalAllReduce(), SUM, KINDS["IndexedSlices"])
     assert all(isinstance(value, tf.IndexedSlices) for value in got)
     (got,) = table.reduced(cpus(8), HierarchicalAllReduce(Strategy(sparse="dense")), SUM, KINDS["IndexedSlices"])
@@ -506,7 +506,7 @@ def test_devices_of_several_hosts_are_refused(graph):
 
 @needs_tf2
 @pytest.mark.skipif(IS_TF210, reason="TensorFlow 2.10 ignores it without a warning")
-def test_if_tensorflow_ignores_our_ops_object_its_warning_names_it(monkeypatch, caplog):
+def test_tensorflows_warning_names_an_ignored_ops_object(monkeypatch, caplog):
     """TensorFlow does so with jit_compile on GPUs; here it is told that the CPUs are GPUs."""
     from tensorflow.python.distribute import mirrored_strategy
 

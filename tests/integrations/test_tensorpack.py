@@ -91,7 +91,7 @@ def test_adams_beta_powers_advance_once_a_step(facts, count):
 
 
 @scenario("accumulation")
-def test_accumulated_gradients_are_applied_every_third_step_in_all_towers(facts):
+def test_accumulated_gradients_are_applied_every_third_step(facts):
     assert difference(facts["sgd"], facts["plain sgd"]) < 1e-6
     assert replicas_are_equal(facts["sgd"])
 
@@ -135,14 +135,14 @@ def test_both_updates_have_the_same_losses_on_the_digits(facts, optimizer):
 
 
 @scenario("updates")
-def test_at_the_mains_slots_exist_once_and_are_saved_under_tower_0s_names(facts):
+def test_slots_at_the_mains_are_saved_as_tower_0s(facts):
     slots = {f"{layer}/{name}/{slot}" for layer in ("hidden", "out") for name in "Wb" for slot in ("Adam", "Adam_1")}
     assert {name for name in facts["adam"]["many"] if "Adam" in name} == slots
     assert slots | {"apply_gradients/beta2_power"} <= set(facts["saved"])
 
 
 @scenario("updates")
-def test_either_update_and_tensorpack_restore_each_others_checkpoints(facts):
+def test_updates_and_tensorpack_share_checkpoints(facts):
     saved, loaded = facts["saved"], facts["to theirs"]
     assert {name for name in saved if saved[name] != loaded.get(name)} == set()
     saved, loaded = facts["from theirs"]
@@ -185,7 +185,7 @@ def test_names_are_tower_0s_inside_of_other_wrappers_too(facts):
 
 
 @scenario("names")
-def test_sparse_gradients_are_scaled_where_the_strategy_makes_them_dense(facts):
+def test_sparse_gradients_made_dense_are_scaled(facts):
     many, one = facts["scaled embedding, 3"], facts["scaled embedding, 1"]
     assert difference(many, one) < 1e-6
     assert np.abs(np.subtract(many["embedding"], one["embedding"])).max() < 1e-6
@@ -195,7 +195,7 @@ def test_sparse_gradients_are_scaled_where_the_strategy_makes_them_dense(facts):
 
 @scenario("names")
 @pytest.mark.parametrize("update", ["replicated", "main"])
-def test_layers_freeze_by_their_names_and_summaries_are_made_once(facts, update):
+def test_layers_freeze_by_name_and_summaries_are_made_once(facts, update):
     many = facts[f"by name, {update}"]
     assert many["after"]["hidden/W"] == many["before"]["hidden/W"]
     assert many["after"]["hidden/b"] != many["before"]["hidden/b"]
@@ -233,13 +233,13 @@ def test_checkpoints_restore_bit_for_bit(facts, optimizer, way, steps):
 
 @scenario("checkpoints")
 @pytest.mark.parametrize(("optimizer", "steps"), [("accumulate adam", 8), ("accumulate inside", 4)])
-def test_counters_of_more_towers_than_were_saved_start_where_the_saved_one_stood(facts, optimizer, steps):
+def test_counters_of_more_towers_start_as_the_saved_one(facts, optimizer, steps):
     loaded = facts[f"{optimizer}, ours to ours"]["loaded"]
     assert [value for name, value in sorted(loaded.items()) if name.endswith("counter")] == [steps] * 3
 
 
 @scenario("callbacks")
-def test_gradient_processors_see_the_reduced_gradients_of_a_tower(facts):
+def test_gradient_processors_see_reduced_gradients(facts):
     """Clipping by the global norm gives in each of three towers, two of them on one device, what it gives in one."""
     assert difference(facts["clip"], facts["one clip"]) < 1e-6
     assert replicas_are_equal(facts["clip"])
@@ -291,7 +291,7 @@ def test_only_what_is_trained_is_compared(facts):
 
 @scenario("sessions")
 @pytest.mark.parametrize("creator", ["own threads", "adapted"])
-def test_a_session_of_ones_own_configuration_has_threads_and_devices_for_every_tower(facts, creator):
+def test_ones_own_session_gets_threads_and_devices(facts, creator):
     """It asks for threads enough, but the process has a pool of one; and another trainer had it first."""
     assert difference(facts[creator], facts["one"]) < 1e-6
     assert replicas_are_equal(facts[creator])
@@ -304,7 +304,7 @@ def test_a_configuration_that_was_given_is_left_as_it_was(facts):
 
 
 @scenario("sessions")
-def test_a_session_that_finalizes_the_graph_restores_a_checkpoint(facts):
+def test_a_session_of_a_final_graph_restores_a_checkpoint(facts):
     assert difference(facts["finalized"], facts["one"]) == 0
 
 

@@ -48,7 +48,7 @@ def test_hosts_train_like_one_tower_with_all_their_examples(tmp_path, hosts, opt
     assert {host["after"]["global_step"] for host in facts} == {12}
 
 
-def test_a_lost_host_ends_training_and_the_checkpoint_goes_on_everywhere(tmp_path):
+def test_after_a_lost_host_training_goes_on_from_a_checkpoint(tmp_path):
     """Two epochs; a host dies after the first, which the chief has saved. Only the chief is told of the checkpoint."""
     folder = str(tmp_path)
     with job("tensorpack", 2, timeout=TIMEOUT, optimizer="adam", folder=folder, die_after=1, who=1) as hosts:

@@ -9,8 +9,17 @@ from helpers.adding import Adding
 from hypothesis import given
 
 from hier_allreduce import Copy, HierAllreduceError, Plan, Reduce, verify
-from hier_allreduce.planning import check_groups, distinct_turns, plan_of
-from hier_allreduce.planning.algorithms import BY_NAME, flat, halves, in_groups, tree, two_group
+from hier_allreduce.planning import check_groups
+from hier_allreduce.planning.algorithms import (
+    BY_NAME,
+    distinct_turns,
+    flat,
+    halves,
+    in_groups,
+    plan_of,
+    tree,
+    two_group,
+)
 from hier_allreduce.planning.plan import run
 
 # tensorpack's allreduce_grads_hierarchical at K = 8, written out by hand for variables 0 to 7:

@@ -110,7 +110,7 @@ def test_no_plan_leaves_less_than_the_bound(name, lanes):
 
 
 @pytest.mark.parametrize("lanes, copies", [(0, 1), (1, 1), (2, 2), (3, 3), (4, 3)])
-def test_a_gpu_sends_as_many_copies_at_a_time_as_it_has_lanes_and_links(lanes, copies):
+def test_a_gpu_sends_a_copy_for_each_lane_and_link_at_a_time(lanes, copies):
     machine = load("hgx-a100-4")  # four GPUs with like links, and no ports
     like_links = machine.link(0, 1).bandwidth * 4 / 2 / 3  # as for reduce-scatter and all-gather
     assert pack(machine, lanes=lanes).limit == pytest.approx(copies * like_links, rel=2e-3)

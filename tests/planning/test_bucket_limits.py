@@ -1,7 +1,7 @@
 """Buckets and cuts at their limits. Each test notices a change of the code that no other test noticed."""
 
-from hier_allreduce.planning import Bucketing, Chunk, Piece, Spec, make_buckets
-from hier_allreduce.planning.buckets import cut
+from hier_allreduce.planning import Bucketing, Chunk, Piece, Spec
+from hier_allreduce.planning.buckets import cut, make_buckets
 
 
 def test_two_shares_are_cut_as_any_others_are():

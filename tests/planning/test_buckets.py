@@ -67,7 +67,7 @@ def test_gradients_that_cannot_be_packed_travel_alone(gradients, how):
     assert {v for v, spec in enumerate(gradients) if not spec.elements or not spec.packable} <= alone
 
 
-def test_small_gradients_share_a_bucket_in_readiness_order_and_large_ones_travel_alone():
+def test_small_gradients_share_buckets_large_ones_are_alone():
     chunks = make_buckets(floats(10, 100_000, 20, 30), Bucketing(64 * KIB, 1 << 20))
     assert variables(chunks) == [[3, 2, 0], [1]]
     assert chunks[0] == Chunk((Piece(3, 0, 30), Piece(2, 0, 20), Piece(0, 0, 10)), 240)
@@ -87,7 +87,7 @@ def test_dtypes_have_their_own_buckets():
     assert variables(make_buckets(gradients, Bucketing())) == [[3, 1], [2, 0]]
 
 
-def test_an_unknown_shape_or_an_odd_dtype_does_not_disable_packing():
+def test_unknown_shapes_and_odd_dtypes_leave_packing_on():
     gradients = [*floats(8, 8), Spec(None, 4, "float32"), Spec(1, 8, "int64"), *floats(8)]
     assert variables(make_buckets(gradients, Bucketing())) == [[4, 1, 0], [3], [2]]
 

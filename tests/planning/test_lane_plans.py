@@ -16,12 +16,11 @@ from hier_allreduce.planning import (
     best_plan,
     lane_bytes,
     on_lanes,
-    plan_of,
     run,
     simulate,
     verify,
 )
-from hier_allreduce.planning.algorithms import BY_NAME, flat, tree, two_group
+from hier_allreduce.planning.algorithms import BY_NAME, flat, plan_of, tree, two_group
 from hier_allreduce.planning.plan import Counting
 from hier_allreduce.topology import load, subset, with_lanes
 
@@ -47,7 +46,7 @@ def test_every_plan_stays_right_on_lanes(devices, algorithm):
                 assert done.roots == plan.roots
 
 
-def test_copies_between_towers_leave_from_lanes_and_each_link_from_its_own():
+def test_each_links_copies_leave_from_a_lane_of_its_own():
     lanes = Lanes(2, links_of(4, 2))
     plan = on_lanes(plan_of(two_group, 4, range(4)), lanes)
     for (src, dst), _ in plan.transfers().items():
@@ -56,7 +55,7 @@ def test_copies_between_towers_leave_from_lanes_and_each_link_from_its_own():
             assert src == plan.lane(towers[0], lanes.of(0, *towers))
 
 
-def test_only_the_exit_lane_and_last_hops_bring_results_to_towers():
+def test_only_exit_lanes_and_last_hops_bring_results():
     plan = on_lanes(plan_of(tree, 4, range(4)), Lanes(3, exit=True))
     into_towers = [step.src for step in plan.steps if isinstance(step, Copy) and step.dst < 4]
     assert set(into_towers) == {plan.lane(tower, 2) for tower in range(4)}

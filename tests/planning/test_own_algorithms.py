@@ -8,8 +8,8 @@ from helpers.adding import Adding
 from helpers.own import ALGORITHMS, FILE, cases
 
 from hier_allreduce import Copy, HierAllreduceError, Plan, Reduce, Strategy, verify
-from hier_allreduce.planning import checked, named, plan_of
-from hier_allreduce.planning.algorithms import flat, two_group
+from hier_allreduce.planning import named
+from hier_allreduce.planning.algorithms import checked, flat, plan_of, two_group
 from hier_allreduce.planning.plan import run
 from hier_allreduce.topology import load
 

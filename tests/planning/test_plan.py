@@ -5,8 +5,7 @@ import pytest
 from helpers.adding import Adding
 
 from hier_allreduce import Copy, HierAllreduceError, Plan, Reduce, verify
-from hier_allreduce.planning import plan_of
-from hier_allreduce.planning.algorithms import two_group
+from hier_allreduce.planning.algorithms import plan_of, two_group
 from hier_allreduce.planning.plan import run
 
 RING_OF_THREE = Plan(3, 1, (Reduce(0, (1,), 0), Reduce(0, (0,), 2), Copy(0, 2, 0), Copy(0, 2, 1)))
@@ -66,7 +65,7 @@ def test_verify_names_the_one_chunk_of_many_that_is_wrong():
         verify(Plan(4, 9, broken))
 
 
-def test_one_device_needs_no_steps_and_no_chunks_need_none_either():
+def test_one_device_or_no_chunks_need_no_steps():
     assert verify(Plan(1, 2, ())).transfers() == {}
     assert verify(Plan(3, 0, ())).roots == ()
 
@@ -77,7 +76,7 @@ def test_run_adds_arrays_and_leaves_its_input_alone():
     assert values == [[1], [2], [4]]
 
 
-def test_a_complete_sum_is_finished_once_on_its_root_before_it_is_copied():
+def test_a_sum_is_finished_once_on_its_root_before_copies():
     class Halving(Adding):
         def finish(self, chunk, root, total):
             seen.append((chunk, root, total))

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from hier_allreduce import HierAllreduceError, Plan, Reduce, Strategy
-from hier_allreduce.planning import best_plan, plan_of, plan_text, plan_values
-from hier_allreduce.planning.algorithms import flat
+from hier_allreduce.planning import best_plan, plan_text, plan_values
+from hier_allreduce.planning.algorithms import flat, plan_of
 from hier_allreduce.topology import load
 
 VALUES = plan_values(plan_of(flat, 2, [0, 1]))

@@ -5,13 +5,13 @@ from hier_allreduce.planning.buckets import cut
 from hier_allreduce.planning.plan import operands
 
 
-def test_a_root_is_where_the_last_reduce_ends_or_the_first_copy_begins():
+def test_a_root_has_the_last_reduce_or_the_first_copy():
     steps = (Reduce(0, (1,), 2), Reduce(0, (2,), 0), Copy(0, 0, 1), Copy(1, 1, 0), Copy(1, 0, 2))
     assert Plan(3, 3, steps).roots == (0, 1, 0)
     assert Plan(3, 1, (Reduce(0, (0, 1), 2),)).roots == (2,)
 
 
-def test_what_enters_an_empty_lane_is_no_operand_and_what_it_holds_later_is():
+def test_an_empty_lane_adds_no_operand_a_full_one_does():
     """Device 2 is the lane of tower 0, device 3 that of tower 1."""
     steps = (Reduce(0, (0,), 2), Reduce(0, (1,), 3), Reduce(0, (3,), 2), Copy(0, 2, 3), Copy(0, 2, 0), Copy(0, 3, 1))
     assert operands(Plan(4, 1, steps, lanes=1)) == [1, 1, 2, 1, 1, 1]
@@ -22,7 +22,7 @@ class Finishing(Ops):
         return f"{total} finished on {root}"
 
 
-def test_a_value_that_needs_no_sum_is_finished_before_it_is_copied():
+def test_without_a_sum_a_value_is_finished_before_copies():
     steps = (Copy(0, 1, 0),)
     assert run(Plan(2, 2, steps), [["a", "b"], ["c", "d"]], Finishing()) == [
         ["c finished on 1", "b finished on 0"],

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from hier_allreduce import presets
 from hier_allreduce.errors import HierAllreduceError
-from hier_allreduce.planning import IDLE, BackwardPass, Copy, Plan, Reduce, alternatives, best_plan, plan_of, verify
-from hier_allreduce.planning.algorithms import BY_NAME, in_groups, soonest, spread, tree, two_group
+from hier_allreduce.planning import IDLE, BackwardPass, Copy, Plan, Reduce, alternatives, best_plan, verify
+from hier_allreduce.planning.algorithms import BY_NAME, in_groups, plan_of, soonest, spread, tree, two_group
 from hier_allreduce.planning.candidates import bucketings, candidates
 from hier_allreduce.planning.host import backward_pass
 from hier_allreduce.planning.needs import Needs, need_of
@@ -251,7 +251,7 @@ def test_chunks_are_spread_by_shares():
     assert spread([0.9, 0.1], 4) == [(0, 0), (0, 1), (0, 2), (0, 3)]
 
 
-def test_the_soonest_trees_are_binomial_for_copies_and_wider_for_sums():
+def test_soonest_trees_are_binomial_and_wider_for_sums():
     machine = flat_host(8)
     machine = replace(machine, speeds=replace(machine.speeds, copy_latency=10.0, kernel=8.0))
     steps = soonest(machine, 1)(8, 0)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hier_allreduce.errors import HierAllreduceError
-from hier_allreduce.planning import BackwardPass, idle_bound, plan_of
-from hier_allreduce.planning.algorithms import flat, packed_trees, tree, two_group
+from hier_allreduce.planning import BackwardPass, idle_bound
+from hier_allreduce.planning.algorithms import flat, packed_trees, plan_of, tree, two_group
 from hier_allreduce.planning.candidates import candidates
 from hier_allreduce.planning.flows import wires
 from hier_allreduce.planning.plan import Copy, Plan, Reduce
@@ -66,12 +66,12 @@ def test_staged_copies_start_later_and_share_the_hosts_memory():
     assert micros(Plan(4, 2, (Copy(0, 0, 1), Copy(1, 2, 3))), STAR, [93_000] * 2) == pytest.approx(1 + 9.3)
 
 
-def test_a_sum_waits_for_all_its_sources_and_reads_and_writes_memory():
+def test_a_sum_waits_for_its_sources_and_for_memory():
     plan = Plan(3, 1, (Reduce(0, (1, 0), 2),))
     assert micros(plan, TRIANGLE, [100_000]) == pytest.approx(11 + 2 + 4 * 1)
 
 
-def test_a_sender_copies_one_after_the_other_unless_links_are_ideal():
+def test_a_sender_copies_in_turn_unless_links_are_ideal():
     plan = Plan(3, 2, (Copy(0, 0, 1), Copy(1, 0, 2)))
     assert micros(plan, TRIANGLE, [100_000] * 2) == pytest.approx(11 + 6)
     assert micros(plan, TRIANGLE, [100_000] * 2, ideal_links=True) == pytest.approx(11)
@@ -82,7 +82,7 @@ def test_a_receiver_takes_in_several_copies_at_a_time():
     assert micros(plan, TRIANGLE, [100_000] * 2) == pytest.approx(11)
 
 
-def test_copies_share_a_port_evenly_and_what_one_leaves_is_the_others():
+def test_copies_share_a_port_evenly_and_fully():
     two_into_one = Plan(4, 2, (Copy(0, 0, 1), Copy(1, 2, 1)))
     assert micros(two_into_one, STAR, [100_000, 100_000]) == pytest.approx(1 + 20)
     assert micros(two_into_one, STAR, [100_000, 50_000]) == pytest.approx(1 + 10 + 5)
@@ -135,7 +135,7 @@ def test_a_copy_waits_for_the_sums_of_both_its_devices():
     assert next(span.start for span in run.spans if span.step == 2) == pytest.approx(receiver_free)
 
 
-def test_the_host_takes_its_time_before_each_next_step_and_holds_nothing():
+def test_the_host_delays_each_next_step_and_holds_nothing():
     slow = replace(TRIANGLE, speeds=replace(TRIANGLE.speeds, arrival=50e-6))
     chain = Plan(3, 1, (Copy(0, 0, 1), Copy(0, 1, 2)))
     assert micros(chain, slow, [100_000]) == pytest.approx(11 + 50 + 11 + 50)
@@ -211,7 +211,7 @@ def test_a_plan_for_another_machine_is_an_error():
 
 
 @pytest.mark.parametrize("name", CUBE_MESHES)
-def test_trees_reach_28_57_of_25_gb_a_link_on_every_numbering_of_the_cube_mesh(name):
+def test_trees_reach_28_57_on_every_numbering_of_the_mesh(name):
     packing = pack(nominal(name))
     assert packing.rate == pytest.approx(28.57e9, rel=1e-3)
     assert packing.limit == pytest.approx(28.57e9, rel=1e-3)
@@ -219,7 +219,7 @@ def test_trees_reach_28_57_of_25_gb_a_link_on_every_numbering_of_the_cube_mesh(n
 
 
 @pytest.mark.parametrize("ideal_links, limit", [(False, 18.18e9), (True, 50e9)])
-def test_the_two_group_schedule_can_reach_18_and_with_ideal_links_50(ideal_links, limit):
+def test_two_groups_can_reach_18_and_with_ideal_links_50(ideal_links, limit):
     topology = nominal("dgx-1v")
     busy = Counter()
     for (src, dst), chunks in plan_of(two_group, 8, range(8)).transfers().items():
@@ -246,7 +246,7 @@ def test_the_bound_holds_for_every_candidate():
             assert simulate(plan, topology, sizes).seconds > idle_bound(topology, MB) * 0.999
 
 
-def test_the_bound_counts_both_senders_of_copies_that_fill_an_uplink_together():
+def test_the_bound_counts_both_senders_into_an_uplink():
     """Two pairs with 40 GB/s inside, and a bus of 10 GB/s between them, of which one copy alone takes 7.7.
 
     At r bytes/s the two senders of a pair copy r across the bus and 2·r inside:
@@ -264,7 +264,7 @@ def test_the_bound_counts_both_senders_of_copies_that_fill_an_uplink_together():
     assert pack(pairs, ideal_links=True).limit == pytest.approx(10e9, rel=2e-3)
 
 
-def test_the_bound_of_like_links_is_that_of_reduce_scatter_and_all_gather():
+def test_like_links_have_the_bound_of_reduce_scatter():
     for count in (2, 3, 5, 8, 16):
         topology = subset(load("dgx-2"), range(count))
         speed = topology.link(0, 1).bandwidth

@@ -20,7 +20,7 @@ def test_the_shipped_default_is_the_default():
 
 
 @pytest.mark.parametrize("name", presets.names("strategies"))
-def test_no_shipped_strategy_repeats_a_default_that_would_refuse_a_topology(name):
+def test_shipped_strategies_repeat_no_refused_default(name):
     given = presets.read_yaml(presets.find("strategies", name, HierAllreduceError))
     unsaid = {"mains": Strategy().mains_for(given["algorithm"]), "groups": None, "splits": 0}
     assert not [key for key, value in unsaid.items() if key in given and given[key] == value]
@@ -102,7 +102,7 @@ def test_other_values_than_names_are_refused(value):
         Strategy.load(value)
 
 
-def test_optimizers_get_gathered_rows_unless_several_hosts_add_them_up():
+def test_optimizers_get_rows_unless_hosts_add_them_up():
     assert [Strategy().for_optimizers(hosts).sparse for hosts in (1, 2)] == ["gather", "auto"]
 
 

@@ -296,7 +296,7 @@ def test_any_text_is_read_or_refused(text):
         parse_nvidia_smi(text)
 
 
-def test_an_asymmetric_table_is_a_warning_and_the_slower_reading_counts():
+def test_an_asymmetric_table_warns_and_counts_as_slower():
     table = parse_nvidia_smi(QUAD.replace("GPU1\tNV1", "GPU1\tPHB"))
     assert table.kinds[0][1] == table.kinds[1][0] == "PHB"
     (warning,) = table.warnings[:1]

@@ -44,7 +44,7 @@ def test_presets_show_their_matrix():
         assert "matrix: |" in text and "GPU0" in text
 
 
-def test_a_link_has_the_speed_of_its_nvlinks_or_of_its_way_through_pcie():
+def test_a_link_has_the_speed_of_its_nvlinks_or_pcie_path():
     machine = load("dgx-1v")
     assert machine.link(0, 3).bandwidth == 2 * machine.link(0, 1).bandwidth == pytest.approx(45.6e9)
     assert machine.link(0, 5).kind == "SYS" and machine.link(0, 5).bandwidth < machine.link(0, 1).bandwidth
@@ -56,7 +56,7 @@ def test_every_ordered_pair_has_its_link():
     assert all(machine.link(link.src, link.dst) is link for link in machine.links)
 
 
-def test_many_nvlinks_behind_one_gpu_mean_a_switch_with_one_port_each():
+def test_many_nvlinks_of_one_gpu_mean_a_switch():
     assert "GPU1 NVSwitch in" in load("dgx-a100").link(0, 1).through
     assert load("hgx-a100-4").link(0, 1).through == ()
 
@@ -69,7 +69,7 @@ def test_a_port_is_as_fast_as_the_fastest_link_behind_it(tmp_path):
     assert ports["GPU0 NVSwitch out"] == ports["GPU7 NVSwitch in"] == load("dgx-a100").link(0, 7).bandwidth
 
 
-def test_what_leaves_a_switch_shares_its_uplink_and_what_leaves_a_socket_its_bus():
+def test_copies_share_the_uplink_of_a_switch_and_the_bus():
     through = load("pcie-sockets").link(0, 4).through
     assert "uplink of GPU0+GPU1+GPU2+GPU3 out" in through
     assert "uplink of GPU4+GPU5+GPU6+GPU7 in" in through
@@ -77,7 +77,7 @@ def test_what_leaves_a_switch_shares_its_uplink_and_what_leaves_a_socket_its_bus
     assert not [name for name in load("pcie-sockets").link(0, 1).through if " of " in name]
 
 
-def test_two_copies_that_fill_an_uplink_hold_the_streams_of_both_senders():
+def test_copies_that_fill_an_uplink_hold_both_senders():
     """One alone uses 77 % of it. All four senders are busy in both cases, and so is what crowds count."""
     machine = load("pcie-sockets")
     inside, far = machine.link(0, 1).bandwidth, machine.link(0, 4).bandwidth
@@ -94,7 +94,7 @@ def test_a_port_that_one_copy_fills_crowds_nobody():
     assert crowds(load("dgx-a100")) == crowds(load("hgx-a100-4")) == ()
 
 
-def test_sockets_are_known_from_the_affinity_where_all_links_are_far():
+def test_sockets_are_known_from_cpu_affinity():
     rows = ["GPU0 X SYS SYS SYS 0-7", "GPU1 SYS X SYS SYS 0-7", "GPU2 SYS SYS X SYS 8-15", "GPU3 SYS SYS SYS X 8-15"]
     machine = from_text("\n".join(["GPU0 GPU1 GPU2 GPU3 CPU Affinity", *rows]), "far")
     assert "socket of GPU0+GPU1 out" in machine.link(0, 2).through
@@ -416,7 +416,7 @@ def test_speeds_on_top_of_measured_ones_are_not_called_measured():
         ("[Tesla V100, Tesla", "[V100 UUID: 1, Tesla", "devices: expected a list of names, in quotes, not [{"),
     ],
 )
-def test_an_invalid_measured_machine_is_an_error_that_names_the_key(old, new, message):
+def test_an_invalid_machine_is_an_error_that_names_the_key(old, new, message):
     assert old in MEASURED
     with pytest.raises(HierAllreduceError, match=re.escape(message)):
         from_yaml(MEASURED.replace(old, new))
@@ -430,7 +430,7 @@ def test_a_pair_cannot_have_two_speeds():
     assert both.link(0, 1).bandwidth == both.link(1, 0).bandwidth == 40e9
 
 
-def test_all_copies_of_a_sender_share_its_stream_but_ideal_links_do_not():
+def test_copies_of_a_sender_share_its_stream_unless_ideal():
     machine = load("dgx-1v")
     queue, ideal = resources(machine).paths, resources(machine, ideal_links=True).paths
     assert queue[0, 1][0][0] == queue[0, 3][0][0] != queue[1, 0][0][0]
@@ -648,7 +648,7 @@ def test_the_folder_of_what_is_kept_may_be_in_the_users_home(monkeypatch):
     assert detect.calibration_file() == Path.home() / "kept" / "this-machine.yaml"
 
 
-def test_a_calibration_of_something_else_is_not_used_and_a_warning_says_so(kept_calibration, monkeypatch):
+def test_other_machines_calibration_is_not_used_with_a_warning(kept_calibration, monkeypatch):
     def warned():
         machine = detect.this_machine()
         return machine.measured is None and "run `hier-allreduce calibrate` again" in machine.warnings[-1]

@@ -83,7 +83,7 @@ def test_each_train_op_counts_its_runs_and_copies_what_it_trains(graph, scoped):
 
 @UPDATES
 @SCOPES
-def test_optimizers_of_the_same_towers_know_each_others_variables(graph, update, scoped):
+def test_optimizers_know_each_others_variables(graph, update, scoped):
     how = [{"check_replicas_every": 1}, {}]
     optimizers = [TowerOptimizer(train.AdamOptimizer(0.1), cpus(3), update=update, **options) for options in how]
     rows = towers(scoped=scoped)

@@ -100,7 +100,7 @@ def test_variables_do_not_travel_in_16_bits(graph, update):
         assert np.array_equal(sess.run([row[0][1] for row in rows]), [[70000]] * 3)
 
 
-def test_over_lanes_towers_train_as_without_and_update_on_their_devices():
+def test_over_lanes_towers_train_as_without():
     how = {"steps": 2, "strategy": Strategy(pack_below=0)}
     _, alone, _ = trained(OPTIMIZERS["momentum"], cpus(3), **how)
     for update in ("replicated", "main"):
@@ -150,7 +150,7 @@ def test_the_beta_powers_change_after_every_towers_update(graph, wrapped):
     assert all(updates <= needed(change) for change in changes)
 
 
-def test_main_updates_keep_slots_once_spread_over_the_devices_with_tower_0s_names():
+def test_main_updates_keep_slots_once_named_as_tower_0s():
     _, _, graph = trained(
         OPTIMIZERS["adam"], cpus(4), steps=1, update="main", strategy=Strategy(pack_below=0), scope=""
     )
@@ -235,7 +235,7 @@ def test_towers_without_a_scope_are_kept_equal_too(names, update):
     assert len(optimizer._copies.replicas().rows[0]) == len(names) * with_slots
 
 
-def test_init_op_makes_towers_equal_and_periodic_broadcast_keeps_them_equal():
+def test_init_op_and_broadcasts_make_and_keep_towers_equal():
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.0), cpus(3), broadcast=3)
         rows, _ = towers(optimizer, cpus(3))
@@ -397,7 +397,7 @@ def test_minus_one_never_broadcasts():
 @pytest.mark.parametrize(
     "scopes", [("tower0/", "tower1/"), ("", "tower1/")], ids=["scopes", "as tensorpack names them"]
 )
-def test_statistics_are_kept_equal_and_variables_without_a_copy_are_listed(scopes):
+def test_statistics_are_equal_and_left_out_ones_are_listed(scopes):
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(train.AdamOptimizer(0.1), cpus(2))
         rows, _ = towers(optimizer, cpus(2), scope="tower{}" if scopes[0] else "")
@@ -540,7 +540,7 @@ def test_choices_are_checked_before_anything_is_built():
     refused(HierAllreduceError, "cuts gradients over several mains", update="main", strategy=Strategy(splits=2))
 
 
-def test_an_optimizer_that_does_more_than_update_in_place_cannot_run_at_the_mains():
+def test_the_mains_refuse_optimizers_that_do_more():
     class Clipping(train.GradientDescentOptimizer):
         def apply_gradients(self, grads_and_vars, global_step=None, name=None):
             return super().apply_gradients(grads_and_vars, global_step, name)
@@ -568,7 +568,7 @@ def test_towers_start_equal_if_the_train_op_is_in_a_condition(graph, update):
         assert optimizer.check_replicas(sess).difference == 0
 
 
-def test_a_check_on_one_of_several_hosts_reports_on_its_own_towers_only():
+def test_a_check_reports_on_the_towers_of_its_own_host():
     var = type("Variable", (), {"op": type("Op", (), {"name": "w"})})
     pair = Replicas([[var], [var]], [])
     assert str(drift(pair, [[0.0]], hosts=3)) == "all towers of this host are equal"

@@ -119,7 +119,7 @@ class Velocity(train.Optimizer):
         (CountingInACondition, "both write 'steps'"),
     ],
 )
-def test_work_done_too_often_or_too_seldom_by_towers_is_refused_but_done_once_by_mains(make, message):
+def test_work_that_towers_would_repeat_is_done_once_by_mains(make, message):
     with tf.Graph().as_default(), pytest.raises(
         HierAllreduceError, match=f"{make.__name__}: .*{message}.*update='main'"
     ):
@@ -131,7 +131,7 @@ def test_work_done_too_often_or_too_seldom_by_towers_is_refused_but_done_once_by
     assert equal and values == pytest.approx(alone * 3)
 
 
-def test_optimizers_in_dictionaries_and_lists_of_a_wrapper_are_found():
+def test_optimizers_inside_a_wrappers_containers_are_found():
     adam, adagrad = train.AdamOptimizer(0.1), train.AdagradOptimizer(0.1)
     wrapper = ByName(w=adam, b=adagrad)
     assert held_by(wrapper) == [wrapper, adam, adagrad]
@@ -199,7 +199,7 @@ def test_slots_are_made_equal_whatever_their_names(make, scope):
 
 
 @UPDATES
-def test_a_second_optimizer_does_not_report_the_firsts_variables_as_left_out(update):
+def test_a_second_optimizer_knows_the_firsts_variables(update):
     with tf.Graph().as_default():
         rows = towers(3, scope="")
         first, second = (TowerOptimizer(train.AdamOptimizer(0.1), cpus(3), update=update) for _ in range(2))
@@ -225,7 +225,7 @@ def test_each_tower_keeps_its_own_metrics():
             assert optimizer.check_replicas(sess).difference == 0
 
 
-def test_variables_that_are_local_on_all_towers_but_the_first_are_kept_equal():
+def test_variables_local_on_other_towers_are_kept_equal():
     """tensorpack makes the variables of other towers local, so that they are not saved."""
     with tf.Graph().as_default():
         rows = towers(2)
@@ -273,7 +273,7 @@ def test_slots_at_the_mains_have_the_same_names_as_on_one_device(scope):
     assert saved("main", 3, scope) == saved("replicated", 3, scope)
 
 
-def test_two_optimizers_of_the_same_variables_number_their_slots_as_tensorflow_does():
+def test_two_optimizers_number_slots_as_tensorflow_does():
     names = []
     for count, update in ((1, "replicated"), (3, "main")):
         with tf.Graph().as_default():

@@ -17,7 +17,7 @@ def test_a_patched_method_is_the_classs_again():
     assert optimizer.get_slot() == "the class's" and not vars(optimizer)
 
 
-def test_a_patched_attribute_has_its_own_value_again_even_after_an_error():
+def test_a_patched_attribute_is_restored_after_an_error():
     optimizer = Optimizer()
     optimizer.get_slot = mine = lambda: "the object's"
     with pytest.raises(RuntimeError), patched(optimizer, "get_slot", None):

@@ -133,8 +133,7 @@ def test_soak_calls_eagerly_from_one_thread_at_a_time(monkeypatch):
 
 def test_faults_in_plans_are_judged_by_exact_count():
     from hier_allreduce import Plan, Reduce
-    from hier_allreduce.planning import plan_of
-    from hier_allreduce.planning.algorithms import two_group
+    from hier_allreduce.planning.algorithms import plan_of, two_group
     from trust import mutants_of_plans as plans
 
     plan = plan_of(two_group, 5, [0, 3])

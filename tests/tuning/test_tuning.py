@@ -14,7 +14,7 @@ from hier_allreduce.tuning.candidates import DEFAULT, Candidate, combined, first
 from hier_allreduce.tuning.tuned import Duel, Row, Tuned, median_interval
 
 
-def test_each_candidate_differs_from_the_default_and_from_all_others():
+def test_each_candidate_differs_from_all_others():
     found = first_candidates(["dgx-1v"], ["bfloat16"])
     assert found[DEFAULT] == Candidate(Strategy())
     assert len(set(map(repr, found.values()))) == len(found)
@@ -133,7 +133,7 @@ def _chain(op):
         op = op.inputs[0].op
 
 
-def test_a_search_measures_every_candidate_and_keeps_what_is_surely_faster(tmp_path, monkeypatch):
+def test_a_search_keeps_what_is_surely_faster(tmp_path, monkeypatch):
     """The steps are real. Their times are made up: splits=8 takes half of the default's, mains=0 almost that."""
     table = tmp_path / "mine.tsv"
     table.write_text("name\tshape\tdtype\na\t30,40\tfloat32\nb\t50\tfloat32\n")
@@ -160,7 +160,7 @@ def test_a_search_measures_every_candidate_and_keeps_what_is_surely_faster(tmp_p
             assert sess.run(reduced[2][0]).tolist() == [3, 3]
 
 
-def test_strategies_are_tried_over_lanes_and_the_verdict_says_where_to_give_them(tmp_path, monkeypatch):
+def test_strategies_are_tried_over_lanes(tmp_path, monkeypatch):
     """The copies to lanes are real, the times made up: the default over two lanes takes half of the time."""
     table = tmp_path / "mine.tsv"
     table.write_text("name\tshape\tdtype\na\t30,40\tfloat32\n")
