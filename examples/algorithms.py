@@ -1,6 +1,6 @@
 """Four algorithms from the literature, each a function that is run, checked and predicted like our own.
 
-    pip install "hier_allreduce[tf]"
+    pip install .                 # in a checkout, beside your TensorFlow
     python examples/algorithms.py --devices 8
     hier-allreduce plan dgx-a100 --algorithm examples/algorithms.py:double_binary_trees
 
