@@ -85,7 +85,6 @@ tunnel: .venv/.done
 	.venv/bin/python -m tunnel --page docs/tunnel.md
 	.venv/bin/python -m tunnel --training --page docs/tunnel.md
 	.venv/bin/python -m tunnel --lanes 4 --page docs/lanes.md
-	.venv/bin/python -m tunnel --lanes 4 --training --page docs/lanes.md
 
 # strict: a link that leads nowhere is an error
 docs: .venv/.done

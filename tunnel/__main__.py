@@ -6,7 +6,8 @@
     python -m tunnel --training                           its second one: plans for a backward pass, and that pass
     python -m tunnel dgx-a100 --bytes 1e8                 one machine, one size
     python -m tunnel dgx-a100:0,1,2 --arrival 20e-6       three of its devices, 20 µs of the host for each arrival
-    python -m tunnel --lanes 4 [--training]               the tables of docs/lanes.md: plans with and without lanes
+    python -m tunnel --lanes 4                            the table of docs/lanes.md: plans with and without lanes
+    python -m tunnel --lanes 4 --training                 the same for a backward pass
 """
 
 import argparse
