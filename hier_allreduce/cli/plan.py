@@ -98,7 +98,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--algorithm",
         metavar="NAME",
-        default="auto",
         help=f"one of {', '.join(NAMES)} (default auto), or FILE.py:NAME, a function of yours: the file is executed",
     )
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
@@ -129,7 +128,7 @@ def main(args: argparse.Namespace) -> int:
         print(describe_steps(machine, shapes, args.step, _backward(args.backward), args.lanes or 0))
         return 0
     size = args.bytes or read_bytes(_BYTES)
-    prediction = best_plan(machine, size, _backward(args.backward), named(args.algorithm), args.lanes or 0)
+    prediction = best_plan(machine, size, _backward(args.backward), named(args.algorithm or "auto"), args.lanes or 0)
     verify(prediction.plan)
     if args.picture:  # before the text: its reader may close the pipe early
         draw_plan(prediction, args.picture)
