@@ -10,7 +10,7 @@ to one device, then copies back. ``Reduce(chunk, (1, 2), 0)`` is 0 ← 0 + 1 + 2
 
 import argparse
 
-from hier_allreduce import Copy, Reduce, Strategy, allreduce_grads
+from hier_allreduce import Copy, Reduce
 
 
 def two_quads(devices, chunk):
@@ -96,6 +96,8 @@ def main():
     devices = [f"/cpu:{k}" for k in range(parser.parse_args().devices)]
 
     import tensorflow as tf  # here, because plans need none
+
+    from hier_allreduce import Strategy, allreduce_grads
 
     tf1 = tf.compat.v1
     tf1.disable_eager_execution()
