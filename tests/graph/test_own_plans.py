@@ -141,16 +141,16 @@ def test_a_plans_file_makes_the_graph_of_its_strategy(machine, options, tmp_path
 
 
 def test_gradients_of_other_sizes_are_cut_by_the_shares(graph):
-    steps = plan_of(flat, 4, range(4)).steps
-    strategy = Strategy(plan=Plan(4, 4, steps, buckets=(0, 0, 1, 1), shares=(0.1, 0.2, 0.3, 0.4)))
+    steps = plan_of(flat, 4, (3, 1, 3, 1)).steps
+    strategy = Strategy(plan=Plan(4, 4, steps, buckets=(0, 0, 1, 1), shares=(0.1, 0.2, 0.3, 0.4)), pack_below=0)
     for size in (1600, 160_000):
         layout = laid_out(strategy, [size // 4, size - size // 4])
         assert [chunk.bytes for chunk in layout.chunks] == [4 * size * tenth // 10 for tenth in (1, 2, 3, 4)]
         assert layout.plan.steps == steps and layout.plan.buckets == (0, 0, 1, 1) and layout.in_order
-    (chunk,) = laid_out(strategy, [40]).chunks  # 160 bytes
-    assert chunk.bytes == 160
+    small = laid_out(strategy, [40])  # 160 bytes
+    assert [chunk.bytes for chunk in small.chunks] == [160] and small.plan.roots == (3,)
     whole = laid_out(strategy, [400, 1200], one_main=True)
-    assert set(whole.mains()) == {0, 1} and not whole.in_order
+    assert whole.mains() == {0: 3, 1: 1} and not whole.in_order
     assert laid_out(strategy, [1600], hosts=2).plan.steps == steps
 
 

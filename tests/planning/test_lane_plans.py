@@ -79,7 +79,7 @@ def test_the_plan_names_lanes():
         ([Reduce(0, (1,), 2), Reduce(0, (2, 1), 0), Copy(0, 0, 1)], r"step 2 of 3, .* counts \[1\] twice"),
         # the mean is taken of the last sum only
         (
-            [Reduce(0, (0, 1), 2), Reduce(0, (0, 1), 3), Copy(0, 2, 0), Copy(0, 3, 1)],
+            [Reduce(0, (0, 1), 2), Reduce(0, (0,), 3), Copy(0, 2, 0), Copy(0, 2, 1)],
             "step 3 of 4, .* device 0.0 is not where the last Reduce ends",
         ),
     ],
