@@ -65,6 +65,7 @@ def test_the_drop_in_takes_the_published_way_for_every_variable(graph, devices):
     assert_all_towers_hold(evaluate(result), np.sum(values, axis=0))
 
 
+@pytest.mark.no_lanes
 @pytest.mark.parametrize("average", [False, True])
 def test_the_ops_in_the_docstring_are_those_of_the_function(average):
     _, name, code = allreduce_grads_hierarchical.__doc__.partition("        def in_two_quads")
