@@ -14,10 +14,12 @@ The chunk's number rotates the work: chunks 0, 1, 2 … have their sums on diffe
 from __future__ import annotations
 
 import inspect
+import threading
 from functools import lru_cache, partial
 from heapq import heappop, heappush
 from itertools import islice
 from operator import index
+from queue import Empty, Queue
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
@@ -29,6 +31,8 @@ from .spanning_trees import Packing, centers, rooted
 Groups = Tuple[Tuple[int, ...], ...]
 Hop = Tuple[Tuple[int, ...], int]  # (srcs, dst): dst ← dst + srcs
 Algorithm = Callable[..., Iterable[Step]]
+
+_PATIENCE = 10.0  # seconds for the steps of one chunk
 
 
 def there_and_back(chunk: int, hops: Sequence[Hop], back: Optional[Sequence[Hop]] = None) -> List[Step]:
@@ -49,8 +53,9 @@ def name_of(algorithm: Union[str, Algorithm]) -> str:
 def checked(algorithm: Algorithm, topology: Optional[Topology] = None) -> Algorithm:
     """Return a user's function as one of two arguments, whose steps are checked at each call.
 
-    It raises an error that names the function and the chunk if the function raises an error, does not end, returns
-    something else than steps of that chunk, other steps when it is called again, or steps that :func:`.verify` refuses.
+    It raises an error that names the function and the chunk if the function raises an error, does not end in time,
+    returns something else than steps of that chunk, other steps when it is called again, or steps that :func:`.verify`
+    refuses.
 
     Raises:
         HierAllreduceError: the function needs a topology, and there is none.
@@ -67,7 +72,7 @@ def checked(algorithm: Algorithm, topology: Optional[Topology] = None) -> Algori
     def steps_of(devices: int, chunk: int) -> Sequence[Step]:
         where = f"{name_of(algorithm)}({devices}, {chunk})"
         try:
-            steps, again = (_read(asked(devices, chunk), devices, chunk) for _ in range(2))
+            steps, again = (_in_time(lambda: _read(asked(devices, chunk), devices, chunk)) for _ in range(2))
         except Exception as cause:  # whatever the function does
             raise HierAllreduceError(f"{where}: {type(cause).__name__}: {cause}") from cause
         if steps != again:
@@ -81,6 +86,26 @@ def checked(algorithm: Algorithm, topology: Optional[Topology] = None) -> Algori
         return steps
 
     return steps_of
+
+
+def _in_time(call: Callable[[], List[Step]]) -> List[Step]:
+    """Return what ``call`` returns, or raise what it raises. If it takes too long it is left to itself."""
+    done: Queue[Tuple[List[Step], Optional[Exception]]] = Queue()
+
+    def run() -> None:
+        try:
+            done.put((call(), None))
+        except Exception as error:
+            done.put(([], error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        steps, error = done.get(timeout=_PATIENCE)
+    except Empty:
+        raise TimeoutError(f"no steps after {_PATIENCE:g} s; a plan needs those of hundreds of chunks") from None
+    if error is not None:
+        raise error
+    return steps
 
 
 def _read(steps: Iterable[Any], devices: int, chunk: int) -> List[Step]:

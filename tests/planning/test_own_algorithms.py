@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import threading
 
 import pytest
 from helpers.adding import Adding
@@ -120,6 +121,14 @@ def another_each_time(devices, chunk):
 def test_functions_that_are_wrong_are_refused(algorithm, message):
     with pytest.raises(HierAllreduceError, match=message):
         checked(algorithm)(4, 2)
+
+
+def test_a_function_that_never_returns_is_refused(monkeypatch):
+    ended = threading.Event()
+    monkeypatch.setattr("hier_allreduce.planning.algorithms._PATIENCE", 0.05)
+    with pytest.raises(HierAllreduceError, match=r"\(4, 2\): TimeoutError: no steps after 0.05 s"):
+        checked(lambda devices, chunk: ended.wait() and [])(4, 2)
+    ended.set()
 
 
 def test_who_asks_for_the_topology_gets_it():
