@@ -28,7 +28,7 @@ from .devices import Lane, device_fields, device_strings
 MIB = 1 << 20
 RESERVED = 0.05  # the share of a GPU's free memory that TensorFlow leaves to CUDA and its libraries
 LEAST = 256 * MIB  # a logical GPU with less has no room for a model
-MOST_GPUS = 1024  # of one machine: a larger number is a slip
+MOST_GPUS = 256  # of one machine, logical ones too: a larger number is a slip
 
 
 @dataclass(frozen=True)

@@ -103,7 +103,7 @@ def test_configure_after_the_first_op_is_an_error():
 REFUSED = {
     "lanes_per_gpu=-1: expected a whole number": lambda: gpu_lanes(2, -1, GIB),
     "lanes_per_gpu=True: expected a whole number": lambda: gpu_lanes(2, True, GIB),
-    "expected at most 1024": lambda: gpu_lanes(10**12, 1, GIB),
+    "expected at most 256": lambda: gpu_lanes(10**12, 1, GIB),
     "devices is empty": lambda: gpu_lanes(0, 1, GIB),
     "must be a list": lambda: gpu_lanes("/gpu:0", 1, GIB),
     "lanes need towers on different GPUs": lambda: gpu_lanes([0, "/cpu:0"], 1, GIB),
