@@ -175,16 +175,13 @@ def _run(layout: Layout, average: bool, name: str, across: Optional[CrossHostRed
     with forget_colocation(), tf1.name_scope(name) as scope:
         units = [[unit.tensors(tower, towers) for unit in layout.units] for tower in range(len(towers))]
         splitters = [Splitter(device) for device in towers]
-        packed = [
-            Packer(splitters[tower], layout.chunks, layout.given(tower), layout.names).pack(own)
-            for tower, own in enumerate(units)
-        ]
+        packers = [Packer(splitter, layout.chunks, layout.names) for splitter in splitters]
+        packed = [packer.pack(own, layout.given(tower)) for tower, (packer, own) in enumerate(zip(packers, units))]
         reduced = emit(layout, packed, average, across)
         record(scope, layout, packed, reduced, across.hosts)
         results = []
         for tower, own in enumerate(units):
-            packer = Packer(splitters[tower], layout.chunks, layout.wanted(tower), layout.names)
-            unpacked = packer.unpack(reduced[tower], own)
+            unpacked = packers[tower].unpack(reduced[tower], own)
             results.append(reduced_gradients(layout.units, unpacked, tower, splitters[tower]))
         return results
 

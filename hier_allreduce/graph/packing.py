@@ -10,7 +10,7 @@ Every op used here has a kernel on GPUs for the dtypes it is used with: docs/gpu
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple, Union
+from typing import Any, Dict, Iterable, List, Sequence, Tuple, Union
 
 import tensorflow as tf
 
@@ -62,52 +62,47 @@ class Splitter:
 
 
 class Packer:
-    """Packs and unpacks some of the chunks on one tower's device.
+    """Packs and unpacks chunks on one tower's device.
 
     Args:
         splitter: the tower's.
-        chunks: all chunks.
-        wanted: the numbers of those that are packed or unpacked.
+        chunks: C chunks.
         names: for each chunk the names of its parts.
     """
 
-    def __init__(
-        self, splitter: Splitter, chunks: Sequence[Chunk], wanted: Sequence[int], names: Sequence[Tuple[str, ...]]
-    ):
-        self._splitter, self._chunks = splitter, {number: chunks[number] for number in wanted}
+    def __init__(self, splitter: Splitter, chunks: Sequence[Chunk], names: Sequence[Tuple[str, ...]]):
+        self._splitter, self._chunks = splitter, chunks
         self._names = [own[0] for own in names]
-        self._cut: Dict[int, List[Piece]] = {}
-        pieces = [piece for chunk in self._chunks.values() for piece in chunk.pieces]
-        for piece in sorted(piece for piece in pieces if piece.stop is not None):
-            self._cut.setdefault(piece.number, []).append(piece)
 
-    def pack(self, units: Sequence[Tensors]) -> Dict[int, Tensors]:
-        """Return the tensors of each chunk, in the dtypes that carry them; ``units`` are those of this tower."""
-        used = sorted({piece.number for chunk in self._chunks.values() for piece in chunk.pieces})
+    def pack(self, units: Sequence[Tensors], wanted: Iterable[int]) -> Dict[int, Tensors]:
+        """Return the tensors of each wanted chunk, in the dtypes that carry them; ``units`` are those of this tower."""
+        chunks = {number: self._chunks[number] for number in wanted}
+        used = sorted({piece.number for chunk in chunks.values() for piece in chunk.pieces})
         carried = {number: tuple(self._cast(t, carrier(dtype_of(t))) for t in units[number]) for number in used}
         with tf1.device(self._splitter.device):
             parts: Dict[Piece, Any] = {}
-            for number, pieces in self._cut.items():
+            for number, pieces in _cut(chunks.values()).items():
                 parts.update(zip(pieces, self._split(self._flat(carried[number][0]), pieces, "cut")))
             return {
                 number: carried[chunk.pieces[0].number]
                 if chunk.alone
                 else (_joined([parts[piece] for piece in chunk.pieces], f"{self._names[number]}/pack"),)
-                for number, chunk in self._chunks.items()
+                for number, chunk in chunks.items()
             }
 
     def unpack(self, reduced: Dict[int, Tensors], units: Sequence[Tensors]) -> Dict[int, Tensors]:
-        """Return the units in these chunks by number, with the shapes and dtypes of this tower's ``units``."""
+        """Return the units in reduced chunks by number, with the shapes and dtypes of this tower's ``units``."""
         unpacked: Dict[int, Tensors] = {}
         parts: Dict[Piece, Any] = {}
+        chunks = {number: self._chunks[number] for number in reduced}
         with tf1.device(self._splitter.device):
-            for number, chunk in self._chunks.items():
+            for number, chunk in chunks.items():
                 if chunk.alone:
                     unpacked[chunk.pieces[0].number] = reduced[number]
                 else:
                     pieces = self._split(reduced[number][0], chunk.pieces, f"{self._names[number]}/unpack")
                     parts.update(zip(chunk.pieces, pieces))
-            for number, cut in self._cut.items():
+            for number, cut in _cut(chunks.values()).items():
                 flat = _joined([parts[piece] for piece in cut], "joined")
                 unpacked[number] = (self._shaped(flat, tuple(units[number][0].shape.as_list())),)
         return {
@@ -130,6 +125,14 @@ class Packer:
 
     def _shaped(self, flat: Any, shape: Tuple[int, ...]) -> Any:
         return flat if len(shape) == 1 else tf.reshape(flat, self._splitter.constants[shape])
+
+
+def _cut(chunks: Iterable[Chunk]) -> Dict[int, List[Piece]]:
+    """Return the pieces of each unit that is cut, in order."""
+    cut: Dict[int, List[Piece]] = {}
+    for piece in sorted(piece for chunk in chunks for piece in chunk.pieces if piece.stop is not None):
+        cut.setdefault(piece.number, []).append(piece)
+    return cut
 
 
 def _joined(parts: List[Any], name: str) -> Any:
