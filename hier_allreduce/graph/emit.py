@@ -157,6 +157,7 @@ def record(scope: str, layout: Layout, packed: ByChunk, reduced: ByChunk, hosts:
     """Record a call for :func:`emitted_in`; nothing for eager ops."""
     if tf.executing_eagerly():
         return
+    examples = _examples(packed)
     variables = [tuple(column.name for column in columns_in(chunk, layout.units)) for chunk in layout.chunks]
     call = Emitted(
         scope,
@@ -168,7 +169,7 @@ def record(scope: str, layout: Layout, packed: ByChunk, reduced: ByChunk, hosts:
         layout.machine,
         lane_memory(layout),
         layout.places.gpus,
-        tuple(_tensor_names(layout, {**_examples(packed), **own}) for own in packed),
+        tuple(_tensor_names(layout, {**examples, **own}) for own in packed),
         tuple(_tensor_names(layout, own) for own in reduced),
     )
     _emitted.setdefault(tf1.get_default_graph(), []).append(call)
