@@ -6,7 +6,7 @@
                                                                     │
                                            {key: Field(reader)}  ───┘
 
-A reader is a function ``(value, where) -> value`` that raises ``error(f"{where}: …")``.
+A reader is a function ``(value, where) -> value`` that raises a :class:`.HierAllreduceError` beginning with ``where``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ def find(kind: str, name_or_path: str, also: Sequence[str] = ()) -> Path:
     Args:
         kind: as in :func:`names`.
         name_or_path: the name, or the path.
-        HierAllreduceError: what is raised.
         also: names that the caller knows besides, to be suggested too.
 
     Raises:
