@@ -7,7 +7,7 @@ from typing import Dict, Optional, Sequence, Tuple
 from ..bench import DTYPE_BYTES, GradientShape
 from ..errors import HierAllreduceError
 from ..formatting import count, duration, percent, table
-from ..planning import BackwardPass, Spec, Strategy, backward_pass, best_plan, plan_unplanned, predicted_seconds
+from ..planning import Spec, Strategy, backward_pass, best_plan, plan_unplanned, predicted_seconds
 from ..topology import Topology
 from .describe import paragraphs, remarks
 
@@ -15,7 +15,7 @@ _PLANNED, _DEFAULT = "ours, planned for the machine", "ours, without a topology"
 
 
 def describe_steps(
-    machine: Topology, shapes: Sequence[GradientShape], step: float, backward: Optional[BackwardPass], lanes: int = 0
+    machine: Topology, shapes: Sequence[GradientShape], step: float, backward: Optional[float], lanes: int = 0
 ) -> str:
     """Return a table of step times, and a sentence.
 
@@ -23,7 +23,7 @@ def describe_steps(
         machine: the GPUs.
         shapes: the model's gradients; sparse ones are left out.
         step: seconds of a step on one GPU, without an all-reduce.
-        backward: the backward pass; by default the one that is assumed for the gradients' bytes.
+        backward: seconds of the backward pass; by default what is assumed for the gradients' bytes.
         lanes: L, for the planned one.
 
     Raises:
@@ -33,14 +33,14 @@ def describe_steps(
     size = sum(shape.dense_bytes for shape in dense)
     if not size:
         raise HierAllreduceError("--model: all gradients are sparse or empty, and these are not predicted")
-    if backward and backward.seconds > step:
-        raise HierAllreduceError(f"--backward {duration(backward.seconds)} is longer than --step {duration(step)}")
-    backward = backward or backward_pass(size)._replace(seconds=min(step, backward_pass(size).seconds))
+    if backward is not None and backward > step:
+        raise HierAllreduceError(f"--backward {duration(backward)} is longer than --step {duration(step)}")
+    during = backward_pass(size, min(step, backward_pass(size).seconds) if backward is None else backward)
     specs = [Spec(shape.elements, DTYPE_BYTES[shape.dtype], shape.dtype) for shape in dense]
-    exposed = {_PLANNED: best_plan(machine, size, backward, lanes=lanes).seconds}
+    exposed = {_PLANNED: best_plan(machine, size, during, lanes=lanes).seconds}
     for name, strategy in _others(len(machine)).items():
         chunks, plan = plan_unplanned(specs, strategy, len(machine))
-        exposed[name] = predicted_seconds(plan, machine, [chunk.bytes for chunk in chunks], backward)
+        exposed[name] = predicted_seconds(plan, machine, [chunk.bytes for chunk in chunks], during)
     rows = [
         (name, duration(seconds), duration(step + seconds), percent(step / (step + seconds)))
         for name, seconds in exposed.items()
@@ -51,7 +51,7 @@ def describe_steps(
             table([("all-reduce, predicted", "exposed", "step", "scaling efficiency"), *rows]),
             _sentence(exposed, step),
             f"{count(left_out, 'sparse gradient')} left out" if left_out else "",
-            f"a step of {duration(step)} on one GPU, of which the backward pass takes {duration(backward.seconds)}",
+            f"a step of {duration(step)} on one GPU, of which the backward pass takes {duration(during.seconds)}",
             *remarks(machine),
         ]
     )

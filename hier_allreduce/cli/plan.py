@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from dataclasses import replace
-from typing import Any, Dict, Optional
+from typing import Any, Dict
 
 from .. import presets
 from .._version import __version__
@@ -14,12 +14,10 @@ from ..errors import HierAllreduceError
 from ..figures import check_picture
 from ..inspect import predicted_trace
 from ..planning import (
-    BACKLOG,
-    IDLE,
     NAMES,
     THIS_MACHINE,
-    BackwardPass,
     Prediction,
+    backward_pass,
     best_plan,
     named,
     plan_text,
@@ -125,10 +123,11 @@ def main(args: argparse.Namespace) -> int:
     if args.dispatch is not None:
         machine = replace(machine, speeds=replace(machine.speeds, dispatch=args.dispatch))
     if shapes:
-        print(describe_steps(machine, shapes, args.step, _backward(args.backward), args.lanes or 0))
+        print(describe_steps(machine, shapes, args.step, args.backward, args.lanes or 0))
         return 0
     size = args.bytes or read_bytes(_BYTES)
-    prediction = best_plan(machine, size, _backward(args.backward), named(args.algorithm or "auto"), args.lanes or 0)
+    backward = backward_pass(size, args.backward)
+    prediction = best_plan(machine, size, backward, named(args.algorithm or "auto"), args.lanes or 0)
     verify(prediction.plan)
     if args.picture:  # before the text: its reader may close the pipe early
         draw_plan(prediction, args.picture)
@@ -139,12 +138,6 @@ def main(args: argparse.Namespace) -> int:
     else:
         print(describe_prediction(prediction, args.steps))
     return 0
-
-
-def _backward(seconds: Optional[float]) -> Optional[BackwardPass]:
-    if seconds is None:
-        return None
-    return BackwardPass(seconds, BACKLOG) if seconds else IDLE
 
 
 def as_json(prediction: Prediction) -> Dict[str, Any]:

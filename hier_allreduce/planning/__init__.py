@@ -17,7 +17,7 @@ from .algorithms import check_groups
 from .assignment import PlanningTarget, plan_cut, plan_unplanned, plan_whole
 from .bounds import idle_bound
 from .buckets import Bucketing, Chunk, Piece, Spec
-from .host import BACKLOG, IDLE, BackwardPass, backward_pass
+from .host import IDLE, BackwardPass, backward_pass
 from .lanes import MEMORY, Lanes, lane_bytes, on_lanes
 from .plan import Copy, Counting, Ops, Plan, Reduce, Step, issued_before, run, verify
 from .plan_file import plan_text, plan_values
@@ -28,7 +28,6 @@ from .spanning_trees import pack
 from .strategy import NAMES, THIS_MACHINE, Strategy, named, strategy_from
 
 __all__ = [
-    "BACKLOG",
     "IDLE",
     "MEMORY",
     "NAMES",

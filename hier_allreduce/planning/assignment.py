@@ -17,7 +17,7 @@ from ..errors import HierAllreduceError
 from ..topology import Topology
 from .algorithms import Algorithm, distinct_turns, name_of, plan_of
 from .buckets import Bucketing, Chunk, Spec, balanced, cut, make_buckets
-from .host import BACKLOG, IDLE, BackwardPass, backward_pass
+from .host import IDLE, backward_pass
 from .lanes import Lanes, lane_of_links, on_lanes
 from .plan import Plan, Step
 from .planner import best_plan
@@ -55,16 +55,12 @@ class PlanningTarget(NamedTuple):
             return self.given
         if self.hosts > 1:
             return self._for_hosts(size)
-        return best_plan(self.machine, self._sent(size), self._pass(total), self.algorithm, self.lanes).plan
+        backward = backward_pass(max(total, 1), self.backward)
+        return best_plan(self.machine, self._sent(size), backward, self.algorithm, self.lanes).plan
 
     def idle_plan(self, size: int) -> Plan:
         """Return how to all-reduce ``size`` bytes (0 if unknown) in one bucket on an idle machine, without lanes."""
         return self.given or best_plan(self.machine, self._sent(size), IDLE, self.algorithm).plan
-
-    def _pass(self, total: int) -> BackwardPass:
-        if self.backward is None:
-            return backward_pass(max(total, 1))
-        return BackwardPass(self.backward, BACKLOG) if self.backward else IDLE
 
     def _sent(self, size: int) -> int:
         return max(1, round((size or _ASSUMED_BYTES) * self.scale))

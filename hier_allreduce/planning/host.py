@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 # bytes of gradients for each second of a backward pass: ResNet-50's 102 MB in 60 ms, as in docs/cost-model.md
 GRADIENTS_PER_SECOND = 102e6 / 60e-3
@@ -32,9 +32,10 @@ IDLE = BackwardPass()
 BACKLOG = 10e-3  # seconds
 
 
-def backward_pass(size: int) -> BackwardPass:
-    """Return the backward pass that is assumed for ``size`` bytes of gradients."""
-    return BackwardPass(size / GRADIENTS_PER_SECOND, BACKLOG)
+def backward_pass(size: int, seconds: Optional[float] = None) -> BackwardPass:
+    """Return a pass of so many seconds, by default of what is assumed for ``size`` bytes of gradients; 0 is idle."""
+    seconds = size / GRADIENTS_PER_SECOND if seconds is None else seconds
+    return BackwardPass(seconds, BACKLOG) if seconds else IDLE
 
 
 class Host:
