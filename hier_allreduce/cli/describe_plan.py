@@ -60,7 +60,7 @@ def _times(prediction: Prediction) -> str:
     size, backward, plan = prediction.size, prediction.backward, prediction.plan
     idle, dispatch = prediction.idle_seconds, prediction.topology.speeds.dispatch
     speed = f" ({rate(size / idle)})" if idle else ""
-    lines = [f"idle machine {duration(idle)}{speed}, {reached(prediction)}"]
+    lines = [f"idle machine {duration(idle)}{speed}, {reached(prediction, idle)}"]
     if backward.seconds and prediction.seconds:
         share = percent(prediction.bound / prediction.seconds)
         lines = [
@@ -74,9 +74,9 @@ def _times(prediction: Prediction) -> str:
     return "\n".join([*lines, f"to dispatch  {ops}{host}"])
 
 
-def reached(prediction: Prediction) -> str:
-    """Return ``98% of TensorFlow's limit, 31% of the limit of the links``: what the plan reaches on an idle machine."""
-    topology, size, seconds = prediction.topology, prediction.size, prediction.idle_seconds
+def reached(prediction: Prediction, seconds: float) -> str:
+    """Return ``98% of TensorFlow's limit, 31% of the limit of the links``, for so many seconds on an idle machine."""
+    topology, size = prediction.topology, prediction.size
     if not seconds:
         return "nothing to reduce"
     share = percent(idle_bound(topology, size, lanes=prediction.plan.lanes) / seconds)

@@ -48,7 +48,7 @@ def draw_plan(prediction: Prediction, path: str) -> None:
 def _title(prediction: Prediction) -> str:
     plan = prediction.plan
     lanes = f" over {count(plan.lanes, 'lane')}" if plan.lanes else ""
-    what = "exposed" if prediction.backward.seconds else f"predicted, {reached(prediction)}"
+    what = "exposed" if prediction.backward.seconds else f"predicted, {reached(prediction, prediction.seconds)}"
     return (
         f"{prediction.topology.name}, {amount(prediction.size)}: {algorithms_of(prediction)}{lanes},"
         f" {duration(prediction.seconds)} {what}"
