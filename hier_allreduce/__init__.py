@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from .graph import allreduce_grads as allreduce_grads
     from .graph import allreduce_grads_and_vars as allreduce_grads_and_vars
     from .graph import allreduce_grads_hierarchical as allreduce_grads_hierarchical
-    from .graph import gpu_lanes as gpu_lanes
     from .inspect import audit as audit
+    from .logical import gpu_lanes as gpu_lanes
     from .planning import Copy as Copy
     from .planning import Plan as Plan
     from .planning import Reduce as Reduce
@@ -38,8 +38,9 @@ _PUBLIC = {
     "calibration": ["calibrate"],
     "cluster": ["Cluster"],
     "errors": ["AuditError", "ClusterError", "HierAllreduceError"],
-    "graph": ["allreduce_grads", "allreduce_grads_and_vars", "allreduce_grads_hierarchical", "gpu_lanes"],
+    "graph": ["allreduce_grads", "allreduce_grads_and_vars", "allreduce_grads_hierarchical"],
     "inspect": ["audit"],
+    "logical": ["gpu_lanes"],
     "planning": ["Copy", "Plan", "Reduce", "Strategy", "verify"],
     "topology": ["Topology"],
     "training": ["TowerOptimizer"],

@@ -21,7 +21,7 @@ LAYERS = [
     {"topology"},
     {"planning"},
     {"graph"},
-    {"inspect"},
+    {"inspect", "logical"},
     {"calibration", "cluster", "training", "bench"},
     {"integrations", "tuning"},
     {"cli"},

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from .report import report_text as report_text
     from .report import sizes_text as sizes_text
     from .results import cores as cores
-    from .splitting import split_gpu as split_gpu
-    from .splitting import with_logical_gpus as with_logical_gpus
 
 __all__ = [
     "BASELINE",
@@ -65,7 +63,6 @@ __all__ = [
     "session",
     "size_case",
     "sizes_text",
-    "split_gpu",
     "sweep_sizes",
     "table_text",
     "variables",
@@ -89,6 +86,5 @@ __getattr__ = lazy(
         "models": ["DTYPE_BYTES", "GradientShape", "load_model", "table_text"],
         "report": ["report_text", "sizes_text"],
         "results": ["cores"],
-        "splitting": ["split_gpu", "with_logical_gpus"],
     },
 )

@@ -18,9 +18,9 @@ from typing import Any, Callable, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..graph import LogicalDevices, gpu_count, tf1
+from ..graph import gpu_count, tf1
+from ..logical import LogicalDevices, with_logical_gpus
 from .models import GradientShape
-from .splitting import with_logical_gpus
 
 Rows = Sequence[Sequence[Any]]  # K×N
 ROWS = 2048  # in each sparse gradient

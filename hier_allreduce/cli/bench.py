@@ -115,7 +115,8 @@ def _contenders(names: List[str], topologies: List[str]) -> List[Contender]:
 
 
 def _devices(args: argparse.Namespace) -> Tuple[str, ...]:
-    from ..bench import devices_here, split_gpu
+    from ..bench import devices_here
+    from ..logical import split_gpu
 
     if args.split_gpu:
         split_gpu(args.split_gpu)

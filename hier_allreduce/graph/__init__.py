@@ -23,12 +23,14 @@ from .allreduce import (
 )
 from .compat import (
     COLLECTIVE_DTYPES,
+    IS_TF2,
     builds_for_session,
     collected_graphs,
     forget_colocation,
     gpu_count,
     in_current_graph,
     is_resource,
+    make_logical_cpus,
     mirrored_factory,
     outside_control_flow,
     per_replica,
@@ -42,19 +44,17 @@ from .devices import Lane, all_on_cpu, device_fields, device_numbers, device_str
 from .emit import Emitted, emitted_in, emitting_graphs, lane_memory_in
 from .gradients import VAR_LIST_ADVICE, Matrix, check_average, check_matrix, check_pairs, is_sparse, static_shape
 from .hosts import CrossHostReduce, HostGroup
-from .logical_gpus import MOST_GPUS, LogicalDevices, fitted, gpu_lanes, lane_numbers
 from .names import op_names, tower_scopes, variable_names, where
 
 __all__ = [
     "COLLECTIVE_DTYPES",
-    "MOST_GPUS",
+    "IS_TF2",
     "TURN",
     "VAR_LIST_ADVICE",
     "CrossHostReduce",
     "Emitted",
     "HostGroup",
     "Lane",
-    "LogicalDevices",
     "Matrix",
     "all_on_cpu",
     "allreduce_grads",
@@ -73,15 +73,13 @@ __all__ = [
     "devices_match",
     "emitted_in",
     "emitting_graphs",
-    "fitted",
     "forget_colocation",
     "gpu_count",
-    "gpu_lanes",
     "in_current_graph",
     "is_resource",
     "is_sparse",
     "lane_memory_in",
-    "lane_numbers",
+    "make_logical_cpus",
     "mirrored_factory",
     "op_names",
     "outside_control_flow",

@@ -34,7 +34,7 @@ from ..bench import (
 )
 from ..errors import HierAllreduceError
 from ..formatting import amount, count, duration
-from ..graph import gpu_lanes
+from ..logical import gpu_lanes
 from ..presets import why_unwritable
 from ..sampling import Tick, in_turn, timed
 from .backward import Backward

@@ -4,7 +4,7 @@ import pytest
 from helpers.graphs import cpus
 
 from hier_allreduce import HierAllreduceError
-from hier_allreduce.bench import split_gpu
+from hier_allreduce.logical import split_gpu
 
 MEMORY = 512 << 20  # bytes of each; a demo in a process of its own takes most of the rest
 

@@ -3,8 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from hier_allreduce.bench import split_gpu
-from hier_allreduce.bench.splitting import with_logical_gpus
+from hier_allreduce.logical import split_gpu, with_logical_gpus
 
 tf1 = tf.compat.v1
 

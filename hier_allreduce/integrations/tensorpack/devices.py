@@ -12,7 +12,8 @@ import tensorflow as tf
 from tensorpack.tfutils.sesscreate import NewSessionCreator, SessionCreatorAdapter
 
 from ...errors import HierAllreduceError
-from ...graph import MOST_GPUS, Lane, LogicalDevices, device_fields, device_strings, devices_match, tf1
+from ...graph import Lane, device_fields, device_strings, devices_match, tf1
+from ...logical import MOST_GPUS, LogicalDevices
 
 
 def tower_devices(devices: Any) -> List[Any]:

@@ -22,11 +22,10 @@ from ...graph import (
     allreduce_grads,
     allreduce_grads_and_vars,
     check_pairs,
-    fitted,
     lane_memory_in,
-    lane_numbers,
     tf1,
 )
+from ...logical import fitted, lane_numbers
 from ...planning import Strategy, strategy_from
 from ...training import (
     Pairs,

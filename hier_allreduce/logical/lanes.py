@@ -20,10 +20,9 @@ import tensorflow as tf
 
 from ..errors import HierAllreduceError
 from ..formatting import amount, count
+from ..graph import IS_TF2, Lane, device_fields, device_strings, make_logical_cpus, tf1, without_autograph
 from ..planning import MEMORY
 from ..topology import free_gpu_memory
-from .compat import IS_TF2, make_logical_cpus, tf1, without_autograph
-from .devices import Lane, device_fields, device_strings
 
 MIB = 1 << 20
 RESERVED = 0.05  # the share of a GPU's free memory that TensorFlow leaves to CUDA and its libraries

@@ -5,9 +5,9 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from hier_allreduce import HierAllreduceError
-from hier_allreduce.bench import case, devices_here, split_gpu, splitting
-from hier_allreduce.bench.splitting import with_logical_gpus
+from hier_allreduce.bench import case, devices_here
 from hier_allreduce.graph import gpu_count, tf1
+from hier_allreduce.logical import split_gpu, splitting, with_logical_gpus
 
 GIB = 1 << 30
 

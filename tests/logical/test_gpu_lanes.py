@@ -5,7 +5,6 @@ import tensorflow as tf
 from helpers.graphs import IS_TF2, checked, cpus, tf1
 
 from hier_allreduce import HierAllreduceError, Strategy, gpu_lanes
-from hier_allreduce.graph import logical_gpus
 from hier_allreduce.graph.layout import lay_out
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -21,7 +20,7 @@ def lanes_of(setup):
 def gpus(monkeypatch):
     """A machine with three GPUs, of which the last has the least free memory."""
     monkeypatch.setattr(tf.config.experimental, "list_physical_devices", lambda kind: ["a", "b", "c"])
-    monkeypatch.setattr(logical_gpus, "free_gpu_memory", lambda: (16 * GIB, 16 * GIB, 10 * GIB))
+    monkeypatch.setattr("hier_allreduce.logical.lanes.free_gpu_memory", lambda: (16 * GIB, 16 * GIB, 10 * GIB))
 
 
 def test_towers_and_lanes_have_tensorflows_numbers(gpus):
@@ -127,7 +126,7 @@ def test_what_cannot_be_set_up_is_refused(gpus, words):
 
 
 def test_unknown_free_memory_asks_for_tower_memory(gpus, monkeypatch):
-    monkeypatch.setattr(logical_gpus, "free_gpu_memory", lambda: ())
+    monkeypatch.setattr("hier_allreduce.logical.lanes.free_gpu_memory", lambda: ())
     with pytest.raises(HierAllreduceError, match="give tower_memory="):
         gpu_lanes(2, 1, GIB)
     assert gpu_lanes(2, 1, GIB, tower_memory=4 * GIB).tower_memory == 4 * GIB
