@@ -133,7 +133,7 @@ def emit(layout: Layout, packed: ByChunk, average: bool, across: CrossHostReduce
     Returns:
         The reduced tensors of each tower by chunk; after the reduce half of a plan, of the chunks whose root it is.
     """
-    reductions, examples = _reductions(layout, average, across), _examples(packed)
+    reductions = _reductions(layout, average, across)
     values = [
         [reduction.start(tower, own[chunk]) if chunk in own else None for chunk, reduction in enumerate(reductions)]
         for tower, own in enumerate(packed)
@@ -143,21 +143,16 @@ def emit(layout: Layout, packed: ByChunk, average: bool, across: CrossHostReduce
     for tower, device in enumerate(layout.places.towers):
         with tf1.device(device):
             for chunk in layout.wanted(tower):
-                dtype = examples[chunk][0].dtype
+                dtype = first_unit(layout.chunks[chunk], layout.units).columns[0].dtype
                 results[tower][chunk] = reductions[chunk].end(chunk, reduced[tower][chunk], dtype)
     return results
-
-
-def _examples(packed: ByChunk) -> Dict[int, Tensors]:
-    """Return each chunk's tensors on one of the towers that have it."""
-    return {chunk: tensors for own in packed for chunk, tensors in own.items()}
 
 
 def record(scope: str, layout: Layout, packed: ByChunk, reduced: ByChunk, hosts: int) -> None:
     """Record a call for :func:`emitted_in`; nothing for eager ops."""
     if tf.executing_eagerly():
         return
-    examples = _examples(packed)
+    of_any_tower = {chunk: tensors for own in packed for chunk, tensors in own.items()}
     variables = [tuple(column.name for column in columns_in(chunk, layout.units)) for chunk in layout.chunks]
     call = Emitted(
         scope,
@@ -169,7 +164,7 @@ def record(scope: str, layout: Layout, packed: ByChunk, reduced: ByChunk, hosts:
         layout.machine,
         lane_memory(layout),
         layout.places.gpus,
-        tuple(_tensor_names(layout, {**examples, **own}) for own in packed),
+        tuple(_tensor_names(layout, {**of_any_tower, **own}) for own in packed),
         tuple(_tensor_names(layout, own) for own in reduced),
     )
     _emitted.setdefault(tf1.get_default_graph(), []).append(call)

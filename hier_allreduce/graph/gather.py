@@ -46,7 +46,7 @@ class Gather(DeviceReduction):
     def start(self, tower: int, tensors: Tensors) -> Any:
         return _Gathered(((tensors, (tower,)),))
 
-    def end(self, chunk: int, value: Any, dtype: Any) -> Tensors:
+    def end(self, chunk: int, value: Any, dtype: str) -> Tensors:
         return value.parts[0][0]
 
     def reduce(self, step: Reduce, own: Any, others: List[Any]) -> Any:

@@ -50,8 +50,8 @@ class DeviceReduction(Ops[Any]):
         """Return a tower's tensors of one chunk as the value that is reduced."""
         return tensors[0]
 
-    def end(self, chunk: int, value: Any, dtype: Any) -> Tensors:
-        """Return a reduced value as the chunk's tensors, of their first dtype; called on the tower's device."""
+    def end(self, chunk: int, value: Any, dtype: str) -> Tensors:
+        """Return a reduced value as the chunk's tensors; ``dtype`` is the gradients'; called on the tower's device."""
         return (value,)
 
     def finish(self, chunk: int, root: int, total: Any) -> Any:
@@ -167,7 +167,7 @@ class Narrow(DeviceReduction):
     def start(self, tower: int, tensors: Tensors) -> Any:
         return _Partial(tensors[0], 1)
 
-    def end(self, chunk: int, value: Any, dtype: Any) -> Tensors:
+    def end(self, chunk: int, value: Any, dtype: str) -> Tensors:
         return (tf.cast(value.value, dtype, name=f"{self.names[chunk]}/widened"),)
 
     def sent(self, step: Step, src: int, value: Any) -> Any:
