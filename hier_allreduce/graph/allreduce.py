@@ -173,7 +173,10 @@ def _run(layout: Layout, average: bool, name: str, across: Optional[CrossHostRed
     """
     towers, across = layout.places.towers, across or CrossHostReduce()
     with forget_colocation(), tf1.name_scope(name) as scope:
-        units = [[unit.tensors(tower, towers) for unit in layout.units] for tower in range(len(towers))]
+        units = []
+        for tower, device in enumerate(towers):
+            with tf1.device(device):
+                units.append([unit.tensors(tower, towers) for unit in layout.units])
         splitters = [Splitter(device) for device in towers]
         packers = [Packer(splitter, layout.chunks, layout.names) for splitter in splitters]
         packed = [packer.pack(own, layout.given(tower)) for tower, (packer, own) in enumerate(zip(packers, units))]

@@ -60,9 +60,8 @@ class Unit(NamedTuple):
         return specs[0]._replace(elements=sum(sizes) if len(sizes) == len(specs) else None)
 
     def tensors(self, tower: int, towers: Sequence[Any]) -> Tensors:
-        """Add the ops that make a tower's tensors, one for each part, on its device."""
-        with tf1.device(towers[tower]):
-            return tuple(self._tensor(part, tower, towers) for part in self.parts)
+        """Add the ops that make a tower's tensors, one for each part; called on its device."""
+        return tuple(self._tensor(part, tower, towers) for part in self.parts)
 
     def _tensor(self, part: str, tower: int, towers: Sequence[Any]) -> Any:
         if part == DENSE:
@@ -72,14 +71,14 @@ class Unit(NamedTuple):
             return tf.concat(tf.raw_ops.ShapeN(input=tensors, out_type=tf.int32), 0, name="rows")
         return tensors[0] if len(tensors) == 1 else tf.concat(tensors, 0, name="joined")
 
-    def split(self, tensors: Tensors, splitter: Splitter) -> Iterator[Tuple[int, str, Any]]:
-        """Yield (variable, part, tensor) of each variable in a tower's reduced tensors."""
+    def split(self, tensors: Tensors, splitter: Splitter) -> Iterator[Tuple[Column, str, Any]]:
+        """Yield (column, part, tensor) of each variable in a tower's reduced tensors."""
         by_part = dict(zip(self.parts, tensors))
         counts = by_part.pop(COUNTS, None)
         known = [sum(rows for rows in column.rows if rows is not None) for column in self.columns]
         for part, tensor in by_part.items():
             pieces = splitter.split(tensor, known if counts is None else counts, len(self.columns))
-            yield from zip(self.variables, [part] * len(pieces), pieces)
+            yield from zip(self.columns, [part] * len(pieces), pieces)
 
 
 def reduced_gradients(
@@ -89,17 +88,15 @@ def reduced_gradients(
 
     Sparse ones keep the tower's own ``dense_shape``; where it has none, another tower's.
     """
-    columns = {column.variable: column for unit in units for column in unit.columns}
-    found: Dict[str, Dict[int, Any]] = {DENSE: {}, VALUES: {}, INDICES: {}}
+    found: Dict[str, Dict[Column, Any]] = {DENSE: {}, VALUES: {}, INDICES: {}}
     for number, tensors in reduced.items():
-        for variable, part, tensor in units[number].split(tensors, splitter):
-            found[part][variable] = tensor
-    for variable, values in found[VALUES].items():
-        grads = columns[variable].grads
-        shapes = [getattr(grad, "dense_shape", None) for grad in (grads[tower], *grads)]
+        for column, part, tensor in units[number].split(tensors, splitter):
+            found[part][column] = tensor
+    for column, values in found[VALUES].items():
+        shapes = [getattr(grad, "dense_shape", None) for grad in (column.grads[tower], *column.grads)]
         shape = next((shape for shape in shapes if shape is not None), None)
-        found[DENSE][variable] = tf.IndexedSlices(values, found[INDICES][variable], shape)
-    return found[DENSE]
+        found[DENSE][column] = tf.IndexedSlices(values, found[INDICES][column], shape)
+    return {column.variable: grad for column, grad in found[DENSE].items()}
 
 
 # ---- which units ------------------------------------------------------------------------------------
