@@ -38,6 +38,16 @@ _VARIABLES = ("CUDA_VISIBLE_DEVICES", "TF_XLA_FLAGS", "XLA_FLAGS", "TF_GPU_THREA
 _TIMEOUT = 120  # seconds; the first use of many GPUs takes a while
 
 
+# a third of the time would go into collecting the garbage of a process that is about to end
+_PROBE = """\
+import gc; gc.disable()
+import json, os
+from hier_allreduce.cli.doctor import probe
+print(json.dumps(probe()), flush=True)
+os._exit(0)
+"""
+
+
 class TensorFlowSeen(NamedTuple):
     """What TensorFlow sees, or why it cannot tell: ``facts`` as :func:`probe` returns them, or an ``error``."""
 
@@ -106,8 +116,7 @@ def _tensorflow_packages(packages: Dict[str, str]) -> List[str]:
 def _tensorflow() -> TensorFlowSeen:
     """Return what TensorFlow sees, from a process of its own: one that does not fit the processor ends its process."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    program = "import json; from hier_allreduce.cli.doctor import probe; print(json.dumps(probe()))"
-    command = [sys.executable, "-c", program]
+    command = [sys.executable, "-c", _PROBE]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, env=environment, check=False)
     except subprocess.TimeoutExpired:
