@@ -9,6 +9,7 @@ to one device, then copies back. ``Reduce(chunk, (1, 2), 0)`` is 0 ← 0 + 1 + 2
 """
 
 import argparse
+import os
 
 from hier_allreduce import Copy, Reduce
 
@@ -95,6 +96,7 @@ def main():
     )
     devices = [f"/cpu:{k}" for k in range(parser.parse_args().devices)]
 
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # without the lines of its start
     import tensorflow as tf  # here, because plans need none
 
     from hier_allreduce import Strategy, allreduce_grads

@@ -8,6 +8,9 @@ TensorFlow 2.13 or later.
 """
 
 import argparse
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
 
 import numpy as np
 import tensorflow as tf

@@ -7,6 +7,9 @@ The line that matters is the one with ``cross_device_ops``. TensorFlow 2.13 or l
 """
 
 import argparse
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
 
 import numpy as np
 import tensorflow as tf

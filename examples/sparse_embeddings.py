@@ -9,9 +9,12 @@ tower gets the rows of all. The text is Python's own help; the model guesses a w
 
 import argparse
 import collections
+import os
 import re
 import zlib
 from pydoc_data.topics import topics
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
 
 import numpy as np
 import tensorflow as tf

@@ -10,7 +10,10 @@ The first argument is the folder of tf_cnn_benchmarks; all others are its own. I
 overwrite a variable while a gradient still reads it. To plan for a machine's links, set TOPOLOGY below.
 """
 
+import os
 import sys
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
 
 import hier_allreduce
 

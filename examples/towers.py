@@ -8,6 +8,9 @@ its new value is copied to the others.
 """
 
 import argparse
+import os
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
 
 import numpy as np
 import tensorflow as tf

@@ -12,6 +12,8 @@ TensorFlow's gRPC has no authentication: private networks only.
 import argparse
 import os
 
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
+
 import numpy as np
 import tensorflow as tf
 from sklearn.datasets import load_digits

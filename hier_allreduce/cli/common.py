@@ -130,20 +130,24 @@ def refuse_unused(args: argparse.Namespace, option: str, *others: str) -> None:
 
 
 def import_tensorflow(feature: str) -> None:
-    """Import TensorFlow, without the lines of its start, which no log level stops; later it logs its warnings.
+    """Import TensorFlow and let it find the GPUs, without the lines that both print; later it logs its warnings.
 
     Raises:
         HierAllreduceError: it is missing.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    with installed(feature, "tf,bench"), _quiet():
+    with installed(feature, "tf,bench"), quiet_start():
         importlib.import_module("tensorflow")
+        importlib.import_module("hier_allreduce.graph").gpu_count()
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what is written to standard error, and write it only if the ``with`` block raises an error."""
-    if sys.stderr is None:
+def quiet_start() -> Iterator[None]:
+    """Hide what TensorFlow prints when it starts, some of which no log level stops; show it if it cannot start.
+
+    ``TF_CPP_MIN_LOG_LEVEL=0`` or ``1`` shows it.
+    """
+    shows = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") in ("0", "1")
+    if shows or sys.stderr is None:
         yield
         return
     sys.stderr.flush()
@@ -152,6 +156,8 @@ def _quiet() -> Iterator[None]:
         os.dup2(kept.fileno(), 2)
         try:
             yield
+        except HierAllreduceError:  # one line, which nothing should bury
+            raise
         except BaseException:
             kept.seek(0)
             os.write(shown, kept.read())

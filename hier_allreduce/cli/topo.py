@@ -15,7 +15,7 @@ from ..figures import check_picture
 from ..formatting import table
 from ..planning import THIS_MACHINE, pack
 from ..topology import Topology, calibrated, decoded, from_text, load, read_calibration, this_machine
-from .common import output, refuse_unused
+from .common import output, quiet_start, refuse_unused
 from .describe import describe
 from .machine_picture import draw_topology
 
@@ -41,7 +41,9 @@ def read_topology(name: Optional[str], calibration_file: Optional[str]) -> Topol
     """
     overrides = read_calibration(calibration_file)
     if name in (None, THIS_MACHINE):
-        return calibrated(this_machine(), overrides)
+        with quiet_start():
+            machine = this_machine()
+        return calibrated(machine, overrides)
     if name == "-":
         if sys.stdin is None:
             raise HierAllreduceError("-: standard input is closed")

@@ -1,9 +1,11 @@
 """``hier-allreduce bench``: every peer runs, and invalid arguments are refused."""
 
+import contextlib
 import json
 import os
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 from helpers import forks
@@ -15,6 +17,7 @@ from hier_allreduce.bench import measuring
 from hier_allreduce.bench.contenders import PEERS
 from hier_allreduce.cli import common
 from hier_allreduce.cli import entry as cli
+from hier_allreduce.errors import HierAllreduceError
 
 
 @pytest.fixture
@@ -90,20 +93,30 @@ def test_a_wrong_model_is_told_before_tensorflow_is_imported(monkeypatch, capsys
     assert "did you mean 'resnet50'" in capsys.readouterr().err
 
 
-def test_start_up_lines_are_shown_only_with_an_error(monkeypatch, capfd):
-    def starts(name):
+@pytest.mark.parametrize(
+    "level, error, shown",
+    [
+        (None, None, False),
+        ("3", None, False),
+        ("0", None, True),  # the user wants to see them
+        (None, ValueError("broken"), True),
+        (None, HierAllreduceError("one line"), False),
+    ],
+)
+def test_start_up_lines_are_shown_only_with_an_error(monkeypatch, capfd, level, error, shown):
+    def starts():
         os.write(2, b"oneDNN custom operations are on\n")
-        if not works:
-            raise ValueError(name)
+        if error:
+            raise error
 
-    monkeypatch.setattr(common.importlib, "import_module", starts)
-    works = True
-    common.import_tensorflow("the bench")
-    assert capfd.readouterr().err == ""
-    works = False
-    with pytest.raises(ValueError):
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    if level:
+        monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", level)
+    monkeypatch.setattr(common.importlib, "import_module", lambda name: SimpleNamespace(gpu_count=starts))
+    with pytest.raises(type(error)) if error else contextlib.nullcontext():
         common.import_tensorflow("the bench")
-    assert "oneDNN" in capfd.readouterr().err
+    assert ("oneDNN" in capfd.readouterr().err) is shown
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == level or "2"
 
 
 def test_named_extras_exist_and_bring_what_bench_needs():

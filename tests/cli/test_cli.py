@@ -106,6 +106,20 @@ def test_this_machine_without_tensorflow_is_one_line(run_here, monkeypatch):
     assert "neither nvidia-smi nor TensorFlow" in err and "topo --list" in err
 
 
+def test_this_machine_is_found_without_start_up_lines(monkeypatch, capfd):
+    found = load("2x-rtx-5090")
+
+    def slow_start():
+        os.write(2, b"failed call to cuInit\n")
+        return found
+
+    monkeypatch.setattr("hier_allreduce.cli.topo.this_machine", slow_start)
+    for command in ("topo", "plan"):
+        assert cli.main([command]) == 0
+        out, err = capfd.readouterr()
+        assert "RTX 5090" in out and not err
+
+
 # ---- plan --model ------------------------------------------------------------------------------------
 
 
