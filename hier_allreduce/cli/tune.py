@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 
 from ..bench import load_model
 from ..tuning import MINUTES
@@ -32,11 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " this machine are always tried)")  # fmt: skip
     add("--lanes", metavar="L", type=lane_count, default=0, help="cut each GPU into its tower's device and L lanes, and"
         " try strategies over them too")  # fmt: skip
-    add("--minutes", metavar="M", type=minutes, default=MINUTES, help=f"how long to measure (default: {MINUTES:g})")
+    add("--minutes", metavar="M", type=minutes, default=MINUTES, help="how long it takes, start included;"
+        f" longer if building the candidates and a few steps of each take longer (default: {MINUTES:g})")  # fmt: skip
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    began = time.monotonic()
     load_model(args.model or MODEL)  # a wrong name is told before TensorFlow is imported
     import_tensorflow("tune")
     from ..bench import devices_here
@@ -48,7 +51,7 @@ def main(args: argparse.Namespace) -> int:
             devices_here(args.devices),
             backward_ms=args.backward_ms,
             topologies=args.topology,
-            minutes=args.minutes,
+            minutes=max(0.0, args.minutes - (time.monotonic() - began) / 60),
             file=args.output,
             lanes_per_gpu=args.lanes,
             tick=ticking(bar),

@@ -5,6 +5,7 @@
     candidates ─► rounds of all ─► rounds of the better half ─► … ─► their choices together ─► duel with the default
                   one step each, in a new order every round
 
+All are built in one graph and run in one session, so that each is built once: building takes longer than most rounds.
 The last duel has rounds of its own, so that a candidate that was only lucky does not win: see :mod:`.tuned`.
 """
 
@@ -14,6 +15,7 @@ import contextlib
 import dataclasses
 import math
 import statistics
+import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
@@ -24,6 +26,7 @@ from ..bench import (
     WARM_UP,
     Case,
     Contender,
+    Rows,
     consumed,
     cores,
     devices_here,
@@ -42,9 +45,9 @@ from .candidates import DEFAULT, MINUTES, Candidate, combined, first_candidates
 from .shapes import shapes_of
 from .tuned import Duel, Row, Tuned
 
-_FEWEST, _MOST = 3, 30  # rounds of a heat
-_DUEL_FEWEST, _DUEL_MOST = 11, 101
-_SHARES = 0.4, 0.2, 0.4  # of the time: the heats, the choices together, the duel
+_FEWEST = 3  # rounds of a heat
+_DUEL_FEWEST = 11
+_HEATS, _HEATS_TOGETHER = 0.4, 0.33  # of the time that is left; the duel has the rest
 _TOGETHER = 3  # candidates whose choices are combined
 _LANE_MEMORY = 4  # bytes of each lane for a byte of gradients: one lane may carry everything
 
@@ -79,7 +82,7 @@ def tune(
             always one of them.
         wire_dtypes: 16-bit dtypes in which gradients may travel, at the cost of accuracy: ``"float16"`` or
             ``"bfloat16"``.
-        minutes: how long to measure. Building the candidates takes time too.
+        minutes: how long it takes in all; longer if building the candidates and a few steps of each take longer.
         file: a YAML file for the strategy.
         rows: in each sparse gradient.
         lanes_per_gpu: how many lanes each tower gets, as with :func:`hier_allreduce.gpu_lanes`; strategies are then
@@ -114,14 +117,39 @@ def tune(
     return tuned
 
 
+class _Bench:
+    """One session, in which all steps use the same gradients, and each contender is built once."""
+
+    def __init__(self, case: Case, gate: Callable[[Rows], Rows], until_done: contextlib.ExitStack):
+        self._case, self._graph = case, tf.Graph()
+        self._ops: Dict[str, Any] = {}
+        with self._graph.as_default():
+            grads, fill = variables(case)
+            self._ready = gate(grads)
+        self._session = until_done.enter_context(session(self._graph, case))
+        self._session.run(fill)
+
+    def build(self, contender: Contender) -> None:
+        """Build a contender, if that was not done before."""
+        if contender.name in self._ops:
+            return
+        with self._graph.as_default():
+            reduced = contender.build(self._ready, self._case.devices, self._case.average)
+            self._ops[contender.name] = consumed(reduced, self._case)
+
+    def steps(self, names: Sequence[str]) -> Steps:
+        """Return the timed steps of contenders that are built."""
+        return {name: timed(self._session.make_callable(self._ops[name])) for name in names}
+
+
 class _Search:
-    """Successive halving over candidates of one case."""
+    """Successive halving over candidates of one case, which ends ``seconds`` from now."""
 
     def __init__(
         self, case: Case, candidates: Dict[str, Candidate], backward_ms: Optional[float], seconds: float, tick: Tick
     ):
         self._case, self._candidates, self._tick = case, dict(candidates), tick
-        self._budgets = [seconds * share for share in _SHARES]
+        self._end = time.monotonic() + seconds
         self._ratios: Dict[str, List[float]] = {}
         self._seconds: Dict[str, List[float]] = {}
         self._failed: List[str] = []
@@ -131,13 +159,15 @@ class _Search:
 
     def run(self) -> Tuned:
         """Return the best strategy."""
-        best = self._heats(list(self._candidates), self._budgets[0])
-        together = combined({name: self._candidates[name] for name in best[:_TOGETHER] if name != DEFAULT})
-        self._candidates.update(together)
-        if together:
-            best = self._heats([*best[:_TOGETHER], *together], self._budgets[1])
-        finalists = [name for name in best if name != DEFAULT][:1]
-        duels = [self._duel(name) for name in finalists]
+        with contextlib.ExitStack() as until_done:
+            bench = _Bench(self._case, self._backward.gate, until_done)
+            best = self._heats(bench, list(self._candidates), _HEATS)
+            together = combined({name: self._candidates[name] for name in best[:_TOGETHER] if name != DEFAULT})
+            self._candidates.update(together)
+            if together:
+                best = self._heats(bench, [*best[:_TOGETHER], *together], _HEATS_TOGETHER)
+            finalists = [name for name in best if name != DEFAULT][:1]
+            duels = [self._duel(bench, name) for name in finalists]
         winner = next((duel.name for duel in duels if duel.won), DEFAULT)
         return Tuned(
             self._candidates[winner].strategy,
@@ -152,50 +182,56 @@ class _Search:
     def _default_seconds(self) -> float:
         """Return the seconds that the default strategy takes for gradients that are all there."""
         with contextlib.ExitStack() as until_done:
-            steps = self._steps([DEFAULT], until_done, gated=False)
+            steps = self._steps(_Bench(self._case, lambda grads: grads, until_done), [DEFAULT])
             seconds = in_turn(steps, _FEWEST, WARM_UP, lambda stage: None)
         difference = statistics.median(seconds[DEFAULT]) - statistics.median(seconds[BASELINE.name])
         return max(1e-4, difference)
 
-    def _steps(self, names: Sequence[str], until_done: contextlib.ExitStack, gated: bool = True) -> Steps:
-        """Return a step of each candidate, and one without reduction, all on the same gradients."""
-        graph, case = tf.Graph(), self._case
-        ops: Dict[str, Any] = {}
-        with graph.as_default():
-            grads, fill = variables(case)
-            ready = self._backward.gate(grads) if gated else grads
-            for contender in (BASELINE, *(self._contender(name) for name in names)):
-                self._tick(f"building {contender.name}")
-                try:
-                    ops[contender.name] = consumed(contender.build(ready, case.devices, case.average), case)
-                except HierAllreduceError as error:  # what one machine or number of devices allows, another does not
-                    self._failed.append(f"{contender.name} does not fit: {error}")
-        shared = until_done.enter_context(session(graph, case))
-        shared.run(fill)
-        return {name: timed(shared.make_callable(op)) for name, op in ops.items()}
+    def _steps(self, bench: _Bench, names: Sequence[str]) -> Steps:
+        """Return a step of each candidate that can be built, and one without reduction."""
+        built = []
+        for contender in (BASELINE, *(self._contender(name) for name in names)):
+            self._tick(f"building {contender.name}")
+            try:
+                bench.build(contender)
+            except HierAllreduceError as error:  # what one machine or number of devices allows, another does not
+                self._failed.append(f"{contender.name} does not fit: {error}")
+            else:
+                built.append(contender.name)
+        return bench.steps(built)
 
     def _contender(self, name: str) -> Contender:
         candidate = self._candidates[name]
         logical = self._case.logical if candidate.lanes else None
         return ours(candidate.strategy, name, logical.lanes if logical else ())
 
-    def _heats(self, names: Sequence[str], budget: float) -> List[str]:
-        """Return the names of the best, the fastest first: half of them leave after each heat."""
-        with contextlib.ExitStack() as until_done:
-            steps = self._steps(list(dict.fromkeys([DEFAULT, *names])), until_done)
-            self._measure(steps, 1, 1)
-            heats = max(1, math.ceil(math.log2(max(2, len(steps) - 2))))
-            for _ in range(heats):
-                self._measure(steps, self._rounds(steps, budget / heats, _FEWEST, _MOST))
-                ranked = sorted((name for name in steps if name not in (BASELINE.name, DEFAULT)), key=self._median)
-                kept = {BASELINE.name, DEFAULT, *ranked[: max(_TOGETHER, math.ceil(len(ranked) / 2))]}
-                steps = {name: step for name, step in steps.items() if name in kept}
+    def _heats(self, bench: _Bench, names: Sequence[str], share: float) -> List[str]:
+        """Return the names of the best, the fastest first: half of them leave after each heat.
+
+        Args:
+            bench: what builds them.
+            names: of the candidates; the default takes part too.
+            share: of the time that is left when all are built and have run.
+        """
+        steps = self._steps(bench, list(dict.fromkeys([DEFAULT, *names])))
+        self._measure(steps, 1, 1)
+        heats = max(1, math.ceil(math.log2(max(2, len(steps) - 2))))
+        budget = share * self._left() / heats
+        for _ in range(heats):
+            self._measure(steps, self._rounds(steps, budget, _FEWEST))
+            ranked = sorted((name for name in steps if name not in (BASELINE.name, DEFAULT)), key=self._median)
+            kept = {BASELINE.name, DEFAULT, *ranked[: max(_TOGETHER, math.ceil(len(ranked) / 2))]}
+            steps = {name: step for name, step in steps.items() if name in kept}
         return sorted((name for name in steps if name != BASELINE.name), key=self._median)
 
-    def _rounds(self, steps: Steps, budget: float, fewest: int, most: int) -> int:
+    def _left(self) -> float:
+        """Return the seconds until the end."""
+        return max(0.0, self._end - time.monotonic())
+
+    def _rounds(self, steps: Steps, budget: float, fewest: int) -> int:
         """Return how many rounds of these steps take ``budget`` seconds."""
         each = sum(statistics.median(self._seconds[name]) for name in steps)
-        return max(fewest, min(most, int(budget / each)))
+        return max(fewest, int(budget / each))
 
     def _measure(self, steps: Steps, rounds: int, warm_up: int = 0) -> Dict[str, List[float]]:
         """Take rounds of all steps and keep their seconds, and their ratios to the default's."""
@@ -209,12 +245,10 @@ class _Search:
                 self._ratios.setdefault(name, []).extend(ratios)
         return seconds
 
-    def _duel(self, name: str) -> Duel:
+    def _duel(self, bench: _Bench, name: str) -> Duel:
         """Compare one candidate with the default in rounds that had no part in choosing it."""
-        with contextlib.ExitStack() as until_done:
-            steps = self._steps([DEFAULT, name], until_done)
-            rounds = self._rounds(steps, self._budgets[2], _DUEL_FEWEST, _DUEL_MOST)
-            seconds = self._measure(steps, rounds, WARM_UP)
+        steps = self._steps(bench, [DEFAULT, name])
+        seconds = self._measure(steps, self._rounds(steps, self._left(), _DUEL_FEWEST))
         return Duel(name, tuple(step / default for step, default in zip(seconds[name], seconds[DEFAULT])))
 
     def _median(self, name: str) -> float:

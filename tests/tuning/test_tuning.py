@@ -1,5 +1,7 @@
 """``tune``: its candidates, its verdict under noise, the file that it writes, and one small search."""
 
+from types import SimpleNamespace
+
 import pytest
 import tensorflow as tf
 from helpers.graphs import cpus, tf1
@@ -158,6 +160,32 @@ def test_a_search_keeps_what_is_surely_faster(tmp_path, monkeypatch):
         reduced = allreduce_grads(values, cpus(3), strategy=path)
         with session(graph, bench.Case(load_model(str(table)), tuple(cpus(3)))) as sess:
             assert sess.run(reduced[2][0]).tolist() == [3, 3]
+
+
+@pytest.mark.parametrize("building", [10, 200])
+def test_a_search_takes_the_minutes_that_it_was_given(monkeypatch, building):
+    """Each graph takes ``building`` seconds, each step one; where building takes them all, few rounds are left."""
+    now, rounds_taken = [1000.0], []
+    names = (DEFAULT, "splits=8", "mains=0", "pack_below=0", "algorithm=tree")
+    monkeypatch.setattr(search, "first_candidates", lambda *_: {name: first_candidates()[name] for name in names})
+
+    def in_turn(steps, rounds, warm_up, tick):
+        now[0] += (rounds + warm_up) * len(steps)
+        rounds_taken.append(rounds)
+        return {name: [1.0] * rounds for name in steps}
+
+    def built(contender, case):
+        now[0] += building
+        return tf.no_op()
+
+    monkeypatch.setattr(search, "in_turn", in_turn)
+    monkeypatch.setattr(search, "consumed", built)
+    monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    tune("mobilenet_v2", cpus(2), backward_ms=0, minutes=10)
+    if building == 10:
+        assert 590 <= now[0] - 1000 <= 602
+    else:
+        assert set(rounds_taken) == {1, search._FEWEST, search._DUEL_FEWEST}
 
 
 def test_strategies_are_tried_over_lanes(tmp_path, monkeypatch):
