@@ -191,6 +191,11 @@ def progress(parts: Optional[int]) -> Any:
     return tqdm(total=parts, file=sys.stderr, leave=False, disable=None, bar_format="{desc:24}" + end)
 
 
+def say(bar: Any, text: str) -> None:
+    """Print a line on standard error, above the bar."""
+    bar.write(text, file=sys.stderr)
+
+
 def ticking(bar: Any) -> Callable[[str], None]:
     """Return a function that shows a stage and counts it."""
 

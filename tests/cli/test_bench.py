@@ -38,6 +38,7 @@ def test_every_peer_runs_on_eight_devices(table, tmp_path):
     done = forked_command(tmp_path, "bench", "--model", str(table), *options, code=once)
     assert done.status == 0, done.err
     assert "cannot run" not in done.out and "WRONG" not in done.out
+    assert re.search(rf"^{len(PEERS) + 1} more contenders: about .* s\n2 rounds: about .*s$", done.err, re.M), done.err
     written = json.loads(out.read_text(encoding="utf-8"))
     by_name = {contender["name"]: contender for contender in written["contenders"]}
     assert list(by_name) == names
@@ -153,6 +154,7 @@ def test_sizes_are_a_row_for_each_contender(tmp_path):
     sizes = ["-b", "1KiB", "-e", "16KiB", "--devices", "3", "--rounds", "2", "--contenders", "ours,distribute-0,nccl"]
     done = forks.run_forked(program, "bench", "sizes", *sizes, "--json", str(out), folder=tmp_path)
     assert done.status == 0, done.err
+    assert re.search(r"^2 smaller sizes: at most about .*s$", done.err, re.M), done.err
     lines = [line.split() for line in done.out.splitlines() if "KiB" in line]
     names = ["ours", "distribute-0", "nccl"]
     assert [(line[0], line[2]) for line in lines] == [(size, name) for size in ("1", "4", "16") for name in names]
