@@ -1,4 +1,4 @@
-"""``doctor``: what it asks TensorFlow. What it makes of the answers is in ``test_cli.py``, which needs no TensorFlow."""
+"""``doctor``: what it asks TensorFlow. ``test_cli.py``, which needs no TensorFlow, has what it makes of the answers."""
 
 import json
 
