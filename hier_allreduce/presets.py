@@ -98,10 +98,12 @@ def write_text(path: str, text: str) -> None:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'? there are …``, for the end of an error message."""
-    choices = list(known)
-    close = difflib.get_close_matches(str(word).lower(), choices, 1)
-    hint = f"; did you mean {close[0]!r}?" if close else ";"
+    """Return ``; did you mean 'x'? there are …``, with all names that are as near; for the end of an error message."""
+    choices, written = list(known), str(word).lower()
+    close = difflib.get_close_matches(written, choices, max(1, len(choices)))
+    likeness = [difflib.SequenceMatcher(None, choice, written).ratio() for choice in close]
+    nearest_ones = [repr(choice) for choice, alike in zip(close, likeness) if alike == likeness[0]]
+    hint = f"; did you mean {' or '.join(nearest_ones)}?" if close else ";"
     return f"{hint} there are {', '.join(choices)}"
 
 

@@ -34,7 +34,7 @@ def split_gpu(parts: int, memory_limit: Optional[int] = None) -> List[str]:
     settings = tf.config.experimental
     gpus, free = settings.get_visible_devices("GPU"), free_gpu_memory()
     if not gpus:
-        built = "" if tf.test.is_built_with_cuda() else ", and is not built for GPUs (pip install tensorflow[and-cuda])"
+        built = "" if tf.test.is_built_with_cuda() else ", and is not built for GPUs: see tensorflow.org/install"
         raise HierAllreduceError(f"--split-gpu {parts}: TensorFlow {tf.__version__} finds no GPU here{built}")
     if not (memory_limit or free):
         raise HierAllreduceError(f"--split-gpu {parts}: nvidia-smi does not tell how much memory of the GPU is free")

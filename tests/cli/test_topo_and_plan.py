@@ -269,7 +269,8 @@ def test_what_is_very_small_is_said_to_be(run):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["topo", "dgx1v"], "did you mean 'dgx-1v'"),
+        (["topo", "dgx1v"], "did you mean 'dgx-1v'?"),
+        (["plan", "dgx-1"], "did you mean 'dgx-1v' or 'dgx-1p'?"),
         (["plan", "dgx-1v", "--calibration", "none.yaml"], "calibration 'none.yaml': no such file"),
         (["plan", "dgx-1v", "--picture", "plan.pgn"], "'plan.pgn': no kind of picture ends in .pgn; there are"),
         (["topo", "dgx-1v", "--picture", "plan.pgn"], "'plan.pgn': no kind of picture ends in .pgn; there are"),
