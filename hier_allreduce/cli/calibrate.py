@@ -9,6 +9,7 @@ from typing import Any
 
 from ..formatting import count as count_of
 from ..formatting import duration
+from ..topology import calibration_file
 from .common import count, import_tensorflow, number, output, progress, ticking
 
 _NOT_WRITTEN = "not written: 'this machine' uses a calibration of all GPUs only; -o FILE writes this one"
@@ -49,8 +50,9 @@ def main(args: argparse.Namespace) -> int:
     from ..calibration import NOISE, calibrate, is_whole
 
     devices = devices_here(args.devices)
-    if not args.output and not is_whole(devices):
-        print(f"measuring {count_of(len(devices), 'device')}; {_NOT_WRITTEN}", file=sys.stderr)
+    file = args.output or (str(calibration_file()) if is_whole(devices) else "")
+    where = f"to be written: {file}" if file else _NOT_WRITTEN
+    print(f"measuring {count_of(len(devices), 'device')}; {where}", file=sys.stderr)
     began = time.monotonic()
     with progress(None) as bar:
         calibration = calibrate(devices, args.noise or NOISE, ticking(bar))

@@ -33,7 +33,8 @@ def test_receivers_get_the_bytes_that_are_timed():
 def test_the_command_writes_a_machine_that_others_read(capsys, tmp_path):
     file = str(tmp_path / "machine.yaml")
     assert main(["calibrate", "--devices", "3", "--noise", "1000", "-o", file]) == 0
-    printed = capsys.readouterr().out
+    printed, before = capsys.readouterr()
+    assert before.startswith(f"measuring 3 devices; to be written: {file}\n")
     assert "links HOST, GB/s" in printed and f"written: {file}" in printed
     assert main(["topo", file]) == 0
     printed = capsys.readouterr().out
