@@ -9,9 +9,10 @@ by construction. The others were not fitted.
 """
 
 from dataclasses import dataclass, replace
-from typing import Callable, List, NamedTuple, Sequence, Tuple, Union
+from typing import Callable, List, Sequence, Tuple, Union
 
 from hier_allreduce.bench import load_model
+from hier_allreduce.cli.describe_steps import NCCL_BUS
 from hier_allreduce.planning import IDLE, Copy, Plan, Reduce, Step, best_plan, pack, simulate
 from hier_allreduce.planning.algorithms import plan_of, two_group
 from hier_allreduce.topology import GB, Topology, calibrated, load, subset
@@ -55,21 +56,13 @@ def published_markdown() -> str:
 # ---- ours and NCCL's ---------------------------------------------------------------------------------
 
 
-class NcclSpeed(NamedTuple):
-    """A published NCCL all-reduce of 8 GPUs: the preset of the machine, and GB/s of bus bandwidth."""
-
-    preset: str
-    machine: str
-    bus: float
-
-
 LANES = 4
-NCCL_SPEEDS = (
-    NcclSpeed("dgx-1p", "P100, NVLink mesh (DGX-1)", 62.24),
-    NcclSpeed("dgx-1v", "V100, NVLink mesh (DGX-1V)", 135.5),
-    NcclSpeed("dgx-a100", "A100, NVSwitch", 230.1),
-    NcclSpeed("dgx-h100", "H100, NVSwitch", 466.35),
-)
+MACHINES = {
+    "dgx-1p": "P100, NVLink mesh (DGX-1)",
+    "dgx-1v": "V100, NVLink mesh (DGX-1V)",
+    "dgx-a100": "A100, NVSwitch",
+    "dgx-h100": "H100, NVSwitch",
+}
 
 
 def nccl_markdown() -> str:
@@ -79,13 +72,13 @@ def nccl_markdown() -> str:
         " | NCCL, published | NCCL / ours, without and with lanes |",
         "|---|---|---|---|---|---|---|",
     ]
-    for preset, machine, bus in NCCL_SPEEDS:
+    for preset, machine in MACHINES.items():
         topology = load(preset)
         limit, links = (pack(topology, ideal_links=ideal).limit / GB for ideal in (False, True))
         ours = 1 / best_plan(topology, int(GB), IDLE).seconds
         # where the links are the limit already, lanes have nothing to add
         with_lanes = 1 / best_plan(topology, int(GB), IDLE, lanes=LANES).seconds if links > limit else ours
-        nccl = bus / (2 * (len(topology) - 1) / len(topology))
+        nccl = NCCL_BUS[topology.name] / GB / (2 * (len(topology) - 1) / len(topology))
         cells = [machine, *(f"{speed:.3g}" for speed in (ours, with_lanes, limit, links, nccl))]
         rows.append(f"| {' | '.join([*cells, f'{nccl / ours:.1f}, {nccl / with_lanes:.1f}'])} |")
     return "\n".join(rows)

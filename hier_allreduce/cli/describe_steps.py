@@ -11,6 +11,14 @@ from ..planning import Spec, Strategy, backward_pass, best_plan, plan_unplanned,
 from ..topology import Topology
 from .describe import paragraphs, remarks
 
+# bytes/s on the bus, as nccl-tests count, of NCCL's all-reduce on 8 GPUs: docs/calibration.md has the sources
+NCCL_BUS = {
+    "DGX-1 (8x P100)": 62.24e9,
+    "DGX-1V (8x V100)": 135.5e9,
+    "DGX A100 (8x A100)": 230.1e9,
+    "DGX H100 (8x H100)": 466.35e9,
+}
+
 _PLANNED, _DEFAULT = "ours, planned for the machine", "ours, without a topology"
 
 
@@ -41,6 +49,11 @@ def describe_steps(
     for name, strategy in _others(len(machine)).items():
         chunks, plan = plan_unplanned(specs, strategy, len(machine))
         exposed[name] = predicted_seconds(plan, machine, [chunk.bytes for chunk in chunks], during)
+    sentence = _sentence(exposed, step)
+    if machine.name in NCCL_BUS:
+        nccl = size * 2 * (8 - 1) / 8 / NCCL_BUS[machine.name]
+        exposed["NCCL as published, if nothing overlaps"] = nccl
+        sentence += f" NCCL, if it works, leaves at most {duration(nccl)} exposed."
     rows = [
         (name, duration(seconds), duration(step + seconds), percent(step / (step + seconds)))
         for name, seconds in exposed.items()
@@ -49,7 +62,7 @@ def describe_steps(
     return paragraphs(
         [
             table([("all-reduce, predicted", "exposed", "step", "scaling efficiency"), *rows]),
-            _sentence(exposed, step),
+            sentence,
             f"{count(left_out, 'sparse gradient')} left out" if left_out else "",
             f"a step of {duration(step)} on one GPU, of which the backward pass takes {duration(during.seconds)}",
             *remarks(machine),
