@@ -1,10 +1,12 @@
-"""Machines whose links are known, as a calibration sees them: by the time that copies take."""
+"""Machines whose links are known, also as a calibration sees them: by the time that copies take."""
 
 import random
 from dataclasses import replace
 
 from hier_allreduce.calibration.timer import Timer, Transfer
 from hier_allreduce.planning import Copy, Plan, simulate
+from hier_allreduce.topology.matrix import LinkMatrix
+from hier_allreduce.topology.topology import from_matrix
 
 
 class SimulatedTimer(Timer):
@@ -40,6 +42,14 @@ class SimulatedTimer(Timer):
         speeds = self.topology.speeds
         noise = 1 + self._draw.uniform(0, self.noise)
         return noise * count * (speeds.kernel + (operands + 1) * size / speeds.memory)
+
+
+def of_kinds(*rows, cpus=(), gpu="", calibration=None):
+    """A machine from rows of kinds, such as ``"X NV2"``; by default without affinities and a model."""
+    labels = tuple(f"GPU{i}" for i in range(len(rows)))
+    kinds = tuple(tuple(row.split()) for row in rows)
+    matrix = LinkMatrix(labels, kinds, tuple(cpus) or ("",) * len(rows), gpu, ())
+    return from_matrix(matrix, "test", calibration=calibration)
 
 
 def without_host(machine):

@@ -92,6 +92,11 @@ def test_unknown_shapes_and_odd_dtypes_leave_packing_on():
     assert variables(make_buckets(gradients, Bucketing())) == [[4, 1, 0], [3], [2]]
 
 
+def test_gradients_of_one_byte_are_packed_too():
+    (bucket,) = make_buckets([Spec(1, 1, "int8")] * 2, Bucketing())
+    assert bucket == Chunk((Piece(1, 0, 1), Piece(0, 0, 1)), 2)
+
+
 def test_nothing_is_packed_below_zero_bytes():
     assert all(chunk.alone for chunk in make_buckets(floats(1, 2, 3), Bucketing(pack_below=0)))
 
@@ -118,6 +123,22 @@ def test_cuts_start_at_multiples_of_64_bytes_in_proportion(elements, shares):
     if len(parts) == len(shares) and elements > 16 * 64:
         for part, share in zip(parts, shares):
             assert abs(part.bytes - 4 * elements * share / sum(shares)) <= 128
+
+
+def test_two_shares_are_cut_as_any_others_are():
+    specs = [Spec(64, 4, "float32")]
+    (whole,) = make_buckets(specs, Bucketing())
+    assert cut(whole, specs, [1, 1]) == [Chunk((Piece(0, 0, 32),), 128), Chunk((Piece(0, 32, 64),), 128)]
+    assert len(make_buckets(specs, Bucketing(splits=2))) == 2
+
+
+def test_a_part_of_a_gradient_is_cut_from_where_it_begins():
+    part = Chunk((Piece(1, 32, 96), Piece(0, 0, 64)), 512)
+    assert cut(part, [Spec(128, 4, "float32")] * 2, [1, 2, 1]) == [
+        Chunk((Piece(1, 32, 64),), 128),
+        Chunk((Piece(1, 64, 96), Piece(0, 0, 32)), 256),
+        Chunk((Piece(0, 32, 64),), 128),
+    ]
 
 
 def test_equal_sizes_rotate_over_the_mains():

@@ -6,7 +6,7 @@ from helpers.adding import Adding
 
 from hier_allreduce import Copy, HierAllreduceError, Plan, Reduce, verify
 from hier_allreduce.planning.algorithms import plan_of, two_group
-from hier_allreduce.planning.plan import run
+from hier_allreduce.planning.plan import Ops, operands, run
 
 RING_OF_THREE = Plan(3, 1, (Reduce(0, (1,), 0), Reduce(0, (0,), 2), Copy(0, 2, 0), Copy(0, 2, 1)))
 
@@ -87,6 +87,24 @@ def test_a_sum_is_finished_once_on_its_root_before_copies():
     assert seen == [(0, 2, 8)]
 
 
+def test_without_a_sum_a_value_is_finished_before_copies():
+    class Finishing(Ops):
+        def finish(self, chunk, root, total):
+            return f"{total} finished on {root}"
+
+    steps = (Copy(0, 1, 0),)
+    assert run(Plan(2, 2, steps), [["a", "b"], ["c", "d"]], Finishing()) == [
+        ["c finished on 1", "b finished on 0"],
+        ["c finished on 1", "d"],
+    ]
+
+
+def test_a_root_has_the_last_reduce_or_the_first_copy():
+    steps = (Reduce(0, (1,), 2), Reduce(0, (2,), 0), Copy(0, 0, 1), Copy(1, 1, 0), Copy(1, 0, 2))
+    assert Plan(3, 3, steps).roots == (0, 1, 0)
+    assert Plan(3, 1, (Reduce(0, (0, 1), 2),)).roots == (2,)
+
+
 def test_the_two_halves_make_the_whole():
     plan = plan_of(two_group, 5, range(3))
     values = [[10**device + chunk for chunk in range(3)] for device in range(5)]
@@ -97,6 +115,12 @@ def test_the_two_halves_make_the_whole():
 
 def test_transfers_count_every_source_of_every_step():
     assert RING_OF_THREE.transfers() == {(1, 0): 1, (0, 2): 1, (2, 0): 1, (2, 1): 1}
+
+
+def test_an_empty_lane_adds_no_operand_a_full_one_does():
+    """Device 2 is the lane of tower 0, device 3 that of tower 1."""
+    steps = (Reduce(0, (0,), 2), Reduce(0, (1,), 3), Reduce(0, (3,), 2), Copy(0, 2, 3), Copy(0, 2, 0), Copy(0, 3, 1))
+    assert operands(Plan(4, 1, steps, lanes=1)) == [1, 1, 2, 1, 1, 1]
 
 
 def test_a_plan_prints_as_lines_that_can_be_reviewed():

@@ -5,14 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers.machines import in_buckets, without_host
+from helpers.machines import in_buckets, of_kinds, without_host
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hier_allreduce import presets
 from hier_allreduce.errors import HierAllreduceError
 from hier_allreduce.planning import IDLE, BackwardPass, Copy, Plan, Reduce, alternatives, best_plan, verify
-from hier_allreduce.planning.algorithms import BY_NAME, in_groups, plan_of, soonest, spread, tree, two_group
+from hier_allreduce.planning.algorithms import BY_NAME, plan_of, soonest, spread, two_group
 from hier_allreduce.planning.candidates import bucketings, candidates
 from hier_allreduce.planning.host import backward_pass
 from hier_allreduce.planning.needs import Needs, need_of
@@ -20,8 +20,6 @@ from hier_allreduce.planning.rings import distances, groups, ring
 from hier_allreduce.planning.simulator import predicted_seconds
 from hier_allreduce.planning.spanning_trees import centers, pack, rooted, share_out
 from hier_allreduce.topology import flat_host, load, subset
-from hier_allreduce.topology.matrix import LinkMatrix
-from hier_allreduce.topology.topology import from_matrix
 
 MB = 10**6
 CUBE_MESHES = ["dgx-1v", "dgx-1v-azure", "dgx-1v-c", "dgx-1v-d"]
@@ -152,8 +150,7 @@ def machines(draw):
     for i in range(count):
         for j in range(i):
             rows[i][j] = rows[j][i] = draw(KINDS)
-    labels = tuple(f"GPU{i}" for i in range(count))
-    return from_matrix(LinkMatrix(labels, tuple(map(tuple, rows)), ("",) * count, "", ()), "drawn")
+    return of_kinds(*map(" ".join, rows))
 
 
 @given(machines(), st.integers(1, 10**9), st.sampled_from([0.0, 5e-3, 60e-3]))
@@ -271,8 +268,3 @@ def test_centers_of_a_path_and_of_a_star():
 def test_distances_are_symmetric_and_longer_over_sockets():
     table = distances(load("pcie-sockets"))
     assert (table == table.T).all() and table[0, 4] > table[0, 1] > 0
-
-
-def test_groups_of_any_size_and_order_are_planned():
-    verify(plan_of(in_groups(((4, 0), (1, 3, 2))), 5, range(7)))
-    assert plan_of(tree, 4, [2]).roots == (2,)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.machines import of_kinds
 
 from hier_allreduce.errors import HierAllreduceError
 from hier_allreduce.planning import BackwardPass, idle_bound
@@ -15,8 +16,7 @@ from hier_allreduce.planning.plan import Copy, Plan, Reduce
 from hier_allreduce.planning.simulator import predicted_seconds, simulate
 from hier_allreduce.planning.spanning_trees import pack
 from hier_allreduce.topology import calibrated, load, subset
-from hier_allreduce.topology.matrix import LinkMatrix
-from hier_allreduce.topology.topology import from_matrix, from_yaml
+from hier_allreduce.topology.topology import from_yaml
 
 MB = 10**6
 # The DGX-1V with the nominal 25 GB/s a link, no PCIe to speak of, and sums that cost their launch only.
@@ -26,8 +26,6 @@ CUBE_MESHES = ["dgx-1v", "dgx-1v-azure", "dgx-1v-c", "dgx-1v-d"]
 
 def machine(*rows, **speeds):
     """Rows of kinds, with round numbers: 1 µs to start a copy, 2 µs to launch a sum, 10 GB/s an NVLink."""
-    labels = tuple(f"GPU{i}" for i in range(len(rows)))
-    table = LinkMatrix(labels, tuple(tuple(row.split()) for row in rows), ("",) * len(rows), "", ())
     given = {
         "copy_latency": 1e-6,
         "kernel": 2e-6,
@@ -37,7 +35,7 @@ def machine(*rows, **speeds):
         "dispatch": 0.0,
         **speeds,
     }
-    return from_matrix(table, "test", calibration={"speeds": given})
+    return of_kinds(*rows, calibration={"speeds": given})
 
 
 TRIANGLE = machine("X NV1 NV2", "NV1 X NV1", "NV2 NV1 X")

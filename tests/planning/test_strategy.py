@@ -57,20 +57,27 @@ def test_a_path_loads_and_lists_become_tuples(tmp_path, encoding):
     [
         ("algoritm: flat", ["algoritm", "did you mean 'algorithm'"]),
         ("algorithm: hierarchic", ["hierarchic", "did you mean 'hierarchical'", "mine.yaml"]),
+        ("algorithm: carousel", ["'carousel'", "hierarchical", "tree", "flat"]),
         ("- flat", ["key: value"]),
         ("algorithm: [", ["not readable as YAML"]),
         ("pack_below: -1", ["pack_below=-1", "0 or more"]),
         ("pack_below: 10MB", ["pack_below='10MB'"]),
         ("backward: 0.1", ["backward=0.1", "give topology= too"]),
         ("topology: dgx-1v\nbackward: 60ms", ["backward='60ms'", "60 ms are 0.06"]),
-        ("topology: dgx-1v\nsplits: 8", ["splits=8", "leave it out"]),
+        ("topology: dgx-1v\nsplits: 8", ["splits=8: with a topology this is planned", "leave it out"]),
+        ("topology: dgx-1v\nmains: 0", ["mains=0: with a topology this is planned"]),
+        ("topology: dgx-1v\nmains: rotate", ["mains='rotate': with a topology this is planned"]),
+        ("topology: 7", ["topology=7: expected"]),
         ("mains: first", ["mains='first'"]),
         ("mains: true", ["mains=True"]),
         ("wire_dtype: float8", ["wire_dtype='float8'"]),
         ("sparse: maybe", ["sparse='maybe'"]),
         ("missing: ignore", ["missing='ignore'"]),
-        ("topology: dgx-1w", ["topology='dgx-1w'", "'dgx-1v'"]),
-        ("algorithm: tree\ngroups: [[0, 1]]", ["groups", "'tree'"]),
+        (
+            "topology: dgx-1w",
+            ["topology='dgx-1w'", "neither a file nor one of the machines; did you mean 'dgx-1v'"],
+        ),
+        ("algorithm: tree\ngroups: [[0, 1]]", ["groups", "algorithm='hierarchical'", "'tree'"]),
     ],
 )
 def test_an_invalid_file_is_refused_with_the_nearest_word(tmp_path, content, expected):
@@ -86,10 +93,13 @@ def test_an_unknown_name_is_refused_with_the_names_there_are():
         Strategy.load("mujy")
 
 
-def test_names_and_objects_are_accepted():
+def test_names_paths_and_objects_are_accepted(tmp_path):
     assert strategy_from("muji") == Strategy.load("muji")
+    assert strategy_from("auto") == strategy_from(None) == Strategy()
     assert strategy_from("tree") == Strategy(algorithm="tree")
     assert strategy_from(Strategy(splits=3)).splits == 3
+    (tmp_path / "mine.yaml").write_text("algorithm: tree\n")
+    assert strategy_from(tmp_path / "mine.yaml") == Strategy(algorithm="tree")
     with pytest.raises(HierAllreduceError, match="expected a Strategy, an algorithm's name, or the name or path"):
         strategy_from(7)
     with pytest.raises(HierAllreduceError, match="did you mean 'hierarchical'"):
@@ -121,15 +131,6 @@ def test_a_topology_is_read_once(tmp_path):
 def test_on_cpus_nothing_is_planned_for_this_machine():
     assert "(on CPU devices: nothing is planned)" in str(Strategy(topology="this machine"))
     assert "CPU" not in str(Strategy(topology="dgx-1v"))
-
-
-def test_auto_is_the_default():
-    assert strategy_from("auto") == strategy_from(None) == Strategy()
-
-
-def test_a_path_object_is_a_path(tmp_path):
-    (tmp_path / "mine.yaml").write_text("algorithm: tree\n")
-    assert strategy_from(tmp_path / "mine.yaml") == Strategy(algorithm="tree")
 
 
 def test_dtypes_are_given_by_name():

@@ -10,25 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.machines import of_kinds
 
 from hier_allreduce import presets
 from hier_allreduce.errors import HierAllreduceError
 from hier_allreduce.topology import calibrated, detect, flat_host, from_text, guessed, links, load, subset
 from hier_allreduce.topology.contention import crowds, resources
 from hier_allreduce.topology.gpus import GPUS, guess_speeds
-from hier_allreduce.topology.matrix import LinkMatrix
-from hier_allreduce.topology.topology import from_matrix, from_yaml
+from hier_allreduce.topology.topology import from_yaml
 
 MACHINES = presets.names("machines")
 TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV2\tNV1\nGPU1\tNV2\tX\tSYS\nGPU2\tNV1\tSYS\tX\n"
 INDENTED = "".join(f"  {line}\n" for line in TABLE.expandtabs(6).splitlines())
-
-
-def kinds_of(*rows):
-    """A topology from rows of kinds, without affinities."""
-    labels = tuple(f"GPU{i}" for i in range(len(rows)))
-    kinds = tuple(tuple(row.split()) for row in rows)
-    return from_matrix(LinkMatrix(labels, kinds, ("",) * len(rows), "", ()), "test")
 
 
 @pytest.mark.parametrize("name", MACHINES)
@@ -111,9 +104,7 @@ def test_sockets_are_known_from_cpu_affinity():
     ],
 )
 def test_a_socket_is_known_from_its_cpus_alone(cpus, together):
-    labels = tuple(f"GPU{i}" for i in range(4))
-    kinds = tuple(tuple("X" if i == j else "SYS" for j in range(4)) for i in range(4))
-    machine = from_matrix(LinkMatrix(labels, kinds, tuple(cpus), "", ()), "test")
+    machine = of_kinds("X SYS SYS SYS", "SYS X SYS SYS", "SYS SYS X SYS", "SYS SYS SYS X", cpus=cpus)
     assert ("socket of GPU0+GPU1 out" in machine.link(0, 2).through) == together
     assert "socket of GPU1+GPU3 out" not in machine.link(1, 2).through
 
@@ -134,7 +125,7 @@ def test_a_socket_is_known_from_its_cpus_alone(cpus, together):
     ids=["P100", "A6000", "V100", "A100", "H100", "two V100", "mesh of A100", "A6000 and one more", "NV5"],
 )
 def test_the_gpu_is_guessed_from_its_links(rows, nvlink):
-    assert kinds_of(*rows).speeds.nvlink == nvlink
+    assert of_kinds(*rows).speeds.nvlink == nvlink
 
 
 @pytest.mark.parametrize(
@@ -204,9 +195,8 @@ def test_the_documented_machine_loads():
     ],
 )
 def test_an_unknown_model_gives_a_warning_and_guessed_speeds(rows, like):
-    kinds = tuple(tuple(row.split()) for row in rows)
-    machine = from_matrix(LinkMatrix(("GPU0", "GPU1"), kinds, ("", ""), "NVIDIA R100", ()), "test")
-    assert (machine.speeds, machine.links) == (kinds_of(*rows).speeds, kinds_of(*rows).links)
+    machine = of_kinds(*rows, gpu="NVIDIA R100")
+    assert (machine.speeds, machine.links) == (of_kinds(*rows).speeds, of_kinds(*rows).links)
     assert machine.gpu == "NVIDIA R100"
     assert machine.warnings == (f"the model 'NVIDIA R100' is not known; speeds as of {like} (guessed from the links)",)
     assert from_yaml(machine.to_yaml()) == machine
@@ -499,16 +489,14 @@ def test_a_flat_host_has_one_kind_of_link():
     ],
 )
 def test_geforce_cards_have_peer_access_over_nvlink_only(gpu, staged):
-    rows = (("X", "NV4", "PHB"), ("NV4", "X", "PHB"), ("PHB", "PHB", "X"))
-    labels = ("GPU0", "GPU1", "GPU2")
-    machine = from_matrix(LinkMatrix(labels, rows, ("",) * 3, gpu, ()), "test")
+    machine = of_kinds("X NV4 PHB", "NV4 X PHB", "PHB PHB X", gpu=gpu)
     assert (machine.link(0, 1).staged, machine.link(0, 2).staged) == (False, staged)
     assert from_yaml(machine.to_yaml()) == machine
     assert not any(link.staged for link in from_yaml(machine.to_yaml() + "staged: []\n").links) or not staged
 
 
 def test_a_staged_copy_passes_all_switches_and_the_hosts_memory():
-    gpus = kinds_of("X PIX SYS SYS", "PIX X SYS SYS", "SYS SYS X PIX", "SYS SYS PIX X")
+    gpus = of_kinds("X PIX SYS SYS", "PIX X SYS SYS", "SYS SYS X PIX", "SYS SYS PIX X")
     machine = calibrated(gpus, {"staged": ["PIX", "GPU0-GPU2"], "speeds": {"pcie": 24e9}})
     memory, out, into = "memory of the host", "uplink of GPU0+GPU1 out", "uplink of GPU0+GPU1 in"
     assert machine.link(0, 1).through == ("GPU0 PCIe out", "GPU1 PCIe in", memory, out, into)
