@@ -6,7 +6,7 @@ import itertools
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import cpus, executed, gradients_on, held, session, sparse, tf1
+from helpers.graphs import cpus, evaluate, executed, gradients_on, held, on_towers, sparse, started, tf1
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,8 +75,7 @@ def reduced(strategy, devices, variables=6, elements=40_000):
 def traced(rows):
     """The metadata of one step, partition graphs included."""
     metadata = tf1.RunMetadata()
-    with session() as sess:
-        sess.run(tf1.global_variables_initializer())
+    with started() as sess:
         fetched = [tensor.op for row in rows for tensor in row]
         sess.run(fetched, options=tf1.RunOptions(output_partition_graphs=True), run_metadata=metadata)
     return metadata
@@ -135,14 +134,9 @@ def test_results_are_those_without_turns(wire, average):
 
 def test_sparse_rows_take_turns_too(graph):
     devices = cpus(4)
-    rows = []
-    for tower, device in enumerate(devices):
-        with tf.device(device):
-            rows.append([sparse(tower, 3), held(np.ones([40], np.float32))])
+    rows = on_towers(devices, lambda tower: [sparse(tower, 3), held(np.ones([40], np.float32))])
     result = allreduce_grads(rows, devices, strategy=Strategy(topology="p3.8xlarge", sparse="gather"))
-    with session() as sess:
-        got = sess.run(result)
-    assert all(len(row[0].indices) == 12 and (row[1] == 4).all() for row in got)
+    assert all(len(row[0].indices) == 12 and (row[1] == 4).all() for row in evaluate(result))
 
 
 def test_gradients_flow_through_turns(graph):
@@ -151,8 +145,7 @@ def test_gradients_flow_through_turns(graph):
     rows = [[x * (k + 1.0)] for k in range(4)]
     result = allreduce_grads(rows, devices, strategy=Strategy(topology="p3.8xlarge"))
     (slope,) = tf.gradients(result[3][0], [x])
-    with session() as sess:
-        assert (sess.run(slope) == 10).all()
+    assert (evaluate(slope) == 10).all()
 
 
 @pytest.mark.tf2
@@ -161,10 +154,7 @@ def test_in_a_function_copies_take_turns_and_the_sums_are_right():
 
     @tf.function
     def step(x):
-        rows = []
-        for k, device in enumerate(devices):
-            with tf.device(device):
-                rows.append([x * float(k + 1), x + float(k)])
+        rows = on_towers(devices, lambda k: [x * float(k + 1), x + float(k)])
         return hier_allreduce.allreduce_grads(rows, devices, strategy=PLANNED)
 
     with tf.init_scope():
@@ -177,10 +167,9 @@ def test_in_a_function_copies_take_turns_and_the_sums_are_right():
 
 def test_no_copy_waits_for_a_gradient_that_comes_later(graph):
     """Of eight gradients of 5 MB, buckets without a part of the one that is ready last do not wait for it."""
-    rows = []
-    for device in cpus(4):
-        with tf.device(device):
-            rows.append([tf1.placeholder(tf.float32, [5 << 18], name=f"grad{number}") for number in range(8)])
+    rows = on_towers(
+        cpus(4), lambda _: [tf1.placeholder(tf.float32, [5 << 18], name=f"grad{number}") for number in range(8)]
+    )
     allreduce_grads(rows, cpus(4), strategy=Strategy(topology="p3.8xlarge"), name="all")
     (call,) = emitted_in(graph)
     bucket_of = dict(zip(call.names, call.plan.buckets))

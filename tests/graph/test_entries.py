@@ -13,9 +13,11 @@ from helpers.graphs import (
     executed,
     gradients_on,
     held,
+    on_towers,
     same_bits,
     session,
     sparse,
+    started,
     traced,
 )
 from hypothesis import given, settings
@@ -144,17 +146,6 @@ def test_only_what_travels_is_packed():
     assert [chunk.alone for chunk in laid_out(2, [5, 9]).chunks] == [False]
 
 
-@pytest.mark.parametrize("strategy", PACKED.values(), ids=PACKED)
-def test_a_packed_graph_moves_what_its_plan_says(graph, strategy):
-    devices = cpus(4)
-    rows = gradients_on(devices, [[np.ones([40], "float32"), np.ones([9, 9], "float32")] for _ in devices])
-    result = allreduce_grads(rows, devices, average=True, strategy=strategy)
-    assert [[str(tf.DeviceSpec.from_string(g.device).device_index) for g in row] for row in result] == [
-        [str(tower)] * 2 for tower in range(4)
-    ]
-    audit(traced(consumed_in_place(result)), graph)
-
-
 def test_sums_keep_shapes_and_slopes(graph):
     values = [[np.full([60, 50], 2.0**k, "float32"), np.float32(2.0**k)] for k in range(4)]
     rows = gradients_on(cpus(4), values)
@@ -165,17 +156,12 @@ def test_sums_keep_shapes_and_slopes(graph):
     assert all((total == 15).all() for total in got) and all((slope == 1).all() for slope in slopes)
 
 
-def test_static_shapes_survive_packing(graph):
-    rows = gradients_on(cpus(2), [[np.ones([2, 3], "float32"), np.ones([], "float32")] for _ in range(2)])
-    for row in allreduce_grads(rows, cpus(2)):
-        assert [grad.shape.as_list() for grad in row] == [[2, 3], []]
-
-
-def test_gradients_flow_through_buckets(graph):
-    rows = gradients_on(cpus(3), [[np.ones([2, 2], "float32"), np.ones([3], "float32")] for _ in range(3)])
-    result = allreduce_grads(rows, cpus(3), strategy=Strategy(pack_below=1 << 20))
-    back = tf.gradients(tf.reduce_sum(result[1][0]), [row[0] for row in rows])
-    assert all((value == 1).all() for value in evaluate(back))
+@pytest.mark.parametrize("strategy", PACKED.values(), ids=PACKED)
+def test_static_shapes_and_places_survive_packing(graph, strategy):
+    rows = gradients_on(cpus(3), [[np.ones([40, 3], "float32"), np.ones([], "float32")]] * 3)
+    for tower, row in enumerate(allreduce_grads(rows, cpus(3), strategy=strategy)):
+        assert [grad.shape.as_list() for grad in row] == [[40, 3], []]
+        assert {tf.DeviceSpec.from_string(grad.device).device_index for grad in row} == {tower}
 
 
 @given(st.lists(st.sampled_from(["a", "a.2", "a/2", "a.2.2", "a.3", "/", "", "b"]), max_size=9))
@@ -260,10 +246,7 @@ def densified(slices, rows=100):
 @pytest.mark.parametrize("average", [False, True])
 def test_sparse_gradients_stay_sparse_on_every_tower(graph, algorithm, dense_shape, average):
     devices = cpus(5)
-    rows = []
-    for tower, device in enumerate(devices):
-        with tf.device(device):
-            rows.append([sparse(tower, tower, dense_shape)])  # tower 0 has no rows at all
+    rows = on_towers(devices, lambda tower: [sparse(tower, tower, dense_shape)])  # tower 0 has no rows at all
     result = allreduce_grads(rows, devices, average, strategy=algorithm)
     for device, (grad,) in zip(devices, result):
         assert isinstance(grad, tf.IndexedSlices)
@@ -347,8 +330,7 @@ def test_sparse_and_dense_gradients_of_one_model(graph):
     result = allreduce_grads_and_vars(rows, devices, average=True)
     (sparse_grad, table), (dense_grad, _) = result[1]
     assert isinstance(sparse_grad, tf.IndexedSlices) and table.name == "tower1/table:0"
-    with session() as sess:
-        sess.run(tf1.global_variables_initializer())
+    with started() as sess:
         assert sorted(sess.run(sparse_grad.indices)) == [0, 1, 1, 1, 2, 2, 2, 2]
         assert sess.run(dense_grad).shape == (4, 3)
 
@@ -356,14 +338,11 @@ def test_sparse_and_dense_gradients_of_one_model(graph):
 # ---- missing ---------------------------------------------------------------------------------------
 
 
-def test_none_on_every_tower_stays_none():
-    rows = executed([[np.float32(1), np.float32(2)]] * 3, cpus(3))
-    assert rows[0][1] == 6
-    with tf.Graph().as_default():
-        grads = [[None, held(np.float32([1])), None] for _ in range(3)]
-        result = allreduce_grads(grads, cpus(3))
-        assert [[g is None for g in row] for row in result] == [[True, False, True]] * 3
-        assert evaluate(result[0][1]) == 3
+def test_none_on_every_tower_stays_none(graph):
+    grads = [[None, held(np.float32([1])), None] for _ in range(3)]
+    result = allreduce_grads(grads, cpus(3))
+    assert [[g is None for g in row] for row in result] == [[True, False, True]] * 3
+    assert evaluate(result[0][1]) == 3
 
 
 def test_none_on_some_towers_is_an_error_that_names_them(graph):
@@ -394,14 +373,13 @@ def test_missing_sparse_gradients_add_no_rows(graph):
 @pytest.mark.parametrize("shape", [[5, 2], [None, None], None], ids=str)
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
 def test_only_a_shape_is_copied_for_a_missing_gradient(graph, kind, shape):
-    rows = []
-    for device in cpus(3):
-        with tf.device(device):
-            fill = tf.fill(held(np.int32([5, 2])), held(np.float32(1)))  # of a shape that Grappler does not find out
-            fill.set_shape(shape)
-            slices = tf.IndexedSlices(fill, held(np.arange(5)), tf.constant([5, 2], tf.int64))
-            rows.append([fill if kind == "dense" else slices])
-    rows[1] = [None]
+    def row(tower):
+        fill = tf.fill(held(np.int32([5, 2])), held(np.float32(1)))  # of a shape that Grappler does not find out
+        fill.set_shape(shape)
+        slices = tf.IndexedSlices(fill, held(np.arange(5)), tf.constant([5, 2], tf.int64))
+        return [None if tower == 1 else fill if kind == "dense" else slices]
+
+    rows = on_towers(cpus(3), row)
     results = allreduce_grads(
         rows, cpus(3), strategy=Strategy(algorithm="flat", mains=0, missing="zeros", sparse="gather")
     )
@@ -461,16 +439,14 @@ def test_accumulated_references_are_added_in_float32(graph, average):
         with tf.device(device):
             total = tf1.get_variable(f"total{k}", initializer=np.float16([0]), use_resource=False)
             rows.append([tf1.assign_add(total, np.float16([60000 if average else 20000]))])
-    with session() as sess:
-        sess.run(tf1.global_variables_initializer())
+    with started() as sess:
         assert sess.run(allreduce_grads(rows, cpus(3), average)) == [(60000,)] * 3
 
 
 def test_float32_ref_and_float32_are_one_dtype(graph):
     total = tf1.get_variable("total", initializer=np.float32([0]), use_resource=False)
     rows = [[tf1.assign_add(total, [1.0])], [tf.constant([2.0])]]
-    with session() as sess:
-        sess.run(tf1.global_variables_initializer())
+    with started() as sess:
         assert sess.run(allreduce_grads(rows, cpus(2))) == [(3,)] * 2
 
 
@@ -481,8 +457,7 @@ def test_rows_of_unknown_and_known_rank_are_gathered(graph):
 
     got = allreduce_grads([[slices([None, 2])], [slices(None)]], cpus(2))
     assert got[0][0].values.shape.as_list() == [None, 2]
-    with session() as sess:
-        assert sess.run(got)[1][0].values.tolist() == [[1, 2], [1, 2]]
+    assert evaluate(got)[1][0].values.tolist() == [[1, 2], [1, 2]]
 
 
 def test_zeros_take_their_shape_from_who_has_one(graph):
@@ -490,8 +465,7 @@ def test_zeros_take_their_shape_from_who_has_one(graph):
     dense = tf1.placeholder_with_default(np.ones([5, 2], "float32"), [5, None])
     rows = [[tf.IndexedSlices(values, tf.constant([4]), None)], [dense], [None]]
     got = allreduce_grads(rows, cpus(3), strategy=Strategy(missing="zeros"))
-    with session() as sess:
-        assert sess.run(got)[2][0].tolist() == [[1, 1]] * 4 + [[2, 3]]
+    assert evaluate(got)[2][0].tolist() == [[1, 1]] * 4 + [[2, 3]]
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
@@ -501,5 +475,4 @@ def test_unsigned_integers_are_added_where_tensorflow_can(graph, dtype):
         with pytest.raises(HierAllreduceError, match=f"{dtype} has no sum in this TensorFlow"):
             allreduce_grads(rows, cpus(2))
     else:
-        with session() as sess:
-            assert sess.run(allreduce_grads(rows, cpus(2)))[1][0].tolist() == [2, 2]
+        assert evaluate(allreduce_grads(rows, cpus(2)))[1][0].tolist() == [2, 2]

@@ -7,7 +7,7 @@ kernels are those of the installed TensorFlow if it is one for GPUs, else record
 import pytest
 import tensorflow as tf
 from helpers.gpu_kernels import HAS_GPU_KERNELS, Kernels, live, memory_changes, not_placed, recorded
-from helpers.graphs import IS_TF2, tf1
+from helpers.graphs import IS_TF2, on_towers, tf1
 
 from hier_allreduce import Strategy, TowerOptimizer, allreduce_grads
 from hier_allreduce.bench.case import Case, consumed, variables
@@ -36,10 +36,7 @@ def gradients(dtype, tower):
 
 
 def built(dtype, strategy, average, row=gradients):
-    rows = []
-    for tower, device in enumerate(DEVICES):
-        with tf.device(device):
-            rows.append(row(dtype, tower))
+    rows = on_towers(DEVICES, lambda tower: row(dtype, tower))
     return allreduce_grads(rows, DEVICES, average, strategy=strategy)
 
 

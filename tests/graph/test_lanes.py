@@ -13,6 +13,7 @@ from helpers.graphs import (
     executed,
     gradients_on,
     held,
+    on_towers,
     same_bits,
     session,
     tensors_of,
@@ -56,11 +57,10 @@ STRATEGIES = {
 def results():
     """{(strategy, lanes): K rows of arrays}, and the sparse gradients, all computed in one graph."""
     with tf.Graph().as_default():
-        rows = {}
-        for average in (False, True):
-            for tower, device in enumerate(cpus(K)):
-                with tf.device(device):
-                    rows.setdefault(average, []).append(tensors_of(tower, average))
+        rows = {
+            average: on_towers(cpus(K), lambda tower, average=average: tensors_of(tower, average))
+            for average in (False, True)
+        }
         reduced = {
             (name, lanes): [
                 [grad for grad in row if grad is not None]
@@ -125,10 +125,7 @@ def test_the_audit_names_lanes_and_counts_their_copies(graph):
 
 
 def test_planned_copies_over_lanes_are_executed_in_order(graph):
-    rows = []
-    for tower, device in enumerate(cpus(4)):
-        with tf.device(device):
-            rows.append([tf.fill([LARGE], held(np.float32(2**tower))) for _ in range(2)])
+    rows = on_towers(cpus(4), lambda tower: [tf.fill([LARGE], held(np.float32(2**tower))) for _ in range(2)])
     reduced = allreduce_grads(rows, cpus(4), lanes=lanes_of(4, 3), strategy=Strategy(topology="p3.8xlarge"))
     parts = [[tf.reduce_max(grad) for grad in row] for row in reduced]
     seen = tf1.RunMetadata()

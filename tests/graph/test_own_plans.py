@@ -13,7 +13,9 @@ from helpers.graphs import (
     executed,
     gradients_on,
     held,
+    on_towers,
     same_bits,
+    started,
     tensors_of,
     tf1,
     traced,
@@ -42,10 +44,7 @@ pytestmark = pytest.mark.no_lanes
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("algorithm, devices", cases([2, 3, 6, 8]))
 def test_every_kind_of_gradient_is_reduced(graph, algorithm, devices, average):
-    rows = []
-    for tower, device in enumerate(cpus(devices)):
-        with tf.device(device):
-            rows.append(tensors_of(tower, average))
+    rows = on_towers(cpus(devices), lambda tower: tensors_of(tower, average))
     how = Strategy(algorithm=algorithm, pack_below=100, sparse="gather" if average else "dense")
     reduced = allreduce_grads(rows, cpus(devices), average, strategy=how)
     parts = [[part for grad in row for part in parts_of(grad)] for row in reduced]
@@ -72,20 +71,16 @@ def test_variables_can_be_updated_at_the_mains(algorithm, how):
     with tf.Graph().as_default():
         strategy = Strategy(algorithm=algorithm, **how)
         optimizer = TowerOptimizer(tf1.train.GradientDescentOptimizer(1.0), cpus(8), update="main", strategy=strategy)
-        rows = []
-        for tower, device in enumerate(cpus(8)):
-            with tf.device(device):
-                names = [f"tower{tower}/{name}" for name in "abc"]
-                weights = [
-                    tf1.get_variable(name, [30, 3], use_resource=True, initializer=tf1.zeros_initializer())
-                    for name in names
-                ]
-                rows.append([(held(np.full([30, 3], 2 * tower, "float32")), each) for each in weights])
+        zeros = tf1.zeros_initializer()
+
+        def row(tower):
+            names = [f"tower{tower}/{name}" for name in "abc"]
+            weights = [tf1.get_variable(name, [30, 3], use_resource=True, initializer=zeros) for name in names]
+            return [(held(np.full([30, 3], 2 * tower, "float32")), each) for each in weights]
+
+        rows = on_towers(cpus(8), row)
         train_op = optimizer.apply_gradients(rows)
-        with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 8})) as session:
-            session.run([tf1.global_variables_initializer()])
-            session.run(optimizer.init_op)
-            session.run(train_op)
+        with started(optimizer.init_op, train_op) as session:
             assert all((value == -7).all() for row in rows for _, value in session.run(row))
 
 
@@ -111,10 +106,8 @@ def laid_out(strategy, sizes, towers=4, dtype="float32", **how):
 
 def graph_of(strategy, towers, elements, lanes=0):
     with tf.Graph().as_default() as graph:
-        rows = []
-        for device in cpus(towers):
-            with tf.device(device):
-                rows.append([tf1.placeholder(tf.float32, [size]) for size in (elements // 2, elements - elements // 2)])
+        sizes = (elements // 2, elements - elements // 2)
+        rows = on_towers(cpus(towers), lambda _: [tf1.placeholder(tf.float32, [size]) for size in sizes])
         allreduce_grads(rows, cpus(towers), strategy=strategy, lanes=gpu_lanes(cpus(towers), lanes).lanes)
         return graph.as_graph_def()
 

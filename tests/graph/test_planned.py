@@ -13,12 +13,13 @@ from helpers.graphs import (
     executed,
     gradients_on,
     held,
+    on_towers,
     same_bits,
     sparse,
     traced,
 )
 
-from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer, allreduce_grads, audit
+from hier_allreduce import HierAllreduceError, Strategy, allreduce_grads, audit
 from hier_allreduce.graph.allreduce import copy_from_mains, reduce_to_mains
 from hier_allreduce.graph.layout import lay_out
 from hier_allreduce.planning import NAMES, Bucketing, PlanningTarget, Spec, best_plan, plan_cut, plan_whole, verify
@@ -210,10 +211,8 @@ def test_whole_gradients_travel_in_the_wire_dtype_too(graph):
 
 
 def test_sparse_rows_on_cpu_devices_are_joined_along_the_plan(graph):
-    devices, rows = cpus(8), []
-    for tower, device in enumerate(devices):
-        with tf.device(device):
-            rows.append([sparse(tower, 3)])
+    devices = cpus(8)
+    rows = on_towers(devices, lambda tower: [sparse(tower, 3)])
     result = allreduce_grads(rows, devices, strategy=Strategy("ring", topology="dgx-1v", sparse="gather"))
     joins = [op for op in graph.get_operations() if op.type == "ConcatV2"]
     assert [len(op.inputs) for op in joins] == [3] * 14  # values and indices of two towers, and the axis, at each hop
@@ -244,28 +243,6 @@ def test_sparse_rows_and_their_indices_go_the_same_way(graph):
         assert (grad.values == grad.indices[:, np.newaxis]).all()
 
 
-def test_half_precision_and_updates_at_the_mains_are_planned_too():
-    values = whole_numbers(4)
-    rows = executed(values, cpus(4), strategy=Strategy(topology="p3.8xlarge", wire_dtype="float16"))
-    assert np.allclose(rows[1][0], np.sum([row[0] for row in values], 0), atol=1)
-    with tf.Graph().as_default():
-        optimizer = TowerOptimizer(
-            tf1.train.GradientDescentOptimizer(1.0), cpus(4), update="main", strategy=Strategy(topology="p3.8xlarge")
-        )
-        rows = []
-        for tower, device in enumerate(cpus(4)):
-            with tf.device(device):
-                weights = tf1.get_variable(f"tower{tower}/w", [5000, 3], use_resource=True)
-                rows.append([(tf.ones([5000, 3]) * tower, weights)])
-        train_op = optimizer.apply_gradients(rows)
-        with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 8})) as sess:
-            sess.run(tf1.global_variables_initializer())
-            sess.run(optimizer.init_op)
-            before = sess.run(rows[3][0][1])
-            sess.run(train_op)
-            assert np.allclose(before - sess.run(rows[3][0][1]), 1.5, atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "towers, strategy",
     [
@@ -287,20 +264,10 @@ def test_a_topology_object_is_taken_as_it_is():
     assert same_bits(rows)
 
 
-@pytest.mark.parametrize(
-    "match, devices, how",
-    [
-        ("neither a file nor one of the machines; did you mean 'dgx-1v'", 2, {"topology": "dgx-1w"}),
-        ("does not fit devices.*has devices 0 to 3, each once; cannot take 4, 5, 6, 7", 8, {"topology": "p3.8xlarge"}),
-        ("mains='rotate': with a topology this is planned", 2, {"topology": "dgx-1v", "mains": "rotate"}),
-        ("mains=0: with a topology this is planned", 2, {"topology": "dgx-1v", "mains": 0}),
-        ("splits=8: with a topology this is planned", 2, {"topology": "dgx-1v", "splits": 8}),
-        ("topology=7: expected", 2, {"topology": 7}),
-    ],
-)
-def test_what_does_not_fit_is_refused(graph, match, devices, how):
-    rows = gradients_on(cpus(devices), whole_numbers(devices))
+def test_a_machine_with_too_few_devices_is_refused(graph):
+    rows = gradients_on(cpus(8), whole_numbers(8))
     before = len(graph.get_operations())
-    with pytest.raises(HierAllreduceError, match=match):
-        allreduce_grads(rows, cpus(devices), strategy=Strategy(**how))
+    words = "does not fit devices.*has devices 0 to 3, each once; cannot take 4, 5, 6, 7"
+    with pytest.raises(HierAllreduceError, match=words):
+        allreduce_grads(rows, cpus(8), strategy=Strategy(topology="p3.8xlarge"))
     assert len(graph.get_operations()) == before

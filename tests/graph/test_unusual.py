@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import checked, cpus, evaluate, gradients_on, held, session, tf1
+from helpers.graphs import checked, cpus, evaluate, gradients_on, held, tf1
 
-from hier_allreduce import HierAllreduceError, Strategy, allreduce_grads, allreduce_grads_and_vars, gpu_lanes
+from hier_allreduce import HierAllreduceError, Strategy, allreduce_grads, gpu_lanes
 from hier_allreduce.graph import emit as emitting
 from hier_allreduce.graph.allreduce import reduce_to_mains
 from hier_allreduce.graph.emit import emit, lane_memory_in
@@ -213,11 +213,6 @@ def test_one_tower_on_each_of_several_hosts_packs_too(graph):
     assert [len(laid_out(rows, Strategy(), hosts=hosts).chunks) for hosts in (1, 2)] == [2, 1]
 
 
-def test_several_hosts_do_not_gather_rows(graph):
-    with pytest.raises(HierAllreduceError, match="cannot be gathered from several hosts"):
-        laid_out([[table_rows(3)] for _ in range(2)], Strategy(sparse="gather"), hosts=2)
-
-
 # ---- machines ----------------------------------------------------------------------------------------
 
 
@@ -245,14 +240,6 @@ def test_a_gradient_that_is_cut_has_no_main(graph):
     matrix = checked([[tf1.placeholder("float32", [1024])] for _ in range(2)], cpus(2), False)
     with pytest.raises(HierAllreduceError, match="cuts gradients over several mains"):
         reduce_to_mains(matrix, False, Strategy(splits=2, mains="rotate"))
-
-
-def test_pairs_are_added_up_unless_the_mean_is_asked_for(graph):
-    rows = gradients_on(cpus(2), [[np.float32([1])], [np.float32([2])]])
-    variables = [tf1.get_variable(f"tower{tower}/w", [1], use_resource=True) for tower in range(2)]
-    reduced = allreduce_grads_and_vars([[(grad, var)] for (grad,), var in zip(rows, variables)], cpus(2))
-    with session() as running:
-        assert running.run([row[0][0] for row in reduced]) == [3, 3]
 
 
 # ---- lanes -------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Small graphs on sixteen logical CPU devices: gradients on towers in, all-reduced gradients out."""
 
+import contextlib
 import os
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -26,6 +27,16 @@ def session(**options):
     return tf1.Session(config=tf1.ConfigProto(device_count={"CPU": DEVICES}, **options))
 
 
+@contextlib.contextmanager
+def started(*ops):
+    """Yield a session in which all global variables are initialized; then it has run ``ops``, one after another."""
+    with session() as sess:
+        sess.run(tf1.global_variables_initializer())
+        for op in ops:
+            sess.run(op)
+        yield sess
+
+
 def cpus(count):
     """Return ``count`` logical CPU devices."""
     return [f"/cpu:{i}" for i in range(count)]
@@ -36,13 +47,22 @@ def checked(rows, devices, average=False, lanes=()):
     return check_matrix(rows, places_of(tuple(devices), lanes), average)
 
 
+def on_towers(devices, row_of):
+    """Return K rows: what ``row_of(tower)`` builds on each tower's device."""
+    rows = []
+    for tower, device in enumerate(devices):
+        with tf.device(device):
+            rows.append(row_of(tower))
+    return rows
+
+
 def gradients_on(devices, values, static=True):
     """Return ``values[tower][variable]`` as tensors on their towers' devices, which Grappler cannot fold."""
-    rows = []
-    for device, row in zip(devices, values):
-        with tf.device(device):
-            rows.append([tf1.placeholder_with_default(v, np.shape(v) if static else None) for v in row])
-    return rows
+
+    def held(value):
+        return tf1.placeholder_with_default(value, np.shape(value) if static else None)
+
+    return on_towers(devices, lambda tower: [held(value) for value in values[tower]])
 
 
 def evaluate(fetches):
@@ -72,10 +92,10 @@ def consumed_in_place(rows):
     return consumers
 
 
-def traced(fetches, **options):
+def traced(fetches, allow_soft_placement=False, **options):
     """Return the metadata of one step, partition graphs included."""
     metadata = tf1.RunMetadata()
-    with session() as sess:
+    with session(allow_soft_placement=allow_soft_placement) as sess:
         sess.run(fetches, options=tf1.RunOptions(output_partition_graphs=True, **options), run_metadata=metadata)
     return metadata
 

@@ -2,26 +2,19 @@
 
 import numpy as np
 import tensorflow as tf
-from helpers.graphs import cpus, gradients_on, session, tf1
+from helpers.graphs import cpus, gradients_on, tf1, traced
 
 from hier_allreduce import allreduce_grads, audit
 from hier_allreduce.inspect import executed_copies
 
-
-def traced_step(fetches):
-    """Return the RunMetadata of one step with sizes and partition graphs."""
-    metadata = tf1.RunMetadata()
-    options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE, output_partition_graphs=True)
-    with session() as sess:
-        sess.run(fetches, options=options, run_metadata=metadata)
-    return metadata
+SIZES = {"trace_level": tf1.RunOptions.FULL_TRACE}
 
 
 def test_copies_are_counted_with_their_own_dtypes_bytes(graph):
     values = [[np.ones([5], np.float32), np.ones([3], np.complex128)]] * 2
     result = allreduce_grads(gradients_on(cpus(2), values), cpus(2))
     size = 5 * 4 + 3 * 16
-    copies = executed_copies(traced_step([[tensor.op for tensor in row] for row in result]))
+    copies = executed_copies(traced([[tensor.op for tensor in row] for row in result], **SIZES))
     assert copies == {("cpu:0", "cpu:1"): (2, size), ("cpu:1", "cpu:0"): (2, size)}
 
 
@@ -30,7 +23,7 @@ def test_control_dependencies_are_no_copies(graph):
         first = tf1.random_uniform([3])
     with tf.device("/cpu:1"), tf.control_dependencies([first]):
         second = tf1.random_uniform([3])
-    assert executed_copies(traced_step(second.op)) == {}
+    assert executed_copies(traced(second.op, **SIZES)) == {}
 
 
 def through_host_memory(metadata):
@@ -51,7 +44,7 @@ def through_host_memory(metadata):
 
 def test_a_copy_to_host_memory_is_none_between_devices(graph):
     result = allreduce_grads(gradients_on(cpus(3), [[np.ones([5], np.int32)]] * 3), cpus(3))
-    metadata = traced_step([row[0].op for row in result])
+    metadata = traced([row[0].op for row in result], **SIZES)
     before = executed_copies(metadata), audit(metadata, graph).copies
     through_host_memory(metadata)
     assert any(node.op == "_HostSend" for part in metadata.partition_graphs for node in part.node)

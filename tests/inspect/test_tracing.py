@@ -4,12 +4,10 @@ import json
 
 import pytest
 import tensorflow as tf
-from helpers.graphs import consumed_in_place, cpus, session, tf1
+from helpers.graphs import consumed_in_place, cpus, tf1, traced
 
 from hier_allreduce import AuditError, HierAllreduceError, Strategy, allreduce_grads, audit
 from hier_allreduce.inspect import trace_step
-
-FULL = {"trace_level": tf1.RunOptions.FULL_TRACE, "output_partition_graphs": True}
 
 
 @pytest.fixture(scope="module")
@@ -24,10 +22,7 @@ def step():
                 large = tf1.random_uniform([64, 64], dtype=tf.float64)  # a bucket for each dtype
                 rows.append([large, tf1.random_uniform([3]), tf1.random_uniform([5])])
         reduced = allreduce_grads(rows, devices, True, strategy=strategy)
-        metadata = tf1.RunMetadata()
-        with session() as sess:
-            sess.run(consumed_in_place(reduced), options=tf1.RunOptions(**FULL), run_metadata=metadata)
-    return graph, metadata
+        return graph, traced(consumed_in_place(reduced), trace_level=tf1.RunOptions.FULL_TRACE)
 
 
 def test_every_planned_copy_is_in_the_trace_with_the_prediction(step, tmp_path):
