@@ -5,7 +5,7 @@ import contextlib
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import cpus, session
+from helpers.graphs import cpus, started
 
 from hier_allreduce import HierAllreduceError, TowerOptimizer
 
@@ -33,15 +33,6 @@ def momentum(count=3, **options):
 def spoil(rows):
     """Return an op that changes the variable of the last tower."""
     return rows[-1][0][1].assign([7.0, 7.0])
-
-
-@contextlib.contextmanager
-def started(*init_ops):
-    with session() as sess:
-        sess.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
-        for op in init_ops:
-            sess.run(op)
-        yield sess
 
 
 # ---- several train ops ------------------------------------------------------------------------------
@@ -198,7 +189,7 @@ def test_later_variables_in_a_finalized_graph_are_told(graph):
 def test_trained_variables_are_copied_even_if_they_are_local(graph):
     optimizer, (rows,) = momentum(), towers(["d"], collections=[tf1.GraphKeys.LOCAL_VARIABLES])
     optimizer.apply_gradients(rows)
-    with started() as sess:
+    with started(tf1.local_variables_initializer()) as sess:
         assert optimizer.check_replicas(sess)[:3] == ("tower0/d", 2, 2.0)
         sess.run(optimizer.init_op)
         assert optimizer.check_replicas(sess).difference == 0

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import IS_TF2, cpus, session
+from helpers.graphs import IS_TF2, cpus, evaluate, started
 
 from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer, allreduce_grads
 from hier_allreduce.training import held_by
@@ -29,9 +29,7 @@ def towers(count, scope="tower0", names=("w", "b"), **options):
 def run(optimizer, rows, steps=3):
     """Train; return the first variable on every tower, and whether the towers are equal."""
     op = optimizer.apply_gradients(rows)
-    with session() as sess:
-        sess.run(tf1.global_variables_initializer())
-        sess.run(optimizer.init_op)
+    with started(optimizer.init_op) as sess:
         for _ in range(steps):
             sess.run(op)
         return [sess.run(row[0][1])[0] for row in rows], optimizer.check_replicas(sess).difference == 0
@@ -138,8 +136,7 @@ def test_optimizers_inside_a_wrappers_containers_are_found():
     with tf.Graph().as_default():
         optimizer = TowerOptimizer(wrapper, cpus(3))
         op = optimizer.apply_gradients(towers(3))
-        with session() as sess:
-            sess.run([tf1.global_variables_initializer()])
+        with started() as sess:
             for _ in range(4):
                 sess.run(op)
             assert sess.run(adam._get_beta_accumulators()[0]) == pytest.approx(0.9**5)
@@ -159,8 +156,7 @@ def test_contribs_loss_scale_is_adapted_once_a_step():
         manager = mixed_precision.ExponentialUpdateLossScaleManager(8.0, incr_every_n_steps=2, incr_ratio=2)
         wrapped = mixed_precision.LossScaleOptimizer(train.GradientDescentOptimizer(0.1), manager)
         op = TowerOptimizer(wrapped, cpus(3)).apply_gradients(towers(3))
-        with session() as sess:
-            sess.run(tf1.global_variables_initializer())
+        with started() as sess:
             for _ in range(4):
                 sess.run(op)
             assert sess.run(manager.get_loss_scale()) == 32
@@ -187,8 +183,7 @@ def test_slots_are_made_equal_whatever_their_names(make, scope):
             op = optimizer.apply_gradients(rows)
         trained = {var.op.name for row in rows for _, var in row}
         slots = [var for var in tf1.global_variables() if var.op.name not in trained and "beta" not in var.op.name]
-        with session() as sess:
-            sess.run(tf1.global_variables_initializer())
+        with started() as sess:
             sess.run([var.assign(var + index) for index, var in enumerate(slots)])
             assert optimizer.check_replicas(sess).difference > 0
             sess.run(optimizer.init_op)
@@ -196,16 +191,6 @@ def test_slots_are_made_equal_whatever_their_names(make, scope):
             sess.run(op)
             assert (sess.run(rows[0][0][1]) == sess.run(rows[1][0][1])).all()
     assert optimizer.left_out == []
-
-
-@UPDATES
-def test_a_second_optimizer_knows_the_firsts_variables(update):
-    with tf.Graph().as_default():
-        rows = towers(3, scope="")
-        first, second = (TowerOptimizer(train.AdamOptimizer(0.1), cpus(3), update=update) for _ in range(2))
-        first.apply_gradients([row[:1] for row in rows])
-        second.apply_gradients([row[1:] for row in rows])
-        assert first.left_out == second.left_out == []
 
 
 def test_each_tower_keeps_its_own_metrics():
@@ -218,8 +203,7 @@ def test_each_tower_keeps_its_own_metrics():
                 )
         optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(2))
         optimizer.apply_gradients(rows)
-        with session() as sess:
-            sess.run(tf1.global_variables_initializer())
+        with started() as sess:
             sess.run(optimizer.init_op)  # the local variables have no value yet
             sess.run([var.assign(k) for k, var in enumerate(counts)])
             assert optimizer.check_replicas(sess).difference == 0
@@ -236,8 +220,7 @@ def test_variables_local_on_other_towers_are_kept_equal():
         optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(2))
         optimizer.apply_gradients(rows)
         assert optimizer.left_out == []
-        with session() as sess:
-            sess.run([tf1.global_variables_initializer(), tf1.local_variables_initializer()])
+        with started(tf1.local_variables_initializer()) as sess:
             assert optimizer.check_replicas(sess)[:3] == ("tower0/mean", 1, 1.0)
 
 
@@ -248,8 +231,7 @@ def test_large_whole_numbers_that_differ_are_seen():
             tf1.get_variable(f"tower{k}/seed", initializer=tf.constant(2**60 + k, tf.int64), use_resource=True)
         optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(2))
         optimizer.apply_gradients(rows)
-        with session() as sess:
-            sess.run(tf1.global_variables_initializer())
+        with started() as sess:
             assert optimizer.check_replicas(sess)[:3] == ("tower0/seed", 1, 1.0)
 
 
@@ -302,16 +284,16 @@ def test_pieces_of_variables_are_refused_at_the_mains():
 
 
 @pytest.mark.tf2
-def test_in_a_function_there_is_no_train_op():
+@pytest.mark.parametrize("how", [tf.function, lambda step, autograph: step], ids=["in a function", "eagerly"])
+def test_without_a_graph_and_session_there_is_no_train_op(how):
     optimizer = TowerOptimizer(train.GradientDescentOptimizer(0.1), cpus(2))
     variables = [tf.Variable([1.0, 2.0]) for _ in range(2)]
 
-    @tf.function(autograph=False)
     def step():
         optimizer.apply_gradients([[(tf.ones([2]), var)] for var in variables])
 
     with pytest.raises(HierAllreduceError, match="builds the train op of a graph"):
-        step()
+        how(step, autograph=False)()
 
 
 def test_equal_indices_of_16_bits_are_added_in_float32(graph):
@@ -320,5 +302,4 @@ def test_equal_indices_of_16_bits_are_added_in_float32(graph):
         ones = tf.ones([5000, 1], tf.float16)
         rows.append([tf.IndexedSlices(ones, tf.zeros([5000], tf.int64), tf.constant([4, 1], tf.int64))])
     result = allreduce_grads(rows, cpus(2), average=True, strategy=Strategy(sparse="dense"))
-    with session() as sess:
-        assert np.array_equal(sess.run(result[1][0]), [[5000], [0], [0], [0]])
+    assert np.array_equal(evaluate(result[1][0]), [[5000], [0], [0], [0]])
