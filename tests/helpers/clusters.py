@@ -50,6 +50,12 @@ class Host:
         assert kind == "facts", facts
         return facts
 
+    def error(self):
+        """Return the text of the host's error; fail if it ended in another way."""
+        kind, text = self.end()
+        assert kind == "error", text
+        return text
+
     def _receive(self, seconds):
         if not self._line.poll(seconds):
             return "silent", f"nothing for {seconds} s"
