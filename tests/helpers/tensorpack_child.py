@@ -194,6 +194,13 @@ def train(trainer, optimizer, batch=BATCH, steps=STEPS, epochs=1, load=None, cal
     return {"before": look.before, "after": look.after, "histograms": look.histograms}
 
 
+def never_copying(count, **options):
+    """Return our trainer on CPU devices, without rounds of copying between epochs."""
+    trainer = HierarchicalTrainer(cpus(count), **options)
+    trainer.BROADCAST_EVERY_EPOCH = False
+    return trainer
+
+
 def stock(towers):
     """Return tensorpack's replicated trainer, moved to one CPU by soft placement, in a session with enough threads."""
     config = tf1.ConfigProto(allow_soft_placement=True, inter_op_parallelism_threads=16, use_per_session_threads=True)
@@ -214,9 +221,7 @@ def towers(folder):
     facts = {}
     for count in (1, 2, 3, 8):
         for optimizer in ("momentum", "adam"):
-            trainer = HierarchicalTrainer(cpus(count))
-            trainer.BROADCAST_EVERY_EPOCH = False
-            many = train(trainer, optimizer, epochs=2)
+            many = train(never_copying(count), optimizer, epochs=2)
             one = train(tp.SimpleTrainer(), optimizer, BATCH * count, epochs=2)
             facts[f"{count} {optimizer}"] = {"many": many["after"], "one": one["after"]}
     return facts
@@ -250,8 +255,7 @@ def updates(folder):
     """Update each variable at its main; compare with one tower, and exchange checkpoints with the other trainers."""
     facts = {}
     for optimizer in ("momentum", "adam", "clip", "accumulate adam"):
-        trainer = HierarchicalTrainer(cpus(4), update="main", strategy="tensorpack", check_replicas_every=2)
-        trainer.BROADCAST_EVERY_EPOCH = False
+        trainer = never_copying(4, update="main", strategy="tensorpack", check_replicas_every=2)
         path = os.path.join(folder, f"main-{optimizer}".replace(" ", "-"))
         saver = tp.ModelSaver(checkpoint_dir=path)
         many = train(trainer, optimizer, epochs=2, callbacks=[saver], monitors=[tp.JSONWriter()])
@@ -268,9 +272,7 @@ def updates(folder):
             saved = os.path.join(path, "model-6")
             again = HierarchicalTrainer(cpus(3), update="main")
             facts["from theirs"] = [checkpoint(saved), train(again, optimizer, load=saved)["before"]]
-    trainer = HierarchicalTrainer(cpus(2), broadcast=5)
-    trainer.BROADCAST_EVERY_EPOCH = False
-    facts["every 5"] = train(trainer, None, model=Model("sgd", moving_average))["after"]
+    facts["every 5"] = train(never_copying(2, broadcast=5), None, model=Model("sgd", moving_average))["after"]
     config = os.path.join(folder, "mine.yaml")
     with open(config, "w") as file:
         file.write("devices: [/cpu:0, /cpu:1]\nupdate: main\nstrategy: {algorithm: flat, pack_below: 0}\n")
@@ -288,20 +290,16 @@ def names(folder):
     for optimizer in ("by name", "accumulated by name", "assigned by name", "moved by slots"):
         facts[f"{optimizer}, one"] = train(HierarchicalTrainer(cpus(1)), optimizer, BATCH * 3)
         for update in ("replicated", "main"):
-            trainer = HierarchicalTrainer(cpus(3), update=update, strategy="tensorpack")
-            trainer.BROADCAST_EVERY_EPOCH = False
+            trainer = never_copying(3, update=update, strategy="tensorpack")
             facts[f"{optimizer}, {update}"] = train(trainer, optimizer)
-    trainer = HierarchicalTrainer(cpus(3))
-    trainer.BROADCAST_EVERY_EPOCH = False
-    facts["wrapped by name, replicated"] = train(trainer, "wrapped by name")
+    facts["wrapped by name, replicated"] = train(never_copying(3), "wrapped by name")
     for count in (1, 3):
         trainer = HierarchicalTrainer(cpus(count), strategy=Strategy(sparse="dense"))
         run = train(trainer, None, BATCH * 3 // count, model=Model("scaled embedding", embedded))
         facts[f"scaled embedding, {count}"] = run["after"]
     facts["nothing missing"] = train(HierarchicalTrainer(cpus(3)), "sgd")
     for update in ("replicated", "main"):
-        trainer = HierarchicalTrainer(cpus(3), update=update, strategy=Strategy(missing="zeros"))
-        trainer.BROADCAST_EVERY_EPOCH = False
+        trainer = never_copying(3, update=update, strategy=Strategy(missing="zeros"))
         facts[f"missing, {update}"] = train(trainer, None, model=Model("sgd", uneven))
     return facts
 
@@ -349,9 +347,7 @@ def accumulation(folder):
         "sgd": train(three, "accumulate sgd", steps=9)["after"],
         "plain sgd": train(tp.SimpleTrainer(), "sgd*3", BATCH * 9, steps=3)["after"],
     }
-    many = HierarchicalTrainer(cpus(3))
-    many.BROADCAST_EVERY_EPOCH = False
-    facts["adam"] = train(many, "accumulate adam", steps=9)["after"]
+    facts["adam"] = train(never_copying(3), "accumulate adam", steps=9)["after"]
     facts["one adam"] = train(one, "accumulate adam", BATCH * 3, steps=9)["after"]
     twice = OrderedAccumGrad(tf1.train.GradientDescentOptimizer(1.0), 2)
     facts["own towers"] = accumulated_by_hand(twice)

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import logging
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +11,8 @@ import tensorflow as tf
 from helpers import distribute_table as table
 from helpers.distribute_table import KINDS, MEAN, OURS, PEERS, RING, SENSELESS, SUM
 from helpers.forks import run_forked
-from helpers.graphs import IS_TF2, cpus, gradients_on, session
+from helpers.graphs import IS_TF2, cpus, evaluate, gradients_on, started
+from helpers.project import TOP
 
 import hier_allreduce
 from hier_allreduce import AuditError, HierAllreduceError, Strategy
@@ -24,7 +24,6 @@ from hier_allreduce.integrations.distribute import HierarchicalAllReduce
 tf1 = tf.compat.v1
 needs_tf2 = pytest.mark.tf2
 IS_TF210 = tf.__version__.startswith("2.10.")
-TOP = Path(__file__).parents[2]
 PAGE = (TOP / "docs" / "distribute.md").read_text(encoding="utf-8")
 HOW_TO = [
     (TOP / "docs" / "how-to" / f"{name}.md").read_text(encoding="utf-8") for name in ("tower-code", "tf-cnn-benchmarks")
@@ -113,8 +112,7 @@ def trained_in_graph(count, cross_device_ops=None, steps=10):
             train = tf.group(*strategy.experimental_local_results(run(step)))
             copies = [strategy.experimental_local_results(tensor) for tensor in tensors]
         assert bool(emitted_in(graph)) == (count > 1 and not isinstance(cross_device_ops, TFS_OWN))
-        with session() as sess:
-            sess.run(tf1.global_variables_initializer())
+        with started() as sess:
             for _ in range(steps):
                 sess.run(train)
             return sess.run([[variable.read_value() for variable in row] for row in copies])
@@ -428,16 +426,13 @@ def test_gather_reduce_and_variables_that_are_summed_on_reading():
 
 
 @needs_tf2
-@pytest.mark.parametrize("count, name", [(8, "tensorpack"), (3, "muji"), (3, "auto"), (5, None)])
-def test_strategies_by_name(count, name):
-    (got,) = table.reduced(cpus(count), HierarchicalAllReduce(name), SUM, KINDS["float32"])
+@pytest.mark.parametrize(
+    "count, strategy",
+    [(8, "tensorpack"), (3, "muji"), (3, "auto"), (5, None), (8, Strategy(topology="dgx-1v"))],
+)
+def test_strategies_by_name_and_a_topology(count, strategy):
+    (got,) = table.reduced(cpus(count), HierarchicalAllReduce(strategy), SUM, KINDS["float32"])
     assert all(np.array_equal(value, np.full([2, 3], 2**count - 1)) for value in got)
-
-
-@needs_tf2
-def test_a_topology():
-    (got,) = table.reduced(cpus(8), HierarchicalAllReduce(Strategy(topology="dgx-1v")), SUM, KINDS["float32"])
-    assert all(np.array_equal(value, np.full([2, 3], 255)) for value in got)
 
 
 def test_several_strategies_share_one_object_and_its_copy(one_device):
@@ -469,15 +464,13 @@ def test_the_hook_for_tower_code(graph):
             rows.append([(gradients_on([device], [[np.float32([tower, 3])]])[0][0], variable)])
     reduced = example("def aggregate(")["aggregate"](rows)
     assert [var.name for ((_, var),) in reduced] == [f"tower{k}/W:0" for k in range(3)]
-    with session() as sess:
-        assert all(np.array_equal(grad, [1, 3]) for grad in sess.run([grad for ((grad, _),) in reduced]))
+    assert all(np.array_equal(grad, [1, 3]) for grad in evaluate([grad for ((grad, _),) in reduced]))
 
 
 def test_the_hook_for_tf_cnn_benchmarks(graph):
     rows = gradients_on(cpus(3), [[np.float32([2**k]), np.float32(5)] for k in range(3)])
     algorithm = example("_do_batch_all_reduce")["HierarchicalAlgorithm"]()
-    with session() as sess:
-        assert sess.run(algorithm._do_batch_all_reduce(rows)) == [(7, 15)] * 3
+    assert evaluate(algorithm._do_batch_all_reduce(rows)) == [(7, 15)] * 3
 
 
 # ---- bad input -------------------------------------------------------------------------------------
