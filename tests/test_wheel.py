@@ -7,16 +7,14 @@ import subprocess
 import sys
 import venv
 import zipfile
-from pathlib import Path
 
 import pytest
-from helpers.project import pyproject
+from helpers.project import TOP, pyproject
 
 import hier_allreduce
 
 pytestmark = pytest.mark.xdist_group("wheel")  # built once
 
-TOP = Path(__file__).parents[1]
 PROGRAM = """
 from typing import Any, List, Tuple
 

@@ -1,16 +1,15 @@
 """The pages for people name files, headings and code that exist."""
 
 import re
-from pathlib import Path
 
 import pytest
+from helpers.project import TOP
 
 from hier_allreduce import Strategy
 from hier_allreduce.bench import load_model
 from hier_allreduce.planning import Spec
 from hier_allreduce.planning.buckets import make_buckets
 
-TOP = Path(__file__).parents[2]
 DOCS = sorted(page.relative_to(TOP).as_posix() for page in (TOP / "docs").rglob("*.md"))
 PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "examples/README.md", *DOCS]
 CODE_FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)

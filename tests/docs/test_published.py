@@ -1,11 +1,9 @@
 """The tables of published times and speeds, which benchmarks/published.py makes."""
 
 import runpy
-from pathlib import Path
 
 import pytest
-
-TOP = Path(__file__).parents[2]
+from helpers.project import TOP
 
 
 @pytest.fixture(scope="module")

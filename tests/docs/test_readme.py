@@ -4,14 +4,12 @@ import re
 import runpy
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from helpers.demo import forked_command
 from helpers.forks import Finished, run_forked
 from helpers.graphs import IS_TF2
-
-TOP = Path(__file__).parents[2]
+from helpers.project import TOP
 
 
 def examples(page):

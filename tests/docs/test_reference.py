@@ -4,16 +4,15 @@ import importlib.util
 import json
 import re
 import sys
-from pathlib import Path
 
 import jsonschema
 import pytest
 import yaml
+from helpers.project import TOP
 
 import hier_allreduce
 from hier_allreduce.cli.entry import main
 
-TOP = Path(__file__).parents[2]
 DOCS = TOP / "docs"
 SCHEMA = json.loads((DOCS / "reference" / "plan.schema.json").read_text(encoding="utf-8"))
 

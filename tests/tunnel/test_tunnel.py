@@ -5,13 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from helpers.graphs import IS_TF2
+from helpers.project import TOP
 
 pytestmark = pytest.mark.xdist_group("tunnel")
-TOP = Path(__file__).parents[2]
 PROGRAM = """
 import json, sys
 from tunnel.__main__ import machine
