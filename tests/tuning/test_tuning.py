@@ -135,22 +135,37 @@ def _chain(op):
         op = op.inputs[0].op
 
 
-def test_a_search_keeps_what_is_surely_faster(tmp_path, monkeypatch):
-    """The steps are real. Their times are made up: splits=8 takes half of the default's, mains=0 almost that."""
-    table = tmp_path / "mine.tsv"
-    table.write_text("name\tshape\tdtype\na\t30,40\tfloat32\nb\t50\tfloat32\n")
+@pytest.fixture
+def search_among(monkeypatch):
+    """Let a search try only these candidates: its steps are real, their times made up; those not given take 4 s."""
+
+    def search_among(names, seconds):
+        def in_turn(steps, rounds, warm_up, tick):
+            for step in steps.values():
+                step()
+            return {name: [seconds.get(name, 4.0)] * rounds for name in steps}
+
+        monkeypatch.setattr(search, "in_turn", in_turn)
+        monkeypatch.setattr(
+            search, "first_candidates", lambda *choices: {name: first_candidates(*choices)[name] for name in names}
+        )
+
+    return search_among
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "mine.tsv"
+    path.write_text("name\tshape\tdtype\na\t30,40\tfloat32\nb\t50\tfloat32\n")
+    return str(path)
+
+
+def test_a_search_keeps_what_is_surely_faster(tmp_path, search_among, table):
+    """splits=8 takes half of the default's time, mains=0 almost that."""
     names = (DEFAULT, "splits=8", "mains=0", "algorithm=tree")
-    monkeypatch.setattr(search, "first_candidates", lambda *_: {name: first_candidates()[name] for name in names})
-    seconds = {"baseline": 1.0, "splits=8": 2.0, "mains=0": 2.2, "splits=8, mains=0": 1.8}
-
-    def in_turn(steps, rounds, warm_up, tick):
-        for step in steps.values():
-            step()
-        return {name: [seconds.get(name, 4.0)] * rounds for name in steps}
-
-    monkeypatch.setattr(search, "in_turn", in_turn)
+    search_among(names, {"baseline": 1.0, "splits=8": 2.0, "mains=0": 2.2, "splits=8, mains=0": 1.8})
     path = str(tmp_path / "best.yaml")
-    found = tune(str(table), cpus(3), backward_ms=0, minutes=0.1, file=path)
+    found = tune(table, cpus(3), backward_ms=0, minutes=0.1, file=path)
     assert found.name == "splits=8, mains=0" and found.strategy == Strategy(splits=8, mains=0)
     assert {row.name for row in found.rows} == {*names, "splits=8, mains=0"}
     assert [row.ratio for row in found.rows][:2] == [0.45, 0.5]
@@ -158,7 +173,7 @@ def test_a_search_keeps_what_is_surely_faster(tmp_path, monkeypatch):
     with tf.Graph().as_default() as graph:
         values = [[tf.ones([2])] for _ in range(3)]
         reduced = allreduce_grads(values, cpus(3), strategy=path)
-        with session(graph, bench.Case(load_model(str(table)), tuple(cpus(3)))) as sess:
+        with session(graph, bench.Case(load_model(table), tuple(cpus(3)))) as sess:
             assert sess.run(reduced[2][0]).tolist() == [3, 3]
 
 
@@ -188,27 +203,17 @@ def test_a_search_takes_the_minutes_that_it_was_given(monkeypatch, building):
         assert set(rounds_taken) == {1, search._FEWEST, search._DUEL_FEWEST}
 
 
-def test_strategies_are_tried_over_lanes(tmp_path, monkeypatch):
-    """The copies to lanes are real, the times made up: the default over two lanes takes half of the time."""
-    table = tmp_path / "mine.tsv"
-    table.write_text("name\tshape\tdtype\na\t30,40\tfloat32\n")
-    names, graphs = (DEFAULT, "lanes=2"), []
-    monkeypatch.setattr(
-        search, "first_candidates", lambda *choices: {name: first_candidates(*choices)[name] for name in names}
-    )
-
-    def in_turn(steps, rounds, warm_up, tick):
-        for step in steps.values():
-            step()
-        return {name: [2.0 if "lanes" in name else 4.0] * rounds for name in steps}
+def test_strategies_are_tried_over_lanes(monkeypatch, search_among, table):
+    """The default over two lanes takes half of the time."""
+    search_among((DEFAULT, "lanes=2"), {"lanes=2": 2.0})
+    graphs = []
 
     def session_of(graph, case):
         graphs.append(graph)
         return session(graph, case)
 
-    monkeypatch.setattr(search, "in_turn", in_turn)
     monkeypatch.setattr(search, "session", session_of)
-    found = tune(str(table), cpus(3), backward_ms=0, minutes=0.1, lanes_per_gpu=2)
+    found = tune(table, cpus(3), backward_ms=0, minutes=0.1, lanes_per_gpu=2)
     assert (found.name, found.strategy, found.lanes_per_gpu) == ("lanes=2", Strategy(), 2)
     assert "also give lanes_per_gpu=2" in found.yaml()
     places = {op.device for graph in graphs for op in graph.get_operations() if op.type in ("AddN", "AddV2", "Add")}
