@@ -29,7 +29,7 @@ LAYERS = [
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 COMMANDS_WITHOUT_TENSORFLOW = """
 from hier_allreduce.cli import main
-main(["topo", "dgx-1v"]), main(["plan", "dgx-1v"])
+main(["topo", "dgx-1v"]), main(["plan", "p3.8xlarge"])
 """
 
 
