@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hier_allreduce import __version__, presets
-from hier_allreduce.cli import doctor
+from hier_allreduce.cli import doctor, main
 from hier_allreduce.topology import detect, flat_host, load
 
 COMMAND = [sys.executable, "-m", "hier_allreduce"]
@@ -90,7 +90,7 @@ def test_this_machine_is_found_without_start_up_lines(monkeypatch, capfd):
 
     monkeypatch.setattr("hier_allreduce.cli.topo.this_machine", slow_start)
     for command in ("topo", "plan"):
-        assert cli.main([command]) == 0
+        assert main([command]) == 0
         out, err = capfd.readouterr()
         assert "RTX 5090" in out and not err
 
@@ -112,7 +112,7 @@ def test_step_times_of_a_model_and_of_other_all_reduces(run, tmp_path):
     assert float(rows["ours, planned for the machine"][0]) < float(rows["ours, without a topology"][0])
     assert "The plan saves " in out and "1 sparse gradient left out" in out
     assert "tensorpack, mode hierarchical" not in out and "NCCL" not in out
-    _, out, _ = run_here("plan", "dgx-1v", *model[2:])
+    _, out, _ = run("plan", "dgx-1v", *model[2:])
     nccl = 2 * 7 / 8 * 100e6 / 135.5e9
     assert f"NCCL, if it works, leaves at most {1e3 * nccl:.2f} ms exposed." in out
     for wrong, message in (
