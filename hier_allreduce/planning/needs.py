@@ -117,19 +117,19 @@ class Needs:
         for number, need in enumerate(needs):
             self._busy[number, : len(need.busy)] = need.busy
 
-    def fewest_levels(self) -> List[int]:
-        """Return the candidates whose copies wait the fewest times for queues."""
-        levels = [len(need.busy) for need in self._needs]
-        return [number for number, own in enumerate(levels) if own == min(levels)]
+    def fewest_levels(self, of: Sequence[int]) -> List[int]:
+        """Return those of some candidates whose copies wait the fewest times for queues."""
+        least = min((len(self._needs[number].busy) for number in of), default=0)
+        return [number for number in of if len(self._needs[number].busy) == least]
 
-    def single(self, size: float, shares: Sequence[float], backward: BackwardPass) -> Any:
-        """Return bounds in seconds, 3 × n: of each candidate in buckets of these shares of ``size`` bytes.
+    def single(self, of: Sequence[int], size: float, shares: Sequence[float], backward: BackwardPass) -> Any:
+        """Return bounds in seconds, 3 × n: of n candidates in buckets of these shares of ``size`` bytes.
 
         The three are: the late copies of the busiest resource; the last bucket alone; and the ops of the host.
         """
-        every = list(range(len(self._needs)))
-        late = self._late(every, size, shares, backward).sum(1).max(-1)
-        return np.stack([late, self._last(every, size * shares[-1]), self._by_host(self._ops * len(shares), backward)])
+        late = self._late(of, size, shares, backward).sum(1).max(-1)
+        by_host = self._by_host(self._ops[of] * len(shares), backward)
+        return np.stack([late, self._last(of, size * shares[-1]), by_host])
 
     def mixed(
         self,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
 from ..formatting import count
@@ -118,42 +118,29 @@ def _best_plan(
 ) -> Prediction:
     if len(topology) == 1:
         return Prediction(Plan(1, 1, (), "none", shares=(1.0,)), topology, size, backward, 0.0)
-    found = []
-    for used in sorted({0, lanes}):
-        found += _searched(_prepared(topology, algorithm, used), topology, size, backward)
+    found: List[_Found] = []
+    for prepared in (_prepared(topology, algorithm, used) for used in sorted({0, lanes})):
+        if prepared:
+            found += _Search(prepared, topology, size, backward).all()
     if not found:
         raise HierAllreduceError(
             f"algorithm={algorithm!r} makes no plan for {count(len(topology), 'device')}; 'auto' does"
         )
-    return min(found, key=lambda prediction: prediction.seconds)
-
-
-def _searched(
-    prepared: Sequence[_Prepared], topology: Topology, size: int, backward: BackwardPass, mixed: bool = True
-) -> List[Prediction]:
-    """Return the best plan in one bucket, and with a backward pass the best one in several buckets."""
-    searches = []
-    if prepared:
-        searches.append(_Search(prepared, topology, size, backward))
-        searches[0].one_bucket()
-    # a bucket of several is never cut into more chunks than there are devices: that has not paid on any machine
-    few = [each for each in prepared if each.candidate.chunks <= len(topology)]
-    if few and backward.seconds:
-        searches.append(_Search(few, topology, size, backward))
-        searches[1].buckets(mixed)
-    return [search.best for search in searches if search.best]
+    return min(found, key=_seconds).prediction
 
 
 def alternatives(chosen: Prediction, most: int = 3) -> List[Prediction]:
     """Return the best plans of single algorithms other than the chosen one's, without lanes: the nearest first."""
-    left = [each for each in _prepared(chosen.topology, None, 0) if each.candidate.algorithm != chosen.plan.algorithm]
+    prepared = _prepared(chosen.topology, None, 0)
+    search = _Search(prepared, chosen.topology, chosen.size, chosen.backward)
+    names = {chosen.plan.algorithm}
     found: List[Prediction] = []
-    while left and len(found) < most:
-        best = min(
-            _searched(left, chosen.topology, chosen.size, chosen.backward, mixed=False), key=lambda each: each.seconds
-        )
-        found.append(best)
-        left = [each for each in left if each.candidate.algorithm != best.plan.algorithm]
+    while len(found) < most:
+        left = [number for number, each in enumerate(prepared) if each.candidate.algorithm not in names]
+        if not left:
+            break
+        found.append(min(search.single(left), key=_seconds).prediction)
+        names.add(found[-1].plan.algorithm)
     return found
 
 
@@ -169,58 +156,75 @@ def _prepared(topology: Topology, algorithm: Union[str, Algorithm, None], lanes:
 
 
 class _Schedule(NamedTuple):
-    """Buckets with these shares of the bytes; the ``last`` ones have another algorithm than the early ones."""
+    """Buckets with these shares of the bytes, and the number of each one's candidate."""
 
-    early: int  # number of a candidate
-    late: int
+    numbers: Tuple[int, ...]
     shares: Tuple[float, ...]
-    last: int
 
-    @property
-    def candidates(self) -> List[int]:
-        """The number of each bucket's candidate."""
-        return [self.early] * (len(self.shares) - self.last) + [self.late] * self.last
+
+class _Found(NamedTuple):
+    schedule: _Schedule
+    prediction: Prediction
+
+
+def _seconds(found: _Found) -> float:
+    return found.prediction.seconds
 
 
 _Bounded = Tuple[Tuple[float, ...], _Schedule]  # with what it needs at least: Prediction.needs
 
 
 class _Search:
-    """A search among candidates of one machine with the same lanes; ``best`` is the best plan so far."""
+    """A search among candidates of one machine with the same lanes; no schedule is simulated twice."""
 
     def __init__(self, prepared: Sequence[_Prepared], topology: Topology, size: int, backward: BackwardPass):
         self._prepared, self._topology, self._size, self._backward = prepared, topology, size, backward
         self._needs = Needs([each.need for each in prepared], topology.speeds.dispatch)
-        self.best: Optional[Prediction] = None
+        self._every = range(len(prepared))
+        self._tried: Dict[_Schedule, Tuple[float, Optional[Prediction]]] = {}  # with the patience
 
-    def one_bucket(self) -> None:
-        """Find the best plan with all bytes in one bucket."""
-        self._fastest(self._uniform([(1.0,)]))
+    def all(self) -> List[_Found]:
+        """Return the best plans: of one algorithm, and with another one for the last buckets."""
+        found = self.single(self._every)
+        if found and self._backward.seconds:
+            early, late = self._needs.fewest_levels(self._few(self._every)), [found[-1].schedule.numbers[-1]]
+            few_hops = self._fastest(self._mixed(early, late, bucketings()), most=_TRIED)
+            found += [self._improved(start) for start in (found[-1], few_hops) if start]
+        return found
 
-    def buckets(self, mixed: bool = True) -> None:
-        """Find the best plan with several buckets: of one algorithm, then with another one for the last buckets."""
-        uniform = self._fastest(self._uniform(bucketings()))
-        if not mixed or uniform is None:
-            return
-        few_hops = self._mixed(self._needs.fewest_levels(), [uniform[1].late], bucketings())
-        for found in (uniform, self._fastest(few_hops, most=_TRIED)):
-            for _ in range(_ROUNDS):
-                if found is not None:
-                    found = self._fastest(self._neighbours(found[1]), found[0], _TRIED)
+    def single(self, numbers: Sequence[int]) -> List[_Found]:
+        """Return the best plan of one of these candidates in one bucket, and with a backward pass in several."""
+        found = [self._fastest(self._uniform(numbers, [(1.0,)]))]
+        if self._backward.seconds:
+            found.append(self._fastest(self._uniform(self._few(numbers), bucketings())))
+        return [each for each in found if each]
 
-    def _uniform(self, divisions: Iterable[Tuple[float, ...]]) -> Iterator[_Bounded]:
+    def _few(self, numbers: Sequence[int]) -> List[int]:
+        """Return the candidates for several buckets. No machine gains by more chunks in each than it has devices."""
+        return [number for number in numbers if self._prepared[number].candidate.chunks <= len(self._topology)]
+
+    def _improved(self, found: _Found) -> _Found:
+        """Return the best plan that changes of one kind at a time lead to."""
+        for _ in range(_ROUNDS):
+            better = self._fastest(self._neighbours(found.schedule), _seconds(found), _TRIED)
+            if better is None:
+                break
+            found = better
+        return found
+
+    def _uniform(self, numbers: Sequence[int], divisions: Iterable[Tuple[float, ...]]) -> Iterator[_Bounded]:
         for shares in divisions:
-            bounds = self._needs.single(self._size, shares, self._backward)
-            for number in range(len(self._prepared)):
-                yield tuple(bounds[:, number].tolist()), _Schedule(number, number, shares, 0)
+            bounds = self._needs.single(numbers, self._size, shares, self._backward)
+            for column, number in enumerate(numbers):
+                yield tuple(bounds[:, column].tolist()), _Schedule((number,) * len(shares), shares)
 
     def _neighbours(self, schedule: _Schedule) -> Iterator[_Bounded]:
         """Yield schedules that differ in the early algorithm, the late one, or the buckets."""
-        early, late, shares, _ = schedule
-        every = range(len(self._prepared))
-        yield from self._mixed(every, [late], [shares])
-        yield from self._mixed([early], every, [shares])
-        yield from self._mixed([early], [late], bucketings())
+        early, late = [schedule.numbers[0]], [schedule.numbers[-1]]
+        every = self._few(self._every)
+        yield from self._mixed(every, late, [schedule.shares])
+        yield from self._mixed(early, every, [schedule.shares])
+        yield from self._mixed(early, late, bucketings())
 
     def _mixed(
         self, early: Sequence[int], late: Sequence[int], divisions: Iterable[Tuple[float, ...]]
@@ -228,14 +232,15 @@ class _Search:
         """Yield schedules of an early and a late algorithm."""
         for shares in divisions:
             for last in _lasts(shares):
-                bounds = self._needs.mixed(self._size, shares, self._backward, last, list(early), list(late))
+                bounds = self._needs.mixed(self._size, shares, self._backward, last, early, late)
                 for row, one in enumerate(early):
                     for column, other in enumerate(late):
-                        yield tuple(bounds[:, row, column].tolist()), _Schedule(one, other, shares, last)
+                        numbers = (one,) * (len(shares) - last) + (other,) * last
+                        yield tuple(bounds[:, row, column].tolist()), _Schedule(numbers, shares)
 
     def _fastest(
         self, trials: Iterable[_Bounded], limit: float = math.inf, most: Optional[int] = None
-    ) -> Optional[Tuple[float, _Schedule]]:
+    ) -> Optional[_Found]:
         """Simulate schedules in the order of what they need at least, until no other one can be faster.
 
         Args:
@@ -244,23 +249,24 @@ class _Search:
             most: the number of schedules that are simulated at most.
 
         Returns:
-            the fastest one with its seconds; None if all take longer. ``best`` is updated.
+            the fastest one; None if all take longer.
         """
         fastest = None
         for needs, schedule in sorted(trials, key=lambda trial: max(trial[0]))[:most]:
             if max(needs) >= limit:
                 break
-            prediction = self._simulated(schedule, limit)
+            patience, prediction = self._tried.get(schedule, (0.0, None))
+            if prediction is None and patience < limit:
+                prediction = self._simulated(schedule, limit)
+                self._tried[schedule] = limit, prediction
             if prediction and prediction.seconds < limit:
                 limit = prediction.seconds
-                fastest = limit, schedule
-                if self.best is None or limit < self.best.seconds:
-                    self.best = replace(prediction, needs=needs)
+                fastest = _Found(schedule, replace(prediction, needs=needs))
         return fastest
 
     def _simulated(self, schedule: _Schedule, patience: float) -> Optional[Prediction]:
         """Return the plan of a schedule, in the order in which its steps begin; None if it takes too long."""
-        buckets = [self._prepared[number] for number in schedule.candidates]
+        buckets = [self._prepared[number] for number in schedule.numbers]
         counts = [each.candidate.chunks for each in buckets]
         shares = [share / count for share, count in zip(schedule.shares, counts) for _ in range(count)]
         numbers = [number for number, count in enumerate(counts) for _ in range(count)]

@@ -103,7 +103,7 @@ def test_bounds_are_below_what_is_simulated(backward):
     tried = candidates(machine)[::3]
     needs = Needs([need_of(each.steps, each.chunks, machine, 4) for each in tried], machine.speeds.dispatch)
     for shares in bucketings()[::4] if backward.seconds else [(1.0,)]:
-        least = needs.single(50 * MB, shares, backward).max(0)
+        least = needs.single(range(len(tried)), 50 * MB, shares, backward).max(0)
         for bound, candidate in zip(least, tried):
             plan = in_buckets([Plan(4, candidate.chunks, candidate.steps)] * len(shares), shares)
             seconds = predicted_seconds(plan, machine, plan.sizes(50 * MB), backward)
