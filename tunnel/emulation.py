@@ -108,8 +108,9 @@ def set_machine(topology):
 
 
 def set_pass(plan, sizes, backward):
-    """Make a backward pass go on during the next runs, in which each tower's chunk is a gradient."""
-    ready = ready_times(plan.buckets or (0,) * plan.chunks, sizes, backward) * plan.towers if backward.seconds else []
+    """Make a backward pass go on during the next runs, in which each tower's bucket is a gradient."""
+    by_bucket = dict(zip(plan.buckets, ready_times(plan.buckets, sizes, backward)))
+    ready = [by_bucket[bucket] for bucket in sorted(by_bucket)] * plan.towers
     library()[1].tunnel_pass(
         plan.towers,
         ctypes.c_double(backward.seconds),
@@ -122,16 +123,18 @@ def set_pass(plan, sizes, backward):
 class Copies:
     """The copies of a plan in its order, and which copies' ends each copy, and each sum, waits for.
 
-    With ``gradients``, each tower's chunk is one more event that they wait for, numbered after the copies.
+    Each tower's bucket is one more event that they wait for, numbered after the copies.
     """
 
-    def __init__(self, plan, gates, gradients):
+    def __init__(self, plan, gates):
         self.ends, sums = [], []  # (src, dst, chunk)
-        waits, arrived = [], {}
+        waits, buckets = [], 1 + max(plan.buckets)
         first = plan.copies
-        if gradients:
-            places = [(tower, chunk) for tower in range(plan.towers) for chunk in range(plan.chunks)]
-            arrived = {place: {first + number} for number, place in enumerate(places)}
+        arrived = {
+            (tower, chunk): {first + tower * buckets + bucket}
+            for tower in range(plan.towers)
+            for chunk, bucket in enumerate(plan.buckets)
+        }
         gated = {}  # for each copy the copies' ends that its gate waits for, directly or not
         for step, added in zip(plan.steps, operands(plan)):
             before = len(self.ends)
@@ -149,7 +152,7 @@ class Copies:
         waits += sums
         self.sums = len(sums)
         self.missing = [len(needs) for needs in waits]
-        self.dependents = [[] for _ in range(first + (plan.towers * plan.chunks if gradients else 0))]
+        self.dependents = [[] for _ in range(first + plan.towers * buckets)]
         for number, needs in enumerate(waits):
             for copy in needs:
                 self.dependents[copy].append(number)
@@ -173,7 +176,7 @@ class Run:
         self._tf1 = tf.compat.v1
         self._ops, self._functions = library()
         count = sum(len(getattr(step, "srcs", (0,))) for step in plan.steps)
-        self.copies = Copies(plan, issued_before(plan) if ordered else [()] * count, backward.seconds > 0)
+        self.copies = Copies(plan, issued_before(plan) if ordered else [()] * count)
         self._elements = [_FIRST_SIZE + chunk for chunk in range(plan.chunks)]
         self._graph = tf.Graph()
         with self._graph.as_default():
@@ -189,14 +192,18 @@ class Run:
     def _build(self, tf, ordered):
         rows = []
         devices = [f"/cpu:{device}" for device in range(self.plan.towers)]
+        by_bucket = [
+            [size for size, own in zip(self._elements, self.plan.buckets) if own == bucket]
+            for bucket in range(1 + max(self.plan.buckets))
+        ]
         for number, device in enumerate(devices):
             with self._tf1.device(device):
                 value = self._value(number)
                 whole = self._ops.tunnel_keep(self._tf1.placeholder_with_default(value, value.shape))
-                row = tf.split(whole, self._elements) if self.plan.chunks > 1 else [whole]
-                if self.backward.seconds:
-                    first = number * self.plan.chunks
-                    row = [self._ops.tunnel_gradient(x, number=first + chunk) for chunk, x in enumerate(row)]
+                row = []
+                for bucket, part in enumerate(_split(tf, whole, [sum(own) for own in by_bucket])):
+                    gradient = self._ops.tunnel_gradient(part, number=number * len(by_bucket) + bucket)
+                    row += _split(tf, gradient, by_bucket[bucket])
                 rows.append(row)
         reduced = run(self.plan, rows, _timed(self, ordered))
         results = []
@@ -239,6 +246,10 @@ class Run:
     def close(self):
         """Close the session."""
         self._session.close()
+
+
+def _split(tf, value, sizes):
+    return tf.split(value, sizes) if len(sizes) > 1 else [value]
 
 
 def _timed(emulated, ordered):

@@ -101,8 +101,7 @@ class Work(NamedTuple):
         steps: (chunk, dst) of each step.
         waits: for each step the number of copies and earlier steps that it waits for.
         operands: for each step the number of values that it adds up, 1 for a copy.
-        copies: for each step a copy that waits for it, or -1.
-        others: for each copy another one that waits for the same step, or -1.
+        copies: for each step the copies that wait for it.
         later: for each step the step that waits for it, or -1.
         first: the copies that wait for no step.
     """
@@ -113,8 +112,7 @@ class Work(NamedTuple):
     steps: List[Tuple[int, int]]
     waits: List[int]
     operands: List[int]
-    copies: List[int]
-    others: List[int]
+    copies: List[List[int]]
     later: List[int]
     first: List[int]
 
@@ -123,7 +121,7 @@ def joined(buckets: Sequence[Work]) -> Work:
     """Return the work of several buckets, whose chunks, steps and copies are numbered one after another."""
     if len(buckets) == 1:
         return buckets[0]
-    whole = Work(buckets[0].devices, buckets[0].towers, [], [], [], [], [], [], [], [])
+    whole = Work(buckets[0].devices, buckets[0].towers, [], [], [], [], [], [], [])
     chunks = 0
     for work in buckets:
         steps, copies = len(whole.steps), len(whole.transfers)
@@ -131,8 +129,7 @@ def joined(buckets: Sequence[Work]) -> Work:
         whole.steps.extend([(chunk + chunks, dst) for chunk, dst in work.steps])
         whole.waits.extend(work.waits)
         whole.operands.extend(work.operands)
-        whole.copies.extend([copy + copies if copy >= 0 else -1 for copy in work.copies])
-        whole.others.extend([copy + copies if copy >= 0 else -1 for copy in work.others])
+        whole.copies.extend([[copy + copies for copy in own] for own in work.copies])
         whole.later.extend([step + steps if step >= 0 else -1 for step in work.later])
         whole.first.extend([copy + copies for copy in work.first])
         chunks += 1 + max(chunk for chunk, _ in work.steps)
@@ -141,8 +138,7 @@ def joined(buckets: Sequence[Work]) -> Work:
 
 def work_of(devices: int, towers: int, steps: Sequence[Step], added: Sequence[int]) -> Work:
     """Return the work of steps, of which ``added`` are the numbers of operands."""
-    count = len(steps)
-    work = Work(devices, towers, [], [], [], list(added), [-1] * count, [], [-1] * count, [])
+    work = Work(devices, towers, [], [], [], list(added), [[] for _ in steps], [-1] * len(steps), [])
     last: Dict[Tuple[int, int], int] = {}
     for number, step in enumerate(steps):
         chunk, dst = step.chunk, step.dst
@@ -150,12 +146,8 @@ def work_of(devices: int, towers: int, steps: Sequence[Step], added: Sequence[in
         own = last.get((dst, chunk)) if isinstance(step, Reduce) else None
         for src in sources:
             before = last.get((src, chunk))
-            if before is None:
-                work.first.append(len(work.transfers))
-                work.others.append(-1)
-            else:
-                work.others.append(work.copies[before])
-                work.copies[before] = len(work.transfers)
+            waiting = work.first if before is None else work.copies[before]
+            waiting.append(len(work.transfers))
             work.transfers.append((number, src, dst, chunk))
         if own is not None:
             work.later[own] = number
@@ -177,11 +169,15 @@ def ready_times(buckets: Sequence[int], chunks: Sequence[float], backward: Backw
     return [backward.seconds * done[bucket] / total for bucket in buckets]
 
 
-_GRADIENT, _READY, _ISSUED, _FLOWS, _ARRIVED, _SUMMED = range(6)
+_FLOWS, _ARRIVED, _NOTED, _SUMMED, _ISSUED, _GRADIENT = range(6)
 
 
 class Simulation:
-    """One run of a plan's work. Events leave the heap in order of time, then of readiness, then of the plan.
+    """One run of a plan's work. Events leave the heap in order of time, then of the plan.
+
+    The host is TensorFlow's executor on one thread: it takes what became ready first, and goes on at once with what is
+    ready for it. So a tower's first copies of a bucket, which come from one op, are issued together, and copies of a
+    sum directly after it.
 
     A run longer than ``patience`` seconds is abandoned and reported as infinite.
 
@@ -217,13 +213,17 @@ class Simulation:
         for copy, others in enumerate(before):
             for other in others:
                 self.missing[copy], self.follower[other] = 2, copy
-        self.bucket = [buckets[chunk] for *_, chunk in work.transfers]
         self.ready = ready_times(buckets, chunks, backward)  # of each chunk
-        self.events: List[Tuple[float, int, int, int]] = [
-            (self.host.issues(self.ready[work.transfers[copy][3]]), self.bucket[copy], copy, _GRADIENT)
-            for copy in work.first
+        gradients: Dict[Tuple[int, int], List[int]] = defaultdict(list)  # (tower, bucket) → its first copies
+        for copy in work.first:
+            _, src, _, chunk = work.transfers[copy]
+            gradients[src, buckets[chunk]].append(copy)
+        self.first = {copies[0]: copies for copies in gradients.values()}
+        self.events: List[Tuple[float, int, int]] = [
+            (self.host.issues(self.ready[work.transfers[copy][3]]), _GRADIENT, copy) for copy in self.first
         ]
         heapify(self.events)
+        self._happen = [self._flow, self._arrive, self._unblock, self._sum, self._queue, self._gradient]
         self.seconds = 0.0
         self.not_before = [0.0] * len(work.transfers)  # when what was there before a copy on its devices is done
         self.began = [0.0] * len(work.transfers)
@@ -232,7 +232,6 @@ class Simulation:
     def run(self) -> Simulation:
         """Run to the end, or until ``patience`` seconds have passed."""
         events, flows = self.events, self.flows
-        happen = [self._gradient, self._ready, self._queue, self._flow, self._arrive, self._sum]
         while events or flows.next_end < math.inf:
             if not events or flows.next_end <= events[0][0]:
                 now = flows.next_end
@@ -240,10 +239,10 @@ class Simulation:
                     break
                 self._end_flows(now)
                 continue
-            now, _, number, what = heappop(events)
+            now, what, number = heappop(events)
             if now > self.patience:
                 break
-            happen[what](number, now)
+            self._happen[what](number, now)
         else:
             self.seconds = max(self.seconds, self.host.end)
             return self
@@ -269,12 +268,13 @@ class Simulation:
     # ---- events ----------------------------------------------------------------------------------------
 
     def _gradient(self, copy: int, now: float) -> None:
-        """Issue a first copy, unless the host is late because of other ops."""
+        """Issue a tower's first copies of a bucket, unless the host is late because of other ops."""
         due = self.host.issues(self.ready[self.transfers[copy][3]])
         if due > now + 1e-12:
-            heappush(self.events, (due, self.bucket[copy], copy, _GRADIENT))
-        else:
-            self._ready(copy, now)
+            heappush(self.events, (due, _GRADIENT, copy))
+            return
+        for each in self.first[copy]:
+            self._ready(each, now)
 
     def _ready(self, copy: int, now: float) -> None:
         """Note that a copy's value is there; issue it if the copy before it was issued, and then what follows it."""
@@ -282,12 +282,15 @@ class Simulation:
             self.missing[copy] -= 1
             if self.missing[copy]:
                 return
-            start = self.host.dispatched(now)
-            if start > now:
-                heappush(self.events, (start, self.bucket[copy], copy, _ISSUED))
-            else:
-                self._queue(copy, now)
+            self._at(self.host.dispatched(now), now, _ISSUED, copy)
             copy = self.follower[copy]
+
+    def _at(self, time: float, now: float, what: int, number: int) -> None:
+        """Let something happen at a time that is not before ``now``."""
+        if time > now:
+            heappush(self.events, (time, what, number))
+        else:
+            self._happen[what](number, now)
 
     def _queue(self, copy: int, now: float) -> None:
         """Put an issued copy on its sender's stream, after the sums and kernels issued before on both devices."""
@@ -312,7 +315,7 @@ class Simulation:
         start = max(now, self.not_before[copy])
         self.busy[stream] = True
         self.began[copy] = start
-        heappush(self.events, (start + self.latency[copy], -1, copy, _FLOWS))
+        heappush(self.events, (start + self.latency[copy], _FLOWS, copy))
 
     def _flow(self, copy: int, now: float) -> None:
         self.flows.begin(copy, self.pairs[copy], self.chunks[self.transfers[copy][3]], now)
@@ -323,10 +326,7 @@ class Simulation:
             step, src, dst, _ = self.transfers[copy]
             self.spans.append((step, src, dst, self.began[copy], now))
             self.busy[self.streams[copy]] = False
-            if self.speeds.arrival:
-                heappush(self.events, (now + self.speeds.arrival, -1, step, _ARRIVED))
-            else:
-                self._arrive(step, now)
+            self._at(now + self.speeds.arrival, now, _ARRIVED, step)
         if now > self.seconds:
             self.seconds = now
         for copy in copies:
@@ -334,23 +334,22 @@ class Simulation:
                 self._start(self.streams[copy], now)
 
     def _arrive(self, step: int, now: float) -> None:
-        """Let the host note that a copy has arrived; issue the step's sum if nothing else is missing."""
+        """Let the host note that a copy has arrived."""
         noted = self.host.dispatched(now)
         self.seconds = max(self.seconds, noted)
-        self._unblock(step, noted)
+        self._at(noted, now, _NOTED, step)
 
     def _unblock(self, step: int, now: float) -> None:
+        """Issue a step's sum if nothing else is missing, and then what waits for it."""
         self.waits[step] -= 1
         if self.waits[step]:
             return
-        if self.work.operands[step] < 2:
-            self._done(step, now)
-            return
-        start = self.host.dispatched(now)
-        if start > now:
-            heappush(self.events, (start, -1, step, _SUMMED))
-        else:
-            self._sum(step, now)
+        if self.work.operands[step] > 1:
+            self._at(self.host.dispatched(now), now, _SUMMED, step)
+        for copy in self.work.copies[step]:
+            self._ready(copy, now)
+        if self.work.later[step] >= 0:
+            self._unblock(self.work.later[step], now)
 
     def _sum(self, step: int, now: float) -> None:
         """Put an issued sum on its device's compute stream."""
@@ -360,13 +359,3 @@ class Simulation:
         self.computing[dst] = end
         self.spans.append((step, dst, dst, start, end))
         self.seconds = max(self.seconds, end)
-        self._done(step, now)
-
-    def _done(self, step: int, now: float) -> None:
-        """Let what waits for a step, whose last op was issued, become ready."""
-        copy = self.work.copies[step]
-        while copy >= 0:
-            heappush(self.events, (now, self.bucket[copy], copy, _READY))
-            copy = self.work.others[copy]
-        if self.work.later[step] >= 0:
-            self._unblock(self.work.later[step], now)

@@ -114,7 +114,7 @@ def test_the_buckets_that_are_printed_are_the_buckets_that_run(lanes):
 
 
 def test_the_plan_is_called_by_the_algorithms_that_were_chosen():
-    machine = load("dgx-1v")
+    machine = load("nvlink-bridges")
     links = PlanningTarget(machine)
     large, small = Spec(25 * 10**6, 4, "float32"), Spec(100, 2, "float16")
     names = best_plan(machine, large.bytes).plan.algorithm, links.idle_plan(small.bytes).algorithm
