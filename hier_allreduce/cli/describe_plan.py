@@ -79,7 +79,7 @@ def reached(prediction: Prediction, seconds: float) -> str:
     topology, size = prediction.topology, prediction.size
     if not seconds:
         return "nothing to reduce"
-    share = percent(idle_bound(topology, size, lanes=prediction.plan.lanes) / seconds)
+    share = percent(idle_bound(topology, size, prediction.plan.lanes) / seconds)
     if topology.measured:
         return f"{share} of TensorFlow's limit"
     of_links = size / pack(topology, ideal_links=True).limit / seconds

@@ -24,9 +24,9 @@ from .rings import groups
 from .spanning_trees import linprog, pack
 
 
-def idle_bound(topology: Topology, size: float, ideal_links: bool = False, lanes: int = 0) -> float:
+def idle_bound(topology: Topology, size: float, lanes: int = 0) -> float:
     """Return the seconds that every packing of spanning trees needs for ``size`` bytes, without latency."""
-    return size / pack(topology, ideal_links, lanes).limit
+    return size / pack(topology, lanes=lanes).limit
 
 
 def exposed_bound(topology: Topology, size: float, backward: BackwardPass, lanes: int = 0) -> float:
@@ -34,7 +34,7 @@ def exposed_bound(topology: Topology, size: float, backward: BackwardPass, lanes
     if len(topology) == 1:
         return 0.0
     if not backward.seconds:
-        return idle_bound(topology, size, lanes=lanes)
+        return idle_bound(topology, size, lanes)
     speeds = topology.speeds
     last = 2 * min(link.latency for link in topology.links) + speeds.kernel
     if lanes:  # sums on lanes wait for no kernels
