@@ -117,10 +117,10 @@ class Needs:
         for number, need in enumerate(needs):
             self._busy[number, : len(need.busy)] = need.busy
 
-    def fewest_levels(self, of: Sequence[int]) -> List[int]:
-        """Return those of some candidates whose copies wait the fewest times for queues."""
-        least = min((len(self._needs[number].busy) for number in of), default=0)
-        return [number for number in of if len(self._needs[number].busy) == least]
+    def fewest_levels(self) -> List[int]:
+        """Return the candidates whose copies wait the fewest times for queues."""
+        levels = [len(need.busy) for need in self._needs]
+        return [number for number, own in enumerate(levels) if own == min(levels)]
 
     def single(self, of: Sequence[int], size: float, shares: Sequence[float], backward: BackwardPass) -> Any:
         """Return bounds in seconds, 3 × n: of n candidates in buckets of these shares of ``size`` bytes.

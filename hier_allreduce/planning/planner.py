@@ -119,7 +119,7 @@ def _best_plan(
     if len(topology) == 1:
         return Prediction(Plan(1, 1, (), "none", shares=(1.0,)), topology, size, backward, 0.0)
     found: List[_Found] = []
-    for prepared in (_prepared(topology, algorithm, used) for used in sorted({0, lanes})):
+    for prepared in (_prepared(topology, algorithm, used, backward.seconds > 0) for used in sorted({0, lanes})):
         if prepared:
             found += _Search(prepared, topology, size, backward).all()
     if not found:
@@ -131,24 +131,30 @@ def _best_plan(
 
 def alternatives(chosen: Prediction, most: int = 3) -> List[Prediction]:
     """Return the best plans of single algorithms other than the chosen one's, without lanes: the nearest first."""
-    prepared = _prepared(chosen.topology, None, 0)
+    prepared = _prepared(chosen.topology, None, 0, chosen.backward.seconds > 0)
     search = _Search(prepared, chosen.topology, chosen.size, chosen.backward)
     names = {chosen.plan.algorithm}
     found: List[Prediction] = []
     while len(found) < most:
         left = [number for number, each in enumerate(prepared) if each.candidate.algorithm not in names]
-        if not left:
+        best = search.single(left) if left else None
+        if best is None:
             break
-        found.append(min(search.single(left), key=_seconds).prediction)
+        found.append(best.prediction)
         names.add(found[-1].plan.algorithm)
     return found
 
 
 @lru_cache(maxsize=64)
-def _prepared(topology: Topology, algorithm: Union[str, Algorithm, None], lanes: int) -> Tuple[_Prepared, ...]:
+def _prepared(
+    topology: Topology, algorithm: Union[str, Algorithm, None], lanes: int, bucketed: bool
+) -> Tuple[_Prepared, ...]:
+    """Return the candidates; those for several buckets have at most a chunk for each device: more have not paid."""
     towers, machine = len(topology), with_lanes(topology, lanes)
     prepared = []
     for candidate in candidates(topology, algorithm, lanes):
+        if bucketed and candidate.chunks > towers:
+            continue
         added = operands(Plan(len(machine), candidate.chunks, candidate.steps, lanes=lanes))
         work = work_of(len(machine), towers, candidate.steps, added)
         prepared.append(_Prepared(candidate, work, need_of(candidate.steps, candidate.chunks, machine, towers)))
@@ -185,23 +191,16 @@ class _Search:
 
     def all(self) -> List[_Found]:
         """Return the best plans: of one algorithm, and with another one for the last buckets."""
-        found = self.single(self._every)
-        if found and self._backward.seconds:
-            early, late = self._needs.fewest_levels(self._few(self._every)), [found[-1].schedule.numbers[-1]]
-            few_hops = self._fastest(self._mixed(early, late, bucketings()), most=_TRIED)
-            found += [self._improved(start) for start in (found[-1], few_hops) if start]
-        return found
+        uniform = self.single(self._every)
+        if uniform is None or not self._backward.seconds:
+            return [uniform] if uniform else []
+        late = [uniform.schedule.numbers[-1]]
+        few_hops = self._fastest(self._mixed(self._needs.fewest_levels(), late, bucketings()), most=_TRIED)
+        return [self._improved(start) for start in (uniform, few_hops) if start]
 
-    def single(self, numbers: Sequence[int]) -> List[_Found]:
-        """Return the best plan of one of these candidates in one bucket, and with a backward pass in several."""
-        found = [self._fastest(self._uniform(numbers, [(1.0,)]))]
-        if self._backward.seconds:
-            found.append(self._fastest(self._uniform(self._few(numbers), bucketings())))
-        return [each for each in found if each]
-
-    def _few(self, numbers: Sequence[int]) -> List[int]:
-        """Return the candidates for several buckets. No machine gains by more chunks in each than it has devices."""
-        return [number for number in numbers if self._prepared[number].candidate.chunks <= len(self._topology)]
+    def single(self, numbers: Sequence[int]) -> Optional[_Found]:
+        """Return the best plan of one of these candidates: with a backward pass in buckets."""
+        return self._fastest(self._uniform(numbers, bucketings() if self._backward.seconds else [(1.0,)]))
 
     def _improved(self, found: _Found) -> _Found:
         """Return the best plan that changes of one kind at a time lead to."""
@@ -221,9 +220,8 @@ class _Search:
     def _neighbours(self, schedule: _Schedule) -> Iterator[_Bounded]:
         """Yield schedules that differ in the early algorithm, the late one, or the buckets."""
         early, late = [schedule.numbers[0]], [schedule.numbers[-1]]
-        every = self._few(self._every)
-        yield from self._mixed(every, late, [schedule.shares])
-        yield from self._mixed(early, every, [schedule.shares])
+        yield from self._mixed(self._every, late, [schedule.shares])
+        yield from self._mixed(early, self._every, [schedule.shares])
         yield from self._mixed(early, late, bucketings())
 
     def _mixed(
