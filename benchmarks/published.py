@@ -16,7 +16,6 @@ from hier_allreduce.cli.describe_steps import NCCL_BUS
 from hier_allreduce.planning import IDLE, Copy, Plan, Reduce, Step, best_plan, pack, simulate
 from hier_allreduce.planning.algorithms import plan_of, two_group
 from hier_allreduce.topology import GB, Topology, calibrated, load, subset
-from hier_allreduce.topology.topology import from_yaml
 
 MB = 1_000_000
 MIB = 1 << 20
@@ -220,7 +219,7 @@ def _nccl() -> List[Anchor]:
 
 def _bus(machine: str, devices: int) -> float:
     """Return the bus bandwidth of the best tree packing on ideal NVLinks alone; NCCL multiplies by 2(K-1)/K."""
-    whole = from_yaml(load(machine).to_yaml(), calibration={"links": {"SYS": 1e7}})
+    whole = calibrated(load(machine), {"links": {"SYS": 1e7}})
     part: Topology = subset(whole, range(devices))
     return pack(part, ideal_links=True).rate / GB * 2 * (devices - 1) / devices
 

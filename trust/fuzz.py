@@ -40,7 +40,7 @@ _MEMORY = 500 << 20  # bytes that one input may take
 
 _LINES = """{"cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"]}, "task": {"type": "worker", "index": 1}}
 {gpu: V100, speeds: {nvlink: 22e9}, links: {SYS: 8e9}, shared: {bus: {speed: 12e9, copies: {GPU0: [GPU2, GPU3]}}}}
-topo {file} --calibration {file}
+topo {file} --yaml
 plan nvlink-bridges:0,1 --bytes 1e6 --json
 plan dgx-1v --algorithm ring --lanes 2
 bench --model {file} --rounds 3
@@ -128,7 +128,6 @@ def targets():
     from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
     from hier_allreduce.planning import Strategy
     from hier_allreduce.topology import load
-    from hier_allreduce.topology.machine_file import read_calibration
 
     def tf_config(path):
         hosts, task = from_tf_config(Path(path).read_bytes().decode("utf-8", "replace"))
@@ -138,7 +137,6 @@ def targets():
         "table": load,
         "machine": load,
         "strategy": Strategy.load,
-        "calibration": read_calibration,
         "cluster": read_config,
         "shapes": load_model,
         "TF_CONFIG": tf_config,

@@ -17,7 +17,7 @@ from hier_allreduce import presets
 from hier_allreduce.cli.entry import parser
 from hier_allreduce.cluster import config
 from hier_allreduce.planning import Strategy
-from hier_allreduce.topology import gpus, machine_file, topology
+from hier_allreduce.topology import gpus, topology
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
@@ -30,8 +30,6 @@ _MACHINE = {
     "name": "the name that is shown; by default the file's",
     "description": "free text, such as the source of the matrix",
     "matrix": "the output of `nvidia-smi topo -m`, below `matrix: |2`, each line indented by two spaces",
-}
-_CALIBRATION = {
     "gpu": "the GPU model, which decides the speeds: `V100`, `RTX 3090`, …",
     "speeds": "speeds of the machine, by the keys below",
     "links": "bytes/s each way of a kind of link (`SYS`) or of one pair (`GPU0-GPU3`)",
@@ -122,19 +120,14 @@ def files_page():
         ("A strategy", "strategies", "`Strategy.load(NAME)`, or `strategy=NAME` of every entry point", strategy),
         ("A trainer", "trainers", "`HierarchicalTrainer.from_config(NAME)`", _meanings(_TRAINER_FIELDS, _TRAINER)),
         ("A machine", "machines", "`TOPOLOGY` of the commands, `Strategy(topology=NAME)`", _machine()),
-        ("A calibration", "", "`--calibration FILE`: it overrides a machine's speeds", _calibration()),
-        ("Speeds", "", "`speeds:` of a machine or a calibration", attributes(gpus.Speeds)),
+        ("Speeds", "", "`speeds:` of a machine", attributes(gpus.Speeds)),
         ("A cluster", "clusters", "`Cluster.load(NAME, task)`", _meanings(config._FIELDS, _CLUSTER)),
     ]
     return "\n\n".join(_file_section(*section) for section in sections)
 
 
 def _machine():
-    return _meanings(topology._YAML_FIELDS, {**_MACHINE, **_CALIBRATION})
-
-
-def _calibration():
-    return _meanings(machine_file.FIELDS, _CALIBRATION)
+    return _meanings(topology._YAML_FIELDS, _MACHINE)
 
 
 def _meanings(keys, texts):

@@ -114,7 +114,7 @@ def main(args: argparse.Namespace) -> int:
     if (args.model is None) != (not args.step):
         raise HierAllreduceError("--model and --step go together: `--model resnet50 --step 180ms`")
     shapes = load_model(args.model) if args.model else ()
-    machine = read_topology(args.topology, args.calibration)
+    machine = read_topology(args.topology)
     if args.topology in (None, THIS_MACHINE) and len(machine) < 2:
         raise HierAllreduceError(
             "this machine has fewer than two GPUs, so there is nothing to plan; name a machine, one of"

@@ -14,7 +14,7 @@ from ..errors import HierAllreduceError
 from ..figures import check_picture
 from ..formatting import table
 from ..planning import THIS_MACHINE, pack
-from ..topology import Topology, calibrated, decoded, from_text, load, read_calibration, this_machine
+from ..topology import Topology, decoded, from_text, load, this_machine
 from .common import output, quiet_start, refuse_unused
 from .describe import describe
 from .machine_picture import draw_topology
@@ -29,26 +29,23 @@ def add_topology(parser: argparse.ArgumentParser) -> None:
         help="a name that `hier-allreduce topo --list` prints, a file whose name ends in .yaml, a file with the output"
         " of `nvidia-smi topo -m`, or - for this output on standard input; default: this machine",
     )
-    parser.add_argument("--calibration", metavar="FILE", help="YAML with speeds: and links: that override the defaults")
     parser.add_argument("--picture", metavar="FILE", type=output, help="draw a picture into FILE (.png, .pdf, .svg)")
 
 
-def read_topology(name: Optional[str], calibration_file: Optional[str]) -> Topology:
-    """Return the machine that the arguments name.
+def read_topology(name: Optional[str]) -> Topology:
+    """Return the machine that the argument names.
 
     Raises:
         HierAllreduceError: the machine cannot be found or understood.
     """
-    overrides = read_calibration(calibration_file)
     if name in (None, THIS_MACHINE):
         with quiet_start():
-            machine = this_machine()
-        return calibrated(machine, overrides)
+            return this_machine()
     if name == "-":
         if sys.stdin is None:
             raise HierAllreduceError("-: standard input is closed")
-        return from_text(decoded(sys.stdin.buffer.read()), "standard input", overrides)
-    return load(name, calibration_file)
+        return from_text(decoded(sys.stdin.buffer.read()), "standard input")
+    return load(name)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,14 +58,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    refuse_unused(args, "--list", "TOPOLOGY", "--calibration", "--picture", "--yaml", "--json")
+    refuse_unused(args, "--list", "TOPOLOGY", "--picture", "--yaml", "--json")
     refuse_unused(args, "--yaml", "--json")
     if args.picture:
         check_picture(args.picture)
     if args.list:
         print(_machines())
         return 0
-    machine = read_topology(args.topology, args.calibration)
+    machine = read_topology(args.topology)
     if args.picture:  # before the text: its reader may close the pipe early
         draw_topology(machine, args.picture)
     if args.yaml:

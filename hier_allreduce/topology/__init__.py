@@ -20,7 +20,6 @@ from .contention import crowds, resources
 from .detect import calibration_file, detected, device_names, free_gpu_memory, this_machine
 from .gpus import GB, Speeds, staged_kinds
 from .lanes import with_lanes
-from .machine_file import read_calibration
 from .matrix import nvlinks
 from .topology import Topology, calibrated, decoded, flat_host, from_text, guessed, load, subset
 
@@ -40,7 +39,6 @@ __all__ = [
     "guessed",
     "load",
     "nvlinks",
-    "read_calibration",
     "resources",
     "staged_kinds",
     "subset",

@@ -1,4 +1,4 @@
-"""The keys of a machine's YAML file that say how fast it is; a calibration file has the same keys.
+"""The keys of a machine's YAML file that say how fast it is.
 
 ::
 
@@ -16,7 +16,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from .. import presets
@@ -88,34 +87,6 @@ FIELDS = {
     "shared": presets.Field(presets.mapping_of(presets.mapping(_SHARED))),
     "measured": presets.Field(presets.mapping(_MEASURED)),
 }
-
-
-def read_calibration(path: Optional[str]) -> Optional[Mapping[str, Any]]:
-    """Return the checked content of a calibration file; None without one.
-
-    Raises:
-        HierAllreduceError: the file is missing or not YAML, a key is unknown, or a value is invalid.
-    """
-    if path is None:
-        return None
-    if not presets.readable(Path(path)):
-        raise HierAllreduceError(f"calibration {path!r}: no such file")
-    return presets.check(presets.read_yaml(Path(path)), FIELDS, path)
-
-
-def merged(content: Mapping[str, Any], calibration: Mapping[str, Any]) -> Dict[str, Any]:
-    """Return the keys of :data:`FIELDS` in a machine's file, overridden by those of a calibration."""
-    speeds = {
-        "gpu": calibration.get("gpu") or content.get("gpu", ""),
-        "speeds": {**content.get("speeds", {}), **calibration.get("speeds", {})},
-        "links": {**content.get("links", {}), **calibration.get("links", {})},
-    }
-    # with other speeds on top, the machine's are no longer those that were measured
-    when = calibration if calibration else content
-    sharing = calibration if "shared" in calibration else content
-    staged = calibration.get("staged", content.get("staged"))
-    found = {"staged": staged, "shared": sharing.get("shared"), "measured": when.get("measured")}
-    return {**speeds, **{key: value for key, value in found.items() if value is not None}}
 
 
 def shared_ways(content: Mapping[str, Any]) -> Optional[Tuple[SharedWay, ...]]:

@@ -57,8 +57,8 @@ class Topology:
         cpus: CPU affinities as nvidia-smi writes them; empty if none are known.
         gpu: the model; empty if it is not known.
         warnings: what looks wrong in the matrix.
-        overrides: ``(kind or pair of devices, bytes/s)``, as a calibration file gives them.
-        ways: what copies share, as a calibration file gives it; None if the matrix decides.
+        overrides: ``(kind or pair of devices, bytes/s)``, as a file gives them.
+        ways: what copies share, as a file gives it; None if the matrix decides.
         measured: when the speeds were measured; None for a table's, which may have overrides.
         staged: kinds of links, and pairs (``GPU0-GPU3``), without peer access: copies go through the host's memory.
     """
@@ -78,27 +78,25 @@ class Topology:
     staged: Tuple[str, ...] = ()
 
     @staticmethod
-    def load(name_or_path: str, calibration: Optional[str] = None) -> Topology:
+    def load(name_or_path: str) -> Topology:
         """Return a preset of ``configs/machines``, or the machine in a file: YAML or nvidia-smi's output.
 
         Args:
             name_or_path: ``"dgx-1v"``, ``"machine.yaml"``, ``"topo.txt"``.
-            calibration: a YAML file that overrides speeds: ``gpu``, ``speeds``, ``links`` as in a machine's file.
 
         Raises:
             HierAllreduceError: neither a preset nor a file, or a file that cannot be understood.
         """
         path = presets.find("machines", name_or_path)
-        overrides = machine_file.read_calibration(calibration)
         try:
             text = decoded(path.read_bytes())
         except OSError as cause:
             raise HierAllreduceError(f"{path}: {cause.strerror}") from None
         read = from_yaml if path.suffix.lower() in (".yaml", ".yml") else from_text
         try:
-            return read(text, path.stem, overrides)
+            return read(text, path.stem)
         except HierAllreduceError as cause:
-            raise HierAllreduceError(f"{path}{f' with {calibration}' if calibration else ''}: {cause}") from None
+            raise HierAllreduceError(f"{path}: {cause}") from None
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -147,7 +145,7 @@ def decoded(data: bytes) -> str:
     return data.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace")
 
 
-def from_text(text: str, name: str, calibration: Optional[Mapping[str, Any]] = None) -> Topology:
+def from_text(text: str, name: str) -> Topology:
     """Return the machine of which ``text`` has the output of ``nvidia-smi topo -m``.
 
     Raises:
@@ -155,13 +153,13 @@ def from_text(text: str, name: str, calibration: Optional[Mapping[str, Any]] = N
     """
     if re.search(r"^matrix\s*:\s*\|", text, re.M):
         raise HierAllreduceError("this is a machine's YAML, which must stand in a file whose name ends in .yaml")
-    return from_matrix(parse_nvidia_smi(text), name, calibration=calibration)
+    return from_matrix(parse_nvidia_smi(text), name)
 
 
-def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]] = None) -> Topology:
+def from_yaml(text: str, name: str = "") -> Topology:
     """Return a machine from YAML.
 
-    The keys are ``matrix`` (as nvidia-smi prints it), ``name``, ``description``, ``gpu``, ``speeds`` and ``links``.
+    The keys are ``matrix`` (as nvidia-smi prints it), ``name``, ``description``, and those of :mod:`.machine_file`.
 
     Raises:
         HierAllreduceError: not YAML, an unknown key, an invalid value, or a table that cannot be read.
@@ -175,35 +173,31 @@ def from_yaml(text: str, name: str = "", calibration: Optional[Mapping[str, Any]
     content = presets.check(document, _YAML_FIELDS, "")
     if not isinstance(content.get("matrix"), str):
         raise HierAllreduceError(f"expected a `matrix: |2`: {_HOW_TO_WRITE}")
-    overrides = presets.check(calibration or {}, FIELDS, "")
     matrix = parse_nvidia_smi(content["matrix"])
-    return from_matrix(matrix, content.get("name") or name, calibration=machine_file.merged(content, overrides))
+    given = {key: value for key, value in content.items() if key in FIELDS}
+    return from_matrix(matrix, content.get("name") or name, given)
 
 
-def from_matrix(
-    matrix: LinkMatrix, name: str, gpu: str = "", calibration: Optional[Mapping[str, Any]] = None
-) -> Topology:
+def from_matrix(matrix: LinkMatrix, name: str, given: Optional[Mapping[str, Any]] = None) -> Topology:
     """Return the topology of a matrix of link kinds.
 
     Args:
         matrix: from :func:`.nvidia_smi.parse_nvidia_smi`.
         name: what reports call the machine.
-        gpu: the GPU's model ("V100"), which decides its speeds; without it they are guessed from the links.
-        calibration: overrides, as in a calibration file: ``gpu``, ``speeds`` (keys of :class:`Speeds`), ``links``
-            (bytes/s of ``NV1``, ``SYS`` … or of one pair, ``GPU0-GPU3``), ``staged``, ``shared`` and ``measured``.
+        given: checked values of :data:`.machine_file.FIELDS`. Without ``gpu`` it is the matrix's; without a model in
+            either, speeds are guessed from the links.
 
     Raises:
-        HierAllreduceError: ``calibration`` has an unknown key, or a link that the machine cannot have, or an invalid
-            value.
+        HierAllreduceError: ``given`` has a link that the machine cannot have.
     """
-    checked = presets.check(calibration or {}, FIELDS, "")
-    model = checked.get("gpu") or gpu or matrix.gpu
-    speeds = replace(guess_speeds(matrix.kinds, model), **checked.get("speeds", {}))
-    ways = machine_file.shared_ways(checked)
-    staged = checked.get("staged", staged_kinds(model) if matrix.staged is None else matrix.staged)
+    given = given or {}
+    model = given.get("gpu") or matrix.gpu
+    speeds = replace(guess_speeds(matrix.kinds, model), **given.get("speeds", {}))
+    ways = machine_file.shared_ways(given)
+    staged = given.get("staged", staged_kinds(model) if matrix.staged is None else matrix.staged)
     matrix = replace(matrix, staged=tuple(staged))
-    machine = _build(matrix, name, model, speeds, tuple(checked.get("links", {}).items()), ways)
-    machine = replace(machine, measured=machine_file.measured(checked))
+    machine = _build(matrix, name, model, speeds, tuple(given.get("links", {}).items()), ways)
+    machine = replace(machine, measured=machine_file.measured(given))
     return replace(machine, warnings=machine.warnings + _unknown_model(machine))
 
 
@@ -253,20 +247,22 @@ def guessed(topology: Topology) -> str:
     return f"{model} GPUs" if model else f"GPUs with PCIe ports of {guess.pcie / GB:.0f} GB/s"
 
 
-def calibrated(topology: Topology, calibration: Optional[Mapping[str, Any]]) -> Topology:
-    """Return the machine with the speeds of a calibration instead of its own; unchanged without one.
+def calibrated(topology: Topology, measured: Mapping[str, Any]) -> Topology:
+    """Return the machine with the speeds of a calibration instead of its own.
+
+    Args:
+        topology: the machine.
+        measured: keys of a machine's file, as in :mod:`.machine_file`.
 
     Raises:
-        HierAllreduceError: as in :func:`from_matrix`.
+        HierAllreduceError: an unknown key, an invalid value, or as in :func:`from_matrix`.
     """
-    if calibration is None:
-        return topology
     matrix = _matrix(topology, range(len(topology)))
     if topology.staged == staged_kinds(topology.gpu):
         matrix = replace(matrix, staged=None)
     # The calibration may name the model that was unknown so far.
     warnings = tuple(warning for warning in matrix.warnings if warning not in _unknown_model(topology))
-    return from_matrix(replace(matrix, warnings=warnings), topology.name, calibration=calibration)
+    return from_matrix(replace(matrix, warnings=warnings), topology.name, presets.check(measured, FIELDS, ""))
 
 
 def flat_host(devices: int, name: str = "host") -> Topology:

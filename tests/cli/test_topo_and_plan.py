@@ -8,6 +8,7 @@ import re
 import struct
 import subprocess
 import sys
+import textwrap
 
 import pytest
 
@@ -22,9 +23,10 @@ from hier_allreduce.planning.candidates import candidates
 from hier_allreduce.planning.host import backward_pass
 from hier_allreduce.planning.plan_file import load_plan
 from hier_allreduce.planning.simulator import predicted_seconds
-from hier_allreduce.topology import flat_host, from_text, load
+from hier_allreduce.topology import flat_host, load
 
 TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\t X \tNV2\tPIX\nGPU1\tNV2\t X \tPIX\nGPU2\tPIX\tPIX\t X \n"
+MATRIX = "matrix: |2\n" + textwrap.indent(TABLE.expandtabs(6), "  ")
 
 
 @contextlib.contextmanager
@@ -123,15 +125,15 @@ def test_the_plan_of_one_algorithm(run):
     assert status == 2 and re.search("'rings' is unknown; did you mean 'ring'.*hierarchical.*FILE.py:NAME", err)
 
 
-def test_machines_from_stdin_files_and_with_a_calibration(run, tmp_path):
+def test_machines_from_stdin_and_files_with_own_speeds(run, tmp_path):
     _, piped, _ = run("plan", "-", "--json", stdin="$ nvidia-smi topo -m\n" + TABLE)
     path = tmp_path / "topo.txt"
     path.write_text(TABLE)
     _, read, _ = run("plan", str(path), "--json")
     assert {**json.loads(piped), "machine": "topo"} == json.loads(read)
-    calibrated = tmp_path / "speeds.yaml"
-    calibrated.write_text("speeds: {pcie: 1e9}\n")
-    _, slower, _ = run("plan", str(path), "--json", "--calibration", str(calibrated))
+    own = tmp_path / "own.yaml"
+    own.write_text(f"speeds: {{pcie: 1e9}}\n{MATRIX}")
+    _, slower, _ = run("plan", str(own), "--json")
     assert json.loads(slower)["exposed_seconds"] > json.loads(read)["exposed_seconds"]
 
 
@@ -166,11 +168,10 @@ def test_topo_says_what_an_nvswitch_shares(run):
     [("GPU6-GPU7: 10e9", "10 or 45.6"), ("GPU6-GPU7: 9e9, GPU5-GPU6: 10e9", "9 to 45.6"), ("NV2: 40e9", "40")],
 )
 def test_text_and_picture_agree_on_pairs_of_other_speed(run, tmp_path, links, words):
-    path = tmp_path / "speeds.yaml"
-    path.write_text(f"links: {{{links}}}\n")
-    assert re.search(f"NV2 +8 +{words}\n", run("topo", "dgx-1v", "--calibration", str(path))[1])
-    calibrated = load("dgx-1v", str(path))
-    with drawing(machine_picture.draw_legend, calibrated) as axes:
+    path = tmp_path / "own.yaml"
+    path.write_text(f"{load('dgx-1v').to_yaml()}links: {{{links}}}\n")
+    assert re.search(f"NV2 +8 +{words}\n", run("topo", str(path))[1])
+    with drawing(machine_picture.draw_legend, load(str(path))) as axes:
         assert f"NV2  {words} GB/s each way" in [text.get_text() for text in axes.get_legend().get_texts()]
 
 
@@ -196,8 +197,8 @@ def test_whose_speeds_were_guessed_is_said_where_no_gpu_is_named(run, tmp_path):
     for command in ("topo", "plan"):
         assert "guessed" not in run(command, "dgx-1v")[1]
     given = tmp_path / "given.yaml"
-    given.write_text("speeds: {nvlink: 30e9}\nlinks: {PIX: 11e9}\n")
-    assert "guessed" not in run("topo", "-", "--calibration", str(given), stdin=TABLE)[1]
+    given.write_text(f"speeds: {{nvlink: 30e9}}\nlinks: {{PIX: 11e9}}\n{MATRIX}")
+    assert "guessed" not in run("topo", str(given))[1]
 
 
 def test_one_gpu_needs_no_plan(run):
@@ -234,10 +235,8 @@ def test_what_is_very_small_is_said_to_be(run):
     [
         (["topo", "dgx1v"], "did you mean 'dgx-1v'?"),
         (["plan", "dgx-1"], "did you mean 'dgx-1v' or 'dgx-1p'?"),
-        (["plan", "dgx-1v", "--calibration", "none.yaml"], "calibration 'none.yaml': no such file"),
         (["plan", "dgx-1v", "--picture", "plan.pgn"], "'plan.pgn': no kind of picture ends in .pgn; there are"),
         (["topo", "dgx-1v", "--picture", "plan.pgn"], "'plan.pgn': no kind of picture ends in .pgn; there are"),
-        (["topo", "--calibration", "none.yaml"], "calibration 'none.yaml': no such file"),
         (["topo", "--list", "dgx-1v", "--yaml"], "--list makes no use of TOPOLOGY, --yaml; give one or the other"),
         (["topo", "--list", "--picture", "x.png", "--json"], "--list makes no use of --picture, --json;"),
         (["topo", "dgx-1v", "--yaml", "--json"], "--yaml makes no use of --json;"),
@@ -284,15 +283,6 @@ def test_an_impossible_picture_is_refused_before_the_work(run, monkeypatch, tmp_
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     status, _, err = run(command, "dgx-1v", "--picture", str(tmp_path / "x.png"))
     assert (status, err) == (2, f"hier-allreduce {command}: pictures need matplotlib: pip install matplotlib\n")
-
-
-def test_this_machine_takes_a_calibration_too(run, tmp_path, monkeypatch):
-    path = tmp_path / "speeds.yaml"
-    path.write_text("speeds: {nvlink: 1.5e9}\nlinks: {PIX: 3e9}\n")
-    monkeypatch.setattr(topo, "this_machine", lambda: from_text(TABLE, "this machine"))
-    status, out, _ = run("topo", "--calibration", str(path))
-    assert status == 0
-    assert re.search(r"NV2 +1 +3\n", out) and re.search(r"PIX +2 +3\n", out)
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,12 @@ class SimulatedTimer(Timer):
         return noise * count * (speeds.kernel + (operands + 1) * size / speeds.memory)
 
 
-def of_kinds(*rows, cpus=(), gpu="", calibration=None):
+def of_kinds(*rows, cpus=(), gpu="", given=None):
     """A machine from rows of kinds, such as ``"X NV2"``; by default without affinities and a model."""
     labels = tuple(f"GPU{i}" for i in range(len(rows)))
     kinds = tuple(tuple(row.split()) for row in rows)
     matrix = LinkMatrix(labels, kinds, tuple(cpus) or ("",) * len(rows), gpu, ())
-    return from_matrix(matrix, "test", calibration=calibration)
+    return from_matrix(matrix, "test", given)
 
 
 def without_host(machine):

@@ -19,8 +19,7 @@ from hier_allreduce.planning.bounds import _copied_back, exposed_bound
 from hier_allreduce.planning.candidates import candidates
 from hier_allreduce.planning.simulator import simulate
 from hier_allreduce.planning.spanning_trees import pack
-from hier_allreduce.topology import load, resources, subset
-from hier_allreduce.topology.topology import from_yaml
+from hier_allreduce.topology import calibrated, load, resources, subset
 
 GB = 10**9
 BRIDGES = Path(__file__).parents[1] / "topology" / "nvidia_smi" / "8x-a800-80gb-pcie-sys-pix-nv8-nic2.txt"
@@ -87,7 +86,7 @@ def test_trees_of_their_own_for_sums_and_copies_gain_little(name, count, gain):
 def test_no_plan_is_faster_than_the_bound_whatever_the_speeds(name, nvlink, pcie, far):
     """Copies and sums start at once here: with many bytes the best plans come near the bound."""
     speeds = {"copy_latency": 1e-9, "kernel": 1e-9, "memory": 1e15, "nvlink": nvlink, "pcie": pcie}
-    machine = from_yaml(load(name).to_yaml(), calibration={"speeds": speeds, "links": {"SYS": far}})
+    machine = calibrated(load(name), {"speeds": speeds, "links": {"SYS": far}})
     for candidate in candidates(machine)[::8]:
         plan = Plan(len(machine), candidate.chunks, candidate.steps)
         timing = simulate(plan, machine, [GB / candidate.chunks] * candidate.chunks, ordered=False)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 from helpers.machines import of_kinds
 
 from hier_allreduce.errors import HierAllreduceError
@@ -35,7 +36,7 @@ def machine(*rows, **speeds):
         "dispatch": 0.0,
         **speeds,
     }
-    return of_kinds(*rows, calibration={"speeds": given})
+    return of_kinds(*rows, given={"speeds": given})
 
 
 TRIANGLE = machine("X NV1 NV2", "NV1 X NV1", "NV2 NV1 X")
@@ -44,7 +45,7 @@ SOCKETS = machine("X PIX SYS SYS", "PIX X SYS SYS", "SYS SYS X PIX", "SYS SYS PI
 
 
 def nominal(name):
-    return from_yaml(load(name).to_yaml(), calibration=NOMINAL)
+    return calibrated(load(name), NOMINAL)
 
 
 def micros(plan, topology, chunks, **how):
@@ -256,7 +257,7 @@ def test_the_bound_counts_both_senders_into_an_uplink():
         "there": {"speed": 10e9, "copies": dict.fromkeys(first, second)},
         "back": {"speed": 10e9, "copies": dict.fromkeys(second, first)},
     }
-    pairs = from_yaml(machine(*rows).to_yaml(), calibration={"shared": bus})
+    pairs = from_yaml(machine(*rows).to_yaml() + yaml.safe_dump({"shared": bus}))
     assert pairs.link(0, 2).bandwidth == 7.7e9
     assert pack(pairs).limit == pytest.approx((1 + 7.7 / 2.3) / (1 / 2.3 + 1 / 20) * 1e9, rel=2e-3)
     assert pack(pairs, ideal_links=True).limit == pytest.approx(10e9, rel=2e-3)

@@ -181,7 +181,7 @@ def a_list(value, *others):
 @fuzzed
 @pytest.mark.parametrize(
     "target, module, name, is_met",
-    [("table", "topology.nvidia_smi", "_symmetric", lopsided), ("calibration", "presets", "_number", a_list)],
+    [("table", "topology.nvidia_smi", "_symmetric", lopsided), ("machine", "presets", "_number", a_list)],
 )
 def test_fuzz_finds_a_planted_key_error(tmp_path, monkeypatch, target, module, name, is_met):
     from trust import fuzz
