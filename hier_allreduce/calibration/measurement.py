@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, Dict, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -24,15 +24,12 @@ class Measurement(NamedTuple):
         starts: the time to start a copy, and that of the host when one arrives.
         sums: the start of a sum, and the memory's bytes/s.
         found: the ways that copies share.
-        fan_out: how many times as long a sender takes for two copies at once, and for one to everyone; the latter
-            divided by the number of receivers. 2 and 1 mean one after another.
     """
 
     links: Dict[Pair, Line]
     starts: Starts
     sums: Line
     found: Found
-    fan_out: Tuple[float, float]
 
     def both_ways(self) -> Dict[Pair, float]:
         """Return bytes/s of each pair, the same in both directions: a plan sends as much one way as the other."""
@@ -57,37 +54,17 @@ def measure(timer: Timer, sizes: Sequence[int], noise: float, tick: Tick) -> Mea
     starts = measure_starts(timer, links, rounds, lambda: tick("starts"))
     sums = measure_sums(timer, (SMALL, sizes[-1] // 8), rounds, noise, lambda: tick("sums"))
     machine = _machine(timer, links)
-    fan_out = _fan_out(timer, machine, sets, lambda: tick("copies together"))
     if timer.one_memory:
         found = _one_memory(timer, machine, sets, lambda: tick("copies together"))
     else:
         found = Search(timer, machine, sets, lambda: tick("copies together")).find()
-    return Measurement(links, starts, sums, found, fan_out)
+    return Measurement(links, starts, sums, found)
 
 
 def _machine(timer: Timer, links: Mapping[Pair, Line]) -> Machine:
     rates = {pair: line.rate for pair, line in links.items()}
     start = max(float(np.median([line.start for line in links.values()])), 1e-9)
     return Machine(timer.devices, rates, start, min(TOGETHER, timer.largest / max(rates.values())))
-
-
-def _fan_out(timer: Timer, machine: Machine, rounds: int, tick: Callable[[], None]) -> Tuple[float, float]:
-    """Return how many times as long as one copy two take, and all together for each receiver; the median of senders."""
-    if timer.devices < 3:
-        return 2.0, 1.0
-    twos: List[float] = []
-    everyone: List[float] = []
-    for src in range(timer.devices):
-        receivers = [dst for dst in range(timer.devices) if dst != src]
-        size = int(min(machine.links[src, dst] for dst in receivers) * machine.seconds)
-        for chosen, ratios in ((receivers[:2], twos), (receivers, everyone)):
-            runs = []
-            for _ in range(rounds):
-                runs.append(max(timer.together([Transfer(src, dst, size) for dst in chosen])))
-                tick()
-            alone = [machine.start + size / machine.links[src, dst] for dst in chosen]
-            ratios.append(float(np.median(runs)) / sum(alone))
-    return 2 * float(np.median(twos)), float(np.median(everyone))
 
 
 def _one_memory(timer: Timer, machine: Machine, rounds: int, tick: Callable[[], None]) -> Found:

@@ -21,7 +21,7 @@ def report_text(measurement: Measurement, assumed: Topology) -> str:
         _matrix(measurement, assumed),
         _speeds(measurement, assumed),
         _shared(measurement, assumed),
-        _remarks(measurement),
+        _patterns(measurement),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -69,21 +69,15 @@ def _shared(measurement: Measurement, assumed: Topology) -> str:
     return table(rows) if len(rows) > 1 else "No copies were found to slow each other."
 
 
-def _remarks(measurement: Measurement) -> str:
-    lines = []
-    if len(measurement.links) > 2:
-        two, everyone = measurement.fan_out
-        lines.append(
-            f"A sender takes {two:.2f} times as long for two copies as for one, and {everyone:.2f} times as long for "
-            "all receivers as one after another (assumed: 2 and 1)."
-        )
+def _patterns(measurement: Measurement) -> str:
+    """Return how long patterns of copies took, compared with the prediction."""
     ratios = measurement.found.ratios
-    if ratios:
-        lines.append(
-            f"{count(len(ratios), 'pattern')} of copies at once took {np.median(ratios):.2f} times as long as these "
-            f"speeds predict (median), {max(ratios):.2f} times at most."
-        )
-    return "\n".join(lines)
+    if not ratios:
+        return ""
+    return (
+        f"{count(len(ratios), 'pattern')} of copies at once took {np.median(ratios):.2f} times as long as these speeds "
+        f"predict (median), {max(ratios):.2f} times at most."
+    )
 
 
 def _gb(speed: float) -> str:

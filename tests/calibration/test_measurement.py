@@ -85,7 +85,7 @@ def test_the_report_has_what_was_assumed_next_to_it(calibrated):
     measured, expected = map(float, lines["way out of GPU0+GPU1"][-2:])
     assert (measured, expected) == (pytest.approx(24, rel=0.05), 12)
     assert lines["links PIX, GB/s"][-1] == "12"
-    assert re.search(r"(1\.9|2\.0)\d times as long for two copies as for one", text)
+    assert re.search(r"\d+ patterns of copies at once took 1\.0\d times as long as these speeds predict", text)
 
 
 def test_one_memory_is_shared_by_all_and_nothing_is_searched():
