@@ -131,10 +131,8 @@ class Search:
         if self.timer.devices < 3:
             return Found((), ())  # two copies need two senders, and then each has its own direction
         patterns = self._clear_and_try()
-        filled_by_two = len(self.ways)
         for pattern in patterns:
             self._explain(pattern)
-        self._merge(filled_by_two)
         ratios = [max(self._ratios(pattern).values()) for pattern in patterns]
         return Found(tuple(self.ways), tuple(ratios))
 
@@ -255,41 +253,6 @@ class Search:
         """Return how far a prediction is from what was measured."""
         measured = self.measured(pairs)
         return sum(abs(math.log(ratio)) for ratio in _ratio(measured, self._expected(measured, more)))
-
-    def _merge(self, first: int) -> None:
-        """Make one way of two parts of it, which can look like two where other ways hide that they meet."""
-        parts = [
-            way
-            for way in self.ways[first:]
-            if any(way.pairs < other.pairs and way.speed > other.speed / _SLOWER for other in self.ways)
-        ]
-        self.ways = [way for way in self.ways if way not in parts]
-        draw = random.Random(0)
-        number = first
-        while number < len(self.ways):
-            for other in range(number + 1, len(self.ways)):
-                if self._are_one(self.ways[number], self.ways[other], draw):
-                    both = self.ways[number].pairs | self.ways[other].pairs
-                    self.ways[number] = self.ways[number]._replace(pairs=both)
-                    del self.ways[other]
-                    break
-            else:
-                number += 1
-
-    def _are_one(self, a: Way, b: Way, draw: random.Random) -> bool:
-        """Return whether copies over both ways are as slow as if both were one; False if no copies can tell."""
-        rest, union = [way for way in self.ways if way not in (a, b)], Way(a.pairs | b.pairs, a.speed)
-        both = sorted(union.pairs)
-        for _ in range(5 * _BASES):
-            pairs = _one_for_each_end(draw.sample(both, len(both)))
-            kept, self.ways = self.ways, rest
-            try:
-                two, one = self._expected(pairs, [a, b]), self._expected(pairs, [union])
-                if max(_ratio(one, two)) >= _SLOWER:
-                    return self._off(pairs, [union]) < self._off(pairs, [a, b])
-            finally:
-                self.ways = kept
-        return False
 
 
 def _ratio(seconds: Mapping[Pair, float], others: Mapping[Pair, float]) -> List[float]:
