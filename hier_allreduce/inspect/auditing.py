@@ -126,8 +126,8 @@ class Audit:
 
         The file is Chrome's JSON trace, for ui.perfetto.dev or chrome://tracing. Bars are named by chunk, variable and
         from → to; their ``op`` is the name under which TensorBoard's profiler lists them. ``print`` the result for a
-        summary: GB/s of each link used, the busiest sender, the share of the bound, waiting by cause, and what was
-        exposed after the last gradient.
+        summary: GB/s of each link used, the busiest sender, the share of the bound, and what was exposed after the
+        last gradient.
 
         Args:
             path: of the JSON file.

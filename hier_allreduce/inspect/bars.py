@@ -1,7 +1,4 @@
-"""The timeline of an all-reduce, predicted or executed: statistics of links, of senders, and of waiting.
-
-A bar waits from ``ready``, when everything that it needs was there, until ``start``.
-"""
+"""The timeline of an all-reduce, predicted or executed, with statistics of links and senders."""
 
 from __future__ import annotations
 
@@ -13,7 +10,6 @@ from ..formatting import amount, duration, percent, rate, table
 
 COPY, SUM = "copy", "sum"
 PREDICTED, EXECUTED = "predicted", "executed"
-SENDER, COMPUTE, HOST = "sender busy", "receiver's compute", "host"
 _LINKS = 12  # links that the summary lists
 
 Interval = Tuple[float, float]
@@ -57,7 +53,6 @@ class Run:
         bars: copies and computations of the all-reduce.
         last_gradient: when the last gradient was there, in seconds; 0 if that is not known.
         bound: the seconds that the links need at least, without latency; None if the links are not known.
-        computing: for each device the times at which it computed anything, the backward pass too.
     """
 
     kind: str
@@ -65,7 +60,6 @@ class Run:
     bars: Tuple[Bar, ...]
     last_gradient: float = 0.0
     bound: Optional[float] = None
-    computing: Tuple[Tuple[Interval, ...], ...] = ()
 
     @property
     def begin(self) -> float:
@@ -118,32 +112,6 @@ class Run:
             for src in sorted({bar.src for bar in self.copies})
         }
 
-    def waiting(self) -> Dict[str, float]:
-        """Return the seconds that all bars together waited, by cause.
-
-        A wait is the sender's while it sends another copy, else the receiver's while it computes (a copy waits for the
-        sums before it on both devices), else the host's: nothing was busy, and nothing had been issued.
-        """
-        sent: Dict[int, List[Interval]] = defaultdict(list)
-        computed: Dict[int, List[Interval]] = defaultdict(list)
-        for bar in self.bars:
-            (sent[bar.src] if bar.kind == COPY else computed[bar.dst]).append((bar.start, bar.end))
-        for device, intervals in enumerate(self.computing):
-            computed[device] += intervals
-        sending = {device: union(intervals) for device, intervals in sent.items()}
-        computing = {device: union(intervals) for device, intervals in computed.items()}
-        causes = dict.fromkeys((SENDER, COMPUTE, HOST), 0.0)
-        for bar in self.bars:
-            left: List[Interval] = [(bar.ready, bar.start)] if bar.start > bar.ready else []
-            if bar.kind == COPY:
-                rest = without(left, sending[bar.src])
-                causes[SENDER] += length(left) - length(rest)
-                left = rest
-            rest = without(without(left, computing.get(bar.dst, [])), computing.get(bar.src, []))
-            causes[COMPUTE] += length(left) - length(rest)
-            causes[HOST] += length(rest)
-        return causes
-
     def summary(self) -> str:
         """Return the lines of the summary."""
         copies = self.copies
@@ -155,8 +123,6 @@ class Run:
             lines.append(f"  bound {duration(self.bound)}: {percent(self.bound / self.seconds)} of it reached")
         if self.kind == EXECUTED and self.last_gradient:
             lines.append(f"  exposed after the last gradient: {duration(self.exposed)}")
-        waits = self.waiting()
-        lines.append(f"  waiting, all bars together: {', '.join(f'{k} {duration(s)}' for k, s in waits.items())}")
         lines += self._link_lines()
         return "\n".join(lines)
 
@@ -195,21 +161,6 @@ def union(intervals: Iterable[Interval]) -> List[Interval]:
         else:
             merged.append((start, end))
     return merged
-
-
-def without(intervals: Sequence[Interval], others: Sequence[Interval]) -> List[Interval]:
-    """Return what ``intervals`` cover and ``others``, disjoint and in order, do not."""
-    rest: List[Interval] = []
-    for start, end in intervals:
-        for begin, until in others:
-            if until <= start or begin >= end:
-                continue
-            if begin > start:
-                rest.append((start, begin))
-            start = until
-        if start < end:
-            rest.append((start, end))
-    return rest
 
 
 def length(intervals: Sequence[Interval]) -> float:

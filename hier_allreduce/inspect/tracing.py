@@ -139,15 +139,6 @@ class _Step:
         scheduled, start, end = self.times[op]
         return Bar(SUM, name, place, place, min(scheduled, start), start, end, 0.0, True, op)
 
-    def computing(self, finder: DeviceFinder, count: int) -> Tuple[Tuple[Interval, ...], ...]:
-        """Return for each device when it computed anything."""
-        busy: List[List[Interval]] = [[] for _ in range(count)]
-        for op, (_, start, end) in self.times.items():
-            place = finder.find(self.nodes[op].device)
-            if isinstance(place, int) and self.nodes[op].op not in _IDLE:
-                busy[place].append((start, end))
-        return tuple(tuple(intervals) for intervals in busy)
-
 
 def _times(stats: Any) -> _Times:
     if stats.all_start_nanos:
@@ -202,18 +193,11 @@ def trace_calls(run_metadata: Any, graph: Any, calls: Sequence[Emitted], topolog
             predicted = predicted_run(call.plan, machine, sizes, names, tuple(map(str, devices)))
             predictions.append(predicted.moved(min(bar.ready for bar in own)))
     bound = predictions[0].bound if len(predictions) == len(calls) == 1 else None
-    executed = _executed(step, devices, bars, last_gradient, bound)
+    executed = Run(EXECUTED, tuple(map(str, devices)), tuple(bars), last_gradient, bound)
     if not predictions:
         return Trace((executed,), _notes(devices))
     predicted_bars = tuple(bar for run in predictions for bar in run.bars)
     return Trace((executed, replace(predictions[0], bars=predicted_bars, bound=bound)), _notes(devices))
-
-
-def _executed(
-    step: _Step, devices: Sequence[Any], bars: Sequence[Bar], last_gradient: float, bound: Optional[float] = None
-) -> Run:
-    computing = step.computing(DeviceFinder(devices), len(devices))
-    return Run(EXECUTED, tuple(map(str, devices)), tuple(bars), last_gradient, bound, computing)
 
 
 def _notes(devices: Sequence[Any]) -> Tuple[str, ...]:
@@ -285,8 +269,8 @@ def trace_step(run_metadata: Any, devices: Sequence[Any]) -> Trace:
         AuditError: the metadata have no times.
     """
     step, finder = _Step(run_metadata), DeviceFinder(devices)
-    bars = [bar for bar in _all_bars(step, finder) if bar is not None]
-    return Trace((_executed(step, devices, bars, 0.0),), _notes(devices))
+    bars = tuple(bar for bar in _all_bars(step, finder) if bar is not None)
+    return Trace((Run(EXECUTED, tuple(map(str, devices)), bars),), _notes(devices))
 
 
 def _all_bars(step: _Step, finder: DeviceFinder) -> Iterator[Optional[Bar]]:

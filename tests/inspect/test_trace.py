@@ -1,4 +1,4 @@
-"""Traces: what bars say about links, senders and waiting, and the file that Perfetto reads."""
+"""Traces: what bars say about links and senders, and the file that Perfetto reads."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from hier_allreduce import HierAllreduceError
 from hier_allreduce.inspect import predicted_trace
-from hier_allreduce.inspect.bars import Bar, Run, union, without
+from hier_allreduce.inspect.bars import Bar, Run, union
 from hier_allreduce.inspect.trace import Trace
 from hier_allreduce.inspect.trace_file import in_rows
 from hier_allreduce.planning import IDLE, best_plan
@@ -19,26 +19,8 @@ def copy(src, dst, ready, start, end, size=1e9, exact=True):
     return Bar("copy", f"c0 w {src}→{dst}", src, dst, ready, start, end, size, exact)
 
 
-def total(place, ready, start, end):
-    return Bar("sum", "c0 w sum", place, place, ready, start, end)
-
-
 def test_intervals_that_touch_or_overlap_become_one():
     assert union([(3, 4), (0, 1), (0.5, 2), (2, 2.5)]) == [(0, 2.5), (3, 4)]
-    assert without([(0, 10)], [(1, 2), (4, 12)]) == [(0, 1), (2, 4)]
-    assert without([(0, 1)], [(0, 1)]) == []
-
-
-def test_a_wait_is_divided_into_its_causes():
-    # the copy 0→1 waits from 0 to 6: until 1 GPU0 sends another copy, then GPU1 computes until 3, then nothing happens
-    bars = (copy(0, 1, 0, 0, 1), total(1, 1, 1, 3), copy(0, 1, 0, 6, 7))
-    waits = Run("executed", NAMES, bars).waiting()
-    assert waits == {"sender busy": 1, "receiver's compute": 2, "host": 3}
-
-
-def test_what_the_device_computed_besides_counts_as_compute():
-    run = Run("executed", NAMES, (copy(0, 1, 0, 4, 5),), computing=((), ((1, 3),)))
-    assert run.waiting() == {"sender busy": 0, "receiver's compute": 2, "host": 2}
 
 
 def test_rates_are_of_busy_time_and_of_exact_copies():

@@ -44,7 +44,7 @@ def test_every_planned_copy_is_in_the_trace_with_the_prediction(step, tmp_path):
     assert "+ 1 " in names and "→" in names and " sum on " in names  # the bucket of two variables
     assert all(bar.op in {op.name for op in graph.get_operations()} for bar in executed.copies)
     text = str(trace)
-    for part in ("exposed after the last gradient", "busiest sender", "sender busy", "GB/s", "share one memory"):
+    for part in ("exposed after the last gradient", "busiest sender", "GB/s", "share one memory"):
         assert part in text
     events = json.loads((tmp_path / "step.json").read_text(encoding="utf-8"))["traceEvents"]
     threads = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
@@ -135,6 +135,3 @@ def test_a_gpus_records_give_exact_copies_and_kernels(records):
     assert microseconds == [119, 130, 150, 129, 150, 160]  # ready when the kernel ends, not when the host launched it
     assert first.exact and second.exact and (first.op, second.op) == ("a", "b")
     assert run.links() == {(0, 1): (8000, pytest.approx(30e-6))}
-    # b waits for the copy of a from 130 to 150, and before that for the host
-    waits = run.waiting()
-    assert waits["sender busy"] == pytest.approx(20e-6)
