@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from dataclasses import asdict
-from typing import Any, Dict, Optional
+from typing import Optional
 
 from .. import presets
-from .._version import __version__
 from ..errors import HierAllreduceError
 from ..figures import check_picture
 from ..formatting import table
-from ..planning import THIS_MACHINE, pack
+from ..planning import THIS_MACHINE
 from ..topology import Topology, decoded, from_text, load, this_machine
 from .common import output, quiet_start, refuse_unused
 from .describe import describe
@@ -52,14 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add_topology(parser)
     parser.add_argument("--yaml", action="store_true", help="print the machine as a YAML file instead")
-    parser.add_argument("--json", action="store_true", help="print the machine as one JSON object instead")
     parser.add_argument("--list", action="store_true", help="print the machines that are known by name, and exit")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    refuse_unused(args, "--list", "TOPOLOGY", "--picture", "--yaml", "--json")
-    refuse_unused(args, "--yaml", "--json")
+    refuse_unused(args, "--list", "TOPOLOGY", "--picture", "--yaml")
     if args.picture:
         check_picture(args.picture)
     if args.list:
@@ -71,9 +66,6 @@ def main(args: argparse.Namespace) -> int:
     if args.yaml:
         print(machine.to_yaml())
         return 0
-    if args.json:
-        print(json.dumps(as_json(machine)))
-        return 0
     print(describe(machine))
     return 0
 
@@ -83,26 +75,3 @@ def _machines() -> str:
     machines = {name: load(name) for name in presets.names("machines")}
     rows = [(name, str(len(machine)), machine.gpu, machine.name) for name, machine in machines.items()]
     return table([("name", "GPUs", "model", "machine"), *rows])
-
-
-def as_json(machine: Topology) -> Dict[str, Any]:
-    """Return a machine as plain values: bytes/s, seconds, and what the links share."""
-    return {
-        "version": __version__,
-        "machine": machine.name,
-        "gpu": machine.gpu,
-        "devices": list(machine.devices),
-        "kinds": [list(row) for row in machine.kinds],
-        "links": [asdict(link) for link in machine.links],
-        "shared": dict(machine.shared),
-        "speeds": asdict(machine.speeds),
-        **bounds(machine),
-        "warnings": list(machine.warnings),
-    }
-
-
-def bounds(machine: Topology) -> Dict[str, Optional[float]]:
-    """Return the bytes/s of gradients that can be all-reduced at most; None where nothing has to be reduced."""
-    if len(machine) == 1:
-        return {"bound": None, "ideal_bound": None}
-    return {"bound": pack(machine).limit, "ideal_bound": pack(machine, ideal_links=True).limit}

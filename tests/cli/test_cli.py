@@ -1,6 +1,5 @@
-"""The command line: unusual standard streams, what it imports, ``topo --json``, this machine, ``doctor``."""
+"""The command line: unusual standard streams, what it imports, this machine, ``doctor``."""
 
-import json
 import os
 import re
 import subprocess
@@ -52,15 +51,6 @@ def test_version_and_help_import_only_what_they_need():
     for argument in ("--version", "--help"):
         modules = subprocess.run([sys.executable, "-c", program, argument], stdout=subprocess.PIPE).stdout.decode()
         assert not {"numpy", "yaml", "hier_allreduce.planning"} & set(modules.splitlines()[-1].split())
-
-
-def test_topo_as_json(run):
-    status, out, _ = run("topo", "p3.8xlarge", "--json")
-    printed, machine = json.loads(out), load("p3.8xlarge")
-    assert status == 0 and printed["version"] == __version__ and printed["machine"] == machine.name
-    assert [link["bandwidth"] for link in printed["links"]] == [link.bandwidth for link in machine.links]
-    assert printed["kinds"][0][1] == machine.kinds[0][1] and printed["shared"] == dict(machine.shared)
-    assert 0 < printed["bound"] <= printed["ideal_bound"]
 
 
 @pytest.mark.parametrize("name", [[], ["this machine"]])
