@@ -28,7 +28,6 @@ DOCS = Path(__file__).parents[1]
 # What docstrings do not say. A key of a file that is neither here nor in a docstring is an error.
 _MACHINE = {
     "name": "the name that is shown; by default the file's",
-    "description": "free text, such as the source of the matrix",
     "matrix": "the output of `nvidia-smi topo -m`, below `matrix: |2`, each line indented by two spaces",
     "gpu": "the GPU model, which decides the speeds: `V100`, `RTX 3090`, …",
     "speeds": "speeds of the machine, by the keys below",

@@ -34,7 +34,6 @@ from .nvidia_smi import parse_nvidia_smi, without_escapes
 
 _YAML_FIELDS = {
     "name": presets.Field(presets.text_or_nothing),
-    "description": presets.Field(),
     "matrix": presets.Field(),
     **FIELDS,
 }
@@ -159,7 +158,7 @@ def from_text(text: str, name: str) -> Topology:
 def from_yaml(text: str, name: str = "") -> Topology:
     """Return a machine from YAML.
 
-    The keys are ``matrix`` (as nvidia-smi prints it), ``name``, ``description``, and those of :mod:`.machine_file`.
+    The keys are ``matrix`` (as nvidia-smi prints it), ``name``, and those of :mod:`.machine_file`.
 
     Raises:
         HierAllreduceError: not YAML, an unknown key, an invalid value, or a table that cannot be read.

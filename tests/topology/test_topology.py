@@ -281,7 +281,7 @@ def test_an_invalid_speed_is_an_error_that_names_the_file(tmp_path, text, messag
         ("matrix: |\n  GPU0 GPU1\n  GPU0 X NV1\n", "row GPU1 is missing"),
         (f"gpu: P100\nmatrx: |2\n{INDENTED}", "'matrx' is unknown; did you mean 'matrix'"),
         (f"matrx: |2\r\n{INDENTED}", "'matrx' is unknown; did you mean 'matrix'"),
-        (f"gpu: P100\ntopology: |2\n{INDENTED}", "'topology' is unknown; there are name, description, matrix"),
+        (f"gpu: P100\ntopology: |2\n{INDENTED}", "'topology' is unknown; there are name, matrix"),
         (f"gpu: P100\nmatrx: |\n{TABLE}", r"not readable as YAML.*below `matrix: \|2`"),
         (f"gpu: P100\nmatrx: |2\n  \x1b[4m{INDENTED[2:]}\x1b[0m", "'matrx' is unknown; did you mean 'matrix'"),
         (json.dumps({"gpu": "P100", "matrx": TABLE}), "'matrx' is unknown; did you mean 'matrix'"),
