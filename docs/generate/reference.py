@@ -47,10 +47,6 @@ _TRAINER = {
 _CLUSTER = {
     "hosts": "a list of `HOST:PORT`, one for each host; the first one is the chief",
     "devices_per_host": "how many devices each host uses",
-    "communication": "what carries sums between the hosts: `ring`, `nccl` or `auto`",
-    "timeout": "seconds after which a host that does not answer counts as dead",
-    "start_timeout": "seconds to wait for all hosts at the start",
-    "stall_timeout": "seconds to wait for hosts that answer but do not run the step",
 }
 _TRAINER_FIELDS = {"devices", "average", "strategy", "update", "broadcast", "check_replicas_every"}
 

@@ -115,13 +115,16 @@ class Cluster(HostGroup):
         return cls(hosts, task, devices_per_host, **options)
 
     @classmethod
-    def load(cls, name_or_path: str, task: int) -> Cluster:
+    def load(cls, name_or_path: str, task: int, **options: Any) -> Cluster:
         """Return a cluster from ``configs/clusters/NAME.yaml``, or from the YAML file at a path.
 
+        The file has ``hosts`` and ``devices_per_host``. ``options`` are other arguments of :class:`Cluster`.
+
         Raises:
-            ClusterError: no such file or name, an unknown key, or an invalid value.
+            HierAllreduceError: no such file or name, or an unknown or missing key.
+            ClusterError: an invalid value.
         """
-        return cls(task=task, **read_config(name_or_path, task))
+        return cls(task=task, **read_config(name_or_path, task), **options)
 
     def __repr__(self) -> str:
         return f"Cluster({list(self.hosts)}, task={self.task}, devices_per_host={self.devices_per_host})"

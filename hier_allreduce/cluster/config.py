@@ -4,10 +4,6 @@
 
     hosts: [10.0.0.1:2222, 10.0.0.2:2222]
     devices_per_host: 8
-    communication: ring    # or nccl, or auto; this key and the following ones are optional
-    timeout: 30            # seconds
-    start_timeout: 600
-    stall_timeout: 3600
 """
 
 from __future__ import annotations
@@ -21,8 +17,7 @@ from ..errors import ClusterError
 from .addresses import split_address
 
 _REQUIRED = presets.Field(required="expected hosts: [HOST:PORT, …] and devices_per_host: NUMBER")
-_OPTIONAL = ["communication", "timeout", "start_timeout", "stall_timeout"]
-_FIELDS = {"hosts": _REQUIRED, "devices_per_host": _REQUIRED, **dict.fromkeys(_OPTIONAL, presets.Field())}
+_FIELDS = {"hosts": _REQUIRED, "devices_per_host": _REQUIRED}
 _JOBS = ("chief", "worker")
 RING, NCCL, AUTO = ENGINES = ("ring", "nccl", "auto")
 
@@ -35,10 +30,11 @@ def read_config(name_or_path: str, task: int = 0) -> Dict[str, Any]:
         task: the index of this process in the file's hosts.
 
     Returns:
-        Cluster's arguments, except its task.
+        Cluster's ``hosts`` and ``devices_per_host``.
 
     Raises:
-        ClusterError: no such file or name, an unknown or missing key, or an invalid value.
+        HierAllreduceError: no such file or name, or an unknown or missing key.
+        ClusterError: an invalid value.
     """
     path, values = presets.load("clusters", name_or_path, _FIELDS)
     try:

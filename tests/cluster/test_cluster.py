@@ -715,5 +715,5 @@ def test_a_cluster_comes_from_tf_config_or_a_file(monkeypatch):
         Cluster.from_environment(1)
     monkeypatch.delenv("TF_CONFIG")
     assert Cluster.from_environment(4).size == 1
-    loaded = Cluster.load("loopback-2x4", 1)
-    assert (loaded.size, loaded.task, loaded.devices_per_host) == (2, 1, 4)
+    loaded = Cluster.load("loopback-2x4", 1, communication="auto")
+    assert (loaded.size, loaded.task, loaded.devices_per_host, loaded.communication) == (2, 1, 4, "auto")
