@@ -7,10 +7,9 @@ import sys
 import time
 from typing import Any
 
-from ..formatting import count as count_of
-from ..formatting import duration
+from ..formatting import count, duration
 from ..topology import calibration_file
-from .common import count, import_tensorflow, number, output, progress, ticking
+from .common import add_devices, import_tensorflow, number, output, progress, ticking
 
 _NOT_WRITTEN = "not written: 'this machine' uses a calibration of all GPUs only; -o FILE writes this one"
 
@@ -25,12 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write the machine into FILE, for topo, plan and Strategy(topology=…); default: into the user's cache "
         "folder, where 'this machine' finds it",
     )
-    parser.add_argument(
-        "--devices",
-        type=count,
-        metavar="K",
-        help="GPUs, or CPU devices if there are fewer GPUs; default: all GPUs, or 8",
-    )
+    add_devices(parser)
     parser.add_argument(
         "--noise",
         type=_share,
@@ -52,7 +46,7 @@ def main(args: argparse.Namespace) -> int:
     devices = devices_here(args.devices)
     file = args.output or (str(calibration_file()) if is_whole(devices) else "")
     where = f"to be written: {file}" if file else _NOT_WRITTEN
-    print(f"measuring {count_of(len(devices), 'device')}; {where}", file=sys.stderr)
+    print(f"measuring {count(len(devices), 'device')}; {where}", file=sys.stderr)
     began = time.monotonic()
     with progress(None) as bar:
         calibration = calibrate(devices, args.noise or NOISE, ticking(bar))

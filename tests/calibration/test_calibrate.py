@@ -59,7 +59,14 @@ def test_devices_that_cannot_be_calibrated_are_an_error(devices, message):
         calibrate(devices)
 
 
-def test_an_invalid_option_is_refused_before_measuring(capsys):
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        (["--noise", "-1"], "expected a number above 0"),
+        (["--devices", "257"], "expected a whole number from 1 to 256"),
+    ],
+)
+def test_an_invalid_option_is_refused_before_measuring(capsys, option, message):
     with pytest.raises(SystemExit):
-        main(["calibrate", "--noise", "-1"])
-    assert "expected a number above 0" in capsys.readouterr().err
+        main(["calibrate", *option])
+    assert message in capsys.readouterr().err
