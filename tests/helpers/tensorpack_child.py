@@ -512,9 +512,6 @@ def refusals(folder):
     slip = os.path.join(folder, "slip.yaml")
     with open(slip, "w") as file:
         file.write("devises: 2\n")
-    outside = os.path.join(folder, "outside.yaml")
-    with open(outside, "w") as file:
-        file.write("devices: 2\nalgorithm: flat\n")
     chief = tf1.train.ChiefSessionCreator(config=tf1.ConfigProto(allow_soft_placement=True))
     two_cpus = sesscreate.NewSessionCreator(config=tf1.ConfigProto(allow_soft_placement=True, device_count={"CPU": 2}))
 
@@ -538,8 +535,6 @@ def refusals(folder):
         "preset": lambda: HierarchicalTrainer.from_config("chaner"),
         "key": lambda: HierarchicalTrainer.from_config(slip),
         "change": lambda: HierarchicalTrainer.from_config("chainer", device=4),
-        "strategy's key": lambda: HierarchicalTrainer.from_config(outside),
-        "strategy's change": lambda: HierarchicalTrainer.from_config("chainer", groups=[[0], [1]]),
         "cut": lambda: HierarchicalTrainer(2, update="main", strategy="tensorpack-packed"),
         "groups": lambda: HierarchicalTrainer(4, strategy=Strategy(groups=[[0, 1], [3]])),
         "average": lambda: HierarchicalTrainer(2, average="sum"),

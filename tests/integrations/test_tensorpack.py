@@ -355,8 +355,6 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
         ("preset", ["did you mean 'chainer'"]),
         ("key", ["slip.yaml: 'devises' is unknown; did you mean 'devices'"]),
         ("change", ["from_config: 'device' is unknown; did you mean 'devices'"]),
-        ("strategy's key", ["outside.yaml: 'algorithm' is a key", "write `strategy: {algorithm: 'flat'}`"]),
-        ("strategy's change", ["from_config: 'groups'", "write `strategy=Strategy(groups=[[0], [1]])`"]),
         ("cut", ["over several mains", "splits"]),
         ("groups", ["missing [2]"]),
         ("average", ["average='sum'"]),

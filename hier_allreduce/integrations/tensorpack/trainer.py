@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Callable, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, List, Optional, Sequence, Union
 
 import tensorflow as tf
 from tensorpack.callbacks import Callback, PeriodicTrigger, RunOp
@@ -63,14 +63,6 @@ _FIELDS = {
 }
 
 _CHANGES = {key: presets.Field() for key in _FIELDS}  # of a file that is complete, none is required
-
-
-def _refuse_strategys_keys(given: Mapping[str, Any], where: str, instead: str) -> None:
-    for key in ("algorithm", "groups"):
-        if key in given:
-            raise HierAllreduceError(
-                f"{where}: {key!r} is a key of the strategy: write `{instead.format(key, given[key])}`"
-            )
 
 
 class HierarchicalTrainer(SingleCostTrainer):
@@ -164,8 +156,7 @@ class HierarchicalTrainer(SingleCostTrainer):
     def from_config(cls, name_or_path: str, **changes: Any) -> HierarchicalTrainer:
         """Return the trainer described by ``configs/trainers/NAME.yaml`` or by the YAML file at a path.
 
-        The keys are arguments of the constructor other than ``algorithm`` and ``groups``, which are keys of
-        ``strategy``: that is a name, a path, or a mapping of a strategy's keys.
+        The keys are arguments of the constructor; ``strategy`` is a name, a path, or a mapping of a strategy's keys.
 
         Args:
             name_or_path: the file.
@@ -175,11 +166,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             HierAllreduceError: no such file or name, or an unknown key (the message suggests the nearest one); or
                 ``devices`` cannot be read.
         """
-        path = presets.find("trainers", name_or_path)
-        values = presets.read_yaml(path)
-        _refuse_strategys_keys(values, str(path), "strategy: {{{}: {!r}}}")
-        _refuse_strategys_keys(changes, "from_config", "strategy=Strategy({}={!r})")
-        values = presets.check(values, _FIELDS, str(path))
+        path, values = presets.load("trainers", name_or_path, _FIELDS)
         if isinstance(values.get("strategy"), dict):
             values["strategy"] = Strategy.from_values(values["strategy"], str(path))
         return cls(**{**values, **presets.check(changes, _CHANGES, "from_config")})
