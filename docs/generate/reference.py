@@ -43,12 +43,12 @@ _TRAINER = {
     "update": "`replicated`: every tower updates its own variables. `main`: each variable is updated once, on its main",
     "broadcast": "when tower 0's variables are copied to the others: start, never, or a number of steps",
     "check_replicas_every": "steps between comparisons of the towers; 0: never",
+    "lanes_per_gpu": "lanes of each tower, over which gradients travel; 0: none",
 }
 _CLUSTER = {
     "hosts": "a list of `HOST:PORT`, one for each host; the first one is the chief",
     "devices_per_host": "how many devices each host uses",
 }
-_TRAINER_FIELDS = {"devices", "average", "strategy", "update", "broadcast", "check_replicas_every"}
 
 
 # ---- commands ----------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def files_page():
     strategy = attributes(Strategy)
     sections = [
         ("A strategy", "strategies", "`Strategy.load(NAME)`, or `strategy=NAME` of every entry point", strategy),
-        ("A trainer", "trainers", "`HierarchicalTrainer.from_config(NAME)`", _meanings(_TRAINER_FIELDS, _TRAINER)),
+        ("A trainer", "trainers", "`HierarchicalTrainer.from_config(NAME)`", _TRAINER),
         ("A machine", "machines", "`TOPOLOGY` of the commands, `Strategy(topology=NAME)`", _machine()),
         ("Speeds", "", "`speeds:` of a machine", attributes(gpus.Speeds)),
         ("A cluster", "clusters", "`Cluster.load(NAME, task)`", _meanings(config._FIELDS, _CLUSTER)),

@@ -1,5 +1,6 @@
 """The generated parts of the documentation: commands, keys of files, the schema of plans, measurements."""
 
+import ast
 import importlib.util
 import json
 import re
@@ -57,6 +58,13 @@ def test_every_key_of_the_shipped_files_is_in_the_reference(reference, kind, hea
     explained = set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE))
     for path in (TOP / "configs" / kind).glob("*.yaml"):
         assert set(yaml.safe_load(path.read_text(encoding="utf-8"))) <= explained, path
+
+
+def test_every_argument_of_the_trainer_is_in_the_reference(reference):
+    source = TOP / "hier_allreduce" / "integrations" / "tensorpack" / "trainer.py"  # needs tensorpack when imported
+    functions = [node for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))) if hasattr(node, "args")]
+    init = next(node for node in functions if getattr(node, "name", "") == "__init__")
+    assert {argument.arg for argument in init.args.args} - {"self"} == set(reference._TRAINER)
 
 
 def test_a_key_without_an_explanation_stops_the_site(reference, monkeypatch):
