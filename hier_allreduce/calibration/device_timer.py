@@ -17,10 +17,9 @@ from typing import Any, Callable, Dict, List, Sequence, Tuple
 import tensorflow as tf
 
 from ..graph import tf1
+from .speeds import TRAIN
 from .timer import Pair, Timer, Transfer
 
-LONGEST_TRAIN = 9
-OPERANDS = (2, 4, 8)
 _TIMEOUT_MS = 60_000
 _FLOAT = 4  # bytes
 _ALIGNED = 16  # elements: TensorFlow copies a slice that does not begin and end at 64 bytes
@@ -37,8 +36,8 @@ class DeviceTimer(Timer):
     def __init__(self, devices: Sequence[str], largest: int):
         self.devices, self._names = len(devices), tuple(devices)
         self.one_memory = all("cpu" in device.lower() for device in devices)
-        # operands of a sum, and the copies of a train, are different parts of it
-        self._elements = max(largest // _FLOAT, LONGEST_TRAIN * 1024)
+        # the copies of a train, and the operands of a sum, which are fewer, are different parts of it
+        self._elements = max(largest // _FLOAT, TRAIN * 1024)
         self.largest = self._elements * _FLOAT
         self._steps: Dict[Tuple[Any, ...], Callable[..., List[float]]] = {}
         self._graph = tf.Graph()
@@ -118,7 +117,7 @@ class DeviceTimer(Timer):
 
     def _part(self, device: int, number: int) -> Any:
         """Return part ``number`` of a device's memory, as many elements as are fed, once the clock is read."""
-        begin = number * (self._elements // LONGEST_TRAIN // 1024 * 1024)
+        begin = number * (self._elements // TRAIN // 1024 * 1024)
         with tf1.device(self._names[device]), tf1.control_dependencies([self._go.op]):
             return tf.raw_ops.Slice(input=self._values[device], begin=[begin], size=self._count[device])
 

@@ -24,30 +24,23 @@ class Replicas(NamedTuple):
 class Drift(NamedTuple):
     """The largest difference between tower 0 and another tower: its variable, tower and size.
 
-    ``left_out`` is the number of variables that were not compared, as no copy of them was found on every tower.
+    ``left_out`` is the number of variables that were not compared, as no copy of them was found on every tower. Towers
+    on other ``hosts`` are not compared.
     """
 
     variable: str
     tower: int
     difference: float
     left_out: int = 0
+    hosts: int = 1
 
     def __str__(self) -> str:
-        if not self.difference:
-            return self._all_equal("all towers are equal")
-        return f"{self.variable!r} differs by {self.difference:.3g} between tower 0 and tower {self.tower}"
-
-    def _all_equal(self, text: str) -> str:
+        if self.difference:
+            return f"{self.variable!r} differs by {self.difference:.3g} between tower 0 and tower {self.tower}"
+        equal = "all towers of this host are equal" if self.hosts > 1 else "all towers are equal"
         if not self.left_out:
-            return text
-        return f"{text}, except for {count(self.left_out, 'variable')} without a copy on every tower, not compared"
-
-
-class HostDrift(Drift):
-    """The largest difference between towers of this host; towers on other hosts were not compared."""
-
-    def __str__(self) -> str:
-        return super().__str__() if self.difference else self._all_equal("all towers of this host are equal")
+            return equal
+        return f"{equal}, except for {count(self.left_out, 'variable')} without a copy on every tower, not compared"
 
 
 class TowerUpdate(NamedTuple):
@@ -240,10 +233,9 @@ def _float_differences(values: Any, others: Any) -> Any:
 
 def drift(replicas: Replicas, values: Any, hosts: int = 1) -> Drift:
     """Return the largest of the (K−1)×V ``values`` of :func:`differences`, for one of ``hosts`` hosts."""
-    kind = HostDrift if hosts > 1 else Drift
-    largest = kind("", 0, 0.0, len(replicas.left_out))
+    largest = Drift("", 0, 0.0, len(replicas.left_out), hosts)
     for tower, row in enumerate(values, 1):
         for var, difference in zip(replicas.rows[0], row):
             if difference > largest.difference:
-                largest = kind(var.op.name, tower, float(difference), largest.left_out)
+                largest = largest._replace(variable=var.op.name, tower=tower, difference=float(difference))
     return largest

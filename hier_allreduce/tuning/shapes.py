@@ -29,7 +29,7 @@ def shapes_of(tower_grads: Sequence[Sequence[Any]]) -> Tuple[GradientShape, ...]
     """Return the shape of each gradient of a tower; see :func:`save_shapes`.
 
     Raises:
-        HierAllreduceError: as :func:`save_shapes`; or as :func:`save_shapes`.
+        HierAllreduceError: as :func:`save_shapes`; or there are no rows, or an entry is not a gradient.
     """
     rows = [list(row) for row in tower_grads] if isinstance(tower_grads, (list, tuple)) else []
     if not rows or not rows[0]:
