@@ -13,7 +13,19 @@ from ..errors import HierAllreduceError
 from ..formatting import count as count_of
 from ..formatting import duration
 from ..presets import write_text
-from .common import MODEL, add_devices, add_model, count, folder, import_tensorflow, output, progress, say, ticking
+from .common import (
+    MODEL,
+    add_devices,
+    add_model,
+    count,
+    device_count,
+    folder,
+    import_tensorflow,
+    output,
+    progress,
+    say,
+    ticking,
+)
 from .plan import read_bytes
 
 if TYPE_CHECKING:
@@ -36,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_devices(parser)
     add("--rounds", metavar="N", type=count, default=15, help="timed steps of each (default: 15)")
     add("--average", action="store_true", help="the mean instead of the sum")
-    add("--split-gpu", metavar="K", type=count, help="cut each GPU into K logical GPUs first; they share its memory's"
-        " speed and have no links between them")  # fmt: skip
+    add("--split-gpu", metavar="K", type=device_count, help="cut each GPU into K logical GPUs first; they share its"
+        " memory's speed and have no links between them")  # fmt: skip
     add("--contenders", metavar="A,B,…", help="only these; ours:NAME is ours with a strategy, by its name or file, or"
         f" with a function of yours, FILE.py:FUNCTION (default: all; for sizes {_SIZES})")  # fmt: skip
     add("--json", metavar="FILE", type=output, help="write everything that was measured")
