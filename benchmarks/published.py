@@ -203,17 +203,16 @@ def _there(path: Tuple[int, ...], chunk: int, both_ways: bool) -> List[Step]:
 def _nccl() -> List[Anchor]:
     tartan = "Tartan, NCCL 2, 1 GiB, bus bandwidth"
     tests = "nccl-tests all_reduce, bus bandwidth"
+    p100, v100, a100, h100 = (speed / GB for speed in NCCL_BUS.values())
     return [
         Anchor("DGX-1, 2 of 8 P100", "NCCL all-reduce", tartan, 17.28, "GB/s", lambda: _bus("dgx-1p", 2)),
         Anchor("DGX-1, 4 of 8 P100", "NCCL all-reduce", tartan, 52.09, "GB/s", lambda: _bus("dgx-1p", 4)),
-        Anchor("DGX-1, 8x P100", "NCCL all-reduce", tartan, 62.24, "GB/s", lambda: _bus("dgx-1p", 8)),
+        Anchor("DGX-1, 8x P100", "NCCL all-reduce", tartan, p100, "GB/s", lambda: _bus("dgx-1p", 8)),
         Anchor("DGX-1V", "NCCL 2.4 all-reduce, 128 MiB", tests, 129.14, "GB/s", lambda: _bus("dgx-1v", 8)),
-        Anchor("8x V100 (OCI)", "NCCL 2.22 all-reduce, 1 GiB", tests, 135.5, "GB/s", lambda: _bus("dgx-1v", 8)),
+        Anchor("8x V100 (OCI)", "NCCL 2.22 all-reduce, 1 GiB", tests, v100, "GB/s", lambda: _bus("dgx-1v", 8)),
         Anchor("DGX-2, 12 of 16 V100", "NCCL all-reduce, 1 GiB", tests, 123.14, "GB/s", lambda: _bus("dgx-2", 12)),
-        Anchor("8x A100 (OCI)", "NCCL all-reduce, 1 GiB", tests, 230.1, "GB/s", lambda: _bus("dgx-a100", 8)),
-        Anchor(
-            "8x H100 (Azure)", "NCCL all-reduce with NVLS, 1 GiB", tests, 466.35, "GB/s", lambda: _bus("dgx-h100", 8)
-        ),
+        Anchor("8x A100 (OCI)", "NCCL all-reduce, 1 GiB", tests, a100, "GB/s", lambda: _bus("dgx-a100", 8)),
+        Anchor("8x H100 (Azure)", "NCCL all-reduce with NVLS, 1 GiB", tests, h100, "GB/s", lambda: _bus("dgx-h100", 8)),
     ]
 
 
