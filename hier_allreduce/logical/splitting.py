@@ -16,8 +16,7 @@ import tensorflow as tf
 from ..errors import HierAllreduceError
 from ..graph import process_gpu_options
 from ..topology import free_gpu_memory
-
-_MIB = 1 << 20
+from .lanes import MIB
 
 
 def split_gpu(parts: int, memory_limit: Optional[int] = None) -> List[str]:
@@ -40,7 +39,7 @@ def split_gpu(parts: int, memory_limit: Optional[int] = None) -> List[str]:
         raise HierAllreduceError(f"--split-gpu {parts}: nvidia-smi does not tell how much memory of the GPU is free")
     memory = memory_limit or min(free) // (parts + 1)
     for gpu in gpus:
-        limit = settings.VirtualDeviceConfiguration(memory_limit=memory // _MIB)
+        limit = settings.VirtualDeviceConfiguration(memory_limit=memory // MIB)
         settings.set_virtual_device_configuration(gpu, [limit] * parts)
     return [f"/gpu:{number}" for number in range(parts * len(gpus))]
 
