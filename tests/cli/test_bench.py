@@ -137,6 +137,7 @@ def test_named_extras_exist_and_bring_what_bench_needs():
     [
         ["--devices", "0"],
         ["--devices", "257"],
+        ["--split-gpu", "257"],
         ["--rounds", "-1"],
         ["--json", "/nope/x"],
         ["-f", "1"],
