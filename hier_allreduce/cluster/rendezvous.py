@@ -13,22 +13,30 @@ Hosts talk through entries of their key-value stores; S is the number of the ses
     facts/S              its own            every host                       its facts, as JSON
     refused/S            another host's     a host whose facts differ        the difference, for an error
     failed/S             all others'        a host whose step has failed     the reason, for an error
-    left by ADDRESS/S    all others'        a host that leaves its session   the number of steps it has begun
+    left by ADDRESS/S    all others'        a host that leaves its session   the number of steps it has begun, and
+                                                                             why it cannot go on, "" at its end
 """
 
 from __future__ import annotations
 
 import functools
 import json
-from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Sequence, Set
+from typing import Any, Dict, Iterable, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set
 
 from ..errors import ClusterError
 from .kv_store import KeyValueStore
 from .polling import attempts
-from .watchdog import START_AGAIN, Watchdog
+from .watchdog import Watchdog
 
 _LISTED = 5  # differences that an error message lists
 _FACTS, _REFUSED, _FAILED = "facts", "refused", "failed"
+
+
+class _Departure(NamedTuple):
+    """What a host announces when it leaves its session."""
+
+    steps: int  # that it has begun
+    cause: str  # which other host made it leave; empty if none did
 
 
 class Rendezvous:
@@ -62,7 +70,7 @@ class Rendezvous:
         self._kv_store, self._session = kv_store, session
         self._others = [other for other in range(len(hosts)) if other != task]
         self._answered: Set[int] = set()  # hosts that have been alive at least once
-        self._leaving = False
+        self._leaving, self._cause = False, ""
         self.steps = -1  # the first one, in which the hosts only meet, does not count
         self.grace = watchdog.timeout / 4
 
@@ -155,13 +163,14 @@ class Rendezvous:
             step_failed: whether this host's step has failed. Then a host that left during the same step counts too;
                 else that host may have reached the end of its data, as this one may do soon.
         """
-        message = self._get(self._task, _FAILED) or next(self._early_departures(step_failed), "")
-        return f"{message}. {START_AGAIN}" if message else ""
+        return self._get(self._task, _FAILED) or next(self._departure_reasons(step_failed), "")
 
-    def _early_departures(self, step_failed: bool) -> Iterator[str]:
-        for task in self._others:
-            left_after = self._departure(task)
-            if left_after is None or left_after > self.steps or (left_after == self.steps and not step_failed):
+    def _departure_reasons(self, step_failed: bool) -> Iterator[str]:
+        departures = self._departures()
+        # A host that left because of another one is not the cause, and knows it, however late this host is.
+        yield from (departure.cause for departure in departures.values() if departure.cause)
+        for task, (left_after, _) in departures.items():
+            if left_after > self.steps or (left_after == self.steps and not step_failed):
                 continue
             when, where = ("in", "still in it") if left_after == self.steps else ("after", f"in run {self.steps}")
             yield (
@@ -171,23 +180,28 @@ class Rendezvous:
 
     def departed(self) -> List[int]:
         """Return the hosts that have announced to this one that they leave."""
-        return [task for task in self._others if self._departure(task) is not None]
+        return list(self._departures())
 
-    def _departure(self, task: int) -> Optional[int]:
-        """Return after how many steps a host has left, as it announced to this one; None if it has not."""
+    def _departures(self) -> Dict[int, _Departure]:
         # by address: hosts whose lists differ number each other differently
-        steps = self._get(self._task, f"left by {self._hosts[task]}")
-        return None if steps is None else int(steps)
+        texts = {task: self._get(self._task, f"left by {self._hosts[task]}") for task in self._others}
+        return {task: _Departure(*json.loads(text)) for task, text in texts.items() if text is not None}
 
     def _announce_departure(self, task: int) -> bool:
         """Tell a host that this one leaves; return False if its server does not answer."""
-        told = self._put(task, f"left by {self._hosts[self._task]}", str(self.steps))
+        departure = json.dumps(_Departure(self.steps, self._cause))
+        told = self._put(task, f"left by {self._hosts[self._task]}", departure)
         if told:
             self._kv_store.close(task)
         return told
 
-    def leave_after_error(self) -> None:
-        """Announce that this host leaves; wait a moment for the hosts that are not lost to do so too."""
+    def leave_after_error(self, cause: str) -> None:
+        """Announce that this host leaves; wait a moment for the hosts that are not lost to do so too.
+
+        Args:
+            cause: which other host made it leave, for the errors of the others; empty if none did.
+        """
+        self._cause = cause
         self._leave(self.grace)
 
     def leave_at_end(self) -> None:

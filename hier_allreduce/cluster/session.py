@@ -17,7 +17,7 @@ from ..graph import tf1
 from .collectives import check_order, collectives_of
 from .polling import POLL, attempts
 from .rendezvous import Rendezvous
-from .watchdog import Watchdog
+from .watchdog import START_AGAIN, Watchdog
 
 # What TensorFlow numbers in one sequence has one key: a random one of 64 bits, or this one and a session's number.
 _SEQUENCES = 0x48410000
@@ -101,13 +101,13 @@ class ClusterSession(tf1.Session):
         except tf.errors.OutOfRangeError:  # the end of the data
             raise
         except tf.errors.OpError as error:
-            message = self._cause(error)
-            if not message:
+            cause = self._cause(error)
+            if not cause:
                 raise
-            self._rendezvous.leave_after_error()
-            raise ClusterError(message) from error
+            self._rendezvous.leave_after_error(cause)
+            raise ClusterError(f"{cause}. {START_AGAIN}") from error
         except ClusterError:
-            self._rendezvous.leave_after_error()
+            self._rendezvous.leave_after_error(self._watchdog.cause)
             raise
 
     def _peer_failure(self) -> str:
@@ -125,9 +125,9 @@ class ClusterSession(tf1.Session):
             faults = self._watchdog.faults()
             # a host that is gone may have ended for the reason for which this one failed, and have told it
             report = self._rendezvous.peer_failure(step_failed=not faults) if may_be_peer or faults else ""
-            message = report or self._watchdog.message(faults, self._rendezvous.departed)
-            if message:
-                return message
+            cause = report or self._watchdog.fault(faults, self._rendezvous.departed)
+            if cause:
+                return cause
         if step_failed:
             self._rendezvous.report_failure(f"ended its step with {_summary(error)}")
         return ""

@@ -34,6 +34,7 @@ class Watchdog:
         timeout: seconds within which a host that no longer answers is detected.
         stall: seconds that hosts which do answer may keep this one waiting.
         lost: the result of the latest probe, ``{task: fault}``.
+        cause: which host made this one give up a call; empty if none did.
     """
 
     def __init__(self, hosts: Sequence[str], task: int, timeout: float, stall: float):
@@ -44,6 +45,7 @@ class Watchdog:
         self._pending: Optional[Future] = None
         self._given_up = ""  # why the pending call was given up
         self.lost: Dict[int, str] = {}
+        self.cause = ""
         # A daemon: a call that is stuck in a collective must not keep the interpreter from exiting.
         threading.Thread(target=_work, args=(self._calls,), name="hier_allreduce-waiting", daemon=True).start()
         self._stop_thread = weakref.finalize(self, self._calls.put, None)
@@ -85,14 +87,15 @@ class Watchdog:
         while not wait([call], self.timeout / 6).done:
             faults = self.faults(hosts)
             # in this order: a host that is gone may have reported the reason before
-            message = peer_failure() or self.message(faults, departed)
+            cause = peer_failure() or self.fault(faults, departed)
+            message = f"{cause}. {START_AGAIN}" if cause else ""
             if not message and time.monotonic() > end:
                 message = (
                     f"waited {self.stall:g} s for hosts {sorted(hosts or self._addresses)}, which all answer: one of"
                     " them is stuck, or runs other steps than this host; start all hosts again"
                 )
             if message and not call.done():
-                self._given_up = message
+                self.cause, self._given_up = cause, message
                 raise ClusterError(message)
         self._pending = None
         return call.result()
@@ -112,8 +115,8 @@ class Watchdog:
         self.lost = faults
         return faults
 
-    def message(self, faults: Dict[int, str], departed: Callable[[], Collection[int]]) -> str:
-        """Return the error message for :meth:`faults`; empty if there are none.
+    def fault(self, faults: Dict[int, str], departed: Callable[[], Collection[int]]) -> str:
+        """Return which hosts of :meth:`faults` are the cause of an error, and how; empty if there are none.
 
         Hosts that have ``departed`` did so because of another host: they are named only if there is no other.
         """
@@ -121,8 +124,7 @@ class Watchdog:
             return ""
         left = departed()
         causes = {task: fault for task, fault in faults.items() if task not in left} or faults
-        named = "; ".join(f"host {task} ({self._addresses[task]}) {fault}" for task, fault in causes.items())
-        return f"{named}. {START_AGAIN}"
+        return "; ".join(f"host {task} ({self._addresses[task]}) {fault}" for task, fault in causes.items())
 
 
 def _work(calls: _Calls) -> None:

@@ -295,6 +295,15 @@ def test_a_late_survivor_names_the_host_that_died():
         assert text.startswith("ClusterError: host 0 (127.0.0.1:") and text.count("host ") == 1, text
 
 
+def test_a_survivor_that_detects_nothing_names_whom_another_survivor_names():
+    dies = {"die_at": 2, "who": 0, "signal": signal.SIGKILL}
+    with job("train", 3, timeout=TIMEOUT, **dies, each={2: {"wait_at": 2, "blind": True}}) as hosts:
+        first = hosts[1].error()
+        hosts[2].go_on()
+        assert hosts[2].error() == first
+    assert first.startswith("ClusterError: host 0 (127.0.0.1:")
+
+
 def test_an_exception_on_one_host_is_named_by_the_others():
     """A host that leaves its session by an exception does not wait for the others."""
     with job("train", 2, timeout=TIMEOUT, each={1: {"raise_at": 2}}) as hosts:

@@ -209,6 +209,11 @@ def all_patient(line):
     liveness.faults = faults
 
 
+def blind():
+    """Make every probe find all other hosts alive, as after a quick restart of one that died."""
+    liveness.faults = lambda hosts, seconds: {}
+
+
 def all_busy():
     """Make every server accept an entry of the key-value store at the third attempt only."""
     put, attempts = KeyValueStore.put, collections.Counter()
@@ -224,6 +229,8 @@ def train(cluster, options, line):
     """Run some steps from the start or a checkpoint, with a pause, an error or a death at a step."""
     if options.get("patient"):
         all_patient(line)
+    if options.get("blind"):
+        blind()
     if options.get("busy"):
         all_busy()
     checkpoint, first = options.get("checkpoint"), options.get("first", 0)
