@@ -57,17 +57,18 @@ def published_markdown() -> str:
 
 LANES = 4
 MACHINES = {
-    "dgx-1p": "P100, NVLink mesh (DGX-1)",
-    "dgx-1v": "V100, NVLink mesh (DGX-1V)",
-    "dgx-a100": "A100, NVSwitch",
-    "dgx-h100": "H100, NVSwitch",
+    "dgx-1p": "8 × P100, NVLink mesh (DGX-1)",
+    "dgx-1v": "8 × V100, NVLink mesh (DGX-1V)",
+    "dgx-a100": "8 × A100, NVSwitch",
+    "dgx-h100": "8 × H100, NVSwitch",
+    "4x-rtx-5090": "4 × RTX 5090, PCIe, no peer access",
 }
 
 
 def nccl_markdown() -> str:
-    """Return a table of 1 GB all-reduced over 8 GPUs: our predicted GB/s, both limits, and NCCL's published GB/s."""
+    """Return a table of 1 GB all-reduced on several machines: our GB/s, both limits, and NCCL's published GB/s."""
     rows = [
-        f"| 8 GPUs | ours, predicted | with {LANES} lanes, predicted | TensorFlow's limit | limit of the links"
+        f"| GPUs | ours, predicted | with {LANES} lanes, predicted | TensorFlow's limit | limit of the links"
         " | NCCL, published | NCCL / ours, without and with lanes |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -203,7 +204,8 @@ def _there(path: Tuple[int, ...], chunk: int, both_ways: bool) -> List[Step]:
 def _nccl() -> List[Anchor]:
     tartan = "Tartan, NCCL 2, 1 GiB, bus bandwidth"
     tests = "nccl-tests all_reduce, bus bandwidth"
-    p100, v100, a100, h100 = (speed / GB for speed in NCCL_BUS.values())
+    p100, v100, a100, h100, rtx = (speed / GB for speed in NCCL_BUS.values())
+    issue = "[NVIDIA/nccl#1639](https://github.com/NVIDIA/nccl/issues/1639), NVIDIA's driver 570, bus bandwidth"
     return [
         Anchor("DGX-1, 2 of 8 P100", "NCCL all-reduce", tartan, 17.28, "GB/s", lambda: _bus("dgx-1p", 2)),
         Anchor("DGX-1, 4 of 8 P100", "NCCL all-reduce", tartan, 52.09, "GB/s", lambda: _bus("dgx-1p", 4)),
@@ -213,6 +215,9 @@ def _nccl() -> List[Anchor]:
         Anchor("DGX-2, 12 of 16 V100", "NCCL all-reduce, 1 GiB", tests, 123.14, "GB/s", lambda: _bus("dgx-2", 12)),
         Anchor("8x A100 (OCI)", "NCCL all-reduce, 1 GiB", tests, a100, "GB/s", lambda: _bus("dgx-a100", 8)),
         Anchor("8x H100 (Azure)", "NCCL all-reduce with NVLS, 1 GiB", tests, h100, "GB/s", lambda: _bus("dgx-h100", 8)),
+        Anchor(
+            "4 of 8 RTX 5090", "NCCL all-reduce, no peer access", issue, rtx, "GB/s", lambda: _bus("4x-rtx-5090", 4)
+        ),
     ]
 
 

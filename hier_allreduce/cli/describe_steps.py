@@ -11,12 +11,13 @@ from ..planning import Spec, Strategy, backward_pass, best_plan, plan_unplanned,
 from ..topology import Topology
 from .describe import paragraphs, remarks
 
-# bytes/s on the bus, as nccl-tests count, of NCCL's all-reduce on 8 GPUs: docs/calibration.md has the sources
+# bytes/s on the bus, as nccl-tests count, of NCCL's all-reduce on all GPUs: docs/calibration.md has the sources
 NCCL_BUS = {
     "DGX-1 (8x P100)": 62.24e9,
     "DGX-1V (8x V100)": 135.5e9,
     "DGX A100 (8x A100)": 230.1e9,
     "DGX H100 (8x H100)": 466.35e9,
+    "4x RTX 5090": 35e9,
 }
 
 _PLANNED, _DEFAULT = "ours, planned for the machine", "ours, without a topology"
@@ -51,7 +52,7 @@ def describe_steps(
         exposed[name] = predicted_seconds(plan, machine, [chunk.bytes for chunk in chunks], during)
     sentence = _sentence(exposed, step)
     if machine.name in NCCL_BUS:
-        nccl = size * 2 * (8 - 1) / 8 / NCCL_BUS[machine.name]
+        nccl = size * 2 * (len(machine) - 1) / len(machine) / NCCL_BUS[machine.name]
         exposed["NCCL as published, if nothing overlaps"] = nccl
         sentence += f" NCCL, if it works, leaves at most {duration(nccl)} exposed."
     rows = [

@@ -102,9 +102,9 @@ def test_step_times_of_a_model_and_of_other_all_reduces(run, tmp_path):
     assert float(rows["ours, planned for the machine"][0]) < float(rows["ours, without a topology"][0])
     assert "The plan saves " in out and "1 sparse gradient left out" in out
     assert "tensorpack, mode hierarchical" not in out and "NCCL" not in out
-    _, out, _ = run("plan", "dgx-1v", *model[2:])
-    nccl = 2 * 7 / 8 * 100e6 / 135.5e9
-    assert f"NCCL, if it works, leaves at most {1e3 * nccl:.2f} ms exposed." in out
+    for machine, nccl in (("dgx-1v", 2 * 7 / 8 * 100e6 / 135.5e9), ("4x-rtx-5090", 2 * 3 / 4 * 100e6 / 35e9)):
+        _, out, _ = run("plan", machine, *model[2:])
+        assert f"NCCL, if it works, leaves at most {1e3 * nccl:.2f} ms exposed." in out
     for wrong, message in (
         (model[:4], "--model and --step go together"),
         ([*model, "--json"], "--model makes no use of --json"),
