@@ -152,7 +152,8 @@ def attributes(cls):
 
 
 def _markdown(text):
-    return " ".join(text.split()).replace("``", "`")
+    text = re.sub(r":\w+:(?=`)", "", " ".join(text.split()).replace("``", "`"))
+    return re.sub(r"\bdocs/([\w/-]+\.md)\b", r"[\1](../\1)", text)
 
 
 # ---- plans -------------------------------------------------------------------------------------------
@@ -200,7 +201,12 @@ def measured(name):
 
 def _table(head, rows):
     lines = [head, ["---"] * len(head), *rows]
-    return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
+    return [f"| {' | '.join(map(_cell, line))} |" for line in lines]
+
+
+def _cell(text):
+    """Return text that may have bars, in code too, as a cell of a table."""
+    return re.sub(r"`([^`]*\|[^`]*)`", lambda match: _code(match.group(1)), text).replace("|", "&#124;")
 
 
 def use():

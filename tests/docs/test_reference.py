@@ -73,6 +73,10 @@ def test_a_key_without_an_explanation_stops_the_site(reference, monkeypatch):
         reference.files_page()
 
 
+def test_tables_show_no_markup(reference):
+    assert not re.findall(r":\w+:`|\\\|", reference.files_page() + reference.commands())
+
+
 def test_plans_fit_their_schema(capsys):
     assert main(["plan", "pcie-switch", "--bytes", "1MB", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
