@@ -34,7 +34,7 @@ def measured(name, average, rounds, sweep):
 def records(name, report):
     """Return a record for each contender that was timed: its case, a note, and the cells of its row."""
     head = ["contender", *(" ".join(lines).strip() for lines in list(zip(*HEAD))[1:])]
-    note = " ".join([*case_lines(report), *failures(report)])
+    note = " ".join([*case_lines(report), *(f"{failure}." for failure in failures(report))])
     timed = [measured for measured in report.contenders if measured.step_seconds]
     rows = [contender_row(report, measured) for measured in timed]
     return [{"case": title(name, report), "note": note, **dict(zip(head, row))} for row in rows]
