@@ -40,7 +40,7 @@ CELLS = {
     "NVLink pairs": ("nvlink-bridges", 10**7, None, 0, False),
     "over lanes": ("dgx-1v", 10**7, None, 4, False),
     "a backward pass": ("p3.8xlarge", 10**7, None, 0, True),
-    "a host with little time": ("8x-rtx-4090-sys-pxb-pix-nic2", 10**8, "flat", 0, True),
+    "a host with little time": ("8x-rtx-4090-sys-pxb-pix-nic2", 10**7, "flat", 0, True),
 }
 
 
