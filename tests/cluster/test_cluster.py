@@ -297,7 +297,7 @@ def test_a_late_survivor_names_the_host_that_died():
 
 def test_a_survivor_that_detects_nothing_names_whom_another_survivor_names():
     dies = {"die_at": 2, "who": 0, "signal": signal.SIGKILL}
-    with job("train", 3, timeout=6.0, patient=True, **dies, each={2: {"wait_at": 2, "blind": True}}) as hosts:
+    with job("train", 3, timeout=12.0, patient=True, **dies, each={2: {"wait_at": 2, "blind": True}}) as hosts:
         first = hosts[1].error()
         hosts[2].go_on()
         assert hosts[2].error() == first
