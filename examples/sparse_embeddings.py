@@ -65,7 +65,7 @@ def main():
         session.run(optimizer.init_op)  # towers start equal
         history = [np.mean(session.run([*losses, train_op])[:-1]) for _ in range(args.steps)]
         print(f"{args.devices} towers, loss of the first and the last step: {history[0]:.3f} {history[-1]:.3f}")
-        print("rows in the towers' gradients:", *session.run(used), "of", ROWS)
+        print("different rows in the towers' gradients:", *session.run(used), "of", ROWS)
         print(optimizer.check_replicas(session))
 
 

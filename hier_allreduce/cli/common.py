@@ -34,7 +34,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="NAME|FILE",
-        help="a table of gradient shapes: a shipped one, or your own, which hier_allreduce.tuning.save_shapes writes"
+        help="a table of gradient shapes: a shipped one, or your own, which save_shapes of hier_allreduce.tuning writes"
         f" (default: {MODEL})",
     )
 

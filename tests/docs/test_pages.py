@@ -5,6 +5,7 @@ import re
 import pytest
 from helpers.project import TOP
 
+import hier_allreduce
 from hier_allreduce import Strategy
 from hier_allreduce.bench import load_model
 from hier_allreduce.planning import Spec
@@ -40,6 +41,15 @@ def test_files_that_pages_name_exist(page):
     for name in re.findall(r"(?<![\w./-])((?:[\w.-]+/)+[\w-]+\.(?:py|md|yaml))\b", text_of(page)):
         exists = any((folder / name).exists() for folder in folders)
         assert exists or "NAME" in name, f"{page} names {name}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "docs/reference/api.md"])  # makes its own links
+def test_names_of_the_package_on_pages_are_public(page):
+    """``hier_allreduce.FOLDER.name`` works only once something has imported the folder."""
+    names = set(re.findall(r"(?<!from )(?<!import )(?<!-m )\bhier_allreduce\.([a-z]\w*(?:\.\w+)?)", text_of(page)))
+    folders = {path.parent.name for path in (TOP / "hier_allreduce").glob("*/__init__.py")}
+    others = {name for name in names - folders if name.split(".")[0] not in hier_allreduce.__all__}
+    assert {name for name in others if not name.startswith(("errors.", "integrations."))} == set()
 
 
 def test_the_page_for_contributors_names_code_that_exists():

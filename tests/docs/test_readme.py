@@ -17,12 +17,18 @@ def examples(page):
 
 
 README = examples("README.md")
-PAGES = ("docs/tutorial.md", "docs/how-to/tower-code.md", "docs/how-to/own-algorithm.md", "docs/lanes.md")
+PAGES = (
+    "docs/tutorial.md",
+    "docs/how-to/tower-code.md",
+    "docs/how-to/own-algorithm.md",
+    "docs/how-to/tune.md",
+    "docs/lanes.md",
+)
 EXAMPLES = [*README, *(example for page in PAGES for example in examples(page))]
 
 
 def named(text):
-    ways = r"HierarchicalTrainer|TowerOptimizer|HierarchicalAllReduce|topology=|allreduce_grads\w*"
+    ways = r"save_shapes|HierarchicalTrainer|TowerOptimizer|HierarchicalAllReduce|topology=|allreduce_grads\w*"
     return re.search(ways, text).group()
 
 
