@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Dict, List, Optional
 
-from ..formatting import amount, duration, table
+from ..formatting import amount, count, duration, table
 from ..sampling import quartiles
 from .floor import Floor
 from .results import Measured, Report
@@ -50,7 +50,7 @@ def case_lines(report: Report) -> List[str]:
     case = report.case
     return [
         f"{len(case.shapes)} gradients, {case.tower_bytes / 2**20:.1f} MiB on each of {case.devices[0]} to"
-        f" {case.devices[-1]}, {report.cores} cores, {len(report.baseline.step_seconds)} rounds.",
+        f" {case.devices[-1]}, {report.cores} cores, {count(len(report.baseline.step_seconds), 'round')}.",
         f"Step times exclude the baseline's {1e3 * quartiles(report.baseline.step_seconds).median:.1f} ms;",
         f"peak memory is in units of all towers' gradients, {report.gradient_bytes / 2**20:.0f} MiB.",
     ]
@@ -102,7 +102,7 @@ def sizes_text(reports: Dict[int, Report]) -> str:
     return "\n".join(
         [
             f"{first.case.shapes[0].dtype}, {operation} over {len(devices)} devices ({devices[0]} to {devices[-1]}),"
-            f" {len(first.baseline.step_seconds)} rounds. Times exclude the step without a reduction.",
+            f" {count(len(first.baseline.step_seconds), 'round')}. Times exclude the step without a reduction.",
             "algbw is the size over the time; busbw is algbw · 2(K−1)/K, as in nccl-tests.",
             "",
             table([_SIZES_HEAD, *rows], all_right=True),

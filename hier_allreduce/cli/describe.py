@@ -7,7 +7,7 @@ from typing import Dict, Iterable, List, Set
 
 from ..formatting import count, table
 from ..planning import pack
-from ..topology import GB, Topology, guessed
+from ..topology import GB, Topology, guessed, known_gpu
 
 
 def describe(topology: Topology) -> str:
@@ -85,9 +85,12 @@ def _source_of_speeds(topology: Topology) -> str:
         return (
             f"speeds measured on {when.date} with TensorFlow {when.tensorflow}, by hier_allreduce {when.hier_allreduce}"
         )
-    assumed = "" if topology.gpu else guessed(topology)
+    assumed = "" if known_gpu(topology.gpu) else guessed(topology)
     if assumed:
-        return f"speeds as of {assumed} (guessed from the links; give `gpu:`, or put `nvidia-smi -L` above the table)"
+        return (
+            f"speeds as of {assumed} (guessed from the links; give `gpu:`, or put `nvidia-smi -L` above the table and"
+            " `nvidia-smi topo -p2p r` below it)"
+        )
     given = ", some of them overridden" if topology.overrides else ""
     return f"speeds of {topology.gpu or 'this kind of device'} from docs/cost-model.md{given}; not measured"
 

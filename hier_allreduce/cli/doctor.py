@@ -174,7 +174,8 @@ def _machine(seen: TensorFlowSeen) -> Optional[Topology]:
 
 
 def _gpu_text(seen: TensorFlowSeen, driver: List[str], machine: Optional[Topology]) -> str:
-    lines = [f"nvidia-smi: {line}" for line in driver] or ["nvidia-smi: no GPUs"]
+    none = "no GPUs" if shutil.which("nvidia-smi") else "not found; a container has it if it was started with GPUs"
+    lines = [f"nvidia-smi: {line}" for line in driver or [none]]
     if seen.facts:
         built = "with" if seen.facts["cuda"] else "without"
         lines.append(f"TensorFlow {seen.facts['version']}, built {built} CUDA, sees {count(len(seen.gpus), 'GPU')}")

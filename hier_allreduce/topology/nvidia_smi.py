@@ -45,6 +45,10 @@ def parse_nvidia_smi(text: str) -> LinkMatrix:
     plain = "".join(f"{line}\n" for line in without_escapes(text).splitlines() if line.strip())
     access = _ACCESS_TABLE.search(plain)
     lines = _ACCESS_TABLE.sub("", plain).splitlines()
+    if access and not any(map(_ROW.match, lines)):
+        raise HierAllreduceError(
+            "this is the table of `nvidia-smi topo -p2p r` alone: put what `nvidia-smi topo -m` prints above it"
+        )
     start, header = _find_header(lines)
     rows = _read_rows(lines[start:], header.labels)
     kinds, warnings = _symmetric(header.labels, [_row_kinds(label, rows[label], header) for label in header.labels])

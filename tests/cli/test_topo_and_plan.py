@@ -185,13 +185,18 @@ def test_warnings_are_printed(run):
 
 
 def test_whose_speeds_were_guessed_is_said_where_no_gpu_is_named(run, tmp_path):
-    words = "speeds as of {} (guessed from the links; give `gpu:`, or put `nvidia-smi -L` above the table)\n"
+    words = (
+        "speeds as of {} (guessed from the links; give `gpu:`, or put `nvidia-smi -L` above the table and"
+        " `nvidia-smi topo -p2p r` below it)\n"
+    )
     for command in ("topo", "plan"):
         assert run(command, "-", stdin=TABLE)[1].endswith(words.format("V100 GPUs"))
     _, text, _ = run("topo", "-", "--yaml", stdin=TABLE)
     assert "guessed" not in text
     pcie = TABLE.replace("NV2", "SYS")
     assert run("topo", "-", stdin=pcie)[1].endswith(words.format("GPUs with PCIe ports of 12 GB/s"))
+    unknown = "GPU 0: NVIDIA R100 (UUID: GPU-aa)\n" + TABLE
+    assert run("topo", "-", stdin=unknown)[1].endswith(words.format("V100 GPUs"))
     for known in ("GPU 0: Tesla V100 (UUID: GPU-aa)\n" + TABLE, "\tGPU0\nGPU0\t X \n"):  # named; without links
         assert "guessed" not in run("topo", "-", stdin=known)[1]
     for command in ("topo", "plan"):

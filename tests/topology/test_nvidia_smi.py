@@ -233,7 +233,7 @@ WRONG = {
         CARDS.replace("PIX\tNODE\tSYS\tSYS\tSYS\t", "PIX\tNO"),
         "row GPU0, column NIC1",
     ),
-    "what peers can do": (PEERS, "no table of GPUs"),
+    "what peers can do": (PEERS, "-p2p r` alone: put what `nvidia-smi topo -m` prints above it"),
     "AMD's links": ("       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n", "row GPU0, column GPU0.*found '0'"),
     "another maker's links": (QUAD.replace("CPU", "Node").replace("NV", "MX"), "row GPU0, column GPU1.*'MX1'"),
     "a bond of nothing": (QUAD.replace("NV1\tNV2\tSYS", "NV00\tNV2\tSYS"), "row GPU0, column GPU1.*NV00"),
