@@ -7,7 +7,7 @@ from typing import Dict, Iterable, List, Set
 
 from ..formatting import count, table
 from ..planning import pack
-from ..topology import GB, Topology, guessed, known_gpu
+from ..topology import GB, Topology, guessed
 
 
 def describe(topology: Topology) -> str:
@@ -85,7 +85,7 @@ def _source_of_speeds(topology: Topology) -> str:
         return (
             f"speeds measured on {when.date} with TensorFlow {when.tensorflow}, by hier_allreduce {when.hier_allreduce}"
         )
-    assumed = "" if known_gpu(topology.gpu) else guessed(topology)
+    assumed = guessed(topology)
     if assumed:
         return (
             f"speeds as of {assumed} (guessed from the links; give `gpu:`, or put `nvidia-smi -L` above the table and"

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from .contention import crowds, resources
 from .detect import calibration_file, detected, device_names, free_gpu_memory, this_machine
-from .gpus import GB, Speeds, known_gpu, staged_kinds
+from .gpus import GB, Speeds, staged_kinds
 from .lanes import with_lanes
 from .matrix import nvlinks
 from .topology import Topology, calibrated, decoded, flat_host, from_text, guessed, load, subset
@@ -37,7 +37,6 @@ __all__ = [
     "free_gpu_memory",
     "from_text",
     "guessed",
-    "known_gpu",
     "load",
     "nvlinks",
     "resources",

@@ -202,7 +202,7 @@ def from_matrix(matrix: LinkMatrix, name: str, given: Optional[Mapping[str, Any]
 
 def _unknown_model(machine: Topology) -> Tuple[str, ...]:
     """Return the warning that the model is unknown, if speeds had to be guessed because of that."""
-    guess = guessed(machine) if machine.gpu and not known_gpu(machine.gpu) else ""
+    guess = guessed(machine) if machine.gpu else ""
     if not guess:
         return ()
     return (f"the model {machine.gpu!r} is not known; speeds as of {guess} (guessed from the links)",)
@@ -235,7 +235,7 @@ def _build(
 
 def guessed(topology: Topology) -> str:
     """Return whose speeds were guessed, such as ``V100 GPUs``; empty if all speeds that matter were given."""
-    if topology.measured:
+    if topology.measured or known_gpu(topology.gpu):
         return ""
     kinds = {kind for row in topology.kinds for kind in row} - {key for key, _ in topology.overrides}
     guess, model = guess_speeds(topology.kinds), likely_gpu(topology.kinds)

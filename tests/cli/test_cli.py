@@ -158,6 +158,12 @@ def test_doctor_names_known_problems(run, monkeypatch, packages, facts, error, d
     assert (words or "no known problems") in out
 
 
+def test_doctor_tells_a_missing_nvidia_smi_from_one_without_gpus(monkeypatch):
+    for path, words in ((None, "not found; a container has it"), ("/usr/bin/nvidia-smi", "no GPUs")):
+        monkeypatch.setattr("shutil.which", lambda name, path=path: path)
+        assert doctor._gpu_text(doctor.TensorFlowSeen({}), [], None).startswith(f"nvidia-smi: {words}")
+
+
 def test_doctor_survives_a_tensorflow_that_ends_the_process(monkeypatch):
     monkeypatch.setattr("sys.executable", "/bin/sh")  # which cannot run `-m`
     assert "TensorFlow cannot be used" in doctor._tensorflow().error
