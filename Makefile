@@ -15,7 +15,7 @@ OVER_LANES = tests/graph/test_allreduce.py tests/graph/test_entries.py
 GPU_PYTHON ?= .venv/bin/python
 PYTEST = -m pytest -n 3 --dist loadgroup $(PYTEST_OPTIONS)
 
-.PHONY: wheel-test test-compat soak fuzz mutants chaos trust-slice help venv venv-tf1 demo test test-tf1 test-gpu test-lanes test-quick tunnel docs figures lint clean
+.PHONY: wheel-test test-compat soak fuzz mutants chaos trust-slice help venv venv-tf1 demo test test-tf1 test-gpu test-lanes test-quick docs figures lint clean
 
 help:
 	@echo "make demo        train on handwritten digits, 8 devices, and check the result"
@@ -27,7 +27,6 @@ help:
 	@echo "make test-compat the core of the tests on TensorFlow 2.10, 2.15 and the newest, in environments of their own"
 	@echo "make wheel-test  build sdist and wheel, and use each in an environment without TensorFlow"
 	@echo "make lint        ruff and mypy"
-	@echo "make tunnel      plans executed by TensorFlow on emulated machines: docs/tunnel.md, docs/lanes.md; needs g++"
 	@echo "make docs        the documentation's site, in build/site"
 	@echo "make figures     draw the pictures of README and of the site again"
 	@echo "make soak        random all-reduces against float64, long training, threads: 30 minutes"
@@ -80,11 +79,6 @@ test-lanes: .venv/.done
 
 test-quick: .venv/.done
 	.venv/bin/python $(PYTEST) --no-tensorflow $(QUICK)
-
-tunnel: .venv/.done
-	.venv/bin/python -m tunnel --page docs/tunnel.md
-	.venv/bin/python -m tunnel --training --page docs/tunnel.md
-	.venv/bin/python -m tunnel --lanes 4 --page docs/lanes.md
 
 # strict: a link that leads nowhere is an error
 docs: .venv/.done

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import reference
 
 INCLUDE = re.compile(r"<!-- include: ([\w-]+) -->")
-FOLDERS = "tests|tunnel|benchmarks|examples|configs|hier_allreduce"
+FOLDERS = "tests|benchmarks|examples|configs|hier_allreduce"
 FIGURE = re.compile(r'(<img [^>]*?src="([^"]+)"[^>]*>)')
 OUTSIDE = re.compile(rf"\[([^\]]*)\]\((?:\.\./)+((?:{FOLDERS})/[^)]*|[A-Z]+\.md(?:#[\w-]+)?)\)")
 
