@@ -1,73 +1,21 @@
-"""From a machine and the sizes of gradients to a plan: integers and seconds only. No TensorFlow.
+"""From gradients and a machine to a plan: integers and seconds only. No TensorFlow.
 
 ::
 
-    Spec × N ──buckets──► Chunk × C ──────────────────────┐
-                                                          ├─ assignment ─► Plan: Reduce and Copy steps     plan
-    Topology ─► Candidate ─► least seconds ─► Prediction ─┘
-       candidates (algorithms,    needs        planner: simulated, the one that leaves least exposed
-       rings, spanning_trees)                  (simulator, flows, host; lanes: over extra devices; bounds)
+    rule │ name │ function │ choose(links) ──► Plan: schedules and a chunk size          algorithms, groups, choose
+                                                 │ chunk c takes schedule c mod S        (simulator, cases)
+    Gradient × N ──chunks_of──► Chunk × C ───────┴──► run(schedule, values, ops)         chunks, plan
 
-``Strategy`` holds every choice of a user; ``verify`` checks a plan by counting; ``plan_text`` writes one.
+``Strategy`` holds a user's choices; ``check`` counts what a schedule adds up.
 """
 
 from __future__ import annotations
 
-from .algorithms import check_groups
-from .assignment import PlanningTarget, plan_cut, plan_unplanned, plan_whole
-from .bounds import idle_bound
-from .buckets import Bucketing, Chunk, Piece, Spec
-from .host import IDLE, BackwardPass, backward_pass
-from .lanes import MEMORY, Lanes, lane_bytes, on_lanes
-from .plan import Copy, Counting, Ops, Plan, Reduce, Step, issued_before, run, verify
-from .plan_file import plan_text, plan_values
-from .planner import Prediction, alternatives, best_plan
-from .rings import ring
-from .simulator import Timing, predicted_seconds, ready_times, simulate
-from .spanning_trees import pack
-from .strategy import NAMES, THIS_MACHINE, Strategy, named, strategy_from
+from .algorithms import BY_NAME, name_of
+from .choose import DISPATCH, LEAD, LEAST_GAIN, RATE, STEP, Choice, cases_of, rule
+from .chunks import Chunk, Gradient, Range, chunks_of, ready
+from .plan import Copy, Ops, Plan, Reduce, Schedule, Step, check, copies_in, root_of, run, sums_in
+from .simulator import Case, Work, exposed
+from .strategy import AUTO, NAMES, THIS_MACHINE, Strategy, choices_for, plan_for, strategy_from
 
-__all__ = [
-    "IDLE",
-    "MEMORY",
-    "NAMES",
-    "THIS_MACHINE",
-    "BackwardPass",
-    "Bucketing",
-    "Chunk",
-    "Copy",
-    "Counting",
-    "Lanes",
-    "Ops",
-    "Piece",
-    "Plan",
-    "PlanningTarget",
-    "Prediction",
-    "Reduce",
-    "Spec",
-    "Step",
-    "Strategy",
-    "Timing",
-    "alternatives",
-    "backward_pass",
-    "best_plan",
-    "check_groups",
-    "idle_bound",
-    "issued_before",
-    "lane_bytes",
-    "named",
-    "on_lanes",
-    "pack",
-    "plan_cut",
-    "plan_text",
-    "plan_unplanned",
-    "plan_values",
-    "plan_whole",
-    "predicted_seconds",
-    "ready_times",
-    "ring",
-    "run",
-    "simulate",
-    "strategy_from",
-    "verify",
-]
+__all__ = []

@@ -1,340 +1,221 @@
-"""How to reduce gradients: a user's choices in one frozen object, from Python or a YAML file."""
+"""A user's choices about the all-reduce, as plain data from Python or a YAML file; and the plan that they select."""
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 import os
-import runpy
-from dataclasses import dataclass
-from typing import Any, ClassVar, Dict, Iterator, Optional, Tuple, Union
+from dataclasses import dataclass, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 from .. import presets
 from ..errors import HierAllreduceError
-from ..formatting import amount, count, duration
-from ..topology import Topology, load
-from .algorithms import BY_NAME, Algorithm, checked, in_groups, name_of
-from .buckets import Bucketing
+from ..topology import Topology, links_of
+from .algorithms import BY_NAME, Algorithm, check_groups, in_groups, name_of, schedules_of, with_root
+from .choose import ALONG_LINKS, SIZES, Choice, candidates, cases_of, choose, rule
+from .chunks import Gradient
 from .plan import Plan
-from .plan_file import load_plan
 
-NAMES = ("auto", *BY_NAME)
-_CHOICES = {
-    "wire_dtype": (None, "float16", "bfloat16"),
-    "sparse": ("auto", "gather", "dense"),
-    "missing": ("error", "zeros"),
-}
-_SIZES = ("pack_below", "splits")
-_PLANNED_WITH_A_TOPOLOGY = ("groups", "mains", "splits")
-_PLANNED = ("algorithm", "topology", *_PLANNED_WITH_A_TOPOLOGY, "backward")
-
+AUTO = "auto"
 THIS_MACHINE = "this machine"
+NAMES = (AUTO, *BY_NAME)
+# CPU devices share one memory, where a copy costs only its dispatch: small gradients packed, larger ones whole, is the
+# fastest there (`make bench`)
+_CPU_CHUNK, _CPU_PACKED = 10 << 20, 64 << 10
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How gradients are grouped, reduced and sent. ``print(strategy)`` shows it; sizes are in bytes.
+    """Choices about the all-reduce. Sizes are in bytes, times in seconds.
+
+    ::
+
+        Strategy(algorithm="tree", chunk_bytes=8 << 20)
+        Strategy(topology="dgx-1v", wire_dtype="float16")
+        Strategy.load("tensorpack")
 
     Attributes:
-        algorithm: ``"hierarchical"``, ``"tree"``, ``"flat"``, ``"ring"`` or ``"auto"``. With a topology, ``"auto"`` is
-            what leaves least exposed after the backward pass, and a name is the best variant of that algorithm for the
-            links. Without one, ``"auto"`` is flat if all devices are CPUs (they share one memory, where a second level
-            only adds work), else hierarchical. A function is an algorithm of your own: called with the number of
-            devices and a chunk's number, and with the machine as ``topology`` if it has such an argument, it returns
-            or yields the chunk's :class:`Reduce` and :class:`Copy` steps. They are checked before the first op.
-        topology: the machine's links: a preset's name (``"dgx-1v"``), a YAML or nvidia-smi file, a ``Topology``, or
-            ``"this machine"`` to detect them. All gradients of a dtype are joined, and cut into buckets and chunks as
-            planned for the links; a tower on ``/gpu:i`` is device i. On CPU devices, whose copies cost nothing, a plan
-            for another machine's links costs several times the default strategy.
-        groups: for ``"hierarchical"`` without a topology: tuples that hold each tower number once; None makes two
-            halves.
-        mains: ``"balance"`` (by bytes, the largest first), ``"rotate"`` (by index, as tensorpack does), or one tower's
-            number for all chunks. None is ``"balance"``, or tower 0 for ``"tree"``, as in caffe2's muji.
-        pack_below: gradients smaller than this share buckets of 10 MiB, or of this size if it is larger; so do the
-            values and the indices of sparse ones that are smaller than this on each tower. 0 packs nothing.
-        splits: instead of buckets, concatenate all gradients of a dtype and cut them into this many chunks (tensorpack:
-            8); 0 is off.
-        wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in this dtype and are added in float32.
-            Sparse ones that are gathered are not narrowed. A value above the dtype's range (65504 for float16) becomes
-            infinite. The error bound is in docs/cost-model.md.
-        sparse: for ``tf.IndexedSlices``: ``"gather"`` collects every tower's rows, ``"dense"`` makes them dense and
-            adds them. ``"auto"`` takes what moves fewer bytes, and gathers if that is unknown or all devices are CPUs.
-            Where an optimizer gets the result (``TowerOptimizer``, the trainers, ``MirroredStrategy``), ``"auto"``
-            always gathers.
+        algorithm: ``"flat"``, ``"tree"``, ``"hierarchical"``, ``"ring"``; or a function ``(devices, chunk) -> steps``,
+            or ``(devices, chunk, topology) -> steps``, that returns the :class:`.Reduce` and :class:`.Copy` steps of a
+            chunk. ``"auto"``: on GPUs, the plan that is predicted to leave least exposed after the backward pass on
+            the machine that nvidia-smi shows; on CPU devices, which have no links, flat.
+        topology: the machine to plan for: a preset's name (``"dgx-1v"``), a YAML or nvidia-smi file, a
+            :class:`.Topology`, or ``"this machine"``. The tower on ``/gpu:i`` is its device i.
+        chunk_bytes: the size of chunks: smaller gradients are packed up to it, larger ones are cut. None: by the plan
+            or rule. 0: each gradient travels alone and whole.
+        groups: for ``"hierarchical"``: tuples that hold each tower's number once; by default two halves.
+        main: the tower on which all sums are formed; by default chunks rotate over the towers.
+        sparse: ``"gather"`` keeps ``tf.IndexedSlices`` sparse: each tower gets the rows of all. ``"dense"`` makes them
+            dense.
         missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
-        backward: with a topology: seconds of the backward pass; 0 plans for an idle machine. None assumes one second
-            for each 1.7 GB of gradients.
-        plan: instead of an algorithm and a topology: a file that ``hier-allreduce plan MACHINE --json`` wrote, or a
-            :class:`Plan`. Device i is tower i. The gradients of each dtype are joined and cut by the plan's shares,
-            however many bytes they have; with less than 64 bytes for a chunk, they take the way of one chunk.
+        wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in 16 bits and are added in float32. A
+            value above 65504 becomes infinite in float16.
+        backward: seconds of the backward pass, for planning. None: assumed from the bytes of the gradients.
 
     Raises:
-        HierAllreduceError: an invalid value, or a topology that does not exist or cannot be understood; or the file of
-            a plan cannot be read, or the plan is wrong.
+        HierAllreduceError: an invalid value, or two that exclude each other.
     """
 
-    algorithm: Union[str, Algorithm] = "auto"
+    algorithm: Union[str, Algorithm] = AUTO
     topology: Union[str, Topology, None] = None
+    chunk_bytes: Optional[int] = None
     groups: Optional[Tuple[Tuple[int, ...], ...]] = None
-    mains: Union[int, str, None] = None
-    pack_below: int = Bucketing.pack_below
-    splits: int = 0
-    wire_dtype: Optional[str] = None
-    sparse: str = "auto"
+    main: Optional[int] = None
+    sparse: str = "gather"
     missing: str = "error"
+    wire_dtype: Optional[str] = None
     backward: Optional[float] = None
-    plan: Union[str, Plan, None] = None
-    _plan: ClassVar[Optional[Plan]] = None  # set for each object: the plan that it names
-    _machine: ClassVar[Optional[Topology]] = None  # set for each object: the topology that it names
 
     def __post_init__(self) -> None:
-        self._check_choices()
-        self._check_sizes()
-        self._check_mains_and_groups()
-        self._check_topology()
-        self._check_plan()
-        # Read at once, so that a file that cannot be read is an error here and not at its first use.
-        object.__setattr__(self, "_machine", self._named_machine())
-        object.__setattr__(self, "_plan", None if self.plan is None else load_plan(self.plan))
-
-    def _check_choices(self) -> None:
-        for field, allowed in {"algorithm": NAMES, **_CHOICES}.items():
-            value = getattr(self, field)
-            if field == "algorithm" and callable(value):
-                continue
-            if not isinstance(value, (str, type(None))):  # tf.float16 == "float16"
-                raise HierAllreduceError(f"{field}={value!r}: expected {' or '.join(map(repr, allowed))}")
-            if value not in allowed:
-                hint = presets.nearest(str(value), [choice for choice in allowed if choice])
-                raise HierAllreduceError(f"{field}={value!r} is unknown{hint}")
-
-    def _check_sizes(self) -> None:
-        for field in _SIZES:
-            if not _is_count(getattr(self, field)):
-                raise HierAllreduceError(f"{field}={getattr(self, field)!r}: expected a whole number of 0 or more")
-
-    def _check_mains_and_groups(self) -> None:
-        if not _is_count(self.mains) and self.mains not in (None, "balance", "rotate"):
-            raise HierAllreduceError(f"mains={self.mains!r}: expected 'balance', 'rotate', or a tower's number")
-        if self.groups is not None and self.algorithm not in ("hierarchical", "auto"):
-            raise HierAllreduceError(
-                f"groups={self.groups!r} go with algorithm='hierarchical', not {name_of(self.algorithm)!r}"
-            )
-
-    def _check_topology(self) -> None:
-        if self.topology is None:
-            if self.backward is not None:
-                raise HierAllreduceError(f"backward={self.backward!r} is for planning: give topology= too")
-            return
-        if not isinstance(self.topology, (str, Topology)):
+        if not callable(self.algorithm):
+            hint = _machine_hint(self.algorithm)
+            _check_word("algorithm", self.algorithm, NAMES, hint and f"; a machine is topology={self.algorithm!r}")
+        _check_word("sparse", self.sparse, ("gather", "dense"))
+        _check_word("missing", self.missing, ("error", "zeros"))
+        if self.wire_dtype is not None:
+            _check_word("wire_dtype", self.wire_dtype, ("float16", "bfloat16"))
+        for name in ("chunk_bytes", "main"):
+            value = getattr(self, name)
+            if value is not None and not _is_count(value):
+                raise HierAllreduceError(f"{name}={value!r}: expected a whole number of 0 or more")
+        if self.topology is not None and not isinstance(self.topology, (str, os.PathLike, Topology)):
             raise HierAllreduceError(f"topology={self.topology!r}: expected a Topology, or a machine's name or file")
-        for field in _PLANNED_WITH_A_TOPOLOGY:
-            if getattr(self, field) != getattr(Strategy, field):
-                raise HierAllreduceError(
-                    f"{field}={getattr(self, field)!r}: with a topology this is planned; leave it out"
-                )
-        is_number = isinstance(self.backward, (int, float)) and not isinstance(self.backward, bool)
-        if self.backward is not None and not (is_number and 0 <= self.backward <= 60):
-            raise HierAllreduceError(f"backward={self.backward!r}: expected seconds from 0 to 60 (60 ms are 0.06)")
-
-    def _check_plan(self) -> None:
-        if self.plan is None:
-            return
-        if not isinstance(self.plan, (str, os.PathLike, Plan)):
-            raise HierAllreduceError(f"plan={self.plan!r}: expected a Plan, or the path of a file with one")
-        for field in _PLANNED:
-            if getattr(self, field) != getattr(Strategy, field):
-                raise HierAllreduceError(f"{field}={getattr(self, field)!r}: the plan decides this; leave it out")
-
-    def _named_machine(self) -> Optional[Topology]:
-        if not isinstance(self.topology, str):
-            return self.topology
-        try:
-            return None if self.topology == THIS_MACHINE else load(self.topology)
-        except HierAllreduceError as error:
-            raise HierAllreduceError(f"topology={self.topology!r}: {error}") from None
-
-    @property
-    def bucketing(self) -> Bucketing:
-        """The choices that group gradients."""
-        return Bucketing(self.pack_below, max(Bucketing.bucket_bytes, self.pack_below), self.splits)
-
-    def machine(self) -> Optional[Topology]:
-        """Return the topology that is named; None also for ``"this machine"``, which the caller detects."""
-        return self._machine
-
-    def given_plan(self) -> Optional[Plan]:
-        """Return the plan that is named."""
-        return self._plan
-
-    def facts(self) -> Dict[str, str]:
-        """Return the choices as text that is the same on all hosts; what a plan holds is compared with its chunks."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self) if field.name != "plan"}
-        return {name: name_of(value) if name == "algorithm" else str(value) for name, value in values.items()}
-
-    def for_optimizers(self, hosts: int = 1) -> Strategy:
-        """Return the strategy for an optimizer's gradients: on one host ``sparse="auto"`` becomes gather.
-
-        Momentum moves other rows for a dense gradient than for a sparse one, and the training result must not depend on
-        which moves fewer bytes. Several hosts can add sparse gradients only as dense ones.
-        """
-        return self.with_sparse("gather") if self.sparse == "auto" and hosts == 1 else self
-
-    def with_sparse(self, sparse: str) -> Strategy:
-        """Return a copy with another ``sparse``."""
-        changed = copy.copy(self)  # dataclasses.replace would read the topology again, which may have been a pipe
-        object.__setattr__(changed, "sparse", sparse)
-        return changed
-
-    def function(self, algorithm: Union[str, Algorithm]) -> Algorithm:
-        """Return the function of a name, or a user's with its check, where nothing is planned."""
-        if not isinstance(algorithm, str):
-            return checked(algorithm)
-        return BY_NAME[algorithm] if self.groups is None else in_groups(self.groups)
-
-    def mains_for(self, algorithm: Union[str, Algorithm]) -> Union[int, str]:
-        """Return ``mains``, or what None means for an algorithm."""
-        if self.mains is not None:
-            return self.mains
-        return 0 if algorithm == "tree" else "balance"
+        if self.groups is not None and self.algorithm != "hierarchical":
+            raise HierAllreduceError(f"groups={self.groups!r} go with algorithm='hierarchical'; give that too")
+        number = self.backward
+        if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= 60):
+            raise HierAllreduceError(f"backward={number!r}: expected seconds above 0, up to 60 (60 ms are 0.06)")
 
     @classmethod
-    def load(cls, name_or_path: str) -> Strategy:
-        """Load ``configs/strategies/NAME.yaml``, or the YAML file at a path.
+    def load(cls, name_or_path: Union[str, os.PathLike]) -> Strategy:
+        """Return the strategy in ``configs/strategies/NAME.yaml``, or in a YAML file. Its keys are the attributes.
+
+        A relative path in ``topology`` is beside the file.
 
         Raises:
             HierAllreduceError: no such file or name, an unknown key (with the nearest one), or an invalid value.
         """
-        path = presets.find("strategies", name_or_path)
-        return cls.from_values(presets.read_yaml(path), str(path))
+        path = presets.find("strategies", name_or_path, NAMES)
+        return cls.from_values(presets.read_yaml(path), path)
 
     @classmethod
-    def from_values(cls, values: Dict[str, Any], source: str) -> Strategy:
-        """Return a strategy of a file's keys and values.
+    def from_values(cls, values: Dict[str, Any], source: Path) -> Strategy:
+        """Return the strategy of a file's keys and values.
 
         Raises:
-            HierAllreduceError: an unknown key (with the nearest one), or an invalid value; the message names
-                ``source``.
+            HierAllreduceError: an unknown key (with the nearest one), or an invalid value; the message names the file.
         """
-        fields = dict.fromkeys((field.name for field in dataclasses.fields(cls)), presets.Field())
-        presets.check(values, fields, source)
+        presets.check(values, dict.fromkeys((field.name for field in fields(cls)), presets.anything), str(source))
+        machine, groups = values.get("topology"), values.get("groups")
+        if isinstance(machine, str) and (source.parent / machine).is_file():
+            values = {**values, "topology": str(source.parent / machine)}
+        if isinstance(groups, list) and all(isinstance(group, list) for group in groups):
+            values = {**values, "groups": tuple(map(tuple, groups))}
         try:
-            return cls(**_with_tuples(values))
+            return cls(**values)
         except HierAllreduceError as error:
             raise HierAllreduceError(f"{source}: {error}") from None
 
-    def __str__(self) -> str:
-        name = self._plan.algorithm if self._plan else name_of(self.algorithm)
-        return "\n".join([f"{name} all-reduce", *(f"  {sentence}" for sentence in _sentences(self))])
+
+def strategy_from(value: Union[str, os.PathLike, Strategy, None]) -> Strategy:
+    """Return the strategy of an argument ``strategy=``.
+
+    Args:
+        value: a :class:`Strategy`, the name of an algorithm, or the name or path of a YAML file; None is the default.
+
+    Raises:
+        HierAllreduceError: the argument is invalid.
+    """
+    if value is None or isinstance(value, Strategy):
+        return value or Strategy()
+    if isinstance(value, str) and value in NAMES:
+        return Strategy(algorithm=value)
+    if isinstance(value, (str, os.PathLike)):
+        if isinstance(value, str) and _machine_hint(value):
+            raise HierAllreduceError(f"strategy={value!r}: this is a machine; Strategy(topology={value!r}) plans for it")
+        return Strategy.load(value)
+    hint = "; a function goes into Strategy(algorithm=…)" if callable(value) else ""
+    raise HierAllreduceError(
+        f"strategy={value!r}: expected a Strategy, an algorithm's name, or the name or path of a YAML file{hint}"
+    )
+
+
+def _check_word(name: str, value: Any, allowed: Sequence[str], hint: str = "") -> None:
+    if not isinstance(value, str) or value not in allowed:
+        raise HierAllreduceError(f"{name}={value!r} is unknown{hint or presets.nearest(str(value), allowed)}")
+
+
+def _machine_hint(name: Any) -> bool:
+    return name in presets.names("machines")
 
 
 def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-# ---- a strategy in words ----------------------------------------------------------------------------
-
-_MAINS = {"balance": "mains chosen by bytes", "rotate": "mains rotate with the chunk"}
-_SPARSE = {
-    "auto": "sparse gradients gathered, or densified where that moves fewer bytes between GPUs",
-    "gather": "sparse gradients gathered",
-    "dense": "sparse gradients densified",
-}
-_MISSING = {"error": "None on some towers is an error", "zeros": "None on some towers counts as zeros"}
+# ---- the plan that a strategy selects ----------------------------------------------------------------
 
 
-def _sentences(strategy: Strategy) -> Iterator[str]:
-    plan = strategy.given_plan()
-    if plan:
-        size = f"{count(plan.towers, 'device')}, {count(plan.lanes, 'lane')} each, {count(plan.chunks, 'chunk')}"
-        yield f"as planned in {'a Plan' if isinstance(strategy.plan, Plan) else strategy.plan}: {size}"
-    else:
-        yield from _chosen(strategy) if strategy.topology is None else _planned(strategy)
-    if strategy.wire_dtype:
-        yield f"dense float32 travels as {strategy.wire_dtype}, added in float32"
-    yield _SPARSE[strategy.sparse]
-    yield _MISSING[strategy.missing]
-
-
-def _planned(strategy: Strategy) -> Iterator[str]:
-    yield f"planned for the links of {getattr(strategy.topology, 'name', strategy.topology)}"
-    on_cpus = " (on CPU devices: nothing is planned)" if strategy.topology == THIS_MACHINE else ""
-    yield f"gradients of a dtype in a few buckets, cut as planned{on_cpus}"
-    if strategy.backward is not None:
-        yield f"for a backward pass of {duration(strategy.backward)}" if strategy.backward else "for an idle machine"
-
-
-def _chosen(strategy: Strategy) -> Iterator[str]:
-    mains = strategy.mains_for(strategy.algorithm)
-    yield _MAINS.get(str(mains), f"main is tower {mains}")
-    if strategy.groups:
-        yield f"groups {strategy.groups}"
-    if strategy.splits:
-        yield f"all gradients of a dtype in {strategy.splits} equal chunks"
-        return
-    yield _packing(strategy)
-
-
-def _packing(strategy: Strategy) -> str:
-    if not strategy.pack_below:
-        return "every gradient travels alone"
-    bucketing = strategy.bucketing
-    small, bucket = (amount(size, binary=True) for size in (bucketing.pack_below, bucketing.bucket_bytes))
-    return f"gradients under {small} share buckets of up to {bucket}"
-
-
-# ---- from a user's argument -------------------------------------------------------------------------
-
-
-def strategy_from(value: Union[str, Strategy, None]) -> Strategy:
-    """Return the strategy of an argument ``strategy=``.
+def plan_for(
+    strategy: Strategy,
+    gradients: Sequence[Gradient],
+    towers: int,
+    machine: Optional[Topology] = None,
+    on_cpu: bool = False,
+) -> Plan:
+    """Return the plan that a strategy selects for K towers.
 
     Args:
-        value: a :class:`Strategy`, the name of an algorithm, or the name or path of a YAML file; None is the default
-            strategy.
+        strategy: the user's choices.
+        gradients: N gradients.
+        towers: K.
+        machine: the K devices, where they are known.
+        on_cpu: whether the towers are CPU devices.
 
     Raises:
-        HierAllreduceError: the argument is invalid.
+        HierAllreduceError: the groups, the main or the algorithm's steps do not fit K towers.
     """
-    if value is None:
-        return Strategy()
-    if isinstance(value, str) and value in NAMES:
-        return Strategy(algorithm=value)
-    if isinstance(value, (str, os.PathLike)):
-        return Strategy.load(str(presets.find("strategies", os.fspath(value), NAMES)))
-    if isinstance(value, Strategy):
-        return value
-    raise HierAllreduceError(
-        f"strategy={value!r}: expected a Strategy, an algorithm's name, or the name or path of a YAML file"
-    )
+    if machine is not None and towers > 1:
+        return choices_for(strategy, tuple(gradients), machine)[0].plan
+    plan = rule(gradients, towers)
+    if on_cpu:
+        plan = Plan(towers, schedules_of(BY_NAME["flat"], towers), _CPU_CHUNK, "flat", _CPU_PACKED, whole=True)
+    if strategy.algorithm != AUTO:
+        schedules = schedules_of(_function(strategy, towers), towers)
+        plan = plan._replace(schedules=schedules, algorithm=name_of(strategy.algorithm))
+    if strategy.main is not None:
+        plan = plan._replace(schedules=with_root(plan.schedules, strategy.main, plan.algorithm))
+    if strategy.chunk_bytes is not None:
+        plan = plan._replace(chunk_bytes=strategy.chunk_bytes, pack_below=None, whole=False)
+    return plan
 
 
-def named(algorithm: str) -> Union[str, Algorithm]:
-    """Return the algorithm of a command's argument: a name as it is, or the function of ``FILE.py:NAME``.
-
-    The file is executed.
+@lru_cache(maxsize=64)  # an eager program asks at every step
+def choices_for(strategy: Strategy, gradients: Tuple[Gradient, ...], machine: Topology) -> Tuple[Choice, ...]:
+    """Return the plan that a strategy selects for the K ≥ 2 devices of a machine, then the best plans of others.
 
     Raises:
-        HierAllreduceError: there is no such name, file or function, or the file raises an error.
+        HierAllreduceError: as :func:`plan_for`.
     """
-    if algorithm in NAMES:
-        return algorithm
-    path, _, name = algorithm.rpartition(":")
-    if not path:
-        hint = presets.nearest(algorithm, NAMES)
-        raise HierAllreduceError(f"algorithm {algorithm!r} is unknown{hint}, and FILE.py:NAME for a function of yours")
-    try:
-        function = runpy.run_path(path).get(name)
-    except Exception as cause:  # whatever the file does
-        raise HierAllreduceError(f"algorithm {algorithm!r}: {path!r} raises {type(cause).__name__}: {cause}") from cause
-    if not callable(function):
-        raise HierAllreduceError(f"algorithm {algorithm!r}: {path!r} has no function {name!r}")
-    return function
+    towers, links = len(machine), links_of(machine)
+    algorithms, sizes = candidates(links, towers), SIZES
+    if strategy.algorithm == "hierarchical" and strategy.groups is None:
+        algorithms = {name: found for name, found in algorithms.items() if name in ("hierarchical", ALONG_LINKS)}
+    elif strategy.algorithm != AUTO:
+        function = _function(strategy, towers)
+        algorithms = {name_of(strategy.algorithm): schedules_of(function, towers, topology=machine)}
+    if strategy.main is not None:
+        algorithms = {name: with_root(found, strategy.main, name) for name, found in algorithms.items()}
+    if strategy.chunk_bytes is not None:
+        sizes = (strategy.chunk_bytes,)
+    total = sum(gradient.bytes for gradient in gradients)
+    is_free = strategy.algorithm == AUTO and strategy.main is None and strategy.chunk_bytes is None
+    usual = rule(gradients, towers, links) if is_free else None
+    return tuple(choose(gradients, links, cases_of(total, links, strategy.backward), algorithms, sizes, usual))
 
 
-def _with_tuples(values: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the values with YAML's lists as tuples; invalid ones stay, for the checks to name."""
-    groups = values.get("groups")
-    if isinstance(groups, (list, tuple)) and all(isinstance(g, (list, tuple)) for g in groups):
-        return {**values, "groups": tuple(tuple(g) for g in groups)}
-    return values
+def _function(strategy: Strategy, towers: int) -> Algorithm:
+    """Return the function of a strategy's algorithm, which is not ``"auto"``."""
+    if strategy.groups is not None:
+        return in_groups(check_groups(strategy.groups, towers))
+    return strategy.algorithm if callable(strategy.algorithm) else BY_NAME[strategy.algorithm]

@@ -1,23 +1,22 @@
-"""A catalogue of GPUs and their speeds.
+"""A catalogue of GPUs and their speeds. ``docs/cost-model.md`` has the source of each number.
 
-An unknown model is guessed from the kinds of links in the machine, because nvidia-smi says nothing about bytes per
-second. ``docs/cost-model.md`` explains all numbers.
+``nvidia-smi topo -m`` says nothing about bytes per second, so the model decides. An unknown model counts as the model
+that usually has such links.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Tuple
 
-from .matrix import HOST, PCIE, Kinds, nvlinks
+from .matrix import PCIE, Kinds, nvlinks
 
 GB = 1e9
 # The share of a PCIe port's speed that is left across one switch, several, the host bridge, two bridges, two sockets.
 _PCIE_SHARE = {"PIX": 1.0, "PXB": 0.95, "PHB": 0.85, "NODE": 0.8, "SYS": 0.77}
 _STAGED_SHARE = 0.93  # across the host's memory: 22.3 of 24 GB/s between RTX 4090, github.com/NVIDIA/nccl/issues/814
 _NO_PEER_ACCESS = re.compile(r"(?<!\d)[2-5]0[5-9]0(?!\d)")  # GeForce RTX 2050 to 5090: only over NVLink
-_LISTED = re.compile(r"\s*GPU \d+: (.+?) \(UUID")
 
 
 @dataclass(frozen=True)
@@ -27,31 +26,25 @@ class Speeds:
     Attributes:
         nvlink: one NVLink (NV2 has two).
         pcie: a device's PCIe port.
-        memory: what a reduction reads and writes.
-        host: the memory that CPU devices share.
+        memory: of a GPU, for the operands and results of sums.
+        staged: the host's memory, which all copies between GPUs without peer access share.
         copy_latency: seconds to start one device-to-device copy.
-        kernel: seconds to launch one reduction.
-        arrival: seconds of the host from the end of a copy until what waits for it is issued; nothing is busy then.
-        dispatch: seconds of the host for each op of all devices together, one after another: see docs/cost-model.md.
-        staged: what all copies between GPUs without peer access share, the host's memory.
-        staged_latency: seconds that such a copy takes longer to start.
+        staged_latency: seconds that a copy without peer access takes longer to start.
+        kernel: seconds to launch one sum.
+        dispatch: seconds of the host for each op, one after another; None where it was not measured.
     """
 
     nvlink: float = 22.0 * GB
     pcie: float = 12.0 * GB
     memory: float = 700.0 * GB
-    host: float = 8.0 * GB
-    copy_latency: float = 10e-6
-    kernel: float = 8e-6
-    arrival: float = 0.0
-    dispatch: float = 4e-6
     staged: float = 26.0 * GB
+    copy_latency: float = 10e-6
     staged_latency: float = 13e-6
+    kernel: float = 8e-6
+    dispatch: Optional[float] = None
 
     def of(self, kind: str, staged: bool = False) -> float:
         """Return the bytes/s of a link of this kind, in each direction; ``staged`` is one without peer access."""
-        if kind == HOST:
-            return self.host
         if staged:
             return min(self.pcie * _STAGED_SHARE, self.staged)
         return nvlinks(kind) * self.nvlink or self.pcie * _PCIE_SHARE[kind]
@@ -115,19 +108,3 @@ def likely_gpu(kinds: Kinds) -> str:
     if widest in (1, 2, 3, 6):
         return "V100"
     return "H100" if widest > 12 else "A100"
-
-
-def listed_gpu(lines: Sequence[str]) -> Tuple[str, Tuple[str, ...]]:
-    """Return the model that ``nvidia-smi -L`` lists, and warnings.
-
-    The model is empty if none is listed, and, with a warning, if the GPUs are of several models.
-
-    ::
-
-        GPU 0: Tesla V100-SXM2-16GB (UUID: …)   ──►   Tesla V100-SXM2-16GB
-    """
-    names = sorted({match.group(1) for match in map(_LISTED.match, lines) if match})
-    models = {known_gpu(name) or name for name in names}  # L40 and L40S are one model here
-    if len(models) > 1:
-        return "", (f"the GPUs are of several models ({', '.join(names)}); speeds are guessed from the links",)
-    return (names[0] if names else ""), ()

@@ -1,0 +1,141 @@
+"""The plan for a machine: each algorithm × each chunk size, simulated, and the least mean of exposed seconds over cases.
+
+::
+
+    gradients ── chunks_of(size) ──┐
+                                   ├──► simulated in each case ──► least mean ──► Choice, …
+    algorithm ── K schedules ──────┘    (seconds of an op, of the pass, of the host's lead; order of gradients)
+"""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ..topology import Links
+from .algorithms import BY_NAME, Algorithm, in_groups, schedules_of
+from .chunks import Gradient, chunks_of
+from .groups import two_groups
+from .plan import Plan, Schedule
+from .simulator import Case, exposed
+
+MIB = 1 << 20
+SIZES = tuple(mib * MIB for mib in (2, 4, 8, 16, 32))
+MOST_CHUNKS = 120  # more ops than a host has time for
+_SHORTLIST = 8  # candidates that are simulated in all cases: the best in the first two
+# assumed: seconds of an op, bytes of gradients a second, seconds of the lead; docs/cost-model.md has the sources
+DISPATCH, RATE, LEAD = 4e-6, 102e6 / 60e-3, 10e-3
+_LARGE = 200e6  # bytes of gradients
+LEAST_GAIN = 0.02  # of a step: nothing finer than the model is
+STEP = 1.5  # assumed: of the backward pass
+ALONG_LINKS = "groups along links"
+
+
+class Choice(NamedTuple):
+    """A plan, and the seconds that it leaves exposed: the mean over the cases, and each case's."""
+
+    exposed: float
+    plan: Plan
+    by_case: Tuple[float, ...]
+
+
+def cases_of(total: int, links: Links, backward: Optional[float] = None) -> List[Case]:
+    """Return the cases over which plans are compared: one assumption at a time is changed.
+
+    Args:
+        total: bytes of all gradients.
+        links: of the machine; a measured ``dispatch`` does not vary.
+        backward: seconds of the backward pass, if they are known; then they do not vary.
+    """
+    dispatch = DISPATCH if links.dispatch is None else links.dispatch
+    length = total / RATE if backward is None else backward
+    changed = [
+        (dispatch, length / 2 if backward is None else length, LEAD),
+        (dispatch, length, LEAD / 5),
+        (dispatch * 2.5 if links.dispatch is None else dispatch, length, LEAD),
+    ]
+    return list(dict.fromkeys(Case(*case, by_bytes) for case in changed for by_bytes in (True, False)))
+
+
+def rule(gradients: Sequence[Gradient], towers: int, links: Optional[Links] = None) -> Plan:
+    """Return the plan of the rule: flat for up to 4 towers or without peer access, else two groups.
+
+    Chunks have 16 MiB from 200 MB of gradients on, else 4 MiB for flat and 8 MiB for groups.
+
+    Args:
+        gradients: N gradients.
+        towers: K.
+        links: of the machine; two groups are then made along them, else of halves.
+    """
+    is_flat = towers <= 4 or (links is not None and any(name == "host" for name, _ in links.resources))
+    size = 16 if sum(gradient.bytes for gradient in gradients) >= _LARGE else 4 if is_flat else 8
+    if is_flat:
+        algorithm, name = BY_NAME["flat"], "flat"
+    elif links is None:
+        algorithm, name = BY_NAME["hierarchical"], "hierarchical"
+    else:
+        algorithm, name = _along(links, towers), ALONG_LINKS
+    return Plan(towers, schedules_of(algorithm, towers), size * MIB, name)
+
+
+def _along(links: Links, towers: int) -> Algorithm:
+    """Return the hierarchical algorithm with two groups of near towers, whose roots alternate between the groups."""
+    groups = two_groups([[_seconds(links, a, b) for b in range(towers)] for a in range(towers)])
+    return in_groups(groups, [tower for pair in zip_longest(*groups) for tower in pair if tower is not None])
+
+
+def _seconds(links: Links, a: int, b: int) -> float:
+    """Return for how long a byte sent both ways between two devices keeps links and resources busy."""
+    both = [links.ways[pair] for pair in ((a, b), (b, a)) if a != b]
+    return sum(1 / link.bandwidth + sum(1 / together for _, together in link.shared) for link in both)
+
+
+def candidates(links: Links, towers: int) -> Dict[str, Tuple[Schedule, ...]]:
+    """Return the schedules of each algorithm: those by the number of towers alone, and two groups along the links."""
+    found = {name: schedules_of(algorithm, towers) for name, algorithm in BY_NAME.items()}
+    if towers > 2:
+        found[ALONG_LINKS] = schedules_of(_along(links, towers), towers)
+    distinct: Dict[Tuple[Schedule, ...], str] = {}
+    for name, schedules in found.items():
+        distinct.setdefault(schedules, name)
+    return {name: schedules for schedules, name in distinct.items()}
+
+
+def choose(
+    gradients: Sequence[Gradient],
+    links: Links,
+    cases: Sequence[Case],
+    algorithms: Dict[str, Tuple[Schedule, ...]],
+    sizes: Sequence[int] = SIZES,
+    usual: Optional[Plan] = None,
+) -> List[Choice]:
+    """Return the best plan of each algorithm, the one with the least mean of exposed seconds first.
+
+    Args:
+        gradients: N gradients.
+        links: of K ≥ 2 devices.
+        cases: from :func:`cases_of`.
+        algorithms: their schedules by name, from :func:`candidates` for example.
+        sizes: of chunks, in bytes.
+        usual: the rule's plan, which is preferred unless another one gains more than 2 % of a step.
+    """
+    towers = 1 + max(src for src, _ in links.ways)
+    total = sum(gradient.bytes for gradient in gradients)
+    usable = [size for size in sizes if total <= MOST_CHUNKS * size] or [max(sizes)]
+    plans = [Plan(towers, schedules, size, name) for size in usable for name, schedules in algorithms.items()]
+    chunks = {size: chunks_of(gradients, size) for size in {plan.chunk_bytes for plan in [*plans, *filter(None, [usual])]}}
+
+    def simulated(plan: Plan, among: Sequence[Case]) -> Choice:
+        seconds = exposed(plan, links, chunks[plan.chunk_bytes], gradients, among)
+        return Choice(sum(seconds) / len(seconds), plan, tuple(seconds))
+
+    near = sorted((simulated(plan, cases[:2]) for plan in plans), key=lambda choice: choice.exposed)
+    found = sorted((simulated(choice.plan, cases) for choice in near[:_SHORTLIST]), key=lambda choice: choice.exposed)
+    if usual is not None:
+        by_rule = simulated(usual, cases)
+        if by_rule.exposed <= found[0].exposed + LEAST_GAIN * STEP * cases[0].backward:
+            found.insert(0, by_rule)
+    best: Dict[str, Choice] = {}
+    for choice in found:
+        best.setdefault(choice.plan.algorithm, choice)
+    return list(best.values())

@@ -1,0 +1,121 @@
+"""Gradients in chunks of one size: small ones packed up to it in readiness order, larger ones cut into equal parts.
+
+::
+
+    variables   0 ────────────────  1 ─  2 ──  3 ─                 (bytes; the last one is ready first)
+    chunks      0a | 0b | 0c        [3 2 1]
+
+One rule decides for every plan and model; nothing here is searched.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+ALIGNMENT = 64  # bytes, of TensorFlow's allocator: a slice at such an offset shares its parent's buffer
+_PACKED = 0.4  # of a chunk: smaller gradients are packed, as two of them still share a chunk
+
+
+class Gradient(NamedTuple):
+    """The size of one variable's gradient.
+
+    Attributes:
+        elements: None if the shape is known only when the step runs.
+        itemsize: bytes of an element.
+        dtype: a chunk has one dtype.
+        packable: False for a gradient that travels alone and whole: sparse ones, integers, strings.
+        is_flat: whether its shape is a vector, which needs no reshape in a chunk.
+    """
+
+    elements: Optional[int]
+    itemsize: int
+    dtype: str
+    packable: bool = True
+    is_flat: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """The size in bytes; 0 if it is not known."""
+        return (self.elements or 0) * self.itemsize
+
+
+class Range(NamedTuple):
+    """Elements ``start:stop`` of gradient ``number``, flattened; ``stop`` None: the whole one, in its shape."""
+
+    number: int
+    start: int
+    stop: Optional[int]
+
+
+class Chunk(NamedTuple):
+    """Ranges of gradients of one dtype that travel as one tensor, and their bytes (0 if not known)."""
+
+    ranges: Tuple[Range, ...]
+    bytes: int
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether this is one whole gradient, which is neither packed nor cut."""
+        return self.ranges[0].stop is None
+
+
+def chunks_of(
+    gradients: Sequence[Gradient], chunk_bytes: int, pack_below: Optional[int] = None, whole: bool = False
+) -> List[Chunk]:
+    """Return chunks that hold each element of N gradients once, in the order in which they become ready.
+
+    Args:
+        gradients: N gradients; the last one is ready first.
+        chunk_bytes: the size of chunks. 0: each gradient alone and whole, in the order of the variables.
+        pack_below: bytes below which gradients share chunks; None: 0.4 × ``chunk_bytes``.
+        whole: whether large gradients stay whole.
+    """
+    numbers = range(len(gradients))
+    if not chunk_bytes:
+        return [chunk for number in numbers for chunk in _cut(number, gradients[number], 0)]
+    below = _PACKED * chunk_bytes if pack_below is None else pack_below
+    groups: List[List[int]] = []
+    open_groups: Dict[str, List[int]] = {}
+    room: Dict[str, int] = {}
+    for number in reversed(numbers):
+        gradient = gradients[number]
+        if not gradient.packable or not gradient.bytes or gradient.bytes >= below:
+            groups.append([number])
+            continue
+        if room.get(gradient.dtype, 0) < gradient.bytes:
+            groups.append([])
+            open_groups[gradient.dtype], room[gradient.dtype] = groups[-1], chunk_bytes
+        open_groups[gradient.dtype].append(number)
+        room[gradient.dtype] -= gradient.bytes
+    chunks: List[Chunk] = []
+    for group in groups:
+        if len(group) == 1:
+            chunks += _cut(group[0], gradients[group[0]], 0 if whole else chunk_bytes)
+        else:
+            ranges = tuple(Range(number, 0, gradients[number].elements) for number in group)
+            chunks.append(Chunk(ranges, sum(gradients[number].bytes for number in group)))
+    return chunks
+
+
+def _cut(number: int, gradient: Gradient, chunk_bytes: int) -> List[Chunk]:
+    """Return one gradient in equal chunks of at most ``chunk_bytes`` and a multiple of 64 bytes; 0: in one."""
+    parts = -(-gradient.bytes // chunk_bytes) if chunk_bytes and gradient.packable else 1
+    if parts < 2:
+        return [Chunk((Range(number, 0, None),), gradient.bytes)]
+    elements, step = gradient.elements or 0, max(1, ALIGNMENT // gradient.itemsize)
+    ends = [elements * part // parts // step * step for part in range(parts)] + [elements]
+    return [Chunk((Range(number, a, b),), (b - a) * gradient.itemsize) for a, b in zip(ends, ends[1:]) if a < b]
+
+
+def ready(chunks: Sequence[Chunk], gradients: Sequence[Gradient], by_bytes: bool = True) -> List[float]:
+    """Return for each chunk the share of the backward pass after which all its gradients are there.
+
+    Args:
+        chunks: C chunks of the gradients.
+        gradients: N gradients; the last one is ready first.
+        by_bytes: whether they become ready evenly over their bytes; else over their number.
+    """
+    weights = [float(gradient.bytes) if by_bytes else 1.0 for gradient in reversed(gradients)]
+    shares = [done / (sum(weights) or 1.0) for done in accumulate(weights)][::-1]
+    return [max(shares[part.number] for part in chunk.ranges) for chunk in chunks]
