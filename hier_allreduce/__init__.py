@@ -15,7 +15,7 @@ from ._lazy import lazy
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .calibration import calibrate as calibrate
+    from .audit import audit as audit
     from .cluster import Cluster as Cluster
     from .errors import AuditError as AuditError
     from .errors import ClusterError as ClusterError
@@ -23,28 +23,21 @@ if TYPE_CHECKING:
     from .graph import allreduce_grads as allreduce_grads
     from .graph import allreduce_grads_and_vars as allreduce_grads_and_vars
     from .graph import allreduce_grads_hierarchical as allreduce_grads_hierarchical
-    from .inspect import audit as audit
-    from .logical import gpu_lanes as gpu_lanes
     from .planning import Copy as Copy
-    from .planning import Plan as Plan
     from .planning import Reduce as Reduce
     from .planning import Strategy as Strategy
-    from .planning import verify as verify
+    from .planning import check as check
     from .topology import Topology as Topology
     from .training import TowerOptimizer as TowerOptimizer
-    from .tuning import tune as tune
 
 _PUBLIC = {
-    "calibration": ["calibrate"],
+    "audit": ["audit"],
     "cluster": ["Cluster"],
     "errors": ["AuditError", "ClusterError", "HierAllreduceError"],
     "graph": ["allreduce_grads", "allreduce_grads_and_vars", "allreduce_grads_hierarchical"],
-    "inspect": ["audit"],
-    "logical": ["gpu_lanes"],
-    "planning": ["Copy", "Plan", "Reduce", "Strategy", "verify"],
+    "planning": ["Copy", "Reduce", "Strategy", "check"],
     "topology": ["Topology"],
     "training": ["TowerOptimizer"],
-    "tuning": ["tune"],
 }
 __all__ = sorted(name for names in _PUBLIC.values() for name in names)
 __getattr__ = lazy(__name__, _PUBLIC)

@@ -1,31 +1,36 @@
-"""The public functions: K×N gradients in, K×N reduced gradients out.
+"""The road of a gradient: K×N in, K×N out.
 
 ::
 
-    all_grads ─► check_matrix ─► lay_out ─► Unit.tensors ─► Packer.pack ─► emit ─► Packer.unpack ─► reduced_gradients
-       K×N       K×N checked     decisions     K×U             K×C         K×C        K×U               K×N
+    all_grads ─► check ─► columns ─► lay_out ─► pack ─► run(schedule, values, Sum) ─► unpack ─► result
+       K×N       matrix      N       layout    packing   planning, a Sum for each chunk  packing     K×N
+
+Layouts hold every decision before the first op, so an error leaves the graph unchanged. Only this file knows which
+``Sum`` a chunk has: plain ``sums``; beside it ``columns`` on CPU devices, ``half`` for 16 bits, ``rows`` of sparse
+gradients.
 """
 
 from __future__ import annotations
 
-import hashlib
 import warnings
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from ..errors import ClusterError
-from ..planning import Strategy, strategy_from
-from .compat import forget_colocation, tf1, without_autograph
-from .devices import Lane, Places, device_strings, places_of
-from .emit import emit, record
-from .gradients import Matrix, check_matrix, check_pairs, column_of, reference_warning
-from .hosts import CrossHostReduce, HostGroup
-from .lane_memory import check_lane_memory
+from ..planning import Strategy, complete_on, run, strategy_from
+from .columns import Columns
+from .devices import all_on_cpu, device_strings
+from .half import NARROW_DTYPES, Half
+from .hosts import HostGroup
 from .layout import Layout, lay_out
+from .matrix import check_matrix, check_pairs, reference_warning
 from .names import variable_names
-from .packing import Packer, Splitter
-from .units import reduced_gradients
+from .packing import Tower
+from .record import record
+from .rows import Rows, gradient
+from .sums import Shared, Sum
+from .tf import forget_colocation, tf1, without_autograph
 
-_PER_VARIABLE = Strategy(algorithm="hierarchical", mains="rotate", pack_below=0, sparse="gather")
+_PER_VARIABLE = Strategy(algorithm="hierarchical", chunk_bytes=0)
 
 
 @without_autograph
@@ -36,7 +41,6 @@ def allreduce_grads(
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
     cluster: Optional[HostGroup] = None,
-    lanes: Sequence[Lane] = (),
 ) -> List[Tuple[Any, ...]]:
     """Return the sum (or mean) of all towers' gradients on every tower.
 
@@ -65,22 +69,18 @@ def allreduce_grads(
         cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. All hosts call this function
             with the same arguments, and the sum, or mean, is over the towers of all hosts. Sparse gradients become
             dense, and the result has no gradients.
-        lanes: further devices that relay copies, each with its tower's number, such as ``gpu_lanes(…).lanes``: logical
-            GPUs of each tower's GPU. Chunks travel between them, several out of one GPU at a time, and sums are formed
-            on them. See docs/lanes.md.
 
     Returns:
         A list of K tuples of N tensors; entry (k, n) lives on ``devices[k]``.
 
     Raises:
         HierAllreduceError: rows do not match the devices or each other, or an entry cannot be added up; or something in
-            ``devices`` or ``lanes`` is not a device; a lane is also a tower or another lane, or has too little memory;
-            or an unknown choice, or groups that miss or repeat a tower.
+            ``devices`` is not a device; or an unknown choice, or groups that miss or repeat a tower.
         ClusterError: not K towers on each host, or no graph for a session.
     """
-    strategy = strategy_from(strategy)
-    grads = check_matrix(all_grads, places_of(device_strings(devices), lanes), average)
-    return _reduced(grads, average, strategy, name, cluster)
+    name = name or "hier_allreduce"
+    layout, shared = begin(all_grads, device_strings(devices), average, strategy_from(strategy), name, cluster)
+    return travel(layout, shared, name)
 
 
 @without_autograph
@@ -131,7 +131,6 @@ def allreduce_grads_and_vars(
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
     cluster: Optional[HostGroup] = None,
-    lanes: Sequence[Lane] = (),
 ) -> List[List[Tuple[Any, Any]]]:
     """Reduce K rows of N (gradient, variable) pairs, as ``compute_gradients`` returns them.
 
@@ -143,128 +142,79 @@ def allreduce_grads_and_vars(
 
     Raises: as :func:`allreduce_grads`; also where the towers list their variables in different orders.
     """
-    strategy = strategy_from(strategy)
-    places = places_of(device_strings(devices), lanes)
-    pairs = check_pairs(all_grads_and_vars, places.towers)
-    names = variable_names(pairs, places.towers)
-    grads = check_matrix([[grad for grad, _ in row] for row in pairs], places, average, names)
-    reduced = _reduced(grads, average, strategy, name, cluster)
-    warning = reference_warning(pairs[0]) if len(places.towers) > 1 else ""
+    strategy, name, towers = strategy_from(strategy), name or "hier_allreduce", device_strings(devices)
+    pairs = check_pairs(all_grads_and_vars, towers)
+    grads = [[grad for grad, _ in row] for row in pairs]
+    layout, shared = begin(grads, towers, average, strategy, name, cluster, variable_names(pairs, towers))
+    reduced = travel(layout, shared, name)
+    warning = reference_warning(pairs[0]) if len(towers) > 1 else ""
     if warning:
         warnings.warn(warning, stacklevel=3)  # without_autograph is in between
     return [[(grad, var) for grad, (_, var) in zip(*rows)] for rows in zip(reduced, pairs)]
 
 
-def _reduced(
-    grads: Matrix, average: bool, strategy: Strategy, name: Optional[str], cluster: Optional[HostGroup]
-) -> List[Tuple[Any, ...]]:
-    """Reduce a checked matrix."""
-    name = name or "hier_allreduce"
-    layout, across = _laid_out(grads, average, strategy, name, cluster)
-    reduced = _run(layout, average, name, across)
-    return [tuple(row.get(variable) for variable in range(len(grads.columns))) for row in reduced]
-
-
-def _run(layout: Layout, average: bool, name: str, across: Optional[CrossHostReduce] = None) -> List[Dict[int, Any]]:
-    """Add the ops of a layout: of an all-reduce, or of one half of it.
-
-    Returns:
-        K dicts of what each tower gets, by variable.
-    """
-    towers, across = layout.places.towers, across or CrossHostReduce()
-    with forget_colocation(), tf1.name_scope(name) as scope:
-        units = []
-        for tower, device in enumerate(towers):
-            with tf1.device(device):
-                units.append([unit.tensors(tower, towers) for unit in layout.units])
-        splitters = [Splitter(device) for device in towers]
-        packers = [Packer(splitter, layout.chunks, layout.names) for splitter in splitters]
-        packed = [packer.pack(own, layout.given(tower)) for tower, (packer, own) in enumerate(zip(packers, units))]
-        reduced = emit(layout, packed, average, across)
-        record(scope, layout, packed, reduced, across.hosts)
-        results = []
-        for tower, own in enumerate(units):
-            unpacked = packers[tower].unpack(reduced[tower], own)
-            results.append(reduced_gradients(layout.units, unpacked, tower, splitters[tower]))
-        return results
-
-
-def reduce_to_mains(
-    grads: Matrix,
-    average: bool,
-    strategy: Strategy,
-    name: str = "reduce_to_mains",
-    cluster: Optional[HostGroup] = None,
-) -> Tuple[List[Any], Layout]:
-    """Reduce each variable to its main only: the first half of an all-reduce.
-
-    Returns:
-        N gradients, gradient n on the device of tower ``layout.mains()[n]``, None for variables without gradients; and
-        the layout, for :func:`copy_from_mains`.
-
-    Raises: as :func:`allreduce_grads`; also HierAllreduceError if the strategy cuts gradients over several mains.
-    """
-    layout, across = _laid_out(grads, average, strategy, name, cluster, one_main=True)
-    mains = layout.mains()
-    rows = _run(layout.reduce_half(), average, name, across)
-    return [rows[mains[n]][n] if n in mains else None for n in range(len(grads.columns))], layout
-
-
-def copy_from_mains(values: Sequence[Any], layout: Layout, name: str = "copy_from_mains") -> List[Tuple[Any, ...]]:
-    """Copy N values, each on its variable's main, to every tower: the second half of an all-reduce, by the same plan.
-
-    Args:
-        values: N tensors, ``values[n]`` on the device of tower ``layout.mains()[n]``, with the shapes of dense
-            gradients. Those of variables without gradients are not read.
-        layout: from :func:`reduce_to_mains`.
-
-    Returns:
-        K tuples of N tensors, entry (k, n) on the device of tower k; None for variables without gradients.
-    """
-    copied = _run(layout.copy_half(values), False, name)
-    return [tuple(row.get(variable) for variable in range(len(values))) for row in copied]
-
-
-def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any], name: str = "broadcast") -> List[Tuple[Any, ...]]:
-    """Copy N values of tower 0 to every tower, down a binomial tree.
-
-    Args:
-        values: N tensors of any dtype on ``devices[0]``.
-        devices: K devices.
-        name: the name scope of the ops.
-
-    Returns:
-        K tuples of N tensors, entry (k, n) on ``devices[k]``.
-    """
-    columns = [column_of(n, value.op.name, [value] * len(devices)) for n, value in enumerate(values)]
-    matrix = Matrix(tuple(columns), Places(tuple(devices)))
-    return copy_from_mains(values, lay_out(matrix, Strategy(algorithm="tree", mains=0), one_main=True), name)
-
-
-def _laid_out(
-    grads: Matrix,
+def begin(
+    all_grads: Any,
+    devices: Tuple[Any, ...],
     average: bool,
     strategy: Strategy,
     name: str,
     cluster: Optional[HostGroup],
-    one_main: bool = False,
-) -> Tuple[Layout, CrossHostReduce]:
-    """Return the layout, and what adds up over the hosts; before the first step they compare what is noted here."""
+    names: Optional[Sequence[str]] = None,
+    whole: bool = False,
+) -> Tuple[Layout, Shared]:
+    """Return the layout of checked gradients, and what its chunks share; no op is added.
+
+    Args:
+        names: N variable names; by default those of the gradients.
+        whole: whether each variable has one main.
+
+    Raises: as :func:`allreduce_grads`.
+    """
     if not isinstance(cluster, (HostGroup, type(None))):
-        raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster (from a file: Cluster.load)")
-    layout = lay_out(grads, strategy, one_main, cluster.size if cluster else 1)
-    check_lane_memory(layout)
-    if cluster is None:
-        return layout, CrossHostReduce()
-    facts = {
-        "average": average,
-        "strategy": strategy.facts(),
-        "plan": _fingerprint(layout),
-    }
-    return layout, cluster.across(name, grads, facts)
+        raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
+    # hosts have different numbers of rows, and a collective needs equal shapes
+    sparse = strategy.sparse if cluster is None or cluster.size == 1 else "dense"
+    columns = check_matrix(all_grads, devices, average, names, sparse, strategy.missing)
+    layout = lay_out(columns, devices, strategy, 1 if cluster is None else cluster.size, whole)
+    across = cluster and cluster.across(name, columns, {"average": average, "layout": layout.fingerprint})
+    return layout, Shared(devices, average, across)
 
 
-def _fingerprint(layout: Layout) -> str:
-    """Return a text that differs between hosts with different plans, whose collectives would wait or mix chunks."""
-    steps = repr((layout.plan.steps, layout.chunks)).encode()
-    return f"{layout.plan.algorithm}, {layout.plan.chunks} chunks, {hashlib.sha256(steps).hexdigest()[:12]}"
+def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:
+    """Add the ops of a layout, and return K rows of N results; None where a half of an all-reduce gives none."""
+    sums, towers = _sums(layout, shared), [Tower(layout) for _ in layout.devices]
+    with forget_colocation(), tf1.name_scope(name) as scope:
+        values = []
+        for tower, device in enumerate(layout.devices):
+            with tf1.device(device):
+                grads = [gradient(column, tower, layout.devices) for column in layout.columns]
+                packed = zip(sums, towers[tower].pack(grads))
+                values.append([None if tensor is None else chunk.start(tower, tensor) for chunk, tensor in packed])
+        chunks = [run(schedule, row, chunk) for schedule, row, chunk in zip(layout.schedules, zip(*values), sums)]
+        reduced, results = [], []
+        for tower, device in enumerate(layout.devices):
+            with tf1.device(device):
+                reduced.append([
+                    chunk.end(tower, column[tower]) if tower in complete_on(schedule) else None
+                    for schedule, chunk, column in zip(layout.schedules, sums, chunks)
+                ])
+                results.append(tuple(towers[tower].unpack(reduced[tower])))
+        record(scope, layout, sums, values, reduced)
+        return results
+
+
+def _sums(layout: Layout, shared: Shared) -> List[Sum]:
+    """Return how each chunk is added up."""
+    plain = Columns if all_on_cpu(layout.devices) else Sum
+    sums: List[Sum] = []
+    for chunk, name in enumerate(layout.names):
+        column = layout.column(chunk)
+        wire = layout.wire if layout.wire and column.dtype == "float32" else column.dtype
+        if column.is_sparse:
+            sums.append(Rows(name, shared, column))
+        elif wire in NARROW_DTYPES and shared.contributions > 1:
+            sums.append(Half(plain(name, shared), wire, column.dtype))
+        else:
+            sums.append(plain(name, shared))
+    return sums

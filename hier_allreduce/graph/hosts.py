@@ -1,27 +1,10 @@
-"""Several hosts as the graph sees them: their number, and how they add up a tensor.
-
-``hier_allreduce.cluster`` implements both classes.
-"""
+"""Several hosts, as the graph sees them. ``hier_allreduce.cluster`` implements this."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from typing import Any, Mapping, Sequence
 
-from .gradients import Matrix
-
-
-class CrossHostReduce:
-    """The step that adds a host's complete sums over all hosts. This base class is for one host and does nothing.
-
-    Attributes:
-        hosts: the number of hosts.
-    """
-
-    hosts = 1
-
-    def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
-        """Return the sum of all hosts' tensors; called under the root's device."""
-        return tensor
+from .matrix import Column
 
 
 class HostGroup:
@@ -32,12 +15,14 @@ class HostGroup:
         """The number of hosts."""
         raise NotImplementedError
 
-    def across(self, name: str, grads: Matrix, facts: Mapping[str, Any]) -> CrossHostReduce:
-        """Return what adds up this host's sums of ``grads`` over all hosts.
+    def across(self, name: str, columns: Sequence[Column], facts: Mapping[str, Any]) -> Any:
+        """Return an object with the number of ``hosts``, and ``all_reduce(tensor, root, name)``.
+
+        ``all_reduce`` returns the sum of all hosts' tensors; it is called under the root's device.
 
         Args:
-            name: the name of this all-reduce in errors.
-            grads: this host's gradients, K×N.
+            name: of this all-reduce, in errors.
+            columns: this host's N columns.
             facts: what else must be equal on all hosts, as JSON.
         """
         raise NotImplementedError

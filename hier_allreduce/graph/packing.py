@@ -1,138 +1,74 @@
-"""A tower's gradients ↔ chunks, as ``planning.buckets`` laid them out. Nothing here crosses devices.
+"""One tower's gradients ↔ its chunks. Nothing here crosses devices.
 
 ::
 
-    units        0 (2×3)  1 (4)  2 (8)
+    columns      0 (2×3)  1 (4)  2 (8)
     chunks       [0│1]           [2 first half]  [2 second half]
-
-Every op used here has a kernel on GPUs for the dtypes it is used with: docs/gpus.md, tests/graph/test_gpu_kernels.py.
 """
 
 from __future__ import annotations
 
-from typing import Any, Dict, Iterable, List, Sequence, Tuple, Union
+from typing import Any, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..planning import Chunk, Piece
-from .compat import carrier, tf1
-from .devices import all_on_cpu
-from .gradients import dtype_of
-
-# GPUs have no Split for int64. A bitcast moves nothing.
-_CARRIED_AS = {"int64": "float64"}
-
-Tensors = Tuple[Any, ...]  # of one chunk or unit: one, or the parts of sparse gradients
+from ..planning import Range
+from .layout import Layout
 
 
-class Constants(Dict[Tuple[int, ...], Any]):
-    """The int32 vectors of a graph by their numbers. Each is made once, on the device where it is first needed."""
+class Tower:
+    """Packs and unpacks one tower's chunks. The methods are called under its device."""
 
-    def __missing__(self, numbers: Tuple[int, ...]) -> Any:
-        self[numbers] = tf.constant(numbers, tf.int32, [len(numbers)])
-        return self[numbers]
+    def __init__(self, layout: Layout):
+        self._layout = layout
+        self._constants: Dict[Tuple[int, ...], Any] = {}
+        # of each column that is packed or cut, its ranges in order
+        self._ranges: Dict[int, List[Range]] = {}
+        for part in sorted(part for chunk in layout.chunks if not chunk.is_alone for part in chunk.ranges):
+            self._ranges.setdefault(part.number, []).append(part)
 
+    def pack(self, grads: Sequence[Any]) -> List[Any]:
+        """Return the C chunks of N gradients; None for a chunk of None."""
+        parts: Dict[Range, Any] = {}
+        for number, ranges in self._ranges.items():
+            if grads[number] is not None:
+                parts.update(zip(ranges, self._split(self._shaped(grads[number], (-1,)), ranges, "cut")))
+        return [
+            grads[chunk.ranges[0].number]
+            if chunk.is_alone or grads[chunk.ranges[0].number] is None
+            else _joined([parts[part] for part in chunk.ranges], f"{name}/pack")
+            for chunk, name in zip(self._layout.chunks, self._layout.names)
+        ]
 
-class Splitter:
-    """Cuts tensors on one device. All the ops share the device's constants."""
+    def unpack(self, reduced: Sequence[Any]) -> List[Any]:
+        """Return the N gradients in C reduced chunks; None for a gradient that is in none of them."""
+        results: List[Any] = [None] * len(self._layout.columns)
+        parts: Dict[Range, Any] = {}
+        for chunk, name, value in zip(self._layout.chunks, self._layout.names, reduced):
+            if chunk.is_alone:
+                results[chunk.ranges[0].number] = value
+            elif value is not None:
+                parts.update(zip(chunk.ranges, self._split(value, chunk.ranges, f"{name}/unpack")))
+        for number, ranges in self._ranges.items():
+            if ranges[0] in parts:
+                flat = _joined([parts[part] for part in ranges], "joined")
+                results[number] = self._shaped(flat, tuple(self._layout.columns[number].shape.as_list()))
+        return results
 
-    def __init__(self, device: Any):
-        self.device, self._on_cpu = device, all_on_cpu([device])
-        self.constants = Constants()
+    def _split(self, flat: Any, ranges: Sequence[Range], name: str) -> List[Any]:
+        if len(ranges) == 1:
+            return [flat]
+        sizes = self._constant(tuple(part.stop - part.start for part in ranges if part.stop is not None))
+        return list(tf.split(flat, sizes, num=len(ranges), name=name))
 
-    def split(self, tensor: Any, sizes: Union[Sequence[int], Any], count: int, name: str = "split") -> List[Any]:
-        """Return ``count`` pieces of a tensor along its first axis.
+    def _shaped(self, tensor: Any, shape: Tuple[int, ...]) -> Any:
+        return tensor if tensor.shape.ndims == 1 == len(shape) else tf.reshape(tensor, self._constant(shape))
 
-        Args:
-            tensor: on this device.
-            sizes: the sizes of the pieces: numbers, or an int32 tensor of them.
-            count: how many there are.
-            name: the name of the op.
-        """
-        if count == 1:
-            return [tensor]
-        dtype = dtype_of(tensor)
-        through = dtype if self._on_cpu else _CARRIED_AS.get(dtype, dtype)
-        with tf1.device(self.device):
-            if isinstance(sizes, (list, tuple)):
-                sizes = self.constants[tuple(int(size) for size in sizes)]
-            whole = tensor if through == dtype else tf.bitcast(tensor, through)
-            pieces = tf.split(whole, sizes, num=count, name=name)
-            return list(pieces) if through == dtype else [tf.bitcast(piece, dtype) for piece in pieces]
-
-
-class Packer:
-    """Packs and unpacks chunks on one tower's device.
-
-    Args:
-        splitter: the tower's.
-        chunks: C chunks.
-        names: for each chunk the names of its parts.
-    """
-
-    def __init__(self, splitter: Splitter, chunks: Sequence[Chunk], names: Sequence[Tuple[str, ...]]):
-        self._splitter, self._chunks = splitter, chunks
-        self._names = [own[0] for own in names]
-
-    def pack(self, units: Sequence[Tensors], wanted: Iterable[int]) -> Dict[int, Tensors]:
-        """Return the tensors of each wanted chunk, in the dtypes that carry them; ``units`` are those of this tower."""
-        chunks = {number: self._chunks[number] for number in wanted}
-        used = sorted({piece.number for chunk in chunks.values() for piece in chunk.pieces})
-        carried = {number: tuple(self._cast(t, carrier(dtype_of(t))) for t in units[number]) for number in used}
-        with tf1.device(self._splitter.device):
-            parts: Dict[Piece, Any] = {}
-            for number, pieces in _cut(chunks.values()).items():
-                parts.update(zip(pieces, self._split(self._flat(carried[number][0]), pieces, "cut")))
-            return {
-                number: carried[chunk.pieces[0].number]
-                if chunk.alone
-                else (_joined([parts[piece] for piece in chunk.pieces], f"{self._names[number]}/pack"),)
-                for number, chunk in chunks.items()
-            }
-
-    def unpack(self, reduced: Dict[int, Tensors], units: Sequence[Tensors]) -> Dict[int, Tensors]:
-        """Return the units in reduced chunks by number, with the shapes and dtypes of this tower's ``units``."""
-        unpacked: Dict[int, Tensors] = {}
-        parts: Dict[Piece, Any] = {}
-        chunks = {number: self._chunks[number] for number in reduced}
-        with tf1.device(self._splitter.device):
-            for number, chunk in chunks.items():
-                if chunk.alone:
-                    unpacked[chunk.pieces[0].number] = reduced[number]
-                else:
-                    pieces = self._split(reduced[number][0], chunk.pieces, f"{self._names[number]}/unpack")
-                    parts.update(zip(chunk.pieces, pieces))
-            for number, cut in _cut(chunks.values()).items():
-                flat = _joined([parts[piece] for piece in cut], "joined")
-                unpacked[number] = (self._shaped(flat, tuple(units[number][0].shape.as_list())),)
-        return {
-            number: tuple(self._cast(tensor, dtype_of(own)) for tensor, own in zip(tensors, units[number]))
-            for number, tensors in unpacked.items()
-        }
-
-    def _cast(self, tensor: Any, dtype: str) -> Any:
-        if dtype_of(tensor) == dtype:
-            return tensor
-        with tf1.device(self._splitter.device):
-            return tf.cast(tensor, dtype)
-
-    def _split(self, flat: Any, pieces: Sequence[Piece], name: str) -> List[Any]:
-        sizes = [piece.stop - piece.start for piece in pieces if piece.stop is not None]
-        return self._splitter.split(flat, sizes, len(pieces), name=name)
-
-    def _flat(self, grad: Any) -> Any:
-        return grad if grad.shape.ndims == 1 else tf.reshape(grad, self._splitter.constants[(-1,)])
-
-    def _shaped(self, flat: Any, shape: Tuple[int, ...]) -> Any:
-        return flat if len(shape) == 1 else tf.reshape(flat, self._splitter.constants[shape])
-
-
-def _cut(chunks: Iterable[Chunk]) -> Dict[int, List[Piece]]:
-    """Return the pieces of each unit that is cut, in order."""
-    cut: Dict[int, List[Piece]] = {}
-    for piece in sorted(piece for chunk in chunks for piece in chunk.pieces if piece.stop is not None):
-        cut.setdefault(piece.number, []).append(piece)
-    return cut
+    def _constant(self, numbers: Tuple[int, ...]) -> Any:
+        """Return an int32 vector, made once on this tower."""
+        if numbers not in self._constants:
+            self._constants[numbers] = tf.constant(numbers, tf.int32, [len(numbers)])
+        return self._constants[numbers]
 
 
 def _joined(parts: List[Any], name: str) -> Any:

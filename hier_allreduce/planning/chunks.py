@@ -13,6 +13,8 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from .plan import Schedule
+
 ALIGNMENT = 64  # bytes, of TensorFlow's allocator: a slice at such an offset shares its parent's buffer
 _PACKED = 0.4  # of a chunk: smaller gradients are packed, as two of them still share a chunk
 
@@ -106,6 +108,17 @@ def _cut(number: int, gradient: Gradient, chunk_bytes: int) -> List[Chunk]:
     elements, step = gradient.elements or 0, max(1, ALIGNMENT // gradient.itemsize)
     ends = [elements * part // parts // step * step for part in range(parts)] + [elements]
     return [Chunk((Range(number, a, b),), (b - a) * gradient.itemsize) for a, b in zip(ends, ends[1:]) if a < b]
+
+
+def spread(chunks: Sequence[Chunk], schedules: Sequence[Schedule]) -> List[Schedule]:
+    """Return a schedule for each chunk such that their roots get about equal bytes."""
+    loads = [0] * len(schedules)
+    taken: Dict[int, Schedule] = {}
+    for number in sorted(range(len(chunks)), key=lambda number: -chunks[number].bytes):
+        least = loads.index(min(loads))
+        loads[least] += chunks[number].bytes
+        taken[number] = schedules[least]
+    return [taken[number] for number in range(len(chunks))]
 
 
 def ready(chunks: Sequence[Chunk], gradients: Sequence[Gradient], by_bytes: bool = True) -> List[float]:

@@ -12,7 +12,7 @@ A plan does not know the gradients: it fits any number of chunks.
 from __future__ import annotations
 
 from operator import index
-from typing import Any, FrozenSet, Generic, Iterable, List, NamedTuple, Optional, Sequence, Tuple, TypeVar, Union
+from typing import Any, FrozenSet, Generic, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar, Union
 
 from ..errors import HierAllreduceError
 
@@ -80,6 +80,11 @@ def sums_in(schedule: Schedule) -> Tuple[Reduce, ...]:
 def copies_in(schedule: Schedule) -> Tuple[Copy, ...]:
     """Return the second half of a schedule: its root's value goes to all towers."""
     return tuple(step for step in schedule if isinstance(step, Copy))
+
+
+def complete_on(schedule: Schedule) -> Set[int]:
+    """Return the towers that have the sum in the end: the root, and those to which it is copied."""
+    return {root_of(schedule), *(step.dst for step in copies_in(schedule))}
 
 
 class Ops(Generic[V]):

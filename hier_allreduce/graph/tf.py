@@ -18,17 +18,9 @@ SUMMABLE_DTYPES = (
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
     *("int8", "int16", "int32", "int64", "uint8", *_UNSIGNED),
 )
-# Integers for which GPUs lack AddN, or in TensorFlow 1.15 Concat. They are added and travel as int64: the sum modulo
-# 2^64, cast back, is the sum modulo 2^8 and so on.
-_AS_INT64 = ("int8", "int16", "uint8", "uint16", "uint32", "uint64")
 # the dtypes that collectives add on CPU devices and GPUs: 1.15 has no kernel for float16, no version adds int32 or
 # bfloat16 on GPUs
 COLLECTIVE_DTYPES = (*(("float16",) if IS_TF2 else ()), "float32", "float64", "int64")
-
-
-def carrier(dtype: str) -> str:
-    """Return the dtype that carries gradients of ``dtype`` from packing to unpacking."""
-    return "int64" if dtype in _AS_INT64 else dtype
 
 
 def without_autograph(function: F) -> F:
@@ -37,28 +29,10 @@ def without_autograph(function: F) -> F:
     return cast(F, tf.autograph.experimental.do_not_convert(function))
 
 
-def make_logical_cpus(count: int) -> None:
-    """Make ``count`` logical CPU devices before TensorFlow starts; on 1.15 each session makes its own.
-
-    Raises:
-        RuntimeError: TensorFlow has started.
-    """
-    if hasattr(tf.config, "set_logical_device_configuration"):
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
-
-
 def gpu_count() -> int:
     """Return the number of GPUs that programs see: logical ones where a GPU is cut into several."""
     divided = tf.config.experimental.get_virtual_device_configuration
     return sum(len(divided(gpu) or [gpu]) for gpu in tf.config.experimental.get_visible_devices("GPU"))
-
-
-def process_gpu_options() -> Any:
-    """Return the ``GPUOptions`` of a session without a configuration: ``tf.config``'s division into logical GPUs."""
-    from tensorflow.python.eager import context
-
-    return context.context().config.gpu_options
 
 
 def forget_colocation() -> ContextManager:

@@ -1,4 +1,4 @@
-"""The K×N matrix as the caller passes it, checked before anything is built.
+"""The K×N matrix as the caller passes it, checked before the first op.
 
 ::
 
@@ -10,94 +10,48 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..errors import HierAllreduceError
 from ..formatting import count
-from .compat import SUMMABLE_DTYPES, in_current_graph, is_eager, is_resource, tf1
-from .devices import Places, device_fields, devices_match
+from .devices import device_fields, devices_match
 from .names import names_within_towers, where
+from .tf import SUMMABLE_DTYPES, in_current_graph, is_eager, is_resource, tf1
 
 VAR_LIST_ADVICE = "without var_list=, compute_gradients takes all towers' variables: give it those of its own tower"
-NARROW_DTYPES = ("float16", "bfloat16")  # dtypes that are added in float32
 
 
-@dataclass(frozen=True, eq=False)
-class Column:
-    """One variable's K gradients, and all that is known of them when the graph is built; see :func:`column_of`.
+class Column(NamedTuple):
+    """One variable's K gradients.
 
     Attributes:
-        variable: its number, 0 to N-1.
         name: for messages and op names.
         grads: K tensors, ``tf.IndexedSlices`` or None, ``grads[tower]``.
-        dtype: that of the gradients; empty if all are None.
-        shape: as far as it is known; of a sparse gradient, its variable's.
-        is_sparse: whether all gradients, at least one, are ``tf.IndexedSlices``.
-        rows: the number of rows of each tower's sparse gradient, if ``is_sparse``: 0 where a tower has no gradient,
-            None where it is known only when the step runs.
+        dtype: of the gradients; empty if all are None.
+        shape: as far as it is known; of sparse gradients, their variable's.
+        is_sparse: whether all gradients, at least one, are ``tf.IndexedSlices`` that stay sparse.
     """
 
-    variable: int
     name: str
     grads: Tuple[Any, ...]
     dtype: str
     shape: tf.TensorShape
     is_sparse: bool
-    rows: Tuple[Optional[int], ...]
-
-    @property
-    def present(self) -> List[Any]:
-        """The gradients that are not None, in the order of the towers."""
-        return [grad for grad in self.grads if grad is not None]
-
-    @property
-    def height(self) -> Optional[int]:
-        """The first number of the shape; None if it is not known."""
-        return self.shape.as_list()[0] if self.shape.ndims else None
 
 
-@dataclass(frozen=True)
-class Matrix:
-    """K×N gradients, checked.
-
-    Attributes:
-        columns: N columns of K gradients.
-        places: the devices of the towers and of their lanes.
-    """
-
-    columns: Tuple[Column, ...]
-    places: Places
-
-    @property
-    def names(self) -> Tuple[str, ...]:
-        """The N names of the variables."""
-        return tuple(column.name for column in self.columns)
-
-
-def column_of(variable: int, name: str, grads: Sequence[Any]) -> Column:
-    """Return a column with what is known of it.
+def column_of(name: str, grads: Sequence[Any], sparse: str = "gather") -> Column:
+    """Return a column with the dtype and shape of its gradients.
 
     Raises:
         ValueError: the shapes contradict each other.
     """
     present = [grad for grad in grads if grad is not None]
     dtype = dtype_of(present[0]) if present else ""
-    shape = merged_shape(map(static_shape, present))
-    all_sparse = bool(present) and all(map(is_sparse, present))
-    return Column(
-        variable, name, tuple(grads), dtype, shape, all_sparse, tuple(map(_row_count, grads)) if all_sparse else ()
-    )
-
-
-def _row_count(grad: Any) -> Optional[int]:
-    if grad is None:
-        return 0  # a tower without a gradient adds no rows
-    rows: Optional[int] = merged_shape([grad.values.shape[:1], grad.indices.shape]).as_list()[0]
-    return rows
+    stays_sparse = sparse == "gather" and bool(present) and all(map(is_sparse, present))
+    return Column(name, tuple(grads), dtype, merged_shape(map(static_shape, present)), stays_sparse)
 
 
 def is_sparse(grad: Any) -> bool:
@@ -117,27 +71,37 @@ def check_average(average: Any) -> None:
         raise HierAllreduceError(f"average={average!r}: it is True for the mean, False for the sum")
 
 
-def check_matrix(all_grads: Any, places: Places, average: Any, names: Optional[Sequence[str]] = None) -> Matrix:
-    """Check the K×N gradients of K devices.
+def check_matrix(
+    all_grads: Any,
+    devices: Tuple[Any, ...],
+    average: Any,
+    names: Optional[Sequence[str]] = None,
+    sparse: str = "gather",
+    missing: str = "error",
+) -> List[Column]:
+    """Return the N columns of K×N gradients.
 
     Args:
         all_grads: K rows (any iterables) of N gradients.
-        places: the K devices and their lanes, from :func:`.devices.places_of`.
+        devices: K devices, from :func:`.devices.device_strings`.
         average: whether the mean is wanted, which integers do not have.
         names: N variable names; by default those of the gradients.
+        sparse: ``"dense"`` if sparse gradients become dense.
+        missing: ``"zeros"`` if None on some towers counts as zeros.
 
     Raises:
         HierAllreduceError: the rows do not match the devices or each other, or an entry cannot be added up.
     """
     check_average(average)
-    devices = places.towers
     rows = check_rows(all_grads, devices)
     names = tuple(names) if names is not None else tuple(_gradient_names(rows))
     for tower, row in enumerate(rows):
         for variable, grad in enumerate(row):
             _check_entry(grad, partial(where, tower, devices, variable, names))
-    columns = [_checked_column(variable, rows, devices, names, average) for variable in range(len(names))]
-    return Matrix(tuple(columns), places)
+    columns = [_checked_column(variable, rows, devices, names, average, sparse) for variable in range(len(names))]
+    for variable, column in enumerate(columns):
+        _check_presence(column, missing, partial(where, devices=devices, variable=variable, names=names))
+    return columns
 
 
 def check_rows(all_grads: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Any, ...], ...]:
@@ -290,8 +254,28 @@ def _check_entry(grad: Any, place: Callable[[], str]) -> None:
         )
 
 
+def _check_presence(column: Column, missing: str, place: Callable[[int], str]) -> None:
+    without = [tower for tower, grad in enumerate(column.grads) if grad is None]
+    if column.dtype and without and missing == "error":
+        raise HierAllreduceError(
+            f"{place(without[0])}: the gradient is None on towers {without} but not on the others; give it on every"
+            " tower or on none, or choose missing='zeros'"
+        )
+    shapeless = [tower for tower, grad in enumerate(column.grads) if is_sparse(grad) and grad.dense_shape is None]
+    if shapeless and not column.is_sparse and height_of(column.shape) is None:
+        raise HierAllreduceError(
+            f"{place(shapeless[0])}: its IndexedSlices has no dense_shape, so it cannot be made dense; give"
+            " dense_shape, or choose sparse='gather'"
+        )
+
+
 def _checked_column(
-    variable: int, rows: Sequence[Sequence[Any]], devices: Sequence[Any], names: Sequence[str], average: bool
+    variable: int,
+    rows: Sequence[Sequence[Any]],
+    devices: Sequence[Any],
+    names: Sequence[str],
+    average: bool,
+    sparse: str,
 ) -> Column:
     place = partial(where, devices=devices, variable=variable, names=names)
     grads = [row[variable] for row in rows]
@@ -301,12 +285,12 @@ def _checked_column(
     indices = {tower: dtype_of(grad.indices) for tower, grad in present.items() if is_sparse(grad)}
     _check_equal("dtype of the indices", indices, "cast the indices to one dtype", place)
     try:
-        column = column_of(variable, names[variable], grads)
+        column = column_of(names[variable], grads, sparse)
     except ValueError:
         shapes = {tower: static_shape(grad) for tower, grad in present.items()}
         _check_equal("shape", shapes, _shape_advice(rows), place)
         raise
-    if average and present and column.present[0].dtype.is_integer:
+    if average and present and tf.as_dtype(column.dtype).is_integer:
         raise HierAllreduceError(
             f"{place(next(iter(present)))}: {column.dtype} has no exact mean; average=False sums it, or cast it to"
             " float"
@@ -354,6 +338,11 @@ def merged_shape(shapes: Iterable[tf.TensorShape]) -> tf.TensorShape:
         if not (merged.is_fully_defined() and merged == shape):  # merging is slow, and nearly all are equal
             merged = merged.merge_with(shape)
     return merged
+
+
+def height_of(shape: tf.TensorShape) -> Optional[int]:
+    """Return the first number of a shape; None if it is not known."""
+    return shape.as_list()[0] if shape.ndims else None
 
 
 def _gradient_names(rows: Sequence[Sequence[Any]]) -> List[str]:

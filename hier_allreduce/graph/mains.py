@@ -1,0 +1,71 @@
+"""The two halves of an all-reduce: each variable is reduced to one main, and copied from there."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple
+
+from ..planning import Strategy
+from .allreduce import begin, travel
+from .devices import device_strings
+from .hosts import HostGroup
+from .layout import Layout, lay_out
+from .matrix import column_of
+from .sums import Shared
+
+
+def reduce_to_mains(
+    all_grads: Sequence[Sequence[Any]],
+    devices: Sequence[Any],
+    average: bool,
+    strategy: Strategy,
+    name: str = "reduce_to_mains",
+    cluster: Optional[HostGroup] = None,
+    names: Optional[Sequence[str]] = None,
+) -> Tuple[List[Any], Layout]:
+    """Reduce each variable to its main only: the first half of an all-reduce.
+
+    Returns:
+        N gradients, gradient n on the device of tower ``layout.mains()[n]``, None for variables without gradients; and
+        the layout, for :func:`copy_from_mains`.
+
+    Raises: as :func:`allreduce_grads`.
+    """
+    layout, shared = begin(all_grads, device_strings(devices), average, strategy, name, cluster, names, whole=True)
+    mains = layout.mains()
+    rows = travel(layout.reduce_half(), shared, name)
+    return [rows[mains[n]][n] if n in mains else None for n in range(len(layout.columns))], layout
+
+
+def copy_from_mains(values: Sequence[Any], layout: Layout, name: str = "copy_from_mains") -> List[Tuple[Any, ...]]:
+    """Copy N values, each on its variable's main, to every tower: the second half of an all-reduce, by the same plan.
+
+    Args:
+        values: N tensors, ``values[n]`` on the device of tower ``layout.mains()[n]``, with the shapes of dense
+            gradients. Those of variables without gradients are not read.
+        layout: from :func:`reduce_to_mains`.
+        name: the name scope of the ops.
+
+    Returns:
+        K tuples of N tensors, entry (k, n) on the device of tower k; None for variables without gradients.
+    """
+    mains, columns = layout.mains(), list(layout.columns)
+    for n, main in mains.items():
+        on_main = [values[n] if tower == main else None for tower in range(len(layout.devices))]
+        columns[n] = column_of(columns[n].name, on_main)
+    return travel(layout._replace(columns=columns).copy_half(), Shared(layout.devices), name)
+
+
+def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any], name: str = "broadcast") -> List[Tuple[Any, ...]]:
+    """Copy N values of tower 0 to every tower, down a binomial tree.
+
+    Args:
+        values: N tensors of any dtype on ``devices[0]``.
+        devices: K devices.
+        name: the name scope of the ops.
+
+    Returns:
+        K tuples of N tensors, entry (k, n) on ``devices[k]``.
+    """
+    columns = [column_of(value.op.name, [value] * len(devices)) for value in values]
+    layout = lay_out(columns, tuple(devices), Strategy(algorithm="tree", main=0), whole=True)
+    return copy_from_mains(values, layout, name)

@@ -1,0 +1,103 @@
+"""How one chunk is added up, averaged and copied: tensors as the values of ``planning.run``."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Sequence, Tuple
+
+import tensorflow as tf
+
+from ..planning import Copy, Ops, Reduce
+from .tf import tf1
+
+
+class Shared:
+    """The devices, the kind of result, and the constants that the chunks of one all-reduce share.
+
+    Args:
+        devices: K devices.
+        average: whether the result is the mean.
+        across: adds up the totals of several hosts (see ``hosts``); None on one host.
+    """
+
+    def __init__(self, devices: Sequence[Any], average: bool = False, across: Any = None):
+        self.devices, self.average, self.across = devices, average, across
+        self.hosts = 1 if across is None else across.hosts
+        self.contributions = len(devices) * self.hosts
+        self._constants: Dict[Tuple[int, Any, bool], Any] = {}
+
+    def constant(self, tower: int, numbers: Any, is_hidden: bool = False) -> Any:
+        """Return an int32 constant on a tower, made once; a hidden one is not seen by Grappler's optimizers."""
+        key = (tower, tuple(numbers) if isinstance(numbers, (list, tuple)) else numbers, is_hidden)
+        if key not in self._constants:
+            with tf1.device(self.devices[tower]):
+                constant = tf.constant(numbers, tf.int32)
+                if is_hidden and not tf.executing_eagerly():
+                    constant = tf1.placeholder_with_default(constant, constant.shape, "hidden")
+            self._constants[key] = constant
+        return self._constants[key]
+
+
+class Sum(Ops[Any]):
+    """The sum of one chunk's tensors, in their dtype.
+
+    A subclass may make another value of a tensor in ``start``, which is a tensor again after ``end``.
+
+    Args:
+        name: the chunk's, in op names.
+        shared: by all chunks.
+    """
+
+    parts: Tuple[str, ...] = ("",)  # what the names of a value's tensors end with
+
+    def __init__(self, name: str, shared: Shared):
+        self.name, self.shared, self.devices = name, shared, shared.devices
+
+    def start(self, tower: int, tensor: Any) -> Any:
+        """Return a tower's tensor as the value that travels; called under its device."""
+        return tensor
+
+    def end(self, tower: int, value: Any) -> Any:
+        """Return a reduced value as a tensor; called under the tower's device."""
+        return value
+
+    def reduce(self, step: Reduce, here: Any, others: List[Any]) -> Any:
+        return self.add([here, *others], (step.dst, *step.srcs), step.dst)
+
+    def copy(self, step: Copy, value: Any) -> Any:
+        return self.copied(step.dst, value)
+
+    def finish(self, root: int, total: Any) -> Any:
+        if self.shared.contributions == 1:  # its gradient may be on another device
+            return self.copied(root, total)
+        # Here, before the copies: a multiply on each tower would be fused with different consumers, and the towers
+        # would differ in their last bits.
+        return self.mean(root, self.over_hosts(root, total))
+
+    def add(self, values: Sequence[Any], towers: Sequence[int], dst: int) -> Any:
+        """Return the sum of two values or more on tower ``dst``; ``towers`` has the number of each value's tower."""
+        shape, name = values[0].shape, f"{self.name}/sum"
+        are_known = all(value.shape.is_fully_defined() for value in values)
+        with tf1.device(self.devices[dst]):
+            # add would broadcast shapes that turn out to differ when the step runs; add_n raises an error
+            total = tf.add(*values, name=name) if are_known and len(values) == 2 else tf.add_n(values, name=name)
+        total.set_shape(shape.merge_with(total.shape))
+        return total
+
+    def mean(self, root: int, total: Any) -> Any:
+        """Return the mean of a sum, if it is wanted."""
+        if not self.shared.average:
+            return total
+        with tf1.device(self.devices[root]):
+            return tf.multiply(total, 1.0 / self.shared.contributions, name=f"{self.name}/mean")
+
+    def over_hosts(self, root: int, total: Any) -> Any:
+        """Return the sum of all hosts' totals."""
+        if self.shared.across is None:
+            return total
+        with tf1.device(self.devices[root]):
+            return self.shared.across.all_reduce(total, root, f"{self.name}/across")
+
+    def copied(self, tower: int, value: Any) -> Any:
+        """Return a value on a tower."""
+        with tf1.device(self.devices[tower]):
+            return tf.identity(value, name=f"{self.name}/copy")
