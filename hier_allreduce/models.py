@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Iterable, List, Tuple
 
-from .. import presets
-from ..errors import HierAllreduceError
+from . import presets
+from .errors import HierAllreduceError
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
 _COLUMNS = ("name", "shape", "dtype")

@@ -10,12 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from hier_allreduce import allreduce_grads
-from hier_allreduce.graph import check_matrix, places_of
 
 tf1 = tf.compat.v1
 IS_TF2 = tf.__version__.startswith("2")
-LANES = int(os.environ.get("TEST_LANES", 0))  # make test-lanes: every all-reduce goes over so many lanes
-DEVICES = 16 * (1 + LANES)
+DEVICES = 16
 if IS_TF2:  # before TensorFlow starts; on 1.15 every session makes its own
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * DEVICES
@@ -23,7 +21,7 @@ if IS_TF2:  # before TensorFlow starts; on 1.15 every session makes its own
 
 
 def session(**options):
-    """Return a v1 session on 16 logical CPU devices, and as many lanes as there are."""
+    """Return a v1 session on 16 logical CPU devices."""
     return tf1.Session(config=tf1.ConfigProto(device_count={"CPU": DEVICES}, **options))
 
 
@@ -40,11 +38,6 @@ def started(*ops):
 def cpus(count):
     """Return ``count`` logical CPU devices."""
     return [f"/cpu:{i}" for i in range(count)]
-
-
-def checked(rows, devices, average=False, lanes=()):
-    """Return K rows of gradients as ``allreduce_grads`` checks them."""
-    return check_matrix(rows, places_of(tuple(devices), lanes), average)
 
 
 def on_towers(devices, row_of):
