@@ -1,11 +1,10 @@
-"""Four algorithms from the literature, each a function that is run, checked and predicted like our own.
+"""Four algorithms from the literature, each a function that is run and checked like our own.
 
     pip install .                 # in a checkout, beside your TensorFlow
     python examples/algorithms.py --devices 8
-    hier-allreduce plan dgx-a100 --algorithm examples/algorithms.py:double_binary_trees
 
 A function gets the number of devices and a chunk's number, and returns that chunk's steps: sums that bring everything
-to one device, then copies back. ``Reduce(chunk, (1, 2), 0)`` is 0 ← 0 + 1 + 2, ``Copy(chunk, 0, 1)`` is 1 ← 0.
+to one device, then copies back. ``Reduce((1, 2), 0)`` is 0 ← 0 + 1 + 2, ``Copy(0, 1)`` is 1 ← 0.
 """
 
 import argparse
@@ -24,12 +23,12 @@ def two_quads(devices, chunk):
     for main in (root, other):
         quad = range(main // half * half, main // half * half + half)
         if half > 1:
-            yield Reduce(chunk, tuple(device for device in quad if device != main), main)
-    yield Reduce(chunk, (other,), root)
-    yield Copy(chunk, root, other)
+            yield Reduce(tuple(device for device in quad if device != main), main)
+    yield Reduce((other,), root)
+    yield Copy(root, other)
     for device in range(devices):
         if device not in (root, other):
-            yield Copy(chunk, root if device // half == root // half else other, device)
+            yield Copy(root if device // half == root // half else other, device)
 
 
 def halving_and_doubling(devices, chunk):
@@ -46,7 +45,7 @@ def halving_and_doubling(devices, chunk):
         same_half = [device for device in range(power) if (device ^ root) < 2 * distance]
         hops += [(device, device ^ distance) for device in same_half if (device ^ root) & distance]
         distance //= 2
-    return [Reduce(chunk, (a,), b) for a, b in hops] + [Copy(chunk, b, a) for a, b in reversed(hops)]
+    return [Reduce((a,), b) for a, b in hops] + [Copy(b, a) for a, b in reversed(hops)]
 
 
 def double_binary_trees(devices, chunk):
@@ -56,19 +55,19 @@ def double_binary_trees(devices, chunk):
     second tree as in NCCL 2.4. Numbered from 1, a device's height in a tree is that of its lowest bit.
     """
 
-    def parent(place):
-        bit = place & -place
-        above = (place ^ bit) | (bit << 1)
+    def parent(node):
+        bit = node & -node
+        above = (node ^ bit) | (bit << 1)
         return above if above <= devices else parent(above)
 
-    def device(place):
-        mirrored = devices - place if devices % 2 == 0 else place % devices
-        return mirrored if chunk % 2 else place - 1
+    def device(node):
+        mirrored = devices - node if devices % 2 == 0 else node % devices
+        return mirrored if chunk % 2 else node - 1
 
     root = 1 << (devices.bit_length() - 1)
-    leaves_first = sorted(set(range(1, devices + 1)) - {root}, key=lambda place: place & -place)
-    hops = [(device(place), device(parent(place))) for place in leaves_first]
-    return [Reduce(chunk, (a,), b) for a, b in hops] + [Copy(chunk, b, a) for a, b in reversed(hops)]
+    leaves_first = sorted(set(range(1, devices + 1)) - {root}, key=lambda node: node & -node)
+    hops = [(device(node), device(parent(node))) for node in leaves_first]
+    return [Reduce((a,), b) for a, b in hops] + [Copy(b, a) for a, b in reversed(hops)]
 
 
 def rows_then_columns(devices, chunk):
@@ -79,11 +78,11 @@ def rows_then_columns(devices, chunk):
     rows = max(count for count in range(1, devices + 1) if devices % count == 0 and count * count <= devices)
     columns = devices // rows
     last_row, last = divmod(chunk % devices, columns)
-    path = [(last + place) % columns for place in range(1, columns + 1)]  # ends in column `last`
+    path = [(last + step) % columns for step in range(1, columns + 1)]  # ends in column `last`
     hops = [(row * columns + a, row * columns + b) for a, b in zip(path, path[1:]) for row in range(rows)]
-    path = [(last_row + place) % rows for place in range(1, rows + 1)]
+    path = [(last_row + step) % rows for step in range(1, rows + 1)]
     hops += [(a * columns + last, b * columns + last) for a, b in zip(path, path[1:])]
-    return [Reduce(chunk, (a,), b) for a, b in hops] + [Copy(chunk, b, a) for a, b in reversed(hops)]
+    return [Reduce((a,), b) for a, b in hops] + [Copy(b, a) for a, b in reversed(hops)]
 
 
 ALGORITHMS = (two_quads, halving_and_doubling, double_binary_trees, rows_then_columns)
@@ -97,14 +96,14 @@ def main():
     devices = [f"/cpu:{k}" for k in range(parser.parse_args().devices)]
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # without the lines of its start
-    import tensorflow as tf  # here, because plans need none
+    import tensorflow as tf  # here, because its start takes seconds
 
     from hier_allreduce import Strategy, allreduce_grads
 
     tf1 = tf.compat.v1
     tf1.disable_eager_execution()
     for algorithm in ALGORITHMS:
-        strategy = Strategy(algorithm=algorithm, pack_below=0)
+        strategy = Strategy(algorithm=algorithm, chunk_bytes=0)
         with tf.Graph().as_default(), tf1.Session(
             config=tf1.ConfigProto(device_count={"CPU": len(devices)})
         ) as session:
