@@ -18,7 +18,8 @@ from .._lazy import advice
 from .._version import __version__
 from ..errors import HierAllreduceError
 from ..formatting import amount, count, duration, rate, table
-from ..topology import Speeds, Topology, staged_kinds, this_machine
+from ..topology import Speeds, Topology, this_machine
+from ..topology.gpus import staged_kinds
 
 _PACKAGES = (
     "tensorflow",

@@ -1,6 +1,7 @@
 """``hier-allreduce COMMAND``: the command line, and errors as one line.
 
-A command's module is imported only when that command runs, so that ``--version`` and ``--help`` answer at once.
+A command is a module with ``add_arguments(parser)`` and ``main(args) -> status``. It is imported only when it runs, so
+that ``--version`` and ``--help`` answer at once.
 """
 
 from __future__ import annotations
@@ -10,55 +11,52 @@ import importlib
 import io
 import os
 import sys
-from typing import List, Optional
+from typing import List, Optional, Sequence
 
+from .. import presets
 from .._version import __version__
 from ..errors import HierAllreduceError
+from .options import Parser
 
 COMMANDS = {
-    "topo": "show a machine's links, their speeds, and the bound that they set",
-    "plan": "show the plan for a machine, its predicted time, and how it compares",
-    "calibrate": "measure this machine's links, and which copies wait for each other",
-    "tune": "measure strategies on this machine, and write the fastest",
-    "bench": "measure step time, graph size and memory, compared with every peer",
-    "launch": "start all hosts of a job on this machine",
-    "demo": "train a small model on real data and check the result",
-    "doctor": "report versions, GPUs and known problems, to paste into an issue",
+    "plan": "show a machine's links, the plan for them, and predicted steps beside those of others",
+    "doctor": "report versions, GPUs and known problems, to paste into an issue; measure copies",
+    "tune": "measure all-reduces in your own program, and write the fastest",
 }
+RUNS_PROGRAMS = ("tune",)
 _EXAMPLES = """\
 examples:
-  hier-allreduce topo                        the links of this machine
-  hier-allreduce topo --list                 the machines that are known by name
-  hier-allreduce plan dgx-1v --bytes 100MB   a plan and its predicted time
-  hier-allreduce bench peers --devices 4     compare with other all-reduces, on this machine
-  hier-allreduce doctor                      what to paste into an issue
+  hier-allreduce plan                                 this machine
+  hier-allreduce plan dgx-1v --model resnet50         a machine that is known by name
+  nvidia-smi topo -m | hier-allreduce plan -          another machine
+  hier-allreduce doctor --measure -o machine.yaml     its copies, measured
+  hier-allreduce tune -o best.yaml -- python train.py
 
-exit status: 0 if all went well, 1 if a check failed, 2 for invalid input or a missing package,
-130 if interrupted; that of the first host that failed for launch
+exit status: 0 if all went well, 1 if problems were found, 2 for invalid input or a missing package, 130 if interrupted
 """
 
 
-def parser(only: Optional[str] = None) -> argparse.ArgumentParser:
+def parser(only: Optional[str] = None) -> Parser:
     """Return the parser of the command line; each command's module adds its own options.
 
     Args:
         only: the command whose options are needed; None for those of all commands.
     """
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="hier-allreduce",
-        description="Hierarchical all-reduce for TensorFlow graph mode: machines, plans, measurements, jobs.",
+        description="Hierarchical all-reduce for TensorFlow graph mode: plans, problems, measurements.",
         epilog=_EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"hier_allreduce {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    commands.required = True
     for name, summary in COMMANDS.items():
+        end = " -- PROGRAM …" if name in RUNS_PROGRAMS else ""
         sub = commands.add_parser(name, help=summary, description=summary)
         if only in (None, name):
             module = importlib.import_module(f".{name}", __package__)
             module.add_arguments(sub)
-            sub.set_defaults(main=module.main)
+            sub.usage = sub.format_usage().replace("usage: ", "", 1).rstrip() + end if end else None
+            sub.set_defaults(main=module.main, parser=sub)
     return top
 
 
@@ -70,22 +68,46 @@ def main(argv: Optional[List[str]] = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     argv = sys.argv[1:] if argv is None else argv
-    command = next((argument for argument in argv if not argument.startswith("-")), "")
-    args = parser(command).parse_args(argv)
+    before = argv[: argv.index("--")] if "--" in argv else argv
+    command = next((argument for argument in before if not argument.startswith("-")), "")
     try:
+        args = _parsed(command, before, argv[len(before) + 1 :], "--" in argv)
         status = int(args.main(args) or 0)
         print(end="", flush=True)  # unlike sys.stdout.flush(), this works without standard output
         return status
     except HierAllreduceError as error:
-        print(f"hier-allreduce {args.command}: {error}", file=sys.stderr)
-        return 2
+        return _failed(command, str(error))
     except BrokenPipeError:  # `hier-allreduce plan … | head`
         _discard_output()
         return 0
     except OSError as error:  # a full disk
         _discard_output()
-        print(f"hier-allreduce {args.command}: {error}", file=sys.stderr)
-        return 2
+        return _failed(command, str(error))
+    except KeyboardInterrupt:
+        _failed(command, "interrupted")
+        return 130
+
+
+def _parsed(command: str, before: Sequence[str], program: Sequence[str], has_program: bool) -> argparse.Namespace:
+    """Return the arguments before ``--``, with ``program``: the arguments after it."""
+    if command and command not in COMMANDS:
+        raise HierAllreduceError(f"{command!r} is no command{presets.nearest(command, COMMANDS)}")
+    top = parser(command)
+    args, unknown = top.parse_known_args(before)
+    if not command:
+        top.check_known(unknown)
+        raise HierAllreduceError(f"name a command: {', '.join(COMMANDS)}; `hier-allreduce --help` tells more")
+    args.parser.check_known(unknown)
+    if has_program and command not in RUNS_PROGRAMS:
+        raise HierAllreduceError(f"-- {' '.join(program)}: this command runs no program; leave out `--` and all after")
+    args.program = list(program)
+    return args
+
+
+def _failed(command: str, message: str) -> int:
+    name = f"hier-allreduce {command}" if command in COMMANDS else "hier-allreduce"
+    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
+    return 2
 
 
 def _discard_output() -> None:

@@ -1,0 +1,177 @@
+"""One form for every option of every command: times and sizes with a unit, the machine as an argument, ``-o FILE``.
+
+::
+
+    hier-allreduce plan dgx-1v --bytes 100MB --step 180ms -o folder/machine.yaml --json
+
+A reader raises ``argparse.ArgumentTypeError`` with the right form; :class:`Parser` puts the option's name before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Callable, Iterator, List, NoReturn, Optional, Tuple
+
+from .. import presets
+from ..errors import HierAllreduceError
+from ..formatting import duration
+from ..topology import Topology, from_text, this_machine
+
+THIS_MACHINE = "this machine"
+SAID, WITH_BAR = 3.0, 10.0  # seconds after which a command says what it is doing, and shows a bar
+
+_TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµ]*)$", re.I)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are a :class:`.HierAllreduceError` of one line."""
+
+    def __init__(self, **keywords: Any):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **keywords)
+
+    def error(self, message: str) -> NoReturn:
+        """Raise an error that begins with the option, and says how to see the right form if no reader has said it."""
+        named = re.sub(r"^argument (?:-\w/)?", "", message)
+        more = "" if ": '" in named else f"; `{self.prog} --help` shows the form"
+        raise HierAllreduceError(f"{named}{more}")
+
+    def check_known(self, unknown: List[str]) -> None:
+        """Raise an error for arguments that are no options of this parser, with the nearest option."""
+        for argument in unknown[:1]:
+            if argument.startswith("-"):
+                options = [name for name in self._option_string_actions if name.startswith("--")]
+                hint = presets.nearest(argument.partition("=")[0], options)
+                raise HierAllreduceError(f"{argument}: no such option{hint}")
+            raise HierAllreduceError(f"{argument!r} is one argument too many; `{self.prog} --help` shows the form")
+
+
+# ---- readers of values -------------------------------------------------------------------------------
+
+
+def time_up_to(most: float) -> Callable[[str], float]:
+    """Return the reader of a time such as ``60ms``, above 0 and at most ``most`` seconds; it returns seconds."""
+
+    def read(text: str) -> float:
+        number, unit = _split(text)
+        if number is not None and not unit:
+            raise argparse.ArgumentTypeError(f"{text!r} has no unit; milliseconds are {text.strip()}ms")
+        seconds = (number or 0.0) * _TIMES.get(unit, 0.0)
+        if not 0 < seconds <= most:
+            known = "a time in us, ms, s or min" if unit not in _TIMES else f"a time above 0, up to {duration(most)}"
+            raise argparse.ArgumentTypeError(f"{text!r}: expected {known}, such as 60ms")
+        return seconds
+
+    return read
+
+
+def size(text: str) -> int:
+    """Read bytes such as ``16MB`` (powers of 1000) or ``4MiB`` (of 1024), from 1 B to 1000 GB."""
+    number, unit = _split(text)
+    if number is not None and not unit:
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit; megabytes are {text.strip()}MB, bytes {text.strip()}B")
+    value = (number or 0.0) * _SIZES.get(unit.lower(), 0)
+    if not 1 <= value <= 1e12:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 1B to 1000GB, in B, kB, MB, GB or MiB, such as 16MB")
+    return round(value)
+
+
+def _split(text: str) -> Tuple[Optional[float], str]:
+    match = _NUMBER.match(text.strip())
+    return (float(match.group(1)), match.group(2)) if match else (None, "")
+
+
+def count(least: int, most: int) -> Callable[[str], int]:
+    """Return the reader of a whole number from ``least`` to ``most``."""
+
+    def read(text: str) -> int:
+        if not text.strip().isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {least} to {most}")
+        return int(text)
+
+    return read
+
+
+def output(text: str) -> Path:
+    """Read the path of a file to write; its folders are made."""
+    path = Path(text)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not text or path.is_dir():
+            raise argparse.ArgumentTypeError(f"{text!r} is no name of a file, such as folder/file")
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: its folder cannot be made: {error}") from None
+    return path
+
+
+# ---- the machine -------------------------------------------------------------------------------------
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """Add the argument ``MACHINE``, for :func:`read_machine`."""
+    parser.add_argument(
+        "machine",
+        nargs="?",
+        metavar="MACHINE",
+        help="a name that `plan --list` prints, a YAML file, a file with the output of `nvidia-smi topo -m`, or - for "
+        "this output on standard input; default: this machine",
+    )
+
+
+def read_machine(name: Optional[str]) -> Topology:
+    """Return the machine that the argument names.
+
+    Raises:
+        HierAllreduceError: the machine cannot be found or understood; the message names the file.
+    """
+    if name in (None, THIS_MACHINE):
+        found = this_machine()
+        if found is None:
+            known = ", ".join(presets.names("machines"))
+            raise HierAllreduceError(f"nvidia-smi shows no GPUs here; name a machine, one of {known}, or a file")
+        return found
+    if name != "-":
+        return Topology.load(str(name))
+    if sys.stdin is None:
+        raise HierAllreduceError("-: standard input is closed; expected the output of `nvidia-smi topo -m` on it")
+    if sys.stdin.isatty():
+        print("paste the output of `nvidia-smi topo -m`, then press Enter and Ctrl-D", file=sys.stderr)
+    try:
+        return from_text(presets.decoded(sys.stdin.buffer.read()), "standard input")
+    except HierAllreduceError as error:
+        raise HierAllreduceError(f"-: {error}") from None
+
+
+# ---- while a command runs ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def working(text: str) -> Iterator[None]:
+    """Say on standard error after 3 s that a command is ``text``; from 10 s on, show for how long."""
+    finished = threading.Event()
+    teller = threading.Thread(target=_tell, args=(text, finished), daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        teller.join()
+
+
+def _tell(text: str, finished: threading.Event) -> None:
+    if finished.wait(SAID) or sys.stderr is None:
+        return
+    print(f"{text} …", file=sys.stderr, flush=True)
+    if finished.wait(WITH_BAR - SAID):
+        return
+    from tqdm import tqdm
+
+    with tqdm(desc=text, file=sys.stderr, disable=None, leave=False, bar_format="{desc}: {elapsed}") as bar:
+        while not finished.wait(1.0):
+            bar.refresh()
