@@ -13,6 +13,7 @@ settings.register_profile(
 )
 settings.load_profile("same every time")
 
+
 def pytest_addoption(parser):
     parser.addoption("--no-tensorflow", action="store_true", help="let each import of TensorFlow fail")
 

@@ -50,8 +50,8 @@ def allreduce_grads(
         /gpu:0   a0   b0                            /gpu:0   a0+a1   b0+b1
         /gpu:1   a1   b1             ──►            /gpu:1   a0+a1   b0+b1
 
-    The result is plain dataflow: any part of it can be fetched, and it has gradients. Small gradients share a bucket,
-    which needs all of them: to fetch one, feed the placeholders of all (``Strategy(pack_below=0)`` packs nothing).
+    The result is plain dataflow: any part of it can be fetched, and it has gradients. Small gradients share a chunk,
+    which needs all of them: to fetch one, feed the placeholders of all (``Strategy(chunk_bytes=0)`` packs nothing).
 
     A float16 or bfloat16 gradient is added in float32 and rounded once for each hop. Its mean is carried as a running
     mean, so that it is finite where the inputs are. The error bound is in docs/cost-model.md. ``tf.IndexedSlices``
@@ -62,9 +62,9 @@ def allreduce_grads(
         devices: K devices, ``devices[tower]``: strings, ``tf.DeviceSpec``, ``tf.config.LogicalDevice``.
         average: the mean instead of the sum. It is taken once, before the copies back, so that all towers hold
             the same bits.
-        strategy: how to reduce: an algorithm's name, ``"hierarchical"``, ``"tree"`` (caffe2 muji's), ``"flat"`` (one
-            main for each chunk), ``"ring"`` or ``"auto"``, the default; a :class:`Strategy` for all choices; or the
-            name or path of its YAML file.
+        strategy: the name of an algorithm: ``"hierarchical"``, ``"tree"`` (caffe2 muji's), ``"flat"`` (one main for
+            each chunk), ``"ring"``, or ``"auto"``, the default; or a :class:`Strategy`; or the name or path of its
+            YAML file.
         name: the name scope of the ops.
         cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. All hosts call this function
             with the same arguments, and the sum, or mean, is over the towers of all hosts. Sparse gradients become
@@ -195,10 +195,12 @@ def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:
         reduced, results = [], []
         for tower, device in enumerate(layout.devices):
             with tf1.device(device):
-                reduced.append([
-                    chunk.end(tower, column[tower]) if tower in complete_on(schedule) else None
-                    for schedule, chunk, column in zip(layout.schedules, sums, chunks)
-                ])
+                reduced.append(
+                    [
+                        chunk.end(tower, column[tower]) if tower in complete_on(schedule) else None
+                        for schedule, chunk, column in zip(layout.schedules, sums, chunks)
+                    ]
+                )
                 results.append(tuple(towers[tower].unpack(reduced[tower])))
         record(scope, layout, sums, values, reduced)
         return results
