@@ -1,18 +1,18 @@
-"""Several hosts: the same plan inside each, TensorFlow's own collectives between them.
+"""Several hosts: the same plan inside each, TensorFlow's collectives between them.
 
 ::
 
     host 0   tower 0 ─┐                                       ┌─► tower 0
-             tower 1 ─┴─► sum on its main ─┐             ┌────┴─► tower 1
+             tower 1 ─┴─► sum on its root ─┐             ┌────┴─► tower 1
                                            ├─ collective ┤
     host 1   tower 0 ─┐                    │             │    ┌─► tower 0
-             tower 1 ─┴─► sum on its main ─┘             └────┴─► tower 1
+             tower 1 ─┴─► sum on its root ─┘             └────┴─► tower 1
 
 Each host sends each chunk across once, not once for each tower, and different chunks from different devices.
 
 ::
 
-    cluster = Cluster.from_environment(devices_per_host=4)         # from TF_CONFIG; the same program on every host
+    cluster = Cluster.from_environment(devices_per_host=4)         # TF_CONFIG or Slurm; the same program on every host
     reduced = allreduce_grads(grads, devices, average=True, cluster=cluster)
     start = cluster.broadcast(tf.compat.v1.global_variables())
     with cluster.session() as session:                             # waits for all hosts, and compares their graphs
@@ -24,30 +24,26 @@ Each host sends each chunk across once, not once for each tower, and different c
 from __future__ import annotations
 
 import itertools
+import math
 import os
-import warnings
-from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
+from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..errors import ClusterError
-from ..graph import CrossHostReduce, HostGroup, Matrix, builds_for_session, forget_colocation, outside_control_flow, tf1
-from .addresses import refuse_taken
-from .collectives import AcrossHosts, Collectives, engine_for, nccl_groups
-from .config import RING, check_config, from_tf_config, read_config
-from .kv_store import KeyValueStore
-from .manifest import ALL_REDUCE, BROADCAST, Manifest, gradient_facts, variable_facts
-from .rendezvous import Rendezvous
-from .session import ClusterSession
-from .watchdog import Watchdog
+from ..errors import ClusterError, HierAllreduceError
+from ..graph import HostGroup
+from ..graph.matrix import Column
+from ..graph.tf import builds_for_session, in_current_graph, tf1
+from .collectives import ENGINES, RING, AcrossHosts, Collectives, can_cross
+from .place import check_hosts, place, split_address
+from .session import ClusterSession, Tables, difference
+from .watch import Watch
 
-_LEADER = "/job:worker/replica:0/task:0"
-_MEETING = "hier_allreduce/meeting"  # the collection that holds a graph's op for it
-_KV_SECONDS = 2.0  # limit to one operation of the key-value store, which is then tried again
+_BUILT = "hier_allreduce/hosts"  # the collection of a graph with lines of text: all hosts must have built the same
 
 
 class Cluster(HostGroup):
-    """The hosts of one job, and the place of this process among them.
+    """The hosts of one job, and the index of this process among them.
 
     With one host, everything works as without a cluster: no server, no collective.
 
@@ -64,7 +60,7 @@ class Cluster(HostGroup):
         devices_per_host: int,
         timeout: float = 30.0,
         start_timeout: float = 600.0,
-        stall_timeout: float = 3600.0,
+        stall_timeout: float = 1800.0,
         communication: str = RING,
     ):
         """Check and keep the description; nothing is started before :meth:`session`.
@@ -76,55 +72,44 @@ class Cluster(HostGroup):
             timeout: seconds within which every host ends with an error after another one has died or frozen. A host
                 that computes, saves or evaluates is neither, however long it takes.
             start_timeout: seconds to wait for all hosts at the start.
-            stall_timeout: seconds that a live host may keep the others waiting, for example while it saves or
-                evaluates.
-            communication: ``"ring"``, TensorFlow's own over gRPC; ``"nccl"``, for GPUs; or ``"auto"``: NCCL for each
-                all-reduce whose towers are all GPUs, if this TensorFlow was built with it. Hosts compare the choice.
+            stall_timeout: seconds that a live host may keep the others waiting, for example while it saves.
+            communication: ``"ring"``, TensorFlow's over gRPC; or ``"nccl"``, for GPUs.
 
         Raises:
             ClusterError: no hosts, an invalid or repeated address, a task that is not an index of the list, an unknown
                 engine, or a number that is not positive.
         """
+        check_hosts(hosts, task)
+        if isinstance(devices_per_host, bool) or not isinstance(devices_per_host, int) or devices_per_host < 1:
+            raise ClusterError(f"devices_per_host={devices_per_host!r}: expected a whole number of 1 or more")
+        if communication not in ENGINES:
+            raise ClusterError(f"communication={communication!r}: expected one of {', '.join(ENGINES)}")
         times = {"timeout": timeout, "start_timeout": start_timeout, "stall_timeout": stall_timeout}
-        check_config(hosts, task, devices_per_host, communication, **times)
+        for name, seconds in times.items():
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+                raise ClusterError(f"{name}={seconds!r}: expected seconds, more than 0 and finite")
         self.hosts: Tuple[str, ...] = tuple(hosts)
         self.task, self.devices_per_host = task, devices_per_host
         self.timeout, self.start_timeout, self.stall_timeout = timeout, start_timeout, stall_timeout
         self.communication = communication
-        self._collectives = Collectives(self.size, self.task)
-        self._manifest = Manifest()
-        self._session_numbers = itertools.count()
+        self._collectives = Collectives(self.size, task)
+        self._sessions = itertools.count()
         self._server: Any = None
 
     @classmethod
     def from_environment(cls, devices_per_host: int, **options: Any) -> Cluster:
-        """Return the cluster that TF_CONFIG describes; a cluster of one host if there is none in it.
+        """Return the cluster that TF_CONFIG or Slurm describes; a cluster of one host without either.
 
-        Launchers set it for ``tf.distribute``. ``options`` are other arguments of :class:`Cluster`.
-
-        ::
+        ``options`` are other arguments of :class:`Cluster`. Launchers set TF_CONFIG for ``tf.distribute``::
 
             {"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", "index": 1}}
 
-        A job called ``chief`` comes before the workers.
+        A job called ``chief`` comes before the workers. Slurm needs no TF_CONFIG: ``srun --ntasks-per-node=1``.
 
         Raises:
-            ClusterError: TF_CONFIG is invalid, has jobs other than these, or describes an invalid cluster.
+            ClusterError: the description is invalid; or a launcher has started several processes without one.
         """
-        hosts, task = from_tf_config(os.environ.get("TF_CONFIG", ""))
-        return cls(hosts, task, devices_per_host, **options)
-
-    @classmethod
-    def load(cls, name_or_path: str, task: int, **options: Any) -> Cluster:
-        """Return a cluster from ``configs/clusters/NAME.yaml``, or from the YAML file at a path.
-
-        The file has ``hosts`` and ``devices_per_host``. ``options`` are other arguments of :class:`Cluster`.
-
-        Raises:
-            HierAllreduceError: no such file or name, or an unknown or missing key.
-            ClusterError: an invalid value.
-        """
-        return cls(task=task, **read_config(name_or_path, task), **options)
+        return cls(*place(os.environ), devices_per_host, **options)
 
     def __repr__(self) -> str:
         return f"Cluster({list(self.hosts)}, task={self.task}, devices_per_host={self.devices_per_host})"
@@ -139,31 +124,37 @@ class Cluster(HostGroup):
         """Whether this host saves and evaluates, and has the initial values of all hosts."""
         return self.task == 0
 
-    # ---- what goes into graphs ---------------------------------------------------------------------
+    # ---- built in graphs ---------------------------------------------------------------------------
 
-    def across(self, name: str, grads: Matrix, facts: Mapping[str, Any]) -> CrossHostReduce:
-        """Return the reduction over hosts that ``allreduce_grads`` applies to a host's sums.
+    def across(self, name: str, columns: Sequence[Column], facts: Mapping[str, Any]) -> Optional[AcrossHosts]:
+        """Return the sums over hosts that ``allreduce_grads`` applies to a host's sums; None for one host.
 
         Args:
             name: the name of this all-reduce in errors.
-            grads: this host's gradients, K×N.
-            facts: what else must be equal on all hosts, as JSON; compared before the first step.
+            columns: this host's N columns of K gradients.
+            facts: further facts that must be equal on all hosts; compared before the first step.
 
         Raises:
             ClusterError: the gradients are not for ``devices_per_host`` devices; or there are several hosts and no
                 graph for a session (eager execution, ``tf.function``, control flow of TensorFlow 2).
             HierAllreduceError: no collective can add up a gradient's dtype.
         """
-        if len(grads.places.towers) != self.devices_per_host:
-            raise ClusterError(
-                f"{name} is for {len(grads.places.towers)} devices, and {self} has {self.devices_per_host}"
-            )
+        towers = {len(column.grads) for column in columns} - {self.devices_per_host}
+        if towers:
+            raise ClusterError(f"{name} is for {towers.pop()} devices, and {self} has {self.devices_per_host}")
         if self.size == 1:
-            return CrossHostReduce()
-        graph = _graph_for_session()
-        engine = engine_for(self.communication, grads.places.towers)
-        self._note(graph, ALL_REDUCE, {"communication": engine, "gradients": gradient_facts(grads), **facts}, name)
-        return AcrossHosts(self._collectives, engine)
+            return None
+        _check_graph()
+        for variable, column in enumerate(columns):
+            if column.dtype and not can_cross(column.dtype):
+                raise HierAllreduceError(
+                    f"variable {variable} ({column.name!r}): {column.dtype} cannot be added up across hosts; cast it to"
+                    " float32 or int64"
+                )
+        gradients = [f"{column.name}: {_dtype_and_shape(column.dtype, column.shape)}" for column in columns]
+        facts = {"communication": self.communication, "gradients": gradients, **facts}
+        self._note(f"all-reduce ({name})", facts)
+        return AcrossHosts(self._collectives, self.communication)
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
         """Return an op that gives every host the chief's values; all hosts must run it at the same point.
@@ -177,62 +168,66 @@ class Cluster(HostGroup):
         """
         if self.size == 1:
             return tf.no_op()
-        graph, facts = _graph_for_session(), {"variables": variable_facts(variables)}
+        _check_graph()
+        texts = {}
+        for variable in variables:
+            if not (in_current_graph(variable) and hasattr(variable, "assign")):
+                raise ClusterError(f"{variable!r} is not a variable of the graph being built, and cannot be sent")
+            dtype, shape = str(variable.dtype.base_dtype.name), variable.shape
+            texts[str(variable.op.name)] = _dtype_and_shape(dtype, shape)
+            if not can_cross(dtype) or not shape.is_fully_defined():
+                raise ClusterError(
+                    f"variable {variable.op.name!r} is {texts[variable.op.name]}: only numbers of known shape can be"
+                    " sent to other hosts; leave it out of the variables"
+                )
+        self._note("broadcast", {"variables": [f"{name}: {texts[name]}" for name in sorted(texts)]})
         ordered = sorted(variables, key=lambda variable: str(variable.op.name))
-        groups = nccl_groups(self.communication, ordered)
-        facts["over NCCL"] = {v.op.name: str(groups[v.device]) for v in ordered if v.device in groups}
-        self._note(graph, BROADCAST, facts)
         with tf1.name_scope("broadcast"):
-            return self._collectives.broadcast([v for v in ordered if v.shape.num_elements() != 0], groups)
+            return self._collectives.broadcast([v for v in ordered if v.shape.num_elements() != 0])
 
-    def _note(self, graph: Any, kind: str, facts: Mapping[str, Any], name: str = "") -> None:
-        """Note what is about to be built in a graph; build the op of the graph's meeting, if it has none yet."""
-        if not graph.get_collection(_MEETING):
-            with outside_control_flow(), forget_colocation(), tf1.name_scope(None):
-                graph.add_to_collection(_MEETING, self._collectives.meeting())
-        self._manifest.add(graph, kind, facts, self._collectives.built, name)
+    def _note(self, kind: str, facts: Mapping[str, Any]) -> None:
+        """Note in the graph which collectives are about to be built."""
+        for line in _lines(f"collective {self._collectives.built}, {kind}", facts):
+            tf1.add_to_collection(_BUILT, line)
 
     # ---- sessions ----------------------------------------------------------------------------------
 
     def session(self, graph: Optional[Any] = None, config: Optional[Any] = None) -> Any:
         """Return a session of this host, once all hosts are there and have built the same graph.
 
+        Before the first all-reduce, hosts compare the values of the trainable variables that the graph has now.
+
         Args:
             graph: the current one by default.
-            config: a ConfigProto; what the cluster needs is added to a copy. The server keeps the first one.
+            config: a ConfigProto; the cluster's settings are added to a copy. The server keeps the first one.
 
         Returns:
             A ``tf.compat.v1.Session``. Leaving it waits until all hosts have left theirs.
 
         Raises:
-            ClusterError: this host's port is taken, hosts are missing after ``start_timeout``, or a host has another
-                list of hosts or has built something else: the message names the host and the difference.
+            ClusterError: this host's port is taken, hosts are missing after ``start_timeout``, or a host has built
+                another graph: the message names the host and the difference.
         """
-        config = self.config(config)
+        config, graph = self.config(config), graph or tf1.get_default_graph()
         if self.size == 1:
             return tf1.Session("", graph, config)
-        graph = graph or tf1.get_default_graph()
-        if self._manifest.lacks_broadcast(graph):
-            warnings.warn(
-                "no cluster.broadcast was built in this graph: unless all hosts restore the same checkpoint, each"
-                " trains from values of its own, and their models differ. Build everywhere ="
-                " cluster.broadcast(tf.compat.v1.global_variables()), and run it once the variables have their values",
-                stacklevel=2,
-            )
-        if self._server is None:
-            self._server = self._start_server(config)
-        watchdog = Watchdog(self.hosts, self.task, self.timeout, self.stall_timeout)
-        number = next(self._session_numbers)
-        addresses = list(self.hosts)
-        # the address by which this host reaches itself, whatever the list says
-        addresses[self.task] = self._server.target[len("grpc://") :]
-        kv_store = KeyValueStore(addresses, min(_KV_SECONDS, self.timeout / 6))
-        rendezvous = Rendezvous(self.hosts, self.task, self.start_timeout, watchdog, kv_store, number)
-        rendezvous.barrier(self._facts(graph))
-        session = ClusterSession(rendezvous, watchdog, number, self._server.target, graph, config)
-        for meeting in graph.get_collection(_MEETING):  # at most one; none in a graph without collectives
-            session.run(meeting)
-        return session
+        self._server = self._server or self._start_server(config)
+        watch = Watch(self.hosts, self.task, self.timeout)
+        watch.wait_for_servers(self.start_timeout)
+        tables = Tables(self._collectives, watch, self._server.target, config, next(self._sessions))
+        self._compare_graphs(tables, graph)
+        return ClusterSession(tables, self.stall_timeout, self._server.target, graph, config)
+
+    def _compare_graphs(self, tables: Tables, graph: Any) -> None:
+        facts = {"devices_per_host": self.devices_per_host, "TensorFlow": tf.__version__, "hosts": self.hosts}
+        mine = [*_lines("", facts), *graph.get_collection(_BUILT)]
+        for task, text in enumerate(tables.texts("\n".join(mine), self.start_timeout)):
+            differs = difference(mine, text.split("\n"))
+            if differs:
+                raise ClusterError(
+                    f"host {task} ({self.hosts[task]}) differs from this host ({self.task}): {differs}. All hosts must"
+                    " run the same program with the same settings"
+                )
 
     def check_session(self, session: Any) -> None:
         """Check that all-reduces over several hosts can complete in a session.
@@ -242,59 +237,87 @@ class Cluster(HostGroup):
         """
         if self.size > 1 and not isinstance(session, ClusterSession):
             raise ClusterError(
-                f"a {type(session).__name__} knows nothing of the other hosts, and its first step would wait for ever;"
-                " open cluster.session() instead"
+                f"a {type(session).__name__} does not know the other hosts, and cannot run a step with them; open"
+                " cluster.session() instead"
             )
 
+    def check_weights(self, session: Any) -> None:
+        """Check that all hosts hold the same values of all trainable variables; all hosts must call it.
+
+        Args:
+            session: from :meth:`session`.
+
+        Raises:
+            ClusterError: variables differ, and are named; or as :meth:`check_session`.
+        """
+        self.check_session(session)
+        if self.size > 1:
+            session.compare_weights()
+
     def config(self, config: Optional[Any] = None) -> Any:
-        """Return a copy of a ConfigProto with what the cluster needs."""
+        """Return a copy of a ConfigProto with the settings that the cluster needs."""
         full = tf1.ConfigProto()
         full.CopyFrom(config or tf1.ConfigProto())
         full.device_count["CPU"] = max(full.device_count["CPU"], self.devices_per_host)
         if self.size > 1:
-            full.use_per_session_threads = False  # sessions of a server use the server's threads, not their own
-            full.experimental.collective_group_leader = _LEADER
+            full.use_per_session_threads = False  # sessions of a server use the server's threads
+            full.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
             # in TensorFlow 1, ops that name no task would go to task 0 without this filter
             full.device_filters.append(f"/job:worker/task:{self.task}")
         return full
 
     def _start_server(self, config: Any) -> Any:
-        address = self.hosts[self.task]
-        refuse_taken(address)
+        self._bypass_proxy()
         try:
             return tf1.train.Server(
                 {"worker": list(self.hosts)}, job_name="worker", task_index=self.task, config=config, protocol="grpc"
             )
         except tf.errors.OpError as error:
-            raise ClusterError(f"this host's server ({address}) does not start: {error.message}") from error
+            raise ClusterError(
+                f"this host's server ({self.hosts[self.task]}) does not start: {error.message}. If another process uses"
+                " the port (an earlier run?), end it, or give this host another port in every host's list"
+            ) from error
 
-    def _facts(self, graph: Any) -> Dict[str, Any]:
-        return {
-            "hosts": dict(enumerate(self.hosts)),
-            "task": self.task,
-            "devices_per_host": self.devices_per_host,
-            "TensorFlow": tf.__version__,
-            **self._manifest.entries(graph),
-        }
+    def _bypass_proxy(self) -> None:
+        """Except the hosts from the proxy of ``http_proxy``: gRPC would ask it for them, and wait for ever."""
+        names = [split_address(address)[0] for address in self.hosts]
+        excepted = os.environ.get("no_proxy", "")
+        for variable in ("no_grpc_proxy", "no_proxy"):  # the gRPC of TensorFlow 1.15 reads only the second one
+            before = os.environ.get(variable, excepted).split(",")
+            os.environ[variable] = ",".join(dict.fromkeys(filter(None, [*before, *names])))
 
 
-def _graph_for_session() -> Any:
-    """Return the graph that is being built.
+def _lines(path: str, facts: Any) -> Iterator[str]:
+    """Yield ``"PATH, KEY: VALUE"`` for each entry of nested mappings and lists."""
+    if isinstance(facts, Mapping):
+        for key, value in facts.items():
+            yield from _lines(f"{path}, {key}" if path else str(key), value)
+    elif isinstance(facts, (list, tuple)):
+        for value in facts:
+            yield from _lines(path, value)
+    else:
+        yield f"{path}: {facts}"
 
-    Raises:
-        ClusterError: there is none, or it is a function's.
-    """
+
+def _dtype_and_shape(dtype: str, shape: Any) -> str:
+    """Return ``"float32 [5, 7]"``, ``"float32 ?"`` or, without a dtype, ``"None"``."""
+    if not dtype:
+        return "None"
+    return f"{dtype} {shape.as_list() if shape.ndims is not None else '?'}"
+
+
+def _check_graph() -> None:
+    """Raise a ClusterError if there is no graph, or it is a function's."""
     graph = tf1.get_default_graph()
     is_function = hasattr(graph, "capture")
     if is_function and builds_for_session():
         raise ClusterError(
-            "several hosts cannot add up in a function, and TensorFlow 2 makes functions of what tf.cond and"
-            " tf.while_loop call: call tf.compat.v1.disable_control_flow_v2() before you build the graph. In a"
-            " tf.function, several hosts are not possible"
+            "several hosts cannot add up in a function, and TensorFlow 2 makes functions of the branches of tf.cond and"
+            " tf.while_loop: call tf.compat.v1.disable_control_flow_v2() before you build the graph. In a tf.function,"
+            " several hosts are not possible"
         )
     if tf.executing_eagerly() or is_function:
         raise ClusterError(
             "several hosts need a graph and a session: build under `with tf.Graph().as_default():` and run it in"
             " `cluster.session()`, not eagerly and not in a tf.function"
         )
-    return graph

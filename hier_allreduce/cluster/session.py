@@ -1,202 +1,236 @@
-"""The session of one host among several, which raises an error where TensorFlow's would hang."""
+"""The session of one host among several: compares the hosts, and raises an error where others would hang.
+
+::
+
+    all listen? ─► equal texts? ─► runs on this host alone, as in any session
+                                   steps with the other hosts: numbered, one at a time, watched
+                                     before the first all-reduce: equal weights?          ─► all at the end?
+"""
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import re
+import hashlib
 import sys
 import threading
-from typing import Any, Callable, Dict, Iterator, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
+import numpy as np
 import tensorflow as tf
-from tensorflow.python.client.session import tf_session  # it has no public name
 
 from ..errors import ClusterError
-from ..graph import tf1
-from .collectives import check_order, collectives_of
-from .polling import POLL, attempts
-from .rendezvous import Rendezvous
-from .watchdog import START_AGAIN, Watchdog
+from ..graph.tf import tf1
+from .collectives import Collectives, check_order, checksums, collectives_of
+from .watch import START_AGAIN, Watch
 
-# What TensorFlow numbers in one sequence has one key: a random one of 64 bits, or this one and a session's number.
+# A sequence of steps that TensorFlow numbers has one key: a random one of 64 bits, or this one and a session's number.
 _SEQUENCES = 0x48410000
+# of a step that fails because it failed on another host
+_FROM_PEERS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.InternalError)
+_CLOSING_SECONDS = 1.0  # a process that ends may close its connections before its port
+_LISTED = 5  # differences that an error message lists
 _ONE_THREAD = (
     "another thread is in a step with the other hosts, and TensorFlow would give this one the same number: run all such"
-    " steps from one thread. What needs no other host, such as filling a queue, can run in any thread"
+    " steps from one thread. Work that needs no other host, such as filling a queue, can run in any thread"
 )
+
+
+class Tables:
+    """The tables to which every host contributes a row of whole numbers, in one session of this host."""
+
+    def __init__(self, collectives: Collectives, watch: Watch, target: str, config: Any, session: int):
+        self.watch, self._collectives, self._sequence = watch, collectives, _SEQUENCES + session
+        self._session = tf1.Session(target, tf.Graph(), config)
+
+    def numbered(self, options: Optional[Any] = None) -> Any:
+        """Return the options of a step with the other hosts.
+
+        TensorFlow has a sequence of numbers for each set of collectives, and a host asks host 0 for the next one when
+        it first needs it. If nothing crosses in host 0's first step, because of a ``tf.cond``, that step may have ended
+        by then, and the numbers differ by one for ever. So all steps are of one sequence, which begins with a table.
+        """
+        numbered = tf1.RunOptions()
+        numbered.CopyFrom(options or tf1.RunOptions())
+        numbered.experimental.collective_graph_key = self._sequence
+        return numbered
+
+    def rows(self, row: Any, seconds: float, doing: str) -> Any:
+        """Return the rows of all hosts, H×M; ``seconds`` and ``doing`` are those of :meth:`Watch.wait`."""
+        with self._session.graph.as_default():
+            table = self._collectives.table(tf.constant(row, tf.int64))
+        return self.watch.wait(lambda: self._session.run(table, options=self.numbered()), seconds, doing)
+
+    def texts(self, text: str, seconds: float) -> List[str]:
+        """Return the texts of all hosts; nothing if they are equal."""
+        data, doing = text.encode(), "to compare the graphs"
+        digest = np.frombuffer(hashlib.sha256(data).digest(), np.int64)
+        rows = self.rows([len(data), *digest], seconds, doing)
+        if (rows == rows[0]).all():
+            return []
+        words = -(-rows[:, 0].max() // 8)
+        rows = self.rows(np.frombuffer(data.ljust(8 * words, b"\0"), np.int64), seconds, doing)
+        return [row.tobytes().rstrip(b"\0").decode() for row in rows]
+
+    def close(self) -> None:
+        """Close the session of the tables."""
+        self._session.close()
+
+
+def difference(mine: List[str], theirs: List[str]) -> str:
+    """Return the lines in which two hosts differ; empty if they do not."""
+    there, here = ([line for line in a if line not in b] for a, b in ((theirs, mine), (mine, theirs)))
+    lines = [f"{line} there" for line in there[:_LISTED]] + [f"{line} here" for line in here[:_LISTED]]
+    return "; ".join(lines) or ("the same in another order" if mine != theirs else "")
 
 
 class ClusterSession(tf1.Session):
     """A session whose steps end with an error that names the host if another host fails.
 
-    Steps run in a thread of their own while the calling thread probes the hosts. That holds for the thread that opened
-    the session; in other threads, such as those that fill queues, ``run`` works as in any session.
-
-    Collectives meet those of the other hosts in the step of the same number. TensorFlow has a sequence of numbers for
-    each set of collectives, and a host asks host 0 for the next one when it first needs it. If nothing crosses in host
-    0's first step, because of a ``tf.cond``, that step may have ended by then, and the numbers differ by one for ever.
-    So here all steps with the other hosts are of one sequence, whose first step is one in which all hosts meet.
-
     After a step with the other hosts that ended with an error, the end of the data included, there can be no other:
-    TensorFlow gives the next step the same number, so it could meet hosts that are still in the failed one. For the
-    same reason there is one such step at a time.
+    TensorFlow gives the next step the same number, so it could meet hosts that are still in the failed one.
     """
 
-    def __init__(self, rendezvous: Rendezvous, watchdog: Watchdog, number: int, target: str, graph: Any, config: Any):
+    def __init__(self, tables: Tables, patience: float, target: str, graph: Any, config: Any):
         super().__init__(target, graph, config)
-        self._rendezvous, self._watchdog = rendezvous, watchdog
-        self._sequence = _SEQUENCES + number
-        self._owner = threading.current_thread()
-        self._left_by_error = False
-        self._crossing: Dict[Tuple[Any, ...], bool] = {}  # by the ops that a run fetches
-        self._no_more_steps = ""  # why there can be no other step with the other hosts
+        self._tables, self._watch, self._patience = tables, tables.watch, patience
         self._step = threading.Lock()  # held during a step with the other hosts
-        self._step_failed = False
+        self._over = ""  # why there can be no other step with the other hosts
+        self._waits = True  # whether closing waits for the other hosts
+        self._crossing: Dict[Tuple[Any, ...], List[Any]] = {}  # the collectives, by the ops that a run fetches
+        self._checksums = checksums(graph)
+        self._compared = False
 
-    def run(self, *args: Any, **kwargs: Any) -> Any:
+    def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
         """Run as ``tf.compat.v1.Session.run`` does.
 
         Raises:
             ClusterError: a host died or froze, and TensorFlow cannot go on in this process: end it, and start again.
                 Or an earlier step with the other hosts ended with an error, and this would be the next one; or another
-                thread runs one; or NCCL's calls have no order in this one.
+                thread runs one; or NCCL's calls have no order in this one; or the hosts began with different weights.
         """
-        return self._watched(functools.partial(super().run, *args, **kwargs))
+        run, collectives = super().run, self._collectives(fetches)
+        if not collectives:
+            return run(fetches, feed_dict, options, run_metadata)
+        with self._alone():
+            if not self._compared and any(op.type.startswith("CollectiveReduce") for op in collectives):
+                self._compare("hosts begin with different weights")
+                self._compared = True
+            numbered = self._tables.numbered(options)
+            return self._watched(lambda: run(fetches, feed_dict, numbered, run_metadata))
 
     def make_callable(self, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Callable[..., Any]:
         """Return a callable as ``tf.compat.v1.Session.make_callable`` does, with the errors of :meth:`run`."""
         return super().make_callable(fetches, feed_list or [], accept_options)  # with a list, it calls run()
 
-    def _do_run(
-        self, handle: Any, targets: Sequence[Any], fetches: Sequence[Any], feeds: Any, options: Any, metadata: Any
-    ) -> Any:
-        """Override TensorFlow's method between the choice of what to run and the run itself."""
-        ops = (*targets, *(tensor.op for tensor in fetches))
-        if ops not in self._crossing:
-            collectives = collectives_of(ops)
-            check_order(collectives)
-            self._crossing[ops] = bool(collectives)
-        if not self._crossing[ops]:
-            return super()._do_run(handle, targets, fetches, feeds, options, metadata)
-        if self._no_more_steps:
-            raise ClusterError(self._no_more_steps)
+    def partial_run_setup(self, fetches: Any, feeds: Any = None) -> Any:
+        """Set up as ``tf.compat.v1.Session.partial_run_setup`` does.
+
+        Raises:
+            ClusterError: the fetches need other hosts.
+        """
+        if self._collectives(fetches):
+            raise ClusterError("a partial run cannot meet the other hosts: fetch everything in one session.run")
+        return super().partial_run_setup(fetches, feeds)
+
+    def compare_weights(self) -> None:
+        """Check that all hosts hold the same values of all trainable variables; all hosts must call it.
+
+        Raises:
+            ClusterError: some differ, and are named; or as :meth:`run`.
+        """
+        with self._alone():
+            self._compare("the hosts' weights have become different")
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock of steps with the other hosts."""
+        if self._over:
+            raise ClusterError(self._over)
         if not self._step.acquire(blocking=False):
             raise ClusterError(_ONE_THREAD)
-        self._rendezvous.steps += 1
         try:
-            with _of_sequence(self._sequence, options) as numbered:
-                return super()._do_run(handle, targets, fetches, feeds, numbered, metadata)
-        except tf.errors.OpError as error:
-            self._no_more_steps, self._step_failed = _last_step_message(error), True
-            raise
+            yield
         finally:
             self._step.release()
 
-    def _watched(self, function: Callable[[], Any]) -> Any:
-        if threading.current_thread() is not self._owner:
-            return function()
+    def _collectives(self, fetches: Any) -> List[Any]:
+        """Return the collectives that fetches need."""
+        elements = [self.graph.as_graph_element(fetch) for fetch in _leaves(fetches)]
+        ops = tuple(element if isinstance(element, tf.Operation) else element.op for element in elements)
+        if ops not in self._crossing:
+            collectives = collectives_of(ops)
+            check_order(collectives)
+            self._crossing[ops] = collectives
+        return self._crossing[ops]
+
+    def _watched(self, step: Callable[[], Any]) -> Any:
         try:
-            return self._watchdog.call(function, peer_failure=self._peer_failure, departed=self._rendezvous.departed)
-        except tf.errors.OutOfRangeError:  # the end of the data
-            raise
+            return self._watch.wait(step, self._patience, "in a step")
         except tf.errors.OpError as error:
-            cause = self._cause(error)
-            if not cause:
+            ended = "the end of its data" if isinstance(error, tf.errors.OutOfRangeError) else type(error).__name__
+            self._over = (
+                f"this host's last step with the other hosts ended with {ended}, and after that this session cannot run"
+                " another: the others might still be in that step and take the new one for it. Let the data repeat"
+                " (dataset.repeat()) and run the same number of steps on every host; or open a session for each epoch."
+                " Runs that need no other host are still possible"
+            )
+            fault = self._watch.fault(_CLOSING_SECONDS) if isinstance(error, _FROM_PEERS) else ""
+            if not fault:
                 raise
-            self._rendezvous.leave_after_error(cause)
-            raise ClusterError(f"{cause}. {START_AGAIN}") from error
-        except ClusterError:
-            self._rendezvous.leave_after_error(self._watchdog.cause)
-            raise
+            self._waits = False
+            self._watch.linger()
+            raise ClusterError(f"{fault}. {START_AGAIN}") from error
 
-    def _peer_failure(self) -> str:
-        return self._rendezvous.peer_failure() if self._step.locked() else ""
-
-    def _cause(self, error: tf.errors.OpError) -> str:
-        """Return which other host made a run fail; if none did, report the failure to the others."""
-        step_failed, self._step_failed = self._step_failed, False
-        may_be_peer, seconds = step_failed and _may_come_from_a_peer(error), 0.0
-        if may_be_peer:
-            seconds = self._rendezvous.grace  # a host that fails reports it within this time
-        elif isinstance(error, tf.errors.UnavailableError):
-            seconds = POLL  # a process that ends may close its connections before its port
-        for _ in attempts(seconds):
-            faults = self._watchdog.faults()
-            # a host that is gone may have ended for the reason for which this one failed, and have told it
-            report = self._rendezvous.peer_failure(step_failed=not faults) if may_be_peer or faults else ""
-            cause = report or self._watchdog.fault(faults, self._rendezvous.departed)
-            if cause:
-                return cause
-        if step_failed:
-            self._rendezvous.report_failure(f"ended its step with {_summary(error)}")
-        return ""
+    def _compare(self, found: str) -> None:
+        """Check that all hosts have the same weights; a variable without a value counts as 0."""
+        if not self._checksums:
+            return
+        names, is_set, sums = zip(*self._checksums)
+        have_values = super().run(list(is_set))
+        values = iter(super().run([checksum for checksum, has_value in zip(sums, have_values) if has_value]))
+        row = [next(values) if has_value else 0 for has_value in have_values]
+        rows = self._tables.rows(row, self._patience, "to compare the weights")
+        differing = [name for name, column in zip(names, rows.T) if len(set(column)) > 1]
+        if differing:
+            others = ", ".join(f"host {task}" for task, values in enumerate(rows) if (values != rows[0]).any())
+            raise ClusterError(
+                f"{found}: {len(differing)} of {len(names)} variables are not the same on host 0 and on {others},"
+                f" {', '.join(differing[:_LISTED])} among them. Run cluster.broadcast(tf.compat.v1.global_variables())"
+                " once they have their values, or restore the same checkpoint on every host"
+            )
 
     def close(self) -> None:
-        """Close the session once all hosts have come to this point or are gone.
+        """Close the session once all hosts have come to this point, are gone, or have not come within the timeout.
 
         A host that an exception brings here does not wait: the others may be in the middle of a step with it.
         """
-        if self._watchdog.stuck:
-            return
-        if not (self._left_by_error or _is_failure(sys.exc_info()[1])):
-            self._rendezvous.leave_at_end()
-        super().close()
-        self._rendezvous.close()
-        self._watchdog.close()
+        waits = self._waits and not (self._watch.stuck or _is_failure(sys.exc_info()[1]) or sys.is_finalizing())
+        self._waits = False
+        if waits:
+            with contextlib.suppress(ClusterError, tf.errors.OpError):
+                self._tables.rows([0], 6 * self._watch.period, "at the end of its session")
+        if not self._watch.stuck:  # closing would wait for the call that is stuck
+            super().close()
+            self._tables.close()
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         # TensorFlow then calls close() in a thread that does not see the exception.
-        self._left_by_error = _is_failure(error)
+        self._waits = self._waits and not _is_failure(error)
         super().__exit__(kind, error, trace)
 
 
-@contextlib.contextmanager
-def _of_sequence(key: int, options: Any) -> Iterator[Any]:
-    """Yield the options of a step whose number is of the sequence ``key``.
-
-    Args:
-        key: of the sequence.
-        options: the step's other options, or None. Both are serialized, as ``_do_run`` takes them.
-    """
-    numbered = tf1.RunOptions.FromString(tf_session.TF_GetBuffer(options) if options else b"")
-    numbered.experimental.collective_graph_key = key
-    serialized = tf_session.TF_NewBufferFromString(numbered.SerializeToString())
-    try:
-        yield serialized
-    finally:
-        tf_session.TF_DeleteBuffer(serialized)
+def _leaves(fetches: Any) -> Iterator[Any]:
+    """Yield the tensors, ops, variables and names in fetches."""
+    if isinstance(fetches, Mapping):  # tf.nest would sort its keys, which hooks need not allow
+        fetches = list(fetches.values())
+    if isinstance(fetches, (list, tuple)):
+        for fetch in fetches:
+            yield from _leaves(fetch)
+    elif fetches is not None:
+        yield from tf.nest.flatten(fetches, expand_composites=True)
 
 
 def _is_failure(error: Optional[BaseException]) -> bool:
     if isinstance(error, SystemExit):
         return bool(error.code)
     return error is not None and not isinstance(error, tf.errors.OutOfRangeError)  # that one is the end of the data
-
-
-def _may_come_from_a_peer(error: tf.errors.OpError) -> bool:
-    """Whether a step may have failed because it did on another host; else an op of this host has failed."""
-    if isinstance(error, (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)):
-        return True
-    if str(getattr(error.op, "type", "")).startswith("Collective"):
-        return True
-    return any(mark in str(error.message) for mark in ("from peer", "[_Derived_]", "BufRendezvous"))
-
-
-def _last_step_message(error: tf.errors.OpError) -> str:
-    end = "with the end of its data" if isinstance(error, tf.errors.OutOfRangeError) else "with an error"
-    return (
-        f"this host's last step with the other hosts ended {end} ({_summary(error)}), and after that this session"
-        " cannot run another: the others might still be in that step and take the new one for it. Let the data repeat"
-        " (dataset.repeat()) and run the same number of steps on every host; or open a session for each epoch. What"
-        " needs no other host can still run"
-    )
-
-
-def _summary(error: tf.errors.OpError) -> str:
-    """Return an error's type and first line of its message, without the graph's traceback."""
-    first = error.__context__  # before TensorFlow added where the op was built
-    text = str((first if isinstance(first, tf.errors.OpError) else error).message)
-    lines = [line.strip() for line in text.splitlines() if not line.startswith("From /job:")]
-    lines = [line for line in lines if line and not line.endswith("root error(s) found.")]
-    return f"{type(error).__name__}: {re.sub('^[(]0[)] [A-Z_]+: ', '', lines[0]) if lines else 'no message'}"

@@ -21,7 +21,7 @@ from tensorpack.tfutils.sesscreate import NewSessionCreator
 
 from ..cluster import Cluster
 from ..errors import ClusterError
-from ..graph import tf1
+from ..graph.tf import tf1
 from .tensorpack import HierarchicalTrainer
 
 __all__ = ["HierarchicalClusterTrainer"]
