@@ -1,14 +1,86 @@
-"""``hier-allreduce plan``: the plan for a machine."""
+"""``hier-allreduce plan``: a machine's links, the plan for them, and predicted steps beside those of others."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Union
+
+from .. import presets
+from ..errors import HierAllreduceError
+from ..figures import check_picture
+from ..planning.algorithms import Algorithm
+from ..planning.strategy import NAMES, Strategy
+from .options import add_machine, output, read_machine, size, time_up_to, working
+from .prediction import EQUAL, MODEL, Training, predict
+from .report import as_json, report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
+    models, time = ", ".join(presets.names("models")), time_up_to(60)
+    add_machine(parser)
+    add = parser.add_argument
+    add("--model", metavar="MODEL", help=f"gradients of {models} (default {MODEL}), or of a table in a file")
+    add("--bytes", type=size, metavar="SIZE", help=f"of {EQUAL} equal gradients together, instead of a model: 100MB")
+    add("--step", type=time, metavar="TIME", help="of a step on one GPU, without an all-reduce: 180ms")
+    add("--backward", type=time, metavar="TIME", help="of its backward pass: 120ms (default: two thirds of the step)")
+    add("--algorithm", metavar="NAME", help=f"{', '.join(NAMES)}, or FILE.py:NAME, a function of yours, which is run")
+    add("--list", action="store_true", help="show our other algorithms and tensorpack's modes too")
+    add("--json", action="store_true", help="print one JSON object instead")
+    add("--picture", type=output, metavar="FILE", help="draw it too, into FILE (.png, .pdf, .svg)")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
+    if args.picture:
+        check_picture(str(args.picture))
+    training = Training.of(args.model, args.bytes, args.step, args.backward)
+    strategy = Strategy(algorithm=read_algorithm(args.algorithm or NAMES[0]), backward=training.known_backward)
+    machine = read_machine(args.machine)
+    with working(f"predicting {len(machine)} GPUs"):
+        prediction = predict(machine, training, strategy, args.list)
+    if args.picture:  # before the text: its reader may close the pipe early
+        from .picture import draw
+
+        draw(prediction, args.picture)
+    if not args.json:
+        print(report(prediction))
+        return 0
+    print(json.dumps(as_json(prediction)))
+    for warning in machine.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     return 0
+
+
+def read_algorithm(text: str) -> Union[str, Algorithm]:
+    """Return the algorithm's name, or the function ``FILE.py:NAME``.
+
+    Raises:
+        HierAllreduceError: no such name, file or function, or the file raises an error.
+    """
+    file, colon, name = text.rpartition(":")
+    if not colon:
+        if text not in NAMES:
+            raise HierAllreduceError(
+                f"--algorithm: {text!r} is unknown{presets.nearest(text, [*NAMES, 'FILE.py:NAME'])}"
+            )
+        return text
+    if not Path(file).is_file():
+        raise HierAllreduceError(f"--algorithm: {file!r} is no file; expected FILE.py:NAME")
+    spec = importlib.util.spec_from_file_location("algorithm", file)
+    if spec is None or spec.loader is None:
+        raise HierAllreduceError(f"--algorithm: {file!r} is no Python file; expected FILE.py:NAME")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as cause:  # a user's file may raise anything
+        raise HierAllreduceError(f"--algorithm: {file}: {type(cause).__name__}: {cause}") from cause
+    functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    if name not in functions:
+        raise HierAllreduceError(f"--algorithm: {file} has no function {name!r}{presets.nearest(name, functions)}")
+    function: Algorithm = getattr(module, name)
+    return function

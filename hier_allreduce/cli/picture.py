@@ -1,0 +1,173 @@
+"""A prediction as a picture: the machine and its limits, a schedule on it, and predicted steps. Needs matplotlib.
+
+::
+
+    ┌─ bus between sockets ─┐     PCIe above the GPUs, with the speed that copies share
+    GPU0  GPU1    GPU2  GPU3      GPUs
+      ╰────╯        ╰────╯        NVLinks below them
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Dict, Tuple
+
+from ..figures import BLUE, GREEN, INK, PALE, VERMILLION, pyplot, save_picture
+from ..planning.plan import Copy, Schedule, root_of
+from ..topology import PCIE, Topology, links_of, nvlinks
+from .prediction import OURS, Prediction
+from .report import link_rows, seconds, two_digits
+
+Point = Tuple[float, float]
+
+_TOPS = {
+    "PIX": "PCIe switch",
+    "PXB": "PCIe switches",
+    "PHB": "PCIe, host bridge",
+    "NODE": "PCIe, between host bridges",
+    "SYS": "bus between sockets",
+}
+
+
+def draw(prediction: Prediction, path: Path) -> None:
+    """Draw a prediction into a file: PNG, PDF or SVG by its ending.
+
+    Raises:
+        HierAllreduceError: matplotlib is missing, or the file cannot be written.
+    """
+    machine, plan = prediction.machine, prediction.plan
+    has_both = len({bool(nvlinks(kind)) for row in machine.kinds for kind in row if kind != "X"}) > 1
+    levels = 2.2 + 0.8 * has_both + 0.2 * len(link_rows(machine))  # inches
+    figure = pyplot().figure(figsize=(8.3, 3.6 + levels), constrained_layout=True)
+    grid = figure.add_gridspec(2, 2, height_ratios=(levels, 3.6), width_ratios=(1, 1.1))
+    draw_machine(figure.add_subplot(grid[0, :]), machine)
+    if len(machine) > 1:
+        axes = figure.add_subplot(grid[1, 0])
+        draw_schedule(axes, machine, plan.schedules[0])
+        axes.set_title(f"one chunk of {len(prediction.chunks)}: {plan.algorithm}", fontsize=10, color=INK)
+        draw_steps(figure.add_subplot(grid[1, 1]), prediction)
+    save_picture(figure, str(path))
+
+
+# ---- the machine -------------------------------------------------------------------------------------
+
+
+def draw_machine(axes: Any, machine: Topology) -> None:
+    """Draw GPUs in a row, PCIe and its shared speeds above them, and NVLinks below."""
+    links = links_of(machine)
+    shared = {name.split(" in")[0].split(" out")[0]: speed for name, speed in links.resources}
+    kinds = {kind for row in machine.kinds for kind in row}
+    at: Dict[str, Point] = {label: (float(x), 0.0) for x, label in enumerate(machine.devices)}
+    if kinds & {*PCIE}:
+        _draw_pcie(axes, at, shared, max(kinds & {*PCIE}, key=PCIE.index))
+    _draw_nvlinks(axes, machine, shared)
+    for label in machine.devices:
+        _label(axes, at[label], label if len(machine) <= 8 else label[3:], BLUE, filled=True)
+    for kind, pairs, speed, limit in link_rows(machine):
+        style = "--" if "no peer" in limit else "-"
+        color = BLUE if kind.startswith("NV") else VERMILLION if "no peer" in limit else INK
+        label = "; ".join(filter(None, (f"{kind}: {pairs}, {speed}", limit)))
+        axes.plot([], [], style, color=color, linewidth=_width(kind), label=label)
+    if len(machine) > 1:
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.02), frameon=False, fontsize=9)
+    axes.set_title(machine.name, fontsize=11, color=INK)
+    axes.margins(x=0.06, y=0.08)
+    axes.axis("off")
+
+
+def _draw_pcie(axes: Any, at: Dict[str, Point], shared: Dict[str, float], far: str) -> None:
+    """Draw a tree of uplinks with their speeds; it is dashed where copies go through the host's memory."""
+    groups = sorted((name for name in shared if "+" in name), key=lambda name: name.count("+"))
+    sizes = sorted({name.count("+") for name in groups})
+    color, style = (VERMILLION, "--") if "host" in shared else (INK, "-")
+    top = ((len(at) - 1) / 2, 1.0 + len(sizes))
+    for name in groups:
+        members = [at[label][0] for label in name.split("+")]
+        at[name] = (sum(members) / len(members), 1.0 + sizes.index(name.count("+")))
+    for child, (x, y) in at.items():
+        above = next((group for group in groups if set(child.split("+")) < set(group.split("+"))), "")
+        end = at.get(above, top)
+        axes.plot((x, end[0]), (y, end[1]), style, color=color, linewidth=1.2, zorder=1)
+    for name in groups:
+        _label(axes, at[name], f"{two_digits(shared[name] / 1e9)} GB/s", color)
+    text = (
+        f"no peer access: host's memory, {two_digits(shared['host'] / 1e9)} GB/s in all"
+        if "host" in shared
+        else _TOPS[far]
+    )
+    _label(axes, top, text, color)
+
+
+def _draw_nvlinks(axes: Any, machine: Topology, shared: Dict[str, float]) -> None:
+    """Draw an arc for each pair with NVLinks, the wider the more of them; or the switch in which they end."""
+    towers, middle = range(len(machine)), (len(machine) - 1) / 2
+    switch = next((speed for name, speed in shared.items() if name.endswith("NVSwitch")), 0.0)
+    if switch:
+        for tower in towers:
+            axes.plot((tower, middle), (0, -1), color=BLUE, linewidth=1.6, zorder=1)
+        _label(axes, (middle, -1.0), f"NVSwitch, {two_digits(switch / 1e9)} GB/s for each GPU", BLUE)
+        return
+    for i, j in ((i, j) for i in towers for j in towers if i < j and nvlinks(machine.kinds[i][j])):
+        steps = [step / 20 for step in range(21)]
+        depth = 4 * (0.3 + 0.2 * (j - i))
+        xs, ys = [i + (j - i) * step for step in steps], [-depth * step * (1 - step) for step in steps]
+        axes.plot(xs, ys, color=BLUE, linewidth=_width(machine.kinds[i][j]), alpha=0.75, zorder=1)
+
+
+def _width(kind: str) -> float:
+    """Return the width of a line for a kind of link, or for several."""
+    return 0.4 + 1.2 * min(3, nvlinks(kind.split("–")[0]) or 0.7)
+
+
+def _label(axes: Any, point: Point, text: str, color: str, filled: bool = False) -> None:
+    box = {"boxstyle": "round,pad=0.3", "facecolor": color if filled else "white", "edgecolor": color}
+    axes.text(
+        *point, text, ha="center", va="center", fontsize=9, color="white" if filled else color, bbox=box, zorder=3
+    )
+
+
+# ---- a schedule, and steps ---------------------------------------------------------------------------
+
+
+def draw_schedule(axes: Any, machine: Topology, schedule: Schedule) -> None:
+    """Draw time downwards: an arrow for each copy, solid into sums, dashed with the complete sum."""
+    towers = range(len(machine))
+    after = [0] * len(machine)
+    root = (root_of(schedule), 0)
+    for step in schedule:
+        level = 1 + max(after[tower] for tower in ((*step.srcs, step.dst) if not isinstance(step, Copy) else step.srcs))
+        copied = isinstance(step, Copy)
+        for src in step.srcs:
+            style = {"arrowstyle": "-|>", "color": GREEN if copied else BLUE, "linestyle": "--" if copied else "-"}
+            axes.annotate("", xy=(step.dst, level), xytext=(src, level - 1), arrowprops={**style, "linewidth": 1.3})
+        after[step.dst] = level
+        root = root if copied else (step.dst, level)
+    deepest = max(after, default=0)
+    for tower in towers:
+        axes.plot((tower, tower), (0, deepest), color=PALE, linewidth=1, zorder=0)
+        axes.text(tower, -0.12, str(tower), ha="center", va="bottom", fontsize=9, color=INK)
+    axes.plot(*root, "o", color=INK, markersize=8, zorder=4)
+    words = "time goes down; blue: sums, until the dot; green: copies"
+    axes.text((len(machine) - 1) / 2, deepest + 0.12, words, fontsize=9, color=INK, ha="center", va="top")
+    axes.set_ylim(deepest + 0.45, -0.45)
+    axes.axis("off")
+
+
+def draw_steps(axes: Any, prediction: Prediction) -> None:
+    """Draw a bar for each row: the step on one GPU in grey, then the exposed seconds with their range."""
+    step, rows = prediction.training.step, prediction.rows
+    for number, row in enumerate(rows):
+        axes.barh(number, step, color=PALE)
+        axes.barh(number, row.exposed, left=step, color=BLUE if row.name.startswith(OURS) else VERMILLION)
+        axes.plot((step + row.low, step + row.high), (number, number), color=INK, linewidth=1.6)
+        axes.text(step * 0.02, number, row.name, va="center", fontsize=9, color=INK)
+        text = f" {seconds(step + row.exposed)}"
+        axes.text(step + row.high, number, text, va="center", fontsize=9, color=INK)
+    axes.set_yticks([])
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.15 * (step + max(row.high for row in rows)))
+    unit = axes.get_xticks()
+    axes.set_xticks(unit[:-1], labels=[seconds(tick) if tick else "0" for tick in unit[:-1]], fontsize=9)
+    axes.set_title(f"predicted step of {prediction.training.model}", fontsize=10, color=INK)
+    axes.set_xlabel("grey: on one GPU; colour: the all-reduce adds this; line: range", fontsize=9, color=INK)
+    axes.spines[["top", "right", "left"]].set_visible(False)
