@@ -37,10 +37,14 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **keywords)
 
     def error(self, message: str) -> NoReturn:
-        """Raise an error that begins with the option, and says how to see the right form if no reader has said it."""
+        """Raise an error that begins with the option, and ends with the right form if no reader has said it."""
         named = re.sub(r"^argument (?:-\w/)?", "", message)
-        more = "" if ": '" in named else f"; `{self.prog} --help` shows the form"
-        raise HierAllreduceError(f"{named}{more}")
+        option, _, fault = named.partition(": ")
+        form = f"; `{self.prog} --help` shows the form"
+        for action in self._actions:
+            if option in action.option_strings and action.metavar:
+                form = f" {action.metavar}, {action.help}"
+        raise HierAllreduceError(named if fault.startswith("'") else named + form)
 
     def check_known(self, unknown: List[str]) -> None:
         """Raise an error for arguments that are no options of this parser, with the nearest option."""
@@ -61,7 +65,7 @@ def time_up_to(most: float) -> Callable[[str], float]:
     def read(text: str) -> float:
         number, unit = _split(text)
         if number is not None and not unit:
-            raise argparse.ArgumentTypeError(f"{text!r} has no unit; milliseconds are {text.strip()}ms")
+            raise argparse.ArgumentTypeError(f"{text!r} has no unit; write {text.strip()}ms or {text.strip()}s")
         seconds = (number or 0.0) * _TIMES.get(unit, 0.0)
         if not 0 < seconds <= most:
             known = "a time in us, ms, s or min" if unit not in _TIMES else f"a time above 0, up to {duration(most)}"
@@ -75,7 +79,7 @@ def size(text: str) -> int:
     """Read bytes such as ``16MB`` (powers of 1000) or ``4MiB`` (of 1024), from 1 B to 1000 GB."""
     number, unit = _split(text)
     if number is not None and not unit:
-        raise argparse.ArgumentTypeError(f"{text!r} has no unit; megabytes are {text.strip()}MB, bytes {text.strip()}B")
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit; write {text.strip()}MB or {text.strip()}B")
     value = (number or 0.0) * _SIZES.get(unit.lower(), 0)
     if not 1 <= value <= 1e12:
         raise argparse.ArgumentTypeError(f"{text!r}: expected 1B to 1000GB, in B, kB, MB, GB or MiB, such as 16MB")
@@ -110,6 +114,15 @@ def output(text: str) -> Path:
     return path
 
 
+@contextlib.contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Put an option's name before the message of an error of this package."""
+    try:
+        yield
+    except HierAllreduceError as error:
+        raise HierAllreduceError(f"{option}: {error}") from None
+
+
 # ---- the machine -------------------------------------------------------------------------------------
 
 
@@ -119,8 +132,8 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
         "machine",
         nargs="?",
         metavar="MACHINE",
-        help="a name that `plan --list` prints, a YAML file, a file with the output of `nvidia-smi topo -m`, or - for "
-        "this output on standard input; default: this machine",
+        help=f"{', '.join(presets.names('machines'))}; a YAML file, a file with the output of `nvidia-smi topo -m`, or "
+        "- for this output on standard input (default: this machine)",
     )
 
 
@@ -142,10 +155,8 @@ def read_machine(name: Optional[str]) -> Topology:
         raise HierAllreduceError("-: standard input is closed; expected the output of `nvidia-smi topo -m` on it")
     if sys.stdin.isatty():
         print("paste the output of `nvidia-smi topo -m`, then press Enter and Ctrl-D", file=sys.stderr)
-    try:
+    with naming("-"):
         return from_text(presets.decoded(sys.stdin.buffer.read()), "standard input")
-    except HierAllreduceError as error:
-        raise HierAllreduceError(f"-: {error}") from None
 
 
 # ---- while a command runs ----------------------------------------------------------------------------

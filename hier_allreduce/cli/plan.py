@@ -13,8 +13,8 @@ from .. import presets
 from ..errors import HierAllreduceError
 from ..figures import check_picture
 from ..planning.algorithms import Algorithm
-from ..planning.strategy import NAMES, Strategy
-from .options import add_machine, output, read_machine, size, time_up_to, working
+from ..planning.strategy import AUTO, NAMES, Strategy
+from .options import add_machine, naming, output, read_machine, size, time_up_to, working
 from .prediction import EQUAL, MODEL, Training, predict
 from .report import as_json, report
 
@@ -37,12 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.picture:
-        check_picture(str(args.picture))
+        with naming("--picture"):
+            check_picture(str(args.picture))
     training = Training.of(args.model, args.bytes, args.step, args.backward)
-    strategy = Strategy(algorithm=read_algorithm(args.algorithm or NAMES[0]), backward=training.known_backward)
+    with naming("--algorithm"):
+        algorithm = AUTO if args.algorithm is None else read_algorithm(args.algorithm)
     machine = read_machine(args.machine)
-    with working(f"predicting {len(machine)} GPUs"):
-        prediction = predict(machine, training, strategy, args.list)
+    with working(f"predicting {len(machine)} GPUs"), naming("--algorithm"):  # nothing else can fail here
+        prediction = predict(machine, training, Strategy(algorithm, backward=training.known_backward), args.list)
     if args.picture:  # before the text: its reader may close the pipe early
         from .picture import draw
 
@@ -65,22 +67,20 @@ def read_algorithm(text: str) -> Union[str, Algorithm]:
     file, colon, name = text.rpartition(":")
     if not colon:
         if text not in NAMES:
-            raise HierAllreduceError(
-                f"--algorithm: {text!r} is unknown{presets.nearest(text, [*NAMES, 'FILE.py:NAME'])}"
-            )
+            raise HierAllreduceError(f"{text!r} is unknown{presets.nearest(text, [*NAMES, 'FILE.py:NAME'])}")
         return text
     if not Path(file).is_file():
-        raise HierAllreduceError(f"--algorithm: {file!r} is no file; expected FILE.py:NAME")
+        raise HierAllreduceError(f"{file!r} is no file; expected FILE.py:NAME")
     spec = importlib.util.spec_from_file_location("algorithm", file)
     if spec is None or spec.loader is None:
-        raise HierAllreduceError(f"--algorithm: {file!r} is no Python file; expected FILE.py:NAME")
+        raise HierAllreduceError(f"{file!r} is no Python file; expected FILE.py:NAME")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as cause:  # a user's file may raise anything
-        raise HierAllreduceError(f"--algorithm: {file}: {type(cause).__name__}: {cause}") from cause
+        raise HierAllreduceError(f"{file}: {type(cause).__name__}: {cause}") from cause
     functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
     if name not in functions:
-        raise HierAllreduceError(f"--algorithm: {file} has no function {name!r}{presets.nearest(name, functions)}")
+        raise HierAllreduceError(f"{file} has no function {name!r}{presets.nearest(name, functions)}")
     function: Algorithm = getattr(module, name)
     return function

@@ -13,6 +13,7 @@ from ..planning.plan import Plan
 from ..planning.simulator import Case, Work, exposed
 from ..planning.strategy import Strategy, choices_for, plan_for
 from ..topology import Links, Topology, links_of
+from .options import naming
 
 OURS, RULE = "ours", "ours, by the rule"
 USABLE = ("ReductionToOneDevice", "HierarchicalCopyAllReduce")  # in every program under MirroredStrategy
@@ -55,7 +56,8 @@ class Training(NamedTuple):
         """
         if model is not None and size is not None:
             raise HierAllreduceError("--model and --bytes both say the gradients; give one of them")
-        shapes = () if size is not None else load_model(model or MODEL)
+        with naming("--model"):
+            shapes = () if size is not None else load_model(MODEL if model is None else model)
         gradients = [
             Gradient(shape.elements, DTYPE_BYTES[shape.dtype], shape.dtype, is_flat=len(shape.shape) == 1)
             for shape in shapes
@@ -117,7 +119,15 @@ def predict(machine: Topology, training: Training, strategy: Strategy, everythin
     gradients, links = training.gradients, links_of(machine)
     if len(machine) < 2:
         plan = plan_for(strategy, gradients, len(machine))
-        return Prediction(machine, training, (), (), plan, tuple(chunks_of(gradients, plan.chunk_bytes)), 0)
+        return Prediction(
+            machine,
+            training,
+            (),
+            (Row(OURS, "", 0.0, 0.0, 0.0),),
+            plan,
+            tuple(chunks_of(gradients, plan.chunk_bytes)),
+            0,
+        )
     cases = tuple(cases_of(training.bytes, links, training.known_backward))
     choices = choices_for(strategy, gradients, machine)
     ours = choices[0].plan

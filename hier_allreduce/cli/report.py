@@ -26,7 +26,7 @@ def report(prediction: Prediction) -> str:
     machine = prediction.machine
     gpu = f", {machine.gpu}" if machine.gpu and machine.gpu not in machine.name else ""
     warnings = [f"warning: {warning}" for warning in machine.warnings]
-    parts = ["\n".join([f"{machine.name}: {count(len(machine), 'GPU')}{gpu}", _links(machine), *warnings])]
+    parts = ["\n".join([f"{machine.name}: {count(len(machine), 'GPU')}{gpu}", *_links(machine), *warnings])]
     if len(machine) > 1:
         parts += [training_line(prediction.training), _rows(prediction), verdict(prediction), _footnotes(prediction)]
     else:
@@ -34,8 +34,9 @@ def report(prediction: Prediction) -> str:
     return "\n\n".join(parts)
 
 
-def _links(machine: Topology) -> str:
-    return table((f"  {kind}", pairs, speed, limit) for kind, pairs, speed, limit in link_rows(machine))
+def _links(machine: Topology) -> List[str]:
+    rows = [(f"  {kind}", pairs, speed, limit) for kind, pairs, speed, limit in link_rows(machine)]
+    return table(rows).splitlines() if rows else []
 
 
 # ---- links -------------------------------------------------------------------------------------------
