@@ -1,9 +1,9 @@
-"""The license, and the page of a package index: README.md with absolute links. All else is in pyproject.toml."""
+"""The packages, the license, and README.md with absolute links. All else is in pyproject.toml."""
 
 import re
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 PAGES = "https://github.com/hier-allreduce/hier_allreduce/blob/main/"
 PICTURES = "https://raw.githubusercontent.com/hier-allreduce/hier_allreduce/main/"
@@ -16,8 +16,14 @@ def absolute(text):
 
 
 if __name__ == "__main__":
-    readme = (Path(__file__).parent / "README.md").read_text(encoding="utf-8")
+    top = Path(__file__).parent
+    readme = (top / "README.md").read_text(encoding="utf-8")
+    # configs/ is at the top of the checkout, where people look for it, and inside the package once installed
+    configs = ["hier_allreduce.configs"]
+    configs += [f"hier_allreduce.configs.{path.name}" for path in sorted((top / "configs").iterdir()) if path.is_dir()]
     setup(
+        packages=find_packages(include=["hier_allreduce*"]) + configs,
+        package_dir={"hier_allreduce.configs": "configs"},
         license="Apache-2.0",
         long_description=absolute(readme),
         long_description_content_type="text/markdown",

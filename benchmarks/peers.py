@@ -1,0 +1,341 @@
+"""The all-reduce of this package beside those of tensorpack and tf.distribute and a plain sum, on CPU devices.
+
+    .venv/bin/python benchmarks/peers.py --models resnet50,mobilenet_v2 --json peers.json --picture peers.png
+
+All contenders reduce the same gradients in one session. A round runs one step of each, in random order, so that other
+load on the machine affects all alike. Steps without an all-reduce are timed too, and their median is subtracted. A step
+ends when each device has each of its results. Before that, every result is compared with the sum in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import logging
+import os
+import random
+import statistics
+import time
+import zlib
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
+
+import numpy as np
+import tensorflow as tf
+from tqdm import tqdm
+
+from hier_allreduce import allreduce_grads
+from hier_allreduce.cli.options import size
+from hier_allreduce.formatting import table
+from hier_allreduce.graph.tf import per_replica, tf1
+from hier_allreduce.models import GradientShape, load_model
+
+Matrix = Sequence[Sequence[Any]]  # K×N gradients
+Build = Callable[[Matrix, Sequence[str], bool], Matrix]  # (gradients, devices, average) -> reduced gradients
+
+WARM_UP = 2  # rounds that are not counted
+SAMPLES = 64  # elements of each result that are compared
+TOLERANCE = 1e-5  # relative; the gradients are positive, so no digits cancel
+OURS, NOTHING = "hier_allreduce", "no all-reduce"
+
+
+# ---- the contenders ------------------------------------------------------------------------------------------------
+
+
+def _plain_sum(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
+    """Add up each variable's gradients on the first device, and copy the result to the others."""
+    results = []
+    for column in zip(*grads):
+        with tf.device(devices[0]):
+            total = tf.add_n(column)
+            results.append(total / len(devices) if average else total)
+    rows = []
+    for device in devices:
+        with tf.device(device):
+            rows.append([tf.identity(result) for result in results])
+    return rows
+
+
+def _tensorpack() -> Any:
+    logging.getLogger("tensorpack").setLevel(logging.ERROR)
+    from tensorpack.graph_builder import utils  # here, because importing it changes global state
+
+    return utils
+
+
+def _tensorpack_hierarchical(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
+    return _tensorpack().allreduce_grads_hierarchical(grads, list(devices), average=average)
+
+
+def _tensorpack_packed(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
+    """Do as tensorpack's trainer does: concatenate all gradients and cut them into K equal pieces."""
+    packer = _tensorpack().GradientPacker(len(devices))
+    if not packer.compute_strategy(grads[0]):
+        raise ValueError("tensorpack packs no mixed dtypes, unknown shapes or few elements")
+    reduced = _tensorpack_hierarchical(packer.pack_all(grads, devices), devices, average)
+    return packer.unpack_all(reduced, devices)
+
+
+def _tensorpack_gpu(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
+    return [_tensorpack().allreduce_grads_naive(grads, devices=list(devices), average=average)] * len(devices)
+
+
+def _tensorpack_cpu(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
+    return [_tensorpack().allreduce_grads_naive(grads, devices=["/cpu:0"], average=average)] * len(devices)
+
+
+def _distribute(make_ops: Callable[[], Any]) -> Build:
+    def build(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
+        values = [per_replica(column) for column in zip(*grads)]
+        operation = tf.distribute.ReduceOp.MEAN if average else tf.distribute.ReduceOp.SUM
+        reduced = make_ops().batch_reduce(operation, [(value, value) for value in values])
+        return list(zip(*(value.values for value in reduced)))
+
+    return build
+
+
+CONTENDERS: Dict[str, Build] = {
+    OURS: lambda grads, devices, average: allreduce_grads(grads, devices, average),
+    "plain sum on one device": _plain_sum,
+    'tensorpack, mode "hierarchical", packed': _tensorpack_packed,
+    'tensorpack, mode "hierarchical"': _tensorpack_hierarchical,
+    'tensorpack, mode "gpu"': _tensorpack_gpu,
+    'tensorpack, mode "cpu"': _tensorpack_cpu,
+    "ReductionToOneDevice": _distribute(tf.distribute.ReductionToOneDevice),
+    "HierarchicalCopyAllReduce": _distribute(tf.distribute.HierarchicalCopyAllReduce),
+}
+
+
+# ---- the graph -----------------------------------------------------------------------------------------------------
+
+
+class Case(NamedTuple):
+    """Gradients of a model on K devices, the kind of result, and the bytes of another tensor that lives on each."""
+
+    model: str
+    shapes: Sequence[GradientShape]
+    devices: Sequence[str]
+    average: bool
+    live: int
+
+
+def _variable(name: str, shape: Sequence[int], fills: List[Any]) -> Any:
+    """Return the value of a new variable; ``fills`` gets the op that fills it with numbers from 0 to 1.
+
+    TensorFlow folds no variable into a sum, and overwrites none, so that each step adds the same numbers.
+    """
+    raw = tf.raw_ops  # tf.get_variable would add many more ops
+    handle = raw.VarHandleOp(dtype=tf.float32, shape=shape, shared_name=name, name=name)
+    seed = zlib.crc32(name.encode())
+    numbers = raw.RandomUniform(shape=tf.constant(shape, tf.int32), dtype=tf.float32, seed=seed, seed2=1)
+    fills.append(raw.AssignVariableOp(resource=handle, value=numbers))
+    value = raw.ReadVariableOp(resource=handle, dtype=tf.float32)
+    value.set_shape(shape)
+    return value
+
+
+def _gradients(case: Case, fills: List[Any]) -> Matrix:
+    rows = []
+    for tower, device in enumerate(case.devices):
+        with tf.device(device):
+            names = [f"tower{tower}_grad{n}" for n in range(len(case.shapes))]
+            rows.append([_variable(name, shape.shape, fills) for name, shape in zip(names, case.shapes)])
+    return rows
+
+
+def _live(case: Case, fills: List[Any]) -> List[Any]:
+    tensors = []
+    for tower, device in enumerate(case.devices if case.live else ()):
+        with tf.device(device):
+            tensors.append(_variable(f"tower{tower}_live", [case.live // 4], fills))
+    return tensors
+
+
+def _consumed(rows: Matrix, case: Case, live: Sequence[Any]) -> Any:
+    """Return an op that waits for each result on its device, and then for the live tensors."""
+    # The default of a placeholder is passed on without a look at its elements. A control dependency would not do:
+    # Grappler replaces a sum that nothing reads.
+    readers = []
+    for tower, (device, row) in enumerate(zip(case.devices, rows)):
+        with tf.device(device):
+            ops = [tf1.placeholder_with_default(tensor, tensor.shape).op for tensor in row]
+            if live:
+                with tf.control_dependencies(ops):
+                    ops.append(tf1.placeholder_with_default(live[tower], live[tower].shape).op)
+            readers += ops
+    return tf.group(*readers)
+
+
+def _samples(matrix: Matrix) -> List[np.ndarray]:
+    """Return K×S elements of K×N arrays, for each variable, in float64."""
+    columns = [[np.ravel(array) for array in column] for column in zip(*matrix)]
+    return [np.array([array[:: 1 + array.size // SAMPLES] for array in column], np.float64) for column in columns]
+
+
+def _largest_error(reduced: Matrix, exact: Sequence[np.ndarray]) -> float:
+    """Return the largest relative error of K×N results over their samples."""
+    errors = [np.max(np.abs(got / wanted - 1)) for got, wanted in zip(_samples(reduced), exact)]
+    return float(np.max(errors))
+
+
+# ---- the measurement -----------------------------------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    """One contender: seconds of each step without those of :data:`NOTHING`, of the graph's building, or an error."""
+
+    name: str
+    steps: List[float]
+    build: float
+    error: Optional[str]
+
+    @property
+    def step(self) -> float:
+        """The median of the steps, in seconds."""
+        return statistics.median(self.steps)
+
+
+def measure(case: Case, rounds: int, names: Sequence[str]) -> List[Result]:
+    """Run the contenders in turn, and return a result for each."""
+    gc.collect()  # the variables of an earlier case live as long as its graph
+    steps: Dict[str, Any] = {}
+    builds, failures = {}, {}
+    config = tf1.ConfigProto(device_count={"CPU": len(case.devices)})
+    with tf.Graph().as_default() as graph, tf1.Session(graph=graph, config=config) as session:
+        fills: List[Any] = []
+        grads, live = _gradients(case, fills), _live(case, fills)
+        rows: Dict[str, Matrix] = {NOTHING: grads}
+        for name in tqdm(names, desc="building", leave=False):
+            start = time.perf_counter()
+            try:
+                rows[name] = CONTENDERS[name](grads, case.devices, case.average)
+            except Exception as error:  # a peer may raise anything
+                failures[name] = f"{type(error).__name__}: {error}"
+            builds[name] = time.perf_counter() - start
+        ops = {name: _consumed(rows[name], case, live) for name in rows}
+        session.run(tf.group(*fills))
+        divisor = len(case.devices) if case.average else 1
+        exact = [column.sum(0) / divisor for column in _samples(session.run(grads))]
+        for name in tqdm(builds, desc="comparing with float64", leave=False):
+            error = _largest_error(session.run(rows[name]), exact) if name in rows else 0.0
+            if not error <= TOLERANCE:  # also when it is NaN
+                failures[name] = f"wrong: off by up to {error:.1%}"
+        steps = {name: session.make_callable(op) for name, op in ops.items()}
+        seconds: Dict[str, List[float]] = {name: [] for name in steps}
+        order = random.Random(0)
+        for number in tqdm(range(WARM_UP + rounds), desc="rounds", leave=False):
+            for name in order.sample(sorted(steps), len(steps)):
+                start = time.perf_counter()
+                steps[name]()
+                if number >= WARM_UP:
+                    seconds[name].append(time.perf_counter() - start)
+    nothing = statistics.median(seconds[NOTHING])
+    net = {name: [second - nothing for second in measured] for name, measured in seconds.items()}
+    return [Result(name, net.get(name, []), builds[name], failures.get(name)) for name in names]
+
+
+def best_peer(results: Sequence[Result]) -> Optional[Result]:
+    """Return the fastest peer whose results are right."""
+    return min((r for r in results if r.name != OURS and r.error is None), key=lambda r: r.step, default=None)
+
+
+def ours_of(results: Sequence[Result]) -> Optional[float]:
+    """Return our step divided by that of the best peer."""
+    ours, peer = next((r for r in results if r.name == OURS and r.error is None), None), best_peer(results)
+    return None if ours is None or peer is None else ours.step / peer.step
+
+
+# ---- what people read ----------------------------------------------------------------------------------------------
+
+
+def title(case: Case, rounds: int) -> str:
+    """Return the heading of a case's table."""
+    total = sum(shape.dense_bytes for shape in case.shapes)
+    live = f", {case.live / 1e6:.0f} MB live on each" if case.live else ""
+    return (
+        f"{case.model}, {'mean' if case.average else 'sum'} of {len(case.shapes)} gradients ({total / 1e6:.0f} MB) on "
+        f"{len(case.devices)} CPU devices{live}: medians of {rounds} steps"
+    )
+
+
+def text(case: Case, results: Sequence[Result], rounds: int) -> str:
+    """Return the table of a case."""
+    ours = next((r.step for r in results if r.name == OURS and r.steps), None)
+    rows: List[Sequence[str]] = [("", "step, ms", "quartiles", "of ours", "graph, s")]
+    for result in results:
+        if result.error is not None:
+            rows.append((result.name, "–", result.error))
+            continue
+        low, high = np.percentile(result.steps, [25, 75]) * 1e3
+        ratio = f"{result.step / ours:.2f}" if ours else "–"
+        cells = (f"{result.step * 1e3:.1f}", f"{low:.1f}–{high:.1f}", ratio, f"{result.build:.2f}")
+        rows.append((result.name, *cells))
+    lines = [title(case, rounds), table(rows, all_right=True)]
+    ratio_to_best, peer = ours_of(results), best_peer(results)
+    if ratio_to_best is not None and peer is not None:
+        lines.append(f"ours ÷ the best peer ({peer.name}): {ratio_to_best:.2f}")
+    return "\n".join(lines)
+
+
+def as_dict(case: Case, results: Sequence[Result]) -> Dict[str, Any]:
+    """Return a case for JSON; times in seconds."""
+    contenders = [{**result._asdict(), "step": result.step if result.steps else None} for result in results]
+    about = {"model": case.model, "devices": len(case.devices), "average": case.average, "live_bytes": case.live}
+    machine = {"tensorflow": tf.__version__, "cores": len(os.sched_getaffinity(0))}
+    return {**about, **machine, "ours_of_best_peer": ours_of(results), "contenders": contenders}
+
+
+def draw(cases: Sequence[Case], found: Sequence[Sequence[Result]], path: str) -> None:
+    """Draw a bar for each contender and case into a picture file."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 0.6 + 2.2 * len(cases)), dpi=120)
+    for number, (case, results) in enumerate(zip(cases, found), 1):
+        axes = figure.add_subplot(len(cases), 1, number)
+        right = [result for result in reversed(results) if result.error is None]
+        colors = ["tab:orange" if result.name == OURS else "tab:gray" for result in right]
+        bars = axes.barh([r.name for r in right], [r.step * 1e3 for r in right], color=colors)
+        for bar, result in zip(bars, right):
+            axes.text(bar.get_width(), bar.get_y() + bar.get_height() / 2, f" {result.step * 1e3:.0f}", va="center")
+        axes.set_title(f"{case.model}, {'mean' if case.average else 'sum'}: step, ms", loc="left", fontsize=10)
+        axes.tick_params(labelsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    FigureCanvasAgg(figure).print_figure(path)
+
+
+def main() -> None:
+    """Measure the models, sum and mean, and print a table for each."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--models", default="resnet50,mobilenet_v2", metavar="LIST", help="names in configs/models")
+    parser.add_argument("--devices", type=int, default=8, metavar="N", help="logical CPU devices (default 8)")
+    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="counted steps of each (default 15)")
+    parser.add_argument(
+        "--live", type=size, default=0, metavar="SIZE", help="a tensor that lives on each device: 300MB"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write every step's seconds")
+    parser.add_argument("--picture", metavar="FILE", help="draw the steps, into a .png, .svg or .pdf")
+    args = parser.parse_args()
+    tf1.disable_eager_execution()
+    devices = [f"/cpu:{number}" for number in range(args.devices)]
+    cases, found = [], []
+    for model in args.models.split(","):
+        shapes = load_model(model)
+        if any(shape.sparse or shape.dtype != "float32" for shape in shapes):
+            parser.error(f"{model}: only models of dense float32 gradients")
+        for average in (False, True):
+            cases.append(Case(model, shapes, devices, average, args.live))
+            found.append(measure(cases[-1], args.rounds, list(CONTENDERS)))
+            print(text(cases[-1], found[-1], args.rounds), end="\n\n", flush=True)
+    if args.json:
+        with open(args.json, "w", encoding="utf-8") as file:
+            json.dump([as_dict(*pair) for pair in zip(cases, found)], file, indent=1)
+    if args.picture:
+        draw(cases, found, args.picture)
+
+
+if __name__ == "__main__":
+    main()
