@@ -16,7 +16,8 @@ import warnings
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from ..errors import ClusterError
-from ..planning import Strategy, complete_on, run, strategy_from
+from ..planning import Strategy, run, strategy_from
+from ..planning.plan import complete_on
 from .columns import Columns
 from .devices import all_on_cpu, device_strings
 from .half import NARROW_DTYPES, Half

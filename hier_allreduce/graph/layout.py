@@ -16,21 +16,10 @@ import tensorflow as tf
 
 from ..errors import HierAllreduceError
 from ..formatting import count
-from ..planning import (
-    AUTO,
-    THIS_MACHINE,
-    Chunk,
-    Gradient,
-    Plan,
-    Schedule,
-    Strategy,
-    chunks_of,
-    copies_in,
-    plan_for,
-    root_of,
-    spread,
-    sums_in,
-)
+from ..planning import Chunk, Gradient, Plan, Schedule, Strategy, chunks_of, plan_for, root_of
+from ..planning.chunks import spread
+from ..planning.plan import copies_in, sums_in
+from ..planning.strategy import AUTO, THIS_MACHINE
 from ..topology import Topology, this_machine
 from .devices import all_on_cpu, device_numbers, gpu_numbers
 from .matrix import Column

@@ -20,7 +20,8 @@ import tensorflow as tf
 
 from ..errors import HierAllreduceError
 from ..graph import Lane, allreduce_grads, gpu_count, mirrored_factory, replica_values
-from ..planning import THIS_MACHINE, Strategy, strategy_from
+from ..planning import Strategy, strategy_from
+from ..planning.strategy import THIS_MACHINE
 
 __all__ = ["HierarchicalAllReduce"]
 

@@ -180,4 +180,3 @@ def _with_topology(algorithm: Algorithm, topology: Optional[Topology]) -> Algori
     if topology is None and asked.default is asked.empty:
         raise HierAllreduceError(f"algorithm {name_of(algorithm)} has an argument 'topology': give topology= too")
     return algorithm if topology is None else partial(algorithm, topology=topology)
-

@@ -123,7 +123,9 @@ def choose(
     total = sum(gradient.bytes for gradient in gradients)
     usable = [size for size in sizes if total <= MOST_CHUNKS * size] or [max(sizes)]
     plans = [Plan(towers, schedules, size, name) for size in usable for name, schedules in algorithms.items()]
-    chunks = {size: chunks_of(gradients, size) for size in {plan.chunk_bytes for plan in [*plans, *filter(None, [usual])]}}
+    chunks = {
+        size: chunks_of(gradients, size) for size in {plan.chunk_bytes for plan in [*plans, *filter(None, [usual])]}
+    }
 
     def simulated(plan: Plan, among: Sequence[Case]) -> Choice:
         seconds = exposed(plan, links, chunks[plan.chunk_bytes], gradients, among)

@@ -181,5 +181,7 @@ def _read(step: Any, towers: int) -> Step:
     except TypeError:
         raise HierAllreduceError(f"{step}: expected numbers of towers, in srcs a tuple of them") from None
     if not sources or dst in sources or not {*sources, dst} <= set(range(towers)):
-        raise HierAllreduceError(f"{step}: expected one destination and other towers as sources, from 0 to {towers - 1}")
+        raise HierAllreduceError(
+            f"{step}: expected one destination and other towers as sources, from 0 to {towers - 1}"
+        )
     return Reduce(sources, dst) if isinstance(step, Reduce) else Copy(sources[0], dst)

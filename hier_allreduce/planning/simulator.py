@@ -47,7 +47,7 @@ class Work:
     """
 
     def __init__(self, plan: Plan, chunks: Sequence[Chunk], gradients: Sequence[Gradient]):
-        self.towers, self.sizes = plan.towers, [float(chunk.bytes) for chunk in chunks]
+        self.towers, self.chunks, self.sizes = plan.towers, chunks, [float(chunk.bytes) for chunk in chunks]
         self.packing, self.unpacking = _joining_ops(chunks, gradients)
         self.copies: List[Tuple[int, int]] = []  # of each copy its step and its sender
         self.steps: List[Tuple[int, int, int]] = []  # chunk, destination, operands of the sum (0 for a copy)
@@ -210,7 +210,9 @@ class Simulation:
             step = self._work.next_sum[step]
 
 
-def exposed(plan: Plan, links: Links, chunks: Sequence[Chunk], gradients: Sequence[Gradient], cases: Sequence[Case]) -> List[float]:
+def exposed(
+    plan: Plan, links: Links, chunks: Sequence[Chunk], gradients: Sequence[Gradient], cases: Sequence[Case]
+) -> List[float]:
     """Return the seconds that a plan leaves exposed in each case."""
     work = Work(plan, chunks, gradients)
     shares = {by_bytes: ready(chunks, gradients, by_bytes) for by_bytes in {case.by_bytes for case in cases}}

@@ -83,7 +83,9 @@ class Strategy:
         if self.groups is not None and self.algorithm != "hierarchical":
             raise HierAllreduceError(f"groups={self.groups!r} go with algorithm='hierarchical'; give that too")
         number = self.backward
-        if number is not None and (isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= 60):
+        if number is not None and (
+            isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= 60
+        ):
             raise HierAllreduceError(f"backward={number!r}: expected seconds above 0, up to 60 (60 ms are 0.06)")
 
     @classmethod
@@ -132,7 +134,9 @@ def strategy_from(value: Union[str, os.PathLike, Strategy, None]) -> Strategy:
         return Strategy(algorithm=value)
     if isinstance(value, (str, os.PathLike)):
         if isinstance(value, str) and _machine_hint(value):
-            raise HierAllreduceError(f"strategy={value!r}: this is a machine; Strategy(topology={value!r}) plans for it")
+            raise HierAllreduceError(
+                f"strategy={value!r}: this is a machine; Strategy(topology={value!r}) plans for it"
+            )
         return Strategy.load(value)
     hint = "; a function goes into Strategy(algorithm=…)" if callable(value) else ""
     raise HierAllreduceError(

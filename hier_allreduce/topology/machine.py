@@ -121,9 +121,7 @@ class Topology:
         repeated = [f"{d} twice" for d in dict.fromkeys(devices) if list(devices).count(d) > 1]
         if unknown or repeated or not devices:
             faults = ", ".join(unknown + repeated) or "none"
-            raise HierAllreduceError(
-                f"{self.name} has devices 0 to {len(self) - 1}, each once; cannot take {faults}"
-            )
+            raise HierAllreduceError(f"{self.name} has devices 0 to {len(self) - 1}, each once; cannot take {faults}")
         labels = tuple(self.devices[d] for d in devices)
         kinds = tuple(tuple(self.kinds[i][j] for j in devices) for i in devices)
         kept = _keys(labels, kinds)

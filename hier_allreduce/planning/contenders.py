@@ -1,0 +1,111 @@
+"""All-reduces of other libraries, predicted beside ours: TensorFlow's, tensorpack's, and NCCL as published.
+
+::
+
+    ReductionToOneDevice            each gradient alone; their sums on GPU0
+    HierarchicalCopyAllReduce       all gradients joined in one chunk; two halves
+    tensorpack, mode gpu            each gradient alone; sums on GPU0, GPU1, … in rotation
+    tensorpack, mode hierarchical   8 GPUs only: all gradients joined, cut into 8 equal chunks; two halves
+
+None of them orders its copies, so no op is charged for an order.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+from ..topology import Topology, links_of, nvlinks
+from .algorithms import flat, hierarchical, schedules_of
+from .chunks import Chunk, Gradient, Range, chunks_of, ready
+from .plan import Plan
+from .simulator import Case, Simulation, Work
+
+USABLE = ("ReductionToOneDevice", "HierarchicalCopyAllReduce")  # in every program under MirroredStrategy
+NCCL = "NCCL as published, if nothing overlaps"
+_LEAST_PACKED = 1024  # bytes of a chunk below which tensorpack does not join gradients
+
+
+class Published(NamedTuple):
+    """NCCL's all-reduce of 1 GiB on a model of machine.
+
+    Attributes:
+        gpu: a pattern of the GPUs' name.
+        gpus: K.
+        nvlinks: the kinds of NVLinks between them.
+        bus: bytes/s as nccl-tests count them: gradients' bytes × 2(K-1)/K, divided by the seconds.
+        source: of the number.
+    """
+
+    gpu: str
+    gpus: int
+    nvlinks: Tuple[str, ...]
+    bus: float
+    source: str
+
+
+PUBLISHED = (
+    Published("P100", 8, ("NV1",), 62.24e9, "Tartan (Li et al. 2018), NCCL 2"),
+    Published("V100", 8, ("NV1", "NV2"), 135.5e9, "nccl-tests on OCI BM.GPU3.8, NCCL 2.22"),
+    Published("V100", 16, ("NV6",), 123.14e9, "nccl-tests on 12 of the 16 GPUs"),
+    Published("A100", 8, ("NV12",), 230.1e9, "nccl-tests on OCI BM.GPU4.8"),
+    Published("H100", 8, ("NV18",), 466.35e9, "Azure ND H100 v5, with NVLS"),
+    Published("H200", 8, ("NV18",), 467.58e9, "Azure ND H200 v5, with NVLS"),
+    Published("RTX 2080 Ti", 2, (), 4.0e9, "nccl-tests, no peer access, a personal blog"),
+    Published("RTX 5090", 4, (), 35e9, "NVIDIA/nccl#1639, no peer access"),
+)
+
+
+def published_nccl(machine: Topology) -> Optional[Published]:
+    """Return NCCL's published speed on the machine's model: its GPUs, their number and NVLinks; None if there is none."""
+    kinds = tuple(sorted({kind for row in machine.kinds for kind in row if nvlinks(kind)}))
+    for published in PUBLISHED:
+        is_model = re.search(rf"{published.gpu}(?!\d| Ti)", machine.gpu, re.I)
+        if is_model and (published.gpus, published.nvlinks) == (len(machine), kinds):
+            return published
+    return None
+
+
+def exposed_by_others(
+    machine: Topology, gradients: Sequence[Gradient], cases: Sequence[Case]
+) -> Dict[str, List[float]]:
+    """Return by the name of each other all-reduce the seconds that it leaves exposed in each case.
+
+    Args:
+        machine: K ≥ 2 devices.
+        gradients: N gradients; the last one is ready first.
+        cases: as for :func:`.choose`.
+    """
+    towers, links, total = len(machine), links_of(machine), sum(gradient.bytes for gradient in gradients)
+    in_flat, in_halves = schedules_of(flat, towers), schedules_of(hierarchical, towers)
+    alone = chunks_of(gradients, 0)
+    found: Dict[str, Work] = {
+        USABLE[0]: Work(Plan(towers, in_flat[:1], 0, "flat"), alone, gradients),
+        USABLE[1]: _joined(Plan(towers, in_halves, 0, "hierarchical"), gradients, 1),
+        "tensorpack, mode gpu": Work(Plan(towers, in_flat, 0, "flat"), alone, gradients),
+    }
+    if towers == 8:  # on any other number of GPUs tensorpack takes another mode
+        halves = Plan(towers, in_halves, 0, "hierarchical")
+        one_by_one = Work(halves, alone, gradients)
+        is_packed = len({gradient.dtype for gradient in gradients}) == 1 and total >= 8 * _LEAST_PACKED
+        found["tensorpack, mode hierarchical"] = _joined(halves, gradients, 8) if is_packed else one_by_one
+        found["tensorpack, mode hierarchical, not packed"] = one_by_one
+    seconds: Dict[str, List[float]] = {}
+    for name, work in found.items():
+        shares = {by_bytes: ready(work.chunks, gradients, by_bytes) for by_bytes in (True, False)}
+        seconds[name] = [Simulation(work, links, shares[case.by_bytes], case).exposed for case in cases]
+    published = published_nccl(machine)
+    if published:
+        seconds[NCCL] = [total * 2 * (towers - 1) / towers / published.bus] * len(cases)
+    return seconds
+
+
+def _joined(plan: Plan, gradients: Sequence[Gradient], count: int) -> Work:
+    """Return the work of all gradients joined, cut into equal chunks, and joined and cut again afterwards."""
+    size = sum(gradient.bytes for gradient in gradients) // count
+    everything = tuple(Range(number, 0, gradient.elements) for number, gradient in enumerate(gradients))
+    work = Work(plan, [Chunk(everything, size)] * count, gradients)
+    joining = 2 + len(gradients)  # reshapes, a concat, a split
+    work.packing = [joining] + [0] * (count - 1)
+    work.unpacking = [0] * (count - 1) + [joining]
+    return work
