@@ -44,7 +44,7 @@ def draw(prediction: Prediction, path: Path) -> None:
     if len(machine) > 1:
         axes = figure.add_subplot(grid[1, 0])
         draw_schedule(axes, machine, plan.schedules[0])
-        axes.set_title(f"one chunk of {len(prediction.chunks)}: {plan.algorithm}", fontsize=10, color=INK)
+        axes.set_title(f"one of {len(prediction.chunks)} chunks: {plan.algorithm}", fontsize=10, color=INK)
         draw_steps(figure.add_subplot(grid[1, 1]), prediction)
     save_picture(figure, str(path))
 
@@ -155,7 +155,8 @@ def draw_schedule(axes: Any, machine: Topology, schedule: Schedule) -> None:
 
 def draw_steps(axes: Any, prediction: Prediction) -> None:
     """Draw a bar for each row: the step on one GPU in grey, then the exposed seconds with their range."""
-    step, rows = prediction.training.step, prediction.rows
+    step, ours = prediction.training.step, prediction.rows[0]
+    rows = [row for row in prediction.rows if row is ours or row[1:] != ours[1:]]  # the rule may give the same plan
     for number, row in enumerate(rows):
         axes.barh(number, step, color=PALE)
         axes.barh(number, row.exposed, left=step, color=BLUE if row.name.startswith(OURS) else VERMILLION)

@@ -9,14 +9,14 @@ from ..formatting import amount, duration
 from ..models import DTYPE_BYTES, load_model
 from ..planning.choose import RATE, STEP, cases_of, rule
 from ..planning.chunks import Chunk, Gradient, chunks_of
+from ..planning.contenders import NCCL, USABLE, exposed_by_others
 from ..planning.plan import Plan
 from ..planning.simulator import Case, Work, exposed
 from ..planning.strategy import Strategy, choices_for, plan_for
 from ..topology import Links, Topology, links_of
 from .options import naming
 
-OURS, RULE = "ours", "ours, by the rule"
-USABLE = ("ReductionToOneDevice", "HierarchicalCopyAllReduce")  # in every program under MirroredStrategy
+OURS, RULE = "ours", "ours, by rule"
 MODEL = "resnet50"
 EQUAL = 50  # gradients that stand for a number of bytes
 
@@ -132,17 +132,15 @@ def predict(machine: Topology, training: Training, strategy: Strategy, everythin
     choices = choices_for(strategy, gradients, machine)
     ours = choices[0].plan
     chunks = tuple(chunks_of(gradients, ours.chunk_bytes))
+    by_rule = rule(gradients, len(machine), links)
     rows = [_row(OURS, _details(ours), choices[0].by_case)]
-    others = {RULE: rule(gradients, len(machine), links)}
-    for name, plan in others.items():
-        rows.append(_row(name, _details(plan), _exposed(plan, links, gradients, cases)))
-    if everything:
-        rows += [
-            _row(f"ours, {choice.plan.algorithm}", _details(choice.plan), choice.by_case) for choice in choices[1:]
-        ]
-    for name, plan in contenders(len(machine)).items():
-        if everything or name in USABLE:
-            rows.append(_row(name, "", _exposed(plan, links, gradients, cases)))
+    rows.append(_row(RULE, _details(by_rule), _exposed(by_rule, links, gradients, cases)))
+    for choice in choices[1:] if everything else ():
+        rows.append(_row(f"{OURS}, {choice.plan.algorithm}", amount(choice.plan.chunk_bytes, True), choice.by_case))
+    for name, by_case in exposed_by_others(machine, gradients, cases).items():
+        if everything or name in (*USABLE, NCCL):
+            wrong = name == USABLE[1] and len(machine) % 2
+            rows.append(_row(name, f"wrong sums on {len(machine)} GPUs" if wrong else "", by_case))
     return Prediction(machine, training, cases, tuple(rows), ours, chunks, Work(ours, chunks, gradients).ops)
 
 
@@ -156,14 +154,5 @@ def _row(name: str, details: str, by_case: Sequence[float]) -> Row:
 
 
 def _details(plan: Plan) -> str:
-    size = amount(plan.chunk_bytes, binary=True) if plan.chunk_bytes else "whole gradients"
+    size = amount(plan.chunk_bytes, True) if plan.chunk_bytes else "whole gradients"
     return f"{plan.algorithm}, {size}"
-
-
-def contenders(towers):
-    from ..planning.algorithms import BY_NAME, schedules_of
-
-    return {
-        "ReductionToOneDevice": Plan(towers, schedules_of(BY_NAME["flat"], towers)[:1], 0, "flat"),
-        "HierarchicalCopyAllReduce": Plan(towers, schedules_of(BY_NAME["hierarchical"], towers)[:1], 10**12, "h"),
-    }

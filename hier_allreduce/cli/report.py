@@ -12,10 +12,11 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 from ..formatting import amount, count, table
 from ..planning.choose import LEAST_GAIN
 from ..planning.chunks import ready
+from ..planning.contenders import NCCL, USABLE
 from ..planning.plan import Copy
 from ..topology import Links, Topology, links_of
 from ..topology.matrix import distance
-from .prediction import USABLE, Prediction, Row, Training
+from .prediction import Prediction, Row, Training
 
 _MOST_ROWS = 5  # of links
 _WIDTH = 110
@@ -126,8 +127,8 @@ def compared(row: Row, ours: Row, step: float) -> str:
 def verdict(prediction: Prediction) -> str:
     """Return a sentence about ours beside the best that this user can use."""
     step, ours = prediction.training.step, prediction.rows[0]
-    best = min((row for row in prediction.rows if row.name in USABLE), key=lambda row: row.exposed)
-    nccl = next((row for row in prediction.rows if row.name.startswith("NCCL")), None)
+    usable = [row for row in prediction.rows if row.name in USABLE and "wrong" not in row.details]
+    best = min(usable, key=lambda row: row.exposed)
     saved = (best.exposed - ours.exposed) / (step + best.exposed)
     if abs(saved) < LEAST_GAIN:
         sentence = f"Ours is about the same as {best.name}: keep that."
@@ -135,9 +136,8 @@ def verdict(prediction: Prediction) -> str:
         sentence = f"{best.name} saves {two_digits(-100 * saved)} % of a step of ours: keep it."
     else:
         sentence = f"Ours saves {two_digits(100 * saved)} % of a step of {best.name}."
-    if nccl is not None and nccl.exposed - ours.exposed < LEAST_GAIN * step:
-        sentence += " Where NCCL works, keep it."
-    return sentence
+    as_fast = any(row.name == NCCL and row.exposed - ours.exposed < LEAST_GAIN * step for row in prediction.rows)
+    return f"{sentence} Where NCCL works, it is about as fast or faster: keep it." if as_fast else sentence
 
 
 def span(row: Row) -> str:

@@ -4,18 +4,29 @@ import io
 
 import pytest
 
-from hier_allreduce.cli import entry as cli
+from hier_allreduce.cli import main
 
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """``run("topo", "dgx-1v", stdin="…")``: exit status, standard output, standard error."""
+    """``run("plan", "dgx-1v", stdin="…")``: exit status, standard output, standard error."""
 
     def run(*arguments, stdin=""):
         data = stdin if isinstance(stdin, bytes) else stdin.encode()
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
-        status = cli.main(list(arguments))
+        status = main([str(argument) for argument in arguments])
         return (status, *capsys.readouterr())
 
-    run.err = lambda: capsys.readouterr().err
     return run
+
+
+@pytest.fixture
+def fails(run):
+    """``fails("plan", "dgx1v")``: the error, which is one line, with status 2 and no output."""
+
+    def fails(*arguments, stdin=""):
+        status, out, err = run(*arguments, stdin=stdin)
+        assert (status, out, err.count("\n")) == (2, "", 1), err
+        return err.rstrip("\n")
+
+    return fails
