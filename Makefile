@@ -9,8 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Three workers for two cores, since tests of several hosts wait for timeouts.
 PYTEST = -m pytest -n 3 --dist loadgroup $(PYTEST_OPTIONS)
-QUICK = tests/topology tests/planning tests/cli/test_cli.py tests/cluster/test_launcher.py tests/docs/test_pages.py \
-        tests/test_formatting.py tests/test_presets.py
+QUICK = tests/topology tests/planning tests/docs/test_pages.py tests/test_structure.py
 
 .PHONY: help venv venv-tf1 demo test test-tf1 test-quick test-compat bench soak wheel-test docs figures lint clean
 
@@ -20,7 +19,7 @@ help:
 	@echo "make test-tf1    the same tests on TensorFlow 1.15 and Python 3.7"
 	@echo "make test-quick  the tests that need no TensorFlow"
 	@echo "make test-compat the core of the tests on TensorFlow 2.10, 2.15 and the newest, in environments of their own"
-	@echo "make bench       this all-reduce beside others, on 8 CPU devices of this machine"
+	@echo "make bench       this all-reduce beside those of others, on 8 CPU devices"
 	@echo "make soak        the random tests with more examples and another seed"
 	@echo "make wheel-test  build sdist and wheel, and use each in an environment without TensorFlow"
 	@echo "make lint        ruff and mypy"

@@ -219,9 +219,9 @@ def measure(case: Case, rounds: int, names: Sequence[str]) -> List[Result]:
         divisor = len(case.devices) if case.average else 1
         exact = [column.sum(0) / divisor for column in _samples(session.run(grads))]
         for name in tqdm(builds, desc="comparing with float64", leave=False):
-            error = _largest_error(session.run(rows[name]), exact) if name in rows else 0.0
-            if not error <= TOLERANCE:  # also when it is NaN
-                failures[name] = f"wrong: off by up to {error:.1%}"
+            off = _largest_error(session.run(rows[name]), exact) if name in rows else 0.0
+            if not off <= TOLERANCE:  # also when it is NaN
+                failures[name] = f"wrong: off by up to {off:.1%}"
         steps = {name: session.make_callable(op) for name, op in ops.items()}
         seconds: Dict[str, List[float]] = {name: [] for name in steps}
         order = random.Random(0)
