@@ -9,10 +9,12 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
-from ..figures import BLUE, GREEN, INK, PALE, VERMILLION, pyplot, save_picture
+from .._lazy import advice
+from ..errors import HierAllreduceError
 from ..planning.plan import Copy, Schedule, root_of
 from ..topology import PCIE, Topology, links_of, nvlinks
 from .prediction import OURS, Prediction
@@ -29,24 +31,62 @@ _TOPS = {
 }
 
 
+# Okabe and Ito (2008), "Color Universal Design": people with any kind of colour blindness tell these apart
+BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
+INK, PALE = "#22262b", "#d9dde2"  # text and outlines; the background
+
+
+def check_picture(path: Path) -> None:
+    """Check before the work that its picture can be drawn.
+
+    Raises:
+        HierAllreduceError: matplotlib is missing, or does not write files with this ending.
+    """
+    _pyplot()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    # without pgf, which needs LaTeX, and without raw and rgba, which are bare bytes
+    kinds = sorted(set(FigureCanvasBase.get_supported_filetypes()) - {"pgf", "raw", "rgba"})
+    if path.suffix[1:].lower() not in kinds:
+        raise HierAllreduceError(f"{str(path)!r}: expected a name that ends in one of .{', .'.join(kinds)}")
+
+
 def draw(prediction: Prediction, path: Path) -> None:
     """Draw a prediction into a file: PNG, PDF or SVG by its ending.
 
     Raises:
-        HierAllreduceError: matplotlib is missing, or the file cannot be written.
+        HierAllreduceError: the file cannot be written.
     """
-    machine, plan = prediction.machine, prediction.plan
+    machine, chunks = prediction.machine, prediction.chunks
     has_both = len({bool(nvlinks(kind)) for row in machine.kinds for kind in row if kind != "X"}) > 1
     levels = 2.2 + 0.8 * has_both + 0.2 * len(link_rows(machine))  # inches
-    figure = pyplot().figure(figsize=(8.3, 3.6 + levels), constrained_layout=True)
+    figure = _pyplot().figure(figsize=(8.3, 3.6 + levels), constrained_layout=True)
     grid = figure.add_gridspec(2, 2, height_ratios=(levels, 3.6), width_ratios=(1, 1.1))
     draw_machine(figure.add_subplot(grid[0, :]), machine)
     if len(machine) > 1:
         axes = figure.add_subplot(grid[1, 0])
-        draw_schedule(axes, machine, plan.schedules[0])
-        axes.set_title(f"one of {len(prediction.chunks)} chunks: {plan.algorithm}", fontsize=10, color=INK)
+        draw_schedule(axes, len(machine), prediction.plan.schedules[0])
+        title = f"one of {len(chunks)} chunks" if len(chunks) > 1 else "all gradients"
+        axes.set_title(f"{title}: {prediction.plan.algorithm}", fontsize=10, color=INK)
         draw_steps(figure.add_subplot(grid[1, 1]), prediction)
-    save_picture(figure, str(path))
+    drawn = io.BytesIO()  # so that an error while drawing leaves no file
+    figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=110, bbox_inches="tight", pad_inches=0.12)
+    _pyplot().close(figure)
+    try:
+        path.write_bytes(drawn.getvalue())
+    except (OSError, ValueError) as cause:
+        raise HierAllreduceError(f"--picture: {str(path)!r} cannot be written: {cause}") from None
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise HierAllreduceError(advice("a picture", "matplotlib", "picture")) from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 # ---- the machine -------------------------------------------------------------------------------------
@@ -89,7 +129,7 @@ def _draw_pcie(axes: Any, at: Dict[str, Point], shared: Dict[str, float], far: s
         end = at.get(above, top)
         axes.plot((x, end[0]), (y, end[1]), style, color=color, linewidth=1.2, zorder=1)
     for name in groups:
-        _label(axes, at[name], f"{two_digits(shared[name] / 1e9)} GB/s", color)
+        _label(axes, at[name], f"uplink, {two_digits(shared[name] / 1e9)} GB/s", color)
     text = (
         f"no peer access: host's memory, {two_digits(shared['host'] / 1e9)} GB/s in all"
         if "host" in shared
@@ -129,10 +169,9 @@ def _label(axes: Any, point: Point, text: str, color: str, filled: bool = False)
 # ---- a schedule, and steps ---------------------------------------------------------------------------
 
 
-def draw_schedule(axes: Any, machine: Topology, schedule: Schedule) -> None:
+def draw_schedule(axes: Any, towers: int, schedule: Schedule) -> None:
     """Draw time downwards: an arrow for each copy, solid into sums, dashed with the complete sum."""
-    towers = range(len(machine))
-    after = [0] * len(machine)
+    after = [0] * towers
     root = (root_of(schedule), 0)
     for step in schedule:
         level = 1 + max(after[tower] for tower in ((*step.srcs, step.dst) if not isinstance(step, Copy) else step.srcs))
@@ -143,12 +182,12 @@ def draw_schedule(axes: Any, machine: Topology, schedule: Schedule) -> None:
         after[step.dst] = level
         root = root if copied else (step.dst, level)
     deepest = max(after, default=0)
-    for tower in towers:
+    for tower in range(towers):
         axes.plot((tower, tower), (0, deepest), color=PALE, linewidth=1, zorder=0)
         axes.text(tower, -0.12, str(tower), ha="center", va="bottom", fontsize=9, color=INK)
     axes.plot(*root, "o", color=INK, markersize=8, zorder=4)
     words = "time goes down; blue: sums, until the dot; green: copies"
-    axes.text((len(machine) - 1) / 2, deepest + 0.12, words, fontsize=9, color=INK, ha="center", va="top")
+    axes.text((towers - 1) / 2, deepest + 0.12, words, fontsize=9, color=INK, ha="center", va="top")
     axes.set_ylim(deepest + 0.45, -0.45)
     axes.axis("off")
 
@@ -161,14 +200,14 @@ def draw_steps(axes: Any, prediction: Prediction) -> None:
         axes.barh(number, step, color=PALE)
         axes.barh(number, row.exposed, left=step, color=BLUE if row.name.startswith(OURS) else VERMILLION)
         axes.plot((step + row.low, step + row.high), (number, number), color=INK, linewidth=1.6)
-        axes.text(step * 0.02, number, row.name, va="center", fontsize=9, color=INK)
-        text = f" {seconds(step + row.exposed)}"
+        axes.text(step * 0.02, number, row.name.partition(", if")[0], va="center", fontsize=9, color=INK)
+        text = f" {seconds(step + row.exposed)}, +{seconds(row.exposed)}"
         axes.text(step + row.high, number, text, va="center", fontsize=9, color=INK)
     axes.set_yticks([])
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.15 * (step + max(row.high for row in rows)))
+    axes.set_xlim(0, 1.35 * (step + max(row.high for row in rows)))
     unit = axes.get_xticks()
     axes.set_xticks(unit[:-1], labels=[seconds(tick) if tick else "0" for tick in unit[:-1]], fontsize=9)
     axes.set_title(f"predicted step of {prediction.training.model}", fontsize=10, color=INK)
-    axes.set_xlabel("grey: on one GPU; colour: the all-reduce adds this; line: range", fontsize=9, color=INK)
+    axes.set_xlabel("grey: on one GPU; colour and +: the all-reduce; line: range", fontsize=9, color=INK)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -11,10 +11,10 @@ from typing import Union
 
 from .. import presets
 from ..errors import HierAllreduceError
-from ..figures import check_picture
 from ..planning.algorithms import Algorithm
 from ..planning.strategy import AUTO, NAMES, Strategy
 from .options import add_machine, naming, output, read_machine, size, time_up_to, working
+from .picture import check_picture, draw
 from .prediction import EQUAL, MODEL, Training, predict
 from .report import as_json, report
 
@@ -38,7 +38,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command."""
     if args.picture:
         with naming("--picture"):
-            check_picture(str(args.picture))
+            check_picture(args.picture)
     training = Training.of(args.model, args.bytes, args.step, args.backward)
     with naming("--algorithm"):
         algorithm = AUTO if args.algorithm is None else read_algorithm(args.algorithm)
@@ -46,8 +46,6 @@ def main(args: argparse.Namespace) -> int:
     with working(f"predicting {len(machine)} GPUs"), naming("--algorithm"):  # nothing else can fail here
         prediction = predict(machine, training, Strategy(algorithm, backward=training.known_backward), args.list)
     if args.picture:  # before the text: its reader may close the pipe early
-        from .picture import draw
-
         draw(prediction, args.picture)
     if not args.json:
         print(report(prediction))
