@@ -1,7 +1,6 @@
 """Jobs of several hosts for tests: real processes and servers on loopback, every wait bounded.
 
-The processes are forked from one that has imported TensorFlow (see forks.py), and end with
-their test, whatever it does.
+The processes are forked from one that has imported TensorFlow (see forks.py), and end with their test.
 """
 
 import contextlib
@@ -9,28 +8,29 @@ import contextlib
 from helpers import cluster_child, forks, ports
 
 SECONDS = cluster_child.SECONDS + 30  # for anything that should happen
-TIMEOUT = 21.0  # of clusters in which a host dies or freezes; even a third of it is enough for a live host to answer
+TIMEOUT = 12.0  # of clusters in which a host dies or freezes; a live host answers within a sixth of it
 
 
 class Host:
-    """The process of one host, and what it has sent to the test; ``main(*arguments, line)`` runs in it."""
-
-    main = staticmethod(cluster_child.main)
+    """The process of one host, and the messages that it has sent to the test."""
 
     def __init__(self, *arguments):
         context = forks.context()
         self._line, theirs = context.Pipe()
-        self.process = context.Process(target=self.main, args=(*arguments, theirs), daemon=True)
+        self.process = context.Process(target=cluster_child.main, args=(*arguments, theirs), daemon=True)
         self.process.start()
         theirs.close()
 
-    def until(self, place):
-        """Wait until the host has reached a place."""
-        while True:
-            message = self._receive(SECONDS)
-            if message == ("at", place):
-                return
-            assert message[0] == "at", message
+    def next(self):
+        """Return the next message; fail if the host has ended."""
+        message = self._receive()
+        assert message[0] == "at", message
+        return message[1]
+
+    def until(self, point):
+        """Wait until the host has reached a point."""
+        while self.next() != point:
+            pass
 
     def go_on(self):
         """Let a host that waits for the test go on, if it has not ended."""
@@ -40,7 +40,7 @@ class Host:
     def end(self):
         """Return ``("facts", …)``, ``("error", text)`` or ``("died", exit status)``."""
         while True:
-            message = self._receive(SECONDS)
+            message = self._receive()
             if message[0] != "at":
                 return message
 
@@ -56,9 +56,9 @@ class Host:
         assert kind == "error", text
         return text
 
-    def _receive(self, seconds):
-        if not self._line.poll(seconds):
-            return "silent", f"nothing for {seconds} s"
+    def _receive(self):
+        if not self._line.poll(SECONDS):
+            return "silent", f"nothing for {SECONDS} s"
         try:
             return self._line.recv()
         except EOFError:
@@ -71,7 +71,7 @@ def job(scenario, hosts, each=None, addresses=None, devices=2, timeout=30.0, **o
     """Start a job; the hosts are killed at the end.
 
     Args:
-        scenario: a function of cluster_child.
+        scenario: the name of a function of cluster_child.
         hosts: the number of hosts.
         each: ``{task: options}`` for some hosts only; ``"cluster"`` in it are arguments of its Cluster.
         addresses: of the hosts; by default free ports of loopback.

@@ -1,9 +1,6 @@
 """Python programs in forked processes: they start in 0.1 seconds, since TensorFlow is imported already.
 
-    test process ──→ fork server: imports TensorFlow, does nothing else ──→ a process for each program
-                                                                                     │ fork_hosts()
-                                                                                     ▼
-                                                        a process for each host that the program launches
+    test process ──→ fork server: imports TensorFlow, does nothing else ──→ a process for each program or host
 
 A few tests start a cold process instead, as people do: an import that only works in a warm process would fail there.
 """
@@ -12,9 +9,6 @@ import faulthandler
 import functools
 import multiprocessing
 import os
-import runpy
-import signal
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -74,7 +68,12 @@ def _child(program, arguments, folder, environment, out, err):
         os.close(file)
     os.environ.update(environment)
     os.chdir(folder)
-    _begin(arguments)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    sys.argv = ["-c", *arguments]
+    sys.path[0] = ""
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     try:
         exec(compile(program, "<string>", "exec"), vars(main))
@@ -83,59 +82,3 @@ def _child(program, arguments, folder, environment, out, err):
     except BaseException:
         traceback.print_exc()
         sys.exit(1)
-
-
-def _begin(arguments):
-    """Give the process its arguments and a time limit, and Python the standard streams that the process has."""
-    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
-    sys.argv = ["-c", *arguments]
-    sys.path[0] = ""
-
-
-def fork_hosts():
-    """Let ``launch`` fork its hosts from this process, which must not have used TensorFlow yet."""
-    from hier_allreduce.cluster import launcher
-
-    launcher._start_process = _start_host
-
-
-def _start_host(command, environment, signals):
-    faulthandler.cancel_dump_traceback_later()  # a host that was forked while it runs would wait for its thread
-    try:
-        return subprocess.Popen(
-            command,
-            preexec_fn=functools.partial(_host, command[1:], environment, signals),  # which never returns
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            bufsize=0,
-            start_new_session=True,
-        )
-    finally:
-        faulthandler.dump_traceback_later(SECONDS, exit=True)
-
-
-def _host(arguments, environment, signals):
-    """Run ``-c PROGRAM …`` or ``-m MODULE …`` in a process that was forked, and end it."""
-    os.closerange(3, 4096)  # one of them tells the parent that the process has started
-    signal.pthread_sigmask(signal.SIG_SETMASK, signals)
-    os.environ.update(environment)
-    option, program, *arguments = arguments
-    _begin(arguments)
-    status = 0
-    try:
-        if option == "-m":
-            sys.modules.pop(program, None)
-            runpy.run_module(program, run_name="__main__", alter_sys=True)
-        else:
-            exec(compile(program, "<string>", "exec"), {"__name__": "__main__"})
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)

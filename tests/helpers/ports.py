@@ -1,4 +1,4 @@
-"""Free ports for tests: each pytest-xdist worker draws from its own range."""
+"""Free ports for tests: each pytest-xdist worker draws from its range."""
 
 import itertools
 import os
@@ -22,11 +22,7 @@ _PORTS = itertools.cycle(_range())
 
 def _is_free(port):
     with socket.socket() as probe:
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
+        return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
 def free_addresses(count):

@@ -1,0 +1,185 @@
+"""All kinds of failure of a host: every other host ends with an error that names it, and none hangs.
+
+Hosts are real processes with real servers on loopback; see helpers/clusters.py and helpers/cluster_child.py.
+"""
+
+import os
+import random
+import signal
+import socket
+
+import pytest
+from helpers.clusters import TIMEOUT, job
+from helpers.graphs import IS_TF2
+from helpers.ports import free_addresses
+
+HOW = {signal.SIGKILL: "is not listening", signal.SIGSTOP: "does not answer"}
+
+
+def check_names(text, who, how):
+    """Check that an error names one host, and its fault."""
+    assert text.startswith(f"ClusterError: host {who} (127.0.0.1:"), text
+    assert text.count("host ") == 1 and HOW[how] in text and "Start all hosts again" in text, text
+
+
+@pytest.mark.parametrize("how", list(HOW), ids=["killed", "frozen"])
+@pytest.mark.parametrize("who", [0, 1], ids=["the leader", "a peer"])
+def test_every_survivor_names_the_host_that_died_or_froze(who, how):
+    with job("train", 3, timeout=TIMEOUT, each={who: {"wait_at": 2}}) as hosts:
+        hosts[who].until(2)
+        os.kill(hosts[who].process.pid, how)
+        for host in hosts:
+            if host is not hosts[who]:
+                check_names(host.error(), who, how)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fault_at_any_moment_is_found(seed):
+    """The signal comes while the hosts start, compare their weights, train, or end."""
+    chance = random.Random(100 * IS_TF2 + seed)
+    who, how, messages = chance.randrange(2), chance.choice(list(HOW)), chance.randrange(40)
+    with job("train", 2, timeout=TIMEOUT, steps=10000, probes=True) as hosts:
+        hosts[who].until("built")
+        hosts[1 - who].until("built")
+        for _ in range(messages):
+            hosts[chance.randrange(2)].next()
+        os.kill(hosts[who].process.pid, how)
+        check_names(hosts[1 - who].error(), who, how)
+
+
+@pytest.mark.parametrize("fault", ["raise_at", "bad_at"])
+def test_an_error_on_one_host_ends_the_others(fault):
+    """A host that leaves its session by an exception does not wait for the others."""
+    with job("train", 2, timeout=TIMEOUT, each={1: {fault: 2}}) as hosts:
+        assert hosts[1].error().startswith(("HierAllreduceError: the program's", "InvalidArgumentError: "))
+        text = hosts[0].error()
+    assert text.startswith(("ClusterError: host 1 (127.0.0.1:", "InvalidArgumentError: ")), text
+
+
+def test_fewer_steps_on_one_host_end_in_an_error():
+    with job("train", 2, timeout=TIMEOUT, each={1: {"steps": 4}}) as hosts:
+        text = hosts[0].error()
+    assert "is not listening: its process has ended (by an error, or after fewer steps than here" in text
+
+
+def test_a_chief_may_save_for_longer_than_the_timeout():
+    """It stays in Python until the other host has probed it for longer than the timeout."""
+    with job("train", 2, timeout=6.0, each={0: {"wait_at": 1}, 1: {"probes": True}}) as hosts:
+        hosts[1].until(1)
+        for _ in range(8):  # six within the timeout
+            hosts[1].until("a probe")
+        hosts[0].go_on()
+        assert [len(host.facts()["losses"]) for host in hosts] == [6, 6]
+
+
+def test_a_live_host_that_does_not_come_ends_in_a_stall_timeout():
+    with job("train", 2, timeout=6.0, each={0: {"wait_at": 1}, 1: {"cluster": {"stall_timeout": 2.0}}}) as hosts:
+        text = hosts[1].error()
+    assert "waited 2 s for the other hosts in a step; all of them answer" in text
+
+
+# ---- at the start ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("missing", [0, 1], ids=["the leader", "a peer"])
+def test_a_host_that_never_starts_is_named(missing):
+    impatient = {"cluster": {"start_timeout": 0.5}}
+    with job("train", 2, timeout=6.0, each={0: impatient, 1: impatient, missing: {"late": True}}) as hosts:
+        text = hosts[1 - missing].error()
+    assert f"after 0.5 s not all hosts are there: host {missing} (127.0.0.1:" in text and "is not listening" in text
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"width": 7}, "gradients: a: float32 [5, 7] there"),
+        ({"name": "bias"}, "gradients: bias: float32 [5, 3] there"),
+        ({"algorithm": "tree"}, "layout: tree, 1 chunk"),
+        ({"cluster": {"communication": "nccl"}}, "(hier_allreduce), communication: nccl there"),
+        ({"cluster": {"devices_per_host": 3}}, "devices_per_host: 3 there"),
+    ],
+    ids=["shape", "variables", "plan", "engine", "devices"],
+)
+def test_hosts_that_build_another_graph_are_named(options, words):
+    with job("train", 3, each={1: options}) as hosts:
+        errors = [host.error() for host in hosts]
+    for task in (0, 2):
+        assert errors[task].startswith("ClusterError: host 1 (127.0.0.1:")
+        assert f"differs from this host ({task})" in errors[task] and words in errors[task]
+    assert "differs from this host (1)" in errors[1]
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with job("train", 2, addresses=[address, *free_addresses(1)]) as hosts:
+            assert f"this host's server ({address}) does not start" in hosts[0].error()
+
+
+def test_a_proxy_is_not_asked_for_the_hosts():
+    """Else gRPC would ask it, and the hosts would wait for ever."""
+    (nobody,) = free_addresses(1)
+    environ = {"http_proxy": f"http://{nobody}", "grpc_proxy": f"http://{nobody}", "no_proxy": "example.org"}
+    with job("train", 2, environ=environ) as hosts:
+        assert [len(host.facts()["losses"]) for host in hosts] == [6, 6]
+
+
+def test_a_plain_session_is_an_error_at_once():
+    with job("train", 2, plain=True) as hosts:
+        for host in hosts:
+            text = host.error()
+            assert text.startswith("InvalidArgumentError: ") and "/job:worker/replica:0/task:" in text
+
+
+def test_hosts_that_begin_with_other_weights_name_the_variables():
+    with job("train", 2, broadcast=False) as hosts:
+        for host in hosts:
+            text = host.error()
+            assert text.startswith("ClusterError: hosts begin with different weights: 4 of 4 variables are not the same")
+            assert "on host 0 and on host 1, tower0/a, tower0/b, tower1/a, tower1/b among them" in text
+
+
+def test_weights_that_become_different_are_found_on_request():
+    with job("train", 2, check=True, each={1: {"spoil_at": 5}}) as hosts:
+        for host in hosts:
+            text = host.error()
+            assert "the hosts' weights have become different: 1 of 4 variables" in text and "tower1/a" in text
+
+
+# ---- a step after a failed one -----------------------------------------------------------------------------
+
+
+def test_the_end_of_data_is_no_slow_hosts_last_step():
+    """The chief has not run its last step, so the other must not begin an epoch. Runs on one host are possible."""
+    with job("epochs", 2, sessions=False, each={0: {"waits": True}}) as hosts:
+        hosts[1].until("the second epoch")
+        hosts[0].go_on()
+        for host in hosts:
+            text = host.error()
+            assert text.startswith("ClusterError: this host's last step with the other hosts ended with the end of")
+            assert "open a session for each epoch" in text
+
+
+def test_a_session_for_each_epoch_has_all_steps_of_all_epochs():
+    with job("epochs", 2, sessions=True) as hosts:
+        assert [host.facts() for host in hosts] == [[[0.0, 4.0, 8.0]] * 3] * 2
+
+
+def test_hosts_that_accumulate_may_be_a_step_ahead_of_others():
+    """Nothing crosses in every other step, so that nothing makes a host wait for the other one."""
+    with job("accumulate", 2, each={1: {"waits_before": 2}}) as hosts:
+        hosts[0].until(2)
+        hosts[1].go_on()
+        mean = 2 * (0 + 1 + 4 + 5) / 4
+        assert [host.facts() for host in hosts] == [[[step // 2 * mean] * 2 for step in range(1, 7)]] * 2
+
+
+def test_a_step_during_another_threads_step_is_an_error():
+    with job("threads", 2) as hosts:
+        hosts[0].until("the second step")
+        hosts[1].go_on()
+        (result, (error,)), (same, none) = [host.facts() for host in hosts]
+    assert (result, same, none) == (4, 4, [])
+    assert error.startswith("ClusterError: another thread is in a step with the other hosts")
