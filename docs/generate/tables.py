@@ -1,0 +1,65 @@
+"""Tables of the reference from the code, as Markdown: ``INCLUDED[NAME]()``. Nothing here needs TensorFlow."""
+
+import argparse
+import html
+import inspect
+import re
+
+from hier_allreduce.cli.entry import parser
+from hier_allreduce.planning import Strategy
+from hier_allreduce.topology.gpus import GPUS, Speeds
+
+
+def commands():
+    """Return a section for each command: its sentence, usage and arguments."""
+    sections = []
+    for name, command in _subcommands(parser()).items():
+        usage = re.sub(r"\n\s+", "\n    ", command.format_usage().replace("usage: ", "").strip())
+        rows = [_argument(action) for action in command._actions if not isinstance(action, argparse._HelpAction)]
+        head = [f"## {name}", "", f"```\n{usage}\n```", ""]
+        sections.append("\n".join([*head, *_table(["argument", "meaning"], rows)]))
+    return "\n\n".join(sections)
+
+
+def _subcommands(command):
+    return next(a.choices for a in command._actions if isinstance(a, argparse._SubParsersAction))
+
+
+def _argument(action):
+    value = "" if action.nargs == 0 else action.metavar or action.dest.upper()
+    names = ", ".join(f"{name} {value}".strip() for name in action.option_strings) or str(value)
+    text = " ".join((action.help or "").split()).replace("%%", "%")
+    return f"<code>{html.escape(names)}</code>", text[:1].upper() + text[1:]
+
+
+def attributes(cls):
+    """Return a table of the ``Attributes:`` in a class's docstring."""
+    section = re.split(r"\n\n?(?=\S)", inspect.getdoc(cls).split("Attributes:\n", 1)[1])[0]
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
+    return "\n".join(_table(["key", "meaning"], [(f"`{name}`", _markdown(text)) for name, text in entries]))
+
+
+def _markdown(text):
+    return re.sub(r":\w+:`[.~]?(\w+)`", r"`\1`", " ".join(text.split()).replace("``", "`"))
+
+
+def gpus():
+    """Return a table of the speeds of GPU models."""
+    rows = [
+        (f"`{gpu.pattern}`", gpu.nvlinks or "–", gpu.nvlink if gpu.nvlinks else "–", gpu.pcie, gpu.memory)
+        for gpu in GPUS
+    ]
+    return "\n".join(_table(["name matches", "NVLinks", "one NVLink", "PCIe port", "memory"], rows))
+
+
+def _table(head, rows):
+    cells = [head, ["---"] * len(head), *rows]
+    return [f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in row)} |" for row in cells]
+
+
+INCLUDED = {
+    "commands": commands,
+    "strategy": lambda: attributes(Strategy),
+    "speeds": lambda: attributes(Speeds),
+    "gpus": gpus,
+}
