@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -30,11 +30,11 @@ def _device_string(name: str, device: Any) -> Any:
     if device is None or device == "":
         return device
     if isinstance(device, str):
-        return _parsed(name, device, device)
+        return _parsed(name, device)
     if hasattr(device, "to_string"):  # a DeviceSpec, of either version
-        return device.to_string()
+        return _parsed(name, device.to_string())
     if type(device).__name__ == "LogicalDevice":
-        return _parsed(name, device, device.name)
+        return _parsed(name, device.name)
     if callable(device) and not tf.executing_eagerly():
         return device
     hint = f" (did you mean '/gpu:{device}'?)" if isinstance(device, int) and not isinstance(device, bool) else ""
@@ -43,35 +43,14 @@ def _device_string(name: str, device: Any) -> Any:
     raise HierAllreduceError(f"{name}: {device!r} is not a device: {_EXPECTED}{hint}")
 
 
-def _parsed(name: str, device: Any, text: str) -> str:
+def _parsed(name: str, device: str) -> str:
     try:
-        index = tf.DeviceSpec.from_string(text).device_index
+        number = device_fields(device)[4]
     except ValueError as error:
         raise HierAllreduceError(f"{name}: {device!r} cannot be read as a device ({error}); {_EXPECTED}") from None
-    if index is not None and index < 0:
+    if number is not None and number < 0:
         raise HierAllreduceError(f"{name}: {device!r} has a number below 0; {_EXPECTED}")
-    return text
-
-
-def all_on_cpu(devices: Sequence[Any]) -> bool:
-    """Return whether every device is known to be a CPU."""
-    return all(isinstance(device, str) and device_fields(device)[3] == "CPU" for device in devices)
-
-
-def gpu_numbers(devices: Sequence[Any]) -> Optional[List[int]]:
-    """Return the number of each device; None unless all are different GPUs of one process, by number."""
-    if not all(isinstance(device, str) for device in devices):
-        return None
-    fields = [device_fields(device) for device in devices]
-    *processes, numbers = zip(*fields)
-    is_one = all(len(set(values)) == 1 for values in processes) and fields[0][3] == "GPU"
-    return list(numbers) if is_one and None not in numbers and len(set(numbers)) == len(numbers) else None
-
-
-def device_numbers(devices: Sequence[Any]) -> List[int]:
-    """Return the number of each device; the tower's where the device has none."""
-    numbers = [device_fields(device)[4] if isinstance(device, str) else None for device in devices]
-    return [tower if number is None else number for tower, number in enumerate(numbers)]
+    return device
 
 
 @lru_cache(maxsize=4096)
@@ -84,3 +63,8 @@ def device_fields(device: Optional[str]) -> Tuple[Any, ...]:
 def devices_match(device: Optional[str], wanted: Optional[str]) -> bool:
     """Return whether two names may mean one device: either may leave out the job, the task or more."""
     return all(None in pair or pair[0] == pair[1] for pair in zip(device_fields(device), device_fields(wanted)))
+
+
+def all_on_cpu(devices: Sequence[Any]) -> bool:
+    """Return whether every device is known to be a CPU."""
+    return all(isinstance(device, str) and device_fields(device)[3] == "CPU" for device in devices)

@@ -1,0 +1,69 @@
+"""The machine whose links a plan is made for."""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import Any, List, Optional, Sequence, Set
+
+from ..errors import HierAllreduceError
+from ..planning.strategy import AUTO, THIS_MACHINE, Strategy
+from ..topology import Topology, this_machine
+from .devices import all_on_cpu, device_fields
+
+_log = logging.getLogger("hier_allreduce")
+_logged: Set[str] = set()
+
+
+def machine_of(strategy: Strategy, devices: Sequence[Any]) -> Optional[Topology]:
+    """Return the topology of K devices; None if there is nothing to plan for.
+
+    Args:
+        strategy: ``topology`` names a machine; ``algorithm`` tells whether its links decide anything.
+        devices: K devices.
+
+    Raises:
+        HierAllreduceError: the strategy's machine lacks some of the devices.
+    """
+    machine = strategy.topology
+    is_named = machine not in (None, THIS_MACHINE)
+    if len(devices) == 1 or (machine is None and strategy.algorithm != AUTO) or (not is_named and all_on_cpu(devices)):
+        return None
+    try:
+        if is_named:
+            return (machine if isinstance(machine, Topology) else _loaded(machine)).subset(_numbers(devices))
+        gpus = _gpu_numbers(devices)
+        return None if gpus is None else this_machine(gpus)
+    except HierAllreduceError as error:
+        if machine is not None:
+            raise HierAllreduceError(f"topology={machine!r} does not fit devices {list(devices)}: {error}") from None
+        log_once(f"this machine is not planned for, since devices {list(devices)} are not those of nvidia-smi: {error}")
+        return None
+
+
+@lru_cache(maxsize=16)  # an eager program asks at every step
+def _loaded(name: Any) -> Topology:
+    return Topology.load(name)
+
+
+def _numbers(devices: Sequence[Any]) -> List[int]:
+    """Return the number of each device; the tower's where the device has none."""
+    numbers = [device_fields(device)[4] if isinstance(device, str) else None for device in devices]
+    return [tower if number is None else number for tower, number in enumerate(numbers)]
+
+
+def _gpu_numbers(devices: Sequence[Any]) -> Optional[List[int]]:
+    """Return the number of each device; None unless all are different GPUs of one process, by number."""
+    if not all(isinstance(device, str) for device in devices):
+        return None
+    *process, types, numbers = zip(*map(device_fields, devices))
+    is_one_process = all(len(set(values)) == 1 for values in process)
+    are_gpus = set(types) == {"GPU"} and None not in numbers and len(set(numbers)) == len(numbers)
+    return list(numbers) if is_one_process and are_gpus else None
+
+
+def log_once(line: str) -> None:
+    """Log a line, the same one once in a process."""
+    if line not in _logged:
+        _logged.add(line)
+        _log.info(line)
