@@ -1,38 +1,37 @@
-"""Training with the all-reduce: which tower updates a variable, and how the towers stay equal.
+"""Training with the all-reduce: who updates a variable, and how the towers are kept equal.
 
 ::
 
-    K rows of N (gradient, variable) pairs ─► update: "replicated" or "main" ─► one train op
-                                          └─► replicas: broadcast, and the largest difference between towers
+    K×N (gradient, variable) pairs ─► all-reduce ─► update_towers       every tower updates its variables
+                                   └► update_at_mains                   each variable is updated once, and copied
+                                          └► Updated ─► Replicas ─► broadcast, Drift
+
+``update`` is to be read first. Both front ends, ``optimizer`` here and tensorpack's trainer, call it.
 """
 
 from __future__ import annotations
 
 from .main_update import update_at_mains
 from .optimizer import TowerOptimizer
-from .replicas import Replicas, TowerUpdate, differences, drift, find_replicas, match_created
-from .replicated_update import update_replicated
-from .updates import Updated, UpdateOptions
-from .variables import Pairs, all_variables, parse_slot_name
-from .wrapped_optimizers import held_by, patched, refuse_unfit, sum_advice
+from .replicas import Drift, Replicas, broadcast, differences, find_replicas, largest
+from .update import Pairs, Updated, check_options, update_towers
+from .wrapped import check_optimizer, held_by, patched, sum_advice
 
 __all__ = [
+    "Drift",
     "Pairs",
     "Replicas",
     "TowerOptimizer",
-    "TowerUpdate",
-    "UpdateOptions",
     "Updated",
-    "all_variables",
+    "broadcast",
+    "check_optimizer",
+    "check_options",
     "differences",
-    "drift",
     "find_replicas",
     "held_by",
-    "match_created",
-    "parse_slot_name",
+    "largest",
     "patched",
-    "refuse_unfit",
     "sum_advice",
     "update_at_mains",
-    "update_replicated",
+    "update_towers",
 ]

@@ -10,21 +10,12 @@ from typing import Any, Iterator, List, Optional, Sequence, Set
 import tensorflow as tf
 
 from ..errors import HierAllreduceError
-from ..graph import (
-    HostGroup,
-    Lane,
-    check_matrix,
-    copy_from_mains,
-    places_of,
-    reduce_to_mains,
-    tf1,
-    variable_names,
-    where,
-)
+from ..graph import HostGroup, copy_from_mains, reduce_to_mains, variable_names, where
+from ..graph.tf import tf1
 from ..planning import Strategy
-from .updates import Updated
-from .variables import Pairs, all_variables, check_variables, parse_slot_name, recording_created
-from .wrapped_optimizers import refuse_wrapper
+from .replicas import copies_of, owner_of
+from .update import Pairs, Updated, all_variables, check_variables, recording_created
+from .wrapped import check_at_mains
 
 
 def update_at_mains(
@@ -33,14 +24,13 @@ def update_at_mains(
     devices: Sequence[Any],
     average: bool,
     strategy: Strategy,
-    base: Optional[Any] = None,
     cluster: Optional[HostGroup] = None,
-    lanes: Sequence[Lane] = (),
+    base: Optional[Any] = None,
 ) -> Updated:
     """Reduce to the mains, update there once, and copy the new values over the same plan to all towers.
 
-    Source: Chainer's MultiprocessParallelUpdater. There one device is the main of all variables; here each variable has
-    its own.
+    Source: Chainer's MultiprocessParallelUpdater. There one device is the main of all variables; here mains hold about
+    equal bytes.
 
     Args:
         optimizer: gets N gradients, each with the variable of the tower that is its main. Its slots live there, and
@@ -49,25 +39,19 @@ def update_at_mains(
         devices: K devices.
         average: True for the mean of the gradients, False for their sum.
         strategy: how to reduce and copy.
+        cluster: the cluster of several hosts, each of which updates its variables.
         base: the optimizer that updates, if ``optimizer`` is a wrapper that is known to pass all gradients on to it.
-        cluster: the cluster of several hosts, each of which updates its own variables.
-        lanes: further devices over which gradients and values travel. The update stays on the towers.
-
-    Returns:
-        One op, and one list of the variables that it created.
 
     Raises:
-        HierAllreduceError: as :func:`hier_allreduce.allreduce_grads_and_vars`; or the strategy cuts variables over
-            several mains; or the variables differ between towers, are reference variables or pieces of partitioned
-            ones, or ``optimizer`` cannot run on one device only.
+        HierAllreduceError: as :func:`hier_allreduce.allreduce_grads_and_vars`; or the variables differ between towers,
+            are reference variables or pieces of partitioned ones, or ``optimizer`` cannot run on one device only.
     """
-    refuse_wrapper(optimizer if base is None else base)
+    check_at_mains(optimizer if base is None else base)
     check_variables(rows, devices)
     names = variable_names(rows, devices)
-    _refuse_pieces(rows[0], devices, names)
-    places = places_of(tuple(devices), lanes)
-    grads = check_matrix([[grad for grad, _ in row] for row in rows], places, average, names)
-    reduced, layout = reduce_to_mains(grads, average, strategy, cluster=cluster)
+    _check_whole(rows[0], devices, names)
+    grads = [[grad for grad, _ in row] for row in rows]
+    reduced, layout = reduce_to_mains(grads, devices, average, strategy, cluster=cluster, names=names)
     mains = layout.mains()
     with _slots_named_like_tower_0(rows), recording_created() as created:
         updated = optimizer.apply_gradients([(reduced[n], rows[main][n][1]) for n, main in sorted(mains.items())])
@@ -79,10 +63,11 @@ def update_at_mains(
     for tower, copied in enumerate(copy_from_mains(values, layout)):
         with tf1.device(devices[tower]):
             ops += [rows[tower][n][1].assign(copied[n]).op for n, main in mains.items() if main != tower]
-    return Updated([tf.group(*ops)], [created])
+    return Updated(tf.group(*ops), [[var for _, var in row] for row in rows], [[] for _ in rows], created)
 
 
-def _refuse_pieces(row: Pairs, devices: Sequence[Any], names: Sequence[str]) -> None:
+def _check_whole(row: Pairs, devices: Sequence[Any], names: Sequence[str]) -> None:
+    """Raise a HierAllreduceError if a variable is a piece of a partitioned one."""
     for n, (_, var) in enumerate(row):
         if getattr(var, "_save_slice_info", None) is not None:
             raise HierAllreduceError(
@@ -94,14 +79,13 @@ def _refuse_pieces(row: Pairs, devices: Sequence[Any], names: Sequence[str]) -> 
 @contextlib.contextmanager
 def _slots_named_like_tower_0(rows: Sequence[Pairs]) -> Iterator[None]:
     """Name slots that are created inside the context, on any tower, like those of tower 0's variables."""
-    name_on_tower_0 = {var.op.name: first.op.name for row in rows for (_, var), (_, first) in zip(row, rows[0])}
+    copies = copies_of([[[var for _, var in row] for row in rows]])
     scope, taken = tf1.get_variable_scope(), {var.op.name for var in all_variables()}
 
     def get_renamed(getter: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        parts = parse_slot_name(name, name_on_tower_0, ("", f"{scope.name}/"))
-        if parts:
-            name = parts.scope + name_on_tower_0[parts.variable] + parts.slot
-            name = name if kwargs.get("reuse") else _unused(name, taken)
+        owner = owner_of(name, copies)
+        if owner:
+            name = owner[2] if kwargs.get("reuse") else _unused(owner[2], taken)
         return getter(name, *args, **kwargs)
 
     with tf1.variable_scope(scope, custom_getter=get_renamed, auxiliary_name_scope=False):

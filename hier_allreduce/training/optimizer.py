@@ -1,40 +1,27 @@
-"""An optimizer for tower code: all-reduce, update and broadcast in one train op, without tensorpack."""
+"""An optimizer for tower code: all-reduce, update and broadcast, without tensorpack."""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import Any, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
 from ..errors import HierAllreduceError
-from ..graph import (
-    HostGroup,
-    Lane,
-    allreduce_grads_and_vars,
-    builds_for_session,
-    check_pairs,
-    device_strings,
-    outside_control_flow,
-    places_of,
-    tf1,
-    without_autograph,
-)
+from ..graph import HostGroup, allreduce_grads_and_vars, check_pairs, device_strings
+from ..graph.tf import builds_for_session, outside_control_flow, tf1, without_autograph
 from ..planning import Strategy, strategy_from
-from .copies import Copies, copies_in
 from .main_update import update_at_mains
-from .replicas import Drift, TowerUpdate, broadcast, drift, match_created
-from .replicated_update import update_replicated
-from .updates import Updated, UpdateOptions
-from .variables import Pairs, check_variables, parse_slot_name
-from .wrapped_optimizers import optimizers_with_finish, refuse_unfit, refuse_wrapper, sum_advice
+from .replicas import Drift, Replicas, broadcast, copies_of, differences, find_replicas, largest
+from .update import Pairs, Updated, check_options, check_variables, update_towers
+from .wrapped import check_at_mains, check_optimizer, sum_advice
 
 _log = logging.getLogger("hier_allreduce")
 
 
 class TowerOptimizer:
-    """One optimizer for K towers, each with its own copy of the model.
+    """One optimizer for K towers, each with a copy of the model.
 
     ::
 
@@ -49,11 +36,11 @@ class TowerOptimizer:
         session.run(tf.compat.v1.global_variables_initializer())   # or restore a checkpoint
         session.run(optimizer.init_op)
 
-    On one host, ``MonitoredTrainingSession(hooks=[optimizer.hook()])`` runs ``init_op`` by itself.
+    On one host, ``MonitoredTrainingSession(hooks=[optimizer.hook()])`` runs ``init_op`` by itself. With several losses,
+    call ``apply_gradients`` for each; run two train ops for the same variables in different steps.
 
-    With several losses, call ``apply_gradients`` for each. ``init_op``, ``broadcast_op``, ``left_out`` and
-    ``check_replicas`` cover the variables of all calls in the graph, also those of other ``TowerOptimizer`` objects on
-    the same devices, and variables created later, such as moving averages. Read them when all of these exist.
+    ``init_op``, ``broadcast_op``, ``left_out`` and ``check_replicas`` cover the variables of all calls in the graph,
+    and variables created later, such as moving averages. Read them when all of these exist.
 
     Attributes:
         devices: the K devices.
@@ -70,7 +57,6 @@ class TowerOptimizer:
         broadcast: Union[str, int] = "start",
         check_replicas_every: int = 0,
         cluster: Optional[HostGroup] = None,
-        lanes: Sequence[Lane] = (),
     ):
         """Check the options. This adds no ops.
 
@@ -78,81 +64,59 @@ class TowerOptimizer:
             optimizer: a ``tf.compat.v1.train.Optimizer``. It is called once for each tower, with ``update="main"`` only
                 once, and does not get the global step.
             devices: K devices, as in :func:`hier_allreduce.allreduce_grads`.
-            average, strategy, update, broadcast, check_replicas_every: see
-                :class:`hier_allreduce.training.UpdateOptions`. ``strategy`` may also be the name or path of a YAML
-                file. With ``update="main"`` the slots have the names of tower 0's slots, so that a ``Saver`` restores
-                them on any number of towers from a checkpoint of one. They are not the optimizer's slots of tower 0's
-                variables, which ``tf.train.Checkpoint`` would look for. The hook makes the comparisons of towers.
+            average: True for the mean of the gradients over all towers, False for their sum. The sum comes with a
+                warning that says how to change the optimizer.
+            strategy: how to reduce, as in :func:`hier_allreduce.allreduce_grads`.
+            update: ``"replicated"``: every tower updates its variables. ``"main"``: each variable's main updates it
+                once and copies the new value to the other towers, so that slots exist once, spread over the devices.
+                They have the names of tower 0's slots: a ``Saver`` restores them on any number of towers. They are not
+                the optimizer's slots of tower 0's variables, for which ``tf.train.Checkpoint`` would look.
+            broadcast: ``"start"``, or a number of steps after which the hook runs ``broadcast_op`` again and again.
+            check_replicas_every: the number of steps between the hook's comparisons of the towers; 0: never. A step of
+                the hook is a call of the session's ``run``.
             cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. The gradients of all of
                 them are reduced. Run ``cluster.broadcast(tf.compat.v1.global_variables())`` on all hosts before
                 ``init_op``, which copies inside this host only.
-            lanes: further devices over which gradients travel, as in :func:`hier_allreduce.allreduce_grads`.
-                Variables and updates stay on ``devices``.
 
         Raises:
-            HierAllreduceError: an entry of ``devices`` or ``lanes`` is not a valid device, or they are not distinct; or
-                ``average`` is not a bool; or another option is invalid; or ``optimizer`` is not a v1 optimizer, cannot
-                run on each variable's main only, or is tensorpack's ``AccumGradOptimizer``.
+            HierAllreduceError: a device or another option is invalid; or ``optimizer`` is not a v1 optimizer, or one
+                that cannot update towers, or each variable's main only.
         """
         if not isinstance(optimizer, tf1.train.Optimizer):
             raise HierAllreduceError(
                 f"optimizer={optimizer!r}: expected a tf.compat.v1.train.Optimizer, such as"
                 " tf.compat.v1.train.AdamOptimizer(1e-3)"
             )
-        self._hosts = cluster.size if cluster else 1
-        strategy = strategy_from(strategy).for_optimizers(self._hosts)
-        self._options = UpdateOptions(average, strategy, update, broadcast, check_replicas_every)
+        check_options(average, update, broadcast, check_replicas_every)
+        check_optimizer(optimizer)
         if update == "main":
-            refuse_wrapper(optimizer)
-        refuse_unfit(optimizer)
+            check_at_mains(optimizer)
         self.devices = device_strings(devices)
-        self._lanes = places_of(self.devices, lanes).lanes
         self.last_drift: Optional[Drift] = None
-        self._optimizer, self._cluster = optimizer, cluster
-        self._copies: Optional[Copies] = None
-
-    @property
-    def init_op(self) -> Any:
-        """Copies tower 0's variables to the other towers, unless ``broadcast`` is ``"never"``.
-
-        Run it once the variables have their values. Variables that are local on tower 0, such as metrics, are not
-        copied. Others that have to differ, such as the state of a ``tf.random.Generator``, belong outside the towers'
-        scopes.
-
-        Raises:
-            HierAllreduceError: ``apply_gradients`` was not called, or variables were created since and the graph is
-                finalized.
-        """
-        copies = self._built()
-        return copies.init_op if self._options.broadcast != "never" else copies.reset_op
-
-    @property
-    def broadcast_op(self) -> Any:
-        """Copies tower 0's variables to the others; errors as ``init_op``."""
-        return self._built().broadcast_op
-
-    @property
-    def left_out(self) -> List[str]:
-        """Names of variables that nothing keeps equal, since no copy of them was found on every tower.
-
-        Copies have the same name within each tower's own scope; trained variables are found by their place in the rows.
-        """
-        return self._known().replicas().left_out
+        self._optimizer, self._average, self._strategy = optimizer, average, strategy_from(strategy)
+        self._at_mains, self._cluster = update == "main", cluster
+        self._broadcast_every = 0 if isinstance(broadcast, str) else broadcast
+        self._check_every = check_replicas_every
+        self._graph: Any = None
+        self._updates: List[Updated] = []  # of this graph
+        self._replicas = Replicas([], [])
+        self._broadcast: Any = None
+        self._differences: Any = None
 
     @without_autograph
     def compute_gradients(self, *args: Any, **kwargs: Any) -> List[Any]:
-        """Return one tower's N (gradient, variable) pairs: the optimizer's own ``compute_gradients``."""
+        """Return one tower's N (gradient, variable) pairs: the optimizer's ``compute_gradients``."""
         return list(self._optimizer.compute_gradients(*args, **kwargs))
 
     @without_autograph
     def apply_gradients(
         self, tower_grads_and_vars: Sequence[Pairs], global_step: Any = None, name: Optional[str] = None
     ) -> Any:
-        """Build the train op: reduce, update every tower, count the step, and broadcast when it is due.
+        """Build the train op: reduce, update every tower, count the step.
 
         Args:
-            tower_grads_and_vars: K×N (gradient, variable) pairs, each tower with its own variables. A variable without
-                a gradient on any tower is left alone.
+            tower_grads_and_vars: K×N (gradient, variable) pairs, each tower with its variables. A variable without a
+                gradient on any tower is left alone.
             global_step: a variable to add 1 to, once a step.
             name: the name of the op.
 
@@ -162,8 +126,8 @@ class TowerOptimizer:
         Raises:
             HierAllreduceError: the rows do not match the devices or each other, or name variables that others lack; or
                 a variable is shared between towers, differs between them, does not fit its gradient, or is a reference
-                variable; an earlier call had other copies of it, or an optimizer with work to do once a step, such as
-                Adam, of which all towers read the state; or there is no graph to build in.
+                variable; an earlier call had other copies of it; the optimizer cannot update towers, see
+                :func:`hier_allreduce.training.update_towers`; or there is no graph to build in.
         """
         if not builds_for_session():
             raise HierAllreduceError(
@@ -174,33 +138,56 @@ class TowerOptimizer:
         rows = check_pairs(tower_grads_and_vars, self.devices)
         check_variables(rows, self.devices)
         with outside_control_flow():  # apply_gradients may be called in a tf.cond
-            copies = copies_in(tf1.get_default_graph(), self.devices)
-        copies.check(rows, self._once_a_step())
-        summed = len(self.devices) * self._hosts
-        if not self._options.average and summed > 1:
+            graph = tf1.get_default_graph()
+        earlier = self._updates if graph is self._graph else []
+        copies_of([*(update.trained for update in earlier), [[var for _, var in row] for row in rows]])
+        summed = len(self.devices) * (self._cluster.size if self._cluster else 1)
+        if not self._average and summed > 1:
             warnings.warn(sum_advice(self._optimizer, summed), stacklevel=3)  # without_autograph is in between
-        if copies.order_advice(rows):
-            warnings.warn(copies.order_advice(rows), stacklevel=3)
-        updated, self._copies = self._updated(rows), copies
-        with outside_control_flow():
-            update, counter = self._sorted(rows, updated), self._new_counter()
-            copies.add(update, counter, self._options.check_replicas_every > 0)
-        ops = [tf.group(*updated.ops)]
-        with tf.control_dependencies(ops):
-            ops = ops if global_step is None else [tf1.assign_add(global_step, 1).op]
-        if counter is not None:
-            own = copies.replicas_of(update)
-            with tf.control_dependencies(ops):
-                is_due = tf.equal(counter.assign_add(1, read_value=True) % self._options.broadcast_steps, 0)
-                ops = [tf.cond(is_due, lambda: broadcast(own, self.devices), tf.no_op)]
-        return tf.group(*ops, name=name or "train_op")
+        updated = self._updated(rows)
+        self._graph, self._updates, self._replicas = graph, [*earlier, updated], Replicas([], [])
+        with tf.control_dependencies([updated.op]):
+            counted = updated.op if global_step is None else tf1.assign_add(global_step, 1).op
+        return tf.group(counted, name=name or "train_op")
 
-    def hook(self) -> Any:
-        """Return a ``SessionRunHook`` that runs ``init_op`` and compares the towers.
+    def _updated(self, rows: Sequence[Pairs]) -> Updated:
+        average, strategy, cluster = self._average, self._strategy, self._cluster
+        if self._at_mains:
+            return update_at_mains(self._optimizer, rows, self.devices, average, strategy, cluster)
+        reduced = allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=cluster)
+        return update_towers(self._optimizer, reduced, self.devices)
 
-        With a cluster of several hosts, the hook raises a ``ClusterError`` for a session that is not the cluster's.
+    # ---- equal towers --------------------------------------------------------------------------------
+
+    @property
+    def init_op(self) -> Any:
+        """Copies tower 0's variables to the other towers.
+
+        Run it once the variables have their values. Variables that are local on tower 0, such as metrics, are not
+        copied. Others that have to differ, such as the state of a ``tf.random.Generator``, belong outside the towers'
+        scopes.
+
+        Raises:
+            HierAllreduceError: ``apply_gradients`` was not called, or variables were created since and the graph is
+                finalized.
         """
-        return _Hook(self)
+        self._find()
+        if self._broadcast is None:
+            self._broadcast = self._built(broadcast, self.devices)
+        return self._broadcast
+
+    @property
+    def broadcast_op(self) -> Any:
+        """The same op as ``init_op``, for use during training."""
+        return self.init_op
+
+    @property
+    def left_out(self) -> List[str]:
+        """Names of variables that nothing keeps equal, since no copy of them was found on every tower.
+
+        Copies have the same name within each tower's scope; trained variables are found by their index in the rows.
+        """
+        return self._find().left_out
 
     def check_replicas(self, session: Any) -> Drift:
         """Return the largest difference between this host's towers now; ``print`` shows it as a sentence.
@@ -208,77 +195,94 @@ class TowerOptimizer:
         Raises:
             HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a finalized graph.
         """
-        copies = self._built(compare=True)
-        return drift(copies.replicas(), session.run(copies.differences), self._hosts)
+        return largest(self._find(), session.run(self._compared()))
 
-    def _updated(self, rows: Sequence[Pairs]) -> Updated:
-        average, strategy = self._options.average, self._options.strategy
-        where: Dict[str, Any] = {"cluster": self._cluster, "lanes": self._lanes}
-        if self._options.update == "main":
-            return update_at_mains(self._optimizer, rows, self.devices, average, strategy, **where)
-        reduced = allreduce_grads_and_vars(rows, self.devices, average, strategy=strategy, **where)
-        return update_replicated(self._optimizer, reduced, self.devices)
+    def hook(self) -> Any:
+        """Return a ``SessionRunHook`` that runs ``init_op`` and later broadcasts, and compares the towers.
 
-    def _once_a_step(self) -> List[Any]:
-        """Return the optimizers that change, once a step, what the updates of several towers read."""
-        is_read = self._options.update == "replicated" and len(self.devices) > 1
-        return optimizers_with_finish(self._optimizer) if is_read else []
+        With a cluster of several hosts, the hook raises a ``ClusterError`` for a session that is not the cluster's.
+        """
+        return _Hook(self)
 
-    def _sorted(self, rows: Sequence[Pairs], updated: Updated) -> TowerUpdate:
-        """Sort what the update created, except for slots: K rows of copies, and what exists once."""
-        scope = tf1.get_variable_scope().name
-        if self._options.update == "main":
-            return TowerUpdate(rows, single=[var.op.name for var in updated.created[0]], scope=scope)
-        trained = {var.op.name for row in rows for _, var in row}
-        others = [
-            [var for var in variables if not parse_slot_name(var.op.name, trained, ("", f"{scope}/"))]
-            for variables in updated.created
-        ]
-        alike = match_created(others)
-        matched = {id(var) for row in alike for var in row}
-        single = [var.op.name for variables in others for var in variables if id(var) not in matched]
-        return TowerUpdate(rows, alike, single, scope, self._once_a_step())
+    def scaffold(self, **options: Any) -> Any:
+        """Return a ``Scaffold`` that saves tower 0 only, so that another number of towers can restore it.
 
-    def _new_counter(self) -> Any:
-        """Create the counter of a train op's runs since ``init_op``, which resets it; None if nothing depends on it."""
-        if not self._options.broadcast_steps:
-            return None
-        # in no collection, so that no saver takes it for a part of the model
-        return tf1.Variable(
-            0, trainable=False, collections=[], name="steps_since_init_op", dtype=tf.int64, use_resource=True
-        )
+        ::
 
-    def _known(self) -> Copies:
-        if self._copies is None:
+            MonitoredTrainingSession(checkpoint_dir=…, scaffold=optimizer.scaffold(), hooks=[optimizer.hook()])
+
+        Variables of the other towers get initial values in every new session, and tower 0's by the hook.
+
+        Args:
+            options: other arguments of ``tf.compat.v1.train.Scaffold``.
+        """
+        others = [var for row in self._find().rows[1:] for var in row]
+        copied = set(map(id, others))
+        with self._graph.as_default():
+            saved = [var for var in tf1.global_variables() if id(var) not in copied]
+            start = [tf1.train.Scaffold.default_local_init_op(), tf1.variables_initializer(others)]
+            choices = {
+                "saver": tf1.train.Saver(saved, sharded=True, save_relative_paths=True),
+                # by default a session waits for all global variables before it runs local_init_op
+                "ready_for_local_init_op": tf.constant([], tf.string),
+                "local_init_op": tf.group(*start),
+            }
+            return tf1.train.Scaffold(**{**choices, **options})
+
+    def _find(self) -> Replicas:
+        """Return the copies among the variables that exist now; forget ops for others."""
+        if not self._updates:
             raise HierAllreduceError(
                 "call apply_gradients first: which variables to initialize and compare is known only afterwards"
             )
-        return self._copies
+        with self._graph.as_default():
+            replicas = find_replicas(self._updates)
+        if replicas.names != self._replicas.names:
+            self._broadcast = self._differences = None
+        self._replicas = replicas
+        return replicas
 
-    def _built(self, compare: bool = False) -> Copies:
-        """Return the copies, with the ops for all variables that exist now."""
-        copies = self._known()
-        copies.build(compare)
-        return copies
+    def _compared(self) -> Any:
+        self._find()
+        if self._differences is None:
+            self._differences = self._built(differences)
+        return self._differences
+
+    def _built(self, function: Any, *arguments: Any) -> Any:
+        """Return the op that ``function`` builds for the copies."""
+        if self._graph.finalized:
+            raise HierAllreduceError(
+                "the graph is finalized, and copying or comparing the towers' variables needs new ops; use"
+                " TowerOptimizer.hook(), which adds them in time, or read TowerOptimizer.init_op and call"
+                " check_replicas once before, when all variables exist"
+            )
+        with self._graph.as_default(), outside_control_flow():
+            return function(self._replicas, *arguments)
 
 
 class _Hook(tf1.train.SessionRunHook):
-    """Runs ``init_op`` in every new session, and logs differences between towers."""
+    """Runs ``init_op`` in every new session, compares the towers, and copies tower 0's variables again."""
 
     def __init__(self, owner: TowerOptimizer):
         self._owner, self._steps = owner, 0
-        self._check_every = owner._options.check_replicas_every
 
     def begin(self) -> None:
-        self._owner._built(compare=self._check_every > 0)
+        self._start = self._owner.init_op
+        if self._owner._check_every:
+            self._owner._compared()
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         if self._owner._cluster:
             self._owner._cluster.check_session(session)
-        session.run(self._owner.init_op)
+        session.run(self._start)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
         self._steps += 1
-        if self._check_every and self._steps % self._check_every == 0:
-            largest = self._owner.last_drift = self._owner.check_replicas(run_context.session)
-            _log.log(logging.WARNING if largest.difference else logging.INFO, "step %d: %s", self._steps, largest)
+        if self._is_due(self._owner._check_every):
+            found = self._owner.last_drift = self._owner.check_replicas(run_context.session)
+            _log.log(logging.WARNING if found.difference else logging.INFO, "step %d: %s", self._steps, found)
+        if self._is_due(self._owner._broadcast_every):
+            run_context.session.run(self._start)
+
+    def _is_due(self, every: int) -> bool:
+        return bool(every) and self._steps % every == 0

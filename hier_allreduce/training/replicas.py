@@ -1,17 +1,27 @@
-"""Equal towers: copying tower 0's variables to the others, and measuring differences."""
+"""Equal towers: which variables are copies of each other, copying tower 0's to the others, and comparing them.
+
+A variable's index in the rows, or its name, tells its tower and its copy on tower 0::
+
+    tower1/w               is trained: its index counts                    tower0/w
+    tower1/w/Adam          belongs to one: that one's name counts          tower0/w/Adam
+    tower1/tower1/w/EMA    belongs to one, in its tower's scope            tower0/tower0/w/EMA
+    tower1/bn/mean         is another one: its tower's scope counts        tower0/bn/mean
+"""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..errors import HierAllreduceError
 from ..formatting import count
-from ..graph import copy_from_tower_0, tf1, tower_scopes
-from .variables import Pairs, SlotName, parse_slot_name, scopes_in
+from ..graph import copy_from_tower_0, tower_scopes
+from ..graph.tf import tf1
+
+Copies = Dict[str, Tuple[int, str]]  # of each variable's name: its tower, and the name of its copy on tower 0
 
 
 class Replicas(NamedTuple):
@@ -20,165 +30,160 @@ class Replicas(NamedTuple):
     rows: List[List[Any]]
     left_out: List[str]
 
+    @property
+    def names(self) -> List[str]:
+        """The V names on tower 0."""
+        return [var.op.name for row in self.rows[:1] for var in row]
+
 
 class Drift(NamedTuple):
-    """The largest difference between tower 0 and another tower: its variable, tower and size.
+    """The largest difference between tower 0 and another tower of this host: its variable, tower and size.
 
-    ``left_out`` is the number of variables that were not compared, as no copy of them was found on every tower. Towers
-    on other ``hosts`` are not compared.
+    ``left_out`` is the number of variables that were not compared, as no copy of them was found on every tower.
     """
 
     variable: str
     tower: int
     difference: float
     left_out: int = 0
-    hosts: int = 1
 
     def __str__(self) -> str:
         if self.difference:
             return f"{self.variable!r} differs by {self.difference:.3g} between tower 0 and tower {self.tower}"
-        equal = "all towers of this host are equal" if self.hosts > 1 else "all towers are equal"
         if not self.left_out:
-            return equal
-        return f"{equal}, except for {count(self.left_out, 'variable')} without a copy on every tower, not compared"
+            return "all towers are equal"
+        return (
+            f"all towers are equal, except for {count(self.left_out, 'variable')} without a copy on every tower, not"
+            " compared"
+        )
 
 
-class TowerUpdate(NamedTuple):
-    """What an update of K towers tells about their variables.
+def copies_of(updates: Sequence[Sequence[Sequence[Any]]]) -> Copies:
+    """Return the towers of all trained variables, and the names of their copies on tower 0.
 
-    Attributes:
-        rows: its K×N (gradient, variable) pairs.
-        alike: K×M variables that it created and that are copies of each other, whatever their names.
-        single: names of variables that it created once for all towers.
-        scope: the variable scope in which it was built.
-        once_a_step: the optimizers that change what all towers read: see :func:`refuse_shared_state`.
-    """
-
-    rows: Sequence[Pairs]
-    alike: Sequence[Sequence[Any]] = ()
-    single: Sequence[str] = ()
-    scope: str = ""
-    once_a_step: Sequence[Any] = ()
-
-
-def trained_places(updates: Iterable[TowerUpdate]) -> Dict[str, Tuple[int, str]]:
-    """Return the tower of each trained variable, and the name of its copy on tower 0, by its name.
+    Args:
+        updates: of each update, K×N variables.
 
     Raises:
         HierAllreduceError: an update pairs a variable with another one of tower 0 than an earlier update did.
     """
-    places: Dict[str, Tuple[int, str]] = {}
-    for update in updates:
-        for tower, row in enumerate(update.rows):
-            for (_, var), (_, first) in zip(row, update.rows[0]):
-                place = places.setdefault(var.op.name, (tower, first.op.name))
-                if place != (tower, first.op.name):
+    copies: Copies = {}
+    for rows in updates:
+        for tower, row in enumerate(rows):
+            for var, first in zip(row, rows[0]):
+                known = copies.setdefault(var.op.name, (tower, first.op.name))
+                if known != (tower, first.op.name):
                     raise HierAllreduceError(
                         f"tower {tower}: {var.op.name!r} is listed as a copy of tower 0's {first.op.name!r}, but in an"
-                        f" earlier apply_gradients it was tower {place[0]}'s copy of {place[1]!r}; list the variables"
+                        f" earlier apply_gradients it was tower {known[0]}'s copy of {known[1]!r}; list the variables"
                         " in one order on every tower"
                     )
-    return places
+    return copies
 
 
-class _Sorter:
-    """Tells a variable's tower, and the name of its copy on tower 0.
-
-    ::
-
-        tower1/w               is trained: its place in the rows counts       1, "tower0/w"
-        tower1/w/Adam          is a slot: its variable's name counts          1, "tower0/w/Adam"
-        tower1/tower1/w/EMA    is one too, created in its tower's scope       1, "tower0/tower0/w/EMA"
-        tower1/bn/mean         is another one: its tower's scope counts       1, "tower0/bn/mean"
-    """
-
-    def __init__(self, updates: Sequence[TowerUpdate]):
-        self._trained = trained_places(updates)
-        self._update_scopes = {"", *(f"{update.scope}/" for update in updates)}
-        scopes = [tower_scopes([[var for _, var in row] for row in update.rows]) for update in updates]
-        towers = {(scope, tower, row[0]) for row in scopes for tower, scope in enumerate(row)}
-        # "" is a prefix of all names: the longest comes first
-        self._tower_scopes = sorted(towers, key=lambda item: (-len(item[0]), item))
-
-    def belongs(self, name: str) -> Optional[SlotName]:
-        """Return the parts of the name of a trained variable, or of what belongs to one."""
-        return parse_slot_name(name, self._trained, scopes_in(name))
-
-    def place(self, name: str) -> Optional[Tuple[int, str]]:
-        """Return the tower and the name on tower 0, or None for a variable that belongs to no tower."""
-        parts = self.belongs(name)
-        if parts:
-            tower, first = self._trained[parts.variable]
-            inside = None if parts.scope in self._update_scopes else self._by_scope(parts.scope)
-            owner, scope = inside or (tower, parts.scope)
-            if owner == tower:
-                return tower, scope + first + parts.slot
-        return self._by_scope(name)
-
-    def _by_scope(self, name: str) -> Optional[Tuple[int, str]]:
-        for scope, tower, first in self._tower_scopes:
-            if name.startswith(scope):
-                return tower, first + name[len(scope) :]
-        return None
+def owner_of(name: str, copies: Copies) -> Optional[Tuple[str, int, str]]:
+    """Split ``"ema/tower1/w/average"``: return ``"ema/"``, the tower of ``tower1/w``, and the name on tower 0."""
+    levels = name.split("/")
+    for start in range(len(levels)):
+        for end in range(len(levels), start, -1):
+            found = copies.get("/".join(levels[start:end]))
+            if found:
+                before = "".join(f"{level}/" for level in levels[:start])
+                return before, found[0], before + "/".join([found[1], *levels[end:]])
+    return None
 
 
-def find_replicas(
-    updates: Sequence[TowerUpdate], variables: Iterable[Any], shared: Iterable[str] = (), private: Iterable[str] = ()
-) -> Replicas:
-    """Find the variables that every tower has a copy of, by their names within the towers' scopes, and the others.
+def match_created(
+    trained: Sequence[Sequence[Any]], created: Sequence[Sequence[Any]]
+) -> Tuple[List[List[Any]], List[Any]]:
+    """Match the variables that K updates created: slots by names, others by kind and then by order.
 
     Args:
-        updates: one or more updates of the same K towers.
-        variables: all that may have copies: weights, optimizer slots, moving averages.
-        shared: names of those that exist once for all towers. They are neither copied nor reported as left out.
-        private: names of those that each tower has for itself, such as metrics, which count differently. What belongs
-            to a trained variable is copied all the same.
-    """
-    sorter, towers = _Sorter(updates), range(len(updates[0].rows))
-    settled = {*shared, *(var.op.name for update in updates for row in update.alike for var in row)}
-    found: Dict[str, Dict[int, Any]] = {}  # by name on tower 0, by tower
-    left_out = []
-    for name, var in {var.op.name: var for var in variables}.items():
-        place = None if name in settled else sorter.place(name)
-        if place and found.setdefault(place[1], {}).setdefault(place[0], var) is not var:
-            left_out.append(name)
-    columns = []
-    for copies in found.values():
-        if len(copies) < len(towers):
-            left_out += [var.op.name for var in copies.values()]
-        elif copies[0].op.name not in private or sorter.belongs(copies[0].op.name):
-            columns.append(copies)
-    rows = [[copies[tower] for copies in columns] for tower in towers]
-    for update in updates:
-        for row, more in zip(rows, update.alike):
-            row.extend(more)
-    return Replicas(rows, sorted(left_out))
-
-
-def match_created(created: Sequence[Sequence[Any]]) -> List[List[Any]]:
-    """Match the variables that the towers' updates created, by names without numbers, dtypes and shapes.
-
-    Args:
+        trained: K×N variables that they update.
         created: K lists of variables.
 
     Returns:
-        K rows of copies. Variables that only some updates created, such as Adam's beta powers, are left out.
+        K rows of copies, and the variables that only some updates created, such as Adam's beta powers.
     """
-    towers = [_by_kind(variables) for variables in created]
-    kinds = [
-        kind
-        for kind, variables in towers[0].items()
-        if all(len(tower.get(kind, ())) == len(variables) for tower in towers)
-    ]
-    return [[var for kind in kinds for var in tower[kind]] for tower in towers]
+    copies = copies_of([trained])
+    towers = []
+    for tower, variables in enumerate(created):
+        groups: Dict[Any, List[Any]] = defaultdict(list)
+        for var in variables:
+            owner = owner_of(var.op.name, copies)
+            # without numbers, w_1/Adam_2 is w/Adam
+            kind = re.sub(r"_\d+(?=/|$)", "", var.op.name), var.dtype.base_dtype, str(var.shape)
+            groups[owner[2] if owner and owner[1] == tower else kind].append(var)
+        towers.append(groups)
+    keys = [key for key, found in towers[0].items() if all(len(tower.get(key, ())) == len(found) for tower in towers)]
+    rows = [[var for key in keys for var in tower[key]] for tower in towers]
+    matched = {id(var) for row in rows for var in row}
+    return rows, [var for variables in created for var in variables if id(var) not in matched]
 
 
-def _by_kind(variables: Sequence[Any]) -> Dict[Any, List[Any]]:
-    """Group variables by name without numbers (``w_1/Adam_2`` as ``w/Adam``), dtype and shape."""
-    groups: Dict[Any, List[Any]] = defaultdict(list)
-    for var in variables:
-        groups[re.sub(r"_\d+(?=/|$)", "", var.op.name), var.dtype.base_dtype, str(var.shape)].append(var)
-    return groups
+def find_replicas(updates: Sequence[Any]) -> Replicas:
+    """Find the copies among all variables of the current graph, after one or more updates of the same K towers.
+
+    Variables that are local on tower 0, such as metrics, count differently on every tower and are no copies, unless
+    they belong to a trained variable.
+
+    Args:
+        updates: :class:`.Updated`.
+    """
+    copies, towers = copies_of([update.trained for update in updates]), range(len(updates[0].trained))
+    scopes = {
+        (scope, tower, row[0])
+        for row in (tower_scopes(update.trained) for update in updates)
+        for tower, scope in enumerate(row)
+    }
+    by_length = sorted(scopes, key=lambda item: (-len(item[0]), item))  # "" is a prefix of all names
+    columns: Dict[int, List[Any]] = {}  # of each id(variable of tower 0): its K copies
+    for update in updates:
+        columns.update((id(column[0]), list(column)) for column in zip(*update.rows))
+    single = [var for update in updates for var in update.single]
+    settled = {id(var) for var in [*single, *tf1.get_collection(tf1.GraphKeys.GLOBAL_STEP)]}
+    settled |= {id(var) for column in columns.values() for var in column}
+    private = set(map(id, tf1.local_variables()))
+    found: Dict[str, Dict[int, Any]] = {}  # by name on tower 0, by tower
+    for var in {id(var): var for var in tf1.global_variables() + tf1.local_variables()}.values():
+        place = None if id(var) in settled else _on_tower_0(var.op.name, copies, by_length)
+        if place:
+            found.setdefault(place[1], {})[place[0]] = var
+    left_out = []
+    for name, by_tower in found.items():
+        if len(by_tower) < len(towers):
+            left_out += [var.op.name for var in by_tower.values()]
+        elif id(by_tower[0]) not in private or owner_of(name, copies):
+            columns[id(by_tower[0])] = [by_tower[tower] for tower in towers]
+    return Replicas([[column[tower] for column in columns.values()] for tower in towers], sorted(left_out))
+
+
+def _on_tower_0(name: str, copies: Copies, scopes: Sequence[Tuple[str, int, str]]) -> Optional[Tuple[int, str]]:
+    """Return the tower of a variable and the name of its copy on tower 0; None if it belongs to no tower.
+
+    Args:
+        name: of the variable.
+        copies: the trained variables.
+        scopes: towers' scopes, their towers and tower 0's scope, the longest first.
+    """
+    owner = owner_of(name, copies)
+    if owner:
+        before, tower, renamed = owner
+        around = _by_scope(before, [item for item in scopes if item[0]])
+        if around is None:
+            return tower, renamed
+        if around[0] == tower:
+            return tower, around[1] + renamed[len(before) :]
+    return _by_scope(name, scopes)
+
+
+def _by_scope(name: str, scopes: Sequence[Tuple[str, int, str]]) -> Optional[Tuple[int, str]]:
+    return next(
+        ((tower, first + name[len(scope) :]) for scope, tower, first in scopes if name.startswith(scope)), None
+    )
+
+
+# ---- ops ---------------------------------------------------------------------------------------------
 
 
 def broadcast(replicas: Replicas, devices: Sequence[Any]) -> Any:
@@ -195,47 +200,37 @@ def broadcast(replicas: Replicas, devices: Sequence[Any]) -> Any:
 
 
 def differences(replicas: Replicas) -> Any:
-    """Return a (K−1)×V tensor of the largest differences between tower 0 and each other tower. Adds ops.
+    """Return a (K−1)×V tensor of the largest differences between tower 0 and the other towers. Adds ops.
 
-    Equal numbers differ by 0, also if both are infinite or NaN. NaN differs from any other number by infinity, and
-    strings differ by 1.
+    NaN differs from any number by infinity, and from NaN by 0. Complex numbers, strings and quantized numbers, which
+    no optimizer has, count as equal.
     """
-    rows = []
-    for row in replicas.rows[1:]:
-        rows.append([_largest_difference(var, first) for var, first in zip(row, replicas.rows[0])])
-    return tf.stack([tf.stack(row) for row in rows])
+    first, *others = replicas.rows
+    rows = [tf.stack([_largest_difference(*pair) for pair in zip(row, first)]) for row in others]
+    return tf.stack(rows) if rows else tf.zeros([0, len(first)], tf.float64)
 
 
 def _largest_difference(var: Any, first: Any) -> Any:
-    values, others = (tf.reshape(v.read_value(), [-1]) for v in (var, first))
-    if var.dtype.base_dtype == tf.string:
-        difference = tf.cast(tf.not_equal(values, others), tf.float64)
-    elif var.dtype.is_integer:
-        # large ones differ by less than float64 resolves; those of 4 bits can be cast to integers only
-        whole = [tf.cast(v, tf.int64) for v in (values, others)]
-        unequal = tf.cast(tf.not_equal(*whole), tf.float64)
-        wide = [tf.cast(v, tf.float64) for v in (whole if var.dtype.size < tf.int64.size else (values, others))]
-        difference = tf.maximum(unequal, tf.abs(wide[0] - wide[1]))
-    else:
-        difference = _float_differences(values, others)
-    return tf.reduce_max(tf.concat([difference, [0.0]], 0))  # the 0 is for variables without elements
-
-
-def _float_differences(values: Any, others: Any) -> Any:
-    """Return the absolute differences of two real, complex or boolean vectors as float64."""
-    values, others = (tf.cast(v, tf.complex128 if v.dtype.is_complex else tf.float64) for v in (values, others))
-    difference, is_nan = tf.abs(values - others), tf.math.is_nan
-    zeros = tf.zeros_like(difference)
+    dtype = var.dtype.base_dtype
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
+        return tf.constant(0.0, tf.float64)
+    exact = tf.int64 if dtype.is_integer else tf.float64  # float64 has not all 64-bit integers
+    whole = [tf.cast(tf.reshape(v.read_value(), [-1]), exact) for v in (var, first)]
+    values, others = (tf.cast(v, tf.float64) for v in whole)
+    is_nan, zeros = tf.math.is_nan, tf.zeros_like(values)
+    least = zeros + (1.0 if dtype.is_integer else 0.0)
+    difference = tf.maximum(least, tf.abs(values - others))
     difference = tf.where(is_nan(difference), zeros + float("inf"), difference)
-    same = tf.equal(values, others) | (is_nan(tf.abs(values)) & is_nan(tf.abs(others)))
-    return tf.where(same, zeros, difference)
+    same = tf.equal(*whole) | (is_nan(values) & is_nan(others))
+    # the 0 is for variables without elements
+    return tf.reduce_max(tf.concat([tf.where(same, zeros, difference), tf.zeros([1], tf.float64)], 0))
 
 
-def drift(replicas: Replicas, values: Any, hosts: int = 1) -> Drift:
-    """Return the largest of the (K−1)×V ``values`` of :func:`differences`, for one of ``hosts`` hosts."""
-    largest = Drift("", 0, 0.0, len(replicas.left_out), hosts)
+def largest(replicas: Replicas, values: Sequence[Sequence[float]]) -> Drift:
+    """Return the largest of the (K−1)×V ``values`` of :func:`differences`."""
+    drift = Drift("", 0, 0.0, len(replicas.left_out))
     for tower, row in enumerate(values, 1):
-        for var, difference in zip(replicas.rows[0], row):
-            if difference > largest.difference:
-                largest = largest._replace(variable=var.op.name, tower=tower, difference=float(difference))
-    return largest
+        for name, difference in zip(replicas.names, row):
+            if difference > drift.difference:
+                drift = drift._replace(variable=name, tower=tower, difference=float(difference))
+    return drift

@@ -1,7 +1,7 @@
-"""Optimizers inside other optimizers: finding them, refusing them, and patching them for a while.
+"""Optimizers inside other optimizers: finding them, checking them, and patching them for a while.
 
-K towers share one optimizer object, so that some of its methods are replaced while the towers' updates are built.
-There is no other way into objects that belong to the user; :func:`patched` puts everything back.
+K towers share one optimizer object, so some of its methods are replaced while the towers' updates are built. There is
+no other access to objects that belong to the user; :func:`patched` puts everything back.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, List, Mapping, Sequence
 import tensorflow as tf
 
 from ..errors import HierAllreduceError
-from ..graph import tf1
+from ..graph.tf import tf1
 
 _FINISH = inspect.signature(tf1.train.Optimizer._finish).parameters
 # attributes in which TensorFlow's mixed precision wrappers keep their loss scale, and the method of the scale that
@@ -24,7 +24,7 @@ _ABSENT = object()
 
 
 def held_by(optimizer: Any) -> List[Any]:
-    """Return ``optimizer`` and those that it wraps, also in lists and mappings, from outside to inside."""
+    """Return ``optimizer`` and all optimizers that it wraps, also in lists and mappings, from outside to inside."""
     optimizers = [optimizer]
     for holder in optimizers:  # the list grows while it is read
         for value in _flattened(vars(holder)):
@@ -34,7 +34,7 @@ def held_by(optimizer: Any) -> List[Any]:
 
 
 def _flattened(value: Any) -> Iterator[Any]:
-    """Yield what mappings, lists and tuples hold, at any depth."""
+    """Yield the values of mappings, lists and tuples at any depth."""
     if not isinstance(value, (Mapping, list, tuple)):
         yield value
         return
@@ -42,45 +42,42 @@ def _flattened(value: Any) -> Iterator[Any]:
         yield from _flattened(child)
 
 
-# ---- refused optimizers ----------------------------------------------------------------------------
+def optimizers_with_finish(optimizer: Any) -> List[Any]:
+    """Return the optimizers in ``optimizer`` whose ``_finish`` does work after all updates, as Adam's."""
+    return [inner for inner in held_by(optimizer) if type(inner)._finish is not tf1.train.Optimizer._finish]
 
 
-def refuse_unfit(optimizer: Any) -> None:
+# ---- checks ------------------------------------------------------------------------------------------
+
+
+def check_optimizer(optimizer: Any) -> None:
     """Check that ``optimizer`` can update towers.
 
     Raises:
-        HierAllreduceError: it, or an optimizer that it wraps, is tensorpack's ``AccumGradOptimizer``, or is made for
-            ``tf.distribute``.
+        HierAllreduceError: it, or an optimizer that it wraps, is tensorpack's ``AccumGradOptimizer``, a
+            ``SyncReplicasOptimizer``, or made for ``tf.distribute``.
     """
     for inner in held_by(optimizer):
-        _refuse_unordered_accumulation(inner)
-        _refuse_other_interface(inner)
+        kind = type(inner)
+        # each tower has a counter, read while it is advanced: now and then some towers apply sums that others do not
+        if any((base.__module__, base.__name__) == _UNORDERED for base in kind.__mro__):
+            raise HierAllreduceError(
+                f"{kind.__name__} reads its counter while the same step advances it, so that the towers would diverge;"
+                " use hier_allreduce.integrations.tensorpack.OrderedAccumGrad(optimizer, niter) instead"
+            )
+        if isinstance(inner, tf1.train.SyncReplicasOptimizer):
+            raise HierAllreduceError(
+                f"{kind.__name__} collects gradients of parameter servers' workers; towers' gradients are added up"
+                " already: give the optimizer inside it"
+            )
+        if len(inspect.signature(kind._finish).parameters) != len(_FINISH):  # of tf.contrib.optimizer_v2
+            raise HierAllreduceError(
+                f"{kind.__module__}.{kind.__name__} is made for tf.distribute; use an optimizer of tf.compat.v1.train"
+            )
 
 
-def _refuse_unordered_accumulation(optimizer: Any) -> None:
-    # Each tower has a counter, read while it is advanced: now and then some towers apply what others do not.
-    if any((kind.__module__, kind.__name__) == _UNORDERED for kind in type(optimizer).__mro__):
-        raise HierAllreduceError(
-            f"{type(optimizer).__name__} reads its counter while the same step advances it, so that the towers would"
-            " diverge; use hier_allreduce.integrations.tensorpack.OrderedAccumGrad(optimizer, niter) instead"
-        )
-
-
-def _refuse_other_interface(optimizer: Any) -> None:
-    """Refuse the optimizers of ``tf.contrib.optimizer_v2``."""
-    kind = type(optimizer)
-    if len(inspect.signature(kind._finish).parameters) != len(_FINISH):
-        raise HierAllreduceError(
-            f"{kind.__module__}.{kind.__name__} is made for tf.distribute; use an optimizer of tf.compat.v1.train"
-        )
-
-
-def refuse_wrapper(optimizer: Any) -> None:
-    """Check that ``optimizer`` only updates each variable in place.
-
-    Raises:
-        HierAllreduceError: its class overrides ``apply_gradients``.
-    """
+def check_at_mains(optimizer: Any) -> None:
+    """Raise a HierAllreduceError if ``optimizer`` does more than update each variable in place."""
     if type(optimizer).apply_gradients is not tf1.train.Optimizer.apply_gradients:
         raise HierAllreduceError(
             f"{type(optimizer).__name__} does more than update each variable in place, so it cannot run on each"
@@ -88,33 +85,24 @@ def refuse_wrapper(optimizer: Any) -> None:
         )
 
 
-def refuse_shared_state(once_a_step: Sequence[Any], earlier: Sequence[Any]) -> None:
-    """Check that no optimizer with work to do once a step is in the train ops of several updates.
+def check_unshared(once_a_step: Sequence[Any]) -> None:
+    """Raise a HierAllreduceError if an optimizer with once-a-step work already has variables in this graph.
 
     Run in one step, one train op would do that work, such as advancing Adam's beta powers, while the towers of the
-    other read what it changes: some would read it before, and some after.
-
-    Args:
-        once_a_step: the optimizers with such work of an update of several towers.
-        earlier: those of the graph's earlier updates.
-
-    Raises:
-        HierAllreduceError: an optimizer is in both.
+    other read its result: some before, and some after.
     """
     for optimizer in once_a_step:
-        if any(optimizer is other for other in earlier):
+        if optimizer.variables():
             raise HierAllreduceError(
                 f"{type(optimizer).__name__}: an earlier apply_gradients has the same one. Each train op would change"
                 " its state once a step (Adam: the beta powers) while the towers of the other one read it, and the"
-                " towers would diverge. Give each loss a TowerOptimizer with an optimizer of its own, or add the losses"
-                " up, or use update='main'"
+                " towers would diverge. Give each loss a TowerOptimizer with another optimizer, or add the losses up,"
+                " or use update='main'"
             )
 
 
 def sum_advice(optimizer: Any, towers: int) -> str:
-    """Say how to tune an optimizer for the sum over K towers if it was tuned for their mean.
-
-    The advice is about the innermost optimizer of a wrapper.
+    """Return how to tune the innermost optimizer for the sum over K towers if it was tuned for their mean.
 
     Source of the corrections: Chainer's MultiprocessParallelUpdater, which makes them itself.
     """
@@ -129,7 +117,7 @@ def sum_advice(optimizer: Any, towers: int) -> str:
     return f"{kind} gets the sum over {towers} towers: {change}, or use average=True"
 
 
-# ---- patches ---------------------------------------------------------------------------------------
+# ---- patches -----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -146,22 +134,13 @@ def patched(obj: Any, name: str, value: Any) -> Iterator[None]:
             setattr(obj, name, before)
 
 
-def optimizers_with_finish(optimizer: Any) -> List[Any]:
-    """Return the optimizers in ``optimizer`` whose ``_finish`` does work after all updates, as Adam's."""
-    return [inner for inner in held_by(optimizer) if type(inner)._finish is not tf1.train.Optimizer._finish]
-
-
 @contextlib.contextmanager
 def without_finish(optimizers: Sequence[Any]) -> Iterator[None]:
     """Skip these optimizers' ``_finish`` in updates that are built inside the context."""
     with contextlib.ExitStack() as patches:
         for optimizer in optimizers:
-            patches.enter_context(patched(optimizer, "_finish", _group_updates))
+            patches.enter_context(patched(optimizer, "_finish", lambda ops, name: tf.group(*ops, name=name)))
         yield
-
-
-def _group_updates(update_ops: Any, name_scope: Any) -> Any:
-    return tf.group(*update_ops, name=name_scope)
 
 
 @contextlib.contextmanager

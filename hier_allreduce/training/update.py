@@ -1,0 +1,209 @@
+"""The update of K towers, for every front end: each tower updates its variables, with one optimizer object.
+
+::
+
+    K×N pairs, reduced ─► check ─► optimizer.apply_gradients, K times ─► check ─► Updated
+                                   once-a-step work in the last one
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+
+import tensorflow as tf
+
+from ..errors import HierAllreduceError
+from ..graph import VAR_LIST_ADVICE, check_average, where
+from ..graph.matrix import static_shape
+from ..graph.tf import is_resource, tf1
+from .effects import unequal_ops, written_by
+from .replicas import match_created
+from .wrapped import check_unshared, one_loss_scale, optimizers_with_finish, without_finish
+
+Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
+
+_AT_MAINS = "or use update='main' (not with a wrapper, unless it is tensorpack's), which updates each variable once"
+
+
+class Updated(NamedTuple):
+    """An update of K towers.
+
+    Attributes:
+        op: does it.
+        trained: K×N variables that it updates.
+        created: K×M variables that it created and that are copies of each other.
+        single: variables that it created once for all towers, such as Adam's beta powers.
+    """
+
+    op: Any
+    trained: List[List[Any]]
+    created: List[List[Any]]
+    single: List[Any]
+
+    @property
+    def rows(self) -> List[List[Any]]:
+        """The K×(N+M) variables that are copies of each other."""
+        return [[*trained, *created] for trained, created in zip(self.trained, self.created)]
+
+
+def check_options(average: Any, update: Any, broadcast: Any, check_replicas_every: Any) -> None:
+    """Raise a HierAllreduceError if an option of ``TowerOptimizer`` or ``HierarchicalTrainer`` is invalid."""
+    check_average(average)
+    if update not in ("replicated", "main"):
+        raise HierAllreduceError(f"update={update!r} is unknown; there are 'replicated', 'main'")
+    if broadcast != "start" and not _is_count(broadcast, least=1):
+        raise HierAllreduceError(f'broadcast={broadcast!r}: expected a number of steps, or "start"')
+    if not _is_count(check_replicas_every, least=0):
+        raise HierAllreduceError(f"check_replicas_every={check_replicas_every!r}: expected a number of steps, or 0")
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
+    """Check that K rows of N pairs hold each tower's copy of the same N resource variables.
+
+    Raises:
+        HierAllreduceError: a variable is shared between towers, has another shape or dtype than tower 0's or than its
+            gradient, or is a reference variable; or no variable has a gradient.
+    """
+    if all(grad is None for row in rows for grad, _ in row):
+        raise HierAllreduceError(
+            "no variable has a gradient on any tower, so there is nothing to update: do the losses depend on them?"
+        )
+    tower_of: Dict[int, int] = {}  # of each id(variable)
+    for tower, row in enumerate(rows):
+        names = [var.op.name for _, var in row]
+        for n, (grad, var) in enumerate(row):
+            wrong = _wrong(grad, var, rows[0][n][1])
+            if tower_of.setdefault(id(var), tower) != tower:
+                advice = VAR_LIST_ADVICE if grad is None else "give every tower a copy"
+                wrong = f"the same variable is in the row of {where(tower_of[id(var)], devices)}; {advice}"
+            if wrong:
+                raise HierAllreduceError(f"{where(tower, devices, n, names)}: {wrong}")
+
+
+def _wrong(grad: Any, var: Any, first: Any) -> str:
+    """Return why a tower's pair cannot be updated like tower 0's variable ``first``, or ""."""
+    if not is_resource(var):
+        return (
+            "a reference variable, which an update may overwrite while a gradient still reads it; create it with"
+            " use_resource=True, or call tf.compat.v1.enable_resource_variables() first"
+        )
+    if (var.dtype, str(var.shape)) != (first.dtype, str(first.shape)):
+        return (
+            f"{var.dtype.name} {var.shape}, but tower 0 has {first.op.name!r}, {first.dtype.name} {first.shape}; build"
+            " the same model on every tower"
+        )
+    if not isinstance(grad, (tf.Tensor, tf.IndexedSlices)):
+        return ""  # the all-reduce says more about it
+    shape = static_shape(grad)
+    if grad.dtype.base_dtype != var.dtype or not shape.is_compatible_with(var.shape):
+        return (
+            f"a gradient of {grad.dtype.name} {shape} for {var.dtype.name} {var.shape}; pair each gradient with its"
+            " variable, and cast it to the variable's dtype"
+        )
+    return ""
+
+
+def update_towers(
+    optimizer: Any,
+    rows: Sequence[Pairs],
+    devices: Sequence[Any],
+    scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext(),
+) -> Updated:
+    """Update the variables of each tower on its device.
+
+    The towers share ``optimizer``. It, or an optimizer that it wraps, may have work to do once a step, after the
+    updates: Adam advances its beta powers. Only the last tower's update does that work, and it waits for the other
+    updates, which read what the work changes. A loss scale is adapted once, too, from the first tower's gradients.
+
+    Args:
+        optimizer: applies the gradients; may be a wrapper.
+        rows: K rows of N pairs, after the all-reduce.
+        devices: K devices.
+        scope: takes a tower's number; its context surrounds whatever that tower's update creates.
+
+    Raises:
+        HierAllreduceError: an earlier update has the same optimizer with once-a-step work. Or, found only once the ops
+            are there: updates of several towers write one variable, the last one does more than the others, or one
+            draws random numbers or calls Python. Then the graph keeps the ops: build the model in a new graph.
+    """
+    once_a_step = optimizers_with_finish(optimizer)
+    if len(devices) > 1:
+        check_unshared(once_a_step)
+    graph = tf1.get_default_graph()
+    ops: List[Any] = []
+    created, added = [], []
+    with one_loss_scale(optimizer):
+        for tower, (row, device) in enumerate(zip(rows, devices)):
+            last = tower == len(devices) - 1
+            wait = tf.control_dependencies(ops if once_a_step and last else [])
+            finish = contextlib.nullcontext() if last else without_finish(once_a_step)
+            before = len(graph.get_operations())
+            with tf1.device(device), scope(tower), wait, finish, recording_created() as variables:
+                ops.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
+            created.append(variables)
+            added.append(graph.get_operations()[before:])
+    if len(devices) > 1:
+        _check_updates(type(optimizer).__name__, rows, devices, ops, added)
+    trained = [[var for _, var in row] for row in rows]
+    return Updated(tf.group(*ops), trained, *match_created(trained, created))
+
+
+@contextlib.contextmanager
+def recording_created() -> Iterator[List[Any]]:
+    """Yield a list that holds, once the context is left, the variables that were created inside it."""
+    created: List[Any] = []
+    before = set(map(id, all_variables()))
+    yield created
+    created += [var for var in all_variables() if id(var) not in before]
+
+
+def all_variables() -> List[Any]:
+    """Return the global and the local variables of the current graph, each once."""
+    return list({id(var): var for var in tf1.global_variables() + tf1.local_variables()}.values())
+
+
+def _check_updates(
+    kind: str, rows: Sequence[Pairs], devices: Sequence[Any], ops: Sequence[Any], added: Sequence[Sequence[Any]]
+) -> None:
+    """Check that K updates change the towers alike, and no variable twice.
+
+    Args:
+        kind: of the optimizer, for messages.
+        rows: K×N pairs.
+        devices: K devices.
+        ops: K updates.
+        added: K lists of the ops that were added with them.
+    """
+    for phrase in unequal_ops(ops[0], added[0]):
+        raise HierAllreduceError(
+            f"{kind}: the update of {where(0, devices)} {phrase}, which no two towers would do alike, and they would"
+            f" diverge. Do this once, before the all-reduce, {_AT_MAINS}"
+        )
+    writes = [written_by(of_tower) for of_tower in added]
+    writer: Dict[str, int] = {}
+    for tower, counts in enumerate(writes):
+        for name in counts:
+            if writer.setdefault(name, tower) != tower:
+                raise HierAllreduceError(
+                    f"{kind}: the updates of {where(writer[name], devices)} and of {where(tower, devices)} both write"
+                    f" {name!r}, which would change more than once a step. Give every tower another, {_AT_MAINS}"
+                )
+        for (_, var), (_, first) in zip(rows[tower], rows[0]):
+            count, on_tower_0 = _count(counts, var), _count(writes[0], first)
+            if count != on_tower_0:
+                raise HierAllreduceError(
+                    f"{kind}: the update of {where(tower, devices)} writes {var.op.name!r} {count} times, that of"
+                    f" tower 0 writes {first.op.name!r} {on_tower_0} times: its _finish() is called once a step, in the"
+                    f" last tower. Do this elsewhere, {_AT_MAINS}"
+                )
+
+
+def _count(counts: Counter, var: Any) -> int:
+    """Return how often a resource variable is written."""
+    return counts[var.handle.op.name]
