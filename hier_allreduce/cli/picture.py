@@ -15,21 +15,13 @@ from typing import Any, Dict, Tuple
 
 from .._lazy import advice
 from ..errors import HierAllreduceError
+from ..formatting import count
 from ..planning.plan import Copy, Schedule, root_of
 from ..topology import PCIE, Topology, links_of, nvlinks
 from .prediction import OURS, Prediction
 from .report import link_rows, seconds, two_digits
 
 Point = Tuple[float, float]
-
-_TOPS = {
-    "PIX": "PCIe switch",
-    "PXB": "PCIe switches",
-    "PHB": "PCIe, host bridge",
-    "NODE": "PCIe, between host bridges",
-    "SYS": "bus between sockets",
-}
-
 
 # Okabe and Ito (2008), "Color Universal Design": people with any kind of colour blindness tell these apart
 BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -40,15 +32,11 @@ def check_picture(path: Path) -> None:
     """Check before the work that its picture can be drawn.
 
     Raises:
-        HierAllreduceError: matplotlib is missing, or does not write files with this ending.
+        HierAllreduceError: matplotlib is missing, or the name has another ending than .png, .pdf, .svg.
     """
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise HierAllreduceError(f"{str(path)!r}: expected a name that ends in .png, .pdf or .svg")
     _pyplot()
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    # without pgf, which needs LaTeX, and without raw and rgba, which are bare bytes
-    kinds = sorted(set(FigureCanvasBase.get_supported_filetypes()) - {"pgf", "raw", "rgba"})
-    if path.suffix[1:].lower() not in kinds:
-        raise HierAllreduceError(f"{str(path)!r}: expected a name that ends in one of .{', .'.join(kinds)}")
 
 
 def draw(prediction: Prediction, path: Path) -> None:
@@ -63,12 +51,10 @@ def draw(prediction: Prediction, path: Path) -> None:
     figure = _pyplot().figure(figsize=(8.3, 3.6 + levels), constrained_layout=True)
     grid = figure.add_gridspec(2, 2, height_ratios=(levels, 3.6), width_ratios=(1, 1.1))
     draw_machine(figure.add_subplot(grid[0, :]), machine)
-    if len(machine) > 1:
-        axes = figure.add_subplot(grid[1, 0])
-        draw_schedule(axes, len(machine), prediction.plan.schedules[0])
-        title = f"one of {len(chunks)} chunks" if len(chunks) > 1 else "all gradients"
-        axes.set_title(f"{title}: {prediction.plan.algorithm}", fontsize=10, color=INK)
-        draw_steps(figure.add_subplot(grid[1, 1]), prediction)
+    axes = figure.add_subplot(grid[1, 0])
+    draw_schedule(axes, len(machine), prediction.plan.schedules[0])
+    axes.set_title(f"one of {count(len(chunks), 'chunk')}: {prediction.plan.algorithm}", fontsize=10, color=INK)
+    draw_steps(figure.add_subplot(grid[1, 1]), prediction)
     drawn = io.BytesIO()  # so that an error while drawing leaves no file
     figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=110, bbox_inches="tight", pad_inches=0.12)
     _pyplot().close(figure)
@@ -108,8 +94,7 @@ def draw_machine(axes: Any, machine: Topology) -> None:
         color = BLUE if kind.startswith("NV") else VERMILLION if "no peer" in limit else INK
         label = "; ".join(filter(None, (f"{kind}: {pairs}, {speed}", limit)))
         axes.plot([], [], style, color=color, linewidth=_width(kind), label=label)
-    if len(machine) > 1:
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.02), frameon=False, fontsize=9)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.02), frameon=False, fontsize=9)
     axes.set_title(machine.name, fontsize=11, color=INK)
     axes.margins(x=0.06, y=0.08)
     axes.axis("off")
@@ -130,12 +115,10 @@ def _draw_pcie(axes: Any, at: Dict[str, Point], shared: Dict[str, float], far: s
         axes.plot((x, end[0]), (y, end[1]), style, color=color, linewidth=1.2, zorder=1)
     for name in groups:
         _label(axes, at[name], f"uplink, {two_digits(shared[name] / 1e9)} GB/s", color)
-    text = (
-        f"no peer access: host's memory, {two_digits(shared['host'] / 1e9)} GB/s in all"
-        if "host" in shared
-        else _TOPS[far]
-    )
-    _label(axes, top, text, color)
+    if "host" in shared:
+        _label(axes, top, f"no peer access: host's memory, {two_digits(shared['host'] / 1e9)} GB/s in all", color)
+    else:
+        _label(axes, top, "bus between sockets" if far == "SYS" else "PCIe", color)
 
 
 def _draw_nvlinks(axes: Any, machine: Topology, shared: Dict[str, float]) -> None:
@@ -174,8 +157,8 @@ def draw_schedule(axes: Any, towers: int, schedule: Schedule) -> None:
     after = [0] * towers
     root = (root_of(schedule), 0)
     for step in schedule:
-        level = 1 + max(after[tower] for tower in ((*step.srcs, step.dst) if not isinstance(step, Copy) else step.srcs))
         copied = isinstance(step, Copy)
+        level = 1 + max(after[tower] for tower in (step.srcs if copied else (*step.srcs, step.dst)))
         for src in step.srcs:
             style = {"arrowstyle": "-|>", "color": GREEN if copied else BLUE, "linestyle": "--" if copied else "-"}
             axes.annotate("", xy=(step.dst, level), xytext=(src, level - 1), arrowprops={**style, "linewidth": 1.3})

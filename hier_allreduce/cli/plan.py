@@ -15,7 +15,7 @@ from ..planning.algorithms import Algorithm
 from ..planning.strategy import AUTO, NAMES, Strategy
 from .options import add_machine, naming, output, read_machine, size, time_up_to, working
 from .picture import check_picture, draw
-from .prediction import EQUAL, MODEL, Training, predict
+from .prediction import EQUAL, MODEL, predict, training_of
 from .report import as_json, report
 
 
@@ -39,12 +39,15 @@ def main(args: argparse.Namespace) -> int:
     if args.picture:
         with naming("--picture"):
             check_picture(args.picture)
-    training = Training.of(args.model, args.bytes, args.step, args.backward)
+    training = training_of(args.model, args.bytes, args.step, args.backward)
     with naming("--algorithm"):
         algorithm = AUTO if args.algorithm is None else read_algorithm(args.algorithm)
     machine = read_machine(args.machine)
+    if len(machine) < 2:
+        raise HierAllreduceError(f"{machine.name} has one GPU, which has nothing to reduce")
+    strategy = Strategy(algorithm, backward=training.backward if training.is_timed else None)
     with working(f"predicting {len(machine)} GPUs"), naming("--algorithm"):  # nothing else can fail here
-        prediction = predict(machine, training, Strategy(algorithm, backward=training.known_backward), args.list)
+        prediction = predict(machine, training, strategy, args.list)
     if args.picture:  # before the text: its reader may close the pipe early
         draw(prediction, args.picture)
     if not args.json:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import HierAllreduceError
-from ..formatting import amount, duration
+from ..formatting import amount, count, duration
 from ..models import DTYPE_BYTES, load_model
 from ..planning.choose import RATE, STEP, cases_of, rule
 from ..planning.chunks import Chunk, Gradient, chunks_of
 from ..planning.contenders import NCCL, USABLE, exposed_by_others
 from ..planning.plan import Plan
 from ..planning.simulator import Case, Work, exposed
-from ..planning.strategy import Strategy, choices_for, plan_for
-from ..topology import Links, Topology, links_of
+from ..planning.strategy import Strategy, choices_for
+from ..topology import Topology, links_of
 from .options import naming
 
 OURS, RULE = "ours", "ours, by rule"
@@ -25,64 +25,58 @@ class Training(NamedTuple):
     """A model's gradients and the seconds of its step.
 
     Attributes:
-        model: its name, for reports.
+        model: its name.
         gradients: N gradients; the last one is ready first.
-        left_out: the number of sparse gradients, which are not predicted.
         step: seconds of a step on one device, without an all-reduce.
         backward: seconds of its backward pass.
-        known_backward: the same, or None if neither it nor the step was given.
-        assumed: names of the values that nobody has given.
+        notes: for people: bytes, gradients that are left out, assumptions.
+        is_timed: whether the user has said the step or its backward pass.
     """
 
     model: str
     gradients: Tuple[Gradient, ...]
-    left_out: int
     step: float
     backward: float
-    known_backward: Optional[float]
-    assumed: Tuple[str, ...]
+    notes: str
+    is_timed: bool
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of all gradients."""
-        return sum(gradient.bytes for gradient in self.gradients)
 
-    @staticmethod
-    def of(model: Optional[str], size: Optional[int], step: Optional[float], backward: Optional[float]) -> Training:
-        """Return the training of a command's options.
+def training_of(
+    model: Optional[str], size: Optional[int], step: Optional[float], backward: Optional[float]
+) -> Training:
+    """Return the training of a command's options.
 
-        Raises:
-            HierAllreduceError: a model and bytes, an unknown model, no dense gradients, or a step that is too short.
-        """
-        if model is not None and size is not None:
-            raise HierAllreduceError("--model and --bytes both say the gradients; give one of them")
+    Raises:
+        HierAllreduceError: a model and bytes, an unknown model, no dense gradients, or a step that is too short.
+    """
+    if size is not None and model is not None:
+        raise HierAllreduceError("--model and --bytes both say the gradients; give one of them")
+    if step is not None and backward is not None and backward > step:
+        raise HierAllreduceError(f"--backward {duration(backward)} is longer than --step {duration(step)}")
+    if size is not None:
+        name, sparse = f"{EQUAL} equal gradients", 0
+        ends = [size * number // EQUAL for number in range(EQUAL + 1)]
+        gradients = [Gradient(end - start, 1, "bytes", is_flat=True) for start, end in zip(ends, ends[1:])]
+    else:
+        name = MODEL if model is None else model
         with naming("--model"):
-            shapes = () if size is not None else load_model(MODEL if model is None else model)
-        gradients = [
-            Gradient(shape.elements, DTYPE_BYTES[shape.dtype], shape.dtype, is_flat=len(shape.shape) == 1)
-            for shape in shapes
-            if not shape.sparse
-        ]
-        if size is not None:
-            ends = [size * number // EQUAL for number in range(EQUAL + 1)]
-            gradients = [Gradient(end - start, 1, "int8", is_flat=True) for start, end in zip(ends, ends[1:])]
-        total = sum(gradient.bytes for gradient in gradients)
-        if not total:
-            raise HierAllreduceError(f"--model {model}: all gradients are sparse or empty, and these are not predicted")
-        if step is not None and backward is not None and backward > step:
-            raise HierAllreduceError(f"--backward {duration(backward)} is longer than --step {duration(step)}")
-        known = backward if step is None else backward or step / STEP
-        length = known or total / RATE
-        given = {"model": model or size, "step": step, "backward pass": backward}
-        return Training(
-            f"{EQUAL} equal gradients" if size is not None else model or MODEL,
-            tuple(gradients),
-            len(shapes) - len(gradients) if shapes else 0,
-            step or length * STEP,
-            length,
-            known,
-            tuple(name for name, value in given.items() if value is None),
-        )
+            shapes = load_model(name)
+        dense = [shape for shape in shapes if not shape.sparse]
+        sparse = len(shapes) - len(dense)
+        gradients = [Gradient(g.elements, DTYPE_BYTES[g.dtype], g.dtype, is_flat=len(g.shape) == 1) for g in dense]
+    total = sum(gradient.bytes for gradient in gradients)
+    if not total:
+        raise HierAllreduceError(f"--model: all gradients of {name} are sparse or empty, and these are not predicted")
+    length = backward or (step / STEP if step else total / RATE)
+    said = {"model": model or size, "step": step, "backward pass": backward}
+    assumed = ", ".join(option for option, value in said.items() if value is None)
+    notes = [
+        amount(total),
+        f"{count(sparse, 'sparse gradient')} left out" * bool(sparse),
+        f"assumed: {assumed}" * bool(assumed),
+    ]
+    is_timed = step is not None or backward is not None
+    return Training(name, tuple(gradients), step or length * STEP, length, "; ".join(filter(None, notes)), is_timed)
 
 
 class Row(NamedTuple):
@@ -108,7 +102,7 @@ class Prediction(NamedTuple):
 
 
 def predict(machine: Topology, training: Training, strategy: Strategy, everything: bool) -> Prediction:
-    """Return the rows of a training on K devices: ours, and those of others.
+    """Return the rows of a training on K ≥ 2 devices: ours, and those of others.
 
     Args:
         machine: K devices.
@@ -117,36 +111,21 @@ def predict(machine: Topology, training: Training, strategy: Strategy, everythin
         everything: whether our other algorithms and tensorpack's modes have rows too.
     """
     gradients, links = training.gradients, links_of(machine)
-    if len(machine) < 2:
-        plan = plan_for(strategy, gradients, len(machine))
-        return Prediction(
-            machine,
-            training,
-            (),
-            (Row(OURS, "", 0.0, 0.0, 0.0),),
-            plan,
-            tuple(chunks_of(gradients, plan.chunk_bytes)),
-            0,
-        )
-    cases = tuple(cases_of(training.bytes, links, training.known_backward))
+    backward = training.backward if training.is_timed else None
+    cases = tuple(cases_of(sum(gradient.bytes for gradient in gradients), links, backward))
     choices = choices_for(strategy, gradients, machine)
-    ours = choices[0].plan
-    chunks = tuple(chunks_of(gradients, ours.chunk_bytes))
-    by_rule = rule(gradients, len(machine), links)
-    rows = [_row(OURS, _details(ours), choices[0].by_case)]
-    rows.append(_row(RULE, _details(by_rule), _exposed(by_rule, links, gradients, cases)))
-    for choice in choices[1:] if everything else ():
-        rows.append(_row(f"{OURS}, {choice.plan.algorithm}", amount(choice.plan.chunk_bytes, True), choice.by_case))
+    ours, by_rule = choices[0].plan, rule(gradients, len(machine), links)
+    seconds = exposed(by_rule, links, chunks_of(gradients, by_rule.chunk_bytes), gradients, cases)
+    rows = [_row(OURS, _details(ours), choices[0].by_case), _row(RULE, _details(by_rule), seconds)]
+    if everything:
+        rows += [_row(f"{OURS} too", _details(choice.plan), choice.by_case) for choice in choices[1:]]
     for name, by_case in exposed_by_others(machine, gradients, cases).items():
         if everything or name in (*USABLE, NCCL):
-            wrong = name == USABLE[1] and len(machine) % 2
-            rows.append(_row(name, f"wrong sums on {len(machine)} GPUs" if wrong else "", by_case))
+            # with an odd K it leaves out a device's gradients, in silence
+            is_wrong = name == USABLE[1] and len(machine) % 2
+            rows.append(_row(name, f"wrong sums on {len(machine)} GPUs" if is_wrong else "", by_case))
+    chunks = tuple(chunks_of(gradients, ours.chunk_bytes))
     return Prediction(machine, training, cases, tuple(rows), ours, chunks, Work(ours, chunks, gradients).ops)
-
-
-def _exposed(plan: Plan, links: Links, gradients: Sequence[Gradient], cases: Sequence[Case]) -> List[float]:
-    chunks = chunks_of(gradients, plan.chunk_bytes, plan.pack_below, plan.whole)
-    return exposed(plan, links, chunks, gradients, cases)
 
 
 def _row(name: str, details: str, by_case: Sequence[float]) -> Row:
@@ -154,5 +133,4 @@ def _row(name: str, details: str, by_case: Sequence[float]) -> Row:
 
 
 def _details(plan: Plan) -> str:
-    size = amount(plan.chunk_bytes, True) if plan.chunk_bytes else "whole gradients"
-    return f"{plan.algorithm}, {size}"
+    return f"{plan.algorithm}, {amount(plan.chunk_bytes, binary=True)}"
