@@ -1,11 +1,11 @@
 """The programs of examples/ run for a few steps on logical CPU devices, and train."""
 
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from helpers.demo import FORKED_HOSTS, forked_command
 from helpers.forks import run_forked
 from helpers.graphs import IS_TF2
 
@@ -96,43 +96,20 @@ def test_tf_cnn_benchmarks_gets_our_allreduce(tmp_path):
     assert "[6. 6.] [6. 6.]" in out and "CPU:2" in out.upper()
 
 
-def two_hosts(folder, *options, before="", launch=()):
-    """Return the lines of the example's hosts; ``before`` is run before it."""
-    program = before + (EXAMPLES / "two_hosts.py").read_text(encoding="utf-8")
-    host = [sys.executable, "-c", program, "--devices", "2", "--steps", "30", *options]
-    status, out, err = forked_command(folder, "launch", "-n", "2", *launch, "--", *host, code=FORKED_HOSTS)
-    assert status == 0, out + err
-    return out
-
-
-def curve(out, host):
-    return re.findall(rf"\[host {host}\] step (\d+): loss (\S+)", out)
-
-
-KILLED = """
-import os, tensorflow as tf
-save = tf.compat.v1.train.Saver.save
-def save_and_die(self, *args, **kwargs):
-    first = not tf.train.latest_checkpoint("saved")
-    save(self, *args, **kwargs)
-    if first:
-        os.kill(os.getpid(), 9)
-tf.compat.v1.train.Saver.save = save_and_die
-"""
-
-
 def test_two_hosts_end_with_the_same_weights(tmp_path):
-    """The chief is killed once it has saved its first checkpoint, after step 10."""
-    once = two_hosts(tmp_path)
-    assert len(set(re.findall(r"squares: (\S+)", once))) == 1 and once.count("squares: ") == 2
-    for host in (0, 1):
-        (_, first), *_, (_, last) = curve(once, host)
-        assert float(last) < 0.8 * float(first)
-    again = two_hosts(tmp_path, "--checkpoints", "saved", before=KILLED, launch=["--restarts", "2"])
-    assert "[host 0] ended with exit status 137" in again and "restart 1 of 2" in again and "restart 2" not in again
-    assert [step for step, _ in curve(again, 0)] == ["1", "10", "20", "30"]
-    assert curve(again, 0) == curve(once, 0)
-    assert set(re.findall(r"squares: (\S+)", again)) == set(re.findall(r"squares: (\S+)", once))
+    """In cold processes, as people start them."""
+    command = [sys.executable, str(EXAMPLES / "two_hosts.py"), "--steps", "20"]
+    done = subprocess.run(command, cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=280)
+    out = done.stdout.decode()
+    assert done.returncode == 0, out[-3000:]
+    sums = re.findall(r"squares: (\S+)", out)
+    assert len(sums) >= 2 and len(set(sums)) == 1, out[-3000:]
+
+
+def test_digits_train_as_on_one_device(tmp_path):
+    out = run("digits", "--devices", 3, "--epochs", 2, folder=tmp_path)
+    assert out.count(" ok\n") == 4 and "FAILED" not in out
+    assert "planned = executed" in out
 
 
 def test_algorithms_of_ones_own_are_run(tmp_path):
@@ -143,7 +120,7 @@ def test_algorithms_of_ones_own_are_run(tmp_path):
 def test_every_example_begins_with_its_command_and_is_listed():
     listed = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     programs = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    assert len(programs) == 8
+    assert len(programs) == 9
     for name in programs:
         head = (EXAMPLES / name).read_text(encoding="utf-8")[:800]
         assert f"python examples/{name}" in head and f"]({name})" in listed

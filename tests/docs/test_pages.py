@@ -1,0 +1,147 @@
+"""Pages: links lead somewhere, outputs are those of the commands, words and numbers are those of the code."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+import yaml
+from helpers.project import TOP
+
+import hier_allreduce
+from hier_allreduce import HierAllreduceError
+from hier_allreduce.cli.entry import main, parser
+from hier_allreduce.planning import choose
+from hier_allreduce.topology import Speeds
+
+DOCS = sorted(page.relative_to(TOP).as_posix() for page in (TOP / "docs").rglob("*.md"))
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "benchmarks/README.md",
+    "examples/README.md",
+    *DOCS,
+]
+CODE_FENCE = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
+
+
+def text_of(page):
+    return (TOP / page).read_text(encoding="utf-8")
+
+
+def anchors(page):
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", CODE_FENCE.sub("", text_of(page)), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page):
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", CODE_FENCE.sub("", text_of(page))):
+        path, _, anchor = link.partition("#")
+        target = (TOP / page).parent / path if path else TOP / page
+        assert target.exists(), f"{page} links to {link}"
+        assert not anchor or anchor in anchors(str(target.resolve().relative_to(TOP))), f"{page} links to {link}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])  # that one names what is gone
+def test_files_and_names_on_pages_exist(page):
+    folders = (TOP, TOP / "hier_allreduce", TOP / "docs", (TOP / page).parent)
+    for name in re.findall(r"(?<![\w./-])((?:[\w.-]+/)+[\w-]+\.(?:py|md|yaml))\b", text_of(page)):
+        assert any((folder / name).exists() for folder in folders), f"{page} names {name}"
+    for command in re.findall(r"\bhier-allreduce (\w+)", text_of(page)):
+        assert command in ("plan", "doctor", "tune"), f"{page} names the command {command}"
+    for name in re.findall(r"\b(?:hier_allreduce|h)\.([a-z]\w+)\(", text_of(page)):
+        assert name in hier_allreduce.__all__, f"{page} names hier_allreduce.{name}"
+
+
+@pytest.mark.parametrize("page", DOCS)
+def test_every_page_is_in_the_navigation(page):
+    assert page[len("docs/") :] in text_of("mkdocs.yml")
+
+
+def test_the_pages_are_short():
+    assert len(text_of("README.md").splitlines()) <= 120
+    assert sum(len(text_of(page).split()) for page in DOCS) <= 10_000
+
+
+@pytest.mark.parametrize("page", ["README.md", *DOCS])
+def test_outputs_on_pages_are_those_of_the_commands(page, capsys):
+    """``<!-- output: COMMAND -->`` stands before some lines of the output of ``hier-allreduce COMMAND``."""
+    for command, shown in re.findall(r"<!-- output: (.*?) -->\n```\n(.*?)```", text_of(page), re.DOTALL):
+        assert main(command.split()) == 0
+        assert shown in capsys.readouterr().out, f"{page}: hier-allreduce {command}"
+
+
+def test_the_error_of_the_own_algorithm_is_on_its_page():
+    page = text_of("docs/how-to/own-algorithm.md")
+    shown = re.search(r"<!-- error: .*? -->\n```\n(.*?)\n```", page, re.DOTALL).group(1)
+    names = {"Copy": hier_allreduce.Copy, "Reduce": hier_allreduce.Reduce}
+    exec(re.search(r"def chain.*?\n\n\n", page, re.DOTALL).group(), names)
+
+    def chain(devices, chunk):
+        return list(names["chain"](devices, chunk))[:-1]
+
+    with pytest.raises(HierAllreduceError) as caught:
+        choose.schedules_of(chain, 4)
+    assert str(caught.value) == shown
+
+
+def test_the_constants_of_the_cost_model_are_those_of_the_code():
+    page, speeds = text_of("docs/cost-model.md"), Speeds()
+    rows = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", page, re.MULTILINE))
+    assert rows["start of a copy"] == f"{speeds.copy_latency * 1e6:.0f} µs"
+    assert rows["all copies without peer access together"] == f"{speeds.staged / 1e9:.0f} GB/s"
+    assert rows["they start later by"] == f"{speeds.staged_latency * 1e6:.0f} µs"
+    assert rows["launch of a sum"] == f"{speeds.kernel * 1e6:.0f} µs"
+    assert rows["an op on the host (`dispatch`)"].startswith(f"{choose.DISPATCH * 1e6:.0f} µs")
+    assert rows["the host's lead over the GPUs"].endswith(f" {choose.LEAD * 1e3:.0f} ms")
+    assert f"1 s for {choose.RATE / 1e9:.1f} GB" in rows["the backward pass"]
+    assert rows["a training step"].startswith(f"{choose.STEP} ×")
+    sizes = ", ".join(str(size >> 20) for size in choose.SIZES[:-1])
+    assert f"{sizes} and {choose.SIZES[-1] >> 20} MiB" in page
+
+
+@pytest.mark.parametrize(
+    "kind, heading", [("strategies", "strategy"), ("trainers", "trainer"), ("machines", "machine")]
+)
+def test_keys_of_shipped_files_are_on_their_page(kind, heading):
+    section = text_of("docs/reference/files.md").split(f"## A {heading}\n")[1].split("\n## ")[0]
+    names = set(re.findall(r"`([\w-]+)`", section))
+    if kind == "strategies":
+        names |= set(hier_allreduce.Strategy.__dataclass_fields__)
+    for path in (TOP / "configs" / kind).glob("*.yaml"):
+        assert set(yaml.safe_load(path.read_text(encoding="utf-8"))) <= names, path
+        assert kind == "machines" or path.stem in names, path
+
+
+def test_every_public_name_is_in_the_api_reference():
+    page = text_of("docs/reference/api.md")
+    named = {line.rpartition(".")[2] for line in page.splitlines() if line.startswith("::: ")}
+    errors = {name for name in hier_allreduce.__all__ if name.endswith("Error")}
+    assert set(hier_allreduce.__all__) - errors <= named and "::: hier_allreduce.errors" in page
+
+
+@pytest.mark.skipif(sys.version_info < (3, 9), reason="the site is built with Python 3.9 or newer")
+def test_the_sites_tables_have_every_option_and_key():
+    script = (
+        "import sys; sys.path.insert(0, 'docs/generate'); import tables; [print(t()) for t in tables.INCLUDED.values()]"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=str(TOP), stdout=subprocess.PIPE, check=True, timeout=280)
+    tables = done.stdout.decode()
+    options = set(re.findall(r"(--[\w-]+)", parser().format_help())) - {"--help", "--version"}
+    assert {"--model", "--measure", "--minutes"} | options - {"--measure"} <= set(re.findall(r"--[\w-]+", tables))
+    assert all(f"| `{key}` |" in tables for key in (*hier_allreduce.Strategy.__dataclass_fields__, "staged_latency"))
+    assert not re.findall(r":\w+:`", tables)
+
+
+def test_the_page_for_contributors_names_folders_and_code_that_exist():
+    page = text_of("CONTRIBUTING.md")
+    for folder in (path.parent.name for path in (TOP / "hier_allreduce").glob("*/__init__.py")):
+        assert f"{folder}/" in page or f" {folder} " in page
+    sources = [*(TOP / "hier_allreduce").rglob("*.py"), *(TOP / "tests").rglob("*.py")]
+    words = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in sources)))
+    names = re.findall(r"`([A-Za-z_]\w*)`", page)
+    assert len(names) > 20 and [name for name in names if name not in words] == []

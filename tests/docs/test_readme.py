@@ -1,0 +1,72 @@
+"""The programs on README and on the pages run unchanged, and print what they say."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from helpers.forks import run_forked
+from helpers.graphs import IS_TF2
+from helpers.project import TOP
+
+
+def programs(page):
+    return re.findall(r"```python\n(.*?)```", (TOP / page).read_text(encoding="utf-8"), re.DOTALL)
+
+
+README = programs("README.md")
+PAGES = ("docs/tutorial.md", "docs/how-to/towers.md", "docs/how-to/own-algorithm.md")
+PROGRAMS = [*README, *(program for page in PAGES for program in programs(page))]
+CALLBACK = programs("docs/how-to/tensorpack.md")[-1]
+
+
+def named(text):
+    names = r"HierarchicalTrainer|TowerOptimizer|HierarchicalAllReduce|topology=|algorithm=|allreduce_grads\w*"
+    return re.search(names, text).group()
+
+
+def trainer_of_readme():
+    return next(program for program in README if "HierarchicalTrainer" in program)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=named)
+def test_programs_print_what_they_say(program, tmp_path):
+    if "MirroredStrategy" in program and not IS_TF2:
+        pytest.skip("TensorFlow 2 only")
+    ran = run_forked(program, folder=tmp_path)
+    assert ran.status == 0, ran.err[-3000:]
+    prints = [line for line in program.splitlines() if re.search(r"print\(.*#", line)]
+    promised = [line.split("#")[1].split(":")[0].strip() for line in prints]
+    assert ran.out.split("\n")[: len(promised)] == promised
+
+
+def test_a_program_of_readme_runs_in_a_cold_process(tmp_path):
+    """An import that only works in a warm process would fail here."""
+    program = next(program for program in README if named(program) == "allreduce_grads")
+    done = subprocess.run([sys.executable, "-c", program], cwd=str(tmp_path), stdout=subprocess.PIPE, timeout=280)
+    assert done.returncode == 0 and b"[3. 3. 3.]" in done.stdout
+
+
+def test_readme_has_a_program_for_each_front_end():
+    assert {"HierarchicalAllReduce", "HierarchicalTrainer", "allreduce_grads"} <= set(map(named, README))
+
+
+def test_the_callback_audits_a_step_and_writes_its_timeline(tmp_path):
+    program = trainer_of_readme().replace("TrainConfig(model=", "TrainConfig(callbacks=[LookAtStep()], model=")
+    ran = run_forked(f"{CALLBACK}\n{program}", folder=tmp_path)
+    assert ran.status == 0, ran.err[-3000:]
+    assert "planned = executed" in ran.out + ran.err
+    assert "hier_allreduce" in (tmp_path / "timeline.json").read_text(encoding="utf-8")
+
+
+def test_how_it_works_begins_with_a_right_sum(tmp_path):
+    (program,) = programs("docs/how-it-works.md")
+    program += """
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+devices = [f"/cpu:{k}" for k in range(4)]
+grads = [[tf.constant(10.0**k) + n for n in range(3)] for k in range(4)]
+with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 4})) as session:
+    print({tuple(row) for row in session.run(in_two_pairs(grads, devices))})
+"""
+    assert run_forked(program, folder=tmp_path).out == "{(1111.0, 1115.0, 1119.0)}\n"
