@@ -57,7 +57,7 @@ def test_an_error_on_one_host_ends_the_others(fault):
 
 
 def test_fewer_steps_on_one_host_end_in_an_error():
-    with job("train", 2, timeout=TIMEOUT, each={1: {"steps": 4}}) as hosts:
+    with job("train", 2, timeout=6.0, each={1: {"steps": 4}}) as hosts:
         text = hosts[0].error()
     assert "is not listening: its process has ended (by an error, or after fewer steps than here" in text
 
@@ -137,7 +137,9 @@ def test_hosts_that_begin_with_other_weights_name_the_variables():
     with job("train", 2, broadcast=False) as hosts:
         for host in hosts:
             text = host.error()
-            assert text.startswith("ClusterError: hosts begin with different weights: 4 of 4 variables are not the same")
+            assert text.startswith(
+                "ClusterError: hosts begin with different weights: 4 of 4 variables are not the same"
+            )
             assert "on host 0 and on host 1, tower0/a, tower0/b, tower1/a, tower1/b among them" in text
 
 

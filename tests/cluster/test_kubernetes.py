@@ -1,0 +1,43 @@
+"""The manifest for Kubernetes: it follows the published schemas, and gives each pod its index among the hosts."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from hier_allreduce.cluster.place import place
+
+MANIFEST = Path(__file__).parents[2] / "configs" / "kubernetes" / "train.yaml"
+OBJECTS = list(yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8")))
+BY_KIND = {each["kind"]: each for each in OBJECTS}
+
+
+@pytest.mark.parametrize("version", ["1.28", "1.34"])
+@pytest.mark.parametrize("kind", list(BY_KIND))
+def test_every_object_follows_the_published_schema(kind, version):
+    validate = pytest.importorskip("kubernetes_validate")  # not made for Python 3.7
+    validate.validate(BY_KIND[kind], version, strict=True)
+    with pytest.raises(validate.ValidationError):
+        validate.validate({**BY_KIND[kind], "spce": {}}, version, strict=True)
+
+
+def test_each_pod_is_one_of_the_hosts():
+    job, service = BY_KIND["Job"], BY_KIND["Service"]
+    pod = job["spec"]["template"]["spec"]
+    index, config = pod["containers"][0]["env"]
+    assert index["valueFrom"]["fieldRef"]["fieldPath"] == (
+        "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    )
+    count = job["spec"]["completions"]
+    assert job["spec"]["parallelism"] == count and pod["subdomain"] == service["metadata"]["name"]
+    port = service["spec"]["ports"][0]["port"]
+    names = tuple(f"{job['metadata']['name']}-{task}.{pod['subdomain']}:{port}" for task in range(count))
+    for task in range(count):
+        assert place({"TF_CONFIG": config["value"].replace("$(INDEX)", str(task))}) == (names, task)
+
+
+def test_only_the_jobs_pods_reach_each_other():
+    labels, policy = BY_KIND["Job"]["spec"]["template"]["metadata"]["labels"], BY_KIND["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == labels == BY_KIND["Service"]["spec"]["selector"]
+    assert policy["policyTypes"] == ["Ingress"]
+    assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]
