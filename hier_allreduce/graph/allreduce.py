@@ -23,9 +23,10 @@ from .devices import all_on_cpu, device_strings
 from .half import NARROW_DTYPES, Half
 from .hosts import HostGroup
 from .layout import Layout, lay_out
-from .matrix import check_matrix, check_pairs, reference_warning
-from .names import variable_names
+from .matrix import check_matrix
+from .names import check_scope, variable_names
 from .packing import Tower
+from .pairs import check_pairs, reference_warning
 from .record import record
 from .rows import Rows, gradient
 from .sums import Shared, Sum
@@ -90,34 +91,13 @@ def allreduce_grads_hierarchical(
 ) -> List[Tuple[Any, ...]]:
     """Reduce as tensorpack's function of this name does at K = 8, for any K ≥ 1.
 
-    K×N in, K×N out; every variable travels alone. Two groups of ⌈K/2⌉ and ⌊K/2⌋ towers add up on mains that rotate
-    with the variable. One main sends its partial sum to the other and gets the total back; both copy it inside their
-    groups. Source of the schedule: tensorpack ``graph_builder/utils.py``. For dense float32 gradients and K = 8 these
-    are the same ops::
+    K×N in, K×N out; every variable travels alone, for example at K = 8, variable 0::
 
-        def in_two_quads(all_grads, devices, average=False):
-            columns = []
-            for variable, grads in enumerate(zip(*all_grads)):
-                root = (variable + 4) % 8  # the main whose sum is complete first
-                other = (root + 4) % 8  # the main of the other quad
-                partial = {}
-                for main in (root, other):
-                    quad = [tower for tower in range(8) if tower // 4 == main // 4]
-                    with tf.device(devices[main]):
-                        partial[main] = tf.add_n([grads[tower] for tower in quad])
-                with tf.device(devices[root]):
-                    total = tf.add(partial[root], partial[other])
-                    if average:
-                        total = tf.multiply(total, 1 / 8)
-                with tf.device(devices[other]):
-                    result = {root: total, other: tf.identity(total)}
-                for tower in range(8):
-                    if tower not in result:
-                        with tf.device(devices[tower]):
-                            near = root if tower // 4 == root // 4 else other
-                            result[tower] = tf.identity(result[near])
-                columns.append([result[tower] for tower in range(8)])
-            return list(zip(*columns))  # K×N
+        quad 0 1 2 3        0 ← 0 + 1 + 2 + 3        ┐ 4 ← 4 + 0 ┌ copies 4 → 5, 6, 7
+        quad 4 5 6 7        4 ← 4 + 5 + 6 + 7        ┘ copy 4 → 0 └ copies 0 → 1, 2, 3
+
+    The groups have ⌈K/2⌉ and ⌊K/2⌋ towers. Their mains rotate with the variable.
+    Source of the schedule: tensorpack ``graph_builder/utils.py``.
 
     Raises: as :func:`allreduce_grads`.
     """
@@ -172,6 +152,7 @@ def begin(
 
     Raises: as :func:`allreduce_grads`.
     """
+    check_scope(name)
     if not isinstance(cluster, (HostGroup, type(None))):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
     # hosts have different numbers of rows, and a collective needs equal shapes

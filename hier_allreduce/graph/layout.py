@@ -15,7 +15,6 @@ import tensorflow as tf
 from ..formatting import count
 from ..planning import Chunk, Gradient, Plan, Schedule, Strategy, chunks_of, plan_for, root_of
 from ..planning.chunks import spread
-from ..planning.plan import copies_in, sums_in
 from .devices import all_on_cpu
 from .machines import log_once, machine_of
 from .matrix import Column, static_shape
@@ -33,7 +32,7 @@ class Layout(NamedTuple):
         plan: its schedules and chunk size.
         chunks: C chunks; a range's ``number`` is that of its column.
         schedules: of each chunk.
-        names: of each chunk, in op names.
+        names: of each chunk, in op names: of its variable, or of the first one in a packed chunk.
         wire: the 16-bit dtype in which float32 chunks travel, if they do.
     """
 
@@ -59,14 +58,6 @@ class Layout(NamedTuple):
         """Return the tower on which each variable is complete first; of a layout whose gradients are whole."""
         pairs = zip(self.chunks, map(root_of, self.schedules))
         return {part.number: root for chunk, root in pairs for part in chunk.ranges}
-
-    def reduce_half(self) -> Layout:
-        """Return the layout that ends when each chunk's root has the sum."""
-        return self._replace(schedules=list(map(sums_in, self.schedules)))
-
-    def copy_half(self) -> Layout:
-        """Return the layout that begins there."""
-        return self._replace(schedules=list(map(copies_in, self.schedules)), wire=None)
 
 
 def lay_out(
@@ -99,7 +90,8 @@ def lay_out(
         where = machine.name if machine else "CPU devices" if on_cpu else "GPUs whose links are not known, by rule"
         copies = sum(len(step.srcs) for schedule in schedules for step in schedule)
         log_once(f"{where}, {plan.towers} towers: {plan.algorithm}, {count(len(chunks), 'chunk')}, {copies} copies")
-    return Layout(columns, devices, plan, chunks, schedules, _names(chunks, columns), strategy.wire_dtype)
+    names = [columns[chunk.ranges[0].number].name + ".packed" * (len(chunk.ranges) > 1) for chunk in chunks]
+    return Layout(columns, devices, plan, chunks, schedules, op_names(names), strategy.wire_dtype)
 
 
 def size_of(column: Column, wire: Optional[str] = None) -> Gradient:
@@ -115,10 +107,3 @@ def size_of(column: Column, wire: Optional[str] = None) -> Gradient:
     itemsize = 2 if wire and column.dtype == "float32" else tf.as_dtype(column.dtype).size
     packable = column.dtype in _PACKED and bool(elements)
     return Gradient(elements, itemsize, column.dtype, packable, is_flat=column.shape.ndims == 1)
-
-
-def _names(chunks: Sequence[Chunk], columns: Sequence[Column]) -> List[str]:
-    """Return the chunks' names, safe and unique: of their variable, or of the first one in a packed chunk."""
-    return op_names(
-        [columns[chunk.ranges[0].number].name + (".packed" if len(chunk.ranges) > 1 else "") for chunk in chunks]
-    )

@@ -1,4 +1,4 @@
-"""What towers, variables and ops are called, in messages and in the graph."""
+"""Names of towers, variables and ops, in messages and in the graph."""
 
 from __future__ import annotations
 
@@ -7,32 +7,53 @@ from collections import Counter
 from itertools import chain, count, takewhile
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
+import tensorflow as tf
+
 from ..errors import HierAllreduceError
+from .tf import is_eager
 
 
 def where(tower: int, devices: Sequence[Any], variable: Optional[int] = None, names: Sequence[str] = ()) -> str:
-    """Return ``tower 3 (/gpu:3), variable 5 ('conv1/W')``: the place that an error message is about."""
-    place = f"tower {tower} ({devices[tower]})" if tower < len(devices) else f"tower {tower}"
+    """Return ``tower 3 (/gpu:3), variable 5 ('conv1/W')``, which begins an error message."""
+    text = f"tower {tower} ({devices[tower]})" if tower < len(devices) else f"tower {tower}"
     if variable is None:
-        return place
+        return text
     quoted = f" ({names[variable]!r})" if variable < len(names) else ""
-    return f"{place}, variable {variable}{quoted}"
+    return f"{text}, variable {variable}{quoted}"
+
+
+def names_of_gradients(rows: Sequence[Sequence[Any]]) -> List[str]:
+    """Return names for N variables of which only gradients are known: of the first op in each column."""
+    names = []
+    for variable, column in enumerate(zip(*rows)):
+        tensors = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in column]
+        ops = (str(tensor.op.name) for tensor in tensors if isinstance(tensor, tf.Tensor) and not is_eager(tensor))
+        names.append(next(ops, f"gradient{variable}"))
+    return names
+
+
+def check_scope(name: str) -> None:
+    """Raise a HierAllreduceError if ``name`` is not a name scope in both TensorFlows."""
+    if not isinstance(name, str) or not re.match(r"[A-Za-z0-9.][A-Za-z0-9_./-]*$", name):
+        raise HierAllreduceError(
+            f"name={name!r} is not a name scope: expected letters, digits and any of ./_-, a letter or digit first"
+        )
 
 
 def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any]) -> List[str]:
-    """Return the N names of K×N (gradient, variable) pairs, without each tower's own scope.
+    """Return the N names of K×N (gradient, variable) pairs, without the towers' scopes.
 
     Raises:
         HierAllreduceError: the towers list the same variables in different orders.
     """
     rows = names_within_towers([[var for _, var in row] for row in tower_grads_and_vars])
-    _refuse_other_orders(rows, rows, devices)
+    _check_order(rows, rows, devices)
     # without scopes TensorFlow numbers the copies: w/kernel and w_1/kernel
-    _refuse_other_orders(rows, [[_unnumbered(name) for name in row] for row in rows], devices)
-    return rows[0] if rows else []
+    _check_order(rows, [[re.sub(r"_?\d+", "", name) for name in row] for row in rows], devices)
+    return rows[0]
 
 
-def _refuse_other_orders(rows: Sequence[List[str]], compared: Sequence[List[str]], devices: Sequence[Any]) -> None:
+def _check_order(rows: Sequence[List[str]], compared: Sequence[List[str]], devices: Sequence[Any]) -> None:
     """Raise an error if the ``compared`` names of a row are those of tower 0 in another order."""
     for tower, row in enumerate(compared):
         if row != compared[0] and sorted(row) == sorted(compared[0]):
@@ -43,13 +64,8 @@ def _refuse_other_orders(rows: Sequence[List[str]], compared: Sequence[List[str]
             )
 
 
-def _unnumbered(name: str) -> str:
-    """Return a name without all numbers: ``layer_1/w2`` → ``layer/w``."""
-    return re.sub(r"_?\d+", "", name)
-
-
 def names_within_towers(rows: Sequence[Sequence[Any]]) -> List[List[str]]:
-    """Return the names of each tower's variables, without the tower's own scope."""
+    """Return the names of K rows of variables, without the towers' scopes."""
     return [
         [name[len(scope) :] if name.startswith(scope) else name for name in map(_full_name, row)]
         for row, scope in zip(rows, tower_scopes(rows))
@@ -57,7 +73,7 @@ def names_within_towers(rows: Sequence[Sequence[Any]]) -> List[List[str]]:
 
 
 def tower_scopes(rows: Sequence[Sequence[Any]]) -> List[str]:
-    """Return each tower's own scope in the names of K rows of variables, or "" where it has none.
+    """Return each tower's scope in the names of K rows of variables, or "" where it has none.
 
     The scope is what all names of a row begin with, up to the last part that no other row has::
 

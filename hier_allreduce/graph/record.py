@@ -78,17 +78,20 @@ def record(
         return
     tensors = []
     for chunk, chunk_sum in enumerate(sums):
-        variables = tuple(layout.columns[part.number].name for part in layout.chunks[chunk].ranges)
-        root = next(row[chunk] for row in values if row[chunk] is not None)  # the only one, where copies follow
-        contributions = [root if row[chunk] is None else row[chunk] for row in values]
+        column = [row[chunk] for row in values]
+        root = next(value for value in column if value is not None)  # the only one, where copies follow
         for number, part in enumerate(chunk_sum.parts):
-            ends = [
-                tuple(_name(value, number) for value in column)
-                for column in (contributions, [row[chunk] for row in reduced])
-            ]
-            tensors.append(Recorded(layout.names[chunk] + part, variables, layout.schedules[chunk], *ends))
-    shared = sums[0].shared if sums else None
-    call = Call(scope, layout.plan.algorithm, layout.devices, shared.hosts if shared else 1, tuple(tensors))
+            tensors.append(
+                Recorded(
+                    layout.names[chunk] + part,
+                    tuple(layout.columns[part.number].name for part in layout.chunks[chunk].ranges),
+                    layout.schedules[chunk],
+                    tuple(_name(root if value is None else value, number) for value in column),
+                    tuple(_name(row[chunk], number) for row in reduced),
+                )
+            )
+    hosts = sums[0].shared.hosts if sums else 1
+    call = Call(scope, layout.plan.algorithm, layout.devices, hosts, tuple(tensors))
     _calls.setdefault(tf1.get_default_graph(), []).append(call)
 
 

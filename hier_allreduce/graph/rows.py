@@ -6,13 +6,13 @@ equal indices.
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, List, Sequence
 
 import tensorflow as tf
 
 from ..planning import Copy, Reduce
 from .half import NARROW_DTYPES
-from .matrix import Column, dtype_of, height_of, is_sparse
+from .matrix import Column, dtype_of, height_of, is_sparse, static_shape
 from .sums import Shared, Sum
 from .tf import tf1
 
@@ -74,45 +74,33 @@ def gradient(column: Column, tower: int, devices: Sequence[Any]) -> Any:
     grad = column.grads[tower]
     if column.dtype == "" or (grad is not None and is_sparse(grad) == column.is_sparse):
         return grad
-    if grad is not None:
-        return _dense(column, grad)
-    return _no_rows(column, devices) if column.is_sparse else _zeros(column, devices)
+    return _nothing(column, devices) if grad is None else _dense(column, grad)
 
 
 def _dense(column: Column, grad: Any) -> Any:
+    """Return a dense gradient; the shape that it has when the step runs is its own, so that sums can check it."""
     # rows with equal indices are added, in float32 as everything else that is added
     wide = tf.cast(grad.values, tf.float32) if dtype_of(grad) in NARROW_DTYPES else grad.values
-    height = height_of(column.shape)
-    dense = tf.math.unsorted_segment_sum(wide, grad.indices, grad.dense_shape[0] if height is None else height)
-    dense = tf.cast(dense, grad.dtype)
-    dense.set_shape(column.shape)
+    shape = column.shape if grad.dense_shape is None else static_shape(grad)
+    height = grad.dense_shape[0] if height_of(shape) is None else height_of(shape)
+    dense = tf.cast(tf.math.unsorted_segment_sum(wide, grad.indices, height), grad.dtype)
+    dense.set_shape(shape)
     return dense
 
 
-def _no_rows(column: Column, devices: Sequence[Any]) -> Any:
-    home, other = _first(column, is_shaped=False)
-    row: Any = column.shape[1:]
-    if row.is_fully_defined():
-        shape: Any = [0, *row.as_list()]
-    else:
-        with tf1.device(devices[home]):  # so that only a shape is copied from there
-            shape = tf.concat([[0], tf.shape(other.values)[1:]], 0)
-    return tf.IndexedSlices(tf.zeros(shape, other.values.dtype), tf.zeros([0], other.indices.dtype))
-
-
-def _zeros(column: Column, devices: Sequence[Any]) -> Any:
-    shape: Any = column.shape
-    if not column.shape.is_fully_defined():
-        home, other = _first(column, is_shaped=True)
-        with tf1.device(devices[home]):
-            shape = other.dense_shape if is_sparse(other) else tf.shape(other)
-    return tf.zeros(shape, column.dtype)
-
-
-def _first(column: Column, is_shaped: bool) -> Tuple[int, Any]:
-    """Return the first tower with a gradient, one that tells its shape if asked, and the gradient."""
-    return next(
+def _nothing(column: Column, devices: Sequence[Any]) -> Any:
+    """Return zeros, or no rows, in the shape of other towers' gradients."""
+    shape: Any = tf.TensorShape([0]).concatenate(column.shape[1:]) if column.is_sparse else column.shape
+    home, other = next(
         (tower, grad)
         for tower, grad in enumerate(column.grads)
-        if grad is not None and not (is_shaped and is_sparse(grad) and grad.dense_shape is None)
+        if grad is not None and (column.is_sparse or not is_sparse(grad) or grad.dense_shape is not None)
     )
+    if not shape.is_fully_defined():
+        with tf1.device(devices[home]):  # so that only a shape is copied from there
+            if column.is_sparse:
+                shape = tf.concat([[0], tf.shape(other.values)[1:]], 0)
+            else:
+                shape = other.dense_shape if is_sparse(other) else tf.shape(other)
+    zeros = tf.zeros(shape, column.dtype)
+    return tf.IndexedSlices(zeros, tf.zeros([0], other.indices.dtype)) if column.is_sparse else zeros
