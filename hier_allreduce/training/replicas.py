@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -178,9 +178,7 @@ def _on_tower_0(name: str, copies: Copies, scopes: Sequence[Tuple[str, int, str]
 
 
 def _by_scope(name: str, scopes: Sequence[Tuple[str, int, str]]) -> Optional[Tuple[int, str]]:
-    return next(
-        ((tower, first + name[len(scope) :]) for scope, tower, first in scopes if name.startswith(scope)), None
-    )
+    return next(((tower, first + name[len(scope) :]) for scope, tower, first in scopes if name.startswith(scope)), None)
 
 
 # ---- ops ---------------------------------------------------------------------------------------------

@@ -205,5 +205,5 @@ def _check_updates(
 
 
 def _count(counts: Counter, var: Any) -> int:
-    """Return how often a resource variable is written."""
-    return counts[var.handle.op.name]
+    """Return how often a variable is written."""
+    return counts[var.handle.op.name if is_resource(var) else var.op.name]

@@ -5,19 +5,22 @@ from __future__ import annotations
 import copy
 import operator
 import os
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Optional, Sequence
+from typing import Any, Callable, Iterable, List, Optional, Sequence
 
 import numpy as np
 import tensorflow as tf
 from tensorpack.tfutils.sesscreate import NewSessionCreator, SessionCreatorAdapter
 
 from ...errors import HierAllreduceError
-from ...graph import Lane, device_fields, device_strings, devices_match, tf1
-from ...logical import MOST_GPUS, LogicalDevices
+from ...graph import device_strings
+from ...graph.devices import device_fields, devices_match
+from ...graph.tf import tf1
+
+MOST_GPUS = 256
 
 
 def tower_devices(devices: Any) -> List[Any]:
-    """Return ``devices`` as a list for ``tf.device``.
+    """Return K devices for ``tf.device``.
 
     Args:
         devices: the number of GPUs, or a list of K GPU ids or devices. A GPU id becomes ``/gpu:id``.
@@ -27,11 +30,10 @@ def tower_devices(devices: Any) -> List[Any]:
     """
     count = _as_integer(devices)
     if count is not None:
-        if count < 1:
-            raise HierAllreduceError(f"devices={devices}: training needs at least one GPU; or give a list of devices")
-        if count > MOST_GPUS:
+        if not 1 <= count <= MOST_GPUS:
             raise HierAllreduceError(
-                f"devices={devices}: expected the number of GPUs of one machine, at most {MOST_GPUS}"
+                f"devices={devices}: expected the number of GPUs of one machine, from 1 to {MOST_GPUS}, or a list of"
+                " devices"
             )
         devices = range(count)
     if isinstance(devices, Iterable) and not isinstance(devices, (str, bytes, set, frozenset)):
@@ -67,37 +69,54 @@ def _gpu_string(tower: int, device: Any) -> Any:
 # ---- sessions ----------------------------------------------------------------------------------------
 
 
-def creator_for_towers(creator: Any, changed: Callable[[Any], Any]) -> Any:
-    """Return a session creator whose sessions have what the towers need: ``changed(configuration)``.
+def checked_creator(creator: Any, devices: Sequence[Any], changed: Callable[[Any], Any]) -> Any:
+    """Return a session creator whose sessions have the towers' devices.
 
-    That is a changed copy of tensorpack's own creators. Any other creator is returned as it is, because its
-    configuration is not accessible.
+    tensorpack's creators are copied, with the configuration ``changed(configuration)``. The configuration of any other
+    creator is not accessible.
+
+    Raises:
+        HierAllreduceError: a device is missing. With a ``NewSessionCreator`` this is known now, before soft placement
+            would move a tower to another device in silence; with others, once the session exists.
     """
+    creator = _with_config(creator, changed)
+    if not isinstance(creator, NewSessionCreator):
+        return _CheckedSessionCreator(creator, devices)
+    with tf1.Session(creator.target, tf.Graph(), creator.config) as probe:
+        check_existing(devices, probe)
+    return creator
+
+
+def _with_config(creator: Any, changed: Callable[[Any], Any]) -> Any:
     if not isinstance(creator, (NewSessionCreator, SessionCreatorAdapter)):
         return creator
     creator = copy.copy(creator)
     if isinstance(creator, NewSessionCreator):
         creator.config = changed(creator.config)
     else:
-        creator._creator = creator_for_towers(creator._creator, changed)
+        creator._creator = _with_config(creator._creator, changed)
     return creator
 
 
-def config_for_towers(config: Any, devices: Sequence[Any], logical: Optional[LogicalDevices] = None) -> Any:
+class _CheckedSessionCreator(tf1.train.SessionCreator):
+    """Creates another creator's session, and checks that it has the towers' devices."""
+
+    def __init__(self, creator: Any, devices: Sequence[Any]):
+        self._creator, self._devices = creator, devices
+
+    def create_session(self) -> Any:
+        session = self._creator.create_session()
+        check_existing(self._devices, session)
+        return session
+
+
+def config_for_towers(config: Any, devices: Sequence[Any]) -> Any:
     """Return a copy of a session's configuration with the CPU devices and threads that K towers need.
 
     All CPU devices share one processor, so they are created as requested, unless ``config`` sets their number.
-
-    Args:
-        config: the configuration.
-        devices: K devices.
-        logical: the towers and their lanes, if they have any.
-
-    Raises:
-        HierAllreduceError: ``config`` has other logical GPUs than the lanes.
     """
     changed = type(config)()
-    changed.CopyFrom(logical.added_to(config) if logical else config)
+    changed.CopyFrom(config)
     named = [device_fields(device) for device in devices if isinstance(device, str)]
     cpus = [index or 0 for *_, kind, index in named if kind == "CPU"]
     if cpus and "CPU" not in changed.device_count:
@@ -112,58 +131,23 @@ def config_for_towers(config: Any, devices: Sequence[Any], logical: Optional[Log
     return changed
 
 
-class CheckedSessionCreator(tf1.train.SessionCreator):
-    """Creates another creator's session, and checks that it has the towers' devices."""
-
-    def __init__(self, creator: Any, devices: Mapping[str, Any]):
-        self._creator, self._devices = creator, devices
-
-    def create_session(self) -> Any:
-        session = self._creator.create_session()
-        refuse_missing(self._devices, session.list_devices())
-        return session
-
-
-def named_devices(devices: Sequence[Any], lanes: Sequence[Lane]) -> Dict[str, Any]:
-    """Return the devices of towers and lanes by what messages call them."""
-    named = {f"tower {tower}": device for tower, device in enumerate(devices)}
-    each = len(lanes) // len(devices)
-    named.update({f"tower {lane.tower}, lane {number % each}": lane.device for number, lane in enumerate(lanes)})
-    return named
-
-
-def refuse_missing_in(creator: Any, devices: Mapping[str, Any]) -> None:
-    """Check devices in an empty session with the configuration of a ``NewSessionCreator``.
-
-    Raises:
-        HierAllreduceError: as :func:`refuse_missing`.
-    """
-    with tf1.Session(creator.target, tf.Graph(), creator.config) as probe:
-        refuse_missing(devices, probe.list_devices())
-
-
-def refuse_missing(devices: Mapping[str, Any], existing: Sequence[Any]) -> None:
-    """Check that each device is in ``existing``, the result of ``session.list_devices()``.
-
-    Args:
-        devices: from :func:`named_devices`.
-        existing: the devices of a session.
-
-    Raises:
-        HierAllreduceError: one is missing; the message names the towers, and the devices there are.
-    """
-    names = [device.name for device in existing]
+def check_existing(devices: Sequence[Any], session: Any) -> None:
+    """Raise a HierAllreduceError if one of K devices is not in a session; it names towers, and the devices there."""
+    names = [device.name for device in session.list_devices()]
     # device functions and None are left to TensorFlow
-    named = [(place, device) for place, device in devices.items() if isinstance(device, str)]
-    missing = [(place, device) for place, device in named if not any(devices_match(name, device) for name in names)]
+    missing = [
+        (tower, device)
+        for tower, device in enumerate(devices)
+        if isinstance(device, str) and not any(devices_match(name, device) for name in names)
+    ]
     if not missing:
         return
     gpus = sum(_kind(name) == "GPU" for name in names)
     hint = f" TensorFlow finds {gpus} GPUs here." if any(_kind(device) == "GPU" for _, device in missing) else ""
-    places = ", ".join(f"{place}: {device}" for place, device in missing)
+    towers = ", ".join(f"tower {tower}: {device}" for tower, device in missing)
     available = ", ".join(_short_name(name) for name in names if not _kind(name).startswith("XLA_"))
     raise HierAllreduceError(
-        f"these devices do not exist: {places}.{hint} There are {available};"
+        f"these devices do not exist: {towers}.{hint} There are {available};"
         ' without GPUs, devices=["/cpu:0", "/cpu:1", …] creates every CPU device that it names'
     )
 

@@ -5,27 +5,31 @@
     AccumGrad(ScaleGradient(Adam))        ScaleGradient sees             Adam and its slots see
     tower 0                               hidden/W                       hidden/W
     tower 1                               hidden/W, a renamed view       tower1/hidden/W
+
+Processors, and functions of ``PostProcessOptimizer``, choose variables by name: they freeze ``hidden/.*``, say. Of the
+towers' names they would freeze tower 0's only, and the towers would diverge. So they get views. The class of a view is
+derived from its variable's, so that TensorFlow takes it for a variable. That class's constructor would add a variable
+to the graph, so a view is made without it, and has all attributes of the variable.
 """
 
 from __future__ import annotations
 
 import contextlib
+import types
+from functools import lru_cache
 from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 from tensorpack.tfutils.optimizer import PostProcessOptimizer, ProxyOptimizer
 
 from ...errors import HierAllreduceError
-from ...graph import is_sparse, tf1, where
+from ...graph import where
+from ...graph.matrix import is_sparse
+from ...graph.tf import tf1
 from ...training import Pairs, held_by, patched
-from .renamed_variable import renamed
 
 
-def refuse_tower_names(variables: Sequence[Any]) -> None:
-    """Check that none of tower 0's variables has a name that tensorpack gives to another tower's.
-
-    Raises:
-        HierAllreduceError: one has; the message names it.
-    """
+def check_names(variables: Sequence[Any]) -> None:
+    """Raise a HierAllreduceError if one of tower 0's variables has a name that tensorpack gives to another tower's."""
     for var in variables:
         if var.op.name.startswith("tower"):
             raise HierAllreduceError(
@@ -65,29 +69,28 @@ def inside_wrappers(optimizer: Any) -> Any:
 def under_tower_0s_names(optimizer: Any, rows: Sequence[Pairs], devices: Sequence[Any]) -> Iterator[None]:
     """Show tensorpack's wrappers the variables of every tower under tower 0's names, inside the context.
 
-    Gradient processors, and the functions that ``PostProcessOptimizer`` calls, get renamed views. The optimizers inside
-    get the towers' own variables, with slots of their own. Asked for the slot of a view, which they would look up by
-    name, they return the slot of the tower's variable.
+    The optimizers inside the wrappers get the towers' variables, with slots for each. Asked for the slot of a view,
+    which they would look up by name, they return the slot of the tower's variable.
 
     Args:
         optimizer: perhaps wrapped.
         rows: K rows of N (gradient, variable) pairs.
-        devices: K devices.
+        devices: K devices, for messages.
     """
     views: Dict[int, Any] = {}  # by id(variable)
     variables: Dict[int, Any] = {}  # by id(view)
-    places: Dict[int, str] = {}  # by id(view), for messages
+    labels: Dict[int, str] = {}  # by id(view), for messages
     names = [var.op.name for _, var in rows[0]]
     for tower, row in enumerate(rows):
         for n, ((_, var), (_, first)) in enumerate(zip(row, rows[0])):
-            view = renamed(var, first) if tower else var
+            view = _renamed(var, first) if tower else var
             views[id(var)], variables[id(view)] = view, var
-            places[id(view)] = where(tower, devices, n, names)
+            labels[id(view)] = where(tower, devices, n, names)
     with contextlib.ExitStack() as patches:
         for inner in held_by(optimizer):
             patches.enter_context(patched(inner, "get_slot", _exchanging(inner.get_slot, variables)))
             if hasattr(inner, "_gradprocs"):
-                explained = [_ExplainsSparse(processor, places) for processor in inner._gradprocs]
+                explained = [_ExplainsSparse(processor, labels) for processor in inner._gradprocs]
                 processors = [_Exchange(views), *explained, _Exchange(variables)]
                 patches.enter_context(patched(inner, "_gradprocs", processors))
             if isinstance(inner, PostProcessOptimizer):
@@ -95,13 +98,29 @@ def under_tower_0s_names(optimizer: Any, rows: Sequence[Pairs], devices: Sequenc
         yield
 
 
+def _renamed(var: Any, named_like: Any) -> Any:
+    """Return a view of ``var`` with the ``name`` and ``op`` of the variable ``named_like``."""
+    view = object.__new__(_renamed_class(var.__class__))
+    vars(view).update(vars(var), _named_like=named_like)
+    return view
+
+
+@lru_cache(maxsize=None)
+def _renamed_class(kind: Any) -> Any:
+    return types.new_class(f"Renamed{kind.__name__}", (_NamedLikeAnother, kind))
+
+
+class _NamedLikeAnother:
+    """Takes its name from another variable."""
+
+    _named_like: Any
+    op = property(lambda self: self._named_like.op)
+    name = property(lambda self: self._named_like.name)
+
+
 def _exchanging(function: Callable[..., Any], others: Dict[int, Any]) -> Callable[..., Any]:
     """Return ``function``, called with ``others[id(var)]`` instead of its first argument if there is one."""
-
-    def call(var: Any, *args: Any, **kwargs: Any) -> Any:
-        return function(others.get(id(var), var), *args, **kwargs)
-
-    return call
+    return lambda var, *args, **kwargs: function(others.get(id(var), var), *args, **kwargs)
 
 
 class _Exchange:
@@ -115,21 +134,16 @@ class _Exchange:
 
 
 class _ExplainsSparse:
-    """A gradient processor that explains the failure of another one that cannot take sparse gradients.
+    """A gradient processor that explains the failure of another one that cannot take sparse gradients."""
 
-    Args:
-        processor: tensorpack's, or a user's.
-        places: by ``id(variable)``, for the message.
-    """
-
-    def __init__(self, processor: Any, places: Dict[int, str]):
-        self._processor, self._places = processor, places
+    def __init__(self, processor: Any, labels: Dict[int, str]):
+        self._processor, self._labels = processor, labels
 
     def process(self, pairs: Pairs) -> Pairs:
         try:
             return list(self._processor.process(pairs))
         except (TypeError, ValueError, AttributeError) as error:
-            sparse = [self._places.get(id(var), var.op.name) for grad, var in pairs if is_sparse(grad)]
+            sparse = [self._labels.get(id(var), var.op.name) for grad, var in pairs if is_sparse(grad)]
             if not sparse:
                 raise
             raise HierAllreduceError(
