@@ -189,12 +189,19 @@ class TowerOptimizer:
         """
         return self._find().left_out
 
-    def check_replicas(self, session: Any) -> Drift:
+    def check_replicas(self, session: Any, hosts: bool = False) -> Drift:
         """Return the largest difference between this host's towers now; ``print`` shows it as a sentence.
+
+        Args:
+            session: a session of the graph.
+            hosts: whether to compare the trained variables of all hosts first; then all hosts must call this.
 
         Raises:
             HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a finalized graph.
+            ClusterError: the hosts' variables differ.
         """
+        if hosts and self._cluster:
+            self._cluster.check_weights(session)
         return largest(self._find(), session.run(self._compared()))
 
     def hook(self) -> Any:
