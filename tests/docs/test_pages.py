@@ -1,5 +1,6 @@
 """Pages: links lead somewhere, outputs are those of the commands, words and numbers are those of the code."""
 
+import json
 import re
 import subprocess
 import sys
@@ -73,6 +74,17 @@ def test_outputs_on_pages_are_those_of_the_commands(page, capsys):
     for command, shown in re.findall(r"<!-- output: (.*?) -->\n```\n(.*?)```", text_of(page), re.DOTALL):
         assert main(command.split()) == 0
         assert shown in capsys.readouterr().out, f"{page}: hier-allreduce {command}"
+
+
+def test_predicted_steps_on_readme_are_those_of_plan(capsys):
+    table = text_of("README.md").split("| predicted step, ms |")[1].split("\n\n")[0]
+    titles, _, *rows = [re.findall(r"[^|]+", line) for line in table.strip().splitlines()]
+    for machine, *cells in rows:
+        assert main(["plan", machine.split("`")[1], "--model", "resnet50", "--list", "--json"]) == 0
+        steps = {row["name"]: row["step_seconds"] for row in json.loads(capsys.readouterr().out)["rows"]}
+        for title, cell in zip(titles, cells):
+            found = [seconds for name, seconds in steps.items() if name.startswith(title.strip())]
+            assert cell.strip() == (f"{found[0] * 1e3:.0f}" if found else "–"), f"{machine}: {title}"
 
 
 def test_the_error_of_the_own_algorithm_is_on_its_page():
