@@ -50,13 +50,13 @@ def parser(only: Optional[str] = None) -> Parser:
     top.add_argument("--version", action="version", version=f"hier_allreduce {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
     for name, summary in COMMANDS.items():
-        end = " -- PROGRAM …" if name in RUNS_PROGRAMS else ""
         sub = commands.add_parser(name, help=summary, description=summary)
         if only in (None, name):
             module = importlib.import_module(f".{name}", __package__)
             module.add_arguments(sub)
-            sub.usage = sub.format_usage().replace("usage: ", "", 1).rstrip() + end if end else None
             sub.set_defaults(main=module.main, parser=sub)
+            if name in RUNS_PROGRAMS:
+                sub.usage = sub.format_usage().replace("usage: ", "", 1).rstrip() + " -- PROGRAM …"
     return top
 
 
@@ -71,46 +71,37 @@ def main(argv: Optional[List[str]] = None) -> int:
     before = argv[: argv.index("--")] if "--" in argv else argv
     command = next((argument for argument in before if not argument.startswith("-")), "")
     try:
-        args = _parsed(command, before, argv[len(before) + 1 :], "--" in argv)
+        args = _parsed(command, before, argv[len(before) :])
         status = int(args.main(args) or 0)
         print(end="", flush=True)  # unlike sys.stdout.flush(), this works without standard output
         return status
-    except HierAllreduceError as error:
-        return _failed(command, str(error))
     except BrokenPipeError:  # `hier-allreduce plan … | head`
         _discard_output()
         return 0
-    except OSError as error:  # a full disk
-        _discard_output()
-        return _failed(command, str(error))
-    except KeyboardInterrupt:
-        _failed(command, "interrupted")
-        return 130
+    except (HierAllreduceError, OSError, KeyboardInterrupt) as error:
+        if isinstance(error, OSError):  # a full disk
+            _discard_output()
+        name = f"hier-allreduce {command}" if command in COMMANDS else "hier-allreduce"
+        print(f"{name}: {' '.join(str(error).split()) or 'interrupted'}", file=sys.stderr)
+        return 130 if isinstance(error, KeyboardInterrupt) else 2
 
 
-def _parsed(command: str, before: Sequence[str], program: Sequence[str], has_program: bool) -> argparse.Namespace:
-    """Return the arguments before ``--``, with ``program``: the arguments after it."""
+def _parsed(command: str, before: Sequence[str], after: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments before ``--``, and as ``program`` those after it."""
     if command and command not in COMMANDS:
         raise HierAllreduceError(f"{command!r} is no command{presets.nearest(command, COMMANDS)}")
     top = parser(command)
     args, unknown = top.parse_known_args(before)
+    getattr(args, "parser", top).check_known(unknown)
     if not command:
-        top.check_known(unknown)
         raise HierAllreduceError(f"name a command: {', '.join(COMMANDS)}; `hier-allreduce --help` tells more")
-    args.parser.check_known(unknown)
-    if has_program and command not in RUNS_PROGRAMS:
-        raise HierAllreduceError(f"-- {' '.join(program)}: this command runs no program; leave out `--` and all after")
-    args.program = list(program)
+    if after and command not in RUNS_PROGRAMS:
+        raise HierAllreduceError(f"{' '.join(after)}: this command runs no program; leave that out")
+    args.program = list(after[1:])
     return args
 
 
-def _failed(command: str, message: str) -> int:
-    name = f"hier-allreduce {command}" if command in COMMANDS else "hier-allreduce"
-    print(f"{name}: {' '.join(message.split())}", file=sys.stderr)
-    return 2
-
-
 def _discard_output() -> None:
-    """Send what is still buffered for standard output nowhere, or writing it at exit would raise another error."""
+    """Send the output that is still buffered nowhere, or writing it at exit would raise another error."""
     if sys.stdout is not None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

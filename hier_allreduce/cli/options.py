@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, NoReturn, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, NoReturn, Optional
 
 from .. import presets
 from ..errors import HierAllreduceError
@@ -26,8 +26,7 @@ THIS_MACHINE = "this machine"
 SAID, WITH_BAR = 3.0, 10.0  # seconds after which a command says what it is doing, and shows a bar
 
 _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
-_SIZES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµ]*)$", re.I)
+_SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 class Parser(argparse.ArgumentParser):
@@ -40,20 +39,19 @@ class Parser(argparse.ArgumentParser):
         """Raise an error that begins with the option, and ends with the right form if no reader has said it."""
         named = re.sub(r"^argument (?:-\w/)?", "", message)
         option, _, fault = named.partition(": ")
-        form = f"; `{self.prog} --help` shows the form"
-        for action in self._actions:
-            if option in action.option_strings and action.metavar:
-                form = f" {action.metavar}, {action.help}"
+        wanted = [action for action in self._actions if option in action.option_strings and action.metavar]
+        form = f" {wanted[0].metavar}, {wanted[0].help}" if wanted else f"; `{self.prog} --help` shows the form"
         raise HierAllreduceError(named if fault.startswith("'") else named + form)
 
     def check_known(self, unknown: List[str]) -> None:
         """Raise an error for arguments that are no options of this parser, with the nearest option."""
+        options = [name for name in self._option_string_actions if name.startswith("--")]
         for argument in unknown[:1]:
-            if argument.startswith("-"):
-                options = [name for name in self._option_string_actions if name.startswith("--")]
-                hint = presets.nearest(argument.partition("=")[0], options)
-                raise HierAllreduceError(f"{argument}: no such option{hint}")
-            raise HierAllreduceError(f"{argument!r} is one argument too many; `{self.prog} --help` shows the form")
+            if not argument.startswith("-"):
+                raise HierAllreduceError(f"{argument!r} is one argument too many; `{self.prog} --help` shows the form")
+            raise HierAllreduceError(
+                f"{argument}: no such option{presets.nearest(argument.partition('=')[0], options)}"
+            )
 
 
 # ---- readers of values -------------------------------------------------------------------------------
@@ -63,13 +61,10 @@ def time_up_to(most: float) -> Callable[[str], float]:
     """Return the reader of a time such as ``60ms``, above 0 and at most ``most`` seconds; it returns seconds."""
 
     def read(text: str) -> float:
-        number, unit = _split(text)
-        if number is not None and not unit:
-            raise argparse.ArgumentTypeError(f"{text!r} has no unit; write {text.strip()}ms or {text.strip()}s")
-        seconds = (number or 0.0) * _TIMES.get(unit, 0.0)
+        seconds = _number(text, _TIMES, "ms or {}s")
         if not 0 < seconds <= most:
-            known = "a time in us, ms, s or min" if unit not in _TIMES else f"a time above 0, up to {duration(most)}"
-            raise argparse.ArgumentTypeError(f"{text!r}: expected {known}, such as 60ms")
+            form = f"above 0, up to {duration(most)}, in {', '.join(_TIMES)}, such as 60ms"
+            raise argparse.ArgumentTypeError(f"{text!r}: expected a time {form}")
         return seconds
 
     return read
@@ -77,18 +72,19 @@ def time_up_to(most: float) -> Callable[[str], float]:
 
 def size(text: str) -> int:
     """Read bytes such as ``16MB`` (powers of 1000) or ``4MiB`` (of 1024), from 1 B to 1000 GB."""
-    number, unit = _split(text)
-    if number is not None and not unit:
-        raise argparse.ArgumentTypeError(f"{text!r} has no unit; write {text.strip()}MB or {text.strip()}B")
-    value = (number or 0.0) * _SIZES.get(unit.lower(), 0)
+    value = _number(text, _SIZES, "MB or {}B")
     if not 1 <= value <= 1e12:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected 1B to 1000GB, in B, kB, MB, GB or MiB, such as 16MB")
+        raise argparse.ArgumentTypeError(f"{text!r}: expected 1B to 1000GB, in {', '.join(_SIZES)}, such as 16MB")
     return round(value)
 
 
-def _split(text: str) -> Tuple[Optional[float], str]:
-    match = _NUMBER.match(text.strip())
-    return (float(match.group(1)), match.group(2)) if match else (None, "")
+def _number(text: str, units: Mapping[str, float], forms: str) -> float:
+    """Return a number times its unit; 0 for another text; a bare number is an error that shows ``forms``."""
+    match = re.match(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ]*)\s*$", text)
+    if match and not match.group(2):
+        form = "{}" + forms
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit; write {form.format(*[match.group(1)] * 2)}")
+    return float(match.group(1)) * units.get(match.group(2), 0.0) if match else 0.0
 
 
 def count(least: int, most: int) -> Callable[[str], int]:

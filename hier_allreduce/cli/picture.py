@@ -9,14 +9,14 @@
 
 from __future__ import annotations
 
-import io
+import importlib.util
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
 from .._lazy import advice
 from ..errors import HierAllreduceError
 from ..formatting import count
-from ..planning.plan import Copy, Schedule, root_of
+from ..planning.plan import Copy, root_of
 from ..topology import PCIE, Topology, links_of, nvlinks
 from .prediction import OURS, Prediction
 from .report import link_rows, seconds, two_digits
@@ -34,9 +34,10 @@ def check_picture(path: Path) -> None:
     Raises:
         HierAllreduceError: matplotlib is missing, or the name has another ending than .png, .pdf, .svg.
     """
-    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+    if path.suffix not in (".png", ".pdf", ".svg"):
         raise HierAllreduceError(f"{str(path)!r}: expected a name that ends in .png, .pdf or .svg")
-    _pyplot()
+    if importlib.util.find_spec("matplotlib") is None:
+        raise HierAllreduceError(advice("a picture", "matplotlib", "picture"))
 
 
 def draw(prediction: Prediction, path: Path) -> None:
@@ -45,34 +46,20 @@ def draw(prediction: Prediction, path: Path) -> None:
     Raises:
         HierAllreduceError: the file cannot be written.
     """
-    machine, chunks = prediction.machine, prediction.chunks
+    from matplotlib.figure import Figure
+
+    machine = prediction.machine
     has_both = len({bool(nvlinks(kind)) for row in machine.kinds for kind in row if kind != "X"}) > 1
-    levels = 2.2 + 0.8 * has_both + 0.2 * len(link_rows(machine))  # inches
-    figure = _pyplot().figure(figsize=(8.3, 3.6 + levels), constrained_layout=True)
-    grid = figure.add_gridspec(2, 2, height_ratios=(levels, 3.6), width_ratios=(1, 1.1))
+    upper, lower = 2.2 + 0.8 * has_both + 0.2 * len(link_rows(machine)), 3.6  # inches
+    figure = Figure(figsize=(8.3, upper + lower), constrained_layout=True)
+    grid = figure.add_gridspec(2, 2, height_ratios=(upper, lower), width_ratios=(1, 1.1))
     draw_machine(figure.add_subplot(grid[0, :]), machine)
-    axes = figure.add_subplot(grid[1, 0])
-    draw_schedule(axes, len(machine), prediction.plan.schedules[0])
-    axes.set_title(f"one of {count(len(chunks), 'chunk')}: {prediction.plan.algorithm}", fontsize=10, color=INK)
+    draw_schedule(figure.add_subplot(grid[1, 0]), prediction)
     draw_steps(figure.add_subplot(grid[1, 1]), prediction)
-    drawn = io.BytesIO()  # so that an error while drawing leaves no file
-    figure.savefig(drawn, format=path.suffix[1:].lower(), dpi=110, bbox_inches="tight", pad_inches=0.12)
-    _pyplot().close(figure)
     try:
-        path.write_bytes(drawn.getvalue())
+        figure.savefig(path, dpi=110, bbox_inches="tight", pad_inches=0.12)
     except (OSError, ValueError) as cause:
         raise HierAllreduceError(f"--picture: {str(path)!r} cannot be written: {cause}") from None
-
-
-def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise HierAllreduceError(advice("a picture", "matplotlib", "picture")) from None
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
 
 
 # ---- the machine -------------------------------------------------------------------------------------
@@ -152,8 +139,9 @@ def _label(axes: Any, point: Point, text: str, color: str, filled: bool = False)
 # ---- a schedule, and steps ---------------------------------------------------------------------------
 
 
-def draw_schedule(axes: Any, towers: int, schedule: Schedule) -> None:
-    """Draw time downwards: an arrow for each copy, solid into sums, dashed with the complete sum."""
+def draw_schedule(axes: Any, prediction: Prediction) -> None:
+    """Draw time downwards: an arrow for each copy of one chunk, solid into sums, dashed with the complete sum."""
+    schedule, towers = prediction.plan.schedules[0], len(prediction.machine)
     after = [0] * towers
     root = (root_of(schedule), 0)
     for step in schedule:
@@ -172,6 +160,8 @@ def draw_schedule(axes: Any, towers: int, schedule: Schedule) -> None:
     words = "time goes down; blue: sums, until the dot; green: copies"
     axes.text((towers - 1) / 2, deepest + 0.12, words, fontsize=9, color=INK, ha="center", va="top")
     axes.set_ylim(deepest + 0.45, -0.45)
+    title = f"one of {count(len(prediction.chunks), 'chunk')}: {prediction.plan.algorithm}"
+    axes.set_title(title, fontsize=10, color=INK)
     axes.axis("off")
 
 

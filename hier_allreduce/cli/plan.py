@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
+import runpy
 import sys
-from pathlib import Path
 from typing import Union
 
 from .. import presets
@@ -60,28 +59,22 @@ def main(args: argparse.Namespace) -> int:
 
 
 def read_algorithm(text: str) -> Union[str, Algorithm]:
-    """Return the algorithm's name, or the function ``FILE.py:NAME``.
+    """Return the algorithm's name, or the function ``FILE.py:NAME``, for which the file is run.
 
     Raises:
         HierAllreduceError: no such name, file or function, or the file raises an error.
     """
     file, colon, name = text.rpartition(":")
-    if not colon:
-        if text not in NAMES:
-            raise HierAllreduceError(f"{text!r} is unknown{presets.nearest(text, [*NAMES, 'FILE.py:NAME'])}")
+    if text in NAMES:
         return text
-    if not Path(file).is_file():
-        raise HierAllreduceError(f"{file!r} is no file; expected FILE.py:NAME")
-    spec = importlib.util.spec_from_file_location("algorithm", file)
-    if spec is None or spec.loader is None:
-        raise HierAllreduceError(f"{file!r} is no Python file; expected FILE.py:NAME")
-    module = importlib.util.module_from_spec(spec)
+    if not colon:
+        raise HierAllreduceError(f"{text!r} is unknown{presets.nearest(text, [*NAMES, 'FILE.py:NAME'])}")
     try:
-        spec.loader.exec_module(module)
+        found = runpy.run_path(file)
     except Exception as cause:  # a user's file may raise anything
-        raise HierAllreduceError(f"{file}: {type(cause).__name__}: {cause}") from cause
-    functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise HierAllreduceError(f"{file}: {type(cause).__name__}: {cause}; expected FILE.py:NAME") from cause
+    functions = [key for key, value in found.items() if callable(value) and not key.startswith("_")]
     if name not in functions:
         raise HierAllreduceError(f"{file} has no function {name!r}{presets.nearest(name, functions)}")
-    function: Algorithm = getattr(module, name)
+    function: Algorithm = found[name]
     return function
