@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import inspect
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
 from ..topology import Topology
+from .groups import Groups
 from .plan import Copy, Reduce, Schedule, Step, check, root_of
 
-Groups = Tuple[Tuple[int, ...], ...]
 Algorithm = Callable[..., Iterable[Step]]
 _Hop = Tuple[Tuple[int, ...], int]  # (srcs, dst): dst ← dst + srcs
 
@@ -99,31 +99,21 @@ def halves(devices: int) -> Groups:
 BY_NAME: Dict[str, Algorithm] = {"flat": flat, "tree": tree, "hierarchical": hierarchical, "ring": ring}
 
 
-def check_groups(groups: Any, devices: int) -> Groups:
+def check_groups(groups: Groups, devices: int) -> Groups:
     """Return groups that hold each of K towers once.
 
     Raises:
-        HierAllreduceError: they miss or repeat a tower, or name an unknown one.
+        HierAllreduceError: a group is empty, or they miss or repeat a tower, or name an unknown one.
     """
-    example = f"for {devices} devices, for instance groups={halves(devices)}"
-    try:
-        checked: Groups = tuple(tuple(group) for group in groups)
-    except TypeError:
-        raise HierAllreduceError(f"groups must be tuples of tower numbers ({example}), not {groups!r}") from None
-    towers = [tower for group in checked for tower in group]
-    unknown = [t for t in towers if isinstance(t, bool) or not isinstance(t, int) or not 0 <= t < devices]
-    known = [t for t in towers if t not in unknown]
-    missing = sorted(set(range(devices)) - set(known))
-    repeated = sorted({t for t in known if known.count(t) > 1})
-    lists = {"unknown": unknown, "missing": missing, "repeated": repeated}
-    faults = [f"{fault} {numbers}" for fault, numbers in lists.items() if numbers]
-    faults += ["an empty group"] if () in checked else []
-    if faults:
-        raise HierAllreduceError(f"groups={checked} must hold each tower number once: {', '.join(faults)}. {example}")
-    return checked
+    towers = [tower for group in groups for tower in group]
+    if sorted(map(repr, towers)) != sorted(map(repr, range(devices))) or () in groups:
+        raise HierAllreduceError(
+            f"groups={groups}: expected each of towers 0 to {devices - 1} once, for instance {halves(devices)}"
+        )
+    return groups
 
 
-# ---- from an algorithm to a plan ---------------------------------------------------------------------
+# ---- from an algorithm to schedules ------------------------------------------------------------------
 
 
 def name_of(algorithm: Union[str, Algorithm]) -> str:
@@ -147,13 +137,11 @@ def schedules_of(algorithm: Algorithm, devices: int, topology: Optional[Topology
     call = _with_topology(algorithm, topology)
     schedules: Dict[Schedule, None] = {}
     for chunk in range(devices):
-        where = f"{name_of(algorithm)}({devices}, {chunk})"
         try:
             schedules[check(call(devices, chunk), devices)] = None
-        except HierAllreduceError as error:
-            raise HierAllreduceError(f"{where}: {error}") from None
         except Exception as cause:  # a user's function may raise anything
-            raise HierAllreduceError(f"{where}: {type(cause).__name__}: {cause}") from cause
+            kind = "" if isinstance(cause, HierAllreduceError) else f"{type(cause).__name__}: "
+            raise HierAllreduceError(f"{name_of(algorithm)}({devices}, {chunk}): {kind}{cause}") from cause
     return tuple(schedules)
 
 

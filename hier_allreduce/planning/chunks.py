@@ -91,7 +91,7 @@ def chunks_of(
         open_groups[gradient.dtype].append(number)
         room[gradient.dtype] -= gradient.bytes
     chunks: List[Chunk] = []
-    for group in groups:
+    for group in sorted(groups, key=lambda group: -group[-1]):
         if len(group) == 1:
             chunks += _cut(group[0], gradients[group[0]], 0 if whole else chunk_bytes)
         else:
@@ -102,12 +102,14 @@ def chunks_of(
 
 def _cut(number: int, gradient: Gradient, chunk_bytes: int) -> List[Chunk]:
     """Return one gradient in equal chunks of at most ``chunk_bytes`` and a multiple of 64 bytes; 0: in one."""
-    parts = -(-gradient.bytes // chunk_bytes) if chunk_bytes and gradient.packable else 1
-    if parts < 2:
+    if not chunk_bytes or not gradient.packable or gradient.bytes <= chunk_bytes:
         return [Chunk((Range(number, 0, None),), gradient.bytes)]
-    elements, step = gradient.elements or 0, max(1, ALIGNMENT // gradient.itemsize)
-    ends = [elements * part // parts // step * step for part in range(parts)] + [elements]
-    return [Chunk((Range(number, a, b),), (b - a) * gradient.itemsize) for a, b in zip(ends, ends[1:]) if a < b]
+    elements, step = gradient.elements or 0, ALIGNMENT // gradient.itemsize
+    most = max(1, chunk_bytes // ALIGNMENT) * step  # elements of a chunk
+    parts = -(-elements // most)
+    size = -(-elements // parts // step) * step
+    ends = [*range(0, elements, size), elements]
+    return [Chunk((Range(number, a, b),), (b - a) * gradient.itemsize) for a, b in zip(ends, ends[1:])]
 
 
 def spread(chunks: Sequence[Chunk], schedules: Sequence[Schedule]) -> List[Schedule]:

@@ -25,49 +25,31 @@ def two_groups(distance: Distance) -> Groups:
     """
     devices = range(len(distance))
     half = (len(distance) + 1) // 2
-    best: List[List[int]] = []
+    across = list(product(range(half), range(half, len(distance))))
+
+    def inside(order: Sequence[int]) -> float:
+        return sum(distance[a][b] for group in (order[:half], order[half:]) for a, b in combinations(group, 2))
+
+    found = []
     for device in devices:
-        near = sorted(devices, key=lambda other: (distance[device][other], other))
-        near.remove(device)
+        near = sorted(set(devices) - {device}, key=lambda other: (distance[device][other], other))
         first = sorted([device, *near[: half - 1]])
-        found = _swapped([first, sorted(set(devices) - set(first))], lambda groups: _inside(groups, distance))
-        if not best or _inside(found, distance) < _inside(best, distance) * _GAIN:
-            best = found
-    first, second = sorted(map(sorted, best), key=lambda group: (-len(group), group))
-    return tuple(first), tuple(_paired(first, second, distance))
+        found.append(_swapped([*first, *sorted(near[half - 1 :])], across, inside))
+    best = found[0]
+    for order in found[1:]:
+        best = order if inside(order) < inside(best) * _GAIN else best
+    first, second = sorted((sorted(best[:half]), sorted(best[half:])), key=lambda group: (-len(group), group))
+    pairs = list(combinations(range(len(second)), 2))
+    return tuple(first), tuple(_swapped(second, pairs, lambda order: sum(distance[a][b] for a, b in zip(first, order))))
 
 
-def _inside(groups: Sequence[Sequence[int]], distance: Distance) -> float:
-    return sum(distance[a][b] for group in groups for a, b in combinations(group, 2))
-
-
-def _swapped(groups: List[List[int]], cost: Callable[[List[List[int]]], float]) -> List[List[int]]:
-    """Return the groups after the best swaps of a member of each, as long as swaps help."""
+def _swapped(order: List[int], pairs: Sequence[Tuple[int, int]], cost: Callable[[List[int]], float]) -> List[int]:
+    """Return the order after the best swap of two entries, as long as swaps make it cheaper."""
     while True:
         swaps = []
-        for a, b in product(*map(range, map(len, groups))):
-            first, second = list(groups[0]), list(groups[1])
-            first[a], second[b] = second[b], first[a]
-            swaps.append([first, second])
-        best = min(swaps, key=cost, default=groups)
-        if cost(best) >= cost(groups) * _GAIN:
-            return groups
-        groups = best
-
-
-def _paired(first: Sequence[int], second: Sequence[int], distance: Distance) -> List[int]:
-    """Return the second group in an order whose members are near their partners."""
-
-    def cost(order: Sequence[int]) -> float:
-        return sum(distance[a][b] for a, b in zip(first, order))
-
-    order = list(second)
-    while True:
-        swaps = []
-        for a, b in combinations(range(len(order)), 2):
-            swapped = list(order)
-            swapped[a], swapped[b] = swapped[b], swapped[a]
-            swaps.append(swapped)
+        for a, b in pairs:
+            swaps.append(list(order))
+            swaps[-1][a], swaps[-1][b] = order[b], order[a]
         best = min(swaps, key=cost, default=order)
         if cost(best) >= cost(order) * _GAIN:
             return order

@@ -22,6 +22,7 @@ NAMES = (AUTO, *BY_NAME)
 # CPU devices share one memory, where a copy costs only its dispatch: small gradients packed, larger ones whole, is the
 # fastest there (`make bench`)
 _CPU_CHUNK, _CPU_PACKED = 10 << 20, 64 << 10
+_WORDS = {"sparse": ("gather", "dense"), "missing": ("error", "zeros"), "wire_dtype": (None, "float16", "bfloat16")}
 
 
 @dataclass(frozen=True)
@@ -67,26 +68,28 @@ class Strategy:
     backward: Optional[float] = None
 
     def __post_init__(self) -> None:
-        if not callable(self.algorithm):
-            hint = _machine_hint(self.algorithm)
-            _check_word("algorithm", self.algorithm, NAMES, hint and f"; a machine is topology={self.algorithm!r}")
-        _check_word("sparse", self.sparse, ("gather", "dense"))
-        _check_word("missing", self.missing, ("error", "zeros"))
-        if self.wire_dtype is not None:
-            _check_word("wire_dtype", self.wire_dtype, ("float16", "bfloat16"))
+        if not callable(self.algorithm) and self.algorithm not in NAMES:
+            hint = _machine_hint(self.algorithm) or presets.nearest(str(self.algorithm), NAMES)
+            raise HierAllreduceError(f"algorithm={self.algorithm!r} is unknown{hint}")
+        for name, words in _WORDS.items():
+            value = getattr(self, name)
+            if value not in words:
+                raise HierAllreduceError(f"{name}={value!r} is unknown{presets.nearest(str(value), filter(None, words))}")
         for name in ("chunk_bytes", "main"):
             value = getattr(self, name)
-            if value is not None and not _is_count(value):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
                 raise HierAllreduceError(f"{name}={value!r}: expected a whole number of 0 or more")
-        if self.topology is not None and not isinstance(self.topology, (str, os.PathLike, Topology)):
+        if not isinstance(self.topology, (str, os.PathLike, Topology, type(None))):
             raise HierAllreduceError(f"topology={self.topology!r}: expected a Topology, or a machine's name or file")
         if self.groups is not None and self.algorithm != "hierarchical":
             raise HierAllreduceError(f"groups={self.groups!r} go with algorithm='hierarchical'; give that too")
-        number = self.backward
-        if number is not None and (
-            isinstance(number, bool) or not isinstance(number, (int, float)) or not 0 < number <= 60
-        ):
-            raise HierAllreduceError(f"backward={number!r}: expected seconds above 0, up to 60 (60 ms are 0.06)")
+        try:
+            object.__setattr__(self, "groups", self.groups and tuple(map(tuple, self.groups)))
+        except TypeError:
+            raise HierAllreduceError(f"groups={self.groups!r}: expected tuples of towers, as ((0, 1), (2, 3))") from None
+        seconds = self.backward
+        if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds <= 60):
+            raise HierAllreduceError(f"backward={seconds!r}: expected seconds above 0, up to 60 (60 ms are 0.06)")
 
     @classmethod
     def load(cls, name_or_path: Union[str, os.PathLike]) -> Strategy:
@@ -108,11 +111,9 @@ class Strategy:
             HierAllreduceError: an unknown key (with the nearest one), or an invalid value; the message names the file.
         """
         presets.check(values, dict.fromkeys((field.name for field in fields(cls)), presets.anything), str(source))
-        machine, groups = values.get("topology"), values.get("groups")
+        machine = values.get("topology")
         if isinstance(machine, str) and (source.parent / machine).is_file():
             values = {**values, "topology": str(source.parent / machine)}
-        if isinstance(groups, list) and all(isinstance(group, list) for group in groups):
-            values = {**values, "groups": tuple(map(tuple, groups))}
         try:
             return cls(**values)
         except HierAllreduceError as error:
@@ -132,29 +133,16 @@ def strategy_from(value: Union[str, os.PathLike, Strategy, None]) -> Strategy:
         return value or Strategy()
     if isinstance(value, str) and value in NAMES:
         return Strategy(algorithm=value)
-    if isinstance(value, (str, os.PathLike)):
-        if isinstance(value, str) and _machine_hint(value):
-            raise HierAllreduceError(
-                f"strategy={value!r}: this is a machine; Strategy(topology={value!r}) plans for it"
-            )
-        return Strategy.load(value)
-    hint = "; a function goes into Strategy(algorithm=…)" if callable(value) else ""
-    raise HierAllreduceError(
-        f"strategy={value!r}: expected a Strategy, an algorithm's name, or the name or path of a YAML file{hint}"
-    )
+    hint = "; a function goes into Strategy(algorithm=…)" if callable(value) else _machine_hint(value)
+    if hint or not isinstance(value, (str, os.PathLike)):
+        raise HierAllreduceError(
+            f"strategy={value!r}: expected a Strategy, an algorithm's name, or the name or path of a YAML file{hint}"
+        )
+    return Strategy.load(value)
 
 
-def _check_word(name: str, value: Any, allowed: Sequence[str], hint: str = "") -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise HierAllreduceError(f"{name}={value!r} is unknown{hint or presets.nearest(str(value), allowed)}")
-
-
-def _machine_hint(name: Any) -> bool:
-    return name in presets.names("machines")
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+def _machine_hint(name: Any) -> str:
+    return f"; a machine goes into Strategy(topology={name!r})" if name in presets.names("machines") else ""
 
 
 # ---- the plan that a strategy selects ----------------------------------------------------------------

@@ -16,7 +16,7 @@ GB = 1e9
 # The share of a PCIe port's speed that is left across one switch, several, the host bridge, two bridges, two sockets.
 _PCIE_SHARE = {"PIX": 1.0, "PXB": 0.95, "PHB": 0.85, "NODE": 0.8, "SYS": 0.77}
 _STAGED_SHARE = 0.93  # across the host's memory: 22.3 of 24 GB/s between RTX 4090, github.com/NVIDIA/nccl/issues/814
-_NO_PEER_ACCESS = re.compile(r"(?<!\d)[2-5]0[5-9]0(?!\d)")  # GeForce RTX 2050 to 5090: only over NVLink
+_NO_PEER_ACCESS = re.compile(r"(?<!\d)[2-5]0[5-9]0?(?!\d)")  # GeForce RTX 2050 to 5090, or cut: only over NVLink
 
 
 @dataclass(frozen=True)
@@ -66,10 +66,10 @@ GPUS = (
     Gpu(r"[AH]?A[18]00|A30\b", 12, 22.0, 24, 1400),
     Gpu(r"H[12]0{1,2}\b|H[128]00|L20Y", 18, 21.0, 48, 2600),
     Gpu(r"B[123]00", 18, 45.0, 48, 6000),
-    Gpu(r"RTX A\d[05]00|30[6-9]0|A40\b", 4, 13.0, 24, 650),
-    Gpu(r"PRO [456][05]00|RTX 6000D|50[6-9]0", 0, 22.0, 48, 1400),
-    Gpu(r"40[6-9]0|\d[05]00 Ada|L40S?|L20\b|L4\b|A10G?\b|A16\b|A2\b", 0, 22.0, 24, 650),
-    Gpu(r"2080|RTX [68]000|TITAN RTX|T4\b|M60|K80", 2, 22.0, 12, 500),
+    Gpu(r"RTX A\d[05]00|30[6-9]0?|A40\b", 4, 13.0, 24, 650),
+    Gpu(r"PRO [456][05]00|RTX 6000D|50[6-9]0?", 0, 22.0, 48, 1400),
+    Gpu(r"40[6-9]0?|\d[05]00 Ada|L40S?|L20\b|L4\b|A10G?\b|A16\b|A2\b", 0, 22.0, 24, 650),
+    Gpu(r"208|RTX [68]000|TITAN RTX|T4\b|M60|K80", 2, 22.0, 12, 500),
 )
 
 
