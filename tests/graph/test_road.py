@@ -1,0 +1,286 @@
+"""Gradients that are unusual: sparse, missing, 16 bits, shapes known in part, and memory that is short."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.graphs import cpus, evaluate, executed, gradients_on, held, on_towers, same_bits, sparse, started, tf1
+
+from hier_allreduce import HierAllreduceError, Strategy, allreduce_grads
+from hier_allreduce.graph import HostGroup
+
+ALGORITHMS = ["flat", "tree", "hierarchical", "ring"]
+
+
+def densified(slices, rows=100):
+    table = np.zeros([rows, slices.values.shape[1]])
+    np.add.at(table, slices.indices, slices.values)
+    return table
+
+
+# ---- shapes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("towers", [2, 3])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("shapes", [[(5, 2), (1, 2)], [(1, 2), (5, 2)]])
+def test_shapes_that_differ_when_the_step_runs_fail(graph, algorithm, towers, shapes):
+    values = [[np.ones(shapes[min(tower, 1)], "float32")] for tower in range(towers)]
+    result = allreduce_grads(gradients_on(cpus(towers), values, static=False), cpus(towers), strategy=algorithm)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        evaluate(result)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+@pytest.mark.parametrize("towers", [2, 3])
+def test_a_dense_gradient_and_rows_of_a_smaller_one_are_never_broadcast(graph, towers, is_known):
+    shape = tf.constant([1, 2], tf.int64) if is_known else tf1.placeholder_with_default(np.int64([1, 2]), [2])
+    rows = [[held(np.ones([5, 2], "float32"))] for _ in range(towers)]
+    rows[1] = [tf.IndexedSlices(held(np.ones([1, 2], "float32")), held(np.int64([0])), shape)]
+    if is_known:
+        with pytest.raises(HierAllreduceError, match=r"variable 0 .*the shape differs.*tower 0: \(5, 2\), tower 1: \(1, 2\)"):
+            allreduce_grads(rows, cpus(towers))
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError):
+            evaluate(allreduce_grads(rows, cpus(towers)))
+
+
+@pytest.mark.parametrize("known", [[None, (2, 3), None], [(2, 3), None, (2, None)], [(2, None), (None, 3), (2, 3)]])
+def test_shapes_that_the_towers_know_in_part_are_one_shape(graph, known):
+    rows = [[tf1.placeholder_with_default(np.ones([2, 3], "float32"), shape)] for shape in known]
+    result = allreduce_grads(rows, cpus(3))
+    assert all(total.shape.as_list() == [2, 3] for (total,) in result[:1])
+    assert all((total == 3).all() for (total,) in evaluate(result))
+
+
+def test_static_shapes_and_slopes_survive_packing_and_cutting(graph):
+    rows = gradients_on(cpus(4), [[np.full([60, 50], 2.0**k, "float32"), np.float32(2.0**k)] for k in range(4)])
+    for chunk_bytes in (None, 0, 1000):
+        result = allreduce_grads(rows, cpus(4), strategy=Strategy(algorithm="ring", chunk_bytes=chunk_bytes))
+        assert [[grad.shape.as_list() for grad in row] for row in result] == [[[60, 50], []]] * 4
+        back = tf.gradients(tf.reduce_sum(result[3][0]) + result[0][1], [grad for row in rows for grad in row])
+        got, slopes = evaluate([result[2], back])
+        assert all((total == 15).all() for total in got) and all((slope == 1).all() for slope in slopes)
+
+
+# ---- sparse ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dense_shape", [(100, 2), None], ids=["shape", "no shape"])
+@pytest.mark.parametrize("average", [False, True])
+def test_sparse_gradients_stay_sparse_on_every_tower(graph, algorithm, dense_shape, average):
+    rows = on_towers(cpus(5), lambda tower: [sparse(tower, tower, dense_shape)])  # tower 0 has no rows at all
+    result = allreduce_grads(rows, cpus(5), average, strategy=algorithm)
+    for tower, (grad,) in enumerate(result):
+        assert isinstance(grad, tf.IndexedSlices) and grad.dense_shape is rows[tower][0].dense_shape
+        assert {tf.DeviceSpec.from_string(t.device).device_index for t in (grad.values, grad.indices)} == {tower}
+    got, given = evaluate([[row[0] for row in result], [row[0] for row in rows]])
+    assert all(len(slices.indices) == 0 + 1 + 2 + 3 + 4 for slices in got)
+    assert same_bits([[slices.values, slices.indices] for slices in got])
+    np.testing.assert_allclose(densified(got[3]), sum(map(densified, given)) / (5 if average else 1), rtol=1e-6)
+
+
+@pytest.mark.parametrize("towers", [1, 3])
+def test_rows_from_elsewhere_end_on_their_towers(graph, towers):
+    with tf.device("/cpu:7"):
+        rows = [[sparse(tower, 2)] for tower in range(towers)]
+    for tower, (grad,) in enumerate(allreduce_grads(rows, cpus(towers), average=True)):
+        assert {tf.DeviceSpec.from_string(t.device).device_index for t in (grad.values, grad.indices)} == {tower}
+
+
+def test_every_hop_joins_rows_on_its_tower(graph):
+    allreduce_grads(on_towers(cpus(8), lambda tower: [sparse(tower, 3)]), cpus(8), strategy="ring")
+    joins = [op for op in graph.get_operations() if op.type == "ConcatV2"]
+    assert [len(op.inputs) for op in joins] == [3] * 14  # values and indices of two towers, and the axis, at each hop
+
+
+def test_sparse_on_one_tower_and_dense_on_another(graph):
+    table = np.ones([100, 2], "float32")
+    rows = [[sparse(0, 4, None)], [held(table)], [sparse(2, 3)]]
+    got, first, third = evaluate([[row[0] for row in allreduce_grads(rows, cpus(3))], rows[0][0], rows[2][0]])
+    assert np.array_equal(got[0], table + densified(first) + densified(third))
+    assert same_bits([[value] for value in got])
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_sparse_gradients_made_dense(graph, is_known):
+    def shape():
+        return tf.constant([6, 2], tf.int64) if is_known else tf1.placeholder_with_default(np.int64([6, 2]), [2])
+
+    rows = [[tf.IndexedSlices(held(np.float32([[1, k]] * 2)), held(np.int64([4, 4])), shape())] for k in range(3)]
+    got = evaluate(allreduce_grads(rows, cpus(3), strategy=Strategy(sparse="dense")))
+    assert got[2][0].tolist() == [[0, 0]] * 4 + [[6, 6], [0, 0]]
+
+
+@pytest.mark.parametrize("average, total", [(False, 10000), (True, 5000)])
+def test_5000_float16_rows_of_one_index_are_added_in_float32(graph, average, total):
+    rows = [
+        [tf.IndexedSlices(held(np.ones([5000, 1], "float16")), held(np.zeros(5000, "int64")), tf.constant([2, 1], tf.int64))]
+        for _ in range(2)
+    ]
+    (first, _) = evaluate(allreduce_grads(rows, cpus(2), average, Strategy(sparse="dense")))
+    assert first[0].tolist() == [[total], [0]]
+
+
+# ---- missing -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("without", [0, 2])
+def test_none_on_some_towers_counts_as_zeros(graph, without):
+    matrix = [[sparse(k, 2), held(np.ones([3], "float32")), tf1.placeholder_with_default(np.ones([2], "float32"), None)] for k in range(3)]
+    given = evaluate([row[0] for row in matrix])
+    matrix[without] = [None] * 3
+    for row in evaluate(allreduce_grads(matrix, cpus(3), strategy=Strategy(missing="zeros"))):
+        others = [densified(slices) for k, slices in enumerate(given) if k != without]
+        assert np.array_equal(densified(row[0]), sum(others)) and len(row[0].indices) == 4
+        assert row[1].tolist() == [2, 2, 2] and row[2].tolist() == [2, 2]
+
+
+def test_zeros_take_their_shape_from_who_has_one(graph):
+    values = tf1.placeholder_with_default(np.float32([[1, 2]]), [None, None])
+    full = tf1.placeholder_with_default(np.ones([5, 2], "float32"), [5, None])
+    rows = [[tf.IndexedSlices(values, tf.constant([4]), None)], [full], [None]]
+    got = allreduce_grads(rows, cpus(3), strategy=Strategy(missing="zeros"))
+    assert evaluate(got)[2][0].tolist() == [[1, 1]] * 4 + [[2, 3]]
+
+
+def test_none_on_every_tower_stays_none(graph):
+    result = allreduce_grads([[None, held(np.float32([1]))] for _ in range(3)], cpus(3))
+    assert [row[0] for row in result] == [None] * 3 and evaluate(result[1][1]).tolist() == [3]
+
+
+# ---- 16 bits -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("towers", [2, 3, 8])
+def test_float16_means_are_finite_where_sums_overflow(towers, algorithm):
+    values = [[np.full([3], 60000 + 32 * k, "float16")] for k in range(towers)]
+    rows = executed(values, cpus(towers), average=True, strategy=algorithm)
+    assert same_bits(rows)
+    hops = {"flat": 1, "hierarchical": 2, "tree": int(np.ceil(np.log2(towers)))}.get(algorithm, towers - 1)
+    error = np.abs(rows[0][0].astype("float64") - np.mean([row[0].astype("float64") for row in values], 0))
+    assert error.max() <= 32 * (1 + hops)  # half a unit in the last place a hop
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype, wire", [("float16", None), ("float32", "float16")])
+def test_means_of_small_gradients_do_not_vanish(algorithm, dtype, wire):
+    values = [[np.full([4], 1.8e-7, dtype)] for _ in range(8)]
+    rows = executed(values, cpus(8), average=True, strategy=Strategy(algorithm=algorithm, wire_dtype=wire))
+    np.testing.assert_allclose(rows[5][0].astype("float64"), np.float16(1.8e-7).astype("float64"), rtol=1e-6)
+
+
+def test_one_tower_is_returned_exactly_even_in_half_precision():
+    value = np.float32([1.0001, 1e-9])
+    assert np.array_equal(executed([[value]], cpus(1), strategy=Strategy(wire_dtype="float16"))[0][0], value)
+
+
+def test_the_wire_dtype_is_that_of_every_copy(graph):
+    rows = gradients_on(cpus(4), [[np.ones([1000], "float32"), np.ones([3], "float64")]] * 4)
+    allreduce_grads(rows, cpus(4), average=True, strategy=Strategy("ring", wire_dtype="bfloat16", chunk_bytes=0))
+    dtypes = [tensor.dtype.base_dtype.name for op in graph.get_operations() for tensor in op.inputs if tensor.device != op.device]
+    assert sorted(set(dtypes)) == ["bfloat16", "float64"]
+    assert dtypes.count("bfloat16") == dtypes.count("float64") == 6  # 2(K-1) copies of either gradient
+
+
+@pytest.mark.parametrize("average", [True, False])
+def test_accumulated_references_are_added_in_float32(graph, average):
+    """Their dtype is float16_ref."""
+    rows = []
+    for k, device in enumerate(cpus(3)):
+        with tf.device(device):
+            total = tf1.get_variable(f"total{k}", initializer=np.float16([0]), use_resource=False)
+            rows.append([tf1.assign_add(total, np.float16([60000 if average else 20000]))])
+    with started() as sess:
+        assert sess.run(allreduce_grads(rows, cpus(3), average)) == [(60000,)] * 3
+
+
+# ---- sums on CPU devices -----------------------------------------------------------------------------
+
+
+def columns(graph):
+    return [op for op in graph.get_operations() if op.type == "Reshape" and "/column" in op.name]
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_sums_of_more_than_two_are_columns_on_cpu_devices_alone(size):
+    for devices, count in ((cpus(3), 3), (["/gpu:0", "/gpu:1", "/gpu:2"], 0), (["/cpu:0", "/cpu:1", "/gpu:0"], 0), (cpus(2), 0)):
+        with tf.Graph().as_default() as graph:
+            allreduce_grads([[tf1.placeholder("float32", [size])] for _ in devices], devices, strategy="flat")
+            assert len(columns(graph)) == count
+
+
+def adding_ops_where_memory_is_short(reduce):
+    """The ops that add up a gradient of 2 MiB on three devices whose other tensors take 100 MB."""
+    devices, rows, finished = cpus(3), [], []
+    with tf.Graph().as_default():
+        for device in devices:
+            with tf.device(device):
+                weight = tf1.get_variable(f"w{device[-1]}", [1 << 19], use_resource=True, initializer=tf1.zeros_initializer())
+                rows.append((weight, weight + 1.0))
+        for device, (weight, _), total in zip(devices, rows, reduce([grad for _, grad in rows], devices)):
+            with tf.device(device):  # the update's op tells Grappler the gradient's shape, as optimizers' do
+                update = tf.raw_ops.ResourceApplyGradientDescent(var=weight.handle, alpha=1.0, delta=total)
+                live = tf.raw_ops.Empty(shape=[80 << 20], dtype=tf.float32)
+                with tf.control_dependencies([update]):
+                    finished.append(tf.raw_ops.Assert(condition=True, data=[live, total], summarize=0))
+        step, seen = tf.group(*finished), tf1.RunMetadata()
+        with started() as running:
+            running.run(step, options=tf1.RunOptions(output_partition_graphs=True), run_metadata=seen)
+    ops = [node.op for part in seen.partition_graphs for node in part.node]
+    return ops.count("AddN"), ops.count("AssignAdd")
+
+
+@pytest.mark.parametrize("wire_dtype", [None, "float16"])
+def test_a_sum_stays_one_pass_where_memory_is_short(wire_dtype):
+    def plain(grads, devices):
+        with tf.device(devices[0]):
+            return [tf.add_n(grads)] * 3
+
+    def ours(grads, devices):
+        strategy = Strategy(algorithm="flat", wire_dtype=wire_dtype)
+        return [grad for (grad,) in allreduce_grads([[grad] for grad in grads], devices, strategy=strategy)]
+
+    assert adding_ops_where_memory_is_short(plain) == (0, 3)  # the expansion by Grappler
+    assert adding_ops_where_memory_is_short(ours) == (1, 0)
+
+
+# ---- several hosts -----------------------------------------------------------------------------------
+
+
+class Hosts(HostGroup):
+    """Two more hosts with the same sums."""
+
+    size = hosts = 3
+
+    def __init__(self):
+        self.facts = []
+
+    def across(self, name, columns, facts):
+        self.facts.append((name, facts))
+        return self
+
+    def all_reduce(self, tensor, root, name):
+        return tensor * 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_mean_is_that_of_all_towers_of_all_hosts(graph, dtype):
+    grads = [[tf.constant([tower], dtype)] for tower in (1, 2, 6)]
+    assert evaluate(allreduce_grads(grads, cpus(3), True, "flat", cluster=Hosts())) == [(3,)] * 3
+
+
+def test_rows_of_several_hosts_are_made_dense(graph):
+    (first, _) = allreduce_grads([[sparse(k, 3)] for k in range(2)], cpus(2), cluster=Hosts())
+    assert isinstance(first[0], tf.Tensor) and first[0].shape.as_list() == [100, 2]
+
+
+def test_hosts_compare_what_decides_their_collectives(graph):
+    hosts = Hosts()
+    for strategy in (Strategy("flat"), Strategy("flat", main=1), Strategy("tree"), Strategy("flat")):
+        rows = gradients_on(cpus(2), [[np.float32([1]), np.float32([5])], [np.float32([2]), np.float32([5])]])
+        allreduce_grads(rows, cpus(2), cluster=hosts, strategy=strategy, name="mine")
+    layouts = [facts["layout"] for _, facts in hosts.facts]
+    assert layouts[0] == layouts[3] and len(set(layouts)) == 3
+    assert [(name, facts["average"]) for name, facts in hosts.facts] == [("mine", False)] * 4
