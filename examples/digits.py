@@ -66,9 +66,9 @@ def load():
     return (images[training], labels[training]), (images[test], labels[test])
 
 
-def batches(images, labels, size, epochs):
+def batches(training, size, epochs):
     """Yield the images and labels of each step: every image shifted by up to one pixel, in a new order each epoch."""
-    random = np.random.RandomState(0)
+    (images, labels), random = training, np.random.RandomState(0)
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), "constant")
     for _ in range(epochs):
         order, shifts = random.permutation(len(labels)), random.randint(3, size=(len(labels), 2))
@@ -111,7 +111,7 @@ def train(devices, training, test, size, epochs, strategy, title):
             session.run(optimizer.init_op)
             history, audited = [], None
             steps = len(training[1]) // size * epochs
-            bar = tqdm(batches(*training, size, epochs), title, steps, mininterval=0.3 if sys.stderr.isatty() else 10)
+            bar = tqdm(batches(training, size, epochs), title, steps, mininterval=0.3 if sys.stderr.isatty() else 10)
             for number, (x, y) in enumerate(bar):
                 # the rate falls half way and near the end
                 slow = 0.3 if number > steps / 2 else 1.0

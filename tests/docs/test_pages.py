@@ -13,6 +13,7 @@ import hier_allreduce
 from hier_allreduce import HierAllreduceError
 from hier_allreduce.cli.entry import main, parser
 from hier_allreduce.planning import choose
+from hier_allreduce.planning.algorithms import schedules_of
 from hier_allreduce.topology import Speeds
 
 DOCS = sorted(page.relative_to(TOP).as_posix() for page in (TOP / "docs").rglob("*.md"))
@@ -51,7 +52,7 @@ def test_links_lead_to_files_and_headings(page):
 def test_files_and_names_on_pages_exist(page):
     folders = (TOP, TOP / "hier_allreduce", TOP / "docs", (TOP / page).parent)
     for name in re.findall(r"(?<![\w./-])((?:[\w.-]+/)+[\w-]+\.(?:py|md|yaml))\b", text_of(page)):
-        assert any((folder / name).exists() for folder in folders), f"{page} names {name}"
+        assert "NAME" in name or any((folder / name).exists() for folder in folders), f"{page} names {name}"
     for command in re.findall(r"\bhier-allreduce (\w+)", text_of(page)):
         assert command in ("plan", "doctor", "tune"), f"{page} names the command {command}"
     for name in re.findall(r"\b(?:hier_allreduce|h)\.([a-z]\w+)\(", text_of(page)):
@@ -89,15 +90,15 @@ def test_predicted_steps_on_readme_are_those_of_plan(capsys):
 
 def test_the_error_of_the_own_algorithm_is_on_its_page():
     page = text_of("docs/how-to/own-algorithm.md")
-    shown = re.search(r"<!-- error: .*? -->\n```\n(.*?)\n```", page, re.DOTALL).group(1)
+    shown = re.findall(r"<!-- error: .*? -->\n```\n(.*?)\n```", page, re.DOTALL)[0]
     names = {"Copy": hier_allreduce.Copy, "Reduce": hier_allreduce.Reduce}
-    exec(re.search(r"def chain.*?\n\n\n", page, re.DOTALL).group(), names)
+    exec(re.findall(r"def chain.*?\n\n\n", page, re.DOTALL)[0], names)
 
     def chain(devices, chunk):
         return list(names["chain"](devices, chunk))[:-1]
 
     with pytest.raises(HierAllreduceError) as caught:
-        choose.schedules_of(chain, 4)
+        schedules_of(chain, 4)
     assert str(caught.value) == shown
 
 

@@ -22,7 +22,7 @@ CALLBACK = programs("docs/how-to/tensorpack.md")[-1]
 
 def named(text):
     names = r"HierarchicalTrainer|TowerOptimizer|HierarchicalAllReduce|topology=|algorithm=|allreduce_grads\w*"
-    return re.search(names, text).group()
+    return re.findall(names, text)[0]
 
 
 def trainer_of_readme():
