@@ -73,7 +73,8 @@ def _limit(links: Links, pairs: Sequence[Tuple[int, int]]) -> str:
     if name == "host":
         whose = "all copies share the host's memory"
     elif len(gpus) > 1:
-        whose = f"copies out of {', '.join(gpus)} share an uplink"
+        some = ", ".join([*gpus[:2], "…"]) if len(gpus) > 2 else "+".join(gpus)
+        whose = f"copies out of {len(gpus)} GPUs ({some}) share an uplink"
     else:
         whose = f"a GPU's copies share its {'port to the NVSwitch' if 'NVSwitch' in name else 'PCIe port'}"
     return f"{whose}, {two_digits(speed / 1e9)} GB/s"

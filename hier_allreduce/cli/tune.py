@@ -1,0 +1,65 @@
+"""``hier-allreduce tune -- python train.py``: the step of your program with each all-reduce, measured."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import List
+
+from ..errors import HierAllreduceError
+from ..tune import KNOWN_NAMES, Limits, Run, as_json, as_yaml, check_names, check_one_host, measure_all, report, verdict
+from ..tuned import VARIABLE
+from .options import count, naming, output, time_up_to
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    add = parser.add_argument
+    add("--minutes", type=count(1, 1440), default=10, metavar="M", help="for all runs together, about (default 10)")
+    add("--only", metavar="A,B", help=f"candidates, of {', '.join(KNOWN_NAMES[1:])}; now always runs")
+    add("--patience", type=time_up_to(86400), default=60.0, metavar="TIME", help="without a step: 60s is the default")
+    add("-o", type=output, metavar="FILE", help="write the best strategy, for strategy='FILE'")
+    add("--json", action="store_true", help="print one JSON object instead of the table")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; return 1 if no candidate was measured, 130 if interrupted."""
+    only = args.only.split(",") if args.only else []
+    with naming("--only"):
+        check_names(only)
+    if not args.program:
+        raise HierAllreduceError("expected a program: hier-allreduce tune -- python train.py")
+    if os.name != "posix" or shutil.which(args.program[0]) is None:
+        raise HierAllreduceError(f"{args.program[0]!r} cannot be started here; expected a program, on Linux or macOS")
+    check_one_host()
+    folder = Path(tempfile.mkdtemp(prefix="hier_allreduce_tune_"))
+    print(
+        f"Each run really trains, so let it have another log folder. {VARIABLE} is set: programs can skip checkpoints."
+        f"\nOutputs: {folder}",
+        file=sys.stderr,
+    )
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, signal.default_int_handler)  # as Ctrl-C: end the program, print what there is
+    runs: List[Run] = []
+    interrupted = False
+    measured = measure_all(args.program, Limits(60.0 * args.minutes, args.patience), only, folder)
+    try:
+        with contextlib.closing(measured):
+            runs.extend(measured)
+    except KeyboardInterrupt:
+        interrupted = True
+    if not runs:
+        return 130
+    found = verdict(runs)
+    print(json.dumps(as_json(found)) if args.json else report(found))
+    if found.best and args.o:
+        args.o.write_text(as_yaml(found, runs[0].facts["kept"]), encoding="utf-8")
+        print(f"strategy={str(args.o)!r} is the best one", file=sys.stderr)
+    return 130 if interrupted else 0 if any(run.seconds for run in runs) else 1
