@@ -7,7 +7,6 @@ import contextlib
 import faulthandler
 import gc
 import os
-import signal
 import threading
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -102,45 +101,27 @@ def data(step, tower):
     return rng.randn(BATCH, FEATURES).astype("float32") + labels[:, None], labels.astype("int32")
 
 
-class Job:
-    """A linear classifier on the towers of one host, and its ops before the first step."""
-
-    def __init__(self, cluster, options):
-        self.cluster, self.devices = cluster, cpus(cluster.devices_per_host)
-        hidden = options.get("width", FEATURES)
-        rows, self.feeds, losses = [], [], []
-        for tower, device in enumerate(self.devices):
-            with tf.device(device), tf1.variable_scope(f"tower{tower}"):
-                x, y = tf1.placeholder(tf.float32, [None, FEATURES]), tf1.placeholder(tf.int32, [None])
-                start = tf1.random_normal_initializer(seed=cluster.task)  # each host has other weights
-                a = tf1.get_variable("a", [FEATURES, hidden], initializer=start, use_resource=True)
-                b = tf1.get_variable(options.get("name", "b"), [hidden, CLASSES], initializer=start, use_resource=True)
-                loss = tf.reduce_mean(
-                    tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=tf.matmul(tf.matmul(x, a), b))
-                )
-                rows.append(list(zip(tf1.gradients(loss, [a, b]), [a, b])))
-                self.feeds += [x, y]
-                losses.append(loss)
-        strategy = Strategy(algorithm=options.get("algorithm", "flat"))
-        optimizer = tf1.train.MomentumOptimizer(RATE, 0.9)
-        if options.get("update"):
-            update = options["update"]
-            towers = hier_allreduce.TowerOptimizer(
-                optimizer, self.devices, strategy=strategy, update=update, cluster=cluster
-            )
-            self.step = towers.apply_gradients(rows)
-        else:
-            reduced = allreduce_grads_and_vars(rows, self.devices, average=True, strategy=strategy, cluster=cluster)
-            self.step = tf.group(*[optimizer.apply_gradients(row) for row in reduced])
-        self.loss = tf.add_n(losses) / len(losses)
-        self.towers = [[v for _, v in row] for row in rows]
-        self.copy = [v.assign(w.read_value()) for row in self.towers[1:] for v, w in zip(row, self.towers[0])]
-        self.broadcast = cluster.broadcast(tf1.global_variables())
-        self.saver = tf1.train.Saver(tf1.global_variables())
-
-    def feed(self, step):
-        first, towers = self.cluster.task * len(self.devices), range(len(self.devices))
-        return dict(zip(self.feeds, [value for k in towers for value in data(step, first + k)]))
+def model(cluster, devices, options):
+    """Build a linear classifier; return the feeds, the loss, the train op and the towers' variables."""
+    hidden, rows, feeds, losses = options.get("width", FEATURES), [], [], []
+    for tower, device in enumerate(devices):
+        with tf.device(device), tf1.variable_scope(f"tower{tower}", use_resource=True):
+            x, y = tf1.placeholder(tf.float32, [None, FEATURES]), tf1.placeholder(tf.int32, [None])
+            start = tf1.random_normal_initializer(seed=cluster.task)  # each host has other weights
+            a = tf1.get_variable("a", [FEATURES, hidden], initializer=start)
+            b = tf1.get_variable(options.get("name", "b"), [hidden, CLASSES], initializer=start)
+            logits = tf.matmul(tf.matmul(x, a), b)
+            losses.append(tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)))
+            rows.append(list(zip(tf1.gradients(losses[-1], [a, b]), [a, b])))
+            feeds += [x, y]
+    optimizer, strategy = tf1.train.MomentumOptimizer(RATE, 0.9), Strategy(algorithm=options.get("algorithm", "flat"))
+    if "update" in options:
+        shared = {"strategy": strategy, "cluster": cluster, "update": options["update"]}
+        train_op = hier_allreduce.TowerOptimizer(optimizer, devices, **shared).apply_gradients(rows)
+    else:
+        reduced = allreduce_grads_and_vars(rows, devices, average=True, strategy=strategy, cluster=cluster)
+        train_op = tf.group(*[optimizer.apply_gradients(row) for row in reduced])
+    return feeds, tf.add_n(losses) / len(losses), train_op, [[v for _, v in row] for row in rows]
 
 
 def report_probes(line):
@@ -160,7 +141,11 @@ def train(cluster, options, line):
     if options.get("probes"):
         report_probes(line)
     with tf.Graph().as_default():
-        job = Job(cluster, options)
+        devices = cpus(cluster.devices_per_host)
+        feeds, loss, train_op, towers = model(cluster, devices, options)
+        start = [cluster.broadcast(tf1.global_variables())]
+        start += [[v.assign(w.read_value()) for row in towers[1:] for v, w in zip(row, towers[0])]]
+        saver = tf1.train.Saver(tf1.global_variables())
         line.send(("at", "built"))
         if options.get("late"):
             line.recv()
@@ -168,29 +153,27 @@ def train(cluster, options, line):
         with plain or cluster.session() as session:
             session.run(tf1.global_variables_initializer())
             if options.get("restore"):
-                job.saver.restore(session, options["restore"])
-            elif options.get("broadcast", True):
-                session.run(job.broadcast)
-                session.run(job.copy)
+                saver.restore(session, options["restore"])
+            for op in start if options.get("broadcast", True) else []:
+                session.run(op)
             losses = []
             for step in range(options.get("first", 0), options.get("steps", 6)):
-                feed = job.feed(step)
+                values = [v for k in range(len(devices)) for v in data(step, cluster.task * len(devices) + k)]
                 if step == options.get("bad_at"):
-                    feed[job.feeds[1]] = feed[job.feeds[1]] + CLASSES  # no such labels
-                losses.append(float(session.run([job.loss, job.step], feed)[0]))
+                    values[1] = values[1] + CLASSES  # no such labels
+                losses.append(float(session.run([loss, train_op], dict(zip(feeds, values)))[0]))
                 line.send(("at", step))
                 if step == options.get("save_at") and cluster.is_chief:
-                    job.saver.save(session, options["folder"])
+                    saver.save(session, options["folder"])
                 if step == options.get("wait_at"):
                     line.recv()
                 if step == options.get("raise_at"):
                     raise HierAllreduceError("the program's mistake")
                 if step == options.get("spoil_at"):
-                    session.run(job.towers[1][0].assign_add(tf.ones_like(job.towers[1][0])))
+                    session.run(towers[1][0].assign_add(tf.ones_like(towers[1][0])))
             if options.get("check"):
                 cluster.check_weights(session)
-            values = session.run(job.towers)
-    return {"losses": losses, "towers": values}
+            return {"losses": losses, "towers": session.run(towers)}
 
 
 # ---- steps ---------------------------------------------------------------------------------------------
@@ -201,93 +184,67 @@ def epochs(cluster, options, line):
     devices, results = cpus(cluster.devices_per_host), []
     with tf.Graph().as_default():
         batches = tf1.data.make_initializable_iterator(tf.data.Dataset.range(3))
-        batch = batches.get_next()
-        rows = allreduce_grads([[tf.cast(batch, tf.float32)] for _ in devices], devices, cluster=cluster)
+        batch = tf.cast(batches.get_next(), tf.float32)
+        rows = allreduce_grads([[batch] for _ in devices], devices, cluster=cluster)
         alone, session = tf.constant(7) + 1, None
-        for _ in range(3):
-            if options["sessions"] or not session:
-                session = cluster.session()
+        for epoch in range(3):
+            session = cluster.session() if options["sessions"] or not session else session
             session.run(batches.initializer)
-            steps = []
+            results.append([])
             with contextlib.suppress(tf.errors.OutOfRangeError):
                 while True:
-                    if len(steps) == 3 and options.get("waits"):
+                    if len(results[-1]) == 3 and options.get("waits"):
                         line.recv()
-                    if len(results) == 1:
-                        line.send(("at", "the second epoch"))
-                    steps.append(session.run(rows[-1][0]))
+                    line.send(("at", f"epoch {epoch}"))
+                    results[-1].append(session.run(rows[-1][0]))
             assert session.run(alone) == 8
-            results.append(steps)
             if options["sessions"]:
                 session.close()
     return results
 
 
-def accumulate(cluster, options, line):
-    """Apply the sums of every two steps' gradients in a cond; return the variable on every tower after each step."""
+def every_other(cluster, options, line):
+    """Reduce in a cond, in every other step; return the results."""
     tf1.disable_control_flow_v2()
-    devices, totals, rows = cpus(cluster.devices_per_host), [], []
+    devices, results = cpus(cluster.devices_per_host), []
     with tf.Graph().as_default():
-        optimizer = tf1.train.GradientDescentOptimizer(1.0)
-        count = tf1.get_variable("count", [], initializer=tf1.zeros_initializer(), use_resource=True)
-        for tower, device in enumerate(devices):
-            with tf.device(device), tf1.variable_scope(f"tower{tower}"):
-                w, total = (
-                    tf1.get_variable(n, [], initializer=tf1.zeros_initializer(), use_resource=True) for n in "wt"
-                )
-                totals.append(total.assign_add(-float(4 * cluster.task + tower)))
-                rows.append((total, w))
-
-        def applied():
-            pairs = [[(total.read_value(), w)] for total, w in rows]
-            reduced = allreduce_grads_and_vars(pairs, devices, average=True, cluster=cluster)
-            with tf1.control_dependencies([optimizer.apply_gradients(row) for row in reduced]):
-                return tf.group(*[total.assign(0.0) for total, _ in rows])
-
-        with tf1.control_dependencies([*totals, count.assign_add(1.0)]):
-            step = tf1.cond(tf.equal(count.read_value() % 2, 0), applied, tf.no_op)
-        seen = []
+        x, crosses = tf1.placeholder(tf.float32, []), tf1.placeholder(tf.bool, [])
+        total = tf1.cond(
+            crosses,
+            lambda: allreduce_grads([[x + 0.0] for _ in devices], devices, cluster=cluster)[-1][0],
+            lambda: x + 0.0,
+        )
         with cluster.session() as session:
-            session.run(tf1.global_variables_initializer())
-            for number in range(6):
-                if number == options.get("waits_before"):
+            for step in range(6):
+                if step == options.get("waits_before"):
                     line.recv()
-                session.run(step)
-                line.send(("at", number))
-                seen.append(session.run([w for _, w in rows]))
-    return seen
+                results.append(float(session.run(total, {x: step + cluster.task, crosses: step % 2 == 1})))
+                line.send(("at", step))
+    return results
 
 
 def threads(cluster, options, line):
-    """Begin a step on the chief while another thread is in one; return the first one's result and the other's error."""
-    devices, begun, errors = cpus(cluster.devices_per_host), threading.Event(), []
-
-    def begin(value):
-        begun.set()
-        return value
-
+    """Run a step in two threads at once on the chief, in one on the others; return the results."""
+    devices, results = cpus(cluster.devices_per_host), []
     with tf.Graph().as_default():
-        value = tf.reshape(tf1.py_func(begin, [np.float32(1.0)], tf.float32), [])
-        rows = allreduce_grads([[value]] * len(devices), devices, cluster=cluster)
+        rows = allreduce_grads([[tf1.placeholder_with_default(1.0, [])] for _ in devices], devices, cluster=cluster)
         with cluster.session() as session:
 
-            def run_too():
-                begun.wait(SECONDS)
+            def run():
                 try:
-                    session.run(rows[0][0])
-                except (ClusterError, tf.errors.OpError) as error:
-                    errors.append(f"{type(error).__name__}: {error}")
-                line.send(("at", "the second step"))
+                    results.append(float(session.run(rows[0][0])))
+                except ClusterError as error:
+                    results.append(str(error))
+                    line.send(("at", "an error"))
 
-            if cluster.is_chief:
-                threading.Thread(target=run_too).start()
-            else:
+            running = [threading.Thread(target=run) for _ in range(2 if cluster.is_chief else 1)]
+            if not cluster.is_chief:
                 line.recv()
-            result = session.run(rows[0][0])
-    return result, errors
-
-
-# ---- tensorpack ----------------------------------------------------------------------------------------
+            for thread in running:
+                thread.start()
+            for thread in running:
+                thread.join()
+    return results
 
 
 def tensorpack(cluster, options, line):
@@ -297,7 +254,7 @@ def tensorpack(cluster, options, line):
     from helpers import tensorpack_child as child
     from hier_allreduce.integrations.cluster import HierarchicalClusterTrainer
 
-    towers, optimizer, folder = cluster.devices_per_host, options["optimizer"], options["folder"]
+    towers, folder = cluster.devices_per_host, options["folder"]
     logger.set_logger_dir(os.path.join(folder, f"log{cluster.task}"), action="k")
 
     class Share(child.Data):
@@ -311,27 +268,20 @@ def tensorpack(cluster, options, line):
 
         def _trigger(self):
             line.send(("at", self.epoch_num))
-            if (self.epoch_num, cluster.task) == (options.get("die_after"), options.get("who")):
+            if options.get("waits"):
                 line.recv()
-                os.kill(os.getpid(), signal.SIGKILL)
 
     child.Data, child.Look._chief_only = Share, False
-    if options.get("update") == "one":
-        trainer, batch = child.tp.SimpleTrainer(), child.BATCH * options["towers"]
-    else:
-        trainer = HierarchicalClusterTrainer(cpus(towers), cluster, update=options.get("update", "replicated"))
-        batch = child.BATCH
     look = child.train(
-        trainer,
-        optimizer,
-        batch,
-        epochs=options.get("epochs", 2),
+        HierarchicalClusterTrainer(cpus(towers), cluster, update=options["update"]),
+        options["optimizer"],
+        epochs=2,
         callbacks=[child.tp.ModelSaver(checkpoint_dir=os.path.join(folder, "saved")), Tell()],
         load=options.get("load") if cluster.is_chief else None,
         starting_epoch=options.get("starting_epoch", 1),
         monitors=[],
     )
-    return {**look, "chief": trainer.is_chief, "saved": sorted(os.listdir(os.path.join(folder, "saved")))}
+    return {**look, "saved": os.listdir(os.path.join(folder, "saved"))}
 
 
 def main(scenario, arguments, options, line):

@@ -4,11 +4,30 @@ The processes are forked from one that has imported TensorFlow (see forks.py), a
 """
 
 import contextlib
+import itertools
+import os
+import re
+import socket
 
-from helpers import cluster_child, forks, ports
+from helpers import cluster_child, forks
 
 SECONDS = cluster_child.SECONDS + 30  # for anything that should happen
 TIMEOUT = 12.0  # of clusters in which a host dies or freezes; a live host answers within a sixth of it
+
+
+# below the ports that Linux gives to outgoing connections, and others for each worker of pytest-xdist
+_WORKER = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 10) % 11
+_PORTS = itertools.cycle(10000 + 2000 * _WORKER + (os.getpid() * 37 + k) % 2000 for k in range(2000))
+
+
+def _is_free(port):
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0
+
+
+def free_addresses(count):
+    """Return ``count`` different loopback addresses; no port is drawn twice in some minutes, nor by two workers."""
+    return [f"127.0.0.1:{port}" for port in itertools.islice(filter(_is_free, _PORTS), count)]
 
 
 class Host:
@@ -73,13 +92,13 @@ def job(scenario, hosts, each=None, addresses=None, devices=2, timeout=30.0, **o
     Args:
         scenario: the name of a function of cluster_child.
         hosts: the number of hosts.
-        each: ``{task: options}`` for some hosts only; ``"cluster"`` in it are arguments of its Cluster.
+        each: ``{task: options}`` for some hosts only.
         addresses: of the hosts; by default free ports of loopback.
         devices: of each host.
         timeout: of the cluster.
-        options: the scenario's, for all hosts.
+        options: the scenario's, for all hosts; ``"cluster"`` has further arguments of their Cluster.
     """
-    addresses = addresses or ports.free_addresses(hosts)
+    addresses = addresses or free_addresses(hosts)
     started = []
     try:
         for task in range(hosts):

@@ -16,6 +16,7 @@ import types
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 SECONDS = 240  # a program that runs longer is ended; it says where it hung
 
@@ -35,16 +36,10 @@ def context():
     """Return the multiprocessing context whose fork server has imported TensorFlow."""
     forking = multiprocessing.get_context("forkserver")
     forking.set_forkserver_preload(["helpers.cluster_child"])
-    path = os.environ.get("PYTHONPATH")
+    path = os.pathsep.join(filter(None, [_TESTS, os.environ.get("PYTHONPATH")]))
     # the server looks for its modules there: it does not have this process's sys.path
-    os.environ["PYTHONPATH"] = os.pathsep.join([_TESTS] + ([path] if path else []))
-    try:
+    with mock.patch.dict(os.environ, PYTHONPATH=path):
         forkserver.ensure_running()
-    finally:
-        if path is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = path
     return forking
 
 

@@ -1,66 +1,43 @@
-"""tensorpack on several hosts trains like one tower; only the chief saves and restores; a lost host ends training."""
+"""tensorpack on several hosts trains like one host; only the chief saves and restores; a lost host ends training."""
 
 import numpy as np
 import pytest
 from helpers.clusters import TIMEOUT, job
 
-
-def weights(variables):
-    return {n: np.array(v) for n, v in variables.items() if n.split("/")[0] in ("hidden", "out")}
+LAYERS = ("hidden/W", "hidden/b", "out/W", "out/b")
 
 
-def assert_near(actual, expected):
-    actual, expected = weights(actual), weights(expected)
-    assert {"hidden/W", "hidden/b", "out/W", "out/b"} <= set(actual)
-    for name in set(actual) & set(expected):
-        np.testing.assert_allclose(actual[name], expected[name], atol=1e-5)
+def trained(hosts, **options):
+    """Return the facts of each host of a job with four towers in all."""
+    with job("tensorpack", hosts, devices=4 // hosts, **options) as started:
+        return [host.facts() for host in started]
 
 
-def all_towers(facts):
-    """Return every tower's variables on every host, by the name that tower 0 has for them."""
-    rows = []
-    for host in facts:
-        own = {n: v for n, v in host["after"].items() if n.startswith("tower1/")}
-        rows += [
-            {n[len("tower1/") :]: v for n, v in own.items()},
-            {n[len("tower1/") :]: host["after"][n[7:]] for n in own},
-        ]
-    return rows
-
-
-def one_tower(folder, optimizer, towers, **options):
-    with job("tensorpack", 1, optimizer=optimizer, folder=str(folder), update="one", towers=towers, **options) as (
-        host,
-    ):
-        return host.facts()
-
-
-@pytest.mark.parametrize(("hosts", "optimizer", "update"), [(2, "adam", "replicated"), (3, "momentum", "main")])
-def test_hosts_train_like_one_tower_with_all_their_examples(tmp_path, hosts, optimizer, update):
-    with job("tensorpack", hosts, optimizer=optimizer, update=update, folder=str(tmp_path)) as started:
-        facts = [host.facts() for host in started]
-    alone = one_tower(tmp_path / "one", optimizer, 2 * hosts)
-    assert [host["chief"] for host in facts] == [True] + [False] * (hosts - 1)
-    for host in facts:
-        assert_near(host["after"], alone["after"])
-    first, *others = all_towers(facts)
-    assert all(weights(first)[n].tolist() == weights(other)[n].tolist() for other in others for n in weights(first))
-    assert {host["after"]["global_step"] for host in facts} == {12}
+@pytest.mark.parametrize("optimizer, update", [("adam", "replicated"), ("momentum", "main")])
+def test_two_hosts_train_like_one_with_all_their_towers(tmp_path, optimizer, update):
+    options = {"optimizer": optimizer, "update": update}
+    hosts = trained(2, folder=str(tmp_path / "two"), **options)
+    (alone,) = trained(1, folder=str(tmp_path / "one"), **options)
+    for host in hosts:
+        assert host["after"]["global_step"] == alone["after"]["global_step"] == 12
+        for name in LAYERS:
+            np.testing.assert_allclose(host["after"][name], alone["after"][name], atol=1e-5)
+            assert host["after"][name] == host["after"][f"tower1/{name}"] == hosts[0]["after"][name]
+            assert host["before"][name] == hosts[0]["before"][name]
 
 
 def test_after_a_lost_host_training_goes_on_from_a_checkpoint(tmp_path):
     """Two epochs; a host dies after the first, which the chief has saved. Only the chief is told of the checkpoint."""
-    folder = str(tmp_path)
-    with job("tensorpack", 2, timeout=TIMEOUT, optimizer="adam", folder=folder, die_after=1, who=1) as hosts:
+    options = {"optimizer": "adam", "update": "replicated", "folder": str(tmp_path)}
+    with job("tensorpack", 2, timeout=TIMEOUT, each={1: {"waits": True}}, **options) as hosts:
         hosts[0].until(1)
-        hosts[1].go_on()
+        hosts[1].until(1)
+        hosts[1].process.kill()
         text = hosts[0].error()
     assert text.startswith("ClusterError: host 1 (127.0.0.1:")
-    load = str(tmp_path / "saved" / "model-6")
-    with job("tensorpack", 2, optimizer="adam", folder=folder, load=load, starting_epoch=2) as hosts:
-        again = [host.facts() for host in hosts]
+    again = trained(2, load=str(tmp_path / "saved" / "model-6"), starting_epoch=2, **options)
     assert {"model-6.index", "model-12.index"} <= set(again[0]["saved"])
     for host in again:
-        assert host["before"] == again[0]["before"]
         assert (host["before"]["global_step"], host["after"]["global_step"]) == (6, 12)
+        assert host["before"]["hidden/W/Adam"] == again[0]["before"]["hidden/W/Adam"]
         assert np.any(host["before"]["hidden/W/Adam"])
