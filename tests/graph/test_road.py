@@ -48,7 +48,6 @@ def test_a_dense_gradient_and_rows_of_a_smaller_one_are_never_broadcast(graph, t
 def test_shapes_that_the_towers_know_in_part_are_one_shape(graph, known):
     rows = [[tf1.placeholder_with_default(np.ones([2, 3], "float32"), shape)] for shape in known]
     result = allreduce_grads(rows, cpus(3))
-    assert all(total.shape.as_list() == [2, 3] for (total,) in result[:1])
     assert all((total == 3).all() for (total,) in evaluate(result))
 
 

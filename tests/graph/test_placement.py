@@ -1,0 +1,224 @@
+"""Devices of results and ops, whatever the scopes around the call; names of ops; the two halves of an all-reduce."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.graphs import cpus, evaluate, gradients_on, held, same_bits, session, tf1
+
+from hier_allreduce import Strategy, allreduce_grads, allreduce_grads_and_vars
+from hier_allreduce.graph import copy_from_mains, copy_from_tower_0, reduce_to_mains
+from hier_allreduce.graph.names import op_names
+from hier_allreduce.graph.record import recorded_in
+
+
+def powers_of_two(towers, variables=2):
+    """Tower k holds 2^k, so that a sum shows who is in it, and how often."""
+    return [[np.full([2], 2.0**k + v, np.float32) for v in range(variables)] for k in range(towers)]
+
+
+def placed(result):
+    return [[tensor.device.lower().replace("device:", "") for tensor in row] for row in result]
+
+
+@pytest.mark.parametrize("strategy", [None, "hierarchical", Strategy("tree", chunk_bytes=0), Strategy("ring", chunk_bytes=128)])
+@pytest.mark.parametrize("towers", [1, 3, 8])
+def test_each_result_lives_on_its_towers_device(graph, towers, strategy):
+    rows = gradients_on(cpus(towers), [[np.full([99], 2.0**k, "float32")] * 3 for k in range(towers)])
+    result = allreduce_grads(rows, cpus(towers), True, strategy)
+    assert type(result) is list and [type(row) for row in result] == [tuple] * towers
+    assert placed(result) == [[device] * 3 for device in cpus(towers)]
+
+
+def scopes(graph, anchor):
+    yield graph.device("/cpu:7")
+    yield graph.colocate_with(anchor)
+    yield graph.colocate_with(anchor, ignore_existing=True)
+    yield graph.name_scope("tower0")
+    yield graph.control_dependencies([anchor])
+
+
+@pytest.mark.parametrize("number", range(5), ids=["device", "colocate", "colocate_only", "name", "control"])
+def test_surrounding_scopes_do_not_move_anything(graph, number):
+    with tf.device("/cpu:9"):
+        anchor = tf1.placeholder_with_default(1.0, [], name="anchor").op
+    grads = gradients_on(cpus(3), powers_of_two(3))
+    with list(scopes(graph, anchor))[number]:
+        result = allreduce_grads(grads, cpus(3))
+        after = tf.constant(0.0)
+    assert placed(result) == [[device] * 2 for device in cpus(3)]
+    ours = [op for op in graph.get_operations() if "hier_allreduce" in op.name]
+    assert ours and not any(b"loc:@anchor" in op.colocation_groups() for op in ours)
+    assert [row[0].tolist() for row in evaluate(result)] == [[7, 7]] * 3
+    assert (b"loc:@anchor" in after.op.colocation_groups()) == (number in (1, 2)), "the scope goes on afterwards"
+
+
+def test_an_outer_device_completes_the_towers_device(graph):
+    with tf.device("/job:worker/task:1"):
+        result = allreduce_grads(gradients_on(["/gpu:0", "/gpu:1"], powers_of_two(2, 1)), ["/gpu:0", "/job:ps/gpu:1"])
+    assert [tf.DeviceSpec.from_string(row[0].device).to_string() for row in result] == [
+        "/job:worker/task:1/device:GPU:0",
+        "/job:ps/task:1/device:GPU:1",
+    ]
+
+
+def test_gradients_may_live_elsewhere_than_their_towers(graph):
+    rows = gradients_on(["/cpu:5", "/cpu:5", "/cpu:0"], powers_of_two(3))
+    for strategy in (None, Strategy(chunk_bytes=0)):
+        result = allreduce_grads(rows, cpus(3), strategy=strategy)
+        assert placed(result) == [[device] * 2 for device in cpus(3)]
+        assert [row[1].tolist() for row in evaluate(result)] == [[10, 10]] * 3
+
+
+DEVICES = {
+    "shared": (["/cpu:0", "/cpu:0", "/cpu:1"], ["/cpu:0", "/cpu:0", "/cpu:1"]),
+    "anywhere": ([None, "", "/cpu:1"], ["", "", "/cpu:1"]),
+    "spellings": (["/CPU:1", "/device:CPU:2", "cpu:3"], ["/cpu:1", "/cpu:2", "/cpu:3"]),
+    "full": (["/job:localhost/replica:0/task:0/device:CPU:1"] * 3, ["/job:localhost/replica:0/task:0/cpu:1"] * 3),
+    "spec": ([tf.DeviceSpec(device_type="CPU", device_index=i) for i in range(3)], cpus(3)),
+    "spec_v1": ([tf1.DeviceSpec(device_type="CPU", device_index=i) for i in range(3)], cpus(3)),
+    "functions": ([lambda op, i=i: f"/cpu:{i}" for i in range(3)], cpus(3)),
+}
+
+
+ON_A_MACHINE = [(case, Strategy(topology="dgx-1v")) for case in ("spellings", "spec", "functions")]  # numbered once
+
+
+@pytest.mark.parametrize("case, strategy", [*((c, s) for c in DEVICES for s in ("hierarchical", "flat")), *ON_A_MACHINE])
+def test_devices_in_every_notation(graph, case, strategy):
+    devices, expected = DEVICES[case]
+    with tf.device("/cpu:4"):
+        grads = [[held(np.float32(2**tower)) for _ in range(4)] for tower in range(3)]
+    result = allreduce_grads(grads, devices, strategy=strategy)
+    assert placed(result) == [[device] * 4 for device in expected]
+    assert evaluate(result) == [(7.0,) * 4] * 3
+
+
+@pytest.mark.parametrize("devices", [["/job:worker"] * 2, ["/job:worker/task:0", "/job:worker/task:1"], ["/gpu"] * 2])
+def test_a_job_or_a_type_alone_is_a_device(graph, devices):
+    """Variables on a device of that job are not taken for those of another tower."""
+    rows = []
+    for tower in range(2):
+        with tf.device(f"/job:worker/task:{tower}/gpu:0"):
+            variable = tf1.get_variable(f"tower{tower}/w", [2], use_resource=True)
+            rows.append([(tf.zeros([2]), variable)])
+    result = allreduce_grads_and_vars(rows, devices)
+    assert [tf.DeviceSpec.from_string(row[0][0].device) for row in result] == list(map(tf.DeviceSpec.from_string, devices))
+
+
+@pytest.mark.tf2
+def test_logical_devices_as_tensorflow_lists_them(graph):
+    result = allreduce_grads(gradients_on(cpus(3), powers_of_two(3)), tf.config.list_logical_devices("CPU")[:3])
+    assert placed(result) == [[device] * 2 for device in cpus(3)]
+
+
+# ---- plain dataflow ----------------------------------------------------------------------------------
+
+
+def test_any_one_result_can_be_fetched_alone(graph):
+    result = allreduce_grads(gradients_on(cpus(5), powers_of_two(5, 3)), cpus(5))
+    for row in result:
+        for variable, tensor in enumerate(row):
+            assert evaluate(tensor).tolist() == [31 + 5 * variable] * 2
+
+
+def test_one_gradient_alone_in_its_chunk_needs_no_other(graph):
+    rows = [[tf1.placeholder("float32", [2]), tf1.placeholder("float32", [2])] for _ in range(3)]
+    result = allreduce_grads(rows, cpus(3), strategy=Strategy(chunk_bytes=0))
+    with session() as sess:
+        assert sess.run(result[2][0], {row[0]: [1, 2] for row in rows}).tolist() == [3, 6]
+
+
+@pytest.mark.parametrize("algorithm", ["flat", "tree", "hierarchical", "ring"])
+@pytest.mark.parametrize("average, share", [(False, 1), (True, 1 / 5)])
+def test_gradients_flow_through(graph, algorithm, average, share):
+    grads = gradients_on(cpus(5), powers_of_two(5))
+    result = allreduce_grads(grads, cpus(5), average, algorithm)
+    loss = tf.add_n([(tower + 1) * tf.reduce_sum(row[1]) for tower, row in enumerate(result)])
+    through = evaluate(tf1.gradients(loss, [row[1] for row in grads]))
+    np.testing.assert_allclose(through, np.full([5, 2], (1 + 2 + 3 + 4 + 5) * share), rtol=1e-6)
+
+
+def test_no_variables_give_an_empty_row_for_each_tower(graph):
+    assert allreduce_grads([[], (), iter([])], cpus(3)) == [(), (), ()]
+    assert graph.get_operations() == []
+
+
+def test_rows_may_be_generators(graph):
+    grads = gradients_on(cpus(3), powers_of_two(3))
+    result = evaluate(allreduce_grads(((grad for grad in row) for row in grads), iter(cpus(3))))
+    assert [row[1].tolist() for row in result] == [[10, 10]] * 3
+
+
+@pytest.mark.parametrize("strategy", ["muji", "tensorpack", "half"])
+def test_a_function_calls_it_as_it_is_written(graph, strategy):
+    """The autograph of TensorFlow 1.15 cannot translate all of Python, and should not try."""
+
+    @tf.function
+    def reduce(one, other):
+        return allreduce_grads([[one], [other]], cpus(2), strategy=strategy)[1][0]
+
+    assert evaluate(reduce(tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0]))).tolist() == [4, 6]
+
+
+# ---- names -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, scopes", [("sync", ["sync/", "sync_1/"]), (None, ["hier_allreduce/", "hier_allreduce_1/"])])
+def test_ops_carry_the_name_that_was_asked_for(graph, name, scopes):
+    for scope in scopes:
+        result = allreduce_grads(gradients_on(cpus(3), powers_of_two(3)), cpus(3), name=name)
+        assert all(tensor.op.name.startswith(scope) for row in result for tensor in row)
+    assert [call.scope for call in recorded_in(graph)] == scopes
+
+
+def test_names_of_ops_are_unique_and_those_that_are_keep_theirs():
+    names = ["a", "a.2", "a/2", "a", "a.2.2", "/", "", "b", "é", "_c"]
+    safe = op_names(names)
+    assert safe == ["a", "a.2", "a.2.2", "a.3", "a.2.2.2", "chunk", "chunk.2", "b", "chunk.3", "c"]
+    assert op_names(safe) == safe
+
+
+# ---- the halves: to the mains, and from them -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("strategy", [Strategy(), Strategy("ring", wire_dtype="float16"), Strategy(topology="dgx-1v"), Strategy("flat", main=2)])
+@pytest.mark.parametrize("towers", [1, 3, 8])
+def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, strategy):
+    if strategy.main is not None and towers == 1:
+        pytest.skip("no tower 2")
+    devices, shapes = cpus(towers), [(300, 100), (7,), (0, 3), (129,), (20, 20)]
+    random = np.random.RandomState(towers)
+    values = [[random.randint(-9, 9, shape).astype("float32") for shape in shapes] for _ in devices]
+    rows = [[*row, None] for row in gradients_on(devices, values)]
+    totals, layout = reduce_to_mains(rows, devices, False, strategy)
+    mains, updated = layout.mains(), []
+    assert totals[-1] is None and 5 not in mains
+    for variable, total in enumerate(totals[:-1]):
+        assert placed([[total]]) == [[devices[mains[variable]]]]
+        with tf.device(devices[mains[variable]]):
+            updated.append(2 * total)
+    result = copy_from_mains([*updated, None], layout)
+    assert placed([row[:-1] for row in result]) == [[device] * 5 for device in devices]
+    got = evaluate([row[:-1] for row in result])
+    assert same_bits(got) and [row[-1] for row in result] == [None] * towers
+    for variable in range(5):
+        np.testing.assert_array_equal(got[-1][variable], 2 * sum(row[variable] for row in values))
+    assert strategy.main is None or set(mains.values()) == {strategy.main}
+
+
+def test_mains_carry_about_equal_bytes(graph):
+    rows = gradients_on(cpus(4), [[np.zeros([size], "float32") for size in [5000, 1000, 1000, 3000] * 6]] * 4)
+    _, layout = reduce_to_mains(rows, cpus(4), False, Strategy(chunk_bytes=0))
+    loads = dict.fromkeys(range(4), 0)
+    for variable, main in layout.mains().items():
+        loads[main] += [5000, 1000, 1000, 3000][variable % 4]
+    assert max(loads.values()) - min(loads.values()) <= 1000
+
+
+def test_values_of_tower_0_go_to_all(graph):
+    with tf.device("/cpu:0"):
+        values = [held(np.float32([1, 2])), held(np.int64(7)), tf1.placeholder_with_default(np.array(["a", "b"]), [2]), held(np.zeros([0, 2]))]
+    result = copy_from_tower_0(values, cpus(5))
+    assert placed(result) == [[device] * 4 for device in cpus(5)]
+    for row in evaluate(result):
+        assert row[0].tolist() == [1, 2] and row[1] == 7 and row[2].tolist() == [b"a", b"b"] and row[3].shape == (0, 2)
