@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Three workers for two cores, since tests of several hosts wait for timeouts.
 PYTEST = -m pytest -n 3 --dist loadgroup $(PYTEST_OPTIONS)
-QUICK = tests/topology tests/planning tests/docs/test_pages.py tests/test_structure.py
+QUICK = tests/topology tests/planning tests/docs/test_pages.py
 
 .PHONY: help venv venv-tf1 demo test test-tf1 test-quick test-compat bench soak wheel-test docs figures lint clean
 
@@ -89,9 +89,6 @@ lint: .venv/.done
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-	# what other systems do not have, os.sched_getaffinity for one
-	.venv/bin/mypy --platform win32 --cache-dir .mypy_cache/win32
-	.venv/bin/mypy --platform darwin --cache-dir .mypy_cache/darwin
 
 clean:
 	rm -rf .venv .venv-tf1 .venv-compat-* build dist *.egg-info

@@ -12,6 +12,7 @@ overwrite a variable while a gradient still reads it. To plan for a machine's li
 
 import os
 import sys
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
 
@@ -22,8 +23,9 @@ TOPOLOGY = None  # for example "dgx-1v", a file with the output of `nvidia-smi t
 
 def use_our_allreduce(batch_allreduce):
     """Make the module ``batch_allreduce`` of tf_cnn_benchmarks use our all-reduce, whatever its flags say."""
+    base: Any = batch_allreduce.BatchAllReduceAlgorithm
 
-    class HierarchicalAlgorithm(batch_allreduce.BatchAllReduceAlgorithm):
+    class HierarchicalAlgorithm(base):
         """Sums K rows of gradients, each row on its own device."""
 
         def _do_batch_all_reduce(self, all_device_tensors):

@@ -49,35 +49,24 @@ def losses(text):
     return [float(number) for number in re.findall(r"\b\d+\.\d{3}\b", text)]
 
 
-@pytest.mark.tf2
-def test_keras_trains_under_mirrored_strategy(tmp_path):
-    out = run("keras_mirrored", "--devices", 3, "--epochs", 2, "--examples", 720, folder=tmp_path)
-    first, second = losses(out[out.index("3 replicas") :])
-    assert second < 0.9 * first
+TRAINED = [
+    ("keras_mirrored", ("--devices", 3, "--epochs", 2, "--examples", 720), "3 replicas", 0.9, ""),
+    ("custom_loop", ("--devices", 3, "--steps", 10), "3 replicas", 0.5, "all replicas are equal"),
+    ("towers", ("--devices", 3, "--steps", 25), "3 towers", 0.7, "all towers are equal"),
+    ("sparse_embeddings", ("--devices", 3, "--steps", 60), "3 towers", 0.85, "all towers are equal"),
+]
 
 
-@pytest.mark.tf2
-def test_a_loop_of_ones_own_keeps_replicas_equal(tmp_path):
-    out = run("custom_loop", "--devices", 3, "--steps", 10, folder=tmp_path)
-    first, last = losses(out[out.index("3 replicas") :])
-    assert last < 0.5 * first
-    assert "all replicas are equal" in out
-
-
-def test_towers_train_with_a_sharded_optimizer(tmp_path):
-    out = run("towers", "--devices", 3, "--steps", 25, folder=tmp_path)
-    first, last = losses(out[out.index("3 towers") :])
-    assert last < 0.7 * first
-    assert "all towers are equal" in out
-
-
-def test_embeddings_train_with_sparse_gradients(tmp_path):
-    out = run("sparse_embeddings", "--devices", 3, "--steps", 60, folder=tmp_path)
-    first, last = losses(out[out.index("3 towers") :])
-    assert last < 0.85 * first
-    ((rows, table),) = re.findall(r"gradients: (\d+ \d+ \d+) of (\d+)", out)
-    assert 0 < max(map(int, rows.split())) < 0.01 * int(table)
-    assert "all towers are equal" in out
+@pytest.mark.parametrize("name, arguments, head, factor, equal", TRAINED, ids=[row[0] for row in TRAINED])
+def test_programs_train_on_three_devices(name, arguments, head, factor, equal, tmp_path):
+    if "replicas" in head and not IS_TF2:
+        pytest.skip("TensorFlow 2 only")
+    out = run(name, *arguments, folder=tmp_path)
+    first, last = losses(out[out.index(head) :])
+    assert last < factor * first and equal in out
+    if name == "sparse_embeddings":
+        ((rows, table),) = re.findall(r"gradients: (\d+ \d+ \d+) of (\d+)", out)
+        assert 0 < max(map(int, rows.split())) < 0.01 * int(table)
 
 
 def test_tensorpack_trains_a_resnet(tmp_path):
