@@ -137,11 +137,3 @@ def test_dependencies_are_few_and_each_system_gets_its_tensorflow():
         wanted = [Requirement(line) for line in extras()["tf"]]
         names = [line.name for line in wanted if line.marker is not None and line.marker.evaluate(here)]
         assert [name for name in names if "tensorflow" in name] == [package]
-
-
-def test_every_error_is_a_value_error_in_one_tree():
-    errors = importlib.import_module("hier_allreduce.errors")
-    found = [thing for thing in vars(errors).values() if isinstance(thing, type)]
-    assert len(found) == 3
-    for error in found:
-        assert issubclass(error, errors.HierAllreduceError) and issubclass(error, ValueError)

@@ -52,7 +52,8 @@ def main(args: argparse.Namespace) -> int:
     measured = measure_all(args.program, Limits(60.0 * args.minutes, args.patience), only, folder)
     try:
         with contextlib.closing(measured):
-            runs.extend(measured)
+            for run in measured:
+                runs.append(run)
     except KeyboardInterrupt:
         interrupted = True
     if not runs:

@@ -31,6 +31,7 @@ from .record import record
 from .rows import Rows, gradient
 from .sums import Shared, Sum
 from .tf import forget_colocation, tf1, without_autograph
+from .tuning import note_facts, tuned_strategy, with_clock
 
 _PER_VARIABLE = Strategy(algorithm="hierarchical", chunk_bytes=0)
 
@@ -82,7 +83,7 @@ def allreduce_grads(
     """
     name = name or "hier_allreduce"
     layout, shared = begin(all_grads, device_strings(devices), average, strategy_from(strategy), name, cluster)
-    return travel(layout, shared, name)
+    return with_clock(travel(layout, shared, name))
 
 
 @without_autograph
@@ -127,7 +128,7 @@ def allreduce_grads_and_vars(
     pairs = check_pairs(all_grads_and_vars, towers)
     grads = [[grad for grad, _ in row] for row in pairs]
     layout, shared = begin(grads, towers, average, strategy, name, cluster, variable_names(pairs, towers))
-    reduced = travel(layout, shared, name)
+    reduced = with_clock(travel(layout, shared, name))
     warning = reference_warning(pairs[0]) if len(towers) > 1 else ""
     if warning:
         warnings.warn(warning, stacklevel=3)  # without_autograph is in between
@@ -155,10 +156,12 @@ def begin(
     check_scope(name)
     if not isinstance(cluster, (HostGroup, type(None))):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
+    program, strategy = strategy, tuned_strategy(strategy, cluster)
     # hosts have different numbers of rows, and a collective needs equal shapes
     sparse = strategy.sparse if cluster is None or cluster.size == 1 else "dense"
     columns = check_matrix(all_grads, devices, average, names, sparse, strategy.missing)
     layout = lay_out(columns, devices, strategy, 1 if cluster is None else cluster.size, whole)
+    note_facts(layout, program)
     across = cluster and cluster.across(name, columns, {"average": average, "layout": layout.fingerprint})
     return layout, Shared(devices, average, across)
 

@@ -12,6 +12,7 @@ from .hosts import HostGroup
 from .layout import Layout, lay_out
 from .matrix import column_of
 from .sums import Shared
+from .tuning import with_clock
 
 
 def reduce_to_mains(
@@ -34,7 +35,7 @@ def reduce_to_mains(
     layout, shared = begin(all_grads, device_strings(devices), average, strategy, name, cluster, names, whole=True)
     mains = layout.mains()
     first_half = layout._replace(schedules=list(map(sums_in, layout.schedules)))
-    rows = travel(first_half, shared, name)
+    rows = with_clock(travel(first_half, shared, name))
     return [rows[mains[n]][n] if n in mains else None for n in range(len(layout.columns))], layout
 
 

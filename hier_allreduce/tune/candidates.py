@@ -1,0 +1,100 @@
+"""The all-reduces to measure, from facts that the first run of the program has written."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Sequence
+
+from .. import presets
+from ..errors import HierAllreduceError
+from ..planning import Gradient
+from ..planning.choose import rule
+from ..topology import links_of, this_machine
+
+NOW = "now"
+_PLANNED = {"algorithm": "auto", "topology": None, "chunk_bytes": None, "groups": None, "main": None}
+_TOWER_0 = {**_PLANNED, "algorithm": "flat", "chunk_bytes": 0, "main": 0}
+_OURS = ["planned", "rule", "half-chunks", "double-chunks", "float16", "bfloat16"]
+_NCCL = ["NcclAllReduce", "tensorpack-nccl"]
+_PEERS = {
+    "keras": ["NcclAllReduce", "ReductionToOneDevice", "HierarchicalCopyAllReduce"],
+    "tensorpack": ["tensorpack-nccl", "tensorpack-hierarchical", "tensorpack-gpu", "tensorpack-cpu"],
+    "towers": ["tower-0-sum"],
+}
+KNOWN_NAMES = [NOW, *_OURS, *(name for peers in _PEERS.values() for name in peers)]
+
+
+class Candidate(NamedTuple):
+    """An all-reduce to measure: the program's as it is, another strategy of ours, or a peer.
+
+    Attributes:
+        name: for ``--only`` and the table.
+        peer: the name of an all-reduce that is not ours.
+        changes: fields of ``Strategy``, in place of the program's.
+    """
+
+    name: str
+    peer: str = ""
+    changes: Dict[str, Any] = {}  # noqa: RUF012  no one changes it
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is an all-reduce of this package with a strategy that is worth writing down."""
+        return self.name == NOW or self.name in _OURS
+
+
+def check_names(only: Sequence[str]) -> None:
+    """Check the names of ``--only``.
+
+    Raises:
+        HierAllreduceError: an unknown name; the message has the nearest one.
+    """
+    for name in only:
+        if name not in KNOWN_NAMES:
+            raise HierAllreduceError(f"{name!r} is no candidate{presets.nearest(name, KNOWN_NAMES)}")
+
+
+def candidates(facts: Dict[str, Any], only: Sequence[str] = ()) -> List[Candidate]:
+    """Return the candidates for a program; the first is the program's all-reduce as it is.
+
+    Args:
+        facts: of its first run: ``front_end``, ``towers``, ``gpus``, ``bytes``, ``chunk_bytes``, ``algorithm``, and
+            ``planned``, which tells that the program itself asks for the plan.
+        only: names of candidates; empty for all but those with 16 bits, which round.
+
+    Raises:
+        HierAllreduceError: a name in ``only`` that does not exist, or not for this program.
+    """
+    check_names(only)
+    front_end, towers, gpus = facts["front_end"], facts["towers"], facts["gpus"]
+    machine = this_machine() if gpus else None
+    links = links_of(machine.subset(range(towers))) if machine and len(machine) >= towers else None
+    by_rule = rule([Gradient(facts["bytes"] // 4, 4, "float32", True, is_flat=True)], towers, links)
+    algorithm = "flat" if by_rule.algorithm == "flat" else "hierarchical"
+    chunk = facts["chunk_bytes"] or by_rule.chunk_bytes
+    changes = {
+        "planned": _PLANNED,
+        "rule": {**_PLANNED, "algorithm": algorithm, "chunk_bytes": by_rule.chunk_bytes},
+        "half-chunks": {**_PLANNED, "chunk_bytes": chunk // 2},
+        "double-chunks": {**_PLANNED, "chunk_bytes": chunk * 2},
+    }
+    if facts["planned"]:
+        del changes["planned"]  # it is the program's
+    if facts["planned"] and (facts["algorithm"], chunk) == (by_rule.algorithm, by_rule.chunk_bytes):
+        del changes["rule"]
+    narrow = (
+        {} if front_end == "keras" else {name: {**_PLANNED, "wire_dtype": name} for name in ("float16", "bfloat16")}
+    )
+    found = [Candidate(NOW)]
+    peers = [] if facts.get("update") == "main" else _PEERS[front_end]
+    for name in peers:
+        if (gpus or name not in _NCCL) and (towers == 8 or name != "tensorpack-hierarchical"):
+            found.append(Candidate(name, changes=_TOWER_0) if name == "tower-0-sum" else Candidate(name, name))
+    found += [Candidate(name, changes=fields) for name, fields in changes.items()]
+    if not only:
+        return found
+    found += [Candidate(name, changes=fields) for name, fields in narrow.items()]
+    missing = sorted(set(only) - {candidate.name for candidate in found})
+    if missing:
+        names = ", ".join(candidate.name for candidate in found)
+        raise HierAllreduceError(f"{missing[0]!r} is not for this program, which has {names}")
+    return [candidate for candidate in found if candidate.name in (NOW, *only)]

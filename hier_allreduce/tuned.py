@@ -1,0 +1,61 @@
+"""The candidate that ``hier-allreduce tune`` measures in this process: the only reader of ``HIER_ALLREDUCE_TUNE``.
+
+::
+
+    HIER_ALLREDUCE_TUNE={"clock": "/tmp/…/clock", "peer": "", "changes": {"algorithm": "flat"}}
+
+Without the variable nothing differs. With it, the program's all-reduce is replaced, and one op appends TensorFlow's time
+to the clock file at every step. The facts that the candidates follow from are written beside it. No TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Dict, NamedTuple, Optional
+
+VARIABLE = "HIER_ALLREDUCE_TUNE"
+_noted: Dict[str, Any] = {"front_end": "towers"}
+
+
+class Tuned(NamedTuple):
+    """A candidate, in the program that it is measured in.
+
+    Attributes:
+        clock: the path of the file that gets a line at every step.
+        peer: the name of another all-reduce, in place of ours.
+        changes: fields of :class:`hier_allreduce.Strategy`, in place of the program's.
+    """
+
+    clock: str
+    peer: str = ""
+    changes: Dict[str, Any] = {}  # noqa: RUF012  no one changes it
+
+    def as_text(self) -> str:
+        """Return the value of the variable."""
+        return json.dumps(self._asdict())
+
+    def note(self, **facts: Any) -> None:
+        """Write facts about the program beside the clock file; ``bytes`` tells which all-reduce has the gradients."""
+        if "bytes" in facts and facts["bytes"] <= _noted.get("bytes", -1):
+            return
+        _noted.update(facts)
+        path = Path(self.clock + ".new")
+        path.write_text(json.dumps(_noted), encoding="utf-8")
+        path.replace(self.clock + ".facts")  # the reader never sees half a file
+
+
+@lru_cache(maxsize=None)
+def tuned() -> Optional[Tuned]:
+    """Return the candidate of this process; None unless ``hier-allreduce tune`` has started it."""
+    text = os.environ.get(VARIABLE)
+    return Tuned(**json.loads(text)) if text else None
+
+
+def read_facts(clock: str) -> Dict[str, Any]:
+    """Return the facts beside a clock file; none before the program has built an all-reduce."""
+    path = Path(clock + ".facts")
+    facts: Dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return facts
