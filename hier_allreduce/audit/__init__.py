@@ -1,0 +1,7 @@
+"""The audit: planned = executed. ``audit.audit`` is to be read first."""
+
+from __future__ import annotations
+
+from .audit import Audit, Audited, audit
+
+__all__ = ["Audit", "Audited", "audit"]

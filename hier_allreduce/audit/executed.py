@@ -1,0 +1,178 @@
+"""Executed copies in the terms of a plan: towers instead of devices, recorded tensors instead of ops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from typing import Any, Dict, Iterable, List, Sequence, Set, Tuple, Union
+
+from ..errors import AuditError
+from ..graph.devices import device_fields, devices_match
+from ..graph.record import Call, Recorded
+from .partitions import Edge, Op
+
+OTHER_HOSTS = "other hosts"
+_COLLECTIVE = "CollectiveReduce"  # and CollectiveReduceV2, in TensorFlow 2
+_FED = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")  # Grappler neither folds nor merges them
+
+Spot = Union[int, str]  # the first tower on a device; the device's name if it belongs to no tower; OTHER_HOSTS
+Pair = Tuple[Spot, Spot]
+
+
+class Traffic:
+    """The copies of one recorded tensor in one step.
+
+    Attributes:
+        call: the all-reduce.
+        tensor: as recorded.
+        planned: the number of copies by pair of spots; between towers that share their devices at most 1.
+        executed: the same.
+        sources: by pair, the ops whose results were copied.
+        ran: whether an op of the tensor was executed.
+
+    Raises:
+        AuditError: a device is a function.
+    """
+
+    def __init__(self, call: Call, tensor: Recorded):
+        for tower, device in enumerate(call.devices):
+            if callable(device):
+                raise AuditError(f"tower {tower}: its device is a function; an audit needs devices by name")
+        self.call, self.tensor = call, tensor
+        self.planned: Counter = Counter()
+        self.executed: Counter = Counter()
+        self.sources: Dict[Pair, Set[str]] = {}
+        self.ran = False
+        self._fields = list(map(device_fields, call.devices))
+        self._firsts = list(map(self._fields.index, self._fields))  # of each tower, the first one on its device
+        for step in tensor.schedule:
+            for src in step.srcs:
+                self.add(self.planned, (self._firsts[src], self._firsts[step.dst]))
+
+    def add(self, copies: Counter, pair: Pair) -> None:
+        """Count a copy in ``planned`` or ``executed``."""
+        # how often a tensor crosses to a device with two towers depends on pruning
+        is_exact = len(set(self._firsts)) == len(self._firsts)
+        if pair[0] != pair[1]:
+            copies[pair] = copies[pair] + 1 if is_exact else 1
+
+    def pair(self, src: str, dst: str) -> Pair:
+        """Return the spots of two executed devices."""
+        return self.spot(src), self.spot(dst)
+
+    def spot(self, device: str) -> Spot:
+        """Return the tower whose device fits an executed ``device`` and says most of it; else ``device`` itself."""
+        fitting = [
+            (sum(field is not None for field in self._fields[tower]), -tower)
+            for tower in set(self._firsts)
+            if devices_match(device, self.call.devices[tower])
+        ]
+        return -max(fitting)[1] if fitting else device
+
+
+class Step:
+    """The traffic of all recorded tensors in one executed step.
+
+    Args:
+        calls: the all-reduces in ``graph``.
+        graph: as it was built.
+        ops: executed ones.
+        edges: the tensors that crossed.
+
+    Raises:
+        AuditError: a tower's device is a function.
+    """
+
+    def __init__(self, calls: Sequence[Call], graph: Any, ops: Sequence[Op], edges: Iterable[Edge]):
+        self._graph, self._ops = graph, ops
+        self._by_scope = {f"{call.scope}{t.name}": Traffic(call, t) for call in calls for t in call.tensors}
+        self.traffics = list(self._by_scope.values())
+        self._count_copies(edges)
+        for op in (*ops, *graph.get_operations()):
+            for traffic in self._of(op.name):
+                traffic.ran |= isinstance(op, Op)
+                if op.type.startswith(_COLLECTIVE):
+                    side = traffic.executed if isinstance(op, Op) else traffic.planned
+                    traffic.add(side, (traffic.spot(op.device), OTHER_HOSTS))
+
+    def _of(self, op: str) -> List[Traffic]:
+        """Return the traffic of the tensor to which an op belongs by its name, if it belongs to one."""
+        while "/" in op:
+            op = op.rpartition("/")[0]
+            if op in self._by_scope:
+                return [self._by_scope[op]]
+        return []
+
+    def _count_copies(self, edges: Iterable[Edge]) -> None:
+        contributing: Dict[str, List[Traffic]] = {}
+        for traffic in self.traffics:
+            for name in filter(None, traffic.tensor.contributions):
+                contributing.setdefault(name.split(":")[0], []).append(traffic)
+        passing = []
+        for edge in edges:
+            reading = {traffic for reader in edge.readers for traffic in self._of(reader)}
+            for traffic in reading.union(self._of(edge.source), contributing.get(edge.source, ())):
+                pair = traffic.pair(edge.src, edge.dst)
+                traffic.sources.setdefault(pair, set()).add(edge.source)
+                if traffic in reading:
+                    traffic.add(traffic.executed, pair)
+                else:
+                    passing.append((traffic, pair))
+        # The op of a copy is pruned where its reader is on the same device: the tensor goes straight to the reader.
+        # Anything else that leaves is a result being read elsewhere.
+        for traffic, pair in passing:
+            if traffic.planned[pair] and not traffic.executed[pair]:
+                traffic.add(traffic.executed, pair)
+
+    def idle(self, call: Call) -> List[str]:
+        """Return the devices of a call on which no op ran."""
+        used = {op.device for op in self._ops}
+        return [str(device) for device in call.devices if not any(devices_match(other, device) for other in used)]
+
+    def unneeded(self) -> Dict[Traffic, Counter]:
+        """Return the missing copies that nobody needs: of constants, and of values that another copy has brought.
+
+        Grappler folds constants, and merges ops that compute the same, as in a sum and a mean of the same gradients::
+
+            gradient ─┬─► a/sum ─► …            gradient ─► a/sum ─┬─► …
+                      └─► b/sum ─► b/mean                          └─► b/mean
+                as it was built                     as it was executed
+        """
+        numbers, constants = _computations(self._graph)
+        built: Dict[Tuple[Traffic, Pair], Set[Any]] = {}
+        for op in self._graph.get_operations():
+            for traffic, read in product(self._of(op.name), op.inputs):
+                pair = traffic.pair(read.device, op.device)
+                value = numbers[read.op.name], read.value_index, pair, traffic.call.devices
+                built.setdefault((traffic, pair), set()).add(value)
+        made = set()
+        for (traffic, pair), values in built.items():
+            if traffic.executed[pair] >= traffic.planned[pair] > 0:
+                made |= values
+        unneeded: Dict[Traffic, Counter] = {traffic: Counter() for traffic in self.traffics}
+        for (traffic, pair), values in built.items():
+            needed = {value for value in values - made if value[0] not in constants}
+            if len(needed) <= traffic.executed[pair]:
+                unneeded[traffic][pair] = (traffic.planned - traffic.executed)[pair]
+        return unneeded
+
+
+def _computations(graph: Any) -> Tuple[Dict[str, int], Set[int]]:
+    """Return a number for each op, the same for ops that compute the same; and the numbers of constants."""
+    numbers: Dict[str, int] = {}
+    known: Dict[Any, int] = {}
+    constants = set()
+    for op in graph.get_operations():  # each after those whose results it reads, but in loops
+        definition, key = op.node_def, op.name
+        is_single = op.op_def.is_stateful or op.type in _FED
+        if not is_single:
+            for field in ("name", "input"):
+                definition.ClearField(field)
+            definition.attr.pop("_class", None)  # the ops that share its device
+            read = tuple((numbers.get(tensor.op.name, tensor.name), tensor.value_index) for tensor in op.inputs)
+            key = (definition.SerializeToString(deterministic=True), read)
+        numbers[op.name] = known.setdefault(key, len(known))
+        inputs = op.inputs[1:] if op.type == "Fill" else op.inputs  # zeros are dropped, whatever their shape
+        if not is_single and all(numbers.get(tensor.op.name) in constants for tensor in inputs):
+            constants.add(numbers[op.name])
+    return numbers, constants
