@@ -123,8 +123,8 @@ def test_devices_that_are_none(graph, number):
 OPTIONS = [
     *(({"average": value}, f"average={value!r}", "True for the mean, False for the sum") for value in ("sum", 1, None)),
     *(({"name": name}, f"name={name!r} is not a name scope") for name in ("a b", "/x", "_a", "-a", "é", 7)),
-    ({"strategy": Strategy("hierarchical", groups=((0, 1), (2,)))}, "missing [3]", "groups=((0, 1), (2, 3))"),
-    ({"strategy": Strategy("hierarchical", groups=((0, 1, 2, 3), ()))}, "an empty group"),
+    ({"strategy": Strategy("hierarchical", groups=((0, 1), (2,)))}, "groups=((0, 1), (2,))", "towers 0 to 3", "((0, 1), (2, 3))"),
+    ({"strategy": Strategy("hierarchical", groups=((0, 1, 2, 3), ()))}, "groups=((0, 1, 2, 3), ())", "towers 0 to 3"),
     ({"strategy": Strategy("flat", main=4)}, "main=4", "towers 0, 1, 2, 3"),
     ({"strategy": Strategy(lambda devices, chunk: [])}, "<lambda>(4, 0)", "the last sum, on tower 0, misses towers [1, 2, 3]"),
     ({"strategy": "dgx-1v"}, "strategy='dgx-1v'", "Strategy(topology='dgx-1v')"),

@@ -1,0 +1,141 @@
+"""Graphs of the all-reduces that this package began from, held against their schedules written by hand.
+
+Sources: tensorpack ``graph_builder/utils.py``, caffe2 ``muji.py``; Chainer and MegEngine are presets with their packing.
+"""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.graphs import cpus, evaluate, gradients_on, tf1
+
+from hier_allreduce import Copy, Reduce, Strategy, allreduce_grads, allreduce_grads_hierarchical
+from hier_allreduce.graph.record import recorded_in
+
+VALUES = [[np.float32([2.0**tower, variable]) for variable in range(9)] for tower in range(8)]
+
+
+def in_two_quads(all_grads, devices, average=False):
+    """tensorpack's ``allreduce_grads_hierarchical`` in plain TensorFlow, for eight towers."""
+    columns = []
+    for variable, grads in enumerate(zip(*all_grads)):
+        root = (variable + 4) % 8  # the main whose sum is complete first
+        other = (root + 4) % 8  # the main of the other quad
+        partial = {}
+        for main in (root, other):
+            with tf1.device(devices[main]):
+                partial[main] = tf.add_n([grads[tower] for tower in range(8) if tower // 4 == main // 4])
+        with tf1.device(devices[root]):
+            total = tf.add(partial[root], partial[other])
+            if average:
+                total = tf.multiply(total, 1 / 8)
+        with tf1.device(devices[other]):
+            result = {root: total, other: tf.identity(total)}
+        for tower in range(8):
+            if tower not in result:
+                with tf1.device(devices[tower]):
+                    result[tower] = tf.identity(result[root if tower // 4 == root // 4 else other])
+        columns.append([result[tower] for tower in range(8)])
+    return list(zip(*columns))
+
+
+def up_a_tree(all_grads, devices, average=False):
+    """caffe2's ``Allreduce8`` in plain TensorFlow: pairs, quads, all, and back by the same links."""
+    columns = []
+    for grads in zip(*all_grads):
+        held = list(grads)
+        hops = [(0, 1), (2, 3), (4, 5), (6, 7), (0, 2), (4, 6), (0, 4)]  # dst, src
+        for dst, src in hops:
+            with tf1.device(devices[dst]):
+                held[dst] = tf.add(held[dst], held[src])
+        if average:
+            with tf1.device(devices[0]):
+                held[0] = tf.multiply(held[0], 1 / 8)
+        for src, dst in reversed(hops):
+            with tf1.device(devices[dst]):
+                held[dst] = tf.identity(held[src])
+        columns.append(held)
+    return list(zip(*columns))
+
+
+def drop_in(grads, devices, average):
+    return allreduce_grads_hierarchical(grads, devices, average)
+
+
+def preset(name):
+    def reduce(grads, devices, average):
+        return allreduce_grads(grads, devices, average, name)
+
+    return reduce
+
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("ours, by_hand", [(drop_in, in_two_quads), (preset("tensorpack"), in_two_quads), (preset("muji"), up_a_tree)])
+def test_the_ops_are_those_written_by_hand(ours, by_hand, average):
+    """Device functions keep the columns away, which sums on CPU devices have beside these ops."""
+    functions = [lambda op, device=device: device for device in cpus(8)]
+    edges, values = [], []
+    for reduce in (by_hand, ours):
+        with tf.Graph().as_default() as graph:
+            rows = gradients_on(cpus(8), VALUES)
+            before = set(graph.get_operations())
+            values.append(evaluate(reduce(rows, functions, average)))
+            ops = [op for op in graph.get_operations() if op not in before and op.type != "Const"]
+            edges.append(Counter((op.type, op.device, *sorted(t.device for t in op.inputs if t.op.type != "Const")) for op in ops))
+    assert edges[0] == edges[1]
+    np.testing.assert_array_equal(*values)
+
+
+@pytest.mark.parametrize("towers", [2, 3, 4, 5, 8])
+def test_muji_takes_a_tree_to_gpu_0_and_its_fallback_is_flat(graph, towers):
+    rows = gradients_on(cpus(towers), [row[:2] for row in VALUES[:towers]])
+    allreduce_grads(rows, cpus(towers), strategy="muji")
+    allreduce_grads(rows, cpus(towers), strategy=Strategy("flat", main=0))
+    tree, flat = recorded_in(graph)
+    others = tuple(range(1, towers))
+    assert {tensor.schedule for tensor in flat.tensors} == {(Reduce(others, 0), *(Copy(0, dst) for dst in others))}
+    (schedule,) = {tensor.schedule for tensor in tree.tensors}
+    strides = [1, 2, 4][: int(np.ceil(np.log2(towers)))]
+    hops = [(dst + stride, dst) for stride in strides for dst in range(0, towers - stride, 2 * stride)]
+    assert schedule == (*(Reduce((src,), dst) for src, dst in hops), *(Copy(dst, src) for src, dst in reversed(hops)))
+
+
+@pytest.mark.parametrize("towers", [1, 2, 3, 5, 7, 8, 16])
+def test_the_drop_in_rotates_mains_for_any_number_of_towers(graph, towers):
+    grads = gradients_on(cpus(towers), [[np.full([2], 2.0**k + v, "float32") for v in range(10)] for k in range(towers)])
+    result = allreduce_grads_hierarchical(grads, cpus(towers))
+    (call,) = recorded_in(graph)
+    half = (towers + 1) // 2
+    for variable, tensor in enumerate(call.tensors):
+        sums = [step for step in tensor.schedule if isinstance(step, Reduce)]
+        copies = [step for step in tensor.schedule if isinstance(step, Copy)]
+        assert len(copies) == towers - 1 == sum(len(step.srcs) for step in sums)
+        assert not sums or sums[-1].dst == (variable + half) % towers
+        for step in sums[:-1]:
+            assert len({tower < half for tower in (*step.srcs, step.dst)}) == 1  # inside a group
+    assert [v.tolist() for v in evaluate(result)[-1]] == [[2.0**towers - 1 + towers * v] * 2 for v in range(10)]
+
+
+@pytest.mark.parametrize("name", ["chainer", "megengine"])
+def test_presets_that_pack_share_chunks(graph, name):
+    rows = gradients_on(cpus(4), [[np.ones([size], "float32") for size in (9, 300, 1000)] for _ in range(4)])
+    allreduce_grads(rows, cpus(4), strategy=name)
+    (call,) = recorded_in(graph)
+    assert [len(tensor.variables) for tensor in call.tensors] == [3]
+    if name == "chainer":  # one main, and None counts as zeros
+        assert call.tensors[0].schedule[0] == Reduce((1, 2, 3), 0)
+        allreduce_grads([[tf1.placeholder("float32", [3])], [None]], cpus(2), strategy=name)
+
+
+def test_an_algorithm_of_the_user_is_taken_as_it_is(graph):
+    def star(devices, chunk):
+        yield Reduce(tuple(range(1, devices)), 0)
+        for dst in range(1, devices):
+            yield Copy(0, dst)
+
+    rows = gradients_on(cpus(3), [row[:2] for row in VALUES[:3]])
+    result = allreduce_grads(rows, cpus(3), strategy=Strategy(star))
+    (call,) = recorded_in(graph)
+    assert call.algorithm == "star" and {tensor.schedule for tensor in call.tensors} == {tuple(star(3, 0))}
+    assert evaluate(result)[2][0].tolist() == [7, 0]
