@@ -1,8 +1,6 @@
 """The programs on README and on the pages run unchanged, and print what they say."""
 
 import re
-import subprocess
-import sys
 
 import pytest
 from helpers.forks import run_forked
@@ -38,13 +36,6 @@ def test_programs_print_what_they_say(program, tmp_path):
     prints = [line for line in program.splitlines() if re.search(r"print\(.*#", line)]
     promised = [line.split("#")[1].split(":")[0].strip() for line in prints]
     assert ran.out.split("\n")[: len(promised)] == promised
-
-
-def test_a_program_of_readme_runs_in_a_cold_process(tmp_path):
-    """An import that only works in a warm process would fail here."""
-    program = next(program for program in README if named(program) == "allreduce_grads")
-    done = subprocess.run([sys.executable, "-c", program], cwd=str(tmp_path), stdout=subprocess.PIPE, timeout=280)
-    assert done.returncode == 0 and b"[3. 3. 3.]" in done.stdout
 
 
 def test_readme_has_a_program_for_each_front_end():
