@@ -15,7 +15,7 @@ from ._lazy import lazy
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .audit import audit as audit
+    from .auditing import audit as audit
     from .cluster import Cluster as Cluster
     from .errors import AuditError as AuditError
     from .errors import ClusterError as ClusterError
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .training import TowerOptimizer as TowerOptimizer
 
 _PUBLIC = {
-    "audit": ["audit"],
+    "auditing": ["audit"],
     "cluster": ["Cluster"],
     "errors": ["AuditError", "ClusterError", "HierAllreduceError"],
     "graph": ["allreduce_grads", "allreduce_grads_and_vars", "allreduce_grads_hierarchical"],

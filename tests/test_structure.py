@@ -21,7 +21,7 @@ LAYERS = [
     {"topology"},
     {"planning"},
     {"graph"},
-    {"audit", "cluster", "training"},
+    {"auditing", "cluster", "training"},
     {"integrations"},
     {"measure", "tune"},
     {"cli"},

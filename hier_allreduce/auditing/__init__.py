@@ -1,4 +1,4 @@
-"""The audit: planned = executed. ``audit.audit`` is to be read first."""
+"""The audit: planned = executed. ``audit`` is to be read first."""
 
 from __future__ import annotations
 
