@@ -161,7 +161,7 @@ def main():
         (f"{args.devices} devices and one: any weight", f"{weight:.1e}", "at most 1e-05", weight <= DIFFERENCE),
         (f"any weight between the {args.devices} devices", f"{drift:g}", "exactly 0", drift == 0),
     ]
-    print(table([("", "difference", "must be", ""), *((*row, "ok" if good else "FAILED") for *row, good in checks)]))
+    print(table([("check", "found", "must be", ""), *((*row, "ok" if good else "FAILED") for *row, good in checks)]))
     print(f"\n{audited or 'one device: no copies'}")
     return 0 if all(good for *_, good in checks) else 1
 

@@ -36,14 +36,14 @@ def lazy(package: str, names_by_module: Mapping[str, Sequence[str]]) -> Callable
 
 
 def with_advice(error: ModuleNotFoundError, feature: str) -> ModuleNotFoundError:
-    """Return an error that says what installs the missing package, if ``feature`` needs one of an extra."""
+    """Return an error that names the extra of the missing package, if ``feature`` needs one."""
     if error.name not in _EXTRAS:
         return error
     return ModuleNotFoundError(advice(feature, error.name, _EXTRAS[error.name]), name=error.name)
 
 
 def advice(feature: str, package: str, extras: str) -> str:
-    """Return what installs the missing package: double quotes, because every shell understands them."""
+    """Return the command that installs the missing package; every shell understands its double quotes."""
     if package != "tensorflow":  # what is installed may be for GPUs, and the extra is not
         others = ",".join(extra for extra in extras.split(",") if extra != "tf")
         return f'{feature} needs {package}: python -m pip install ".[{others}]" in the checkout'

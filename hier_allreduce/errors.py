@@ -28,4 +28,4 @@ class ClusterError(HierAllreduceError):
 
 
 class AuditError(HierAllreduceError):
-    """The executed graph moved something other than what the plan says."""
+    """TensorFlow executed other copies than the planned ones."""
