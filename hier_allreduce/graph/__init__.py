@@ -9,9 +9,9 @@ from .allreduce import allreduce_grads, allreduce_grads_and_vars, allreduce_grad
 from .devices import device_strings
 from .hosts import HostGroup
 from .mains import copy_from_mains, copy_from_tower_0, reduce_to_mains
-from .matrix import check_average
+from .matrix import VAR_LIST_ADVICE, check_average
 from .names import tower_scopes, variable_names, where
-from .pairs import VAR_LIST_ADVICE, check_pairs
+from .pairs import check_pairs
 
 __all__ = [
     "VAR_LIST_ADVICE",

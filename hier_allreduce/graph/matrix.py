@@ -20,6 +20,8 @@ from ..formatting import count
 from .names import names_of_gradients, names_within_towers, where
 from .tf import SUMMABLE_DTYPES, in_current_graph
 
+VAR_LIST_ADVICE = "without var_list=, compute_gradients takes all towers' variables: give it those of its own tower"
+
 
 class Column(NamedTuple):
     """One variable's K gradients.
@@ -158,7 +160,8 @@ def _unshared(rows: Sequence[Sequence[Any]]) -> str:
     names = names_within_towers([[var for _, var in row if hasattr(var, "name")] for row in pairs])
     towers = Counter(name for row in names for name in set(row))
     unshared = sorted(name for name, number in towers.items() if number < len(rows))
-    return f"; not on every tower: {', '.join(unshared)}" if unshared else ""
+    clause = f"; not on every tower: {', '.join(unshared)}" if unshared else ""
+    return f"{clause}; {VAR_LIST_ADVICE}" if any(grad is None for row in pairs for grad, _ in row) else clause
 
 
 def _fault(grad: Any) -> str:

@@ -10,8 +10,6 @@ from .matrix import check_rows
 from .names import where
 from .tf import is_resource, tf1
 
-VAR_LIST_ADVICE = "without var_list=, compute_gradients takes all towers' variables: give it those of its own tower"
-
 
 def check_pairs(all_grads_and_vars: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Tuple[Any, Any], ...], ...]:
     """Return K rows of N (gradient, variable) pairs, as tuples.

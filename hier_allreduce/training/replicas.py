@@ -216,9 +216,9 @@ def _largest_difference(var: Any, first: Any) -> Any:
     whole = [tf.cast(tf.reshape(v.read_value(), [-1]), exact) for v in (var, first)]
     values, others = (tf.cast(v, tf.float64) for v in whole)
     is_nan, zeros = tf.math.is_nan, tf.zeros_like(values)
-    least = zeros + (1.0 if dtype.is_integer else 0.0)
-    difference = tf.maximum(least, tf.abs(values - others))
+    difference = tf.abs(values - others)
     difference = tf.where(is_nan(difference), zeros + float("inf"), difference)
+    difference = tf.maximum(difference, 1.0) if dtype.is_integer else difference
     same = tf.equal(*whole) | (is_nan(values) & is_nan(others))
     # the 0 is for variables without elements
     return tf.reduce_max(tf.concat([tf.where(same, zeros, difference), tf.zeros([1], tf.float64)], 0))

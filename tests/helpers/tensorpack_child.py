@@ -275,7 +275,7 @@ def updates(folder):
     facts["every 5"] = train(never_copying(2, broadcast=5), None, model=Model("sgd", moving_average))["after"]
     config = os.path.join(folder, "mine.yaml")
     with open(config, "w") as file:
-        file.write("devices: [/cpu:0, /cpu:1]\nupdate: main\nstrategy: {algorithm: flat, pack_below: 0}\n")
+        file.write("devices: [/cpu:0, /cpu:1]\nupdate: main\nstrategy: {algorithm: flat, chunk_bytes: 0}\n")
     facts["from file"] = train(HierarchicalTrainer.from_config(config), "sgd")["after"]
     facts["fewer"] = HierarchicalTrainer.from_config("chainer", devices=["/cpu:0", "/cpu:1"]).devices
     facts["two"] = train(tp.SimpleTrainer(), "sgd", BATCH * 2)["after"]
@@ -314,30 +314,6 @@ def embedded(cost):
     """Add a variable whose gradient is sparse and has one row twice."""
     rows = tf1.get_variable("embedding", [4, 2], initializer=tf1.ones_initializer(), use_resource=True)
     return cost + tf.reduce_sum(tf.square(tf.nn.embedding_lookup(rows, [2, 1, 2])))
-
-
-def digits(folder):
-    """Train the demo's convnet on real digits in 3 towers; each step's loss with either update."""
-    from tqdm import tqdm
-
-    from hier_allreduce.cli.demo.digits import Batches, Convnet, load
-    from hier_allreduce.cli.demo.tensorpack_run import train as run
-
-    training, _ = load()
-    optimizers = {
-        "sgd": lambda: tf1.train.GradientDescentOptimizer(0.3),
-        "momentum": lambda: tf1.train.MomentumOptimizer(0.1, 0.9),
-        "adam": lambda: tf1.train.AdamOptimizer(0.003),
-        "rmsprop": lambda: tf1.train.RMSPropOptimizer(0.001),
-    }
-    facts = {}
-    for name, optimizer in optimizers.items():
-        for update in ("replicated", "main"):
-            trainer, model = HierarchicalTrainer(cpus(3), update=update), Convnet()
-            model.optimizer = optimizer
-            result = run(trainer, model, Batches(training, 11, 3, 16), 1, tqdm(disable=True), [])
-            facts[f"{name} {update}"] = result.losses
-    return facts
 
 
 def accumulation(folder):
@@ -479,22 +455,6 @@ def sessions(folder):
     return facts
 
 
-def lanes(folder):
-    """Train over lanes, with either update, and from a file."""
-    written = os.path.join(folder, "lanes.yaml")
-    with open(written, "w") as file:
-        file.write("devices: ['/cpu:0', '/cpu:1', '/cpu:2']\nlanes_per_gpu: 2\nupdate: main\n")
-    trainers = {
-        "replicated": HierarchicalTrainer(cpus(3), lanes_per_gpu=2),
-        "main": HierarchicalTrainer.from_config(written),
-    }
-    facts = {name: train(trainer, "momentum", steps=2)["after"] for name, trainer in trainers.items()}
-    facts["devices"] = [lane[:2] for lane in trainers["main"].lanes]
-    on_gpus = HierarchicalTrainer([2, 0], lanes_per_gpu=2)
-    facts["on GPUs"] = [on_gpus.devices, [lane.device for lane in on_gpus.lanes]]
-    return facts
-
-
 def refusals(folder):
     """Return the class and text of the error that each bad input raises."""
 
@@ -535,14 +495,9 @@ def refusals(folder):
         "preset": lambda: HierarchicalTrainer.from_config("chaner"),
         "key": lambda: HierarchicalTrainer.from_config(slip),
         "change": lambda: HierarchicalTrainer.from_config("chainer", device=4),
-        "cut": lambda: HierarchicalTrainer(2, update="main", strategy="tensorpack-packed"),
         "groups": lambda: HierarchicalTrainer(4, strategy=Strategy(groups=[[0, 1], [3]])),
         "average": lambda: HierarchicalTrainer(2, average="sum"),
         "gpus": lambda: run(HierarchicalTrainer(8)),
-        "lanes": lambda: HierarchicalTrainer(8, lanes_per_gpu=2.5),
-        "lanes, shared": lambda: HierarchicalTrainer(["/cpu:0", "/cpu:0"], lanes_per_gpu=1),
-        "lanes of GPUs": lambda: run(HierarchicalTrainer(2, lanes_per_gpu=1)),
-        "lanes, own session": lambda: run(HierarchicalTrainer(["/cpu:0"], lanes_per_gpu=1), session_creator=chief),
         "gpu ids": lambda: run(HierarchicalTrainer([0, "/cpu:0"])),
         "own session": lambda: run(HierarchicalTrainer(cpus(2)), session_creator=chief),
         "few cpus": lambda: run(HierarchicalTrainer(cpus(3)), session_creator=two_cpus),

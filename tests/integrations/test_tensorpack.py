@@ -8,7 +8,6 @@ import json
 import numpy as np
 import pytest
 from helpers.forks import run_forked
-from helpers.graphs import IS_TF2
 
 # Each scenario runs once, for all its tests: these are a group, which one worker runs.
 scenario = pytest.mark.xdist_group
@@ -124,14 +123,6 @@ def test_updates_at_the_mains_train_like_one_tower(facts, optimizer):
     assert difference(run["many"], run["one"]) < 1e-6
     assert replicas_are_equal(run["many"])
     assert run["drift"] and not any(run["drift"])
-
-
-@scenario("digits")
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "rmsprop"])
-def test_both_updates_have_the_same_losses_on_the_digits(facts, optimizer):
-    losses, at_mains = facts[f"{optimizer} replicated"], facts[f"{optimizer} main"]
-    assert len(losses) == 11 and min(losses) < losses[0]
-    assert np.abs(np.subtract(losses, at_mains)).max() <= 1e-6
 
 
 @scenario("updates")
@@ -308,24 +299,6 @@ def test_a_session_of_a_final_graph_restores_a_checkpoint(facts):
     assert difference(facts["finalized"], facts["one"]) == 0
 
 
-# ---- lanes -------------------------------------------------------------------------------------------
-
-
-@scenario("lanes")
-def test_towers_train_over_lanes_alike_with_either_update(facts):
-    assert difference(facts["replicated"], facts["main"]) < 1e-6
-    assert replicas_are_equal(facts["replicated"]) and replicas_are_equal(facts["main"])
-    assert facts["replicated"]["global_step"] == facts["main"]["global_step"] == 2
-
-
-@scenario("lanes")
-def test_a_trainer_numbers_its_lanes_as_tensorflow_does(facts):
-    assert facts["devices"] == [[f"/cpu:{3 + number}", number // 2] for number in range(6)]
-    by_gpu = [["/gpu:3", "/gpu:0"], ["/gpu:4", "/gpu:5", "/gpu:1", "/gpu:2"]]
-    by_ordinal = [["/gpu:1", "/gpu:0"], ["/gpu:3", "/gpu:5", "/gpu:2", "/gpu:4"]]
-    assert facts["on GPUs"] == (by_ordinal if IS_TF2 else by_gpu)
-
-
 # ---- refusals ----------------------------------------------------------------------------------------
 
 
@@ -355,14 +328,9 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
         ("preset", ["did you mean 'chainer'"]),
         ("key", ["slip.yaml: 'devises' is unknown; did you mean 'devices'"]),
         ("change", ["from_config: 'device' is unknown; did you mean 'devices'"]),
-        ("cut", ["over several mains", "splits"]),
         ("groups", ["missing [2]"]),
         ("average", ["average='sum'"]),
         ("gpus", ["tower 0: /gpu:0", "tower 7: /gpu:7", "finds 0 GPUs", "There are /cpu:0;"]),
-        ("lanes", ["lanes_per_gpu=2.5", "whole number"]),
-        ("lanes, shared", ["different CPU devices", "'/cpu:0', '/cpu:0'"]),
-        ("lanes of GPUs", ["GPUs 0, 1 do not exist", "finds 0 GPUs"]),
-        ("lanes, own session", ["tower 0, lane 0: /cpu:1", "There are /cpu:0;"]),
         ("gpu ids", ["tower 0: /gpu:0.", "There are /cpu:0;"]),
         ("own session", ["tower 1: /cpu:1", "There are /cpu:0;"]),
         ("few cpus", ["tower 2: /cpu:2", "There are /cpu:0, /cpu:1;"]),
