@@ -4,8 +4,8 @@
 
     HIER_ALLREDUCE_TUNE={"clock": "/tmp/…/clock", "peer": "", "changes": {"algorithm": "flat"}}
 
-Without the variable nothing differs. With it, the program's all-reduce is replaced, and one op appends TensorFlow's time
-to the clock file at every step. The facts that the candidates follow from are written beside it. No TensorFlow.
+Without the variable nothing differs. With it, the program's all-reduce is replaced, and one op appends TensorFlow's
+time to the clock file at every step. Facts, from which the candidates follow, are written beside it. No TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Runs of a user's program: a process group for each, ended once enough steps are measured. No run survives.
 
-A run fails if the program ends before it has made enough steps; it hangs if no step comes for a while. Both are results.
+A run fails if the program ends before it has made enough steps. It hangs if no step comes for a while.
+Both are results.
 """
 
 from __future__ import annotations

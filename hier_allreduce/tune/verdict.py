@@ -57,7 +57,7 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     other = next((row for row in done if not row.candidate.is_ours), None)
     now = next((row.step for row in done if row.candidate.name == NOW), float("inf"))
     if ours is None or (other is not None and ours.step > other.step * needed):
-        advice = f"keep {other.candidate.name}: ours is not faster than it" if other else "no candidate was measured"
+        advice = f"{other.candidate.name} is as fast as ours: keep it" if other else "no candidate was measured"
         return Verdict(rows, noise, None, advice)
     if ours.candidate.name == NOW or ours.step > now * needed:
         return Verdict(rows, noise, None, "keep the program as it is: no candidate is faster by more than the noise")

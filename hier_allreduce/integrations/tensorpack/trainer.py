@@ -32,9 +32,11 @@ from ...training import (
     update_at_mains,
     update_towers,
 )
+from ...tuned import tuned
 from .accumulation import with_ordered_accumulation
 from .devices import checked_creator, config_for_towers, tower_devices
 from .names import check_names, inside_wrappers, under_tower_0s_names, with_missing_pairs
+from .peers import reduced_by_peer
 
 _OPTIONS = ["devices", "average", "strategy", "update", "broadcast", "check_replicas_every"]
 _THEIRS = {"mode": "strategy='hierarchical'", "gpus": "devices"}  # options of tensorpack's trainer, and ours
@@ -195,9 +197,13 @@ class HierarchicalTrainer(SingleCostTrainer):
         return with_missing_pairs(rows)
 
     def _updated(self, optimizer: Any, rows: Sequence[Pairs]) -> Updated:
-        average, strategy = self._average, self._strategy
+        average, strategy, candidate = self._average, self._strategy, tuned()
+        if candidate:
+            candidate.note(front_end="tensorpack", update="main" if self._at_mains else "replicated")
         if self._at_mains:
             self.grads = [list(row) for row in check_pairs(rows, tuple(self.devices))]
+        elif candidate and candidate.peer:
+            self.grads = reduced_by_peer(candidate.peer, rows, self.devices, average)
         else:
             self.grads = allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=self.cluster)
         # both names are tensorpack's; the scope is in the names of saved variables
