@@ -58,6 +58,6 @@ tf1.disable_eager_execution()
 devices = [f"/cpu:{k}" for k in range(4)]
 grads = [[tf.constant(10.0**k) + n for n in range(3)] for k in range(4)]
 with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 4})) as session:
-    print({tuple(row) for row in session.run(in_two_pairs(grads, devices))})
+    print({tuple(map(float, row)) for row in session.run(in_two_pairs(grads, devices))})
 """
     assert run_forked(program, folder=tmp_path).out == "{(1111.0, 1115.0, 1119.0)}\n"
