@@ -33,10 +33,6 @@ def test_the_environment_says_which_host_this_is(environ, expected):
     assert place(environ) == expected
 
 
-def test_every_job_of_slurm_has_another_port():
-    assert place({**STEP, "SLURM_JOB_ID": "8"}).hosts != place(STEP).hosts
-
-
 @pytest.mark.parametrize("variable", ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "WORLD_SIZE"])
 def test_a_forgotten_tf_config_is_an_error(variable, monkeypatch):
     """Else every process would train a model alone."""
@@ -56,9 +52,7 @@ def test_a_forgotten_tf_config_is_an_error(variable, monkeypatch):
         ({**STEP, "SLURM_NODEID": ""}, "SLURM_NODEID=''"),
         ({**STEP, "SLURM_STEP_NODELIST": "n[a-b]"}, "expected names such as"),
         ({"TF_CONFIG": "[]"}, "expected {"),
-        ({"TF_CONFIG": "{"}, "expected {"),
         (tf_config(HOSTS, type="worker", index=2), "with this process in the list"),
-        (tf_config(HOSTS, type="worker", index=True), "with this process in the list"),
         (tf_config({**HOSTS, "ps": ["d:4"]}, type="worker", index=0), "only the jobs 'chief' and 'worker'"),
     ],
 )
@@ -67,17 +61,16 @@ def test_a_description_that_is_none_is_an_error(environ, words):
         place(environ)
 
 
-def test_node_lists_of_slurm():
+def test_node_lists_and_ports_of_slurm():
     assert expand("n[08-10],r[1-2]c[1,3]-ib") == ["n08", "n09", "n10", "r1c1-ib", "r1c3-ib", "r2c1-ib", "r2c3-ib"]
+    assert place({**STEP, "SLURM_JOB_ID": "8"}).hosts != place(STEP).hosts  # another port for each job
 
 
 @pytest.mark.parametrize(
     "arguments, words",
     [
         ({"hosts": []}, "expected a list of addresses"),
-        ({"hosts": "127.0.0.1:1"}, "expected a list of addresses"),
         ({"hosts": ["here"]}, "'here' is not an address"),
-        ({"hosts": ["here:99999"]}, "'here:99999' is not an address"),
         ({"hosts": ["grpc://here:1"]}, "'grpc://here:1' is not an address"),
         ({"hosts": ["here:²"]}, "'here:²' is not an address"),
         ({"hosts": ["a:1", "b:1", "a:1"]}, "there more than once"),
@@ -85,7 +78,6 @@ def test_node_lists_of_slurm():
         ({"task": True}, "task=True"),
         ({"devices_per_host": 0}, "devices_per_host=0"),
         ({"communication": "auto"}, "communication='auto': expected one of ring, nccl"),
-        ({"timeout": -1}, "timeout=-1: expected seconds"),
         ({"timeout": float("inf")}, "timeout=inf: expected seconds"),
     ],
 )

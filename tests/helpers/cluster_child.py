@@ -7,7 +7,7 @@ import contextlib
 import faulthandler
 import gc
 import os
-import threading
+from concurrent import futures
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -16,14 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import hier_allreduce
-from hier_allreduce import (
-    Cluster,
-    ClusterError,
-    HierAllreduceError,
-    Strategy,
-    allreduce_grads,
-    allreduce_grads_and_vars,
-)
+from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, allreduce_grads
 from hier_allreduce.cluster import watch
 
 gc.freeze()  # in the fork server: its children's collector skips what the modules hold, and copies no page of it
@@ -33,14 +26,12 @@ FEATURES, CLASSES, BATCH, RATE = 5, 3, 4, 0.05
 SECONDS = 150  # for everything that a host does
 
 
-def cpus(count):
-    return [f"/cpu:{k}" for k in range(count)]
-
-
-# ---- sums --------------------------------------------------------------------------------------------
-
 DTYPES = ["float32"] * 5 + ["float64", "float16", "bfloat16", "int32", "uint8"]
 SHAPES = [(4, 3), (7,), (), (0, 3), (300, 70), (2, 2), (5,), (5,), (6,), (3, 1)]
+
+
+def cpus(cluster):
+    return [f"/cpu:{k}" for k in range(cluster.devices_per_host)]
 
 
 def tower_row(tower):
@@ -51,7 +42,7 @@ def tower_row(tower):
 
 def sums(cluster, options, line):
     """Sum all kinds of gradients; return every tower's results, and what crossed."""
-    devices, rows = cpus(cluster.devices_per_host), []
+    devices, rows = cpus(cluster), []
     with tf.Graph().as_default() as graph:
         for tower, device in enumerate(devices):
             with tf.device(device):
@@ -60,11 +51,10 @@ def sums(cluster, options, line):
                 row = [tf.cast(tf1.placeholder_with_default(v, v.shape), d) for v, d in zip(dense, DTYPES)]
                 sparse = tf.IndexedSlices(row[1][:1], tf.constant([cluster.task]), tf.constant([4]))
                 rows.append([*row, sparse, None])
-        floats = [row[:8] for row in rows]
         built = {
             "sum": allreduce_grads(rows, devices, cluster=cluster),
             "alone": allreduce_grads(rows, devices, strategy=Strategy(chunk_bytes=0), cluster=cluster),
-            "mean": allreduce_grads(floats, devices, average=True, cluster=cluster),
+            "mean": allreduce_grads([row[:8] for row in rows], devices, average=True, cluster=cluster),
         }
         fetches = {name: [[x for x in row if x is not None] for row in result] for name, result in built.items()}
         with cluster.session() as session:
@@ -82,16 +72,13 @@ def sums(cluster, options, line):
 
 def shapes(cluster, options, line):
     """Sum a gradient whose shape is known only in each step: ones of some shapes, step by step."""
-    devices = cpus(cluster.devices_per_host)
+    devices = cpus(cluster)
     with tf.Graph().as_default():
         grad = tf1.placeholder(tf.float32, options["declared"], name="w")
         rows = allreduce_grads([[grad] for _ in devices], devices, cluster=cluster)
         with cluster.session() as session:
             for shape in options["fed"]:
                 line.send(("at", session.run(rows[-1][0], {grad: np.ones(shape)}).tolist()))
-
-
-# ---- training ----------------------------------------------------------------------------------------
 
 
 def data(step, tower):
@@ -119,29 +106,21 @@ def model(cluster, devices, options):
         shared = {"strategy": strategy, "cluster": cluster, "update": options["update"]}
         train_op = hier_allreduce.TowerOptimizer(optimizer, devices, **shared).apply_gradients(rows)
     else:
-        reduced = allreduce_grads_and_vars(rows, devices, average=True, strategy=strategy, cluster=cluster)
+        reduced = hier_allreduce.allreduce_grads_and_vars(
+            rows, devices, average=True, strategy=strategy, cluster=cluster
+        )
         train_op = tf.group(*[optimizer.apply_gradients(row) for row in reduced])
     return feeds, tf.add_n(losses) / len(losses), train_op, [[v for _, v in row] for row in rows]
-
-
-def report_probes(line):
-    """Report every probe of another host to the test."""
-    probe = watch.probe
-
-    def reporting(address, seconds):
-        line.send(("at", "a probe"))
-        return probe(address, seconds)
-
-    watch.probe = reporting
 
 
 def train(cluster, options, line):
     """Train for some steps from host 0's weights, or from a checkpoint that every host restores; or fail somewhere."""
     os.environ.update(options.get("environ", {}))
-    if options.get("probes"):
-        report_probes(line)
+    probe = watch.probe
+    if options.get("probes"):  # it reports them to the test
+        watch.probe = lambda *address: line.send(("at", "a probe")) or probe(*address)
     with tf.Graph().as_default():
-        devices = cpus(cluster.devices_per_host)
+        devices = cpus(cluster)
         feeds, loss, train_op, towers = model(cluster, devices, options)
         start = [cluster.broadcast(tf1.global_variables())]
         start += [[v.assign(w.read_value()) for row in towers[1:] for v, w in zip(row, towers[0])]]
@@ -159,9 +138,7 @@ def train(cluster, options, line):
             losses = []
             for step in range(options.get("first", 0), options.get("steps", 6)):
                 values = [v for k in range(len(devices)) for v in data(step, cluster.task * len(devices) + k)]
-                if step == options.get("bad_at"):
-                    values[1] = values[1] + CLASSES  # no such labels
-                losses.append(float(session.run([loss, train_op], dict(zip(feeds, values)))[0]))
+                losses.append(session.run([loss, train_op], dict(zip(feeds, values)))[0])
                 line.send(("at", step))
                 if step == options.get("save_at") and cluster.is_chief:
                     saver.save(session, options["folder"])
@@ -176,12 +153,9 @@ def train(cluster, options, line):
             return {"losses": losses, "towers": session.run(towers)}
 
 
-# ---- steps ---------------------------------------------------------------------------------------------
-
-
 def epochs(cluster, options, line):
     """Run three epochs of three steps each, in one session or three; return the results of each epoch."""
-    devices, results = cpus(cluster.devices_per_host), []
+    devices, results = cpus(cluster), []
     with tf.Graph().as_default():
         batches = tf1.data.make_initializable_iterator(tf.data.Dataset.range(3))
         batch = tf.cast(batches.get_next(), tf.float32)
@@ -206,7 +180,7 @@ def epochs(cluster, options, line):
 def every_other(cluster, options, line):
     """Reduce in a cond, in every other step; return the results."""
     tf1.disable_control_flow_v2()
-    devices, results = cpus(cluster.devices_per_host), []
+    devices, results = cpus(cluster), []
     with tf.Graph().as_default():
         x, crosses = tf1.placeholder(tf.float32, []), tf1.placeholder(tf.bool, [])
         total = tf1.cond(
@@ -225,26 +199,21 @@ def every_other(cluster, options, line):
 
 def threads(cluster, options, line):
     """Run a step in two threads at once on the chief, in one on the others; return the results."""
-    devices, results = cpus(cluster.devices_per_host), []
+    devices = cpus(cluster)
+
+    def run(_):
+        try:
+            return float(session.run(rows[0][0]))
+        except ClusterError as error:
+            line.send(("at", "an error"))
+            return str(error)
+
     with tf.Graph().as_default():
         rows = allreduce_grads([[tf1.placeholder_with_default(1.0, [])] for _ in devices], devices, cluster=cluster)
-        with cluster.session() as session:
-
-            def run():
-                try:
-                    results.append(float(session.run(rows[0][0])))
-                except ClusterError as error:
-                    results.append(str(error))
-                    line.send(("at", "an error"))
-
-            running = [threading.Thread(target=run) for _ in range(2 if cluster.is_chief else 1)]
+        with cluster.session() as session, futures.ThreadPoolExecutor(2) as pool:
             if not cluster.is_chief:
                 line.recv()
-            for thread in running:
-                thread.start()
-            for thread in running:
-                thread.join()
-    return results
+            return sorted(pool.map(run, range(2 if cluster.is_chief else 1)), key=str)
 
 
 def tensorpack(cluster, options, line):
@@ -273,7 +242,7 @@ def tensorpack(cluster, options, line):
 
     child.Data, child.Look._chief_only = Share, False
     look = child.train(
-        HierarchicalClusterTrainer(cpus(towers), cluster, update=options["update"]),
+        HierarchicalClusterTrainer(cpus(cluster), cluster, update=options["update"]),
         options["optimizer"],
         epochs=2,
         callbacks=[child.tp.ModelSaver(checkpoint_dir=os.path.join(folder, "saved")), Tell()],
