@@ -120,7 +120,7 @@ def parse_yaml(text: str) -> Dict[str, Any]:
     """
     try:
         content = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as cause:
+    except Exception as cause:  # PyYAML raises errors of many kinds
         raise NotYaml(f"not readable as YAML: {' '.join(str(cause).split())}") from None
     if not isinstance(content, dict):
         raise NotYaml(f"expected `key: value` lines, not {type(content).__name__}")

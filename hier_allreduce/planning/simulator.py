@@ -12,9 +12,9 @@ Every node that TensorFlow executes is an op: packing, send, receive, sum, mean,
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import deque
 from heapq import heapify, heappop, heappush
-from typing import Deque, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Deque, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from ..topology import Links
 from .chunks import Chunk, Gradient, ready
@@ -56,19 +56,25 @@ class Work:
         self.next_sum: List[int] = []  # of each step, the sum on the same tower that adds to its result; or -1
         self.is_last: List[bool] = []  # of each step, whether its destination then has the sum of all
         self.first: List[List[List[int]]] = []  # of each chunk and tower, the copies of its gradients
-        self.copying: List[int] = []  # of each chunk, the ops of a copy on its destination
+        self.means: Set[int] = set()  # the last sum of each chunk, which a mean follows
         for number, chunk in enumerate(chunks):
             self._add(number, chunk, plan)
-        receiving = sum(self.copying[self.steps[step][0]] for step, _ in self.copies)
-        sums = sum(1 for _, _, operands in self.steps if operands)
+        receiving = sum(self.receiving(step) for step, _ in self.copies)
+        sums = sum(1 for _, _, operands in self.steps if operands) + len(self.means)
         self.ops = len(self.copies) + receiving + sums + self.towers * (sum(self.packing) + sum(self.unpacking))
+
+    def receiving(self, step: int) -> int:
+        """Return the ops of a copy on its destination: a tower that copies it on holds it in an op of its own."""
+        is_copied_on = not self.steps[step][2] and bool(self.opens[step])
+        return 1 + is_copied_on
 
     def _add(self, number: int, chunk: Chunk, plan: Plan) -> None:
         self.first.append([[] for _ in range(plan.towers)])
-        self.copying.append(1 + chunk.is_alone)
         last: Dict[int, int] = {}
+        final = -1
         for step in plan.schedule(number):
             this, adds = len(self.steps), isinstance(step, Reduce)
+            final = this if adds else final
             for src in step.srcs:
                 (self.opens[last[src]] if src in last else self.first[-1][src]).append(len(self.copies))
                 self.copies.append((this, src))
@@ -82,6 +88,8 @@ class Work:
             last[step.dst] = this
         for this in last.values():
             self.is_last[this] = True
+        if final >= 0:
+            self.means.add(final)
 
 
 def _joining_ops(chunks: Sequence[Chunk], gradients: Sequence[Gradient]) -> Tuple[List[int], List[int]]:
@@ -192,16 +200,16 @@ class Simulation:
         step, src = self._work.copies[copy]
         self._next(src, now)
         chunk, dst, operands = self._work.steps[step]
-        noticed = self._op(now, 1 if operands else self._work.copying[chunk])
+        noticed = self._op(now, self._work.receiving(step))
         while step >= 0:
             self._waits[step] -= 1
             if self._waits[step]:
                 return
             _, dst, operands = self._work.steps[step]
             if operands:
-                issued = self._op(noticed)
+                issued = self._op(noticed, 1 + (step in self._work.means))
                 moved = (operands + 1) * self._work.sizes[chunk] / self._links.memory
-                self._computing[dst] = self._queued(dst, issued) + self._links.kernel + moved
+                self._computing[dst] = max(issued, self._queued(dst, issued)) + self._links.kernel + moved
                 self._done = max(self._done, self._computing[dst])
             self._issue(noticed, self._work.opens[step])
             if self._work.is_last[step]:

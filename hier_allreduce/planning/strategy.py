@@ -74,7 +74,9 @@ class Strategy:
         for name, words in _WORDS.items():
             value = getattr(self, name)
             if value not in words:
-                raise HierAllreduceError(f"{name}={value!r} is unknown{presets.nearest(str(value), filter(None, words))}")
+                raise HierAllreduceError(
+                    f"{name}={value!r} is unknown{presets.nearest(str(value), filter(None, words))}"
+                )
         for name in ("chunk_bytes", "main"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
@@ -86,7 +88,9 @@ class Strategy:
         try:
             object.__setattr__(self, "groups", self.groups and tuple(map(tuple, self.groups)))
         except TypeError:
-            raise HierAllreduceError(f"groups={self.groups!r}: expected tuples of towers, as ((0, 1), (2, 3))") from None
+            raise HierAllreduceError(
+                f"groups={self.groups!r}: expected tuples of towers, as ((0, 1), (2, 3))"
+            ) from None
         seconds = self.backward
         if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds <= 60):
             raise HierAllreduceError(f"backward={seconds!r}: expected seconds above 0, up to 60 (60 ms are 0.06)")

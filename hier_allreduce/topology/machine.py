@@ -248,7 +248,7 @@ def _keys(labels: Sequence[str], kinds: Kinds) -> Set[str]:
 def _check_names(content: Mapping[str, Any], labels: Sequence[str], keys: Set[str]) -> None:
     for where in ("links", "starts", "staged"):
         for name in content.get(where, ()):
-            if name == SELF or name not in keys and not re.match(r"NV[1-9]\d*$", name):
+            if name == SELF or (name not in keys and not re.match(r"NV[1-9]\d*$", name)):
                 kinds = ", ".join(sorted(key for key in keys if "-" not in key and key != SELF))
                 raise HierAllreduceError(
                     f"{where}: {name!r} is neither a kind of link ({kinds}) nor a pair of devices such as "

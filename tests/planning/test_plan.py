@@ -1,134 +1,228 @@
-"""Plans: the check by counting, the interpreter, and how plans print."""
+"""Schedules: the check by counting, the interpreter, the algorithms, and functions of users."""
 
-import numpy as np
+import importlib.util
+import random
+from pathlib import Path
+
 import pytest
 from helpers.adding import Adding
+from hypothesis import given
+from hypothesis import strategies as st
 
-from hier_allreduce import Copy, HierAllreduceError, Plan, Reduce, verify
-from hier_allreduce.planning.algorithms import plan_of, two_group
-from hier_allreduce.planning.plan import Ops, operands, run
+from hier_allreduce import Copy, HierAllreduceError, Reduce, Topology, check
+from hier_allreduce.planning import root_of, run
+from hier_allreduce.planning.algorithms import (
+    BY_NAME,
+    check_groups,
+    flat,
+    halves,
+    hierarchical,
+    in_groups,
+    schedules_of,
+    tree,
+)
+from hier_allreduce.planning.groups import two_groups
+from hier_allreduce.planning.plan import complete_on, copies_in, sums_in
 
-RING_OF_THREE = Plan(3, 1, (Reduce(0, (1,), 0), Reduce(0, (0,), 2), Copy(0, 2, 0), Copy(0, 2, 1)))
+RIGHT = (Reduce((1,), 0), Reduce((0,), 2), Copy(2, 0), Copy(2, 1))
 
 
-def with_step(number, step):
-    steps = list(RING_OF_THREE.steps)
-    steps[number : number + 1] = [step] if step else []
-    return Plan(3, 1, tuple(steps))
+def adds_up(schedule, towers):
+    """Return whether numbers come to their sum everywhere, without a check by counting."""
+    return (
+        run(schedule, [1 << 8 * tower for tower in range(towers)], Adding())
+        == [sum(1 << 8 * tower for tower in range(towers))] * towers
+    )
 
 
-def test_a_plan_that_is_right_comes_back_from_verify():
-    assert verify(RING_OF_THREE) is RING_OF_THREE
+# ---- the check ---------------------------------------------------------------------------------------
+
+
+def changed(number, *steps):
+    return [*RIGHT[:number], *steps, *RIGHT[number + 1 :]]
 
 
 @pytest.mark.parametrize(
-    "plan, message",
+    "steps, message",
     [
+        (changed(1), r"the last sum, on tower 0, misses towers \[2\]"),
+        (changed(3), r"in the end towers \[1\] do not have the sum; copy it to them"),
+        (changed(1, Reduce((0, 1), 2)), r"Reduce\(srcs=\(0, 1\), dst=2\) adds tower 1 a second time"),
+        (changed(0, Copy(0, 1)), r"Copy\(src=0, dst=1\) copies the sum of towers \[0\] only"),
+        (changed(0), r"the last sum, on tower 2, misses towers \[1\]"),
         (
-            with_step(1, None),
-            r"step 2 of 3, Copy\(.*dst=0\): copies what is not the complete sum: device 2 misses \[0, 1\]",
+            changed(0, Reduce((0,), 0)),
+            r"Reduce\(.*\): expected one destination and other towers as sources, from 0 to 2",
         ),
-        (with_step(3, None), r"after the last step 3, Copy\(.*dst=0\): device 1 misses \[0, 2\]\n"),
-        (with_step(1, Reduce(0, (0, 1), 2)), r"step 2 of 4, Reduce\(.*dst=2\): counts \[1\] twice"),
-        (with_step(0, Reduce(0, (2,), 0)), r"step 2 of 4, Reduce\(.*dst=2\): counts \[2\] twice"),
-        (with_step(1, Copy(0, 0, 2)), r"step 2 of 4, Copy\(.*dst=2\): .* device 0 misses \[2\]"),
-        (with_step(2, Reduce(0, (2,), 0)), r"step 3 of 4, Reduce\(.*dst=0\): counts \[0, 1\] twice"),
-        (with_step(2, Copy(0, 0, 1)), r"step 3 of 4, Copy\(.*\): .* device 0 misses \[2\]"),
-        (with_step(0, Copy(0, 0, 1)), r"step 1 of 4, Copy\(.*dst=1\): .* device 0 misses \[1, 2\]"),
-        (with_step(3, Copy(0, 2, 0)), r"step 4 of 4, Copy\(.*\): device 0 has the sum already"),
-        (with_step(0, Reduce(0, (0,), 0)), r"step 1 of 4, Reduce\(.*\): a step needs sources, all of them other than"),
-        (with_step(0, Reduce(0, (), 0)), r"step 1 of 4, Reduce\(.*\): a step needs sources"),
-        (with_step(3, Copy(0, 1, 1)), r"step 4 of 4, Copy\(.*\): a step needs sources"),
-        (with_step(0, Reduce(0, (3,), 0)), r"step 1 of 4, Reduce\(.*\(3,\).*\): there are devices 0 to 2 only"),
-        (with_step(3, Copy(0, 2, -1)), r"step 4 of 4, Copy\(.*dst=-1\): there are devices 0 to 2 only"),
-        (with_step(3, Copy(1, 2, 1)), r"Copy\(chunk=1.*\): there are chunks 0 to 0 only"),
-        (Plan(2, 1, ()), r"chunk 0, after the last step, of none: device 0 misses \[1\]; device 1 misses \[0\]"),
+        (changed(0, Reduce((), 0)), "expected one destination and other towers"),
+        (changed(0, Reduce((3,), 0)), r"Reduce\(srcs=\(3,\), dst=0\): .* from 0 to 2"),
+        (changed(3, Copy(2, -1)), r"Copy\(src=2, dst=-1\): .* from 0 to 2"),
+        (changed(0, Reduce(1, 0)), r"Reduce\(srcs=1, dst=0\): expected numbers of towers, in srcs a tuple"),
+        (changed(3, Copy("2", 1)), "expected numbers of towers"),
+        (changed(3, (2, 1)), r"\(2, 1\): expected a Reduce\(srcs, dst\) or a Copy\(src, dst\)"),
+        ([], r"in the end towers|misses towers"),
+        ((Reduce((1,), 0) for _ in iter(int, 1)), r"more than 18 steps; 3 towers need 4"),
     ],
 )
-def test_verify_names_the_chunk_the_step_and_the_fault(plan, message):
+def test_check_names_the_step_and_the_fault(steps, message):
     with pytest.raises(HierAllreduceError, match=message):
-        verify(plan)
+        check(steps, 3)
 
 
-def test_the_error_shows_what_each_device_holds():
-    with pytest.raises(HierAllreduceError) as refused:
-        verify(with_step(1, None))
-    _, *table = str(refused.value).splitlines()
-    assert [line.split() for line in table[1:]] == [["0", "0,", "1"], ["1", "1"], ["2", "2"]]
+def test_check_returns_a_schedule_that_is_right():
+    assert check(iter(RIGHT), 3) == RIGHT
+    assert root_of(RIGHT) == 2 and (sums_in(RIGHT), copies_in(RIGHT)) == (RIGHT[:2], RIGHT[2:])
+    assert complete_on(RIGHT) == {0, 1, 2} and complete_on(sums_in(RIGHT)) == {2}
+    assert check([], 1) == () and root_of(()) == 0
 
 
-def test_verify_names_the_one_chunk_of_many_that_is_wrong():
-    good = plan_of(two_group, 4, range(9))
-    broken = tuple(step for step in good.steps if step != Copy(6, 2, 3))
-    assert len(broken) == len(good.steps) - 1
-    with pytest.raises(HierAllreduceError, match=r"^chunk 6, after the last step .*: device 3 misses \[0, 1, 2\]\n"):
-        verify(Plan(4, 9, broken))
+@given(st.sampled_from(list(BY_NAME.values())), st.integers(2, 9), st.integers(0, 9), st.randoms(use_true_random=False))
+def test_random_faults_in_schedules_are_found(algorithm, towers, chunk, rng):
+    steps = list(algorithm(towers, chunk))
+    number, fault = rng.randrange(len(steps)), rng.choice(["dropped", "twice", "elsewhere"])
+    elsewhere = steps[number]._replace(dst=rng.randrange(towers))
+    steps[number : number + 1] = {"dropped": [], "twice": [steps[number]] * 2, "elsewhere": [elsewhere]}[fault]
+    try:
+        check(steps, towers)
+    except HierAllreduceError:
+        return
+    assert adds_up(steps, towers)  # another road to the sum, or a copy twice
 
 
-def test_one_device_or_no_chunks_need_no_steps():
-    assert verify(Plan(1, 2, ())).transfers() == {}
-    assert verify(Plan(3, 0, ())).roots == ()
+# ---- the algorithms ----------------------------------------------------------------------------------
 
 
-def test_run_adds_arrays_and_leaves_its_input_alone():
-    values = [[np.float32(1)], [np.float32(2)], [np.float32(4)]]
-    assert run(RING_OF_THREE, values, Adding()) == [[7], [7], [7]]
-    assert values == [[1], [2], [4]]
+@pytest.mark.parametrize("towers", [1, 2, 3, 4, 5, 7, 8, 13, 16, 24])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_algorithms_are_right_and_rotate_over_all_towers(name, towers):
+    schedules = schedules_of(BY_NAME[name], towers)
+    assert sorted(map(root_of, schedules)) == list(range(towers))
+    for schedule in schedules:
+        assert adds_up(schedule, towers)
+        assert sum(len(step.srcs) for step in schedule) == 2 * (towers - 1)
 
 
-def test_a_sum_is_finished_once_on_its_root_before_copies():
-    class Halving(Adding):
-        def finish(self, chunk, root, total):
-            seen.append((chunk, root, total))
-            return total / 2
+# tensorpack's allreduce_grads_hierarchical at K = 8, written by hand for variables 0 to 7:
+# sums inside both quads | across | back | copies inside both quads
+TENSORPACK = """
+1,2,3→0 5,6,7→4 | 0→4 | 4→0 | 0→1 0→2 0→3 4→5 4→6 4→7
+0,2,3→1 4,6,7→5 | 1→5 | 5→1 | 1→0 1→2 1→3 5→4 5→6 5→7
+0,1,3→2 4,5,7→6 | 2→6 | 6→2 | 2→0 2→1 2→3 6→4 6→5 6→7
+0,1,2→3 4,5,6→7 | 3→7 | 7→3 | 3→0 3→1 3→2 7→4 7→5 7→6
+5,6,7→4 1,2,3→0 | 4→0 | 0→4 | 4→5 4→6 4→7 0→1 0→2 0→3
+4,6,7→5 0,2,3→1 | 5→1 | 1→5 | 5→4 5→6 5→7 1→0 1→2 1→3
+4,5,7→6 0,1,3→2 | 6→2 | 2→6 | 6→4 6→5 6→7 2→0 2→1 2→3
+4,5,6→7 0,1,2→3 | 7→3 | 3→7 | 7→4 7→5 7→6 3→0 3→1 3→2
+"""
+# caffe2 muji's Allreduce2, Allreduce4 and Allreduce8; its fallback adds up on GPU 0
+MUJI = {
+    2: "1→0 | 0→1",
+    4: "1→0 3→2 | 2→0 | 0→2 | 0→1 2→3",
+    8: "1→0 3→2 5→4 7→6 | 2→0 6→4 | 4→0 | 0→4 | 0→2 4→6 | 0→1 2→3 4→5 6→7",
+}
+FALLBACK = {3: "1,2→0 | 0→1 0→2", 6: "1,2,3,4,5→0 | 0→1 0→2 0→3 0→4 0→5"}
 
-    seen = []
-    assert run(RING_OF_THREE, [[1], [2], [5]], Halving()) == [[4], [4], [4]]
-    assert seen == [(0, 2, 8)]
+
+def in_rounds(schedule, expected):
+    """Return a schedule cut into as many steps as each round of ``expected`` has, and these rounds, as sets."""
+    steps = [f"{','.join(map(str, step.srcs))}→{step.dst}" for step in schedule]
+    rounds, cut = [set(text.split()) for text in expected.split("|")], []
+    for texts in rounds:
+        cut.append(set(steps[: len(texts)]))
+        steps = steps[len(texts) :]
+    return cut + [set(steps)] * bool(steps), rounds
 
 
-def test_without_a_sum_a_value_is_finished_before_copies():
-    class Finishing(Ops):
-        def finish(self, chunk, root, total):
-            return f"{total} finished on {root}"
+@pytest.mark.parametrize(
+    "algorithm, devices, chunk, expected",
+    [
+        *((hierarchical, 8, chunk, text) for chunk, text in enumerate(TENSORPACK.strip().splitlines())),
+        *((tree, devices, 0, text) for devices, text in MUJI.items()),
+        *((flat, devices, 0, text) for devices, text in FALLBACK.items()),
+    ],
+)
+def test_published_schedules(algorithm, devices, chunk, expected):
+    ours, theirs = in_rounds(algorithm(devices, chunk), expected)
+    assert ours == theirs
 
-    steps = (Copy(0, 1, 0),)
-    assert run(Plan(2, 2, steps), [["a", "b"], ["c", "d"]], Finishing()) == [
-        ["c finished on 1", "b finished on 0"],
-        ["c finished on 1", "d"],
+
+@given(st.integers(2, 12), st.integers(0, 12), st.randoms(use_true_random=False))
+def test_any_groups_add_up(devices, chunk, rng):
+    order = rng.sample(range(devices), devices)
+    cuts = sorted(rng.sample(range(1, devices), rng.randint(0, devices - 1)))
+    groups = tuple(tuple(order[a:b]) for a, b in zip([0, *cuts], [*cuts, devices]))
+    assert adds_up(check(in_groups(check_groups(groups, devices))(devices, chunk), devices), devices)
+
+
+@pytest.mark.parametrize("groups", [((0, 1),), ((0, 1), (1, 2)), ((0, 1), (2, 3)), ((0, 1, 2), ()), ((0, True), (2,))])
+def test_groups_that_miss_repeat_or_invent_towers_are_an_error(groups):
+    with pytest.raises(
+        HierAllreduceError, match=r"groups=.* each of towers 0 to 2 once, for instance \(\(0, 1\), \(2,\)\)"
+    ):
+        check_groups(groups, 3)
+
+
+def test_two_groups_follow_the_links_and_pair_near_members():
+    far, near, pair = 9.0, 1.0, 2.0
+    order = random.Random(5).sample(range(8), 8)
+    group, partner = [n // 4 for n in range(8)], [n % 4 for n in range(8)]
+    distance = [
+        [near if group[a] == group[b] else pair if partner[a] == partner[b] else far for b in order] for a in order
     ]
+    first, second = two_groups(distance)
+    assert [{group[order[n]] for n in members} for members in (first, second)] in ([{0}, {1}], [{1}, {0}])
+    assert [partner[order[n]] for n in first] == [partner[order[n]] for n in second]
+    assert two_groups([[1.0] * 5] * 5) == halves(5) and two_groups([[1.0] * 2] * 2) == ((0,), (1,))
 
 
-def test_a_root_has_the_last_reduce_or_the_first_copy():
-    steps = (Reduce(0, (1,), 2), Reduce(0, (2,), 0), Copy(0, 0, 1), Copy(1, 1, 0), Copy(1, 0, 2))
-    assert Plan(3, 3, steps).roots == (0, 1, 0)
-    assert Plan(3, 1, (Reduce(0, (0, 1), 2),)).roots == (2,)
+# ---- functions of users ------------------------------------------------------------------------------
+
+_SPEC = importlib.util.spec_from_file_location("own", Path(__file__).parents[2] / "examples" / "algorithms.py")
+EXAMPLES = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(EXAMPLES)
 
 
-def test_the_two_halves_make_the_whole():
-    plan = plan_of(two_group, 5, range(3))
-    values = [[10**device + chunk for chunk in range(3)] for device in range(5)]
-    reduced = run(plan.reduce_half(), values, Adding())
-    assert [reduced[root][chunk] for chunk, root in enumerate(plan.roots)] == [11111, 11116, 11121]
-    assert run(plan.copy_half(), reduced, Adding()) == run(plan, values, Adding())
+@pytest.mark.parametrize("algorithm", EXAMPLES.ALGORITHMS)
+def test_the_examples_are_right(algorithm):
+    for devices in range(2, 17):
+        if algorithm is EXAMPLES.two_quads and devices % 2:
+            continue
+        for schedule in schedules_of(algorithm, devices):
+            assert adds_up(schedule, devices) and sum(len(step.srcs) for step in schedule) == 2 * (devices - 1)
 
 
-def test_transfers_count_every_source_of_every_step():
-    assert RING_OF_THREE.transfers() == {(1, 0): 1, (0, 2): 1, (2, 0): 1, (2, 1): 1}
+def test_the_example_of_two_quads_is_hierarchical():
+    assert [set(EXAMPLES.two_quads(8, chunk)) for chunk in range(8)] == [set(hierarchical(8, c)) for c in range(8)]
 
 
-def test_an_empty_lane_adds_no_operand_a_full_one_does():
-    """Device 2 is the lane of tower 0, device 3 that of tower 1."""
-    steps = (Reduce(0, (0,), 2), Reduce(0, (1,), 3), Reduce(0, (3,), 2), Copy(0, 2, 3), Copy(0, 2, 0), Copy(0, 3, 1))
-    assert operands(Plan(4, 1, steps, lanes=1)) == [1, 1, 2, 1, 1, 1]
+def fails(devices, chunk):
+    raise KeyError("no such device")
 
 
-def test_a_plan_prints_as_lines_that_can_be_reviewed():
-    assert str(plan_of(two_group, 8, [0])).splitlines()[1:] == [
-        "c0  1,2,3→0  sum",
-        "c0  5,6,7→4  sum",
-        "c0  0→4  sum",
-        "c0  4→0,5,6,7  copy",
-        "c0  0→1,2,3  copy",
-    ]
-    assert str(plan_of(two_group, 8, [0])).startswith("two_group: 8 devices, 1 chunk")
+def one_copy_short(devices, chunk):
+    return flat(devices, chunk)[:-1]
+
+
+@pytest.mark.parametrize(
+    "algorithm, message",
+    [
+        (one_copy_short, r"^one_copy_short\(4, 0\): in the end towers \[3\] do not have the sum"),
+        (fails, r"^fails\(4, 0\): KeyError: 'no such device'"),
+        (lambda devices, chunk: None, r"^<lambda>\(4, 0\): TypeError: 'NoneType'"),
+        (lambda devices: [], r"\(4, 0\): TypeError: .*takes 1 positional argument"),
+        (lambda devices, chunk: flat(devices + 1, chunk), r"^<lambda>\(4, 0\): Reduce.* from 0 to 3"),
+        (lambda devices, chunk, topology: [], "algorithm <lambda> has an argument 'topology': give topology= too"),
+    ],
+)
+def test_a_wrong_function_is_an_error_that_names_it_and_the_chunk(algorithm, message):
+    with pytest.raises(HierAllreduceError, match=message):
+        schedules_of(algorithm, 4)
+
+
+def test_a_function_that_asks_for_the_topology_gets_it():
+    machine = Topology.load("dgx-1v")
+
+    def asking(devices, chunk, topology):
+        return flat(devices, chunk) if topology is machine else []
+
+    assert schedules_of(asking, 8, machine) == schedules_of(flat, 8)
