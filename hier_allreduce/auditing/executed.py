@@ -9,6 +9,7 @@ from typing import Any, Dict, Iterable, List, Sequence, Set, Tuple, Union
 from ..errors import AuditError
 from ..graph.devices import device_fields, devices_match
 from ..graph.record import Call, Recorded
+from ..planning import Reduce, root_of
 from .partitions import Edge, Op
 
 OTHER_HOSTS = "other hosts"
@@ -104,14 +105,15 @@ class Step:
         return []
 
     def _count_copies(self, edges: Iterable[Edge]) -> None:
-        contributing: Dict[str, List[Traffic]] = {}
+        copied: Dict[str, List[Traffic]] = {}  # values that are only copied, by op
         for traffic in self.traffics:
-            for name in filter(None, traffic.tensor.contributions):
-                contributing.setdefault(name.split(":")[0], []).append(traffic)
+            name = traffic.tensor.contributions[root_of(traffic.tensor.schedule)]
+            if name is not None and not any(isinstance(step, Reduce) for step in traffic.tensor.schedule):
+                copied.setdefault(name.split(":")[0], []).append(traffic)
         passing = []
         for edge in edges:
             reading = {traffic for reader in edge.readers for traffic in self._of(reader)}
-            for traffic in reading.union(self._of(edge.source), contributing.get(edge.source, ())):
+            for traffic in reading.union(self._of(edge.source), copied.get(edge.source, ())):
                 pair = traffic.pair(edge.src, edge.dst)
                 traffic.sources.setdefault(pair, set()).add(edge.source)
                 if traffic in reading:
