@@ -1,4 +1,4 @@
-"""``hier-allreduce doctor``: versions, GPUs, peer access and known problems, as text to paste into an issue."""
+"""``hier-allreduce doctor``: versions, GPUs, known problems with their remedies; with ``--measure``, copies."""
 
 from __future__ import annotations
 
@@ -12,86 +12,89 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, Optional, Sequence
 
+from tqdm import tqdm
+
+from .. import measure
 from .._lazy import advice
 from .._version import __version__
 from ..errors import HierAllreduceError
-from ..formatting import amount, count, duration, rate, table
-from ..topology import Speeds, Topology, this_machine
-from ..topology.gpus import staged_kinds
+from ..formatting import amount, count, table
+from ..topology import Topology, this_machine
+from .options import naming, output, working
 
 _PACKAGES = (
-    "tensorflow",
-    "tensorflow-cpu",
-    "tensorflow-gpu",
-    "keras",
-    "tf_keras",
-    "tensorpack",
-    "horovod",
-    "numpy",
-    "scipy",
-    "protobuf",
-    "nvidia-nccl-cu12",
+    *("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "keras", "tf_keras", "tensorpack", "numpy", "protobuf"),
+    *("horovod", "nvidia-nccl-cu12"),
 )
-# what changes where copies go or which ops run; TF_CONFIG holds addresses, so only its presence is told
-_VARIABLES = ("CUDA_VISIBLE_DEVICES", "TF_XLA_FLAGS", "XLA_FLAGS", "TF_GPU_THREAD_MODE", "TF_FORCE_GPU_ALLOW_GROWTH")
+# they change where copies go, or which ops run; TF_CONFIG holds addresses, so only its presence is told
+_VARIABLES = re.compile("(CUDA_VISIBLE_DEVICES|TF_(XLA|GPU|FORCE|USE)_.*|XLA_FLAGS|NCCL_.*)$")
 _TIMEOUT = 120  # seconds; the first use of many GPUs takes a while
-
-
-# a third of the time would go into collecting the garbage of a process that is about to end
-_PROBE = """\
-import gc; gc.disable()
-import json, os
-from hier_allreduce.cli.doctor import probe
-print(json.dumps(probe()), flush=True)
-os._exit(0)
-"""
-
-
-class TensorFlowSeen(NamedTuple):
-    """What TensorFlow sees, or why it cannot tell: ``facts`` as :func:`probe` returns them, or an ``error``."""
-
-    facts: Dict[str, Any]
-    error: str = ""
-
-    @property
-    def gpus(self) -> List[Dict[str, Any]]:
-        """TensorFlow's GPUs."""
-        return list(self.facts.get("gpus", []))
+_PROBE = "import json; from hier_allreduce.cli.doctor import probe; print(json.dumps(probe()), flush=True)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options: it has none."""
+    """Add the command's options."""
+    add = parser.add_argument
+    add("--measure", action="store_true", help="copy between all pairs of devices: are the bits equal, how fast is it")
+    add("--devices", metavar="A,B", help="of TensorFlow, to measure: /gpu:0,/gpu:1 (default: all GPUs)")
+    add("-o", type=output, metavar="FILE", help="write this machine with measured links, for plan and topology=")
+    add("--json", action="store_true", help="print one JSON object instead")
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; return 1 if there are problems."""
-    packages = _installed_packages()
-    seen = _tensorflow() if _tensorflow_packages(packages) else TensorFlowSeen({})
-    driver = _driver()
-    machine = _machine(seen)
-    print(f"hier_allreduce {__version__}, Python {platform.python_version()}, {platform.platform()}")
-    print(f"{count(os.cpu_count() or 1, 'core')}\n")
-    print(table([("package", "version"), *packages.items()]))
-    print(f"\n{_gpu_text(seen, driver, machine)}")
-    variables = [f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ]
-    variables += ["TF_CONFIG is set"] if "TF_CONFIG" in os.environ else []
-    if variables:
-        print("\n" + "\n".join(variables))
-    problems = _problems(packages, seen, driver, machine)
-    print("\n" + "\n".join(f"problem: {problem}" for problem in problems) if problems else "\nno known problems")
-    return 1 if problems else 0
+    if (args.devices or args.o) and not args.measure:
+        raise HierAllreduceError("--devices and -o go with --measure; add it")
+    packages = {name: version for name, version in ((name, _version(name)) for name in _PACKAGES) if version}
+    with working("asking TensorFlow for its devices"):
+        seen = _tensorflow() if any(name.startswith("tensorflow") for name in packages) else {}
+    driver, machine = _driver(), _machine()
+    facts: Dict[str, Any] = {"hier_allreduce": __version__, "python": platform.python_version()}
+    variables = {name: value for name, value in os.environ.items() if _VARIABLES.match(name)}
+    facts.update(packages=packages, variables=variables, driver=driver, tensorflow=seen)
+    text = [f"hier_allreduce {__version__}, Python {facts['python']}, {platform.platform()}, {os.cpu_count()} cores"]
+    text += ["", table([("package", "version"), *packages.items()]), "", *_gpu_lines(seen, driver, machine)]
+    text += [f"{name}={value}" for name, value in variables.items()] + ["TF_CONFIG is set"] * (
+        "TF_CONFIG" in os.environ
+    )
+    todo = remedies(packages, seen, driver, machine)
+    if args.measure:
+        found = _measured(args, [gpu["name"] for gpu in seen.get("gpus", [])], machine)
+        facts["measured"] = measure.as_json(found)
+        text += ["", measure.report(found)]
+        if "cpu" in str(list(found.pairs)).lower():
+            text.append("CPU devices share one memory: copies between them are no copies, and their speed says nothing")
+        todo += measure.faults(found)
+    facts["todo"] = todo
+    lines = [f"{number}. {line}" for number, line in enumerate(todo, 1)]
+    print(json.dumps(facts) if args.json else "\n".join([*text, "", *(lines or ["no known problems"])]))
+    return 1 if todo else 0
 
 
-def _installed_packages() -> Dict[str, str]:
-    """Return the version of each package that matters and is installed."""
-    versions = {}
-    for name in _PACKAGES:
-        version = _version(name)
-        if version is not None:
-            versions[name] = version
-    return versions
+def _measured(args: argparse.Namespace, gpus: Sequence[str], machine: Optional[Topology]) -> measure.Measured:
+    """Measure copies, and write the machine's file if one is wanted."""
+    devices = args.devices.split(",") if args.devices else [f"/gpu:{number}" for number in range(len(gpus))]
+    with naming("--devices"):
+        if not all(re.match(r"/[cg]pu:\d+$", device) for device in devices) or len(set(devices)) < max(2, len(devices)):
+            raise HierAllreduceError(f"expected two or more devices such as /gpu:0,/gpu:1; there are {devices}")
+    numbers = [int(device.rpartition(":")[2]) for device in devices]
+    on_gpus = all(device.startswith("/gpu") for device in devices)
+    if machine is not None:
+        machine = machine.subset(numbers) if on_gpus and max(numbers) < len(machine) else None
+    if args.o and machine is None:
+        raise HierAllreduceError("-o: only GPUs that nvidia-smi shows make a machine's file; leave -o out")
+    with tqdm(unit=" tasks", disable=None, file=sys.stderr) as bar:
+
+        def tell(copies: str) -> None:
+            bar.set_description(copies)
+            bar.update()
+
+        found = measure.measure(devices, machine, tell)
+    if args.o and machine is not None:
+        args.o.write_text(measure.with_figures(machine, devices, found).to_yaml(), encoding="utf-8")
+    return found
 
 
 def _version(name: str) -> Optional[str]:
@@ -110,45 +113,38 @@ def _version(name: str) -> Optional[str]:
         return None
 
 
-def _tensorflow_packages(packages: Dict[str, str]) -> List[str]:
-    return [name for name in packages if name.startswith("tensorflow")]
-
-
-def _tensorflow() -> TensorFlowSeen:
-    """Return what TensorFlow sees, from a process of its own: one that does not fit the processor ends its process."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-c", _PROBE]
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT, env=environment, check=False)
-    except subprocess.TimeoutExpired:
-        return TensorFlowSeen({}, f"TensorFlow did not list its devices within {_TIMEOUT} s")
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        hint = ": it may be built for another processor (AVX)" if name == "SIGILL" else ""
-        return TensorFlowSeen({}, f"importing TensorFlow ended with {name}{hint}")
-    lines = (done.stdout if done.returncode == 0 else done.stderr).decode("utf-8", "replace").strip().splitlines()
-    if done.returncode:
-        return TensorFlowSeen({}, f"TensorFlow cannot be used: {lines[-1] if lines else 'no message'}")
-    return TensorFlowSeen(json.loads(lines[-1]))
-
-
 def probe() -> Dict[str, Any]:
     """Return TensorFlow's version, how it was built, and its GPUs with the peers that each can reach."""
     import tensorflow as tf
     from tensorflow.python.client import device_lib
 
-    gpus = [device for device in device_lib.list_local_devices() if device.device_type == "GPU"]
-    return {
-        "version": tf.__version__,
-        "cuda": tf.test.is_built_with_cuda(),
-        "gpus": [_described(gpu) for gpu in gpus],
-    }
+    gpus = []
+    for gpu in device_lib.list_local_devices():
+        if gpu.device_type == "GPU":
+            name = re.search(r"name: ([^,]+)", gpu.physical_device_desc)
+            peers = sorted({link.device_id for link in gpu.locality.links.link})
+            model = name.group(1) if name else ""
+            gpus.append({"name": gpu.name, "model": model, "bytes": gpu.memory_limit, "peers": peers})
+    return {"version": tf.__version__, "cuda": tf.test.is_built_with_cuda(), "gpus": gpus}
 
 
-def _described(gpu: Any) -> Dict[str, Any]:
-    name = re.search(r"name: ([^,]+)", gpu.physical_device_desc)
-    peers = sorted({link.device_id for link in gpu.locality.links.link})
-    return {"name": gpu.name, "model": name.group(1) if name else "", "bytes": gpu.memory_limit, "peers": peers}
+def _tensorflow() -> Dict[str, Any]:
+    """Return the probe's facts, or an ``error``, from another process: a wrong processor ends it."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE], capture_output=True, timeout=_TIMEOUT, env=environment, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"TensorFlow did not list its devices within {_TIMEOUT} s: look at `dmesg`, reset the GPUs"}
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        return {"error": f"importing TensorFlow ended with {name}: install one that is built for this processor (AVX)"}
+    lines = (done.stderr if done.returncode else done.stdout).decode("utf-8", "replace").strip().split("\n")
+    if done.returncode:
+        return {"error": f"TensorFlow cannot be used, install it again: {lines[-1]}"}
+    facts: Dict[str, Any] = json.loads(lines[-1])
+    return facts
 
 
 def _driver() -> List[str]:
@@ -164,78 +160,56 @@ def _driver() -> List[str]:
     return done.stdout.decode("utf-8", "replace").strip().splitlines()
 
 
-def _machine(seen: TensorFlowSeen) -> Optional[Topology]:
-    """Return this machine's links, if nvidia-smi knows them."""
-    if shutil.which("nvidia-smi") is None:
-        return None
+def _machine() -> Optional[Topology]:
     try:
         return this_machine()
     except HierAllreduceError:
         return None
 
 
-def _gpu_text(seen: TensorFlowSeen, driver: List[str], machine: Optional[Topology]) -> str:
+def _gpu_lines(seen: Dict[str, Any], driver: List[str], machine: Optional[Topology]) -> List[str]:
     none = "no GPUs" if shutil.which("nvidia-smi") else "not found; a container has it if it was started with GPUs"
     lines = [f"nvidia-smi: {line}" for line in driver or [none]]
-    if seen.facts:
-        built = "with" if seen.facts["cuda"] else "without"
-        lines.append(f"TensorFlow {seen.facts['version']}, built {built} CUDA, sees {count(len(seen.gpus), 'GPU')}")
-    for gpu in seen.gpus:
+    if "gpus" in seen:
+        built = "with" if seen["cuda"] else "without"
+        lines.append(f"TensorFlow {seen['version']}, built {built} CUDA, sees {count(len(seen['gpus']), 'GPU')}")
+    for gpu in seen.get("gpus", []):
         peers = ", ".join(map(str, gpu["peers"])) or "none"
         lines.append(f"  {gpu['name']} {gpu['model']}, {amount(gpu['bytes'], binary=True)}, peers: {peers}")
-    if machine is not None and len(machine) > 1:
-        lines.append(machine.table().rstrip())
-    return "\n".join(lines)
+    return lines + ([machine.table().rstrip()] if machine is not None and len(machine) > 1 else [])
 
 
-def _no_peer_access(gpus: Sequence[Dict[str, Any]]) -> str:
-    """Return which GPUs do not reach all others, why, what that costs, and what to do."""
-    speeds = Speeds()
-    return (
-        f"no peer access from {', '.join(gpu['name'] for gpu in gpus)} to all others: {_cause(gpus)}. Copies go through"
-        f" the host's memory: each starts some {duration(speeds.staged_latency)} later, and all together move some"
-        f" {rate(speeds.staged)}. `hier-allreduce calibrate` measures it, so that plans fit"
-    )
-
-
-def _cause(gpus: Sequence[Dict[str, Any]]) -> str:
-    """Return what most probably turns peer access off here."""
-    if all(staged_kinds(gpu["model"]) for gpu in gpus):
-        return "NVIDIA's driver gives GeForce cards none but over NVLink"
-    if " hypervisor" in _text_of("/proc/cpuinfo"):
-        return "this is a virtual machine, which has to be given it"
-    if any(Path("/sys/kernel/iommu_groups").glob("*")):
-        return "the IOMMU is on (kernel option iommu=pt, or off in the firmware)"
-    return "ACS of the PCIe switches may be on (off in the firmware), or they are on different sockets"
-
-
-def _text_of(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _problems(
-    packages: Dict[str, str], seen: TensorFlowSeen, driver: List[str], machine: Optional[Topology]
+def remedies(
+    packages: Dict[str, str], seen: Dict[str, Any], driver: List[str], machine: Optional[Topology]
 ) -> List[str]:
-    """Return what is known to go wrong here, each with what to do."""
-    tensorflows, problems = _tensorflow_packages(packages), []
+    """Return a line for every known problem here: the problem, and its remedy."""
+    lines, gpus = [seen["error"]] if "error" in seen else [], seen.get("gpus", [])
+    tensorflows = [name for name in packages if name.startswith("tensorflow")]
     if not tensorflows:
-        problems.append(f"TensorFlow is missing; only topo and plan work. {advice('The rest', 'tensorflow', 'tf')}")
+        lines.append(f"TensorFlow is missing; only plan works. {advice('The rest', 'tensorflow', 'tf')}")
     if len(tensorflows) > 1:
-        problems.append(f"{', '.join(tensorflows)} overwrite each other's files: uninstall all, then install one")
-    if seen.error:
-        problems.append(seen.error)
-    if driver and seen.facts and not seen.gpus:
-        why = "finds no CUDA libraries that fit" if seen.facts["cuda"] else "is built without CUDA"
-        problems.append(
-            f"TensorFlow {why}, and does not use the {count(len(driver), 'GPU')}: see tensorflow.org/install"
-        )
-    without = [gpu for gpu in seen.gpus if len(gpu["peers"]) < len(seen.gpus) - 1]
+        lines.append(f"{', '.join(tensorflows)} overwrite each other's files: uninstall all, then install one")
+    is_legacy = "tf_keras" in packages and os.environ.get("TF_USE_LEGACY_KERAS") == "1"
+    if "tensorpack" in packages and packages.get("keras", "2") >= "3" and not is_legacy:
+        lines.append("tensorpack's layers need Keras 2: pip install tf_keras, and set TF_USE_LEGACY_KERAS=1")
+    if driver and "gpus" in seen and not gpus:
+        why = "finds no CUDA libraries that fit" if seen["cuda"] else "is built without CUDA"
+        lines.append(f"TensorFlow {why}, and does not use {count(len(driver), 'GPU')}: see tensorflow.org/install")
+    without = [gpu["name"] for gpu in gpus if len(gpu["peers"]) < len(gpus) - 1]
     if without:
-        problems.append(_no_peer_access(without))
+        lines.append(
+            f"no peer access from {', '.join(without)} to all others, so that copies go through the host's memory: "
+            f"{_peer_remedy()}. `hier-allreduce doctor --measure -o machine.yaml` measures it, so that plans fit"
+        )
     if "auto_jit" in os.environ.get("TF_XLA_FLAGS", ""):
-        problems.append("TF_XLA_FLAGS turns on XLA's clustering, which may merge copies that the plan keeps apart")
-    problems += list(machine.warnings) if machine is not None else []
-    return problems
+        lines.append("XLA may merge copies that the plan keeps apart: leave auto_jit out of TF_XLA_FLAGS")
+    return lines + list(machine.warnings if machine is not None else ())
+
+
+def _peer_remedy() -> str:
+    cpu = Path("/proc/cpuinfo")
+    if cpu.exists() and " hypervisor" in cpu.read_text(encoding="utf-8", errors="replace"):
+        return "in a virtual machine, its host has to give it"
+    if any(Path("/sys/kernel/iommu_groups").glob("*")):
+        return "GeForce cards have none but over NVLink; else boot with iommu=pt, or turn the IOMMU off in the firmware"
+    return "GeForce cards have none but over NVLink; else turn ACS off in the firmware"

@@ -45,7 +45,7 @@ class Parser(argparse.ArgumentParser):
 
     def check_known(self, unknown: List[str]) -> None:
         """Raise an error for arguments that are no options of this parser, with the nearest option."""
-        options = [name for name in self._option_string_actions if name.startswith("--")]
+        options = [name for name in self._option_string_actions if name != "-h"]
         for argument in unknown[:1]:
             if not argument.startswith("-"):
                 raise HierAllreduceError(f"{argument!r} is one argument too many; `{self.prog} --help` shows the form")

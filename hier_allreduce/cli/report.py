@@ -58,7 +58,9 @@ def link_rows(machine: Topology) -> List[Tuple[str, str, str, str]]:
 
 
 def _range(first: str, last: str) -> str:
-    return first if first == last else f"{first}–{last}"
+    """Return ``2–5 ms`` for ``2 ms`` and ``5 ms``."""
+    number, _, unit = first.partition(" ")
+    return first if first == last else f"{number if last.endswith(f' {unit}') else first}–{last}"
 
 
 def _limit(links: Links, pairs: Sequence[Tuple[int, int]]) -> str:
