@@ -64,8 +64,6 @@ def main(args: argparse.Namespace) -> int:
         found = _measured(args, [gpu["name"] for gpu in seen.get("gpus", [])], machine)
         facts["measured"] = measure.as_json(found)
         text += ["", measure.report(found)]
-        if "cpu" in str(list(found.pairs)).lower():
-            text.append("CPU devices share one memory: copies between them are no copies, and their speed says nothing")
         todo += measure.faults(found)
     facts["todo"] = todo
     lines = [f"{number}. {line}" for number, line in enumerate(todo, 1)]

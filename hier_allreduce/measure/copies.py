@@ -2,7 +2,11 @@
 
 ::
 
-    python -m hier_allreduce.measure.copies '{"copies": [["/gpu:0", "/gpu:1"], …], "big": 33554432}'
+    python -m hier_allreduce.measure.copies '{"first": "/gpu:0", "big": 33554432, "tasks": [task, …]}'
+
+    [[src, dst]]           ─►  {"differ": bytes, "rate": [bytes/s, again], "start": [seconds, again]}
+    [[src, dst], …]        ─►  {"rate": […]}, of all these copies at once
+    []                     ─►  {"start": […]}, of an op
 
 The caller stops it when a line takes too long: broken copies hang, and nothing inside the process can end them.
 """
@@ -83,9 +87,10 @@ def figures(src: str, dst: str, big: int) -> Dict[str, Any]:
 
 
 def speed(pairs: Sequence[Pair], size: int) -> float:
-    """Return the bytes/s of copies of ``size`` bytes for every pair, all at once; the step's other time is subtracted."""
+    """Return the bytes/s of copies of ``size`` bytes for every pair, all at once."""
+    # the rest of the step, without bytes, is subtracted
     taken = seconds_of(pairs, size) - seconds_of(pairs, SMALL)
-    return len(pairs) * size / max(taken, 1e-9)
+    return len(pairs) * size / taken if taken > 0 else 0.0
 
 
 def _median(step: Callable[[], Any]) -> float:
@@ -107,19 +112,19 @@ def _session(devices: Sequence[str]) -> Any:
 
 
 def main(text: str) -> None:
-    """Print ``{"ready": true}``, and then a line for every pair, for every group, and for the host."""
-    task = json.loads(text)
+    """Print ``{}`` when TensorFlow has the devices, and then a line for every task."""
+    todo = json.loads(text)
+    first, big = todo["first"], todo["big"]
     tf1.disable_eager_execution()
-    first = task["first"]
     seconds_of([(first, first)], SMALL)
-    print(json.dumps({"ready": True}), flush=True)
-    for src, dst in task["pairs"]:
-        print(json.dumps(figures(src, dst, task["big"])), flush=True)
-    for group in task["groups"]:
-        print(json.dumps({"rate": [speed(group, task["big"]) for _ in range(2)]}), flush=True)
-    if task["ops"]:
-        spans = [(seconds_of_ops(first, OPS + 50) - seconds_of_ops(first, 50)) / OPS for _ in range(2)]
-        print(json.dumps({"dispatch": spans}), flush=True)
+    print("{}", flush=True)
+    for pairs in todo["tasks"]:
+        if not pairs:
+            spans = [seconds_of_ops(first, OPS + 50) - seconds_of_ops(first, 50) for _ in range(2)]
+            answer: Dict[str, Any] = {"start": [span / OPS for span in spans]}
+        else:
+            answer = figures(*pairs[0], big) if len(pairs) == 1 else {"rate": [speed(pairs, big) for _ in range(2)]}
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
