@@ -192,7 +192,7 @@ def _check_updates(
             if writer.setdefault(name, tower) != tower:
                 raise HierAllreduceError(
                     f"{kind}: the updates of {where(writer[name], devices)} and of {where(tower, devices)} both write"
-                    f" {name!r}, which would change more than once a step. Give every tower another, {_AT_MAINS}"
+                    f" {name!r}, which would change more than once a step. Create one for each tower, {_AT_MAINS}"
                 )
         for (_, var), (_, first) in zip(rows[tower], rows[0]):
             count, on_tower_0 = _count(counts, var), _count(writes[0], first)

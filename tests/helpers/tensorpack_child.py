@@ -31,6 +31,8 @@ from tensorpack.tfutils.optimizer import (  # noqa: E402
 from tensorpack.tfutils.summary import add_moving_summary  # noqa: E402
 from tensorpack.utils import logger  # noqa: E402
 
+from helpers.optimizers import CASES  # noqa: E402
+
 from hier_allreduce import Strategy, TowerOptimizer  # noqa: E402
 from hier_allreduce.errors import HierAllreduceError  # noqa: E402
 from hier_allreduce.integrations.tensorpack import HierarchicalTrainer, OrderedAccumGrad  # noqa: E402
@@ -104,6 +106,10 @@ OPTIMIZERS = {
     "unordered inside": lambda: Foreign(AccumGradOptimizer(tf1.train.GradientDescentOptimizer(0.1), 3)),
     "own accumulation": lambda: OwnAccumulation(tf1.train.GradientDescentOptimizer(0.1), 3),
     "distributed": lambda: Distributed(0.1),
+    "processor with a variable": lambda: apply_grad_processors(
+        tf1.train.GradientDescentOptimizer(0.1), [MapGradient(counted)]
+    ),
+    **{name: make for name, (make, *_) in CASES.items()},
 }
 
 
@@ -304,6 +310,27 @@ def names(folder):
     return facts
 
 
+def counted(grad, var):
+    """Divide a gradient by the number of steps, counted in a variable named after the one that it gets."""
+    with tf1.variable_scope("counted", reuse=tf1.AUTO_REUSE):
+        name, zeros = f"{var.op.name}/steps", tf1.zeros_initializer()
+        steps = tf1.get_variable(name, [], initializer=zeros, trainable=False, use_resource=True)
+    return grad / steps.assign_add(1.0)
+
+
+def optimizers(folder):
+    """Train with the optimizers of all kinds, in three towers and in one; return the variables, or the error."""
+    facts = {}
+    for name in [*CASES, "processor with a variable"]:
+        for trainer in (HierarchicalTrainer(cpus(1)), never_copying(3), never_copying(3, update="main")):
+            label = f"{name}, {'one' if len(trainer.devices) == 1 else 'main' if trainer._at_mains else 'replicated'}"
+            try:
+                facts[label] = train(trainer, name, BATCH * 3 // len(trainer.devices), steps=3)["after"]
+            except HierAllreduceError as error:
+                facts[label] = str(error)
+    return facts
+
+
 def uneven(cost):
     """Add a variable that every tower has and only tower 1 has a gradient for."""
     extra = tf1.get_variable("extra", [], initializer=tf1.ones_initializer(), use_resource=True)
@@ -378,7 +405,7 @@ def callbacks(folder):
         "three times": train(tp.SimpleTrainer(), "sgd*3", BATCH * 3)["after"],
     }
     for every_epoch in (True, False):
-        trainer = HierarchicalTrainer(cpus(2), strategy=Strategy(groups=[[0], [1]]))
+        trainer = HierarchicalTrainer(cpus(2), strategy=Strategy("hierarchical", groups=[[0], [1]]))
         trainer.BROADCAST_EVERY_EPOCH = every_epoch
         facts[f"broadcast {every_epoch}"] = train(trainer, None, model=Model("sgd", moving_average))["after"]
     return facts
@@ -469,6 +496,9 @@ def refusals(folder):
             w = tf1.get_variable("W", [], initializer=tf1.zeros_initializer(), use_resource=True)
         return cost + w
 
+    def layered(cost):
+        return cost + tf.reduce_sum(tp.FullyConnected("layer", tf.reshape(cost, [1, 1]), 1))
+
     slip = os.path.join(folder, "slip.yaml")
     with open(slip, "w") as file:
         file.write("devises: 2\n")
@@ -495,7 +525,10 @@ def refusals(folder):
         "preset": lambda: HierarchicalTrainer.from_config("chaner"),
         "key": lambda: HierarchicalTrainer.from_config(slip),
         "change": lambda: HierarchicalTrainer.from_config("chainer", device=4),
-        "groups": lambda: HierarchicalTrainer(4, strategy=Strategy(groups=[[0, 1], [3]])),
+        "mode": lambda: HierarchicalTrainer(8, mode="hierarchical"),
+        "option": lambda: HierarchicalTrainer(8, strategi="flat"),
+        "keras 3": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", layered)),
+        "groups": lambda: HierarchicalTrainer(4, strategy=Strategy("hierarchical", groups=[[0, 1], [3]])),
         "average": lambda: HierarchicalTrainer(2, average="sum"),
         "gpus": lambda: run(HierarchicalTrainer(8)),
         "gpu ids": lambda: run(HierarchicalTrainer([0, "/cpu:0"])),

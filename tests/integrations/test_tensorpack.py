@@ -8,6 +8,8 @@ import json
 import numpy as np
 import pytest
 from helpers.forks import run_forked
+from helpers.graphs import IS_TF2
+from helpers.optimizers import CASES, TWICE
 
 # Each scenario runs once, for all its tests: these are a group, which one worker runs.
 scenario = pytest.mark.xdist_group
@@ -111,6 +113,22 @@ def test_own_towers_accumulate_in_order_or_not_at_all(facts):
     assert facts["restored"] == [[value] * 3 for value in (1, 1, 3, 3, 5, 5)]
     assert "AccumGradOptimizer reads its counter while" in facts["unordered"]
     assert "OrderedAccumGrad" in facts["unordered"]
+
+
+# ---- optimizers ----------------------------------------------------------------------------------------
+
+
+@scenario("optimizers")
+@pytest.mark.parametrize("update", ["replicated", "main"])
+@pytest.mark.parametrize("name", [*CASES, "processor with a variable"])
+def test_optimizers_train_like_one_tower_or_the_error_says_why_not(facts, name, update):
+    words = CASES.get(name, ["", TWICE, ""])[1 + (update == "main")]
+    many = facts[f"{name}, {update}"]
+    if words:
+        assert words in many
+    else:
+        assert difference(many, facts[f"{name}, one"]) < 1e-6
+        assert replicas_are_equal(many)
 
 
 # ---- updates at the mains ----------------------------------------------------------------------------
@@ -313,8 +331,10 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
     ("case", "words"),
     [
         ("no devices", ["devices is empty"]),
-        ("zero GPUs", ["devices=0", "at least one"]),
-        ("too many GPUs", ["devices=1000000000000", "at most 256"]),
+        ("zero GPUs", ["devices=0", "from 1 to 256"]),
+        ("too many GPUs", ["devices=1000000000000", "from 1 to 256"]),
+        ("mode", ["mode='hierarchical' is tensorpack's", "strategy='hierarchical'"]),
+        ("option", ["HierarchicalTrainer: 'strategi' is unknown; did you mean 'strategy'"]),
         ("no list", ["must be a list", "'/gpu:0'"]),
         ("set", ["must be a list"]),
         ("quoted", ["not '0,1'", "number of GPUs", "list of ids such as [0, 1]"]),
@@ -354,3 +374,10 @@ def test_a_wrong_choice_is_refused_before_training(facts, case, words):
     assert kind == "HierAllreduceError", message
     for word in words:
         assert word in message
+
+
+@pytest.mark.skipif(not IS_TF2, reason="TensorFlow 2")
+@scenario("refusals")
+def test_layers_that_need_keras_2_are_told_how_to_get_it(facts):
+    kind, message = facts["keras 3"]
+    assert kind == "HierAllreduceError" and "tf_keras" in message and "TF_USE_LEGACY_KERAS=1" in message
