@@ -15,7 +15,5 @@ from .chunks import Chunk, Gradient, Range, chunks_of
 from .plan import Copy, Ops, Plan, Reduce, Schedule, check, root_of, run
 from .strategy import Strategy, plan_for, strategy_from
 
-__all__ = [
-    *("Chunk", "Copy", "Gradient", "Ops", "Plan", "Range", "Reduce", "Schedule", "Strategy"),
-    *("check", "chunks_of", "plan_for", "root_of", "run", "strategy_from"),
-]
+__all__ = ["Chunk", "Copy", "Gradient", "Ops", "Plan", "Range", "Reduce", "Schedule", "Strategy"]
+__all__ += ["check", "chunks_of", "plan_for", "root_of", "run", "strategy_from"]

@@ -1,0 +1,89 @@
+"""Chunks: each element once, in readiness order, of one dtype, cut at multiples of 64 bytes."""
+
+import pytest
+from helpers.machines import gradients
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hier_allreduce.planning import Gradient, Range, chunks_of
+from hier_allreduce.planning.algorithms import flat, schedules_of
+from hier_allreduce.planning.chunks import ready, spread
+
+KIB = 1 << 10
+
+
+def of(*sizes, dtype="float32", **fields):
+    """Return gradients of so many KiB."""
+    return [Gradient(size * 256, 4, dtype, **fields) for size in sizes]
+
+
+def numbers(chunks):
+    """Return for each chunk its gradients' numbers."""
+    return [[part.number for part in chunk.ranges] for chunk in chunks]
+
+
+UNKNOWN, TEXT = Gradient(None, 4, "float32", packable=False), Gradient(8, 0, "string", packable=False)
+
+
+@pytest.mark.parametrize(
+    "sizes, chunk_kib, expected",
+    [
+        (of(100, 1, 2, 3), 40, [[3, 2, 1], [0], [0], [0]]),
+        (of(1, 100, 1), 50, [[1], [1], [2, 0]]),
+        (of(30, 30, 30), 100, [[2, 1, 0]]),
+        (of(39, 39, 39), 100, [[2, 1], [0]]),
+        (of(41, 41, 41), 100, [[2], [1], [0]]),
+        (of(1, 1) + of(1, 1, dtype="float16"), 9, [[3, 2], [1, 0]]),
+        ([*of(1, 1), UNKNOWN, TEXT, *of(1)], 9, [[3], [2], [4, 1, 0]]),
+        (of(100, 1), 0, [[0], [1]]),
+        (of(0, 1, 1), 9, [[2, 1], [0]]),
+        ([], 9, []),
+    ],
+    ids=["cut", "late pack", "packed", "full", "alone", "dtypes", "unpackable", "whole", "empty gradient", "nothing"],
+)
+def test_small_gradients_are_packed_and_large_ones_cut(sizes, chunk_kib, expected):
+    assert numbers(chunks_of(sizes, chunk_kib * KIB)) == expected
+
+
+def test_whole_gradients_are_packed_below_a_size_only():
+    assert numbers(chunks_of(of(900, 70, 1, 1), 100 * KIB, pack_below=64 * KIB, whole=True)) == [[3, 2], [1], [0]]
+    assert chunks_of(of(900), KIB, whole=True)[0].ranges == (Range(0, 0, None),)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5000), st.sampled_from([2, 4, 8, 16]), st.booleans()), max_size=20),
+    st.integers(1, 5000),
+)
+def test_each_element_travels_once_in_readiness_order(sizes, chunk_bytes):
+    grads = [Gradient(elements, itemsize, f"f{itemsize}", packable) for elements, itemsize, packable in sizes]
+    chunks = chunks_of(grads, chunk_bytes)
+    covered = {number: [] for number in range(len(grads))}
+    for chunk in chunks:
+        assert len({grads[part.number].dtype for part in chunk.ranges}) == 1
+        assert chunk.bytes <= max(64, chunk_bytes) or not grads[chunk.ranges[0].number].packable
+        for number, start, stop in chunk.ranges:
+            covered[number].append((start, grads[number].elements if stop is None else stop))
+            assert start * grads[number].itemsize % 64 == 0
+    for number, ranges in covered.items():
+        assert ranges[0][0] == 0 and ranges[-1][1] == grads[number].elements
+        assert all(before[1] == after[0] for before, after in zip(ranges, ranges[1:]))
+    assert sum(chunk.bytes for chunk in chunks) == sum(gradient.bytes for gradient in grads)
+    for by_bytes in (True, False):
+        shares = ready(chunks, grads, by_bytes)
+        assert shares == sorted(shares) and all(0 <= share <= 1 for share in shares)
+
+
+def test_chunks_are_ready_with_their_last_gradient():
+    grads = of(60, 20, 10, 10)
+    chunks = chunks_of(grads, 50 * KIB)
+    assert numbers(chunks) == [[3, 2], [1], [0], [0]]
+    assert ready(chunks, grads, by_bytes=True) == [0.2, 0.4, 1.0, 1.0]
+    assert ready(chunks, grads, by_bytes=False) == [0.5, 0.75, 1.0, 1.0]
+
+
+def test_whole_variables_go_to_roots_by_bytes():
+    grads = gradients("resnet50")
+    chunks = chunks_of(grads, 4 << 20, whole=True)
+    schedules = spread(chunks, schedules_of(flat, 8))
+    loads = [sum(c.bytes for c, s in zip(chunks, schedules) if s[0].dst == root) for root in range(8)]
+    assert max(loads) <= sum(loads) / 8 + max(gradient.bytes for gradient in grads) / 2
