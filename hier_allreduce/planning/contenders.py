@@ -13,7 +13,7 @@ None of them orders its copies, so no op is charged for an order.
 from __future__ import annotations
 
 import re
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from ..topology import Topology, links_of, nvlinks
 from .algorithms import flat, hierarchical, schedules_of
@@ -26,43 +26,26 @@ NCCL = "NCCL as published, if nothing overlaps"
 _LEAST_PACKED = 1024  # bytes of a chunk below which tensorpack does not join gradients
 
 
-class Published(NamedTuple):
-    """NCCL's all-reduce of 1 GiB on a model of machine.
-
-    Attributes:
-        gpu: a pattern of the GPUs' name.
-        gpus: K.
-        nvlinks: the kinds of NVLinks between them.
-        bus: bytes/s as nccl-tests count them: gradients' bytes × 2(K-1)/K, divided by the seconds.
-        source: of the number.
-    """
-
-    gpu: str
-    gpus: int
-    nvlinks: Tuple[str, ...]
-    bus: float
-    source: str
-
-
-PUBLISHED = (
-    Published("P100", 8, ("NV1",), 62.24e9, "Tartan (Li et al. 2018), NCCL 2"),
-    Published("V100", 8, ("NV1", "NV2"), 135.5e9, "nccl-tests on OCI BM.GPU3.8, NCCL 2.22"),
-    Published("V100", 16, ("NV6",), 123.14e9, "nccl-tests on 12 of the 16 GPUs"),
-    Published("A100", 8, ("NV12",), 230.1e9, "nccl-tests on OCI BM.GPU4.8"),
-    Published("H100", 8, ("NV18",), 466.35e9, "Azure ND H100 v5, with NVLS"),
-    Published("H200", 8, ("NV18",), 467.58e9, "Azure ND H200 v5, with NVLS"),
-    Published("RTX 2080 Ti", 2, (), 4.0e9, "nccl-tests, no peer access, a personal blog"),
-    Published("RTX 5090", 4, (), 35e9, "NVIDIA/nccl#1639, no peer access"),
+# NCCL's all-reduce of 1 GiB: a pattern of the GPUs' name, K, the kinds of NVLinks, and bytes/s as nccl-tests
+# count them on the bus: gradients' bytes × 2(K-1)/K, divided by the seconds
+PUBLISHED: Tuple[Tuple[str, int, Tuple[str, ...], float], ...] = (
+    ("P100", 8, ("NV1",), 62.24e9),  # Tartan (Li et al. 2018), NCCL 2
+    ("V100", 8, ("NV1", "NV2"), 135.5e9),  # nccl-tests on OCI BM.GPU3.8, NCCL 2.22
+    ("V100", 16, ("NV6",), 123.14e9),  # nccl-tests on 12 of the 16 GPUs
+    ("A100", 8, ("NV12",), 230.1e9),  # nccl-tests on OCI BM.GPU4.8
+    ("H100", 8, ("NV18",), 466.35e9),  # Azure ND H100 v5, with NVLS
+    ("H200", 8, ("NV18",), 467.58e9),  # Azure ND H200 v5, with NVLS
+    ("RTX 2080 Ti", 2, (), 4.0e9),  # nccl-tests, no peer access, a personal blog
+    ("RTX 5090", 4, (), 35e9),  # github.com/NVIDIA/nccl/issues/1639, no peer access
 )
 
 
-def published_nccl(machine: Topology) -> Optional[Published]:
-    """Return NCCL's published speed on the machine's model: its GPUs, their number and NVLinks; None if there is none."""
+def published_nccl(machine: Topology) -> Optional[float]:
+    """Return the bytes/s on the bus of NCCL on a machine's model, known by GPUs and NVLinks; None without a source."""
     kinds = tuple(sorted({kind for row in machine.kinds for kind in row if nvlinks(kind)}))
-    for published in PUBLISHED:
-        is_model = re.search(rf"{published.gpu}(?!\d| Ti)", machine.gpu, re.I)
-        if is_model and (published.gpus, published.nvlinks) == (len(machine), kinds):
-            return published
+    for gpu, count, links, bus in PUBLISHED:
+        if re.search(rf"{gpu}(?!\d| Ti)", machine.gpu, re.I) and (count, links) == (len(machine), kinds):
+            return bus
     return None
 
 
@@ -96,7 +79,7 @@ def exposed_by_others(
         seconds[name] = [Simulation(work, links, shares[case.by_bytes], case).exposed for case in cases]
     published = published_nccl(machine)
     if published:
-        seconds[NCCL] = [total * 2 * (towers - 1) / towers / published.bus] * len(cases)
+        seconds[NCCL] = [total * 2 * (towers - 1) / towers / published] * len(cases)
     return seconds
 
 

@@ -34,7 +34,7 @@ class Copy(NamedTuple):
 
     @property
     def srcs(self) -> Tuple[int, ...]:
-        """The source, as a tuple."""
+        """The source, as of a :class:`Reduce`."""
         return (self.src,)
 
 

@@ -18,7 +18,7 @@ from typing import Deque, Dict, List, NamedTuple, Sequence, Set, Tuple
 
 from ..topology import Links
 from .chunks import Chunk, Gradient, ready
-from .plan import Plan, Reduce
+from .plan import Plan, Reduce, sums_in
 
 _GRADIENT, _ISSUED, _BEGINS, _ENDS = range(4)
 
@@ -64,17 +64,17 @@ class Work:
         self.ops = len(self.copies) + receiving + sums + self.towers * (sum(self.packing) + sum(self.unpacking))
 
     def receiving(self, step: int) -> int:
-        """Return the ops of a copy on its destination: a tower that copies it on holds it in an op of its own."""
-        is_copied_on = not self.steps[step][2] and bool(self.opens[step])
-        return 1 + is_copied_on
+        """Return the ops of a copy on its destination: one more where the tower copies it on."""
+        return 1 + (not self.steps[step][2] and bool(self.opens[step]))
 
     def _add(self, number: int, chunk: Chunk, plan: Plan) -> None:
         self.first.append([[] for _ in range(plan.towers)])
         last: Dict[int, int] = {}
-        final = -1
+        sums = len(sums_in(plan.schedule(number)))
         for step in plan.schedule(number):
-            this, adds = len(self.steps), isinstance(step, Reduce)
-            final = this if adds else final
+            this, adds, sums = len(self.steps), isinstance(step, Reduce), sums - 1
+            if not sums:
+                self.means.add(this)
             for src in step.srcs:
                 (self.opens[last[src]] if src in last else self.first[-1][src]).append(len(self.copies))
                 self.copies.append((this, src))
@@ -88,8 +88,6 @@ class Work:
             last[step.dst] = this
         for this in last.values():
             self.is_last[this] = True
-        if final >= 0:
-            self.means.add(final)
 
 
 def _joining_ops(chunks: Sequence[Chunk], gradients: Sequence[Gradient]) -> Tuple[List[int], List[int]]:
@@ -115,21 +113,13 @@ def _joining_ops(chunks: Sequence[Chunk], gradients: Sequence[Gradient]) -> Tupl
 
 
 class Simulation:
-    """One run of a plan behind a backward pass.
+    """One run of a plan's work behind a backward pass. ``shares``: of the pass, after which each chunk is ready.
 
     Attributes:
         exposed: the seconds from the end of the pass until every tower has everything.
     """
 
     def __init__(self, work: Work, links: Links, shares: Sequence[float], case: Case):
-        """Run.
-
-        Args:
-            work: of the plan.
-            links: of the machine.
-            shares: for each chunk the share of the pass after which it is ready.
-            case: the assumptions.
-        """
         self._work, self._links, self._case = work, links, case
         self._host, self._spent, self._done = -math.inf, 0.0, 0.0
         self._end = case.backward  # of the kernels of the pass

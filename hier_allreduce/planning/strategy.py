@@ -19,8 +19,7 @@ from .plan import Plan
 AUTO = "auto"
 THIS_MACHINE = "this machine"
 NAMES = (AUTO, *BY_NAME)
-# CPU devices share one memory, where a copy costs only its dispatch: small gradients packed, larger ones whole, is the
-# fastest there (`make bench`)
+# the fastest on CPU devices (`make bench`), which share one memory: small gradients packed, larger ones whole
 _CPU_CHUNK, _CPU_PACKED = 10 << 20, 64 << 10
 _WORDS = {"sparse": ("gather", "dense"), "missing": ("error", "zeros"), "wire_dtype": (None, "float16", "bfloat16")}
 
@@ -109,11 +108,7 @@ class Strategy:
 
     @classmethod
     def from_values(cls, values: Dict[str, Any], source: Path) -> Strategy:
-        """Return the strategy of a file's keys and values.
-
-        Raises:
-            HierAllreduceError: an unknown key (with the nearest one), or an invalid value; the message names the file.
-        """
+        """Return the strategy of a file's keys and values; raises the errors of :meth:`load`."""
         presets.check(values, dict.fromkeys((field.name for field in fields(cls)), presets.anything), str(source))
         machine = values.get("topology")
         if isinstance(machine, str) and (source.parent / machine).is_file():
@@ -159,14 +154,7 @@ def plan_for(
     machine: Optional[Topology] = None,
     on_cpu: bool = False,
 ) -> Plan:
-    """Return the plan that a strategy selects for K towers.
-
-    Args:
-        strategy: the user's choices.
-        gradients: N gradients.
-        towers: K.
-        machine: the K devices, where they are known.
-        on_cpu: whether the towers are CPU devices.
+    """Return the plan that a strategy selects for K towers, on a ``machine`` of K devices where that is known.
 
     Raises:
         HierAllreduceError: the groups, the main or the algorithm's steps do not fit K towers.

@@ -23,7 +23,7 @@ All keys of a machine's YAML file but ``matrix`` are optional::
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import permutations
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -81,7 +81,7 @@ class Topology:
     name: str
     devices: Tuple[str, ...]
     kinds: Kinds
-    speeds: Speeds = Speeds()
+    speeds: Speeds = field(default_factory=Speeds)
     gpu: str = ""
     cpus: Tuple[str, ...] = ()
     links: ByKey = ()
@@ -236,8 +236,8 @@ def from_matrix(matrix: LinkMatrix, name: str, content: Optional[Mapping[str, An
             reason = f"the GPUs are of several models ({', '.join(matrix.models)})"
         likely = likely_gpu(matrix.kinds) or f"GPUs with PCIe ports of {speeds.pcie / GB:.0f} GB/s"
         warnings.append(f"{reason}; speeds as of {likely} (guessed from the links)")
-    by_key = {key: tuple(content.get(key, {}).items()) for key in ("links", "starts", "shared")}
-    return replace(machine, staged=tuple(staged), warnings=tuple(warnings), **by_key)
+    links, starts, shared = (tuple(content.get(key, {}).items()) for key in ("links", "starts", "shared"))
+    return replace(machine, staged=tuple(staged), warnings=tuple(warnings), links=links, starts=starts, shared=shared)
 
 
 def _keys(labels: Sequence[str], kinds: Kinds) -> Set[str]:

@@ -315,17 +315,24 @@ def nvidia_smi(monkeypatch):
         return subprocess.CompletedProcess(command, 0, answer.encode())
 
     monkeypatch.setattr(subprocess, "run", run)
-    monkeypatch.setattr(detect.shutil, "which", lambda name: name)
+    monkeypatch.setattr("shutil.which", lambda name: name)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     detect._printed.cache_clear()
     yield answers, calls
     detect._printed.cache_clear()
 
 
+def found(gpus=None):
+    """Return this machine, which is there."""
+    machine = detect.this_machine(gpus)
+    assert machine is not None
+    return machine
+
+
 def test_nvidia_smi_is_asked_once_in_a_process_and_for_five_seconds(nvidia_smi, monkeypatch):
     for visible in ("0,1,2", "2,1", "GPU-bb"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        assert len(detect.this_machine()) == len(visible.split(","))
+        assert len(found()) == len(visible.split(","))
     assert [call for call, _ in nvidia_smi[1]] == ["-L", "topo -m", "topo -p2p r"]
     assert all(timeout <= 5 for _, timeout in nvidia_smi[1])
 
@@ -334,13 +341,13 @@ def test_nvidia_smi_that_hangs_or_is_missing_counts_as_none(nvidia_smi, monkeypa
     nvidia_smi[0]["topo -m"] = None
     assert detect.this_machine() is None
     detect._printed.cache_clear()
-    monkeypatch.setattr(detect.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     assert detect.this_machine() is None
 
 
 def test_nvidia_smi_is_asked_for_peer_access(nvidia_smi):
     nvidia_smi[0]["topo -p2p r"] = ACCESS
-    machine = detect.this_machine()
+    machine = found()
     assert (machine.gpu, machine.staged, machine.warnings) == ("Tesla V100", ("GPU1-GPU2",), ())
 
 
@@ -357,7 +364,7 @@ def test_nvidia_smi_is_asked_for_peer_access(nvidia_smi):
 def test_this_machine_as_cuda_shows_it(nvidia_smi, monkeypatch, visible, gpus, devices):
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert detect.this_machine(gpus).devices == devices
+    assert found(gpus).devices == devices
 
 
 @pytest.mark.parametrize("visible", ["-1", "", "NoDevFiles"])
