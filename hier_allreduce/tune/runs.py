@@ -23,7 +23,7 @@ from ..tuned import VARIABLE, Tuned, read_facts
 from .candidates import NOW, Candidate, candidates
 from .clock import ENOUGH, LEAST, read_times, windows
 
-_MERCY = 5.0  # seconds between SIGTERM and SIGKILL, and for the end after it
+MERCY = 5.0  # seconds between SIGTERM and SIGKILL, and for the end after it
 _OUT_OF_MEMORY = ("OOM when allocating", "ResourceExhausted", "out of memory", "CUDA_ERROR_OUT_OF_MEMORY")
 
 
@@ -154,7 +154,7 @@ def _last_line(output: Path) -> str:
 def end_group(process: Any) -> None:
     """End all processes of a program's group: SIGTERM, and SIGKILL after five seconds."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + _MERCY
+        deadline = time.monotonic() + MERCY
         _signal(process.pid, number)
         while time.monotonic() < deadline:
             process.poll()  # a zombie would count as alive

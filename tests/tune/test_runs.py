@@ -1,0 +1,178 @@
+"""Programs that train, hang, stop, die, fork: what ``tune`` says about them, and that nobody is left over.
+
+They need no TensorFlow: they write the clock file themselves, so that their steps take exactly as long as they say.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hier_allreduce import HierAllreduceError, Strategy, tune
+from hier_allreduce.cli import main
+
+BEGIN = """
+import os, signal, sys, time
+from pathlib import Path
+from hier_allreduce.tuned import tuned
+
+with open("groups", "a") as file:
+    print(os.getpgrp(), file=file)
+candidate, slow = tuned(), 1.0
+
+def train(steps):
+    candidate.note(towers=4, gpus=False, bytes=1 << 20, chunk_bytes=8 << 20, algorithm="flat", planned=True,
+                   kept={"missing": "zeros"})
+    with open(candidate.clock, "a") as file:
+        for step in range(steps):
+            print(100 + 0.010 * slow * step, file=file)
+"""
+FOREVER = "\nprint('waits', flush=True)\ntime.sleep(1000)\n"
+SLOWER = """
+slow = {"": 1.0, "4194304": 0.9, "16777216": 1.2, "0": 1.1}[str(candidate.changes.get("chunk_bytes", ""))]
+train(200)
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """``program(text)``: the command of a program that runs in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def program(text):
+        Path("train.py").write_text(BEGIN + text, encoding="utf-8")
+        return [sys.executable, "train.py"]
+
+    return program
+
+
+def left_over():
+    """Return the process groups of programs in which a process lives."""
+    groups = set(Path("groups").read_text().split())
+    assert groups
+    listed = subprocess.run(
+        ["ps", "-eo", "pgid=,stat="], stdout=subprocess.PIPE, check=True, timeout=60
+    ).stdout.decode()
+    return groups & {line.split()[0] for line in listed.splitlines() if "Z" not in line}
+
+
+def runs_of(command, patience=1.0, start=1.0):
+    limits = tune.Limits(60.0, patience, start, rounds=1)
+    return list(tune.measure_all(command, limits, ["rule"], Path.cwd()))
+
+
+def test_a_program_without_a_step_hangs(program):
+    with pytest.raises(HierAllreduceError, match=r"no all-reduce.*hung: no step at all for 1 s.*last line: waits"):
+        runs_of(program(FOREVER))
+    assert not left_over()
+
+
+def test_a_program_that_stops_making_steps_hangs_with_its_last_line(program):
+    only_five, *_ = runs_of(program("train(5)" + FOREVER), patience=0.5)
+    assert only_five.fault == "hung: no step after step 5 for 500 ms, killed; last line: waits"
+    assert only_five.output.read_text() == "waits\n" and not left_over()
+
+
+@pytest.mark.parametrize(
+    ("end", "fault"),
+    [
+        ("", "ended after 5 steps, 31 are needed"),
+        ("raise KeyError('weights')", "failed: status 1 after 5 steps; last line: KeyError: 'weights'"),
+        ("sys.exit('OOM when allocating x')", "failed: out of memory, status 1 after 5 steps; last line: OOM when all"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "failed: SIGKILL after 5 steps; last line: none"),
+    ],
+)
+def test_a_program_that_ends_too_early_has_failed(program, end, fault):
+    first, *_ = runs_of(program(f"train(5)\n{end}"))
+    assert first.fault.startswith(fault) and not left_over()
+
+
+def test_children_that_ignore_sigterm_are_ended_too(program, monkeypatch):
+    monkeypatch.setattr("hier_allreduce.tune.runs.MERCY", 0.3)
+    forks = "train(200)\nif os.fork() == 0:\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(1000)"
+    assert [len(run.seconds) for run in runs_of(program(forks))] == [9, 9]
+    assert not left_over()
+
+
+def test_ctrl_c_ends_the_program_and_prints_what_there_is(program):
+    command = program("if candidate.changes:\n    time.sleep(1000)\ntrain(200)")
+    ours = [sys.executable, "-m", "hier_allreduce", "tune", "--only", "rule", "--json", "--", *command]
+    with subprocess.Popen(ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        while not Path("groups").exists() or len(Path("groups").read_text().split()) < 2:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and not left_over()
+    (now,) = json.loads(out)["candidates"]
+    assert now["candidate"] == "now" and now["step"] == pytest.approx(0.01)
+
+
+def test_the_fastest_candidate_is_written_with_the_table(program, capsys):
+    assert main(["tune", "-o", "new/best.yaml", "--", *program(SLOWER)]) == 0
+    out = capsys.readouterr().out
+    steps = [line.split()[:2] for line in out.splitlines()[1:6]]
+    assert steps == [["now", "10"], ["tower-0-sum", "11"], ["rule", "9"], ["half-chunks", "9"], ["double-chunks", "12"]]
+    assert "noise: 0.0% of a step" in out and "use rule" in out
+    assert Strategy.load("new/best.yaml") == Strategy("flat", chunk_bytes=4 << 20, missing="zeros")
+    assert "# now " in Path("new/best.yaml").read_text(encoding="utf-8")
+
+
+def run(name, milliseconds, fault=""):
+    return tune.Run(tune.Candidate(name), [] if fault else [milliseconds * 1e-3] * 5, Path("log"), fault)
+
+
+@pytest.mark.parametrize(
+    ("runs", "advice"),
+    [
+        ([run("now", 100), run("NcclAllReduce", 99), run("rule", 98), run("now", 100)], "NcclAllReduce is as fast"),
+        ([run("now", 100), run("NcclAllReduce", 120), run("rule", 99), run("now", 100)], "keep the program as it is"),
+        ([run("now", 100), run("rule", 95), run("now", 110)], "keep the program as it is"),
+        ([run("now", 100), run("rule", 95), run("now", 101)], "use rule"),
+        ([run("now", 0, "hung: no step"), run("rule", 95)], "use rule"),
+        ([run("now", 0, "hung: no step"), run("NcclAllReduce", 95)], "NcclAllReduce is as fast"),
+        ([run("now", 0, "hung: no step")], "no candidate was measured"),
+    ],
+)
+def test_a_winner_beats_the_noise_and_two_percent(runs, advice):
+    found = tune.verdict(runs)
+    assert found.advice.startswith(advice) and (found.best is not None) == advice.startswith("use")
+    assert advice in tune.report(found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected a program: hier-allreduce tune -- python train.py"),
+        (["--only", "ruel", "--", "python"], r"--only: 'ruel' is no candidate; did you mean 'rule'"),
+        (["--", "no-such-program"], "'no-such-program' cannot be started here"),
+        (["--patience", "60", "--", "python"], "'60' has no unit; write 60ms or 60s"),
+    ],
+)
+def test_errors_have_one_line(arguments, message, capsys):
+    assert main(["tune", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_several_hosts_are_not_measured(monkeypatch, capsys):
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    assert main(["tune", "--", sys.executable, "-c", "pass"]) == 2
+    assert "this environment describes 2 hosts; tune measures one host" in capsys.readouterr().err
+
+
+def test_candidates_fit_the_program():
+    facts = {"front_end": "keras", "towers": 8, "gpus": True, "bytes": 1 << 20, "chunk_bytes": 4 << 20}
+    facts.update(algorithm="hierarchical", planned=False)
+    names = [candidate.name for candidate in tune.candidates(facts)]
+    assert names[:4] == ["now", "NcclAllReduce", "ReductionToOneDevice", "HierarchicalCopyAllReduce"]
+    assert names[4:] == ["planned", "rule", "half-chunks", "double-chunks"]
+    names = [candidate.name for candidate in tune.candidates({**facts, "front_end": "tensorpack", "gpus": False})]
+    assert names[1:4] == ["tensorpack-hierarchical", "tensorpack-gpu", "tensorpack-cpu"]
+    with pytest.raises(HierAllreduceError, match="'float16' is not for this program"):
+        tune.candidates(facts, ["float16"])
+    (_, half) = tune.candidates({**facts, "front_end": "towers"}, ["float16"])
+    assert Strategy(**half.changes).wire_dtype == "float16"
