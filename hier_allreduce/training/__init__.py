@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from .main_update import update_at_mains
 from .optimizer import TowerOptimizer
-from .replicas import Drift, Replicas, broadcast, differences, find_replicas, largest
+from .replicas import Drift, Replicas, broadcast, differences, find_replicas
 from .update import Pairs, Updated, check_options, update_towers
 from .wrapped import check_optimizer, held_by, patched, sum_advice
 
@@ -29,7 +29,6 @@ __all__ = [
     "differences",
     "find_replicas",
     "held_by",
-    "largest",
     "patched",
     "sum_advice",
     "update_at_mains",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import Any, List, Optional, Sequence, Union
+from typing import Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
@@ -13,7 +13,7 @@ from ..graph import HostGroup, allreduce_grads_and_vars, check_pairs, device_str
 from ..graph.tf import builds_for_session, outside_control_flow, tf1, without_autograph
 from ..planning import Strategy, strategy_from
 from .main_update import update_at_mains
-from .replicas import Drift, Replicas, broadcast, copies_of, differences, find_replicas, largest
+from .replicas import Drift, Replicas, broadcast, copies_of, differences, find_replicas
 from .update import Pairs, Updated, check_options, check_variables, update_towers
 from .wrapped import check_at_mains, check_optimizer, sum_advice
 
@@ -99,9 +99,8 @@ class TowerOptimizer:
         self._check_every = check_replicas_every
         self._graph: Any = None
         self._updates: List[Updated] = []  # of this graph
-        self._replicas = Replicas([], [])
-        self._broadcast: Any = None
-        self._differences: Any = None
+        self._names: List[str] = []  # of tower 0's variables for which there are ops
+        self._ops: Dict[Any, Any] = {}
 
     @without_autograph
     def compute_gradients(self, *args: Any, **kwargs: Any) -> List[Any]:
@@ -145,7 +144,7 @@ class TowerOptimizer:
         if not self._average and summed > 1:
             warnings.warn(sum_advice(self._optimizer, summed), stacklevel=3)  # without_autograph is in between
         updated = self._updated(rows)
-        self._graph, self._updates, self._replicas = graph, [*earlier, updated], Replicas([], [])
+        self._graph, self._updates, self._names = graph, [*earlier, updated], []
         with tf.control_dependencies([updated.op]):
             counted = updated.op if global_step is None else tf1.assign_add(global_step, 1).op
         return tf.group(counted, name=name or "train_op")
@@ -171,10 +170,7 @@ class TowerOptimizer:
             HierAllreduceError: ``apply_gradients`` was not called, or variables were created since and the graph is
                 finalized.
         """
-        self._find()
-        if self._broadcast is None:
-            self._broadcast = self._built(broadcast, self.devices)
-        return self._broadcast
+        return self._op(broadcast)
 
     @property
     def broadcast_op(self) -> Any:
@@ -202,7 +198,7 @@ class TowerOptimizer:
         """
         if hosts and self._cluster:
             self._cluster.check_weights(session)
-        return largest(self._find(), session.run(self._compared()))
+        return self._find().drift(session.run(self._op(differences)))
 
     def hook(self) -> Any:
         """Return a ``SessionRunHook`` that runs ``init_op`` and later broadcasts, and compares the towers.
@@ -244,27 +240,23 @@ class TowerOptimizer:
             )
         with self._graph.as_default():
             replicas = find_replicas(self._updates)
-        if replicas.names != self._replicas.names:
-            self._broadcast = self._differences = None
-        self._replicas = replicas
+        if replicas.names != self._names:
+            self._names, self._ops = replicas.names, {}
         return replicas
 
-    def _compared(self) -> Any:
-        self._find()
-        if self._differences is None:
-            self._differences = self._built(differences)
-        return self._differences
-
-    def _built(self, function: Any, *arguments: Any) -> Any:
-        """Return the op that ``function`` builds for the copies."""
-        if self._graph.finalized:
+    def _op(self, function: Any) -> Any:
+        """Return the op that ``function`` builds for the copies, once for those that exist now."""
+        replicas = self._find()
+        if function not in self._ops and self._graph.finalized:
             raise HierAllreduceError(
                 "the graph is finalized, and copying or comparing the towers' variables needs new ops; use"
                 " TowerOptimizer.hook(), which adds them in time, or read TowerOptimizer.init_op and call"
                 " check_replicas once before, when all variables exist"
             )
-        with self._graph.as_default(), outside_control_flow():
-            return function(self._replicas, *arguments)
+        if function not in self._ops:
+            with self._graph.as_default(), outside_control_flow():
+                self._ops[function] = function(replicas, self.devices)
+        return self._ops[function]
 
 
 class _Hook(tf1.train.SessionRunHook):
@@ -276,7 +268,7 @@ class _Hook(tf1.train.SessionRunHook):
     def begin(self) -> None:
         self._start = self._owner.init_op
         if self._owner._check_every:
-            self._owner._compared()
+            self._owner._op(differences)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         if self._owner._cluster:
@@ -284,12 +276,10 @@ class _Hook(tf1.train.SessionRunHook):
         session.run(self._start)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
+        owner, session = self._owner, run_context.session
         self._steps += 1
-        if self._is_due(self._owner._check_every):
-            found = self._owner.last_drift = self._owner.check_replicas(run_context.session)
+        if owner._check_every and self._steps % owner._check_every == 0:
+            found = owner.last_drift = owner.check_replicas(session)
             _log.log(logging.WARNING if found.difference else logging.INFO, "step %d: %s", self._steps, found)
-        if self._is_due(self._owner._broadcast_every):
-            run_context.session.run(self._start)
-
-    def _is_due(self, every: int) -> bool:
-        return bool(every) and self._steps % every == 0
+        if owner._broadcast_every and self._steps % owner._broadcast_every == 0:
+            session.run(self._start)

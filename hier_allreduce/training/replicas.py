@@ -35,6 +35,15 @@ class Replicas(NamedTuple):
         """The V names on tower 0."""
         return [var.op.name for row in self.rows[:1] for var in row]
 
+    def drift(self, values: Sequence[Sequence[float]]) -> Drift:
+        """Return the largest of the (K−1)×V ``values`` of :func:`differences`."""
+        drift = Drift("", 0, 0.0, len(self.left_out))
+        for tower, row in enumerate(values, 1):
+            for name, difference in zip(self.names, row):
+                if difference > drift.difference:
+                    drift = drift._replace(variable=name, tower=tower, difference=float(difference))
+        return drift
+
 
 class Drift(NamedTuple):
     """The largest difference between tower 0 and another tower of this host: its variable, tower and size.
@@ -130,32 +139,30 @@ def find_replicas(updates: Sequence[Any]) -> Replicas:
     Args:
         updates: :class:`.Updated`.
     """
-    copies, towers = copies_of([update.trained for update in updates]), range(len(updates[0].trained))
-    scopes = {
-        (scope, tower, row[0])
-        for row in (tower_scopes(update.trained) for update in updates)
-        for tower, scope in enumerate(row)
-    }
+    copies = copies_of([update.trained for update in updates])
+    scopes = {item for update in updates for item in _scopes(update.trained)}
     by_length = sorted(scopes, key=lambda item: (-len(item[0]), item))  # "" is a prefix of all names
-    columns: Dict[int, List[Any]] = {}  # of each id(variable of tower 0): its K copies
-    for update in updates:
-        columns.update((id(column[0]), list(column)) for column in zip(*update.rows))
-    single = [var for update in updates for var in update.single]
-    settled = {id(var) for var in [*single, *tf1.get_collection(tf1.GraphKeys.GLOBAL_STEP)]}
-    settled |= {id(var) for column in columns.values() for var in column}
-    private = set(map(id, tf1.local_variables()))
-    found: Dict[str, Dict[int, Any]] = {}  # by name on tower 0, by tower
-    for var in {id(var): var for var in tf1.global_variables() + tf1.local_variables()}.values():
-        place = None if id(var) in settled else _on_tower_0(var.op.name, copies, by_length)
-        if place:
-            found.setdefault(place[1], {})[place[0]] = var
-    left_out = []
+    columns = list({id(column[0]): column for update in updates for column in zip(*update.rows)}.values())
+    settled = [var for column in columns for var in column] + [var for update in updates for var in update.single]
+    ids = set(map(id, [*settled, *tf1.get_collection(tf1.GraphKeys.GLOBAL_STEP)]))
+    found: Dict[str, Dict[int, Any]] = defaultdict(dict)  # by name on tower 0, by tower
+    for var in tf1.global_variables() + tf1.local_variables():
+        identity = None if id(var) in ids else _on_tower_0(var.op.name, copies, by_length)
+        if identity:
+            found[identity[1]][identity[0]] = var
+    left_out, private = [], set(map(id, tf1.local_variables()))
     for name, by_tower in found.items():
-        if len(by_tower) < len(towers):
+        if len(by_tower) < len(updates[0].trained):
             left_out += [var.op.name for var in by_tower.values()]
         elif id(by_tower[0]) not in private or owner_of(name, copies):
-            columns[id(by_tower[0])] = [by_tower[tower] for tower in towers]
-    return Replicas([[column[tower] for column in columns.values()] for tower in towers], sorted(left_out))
+            columns.append(tuple(by_tower[tower] for tower in sorted(by_tower)))
+    return Replicas(list(map(list, zip(*columns))), sorted(left_out))
+
+
+def _scopes(trained: Sequence[Sequence[Any]]) -> List[Tuple[str, int, str]]:
+    """Return the scope of each tower in the names of K×N variables, the tower's number and tower 0's scope."""
+    scopes = tower_scopes(trained)
+    return [(scope, tower, scopes[0]) for tower, scope in enumerate(scopes)]
 
 
 def _on_tower_0(name: str, copies: Copies, scopes: Sequence[Tuple[str, int, str]]) -> Optional[Tuple[int, str]]:
@@ -197,14 +204,17 @@ def broadcast(replicas: Replicas, devices: Sequence[Any]) -> Any:
     return tf.group(*assigned)
 
 
-def differences(replicas: Replicas) -> Any:
+def differences(replicas: Replicas, devices: Sequence[Any]) -> Any:
     """Return a (K−1)×V tensor of the largest differences between tower 0 and the other towers. Adds ops.
 
     NaN differs from any number by infinity, and from NaN by 0. Complex numbers, strings and quantized numbers, which
     no optimizer has, count as equal.
     """
     first, *others = replicas.rows
-    rows = [tf.stack([_largest_difference(*pair) for pair in zip(row, first)]) for row in others]
+    rows = []
+    for row, device in zip(others, devices[1:]):
+        with tf1.device(device):
+            rows.append(tf.stack([_largest_difference(*pair) for pair in zip(row, first)]))
     return tf.stack(rows) if rows else tf.zeros([0, len(first)], tf.float64)
 
 
@@ -222,13 +232,3 @@ def _largest_difference(var: Any, first: Any) -> Any:
     same = tf.equal(*whole) | (is_nan(values) & is_nan(others))
     # the 0 is for variables without elements
     return tf.reduce_max(tf.concat([tf.where(same, zeros, difference), tf.zeros([1], tf.float64)], 0))
-
-
-def largest(replicas: Replicas, values: Sequence[Sequence[float]]) -> Drift:
-    """Return the largest of the (K−1)×V ``values`` of :func:`differences`."""
-    drift = Drift("", 0, 0.0, len(replicas.left_out))
-    for tower, row in enumerate(values, 1):
-        for name, difference in zip(replicas.names, row):
-            if difference > drift.difference:
-                drift = drift._replace(variable=name, tower=tower, difference=float(difference))
-    return drift

@@ -90,9 +90,8 @@ def under_tower_0s_names(optimizer: Any, rows: Sequence[Pairs], devices: Sequenc
         for inner in held_by(optimizer):
             patches.enter_context(patched(inner, "get_slot", _exchanging(inner.get_slot, variables)))
             if hasattr(inner, "_gradprocs"):
-                explained = [_ExplainsSparse(processor, labels) for processor in inner._gradprocs]
-                processors = [_Exchange(views), *explained, _Exchange(variables)]
-                patches.enter_context(patched(inner, "_gradprocs", processors))
+                around = _Processors(inner._gradprocs, views, variables, labels)
+                patches.enter_context(patched(inner, "_gradprocs", [around]))
             if isinstance(inner, PostProcessOptimizer):
                 patches.enter_context(patched(inner, "_func", _exchanging(inner._func, views)))
         yield
@@ -123,30 +122,25 @@ def _exchanging(function: Callable[..., Any], others: Dict[int, Any]) -> Callabl
     return lambda var, *args, **kwargs: function(others.get(id(var), var), *args, **kwargs)
 
 
-class _Exchange:
-    """A gradient processor that replaces each variable by ``others[id(variable)]``, if there is one."""
+class _Processors:
+    """Gradient processors that get views of variables; it explains the failure of one with sparse gradients."""
 
-    def __init__(self, others: Dict[int, Any]):
-        self._others = others
-
-    def process(self, pairs: Pairs) -> Pairs:
-        return [(grad, self._others.get(id(var), var)) for grad, var in pairs]
-
-
-class _ExplainsSparse:
-    """A gradient processor that explains the failure of another one that cannot take sparse gradients."""
-
-    def __init__(self, processor: Any, labels: Dict[int, str]):
-        self._processor, self._labels = processor, labels
+    def __init__(
+        self, processors: Sequence[Any], views: Dict[int, Any], variables: Dict[int, Any], labels: Dict[int, str]
+    ):
+        self._processors, self._views, self._variables, self._labels = processors, views, variables, labels
 
     def process(self, pairs: Pairs) -> Pairs:
-        try:
-            return list(self._processor.process(pairs))
-        except (TypeError, ValueError, AttributeError) as error:
-            sparse = [self._labels.get(id(var), var.op.name) for grad, var in pairs if is_sparse(grad)]
-            if not sparse:
-                raise
-            raise HierAllreduceError(
-                f"{type(self._processor).__name__} fails with sparse gradients, at {'; '.join(sparse)}: {error}. If it"
-                ' needs dense ones, use strategy=Strategy(sparse="dense")'
-            ) from error
+        pairs = [(grad, self._views.get(id(var), var)) for grad, var in pairs]
+        for processor in self._processors:
+            try:
+                pairs = list(processor.process(pairs))
+            except (TypeError, ValueError, AttributeError) as error:
+                sparse = [self._labels.get(id(var), var.op.name) for grad, var in pairs if is_sparse(grad)]
+                if not sparse:
+                    raise
+                raise HierAllreduceError(
+                    f"{type(processor).__name__} fails with sparse gradients, at {'; '.join(sparse)}: {error}. If it"
+                    ' needs dense ones, use strategy=Strategy(sparse="dense")'
+                ) from error
+        return [(grad, self._variables.get(id(var), var)) for grad, var in pairs]

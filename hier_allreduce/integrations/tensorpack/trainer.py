@@ -27,7 +27,6 @@ from ...training import (
     check_options,
     differences,
     find_replicas,
-    largest,
     sum_advice,
     update_at_mains,
     update_towers,
@@ -227,7 +226,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         at_epochs.name_scope = "SyncVariables"
         callbacks = [at_epochs]
         if self._check_every:
-            check = _CheckReplicas(Replicas(updated.rows, []))
+            check = _CheckReplicas(Replicas(updated.rows, []), self.devices)
             callbacks.append(PeriodicTrigger(check, every_k_steps=self._check_every))
         if self._broadcast_every:
             every = RunOp(sync, run_before=False)
@@ -253,11 +252,11 @@ class HierarchicalTrainer(SingleCostTrainer):
 class _CheckReplicas(Callback):
     """Reports the largest difference between tower 0's trained variables and the other towers'."""
 
-    def __init__(self, replicas: Replicas):
-        self._replicas, self._differences = replicas, differences(replicas)
+    def __init__(self, replicas: Replicas, devices: Sequence[Any]):
+        self._replicas, self._differences = replicas, differences(replicas, devices)
 
     def _trigger(self) -> None:
-        drift = largest(self._replicas, self.trainer.sess.run(self._differences))
+        drift = self._replicas.drift(self.trainer.sess.run(self._differences))
         self.trainer.monitors.put_scalar("replica_drift", drift.difference)
         if drift.difference:
             logger.warning(str(drift))
