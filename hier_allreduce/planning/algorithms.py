@@ -125,10 +125,7 @@ def name_of(algorithm: Union[str, Algorithm]) -> str:
 def schedules_of(algorithm: Algorithm, devices: int, topology: Optional[Topology] = None) -> Tuple[Schedule, ...]:
     """Return the schedules of chunks 0 to K-1, checked; equal ones once.
 
-    Args:
-        algorithm: a function; it gets the machine if it has an argument ``topology``.
-        devices: K.
-        topology: the machine.
+    The function gets the machine if it has an argument ``topology``.
 
     Raises:
         HierAllreduceError: the function raises an error, wants a topology and there is none, or returns steps that
@@ -146,11 +143,7 @@ def schedules_of(algorithm: Algorithm, devices: int, topology: Optional[Topology
 
 
 def with_root(schedules: Sequence[Schedule], main: int, name: str) -> Tuple[Schedule, ...]:
-    """Return the first schedule whose root is tower ``main``.
-
-    Raises:
-        HierAllreduceError: there is none; the message names the algorithm and its roots.
-    """
+    """Return the first schedule whose root is tower ``main``; an error names the roots that there are."""
     kept = tuple(schedule for schedule in schedules if root_of(schedule) == main)[:1]
     if not kept:
         roots = ", ".join(map(str, sorted(set(map(root_of, schedules)))))

@@ -114,7 +114,7 @@ def choose(
         gradients: N gradients.
         links: of K ≥ 2 devices.
         cases: from :func:`cases_of`.
-        algorithms: their schedules by name, from :func:`candidates` for example.
+        algorithms: schedules by name, as from :func:`candidates`.
         sizes: of chunks, in bytes.
         usual: the rule's plan, which comes first unless another one leaves less exposed by 3 %, or 2 % of a step.
     """

@@ -71,7 +71,7 @@ def chunks_of(
         gradients: N gradients; the last one is ready first.
         chunk_bytes: the size of chunks. 0: each gradient alone and whole, in the order of the variables.
         pack_below: bytes below which gradients share chunks; None: 0.4 × ``chunk_bytes``.
-        whole: whether large gradients stay whole.
+        whole: whether large gradients are not cut.
     """
     numbers = range(len(gradients))
     if not chunk_bytes:
@@ -79,17 +79,17 @@ def chunks_of(
     below = _PACKED * chunk_bytes if pack_below is None else pack_below
     groups: List[List[int]] = []
     open_groups: Dict[str, List[int]] = {}
-    room: Dict[str, int] = {}
+    left: Dict[str, int] = {}  # bytes in the open chunk of a dtype
     for number in reversed(numbers):
         gradient = gradients[number]
         if not gradient.packable or not gradient.bytes or gradient.bytes >= below:
             groups.append([number])
             continue
-        if room.get(gradient.dtype, 0) < gradient.bytes:
+        if left.get(gradient.dtype, 0) < gradient.bytes:
             groups.append([])
-            open_groups[gradient.dtype], room[gradient.dtype] = groups[-1], chunk_bytes
+            open_groups[gradient.dtype], left[gradient.dtype] = groups[-1], chunk_bytes
         open_groups[gradient.dtype].append(number)
-        room[gradient.dtype] -= gradient.bytes
+        left[gradient.dtype] -= gradient.bytes
     chunks: List[Chunk] = []
     for group in sorted(groups, key=lambda group: -group[-1]):
         if len(group) == 1:
@@ -133,4 +133,4 @@ def ready(chunks: Sequence[Chunk], gradients: Sequence[Gradient], by_bytes: bool
     """
     weights = [float(gradient.bytes) if by_bytes else 1.0 for gradient in reversed(gradients)]
     shares = [done / (sum(weights) or 1.0) for done in accumulate(weights)][::-1]
-    return [max(shares[part.number] for part in chunk.ranges) for chunk in chunks]
+    return [max(shares[number] for number, _, _ in chunk.ranges) for chunk in chunks]

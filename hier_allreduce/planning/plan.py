@@ -51,7 +51,7 @@ class Plan(NamedTuple):
         chunk_bytes: the size of chunks; 0 leaves each gradient alone and whole.
         algorithm: its name, for reports.
         pack_below: bytes below which gradients are packed; None: the usual share of ``chunk_bytes``.
-        whole: whether gradients above ``chunk_bytes`` stay whole.
+        whole: whether gradients above ``chunk_bytes`` are not cut.
     """
 
     towers: int

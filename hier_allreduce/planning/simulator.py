@@ -60,12 +60,18 @@ class Work:
         for number, chunk in enumerate(chunks):
             self._add(number, chunk, plan)
         receiving = sum(self.receiving(step) for step, _ in self.copies)
-        sums = sum(1 for _, _, operands in self.steps if operands) + len(self.means)
+        sums = sum(self.adding(step) for step, (_, _, operands) in enumerate(self.steps) if operands)
         self.ops = len(self.copies) + receiving + sums + self.towers * (sum(self.packing) + sum(self.unpacking))
 
     def receiving(self, step: int) -> int:
         """Return the ops of a copy on its destination: one more where the tower copies it on."""
         return 1 + (not self.steps[step][2] and bool(self.opens[step]))
+
+    def adding(self, step: int) -> int:
+        """Return the ops of a sum, with the mean; TensorFlow joins a sum of two with the next one of the same tower."""
+        following = self.next_sum[step]
+        is_joined = following >= 0 and self.steps[step][2] == self.steps[following][2] == 2
+        return (not is_joined) + (step in self.means)
 
     def _add(self, number: int, chunk: Chunk, plan: Plan) -> None:
         self.first.append([[] for _ in range(plan.towers)])
@@ -99,7 +105,7 @@ def _joining_ops(chunks: Sequence[Chunk], gradients: Sequence[Gradient]) -> Tupl
     packing, unpacking = [0] * len(chunks), [0] * len(chunks)
     last: Dict[int, int] = {}  # of each cut gradient, its last chunk so far
     for number, chunk in enumerate(chunks):
-        reshapes = sum(not gradients[part.number].is_flat for part in chunk.ranges)
+        reshapes = sum(not gradients[of].is_flat for of, _, _ in chunk.ranges)
         if chunk.is_alone:
             continue
         if len(chunk.ranges) > 1:
@@ -197,7 +203,7 @@ class Simulation:
                 return
             _, dst, operands = self._work.steps[step]
             if operands:
-                issued = self._op(noticed, 1 + (step in self._work.means))
+                issued = self._op(noticed, self._work.adding(step))
                 moved = (operands + 1) * self._work.sizes[chunk] / self._links.memory
                 self._computing[dst] = max(issued, self._queued(dst, issued)) + self._links.kernel + moved
                 self._done = max(self._done, self._computing[dst])

@@ -126,6 +126,11 @@ def test_groups_of_a_user_are_kept_on_a_machine():
     assert {step.srcs for step in plan.schedules[0][:2]} <= {(0,), (1,), (2,), (3,)} and len(plan.schedules[0]) == 6
 
 
+@pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "ring"])
+def test_two_towers_have_a_plan_of_any_name(algorithm):
+    assert plan_for(Strategy(algorithm), GRADS, 2, all_of("PIX", 2)).towers == 2
+
+
 def test_one_tower_has_nothing_to_do():
     assert plan_for(Strategy(), GRADS, 1, all_of("PIX", 1)).schedules == ((),)
     assert schedules_of(flat, 1) == ((),)
