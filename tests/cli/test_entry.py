@@ -18,7 +18,7 @@ COMMAND = [sys.executable, "-m", "hier_allreduce"]
 def in_a_shell(redirected, *arguments):
     """Exit status, output and errors of the command with ``redirected`` behind it."""
     call = ["sh", "-c", f'"$@" {redirected}', "sh", *COMMAND, *arguments]
-    done = subprocess.run(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=280)
+    done = subprocess.run(call, capture_output=True, timeout=280)
     errors = re.sub("predicting .*\n", "", done.stderr.decode())  # on a busy machine
     return done.returncode, done.stdout.decode(), errors
 
