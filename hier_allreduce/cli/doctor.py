@@ -22,7 +22,7 @@ from .._version import __version__
 from ..errors import HierAllreduceError
 from ..formatting import amount, count, table
 from ..topology import Topology, this_machine
-from .options import naming, output, working
+from .options import output, working
 
 _PACKAGES = (
     *("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "keras", "tf_keras", "tensorpack", "numpy", "protobuf"),
@@ -47,6 +47,9 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; return 1 if there are problems."""
     if (args.devices or args.o) and not args.measure:
         raise HierAllreduceError("--devices and -o go with --measure; add it")
+    devices = args.devices.split(",") if args.devices else []
+    if not all(re.match(r"/[cg]pu:\d+$", device) for device in devices) or len(set(devices)) < len(devices):
+        raise HierAllreduceError(f"--devices: expected different devices such as /gpu:0,/gpu:1; there are {devices}")
     packages = {name: version for name, version in ((name, _version(name)) for name in _PACKAGES) if version}
     with working("asking TensorFlow for its devices"):
         seen = _tensorflow() if any(name.startswith("tensorflow") for name in packages) else {}
@@ -74,9 +77,10 @@ def main(args: argparse.Namespace) -> int:
 def _measured(args: argparse.Namespace, gpus: Sequence[str], machine: Optional[Topology]) -> measure.Measured:
     """Measure copies, and write the machine's file if one is wanted."""
     devices = args.devices.split(",") if args.devices else [f"/gpu:{number}" for number in range(len(gpus))]
-    with naming("--devices"):
-        if not all(re.match(r"/[cg]pu:\d+$", device) for device in devices) or len(set(devices)) < max(2, len(devices)):
-            raise HierAllreduceError(f"expected two or more devices such as /gpu:0,/gpu:1; there are {devices}")
+    if len(devices) < 2:
+        raise HierAllreduceError(
+            f"there are {count(len(devices), 'GPU')} to measure; name two --devices, such as /cpu:0,/cpu:1"
+        )
     numbers = [int(device.rpartition(":")[2]) for device in devices]
     on_gpus = all(device.startswith("/gpu") for device in devices)
     if machine is not None:

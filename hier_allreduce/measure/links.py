@@ -172,8 +172,8 @@ class _Process:
         for line in self._process.stdout or ():
             self._lines.put(line)
         errors = (self._process.stderr.read() if self._process.stderr else b"").decode("utf-8", "replace").split("\n")
-        last = next((line.strip() for line in reversed(errors) if line.strip()), "no message")
-        self._lines.put(json.dumps({"fault": f"the process ended: {last[:150]}"}))
+        told = [line.strip() for line in errors if "Error" in line] or ["no message"]
+        self._lines.put(json.dumps({"fault": f"the process ended: {told[-1][:150]}"}))
 
     def line(self, seconds: float) -> Dict[str, Any]:
         """Return the next answer, or a fault after so many seconds."""

@@ -1,14 +1,46 @@
-"""``doctor``: what it asks TensorFlow. ``test_cli.py``, which needs no TensorFlow, has what it makes of the answers."""
+"""``doctor``: known problems, each with its remedy, and measured copies."""
 
 import json
 
-from helpers.forks import run_forked
+import pytest
 
 from hier_allreduce.cli import doctor
 
+GPU = {"name": "/device:GPU:0", "model": "RTX 4090", "bytes": 1 << 34, "peers": []}
+SEEN = {"version": "2.21.0", "cuda": True, "gpus": [GPU, {**GPU, "name": "/device:GPU:1"}]}
+PACKAGES = {"tensorflow": "2.21.0"}
 
-def test_doctor_reads_the_answer_of_another_process(tmp_path):
-    done = run_forked(doctor._PROBE, folder=tmp_path)
-    assert done.status == 0, done.err
-    facts = json.loads(done.out.splitlines()[-1])
-    assert facts["version"] and facts["gpus"] == []
+
+@pytest.mark.parametrize(
+    ("packages", "seen", "driver", "line"),
+    [
+        ({}, {}, [], "TensorFlow is missing; only plan works"),
+        ({**PACKAGES, "tensorflow-cpu": "2.21.0"}, SEEN, [], "overwrite each other's files: uninstall all"),
+        ({**PACKAGES, "tensorpack": "0.11", "keras": "3.1"}, SEEN, [], "pip install tf_keras, and set TF_USE_LEGACY"),
+        (PACKAGES, {**SEEN, "gpus": []}, ["RTX 4090, 550"], "does not use 1 GPU: see tensorflow.org/install"),
+        (PACKAGES, {"error": "TensorFlow cannot be used, install it again: x"}, [], "install it again: x"),
+        (PACKAGES, SEEN, [], "no peer access from /device:GPU:0, /device:GPU:1 to all others"),
+    ],
+)
+def test_problems_have_remedies(packages, seen, driver, line, monkeypatch):
+    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
+    assert any(line in text for text in doctor.remedies(packages, seen, driver, None))
+
+
+def test_a_good_machine_has_no_problems():
+    seen = {**SEEN, "gpus": [{**GPU, "peers": [1]}, {**GPU, "peers": [0]}]}
+    assert doctor.remedies(PACKAGES, seen, ["RTX 4090, 550"] * 2, None) == []
+
+
+def test_doctor_measures_cpu_devices_and_prints_json(run):
+    status, out, _ = run("doctor", "--measure", "--devices", "/cpu:0,/cpu:1", "--json")
+    found = json.loads(out)
+    assert status == bool(found["todo"])
+    assert found["tensorflow"]["version"] and found["packages"]["numpy"]
+    assert [copies["differ"] for copies in found["measured"]["copies"]] == [0, 0]
+
+
+def test_errors_have_one_line(fails):
+    assert "--devices and -o go with --measure" in fails("doctor", "--devices", "/gpu:0,/gpu:1")
+    assert "--devices: expected different devices" in fails("doctor", "--measure", "--devices", "/gpu:0,/gpu:0")
+    assert "--devices: expected different devices" in fails("doctor", "--measure", "--devices", "gpus")
