@@ -348,7 +348,7 @@ def test_numbers_of_numpy_are_numbers_of_gpus(facts):
         ("preset", ["did you mean 'chainer'"]),
         ("key", ["slip.yaml: 'devises' is unknown; did you mean 'devices'"]),
         ("change", ["from_config: 'device' is unknown; did you mean 'devices'"]),
-        ("groups", ["missing [2]"]),
+        ("groups", ["towers 0 to 3 once"]),
         ("average", ["average='sum'"]),
         ("gpus", ["tower 0: /gpu:0", "tower 7: /gpu:7", "finds 0 GPUs", "There are /cpu:0;"]),
         ("gpu ids", ["tower 0: /gpu:0.", "There are /cpu:0;"]),
