@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from heapq import heapify, heappop, heappush
-from typing import Deque, Dict, List, NamedTuple, Sequence, Set, Tuple
+from typing import Deque, Dict, List, NamedTuple, Sequence, Tuple
 
 from ..topology import Links
 from .chunks import Chunk, Gradient, ready
-from .plan import Plan, Reduce, sums_in
+from .plan import Plan, Reduce, Schedule, copies_in, sums_in
 
 _GRADIENT, _ISSUED, _BEGINS, _ENDS = range(4)
 
@@ -39,6 +39,23 @@ class Case(NamedTuple):
     by_bytes: bool = True
 
 
+class _Step:
+    """A step of one chunk: a copy, or a sum of ``operands`` tensors (0 for a copy)."""
+
+    def __init__(self, chunk: int, dst: int, operands: int):
+        self.chunk, self.dst, self.operands = chunk, dst, operands
+        self.waits = max(1, operands - 1)  # copies and sums that come before it
+        self.opens: List[int] = []  # the copies of its result
+        self.next_sum = -1  # on the same tower, which adds to its result
+        self.is_last = False  # whether its destination then has the sum of all
+        self.sums = int(operands > 0)  # ops: a sum, with a mean after the last one
+
+    @property
+    def receiving(self) -> int:
+        """The ops of a copy on its destination: one more where the tower copies it on."""
+        return 1 + (not self.operands and bool(self.opens))
+
+
 class Work:
     """The copies, sums and ops of a plan on some chunks, numbered.
 
@@ -47,53 +64,35 @@ class Work:
     """
 
     def __init__(self, plan: Plan, chunks: Sequence[Chunk], gradients: Sequence[Gradient]):
-        self.towers, self.chunks, self.sizes = plan.towers, chunks, [float(chunk.bytes) for chunk in chunks]
+        self.towers, self.chunks = plan.towers, chunks
         self.packing, self.unpacking = _joining_ops(chunks, gradients)
         self.copies: List[Tuple[int, int]] = []  # of each copy its step and its sender
-        self.steps: List[Tuple[int, int, int]] = []  # chunk, destination, operands of the sum (0 for a copy)
-        self.waits: List[int] = []  # of each step, how many copies and sums come before it
-        self.opens: List[List[int]] = []  # of each step, the copies of its result
-        self.next_sum: List[int] = []  # of each step, the sum on the same tower that adds to its result; or -1
-        self.is_last: List[bool] = []  # of each step, whether its destination then has the sum of all
+        self.steps: List[_Step] = []
         self.first: List[List[List[int]]] = []  # of each chunk and tower, the copies of its gradients
-        self.means: Set[int] = set()  # the last sum of each chunk, which a mean follows
-        for number, chunk in enumerate(chunks):
-            self._add(number, chunk, plan)
-        receiving = sum(self.receiving(step) for step, _ in self.copies)
-        sums = sum(self.adding(step) for step, (_, _, operands) in enumerate(self.steps) if operands)
-        self.ops = len(self.copies) + receiving + sums + self.towers * (sum(self.packing) + sum(self.unpacking))
+        for number in range(len(chunks)):
+            self._add(number, plan.schedule(number))
+        on_steps = sum(step.sums for step in self.steps) + sum(self.steps[step].receiving for step, _ in self.copies)
+        self.ops = len(self.copies) + on_steps + self.towers * (sum(self.packing) + sum(self.unpacking))
 
-    def receiving(self, step: int) -> int:
-        """Return the ops of a copy on its destination: one more where the tower copies it on."""
-        return 1 + (not self.steps[step][2] and bool(self.opens[step]))
-
-    def adding(self, step: int) -> int:
-        """Return the ops of a sum, with the mean; TensorFlow joins a sum of two with the next one of the same tower."""
-        following = self.next_sum[step]
-        is_joined = following >= 0 and self.steps[step][2] == self.steps[following][2] == 2
-        return (not is_joined) + (step in self.means)
-
-    def _add(self, number: int, chunk: Chunk, plan: Plan) -> None:
-        self.first.append([[] for _ in range(plan.towers)])
-        last: Dict[int, int] = {}
-        sums = len(sums_in(plan.schedule(number)))
-        for step in plan.schedule(number):
-            this, adds, sums = len(self.steps), isinstance(step, Reduce), sums - 1
-            if not sums:
-                self.means.add(this)
+    def _add(self, chunk: int, schedule: Schedule) -> None:
+        self.first.append([[] for _ in range(self.towers)])
+        last: Dict[int, int] = {}  # of each tower, its step so far
+        for step in schedule:
             for src in step.srcs:
-                (self.opens[last[src]] if src in last else self.first[-1][src]).append(len(self.copies))
-                self.copies.append((this, src))
-            if adds and step.dst in last:
-                self.next_sum[last[step.dst]] = this
-            self.steps.append((number, step.dst, len(step.srcs) + 1 if adds else 0))
-            self.waits.append(len(step.srcs) + (adds and step.dst in last))
-            self.opens.append([])
-            self.next_sum.append(-1)
-            self.is_last.append(False)
-            last[step.dst] = this
-        for this in last.values():
-            self.is_last[this] = True
+                (self.steps[last[src]].opens if src in last else self.first[-1][src]).append(len(self.copies))
+                self.copies.append((len(self.steps), src))
+            added = _Step(chunk, step.dst, len(step.srcs) + 1 if isinstance(step, Reduce) else 0)
+            if added.operands and step.dst in last:
+                before = self.steps[last[step.dst]]
+                before.next_sum = len(self.steps)
+                before.sums -= before.operands == added.operands == 2  # TensorFlow joins such sums of two
+                added.waits += 1
+            last[step.dst] = len(self.steps)
+            self.steps.append(added)
+        for number in last.values():
+            self.steps[number].is_last = True
+        if sums_in(schedule):
+            self.steps[len(self.steps) - len(copies_in(schedule)) - 1].sums += 1
 
 
 def _joining_ops(chunks: Sequence[Chunk], gradients: Sequence[Gradient]) -> Tuple[List[int], List[int]]:
@@ -133,7 +132,7 @@ class Simulation:
         self._booked = [0.0] * len(links.resources)
         self._queues: List[Deque[Tuple[float, int]]] = [deque() for _ in range(work.towers)]
         self._busy = [False] * work.towers
-        self._waits = list(work.waits)
+        self._waits = [step.waits for step in work.steps]
         self._due = [share * case.backward - case.lead for share in shares]
         self._events = [(due, _GRADIENT, chunk) for chunk, due in enumerate(self._due)]
         heapify(self._events)
@@ -171,7 +170,7 @@ class Simulation:
 
     def _issued(self, now: float, copy: int) -> None:
         step, src = self._work.copies[copy]
-        after = max(self._queued(src, now), self._queued(self._work.steps[step][1], now))
+        after = max(self._queued(src, now), self._queued(self._work.steps[step].dst, now))
         self._queues[src].append((after, copy))
         if not self._busy[src]:
             self._next(src, now)
@@ -184,34 +183,33 @@ class Simulation:
             heappush(self._events, (max(after, now), _BEGINS, copy))
 
     def _begins(self, now: float, copy: int) -> None:
-        step, src = self._work.copies[copy]
-        chunk, dst, _ = self._work.steps[step]
-        link, size = self._links.ways[src, dst], self._work.sizes[chunk]
+        number, src = self._work.copies[copy]
+        step = self._work.steps[number]
+        link, size = self._links.ways[src, step.dst], self._work.chunks[step.chunk].bytes
         start = max([now + link.latency, *(self._booked[resource] for resource, _ in link.shared)])
         for resource, together in link.shared:
             self._booked[resource] = start + size / together
         heappush(self._events, (start + size / link.bandwidth, _ENDS, copy))
 
     def _ends(self, now: float, copy: int) -> None:
-        step, src = self._work.copies[copy]
+        number, src = self._work.copies[copy]
         self._next(src, now)
-        chunk, dst, operands = self._work.steps[step]
-        noticed = self._op(now, self._work.receiving(step))
-        while step >= 0:
-            self._waits[step] -= 1
-            if self._waits[step]:
+        noticed = self._op(now, self._work.steps[number].receiving)
+        while number >= 0:
+            self._waits[number] -= 1
+            if self._waits[number]:
                 return
-            _, dst, operands = self._work.steps[step]
-            if operands:
-                issued = self._op(noticed, self._work.adding(step))
-                moved = (operands + 1) * self._work.sizes[chunk] / self._links.memory
-                self._computing[dst] = max(issued, self._queued(dst, issued)) + self._links.kernel + moved
-                self._done = max(self._done, self._computing[dst])
-            self._issue(noticed, self._work.opens[step])
-            if self._work.is_last[step]:
-                self._op(noticed, self._work.unpacking[chunk])
+            step = self._work.steps[number]
+            if step.operands:
+                issued = self._op(noticed, step.sums)
+                moved = (step.operands + 1) * self._work.chunks[step.chunk].bytes / self._links.memory
+                self._computing[step.dst] = max(issued, self._queued(step.dst, issued)) + self._links.kernel + moved
+                self._done = max(self._done, self._computing[step.dst])
+            self._issue(noticed, step.opens)
+            if step.is_last:
+                self._op(noticed, self._work.unpacking[step.chunk])
                 self._done = max(self._done, now, self._host)
-            step = self._work.next_sum[step]
+            number = step.next_sum
 
 
 def exposed(
