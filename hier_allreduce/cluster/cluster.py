@@ -26,7 +26,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from typing import Any, Iterator, Mapping, Optional, Sequence, Tuple
+from typing import Any, Mapping, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -151,9 +151,9 @@ class Cluster(HostGroup):
                     f"variable {variable} ({column.name!r}): {column.dtype} cannot be added up across hosts; cast it to"
                     " float32 or int64"
                 )
-        gradients = [f"{column.name}: {_dtype_and_shape(column.dtype, column.shape)}" for column in columns]
-        facts = {"communication": self.communication, "gradients": gradients, **facts}
-        self._note(f"all-reduce ({name})", facts)
+        lines = [f"gradients: {column.name}: {_dtype_and_shape(column.dtype, column.shape)}" for column in columns]
+        lines += [f"{key}: {value}" for key, value in {"communication": self.communication, **facts}.items()]
+        self._note(f"all-reduce ({name})", lines)
         return AcrossHosts(self._collectives, self.communication)
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
@@ -180,15 +180,15 @@ class Cluster(HostGroup):
                     f"variable {variable.op.name!r} is {texts[variable.op.name]}: only numbers of known shape can be"
                     " sent to other hosts; leave it out of the variables"
                 )
-        self._note("broadcast", {"variables": [f"{name}: {texts[name]}" for name in sorted(texts)]})
+        self._note("broadcast", [f"variables: {name}: {texts[name]}" for name in sorted(texts)])
         ordered = sorted(variables, key=lambda variable: str(variable.op.name))
         with tf1.name_scope("broadcast"):
             return self._collectives.broadcast([v for v in ordered if v.shape.num_elements() != 0])
 
-    def _note(self, kind: str, facts: Mapping[str, Any]) -> None:
+    def _note(self, kind: str, lines: Sequence[str]) -> None:
         """Note in the graph which collectives are about to be built."""
-        for line in _lines(f"collective {self._collectives.built}, {kind}", facts):
-            tf1.add_to_collection(_BUILT, line)
+        for line in lines:
+            tf1.add_to_collection(_BUILT, f"collective {self._collectives.built}, {kind}, {line}")
 
     # ---- sessions ----------------------------------------------------------------------------------
 
@@ -219,11 +219,12 @@ class Cluster(HostGroup):
         return ClusterSession(tables, self.stall_timeout, self._server.target, graph, config)
 
     def _compare_graphs(self, tables: Tables, graph: Any) -> None:
-        facts = {"devices_per_host": self.devices_per_host, "TensorFlow": tf.__version__, "hosts": self.hosts}
-        mine = [*_lines("", facts), *graph.get_collection(_BUILT)]
+        mine = [f"devices_per_host: {self.devices_per_host}", f"TensorFlow: {tf.__version__}", f"hosts: {self.hosts}"]
+        mine += graph.get_collection(_BUILT)
         for task, text in enumerate(tables.texts("\n".join(mine), self.start_timeout)):
             differs = difference(mine, text.split("\n"))
             if differs:
+                tables.meet()
                 raise ClusterError(
                     f"host {task} ({self.hosts[task]}) differs from this host ({self.task}): {differs}. All hosts must"
                     " run the same program with the same settings"
@@ -285,18 +286,6 @@ class Cluster(HostGroup):
         for variable in ("no_grpc_proxy", "no_proxy"):  # the gRPC of TensorFlow 1.15 reads only the second one
             before = os.environ.get(variable, excepted).split(",")
             os.environ[variable] = ",".join(dict.fromkeys(filter(None, [*before, *names])))
-
-
-def _lines(path: str, facts: Any) -> Iterator[str]:
-    """Yield ``"PATH, KEY: VALUE"`` for each entry of nested mappings and lists."""
-    if isinstance(facts, Mapping):
-        for key, value in facts.items():
-            yield from _lines(f"{path}, {key}" if path else str(key), value)
-    elif isinstance(facts, (list, tuple)):
-        for value in facts:
-            yield from _lines(path, value)
-    else:
-        yield f"{path}: {facts}"
 
 
 def _dtype_and_shape(dtype: str, shape: Any) -> str:

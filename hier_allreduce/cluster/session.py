@@ -58,7 +58,30 @@ class Tables:
         """Return the rows of all hosts, H×M; ``seconds`` and ``doing`` are those of :meth:`Watch.wait`."""
         with self._session.graph.as_default():
             table = self._collectives.table(tf.constant(row, tf.int64))
-        return self.watch.wait(lambda: self._session.run(table, options=self.numbered()), seconds, doing)
+        return self.wait(lambda: self._session.run(table, options=self.numbered()), seconds, doing)
+
+    def wait(self, step: Callable[[], Any], seconds: float, doing: str) -> Any:
+        """Return the result of a step with the other hosts, as :meth:`Watch.wait` does.
+
+        Raises:
+            ClusterError: also if TensorFlow's error comes from a host that is gone.
+        """
+        try:
+            return self.watch.wait(step, seconds, doing)
+        except _FROM_PEERS as error:
+            fault = self.watch.fault(_CLOSING_SECONDS)
+            if not fault:
+                raise
+            self.watch.linger()
+            raise ClusterError(f"{fault}. {START_AGAIN}") from error
+
+    def meet(self) -> None:
+        """Wait until all hosts have come to this point, are gone, or have not come within the timeout.
+
+        A host that ends before the others have read the last table would take it from them.
+        """
+        with contextlib.suppress(ClusterError, tf.errors.OpError):
+            self.rows([0], 6 * self.watch.period, "to end together")
 
     def texts(self, text: str, seconds: float) -> List[str]:
         """Return the texts of all hosts; nothing if they are equal."""
@@ -122,16 +145,6 @@ class ClusterSession(tf1.Session):
         """Return a callable as ``tf.compat.v1.Session.make_callable`` does, with the errors of :meth:`run`."""
         return super().make_callable(fetches, feed_list or [], accept_options)  # with a list, it calls run()
 
-    def partial_run_setup(self, fetches: Any, feeds: Any = None) -> Any:
-        """Set up as ``tf.compat.v1.Session.partial_run_setup`` does.
-
-        Raises:
-            ClusterError: the fetches need other hosts.
-        """
-        if self._collectives(fetches):
-            raise ClusterError("a partial run cannot meet the other hosts: fetch everything in one session.run")
-        return super().partial_run_setup(fetches, feeds)
-
     def compare_weights(self) -> None:
         """Check that all hosts hold the same values of all trainable variables; all hosts must call it.
 
@@ -165,7 +178,10 @@ class ClusterSession(tf1.Session):
 
     def _watched(self, step: Callable[[], Any]) -> Any:
         try:
-            return self._watch.wait(step, self._patience, "in a step")
+            return self._tables.wait(step, self._patience, "in a step")
+        except ClusterError as error:
+            self._over, self._waits = str(error), False
+            raise
         except tf.errors.OpError as error:
             ended = "the end of its data" if isinstance(error, tf.errors.OutOfRangeError) else type(error).__name__
             self._over = (
@@ -174,12 +190,7 @@ class ClusterSession(tf1.Session):
                 " (dataset.repeat()) and run the same number of steps on every host; or open a session for each epoch."
                 " Runs that need no other host are still possible"
             )
-            fault = self._watch.fault(_CLOSING_SECONDS) if isinstance(error, _FROM_PEERS) else ""
-            if not fault:
-                raise
-            self._waits = False
-            self._watch.linger()
-            raise ClusterError(f"{fault}. {START_AGAIN}") from error
+            raise
 
     def _compare(self, found: str) -> None:
         """Check that all hosts have the same weights; a variable without a value counts as 0."""
@@ -192,6 +203,7 @@ class ClusterSession(tf1.Session):
         rows = self._tables.rows(row, self._patience, "to compare the weights")
         differing = [name for name, column in zip(names, rows.T) if len(set(column)) > 1]
         if differing:
+            self._tables.meet()
             others = ", ".join(f"host {task}" for task, values in enumerate(rows) if (values != rows[0]).any())
             raise ClusterError(
                 f"{found}: {len(differing)} of {len(names)} variables are not the same on host 0 and on {others},"
@@ -207,8 +219,7 @@ class ClusterSession(tf1.Session):
         waits = self._waits and not (self._watch.stuck or _is_failure(sys.exc_info()[1]) or sys.is_finalizing())
         self._waits = False
         if waits:
-            with contextlib.suppress(ClusterError, tf.errors.OpError):
-                self._tables.rows([0], 6 * self._watch.period, "at the end of its session")
+            self._tables.meet()
         if not self._watch.stuck:  # closing would wait for the call that is stuck
             super().close()
             self._tables.close()

@@ -49,14 +49,9 @@ class HierarchicalClusterTrainer(HierarchicalTrainer):
             choices: all other options of :class:`HierarchicalTrainer`.
 
         Raises:
-            ClusterError: the number of devices is not ``cluster.devices_per_host``.
             HierAllreduceError: as :class:`HierarchicalTrainer`.
         """
         super().__init__(devices, **choices)
-        if len(self.devices) != cluster.devices_per_host:
-            raise ClusterError(
-                f"{len(self.devices)} devices for {cluster}, which has {cluster.devices_per_host} on each host"
-            )
         self.cluster = cluster
         self.is_chief = cluster.is_chief
 

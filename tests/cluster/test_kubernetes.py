@@ -8,8 +8,7 @@ import yaml
 from hier_allreduce.cluster.place import place
 
 MANIFEST = Path(__file__).parents[2] / "configs" / "kubernetes" / "train.yaml"
-OBJECTS = list(yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8")))
-BY_KIND = {each["kind"]: each for each in OBJECTS}
+BY_KIND = {each["kind"]: each for each in yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8"))}
 
 
 @pytest.mark.parametrize("version", ["1.28", "1.34"])
@@ -21,7 +20,7 @@ def test_every_object_follows_the_published_schema(kind, version):
         validate.validate({**BY_KIND[kind], "spce": {}}, version, strict=True)
 
 
-def test_each_pod_is_one_of_the_hosts():
+def test_each_pod_is_one_of_the_hosts_and_only_they_reach_each_other():
     job, service = BY_KIND["Job"], BY_KIND["Service"]
     pod = job["spec"]["template"]["spec"]
     index, config = pod["containers"][0]["env"]
@@ -34,10 +33,7 @@ def test_each_pod_is_one_of_the_hosts():
     names = tuple(f"{job['metadata']['name']}-{task}.{pod['subdomain']}:{port}" for task in range(count))
     for task in range(count):
         assert place({"TF_CONFIG": config["value"].replace("$(INDEX)", str(task))}) == (names, task)
-
-
-def test_only_the_jobs_pods_reach_each_other():
-    labels, policy = BY_KIND["Job"]["spec"]["template"]["metadata"]["labels"], BY_KIND["NetworkPolicy"]["spec"]
-    assert policy["podSelector"]["matchLabels"] == labels == BY_KIND["Service"]["spec"]["selector"]
+    labels, policy = job["spec"]["template"]["metadata"]["labels"], BY_KIND["NetworkPolicy"]["spec"]
+    assert policy["podSelector"]["matchLabels"] == labels == service["spec"]["selector"]
     assert policy["policyTypes"] == ["Ingress"]
     assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]

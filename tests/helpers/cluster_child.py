@@ -70,15 +70,30 @@ def sums(cluster, options, line):
     }
 
 
-def shapes(cluster, options, line):
-    """Sum a gradient whose shape is known only in each step: ones of some shapes, step by step."""
-    devices = cpus(cluster)
+def fed(cluster, options, line):
+    """Add up ones of the shapes in ``fed``, step by step, in one thread or two; in a step with None nothing crosses."""
+    tf1.disable_control_flow_v2()
+    devices, results = cpus(cluster), []
     with tf.Graph().as_default():
-        grad = tf1.placeholder(tf.float32, options["declared"], name="w")
-        rows = allreduce_grads([[grad] for _ in devices], devices, cluster=cluster)
-        with cluster.session() as session:
-            for shape in options["fed"]:
-                line.send(("at", session.run(rows[-1][0], {grad: np.ones(shape)}).tolist()))
+        x, crosses = tf1.placeholder(tf.float32, options.get("declared"), name="w"), tf1.placeholder(tf.bool, [])
+        rows = [[x + 0.0] for _ in devices]
+        total = tf1.cond(crosses, lambda: allreduce_grads(rows, devices, cluster=cluster)[-1][0], lambda: x + 0.0)
+
+        def run(feed):
+            try:
+                return session.run(total, feed).tolist()
+            except ClusterError as error:
+                line.send(("at", "an error"))
+                return str(error)
+
+        with cluster.session() as session, futures.ThreadPoolExecutor(2) as pool:
+            for step, shape in enumerate(options["fed"]):
+                if step == options.get("waits_before"):
+                    line.recv()
+                feed = {x: np.ones(shape or [1]), crosses: shape is not None}
+                results += sorted(pool.map(run, [feed] * options.get("threads", 1)), key=str)
+                line.send(("at", step))
+    return results
 
 
 def data(step, tower):
@@ -177,47 +192,8 @@ def epochs(cluster, options, line):
     return results
 
 
-def every_other(cluster, options, line):
-    """Reduce in a cond, in every other step; return the results."""
-    tf1.disable_control_flow_v2()
-    devices, results = cpus(cluster), []
-    with tf.Graph().as_default():
-        x, crosses = tf1.placeholder(tf.float32, []), tf1.placeholder(tf.bool, [])
-        total = tf1.cond(
-            crosses,
-            lambda: allreduce_grads([[x + 0.0] for _ in devices], devices, cluster=cluster)[-1][0],
-            lambda: x + 0.0,
-        )
-        with cluster.session() as session:
-            for step in range(6):
-                if step == options.get("waits_before"):
-                    line.recv()
-                results.append(float(session.run(total, {x: step + cluster.task, crosses: step % 2 == 1})))
-                line.send(("at", step))
-    return results
-
-
-def threads(cluster, options, line):
-    """Run a step in two threads at once on the chief, in one on the others; return the results."""
-    devices = cpus(cluster)
-
-    def run(_):
-        try:
-            return float(session.run(rows[0][0]))
-        except ClusterError as error:
-            line.send(("at", "an error"))
-            return str(error)
-
-    with tf.Graph().as_default():
-        rows = allreduce_grads([[tf1.placeholder_with_default(1.0, [])] for _ in devices], devices, cluster=cluster)
-        with cluster.session() as session, futures.ThreadPoolExecutor(2) as pool:
-            if not cluster.is_chief:
-                line.recv()
-            return sorted(pool.map(run, range(2 if cluster.is_chief else 1)), key=str)
-
-
 def tensorpack(cluster, options, line):
-    """Train the model of tensorpack_child; each host takes its share of every step's batches."""
+    """Train the model of tensorpack_child for an epoch; each host takes its share of every step's batches."""
     from tensorpack.utils import logger
 
     from helpers import tensorpack_child as child
@@ -232,25 +208,17 @@ def tensorpack(cluster, options, line):
                 if number // towers % cluster.size == cluster.task:
                     yield batch
 
-    class Tell(child.tp.Callback):
-        _chief_only = False
-
-        def _trigger(self):
-            line.send(("at", self.epoch_num))
-            if options.get("waits"):
-                line.recv()
-
     child.Data, child.Look._chief_only = Share, False
     look = child.train(
         HierarchicalClusterTrainer(cpus(cluster), cluster, update=options["update"]),
         options["optimizer"],
-        epochs=2,
-        callbacks=[child.tp.ModelSaver(checkpoint_dir=os.path.join(folder, "saved")), Tell()],
-        load=options.get("load") if cluster.is_chief else None,
-        starting_epoch=options.get("starting_epoch", 1),
+        epochs=options["epoch"],
+        callbacks=[child.tp.ModelSaver(checkpoint_dir=os.path.join(folder, "saved"))],
+        load=options["load"] if cluster.is_chief else None,
+        starting_epoch=options["epoch"],
         monitors=[],
     )
-    return {**look, "saved": os.listdir(os.path.join(folder, "saved"))}
+    return look
 
 
 def main(scenario, arguments, options, line):

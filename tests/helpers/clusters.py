@@ -1,9 +1,7 @@
-"""Jobs of several hosts for tests: real processes and servers on loopback, every wait bounded.
-
-The processes are forked from one that has imported TensorFlow (see forks.py), and end with their test.
-"""
+"""Jobs of several hosts for tests: real processes and servers on loopback, which end with their test."""
 
 import contextlib
+import functools
 import itertools
 import os
 import re
@@ -41,7 +39,7 @@ class Host:
         theirs.close()
 
     def next(self):
-        """Return the next message; fail if the host has ended."""
+        """Return the next point; fail if the host has ended."""
         message = self._receive()
         assert message[0] == "at", message
         return message[1]
@@ -56,24 +54,16 @@ class Host:
         with contextlib.suppress(BrokenPipeError):
             self._line.send("go on")
 
-    def end(self):
-        """Return ``("facts", …)``, ``("error", text)`` or ``("died", exit status)``."""
-        while True:
+    def end(self, kind):
+        """Return the host's facts, or the text of its error; fail if it ended in another way."""
+        message = self._receive()
+        while message[0] == "at":
             message = self._receive()
-            if message[0] != "at":
-                return message
+        assert message[0] == kind, message
+        return message[1]
 
-    def facts(self):
-        """Return the host's facts; fail if it ended in another way."""
-        kind, facts = self.end()
-        assert kind == "facts", facts
-        return facts
-
-    def error(self):
-        """Return the text of the host's error; fail if it ended in another way."""
-        kind, text = self.end()
-        assert kind == "error", text
-        return text
+    facts = functools.partialmethod(end, "facts")
+    error = functools.partialmethod(end, "error")
 
     def _receive(self):
         if not self._line.poll(SECONDS):
@@ -86,19 +76,18 @@ class Host:
 
 
 @contextlib.contextmanager
-def job(scenario, hosts, each=None, addresses=None, devices=2, timeout=30.0, **options):
+def job(scenario, hosts, each=None, devices=2, timeout=30.0, **options):
     """Start a job; the hosts are killed at the end.
 
     Args:
         scenario: the name of a function of cluster_child.
         hosts: the number of hosts.
         each: ``{task: options}`` for some hosts only.
-        addresses: of the hosts; by default free ports of loopback.
         devices: of each host.
         timeout: of the cluster.
         options: the scenario's, for all hosts; ``"cluster"`` has further arguments of their Cluster.
     """
-    addresses = addresses or free_addresses(hosts)
+    addresses = free_addresses(hosts)
     started = []
     try:
         for task in range(hosts):
