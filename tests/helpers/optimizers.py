@@ -12,7 +12,7 @@ train = tf1.train
 SGD = train.GradientDescentOptimizer
 
 
-class CountingSinceInit(SGD):
+class CountingSinceInit(tf.compat.v1.train.GradientDescentOptimizer):
     """A learning rate that falls with a count of steps, whose variable is made by the constructor."""
 
     def __init__(self):
@@ -23,7 +23,7 @@ class CountingSinceInit(SGD):
         self._learning_rate_tensor = 0.1 / self.steps.assign_add(1.0)
 
 
-class Counting(SGD):
+class Counting(tf.compat.v1.train.GradientDescentOptimizer):
     """A learning rate that falls with the optimizer's count of steps."""
 
     def _create_slots(self, var_list):
@@ -41,7 +41,7 @@ class CountingInACondition(Counting):
         self._learning_rate_tensor = 0.1 / tf.cond(self.steps > -1.0, add, lambda: self.steps + 0.0)
 
 
-class Clipping(train.AdamOptimizer):
+class Clipping(tf.compat.v1.train.AdamOptimizer):
     """Adam that clips its variables after all updates."""
 
     def _create_slots(self, var_list):
@@ -54,7 +54,7 @@ class Clipping(train.AdamOptimizer):
         return tf.group(*clipped, name=name_scope)
 
 
-class SetByComputeGradients(SGD):
+class SetByComputeGradients(tf.compat.v1.train.GradientDescentOptimizer):
     """A learning rate that compute_gradients sets."""
 
     def compute_gradients(self, *args, **kwargs):
@@ -62,7 +62,7 @@ class SetByComputeGradients(SGD):
         return super().compute_gradients(*args, **kwargs)
 
 
-class KeepingFunctions(train.AdamOptimizer):
+class KeepingFunctions(tf.compat.v1.train.AdamOptimizer):
     """Keeps a method of its own, a partial and a lambda of it, which all belong to this object."""
 
     def __init__(self):
@@ -77,14 +77,14 @@ class KeepingFunctions(train.AdamOptimizer):
         return super()._resource_apply_dense(self.method(self.partial(self.function(grad))), var)
 
 
-class Noisy(SGD):
+class Noisy(tf.compat.v1.train.GradientDescentOptimizer):
     """Adds noise in the update."""
 
     def _resource_apply_dense(self, grad, var):
         return super()._resource_apply_dense(grad + 0.0 * tf1.random_normal(grad.shape), var)
 
 
-class CallingPython(SGD):
+class CallingPython(tf.compat.v1.train.GradientDescentOptimizer):
     """Calls a function in Python in the update, inside a condition."""
 
     def _resource_apply_dense(self, grad, var):
@@ -94,7 +94,7 @@ class CallingPython(SGD):
         )
 
 
-class Wrapper(train.Optimizer):
+class Wrapper(tf.compat.v1.train.Optimizer):
     """Changes gradients before another optimizer gets them; held in containers."""
 
     def __init__(self, inside, change=lambda grad: grad):
@@ -109,7 +109,7 @@ class Wrapper(train.Optimizer):
         return self.inside["all"][0].apply_gradients(pairs, global_step, name)
 
 
-class Velocity(train.Optimizer):
+class Velocity(tf.compat.v1.train.Optimizer):
     """Momentum whose slots all have the same name, in all towers."""
 
     def __init__(self):

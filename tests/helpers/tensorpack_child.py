@@ -32,7 +32,6 @@ from tensorpack.tfutils.summary import add_moving_summary  # noqa: E402
 from tensorpack.utils import logger  # noqa: E402
 
 from helpers.optimizers import CASES  # noqa: E402
-
 from hier_allreduce import Strategy, TowerOptimizer  # noqa: E402
 from hier_allreduce.errors import HierAllreduceError  # noqa: E402
 from hier_allreduce.integrations.tensorpack import HierarchicalTrainer, OrderedAccumGrad  # noqa: E402

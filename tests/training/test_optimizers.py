@@ -67,7 +67,8 @@ def test_adams_beta_powers_advance_once_a_step_also_in_a_wrapper():
 
 def needed(op):
     """Return all ops that run before ``op``."""
-    ancestors, waiting = set(), [op]
+    ancestors: set = set()
+    waiting = [op]
     while waiting:
         current = waiting.pop()
         new = {*(tensor.op for tensor in current.inputs), *current.control_inputs} - ancestors
@@ -162,7 +163,7 @@ def test_one_adam_in_two_train_ops_is_refused_but_at_the_mains(graph):
         assert str(at_mains.check_replicas(sess)) == "all towers are equal"
 
 
-class OtherOrder(train.MomentumOptimizer):
+class OtherOrder(tf.compat.v1.train.MomentumOptimizer):
     """Creates the slots of every second tower in another order, as a restored program may."""
 
     calls = 0

@@ -200,11 +200,11 @@ class HierarchicalTrainer(SingleCostTrainer):
         if candidate:
             candidate.note(front_end="tensorpack", update="main" if self._at_mains else "replicated")
         if self._at_mains:
-            self.grads = [list(row) for row in check_pairs(rows, tuple(self.devices))]
+            self.grads: List[Pairs] = list(check_pairs(rows, tuple(self.devices)))
         elif candidate and candidate.peer:
             self.grads = reduced_by_peer(candidate.peer, rows, self.devices, average)
         else:
-            self.grads = allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=self.cluster)
+            self.grads = list(allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=self.cluster))
         # both names are tensorpack's; the scope is in the names of saved variables
         with tf1.name_scope("apply_gradients"), under_tower_0s_names(optimizer, self.grads, self.devices):
             if self._at_mains:
