@@ -1,4 +1,4 @@
-"""A training loop of your own in tf.function, under MirroredStrategy.
+"""A training loop in tf.function, under MirroredStrategy.
 
     pip install . scikit-learn    # in a checkout, beside your TensorFlow
     python examples/custom_loop.py --devices 3 --steps 100

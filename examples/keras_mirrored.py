@@ -34,11 +34,7 @@ def main():
     parser.add_argument("--examples", type=int, default=1680)
     args = parser.parse_args()
 
-    strategy = tf.distribute.MirroredStrategy(
-        device_names(args.devices),
-        # on your machine: HierarchicalAllReduce(Strategy(topology="this machine"))
-        cross_device_ops=HierarchicalAllReduce(),
-    )
+    strategy = tf.distribute.MirroredStrategy(device_names(args.devices), cross_device_ops=HierarchicalAllReduce())
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).astype(np.float32)[: args.examples]
     data = tf.data.Dataset.from_tensor_slices((images, labels[: args.examples]))

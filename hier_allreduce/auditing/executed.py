@@ -30,9 +30,6 @@ class Traffic:
         executed: the same.
         sources: by pair, the ops whose results were copied.
         ran: whether an op of the tensor was executed.
-
-    Raises:
-        AuditError: a device is a function.
     """
 
     def __init__(self, call: Call, tensor: Recorded):
@@ -52,14 +49,9 @@ class Traffic:
 
     def add(self, copies: Counter, pair: Pair) -> None:
         """Count a copy in ``planned`` or ``executed``."""
-        # how often a tensor crosses to a device with two towers depends on pruning
-        is_exact = len(set(self._firsts)) == len(self._firsts)
         if pair[0] != pair[1]:
-            copies[pair] = copies[pair] + 1 if is_exact else 1
-
-    def pair(self, src: str, dst: str) -> Pair:
-        """Return the spots of two executed devices."""
-        return self.spot(src), self.spot(dst)
+            # how often a tensor crosses to a device with two towers depends on pruning
+            copies[pair] = copies[pair] + 1 if len(set(self._firsts)) == len(self._firsts) else 1
 
     def spot(self, device: str) -> Spot:
         """Return the tower whose device fits an executed ``device`` and says most of it; else ``device`` itself."""
@@ -72,17 +64,7 @@ class Traffic:
 
 
 class Step:
-    """The traffic of all recorded tensors in one executed step.
-
-    Args:
-        calls: the all-reduces in ``graph``.
-        graph: as it was built.
-        ops: executed ones.
-        edges: the tensors that crossed.
-
-    Raises:
-        AuditError: a tower's device is a function.
-    """
+    """The traffic of all recorded tensors in one executed step, from its ops and the tensors that crossed."""
 
     def __init__(self, calls: Sequence[Call], graph: Any, ops: Sequence[Op], edges: Iterable[Edge]):
         self._graph, self._ops = graph, ops
@@ -114,7 +96,7 @@ class Step:
         for edge in edges:
             reading = {traffic for reader in edge.readers for traffic in self._of(reader)}
             for traffic in reading.union(self._of(edge.source), copied.get(edge.source, ())):
-                pair = traffic.pair(edge.src, edge.dst)
+                pair = traffic.spot(edge.src), traffic.spot(edge.dst)
                 traffic.sources.setdefault(pair, set()).add(edge.source)
                 if traffic in reading:
                     traffic.add(traffic.executed, pair)
@@ -134,17 +116,13 @@ class Step:
     def unneeded(self) -> Dict[Traffic, Counter]:
         """Return the missing copies that nobody needs: of constants, and of values that another copy has brought.
 
-        Grappler folds constants, and merges ops that compute the same, as in a sum and a mean of the same gradients::
-
-            gradient ─┬─► a/sum ─► …            gradient ─► a/sum ─┬─► …
-                      └─► b/sum ─► b/mean                          └─► b/mean
-                as it was built                     as it was executed
+        Grappler folds constants, and merges ops that compute the same, as in a sum and a mean of the same gradients.
         """
         numbers, constants = _computations(self._graph)
         built: Dict[Tuple[Traffic, Pair], Set[Any]] = {}
         for op in self._graph.get_operations():
             for traffic, read in product(self._of(op.name), op.inputs):
-                pair = traffic.pair(read.device, op.device)
+                pair = traffic.spot(read.device), traffic.spot(op.device)
                 value = numbers[read.op.name], read.value_index, pair, traffic.call.devices
                 built.setdefault((traffic, pair), set()).add(value)
         made = set()

@@ -10,13 +10,10 @@ from ..graph.tf import collected_graphs
 
 
 def first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
-    """Run the first step of a program, and return the function with most all-reduces.
-
-    Args:
-        step: runs ``tf.function``s that have not run before: TensorFlow tells only then what it executes.
+    """Run ``tf.function``s that have not run before: TensorFlow tells only then what it executes.
 
     Returns:
-        Its partition graphs; the scope of its caller, with which names begin there; and its graph.
+        Of the function with most all-reduces, the partition graphs, the scope with which names begin there, the graph.
 
     Raises:
         AuditError: no function with an all-reduce ran for the first time.

@@ -60,29 +60,27 @@ def test_eight_devices_make_twelve_copies_inside_and_two_across(graph):
     assert across == {(tower, (tower + 4) % 8): 4 for tower in range(8)}, "partners only, 16 times 2 in all"
 
 
+def through_two_mains(towers, chunk):
+    return [Reduce((4, 3), 1), Reduce((0, 1), 2), *(Copy(2, tower) for tower in (0, 1, 3, 4))]
+
+
 @pytest.mark.parametrize(
-    "strategy, copies",
+    "strategy, chunks",
     [
-        (Strategy(algorithm="hierarchical"), 8),
-        (Strategy(algorithm="hierarchical", chunk_bytes=64), 5 * 8),  # 240 bytes in 4 parts; 252 are not cut equally
-        (Strategy(algorithm="tree", wire_dtype="float16"), 8),
-        (Strategy(algorithm="flat", main=1, chunk_bytes=0), 2 * 8),
-        (Strategy(algorithm="hierarchical", groups=((3, 1), (0,), (4, 2)), chunk_bytes=0), 2 * 8),
-        (
-            Strategy(
-                algorithm=lambda towers, _: [Reduce((4, 3), 1), Reduce((0, 1), 2), *(Copy(2, t) for t in (0, 1, 3, 4))]
-            ),
-            8,
-        ),
+        (Strategy(algorithm="hierarchical"), 1),
+        (Strategy(algorithm="hierarchical", chunk_bytes=64), 8),
+        (Strategy(algorithm="tree", wire_dtype="float16"), 1),
+        (Strategy(algorithm="flat", main=1, chunk_bytes=0), 2),
+        (Strategy(algorithm="hierarchical", groups=((3, 1), (0,), (4, 2)), chunk_bytes=0), 2),
+        (Strategy(algorithm=through_two_mains), 1),
     ],
     ids=["packed", "cut", "16 bits", "one main", "groups", "a user's"],
 )
-def test_every_strategy_is_executed_as_planned(graph, strategy, copies):
+def test_every_strategy_is_executed_as_planned(graph, strategy, chunks):
     values = [[np.ones([60], np.float32), np.ones([7, 9], np.float32)]] * 5
     result = allreduce_grads(gradients_on(cpus(5), values), cpus(5), True, strategy=strategy)
-    audited = audit(traced(consumed_in_place(result)))
-    assert by_call(audited) == [8 * len(audited.calls[0].call.tensors)]
-    assert sum(audited.copies.values()) >= copies
+    (call,) = audit(traced(consumed_in_place(result))).calls
+    assert (sum(call.copies.values()), len(call.call.tensors)) == (8 * chunks, chunks)
 
 
 @pytest.mark.parametrize("how", [{"algorithm": "hierarchical"}, {"algorithm": "tree"}, {"topology": "dgx-1v"}], ids=str)
@@ -200,12 +198,6 @@ def test_waiting_for_another_device_is_no_copy(graph):
     assert by_call(audit(traced([result, after]))) == [2 * 4]
 
 
-def test_chunks_whose_names_begin_alike_are_kept_apart(graph):
-    value, names = np.ones(2, np.float32), [f"t/w{'/1' * n}" for n in range(3)]
-    rows = on_towers(cpus(3), lambda _: [tf1.placeholder_with_default(value, [2], name) for name in names])
-    assert by_call(audit(traced(allreduce_grads_hierarchical(rows, cpus(3))))) == [3 * 4]
-
-
 def test_constants_need_no_copies(graph):
     result = allreduce_grads(on_towers(cpus(3), lambda tower: [tf.ones([4])]), cpus(3), strategy=TO_ONE_MAIN)
     (call,) = audit(traced(consumed_in_place(result))).calls
@@ -218,18 +210,6 @@ def test_copies_that_a_sum_and_a_mean_have_in_common_are_made_once(graph):
     found = audit(traced([consumed_in_place(result) for result in results]), graph)
     assert sorted((sum(call.copies.values()), call.unneeded) for call in found.calls) == [(3, 3), (6, 0)]
     assert "/: tree, 1 chunk, 3 copies and 3 not needed, planned = executed" in str(found)
-
-
-def test_equal_gradients_of_two_variables_are_copied_once(graph):
-
-    def row(tower):
-        scales = [tf1.placeholder_with_default(np.ones(3, np.float32), [3]) for _ in range(2)]
-        features = tf1.random_uniform([3])
-        return tf.gradients([scale * features for scale in scales], scales)
-
-    result = allreduce_grads(on_towers(cpus(4), row), cpus(4), strategy=TO_ONE_MAIN)
-    (call,) = audit(traced(consumed_in_place(result)), graph).calls
-    assert sum(call.copies.values()) + call.unneeded == 2 * 6
 
 
 def on_gpus(metadata):
@@ -309,17 +289,6 @@ def test_a_tensor_that_comes_in_twice(graph):
                 reader.input.append(again.name)
     with pytest.raises(AuditError, match=r"not planned 1→0 2→0 \(of"):
         audit(metadata)
-
-
-def test_a_gradient_that_lives_on_another_device(graph):
-    result = allreduce_grads(
-        gradients_on(["/cpu:0", "/cpu:3", "/cpu:2", "/cpu:3"], ones(4, 2)), cpus(4), strategy=ONE_BY_ONE["hierarchical"]
-    )
-    with pytest.raises(AuditError) as caught:
-        audit(traced(result))
-    _, *chunks, remedy = str(caught.value).splitlines()
-    assert any("not planned 3→" in line for line in chunks)
-    assert remedy.startswith("build tower k's gradients under tf.device(devices[k])")
 
 
 def test_a_gradient_that_lives_on_no_towers_device(graph):

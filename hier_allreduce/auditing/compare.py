@@ -59,10 +59,7 @@ class Audit(NamedTuple):
 
     @property
     def copies(self) -> Counter:
-        """The number of tensors that went from tower i's device to tower j's, over all calls: ``{(i, j): count}``.
-
-        Towers that share a device are counted as the first of them. A copy that several calls read counts for all.
-        """
+        """The sum over all calls. Towers that share a device are counted as the first of them."""
         return sum((audited.copies for audited in self.calls), Counter())
 
     def __str__(self) -> str:
@@ -133,7 +130,8 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
         raise AuditError(f"the run has none of the graph's all-reduces ({reasons}); fetch their results")
     is_complete = not any(traffic.planned - traffic.executed for _, traffics in ran for traffic in traffics)
     unneeded = {} if is_complete else executed.unneeded()
-    return Audit(tuple(_audited(*each, executed.idle(each[0]), unneeded) for each in ran), tuple(skipped))
+    audited = (_audited(call, traffics, executed.idle(call), unneeded) for call, traffics in ran)
+    return Audit(tuple(audited), tuple(skipped))
 
 
 def _in_control_flow(call: Call, graph: Any) -> bool:
@@ -144,12 +142,6 @@ def _in_control_flow(call: Call, graph: Any) -> bool:
 
 def _audited(call: Call, traffics: Sequence[Traffic], idle: Sequence[str], unneeded: Dict[Traffic, Counter]) -> Audited:
     """Return a call that was executed as planned.
-
-    Args:
-        call: as recorded.
-        traffics: of its tensors.
-        idle: the devices on which no op ran.
-        unneeded: the missing copies that nobody needs, where some are missing.
 
     Raises:
         AuditError: copies are missing or too many.
