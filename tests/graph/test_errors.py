@@ -70,9 +70,17 @@ MATRICES = [
     (lambda: [(g for g in row[k // 3 :]) for k, row in enumerate(rows())], "tower 3 (/cpu:3) has 1"),
     (lambda: [[(grad, "v") for grad in row] for row in rows()], "a tuple was given", "allreduce_grads_and_vars"),
     (lambda: entry(2, 1, [1.0, 2.0]), "tower 2 (/cpu:2), variable 1", "a list was given"),
-    (lambda: entry(3, 0, np.zeros(3)), "tower 3 (/cpu:3), variable 0 ('v0_of_tower0')", "not ndarray", "convert_to_tensor"),
+    (
+        lambda: entry(3, 0, np.zeros(3)),
+        "tower 3 (/cpu:3), variable 0 ('v0_of_tower0')",
+        "not ndarray",
+        "convert_to_tensor",
+    ),
     (lambda: entry(1, 0, 1.0), "tower 1 (/cpu:1), variable 0", "not float"),
-    (lambda: entry(1, 0, tf.SparseTensor(of("int64", [1, 1]), of("float32", [1]), of("int64", [1]))), "not SparseTensor"),
+    (
+        lambda: entry(1, 0, tf.SparseTensor(of("int64", [1, 1]), of("float32", [1]), of("int64", [1]))),
+        "not SparseTensor",
+    ),
     (lambda: entry(2, 0, of(tf.bool)), "tower 2 (/cpu:2), variable 0", "bool has no sum", "cast it to a number"),
     (lambda: entry(0, 0, of(tf.string)), "tower 0 (/cpu:0), variable 0", "string has no sum"),
     (lambda: entry(3, 0, of_another_graph()), "tower 3 (/cpu:3), variable 0", "does not belong", "graph.as_default()"),
@@ -83,7 +91,12 @@ MATRICES = [
     (lambda: entry(3, 0, of("float32", [])), "tower 3 (/cpu:3), variable 0", "tower 3: ()"),
     (lambda: [row[:: 1 - 2 * (k == 2)] for k, row in enumerate(rows())], "tower 2 (/cpu:2), variable 0", IN_ORDER),
     (lambda: entry(1, 0, None), "tower 1 (/cpu:1), variable 0", "None on towers [1]", "missing='zeros'"),
-    (lambda: entry(1, 0, slices((3, 2), (2,))), "values of shape (3, 2)", "indices of shape (2,)", "one index for each row"),
+    (
+        lambda: entry(1, 0, slices((3, 2), (2,))),
+        "values of shape (3, 2)",
+        "indices of shape (2,)",
+        "one index for each row",
+    ),
     (lambda: entry(1, 0, tf.IndexedSlices(of("float32", [1, 2]), np.array([0]))), "not with indices that are ndarray"),
     (lambda: entry(1, 1, slices(shape=(1, 2))), "tower 1 (/cpu:1), variable 1", "tower 0: (2, 2), tower 1: (1, 2)"),
     (lambda: [[slices(dtype=d)] for d in ("int64", "int32") * 2], "variable 0", "dtype of the indices differs"),
@@ -123,10 +136,19 @@ def test_devices_that_are_none(graph, number):
 OPTIONS = [
     *(({"average": value}, f"average={value!r}", "True for the mean, False for the sum") for value in ("sum", 1, None)),
     *(({"name": name}, f"name={name!r} is not a name scope") for name in ("a b", "/x", "_a", "-a", "é", 7)),
-    ({"strategy": Strategy("hierarchical", groups=((0, 1), (2,)))}, "groups=((0, 1), (2,))", "towers 0 to 3", "((0, 1), (2, 3))"),
+    (
+        {"strategy": Strategy("hierarchical", groups=((0, 1), (2,)))},
+        "groups=((0, 1), (2,))",
+        "towers 0 to 3",
+        "((0, 1), (2, 3))",
+    ),
     ({"strategy": Strategy("hierarchical", groups=((0, 1, 2, 3), ()))}, "groups=((0, 1, 2, 3), ())", "towers 0 to 3"),
     ({"strategy": Strategy("flat", main=4)}, "main=4", "towers 0, 1, 2, 3"),
-    ({"strategy": Strategy(lambda devices, chunk: [])}, "<lambda>(4, 0)", "the last sum, on tower 0, misses towers [1, 2, 3]"),
+    (
+        {"strategy": Strategy(lambda devices, chunk: [])},
+        "<lambda>(4, 0)",
+        "the last sum, on tower 0, misses towers [1, 2, 3]",
+    ),
     ({"strategy": "dgx-1v"}, "strategy='dgx-1v'", "Strategy(topology='dgx-1v')"),
     ({"strategy": 5}, "strategy=5", "expected a Strategy"),
     ({"cluster": "cluster.yaml", "error": ClusterError}, "cluster='cluster.yaml'", "expected a hier_allreduce.Cluster"),
@@ -139,7 +161,9 @@ def test_options_that_do_not_fit(graph, number):
     raises(words, allreduce_grads, rows(), cpus(4), **options)
 
 
-@pytest.mark.parametrize("devices", [["/gpu:0", "/gpu:1", "/gpu:2", "/gpu:4"], ["/gpu:0", "/gpu:1", "/gpu:1", "/gpu:2"]])
+@pytest.mark.parametrize(
+    "devices", [["/gpu:0", "/gpu:1", "/gpu:2", "/gpu:4"], ["/gpu:0", "/gpu:1", "/gpu:1", "/gpu:2"]]
+)
 def test_a_machine_without_these_devices(graph, devices):
     words = ["topology='p3.8xlarge' does not fit devices", devices[-1]]
     raises(words, allreduce_grads, rows(), devices, strategy=Strategy(topology="p3.8xlarge"))
@@ -147,7 +171,13 @@ def test_a_machine_without_these_devices(graph, devices):
 
 @pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
 def test_integers_have_no_mean(graph, dtype):
-    raises(["variable 0 ('v0_of_tower0')", f"{dtype} has no exact mean", "sums it"], allreduce_grads, rows(dtype), cpus(4), True)
+    raises(
+        ["variable 0 ('v0_of_tower0')", f"{dtype} has no exact mean", "sums it"],
+        allreduce_grads,
+        rows(dtype),
+        cpus(4),
+        True,
+    )
 
 
 def test_rows_without_a_shape_cannot_be_made_dense(graph):
@@ -166,7 +196,9 @@ def test_unsigned_integers_are_added_where_tensorflow_can(graph, dtype):
 @pytest.mark.tf2
 def test_eagerly_the_checks_are_the_same():
     two = [[tf.zeros([3])], [tf.zeros([4])]]
-    with pytest.raises(HierAllreduceError, match=r"tower \d \(/cpu:\d\), variable 0 .*the shape differs between towers"):
+    with pytest.raises(
+        HierAllreduceError, match=r"tower \d \(/cpu:\d\), variable 0 .*the shape differs between towers"
+    ):
         allreduce_grads(two, cpus(2))
     with pytest.raises(HierAllreduceError, match=r"tower 1: <function .* is not a device"):
         allreduce_grads([[tf.zeros([3])]] * 2, ["/cpu:0", lambda op: "/cpu:1"])
@@ -247,7 +279,12 @@ def test_towers_with_more_or_fewer_variables(graph, names, some):
 def test_rows_and_towers_mixed_up(graph, mixed_up, count):
     """As many towers as variables: N rows of K would be added up in silence."""
     pairs = on_towers(cpus(count), lambda tower: named([[f"tower{tower}/{name}" for name in "wbc"[:count]]])[0])
-    raises([" (/cpu:", "the variable is on", "rows[tower][variable]"], allreduce_grads_and_vars, mixed_up(pairs), cpus(count))
+    raises(
+        [" (/cpu:", "the variable is on", "rows[tower][variable]"],
+        allreduce_grads_and_vars,
+        mixed_up(pairs),
+        cpus(count),
+    )
 
 
 def test_variables_that_towers_share_may_be_anywhere(graph):
@@ -258,7 +295,10 @@ def test_variables_that_towers_share_may_be_anywhere(graph):
 PAIRS = [
     (lambda grad, var: (grad, None), "expected a variable after the gradient, not None"),
     (lambda grad, var: (tf.cast(grad, tf.bool), var), "('b')", "bool has no sum"),
-    *((make, "expected a (gradient, variable) pair") for make in (lambda g, v: g, lambda g, v: (g,), lambda g, v: None)),
+    *(
+        (make, "expected a (gradient, variable) pair")
+        for make in (lambda g, v: g, lambda g, v: (g,), lambda g, v: None)
+    ),
 ]
 
 

@@ -20,7 +20,9 @@ def placed(result):
     return [[tensor.device.lower().replace("device:", "") for tensor in row] for row in result]
 
 
-@pytest.mark.parametrize("strategy", [None, "hierarchical", Strategy("tree", chunk_bytes=0), Strategy("ring", chunk_bytes=128)])
+@pytest.mark.parametrize(
+    "strategy", [None, "hierarchical", Strategy("tree", chunk_bytes=0), Strategy("ring", chunk_bytes=128)]
+)
 @pytest.mark.parametrize("towers", [1, 3, 8])
 def test_each_result_lives_on_its_towers_device(graph, towers, strategy):
     rows = gradients_on(cpus(towers), [[np.full([99], 2.0**k, "float32")] * 3 for k in range(towers)])
@@ -83,7 +85,9 @@ DEVICES = {
 ON_A_MACHINE = [(case, Strategy(topology="dgx-1v")) for case in ("spellings", "spec", "functions")]  # numbered once
 
 
-@pytest.mark.parametrize("case, strategy", [*((c, s) for c in DEVICES for s in ("hierarchical", "flat")), *ON_A_MACHINE])
+@pytest.mark.parametrize(
+    "case, strategy", [*((c, s) for c in DEVICES for s in ("hierarchical", "flat")), *ON_A_MACHINE]
+)
 def test_devices_in_every_notation(graph, case, strategy):
     devices, expected = DEVICES[case]
     with tf.device("/cpu:4"):
@@ -102,7 +106,9 @@ def test_a_job_or_a_type_alone_is_a_device(graph, devices):
             variable = tf1.get_variable(f"tower{tower}/w", [2], use_resource=True)
             rows.append([(tf.zeros([2]), variable)])
     result = allreduce_grads_and_vars(rows, devices)
-    assert [tf.DeviceSpec.from_string(row[0][0].device) for row in result] == list(map(tf.DeviceSpec.from_string, devices))
+    assert [tf.DeviceSpec.from_string(row[0][0].device) for row in result] == list(
+        map(tf.DeviceSpec.from_string, devices)
+    )
 
 
 @pytest.mark.tf2
@@ -163,7 +169,9 @@ def test_a_function_calls_it_as_it_is_written(graph, strategy):
 # ---- names -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name, scopes", [("sync", ["sync/", "sync_1/"]), (None, ["hier_allreduce/", "hier_allreduce_1/"])])
+@pytest.mark.parametrize(
+    "name, scopes", [("sync", ["sync/", "sync_1/"]), (None, ["hier_allreduce/", "hier_allreduce_1/"])]
+)
 def test_ops_carry_the_name_that_was_asked_for(graph, name, scopes):
     for scope in scopes:
         result = allreduce_grads(gradients_on(cpus(3), powers_of_two(3)), cpus(3), name=name)
@@ -181,7 +189,10 @@ def test_names_of_ops_are_unique_and_those_that_are_keep_theirs():
 # ---- the halves: to the mains, and from them -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("strategy", [Strategy(), Strategy("ring", wire_dtype="float16"), Strategy(topology="dgx-1v"), Strategy("flat", main=2)])
+@pytest.mark.parametrize(
+    "strategy",
+    [Strategy(), Strategy("ring", wire_dtype="float16"), Strategy(topology="dgx-1v"), Strategy("flat", main=2)],
+)
 @pytest.mark.parametrize("towers", [1, 3, 8])
 def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, strategy):
     if strategy.main is not None and towers == 1:
@@ -217,7 +228,12 @@ def test_mains_carry_about_equal_bytes(graph):
 
 def test_values_of_tower_0_go_to_all(graph):
     with tf.device("/cpu:0"):
-        values = [held(np.float32([1, 2])), held(np.int64(7)), tf1.placeholder_with_default(np.array(["a", "b"]), [2]), held(np.zeros([0, 2]))]
+        values = [
+            held(np.float32([1, 2])),
+            held(np.int64(7)),
+            tf1.placeholder_with_default(np.array(["a", "b"]), [2]),
+            held(np.zeros([0, 2])),
+        ]
     result = copy_from_tower_0(values, cpus(5))
     assert placed(result) == [[device] * 4 for device in cpus(5)]
     for row in evaluate(result):

@@ -37,7 +37,9 @@ def test_a_dense_gradient_and_rows_of_a_smaller_one_are_never_broadcast(graph, t
     rows = [[held(np.ones([5, 2], "float32"))] for _ in range(towers)]
     rows[1] = [tf.IndexedSlices(held(np.ones([1, 2], "float32")), held(np.int64([0])), shape)]
     if is_known:
-        with pytest.raises(HierAllreduceError, match=r"variable 0 .*the shape differs.*tower 0: \(5, 2\), tower 1: \(1, 2\)"):
+        with pytest.raises(
+            HierAllreduceError, match=r"variable 0 .*the shape differs.*tower 0: \(5, 2\), tower 1: \(1, 2\)"
+        ):
             allreduce_grads(rows, cpus(towers))
     else:
         with pytest.raises(tf.errors.InvalidArgumentError):
@@ -114,7 +116,11 @@ def test_sparse_gradients_made_dense(graph, is_known):
 @pytest.mark.parametrize("average, total", [(False, 10000), (True, 5000)])
 def test_5000_float16_rows_of_one_index_are_added_in_float32(graph, average, total):
     rows = [
-        [tf.IndexedSlices(held(np.ones([5000, 1], "float16")), held(np.zeros(5000, "int64")), tf.constant([2, 1], tf.int64))]
+        [
+            tf.IndexedSlices(
+                held(np.ones([5000, 1], "float16")), held(np.zeros(5000, "int64")), tf.constant([2, 1], tf.int64)
+            )
+        ]
         for _ in range(2)
     ]
     (first, _) = evaluate(allreduce_grads(rows, cpus(2), average, Strategy(sparse="dense")))
@@ -126,7 +132,10 @@ def test_5000_float16_rows_of_one_index_are_added_in_float32(graph, average, tot
 
 @pytest.mark.parametrize("without", [0, 2])
 def test_none_on_some_towers_counts_as_zeros(graph, without):
-    matrix = [[sparse(k, 2), held(np.ones([3], "float32")), tf1.placeholder_with_default(np.ones([2], "float32"), None)] for k in range(3)]
+    matrix = [
+        [sparse(k, 2), held(np.ones([3], "float32")), tf1.placeholder_with_default(np.ones([2], "float32"), None)]
+        for k in range(3)
+    ]
     given = evaluate([row[0] for row in matrix])
     matrix[without] = [None] * 3
     for row in evaluate(allreduce_grads(matrix, cpus(3), strategy=Strategy(missing="zeros"))):
@@ -178,7 +187,12 @@ def test_one_tower_is_returned_exactly_even_in_half_precision():
 def test_the_wire_dtype_is_that_of_every_copy(graph):
     rows = gradients_on(cpus(4), [[np.ones([1000], "float32"), np.ones([3], "float64")]] * 4)
     allreduce_grads(rows, cpus(4), average=True, strategy=Strategy("ring", wire_dtype="bfloat16", chunk_bytes=0))
-    dtypes = [tensor.dtype.base_dtype.name for op in graph.get_operations() for tensor in op.inputs if tensor.device != op.device]
+    dtypes = [
+        tensor.dtype.base_dtype.name
+        for op in graph.get_operations()
+        for tensor in op.inputs
+        if tensor.device != op.device
+    ]
     assert sorted(set(dtypes)) == ["bfloat16", "float64"]
     assert dtypes.count("bfloat16") == dtypes.count("float64") == 6  # 2(K-1) copies of either gradient
 
@@ -204,7 +218,12 @@ def columns(graph):
 
 @pytest.mark.parametrize("size", [3, 100_000])
 def test_sums_of_more_than_two_are_columns_on_cpu_devices_alone(size):
-    for devices, count in ((cpus(3), 3), (["/gpu:0", "/gpu:1", "/gpu:2"], 0), (["/cpu:0", "/cpu:1", "/gpu:0"], 0), (cpus(2), 0)):
+    for devices, count in (
+        (cpus(3), 3),
+        (["/gpu:0", "/gpu:1", "/gpu:2"], 0),
+        (["/cpu:0", "/cpu:1", "/gpu:0"], 0),
+        (cpus(2), 0),
+    ):
         with tf.Graph().as_default() as graph:
             allreduce_grads([[tf1.placeholder("float32", [size])] for _ in devices], devices, strategy="flat")
             assert len(columns(graph)) == count
@@ -216,7 +235,9 @@ def adding_ops_where_memory_is_short(reduce):
     with tf.Graph().as_default():
         for device in devices:
             with tf.device(device):
-                weight = tf1.get_variable(f"w{device[-1]}", [1 << 19], use_resource=True, initializer=tf1.zeros_initializer())
+                weight = tf1.get_variable(
+                    f"w{device[-1]}", [1 << 19], use_resource=True, initializer=tf1.zeros_initializer()
+                )
                 rows.append((weight, weight + 1.0))
         for device, (weight, _), total in zip(devices, rows, reduce([grad for _, grad in rows], devices)):
             with tf.device(device):  # the update's op tells Grappler the gradient's shape, as optimizers' do

@@ -71,7 +71,9 @@ def preset(name):
 
 
 @pytest.mark.parametrize("average", [False, True])
-@pytest.mark.parametrize("ours, by_hand", [(drop_in, in_two_quads), (preset("tensorpack"), in_two_quads), (preset("muji"), up_a_tree)])
+@pytest.mark.parametrize(
+    "ours, by_hand", [(drop_in, in_two_quads), (preset("tensorpack"), in_two_quads), (preset("muji"), up_a_tree)]
+)
 def test_the_ops_are_those_written_by_hand(ours, by_hand, average):
     """Device functions keep the columns away, which sums on CPU devices have beside these ops."""
     functions = [lambda op, device=device: device for device in cpus(8)]
@@ -82,7 +84,11 @@ def test_the_ops_are_those_written_by_hand(ours, by_hand, average):
             before = set(graph.get_operations())
             values.append(evaluate(reduce(rows, functions, average)))
             ops = [op for op in graph.get_operations() if op not in before and op.type != "Const"]
-            edges.append(Counter((op.type, op.device, *sorted(t.device for t in op.inputs if t.op.type != "Const")) for op in ops))
+            edges.append(
+                Counter(
+                    (op.type, op.device, *sorted(t.device for t in op.inputs if t.op.type != "Const")) for op in ops
+                )
+            )
     assert edges[0] == edges[1]
     np.testing.assert_array_equal(*values)
 
@@ -103,7 +109,9 @@ def test_muji_takes_a_tree_to_gpu_0_and_its_fallback_is_flat(graph, towers):
 
 @pytest.mark.parametrize("towers", [1, 2, 3, 5, 7, 8, 16])
 def test_the_drop_in_rotates_mains_for_any_number_of_towers(graph, towers):
-    grads = gradients_on(cpus(towers), [[np.full([2], 2.0**k + v, "float32") for v in range(10)] for k in range(towers)])
+    grads = gradients_on(
+        cpus(towers), [[np.full([2], 2.0**k + v, "float32") for v in range(10)] for k in range(towers)]
+    )
     result = allreduce_grads_hierarchical(grads, cpus(towers))
     (call,) = recorded_in(graph)
     half = (towers + 1) // 2
