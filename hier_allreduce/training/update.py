@@ -171,15 +171,7 @@ def all_variables() -> List[Any]:
 def _check_updates(
     kind: str, rows: Sequence[Pairs], devices: Sequence[Any], ops: Sequence[Any], added: Sequence[Sequence[Any]]
 ) -> None:
-    """Check that K updates change the towers alike, and no variable twice.
-
-    Args:
-        kind: of the optimizer, for messages.
-        rows: K×N pairs.
-        devices: K devices.
-        ops: K updates.
-        added: K lists of the ops that were added with them.
-    """
+    """Check that K updates, with K lists of ``added`` ops, change the towers alike and no variable twice."""
     for phrase in unequal_ops(ops[0], added[0]):
         raise HierAllreduceError(
             f"{kind}: the update of {where(0, devices)} {phrase}, which no two towers would do alike, and they would"

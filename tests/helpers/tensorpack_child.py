@@ -51,7 +51,7 @@ def by_name():
     ]
 
 
-class Foreign(tf1.train.Optimizer):
+class Foreign(tf.compat.v1.train.Optimizer):
     """A wrapper that is not tensorpack's, such as one for loss scaling."""
 
     def __init__(self, inside):
@@ -69,7 +69,7 @@ class OwnAccumulation(AccumGradOptimizer):
     """A user's subclass, which counts as tensorpack's does."""
 
 
-class Distributed(tf1.train.GradientDescentOptimizer):
+class Distributed(tf.compat.v1.train.GradientDescentOptimizer):
     """An optimizer with the interface of tf.contrib.optimizer_v2, which only TensorFlow 1 has."""
 
     def _finish(self, state):
@@ -223,7 +223,7 @@ def checkpoint(path):
 
 def towers(folder):
     """Train K towers, and one tower with the K-fold batch."""
-    facts = {}
+    facts: dict = {}
     for count in (1, 2, 3, 8):
         for optimizer in ("momentum", "adam"):
             many = train(never_copying(count), optimizer, epochs=2)
@@ -235,7 +235,7 @@ def towers(folder):
 def checkpoints(folder):
     """Load what another trainer has saved, and save for the next: tensorpack's, and ours with two numbers of towers."""
     ours, theirs = (lambda k: {"trainer": HierarchicalTrainer(cpus(k))}), stock
-    facts = {}
+    facts: dict = {}
     for optimizer in ("momentum", "adam", "accumulate adam"):
         saved = None
         for steps, name, trainer in (
@@ -258,7 +258,7 @@ def checkpoints(folder):
 
 def updates(folder):
     """Update each variable at its main; compare with one tower, and exchange checkpoints with the other trainers."""
-    facts = {}
+    facts: dict = {}
     for optimizer in ("momentum", "adam", "clip", "accumulate adam"):
         trainer = never_copying(4, update="main", strategy="tensorpack", check_replicas_every=2)
         path = os.path.join(folder, f"main-{optimizer}".replace(" ", "-"))
@@ -289,7 +289,7 @@ def updates(folder):
 
 def names(folder):
     """Train with gradient processors and wrappers that match variables' names, in three towers and in one."""
-    facts = {}
+    facts: dict = {}
     if not hasattr(tf, "get_default_graph"):
         tf.get_default_graph = tf1.get_default_graph  # tensorpack's assignments after updates want TensorFlow 1
     for optimizer in ("by name", "accumulated by name", "assigned by name", "moved by slots"):
@@ -319,7 +319,7 @@ def counted(grad, var):
 
 def optimizers(folder):
     """Train with the optimizers of all kinds, in three towers and in one; return the variables, or the error."""
-    facts = {}
+    facts: dict = {}
     for name in [*CASES, "processor with a variable"]:
         for trainer in (HierarchicalTrainer(cpus(1)), never_copying(3), never_copying(3, update="main")):
             label = f"{name}, {'one' if len(trainer.devices) == 1 else 'main' if trainer._at_mains else 'replicated'}"
@@ -345,7 +345,7 @@ def embedded(cost):
 def accumulation(folder):
     """Accumulate three gradients, with SGD (like plain SGD with three times the rate and batch) and with Adam."""
     three, one = (HierarchicalTrainer(cpus(k), average=average) for k, average in ((3, True), (1, True)))
-    facts = {
+    facts: dict = {
         "sgd": train(three, "accumulate sgd", steps=9)["after"],
         "plain sgd": train(tp.SimpleTrainer(), "sgd*3", BATCH * 9, steps=3)["after"],
     }
@@ -395,7 +395,7 @@ def callbacks(folder):
         ],
         monitors=[tp.JSONWriter()],
     )
-    facts = {
+    facts: dict = {
         "monitors": tp.JSONWriter.load_existing_json(folder)[-1],
         "clip": clipped["after"],
         "one clip": train(tp.SimpleTrainer(), "clip", BATCH * 3, epochs=2)["after"],
@@ -404,7 +404,7 @@ def callbacks(folder):
         "three times": train(tp.SimpleTrainer(), "sgd*3", BATCH * 3)["after"],
     }
     for every_epoch in (True, False):
-        trainer = HierarchicalTrainer(cpus(2), strategy=Strategy("hierarchical", groups=[[0], [1]]))
+        trainer = HierarchicalTrainer(cpus(2), strategy=Strategy("hierarchical", groups=((0,), (1,))))
         trainer.BROADCAST_EVERY_EPOCH = every_epoch
         facts[f"broadcast {every_epoch}"] = train(trainer, None, model=Model("sgd", moving_average))["after"]
     return facts
@@ -419,7 +419,7 @@ def moving_average(cost):
 
 def warned(folder):
     """Train in ways that log a warning; return the warnings."""
-    facts = {}
+    facts: dict = {}
 
     def references(cost):
         for name in ("first", "second"):
@@ -451,7 +451,7 @@ def warnings():
     """Collect tensorpack's warnings, and Python's, in a list."""
     messages = []
     handler = logging.Handler(logging.WARNING)
-    handler.emit = lambda record: messages.append(record.getMessage())
+    setattr(handler, "emit", lambda record: messages.append(record.getMessage()))  # noqa: B010
     logger._logger.addHandler(handler)
     try:
         with python_warnings.catch_warnings(record=True) as caught:
@@ -527,8 +527,8 @@ def refusals(folder):
         "mode": lambda: HierarchicalTrainer(8, mode="hierarchical"),
         "option": lambda: HierarchicalTrainer(8, strategi="flat"),
         "keras 3": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", layered)),
-        "groups": lambda: HierarchicalTrainer(4, strategy=Strategy("hierarchical", groups=[[0, 1], [3]])),
-        "average": lambda: HierarchicalTrainer(2, average="sum"),
+        "groups": lambda: HierarchicalTrainer(4, strategy=Strategy("hierarchical", groups=((0, 1), (3,)))),
+        "average": lambda: HierarchicalTrainer(2, average="sum"),  # type: ignore[arg-type]
         "gpus": lambda: run(HierarchicalTrainer(8)),
         "gpu ids": lambda: run(HierarchicalTrainer([0, "/cpu:0"])),
         "own session": lambda: run(HierarchicalTrainer(cpus(2)), session_creator=chief),
@@ -544,7 +544,7 @@ def refusals(folder):
         "towers' names": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", tower_user)),
         "lonely": lambda: run(HierarchicalTrainer(cpus(2)), model=Model("sgd", lonely)),
     }
-    facts = {}
+    facts: dict = {}
     for name, case in cases.items():
         try:
             case()

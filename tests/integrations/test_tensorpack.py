@@ -55,7 +55,7 @@ def difference(variables, others):
 
 def in_towers(variables):
     """Return {name: [tower 0's value, tower 1's, …]} of all variables that towers have a copy of, slots too."""
-    copies = {}
+    copies: dict = {}
     for name, value in sorted(variables.items()):
         if name.startswith("tower"):
             original = name.split("/", 1)[1]

@@ -37,7 +37,9 @@ from .devices import checked_creator, config_for_towers, tower_devices
 from .names import check_names, inside_wrappers, under_tower_0s_names, with_missing_pairs
 from .peers import reduced_by_peer
 
-_OPTIONS = ["devices", "average", "strategy", "update", "broadcast", "check_replicas_every"]
+_READERS = dict.fromkeys(
+    ["devices", "average", "strategy", "update", "broadcast", "check_replicas_every"], presets.anything
+)
 _THEIRS = {"mode": "strategy='hierarchical'", "gpus": "devices"}  # options of tensorpack's trainer, and ours
 
 
@@ -47,13 +49,6 @@ class HierarchicalTrainer(SingleCostTrainer):
     Every device holds a whole copy of the model: a *tower*. Names are tensorpack's, so that either trainer reads the
     other's checkpoints: tower 0's variables have no prefix and are saved, the others are called ``towerK/…`` and are
     local.
-
-    ::
-
-        tower 0 on devices[0]        tower 1 on devices[1]
-        loss → gradients g0          loss → gradients g1
-              └───────── all-reduce ─────────┘
-        optimizer (g0+g1)/2 → W      optimizer (g0+g1)/2 → tower1/W
 
     It differs from tensorpack's trainer where that one goes wrong:
 
@@ -107,10 +102,11 @@ class HierarchicalTrainer(SingleCostTrainer):
             HierAllreduceError: an invalid or unknown option, or groups that miss or repeat a tower. A device that does
                 not exist is an error when training starts, before its session does.
         """
-        for name, value in unknown.items():
-            if name in _THEIRS:
-                raise HierAllreduceError(f"{name}={value!r} is tensorpack's; HierarchicalTrainer has {_THEIRS[name]}")
-        presets.check(unknown, dict.fromkeys(_OPTIONS, presets.anything), "HierarchicalTrainer")
+        for name in _THEIRS.keys() & unknown.keys():
+            raise HierAllreduceError(
+                f"{name}={unknown[name]!r} is tensorpack's; HierarchicalTrainer has {_THEIRS[name]}"
+            )
+        presets.check(unknown, _READERS, "HierarchicalTrainer")
         check_options(average, update, broadcast, check_replicas_every)
         self.devices = tower_devices(devices)
         # hierarchical as the trainer's name says, on CPU devices too
@@ -134,9 +130,8 @@ class HierarchicalTrainer(SingleCostTrainer):
                 value, or no ``devices``.
         """
         path = presets.find("trainers", name_or_path)
-        readers = dict.fromkeys(_OPTIONS, presets.anything)
-        values = presets.check(presets.read_yaml(path), readers, str(path))
-        values.update(presets.check(changes, readers, "from_config"))
+        values = presets.check(presets.read_yaml(path), _READERS, str(path))
+        values.update(presets.check(changes, _READERS, "from_config"))
         if "devices" not in values:
             raise HierAllreduceError(f"{path}: 'devices' is missing: how many GPUs, or a list of devices")
         if isinstance(values.get("strategy"), dict):
