@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from concurrent import futures
-from typing import Any, Callable, Dict, Iterable, Sequence
+from typing import Any, Callable, Dict, Sequence
 
 from ..errors import ClusterError
 from .place import split_address
@@ -132,18 +132,14 @@ def _probe_all(addresses: Dict[int, str], seconds: float) -> Dict[int, str]:
     def note(task: int) -> None:
         states[task] = probe(addresses[task], seconds)
 
-    _at_once(note, addresses, seconds)
-    return {task: state for task, state in sorted(states.items()) if state}
-
-
-def _at_once(function: Callable[[int], None], tasks: Iterable[int], seconds: float) -> None:
     # The look-up of a name has no time limit, so a thread that takes longer is abandoned.
-    threads = [threading.Thread(target=function, args=(task,), daemon=True) for task in tasks]
+    threads = [threading.Thread(target=note, args=(task,), daemon=True) for task in addresses]
     end = time.monotonic() + seconds
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
+    return {task: state for task, state in sorted(states.items()) if state}
 
 
 def probe(address: str, seconds: float) -> str:
