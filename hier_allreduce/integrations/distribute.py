@@ -9,7 +9,9 @@ import tensorflow as tf
 from ..errors import HierAllreduceError
 from ..graph import allreduce_grads
 from ..graph.tf import mirrored_factory, replica_values
+from ..graph.tuning import with_clock
 from ..planning import Strategy, strategy_from
+from ..tuned import tuned
 
 __all__ = ["HierarchicalAllReduce"]
 
@@ -58,6 +60,10 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 " statistics, metrics and losses would be rounded too; leave wire_dtype out, and cast the gradients to"
                 " 16 bits where they are reduced, as the page about Keras shows"
             )
+        candidate = tuned()
+        self._peer = getattr(tf.distribute, candidate.peer)() if candidate and candidate.peer else None
+        if candidate:
+            candidate.note(front_end="keras")
         self._makers: Dict[Devices, Callable[[Tuple[Any, ...]], Any]] = {}
 
     def reduce(self, reduce_op: Any, per_replica_value: Any, destinations: Any, *args: Any, **kwargs: Any) -> Any:
@@ -98,11 +104,16 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             else:
                 groups.setdefault(devices, []).append(number)
         for devices, numbers in groups.items():
-            rows = zip(*(replica_values(value_destination_pairs[number][0]) for number in numbers))
-            reduced = allreduce_grads(list(rows), devices, average, self._strategy)
+            pairs = [value_destination_pairs[number] for number in numbers]
+            if self._peer:
+                values = self._peer.batch_reduce(reduce_op, pairs, *options)
+                reduced = with_clock(list(zip(*map(replica_values, values))))
+            else:
+                rows = list(zip(*(replica_values(value) for value, _ in pairs)))
+                reduced = allreduce_grads(rows, devices, average, self._strategy)
             if devices not in self._makers:
                 # the class of a Mirrored value is not public; the result of ``broadcast`` is an example of it
-                example = self.broadcast(tf.constant(0.0), value_destination_pairs[numbers[0]][1])
+                example = self.broadcast(tf.constant(0.0), pairs[0][1])
                 self._makers[devices] = mirrored_factory(example)
             for number, column in zip(numbers, zip(*reduced)):
                 results[number] = self._makers[devices](column)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Sequence
 
-from ..formatting import count, duration, rate, table
+from ..formatting import duration, rate, table
 from .links import Copies, Measured, repeated
 
 
@@ -37,7 +37,7 @@ def faults(found: Measured) -> List[str]:
     hung = [f"{src} → {dst}" for (src, dst), copies in found.pairs.items() if copies.fault]
     wrong = [f"{src} → {dst}" for (src, dst), copies in found.pairs.items() if copies.differ]
     remedy = "turn off the IOMMU and ACS in the firmware, or update the driver; until then leave these GPUs out"
-    lines = [f"{count(len(hung), 'copy')} did not end or failed ({', '.join(hung)}): {remedy}"] if hung else []
+    lines = [f"copies did not end or failed ({', '.join(hung)}): {remedy}"] if hung else []
     return lines + ([f"bits differ after copies {', '.join(wrong)}: {remedy}"] if wrong else [])
 
 

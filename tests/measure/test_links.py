@@ -32,11 +32,11 @@ def test_a_copy_that_does_not_end_is_left_out(monkeypatch):
     found = measure.measure(["/cpu:0", "/cpu:1"], None, str)
     assert [copies.fault for copies in found.pairs.values()] == ["no answer for 0 s"] * 2
     (line,) = measure.faults(found)
-    assert line.startswith("2 copies did not end or failed (/cpu:0 → /cpu:1, /cpu:1 → /cpu:0): turn off")
+    assert line.startswith("copies did not end or failed (/cpu:0 → /cpu:1, /cpu:1 → /cpu:0): turn off")
 
 
 def test_a_device_that_does_not_exist_is_an_error():
-    with pytest.raises(HierAllreduceError, match=r"TensorFlow cannot use /gpu:7: the process ended: .*gpu:7"):
+    with pytest.raises(HierAllreduceError, match=r"TensorFlow cannot use /gpu:7: the process ended: .*Error"):
         measure.measure(["/gpu:7", "/cpu:0"], None, str)
 
 
