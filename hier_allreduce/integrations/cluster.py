@@ -8,7 +8,7 @@
     cluster = Cluster.from_environment(devices_per_host=8)     # TF_CONFIG lists the hosts, and says which one this is
     launch_train_with_config(config, HierarchicalClusterTrainer(8, cluster))
 
-Every host runs the same program on its own share of the data.
+Every host runs the same program on its share of the data.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class HierarchicalClusterTrainer(HierarchicalTrainer):
     and the global step, go to all other hosts before training and, with ``BROADCAST_EVERY_EPOCH``, at the end of every
     epoch. The other hosts wait for as long as it lives.
 
-    All hosts must make the same number of steps, each on its own share of the data.
+    All hosts must make the same number of steps, each on its share of the data.
     """
 
     cluster: Cluster

@@ -1,7 +1,4 @@
-"""Several hosts without faults: sums, what crosses between hosts, training; and errors that need no other host.
-
-Hosts are real processes with real servers on loopback; see helpers/clusters.py and helpers/cluster_child.py.
-"""
+"""Several hosts without faults: sums, training; and errors that need no other host. Hosts are those of helpers/."""
 
 import numpy as np
 import pytest

@@ -65,7 +65,6 @@ def test_node_lists_and_ports_of_slurm():
     "arguments, words",
     [
         ({"hosts": []}, "expected a list of addresses"),
-        ({"hosts": ["grpc://here:1"]}, "'grpc://here:1' is not an address"),
         ({"hosts": ["here:²"]}, "'here:²' is not an address"),
         ({"hosts": ["a:1", "b:1", "a:1"]}, "there more than once"),
         ({"task": 2}, "task=2: expected the index of a host, 0 to 1"),

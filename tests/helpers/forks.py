@@ -1,8 +1,6 @@
 """Python programs in forked processes: they start in 0.1 seconds, since TensorFlow is imported already.
 
-    test process ──→ fork server: imports TensorFlow, does nothing else ──→ a process for each program or host
-
-A few tests start a cold process instead, as people do: an import that only works in a warm process would fail there.
+test process ──→ fork server: imports TensorFlow, does nothing else ──→ a process for each program or host
 """
 
 import faulthandler
