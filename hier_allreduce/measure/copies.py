@@ -123,7 +123,8 @@ def main(text: str) -> None:
             spans = [seconds_of_ops(first, OPS + 50) - seconds_of_ops(first, 50) for _ in range(2)]
             answer: Dict[str, Any] = {"start": [span / OPS for span in spans]}
         else:
-            answer = figures(*pairs[0], big) if len(pairs) == 1 else {"rate": [speed(pairs, big) for _ in range(2)]}
+            (src, dst), *others = pairs
+            answer = figures(src, dst, big) if not others else {"rate": [speed(pairs, big) for _ in range(2)]}
         print(json.dumps(answer), flush=True)
 
 

@@ -132,8 +132,8 @@ def with_figures(machine: Topology, devices: Sequence[str], found: Measured) -> 
             shared[name] = float(f"{rate:.3g}")
     dispatch = repeated(found.dispatch)
     speeds = machine.speeds if dispatch is None else replace(machine.speeds, dispatch=float(f"{dispatch:.3g}"))
-    numbers = {"links": links, "starts": starts, "shared": shared}
-    return replace(machine, speeds=speeds, **{key: tuple(value.items()) for key, value in numbers.items()})
+    by_key = [tuple(numbers.items()) for numbers in (links, starts, shared)]
+    return replace(machine, speeds=speeds, links=by_key[0], starts=by_key[1], shared=by_key[2])
 
 
 def _ask(first: str, tasks: Sequence[List[Pair]], tell: Callable[[str], Any]) -> List[Copies]:

@@ -71,7 +71,7 @@ def candidates(facts: Dict[str, Any], only: Sequence[str] = ()) -> List[Candidat
     by_rule = rule([Gradient(facts["bytes"] // 4, 4, "float32", True, is_flat=True)], towers, links)
     algorithm = "flat" if by_rule.algorithm == "flat" else "hierarchical"
     chunk = facts["chunk_bytes"] or by_rule.chunk_bytes
-    changes = {
+    changes: Dict[str, Dict[str, Any]] = {
         "planned": _PLANNED,
         "rule": {**_PLANNED, "algorithm": algorithm, "chunk_bytes": by_rule.chunk_bytes},
         "half-chunks": {**_PLANNED, "chunk_bytes": chunk // 2},

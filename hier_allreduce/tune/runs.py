@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, NamedTuple, Sequence
+from typing import Any, Dict, Generator, List, NamedTuple, Sequence
 
 from tqdm import tqdm
 
@@ -61,7 +61,9 @@ def check_one_host() -> None:
         raise HierAllreduceError(f"this environment describes {hosts} hosts; tune measures one host: unset TF_CONFIG")
 
 
-def measure_all(command: Sequence[str], limits: Limits, only: Sequence[str], folder: Path) -> Iterator[Run]:
+def measure_all(
+    command: Sequence[str], limits: Limits, only: Sequence[str], folder: Path
+) -> Generator[Run, None, None]:
     """Run a program once for each candidate, then again in reversed order: first and last as it is.
 
     Args:

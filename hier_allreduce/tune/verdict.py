@@ -86,12 +86,10 @@ def report(found: Verdict) -> str:
 
 def as_json(found: Verdict) -> Dict[str, Any]:
     """Return the verdict as a JSON object: seconds, shares, names."""
-    rows = [
-        {"candidate": row.candidate.name, "step": median(row.seconds) if row.seconds else None, "windows": row.seconds}
-        for row in found.rows
-    ]
-    for row, source in zip(rows, found.rows):
-        row.update(fault=source.fault, changes=source.candidate.changes)
+    rows = []
+    for (name, _, changes), seconds, fault in found.rows:
+        step = median(seconds) if seconds else None
+        rows.append({"candidate": name, "step": step, "windows": seconds, "fault": fault, "changes": changes})
     best = found.best.candidate.name if found.best else None
     return {"candidates": rows, "noise": found.noise, "best": best, "advice": found.advice}
 

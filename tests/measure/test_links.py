@@ -16,7 +16,7 @@ def machine():
 
 
 def test_bits_of_cpu_devices_are_compared():
-    told = []
+    told: list = []
     found = measure.measure(["/cpu:0", "/cpu:1"], None, told.append)
     assert {pair: (copies.differ, copies.fault) for pair, copies in found.pairs.items()} == {
         ("/cpu:0", "/cpu:1"): (0, ""),
