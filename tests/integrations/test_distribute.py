@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hier_allreduce.integrations.distribute import HierarchicalAllReduce
 tf1 = tf.compat.v1
 needs_tf2 = pytest.mark.tf2
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
+DTYPES = ("float16", "bfloat16", "float32", "float64", "complex64", "int64")
 WORDS, LENGTH, CLASSES, BATCH = 40, 5, 4, 840  # 840 is a multiple of 2, 3, … 8
 
 
@@ -130,16 +132,10 @@ def test_an_estimator_trains_like_one_device(tmp_path):
 
 def network(keras, normalized=False, policy="float32"):
     layers = keras.layers
-    return keras.Sequential(
-        [
-            layers.Input([LENGTH], dtype="int32"),
-            layers.Embedding(WORDS, 8),
-            layers.Flatten(),
-            *([layers.BatchNormalization(synchronized=True)] if normalized else []),
-            layers.Dense(CLASSES, dtype=policy),
-            layers.Activation("linear", dtype="float32"),
-        ]
-    )
+    first = [layers.Input([LENGTH], dtype="int32"), layers.Embedding(WORDS, 8), layers.Flatten()]
+    normalization = [layers.BatchNormalization(synchronized=True)] if normalized else []
+    last = [layers.Dense(CLASSES, dtype=policy), layers.Activation("linear", dtype="float32")]
+    return keras.Sequential([*first, *normalization, *last])
 
 
 def fitted(keras, strategy=None, samples=2 * BATCH, steps_per_execution=1, eager=False, **layers):
@@ -176,11 +172,8 @@ def test_keras_3_fit(how):
 
 @needs_tf2
 @pytest.mark.parametrize("how", [{"policy": "mixed_float16"}, {"samples": BATCH + 7}], ids=["mixed_float16", "uneven"])
-def test_keras_3_fit_where_k_devices_are_not_one(how):
-    """float16 rounds other batches differently, and Keras averages the means of batches of different sizes.
-
-    So the weights are compared with ReductionToOneDevice's.
-    """
+def test_keras_3_fits_as_with_reduction_to_one_device(how):
+    """One device gives other weights: float16 rounds, and Keras averages the means of batches of different sizes."""
     keras = pytest.importorskip("keras", "3")
     weights = fitted(keras, mirrored(3), **how)
     assert difference(weights, fitted(keras, mirrored(3, tf.distribute.ReductionToOneDevice()), **how)) <= 1e-6
@@ -241,12 +234,13 @@ def sparse(replica, dense_shape=(16, 3)):
     return tf.IndexedSlices(full(replica, [2, 3], "float32"), indices, shape)
 
 
+def of_dtype(dtype, replica):
+    return [full(replica, [2, 3], dtype)]
+
+
 # of replica r, the values that are reduced together
 KINDS = {
-    **{
-        dtype: lambda r, dtype=dtype: [full(r, [2, 3], dtype)]
-        for dtype in ("float16", "bfloat16", "float32", "float64", "complex64", "int64")
-    },
+    **{dtype: functools.partial(of_dtype, dtype) for dtype in DTYPES},
     "float16 and float32": lambda r: [full(r, [2, 3], "float16"), full(r, [4], "float32")],
     "float32 and int64": lambda r: [full(r, [2, 3], "float32"), full(r, [4], "int64")],
     "IndexedSlices": lambda r: [sparse(r)],
@@ -363,10 +357,9 @@ def test_gather_reduce_and_variables_that_are_summed_on_reading():
     assert np.array_equal(strategy.gather(value, axis=0), [[0, 0], [1, 1], [2, 2]])
     assert np.array_equal(strategy.reduce(SUM, value, axis=None), [[3, 3]])
     assert np.array_equal(strategy.reduce(MEAN, value, axis=0), [1, 1])
+    on_read, summed = tf.VariableSynchronization.ON_READ, tf.VariableAggregation.SUM
     with strategy.scope():
-        total = tf.Variable(
-            0.0, synchronization=tf.VariableSynchronization.ON_READ, aggregation=tf.VariableAggregation.SUM
-        )
+        total = tf.Variable(0.0, synchronization=on_read, aggregation=summed)
     strategy.run(lambda: total.assign_add(replica_number()))
     assert total.numpy() == 3
 
