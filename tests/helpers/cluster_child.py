@@ -170,11 +170,11 @@ def train(cluster, options, line):
 
 def epochs(cluster, options, line):
     """Run three epochs of three steps each, in one session or three; return the results of each epoch."""
-    devices, results = cpus(cluster), []
+    results: list = []
     with tf.Graph().as_default():
         batches = tf1.data.make_initializable_iterator(tf.data.Dataset.range(3))
         batch = tf.cast(batches.get_next(), tf.float32)
-        rows = allreduce_grads([[batch] for _ in devices], devices, cluster=cluster)
+        rows = allreduce_grads([[batch]] * cluster.devices_per_host, cpus(cluster), cluster=cluster)
         alone, session = tf.constant(7) + 1, None
         for epoch in range(3):
             session = cluster.session() if options["sessions"] or not session else session
@@ -194,13 +194,13 @@ def epochs(cluster, options, line):
 
 def tensorpack(cluster, options, line):
     """Train the model of tensorpack_child for an epoch; each host takes its share of every step's batches."""
-    from tensorpack.utils import logger
+    import tensorpack as tp
 
     from helpers import tensorpack_child as child
     from hier_allreduce.integrations.cluster import HierarchicalClusterTrainer
 
     towers, folder = cluster.devices_per_host, options["folder"]
-    logger.set_logger_dir(os.path.join(folder, f"log{cluster.task}"), action="k")
+    tp.utils.logger.set_logger_dir(os.path.join(folder, f"log{cluster.task}"), action="k")
 
     class Share(child.Data):
         def __iter__(self):
@@ -208,17 +208,16 @@ def tensorpack(cluster, options, line):
                 if number // towers % cluster.size == cluster.task:
                     yield batch
 
-    child.Data, child.Look._chief_only = Share, False
-    look = child.train(
+    child.Data, child.Look._chief_only = Share, False  # type: ignore[misc]
+    return child.train(
         HierarchicalClusterTrainer(cpus(cluster), cluster, update=options["update"]),
         options["optimizer"],
         epochs=options["epoch"],
-        callbacks=[child.tp.ModelSaver(checkpoint_dir=os.path.join(folder, "saved"))],
+        callbacks=[tp.callbacks.ModelSaver(checkpoint_dir=os.path.join(folder, "saved"))],
         load=options["load"] if cluster.is_chief else None,
         starting_epoch=options["epoch"],
         monitors=[],
     )
-    return look
 
 
 def main(scenario, arguments, options, line):

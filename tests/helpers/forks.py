@@ -62,8 +62,9 @@ def _child(program, arguments, folder, environment, out, err):
     os.environ.update(environment)
     os.chdir(folder)
     sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
-    sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stdout = vars(sys)["__stdout__"] = os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    vars(sys)["__stderr__"] = sys.stderr
     faulthandler.dump_traceback_later(SECONDS, exit=True)
     sys.argv = ["-c", *arguments]
     sys.path[0] = ""
