@@ -6,10 +6,13 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Every run has the same examples, so that a failure is everybody's. `--hypothesis-profile default` draws new ones.
+# Every run has the same examples, so that a failure is everybody's. `make soak` draws more, and new ones.
 # There is no deadline, since the machine may be busy with something else.
 settings.register_profile(
     "same every time", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile(
+    "soak", max_examples=500, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
 )
 settings.load_profile("same every time")
 

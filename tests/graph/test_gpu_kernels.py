@@ -7,22 +7,15 @@ kernels are those of the installed TensorFlow if it is one for GPUs, else record
 import pytest
 import tensorflow as tf
 from helpers.gpu_kernels import HAS_GPU_KERNELS, Kernels, live, memory_changes, not_placed, recorded
-from helpers.graphs import IS_TF2, on_towers, tf1
+from helpers.graphs import on_towers, tf1
 
 from hier_allreduce import Strategy, TowerOptimizer, allreduce_grads
-from hier_allreduce.bench.case import Case, consumed, variables
-from hier_allreduce.bench.contenders import ours
-from hier_allreduce.bench.correctness import samples
-from hier_allreduce.bench.models import DTYPE_BYTES, GradientShape
-from hier_allreduce.graph.compat import SUMMABLE_DTYPES
 
 DEVICES = [f"/gpu:{k}" for k in range(3)]
 FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-STRATEGIES = [Strategy(), Strategy(splits=2, pack_below=0)]
-PLANNED = Strategy(topology="dgx-1v")  # its copies take turns
-MORE = {"float32": [PLANNED, Strategy(wire_dtype="float16")], "uint8": [PLANNED]}
-# what cannot be helped: rows of integers made dense, on GPUs of TensorFlow 1.15
-NO_KERNELS = {"1": {"ScatterNd"}, "2": set()}[tf.__version__[0]]
+STRATEGIES = [Strategy("flat"), Strategy("ring", chunk_bytes=0), Strategy(topology="dgx-1v")]
+MORE = {"float32": [Strategy(wire_dtype="float16")]}
+DTYPES = (*FLOATS, "int32", "int64")  # for smaller and unsigned integers GPUs have no AddN
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +24,7 @@ def kernels():
 
 
 def gradients(dtype, tower):
-    """Small ones that share a bucket, large ones that do not, a scalar, and one of which only the rank is known."""
+    """Small ones that share a chunk, large ones that do not, a scalar, and one of which only the rank is known."""
     return [tf1.placeholder(dtype, shape) for shape in ([3, 4], [5], [], [300, 80], [20000], [None, 2])]
 
 
@@ -52,7 +45,7 @@ def sparse(index):
     return row
 
 
-@pytest.mark.parametrize("dtype", SUMMABLE_DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_every_op_of_a_dense_all_reduce_has_a_kernel(kernels, graph, dtype):
     for strategy in [*STRATEGIES, *MORE.get(dtype, ())]:
         built(dtype, strategy, dtype in FLOATS)
@@ -63,12 +56,12 @@ def test_every_op_of_a_dense_all_reduce_has_a_kernel(kernels, graph, dtype):
     assert changes == set()
 
 
-@pytest.mark.parametrize("dtype", SUMMABLE_DTYPES)
+@pytest.mark.parametrize("dtype", [*FLOATS, "int32"])  # for rows of int64 GPUs have no UnsortedSegmentSum
 def test_every_op_for_sparse_and_missing_gradients_can_be_placed(kernels, graph, dtype):
     for index in ("int32", "int64"):
         for how in ("gather", "dense"):
             built(dtype, Strategy(sparse=how, missing="zeros"), False, sparse(index))
-    assert {missing.split()[0] for missing in not_placed(graph, kernels)} <= NO_KERNELS
+    assert not_placed(graph, kernels) == set()
     if dtype in FLOATS:
         changes = memory_changes(graph, kernels)
         assert {change for change in changes if not change.startswith("Placeholder ")} == set()
@@ -84,19 +77,6 @@ def test_every_op_of_an_optimizer_can_be_placed(kernels, graph, update):
             rows.append(optimizer.compute_gradients(tf.reduce_sum(w * w + b), var_list=[w, b]))
     optimizer.apply_gradients(rows)
     assert not_placed(graph, kernels) == set()
-
-
-def test_every_op_of_the_bench_has_a_kernel(kernels, graph):
-    dtypes = set(DTYPE_BYTES) - (set() if IS_TF2 else {"bfloat16"})  # GPUs of 1.15 have no variables of that
-    columns = [GradientShape(dtype, (10**7, 4), dtype, sparse) for dtype in sorted(dtypes) for sparse in (False, True)]
-    case = Case(tuple(columns), tuple(DEVICES))
-    grads, _ = variables(case)
-    reduced = ours().build(grads, case.devices, case.average)
-    consumed(reduced, case), samples(reduced, grads, case)
-    assert {missing.split()[0] for missing in not_placed(graph, kernels)} <= NO_KERNELS
-    # only what fills the variables once reads its bounds on the host, and int32 gradients are cast on the device
-    crossing = {change for change in memory_changes(graph, kernels) if "RandomUniformInt" not in change}
-    assert {change for change in crossing if "(int32)" not in change} == set()
 
 
 def test_missing_kernels_and_misplaced_operands_are_found(kernels, graph):

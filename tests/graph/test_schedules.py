@@ -1,6 +1,6 @@
 """Graphs of the all-reduces that this package began from, held against their schedules written by hand.
 
-Sources: tensorpack ``graph_builder/utils.py``, caffe2 ``muji.py``; Chainer and MegEngine are presets with their packing.
+Sources: tensorpack ``graph_builder/utils.py``, caffe2 ``muji.py``; of Chainer and MegEngine, the packing.
 """
 
 from collections import Counter

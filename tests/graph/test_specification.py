@@ -103,7 +103,7 @@ def test_every_kind_on_every_tower(front_end, algorithm, towers, average):
         lambda rows: allreduce_grads(rows, devices, average, strategy),
     )
     assert same_bits([[t for grad in row for t in tensors(grad)] for row in got])
-    for number, (kind, value) in enumerate(values_of(0, average).items()):
+    for number, kind in enumerate(values_of(0, average)):
         expected = sum(dense(row[number]) for row in given) / (towers if average else 1)
         rough = (2e-2 if kind == "bfloat16" else 3e-3 if "float16" in kind else 1e-6) if average else 0
         np.testing.assert_allclose(dense(got[-1][number]), expected, rtol=rough, atol=rough, err_msg=kind)

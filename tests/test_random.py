@@ -1,0 +1,188 @@
+"""Random all-reduces against float64, and random faults in schedules against the check; `make soak` runs more."""
+
+import numpy as np
+import tensorflow as tf
+from helpers.graphs import cpus, evaluate, held, on_towers, same_bits, tf1
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hier_allreduce import Copy, HierAllreduceError, Reduce, Strategy, allreduce_grads, check
+from hier_allreduce.planning.algorithms import BY_NAME, in_groups, schedules_of
+
+SOAKS = settings.default.max_examples > 100  # with `make soak`; else few examples, for a quick run
+ROWS = 11  # of the sparse gradients' variables
+DTYPES = ("float32", "float32", "float16", "bfloat16", "float64", "complex64", "int32", "int64")
+ROUGH = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float64": 2.0**-52}  # others: of float32
+
+
+def examples(few):
+    return settings(max_examples=settings.default.max_examples if SOAKS else few)
+
+
+# ---- all-reduces -------------------------------------------------------------------------------------
+
+
+@st.composite
+def groupings(draw, towers):
+    """Groups of any sizes, in any order, that hold each tower once."""
+    order = draw(st.permutations(range(towers)))
+    cuts = sorted(draw(st.sets(st.integers(1, towers - 1), max_size=3))) if towers > 1 else []
+    return tuple(tuple(order[start:stop]) for start, stop in zip([0, *cuts], [*cuts, towers]))
+
+
+@st.composite
+def strategies(draw, towers):
+    algorithm = draw(st.sampled_from(["auto", *BY_NAME]))
+    return Strategy(
+        algorithm=algorithm,
+        topology=draw(st.sampled_from([None, None, "dgx-1v", "pcie-switch"])),
+        chunk_bytes=draw(st.sampled_from([None, 0, 64, 100, 1000, 10**6])),
+        groups=draw(groupings(towers)) if algorithm == "hierarchical" and draw(st.booleans()) else None,
+        main=draw(st.integers(0, towers - 1)) if algorithm in ("flat", "tree") and draw(st.booleans()) else None,
+        sparse=draw(st.sampled_from(["gather", "dense"])),
+        missing="zeros",
+        wire_dtype=draw(st.sampled_from([None, None, "float16", "bfloat16"])),
+    )
+
+
+@st.composite
+def columns(draw, towers, average):
+    """One variable: its dtype, its shape, what is known of it, and a kind for each tower."""
+    dtype = draw(st.sampled_from([d for d in DTYPES if not (average and d.startswith("int"))]))
+    shape = (
+        tuple(draw(st.lists(st.integers(0, 5), max_size=3))) if draw(st.booleans()) else (draw(st.integers(1, 400)),)
+    )
+    kinds = draw(st.lists(st.sampled_from(["dense"] * 4 + ["none"]), min_size=towers, max_size=towers))
+    if draw(st.integers(0, 3)) == 0 and dtype != "bfloat16":
+        shape = (ROWS, draw(st.integers(1, 3)))
+        kinds = draw(st.lists(st.sampled_from(["sparse"] * 4 + ["dense", "none"]), min_size=towers, max_size=towers))
+    return dtype, shape, draw(st.booleans()), kinds
+
+
+@st.composite
+def cases(draw):
+    towers, average = draw(st.integers(1, 8)), draw(st.booleans())
+    matrix = draw(st.lists(columns(towers, average), min_size=1, max_size=5))
+    return towers, average, matrix, draw(strategies(towers)), draw(st.integers(0, 2**31 - 1))
+
+
+def made(random, dtype, shape, is_known, kind):
+    """A gradient as a tensor, ``tf.IndexedSlices`` or None, and as an array of float64 or complex128."""
+    if kind == "none":
+        return None, np.zeros(shape)
+    indices = random.randint(0, ROWS, random.randint(0, 6))
+    numbers = random.randn(*(shape if kind == "dense" else (len(indices), *shape[1:]))) * 9
+    exact = np.asarray(numbers).astype("float32" if dtype == "bfloat16" else dtype)
+    tensor = held(exact) if is_known else tf1.placeholder_with_default(exact, [None] * exact.ndim)
+    tensor = tf.cast(tensor, tf.bfloat16) if dtype == "bfloat16" else tensor
+    wide = exact.astype("complex128" if dtype == "complex64" else "float64")
+    if kind == "dense":
+        return tensor, wide
+    full = np.zeros(shape, wide.dtype)
+    np.add.at(full, indices, wide)
+    return tf.IndexedSlices(tensor, held(indices.astype("int64")), tf.constant(shape, tf.int64)), full
+
+
+def dense(grad, shape):
+    """A result as an array."""
+    if not hasattr(grad, "indices"):
+        array = np.asarray(grad)
+        return array.astype("float64") if array.dtype.kind in "Vf" else array
+    full = np.zeros(shape, np.result_type(grad.values.dtype, "float64"))
+    np.add.at(full, grad.indices, grad.values)
+    return full
+
+
+def tensors(grad):
+    return [grad.values, grad.indices] if hasattr(grad, "indices") else [grad]
+
+
+@examples(12)
+@given(cases())
+def test_sums_and_means_are_those_of_float64_on_every_tower(case):
+    towers, average, matrix, strategy, seed = case
+    with tf.Graph().as_default():
+        random, arrays = np.random.RandomState(seed), []
+
+        def row(tower):
+            pairs = [made(random, dtype, shape, known, kinds[tower]) for dtype, shape, known, kinds in matrix]
+            arrays.append([array for _, array in pairs])
+            return [grad for grad, _ in pairs]
+
+        rows = on_towers(cpus(towers), row)
+        result = allreduce_grads(rows, cpus(towers), average, strategy)
+        is_none = [all(kind == "none" for kind in kinds) for *_, kinds in matrix]
+        assert all([grad is None for grad in reduced] == is_none for reduced in result)
+        got = evaluate([[grad for grad in reduced if grad is not None] for reduced in result])
+    assert same_bits([[tensor for grad in reduced for tensor in tensors(grad)] for reduced in got])
+    present = [number for number, none in enumerate(is_none) if not none]
+    for number, grad in zip(present, got[0]):
+        dtype, shape, _, _ = matrix[number]
+        share = towers if average else 1
+        exact, size = (sum(make(a[number]) for a in arrays) / share for make in (np.asarray, np.abs))
+        wire = strategy.wire_dtype if dtype == "float32" and towers > 1 else None
+        unit = ROUGH.get(wire or dtype, 2.0**-23)
+        # rounded at each of up to K hops; the smallest numbers of 16 bits, and inputs rounded to bfloat16, have more
+        bound = 3 * (towers + 2) * unit * size + (towers + 2) * 1e-6
+        assert (np.abs(dense(grad, shape) - exact) <= bound).all(), (dtype, strategy)
+
+
+# ---- schedules ---------------------------------------------------------------------------------------
+
+
+def counted(steps, towers):
+    """Run steps on counts of contributions, in the plainest terms: how often tower k is in the value of tower t."""
+    held_counts = np.eye(towers, dtype=int)
+    for step in steps:
+        if isinstance(step, Reduce):
+            held_counts[step.dst] += sum(held_counts[src] for src in step.srcs)
+        else:
+            held_counts[step.dst] = held_counts[step.src]
+    return held_counts
+
+
+@st.composite
+def schedules(draw):
+    towers = draw(st.integers(2, 9))
+    algorithm = draw(st.sampled_from([*BY_NAME.values(), in_groups(draw(groupings(towers)))]))
+    return towers, list(draw(st.sampled_from(schedules_of(algorithm, towers))))
+
+
+@examples(40)
+@given(schedules())
+def test_schedules_of_all_algorithms_give_every_tower_each_contribution_once(drawn):
+    towers, steps = drawn
+    assert (counted(steps, towers) == 1).all() and check(steps, towers) == tuple(steps)
+
+
+@st.composite
+def faults(draw):
+    """A schedule with one or two changes: a step less, twice, elsewhere, or with another tower."""
+    towers, steps = draw(schedules())
+    for _ in range(draw(st.integers(1, 2))):
+        if not steps:
+            break
+        at, tower = draw(st.integers(0, len(steps) - 1)), draw(st.integers(0, towers - 1))
+        step, change = steps[at], draw(st.sampled_from(["drop", "repeat", "move", "dst", "src"]))
+        if change == "drop":
+            del steps[at]
+        elif change == "repeat":
+            steps.insert(draw(st.integers(0, len(steps))), step)
+        elif change == "move":
+            steps.insert(draw(st.integers(0, len(steps) - 1)), steps.pop(at))
+        elif change == "dst":
+            steps[at] = step._replace(dst=tower)
+        else:
+            steps[at] = Copy(tower, step.dst) if isinstance(step, Copy) else Reduce((*step.srcs[1:], tower), step.dst)
+    return towers, steps
+
+
+@examples(150)
+@given(faults())
+def test_the_check_lets_no_wrong_sum_pass(drawn):
+    towers, steps = drawn
+    try:
+        schedule = check(steps, towers)
+    except HierAllreduceError:
+        return
+    assert (counted(schedule, towers) == 1).all()
