@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+from typing import Any, Dict
 
 import numpy as np
 import pytest
@@ -239,7 +240,7 @@ def of_dtype(dtype, replica):
 
 
 # of replica r, the values that are reduced together
-KINDS = {
+KINDS: Dict[str, Any] = {
     **{dtype: functools.partial(of_dtype, dtype) for dtype in DTYPES},
     "float16 and float32": lambda r: [full(r, [2, 3], "float16"), full(r, [4], "float32")],
     "float32 and int64": lambda r: [full(r, [2, 3], "float32"), full(r, [4], "int64")],
