@@ -225,10 +225,12 @@ def from_matrix(matrix: LinkMatrix, name: str, content: Optional[Mapping[str, An
     gpu = content.get("gpu") or (matrix.models[0] if one_model else "")
     speeds = replace(guess_speeds(matrix.kinds, gpu), **content.get("speeds", {}))
     machine = Topology(name, matrix.labels, matrix.kinds, speeds, gpu, matrix.cpus if any(matrix.cpus) else ())
-    staged = content.get("staged", staged_kinds(gpu) if matrix.staged is None else matrix.staged)
+    staged = content.get(
+        "staged", staged_kinds(gpu or " ".join(matrix.models)) if matrix.staged is None else matrix.staged
+    )
     warnings = list(matrix.warnings)
     any_pcie = any(kind in PCIE for row in matrix.kinds for kind in row)
-    if any_pcie and not gpu and matrix.staged is None and "staged" not in content:
+    if any_pcie and not (gpu or matrix.models) and matrix.staged is None and "staged" not in content:
         warnings.insert(0, "peer access assumed; GeForce cards have none: add `nvidia-smi -L`")
     if not known_gpu(gpu) and not {"nvlink", "pcie"} & set(content.get("speeds", ())):
         reason = f"the model {gpu!r} is not known" if gpu else "no model of GPU is named"

@@ -169,6 +169,8 @@ def test_guesses_are_warnings_and_peer_access_comes_first(machine, warnings):
 def test_different_models_give_a_warning_and_no_model():
     several = from_text("GPU 0: Tesla V100 (UUID: a)\nGPU 1: Tesla K80 (UUID: b)\n" + TABLE, "")
     assert several.gpu == "" and "several models (Tesla K80, Tesla V100)" in several.warnings[-1]
+    geforce = from_text("GPU 0: RTX 3090 (UUID: a)\nGPU 1: RTX 4090 (UUID: b)\n" + TABLE, "")
+    assert geforce.is_staged(1, 2) and not any("peer access" in warning for warning in geforce.warnings)
     alike = from_text("GPU 0: NVIDIA L40S (UUID: a)\nGPU 1: NVIDIA L40 (UUID: b)\n" + TABLE, "")
     assert (alike.gpu, alike.warnings) == ("NVIDIA L40", ())
 
