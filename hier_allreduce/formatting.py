@@ -35,11 +35,6 @@ def rate(bytes_per_second: float) -> str:
     return f"{_rounded(bytes_per_second / 1e9)} GB/s"
 
 
-def percent(share: float) -> str:
-    """Return ``64%`` for 0.64."""
-    return "under 1%" if 0 < share < 0.01 else f"{share:.0%}"
-
-
 def _rounded(value: float) -> str:
     """Return a number with three digits, and never as ``1e+03``."""
     return f"{float(f'{value:.3g}'):g}"
@@ -48,13 +43,6 @@ def _rounded(value: float) -> str:
 def count(number: int, noun: str) -> str:
     """Return ``1 chunk`` or ``4 chunks``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def marked(page: str, mark: str, text: str) -> str:
-    """Return a Markdown page with ``text`` between its lines ``<!-- mark -->`` and ``<!-- end of mark -->``."""
-    before, _, rest = page.partition(f"<!-- {mark} -->\n")
-    after = rest.partition(f"<!-- end of {mark} -->")[2]
-    return f"{before}<!-- {mark} -->\n{text}\n<!-- end of {mark} -->{after}"
 
 
 def table(rows: Iterable[Sequence[object]], all_right: bool = False) -> str:
@@ -66,7 +54,9 @@ def table(rows: Iterable[Sequence[object]], all_right: bool = False) -> str:
     longest = max(map(len, cells))
     columns = list(zip(*(row + [""] * (longest - len(row)) for row in cells)))
     widths = [max(map(len, column)) for column in columns]
-    numeric = [place > 0 if all_right else all(map(_NUMBER.match, column[1:])) for place, column in enumerate(columns)]
+    numeric = [
+        number > 0 if all_right else all(map(_NUMBER.match, column[1:])) for number, column in enumerate(columns)
+    ]
     padded = [
         [cell.rjust(width) if is_numeric else cell.ljust(width) for cell in column]
         for column, width, is_numeric in zip(columns, widths, numeric)

@@ -1,4 +1,4 @@
-"""Tables of gradient shapes, which stand for a model in the bench.
+"""Tables of gradient shapes, which stand for a model in predictions.
 
 A table is a TSV file with a header and one line for each variable, in the order of the layers::
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, Iterable, List, Tuple
+from typing import Dict, List, Tuple
 
 from . import presets
 from .errors import HierAllreduceError
@@ -47,15 +47,6 @@ class GradientShape:
         return self.elements * DTYPE_BYTES[self.dtype]
 
 
-def table_text(shapes: Iterable[GradientShape]) -> str:
-    """Return the text of the table that :func:`load_model` reads."""
-    lines = ["\t".join((*_COLUMNS, "sparse"))]
-    for shape in shapes:
-        sizes = ",".join(map(str, shape.shape)) or "scalar"
-        lines.append("\t".join((shape.name, sizes, shape.dtype, "yes" if shape.sparse else "no")))
-    return "\n".join(lines) + "\n"
-
-
 def load_model(name_or_path: str) -> Tuple[GradientShape, ...]:
     """Read the table of a shipped model (``configs/models``) or of a file.
 
@@ -85,25 +76,25 @@ def load_model(name_or_path: str) -> Tuple[GradientShape, ...]:
 
 
 def _read_line(path: Path, number: int, cells: Dict[str, str]) -> GradientShape:
-    place = f"{path}, line {number}"
+    where = f"{path}, line {number}"
     missing = [column for column in _COLUMNS if column not in cells]
     if missing or not cells["name"]:
         raise HierAllreduceError(
-            f"{place}: no {', '.join(missing) or 'name'}; expected name, shape, dtype, separated by tabs"
+            f"{where}: no {', '.join(missing) or 'name'}; expected name, shape, dtype, separated by tabs"
         )
     dtype = cells["dtype"].strip()
     if dtype not in DTYPE_BYTES:
-        raise HierAllreduceError(f"{place}: dtype {dtype!r}{presets.nearest(dtype, sorted(DTYPE_BYTES))}")
+        raise HierAllreduceError(f"{where}: dtype {dtype!r}{presets.nearest(dtype, sorted(DTYPE_BYTES))}")
     sparse = cells.get("sparse", "").strip()
     if sparse not in ("", "no", "yes"):
-        raise HierAllreduceError(f"{place}: sparse is {sparse!r}; expected yes, no or nothing")
-    shape = _read_shape(place, cells["shape"])
+        raise HierAllreduceError(f"{where}: sparse is {sparse!r}; expected yes, no or nothing")
+    shape = _read_shape(where, cells["shape"])
     if sparse == "yes" and not shape:
-        raise HierAllreduceError(f"{place}: a scalar has no rows, so it cannot be sparse")
+        raise HierAllreduceError(f"{where}: a scalar has no rows, so it cannot be sparse")
     return GradientShape(cells["name"], shape, dtype, sparse == "yes")
 
 
-def _read_shape(place: str, text: str) -> Tuple[int, ...]:
+def _read_shape(where: str, text: str) -> Tuple[int, ...]:
     """Read ``3, 3, 64``; an empty text or the word ``scalar`` is a scalar's."""
     if text.strip() in ("", "scalar"):
         return ()
@@ -111,7 +102,7 @@ def _read_shape(place: str, text: str) -> Tuple[int, ...]:
     for part in map(str.strip, text.split(",")):  # U+001F too, which int() alone does not take away
         if not part.isdecimal() or len(part) > 18:  # 18 digits fit into int64, as TensorFlow's sizes do
             raise HierAllreduceError(
-                f"{place}: shape {text!r}; expected whole numbers separated by commas, such as 3,3,64,64"
+                f"{where}: shape {text!r}; expected whole numbers separated by commas, such as 3,3,64,64"
             )
         sizes.append(int(part))
     return tuple(sizes)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hier_allreduce.formatting import amount, count, duration, percent, rate, table
+from hier_allreduce.formatting import amount, count, duration, rate, table
 
 
 @pytest.mark.parametrize(
@@ -40,18 +40,13 @@ def test_bytes_a_second(speed, text):
     assert rate(speed) == text
 
 
-@pytest.mark.parametrize("share, text", [(0.64, "64%"), (1.0, "100%"), (0.0, "0%"), (1e-6, "under 1%")])
-def test_shares(share, text):
-    assert percent(share) == text
-
-
 def test_one_and_many():
     assert [count(number, "chunk") for number in (0, 1, 2)] == ["0 chunks", "1 chunk", "2 chunks"]
 
 
 def test_columns_of_numbers_are_aligned_right():
-    rows = [("name", "bytes", "way"), ("a", "64 kB", "0→1"), ("longer", "7 B", "")]
-    assert table(rows).splitlines() == ["name    bytes  way", "a       64 kB  0→1", "longer    7 B"]
+    rows = [("name", "bytes", "link"), ("a", "64 kB", "0→1"), ("longer", "7 B", "")]
+    assert table(rows).splitlines() == ["name    bytes  link", "a       64 kB  0→1", "longer    7 B"]
     times = [("time", "share"), ("28 µs", "64%"), ("under 0.01 µs", "under 1%")]
     assert table(times).splitlines()[1] == "        28 µs       64%"
 
