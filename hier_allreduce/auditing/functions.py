@@ -10,7 +10,7 @@ from ..graph.tf import collected_graphs
 
 
 def first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
-    """Run ``tf.function``s that have not run before: TensorFlow tells only then what it executes.
+    """Run ``tf.function``s that have not run before: TensorFlow tells only then which nodes it executes.
 
     Returns:
         Of the function with most all-reduces, the partition graphs, the scope with which names begin there, the graph.
