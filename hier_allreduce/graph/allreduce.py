@@ -145,7 +145,7 @@ def begin(
     names: Optional[Sequence[str]] = None,
     whole: bool = False,
 ) -> Tuple[Layout, Shared]:
-    """Return the layout of checked gradients, and what its chunks share; no op is added.
+    """Return the layout of checked gradients, and the state that its chunks share; no op is added.
 
     Args:
         names: N variable names; by default those of the gradients.
