@@ -1,4 +1,4 @@
-"""The record of each all-reduce in a graph, which ``audit`` compares with what TensorFlow executes."""
+"""The record of each all-reduce in a graph, which ``audit`` compares with the executed nodes."""
 
 from __future__ import annotations
 
