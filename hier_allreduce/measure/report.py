@@ -1,4 +1,4 @@
-"""Measured copies as a table, as JSON, and as lines that say what to do."""
+"""Measured copies as a table, as JSON, and as lines that name remedies."""
 
 from __future__ import annotations
 
