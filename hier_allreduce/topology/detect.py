@@ -58,7 +58,7 @@ def _printed() -> str:
 
 
 def _run(deadline: float, *command: str) -> str:
-    """Return what a command prints; empty if it fails, as on drivers that lack a table."""
+    """Return the output of a command; empty if it fails, as on drivers that lack a table."""
     left = max(0.0, deadline - time.monotonic())
     finished = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=left)
     return "" if finished.returncode else finished.stdout.decode("utf-8", errors="replace")
