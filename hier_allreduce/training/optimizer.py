@@ -245,7 +245,7 @@ class TowerOptimizer:
         return replicas
 
     def _op(self, function: Any) -> Any:
-        """Return the op that ``function`` builds for the copies, once for those that exist now."""
+        """Return the op that ``function`` builds for the copies, once for the variables that exist now."""
         replicas = self._find()
         if function not in self._ops and self._graph.finalized:
             raise HierAllreduceError(
