@@ -23,7 +23,7 @@ def pytest_addoption(parser):
 
 def pytest_configure(config):
     if config.getoption("no_tensorflow"):
-        sys.modules["tensorflow"] = None
+        sys.modules["tensorflow"] = None  # type: ignore[assignment]
     config.addinivalue_line("markers", "tf2: needs eager execution and tf.function")
 
 

@@ -9,14 +9,15 @@ from hypothesis import strategies as st
 from hier_allreduce import Copy, HierAllreduceError, Reduce, Strategy, allreduce_grads, check
 from hier_allreduce.planning.algorithms import BY_NAME, in_groups, schedules_of
 
-SOAKS = settings.default.max_examples > 100  # with `make soak`; else few examples, for a quick run
+EXAMPLES = settings().max_examples
+SOAKS = EXAMPLES > 100  # with `make soak`; else few examples, for a quick run
 ROWS = 11  # of the sparse gradients' variables
 DTYPES = ("float32", "float32", "float16", "bfloat16", "float64", "complex64", "int32", "int64")
 ROUGH = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float64": 2.0**-52}  # others: of float32
 
 
 def examples(few):
-    return settings(max_examples=settings.default.max_examples if SOAKS else few)
+    return settings(max_examples=EXAMPLES if SOAKS else few)
 
 
 # ---- all-reduces -------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Tuple
 
-from ..planning import Strategy
+from ..planning import Schedule, Strategy
 from ..planning.plan import copies_in, sums_in
 from .allreduce import begin, travel
 from .devices import device_strings
@@ -34,8 +34,8 @@ def reduce_to_mains(
     """
     layout, shared = begin(all_grads, device_strings(devices), average, strategy, name, cluster, names, whole=True)
     mains = layout.mains()
-    first_half = layout._replace(schedules=list(map(sums_in, layout.schedules)))
-    rows = with_clock(travel(first_half, shared, name))
+    sums: List[Schedule] = [sums_in(schedule) for schedule in layout.schedules]
+    rows = with_clock(travel(layout._replace(schedules=sums), shared, name))
     return [rows[mains[n]][n] if n in mains else None for n in range(len(layout.columns))], layout
 
 
@@ -55,7 +55,7 @@ def copy_from_mains(values: Sequence[Any], layout: Layout, name: str = "copy_fro
     for n, main in mains.items():
         on_main = [values[n] if tower == main else None for tower in range(len(layout.devices))]
         columns[n] = column_of(columns[n].name, on_main)
-    copies = list(map(copies_in, layout.schedules))
+    copies: List[Schedule] = [copies_in(schedule) for schedule in layout.schedules]
     second_half = layout._replace(columns=columns, schedules=copies, wire=None)
     return travel(second_half, Shared(layout.devices), name)
 

@@ -1,9 +1,11 @@
 """Devices of results and ops, whatever the scopes around the call; names of ops; the two halves of an all-reduce."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import cpus, evaluate, gradients_on, held, same_bits, session, tf1
+from helpers.graphs import cpus, evaluate, floats, gradients_on, held, same_bits, session, tf1
 
 from hier_allreduce import Strategy, allreduce_grads, allreduce_grads_and_vars
 from hier_allreduce.graph import copy_from_mains, copy_from_tower_0, reduce_to_mains
@@ -71,7 +73,7 @@ def test_gradients_may_live_elsewhere_than_their_towers(graph):
         assert [row[1].tolist() for row in evaluate(result)] == [[10, 10]] * 3
 
 
-DEVICES = {
+DEVICES: dict = {
     "shared": (["/cpu:0", "/cpu:0", "/cpu:1"], ["/cpu:0", "/cpu:0", "/cpu:1"]),
     "anywhere": ([None, "", "/cpu:1"], ["", "", "/cpu:1"]),
     "spellings": (["/CPU:1", "/device:CPU:2", "cpu:3"], ["/cpu:1", "/cpu:2", "/cpu:3"]),
@@ -145,13 +147,14 @@ def test_gradients_flow_through(graph, algorithm, average, share):
 
 
 def test_no_variables_give_an_empty_row_for_each_tower(graph):
-    assert allreduce_grads([[], (), iter([])], cpus(3)) == [(), (), ()]
+    rows: Any = [[], (), iter([])]
+    assert allreduce_grads(rows, cpus(3)) == [(), (), ()]
     assert graph.get_operations() == []
 
 
 def test_rows_may_be_generators(graph):
-    grads = gradients_on(cpus(3), powers_of_two(3))
-    result = evaluate(allreduce_grads(((grad for grad in row) for row in grads), iter(cpus(3))))
+    rows: Any = ((grad for grad in row) for row in gradients_on(cpus(3), powers_of_two(3)))
+    result = evaluate(allreduce_grads(rows, iter(cpus(3))))
     assert [row[1].tolist() for row in result] == [[10, 10]] * 3
 
 
@@ -229,7 +232,7 @@ def test_mains_carry_about_equal_bytes(graph):
 def test_values_of_tower_0_go_to_all(graph):
     with tf.device("/cpu:0"):
         values = [
-            held(np.float32([1, 2])),
+            held(floats([1, 2])),
             held(np.int64(7)),
             tf1.placeholder_with_default(np.array(["a", "b"]), [2]),
             held(np.zeros([0, 2])),

@@ -8,12 +8,12 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import cpus, evaluate, gradients_on, tf1
+from helpers.graphs import cpus, evaluate, floats, gradients_on, tf1
 
 from hier_allreduce import Copy, Reduce, Strategy, allreduce_grads, allreduce_grads_hierarchical
 from hier_allreduce.graph.record import recorded_in
 
-VALUES = [[np.float32([2.0**tower, variable]) for variable in range(9)] for tower in range(8)]
+VALUES = [[floats([2.0**tower, variable]) for variable in range(9)] for tower in range(8)]
 
 
 def in_two_quads(all_grads, devices, average=False):

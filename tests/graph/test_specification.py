@@ -87,7 +87,7 @@ def in_function(rows, reduce):
     return zeros_for_none(built), tf.function(lambda: reduce(built))()
 
 
-CASES = [(in_session, towers) for towers in (1, 2, 3, 5, 8)]
+CASES: list = [(in_session, towers) for towers in (1, 2, 3, 5, 8)]
 CASES += [pytest.param(end, towers, marks=pytest.mark.tf2) for end in (eagerly, in_function) for towers in (1, 3, 8)]
 
 

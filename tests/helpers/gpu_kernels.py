@@ -39,7 +39,7 @@ def live(op):
 
 def recorded():
     """Return ``{op: kernels}`` from the file."""
-    found = {}
+    found: dict = {}
     for line in RECORD.read_text().splitlines():
         if not line.startswith("#"):
             op, types, host = line.split("\t")
@@ -111,7 +111,7 @@ def _arguments(op, arguments):
 def _merged(kernels):
     """Return fewer kernels that say the same: those that differ in one attribute are one."""
     for name in sorted({name for kernel in kernels for name in kernel.dtypes}):
-        groups = {}
+        groups: dict = {}
         for kernel in kernels:
             rest = tuple((n, frozenset(t)) for n, t in sorted(kernel.dtypes.items()) if n != name)
             groups.setdefault((rest, kernel.host, name in kernel.dtypes), set()).update(kernel.dtypes.get(name, ()))

@@ -35,6 +35,16 @@ def started(*ops):
         yield sess
 
 
+def floats(numbers):
+    """Return numbers as an array of float32."""
+    return np.asarray(numbers, "float32")
+
+
+def integers(numbers):
+    """Return numbers as an array of int64."""
+    return np.asarray(numbers, "int64")
+
+
 def cpus(count):
     """Return ``count`` logical CPU devices."""
     return [f"/cpu:{i}" for i in range(count)]
@@ -103,26 +113,3 @@ def sparse(tower, rows, dense_shape=(100, 2)):
     indices = (np.arange(rows) * 3 + tower).astype("int64")
     shape = None if dense_shape is None else tf.constant(dense_shape, tf.int64)
     return tf.IndexedSlices(held(values), held(indices), shape)
-
-
-def every_kind_of_gradient(tower, average):
-    """Values of one tower's gradients, whole numbers, so that sums are exact in any order."""
-    random = np.random.RandomState(tower)
-    row = [random.randint(-9, 9, shape).astype("float32") for shape in [(50, 3), (), (2, 0, 3), (129,)]]
-    row += [random.randint(-9, 9, 40).astype("float16"), random.randint(-9, 9, 9).astype("float64"), None]
-    return row if average else [*row, random.randint(-9, 9, 33), np.int32([tower])]
-
-
-def tensors_of(tower, average):
-    """Those values as tensors, one of a shape that is not known, and a sparse gradient."""
-    row = [None if value is None else held(value) for value in every_kind_of_gradient(tower, average)]
-    return [*row, tf1.placeholder_with_default(np.float32([[tower, 4]]), None), sparse(tower, tower + 1)]
-
-
-def dense(grad):
-    """Return a reduced gradient with sparse ones as dense arrays."""
-    if not hasattr(grad, "indices"):
-        return grad
-    result = np.zeros([100, 2], "float32")
-    np.add.at(result, grad.indices, grad.values)
-    return result
