@@ -55,9 +55,9 @@ def main(args: argparse.Namespace) -> int:
             for run in measured:
                 runs.append(run)
     except KeyboardInterrupt:
+        if not runs:
+            raise
         interrupted = True
-    if not runs:
-        return 130
     found = verdict(runs)
     print(json.dumps(as_json(found)) if args.json else report(found))
     if found.best and args.o:

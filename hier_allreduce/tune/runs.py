@@ -80,7 +80,7 @@ def measure_all(
     """
     with tqdm(total=2 * limits.rounds, unit="run", disable=None, file=sys.stderr) as bar:
         first = _run(command, Candidate(NOW), limits, limits.total / 8, folder / "1-now", bar)
-        if "front_end" not in first.facts:
+        if "towers" not in first.facts:
             reason = first.fault or "it made its steps without one"
             raise HierAllreduceError(f"{command[0]} builds no all-reduce of this package: {reason}; see {first.output}")
         yield first

@@ -59,20 +59,25 @@ def left_over():
     return groups & {line.split()[0] for line in listed.splitlines() if "Z" not in line}
 
 
-def runs_of(command, patience=1.0, start=1.0):
+def runs_of(command, patience=1.0, start=240.0):
     limits = tune.Limits(60.0, patience, start, rounds=1)
     return list(tune.measure_all(command, limits, ["rule"], Path.cwd()))
 
 
 def test_a_program_without_a_step_hangs(program):
-    with pytest.raises(HierAllreduceError, match=r"no all-reduce.*hung: no step at all for 1 s.*last line: waits"):
-        runs_of(program(FOREVER))
+    with pytest.raises(HierAllreduceError, match=r"no all-reduce.*hung: no step at all for 5 s.*last line: waits"):
+        runs_of(program(FOREVER), start=5.0)
     assert not left_over()
 
 
+def test_a_program_that_dies_before_its_first_allreduce_is_an_error(program):
+    with pytest.raises(HierAllreduceError, match=r"no all-reduce of this package: failed: status 1 .*no data"):
+        runs_of(program("candidate.note(front_end='keras')\nsys.exit('no data')"))
+
+
 def test_a_program_that_stops_making_steps_hangs_with_its_last_line(program):
-    only_five, *_ = runs_of(program("train(5)" + FOREVER), patience=0.5)
-    assert only_five.fault == "hung: no step after step 5 for 500 ms, killed; last line: waits"
+    only_five, *_ = runs_of(program("train(5)" + FOREVER), patience=1.0)
+    assert only_five.fault == "hung: no step after step 5 for 1 s, killed; last line: waits"
     assert only_five.output.read_text() == "waits\n" and not left_over()
 
 
