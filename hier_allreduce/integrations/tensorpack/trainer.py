@@ -93,7 +93,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             devices: the number of GPUs, or a list of GPU ids or TensorFlow device strings, one for each tower.
                 CPU devices are created as needed, so ``["/cpu:0", …, "/cpu:7"]`` works on any machine.
             average, strategy, update, broadcast, check_replicas_every: as in :class:`hier_allreduce.TowerOptimizer`;
-                ``strategy`` is ``"hierarchical"`` by default. Checkpoints are the same with either ``update``.
+                Checkpoints are the same with either ``update``.
                 Comparisons report ``replica_drift`` to the monitors and the variable to the log. They exclude moving
                 averages, which tensorpack updates on tower 0 only.
             unknown: there are no others; the error names the nearest one.
@@ -109,8 +109,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         presets.check(unknown, _READERS, "HierarchicalTrainer")
         check_options(average, update, broadcast, check_replicas_every)
         self.devices = tower_devices(devices)
-        # hierarchical as the trainer's name says, on CPU devices too
-        self._strategy = strategy_from("hierarchical" if strategy is None else strategy)
+        self._strategy = strategy_from(strategy)
         self._average, self._at_mains = average, update == "main"
         self._broadcast_every = 0 if isinstance(broadcast, str) else broadcast
         self._check_every = check_replicas_every
