@@ -54,7 +54,7 @@ def allreduce_grads(
         /gpu:1   a1   b1             ──►            /gpu:1   a0+a1   b0+b1
 
     The result is plain dataflow: any part of it can be fetched, and it has gradients. Small gradients share a chunk,
-    which needs all of them: to fetch one, feed the placeholders of all (``Strategy(chunk_bytes=0)`` packs nothing).
+    which needs all of them (``Strategy(chunk_bytes=0)`` packs nothing).
 
     A float16 or bfloat16 gradient is added in float32 and rounded once for each hop. Its mean is carried as a running
     mean, so that it is finite where the inputs are. The error bound is in docs/cost-model.md. ``tf.IndexedSlices``
@@ -90,15 +90,11 @@ def allreduce_grads(
 def allreduce_grads_hierarchical(
     all_grads: Sequence[Sequence[Any]], devices: Sequence[Any], average: bool = False
 ) -> List[Tuple[Any, ...]]:
-    """Reduce as tensorpack's function of this name does at K = 8, for any K ≥ 1.
+    """Reduce as tensorpack's function of this name does at K = 8, for any K ≥ 1: K×N in, K×N out.
 
-    K×N in, K×N out; every variable travels alone, for example at K = 8, variable 0::
-
-        quad 0 1 2 3        0 ← 0 + 1 + 2 + 3        ┐ 4 ← 4 + 0 ┌ copies 4 → 5, 6, 7
-        quad 4 5 6 7        4 ← 4 + 5 + 6 + 7        ┘ copy 4 → 0 └ copies 0 → 1, 2, 3
-
-    The groups have ⌈K/2⌉ and ⌊K/2⌋ towers. Their mains rotate with the variable.
-    Source of the schedule: tensorpack ``graph_builder/utils.py``.
+    Every variable travels alone, in groups of ⌈K/2⌉ and ⌊K/2⌋ towers whose mains rotate with the variable. For
+    variable 0 of 8 towers: 0 ← 0 + 1 + 2 + 3; 4 ← 4 + 5 + 6 + 7; 4 ← 4 + 0; copies from 4 to 0, 5, 6, 7, and from 0 to
+    1, 2, 3. Source of the schedule: tensorpack ``graph_builder/utils.py``.
 
     Raises: as :func:`allreduce_grads`.
     """

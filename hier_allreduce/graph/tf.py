@@ -29,12 +29,6 @@ def without_autograph(function: F) -> F:
     return cast(F, tf.autograph.experimental.do_not_convert(function))
 
 
-def gpu_count() -> int:
-    """Return the number of GPUs that programs see: logical ones where a GPU is cut into several."""
-    divided = tf.config.experimental.get_virtual_device_configuration
-    return sum(len(divided(gpu) or [gpu]) for gpu in tf.config.experimental.get_visible_devices("GPU"))
-
-
 def forget_colocation() -> ContextManager:
     """Return a scope in which an outer ``colocate_with`` no longer places ops."""
     # Leaving a colocation also leaves the device scopes around it. So without a colocation this does nothing, and an
