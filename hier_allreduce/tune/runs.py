@@ -155,6 +155,8 @@ def _last_line(output: Path) -> str:
 
 def end_group(process: Any) -> None:
     """End all processes of a program's group: SIGTERM, and SIGKILL after five seconds."""
+    if sys.platform == "win32":
+        raise NotImplementedError("no process groups")  # the command does not start any program there
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + MERCY
         _signal(process.pid, number)
@@ -168,7 +170,8 @@ def end_group(process: Any) -> None:
 def _signal(group: int, number: int) -> bool:
     """Send a signal to a process group, and return whether the group has processes."""
     try:
-        os.killpg(group, number)
+        if sys.platform != "win32":
+            os.killpg(group, number)
     except ProcessLookupError:
         return False
     return True
