@@ -12,6 +12,16 @@ from .runs import Limits, Run, check_one_host, measure_all
 from .verdict import as_json, as_yaml, report, verdict
 
 __all__ = [
-    *("KNOWN_NAMES", "Candidate", "Limits", "Run", "as_json", "as_yaml", "candidates", "check_names"),
-    *("check_one_host", "measure_all", "report", "verdict"),
+    "KNOWN_NAMES",
+    "Candidate",
+    "Limits",
+    "Run",
+    "as_json",
+    "as_yaml",
+    "candidates",
+    "check_names",
+    "check_one_host",
+    "measure_all",
+    "report",
+    "verdict",
 ]
