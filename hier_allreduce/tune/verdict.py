@@ -56,11 +56,13 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     ours = next((row for row in done if row.candidate.is_ours), None)
     other = next((row for row in done if not row.candidate.is_ours), None)
     now = next((row.step for row in done if row.candidate.name == NOW), float("inf"))
-    if ours is None or (other is not None and ours.step > other.step * needed):
-        advice = f"{other.candidate.name} is as fast as ours: keep it" if other else "no candidate was measured"
-        return Verdict(rows, noise, None, advice)
-    if ours.candidate.name == NOW or ours.step > now * needed:
+    if ours is None:
+        return Verdict(rows, noise, None, f"keep {other.candidate.name}" if other else "no candidate was measured")
+    is_usual = ours.candidate.name == NOW or ours.step > now * needed
+    if is_usual and (other is None or ours.step < other.step * (1 - LEAST_GAIN)):
         return Verdict(rows, noise, None, "keep the program as it is: no candidate is faster by more than the noise")
+    if other is not None and ours.step > other.step * needed:
+        return Verdict(rows, noise, None, f"{other.candidate.name} is as fast as ours: keep it")
     return Verdict(rows, noise, ours, f"use {ours.candidate.name}")
 
 

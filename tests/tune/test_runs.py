@@ -134,10 +134,11 @@ def run(name, milliseconds, fault=""):
     [
         ([run("now", 100), run("NcclAllReduce", 99), run("rule", 98), run("now", 100)], "NcclAllReduce is as fast"),
         ([run("now", 100), run("NcclAllReduce", 120), run("rule", 99), run("now", 100)], "keep the program as it is"),
+        ([run("now", 100), run("NcclAllReduce", 140), run("now", 150)], "keep the program as it is"),
         ([run("now", 100), run("rule", 95), run("now", 110)], "keep the program as it is"),
         ([run("now", 100), run("rule", 95), run("now", 101)], "use rule"),
         ([run("now", 0, "hung: no step"), run("rule", 95)], "use rule"),
-        ([run("now", 0, "hung: no step"), run("NcclAllReduce", 95)], "NcclAllReduce is as fast"),
+        ([run("now", 0, "hung: no step"), run("NcclAllReduce", 95)], "keep NcclAllReduce"),
         ([run("now", 0, "hung: no step")], "no candidate was measured"),
     ],
 )
