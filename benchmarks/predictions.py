@@ -18,10 +18,10 @@ from typing import Any, Dict, List, NamedTuple
 from hier_allreduce import Strategy, Topology, presets
 from hier_allreduce.formatting import table
 from hier_allreduce.models import DTYPE_BYTES, load_model
-from hier_allreduce.planning import Copy, Gradient, Plan, chunks_of
+from hier_allreduce.planning import Copy, Gradient, Plan
 from hier_allreduce.planning.algorithms import hierarchical, schedules_of
 from hier_allreduce.planning.choose import candidates, cases_of, choose, rule
-from hier_allreduce.planning.contenders import NCCL, exposed_by_others
+from hier_allreduce.planning.contenders import NCCL, TENSORPACK, exposed_by_others
 from hier_allreduce.planning.simulator import Case, exposed
 from hier_allreduce.planning.strategy import choices_for
 from hier_allreduce.topology import links_of
@@ -31,7 +31,7 @@ MB, MIB = 1_000_000, 1 << 20
 OTHERS = {
     "to one": "ReductionToOneDevice",
     "hier. copy": "HierarchicalCopyAllReduce",
-    "tensorpack": "tensorpack, mode hierarchical",
+    "tensorpack": TENSORPACK,
     "NCCL": NCCL,
 }
 
@@ -58,14 +58,14 @@ def predict(name: str, model: str) -> Dict[str, Any]:
     planning = time.perf_counter() - started
     best = choose(gradients, links, cases, candidates(links, len(machine)))[0]
     by_rule = rule(gradients, len(machine), links)
-    others = exposed_by_others(machine, gradients, cases)
+    others = exposed_by_others(machine, gradients, cases, with_tensorpack=True)
     return {
         "machine": name,
         "model": model,
         "algorithm": chosen.plan.algorithm,
         "chunk_bytes": chosen.plan.chunk_bytes,
         "chosen": chosen.exposed,
-        "rule": mean(exposed(by_rule, links, chunks_of(gradients, by_rule.chunk_bytes), gradients, cases)),
+        "rule": mean(exposed(by_rule, links, gradients, cases)),
         "best": best.exposed,
         **{label: mean(others[other]) for label, other in OTHERS.items() if other in others},
         "planning": planning,
@@ -151,7 +151,7 @@ def copied(machine: str, dst: int, size: int) -> float:
 def idle(plan: Plan, machine: str, gradients: List[Gradient], dispatch: float = 4e-6) -> float:
     """Return the seconds of a plan without a backward pass."""
     case = Case(dispatch, backward=1e-9, lead=0.0)
-    return exposed(plan, links_of(Topology.load(machine)), chunks_of(gradients, 0), gradients, [case])[0]
+    return exposed(plan, links_of(Topology.load(machine)), gradients, [case])[0]
 
 
 def anchors_table(rows: List[Anchor]) -> str:

@@ -9,7 +9,7 @@ from ..formatting import amount, count, duration
 from ..models import DTYPE_BYTES, load_model
 from ..planning.choose import RATE, STEP, cases_of, rule
 from ..planning.chunks import Chunk, Gradient, chunks_of
-from ..planning.contenders import NCCL, USABLE, exposed_by_others
+from ..planning.contenders import USABLE, exposed_by_others
 from ..planning.plan import Plan
 from ..planning.simulator import Case, Work, exposed
 from ..planning.strategy import Strategy, choices_for
@@ -115,15 +115,13 @@ def predict(machine: Topology, training: Training, strategy: Strategy, everythin
     cases = tuple(cases_of(sum(gradient.bytes for gradient in gradients), links, backward))
     choices = choices_for(strategy, gradients, machine)
     ours, by_rule = choices[0].plan, rule(gradients, len(machine), links)
-    seconds = exposed(by_rule, links, chunks_of(gradients, by_rule.chunk_bytes), gradients, cases)
+    seconds = exposed(by_rule, links, gradients, cases)
     rows = [_row(OURS, _details(ours), choices[0].by_case), _row(RULE, _details(by_rule), seconds)]
     if everything:
         rows += [_row(f"{OURS} too", _details(choice.plan), choice.by_case) for choice in choices[1:]]
-    for name, by_case in exposed_by_others(machine, gradients, cases).items():
-        if everything or name in (*USABLE, NCCL):
-            # with an odd K it leaves out a device's gradients, in silence
-            is_wrong = name == USABLE[1] and len(machine) % 2
-            rows.append(_row(name, f"wrong sums on {len(machine)} GPUs" if is_wrong else "", by_case))
+    for name, by_case in exposed_by_others(machine, gradients, cases, with_tensorpack=everything).items():
+        is_wrong = name == USABLE[1] and len(machine) % 2  # it leaves out a device's gradients, in silence
+        rows.append(_row(name, f"wrong sums on {len(machine)} GPUs" if is_wrong else "", by_case))
     chunks = tuple(chunks_of(gradients, ours.chunk_bytes))
     return Prediction(machine, training, cases, tuple(rows), ours, chunks, Work(ours, chunks, gradients).ops)
 

@@ -10,7 +10,6 @@ from collections import Counter
 from typing import Any, Dict, List, Sequence, Tuple
 
 from ..formatting import count, table
-from ..planning.choose import LEAST_GAIN
 from ..planning.chunks import ready
 from ..planning.contenders import NCCL, USABLE
 from ..planning.plan import Copy
@@ -18,6 +17,7 @@ from ..topology import Links, Topology, links_of
 from ..topology.matrix import distance
 from .prediction import Prediction
 
+LEAST_GAIN = 0.02  # of a step; smaller differences are about the same
 _MOST_ROWS = 5  # of links
 _WIDTH = 110
 

@@ -9,12 +9,13 @@
 
 from __future__ import annotations
 
-from itertools import zip_longest
+import math
+from itertools import product, zip_longest
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..topology import Links
 from .algorithms import BY_NAME, Algorithm, in_groups, schedules_of
-from .chunks import Chunk, Gradient, chunks_of
+from .chunks import Gradient
 from .groups import two_groups
 from .plan import Plan, Schedule
 from .simulator import Case, exposed
@@ -25,7 +26,7 @@ MOST_CHUNKS = 120  # more ops than a host has time for
 # assumed: seconds of an op, bytes of gradients a second, seconds of the lead; docs/cost-model.md has the sources
 DISPATCH, RATE, LEAD = 4e-6, 102e6 / 60e-3, 10e-3
 _LARGE = 200e6  # bytes of gradients
-LEAST_GAIN, NEARLY = 0.02, 0.03  # of a step, and of the exposed seconds: nothing finer than the model is
+NEARLY = 0.03  # of the exposed seconds: the model is not finer
 STEP = 1.5  # assumed: of the backward pass
 ALONG_LINKS = "groups along links"
 
@@ -91,13 +92,11 @@ def _seconds(links: Links, a: int, b: int) -> float:
 
 def candidates(links: Links, towers: int) -> Dict[str, Tuple[Schedule, ...]]:
     """Return the schedules of each algorithm: those by the number of towers alone, and two groups along the links."""
-    found = {name: schedules_of(algorithm, towers) for name, algorithm in BY_NAME.items()}
-    if towers > 2:
-        found[ALONG_LINKS] = schedules_of(_along(links, towers), towers)
-    distinct: Dict[Tuple[Schedule, ...], str] = {}
-    for name, schedules in found.items():
-        distinct.setdefault(schedules, name)
-    return {name: schedules for schedules, name in distinct.items()}
+    names: Dict[Tuple[Schedule, ...], str] = {}  # on few towers some are equal
+    for name, algorithm in BY_NAME.items():
+        names.setdefault(schedules_of(algorithm, towers), name)
+    names.setdefault(schedules_of(_along(links, towers), towers), ALONG_LINKS)
+    return {name: schedules for schedules, name in names.items()}
 
 
 def choose(
@@ -116,30 +115,30 @@ def choose(
         cases: from :func:`cases_of`.
         algorithms: schedules by name, as from :func:`candidates`.
         sizes: of chunks, in bytes.
-        usual: the rule's plan, which comes first unless another one leaves less exposed by 3 %, or 2 % of a step.
+        usual: the rule's plan, which comes first unless another one leaves 3 % less exposed.
     """
     towers = 1 + max(src for src, _ in links.ways)
     total = sum(gradient.bytes for gradient in gradients)
     usable = [size for size in sizes if total <= MOST_CHUNKS * size] or [max(sizes)]
-    found = []
-    for size in usable:
-        chunks = chunks_of(gradients, size)
-        for name, schedules in algorithms.items():
-            found.append(_simulated(Plan(towers, schedules, size, name), links, chunks, gradients, cases))
-    found.sort(key=lambda choice: choice.exposed)
-    if usual is not None:
-        by_rule = _simulated(usual, links, chunks_of(gradients, usual.chunk_bytes), gradients, cases)
-        least_gain = min(NEARLY * found[0].exposed, LEAST_GAIN * STEP * cases[0].backward)
-        if by_rule.exposed <= found[0].exposed + least_gain:
-            found.insert(0, by_rule)
     best: Dict[str, Choice] = {}
-    for choice in found:
-        best.setdefault(choice.plan.algorithm, choice)
-    return list(best.values())
+    for size, (name, schedules) in product(usable, algorithms.items()):
+        so_far = best.get(name)
+        found = choice_of(Plan(towers, schedules, size, name), links, gradients, cases, so_far)
+        best[name] = found if so_far is None else min(so_far, found, key=_seconds_of)
+    ordered = sorted(best.values(), key=_seconds_of)
+    by_rule = usual and choice_of(usual, links, gradients, cases)
+    if by_rule is None or by_rule.exposed * (1 - NEARLY) > ordered[0].exposed:
+        return ordered
+    return [by_rule, *(choice for choice in ordered if choice.plan.algorithm != by_rule.plan.algorithm)]
 
 
-def _simulated(
-    plan: Plan, links: Links, chunks: Sequence[Chunk], gradients: Sequence[Gradient], cases: Sequence[Case]
+def choice_of(
+    plan: Plan, links: Links, gradients: Sequence[Gradient], cases: Sequence[Case], best: Optional[Choice] = None
 ) -> Choice:
-    seconds = exposed(plan, links, chunks, gradients, cases)
+    """Return a plan with the seconds that it leaves exposed; infinite ones if they are more than those of ``best``."""
+    seconds = exposed(plan, links, gradients, cases, most=sum(best.by_case) if best else math.inf)
     return Choice(sum(seconds) / len(seconds), plan, tuple(seconds))
+
+
+def _seconds_of(choice: Choice) -> float:
+    return choice.exposed

@@ -6,8 +6,6 @@
     HierarchicalCopyAllReduce       all gradients joined in one chunk; two halves
     tensorpack, mode gpu            each gradient alone; sums on GPU0, GPU1, … in rotation
     tensorpack, mode hierarchical   8 GPUs only: all gradients joined, cut into 8 equal chunks; two halves
-
-None of them orders its copies, so no op is charged for an order.
 """
 
 from __future__ import annotations
@@ -17,14 +15,14 @@ from typing import Dict, List, Optional, Sequence, Tuple
 
 from ..topology import Topology, links_of, nvlinks
 from .algorithms import flat, hierarchical, schedules_of
-from .chunks import Chunk, Gradient, Range, chunks_of, ready
+from .chunks import Chunk, Gradient, Range, chunks_of
 from .plan import Plan
-from .simulator import Case, Simulation, Work
+from .simulator import Case, Work, simulate
 
 USABLE = ("ReductionToOneDevice", "HierarchicalCopyAllReduce")  # in every program under MirroredStrategy
+TENSORPACK = "tensorpack, mode hierarchical"
 NCCL = "NCCL as published, if nothing overlaps"
 _LEAST_PACKED = 1024  # bytes of a chunk below which tensorpack does not join gradients
-
 
 # NCCL's all-reduce of 1 GiB: a pattern of the GPUs' name, K, the kinds of NVLinks, and bytes/s as nccl-tests
 # count them on the bus: gradients' bytes × 2(K-1)/K, divided by the seconds
@@ -50,7 +48,7 @@ def published_nccl(machine: Topology) -> Optional[float]:
 
 
 def exposed_by_others(
-    machine: Topology, gradients: Sequence[Gradient], cases: Sequence[Case]
+    machine: Topology, gradients: Sequence[Gradient], cases: Sequence[Case], with_tensorpack: bool = False
 ) -> Dict[str, List[float]]:
     """Return by the name of each other all-reduce the seconds that it leaves exposed in each case.
 
@@ -58,25 +56,22 @@ def exposed_by_others(
         machine: K ≥ 2 devices.
         gradients: N gradients; the last one is ready first.
         cases: as for :func:`.choose`.
+        with_tensorpack: whether tensorpack's modes are wanted too.
     """
     towers, links, total = len(machine), links_of(machine), sum(gradient.bytes for gradient in gradients)
-    in_flat, in_halves = schedules_of(flat, towers), schedules_of(hierarchical, towers)
+    in_flat = Plan(towers, schedules_of(flat, towers), 0, "flat")
+    in_halves = Plan(towers, schedules_of(hierarchical, towers), 0, "hierarchical")
     alone = chunks_of(gradients, 0)
-    found: Dict[str, Work] = {
-        USABLE[0]: Work(Plan(towers, in_flat[:1], 0, "flat"), alone, gradients),
-        USABLE[1]: _joined(Plan(towers, in_halves, 0, "hierarchical"), gradients, 1),
-        "tensorpack, mode gpu": Work(Plan(towers, in_flat, 0, "flat"), alone, gradients),
+    found = {
+        USABLE[0]: Work(in_flat._replace(schedules=in_flat.schedules[:1]), alone, gradients),
+        USABLE[1]: _joined(in_halves, gradients, 1),
     }
-    if towers == 8:  # on any other number of GPUs tensorpack takes another mode
-        halves = Plan(towers, in_halves, 0, "hierarchical")
-        one_by_one = Work(halves, alone, gradients)
+    if with_tensorpack:
+        found["tensorpack, mode gpu"] = Work(in_flat, alone, gradients)
+    if with_tensorpack and towers == 8:  # on any other number of GPUs it takes another mode
         is_packed = len({gradient.dtype for gradient in gradients}) == 1 and total >= 8 * _LEAST_PACKED
-        found["tensorpack, mode hierarchical"] = _joined(halves, gradients, 8) if is_packed else one_by_one
-        found["tensorpack, mode hierarchical, not packed"] = one_by_one
-    seconds: Dict[str, List[float]] = {}
-    for name, work in found.items():
-        shares = {by_bytes: ready(work.chunks, gradients, by_bytes) for by_bytes in (True, False)}
-        seconds[name] = [Simulation(work, links, shares[case.by_bytes], case).exposed for case in cases]
+        found[TENSORPACK] = _joined(in_halves, gradients, 8) if is_packed else Work(in_halves, alone, gradients)
+    seconds = {name: simulate(work, links, gradients, cases) for name, work in found.items()}
     published = published_nccl(machine)
     if published:
         seconds[NCCL] = [total * 2 * (towers - 1) / towers / published] * len(cases)

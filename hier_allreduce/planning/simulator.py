@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heappush
 from typing import Deque, Dict, List, NamedTuple, Sequence, Tuple
 
 from ..topology import Links
-from .chunks import Chunk, Gradient, ready
+from .chunks import Chunk, Gradient, chunks_of, ready
 from .plan import Plan, Reduce, Schedule, copies_in, sums_in
 
 _GRADIENT, _ISSUED, _BEGINS, _ENDS = range(4)
@@ -212,10 +212,21 @@ class Simulation:
             number = step.next_sum
 
 
-def exposed(
-    plan: Plan, links: Links, chunks: Sequence[Chunk], gradients: Sequence[Gradient], cases: Sequence[Case]
+def simulate(
+    work: Work, links: Links, gradients: Sequence[Gradient], cases: Sequence[Case], most: float = math.inf
 ) -> List[float]:
-    """Return the seconds that a plan leaves exposed in each case."""
-    work = Work(plan, chunks, gradients)
-    shares = {by_bytes: ready(chunks, gradients, by_bytes) for by_bytes in {case.by_bytes for case in cases}}
-    return [Simulation(work, links, shares[case.by_bytes], case).exposed for case in cases]
+    """Return the exposed seconds of each case; infinite after the case in which their sum is above ``most``."""
+    shares = {by_bytes: ready(work.chunks, gradients, by_bytes) for by_bytes in (True, False)}
+    seconds: List[float] = []
+    for case in cases:
+        is_worse = sum(seconds) > most
+        seconds.append(math.inf if is_worse else Simulation(work, links, shares[case.by_bytes], case).exposed)
+    return seconds
+
+
+def exposed(
+    plan: Plan, links: Links, gradients: Sequence[Gradient], cases: Sequence[Case], most: float = math.inf
+) -> List[float]:
+    """Return the exposed seconds of a plan, as :func:`simulate`."""
+    work = Work(plan, chunks_of(gradients, plan.chunk_bytes), gradients)
+    return simulate(work, links, gradients, cases, most)
