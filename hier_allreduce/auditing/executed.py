@@ -9,7 +9,7 @@ from typing import Any, Dict, Iterable, List, Sequence, Set, Tuple, Union
 from ..errors import AuditError
 from ..graph.devices import device_fields, devices_match
 from ..graph.record import Call, Recorded
-from ..planning import Reduce, root_of
+from ..planning import Reduce
 from .partitions import Edge, Op
 
 OTHER_HOSTS = "other hosts"
@@ -89,9 +89,8 @@ class Step:
     def _count_copies(self, edges: Iterable[Edge]) -> None:
         copied: Dict[str, List[Traffic]] = {}  # values that are only copied, by op
         for traffic in self.traffics:
-            name = traffic.tensor.contributions[root_of(traffic.tensor.schedule)]
-            if name is not None and not any(isinstance(step, Reduce) for step in traffic.tensor.schedule):
-                copied.setdefault(name.split(":")[0], []).append(traffic)
+            if not any(isinstance(step, Reduce) for step in traffic.tensor.schedule):
+                copied.setdefault(traffic.tensor.source, []).append(traffic)
         passing = []
         for edge in edges:
             reading = {traffic for reader in edge.readers for traffic in self._of(reader)}

@@ -173,17 +173,15 @@ def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:
                 packed = zip(sums, towers[tower].pack(grads))
                 values.append([None if tensor is None else chunk.start(tower, tensor) for chunk, tensor in packed])
         chunks = [run(schedule, row, chunk) for schedule, row, chunk in zip(layout.schedules, zip(*values), sums)]
-        reduced, results = [], []
+        record(scope, layout, sums, values)
+        results = []
         for tower, device in enumerate(layout.devices):
             with tf1.device(device):
-                reduced.append(
-                    [
-                        chunk.end(tower, column[tower]) if tower in complete_on(schedule) else None
-                        for schedule, chunk, column in zip(layout.schedules, sums, chunks)
-                    ]
-                )
-                results.append(tuple(towers[tower].unpack(reduced[tower])))
-        record(scope, layout, sums, values, reduced)
+                reduced = [
+                    chunk.end(tower, column[tower]) if tower in complete_on(schedule) else None
+                    for schedule, chunk, column in zip(layout.schedules, sums, chunks)
+                ]
+                results.append(tuple(towers[tower].unpack(reduced)))
         return results
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
-from typing import Any, List, Optional, Sequence, Set
+from typing import Any, List, Optional, Sequence
 
 from ..errors import HierAllreduceError
 from ..planning.strategy import AUTO, THIS_MACHINE, Strategy
@@ -12,7 +12,6 @@ from ..topology import Topology, this_machine
 from .devices import all_on_cpu, device_fields
 
 _log = logging.getLogger("hier_allreduce")
-_logged: Set[str] = set()
 
 
 def machine_of(strategy: Strategy, devices: Sequence[Any]) -> Optional[Topology]:
@@ -62,8 +61,7 @@ def _gpu_numbers(devices: Sequence[Any]) -> Optional[List[int]]:
     return list(numbers) if is_one_process and are_gpus else None
 
 
+@lru_cache(maxsize=None)
 def log_once(line: str) -> None:
     """Log a line, the same one once in a process."""
-    if line not in _logged:
-        _logged.add(line)
-        _log.info(line)
+    _log.info(line)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..planning import Schedule
+from ..planning import Schedule, root_of
 from .layout import Layout
 from .sums import Sum
 from .tf import is_eager, tf1
@@ -20,15 +20,13 @@ class Recorded(NamedTuple):
         name: every op of it is named ``scope + name + "/…"``.
         variables: the names of the variables in it.
         schedule: its steps.
-        contributions: the names of the K tensors that are added up; None where TensorFlow gives none.
-        results: the names of the K results; None where one is not wanted.
+        source: the op of its root's gradient, which is copied if there are no sums; "" for an eager tensor.
     """
 
     name: str
     variables: Tuple[str, ...]
     schedule: Schedule
-    contributions: Tuple[Optional[str], ...]
-    results: Tuple[Optional[str], ...]
+    source: str
 
 
 class Call(NamedTuple):
@@ -62,42 +60,24 @@ def recorded_in(graph: Any) -> List[Call]:
     return list(_calls.get(graph, ()))
 
 
-def record(
-    scope: str, layout: Layout, sums: Sequence[Sum], values: Sequence[Sequence[Any]], reduced: Sequence[Sequence[Any]]
-) -> None:
+def record(scope: str, layout: Layout, sums: Sequence[Sum], values: Sequence[Sequence[Any]]) -> None:
     """Record an all-reduce for :func:`recorded_in`; nothing for eager ops.
 
     Args:
         scope: its name scope.
         layout: of its C chunks.
         sums: of each chunk.
-        values: K rows of C values that are added up; None where a tower has none.
-        reduced: K rows of C values.
+        values: K rows of C values that are added up.
     """
     if tf.executing_eagerly():
         return
     tensors = []
-    for chunk, chunk_sum in enumerate(sums):
-        column = [row[chunk] for row in values]
-        root = next(value for value in column if value is not None)  # the only one, where copies follow
-        for number, part in enumerate(chunk_sum.parts):
-            tensors.append(
-                Recorded(
-                    layout.names[chunk] + part,
-                    tuple(layout.columns[part.number].name for part in layout.chunks[chunk].ranges),
-                    layout.schedules[chunk],
-                    tuple(_name(root if value is None else value, number) for value in column),
-                    tuple(_name(row[chunk], number) for row in reduced),
-                )
-            )
+    for number, (chunk, schedule, chunk_sum) in enumerate(zip(layout.chunks, layout.schedules, sums)):
+        variables = tuple(layout.columns[number].name for number, _, _ in chunk.ranges)
+        value = values[root_of(schedule)][number]  # a tensor, or a tuple that begins with as many as there are parts
+        for part, tensor in zip(chunk_sum.parts, value if isinstance(value, tuple) else (value,)):
+            source = "" if is_eager(tensor) else str(tensor.op.name)
+            tensors.append(Recorded(layout.names[number] + part, variables, schedule, source))
     hosts = sums[0].shared.hosts if sums else 1
     call = Call(scope, layout.plan.algorithm, layout.devices, hosts, tuple(tensors))
     _calls.setdefault(tf1.get_default_graph(), []).append(call)
-
-
-def _name(value: Any, part: int) -> Optional[str]:
-    """Return the name of a value's tensor; of rows, that of the numbered part."""
-    if isinstance(value, tf.IndexedSlices):
-        value = (value.values, value.indices)
-    tensor = value[part] if isinstance(value, tuple) else value
-    return None if tensor is None or is_eager(tensor) else str(tensor.name)

@@ -10,7 +10,7 @@ from typing import Any, List, Sequence
 
 import tensorflow as tf
 
-from ..planning import Copy, Reduce
+from ..planning import Reduce
 from .half import NARROW_DTYPES
 from .matrix import Column, dtype_of, height_of, is_sparse, static_shape
 from .sums import Shared, Sum
@@ -42,9 +42,6 @@ class Rows(Sum):
             by_part = zip(zip(here, *others), self.parts)
             return tuple(_concat(tensors, axis, f"{self.name}{part}/gather") for tensors, part in by_part)
 
-    def copy(self, step: Copy, value: Any) -> Any:
-        return self.copied(step.dst, value)
-
     def copied(self, tower: int, value: Any) -> Any:
         with tf1.device(self.devices[tower]):
             return tuple(tf.identity(t, name=f"{self.name}{part}/copy") for t, part in zip(value, self.parts))
@@ -58,11 +55,7 @@ def _concat(tensors: Sequence[Any], axis: Any, name: str) -> Any:
     # Grappler fuses a concat into its only consumer, another concat, even across devices, which would make every tower
     # send straight to the root. An axis that it cannot read prevents this.
     joined = tf.concat(tensors, axis, name=name)
-    shapes = [tensor.shape.as_list() for tensor in tensors if tensor.shape.ndims]
-    if shapes:
-        counts = [shape[0] for shape in shapes]
-        rows = None if None in counts or len(counts) < len(tensors) else sum(counts)
-        joined.set_shape([rows, *shapes[0][1:]])
+    joined.set_shape(tf.TensorShape([None]).concatenate(tensors[0].shape[1:]))
     return joined
 
 
