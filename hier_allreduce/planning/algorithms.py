@@ -14,7 +14,6 @@ same, and gets the machine too if it has an argument ``topology``.
 from __future__ import annotations
 
 import inspect
-from functools import partial
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
@@ -125,21 +124,28 @@ def name_of(algorithm: Union[str, Algorithm]) -> str:
 def schedules_of(algorithm: Algorithm, devices: int, topology: Optional[Topology] = None) -> Tuple[Schedule, ...]:
     """Return the schedules of chunks 0 to K-1, checked; equal ones once.
 
-    The function gets the machine if it has an argument ``topology``.
-
     Raises:
         HierAllreduceError: the function raises an error, wants a topology and there is none, or returns steps that
             :func:`.check` does not accept. The message names the function and the chunk.
     """
-    call = _with_topology(algorithm, topology)
     schedules: Dict[Schedule, None] = {}
     for chunk in range(devices):
         try:
-            schedules[check(call(devices, chunk), devices)] = None
+            schedules[check(_call(algorithm, devices, chunk, topology), devices)] = None
         except Exception as cause:  # a user's function may raise anything
             kind = "" if isinstance(cause, HierAllreduceError) else f"{type(cause).__name__}: "
             raise HierAllreduceError(f"{name_of(algorithm)}({devices}, {chunk}): {kind}{cause}") from cause
     return tuple(schedules)
+
+
+def _call(algorithm: Algorithm, devices: int, chunk: int, topology: Optional[Topology]) -> Iterable[Step]:
+    """Return the steps of a chunk from a function, which gets the machine if it has an argument ``topology``."""
+    asked = inspect.signature(algorithm).parameters.get("topology")
+    if asked is None or (topology is None and asked.default is not asked.empty):
+        return algorithm(devices, chunk)
+    if topology is None:
+        raise HierAllreduceError("it has an argument 'topology': give topology= too")
+    return algorithm(devices, chunk, topology=topology)
 
 
 def with_root(schedules: Sequence[Schedule], main: int, name: str) -> Tuple[Schedule, ...]:
@@ -149,15 +155,3 @@ def with_root(schedules: Sequence[Schedule], main: int, name: str) -> Tuple[Sche
         roots = ", ".join(map(str, sorted(set(map(root_of, schedules)))))
         raise HierAllreduceError(f"main={main}: the sums of {name} are on towers {roots}; take one of these")
     return kept
-
-
-def _with_topology(algorithm: Algorithm, topology: Optional[Topology]) -> Algorithm:
-    try:
-        asked = inspect.signature(algorithm).parameters.get("topology")
-    except ValueError:  # a function without a signature
-        asked = None
-    if asked is None:
-        return algorithm
-    if topology is None and asked.default is asked.empty:
-        raise HierAllreduceError(f"algorithm {name_of(algorithm)} has an argument 'topology': give topology= too")
-    return algorithm if topology is None else partial(algorithm, topology=topology)

@@ -121,7 +121,7 @@ def choose(
     total = sum(gradient.bytes for gradient in gradients)
     usable = [size for size in sizes if total <= MOST_CHUNKS * size] or [max(sizes)]
     best: Dict[str, Choice] = {}
-    for size, (name, schedules) in product(usable, algorithms.items()):
+    for size, (name, schedules) in product(reversed(usable), algorithms.items()):
         so_far = best.get(name)
         found = choice_of(Plan(towers, schedules, size, name), links, gradients, cases, so_far)
         best[name] = found if so_far is None else min(so_far, found, key=_seconds_of)

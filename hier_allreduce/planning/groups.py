@@ -30,14 +30,10 @@ def two_groups(distance: Distance) -> Groups:
     def inside(order: Sequence[int]) -> float:
         return sum(distance[a][b] for group in (order[:half], order[half:]) for a, b in combinations(group, 2))
 
-    found = []
-    for device in devices:
-        near = sorted(set(devices) - {device}, key=lambda other: (distance[device][other], other))
-        first = sorted([device, *near[: half - 1]])
-        found.append(_swapped([*first, *sorted(near[half - 1 :])], across, inside))
-    best = found[0]
-    for order in found[1:]:
-        best = order if inside(order) < inside(best) * _GAIN else best
+    best = list(devices)
+    for row in distance:
+        near = _swapped(sorted(devices, key=row.__getitem__), across, inside)
+        best = near if inside(near) < inside(best) * _GAIN else best
     first, second = sorted((sorted(best[:half]), sorted(best[half:])), key=lambda group: (-len(group), group))
     pairs = list(combinations(range(len(second)), 2))
     return tuple(first), tuple(_swapped(second, pairs, lambda order: sum(distance[a][b] for a, b in zip(first, order))))

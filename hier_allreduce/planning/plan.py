@@ -105,18 +105,12 @@ class Ops(Generic[V]):
 
 def run(schedule: Schedule, values: Sequence[V], ops: Ops[V]) -> List[V]:
     """Run a schedule on one chunk: K values in, K values out."""
-    held: List[Any] = list(values)
-    pending = len(sums_in(schedule))
-    if not pending:
-        held[root_of(schedule)] = ops.finish(root_of(schedule), held[root_of(schedule)])
-    for step in schedule:
-        if isinstance(step, Copy):
-            held[step.dst] = ops.copy(step, held[step.src])
-            continue
+    held, root = list(values), root_of(schedule)
+    for step in sums_in(schedule):
         held[step.dst] = ops.reduce(step, held[step.dst], [held[src] for src in step.srcs])
-        pending -= 1
-        if not pending:
-            held[step.dst] = ops.finish(step.dst, held[step.dst])
+    held[root] = ops.finish(root, held[root])
+    for copy in copies_in(schedule):
+        held[copy.dst] = ops.copy(copy, held[copy.src])
     return held
 
 
@@ -165,6 +159,9 @@ def check(steps: Iterable[Step], towers: int) -> Schedule:
         schedule.append(_read(step, towers))
         if len(schedule) > 2 * towers * towers:
             raise HierAllreduceError(f"more than {2 * towers * towers} steps; {towers} towers need {2 * towers - 2}")
+    for step, following in zip(schedule, schedule[1:]):
+        if isinstance(step, Copy) and isinstance(following, Reduce):
+            raise HierAllreduceError(f"{step} comes before a sum, {following}; copy the complete sum")
     counted = run(tuple(schedule), [frozenset([tower]) for tower in range(towers)], _Counting(towers))
     without = [tower for tower, value in enumerate(counted) if -1 not in value]
     if without:

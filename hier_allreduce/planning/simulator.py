@@ -130,8 +130,7 @@ class Simulation:
         self._end = case.backward  # of the kernels of the pass
         self._computing = [0.0] * work.towers
         self._booked = [0.0] * len(links.resources)
-        self._queues: List[Deque[Tuple[float, int]]] = [deque() for _ in range(work.towers)]
-        self._busy = [False] * work.towers
+        self._queues: List[Deque[Tuple[float, int]]] = [deque() for _ in range(work.towers)]  # the first one runs
         self._waits = [step.waits for step in work.steps]
         self._due = [share * case.backward - case.lead for share in shares]
         self._events = [(due, _GRADIENT, chunk) for chunk, due in enumerate(self._due)]
@@ -170,17 +169,10 @@ class Simulation:
 
     def _issued(self, now: float, copy: int) -> None:
         step, src = self._work.copies[copy]
-        after = max(self._queued(src, now), self._queued(self._work.steps[step].dst, now))
+        after = max(now, self._queued(src, now), self._queued(self._work.steps[step].dst, now))
         self._queues[src].append((after, copy))
-        if not self._busy[src]:
-            self._next(src, now)
-
-    def _next(self, src: int, now: float) -> None:
-        """Begin the sender's next copy: its stream runs them one after another."""
-        self._busy[src] = bool(self._queues[src])
-        if self._busy[src]:
-            after, copy = self._queues[src].popleft()
-            heappush(self._events, (max(after, now), _BEGINS, copy))
+        if len(self._queues[src]) == 1:
+            heappush(self._events, (after, _BEGINS, copy))
 
     def _begins(self, now: float, copy: int) -> None:
         number, src = self._work.copies[copy]
@@ -193,7 +185,10 @@ class Simulation:
 
     def _ends(self, now: float, copy: int) -> None:
         number, src = self._work.copies[copy]
-        self._next(src, now)
+        self._queues[src].popleft()
+        if self._queues[src]:
+            after, following = self._queues[src][0]
+            heappush(self._events, (max(after, now), _BEGINS, following))
         noticed = self._op(now, self._work.steps[number].receiving)
         while number >= 0:
             self._waits[number] -= 1

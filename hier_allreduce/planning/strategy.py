@@ -85,7 +85,14 @@ class Strategy:
         if self.groups is not None and self.algorithm != "hierarchical":
             raise HierAllreduceError(f"groups={self.groups!r} go with algorithm='hierarchical'; give that too")
         try:
+            hash(self.algorithm)
+        except TypeError:
+            raise HierAllreduceError(
+                f"algorithm={self.algorithm!r} has no hash, by which plans are kept; a frozen dataclass has one"
+            ) from None
+        try:
             object.__setattr__(self, "groups", self.groups and tuple(map(tuple, self.groups)))
+            hash(self.groups)
         except TypeError:
             raise HierAllreduceError(
                 f"groups={self.groups!r}: expected tuples of towers, as ((0, 1), (2, 3))"

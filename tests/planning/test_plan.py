@@ -48,7 +48,8 @@ def changed(number, *steps):
         (changed(1), r"the last sum, on tower 0, misses towers \[2\]"),
         (changed(3), r"in the end towers \[1\] do not have the sum; copy it to them"),
         (changed(1, Reduce((0, 1), 2)), r"Reduce\(srcs=\(0, 1\), dst=2\) adds tower 1 a second time"),
-        (changed(0, Copy(0, 1)), r"Copy\(src=0, dst=1\) copies the sum of towers \[0\] only"),
+        (changed(0, Copy(0, 1)), r"Copy\(src=0, dst=1\) comes before a sum, Reduce"),
+        (changed(2, Copy(0, 1)), r"Copy\(src=0, dst=1\) copies the sum of towers \[0, 1\] only"),
         (changed(0), r"the last sum, on tower 2, misses towers \[1\]"),
         (
             changed(0, Reduce((0,), 0)),
@@ -212,7 +213,7 @@ def one_copy_short(devices, chunk):
         (lambda devices, chunk: None, r"^<lambda>\(4, 0\): TypeError: 'NoneType'"),
         (lambda devices: [], r"\(4, 0\): TypeError: .*takes 1 positional argument"),
         (lambda devices, chunk: flat(devices + 1, chunk), r"^<lambda>\(4, 0\): Reduce.* from 0 to 3"),
-        (lambda devices, chunk, topology: [], "algorithm <lambda> has an argument 'topology': give topology= too"),
+        (lambda devices, chunk, topology: [], r"<lambda>\(4, 0\): it has an argument 'topology': give topology= too"),
     ],
 )
 def test_a_wrong_function_is_an_error_that_names_it_and_the_chunk(algorithm, message):

@@ -11,6 +11,13 @@ from hier_allreduce.planning.algorithms import flat, schedules_of, tree
 GRADS = gradients("mobilenet_v2")
 
 
+class Unhashable:
+    __hash__ = None  # type: ignore[assignment]
+
+    def __call__(self, devices, chunk):
+        return flat(devices, chunk)
+
+
 def test_the_shipped_strategies_load_and_have_plans():
     assert presets.names("strategies") == ["chainer", "half", "megengine", "muji", "tensorpack"]
     for name in presets.names("strategies"):
@@ -72,6 +79,12 @@ def test_an_invalid_argument_is_an_error_that_names_the_right_one(value, expecte
     with pytest.raises(HierAllreduceError) as caught:
         strategy_from(value)
     assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("values", [{"algorithm": Unhashable()}, {"algorithm": "hierarchical", "groups": [[[0], 1]]}])
+def test_a_value_that_cannot_be_hashed_is_an_error_that_names_it(values):
+    with pytest.raises(HierAllreduceError, match=f"^{list(values)[-1]}=.*(has no hash|expected tuples)"):
+        Strategy(**values)
 
 
 def test_a_name_or_nothing_is_a_strategy():
