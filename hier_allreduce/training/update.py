@@ -149,7 +149,7 @@ def update_towers(
             created.append(variables)
             added.append(graph.get_operations()[before:])
     if len(devices) > 1:
-        _check_updates(type(optimizer).__name__, rows, devices, ops, added)
+        _check_updates(type(optimizer).__name__, rows, devices, added)
     trained = [[var for _, var in row] for row in rows]
     return Updated(tf.group(*ops), trained, *match_created(trained, created))
 
@@ -168,11 +168,9 @@ def all_variables() -> List[Any]:
     return list({id(var): var for var in tf1.global_variables() + tf1.local_variables()}.values())
 
 
-def _check_updates(
-    kind: str, rows: Sequence[Pairs], devices: Sequence[Any], ops: Sequence[Any], added: Sequence[Sequence[Any]]
-) -> None:
+def _check_updates(kind: str, rows: Sequence[Pairs], devices: Sequence[Any], added: Sequence[Sequence[Any]]) -> None:
     """Check that K updates, with K lists of ``added`` ops, change the towers alike and no variable twice."""
-    for phrase in unequal_ops(ops[0], added[0]):
+    for phrase in unequal_ops(added[0]):
         raise HierAllreduceError(
             f"{kind}: the update of {where(0, devices)} {phrase}, which no two towers would do alike, and they would"
             f" diverge. Do this once, before the all-reduce, {_AT_MAINS}"
