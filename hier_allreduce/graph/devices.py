@@ -9,7 +9,10 @@ import tensorflow as tf
 
 from ..errors import HierAllreduceError
 
-_EXPECTED = "a device is a string such as '/gpu:0', a tf.DeviceSpec, or a tf.config.LogicalDevice"
+_EXPECTED = (
+    "a device is a string such as '/gpu:0', a tf.DeviceSpec, or a tf.config.LogicalDevice, as"
+    " tf.config.list_logical_devices() returns them"
+)
 
 
 def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
@@ -20,37 +23,23 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
     """
     if isinstance(devices, (str, bytes, set, frozenset)) or not hasattr(devices, "__iter__"):
         raise HierAllreduceError(f"devices must be a list with one device for each tower, not {devices!r}; {_EXPECTED}")
-    strings = tuple(_device_string(f"tower {tower}", device) for tower, device in enumerate(devices))
+    strings = tuple(_device_string(tower, device) for tower, device in enumerate(devices))
     if not strings:
         raise HierAllreduceError(f"devices is empty: give one device for each tower; {_EXPECTED}")
     return strings
 
 
-def _device_string(name: str, device: Any) -> Any:
-    if device is None or device == "":
+def _device_string(tower: int, device: Any) -> Any:
+    if device is None or (callable(device) and not tf.executing_eagerly()):
         return device
-    if isinstance(device, str):
-        return _parsed(name, device)
-    if hasattr(device, "to_string"):  # a DeviceSpec, of either version
-        return _parsed(name, device.to_string())
-    if type(device).__name__ == "LogicalDevice":
-        return _parsed(name, device.name)
-    if callable(device) and not tf.executing_eagerly():
-        return device
-    hint = f" (did you mean '/gpu:{device}'?)" if isinstance(device, int) and not isinstance(device, bool) else ""
-    if type(device).__name__ == "PhysicalDevice":
-        hint = " (take the names from tf.config.list_logical_devices())"
-    raise HierAllreduceError(f"{name}: {device!r} is not a device: {_EXPECTED}{hint}")
-
-
-def _parsed(name: str, device: str) -> str:
+    name = device.to_string() if hasattr(device, "to_string") else getattr(device, "name", device)
     try:
-        number = device_fields(device)[4]
-    except ValueError as error:
-        raise HierAllreduceError(f"{name}: {device!r} cannot be read as a device ({error}); {_EXPECTED}") from None
-    if number is not None and number < 0:
-        raise HierAllreduceError(f"{name}: {device!r} has a number below 0; {_EXPECTED}")
-    return device
+        is_device = isinstance(name, str) and (device_fields(name)[4] or 0) >= 0
+    except ValueError:
+        is_device = False
+    if not is_device:
+        raise HierAllreduceError(f"tower {tower}: {device!r} is not a device; {_EXPECTED}")
+    return name
 
 
 @lru_cache(maxsize=4096)

@@ -31,8 +31,7 @@ def machine_of(strategy: Strategy, devices: Sequence[Any]) -> Optional[Topology]
     try:
         if is_named:
             return (machine if isinstance(machine, Topology) else _loaded(machine)).subset(_numbers(devices))
-        gpus = _gpu_numbers(devices)
-        return None if gpus is None else this_machine(gpus)
+        return this_machine(_numbers(devices)) if _are_gpus(devices) else None
     except HierAllreduceError as error:
         if machine is not None:
             raise HierAllreduceError(f"topology={machine!r} does not fit devices {list(devices)}: {error}") from None
@@ -51,14 +50,11 @@ def _numbers(devices: Sequence[Any]) -> List[int]:
     return [tower if number is None else number for tower, number in enumerate(numbers)]
 
 
-def _gpu_numbers(devices: Sequence[Any]) -> Optional[List[int]]:
-    """Return the number of each device; None unless all are different GPUs of one process, by number."""
-    if not all(isinstance(device, str) for device in devices):
-        return None
-    *process, types, numbers = zip(*map(device_fields, devices))
-    is_one_process = all(len(set(values)) == 1 for values in process)
-    are_gpus = set(types) == {"GPU"} and None not in numbers and len(set(numbers)) == len(numbers)
-    return list(numbers) if is_one_process and are_gpus else None
+def _are_gpus(devices: Sequence[Any]) -> bool:
+    """Return whether all devices are different GPUs of one process, by number."""
+    fields = [device_fields(device) for device in devices if isinstance(device, str)]
+    numbers, process = {field[4] for field in fields} - {None}, {field[:3] for field in fields}
+    return {field[3] for field in fields} == {"GPU"} and len(process) == 1 and len(numbers) == len(devices)
 
 
 @lru_cache(maxsize=None)

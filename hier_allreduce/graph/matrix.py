@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import partial
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -49,8 +49,12 @@ def column_of(name: str, grads: Sequence[Any], sparse: str = "gather") -> Column
     """
     present = [grad for grad in grads if grad is not None]
     dtype = dtype_of(present[0]) if present else ""
+    shape = tf.TensorShape(None)
+    for other in map(static_shape, present):
+        if not (shape.is_fully_defined() and shape == other):  # merging is slow, and nearly all are equal
+            shape = shape.merge_with(other)
     stays_sparse = sparse == "gather" and bool(present) and all(map(is_sparse, present))
-    return Column(name, tuple(grads), dtype, _merged(map(static_shape, present)), stays_sparse)
+    return Column(name, tuple(grads), dtype, shape, stays_sparse)
 
 
 def is_sparse(grad: Any) -> bool:
@@ -70,19 +74,6 @@ def static_shape(grad: Any) -> tf.TensorShape:
         return grad.shape
     dense_shape = None if grad.dense_shape is None else tf.get_static_value(grad.dense_shape)
     return tf.TensorShape([None if dense_shape is None else dense_shape[0]]).concatenate(grad.values.shape[1:])
-
-
-def _merged(shapes: Iterable[tf.TensorShape]) -> tf.TensorShape:
-    """Return shapes that may be known in part as one.
-
-    Raises:
-        ValueError: the shapes contradict each other.
-    """
-    merged = tf.TensorShape(None)
-    for shape in shapes:
-        if not (merged.is_fully_defined() and merged == shape):  # merging is slow, and nearly all are equal
-            merged = merged.merge_with(shape)
-    return merged
 
 
 def check_average(average: Any) -> None:
@@ -115,17 +106,11 @@ def check_matrix(
     check_average(average)
     rows = check_rows(all_grads, devices)
     names = names_of_gradients(rows) if names is None else names
-    for tower, row in enumerate(rows):
-        for variable, grad in enumerate(row):
-            fault = "" if grad is None else _fault(grad)
-            if fault:
-                raise HierAllreduceError(f"{where(tower, devices, variable, names)}: {fault}")
     columns = []
     for variable, (name, grads) in enumerate(zip(names, zip(*rows))):
         place = partial(where, devices=devices, variable=variable, names=names)
-        column = _checked_column(name, grads, sparse, place)
-        _check_choices(column, average, missing, place)
-        columns.append(column)
+        columns.append(_checked_column(name, grads, sparse, place))
+        _check_choices(columns[-1], average, missing, place)
     return columns
 
 
@@ -136,7 +121,7 @@ def check_rows(all_grads: Any, devices: Sequence[Any]) -> Tuple[Tuple[Any, ...],
         HierAllreduceError: not K rows, or rows of different lengths.
     """
     shape = "all_grads is K rows, one for each tower, of N gradients: all_grads[tower][variable]"
-    if isinstance(all_grads, tf.Tensor) or not hasattr(all_grads, "__iter__"):
+    if not _is_list(all_grads):
         raise HierAllreduceError(f"{shape}; one {type(all_grads).__name__} was given")
     rows = list(all_grads)
     if len(rows) != len(devices):
@@ -145,13 +130,17 @@ def check_rows(all_grads: Any, devices: Sequence[Any]) -> Tuple[Tuple[Any, ...],
         counts = f"{count(len(rows), 'row')} of gradients for {count(len(devices), 'device')}"
         raise HierAllreduceError(f"{counts}: {shape}. Give one row for each device{hint}")
     for tower, row in enumerate(rows):
-        if isinstance(row, (tf.Tensor, tf.Variable)) or not hasattr(row, "__iter__"):
+        if not _is_list(row):
             raise HierAllreduceError(f"{where(tower, devices)}: its row is one {type(row).__name__}; {shape}")
     full = tuple(map(tuple, rows))
     if len(set(map(len, full))) > 1:
         counts = ", ".join(f"{where(tower, devices)} has {len(row)}" for tower, row in enumerate(full))
         raise HierAllreduceError(f"every tower must have the same number of gradients: {counts}{_unshared(full)}")
     return full
+
+
+def _is_list(rows: Any) -> bool:
+    return hasattr(rows, "__iter__") and not isinstance(rows, (tf.Tensor, tf.Variable))
 
 
 def _unshared(rows: Sequence[Sequence[Any]]) -> str:
@@ -194,11 +183,15 @@ def _fault(grad: Any) -> str:
 
 
 def _checked_column(name: str, grads: Sequence[Any], sparse: str, place: Callable[[int], str]) -> Column:
+    """Return a column whose gradients can be added up."""
     present = {tower: grad for tower, grad in enumerate(grads) if grad is not None}
-    indices = {tower: grad.indices for tower, grad in present.items() if is_sparse(grad)}
+    for tower, grad in present.items():
+        fault = _fault(grad)
+        if fault:
+            raise HierAllreduceError(f"{place(tower)}: {fault}")
     _check_equal("dtype", {tower: dtype_of(grad) for tower, grad in present.items()}, "cast to one dtype", place)
-    of_indices = {tower: dtype_of(tensor) for tower, tensor in indices.items()}
-    _check_equal("dtype of the indices", of_indices, "cast them to one dtype", place)
+    indices = {tower: dtype_of(grad.indices) for tower, grad in present.items() if is_sparse(grad)}
+    _check_equal("dtype of the indices", indices, "cast them to one dtype", place)
     try:
         return column_of(name, grads, sparse)
     except ValueError:
@@ -212,11 +205,13 @@ def _check_choices(column: Column, average: bool, missing: str, place: Callable[
     """Check that a column suits the user's choices."""
     with_grad = [tower for tower, grad in enumerate(column.grads) if grad is not None]
     without = [tower for tower, grad in enumerate(column.grads) if grad is None]
-    if with_grad and average and tf.as_dtype(column.dtype).is_integer:
+    if not with_grad:
+        return
+    if average and tf.as_dtype(column.dtype).is_integer:
         raise HierAllreduceError(
             f"{place(with_grad[0])}: {column.dtype} has no exact mean; average=False sums it, or cast it to float"
         )
-    if with_grad and without and missing == "error":
+    if without and missing == "error":
         raise HierAllreduceError(
             f"{place(without[0])}: the gradient is None on towers {without} but not on the others; give it on every"
             " tower or on none, or choose missing='zeros'"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import chain, count, takewhile
+from itertools import chain, count, product, takewhile
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
@@ -47,21 +47,17 @@ def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], de
         HierAllreduceError: the towers list the same variables in different orders.
     """
     rows = names_within_towers([[var for _, var in row] for row in tower_grads_and_vars])
-    _check_order(rows, rows, devices)
     # without scopes TensorFlow numbers the copies: w/kernel and w_1/kernel
-    _check_order(rows, [[re.sub(r"_?\d+", "", name) for name in row] for row in rows], devices)
-    return rows[0]
-
-
-def _check_order(rows: Sequence[List[str]], compared: Sequence[List[str]], devices: Sequence[Any]) -> None:
-    """Raise an error if the ``compared`` names of a row are those of tower 0 in another order."""
-    for tower, row in enumerate(compared):
+    plain = [[re.sub(r"_?\d+", "", name) for name in row] for row in rows]
+    for compared, tower in product((rows, plain), range(len(rows))):
+        row = compared[tower]
         if row != compared[0] and sorted(row) == sorted(compared[0]):
             variable = next(number for number, (name, first) in enumerate(zip(row, compared[0])) if name != first)
             raise HierAllreduceError(
                 f"{where(tower, devices, variable, rows[tower])}: tower 0 has {rows[0][variable]!r} there; list the"
                 " variables in one order on every tower"
             )
+    return rows[0]
 
 
 def names_within_towers(rows: Sequence[Sequence[Any]]) -> List[List[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Dict, Sequence, Tuple
 
 from ..errors import HierAllreduceError
 from .devices import device_fields, devices_match
@@ -34,7 +34,9 @@ def check_pairs(all_grads_and_vars: Any, devices: Tuple[Any, ...]) -> Tuple[Tupl
 
 def _check_devices(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
     """Check that no row has variables of another tower, unless the towers share them."""
-    homes = [[_home(var, tower, devices) for var in row] for tower, row in enumerate(rows)]
+    # a function, or a job without a device, tells nothing
+    known = {k: name for k, name in enumerate(devices) if isinstance(name, str) and device_fields(name)[3]}
+    homes = [[_home(var, tower, known) for var in row] for tower, row in enumerate(rows)]
     for tower, row in enumerate(rows):
         for variable, (var, home) in enumerate(zip(row, homes[tower])):
             is_swapped = home != tower and any(other != home for other in homes[home])
@@ -46,23 +48,16 @@ def _check_devices(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> Non
                 )
 
 
-def _home(var: Any, row: int, devices: Sequence[Any]) -> int:
-    """Return the tower on whose device a variable of ``row`` is: that row's, if it is on no other tower's device."""
+def _home(var: Any, row: int, known: Dict[int, str]) -> int:
+    """Return the tower on whose device a variable of ``row`` is: that row's, if it is on no known device."""
     device = getattr(var, "device", "")
-    if not device or _is_on(device, devices[row]):
-        return row
-    return next((tower for tower, other in enumerate(devices) if _is_on(device, other)), row)
-
-
-def _is_on(device: str, tower_device: Any) -> bool:
-    """Return whether ``device`` is known to be a tower's: never where that is a function, or a job without a device."""
-    is_known = isinstance(tower_device, str) and device_fields(tower_device)[3] is not None
-    return is_known and devices_match(device, tower_device)
+    homes = (tower for tower in (row, *known) if tower in known and device and devices_match(device, known[tower]))
+    return next(homes, row)
 
 
 def reference_warning(pairs: Sequence[Tuple[Any, Any]]) -> str:
     """Return a warning if some variables of N pairs are reference variables, whose reads race with updates; else ""."""
-    references: List[str] = [var.op.name for _, var in pairs if isinstance(var, tf1.Variable) and not is_resource(var)]
+    references = [var.op.name for _, var in pairs if isinstance(var, tf1.Variable) and not is_resource(var)]
     if not references:
         return ""
     return (
