@@ -164,7 +164,8 @@ def begin(
 
 def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:
     """Add the ops of a layout, and return K rows of N results; None where a half of an all-reduce gives none."""
-    sums, towers = _sums(layout, shared), [Tower(layout) for _ in layout.devices]
+    sums = _sums(layout, shared)
+    towers = [Tower(tower, layout, shared) for tower in range(len(layout.devices))]
     with forget_colocation(), tf1.name_scope(name) as scope:
         values = []
         for tower, device in enumerate(layout.devices):

@@ -50,7 +50,7 @@ class Half(Sum):
         return _Partial(self._inside.add(weighted, [step.dst] * len(weighted), step.dst), towers)
 
     def copy(self, step: Copy, value: Any) -> Any:
-        return value._replace(tensor=self.copied(step.dst, value.tensor))
+        return value._replace(tensor=super().copy(step, value.tensor))
 
     def finish(self, root: int, total: Any) -> Any:
         contributions = self.shared.contributions

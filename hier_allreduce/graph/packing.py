@@ -8,20 +8,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from functools import partial
+from typing import Any, Dict, List, Sequence
 
 import tensorflow as tf
 
 from ..planning import Range
 from .layout import Layout
+from .sums import Shared
 
 
 class Tower:
     """Packs and unpacks one tower's chunks. The methods are called under its device."""
 
-    def __init__(self, layout: Layout):
-        self._layout = layout
-        self._constants: Dict[Tuple[int, ...], Any] = {}
+    def __init__(self, tower: int, layout: Layout, shared: Shared):
+        self._layout, self._constant = layout, partial(shared.constant, tower)
         # of each column that is packed or cut, its ranges in order
         self._ranges: Dict[int, List[Range]] = {}
         for part in sorted(part for chunk in layout.chunks if not chunk.is_alone for part in chunk.ranges):
@@ -32,7 +33,7 @@ class Tower:
         parts: Dict[Range, Any] = {}
         for number, ranges in self._ranges.items():
             if grads[number] is not None:
-                parts.update(zip(ranges, self._split(self._shaped(grads[number], (-1,)), ranges, "cut")))
+                parts.update(zip(ranges, self._split(self._shaped(grads[number], [-1]), ranges, "cut")))
         return [
             grads[chunk.ranges[0].number]
             if chunk.is_alone or grads[chunk.ranges[0].number] is None
@@ -52,23 +53,17 @@ class Tower:
         for number, ranges in self._ranges.items():
             if ranges[0] in parts:
                 flat = _joined([parts[part] for part in ranges], "joined")
-                results[number] = self._shaped(flat, tuple(self._layout.columns[number].shape.as_list()))
+                results[number] = self._shaped(flat, self._layout.columns[number].shape.as_list())
         return results
 
     def _split(self, flat: Any, ranges: Sequence[Range], name: str) -> List[Any]:
         if len(ranges) == 1:
             return [flat]
-        sizes = self._constant(tuple(part.stop - part.start for part in ranges if part.stop is not None))
+        sizes = self._constant([part.stop - part.start for part in ranges if part.stop is not None])
         return list(tf.split(flat, sizes, num=len(ranges), name=name))
 
-    def _shaped(self, tensor: Any, shape: Tuple[int, ...]) -> Any:
+    def _shaped(self, tensor: Any, shape: List[int]) -> Any:
         return tensor if tensor.shape.ndims == 1 == len(shape) else tf.reshape(tensor, self._constant(shape))
-
-    def _constant(self, numbers: Tuple[int, ...]) -> Any:
-        """Return an int32 vector, made once on this tower."""
-        if numbers not in self._constants:
-            self._constants[numbers] = tf.constant(numbers, tf.int32, [len(numbers)])
-        return self._constants[numbers]
 
 
 def _joined(parts: List[Any], name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, List, Sequence
 
 import tensorflow as tf
 
-from ..planning import Reduce
+from ..planning import Copy, Reduce
 from .half import NARROW_DTYPES
 from .matrix import Column, dtype_of, height_of, is_sparse, static_shape
 from .sums import Shared, Sum
@@ -42,8 +42,8 @@ class Rows(Sum):
             by_part = zip(zip(here, *others), self.parts)
             return tuple(_concat(tensors, axis, f"{self.name}{part}/gather") for tensors, part in by_part)
 
-    def copied(self, tower: int, value: Any) -> Any:
-        with tf1.device(self.devices[tower]):
+    def copy(self, step: Copy, value: Any) -> Any:
+        with tf1.device(self.devices[step.dst]):
             return tuple(tf.identity(t, name=f"{self.name}{part}/copy") for t, part in zip(value, self.parts))
 
     def mean(self, root: int, total: Any) -> Any:

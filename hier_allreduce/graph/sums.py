@@ -64,11 +64,12 @@ class Sum(Ops[Any]):
         return self.add([here, *others], (step.dst, *step.srcs), step.dst)
 
     def copy(self, step: Copy, value: Any) -> Any:
-        return self.copied(step.dst, value)
+        with tf1.device(self.devices[step.dst]):
+            return tf.identity(value, name=f"{self.name}/copy")
 
     def finish(self, root: int, total: Any) -> Any:
         if self.shared.contributions == 1:  # its gradient may be on another device
-            return self.copied(root, total)
+            return self.copy(Copy(root, root), total)
         # Here, before the copies: a multiply on each tower would be fused with different consumers, and the towers
         # would differ in their last bits.
         return self.mean(root, self.over_hosts(root, total))
@@ -96,8 +97,3 @@ class Sum(Ops[Any]):
             return total
         with tf1.device(self.devices[root]):
             return self.shared.across.all_reduce(total, root, f"{self.name}/across")
-
-    def copied(self, tower: int, value: Any) -> Any:
-        """Return a value on a tower."""
-        with tf1.device(self.devices[tower]):
-            return tf.identity(value, name=f"{self.name}/copy")
