@@ -47,12 +47,12 @@ def cases_of(total: int, links: Links, backward: Optional[float] = None) -> List
         links: of the machine; a measured ``dispatch`` does not vary.
         backward: seconds of the backward pass, if they are known; then they do not vary.
     """
-    dispatch = DISPATCH if links.dispatch is None else links.dispatch
+    dispatch = DISPATCH if links.speeds.dispatch is None else links.speeds.dispatch
     length = total / RATE if backward is None else backward
     changed = [
         (dispatch, length / 2 if backward is None else length, LEAD),
         (dispatch, length, LEAD / 5),
-        (dispatch * 2.5 if links.dispatch is None else dispatch, length, LEAD),
+        (dispatch * 2.5 if links.speeds.dispatch is None else dispatch, length, LEAD),
     ]
     return list(dict.fromkeys(Case(*case, by_bytes) for case in changed for by_bytes in (True, False)))
 

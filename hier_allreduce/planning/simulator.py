@@ -197,8 +197,9 @@ class Simulation:
             step = self._work.steps[number]
             if step.operands:
                 issued = self._op(noticed, step.sums)
-                moved = (step.operands + 1) * self._work.chunks[step.chunk].bytes / self._links.memory
-                self._computing[step.dst] = max(issued, self._queued(step.dst, issued)) + self._links.kernel + moved
+                moved, speeds = (step.operands + 1) * self._work.chunks[step.chunk].bytes, self._links.speeds
+                runs = speeds.kernel + moved / speeds.memory
+                self._computing[step.dst] = max(issued, self._queued(step.dst, issued)) + runs
                 self._done = max(self._done, self._computing[step.dst])
             self._issue(noticed, step.opens)
             if step.is_last:

@@ -15,7 +15,6 @@ from .machine import Topology, from_matrix
 from .matrix import read_matrix
 
 PATIENCE = 5.0  # seconds for all calls of nvidia-smi together; it is slow without the persistence daemon
-_HIDE_THE_REST = ("", "-1", "NoDevFiles")  # entries of CUDA_VISIBLE_DEVICES
 
 
 def this_machine(gpus: Optional[Sequence[int]] = None) -> Optional[Topology]:
@@ -36,7 +35,7 @@ def this_machine(gpus: Optional[Sequence[int]] = None) -> Optional[Topology]:
     machine = from_matrix(read_matrix(printed), "this machine")
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        numbers = visible_gpus(visible, printed)
+        numbers = _visible(visible, printed)
         if not numbers:
             return None
         machine = machine.subset(numbers)
@@ -64,22 +63,12 @@ def _run(deadline: float, *command: str) -> str:
     return "" if finished.returncode else finished.stdout.decode("utf-8", errors="replace")
 
 
-def visible_gpus(visible: str, listing: str) -> List[int]:
-    """Return the GPU numbers of CUDA_VISIBLE_DEVICES.
-
-    Its entries are numbers, or UUIDs or beginnings of them. An entry ``-1`` hides the ones after it.
-
-    Args:
-        visible: the variable's value.
-        listing: the output of ``nvidia-smi -L``, with the UUIDs.
-
-    Raises:
-        HierAllreduceError: an entry is neither a number nor the UUID of exactly one GPU.
-    """
+def _visible(visible: str, listing: str) -> List[int]:
+    """Return the GPU numbers of CUDA_VISIBLE_DEVICES, whose entries are numbers, or UUIDs or beginnings of them."""
     uuids = dict(re.findall(r"^GPU (\d+):.*\(UUID: (\S+)\)", listing, re.M))
     numbers = []
     for entry in (part.strip() for part in visible.split(",")):
-        if entry in _HIDE_THE_REST:
+        if entry in ("", "-1", "NoDevFiles"):  # these hide the rest
             break
         matches = [int(number) for number, uuid in uuids.items() if uuid.startswith(entry)]
         if entry.isdigit():

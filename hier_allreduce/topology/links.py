@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 from itertools import combinations, permutations
-from typing import Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
 
-from .gpus import known_gpu
+from .gpus import Speeds, known_gpu
 from .machine import Topology
 from .matrix import PCIE, nvlinks
 
@@ -33,16 +33,12 @@ class Links(NamedTuple):
     Attributes:
         ways: the link of each ordered pair (src, dst).
         resources: (name, bytes/s) of each resource, such as ``GPU0+GPU1 out``, by its number.
-        kernel: seconds to launch a sum.
-        memory: bytes/s of a GPU's memory.
-        dispatch: seconds of the host for an op; None where they were not measured.
+        speeds: of the GPUs and the host.
     """
 
     ways: Dict[Tuple[int, int], Link]
     resources: Tuple[Tuple[str, float], ...]
-    kernel: float
-    memory: float
-    dispatch: Optional[float] = None
+    speeds: Speeds
 
 
 def links_of(machine: Topology) -> Links:
@@ -59,8 +55,7 @@ def links_of(machine: Topology) -> Links:
             shared.append((numbers.setdefault(name, len(numbers)), speed))
             speeds[name] = max(speed, speeds.get(name, 0.0))
         ways[src, dst] = Link(bandwidth, machine.latency(src, dst), tuple(shared))
-    of_gpu = machine.speeds
-    return Links(ways, tuple(speeds.items()), of_gpu.kernel, of_gpu.memory, of_gpu.dispatch)
+    return Links(ways, tuple(speeds.items()), machine.speeds)
 
 
 def _is_switched(machine: Topology) -> bool:

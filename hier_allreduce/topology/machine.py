@@ -2,8 +2,8 @@
 
 ::
 
-    preset's name │ path ──load─┬─ *.yaml, *.yml ──from_yaml─┬─► Topology ──links_of──► Links
-                                └─ any other ────from_text───┘
+    preset's name │ path ──load─┬─ *.yaml, *.yml, a key `matrix` ──from_yaml─┬─► Topology ──links_of──► Links
+                                └─ any other ────────────────────from_text───┘
 
 All keys of a machine's YAML file but ``matrix`` are optional::
 
@@ -101,10 +101,9 @@ class Topology:
             HierAllreduceError: neither a preset nor a file, or a file that cannot be understood.
         """
         path = presets.find("machines", name_or_path)
-        text = presets.read_text(path)
         read = from_yaml if path.suffix.lower() in (".yaml", ".yml") else from_text
         try:
-            return read(text, path.stem)
+            return read(presets.read_text(path), path.stem)
         except HierAllreduceError as cause:
             raise HierAllreduceError(f"{path}: {cause}") from None
 
@@ -182,14 +181,13 @@ class Topology:
 
 
 def from_text(text: str, name: str) -> Topology:
-    """Return the machine in the output of ``nvidia-smi topo -m``.
+    """Return the machine in the output of ``nvidia-smi topo -m``; or in YAML, known by its key ``matrix``.
 
     Raises:
-        HierAllreduceError: the table cannot be read; or the text is a machine's YAML, whose other keys would be lost.
+        HierAllreduceError: the table cannot be read; or as :func:`from_yaml`.
     """
-    if re.search(r"^matrix\s*:\s*\|", text, re.M):
-        raise HierAllreduceError("this is a machine's YAML, which must stand in a file whose name ends in .yaml")
-    return from_matrix(read_matrix(text), name)
+    is_yaml = re.search(r"^matrix\s*:", text, re.M)
+    return from_yaml(text, name) if is_yaml else from_matrix(read_matrix(text), name)
 
 
 def from_yaml(text: str, name: str = "") -> Topology:
@@ -225,9 +223,8 @@ def from_matrix(matrix: LinkMatrix, name: str, content: Optional[Mapping[str, An
     gpu = content.get("gpu") or (matrix.models[0] if one_model else "")
     speeds = replace(guess_speeds(matrix.kinds, gpu), **content.get("speeds", {}))
     machine = Topology(name, matrix.labels, matrix.kinds, speeds, gpu, matrix.cpus if any(matrix.cpus) else ())
-    staged = content.get(
-        "staged", staged_kinds(gpu or " ".join(matrix.models)) if matrix.staged is None else matrix.staged
-    )
+    usual = staged_kinds(gpu or " ".join(matrix.models)) if matrix.staged is None else matrix.staged
+    staged = content.get("staged", usual)
     warnings = list(matrix.warnings)
     any_pcie = any(kind in PCIE for row in matrix.kinds for kind in row)
     if any_pcie and not (gpu or matrix.models) and matrix.staged is None and "staged" not in content:

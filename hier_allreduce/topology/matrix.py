@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import combinations, dropwhile, takewhile
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, Optional, Sequence, Tuple
 
 from ..errors import HierAllreduceError
 
@@ -85,15 +85,15 @@ def read_matrix(text: str) -> LinkMatrix:
         raise HierAllreduceError(
             "this is the table of `nvidia-smi topo -p2p r` alone: put the output of `nvidia-smi topo -m` above it"
         )
-    start, header = _find_header(lines)
-    rows = _read_rows(lines[start:], header.labels)
-    kinds, warnings = _symmetric(header.labels, [_row_kinds(label, rows[label], header) for label in header.labels])
+    start, labels, cards = _find_header(lines)
+    rows = _read_rows(lines[start:], labels)
+    kinds, warnings = _symmetric(labels, [_row_kinds(label, rows[label], labels, cards) for label in labels])
     if sum(bool(_ROW.match(line)) for line in lines) > len(rows):
         warnings += ("the text has rows of another table too; only one table was read",)
-    cpus = tuple(_cpus(" ".join(dropwhile(_KIND.fullmatch, rows[label]))) for label in header.labels)
+    cpus = tuple(_cpus(" ".join(dropwhile(_KIND.fullmatch, rows[label]))) for label in labels)
     models = {match.group(1) for line in lines for match in [_LISTED.match(line) or _BOXED.match(line)] if match}
-    staged = None if access is None else _without_access(access.group(), header.labels)
-    return LinkMatrix(header.labels, kinds, cpus, tuple(sorted(models)), warnings, staged)
+    staged = None if access is None else _without_access(access.group(), labels)
+    return LinkMatrix(labels, kinds, cpus, tuple(sorted(models)), warnings, staged)
 
 
 def without_escapes(text: str) -> str:
@@ -120,21 +120,17 @@ def _without_access(table: str, labels: Sequence[str]) -> Tuple[str, ...]:
     return tuple(f"{a}-{b}" for a, b in combinations(labels, 2) if {cells[a, b], cells[b, a]} != {"OK"})
 
 
-class _Header(NamedTuple):
-    """The labels of the GPUs' columns, and of the network cards' columns after them. Affinities follow."""
+def _find_header(lines: Sequence[str]) -> Tuple[int, Tuple[str, ...], Tuple[str, ...]]:
+    """Return the number of the first row, and the header's labels of GPUs and of network cards. Affinities follow.
 
-    labels: Tuple[str, ...]
-    cards: Tuple[str, ...]
-
-
-def _find_header(lines: Sequence[str]) -> Tuple[int, _Header]:
-    """Return the number of the first row, and the header above it: the first line of labels that has a row below."""
+    The header is the first line of labels that has a row below.
+    """
     for number, (line, below) in enumerate(zip(lines, lines[1:]), 1):
         found = _HEADER.match(line)
         labels = _LABEL.findall(found.group(1)) if found else []
         rest = found.group(2) if found else ""
         if below.split()[0] in labels and not _LABEL.search(rest) and not _ROW.match(line):
-            return number, _Header(tuple(labels), tuple(takewhile(_CARD.match, rest.split())))
+            return number, tuple(labels), tuple(takewhile(_CARD.match, rest.split()))
     raise HierAllreduceError(
         "no table of GPUs, with a header row (GPU0 GPU1 …) and a row for each GPU; expected the output of "
         "`nvidia-smi topo -m`, with its line ends and without quote marks or markup"
@@ -165,14 +161,13 @@ def _read_rows(lines: Sequence[str], labels: Sequence[str]) -> Dict[str, List[st
     return rows
 
 
-def _row_kinds(label: str, words: Sequence[str], header: _Header) -> Tuple[str, ...]:
+def _row_kinds(label: str, words: Sequence[str], labels: Sequence[str], cards: Sequence[str]) -> Tuple[str, ...]:
     """Return the link kinds of one GPU's row, in the order of the columns.
 
     Raises:
         HierAllreduceError: a cell is missing, unknown, or contradicts the diagonal.
     """
-    # Network cards' cells count too: without them a cell that was lost before would go unnoticed.
-    columns = header.labels + header.cards
+    columns = [*labels, *cards]  # without the cards, a cell that was lost before them would go unnoticed
     cells = [*words, *[""] * len(columns)][: len(columns)]
     for column, cell in zip(columns, cells):
         if not _KIND.fullmatch(cell):
@@ -186,7 +181,7 @@ def _row_kinds(label: str, words: Sequence[str], header: _Header) -> Tuple[str, 
                 f"row {label}, column {column}: {cell!r} contradicts the diagonal; "
                 f"X stands where a GPU meets itself, and nowhere else"
             )
-    return tuple(_OLD_NAMES.get(cell, cell) for cell in cells[: len(header.labels)])
+    return tuple(_OLD_NAMES.get(cell, cell) for cell in cells[: len(labels)])
 
 
 def _symmetric(labels: Sequence[str], kinds: Sequence[Sequence[str]]) -> Tuple[Kinds, Tuple[str, ...]]:

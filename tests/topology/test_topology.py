@@ -12,7 +12,6 @@ from helpers.machines import all_of, of_kinds
 from hier_allreduce import HierAllreduceError, Topology, presets
 from hier_allreduce.topology import detect, from_text, links_of
 from hier_allreduce.topology.gpus import guess_speeds
-from hier_allreduce.topology.machine import from_yaml
 
 MACHINES = presets.names("machines")
 TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV2\tNV1\nGPU1\tNV2\tX\tSYS\nGPU2\tNV1\tSYS\tX\n"
@@ -30,9 +29,9 @@ def passed(machine, src, dst):
 def test_presets_load_without_warnings_and_survive_yaml(name):
     machine = Topology.load(name)
     assert machine.warnings == ()
-    assert from_yaml(machine.to_yaml()) == machine
+    assert from_text(machine.to_yaml(), "") == machine
     some = machine.subset(range(0, len(machine), 2))
-    assert links_of(from_yaml(some.to_yaml())) == links_of(some)
+    assert links_of(from_text(some.to_yaml(), "")) == links_of(some)
 
 
 # ---- links and what they share -----------------------------------------------------------------------
@@ -140,7 +139,7 @@ def test_names_that_resemble_each_other_have_their_ports(gpu, pcie):
 def test_geforce_cards_have_peer_access_over_nvlink_only(gpu, staged):
     machine = of_kinds("X NV4 PHB", "NV4 X PHB", "PHB PHB X", gpu=gpu)
     assert (machine.is_staged(0, 1), machine.is_staged(0, 2)) == (False, staged)
-    assert links_of(from_yaml(machine.to_yaml())) == links_of(machine)
+    assert links_of(from_text(machine.to_yaml(), "")) == links_of(machine)
 
 
 GUESS = "peer access assumed; GeForce cards have none: add `nvidia-smi -L`"
@@ -192,7 +191,7 @@ def test_a_file_has_speeds_of_parts_kinds_and_pairs(tmp_path):
     assert machine.bandwidth(0, 3) == machine.bandwidth(3, 0) == 44e9
     assert machine.bandwidth(0, 4) == pytest.approx(45.6e9)
     assert (machine.latency(0, 4), machine.latency(1, 0)) == (5e-6, 7e-6)
-    assert links_of(from_yaml(machine.to_yaml())) == links_of(machine)
+    assert links_of(from_text(machine.to_yaml(), "")) == links_of(machine)
     half = machine.subset([3, 0, 4])
     assert half.kinds == (("X", "NV2", "SYS"), ("NV2", "X", "NV2"), ("SYS", "NV2", "X"))
     assert half.links == (("GPU3-GPU0", 44e9),) and half.starts == ()
@@ -260,7 +259,7 @@ def test_an_invalid_machine_file_is_an_error_that_names_it(tmp_path, text, messa
     ],
 )
 def test_a_matrix_may_be_written_with_tabs_or_escapes(text):
-    machine = from_yaml(text)
+    machine = from_text(text, "")
     assert (machine.gpu, machine.kinds[0], machine.speeds.nvlink) == ("P100", ("X", "NV2", "NV1"), 18.4e9)
 
 
@@ -272,10 +271,13 @@ def test_a_table_is_read_from_any_other_file(tmp_path, ending, before):
     assert Topology.load(str(path)).kinds == from_text(TABLE, "test").kinds
 
 
-def test_a_machines_yaml_in_another_file_is_an_error(tmp_path):
-    (tmp_path / "machine.txt").write_text(f"gpu: P100\nmatrix: |2\n{INDENTED}")
-    with pytest.raises(HierAllreduceError, match=r"machine\.txt: .*must stand in a file whose name ends in \.yaml"):
-        Topology.load(str(tmp_path / "machine.txt"))
+def test_a_machines_yaml_is_known_by_its_key_in_any_file(tmp_path):
+    text = f"gpu: P100\nlinks: {{NV1: 17e9}}\nmatrix: |2\n{INDENTED}"
+    for name in ("machine.txt", "machine.yaml"):
+        (tmp_path / name).write_text(text)
+    loaded = Topology.load(str(tmp_path / "machine.txt"))
+    assert loaded == Topology.load(str(tmp_path / "machine.yaml")) == from_text(text, "machine")
+    assert loaded.links == (("NV1", 17e9),)
 
 
 def test_an_unknown_machine_names_the_nearest_preset():
