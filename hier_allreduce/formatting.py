@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Iterable, Sequence
 
-_NUMBER = re.compile(r"(under )?[\d.]+(e[-+]\d+)?( ?[kMGTµm]?[Bsx]|%)?$")
+_NUMBER = re.compile(r"[\d.]+(e[-+]\d+)?( ?[kMGTµm]?[Bsx]|%)?$")
 _DECIMAL = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
@@ -18,26 +18,24 @@ def amount(size: float, binary: bool = False) -> str:
     return f"{size:.0f} B"
 
 
-def duration(seconds: float) -> str:
+def duration(seconds: float, digits: int = 3) -> str:
     """Return seconds as ``3.76 ms`` or ``76 µs``."""
-    if 0 < seconds < 1e-8:
-        return "under 0.01 µs"
     for unit, name in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= unit:
-            return f"{_rounded(seconds / unit)} {name}"
-    return f"{_rounded(seconds * 1e6)} µs"
+            return f"{rounded(seconds / unit, digits)} {name}"
+    return f"{rounded(seconds * 1e6, digits)} µs"
 
 
 def rate(bytes_per_second: float) -> str:
     """Return bytes/s as ``24.3 GB/s``; in a smaller unit below 0.01 GB/s."""
     if bytes_per_second < 1e7:
         return f"{amount(bytes_per_second)}/s"
-    return f"{_rounded(bytes_per_second / 1e9)} GB/s"
+    return f"{rounded(bytes_per_second / 1e9, 3)} GB/s"
 
 
-def _rounded(value: float) -> str:
-    """Return a number with three digits, and never as ``1e+03``."""
-    return f"{float(f'{value:.3g}'):g}"
+def rounded(value: float, digits: int) -> str:
+    """Return a number with so many digits, and never as ``1e+03``."""
+    return f"{float(f'{value:.{digits}g}'):g}"
 
 
 def count(number: int, noun: str) -> str:

@@ -22,8 +22,7 @@ from ..errors import HierAllreduceError
 from ..formatting import duration
 from ..topology import Topology, from_text, this_machine
 
-THIS_MACHINE = "this machine"
-SAID, WITH_BAR = 3.0, 10.0  # seconds after which a command says what it is doing, and shows a bar
+SAID = 3.0  # seconds after which a command says what it is doing
 
 _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -139,14 +138,14 @@ def read_machine(name: Optional[str]) -> Topology:
     Raises:
         HierAllreduceError: the machine cannot be found or understood; the message names the file.
     """
-    if name in (None, THIS_MACHINE):
+    if name is None:
         found = this_machine()
         if found is None:
             known = ", ".join(presets.names("machines"))
             raise HierAllreduceError(f"nvidia-smi shows no GPUs here; name a machine, one of {known}, or a file")
         return found
     if name != "-":
-        return Topology.load(str(name))
+        return Topology.load(name)
     if sys.stdin is None:
         raise HierAllreduceError("-: standard input is closed; expected the output of `nvidia-smi topo -m` on it")
     if sys.stdin.isatty():
@@ -160,25 +159,11 @@ def read_machine(name: Optional[str]) -> Topology:
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
-    """Say on standard error after 3 s that a command is ``text``; from 10 s on, show for how long."""
-    finished = threading.Event()
-    teller = threading.Thread(target=_tell, args=(text, finished), daemon=True)
+    """Say on standard error after 3 s that a command is ``text``."""
+    teller = threading.Timer(SAID, lambda: sys.stderr and print(f"{text} …", file=sys.stderr, flush=True))
     teller.start()
     try:
         yield
     finally:
-        finished.set()
+        teller.cancel()
         teller.join()
-
-
-def _tell(text: str, finished: threading.Event) -> None:
-    if finished.wait(SAID) or sys.stderr is None:
-        return
-    print(f"{text} …", file=sys.stderr, flush=True)
-    if finished.wait(WITH_BAR - SAID):
-        return
-    from tqdm import tqdm
-
-    with tqdm(desc=text, file=sys.stderr, disable=None, leave=False, bar_format="{desc}: {elapsed}") as bar:
-        while not finished.wait(1.0):
-            bar.refresh()

@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from typing import Any, Dict, List, Sequence, Tuple
 
-from ..formatting import count, table
+from ..formatting import count, duration, rounded, table
 from ..planning.chunks import ready
 from ..planning.contenders import NCCL, USABLE
 from ..planning.plan import Copy
@@ -127,14 +127,12 @@ def _footnotes(prediction: Prediction) -> str:
 
 def seconds(value: float) -> str:
     """Return seconds with two digits: ``92 ms``."""
-    if value >= 0.9995:
-        return f"{two_digits(value)} s"
-    return f"{two_digits(value * 1e3)} ms" if value >= 0.995e-3 else f"{two_digits(value * 1e6)} µs"
+    return duration(value, digits=2)
 
 
 def two_digits(value: float) -> str:
-    """Return a number rounded to two digits: ``3.7``, ``92``, ``180``."""
-    return f"{float(f'{value:.2g}'):g}"
+    """Return a number with two digits: ``3.7``, ``92``, ``180``."""
+    return rounded(value, digits=2)
 
 
 # ---- JSON --------------------------------------------------------------------------------------------
