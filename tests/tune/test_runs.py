@@ -120,30 +120,41 @@ def test_the_fastest_candidate_is_written_with_the_table(program, capsys):
     out = capsys.readouterr().out
     steps = [line.split()[:2] for line in out.splitlines()[1:6]]
     assert steps == [["now", "10"], ["tower-0-sum", "11"], ["rule", "9"], ["half-chunks", "9"], ["double-chunks", "12"]]
-    assert "noise: 0.0% of a step" in out and "use rule" in out
+    assert "← best" in out.splitlines()[3] and out.endswith("use rule\n")
     assert Strategy.load("new/best.yaml") == Strategy("flat", chunk_bytes=4 << 20, missing="zeros")
     assert "# now " in Path("new/best.yaml").read_text(encoding="utf-8")
 
 
-def run(name, milliseconds, fault=""):
-    return tune.Run(tune.Candidate(name), [] if fault else [milliseconds * 1e-3] * 5, Path("log"), fault)
+def runs_with(**milliseconds):
+    """Return two runs of every candidate: a number is the step of both, two are those of the first and the second."""
+    runs = []
+    for name, steps in milliseconds.items():
+        for step in steps if isinstance(steps, tuple) else (steps, steps):
+            fault = "hung: no step" if step is None else ""
+            runs.append(tune.Run(tune.Candidate(name), [] if fault else [step * 1e-3] * 5, Path("log"), fault))
+    return runs
 
 
 @pytest.mark.parametrize(
-    ("runs", "advice"),
+    ("milliseconds", "advice"),
     [
-        ([run("now", 100), run("NcclAllReduce", 99), run("rule", 98), run("now", 100)], "NcclAllReduce is as fast"),
-        ([run("now", 100), run("NcclAllReduce", 120), run("rule", 99), run("now", 100)], "keep the program as it is"),
-        ([run("now", 100), run("NcclAllReduce", 140), run("now", 150)], "keep the program as it is"),
-        ([run("now", 100), run("rule", 95), run("now", 110)], "keep the program as it is"),
-        ([run("now", 100), run("rule", 95), run("now", 101)], "use rule"),
-        ([run("now", 0, "hung: no step"), run("rule", 95)], "use rule"),
-        ([run("now", 0, "hung: no step"), run("NcclAllReduce", 95)], "keep NcclAllReduce"),
-        ([run("now", 0, "hung: no step")], "no candidate was measured"),
+        ({"now": 100, "NcclAllReduce": 99, "rule": 98}, "keep NcclAllReduce"),
+        ({"now": 100, "NcclAllReduce": 101, "rule": 100}, "keep NcclAllReduce"),
+        ({"now": 100, "NcclAllReduce": 120, "rule": 99}, "keep the program as it is"),
+        ({"now": 100, "NcclAllReduce": 120, "rule": 97}, "use rule"),
+        ({"now": (96, 104), "rule": 95}, "keep the program as it is"),
+        ({"now": 100, "rule": (92, 98)}, "keep the program as it is"),
+        ({"now": 100, "rule": (92, 95)}, "use rule"),
+        ({"now": (98, 102), "rule": (34, 70)}, "nothing is decided: two runs of rule differ by 106%"),
+        ({"now": (100, 150), "NcclAllReduce": 140}, "nothing is decided: two runs of now differ by 50%"),
+        ({"now": (100,), "rule": (50,)}, "nothing is decided: no candidate has run twice"),
+        ({"now": None, "rule": 95}, "use rule"),
+        ({"now": None, "NcclAllReduce": 95}, "keep NcclAllReduce"),
+        ({"now": None}, "no candidate was measured"),
     ],
 )
-def test_a_winner_beats_the_noise_and_two_percent(runs, advice):
-    found = tune.verdict(runs)
+def test_a_winner_beats_the_noise_and_two_percent(milliseconds, advice):
+    found = tune.verdict(runs_with(**milliseconds))
     assert found.advice.startswith(advice) and (found.best is not None) == advice.startswith("use")
     assert advice in tune.report(found)
 
