@@ -4,7 +4,7 @@
 
     K×N (gradient, variable) pairs ─► all-reduce ─► update_towers       every tower updates its variables
                                    └► update_at_mains                   each variable is updated once, and copied
-                                          └► Updated ─► Replicas ─► broadcast, Drift
+                                          └► Updated ─► find_copies ─► broadcast, Drift
 
 ``update`` is to be read first. Both front ends, ``optimizer`` here and tensorpack's trainer, call it.
 """
@@ -13,21 +13,20 @@ from __future__ import annotations
 
 from .main_update import update_at_mains
 from .optimizer import TowerOptimizer
-from .replicas import Drift, Replicas, broadcast, differences, find_replicas
+from .replicas import broadcast, differences, drift_of, find_copies
 from .update import Pairs, Updated, check_options, update_towers
 from .wrapped import check_optimizer, held_by, patched, sum_advice
 
 __all__ = [
-    "Drift",
     "Pairs",
-    "Replicas",
     "TowerOptimizer",
     "Updated",
     "broadcast",
     "check_optimizer",
     "check_options",
     "differences",
-    "find_replicas",
+    "drift_of",
+    "find_copies",
     "held_by",
     "patched",
     "sum_advice",

@@ -13,9 +13,9 @@ from ..graph import HostGroup, allreduce_grads_and_vars, check_pairs, device_str
 from ..graph.tf import builds_for_session, outside_control_flow, tf1, without_autograph
 from ..planning import Strategy, strategy_from
 from .main_update import update_at_mains
-from .replicas import Drift, Replicas, broadcast, copies_of, differences, find_replicas
+from .replicas import Copies, Drift, broadcast, differences, drift_of, find_copies
 from .update import Pairs, Updated, check_options, check_variables, update_towers
-from .wrapped import check_at_mains, check_optimizer, sum_advice
+from .wrapped import check_optimizer, sum_advice
 
 _log = logging.getLogger("hier_allreduce")
 
@@ -39,12 +39,11 @@ class TowerOptimizer:
     On one host, ``MonitoredTrainingSession(hooks=[optimizer.hook()])`` runs ``init_op`` by itself. With several losses,
     call ``apply_gradients`` for each; run two train ops for the same variables in different steps.
 
-    ``init_op``, ``broadcast_op``, ``left_out`` and ``check_replicas`` cover the variables of all calls in the graph,
-    and variables created later, such as moving averages. Read them when all of these exist.
+    ``init_op`` and ``check_replicas`` cover the variables of all calls in the graph. They also cover variables created
+    later, such as moving averages, whose names differ by the towers' scopes only. Read them when all of these exist.
 
     Attributes:
         devices: the K devices.
-        last_drift: the result of the hook's last comparison of the towers.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class TowerOptimizer:
                 once and copies the new value to the other towers, so that slots exist once, spread over the devices.
                 They have the names of tower 0's slots: a ``Saver`` restores them on any number of towers. They are not
                 the optimizer's slots of tower 0's variables, for which ``tf.train.Checkpoint`` would look.
-            broadcast: ``"start"``, or a number of steps after which the hook runs ``broadcast_op`` again and again.
+            broadcast: ``"start"``, or a number of steps after which the hook runs ``init_op`` again and again.
             check_replicas_every: the number of steps between the hook's comparisons of the towers; 0: never. A step of
                 the hook is a call of the session's ``run``.
             cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. The gradients of all of
@@ -89,18 +88,14 @@ class TowerOptimizer:
             )
         check_options(average, update, broadcast, check_replicas_every)
         check_optimizer(optimizer)
-        if update == "main":
-            check_at_mains(optimizer)
         self.devices = device_strings(devices)
-        self.last_drift: Optional[Drift] = None
         self._optimizer, self._average, self._strategy = optimizer, average, strategy_from(strategy)
         self._at_mains, self._cluster = update == "main", cluster
         self._broadcast_every = 0 if isinstance(broadcast, str) else broadcast
         self._check_every = check_replicas_every
         self._graph: Any = None
         self._updates: List[Updated] = []  # of this graph
-        self._names: List[str] = []  # of tower 0's variables for which there are ops
-        self._ops: Dict[Any, Any] = {}
+        self._ops: Dict[Any, Any] = {}  # for the copies that existed when they were built
 
     @without_autograph
     def compute_gradients(self, *args: Any, **kwargs: Any) -> List[Any]:
@@ -123,10 +118,10 @@ class TowerOptimizer:
             One train op.
 
         Raises:
-            HierAllreduceError: the rows do not match the devices or each other, or name variables that others lack; or
-                a variable is shared between towers, differs between them, does not fit its gradient, or is a reference
-                variable; an earlier call had other copies of it; the optimizer cannot update towers, see
+            HierAllreduceError: the rows do not match the devices or each other; towers share a variable, or it is a
+                reference variable, or does not fit its gradient; the optimizer cannot update towers, see
                 :func:`hier_allreduce.training.update_towers`; or there is no graph to build in.
+            ValueError: from TensorFlow: no variable has a gradient.
         """
         if not builds_for_session():
             raise HierAllreduceError(
@@ -135,26 +130,23 @@ class TowerOptimizer:
                 " hier_allreduce.allreduce_grads"
             )
         rows = check_pairs(tower_grads_and_vars, self.devices)
-        check_variables(rows, self.devices)
         with outside_control_flow():  # apply_gradients may be called in a tf.cond
             graph = tf1.get_default_graph()
-        earlier = self._updates if graph is self._graph else []
-        copies_of([*(update.trained for update in earlier), [[var for _, var in row] for row in rows]])
-        summed = len(self.devices) * (self._cluster.size if self._cluster else 1)
-        if not self._average and summed > 1:
+        average, cluster = self._average, self._cluster
+        summed = len(self.devices) * (cluster.size if cluster else 1)
+        if not average and summed > 1:
             warnings.warn(sum_advice(self._optimizer, summed), stacklevel=3)  # without_autograph is in between
-        updated = self._updated(rows)
-        self._graph, self._updates, self._names = graph, [*earlier, updated], []
+        if self._at_mains:
+            updated = update_at_mains(self._optimizer, rows, self.devices, average, self._strategy, cluster)
+        else:
+            check_variables(rows, self.devices)
+            reduced = allreduce_grads_and_vars(rows, self.devices, average, self._strategy, cluster=cluster)
+            updated = update_towers(self._optimizer, reduced, self.devices)
+        self._updates = [*(self._updates if graph is self._graph else []), updated]
+        self._graph = graph
         with tf.control_dependencies([updated.op]):
             counted = updated.op if global_step is None else tf1.assign_add(global_step, 1).op
         return tf.group(counted, name=name or "train_op")
-
-    def _updated(self, rows: Sequence[Pairs]) -> Updated:
-        average, strategy, cluster = self._average, self._strategy, self._cluster
-        if self._at_mains:
-            return update_at_mains(self._optimizer, rows, self.devices, average, strategy, cluster)
-        reduced = allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=cluster)
-        return update_towers(self._optimizer, reduced, self.devices)
 
     # ---- equal towers --------------------------------------------------------------------------------
 
@@ -162,9 +154,9 @@ class TowerOptimizer:
     def init_op(self) -> Any:
         """Copies tower 0's variables to the other towers.
 
-        Run it once the variables have their values. Variables that are local on tower 0, such as metrics, are not
-        copied. Others that have to differ, such as the state of a ``tf.random.Generator``, belong outside the towers'
-        scopes.
+        Run it once the variables have their values, and whenever the towers are to be equal again. Variables that are
+        local on tower 0, such as metrics, are not copied. Others that have to differ, such as the state of a
+        ``tf.random.Generator``, belong outside the towers' scopes.
 
         Raises:
             HierAllreduceError: ``apply_gradients`` was not called, or variables were created since and the graph is
@@ -172,33 +164,16 @@ class TowerOptimizer:
         """
         return self._op(broadcast)
 
-    @property
-    def broadcast_op(self) -> Any:
-        """The same op as ``init_op``, for use during training."""
-        return self.init_op
-
-    @property
-    def left_out(self) -> List[str]:
-        """Names of variables that nothing keeps equal, since no copy of them was found on every tower.
-
-        Copies have the same name within each tower's scope; trained variables are found by their index in the rows.
-        """
-        return self._find().left_out
-
-    def check_replicas(self, session: Any, hosts: bool = False) -> Drift:
+    def check_replicas(self, session: Any) -> Drift:
         """Return the largest difference between this host's towers now; ``print`` shows it as a sentence.
 
         Args:
             session: a session of the graph.
-            hosts: whether to compare the trained variables of all hosts first; then all hosts must call this.
 
         Raises:
             HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a finalized graph.
-            ClusterError: the hosts' variables differ.
         """
-        if hosts and self._cluster:
-            self._cluster.check_weights(session)
-        return self._find().drift(session.run(self._op(differences)))
+        return drift_of(self._copies(), session.run(self._op(differences)))
 
     def hook(self) -> Any:
         """Return a ``SessionRunHook`` that runs ``init_op`` and later broadcasts, and compares the towers.
@@ -219,7 +194,7 @@ class TowerOptimizer:
         Args:
             options: other arguments of ``tf.compat.v1.train.Scaffold``.
         """
-        others = [var for row in self._find().rows[1:] for var in row]
+        others = [var for row in self._copies()[1:] for var in row]
         copied = set(map(id, others))
         with self._graph.as_default():
             saved = [var for var in tf1.global_variables() if id(var) not in copied]
@@ -232,31 +207,28 @@ class TowerOptimizer:
             }
             return tf1.train.Scaffold(**{**choices, **options})
 
-    def _find(self) -> Replicas:
-        """Return the copies among the variables that exist now; forget ops for others."""
+    def _copies(self) -> Copies:
+        """Return the copies among the variables that exist now."""
         if not self._updates:
             raise HierAllreduceError(
                 "call apply_gradients first: which variables to initialize and compare is known only afterwards"
             )
         with self._graph.as_default():
-            replicas = find_replicas(self._updates)
-        if replicas.names != self._names:
-            self._names, self._ops = replicas.names, {}
-        return replicas
+            return find_copies(self._updates)
 
     def _op(self, function: Any) -> Any:
         """Return the op that ``function`` builds for the copies, once for the variables that exist now."""
-        replicas = self._find()
-        if function not in self._ops and self._graph.finalized:
-            raise HierAllreduceError(
-                "the graph is finalized, and copying or comparing the towers' variables needs new ops; use"
-                " TowerOptimizer.hook(), which adds them in time, or read TowerOptimizer.init_op and call"
-                " check_replicas once before, when all variables exist"
-            )
-        if function not in self._ops:
+        copies = self._copies()
+        key = self._graph, function, tuple(var.op.name for var in copies[0])
+        if key not in self._ops:
+            if self._graph.finalized:
+                raise HierAllreduceError(
+                    "the graph is finalized, and copying or comparing the towers' variables needs new ops; read init_op"
+                    " and call check_replicas once before, when all variables exist, or use TowerOptimizer.hook()"
+                )
             with self._graph.as_default(), outside_control_flow():
-                self._ops[function] = function(replicas, self.devices)
-        return self._ops[function]
+                self._ops[key] = function(copies, self.devices)
+        return self._ops[key]
 
 
 class _Hook(tf1.train.SessionRunHook):
@@ -279,7 +251,7 @@ class _Hook(tf1.train.SessionRunHook):
         owner, session = self._owner, run_context.session
         self._steps += 1
         if owner._check_every and self._steps % owner._check_every == 0:
-            found = owner.last_drift = owner.check_replicas(session)
+            found = owner.check_replicas(session)
             _log.log(logging.WARNING if found.difference else logging.INFO, "step %d: %s", self._steps, found)
         if owner._broadcast_every and self._steps % owner._broadcast_every == 0:
             session.run(self._start)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from typing import Any, Callable, ContextManager, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -19,7 +19,7 @@ from ..graph import VAR_LIST_ADVICE, check_average, where
 from ..graph.matrix import static_shape
 from ..graph.tf import is_resource, tf1
 from .effects import unequal_ops, written_by
-from .replicas import match_created
+from .replicas import Copies, match_created
 from .wrapped import check_unshared, one_loss_scale, optimizers_with_finish, without_finish
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
@@ -34,16 +34,14 @@ class Updated(NamedTuple):
         op: does it.
         trained: K×N variables that it updates.
         created: K×M variables that it created and that are copies of each other.
-        single: variables that it created once for all towers, such as Adam's beta powers.
     """
 
     op: Any
-    trained: List[List[Any]]
-    created: List[List[Any]]
-    single: List[Any]
+    trained: Copies
+    created: Copies
 
     @property
-    def rows(self) -> List[List[Any]]:
+    def rows(self) -> Copies:
         """The K×(N+M) variables that are copies of each other."""
         return [[*trained, *created] for trained, created in zip(self.trained, self.created)]
 
@@ -64,49 +62,31 @@ def _is_count(value: Any, least: int) -> bool:
 
 
 def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
-    """Check that K rows of N pairs hold each tower's copy of the same N resource variables.
+    """Check that K rows of N pairs hold resource variables, other ones on every tower, with gradients of their shapes.
 
     Raises:
-        HierAllreduceError: a variable is shared between towers, has another shape or dtype than tower 0's or than its
-            gradient, or is a reference variable; or no variable has a gradient.
+        HierAllreduceError: towers share a variable, it is a reference variable, or its gradient has another shape.
     """
-    if all(grad is None for row in rows for grad, _ in row):
-        raise HierAllreduceError(
-            "no variable has a gradient on any tower, so there is nothing to update: do the losses depend on them?"
-        )
     tower_of: Dict[int, int] = {}  # of each id(variable)
     for tower, row in enumerate(rows):
         names = [var.op.name for _, var in row]
         for n, (grad, var) in enumerate(row):
-            wrong = _wrong(grad, var, rows[0][n][1])
-            if tower_of.setdefault(id(var), tower) != tower:
-                advice = VAR_LIST_ADVICE if grad is None else "give every tower a copy"
-                wrong = f"the same variable is in the row of {where(tower_of[id(var)], devices)}; {advice}"
-            if wrong:
-                raise HierAllreduceError(f"{where(tower, devices, n, names)}: {wrong}")
-
-
-def _wrong(grad: Any, var: Any, first: Any) -> str:
-    """Return why a tower's pair cannot be updated like tower 0's variable ``first``, or ""."""
-    if not is_resource(var):
-        return (
-            "a reference variable, which an update may overwrite while a gradient still reads it; create it with"
-            " use_resource=True, or call tf.compat.v1.enable_resource_variables() first"
-        )
-    if (var.dtype, str(var.shape)) != (first.dtype, str(first.shape)):
-        return (
-            f"{var.dtype.name} {var.shape}, but tower 0 has {first.op.name!r}, {first.dtype.name} {first.shape}; build"
-            " the same model on every tower"
-        )
-    if not isinstance(grad, (tf.Tensor, tf.IndexedSlices)):
-        return ""  # the all-reduce says more about it
-    shape = static_shape(grad)
-    if grad.dtype.base_dtype != var.dtype or not shape.is_compatible_with(var.shape):
-        return (
-            f"a gradient of {grad.dtype.name} {shape} for {var.dtype.name} {var.shape}; pair each gradient with its"
-            " variable, and cast it to the variable's dtype"
-        )
-    return ""
+            first = tower_of.setdefault(id(var), tower)
+            if first != tower:
+                raise HierAllreduceError(
+                    f"{where(tower, devices, n, names)}: the same variable is in the row of {where(first, devices)};"
+                    f" give every tower a copy; {VAR_LIST_ADVICE}"
+                )
+            if not is_resource(var):
+                raise HierAllreduceError(
+                    f"{where(tower, devices, n, names)}: a reference variable, which an update may overwrite while a"
+                    " gradient still reads it; create it with use_resource=True, or call"
+                    " tf.compat.v1.enable_resource_variables() first"
+                )
+            if isinstance(grad, (tf.Tensor, tf.IndexedSlices)) and not static_shape(grad).is_compatible_with(var.shape):
+                raise HierAllreduceError(
+                    f"{where(tower, devices, n, names)}: a gradient {static_shape(grad)} for a variable {var.shape}"
+                )
 
 
 def update_towers(
@@ -144,23 +124,15 @@ def update_towers(
             wait = tf.control_dependencies(ops if once_a_step and last else [])
             finish = contextlib.nullcontext() if last else without_finish(once_a_step)
             before = len(graph.get_operations())
-            with tf1.device(device), scope(tower), wait, finish, recording_created() as variables:
+            known = set(map(id, all_variables()))
+            with tf1.device(device), scope(tower), wait, finish:
                 ops.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
-            created.append(variables)
+            created.append([var for var in all_variables() if id(var) not in known])
             added.append(graph.get_operations()[before:])
     if len(devices) > 1:
         _check_updates(type(optimizer).__name__, rows, devices, added)
     trained = [[var for _, var in row] for row in rows]
-    return Updated(tf.group(*ops), trained, *match_created(trained, created))
-
-
-@contextlib.contextmanager
-def recording_created() -> Iterator[List[Any]]:
-    """Yield a list that holds, once the context is left, the variables that were created inside it."""
-    created: List[Any] = []
-    before = set(map(id, all_variables()))
-    yield created
-    created += [var for var in all_variables() if id(var) not in before]
+    return Updated(tf.group(*ops), trained, match_created(trained, created))
 
 
 def all_variables() -> List[Any]:

@@ -20,13 +20,13 @@ from ...graph.tf import tf1
 from ...planning import Strategy, strategy_from
 from ...training import (
     Pairs,
-    Replicas,
     Updated,
     broadcast,
     check_optimizer,
     check_options,
     differences,
-    find_replicas,
+    drift_of,
+    find_copies,
     sum_advice,
     update_at_mains,
     update_towers,
@@ -215,12 +215,12 @@ class HierarchicalTrainer(SingleCostTrainer):
     def _syncing(self, updated: Updated) -> List[Callback]:
         """Return the callbacks that copy tower 0's variables to the others, and compare them."""
         with tf1.name_scope("sync_variables"):
-            sync = broadcast(find_replicas([updated]), self.devices)
+            sync = broadcast(find_copies([updated]), self.devices)
         at_epochs = RunOp(sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True)
         at_epochs.name_scope = "SyncVariables"
         callbacks = [at_epochs]
         if self._check_every:
-            check = _CheckReplicas(Replicas(updated.rows, []), self.devices)
+            check = _CheckReplicas(updated.rows, self.devices)
             callbacks.append(PeriodicTrigger(check, every_k_steps=self._check_every))
         if self._broadcast_every:
             every = RunOp(sync, run_before=False)
@@ -246,11 +246,11 @@ class HierarchicalTrainer(SingleCostTrainer):
 class _CheckReplicas(Callback):
     """Reports the largest difference between tower 0's trained variables and the other towers'."""
 
-    def __init__(self, replicas: Replicas, devices: Sequence[Any]):
-        self._replicas, self._differences = replicas, differences(replicas, devices)
+    def __init__(self, copies: List[List[Any]], devices: Sequence[Any]):
+        self._copies, self._differences = copies, differences(copies, devices)
 
     def _trigger(self) -> None:
-        drift = self._replicas.drift(self.trainer.sess.run(self._differences))
+        drift = drift_of(self._copies, self.trainer.sess.run(self._differences))
         self.trainer.monitors.put_scalar("replica_drift", drift.difference)
         if drift.difference:
             logger.warning(str(drift))
