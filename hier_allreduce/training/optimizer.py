@@ -135,7 +135,7 @@ class TowerOptimizer:
         average, cluster = self._average, self._cluster
         summed = len(self.devices) * (cluster.size if cluster else 1)
         if not average and summed > 1:
-            warnings.warn(sum_advice(self._optimizer, summed), stacklevel=3)  # without_autograph is in between
+            warnings.warn(sum_advice(summed), stacklevel=3)  # without_autograph is in between
         if self._at_mains:
             updated = update_at_mains(self._optimizer, rows, self.devices, average, self._strategy, cluster)
         else:

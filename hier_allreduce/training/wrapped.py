@@ -7,39 +7,26 @@ no other access to objects that belong to the user; :func:`patched` puts everyth
 from __future__ import annotations
 
 import contextlib
-import inspect
-from typing import Any, Callable, Iterator, List, Mapping, Sequence
+from typing import Any, Iterator, List, Sequence
 
 import tensorflow as tf
 
 from ..errors import HierAllreduceError
 from ..graph.tf import tf1
 
-_FINISH = inspect.signature(tf1.train.Optimizer._finish).parameters
-# attributes in which TensorFlow's mixed precision wrappers keep their loss scale, and the method of the scale that
-# adapts it; the second pair is tf.contrib's
-_LOSS_SCALES = (("_loss_scale", "update"), ("_loss_scale_manager", "update_loss_scale"))
 _UNORDERED = ("tensorpack.tfutils.optimizer", "AccumGradOptimizer")
 _ABSENT = object()
 
 
 def held_by(optimizer: Any) -> List[Any]:
-    """Return ``optimizer`` and all optimizers that it wraps, also in lists and mappings, from outside to inside."""
+    """Return ``optimizer`` and all optimizers that it wraps, also in lists, from outside to inside."""
     optimizers = [optimizer]
     for holder in optimizers:  # the list grows while it is read
-        for value in _flattened(vars(holder)):
-            if isinstance(value, tf1.train.Optimizer) and all(value is not seen for seen in optimizers):
-                optimizers.append(value)
+        for value in vars(holder).values():
+            for inner in value if isinstance(value, (list, tuple)) else [value]:
+                if isinstance(inner, tf1.train.Optimizer) and inner not in optimizers:
+                    optimizers.append(inner)
     return optimizers
-
-
-def _flattened(value: Any) -> Iterator[Any]:
-    """Yield the values of mappings, lists and tuples at any depth."""
-    if not isinstance(value, (Mapping, list, tuple)):
-        yield value
-        return
-    for child in value.values() if isinstance(value, Mapping) else value:
-        yield from _flattened(child)
 
 
 def optimizers_with_finish(optimizer: Any) -> List[Any]:
@@ -51,28 +38,15 @@ def optimizers_with_finish(optimizer: Any) -> List[Any]:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Check that ``optimizer`` can update towers.
+    """Raise a HierAllreduceError if ``optimizer`` is or wraps tensorpack's ``AccumGradOptimizer``.
 
-    Raises:
-        HierAllreduceError: it, or an optimizer that it wraps, is tensorpack's ``AccumGradOptimizer``, a
-            ``SyncReplicasOptimizer``, or made for ``tf.distribute``.
+    Each tower has a counter, read while it is advanced: now and then some towers apply sums that others do not.
     """
     for inner in held_by(optimizer):
-        kind = type(inner)
-        # each tower has a counter, read while it is advanced: now and then some towers apply sums that others do not
-        if any((base.__module__, base.__name__) == _UNORDERED for base in kind.__mro__):
+        if any((base.__module__, base.__name__) == _UNORDERED for base in type(inner).__mro__):
             raise HierAllreduceError(
-                f"{kind.__name__} reads its counter while the same step advances it, so that the towers would diverge;"
-                " use hier_allreduce.integrations.tensorpack.OrderedAccumGrad(optimizer, niter) instead"
-            )
-        if isinstance(inner, tf1.train.SyncReplicasOptimizer):
-            raise HierAllreduceError(
-                f"{kind.__name__} collects gradients of parameter servers' workers; towers' gradients are added up"
-                " already: give the optimizer inside it"
-            )
-        if len(inspect.signature(kind._finish).parameters) != len(_FINISH):  # of tf.contrib.optimizer_v2
-            raise HierAllreduceError(
-                f"{kind.__module__}.{kind.__name__} is made for tf.distribute; use an optimizer of tf.compat.v1.train"
+                f"{type(inner).__name__} reads its counter while the same step advances it, so that the towers would"
+                " diverge; use hier_allreduce.integrations.tensorpack.OrderedAccumGrad(optimizer, niter) instead"
             )
 
 
@@ -101,20 +75,15 @@ def check_unshared(once_a_step: Sequence[Any]) -> None:
             )
 
 
-def sum_advice(optimizer: Any, towers: int) -> str:
-    """Return how to tune the innermost optimizer for the sum over K towers if it was tuned for their mean.
+def sum_advice(towers: int) -> str:
+    """Return how to tune an optimizer for the sum over K towers if it was tuned for their mean.
 
     Source of the corrections: Chainer's MultiprocessParallelUpdater, which makes them itself.
     """
-    kind = type(held_by(optimizer)[-1]).__name__
-    epsilon = {
-        "AdamOptimizer": towers,
-        "AdagradOptimizer": towers,
-        "RMSPropOptimizer": towers,
-        "AdadeltaOptimizer": towers**2,
-    }
-    change = f"multiply its epsilon by {epsilon[kind]}" if kind in epsilon else f"divide its learning rate by {towers}"
-    return f"{kind} gets the sum over {towers} towers: {change}, or use average=True"
+    return (
+        f"the optimizer gets the sum over {towers} towers, not their mean: divide its learning rate by {towers} (Adam,"
+        f" Adagrad and RMSProp: multiply its epsilon by {towers}), or use average=True"
+    )
 
 
 # ---- patches -----------------------------------------------------------------------------------------
@@ -145,26 +114,23 @@ def without_finish(optimizers: Sequence[Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_loss_scale(optimizer: Any) -> Iterator[None]:
-    """Adapt the loss scale of TensorFlow's mixed precision wrappers for the first tower only.
+    """Adapt the loss scale of ``MixedPrecisionLossScaleOptimizer`` for the first tower only.
 
     The other towers, whose gradients are equal, get the first one's decision: whether to apply them.
     """
+
+    def once(update: Any) -> Any:
+        results: List[Any] = []
+
+        def call(grads: Any) -> Any:
+            results.extend([] if results else [update(grads)])
+            return results[0]
+
+        return call
+
     with contextlib.ExitStack() as patches:
         for inner in held_by(optimizer):
-            for attribute, method in _LOSS_SCALES:
-                scale = getattr(inner, attribute, None)
-                if type(scale).__module__.startswith("tensorflow"):
-                    patches.enter_context(patched(scale, method, _calling_once(getattr(scale, method))))
+            scale = getattr(inner, "_loss_scale", None)
+            if type(scale).__module__.startswith("tensorflow"):
+                patches.enter_context(patched(scale, "update", once(scale.update)))
         yield
-
-
-def _calling_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that calls ``function`` the first time only, and always returns that result."""
-    results: List[Any] = []
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if not results:
-            results.append(function(*args, **kwargs))
-        return results[0]
-
-    return call

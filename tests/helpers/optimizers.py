@@ -95,18 +95,18 @@ class CallingPython(tf.compat.v1.train.GradientDescentOptimizer):
 
 
 class Wrapper(tf.compat.v1.train.Optimizer):
-    """Changes gradients before another optimizer gets them; held in containers."""
+    """Changes gradients before another optimizer gets them."""
 
     def __init__(self, inside, change=lambda grad: grad):
         super().__init__(False, "Wrapper")
-        self.inside, self.change, self._loss_scale = {"all": [inside]}, change, 8.0
+        self.inside, self.change, self._loss_scale = [inside], change, 8.0
 
     def compute_gradients(self, *args, **kwargs):
-        return self.inside["all"][0].compute_gradients(*args, **kwargs)
+        return self.inside[0].compute_gradients(*args, **kwargs)
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         pairs = [(g if g is None else self.change(g), v) for g, v in grads_and_vars]
-        return self.inside["all"][0].apply_gradients(pairs, global_step, name)
+        return self.inside[0].apply_gradients(pairs, global_step, name)
 
 
 class Velocity(tf.compat.v1.train.Optimizer):

@@ -109,22 +109,6 @@ def test_a_loss_scale_is_adapted_once_a_step():
 
 
 @pytest.mark.skipif(IS_TF2, reason="tf.contrib")
-def test_contribs_loss_scale_is_adapted_once_a_step():
-    from tensorflow.contrib import mixed_precision
-
-    with tf.Graph().as_default():
-        manager = mixed_precision.ExponentialUpdateLossScaleManager(8.0, incr_every_n_steps=2, incr_ratio=2)
-        optimizer = TowerOptimizer(
-            mixed_precision.LossScaleOptimizer(train.GradientDescentOptimizer(0.1), manager), cpus(3)
-        )
-        op = optimizer.apply_gradients(towers(optimizer, 3))
-        with started() as sess:
-            for _ in range(4):
-                sess.run(op)
-            assert sess.run(manager.get_loss_scale()) == 32
-
-
-@pytest.mark.skipif(IS_TF2, reason="tf.contrib")
 def test_an_optimizer_that_contribs_multitask_wrapper_patches_trains_alike():
     from tensorflow.contrib.opt import MultitaskOptimizerWrapper
 
@@ -132,21 +116,6 @@ def test_an_optimizer_that_contribs_multitask_wrapper_patches_trains_alike():
     (alone,), _ = after(make, 1, targets=[3.0])
     values, difference = after(make, 3)
     assert difference == 0 and np.abs(values - alone).max() <= 1e-6
-
-
-@pytest.mark.skipif(IS_TF2, reason="tf.contrib")
-def test_optimizers_for_distribution_strategies_are_refused():
-    from tensorflow.contrib import optimizer_v2
-
-    with pytest.raises(HierAllreduceError, match=r"GradientDescentOptimizer is made for tf\.distribute"):
-        TowerOptimizer(optimizer_v2.GradientDescentOptimizer(0.1), cpus(2))
-
-
-@pytest.mark.parametrize("update", ["replicated", "main"])
-def test_an_optimizer_for_parameter_servers_is_refused_by_name(update):
-    optimizer = train.SyncReplicasOptimizer(train.AdamOptimizer(0.1), 2)
-    with pytest.raises(HierAllreduceError, match=r"SyncReplicasOptimizer collects .*inside it"):
-        TowerOptimizer(optimizer, cpus(2), update=update)
 
 
 def test_one_adam_in_two_train_ops_is_refused_but_at_the_mains(graph):

@@ -167,7 +167,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         check_optimizer(optimizer)
         summed = len(self.devices) * (self.cluster.size if self.cluster else 1)
         if not self._average and summed > 1:
-            warnings.warn(sum_advice(optimizer, summed), stacklevel=2)
+            warnings.warn(sum_advice(summed), stacklevel=2)
         updated = self._updated(optimizer, rows)
         return self._syncing(updated) if len(self.devices) > 1 else []
 
