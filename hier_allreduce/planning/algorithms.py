@@ -72,9 +72,7 @@ def hierarchical(devices: int, chunk: int) -> List[Step]:
 def in_groups(groups: Groups, roots: Sequence[int] = ()) -> Algorithm:
     """Return the algorithm that adds up inside each group on its main, then over the mains.
 
-    Args:
-        groups: each device once.
-        roots: the devices on which the sums end, in rotation; by default ``⌈K/2⌉``, ``⌈K/2⌉ + 1``, …
+    The sums end on ``roots`` in rotation; by default on ``⌈K/2⌉``, ``⌈K/2⌉ + 1``, …
     """
 
     def in_these_groups(devices: int, chunk: int) -> List[Step]:

@@ -42,30 +42,20 @@ class Choice(NamedTuple):
 def cases_of(total: int, links: Links, backward: Optional[float] = None) -> List[Case]:
     """Return the cases over which plans are compared: one assumption at a time is changed.
 
-    Args:
-        total: bytes of all gradients.
-        links: of the machine; a measured ``dispatch`` does not vary.
-        backward: seconds of the backward pass, if they are known; then they do not vary.
+    A measured ``dispatch`` of the machine does not vary, nor the seconds of the ``backward`` pass if they are known;
+    else these follow from the ``total`` bytes of gradients.
     """
-    dispatch = DISPATCH if links.speeds.dispatch is None else links.speeds.dispatch
-    length = total / RATE if backward is None else backward
-    changed = [
-        (dispatch, length / 2 if backward is None else length, LEAD),
-        (dispatch, length, LEAD / 5),
-        (dispatch * 2.5 if links.speeds.dispatch is None else dispatch, length, LEAD),
-    ]
+    measured = links.speeds.dispatch
+    dispatch, slow_dispatch = (DISPATCH, DISPATCH * 2.5) if measured is None else (measured, measured)
+    length, short = (total / RATE, total / RATE / 2) if backward is None else (backward, backward)
+    changed = [(dispatch, short, LEAD), (dispatch, length, LEAD / 5), (slow_dispatch, length, LEAD)]
     return list(dict.fromkeys(Case(*case, by_bytes) for case in changed for by_bytes in (True, False)))
 
 
 def rule(gradients: Sequence[Gradient], towers: int, links: Optional[Links] = None) -> Plan:
-    """Return the plan of the rule: flat for up to 4 towers or without peer access, else two groups.
+    """Return the plan of the rule: flat for up to 4 towers or without peer access, else two groups along the links.
 
-    Chunks have 16 MiB from 200 MB of gradients on, else 4 MiB for flat and 8 MiB for groups.
-
-    Args:
-        gradients: N gradients.
-        towers: K.
-        links: of the machine; two groups are then made along them, else of halves.
+    Without links they are halves. Chunks have 16 MiB from 200 MB of gradients on, else 4 MiB for flat, 8 for groups.
     """
     is_flat = towers <= 4 or (links is not None and any(name == "host" for name, _ in links.resources))
     size = 16 if sum(gradient.bytes for gradient in gradients) >= _LARGE else 4 if is_flat else 8
@@ -113,7 +103,7 @@ def choose(
         gradients: N gradients.
         links: of K ≥ 2 devices.
         cases: from :func:`cases_of`.
-        algorithms: schedules by name, as from :func:`candidates`.
+        algorithms: from :func:`candidates`.
         sizes: of chunks, in bytes.
         usual: the rule's plan, which comes first unless another one leaves 3 % less exposed.
     """

@@ -78,18 +78,18 @@ def chunks_of(
         return [chunk for number in numbers for chunk in _cut(number, gradients[number], 0)]
     below = _PACKED * chunk_bytes if pack_below is None else pack_below
     groups: List[List[int]] = []
-    open_groups: Dict[str, List[int]] = {}
-    left: Dict[str, int] = {}  # bytes in the open chunk of a dtype
+    packed: Dict[str, List[int]] = {}  # of each dtype, the group that is filled
+    filled: Dict[str, int] = {}  # and its bytes
     for number in reversed(numbers):
         gradient = gradients[number]
         if not gradient.packable or not gradient.bytes or gradient.bytes >= below:
             groups.append([number])
             continue
-        if left.get(gradient.dtype, 0) < gradient.bytes:
+        if filled.get(gradient.dtype, chunk_bytes) + gradient.bytes > chunk_bytes:
             groups.append([])
-            open_groups[gradient.dtype], left[gradient.dtype] = groups[-1], chunk_bytes
-        open_groups[gradient.dtype].append(number)
-        left[gradient.dtype] -= gradient.bytes
+            packed[gradient.dtype], filled[gradient.dtype] = groups[-1], 0
+        packed[gradient.dtype].append(number)
+        filled[gradient.dtype] += gradient.bytes
     chunks: List[Chunk] = []
     for group in sorted(groups, key=lambda group: -group[-1]):
         if len(group) == 1:
@@ -126,10 +126,7 @@ def spread(chunks: Sequence[Chunk], schedules: Sequence[Schedule]) -> List[Sched
 def ready(chunks: Sequence[Chunk], gradients: Sequence[Gradient], by_bytes: bool = True) -> List[float]:
     """Return for each chunk the share of the backward pass after which all its gradients are there.
 
-    Args:
-        chunks: C chunks of the gradients.
-        gradients: N gradients; the last one is ready first.
-        by_bytes: whether they become ready evenly over their bytes; else over their number.
+    The last gradient is ready first, and the others evenly over their bytes, or else over their number.
     """
     weights = [float(gradient.bytes) if by_bytes else 1.0 for gradient in reversed(gradients)]
     shares = [done / (sum(weights) or 1.0) for done in accumulate(weights)][::-1]

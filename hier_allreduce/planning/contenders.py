@@ -22,7 +22,6 @@ from .simulator import Case, Work, simulate
 USABLE = ("ReductionToOneDevice", "HierarchicalCopyAllReduce")  # in every program under MirroredStrategy
 TENSORPACK = "tensorpack, mode hierarchical"
 NCCL = "NCCL as published, if nothing overlaps"
-_LEAST_PACKED = 1024  # bytes of a chunk below which tensorpack does not join gradients
 
 # NCCL's all-reduce of 1 GiB: a pattern of the GPUs' name, K, the kinds of NVLinks, and bytes/s as nccl-tests
 # count them on the bus: gradients' bytes × 2(K-1)/K, divided by the seconds
@@ -50,14 +49,7 @@ def published_nccl(machine: Topology) -> Optional[float]:
 def exposed_by_others(
     machine: Topology, gradients: Sequence[Gradient], cases: Sequence[Case], with_tensorpack: bool = False
 ) -> Dict[str, List[float]]:
-    """Return by the name of each other all-reduce the seconds that it leaves exposed in each case.
-
-    Args:
-        machine: K ≥ 2 devices.
-        gradients: N gradients; the last one is ready first.
-        cases: as for :func:`.choose`.
-        with_tensorpack: whether tensorpack's modes are wanted too.
-    """
+    """Return by the name of each other all-reduce the seconds that it leaves exposed in each case, on K ≥ 2 devices."""
     towers, links, total = len(machine), links_of(machine), sum(gradient.bytes for gradient in gradients)
     in_flat = Plan(towers, schedules_of(flat, towers), 0, "flat")
     in_halves = Plan(towers, schedules_of(hierarchical, towers), 0, "hierarchical")
@@ -69,8 +61,7 @@ def exposed_by_others(
     if with_tensorpack:
         found["tensorpack, mode gpu"] = Work(in_flat, alone, gradients)
     if with_tensorpack and towers == 8:  # on any other number of GPUs it takes another mode
-        is_packed = len({gradient.dtype for gradient in gradients}) == 1 and total >= 8 * _LEAST_PACKED
-        found[TENSORPACK] = _joined(in_halves, gradients, 8) if is_packed else Work(in_halves, alone, gradients)
+        found[TENSORPACK] = _joined(in_halves, gradients, 8)
     seconds = {name: simulate(work, links, gradients, cases) for name, work in found.items()}
     published = published_nccl(machine)
     if published:

@@ -53,7 +53,7 @@ class _Step:
     @property
     def receiving(self) -> int:
         """The ops of a copy on its destination: one more where the tower copies it on."""
-        return 1 + (not self.operands and bool(self.opens))
+        return 2 if self.opens and not self.operands else 1
 
 
 class Work:
@@ -104,16 +104,13 @@ def _joining_ops(chunks: Sequence[Chunk], gradients: Sequence[Gradient]) -> Tupl
     packing, unpacking = [0] * len(chunks), [0] * len(chunks)
     last: Dict[int, int] = {}  # of each cut gradient, its last chunk so far
     for number, chunk in enumerate(chunks):
-        reshapes = sum(not gradients[of].is_flat for of, _, _ in chunk.ranges)
-        if chunk.is_alone:
-            continue
-        if len(chunk.ranges) > 1:
-            packing[number] = unpacking[number] = 1 + reshapes
-        else:
+        joining = 0 if chunk.is_alone else 1 + sum(not gradients[of].is_flat for of, _, _ in chunk.ranges)
+        packing[number] = unpacking[number] = joining
+        if joining and len(chunk.ranges) == 1:
             cut = chunk.ranges[0].number
-            packing[number] = 0 if cut in last else 1 + reshapes
-            unpacking[last.get(cut, number)] = 0
-            unpacking[number], last[cut] = 1 + reshapes, number
+            if cut in last:
+                packing[number] = unpacking[last[cut]] = 0
+            last[cut] = number
     return packing, unpacking
 
 

@@ -4,8 +4,7 @@ import pytest
 from helpers.machines import all_of, gradients
 
 from hier_allreduce import Strategy, Topology, presets
-from hier_allreduce.planning import Gradient, Plan, chunks_of, plan_for
-from hier_allreduce.planning.algorithms import hierarchical, schedules_of
+from hier_allreduce.planning import Gradient, chunks_of, plan_for
 from hier_allreduce.planning.choose import SIZES, candidates, cases_of, choose, rule
 from hier_allreduce.planning.contenders import NCCL, TENSORPACK, exposed_by_others
 from hier_allreduce.planning.simulator import Case, Work, exposed
@@ -135,14 +134,6 @@ def test_copies_over_an_uplink_are_not_slowed_down_by_each_other():
     """tensorpack on pcie-switch: 26.9 ms; 33.7 if copies shared an uplink evenly, as an earlier simulator assumed."""
     found = exposed_by_others(Topology.load("pcie-switch"), gradients("resnet50"), [LONG], with_tensorpack=True)
     assert 1e3 * found[TENSORPACK][0] == pytest.approx(26.9, rel=0.01)
-
-
-def test_tensorpack_does_not_pack_mixed_dtypes_or_few_bytes():
-    machine = Topology.load("dgx-1v")
-    mixed = [*gradients("mobilenet_v2"), Gradient(9, 2, "float16")]
-    for grads in (mixed, [Gradient(9, 4, "float32")]):
-        alone = exposed(Plan(8, schedules_of(hierarchical, 8), 0, "alone"), links_of(machine), grads, [LONG])
-        assert exposed_by_others(machine, grads, [LONG], with_tensorpack=True)[TENSORPACK] == alone
 
 
 @pytest.mark.parametrize(
