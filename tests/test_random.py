@@ -2,7 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
-from helpers.graphs import cpus, evaluate, held, on_towers, same_bits, tf1
+from helpers.graphs import cpus, dense, evaluate, held, on_towers, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -74,7 +74,7 @@ def made(random, dtype, shape, is_known, kind):
     indices = random.randint(0, ROWS, random.randint(0, 6))
     numbers = random.randn(*(shape if kind == "dense" else (len(indices), *shape[1:]))) * 9
     exact = np.asarray(numbers).astype("float32" if dtype == "bfloat16" else dtype)
-    tensor = held(exact) if is_known else tf1.placeholder_with_default(exact, [None] * exact.ndim)
+    tensor = held(exact, is_known)
     tensor = tf.cast(tensor, tf.bfloat16) if dtype == "bfloat16" else tensor
     wide = exact.astype("complex128" if dtype == "complex64" else "float64")
     if kind == "dense":
@@ -82,20 +82,6 @@ def made(random, dtype, shape, is_known, kind):
     full = np.zeros(shape, wide.dtype)
     np.add.at(full, indices, wide)
     return tf.IndexedSlices(tensor, held(indices.astype("int64")), tf.constant(shape, tf.int64)), full
-
-
-def dense(grad, shape):
-    """A result as an array."""
-    if not hasattr(grad, "indices"):
-        array = np.asarray(grad)
-        return array.astype("float64") if array.dtype.kind in "Vf" else array
-    full = np.zeros(shape, np.result_type(grad.values.dtype, "float64"))
-    np.add.at(full, grad.indices, grad.values)
-    return full
-
-
-def tensors(grad):
-    return [grad.values, grad.indices] if hasattr(grad, "indices") else [grad]
 
 
 @examples(12)
@@ -115,7 +101,7 @@ def test_sums_and_means_are_those_of_float64_on_every_tower(case):
         is_none = [all(kind == "none" for kind in kinds) for *_, kinds in matrix]
         assert all([grad is None for grad in reduced] == is_none for reduced in result)
         got = evaluate([[grad for grad in reduced if grad is not None] for reduced in result])
-    assert same_bits([[tensor for grad in reduced for tensor in tensors(grad)] for reduced in got])
+    assert same_bits(got)
     present = [number for number, none in enumerate(is_none) if not none]
     for number, grad in zip(present, got[0]):
         dtype, shape, _, _ = matrix[number]

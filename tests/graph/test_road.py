@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from helpers.graphs import (
     cpus,
+    dense,
     evaluate,
     executed,
     floats,
@@ -22,12 +23,6 @@ from hier_allreduce import HierAllreduceError, Strategy, allreduce_grads
 from hier_allreduce.graph import HostGroup
 
 ALGORITHMS = ["flat", "tree", "hierarchical", "ring"]
-
-
-def densified(slices, rows=100):
-    table = np.zeros([rows, slices.values.shape[1]])
-    np.add.at(table, slices.indices, slices.values)
-    return table
 
 
 # ---- shapes ------------------------------------------------------------------------------------------
@@ -90,8 +85,8 @@ def test_sparse_gradients_stay_sparse_on_every_tower(graph, algorithm, dense_sha
         assert {tf.DeviceSpec.from_string(t.device).device_index for t in (grad.values, grad.indices)} == {tower}
     got, given = evaluate([[row[0] for row in result], [row[0] for row in rows]])
     assert all(len(slices.indices) == 0 + 1 + 2 + 3 + 4 for slices in got)
-    assert same_bits([[slices.values, slices.indices] for slices in got])
-    np.testing.assert_allclose(densified(got[3]), sum(map(densified, given)) / (5 if average else 1), rtol=1e-6)
+    assert same_bits([[slices] for slices in got])
+    np.testing.assert_allclose(dense(got[3]), sum(map(dense, given)) / (5 if average else 1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("towers", [1, 3])
@@ -112,7 +107,7 @@ def test_sparse_on_one_tower_and_dense_on_another(graph):
     table = np.ones([100, 2], "float32")
     rows = [[sparse(0, 4, None)], [held(table)], [sparse(2, 3)]]
     got, first, third = evaluate([[row[0] for row in allreduce_grads(rows, cpus(3))], rows[0][0], rows[2][0]])
-    assert np.array_equal(got[0], table + densified(first) + densified(third))
+    assert np.array_equal(got[0], table + dense(first) + dense(third))
     assert same_bits([[value] for value in got])
 
 
@@ -152,8 +147,8 @@ def test_none_on_some_towers_counts_as_zeros(graph, without):
     given = evaluate([row[0] for row in matrix])
     matrix[without] = [None] * 3
     for row in evaluate(allreduce_grads(matrix, cpus(3), strategy=Strategy(missing="zeros"))):
-        others = [densified(slices) for k, slices in enumerate(given) if k != without]
-        assert np.array_equal(densified(row[0]), sum(others)) and len(row[0].indices) == 4
+        others = [dense(slices) for k, slices in enumerate(given) if k != without]
+        assert np.array_equal(dense(row[0]), sum(others)) and len(row[0].indices) == 4
         assert row[1].tolist() == [2, 2, 2] and row[2].tolist() == [2, 2]
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import cpus, evaluate, held, on_towers, same_bits, tf1
+from helpers.graphs import cpus, dense, evaluate, held, on_towers, same_bits, tensors, tf1
 
 from hier_allreduce import Strategy, allreduce_grads
 
@@ -54,18 +54,6 @@ def tensors_of(tower, average, towers):
     return tensors
 
 
-def dense(value):
-    """A gradient as an array of float64 or complex128."""
-    if value is None:
-        return 0.0
-    if hasattr(value, "indices"):
-        total = np.zeros([ROWS, 2])
-        np.add.at(total, np.asarray(value.indices), np.asarray(value.values, "float64"))
-        return total
-    array = np.asarray(value)
-    return array.astype("complex128" if array.dtype.kind == "c" else "float64")
-
-
 def zeros_for_none(rows):
     return [[tf.zeros([]) if grad is None else grad for grad in row] for row in rows]
 
@@ -102,15 +90,10 @@ def test_every_kind_on_every_tower(front_end, algorithm, towers, average):
         lambda: on_towers(devices, lambda tower: list(tensors_of(tower, average, towers).values())),
         lambda rows: allreduce_grads(rows, devices, average, strategy),
     )
-    assert same_bits([[t for grad in row for t in tensors(grad)] for row in got])
+    assert same_bits(got)
     for number, kind in enumerate(values_of(0, average)):
         expected = sum(dense(row[number]) for row in given) / (towers if average else 1)
         rough = (2e-2 if kind == "bfloat16" else 3e-3 if "float16" in kind else 1e-6) if average else 0
         np.testing.assert_allclose(dense(got[-1][number]), expected, rtol=rough, atol=rough, err_msg=kind)
         for given_part, got_part in zip(tensors(given[0][number]), tensors(got[0][number])):
             assert given_part.dtype == got_part.dtype, kind
-
-
-def tensors(grad):
-    """A gradient's tensors: the values and indices of a sparse one."""
-    return [grad.values, grad.indices] if hasattr(grad, "indices") else [grad]

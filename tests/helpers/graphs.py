@@ -59,13 +59,14 @@ def on_towers(devices, row_of):
     return rows
 
 
+def held(value, static=True):
+    """Return a tensor fed by a placeholder, which Grappler cannot fold into a constant."""
+    return tf1.placeholder_with_default(value, np.shape(value) if static else None)
+
+
 def gradients_on(devices, values, static=True):
-    """Return ``values[tower][variable]`` as tensors on their towers' devices, which Grappler cannot fold."""
-
-    def held(value):
-        return tf1.placeholder_with_default(value, np.shape(value) if static else None)
-
-    return on_towers(devices, lambda tower: [held(value) for value in values[tower]])
+    """Return ``values[tower][variable]`` as tensors on their towers' devices."""
+    return on_towers(devices, lambda tower: [held(value, static) for value in values[tower]])
 
 
 def evaluate(fetches):
@@ -79,11 +80,6 @@ def executed(values, devices, static=True, **how):
     """Build the all-reduce of K×N arrays in a new graph, run it, and return the results."""
     with tf.Graph().as_default():
         return evaluate(allreduce_grads(gradients_on(devices, values, static), devices, **how))
-
-
-def held(value):
-    """Return a tensor fed by a placeholder, which Grappler cannot fold into a constant."""
-    return tf1.placeholder_with_default(value, np.shape(value))
 
 
 def consumed_in_place(rows):
@@ -103,9 +99,26 @@ def traced(fetches, allow_soft_placement=False, **options):
     return metadata
 
 
+def tensors(grad):
+    """Return a gradient's tensors: the values and indices of a sparse one."""
+    return [grad.values, grad.indices] if hasattr(grad, "indices") else [grad]
+
+
 def same_bits(rows):
-    first = [np.asarray(value).tobytes() for value in rows[0]]
-    return all([np.asarray(value).tobytes() for value in row] == first for row in rows)
+    """Return whether all K rows of gradients are equal to the last bit."""
+    bits = [[np.asarray(tensor).tobytes() for grad in row for tensor in tensors(grad)] for row in rows]
+    return all(row == bits[0] for row in bits)
+
+
+def dense(grad, shape=(100, 2)):
+    """Return a gradient as an array of float64 or complex128, in which the rows of a sparse one are added up."""
+    array = np.asarray(tensors(grad)[0])
+    array = array.astype("complex128" if array.dtype.kind == "c" else "float64")
+    if not hasattr(grad, "indices"):
+        return array
+    full = np.zeros(shape, array.dtype)
+    np.add.at(full, np.asarray(grad.indices), array)
+    return full
 
 
 def sparse(tower, rows, dense_shape=(100, 2)):
