@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import shutil
 import signal
 import sys
@@ -12,8 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import List
 
+from ..cluster.place import place
 from ..errors import HierAllreduceError
-from ..tune import KNOWN_NAMES, Limits, Run, as_json, as_yaml, check_names, check_one_host, measure_all, report, verdict
+from ..tune import KNOWN_NAMES, Run, as_json, as_yaml, check_names, measure_all, report, verdict
 from ..tuned import VARIABLE
 from .options import count, naming, output, time_up_to
 
@@ -21,11 +23,11 @@ from .options import count, naming, output, time_up_to
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add("--minutes", type=count(1, 1440), default=10, metavar="M", help="for all runs together, about (default 10)")
-    add("--only", metavar="A,B", help=f"candidates, of {', '.join(KNOWN_NAMES[1:])}; now always runs")
-    add("--patience", type=time_up_to(86400), default=60.0, metavar="TIME", help="without a step: 60s is the default")
-    add("-o", type=output, metavar="FILE", help="write the best strategy, for strategy='FILE'")
-    add("--json", action="store_true", help="print one JSON object instead of the table")
+    add("--minutes", type=count(1, 1440), default=10, metavar="M", help="minutes of all runs together (default 10)")
+    add("--only", metavar="A,B", help=f"candidates beside the program as it is: {', '.join(KNOWN_NAMES[1:])}")
+    add("--patience", type=time_up_to(86400), default=60.0, metavar="TIME", help="longest time without a step (60s)")
+    add("-o", type=output, metavar="FILE", help="file for the best strategy, as strategy='FILE' reads it")
+    add("--json", action="store_true", help="one JSON object instead of the table")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -39,7 +41,9 @@ def main(args: argparse.Namespace) -> int:
         raise HierAllreduceError("expected a program: hier-allreduce tune -- python train.py")
     if shutil.which(args.program[0]) is None:
         raise HierAllreduceError(f"{args.program[0]!r} cannot be started here; expected a program")
-    check_one_host()
+    hosts = len(place(os.environ).hosts)
+    if hosts > 1:
+        raise HierAllreduceError(f"this environment describes {hosts} hosts, and tune measures one: unset TF_CONFIG")
     folder = Path(tempfile.mkdtemp(prefix="hier_allreduce_tune_"))
     print(
         f"Each run really trains, so let it have another log folder. {VARIABLE} is set: programs can skip checkpoints."
@@ -50,7 +54,7 @@ def main(args: argparse.Namespace) -> int:
         signal.signal(ending, signal.default_int_handler)  # as Ctrl-C: end the program, print what there is
     runs: List[Run] = []
     interrupted = False
-    measured = measure_all(args.program, Limits(60.0 * args.minutes, args.patience), only, folder)
+    measured = measure_all(args.program, 60.0 * args.minutes, args.patience, only, folder)
     try:
         with contextlib.closing(measured):
             for run in measured:

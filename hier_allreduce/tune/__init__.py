@@ -8,19 +8,17 @@
 from __future__ import annotations
 
 from .candidates import KNOWN_NAMES, Candidate, candidates, check_names
-from .runs import Limits, Run, check_one_host, measure_all
+from .runs import Run, measure_all
 from .verdict import as_json, as_yaml, report, verdict
 
 __all__ = [
     "KNOWN_NAMES",
     "Candidate",
-    "Limits",
     "Run",
     "as_json",
     "as_yaml",
     "candidates",
     "check_names",
-    "check_one_host",
     "measure_all",
     "report",
     "verdict",

@@ -10,8 +10,7 @@ from typing import List
 
 LEFT_OUT = 10  # steps: compilation, caches, the first batches
 WINDOW = 20  # steps
-ENOUGH = LEFT_OUT + 5 * WINDOW + 1  # times
-LEAST = LEFT_OUT + WINDOW + 1  # times, for one window
+LEAST, MOST = LEFT_OUT + WINDOW + 1, LEFT_OUT + 5 * WINDOW + 1  # steps of a run
 
 
 def read_times(path: Path) -> List[float]:

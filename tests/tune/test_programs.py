@@ -1,5 +1,7 @@
 """The examples under ``tune``: one clock op a step in sessions, tensorpack and Keras, and each candidate trains."""
 
+import contextlib
+import itertools
 import sys
 from pathlib import Path
 
@@ -65,10 +67,11 @@ def test_a_function_has_one_line_a_step(candidate):
 
 
 def measured(tmp_path, monkeypatch, only, name, *arguments):
-    """Return {candidate: number of windows} of an example, and the facts of its first run."""
+    """Return {candidate: number of windows} of an example's first two runs, and the facts of the first."""
     monkeypatch.chdir(tmp_path)
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
-    runs = list(tune.measure_all(command, tune.Limits(1.0, rounds=1), only, tmp_path))
+    with contextlib.closing(tune.measure_all(command, 1.0, 60.0, only, tmp_path)) as measured:
+        runs = list(itertools.islice(measured, 2))
     assert not any(run.fault for run in runs), runs
     return {run.candidate.name: len(run.seconds) for run in runs}, runs[0].facts
 

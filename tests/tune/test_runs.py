@@ -59,14 +59,14 @@ def left_over():
     return groups & {line.split()[0] for line in listed.splitlines() if "Z" not in line}
 
 
-def runs_of(command, patience=1.0, start=240.0):
-    limits = tune.Limits(60.0, patience, start, rounds=1)
-    return list(tune.measure_all(command, limits, ["rule"], Path.cwd()))
+def runs_of(command):
+    return list(tune.measure_all(command, 60.0, 1.0, ["rule"], Path.cwd()))
 
 
-def test_a_program_without_a_step_hangs(program):
+def test_a_program_without_a_step_hangs(program, monkeypatch):
+    monkeypatch.setattr("hier_allreduce.tune.runs.START", 5.0)
     with pytest.raises(HierAllreduceError, match=r"no all-reduce.*hung: no step at all for 5 s.*last line: waits"):
-        runs_of(program(FOREVER), start=5.0)
+        runs_of(program(FOREVER))
     assert not left_over()
 
 
@@ -76,7 +76,7 @@ def test_a_program_that_dies_before_its_first_allreduce_is_an_error(program):
 
 
 def test_a_program_that_stops_making_steps_hangs_with_its_last_line(program):
-    only_five, *_ = runs_of(program("train(5)" + FOREVER), patience=1.0)
+    only_five, *_ = runs_of(program("train(5)" + FOREVER))
     assert only_five.fault == "hung: no step after step 5 for 1 s, killed; last line: waits"
     assert only_five.output.read_text() == "waits\n" and not left_over()
 
@@ -98,8 +98,15 @@ def test_a_program_that_ends_too_early_has_failed(program, end, fault):
 def test_children_that_ignore_sigterm_are_ended_too(program, monkeypatch):
     monkeypatch.setattr("hier_allreduce.tune.runs.MERCY", 0.3)
     forks = "train(200)\nif os.fork() == 0:\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(1000)"
-    assert [len(run.seconds) for run in runs_of(program(forks))] == [9, 9]
+    assert [len(run.seconds) for run in runs_of(program(forks))] == [9] * 4
     assert not left_over()
+
+
+def test_the_longest_time_is_said_after_the_first_run(program, capsys):
+    runs_of(program("train(40)\ntime.sleep(2)"))
+    assert "4 runs of 31 to 111 steps: at most about 1.0 min\n" in capsys.readouterr().err
+    list(tune.measure_all(program("train(40)\ntime.sleep(0.5)"), 0.1, 1.0, ["rule"], Path.cwd()))
+    assert "fewer candidates\n" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_the_program_and_prints_what_there_is(program):
@@ -178,7 +185,7 @@ def test_several_hosts_are_not_measured(monkeypatch, capsys):
     cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     assert main(["tune", "--", sys.executable, "-c", "pass"]) == 2
-    assert "this environment describes 2 hosts; tune measures one host" in capsys.readouterr().err
+    assert "this environment describes 2 hosts, and tune measures one" in capsys.readouterr().err
 
 
 def test_candidates_fit_the_program():
