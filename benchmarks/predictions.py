@@ -16,8 +16,9 @@ import time
 from typing import Any, Dict, List, NamedTuple
 
 from hier_allreduce import Strategy, Topology, presets
+from hier_allreduce.cli.prediction import dense_gradients
 from hier_allreduce.formatting import table
-from hier_allreduce.models import DTYPE_BYTES, load_model
+from hier_allreduce.models import load_model
 from hier_allreduce.planning import Copy, Gradient, Plan
 from hier_allreduce.planning.algorithms import hierarchical, schedules_of
 from hier_allreduce.planning.choose import candidates, cases_of, choose, rule
@@ -39,18 +40,9 @@ OTHERS = {
 # ---- shipped machines and models ---------------------------------------------------------------------
 
 
-def gradients_of(model: str) -> List[Gradient]:
-    """Return the dense gradients of a shipped model."""
-    return [
-        Gradient(shape.elements, DTYPE_BYTES[shape.dtype], shape.dtype, is_flat=len(shape.shape) == 1)
-        for shape in load_model(model)
-        if not shape.sparse
-    ]
-
-
 def predict(name: str, model: str) -> Dict[str, Any]:
     """Return the exposed seconds of a model on a machine, and the seconds that the choice took."""
-    machine, gradients = Topology.load(name), gradients_of(model)
+    machine, gradients = Topology.load(name), dense_gradients(load_model(model))
     links = links_of(machine)
     cases = cases_of(sum(gradient.bytes for gradient in gradients), links)
     started = time.perf_counter()

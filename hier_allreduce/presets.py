@@ -27,10 +27,6 @@ _CONFIGS = next((d for d in (_PACKAGE / "configs", _PACKAGE.parent / "configs") 
 Reader = Callable[[Any, str], Any]
 
 
-class NotYaml(HierAllreduceError):
-    """A text that is no YAML, or no ``key: value`` lines."""
-
-
 # ---- files ------------------------------------------------------------------------------------------
 
 
@@ -106,9 +102,10 @@ def read_yaml(path: Path) -> Dict[str, Any]:
     Raises:
         HierAllreduceError: the file cannot be read, is not valid YAML, or no ``key: value`` lines.
     """
+    text = read_text(path)
     try:
-        return parse_yaml(read_text(path))
-    except NotYaml as cause:
+        return parse_yaml(text)
+    except HierAllreduceError as cause:
         raise HierAllreduceError(f"{path}: {cause}") from None
 
 
@@ -116,14 +113,14 @@ def parse_yaml(text: str) -> Dict[str, Any]:
     """Return the ``key: value`` lines of a YAML text. No tag runs any code.
 
     Raises:
-        NotYaml: not valid YAML, or something else than such lines. The message is one line.
+        HierAllreduceError: not valid YAML, or something else than such lines. The message is one line.
     """
     try:
         content = yaml.safe_load(text)
     except Exception as cause:  # PyYAML raises errors of many kinds
-        raise NotYaml(f"not readable as YAML: {' '.join(str(cause).split())}") from None
+        raise HierAllreduceError(f"not readable as YAML: {' '.join(str(cause).split())}") from None
     if not isinstance(content, dict):
-        raise NotYaml(f"expected `key: value` lines, not {type(content).__name__}")
+        raise HierAllreduceError(f"expected `key: value` lines, not {type(content).__name__}")
     return content
 
 

@@ -1,27 +1,26 @@
 """``hier-allreduce COMMAND``: the command line, and errors as one line.
 
-A command is a module with ``add_arguments(parser)`` and ``main(args) -> status``. It is imported only when it runs, so
-that ``--version`` and ``--help`` answer at once.
+A command is a module with ``add_arguments(parser)`` and ``main(args) -> status``.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import io
 import os
 import sys
-from typing import List, Optional, Sequence
+from typing import List, Optional
 
 from .. import presets
 from .._version import __version__
 from ..errors import HierAllreduceError
+from . import doctor, plan, tune
 from .options import Parser
 
 COMMANDS = {
-    "plan": "show a machine's links, the plan for them, and predicted steps beside those of others",
-    "doctor": "report versions, GPUs and known problems, to paste into an issue; measure copies",
-    "tune": "measure all-reduces in your own program, and write the fastest",
+    "plan": (plan, "show a machine's links, the plan for them, and predicted steps beside those of others"),
+    "doctor": (doctor, "report versions, GPUs and known problems, to paste into an issue; measure copies"),
+    "tune": (tune, "measure all-reduces in your own program, and write the fastest"),
 }
 RUNS_PROGRAMS = ("tune",)
 _EXAMPLES = """\
@@ -36,12 +35,8 @@ exit status: 0 if all went well, 1 if problems were found, 2 for invalid input o
 """
 
 
-def parser(only: Optional[str] = None) -> Parser:
-    """Return the parser of the command line; each command's module adds its own options.
-
-    Args:
-        only: the command whose options are needed; None for those of all commands.
-    """
+def parser() -> Parser:
+    """Return the parser of the command line."""
     top = Parser(
         prog="hier-allreduce",
         description="Hierarchical all-reduce for TensorFlow graph mode: plans, problems, measurements.",
@@ -49,14 +44,12 @@ def parser(only: Optional[str] = None) -> Parser:
     )
     top.add_argument("--version", action="version", version=f"hier_allreduce {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND")
-    for name, summary in COMMANDS.items():
+    for name, (module, summary) in COMMANDS.items():
         sub = commands.add_parser(name, help=summary, description=summary)
-        if only in (None, name):
-            module = importlib.import_module(f".{name}", __package__)
-            module.add_arguments(sub)
-            sub.set_defaults(main=module.main, parser=sub)
-            if name in RUNS_PROGRAMS:
-                sub.usage = sub.format_usage().replace("usage: ", "", 1).rstrip() + " -- PROGRAM …"
+        module.add_arguments(sub)
+        sub.set_defaults(main=module.main, parser=sub)
+        if name in RUNS_PROGRAMS:
+            sub.usage = sub.format_usage().replace("usage: ", "", 1).rstrip() + " -- PROGRAM …"
     return top
 
 
@@ -71,7 +64,10 @@ def main(argv: Optional[List[str]] = None) -> int:
     before = argv[: argv.index("--")] if "--" in argv else argv
     command = next((argument for argument in before if not argument.startswith("-")), "")
     try:
-        args = _parsed(command, before, argv[len(before) :])
+        args = _parsed(command, before)
+        args.program = argv[len(before) + 1 :]
+        if args.program and command not in RUNS_PROGRAMS:
+            raise HierAllreduceError(f"-- {' '.join(args.program)}: this command runs no program; leave that out")
         status = int(args.main(args) or 0)
         print(end="", flush=True)  # unlike sys.stdout.flush(), this works without standard output
         return status
@@ -86,18 +82,15 @@ def main(argv: Optional[List[str]] = None) -> int:
         return 130 if isinstance(error, KeyboardInterrupt) else 2
 
 
-def _parsed(command: str, before: Sequence[str], after: Sequence[str]) -> argparse.Namespace:
-    """Return the arguments before ``--``, and as ``program`` those after it."""
+def _parsed(command: str, argv: List[str]) -> argparse.Namespace:
+    """Return the arguments of a command; an error names the nearest command or option."""
     if command and command not in COMMANDS:
         raise HierAllreduceError(f"{command!r} is no command{presets.nearest(command, COMMANDS)}")
-    top = parser(command)
-    args, unknown = top.parse_known_args(before)
+    top = parser()
+    args, unknown = top.parse_known_args(argv)
     getattr(args, "parser", top).check_known(unknown)
     if not command:
         raise HierAllreduceError(f"name a command: {', '.join(COMMANDS)}; `hier-allreduce --help` tells more")
-    if after and command not in RUNS_PROGRAMS:
-        raise HierAllreduceError(f"{' '.join(after)}: this command runs no program; leave that out")
-    args.program = list(after[1:])
     return args
 
 

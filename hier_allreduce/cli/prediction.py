@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import HierAllreduceError
 from ..formatting import amount, count, duration
-from ..models import DTYPE_BYTES, load_model
+from ..models import DTYPE_BYTES, GradientShape, load_model
 from ..planning.choose import RATE, STEP, cases_of, rule
 from ..planning.chunks import Chunk, Gradient, chunks_of
 from ..planning.contenders import USABLE, exposed_by_others
 from ..planning.plan import Plan
-from ..planning.simulator import Case, Work, exposed
+from ..planning.simulator import Work, exposed
 from ..planning.strategy import Strategy, choices_for
 from ..topology import Topology, links_of
 from .options import naming
 
-OURS, RULE = "ours", "ours, by rule"
+OURS = "ours"
 MODEL = "resnet50"
 EQUAL = 50  # gradients that stand for a number of bytes
 
@@ -61,9 +61,8 @@ def training_of(
         name = MODEL if model is None else model
         with naming("--model"):
             shapes = load_model(name)
-        dense = [shape for shape in shapes if not shape.sparse]
-        sparse = len(shapes) - len(dense)
-        gradients = [Gradient(g.elements, DTYPE_BYTES[g.dtype], g.dtype, is_flat=len(g.shape) == 1) for g in dense]
+        gradients = dense_gradients(shapes)
+        sparse = len(shapes) - len(gradients)
     total = sum(gradient.bytes for gradient in gradients)
     if not total:
         raise HierAllreduceError(f"--model: all gradients of {name} are sparse or empty, and these are not predicted")
@@ -77,6 +76,12 @@ def training_of(
     ]
     is_timed = step is not None or backward is not None
     return Training(name, tuple(gradients), step or length * STEP, length, "; ".join(filter(None, notes)), is_timed)
+
+
+def dense_gradients(shapes: Sequence[GradientShape]) -> List[Gradient]:
+    """Return the gradients of a model's table that are not sparse."""
+    dense = [shape for shape in shapes if not shape.sparse]
+    return [Gradient(g.elements, DTYPE_BYTES[g.dtype], g.dtype, is_flat=len(g.shape) == 1) for g in dense]
 
 
 class Row(NamedTuple):
@@ -94,7 +99,6 @@ class Prediction(NamedTuple):
 
     machine: Topology
     training: Training
-    cases: Tuple[Case, ...]
     rows: Tuple[Row, ...]
     plan: Plan
     chunks: Tuple[Chunk, ...]
@@ -112,18 +116,18 @@ def predict(machine: Topology, training: Training, strategy: Strategy, everythin
     """
     gradients, links = training.gradients, links_of(machine)
     backward = training.backward if training.is_timed else None
-    cases = tuple(cases_of(sum(gradient.bytes for gradient in gradients), links, backward))
+    cases = cases_of(sum(gradient.bytes for gradient in gradients), links, backward)
     choices = choices_for(strategy, gradients, machine)
     ours, by_rule = choices[0].plan, rule(gradients, len(machine), links)
     seconds = exposed(by_rule, links, gradients, cases)
-    rows = [_row(OURS, _details(ours), choices[0].by_case), _row(RULE, _details(by_rule), seconds)]
+    rows = [_row(OURS, _details(ours), choices[0].by_case), _row(f"{OURS}, by rule", _details(by_rule), seconds)]
     if everything:
         rows += [_row(f"{OURS} too", _details(choice.plan), choice.by_case) for choice in choices[1:]]
     for name, by_case in exposed_by_others(machine, gradients, cases, with_tensorpack=everything).items():
         is_wrong = name == USABLE[1] and len(machine) % 2  # it leaves out a device's gradients, in silence
         rows.append(_row(name, f"wrong sums on {len(machine)} GPUs" if is_wrong else "", by_case))
     chunks = tuple(chunks_of(gradients, ours.chunk_bytes))
-    return Prediction(machine, training, cases, tuple(rows), ours, chunks, Work(ours, chunks, gradients).ops)
+    return Prediction(machine, training, tuple(rows), ours, chunks, Work(ours, chunks, gradients).ops)
 
 
 def _row(name: str, details: str, by_case: Sequence[float]) -> Row:

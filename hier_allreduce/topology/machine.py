@@ -197,9 +197,10 @@ def from_yaml(text: str, name: str = "") -> Topology:
         HierAllreduceError: not YAML, an unknown key, an invalid value, or a table that cannot be read.
     """
     try:
-        content = presets.check(presets.parse_yaml(without_escapes(text)), _FIELDS, "")
-    except presets.NotYaml as cause:
+        values = presets.parse_yaml(without_escapes(text))
+    except HierAllreduceError as cause:
         raise HierAllreduceError(f"{cause}: {_HOW_TO_WRITE}") from None
+    content = presets.check(values, _FIELDS, "")
     if not isinstance(content.get("matrix"), str):
         raise HierAllreduceError(f"expected a `matrix: |2`: {_HOW_TO_WRITE}")
     return from_matrix(read_matrix(content["matrix"]), content.get("name") or name, content)
