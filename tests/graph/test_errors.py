@@ -9,7 +9,6 @@ from helpers.graphs import IS_TF2, cpus, on_towers, tf1
 
 from hier_allreduce import ClusterError, HierAllreduceError, Strategy, allreduce_grads, allreduce_grads_and_vars
 from hier_allreduce.graph import variable_names
-from hier_allreduce.graph.devices import devices_match
 
 SHAPES = "all_grads[tower][variable]"
 IN_ORDER = "list the variables in one order on every tower"
@@ -56,47 +55,26 @@ def slices(values=(1, 2), indices=(1,), dtype="int64", shape=(3, 2)):
 # all_grads, and words of the message
 MATRICES = [
     (lambda: rows()[:3], "3 rows of gradients for 4 devices", "one row for each device"),
-    (lambda: rows()[:1], "1 row of gradients for 4 devices"),
     (lambda: rows() + rows()[:1], "5 rows of gradients for 4 devices"),
-    (list, "0 rows of gradients for 4 devices"),
-    (lambda: (row for row in rows()[:3]), "3 rows of gradients for 4 devices"),
     (lambda: list(zip(*rows())), "2 rows of gradients for 4 devices", "zip(*all_grads)"),
     (lambda: of("float32", [4, 2]), SHAPES, "Tensor was given"),
     (lambda: None, SHAPES, "one NoneType was given"),
     (lambda: [row[0] for row in rows()], "tower 0 (/cpu:0): its row is one", "Tensor"),
-    (lambda: [*rows()[:3], None], "tower 3 (/cpu:3): its row is one NoneType"),
     (lambda: dict(enumerate(rows())), "tower 0 (/cpu:0): its row is one int"),
     (lambda: [row[: 1 + (k != 2)] for k, row in enumerate(rows())], "tower 1 (/cpu:1) has 2, tower 2 (/cpu:2) has 1"),
     (lambda: [(g for g in row[k // 3 :]) for k, row in enumerate(rows())], "tower 3 (/cpu:3) has 1"),
     (lambda: [[(grad, "v") for grad in row] for row in rows()], "a tuple was given", "allreduce_grads_and_vars"),
     (lambda: entry(2, 1, [1.0, 2.0]), "tower 2 (/cpu:2), variable 1", "a list was given"),
-    (
-        lambda: entry(3, 0, np.zeros(3)),
-        "tower 3 (/cpu:3), variable 0 ('v0_of_tower0')",
-        "not ndarray",
-        "convert_to_tensor",
-    ),
-    (lambda: entry(1, 0, 1.0), "tower 1 (/cpu:1), variable 0", "not float"),
-    (
-        lambda: entry(1, 0, tf.SparseTensor(of("int64", [1, 1]), of("float32", [1]), of("int64", [1]))),
-        "not SparseTensor",
-    ),
+    (lambda: entry(3, 0, np.zeros(3)), "tower 3 (/cpu:3), variable 0 ('v0_of_tower0')", "not ndarray", "convert_to"),
     (lambda: entry(2, 0, of(tf.bool)), "tower 2 (/cpu:2), variable 0", "bool has no sum", "cast it to a number"),
-    (lambda: entry(0, 0, of(tf.string)), "tower 0 (/cpu:0), variable 0", "string has no sum"),
     (lambda: entry(3, 0, of_another_graph()), "tower 3 (/cpu:3), variable 0", "does not belong", "graph.as_default()"),
     (lambda: entry(2, 0, of("float16")), "tower 2 (/cpu:2), variable 0", "tower 1: float32, tower 2: float16", "cast"),
     (lambda: entry(1, 1, of("float32", [2, 3])), "tower 1 (/cpu:1), variable 1", "tower 0: (2, 2), tower 1: (2, 3)"),
     (lambda: entry(3, 0, of("float32", [1])), "tower 3 (/cpu:3), variable 0", "tower 2: (3,), tower 3: (1,)"),
     (lambda: entry(3, 1, of("float32", [None, 5])), "tower 3 (/cpu:3), variable 1", ", 5))", "build the same model"),
-    (lambda: entry(3, 0, of("float32", [])), "tower 3 (/cpu:3), variable 0", "tower 3: ()"),
     (lambda: [row[:: 1 - 2 * (k == 2)] for k, row in enumerate(rows())], "tower 2 (/cpu:2), variable 0", IN_ORDER),
     (lambda: entry(1, 0, None), "tower 1 (/cpu:1), variable 0", "None on towers [1]", "missing='zeros'"),
-    (
-        lambda: entry(1, 0, slices((3, 2), (2,))),
-        "values of shape (3, 2)",
-        "indices of shape (2,)",
-        "one index for each row",
-    ),
+    (lambda: entry(1, 0, slices((3, 2), (2,))), "values of shape (3, 2) and indices of shape (2,)", "one index for"),
     (lambda: entry(1, 0, tf.IndexedSlices(of("float32", [1, 2]), np.array([0]))), "not with indices that are ndarray"),
     (lambda: entry(1, 1, slices(shape=(1, 2))), "tower 1 (/cpu:1), variable 1", "tower 0: (2, 2), tower 1: (1, 2)"),
     (lambda: [[slices(dtype=d)] for d in ("int64", "int32") * 2], "variable 0", "dtype of the indices differs"),
@@ -113,13 +91,11 @@ def test_a_matrix_that_cannot_be_reduced(graph, number):
 DEVICES = [
     ([0, 1, 2, 3], "tower 0: 0 is not a device", ONE_DEVICE),
     (["/cpu:0", "/cpu:1", "/cpu:2", True], "tower 3: True is not a device", ONE_DEVICE),
-    (["/cpu:0", 1.5, "/cpu:2", "/cpu:3"], "tower 1: 1.5 is not a device"),
     (["/cpu:0", b"/cpu:1", "/cpu:2", "/cpu:3"], "tower 1: b'/cpu:1' is not a device"),
     (["/cpu:0", "nonsense", "/cpu:2", "/cpu:3"], "tower 1: 'nonsense' is not a device", ONE_DEVICE),
     (["/cpu:0", "/cpu:one", "/cpu:2", "/cpu:3"], "tower 1: '/cpu:one' is not a device"),
     (["/cpu:0", "/cpu:-1", "/cpu:2", "/cpu:3"], "tower 1: '/cpu:-1' is not a device"),
     ("/cpu:0", "devices must be a list with one device for each tower, not '/cpu:0'"),
-    (4, "devices must be a list with one device for each tower, not 4"),
     ({"/cpu:0"}, "devices must be a list with one device for each tower, not {'/cpu:0'}"),
     (None, "devices must be a list with one device for each tower, not None"),
     ([], "devices is empty"),
@@ -136,19 +112,9 @@ def test_devices_that_are_none(graph, number):
 OPTIONS = [
     *(({"average": value}, f"average={value!r}", "True for the mean, False for the sum") for value in ("sum", 1, None)),
     *(({"name": name}, f"name={name!r} is not a name scope") for name in ("a b", "/x", "_a", "-a", "é", 7)),
-    (
-        {"strategy": Strategy("hierarchical", groups=((0, 1), (2,)))},
-        "groups=((0, 1), (2,))",
-        "towers 0 to 3",
-        "((0, 1), (2, 3))",
-    ),
-    ({"strategy": Strategy("hierarchical", groups=((0, 1, 2, 3), ()))}, "groups=((0, 1, 2, 3), ())", "towers 0 to 3"),
+    ({"strategy": Strategy("hierarchical", groups=((0, 1), (2,)))}, "groups=((0, 1), (2,))", "towers 0 to 3"),
     ({"strategy": Strategy("flat", main=4)}, "main=4", "towers 0, 1, 2, 3"),
-    (
-        {"strategy": Strategy(lambda devices, chunk: [])},
-        "<lambda>(4, 0)",
-        "the last sum, on tower 0, misses towers [1, 2, 3]",
-    ),
+    ({"strategy": Strategy(lambda devices, chunk: [])}, "<lambda>(4, 0)", "on tower 0, misses towers [1, 2, 3]"),
     ({"strategy": "dgx-1v"}, "strategy='dgx-1v'", "Strategy(topology='dgx-1v')"),
     ({"strategy": 5}, "strategy=5", "expected a Strategy"),
     ({"cluster": "cluster.yaml", "error": ClusterError}, "cluster='cluster.yaml'", "expected a hier_allreduce.Cluster"),
@@ -169,15 +135,10 @@ def test_a_machine_without_these_devices(graph, devices):
     raises(words, allreduce_grads, rows(), devices, strategy=Strategy(topology="p3.8xlarge"))
 
 
-@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8"])
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
 def test_integers_have_no_mean(graph, dtype):
-    raises(
-        ["variable 0 ('v0_of_tower0')", f"{dtype} has no exact mean", "sums it"],
-        allreduce_grads,
-        rows(dtype),
-        cpus(4),
-        True,
-    )
+    words = ["variable 0 ('v0_of_tower0')", f"{dtype} has no exact mean", "sums it"]
+    raises(words, allreduce_grads, rows(dtype), cpus(4), True)
 
 
 def test_rows_without_a_shape_cannot_be_made_dense(graph):
@@ -196,9 +157,7 @@ def test_unsigned_integers_are_added_where_tensorflow_can(graph, dtype):
 @pytest.mark.tf2
 def test_eagerly_the_checks_are_the_same():
     two = [[tf.zeros([3])], [tf.zeros([4])]]
-    with pytest.raises(
-        HierAllreduceError, match=r"tower \d \(/cpu:\d\), variable 0 .*the shape differs between towers"
-    ):
+    with pytest.raises(HierAllreduceError, match=r"tower \d \(/cpu:\d\), variable 0 .*the shape differs"):
         allreduce_grads(two, cpus(2))
     with pytest.raises(HierAllreduceError, match=r"tower 1: <function .* is not a device"):
         allreduce_grads([[tf.zeros([3])]] * 2, ["/cpu:0", lambda op: "/cpu:1"])
@@ -279,12 +238,8 @@ def test_towers_with_more_or_fewer_variables(graph, names, some):
 def test_rows_and_towers_mixed_up(graph, mixed_up, count):
     """As many towers as variables: N rows of K would be added up in silence."""
     pairs = on_towers(cpus(count), lambda tower: named([[f"tower{tower}/{name}" for name in "wbc"[:count]]])[0])
-    raises(
-        [" (/cpu:", "the variable is on", "rows[tower][variable]"],
-        allreduce_grads_and_vars,
-        mixed_up(pairs),
-        cpus(count),
-    )
+    words = [" (/cpu:", "the variable is on", "rows[tower][variable]"]
+    raises(words, allreduce_grads_and_vars, mixed_up(pairs), cpus(count))
 
 
 def test_variables_that_towers_share_may_be_anywhere(graph):
@@ -295,10 +250,8 @@ def test_variables_that_towers_share_may_be_anywhere(graph):
 PAIRS = [
     (lambda grad, var: (grad, None), "expected a variable after the gradient, not None"),
     (lambda grad, var: (tf.cast(grad, tf.bool), var), "('b')", "bool has no sum"),
-    *(
-        (make, "expected a (gradient, variable) pair")
-        for make in (lambda g, v: g, lambda g, v: (g,), lambda g, v: None)
-    ),
+    (lambda grad, var: grad, "expected a (gradient, variable) pair"),
+    (lambda grad, var: (grad,), "expected a (gradient, variable) pair"),
 ]
 
 
@@ -322,18 +275,3 @@ def test_several_towers_with_reference_variables_get_a_warning(graph):
         warnings.simplefilter("error")
         allreduce_grads_and_vars(pairs[:1], cpus(1))
         allreduce_grads_and_vars([row[:1] for row in pairs], cpus(2))
-
-
-MATCHES = [
-    ("/job:worker/replica:0/task:1/device:GPU:1", "/gpu:1", True),
-    ("/job:worker/task:1/device:GPU:1", "/job:worker/task:0/gpu:1", False),
-    ("/device:GPU:0", "/gpu:1", False),
-    ("/device:CPU:1", "/gpu:1", False),
-    ("/device:CPU:1", "/job:worker", True),
-    (None, "/cpu:1", True),
-]
-
-
-@pytest.mark.parametrize("device, wanted, expected", MATCHES)
-def test_two_names_of_a_device(device, wanted, expected):
-    assert devices_match(device, wanted) == expected == devices_match(wanted, device)
