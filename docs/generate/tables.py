@@ -16,7 +16,8 @@ def commands():
     for name, command in _subcommands(parser()).items():
         usage = re.sub(r"\n\s+", "\n    ", command.format_usage().replace("usage: ", "").strip())
         rows = [_argument(action) for action in command._actions if not isinstance(action, argparse._HelpAction)]
-        head = [f"## {name}", "", f"```\n{usage}\n```", ""]
+        sentence = f"{command.description[:1].upper()}{command.description[1:]}."
+        head = [f"## {name}", "", sentence, "", f"```\n{usage}\n```", ""]
         sections.append("\n".join([*head, *_table(["argument", "meaning"], rows)]))
     return "\n\n".join(sections)
 
@@ -29,7 +30,7 @@ def _argument(action):
     value = "" if action.nargs == 0 else action.metavar or action.dest.upper()
     names = ", ".join(f"{name} {value}".strip() for name in action.option_strings) or str(value)
     text = " ".join((action.help or "").split()).replace("%%", "%")
-    return f"<code>{html.escape(names)}</code>", text[:1].upper() + text[1:]
+    return f"<code>{html.escape(names)}</code>", text
 
 
 def attributes(cls):
@@ -46,10 +47,15 @@ def _markdown(text):
 def gpus():
     """Return a table of the speeds of GPU models."""
     rows = [
-        (f"`{gpu.pattern}`", gpu.nvlinks or "–", gpu.nvlink if gpu.nvlinks else "–", gpu.pcie, gpu.memory)
+        (_names(gpu.pattern), gpu.nvlinks or "–", gpu.nvlink if gpu.nvlinks else "–", gpu.pcie, gpu.memory)
         for gpu in GPUS
     ]
     return "\n".join(_table(["name matches", "NVLinks", "one NVLink", "PCIe port", "memory"], rows))
+
+
+def _names(pattern):
+    """Return the alternatives of a regular expression, one below the other."""
+    return "<br>".join(f"`{name}`" for name in pattern.replace(r"\b", "").split("|"))
 
 
 def _table(head, rows):

@@ -48,7 +48,8 @@ def test_links_lead_to_files_and_headings(page):
         assert not anchor or anchor in anchors(str(target.resolve().relative_to(TOP))), f"{page} links to {link}"
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if page != "CHANGELOG.md"])  # that one names what is gone
+# CHANGELOG names files that are gone
+@pytest.mark.parametrize("page", [*sorted({*PAGES} - {"CHANGELOG.md"}), "Makefile", ".ci/test-compat", ".ci/run"])
 def test_files_and_names_on_pages_exist(page):
     folders = (TOP, TOP / "hier_allreduce", TOP / "docs", (TOP / page).parent)
     for name in re.findall(r"(?<![\w./-])((?:[\w.-]+/)+[\w-]+\.(?:py|md|yaml))\b", text_of(page)):
@@ -150,3 +151,15 @@ def test_the_page_for_contributors_names_folders_and_code_that_exist():
     words = set(re.findall(r"\w+", "\n".join(path.read_text(encoding="utf-8") for path in sources)))
     names = re.findall(r"`([A-Za-z_]\w*)`", page)
     assert len(names) > 20 and [name for name in names if name not in words] == []
+
+
+def test_each_stop_of_the_road_is_in_the_file_that_the_page_names():
+    table = text_of("CONTRIBUTING.md").split("| stops | file |")[1].split("\n\n")[0]
+    stops = re.findall(r"`(\w+)`:([^|;]*)", table)
+    for file, functions in stops:
+        names = re.findall(r"\w+", functions)
+        sources = [TOP / "hier_allreduce" / folder / f"{file}.py" for folder in ("graph", "planning")]
+        text = next(path for path in sources if path.exists()).read_text(encoding="utf-8")
+        assert all(re.search(rf"def {name}\b", text) for name in names), f"{file}: {names}"
+    assert len(stops) >= 8 and len({file for file, _ in stops}) <= 8
+    assert int(re.findall(r"^\| (?:\d+–)?(\d+) \|", table, re.MULTILINE)[-1]) <= 20
