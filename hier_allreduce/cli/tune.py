@@ -13,18 +13,19 @@ import tempfile
 from pathlib import Path
 from typing import List
 
+from .. import presets
 from ..cluster.place import place
 from ..errors import HierAllreduceError
-from ..tune import KNOWN_NAMES, Run, as_json, as_yaml, check_names, measure_all, report, verdict
+from ..tune import NAMES, Run, as_json, as_yaml, measure_all, report, verdict
 from ..tuned import VARIABLE
-from .options import count, naming, output, time_up_to
+from .options import count, output, time_up_to
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
     add("--minutes", type=count(1, 1440), default=10, metavar="M", help="minutes of all runs together (default 10)")
-    add("--only", metavar="A,B", help=f"candidates beside the program as it is: {', '.join(KNOWN_NAMES[1:])}")
+    add("--only", metavar="A,B", help=f"candidates beside the program as it is: {', '.join(NAMES)}")
     add("--patience", type=time_up_to(86400), default=60.0, metavar="TIME", help="longest time without a step (60s)")
     add("-o", type=output, metavar="FILE", help="file for the best strategy, as strategy='FILE' reads it")
     add("--json", action="store_true", help="one JSON object instead of the table")
@@ -35,8 +36,9 @@ def main(args: argparse.Namespace) -> int:
     if sys.platform == "win32":
         raise HierAllreduceError("tune needs process groups: use Linux, macOS or WSL2")
     only = args.only.split(",") if args.only else []
-    with naming("--only"):
-        check_names(only)
+    for name in only:
+        if name not in NAMES:
+            raise HierAllreduceError(f"--only: {name!r} is no candidate{presets.nearest(name, NAMES)}")
     if not args.program:
         raise HierAllreduceError("expected a program: hier-allreduce tune -- python train.py")
     if shutil.which(args.program[0]) is None:

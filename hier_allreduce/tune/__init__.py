@@ -1,25 +1,14 @@
-"""A user's program, run once for each all-reduce, with one clock op a step.
+"""A user's program, run twice for each all-reduce, with one clock op a step.
 
 ::
 
-    facts of the first run ─► candidates ─► runs (each a process group) ─► clock: seconds of a step ─► verdict
+    facts of the first run ─► candidates ─► runs (each a process group) ─► seconds of a step ─► verdict
 """
 
 from __future__ import annotations
 
-from .candidates import KNOWN_NAMES, Candidate, candidates, check_names
+from .candidates import NAMES, Candidate, candidates
 from .runs import Run, measure_all
 from .verdict import as_json, as_yaml, report, verdict
 
-__all__ = [
-    "KNOWN_NAMES",
-    "Candidate",
-    "Run",
-    "as_json",
-    "as_yaml",
-    "candidates",
-    "check_names",
-    "measure_all",
-    "report",
-    "verdict",
-]
+__all__ = ["NAMES", "Candidate", "Run", "as_json", "as_yaml", "candidates", "measure_all", "report", "verdict"]

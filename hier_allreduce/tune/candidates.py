@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, NamedTuple, Sequence
 
-from .. import presets
 from ..errors import HierAllreduceError
 from ..planning import Gradient
 from ..planning.choose import rule
@@ -13,14 +12,14 @@ from ..topology import links_of, this_machine
 NOW = "now"
 _PLANNED = {"algorithm": "auto", "topology": None, "chunk_bytes": None, "groups": None, "main": None}
 _TOWER_0 = {**_PLANNED, "algorithm": "flat", "chunk_bytes": 0, "main": 0}
-_OURS = ["planned", "rule", "half-chunks", "double-chunks", "float16", "bfloat16"]
+_NARROW = ["float16", "bfloat16"]
 _NCCL = ["NcclAllReduce", "tensorpack-nccl"]
 _PEERS = {
     "keras": ["NcclAllReduce", "ReductionToOneDevice", "HierarchicalCopyAllReduce"],
     "tensorpack": ["tensorpack-nccl", "tensorpack-hierarchical", "tensorpack-gpu", "tensorpack-cpu"],
     "towers": ["tower-0-sum"],
 }
-KNOWN_NAMES = [NOW, *_OURS, *(name for peers in _PEERS.values() for name in peers)]
+NAMES = ["planned", "rule", "half-chunks", "double-chunks", *_NARROW, *(name for of in _PEERS.values() for name in of)]
 
 
 class Candidate(NamedTuple):
@@ -36,22 +35,6 @@ class Candidate(NamedTuple):
     peer: str = ""
     changes: Dict[str, Any] = {}  # noqa: RUF012  no one changes it
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether it is an all-reduce of this package with a strategy that is worth writing down."""
-        return self.name == NOW or self.name in _OURS
-
-
-def check_names(only: Sequence[str]) -> None:
-    """Check the names of ``--only``.
-
-    Raises:
-        HierAllreduceError: an unknown name; the message has the nearest one.
-    """
-    for name in only:
-        if name not in KNOWN_NAMES:
-            raise HierAllreduceError(f"{name!r} is no candidate{presets.nearest(name, KNOWN_NAMES)}")
-
 
 def candidates(facts: Dict[str, Any], only: Sequence[str] = ()) -> List[Candidate]:
     """Return the candidates for a program; the first is the program's all-reduce as it is.
@@ -62,39 +45,35 @@ def candidates(facts: Dict[str, Any], only: Sequence[str] = ()) -> List[Candidat
         only: names of candidates; empty for all but those with 16 bits, which round.
 
     Raises:
-        HierAllreduceError: a name in ``only`` that does not exist, or not for this program.
+        HierAllreduceError: a name in ``only`` that is not for this program.
     """
-    check_names(only)
     front_end, towers, gpus = facts["front_end"], facts["towers"], facts["gpus"]
     machine = this_machine() if gpus else None
     links = links_of(machine.subset(range(towers))) if machine and len(machine) >= towers else None
     by_rule = rule([Gradient(facts["bytes"] // 4, 4, "float32", True, is_flat=True)], towers, links)
     algorithm = "flat" if by_rule.algorithm == "flat" else "hierarchical"
     chunk = facts["chunk_bytes"] or by_rule.chunk_bytes
+    peers = [] if facts.get("update") == "main" else _PEERS[front_end]
+    found = [
+        Candidate(name, name, _TOWER_0 if name == "tower-0-sum" else {})
+        for name in peers
+        if (gpus or name not in _NCCL) and (towers == 8 or name != "tensorpack-hierarchical")
+    ]
     changes: Dict[str, Dict[str, Any]] = {
-        "planned": _PLANNED,
-        "rule": {**_PLANNED, "algorithm": algorithm, "chunk_bytes": by_rule.chunk_bytes},
-        "half-chunks": {**_PLANNED, "chunk_bytes": chunk // 2},
-        "double-chunks": {**_PLANNED, "chunk_bytes": chunk * 2},
+        "planned": {},
+        "rule": {"algorithm": algorithm, "chunk_bytes": by_rule.chunk_bytes},
+        "half-chunks": {"chunk_bytes": chunk // 2},
+        "double-chunks": {"chunk_bytes": chunk * 2},
     }
     if facts["planned"]:
         del changes["planned"]  # it is the program's
-    if facts["planned"] and (facts["algorithm"], chunk) == (by_rule.algorithm, by_rule.chunk_bytes):
-        del changes["rule"]
-    narrow = (
-        {} if front_end == "keras" else {name: {**_PLANNED, "wire_dtype": name} for name in ("float16", "bfloat16")}
-    )
-    found = [Candidate(NOW)]
-    peers = [] if facts.get("update") == "main" else _PEERS[front_end]
-    for name in peers:
-        if (gpus or name not in _NCCL) and (towers == 8 or name != "tensorpack-hierarchical"):
-            found.append(Candidate(name, changes=_TOWER_0) if name == "tower-0-sum" else Candidate(name, name))
-    found += [Candidate(name, changes=fields) for name, fields in changes.items()]
-    if not only:
-        return found
-    found += [Candidate(name, changes=fields) for name, fields in narrow.items()]
-    missing = sorted(set(only) - {candidate.name for candidate in found})
-    if missing:
-        names = ", ".join(candidate.name for candidate in found)
-        raise HierAllreduceError(f"{missing[0]!r} is not for this program, which has {names}")
-    return [candidate for candidate in found if candidate.name in (NOW, *only)]
+        if (facts["algorithm"], chunk) == (by_rule.algorithm, by_rule.chunk_bytes):
+            del changes["rule"]
+    if only and front_end != "keras":
+        changes.update({name: {"wire_dtype": name} for name in _NARROW})
+    found += [Candidate(name, changes={**_PLANNED, **fields}) for name, fields in changes.items()]
+    names = [candidate.name for candidate in found]
+    for name in only:
+        if name not in names:
+            raise HierAllreduceError(f"{name!r} is not for this program, which has {', '.join(names)}")
+    return [Candidate(NOW), *(candidate for candidate in found if not only or candidate.name in only)]

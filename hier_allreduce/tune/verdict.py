@@ -73,7 +73,7 @@ def verdict(runs: Sequence[Run]) -> Verdict:
         advice = f"nothing is decided: two runs of {noisiest} differ by {noise:.0%}"
         return Verdict(rows, noise, None, f"{advice}; end other programs on this machine, and give more --minutes")
     as_fast = [row for row in done if row.step * (1 - max(noise, LEAST_GAIN)) <= done[0].step]
-    peer = next((row.candidate.name for row in as_fast if not row.candidate.is_ours), None)
+    peer = next((row.candidate.name for row in as_fast if row.candidate.peer), None)
     if peer is not None:
         return Verdict(rows, noise, None, f"keep {peer}: no other candidate is faster by more than the noise and 2 %")
     if any(row.candidate.name == NOW for row in as_fast):

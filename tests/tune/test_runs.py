@@ -134,11 +134,15 @@ def test_the_fastest_candidate_is_written_with_the_table(program, capsys):
 
 def runs_with(**milliseconds):
     """Return two runs of every candidate: a number is the step of both, two are those of the first and the second."""
-    runs = []
+    runs, peers = [], {"NcclAllReduce": "NcclAllReduce"}
     for name, steps in milliseconds.items():
         for step in steps if isinstance(steps, tuple) else (steps, steps):
             fault = "hung: no step" if step is None else ""
-            runs.append(tune.Run(tune.Candidate(name), [] if fault else [step * 1e-3] * 5, Path("log"), fault))
+            runs.append(
+                tune.Run(
+                    tune.Candidate(name, peers.get(name, "")), [] if fault else [step * 1e-3] * 5, Path("log"), fault
+                )
+            )
     return runs
 
 
