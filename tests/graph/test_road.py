@@ -8,10 +8,8 @@ from helpers.graphs import (
     dense,
     evaluate,
     executed,
-    floats,
     gradients_on,
     held,
-    integers,
     on_towers,
     same_bits,
     sparse,
@@ -41,13 +39,11 @@ def test_shapes_that_differ_when_the_step_runs_fail(graph, algorithm, towers, sh
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("towers", [2, 3])
 def test_a_dense_gradient_and_rows_of_a_smaller_one_are_never_broadcast(graph, towers, is_known):
-    shape = tf.constant([1, 2], tf.int64) if is_known else tf1.placeholder_with_default(integers([1, 2]), [2])
+    shape = tf.constant([1, 2], tf.int64) if is_known else tf1.placeholder_with_default(np.int64([1, 2]), [2])
     rows = [[held(np.ones([5, 2], "float32"))] for _ in range(towers)]
-    rows[1] = [tf.IndexedSlices(held(np.ones([1, 2], "float32")), held(integers([0])), shape)]
+    rows[1] = [tf.IndexedSlices(held(np.ones([1, 2], "float32")), held(np.int64([0])), shape)]
     if is_known:
-        with pytest.raises(
-            HierAllreduceError, match=r"variable 0 .*the shape differs.*tower 0: \(5, 2\), tower 1: \(1, 2\)"
-        ):
+        with pytest.raises(HierAllreduceError, match=r"the shape differs.*tower 0: \(5, 2\), tower 1: \(1, 2\)"):
             allreduce_grads(rows, cpus(towers))
     else:
         with pytest.raises(tf.errors.InvalidArgumentError):
@@ -97,12 +93,6 @@ def test_rows_from_elsewhere_end_on_their_towers(graph, towers):
         assert {tf.DeviceSpec.from_string(t.device).device_index for t in (grad.values, grad.indices)} == {tower}
 
 
-def test_every_hop_joins_rows_on_its_tower(graph):
-    allreduce_grads(on_towers(cpus(8), lambda tower: [sparse(tower, 3)]), cpus(8), strategy="ring")
-    joins = [op for op in graph.get_operations() if op.type == "ConcatV2"]
-    assert [len(op.inputs) for op in joins] == [3] * 14  # values and indices of two towers, and the axis, at each hop
-
-
 def test_sparse_on_one_tower_and_dense_on_another(graph):
     table = np.ones([100, 2], "float32")
     rows = [[sparse(0, 4, None)], [held(table)], [sparse(2, 3)]]
@@ -114,23 +104,17 @@ def test_sparse_on_one_tower_and_dense_on_another(graph):
 @pytest.mark.parametrize("is_known", [True, False])
 def test_sparse_gradients_made_dense(graph, is_known):
     def shape():
-        return tf.constant([6, 2], tf.int64) if is_known else tf1.placeholder_with_default(integers([6, 2]), [2])
+        return tf.constant([6, 2], tf.int64) if is_known else tf1.placeholder_with_default(np.int64([6, 2]), [2])
 
-    rows = [[tf.IndexedSlices(held(floats([[1, k]] * 2)), held(integers([4, 4])), shape())] for k in range(3)]
+    rows = [[tf.IndexedSlices(held(np.float32([[1, k]] * 2)), held(np.int64([4, 4])), shape())] for k in range(3)]
     got = evaluate(allreduce_grads(rows, cpus(3), strategy=Strategy(sparse="dense")))
     assert got[2][0].tolist() == [[0, 0]] * 4 + [[6, 6], [0, 0]]
 
 
 @pytest.mark.parametrize("average, total", [(False, 10000), (True, 5000)])
 def test_5000_float16_rows_of_one_index_are_added_in_float32(graph, average, total):
-    rows = [
-        [
-            tf.IndexedSlices(
-                held(np.ones([5000, 1], "float16")), held(np.zeros(5000, "int64")), tf.constant([2, 1], tf.int64)
-            )
-        ]
-        for _ in range(2)
-    ]
+    values, indices = held(np.ones([5000, 1], "float16")), held(np.zeros(5000, "int64"))
+    rows = [[tf.IndexedSlices(values, indices, tf.constant([2, 1], tf.int64))]] * 2
     (first, _) = evaluate(allreduce_grads(rows, cpus(2), average, Strategy(sparse="dense")))
     assert first[0].tolist() == [[total], [0]]
 
@@ -153,7 +137,7 @@ def test_none_on_some_towers_counts_as_zeros(graph, without):
 
 
 def test_zeros_take_their_shape_from_who_has_one(graph):
-    values = tf1.placeholder_with_default(floats([[1, 2]]), [None, None])
+    values = tf1.placeholder_with_default(np.float32([[1, 2]]), [None, None])
     full = tf1.placeholder_with_default(np.ones([5, 2], "float32"), [5, None])
     rows = [[tf.IndexedSlices(values, tf.constant([4]), None)], [full], [None]]
     got = allreduce_grads(rows, cpus(3), strategy=Strategy(missing="zeros"))
@@ -161,7 +145,7 @@ def test_zeros_take_their_shape_from_who_has_one(graph):
 
 
 def test_none_on_every_tower_stays_none(graph):
-    result = allreduce_grads([[None, held(floats([1]))] for _ in range(3)], cpus(3))
+    result = allreduce_grads([[None, held(np.float32([1]))] for _ in range(3)], cpus(3))
     assert [row[0] for row in result] == [None] * 3 and evaluate(result[1][1]).tolist() == [3]
 
 
@@ -188,19 +172,15 @@ def test_means_of_small_gradients_do_not_vanish(algorithm, dtype, wire):
 
 
 def test_one_tower_is_returned_exactly_even_in_half_precision():
-    value = floats([1.0001, 1e-9])
+    value = np.float32([1.0001, 1e-9])
     assert np.array_equal(executed([[value]], cpus(1), strategy=Strategy(wire_dtype="float16"))[0][0], value)
 
 
 def test_the_wire_dtype_is_that_of_every_copy(graph):
     rows = gradients_on(cpus(4), [[np.ones([1000], "float32"), np.ones([3], "float64")]] * 4)
     allreduce_grads(rows, cpus(4), average=True, strategy=Strategy("ring", wire_dtype="bfloat16", chunk_bytes=0))
-    dtypes = [
-        tensor.dtype.base_dtype.name
-        for op in graph.get_operations()
-        for tensor in op.inputs
-        if tensor.device != op.device
-    ]
+    read = [(tensor, op) for op in graph.get_operations() for tensor in op.inputs]
+    dtypes = [tensor.dtype.base_dtype.name for tensor, op in read if tensor.device != op.device]
     assert sorted(set(dtypes)) == ["bfloat16", "float64"]
     assert dtypes.count("bfloat16") == dtypes.count("float64") == 6  # 2(K-1) copies of either gradient
 
@@ -220,21 +200,10 @@ def test_accumulated_references_are_added_in_float32(graph, average):
 # ---- sums on CPU devices -----------------------------------------------------------------------------
 
 
-def columns(graph):
-    return [op for op in graph.get_operations() if op.type == "Reshape" and "/column" in op.name]
-
-
-@pytest.mark.parametrize("size", [3, 100_000])
-def test_sums_of_more_than_two_are_columns_on_cpu_devices_alone(size):
-    for devices, count in (
-        (cpus(3), 3),
-        (["/gpu:0", "/gpu:1", "/gpu:2"], 0),
-        (["/cpu:0", "/cpu:1", "/gpu:0"], 0),
-        (cpus(2), 0),
-    ):
-        with tf.Graph().as_default() as graph:
-            allreduce_grads([[tf1.placeholder("float32", [size])] for _ in devices], devices, strategy="flat")
-            assert len(columns(graph)) == count
+@pytest.mark.parametrize("devices, columns", [(cpus(3), 3), (cpus(2), 0), (["/gpu:0", "/gpu:1", "/cpu:0"], 0)])
+def test_sums_of_more_than_two_are_columns_on_cpu_devices_alone(graph, devices, columns):
+    allreduce_grads([[tf1.placeholder("float32", [3])] for _ in devices], devices, strategy="flat")
+    assert sum(op.type == "Reshape" and "/column" in op.name for op in graph.get_operations()) == columns
 
 
 def adding_ops_where_memory_is_short(reduce):
@@ -243,9 +212,8 @@ def adding_ops_where_memory_is_short(reduce):
     with tf.Graph().as_default():
         for device in devices:
             with tf.device(device):
-                weight = tf1.get_variable(
-                    f"w{device[-1]}", [1 << 19], use_resource=True, initializer=tf1.zeros_initializer()
-                )
+                zeros, name = tf1.zeros_initializer(), f"w{device[-1]}"
+                weight = tf1.get_variable(name, [1 << 19], initializer=zeros, use_resource=True)
                 rows.append((weight, weight + 1.0))
         for device, (weight, _), total in zip(devices, rows, reduce([grad for _, grad in rows], devices)):
             with tf.device(device):  # the update's op tells Grappler the gradient's shape, as optimizers' do
@@ -307,7 +275,7 @@ def test_rows_of_several_hosts_are_made_dense(graph):
 def test_hosts_compare_what_decides_their_collectives(graph):
     hosts = Hosts()
     for strategy in (Strategy("flat"), Strategy("flat", main=1), Strategy("tree"), Strategy("flat")):
-        rows = gradients_on(cpus(2), [[floats([1]), floats([5])], [floats([2]), floats([5])]])
+        rows = gradients_on(cpus(2), [[np.float32([1]), np.float32([5])], [np.float32([2]), np.float32([5])]])
         allreduce_grads(rows, cpus(2), cluster=hosts, strategy=strategy, name="mine")
     layouts = [facts["layout"] for _, facts in hosts.facts]
     assert layouts[0] == layouts[3] and len(set(layouts)) == 3
