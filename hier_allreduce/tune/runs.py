@@ -1,12 +1,13 @@
 """Runs of a user's program: a process group for each, ended once enough steps are measured. No process survives.
 
 A run fails if the program ends before it has made enough steps. It hangs if no step comes for a while.
-Both are results.
+Both are results. GPUs work asynchronously: single steps tell little, and means over windows of 20 steps do.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,24 +21,17 @@ from ..errors import HierAllreduceError
 from ..formatting import count, duration
 from ..tuned import VARIABLE, Tuned, read_facts
 from .candidates import NOW, Candidate, candidates
-from .clock import LEAST, MOST, read_times, windows
 
+LEFT_OUT = 10  # steps: compilation, caches, the first batches
+WINDOW = 20  # steps
+LEAST, MOST = LEFT_OUT + WINDOW + 1, LEFT_OUT + 5 * WINDOW + 1  # steps of a run
 START = 600.0  # seconds until the first step
 MERCY = 5.0  # seconds between SIGTERM and SIGKILL, and for the end after it
 FIRST_SHARE = 1 / 20  # of all seconds, for the first run; only its facts tell how many there are
-_OUT_OF_MEMORY = ("OOM when allocating", "ResourceExhausted", "out of memory", "CUDA_ERROR_OUT_OF_MEMORY")
 
 
 class Run(NamedTuple):
-    """One run of the program with one candidate.
-
-    Attributes:
-        candidate: the all-reduce.
-        seconds: of a step, for every window of 20 steps.
-        output: the file with the program's output.
-        fault: the reason that nothing was measured.
-        facts: that the program has written.
-    """
+    """One run of the program: the seconds of a step in every window, or a fault; its output; its facts."""
 
     candidate: Candidate
     seconds: List[float]
@@ -61,8 +55,8 @@ def measure_all(
     Yields: each run. A generator that is closed or interrupted ends the program.
 
     Raises:
-        HierAllreduceError: the program cannot be started, or builds no all-reduce of this package; or as
-            :func:`.candidates`.
+        HierAllreduceError: the program builds no all-reduce of this package; or as :func:`.candidates`.
+        OSError: the program cannot be started.
     """
     with tqdm(unit="run", disable=None, file=sys.stderr) as bar:
         begun = time.monotonic()
@@ -91,60 +85,50 @@ def _run(command: Sequence[str], candidate: Candidate, share: float, patience: f
     clock, output = name.with_suffix(".clock"), name.with_suffix(".log")
     environment = {**os.environ, VARIABLE: Tuned(str(clock), candidate.peer, candidate.changes).as_text()}
     with output.open("wb") as log:
-        try:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise HierAllreduceError(f"{command[0]} cannot be started: {error}") from None
+        pipes: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
     try:
-        fault = _wait(process, clock, output, share, patience, lambda n: bar.set_description(f"{name.name}, step {n}"))
+        fault = _wait(process, clock, share, patience, lambda n: bar.set_description(f"{name.name}, step {n}"))
     finally:
         _end_group(process)
         bar.update(1)
-    times = read_times(clock)
-    return Run(candidate, [] if fault else windows(times), output, fault, read_facts(str(clock)))
+    times, facts = _times(clock), read_facts(str(clock))
+    if fault:
+        text = output.read_text(encoding="utf-8", errors="replace").strip()
+        memory = ", out of memory" if re.search("OOM when|ResourceExhausted|out.of.memory", text, re.IGNORECASE) else ""
+        last = text.rpartition("\n")[2].strip()[:100]
+        return Run(candidate, [], output, f"{fault}{memory}; last line: {last or 'none'}", facts)
+    starts = range(LEFT_OUT, len(times) - WINDOW, WINDOW)
+    return Run(candidate, [(times[start + WINDOW] - times[start]) / WINDOW for start in starts], output, "", facts)
 
 
-def _wait(process: Any, clock: Path, output: Path, share: float, patience: float, tell: Callable[[int], Any]) -> str:
+def _times(clock: Path) -> List[float]:
+    """Return the times in a clock file, in seconds; a line that is still being written is left out."""
+    lines = clock.read_text(encoding="ascii").split("\n")[:-1] if clock.exists() else []
+    return [float(line) for line in lines if line]
+
+
+def _wait(process: Any, clock: Path, share: float, patience: float, tell: Callable[[int], Any]) -> str:
     """Wait until a program has made enough steps, and return its fault, or an empty text."""
     begun = last = time.monotonic()
     seen = 0
     while True:
         status = process.poll()  # before the file is read: a program that has ended writes no more
-        steps, now = len(read_times(clock)), time.monotonic()
+        steps, now = len(_times(clock)), time.monotonic()
         if steps > seen:
             seen, last = steps, now
             tell(steps)
         if steps >= MOST or (steps >= LEAST and (status is not None or now - begun > share)):
             return ""
+        if status == 0:
+            return f"ended after {count(steps, 'step')}, {LEAST} are needed"
         if status is not None:
-            return _end(status, steps, output)
+            by = f"status {status}" if status > 0 else signal.Signals(-status).name
+            return f"failed: {by} after {count(steps, 'step')}"
         allowed = patience if steps else START
         if now - last > allowed:
-            where = f"after step {steps}" if steps else "at all"
-            return f"hung: no step {where} for {duration(allowed)}, killed; last line: {_last_line(output)}"
+            return f"hung: no step {f'after step {steps}' if steps else 'at all'} for {duration(allowed)}, killed"
         time.sleep(0.1)
-
-
-def _end(status: int, steps: int, output: Path) -> str:
-    """Return the fault of a program that has ended too early."""
-    if status == 0:
-        return f"ended after {count(steps, 'step')}, {LEAST} are needed"
-    text = output.read_text(encoding="utf-8", errors="replace")
-    memory = "out of memory, " if any(word in text for word in _OUT_OF_MEMORY) else ""
-    by = f"status {status}" if status > 0 else signal.Signals(-status).name
-    return f"failed: {memory}{by} after {count(steps, 'step')}; last line: {_last_line(output)}"
-
-
-def _last_line(output: Path) -> str:
-    text = output.read_text(encoding="utf-8", errors="replace").strip()
-    return text.rpartition("\n")[2].strip()[:100] or "none"
 
 
 def _end_group(process: Any) -> None:

@@ -86,7 +86,7 @@ def test_a_program_that_stops_making_steps_hangs_with_its_last_line(program):
     [
         ("", "ended after 5 steps, 31 are needed"),
         ("raise KeyError('weights')", "failed: status 1 after 5 steps; last line: KeyError: 'weights'"),
-        ("sys.exit('OOM when allocating x')", "failed: out of memory, status 1 after 5 steps; last line: OOM when all"),
+        ("sys.exit('OOM when allocating x')", "failed: status 1 after 5 steps, out of memory; last line: OOM when all"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "failed: SIGKILL after 5 steps; last line: none"),
     ],
 )
