@@ -23,6 +23,7 @@ from ..cluster import Cluster
 from ..errors import ClusterError
 from ..graph.tf import tf1
 from .tensorpack import HierarchicalTrainer
+from .tensorpack.devices import creator_for_towers
 
 __all__ = ["HierarchicalClusterTrainer"]
 
@@ -80,7 +81,7 @@ class HierarchicalClusterTrainer(HierarchicalTrainer):
                     f"{type(session_creator).__name__} makes a session that does not know the other hosts; omit"
                     " session_creator, or use NewSessionCreator(config=…)"
                 )
-            config = self._session_config(session_creator.config)
+            config = creator_for_towers(session_creator, self.devices).config
             session_creator = _ClusterSessionCreator(self.cluster, config)
         super().initialize(session_creator, session_init)
 

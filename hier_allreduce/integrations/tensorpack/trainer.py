@@ -9,13 +9,15 @@ import tensorflow as tf
 from tensorpack.callbacks import Callback, PeriodicTrigger, RunOp
 from tensorpack.graph_builder.training import DataParallelBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
-from tensorpack.input_source import FeedfreeInput, FeedInput, QueueInput, StagingInput
+from tensorpack.input_source import FeedfreeInput
+from tensorpack.tfutils.optimizer import ProxyOptimizer
+from tensorpack.tfutils.sesscreate import NewSessionCreator
 from tensorpack.train import SingleCostTrainer
 from tensorpack.utils import logger
 
 from ... import presets
 from ...errors import HierAllreduceError
-from ...graph import HostGroup, allreduce_grads, allreduce_grads_and_vars, check_pairs
+from ...graph import HostGroup, allreduce_grads_and_vars, check_pairs
 from ...graph.tf import tf1
 from ...planning import Strategy, strategy_from
 from ...training import (
@@ -33,14 +35,11 @@ from ...training import (
 )
 from ...tuned import tuned
 from .accumulation import with_ordered_accumulation
-from .devices import checked_creator, config_for_towers, tower_devices
-from .names import check_names, inside_wrappers, under_tower_0s_names, with_missing_pairs
+from .devices import creator_for_towers, tower_devices
+from .names import under_tower_0s_names
 from .peers import reduced_by_peer
 
-_READERS = dict.fromkeys(
-    ["devices", "average", "strategy", "update", "broadcast", "check_replicas_every"], presets.anything
-)
-_THEIRS = {"mode": "strategy='hierarchical'", "gpus": "devices"}  # options of tensorpack's trainer, and ours
+_OPTIONS = ("devices", "average", "strategy", "update", "broadcast", "check_replicas_every")
 
 
 class HierarchicalTrainer(SingleCostTrainer):
@@ -67,8 +66,6 @@ class HierarchicalTrainer(SingleCostTrainer):
 
     Attributes:
         devices: K devices, one for each tower.
-        grads: K×N (gradient, variable) pairs once the graph is set up. They are the reduced gradients; with
-            ``update="main"``, where only the main has a reduced gradient, those before the all-reduce.
         BROADCAST_EVERY_EPOCH: copy tower 0's variables (optimizer slots too) to the other towers also at the end of
             every epoch. Needed if towers have variables that are not trained, such as batch normalization's moving
             averages.
@@ -85,7 +82,6 @@ class HierarchicalTrainer(SingleCostTrainer):
         update: str = "replicated",
         broadcast: Union[str, int] = "start",
         check_replicas_every: int = 0,
-        **unknown: Any,
     ):
         """Check the options. This adds no ops to the current graph.
 
@@ -93,28 +89,20 @@ class HierarchicalTrainer(SingleCostTrainer):
             devices: the number of GPUs, or a list of GPU ids or TensorFlow device strings, one for each tower.
                 CPU devices are created as needed, so ``["/cpu:0", …, "/cpu:7"]`` works on any machine.
             average, strategy, update, broadcast, check_replicas_every: as in :class:`hier_allreduce.TowerOptimizer`;
-                Checkpoints are the same with either ``update``.
+                checkpoints are the same with either ``update``.
                 Comparisons report ``replica_drift`` to the monitors and the variable to the log. They exclude moving
                 averages, which tensorpack updates on tower 0 only.
-            unknown: there are no others; the error names the nearest one.
 
         Raises:
-            HierAllreduceError: an invalid or unknown option, or groups that miss or repeat a tower. A device that does
-                not exist is an error when training starts, before its session does.
+            HierAllreduceError: an invalid option. A device that does not exist is an error when training starts, before
+                its session does.
         """
-        for name in _THEIRS.keys() & unknown.keys():
-            raise HierAllreduceError(
-                f"{name}={unknown[name]!r} is tensorpack's; HierarchicalTrainer has {_THEIRS[name]}"
-            )
-        presets.check(unknown, _READERS, "HierarchicalTrainer")
         check_options(average, update, broadcast, check_replicas_every)
         self.devices = tower_devices(devices)
         self._strategy = strategy_from(strategy)
         self._average, self._at_mains = average, update == "main"
         self._broadcast_every = 0 if isinstance(broadcast, str) else broadcast
         self._check_every = check_replicas_every
-        with tf.Graph().as_default():  # to raise errors here and not when training starts
-            allreduce_grads([[tf.constant(0.0)]] * len(self.devices), self.devices, average, self._strategy)
         super().__init__()
 
     @classmethod
@@ -129,8 +117,8 @@ class HierarchicalTrainer(SingleCostTrainer):
                 value, or no ``devices``.
         """
         path = presets.find("trainers", name_or_path)
-        values = presets.check(presets.read_yaml(path), _READERS, str(path))
-        values.update(presets.check(changes, _READERS, "from_config"))
+        readers = dict.fromkeys(_OPTIONS, presets.anything)
+        values = {**presets.check(presets.read_yaml(path), readers, str(path)), **changes}
         if "devices" not in values:
             raise HierAllreduceError(f"{path}: 'devices' is missing: how many GPUs, or a list of devices")
         if isinstance(values.get("strategy"), dict):
@@ -140,19 +128,10 @@ class HierarchicalTrainer(SingleCostTrainer):
     def setup_graph(self, input_signature: Any, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> None:
         """Build everything, as tensorpack's method does.
 
-        With several towers, a ``FeedInput`` becomes a ``QueueInput``, from which each tower takes other batches.
-
         Raises:
-            HierAllreduceError: an input that would give every tower the same batch, or wait forever; or an optimizer
-                or a gradient processor that cannot update towers; or tensorpack's layers meet Keras 3.
+            HierAllreduceError: an input that would give every tower the same batch; or an optimizer or a gradient
+                processor that cannot update towers.
         """
-        if isinstance(input, StagingInput) and input._nr_stage > 1:
-            raise HierAllreduceError(
-                f"StagingInput({type(input._input).__name__}, nr_stage={input._nr_stage}): tensorpack's holds one"
-                " element for each tower, and would wait forever for room for the second; nr_stage=1 works"
-            )
-        if len(self.devices) > 1 and isinstance(input, FeedInput):
-            input = QueueInput(input.ds)
         if len(self.devices) > 1 and not isinstance(input, FeedfreeInput):
             raise HierAllreduceError(
                 f"{type(input).__name__} would give every tower the same batch; use QueueInput, TensorInput, or another"
@@ -162,7 +141,11 @@ class HierarchicalTrainer(SingleCostTrainer):
 
     def _setup_graph(self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> List[Callback]:
         """Build the towers, the all-reduce and the updates, and return the callbacks: tensorpack's hook."""
-        rows = self._tower_rows(self._make_get_grad_fn(input, get_cost_fn, get_opt_fn))
+        towers = list(range(len(self.devices)))
+        get_grads = self._make_get_grad_fn(input, get_cost_fn, get_opt_fn)
+        rows = DataParallelBuilder.call_for_each_tower(
+            towers, get_grads, devices=self.devices, use_vs=[tower > 0 for tower in towers]
+        )
         optimizer = with_ordered_accumulation(get_opt_fn())
         check_optimizer(optimizer)
         summed = len(self.devices) * (self.cluster.size if self.cluster else 1)
@@ -171,43 +154,27 @@ class HierarchicalTrainer(SingleCostTrainer):
         updated = self._updated(optimizer, rows)
         return self._syncing(updated) if len(self.devices) > 1 else []
 
-    def _tower_rows(self, get_grads: Callable[[], Any]) -> List[Pairs]:
-        """Build the towers, and return their K×N (gradient, variable) pairs before the all-reduce."""
-        towers = list(range(len(self.devices)))
-        try:
-            rows = DataParallelBuilder.call_for_each_tower(
-                towers, get_grads, devices=self.devices, use_vs=[tower > 0 for tower in towers]
-            )
-        except AttributeError as error:
-            if "Keras 3" not in str(error):
-                raise
-            raise HierAllreduceError(
-                f"tensorpack's layers need Keras 2 ({error}): pip install tf_keras, and set TF_USE_LEGACY_KERAS=1 in"
-                " the environment before TensorFlow is imported"
-            ) from error
-        if len(rows) > 1:
-            check_names([var for _, var in rows[0]])
-        return with_missing_pairs(rows)
-
     def _updated(self, optimizer: Any, rows: Sequence[Pairs]) -> Updated:
         average, strategy, candidate = self._average, self._strategy, tuned()
         if candidate:
             candidate.note(front_end="tensorpack", update="main" if self._at_mains else "replicated")
         if self._at_mains:
-            self.grads: List[Pairs] = list(check_pairs(rows, tuple(self.devices)))
+            pairs = list(check_pairs(rows, tuple(self.devices)))
         elif candidate and candidate.peer:
-            self.grads = reduced_by_peer(candidate.peer, rows, self.devices, average)
+            pairs = reduced_by_peer(candidate.peer, rows, self.devices, average)
         else:
-            self.grads = list(allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=self.cluster))
+            pairs = list(allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=self.cluster))
         # both names are tensorpack's; the scope is in the names of saved variables
-        with tf1.name_scope("apply_gradients"), under_tower_0s_names(optimizer, self.grads, self.devices):
+        with tf1.name_scope("apply_gradients"), under_tower_0s_names(optimizer, pairs):
             if self._at_mains:
-                base = inside_wrappers(optimizer)  # the wrappers pass all gradients on to it
-                updated = update_at_mains(optimizer, self.grads, self.devices, average, strategy, self.cluster, base)
+                base = optimizer
+                while isinstance(base, ProxyOptimizer):  # these wrappers pass all gradients on to it
+                    base = base._opt
+                updated = update_at_mains(optimizer, pairs, self.devices, average, strategy, self.cluster, base)
             else:
                 # slots belong to their tower: those of all towers but the first are local, and so not saved
                 updated = update_towers(
-                    optimizer, self.grads, self.devices, lambda tower: override_to_local_variable(enable=tower > 0)
+                    optimizer, pairs, self.devices, lambda tower: override_to_local_variable(enable=tower > 0)
                 )
             self.train_op = tf.group(updated.op, name="train_op")
         return updated
@@ -230,17 +197,15 @@ class HierarchicalTrainer(SingleCostTrainer):
     def initialize(self, session_creator: Any, session_init: Any) -> None:
         """Create the session, and check that it has the devices: tensorpack's hook.
 
-        A ``NewSessionCreator``, also in a ``SessionCreatorAdapter``, gets CPU devices and threads as needed. Sessions
-        of other creators must already have more than K threads for K towers, and ``use_per_session_threads``.
+        A ``NewSessionCreator`` gets CPU devices and threads as needed. Sessions of other creators must already have the
+        devices, more than K threads for K towers, and ``use_per_session_threads``.
 
         Raises:
             HierAllreduceError: the device of a tower does not exist; the message names those that do.
         """
-        super().initialize(checked_creator(session_creator, self.devices, self._session_config), session_init)
-
-    def _session_config(self, config: Any) -> Any:
-        """Return a copy of a session's configuration with the devices and threads that towers need."""
-        return config_for_towers(config, self.devices)
+        if isinstance(session_creator, NewSessionCreator):
+            session_creator = creator_for_towers(session_creator, self.devices)
+        super().initialize(session_creator, session_init)
 
 
 class _CheckReplicas(Callback):
