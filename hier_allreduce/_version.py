@@ -1,3 +1,3 @@
-"""The version of the package, at its only place."""
+"""The version of the package, written down here only."""
 
 __version__ = "0.1.0"

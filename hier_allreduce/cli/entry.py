@@ -20,7 +20,7 @@ from .options import Parser
 COMMANDS = {
     "plan": (plan, "show a machine's links, the plan for them, and predicted steps beside those of others"),
     "doctor": (doctor, "report versions, GPUs and known problems, to paste into an issue; measure copies"),
-    "tune": (tune, "measure all-reduces in your own program, and write the fastest"),
+    "tune": (tune, "measure all-reduces in your program, and write the fastest"),
 }
 RUNS_PROGRAMS = ("tune",)
 _EXAMPLES = """\

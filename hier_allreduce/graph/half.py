@@ -24,7 +24,7 @@ class Half(Sum):
     """The sum of one chunk whose tensors travel in 16 bits: it is formed in float32, and rounded for each copy.
 
     A mean travels as the running mean of the contributions so far. So it overflows nowhere if the gradients do not,
-    and small gradients do not vanish. docs/cost-model.md has the error bound.
+    and small gradients do not vanish. docs/how-it-works.md has the error bound.
 
     Args:
         inside: the sum in float32.

@@ -31,7 +31,7 @@ class Column(NamedTuple):
         grads: K tensors, ``tf.IndexedSlices`` or None, ``grads[tower]``.
         dtype: of the gradients; empty if all are None.
         shape: as far as it is known; of sparse gradients, their variable's.
-        is_sparse: whether all gradients, at least one, are ``tf.IndexedSlices`` that stay sparse.
+        is_sparse: whether all gradients, at least one, are ``tf.IndexedSlices`` that remain sparse.
     """
 
     name: str

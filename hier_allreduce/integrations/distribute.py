@@ -32,7 +32,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     one destination (the host, say), variables as values, the mean of integers (float64 in TensorFlow), and
     ``strategy.gather``. With one replica the result is the value itself: a script may use whatever GPUs there are.
 
-    ``tf.IndexedSlices`` stay sparse unless the strategy has ``sparse="dense"``: optimizers with momentum update other
+    ``tf.IndexedSlices`` remain sparse unless the strategy has ``sparse="dense"``: optimizers with momentum update other
     rows for a dense gradient than for a sparse one.
     """
 

@@ -6,7 +6,7 @@
                                                  │ chunk c takes schedule c mod S        (simulator, cases)
     Gradient × N ──chunks_of──► Chunk × C ───────┴──► run(schedule, values, ops)         chunks, plan
 
-``Strategy`` holds a user's choices; ``check`` counts what a schedule adds up.
+``Strategy`` holds a user's choices; ``check`` counts the towers in each sum.
 """
 
 from __future__ import annotations
