@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Generator, List, NamedTuple, Sequence
+from typing import Any, Dict, Generator, List, NamedTuple, Sequence
 
 from tqdm import tqdm
 
@@ -85,10 +85,10 @@ def _run(command: Sequence[str], candidate: Candidate, share: float, patience: f
     clock, output = name.with_suffix(".clock"), name.with_suffix(".log")
     environment = {**os.environ, VARIABLE: Tuned(str(clock), candidate.peer, candidate.changes).as_text()}
     with output.open("wb") as log:
-        pipes: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
+        pipes: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
     try:
-        fault = _wait(process, clock, share, patience, lambda n: bar.set_description(f"{name.name}, step {n}"))
+        fault = _wait(process, clock, share, patience, bar)
     finally:
         _end_group(process)
         bar.update(1)
@@ -108,7 +108,7 @@ def _times(clock: Path) -> List[float]:
     return [float(line) for line in lines if line]
 
 
-def _wait(process: Any, clock: Path, share: float, patience: float, tell: Callable[[int], Any]) -> str:
+def _wait(process: Any, clock: Path, share: float, patience: float, bar: Any) -> str:
     """Wait until a program has made enough steps, and return its fault, or an empty text."""
     begun = last = time.monotonic()
     seen = 0
@@ -117,7 +117,7 @@ def _wait(process: Any, clock: Path, share: float, patience: float, tell: Callab
         steps, now = len(_times(clock)), time.monotonic()
         if steps > seen:
             seen, last = steps, now
-            tell(steps)
+            bar.set_description(f"{clock.stem}, step {steps}")
         if steps >= MOST or (steps >= LEAST and (status is not None or now - begun > share)):
             return ""
         if status == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from statistics import median
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
@@ -16,36 +17,35 @@ MOST_NOISE = 0.10  # of a step; with more, nothing is decided
 
 
 class Row(NamedTuple):
-    """All runs of one candidate: the seconds of a step in every run's windows; none, but a fault, if a run failed."""
+    """One candidate: the seconds of a step in the windows of every run; none, but a fault, if a run failed.
+
+    The step is the median of all windows. The noise is the difference between two runs' medians, as a share of a step.
+    """
 
     candidate: Candidate
     runs: List[List[float]]
     fault: str
-
-    @property
-    def windows(self) -> List[float]:
-        """The seconds of a step in all windows of all runs."""
-        return [seconds for run in self.runs for seconds in run]
-
-    @property
-    def step(self) -> float:
-        """The median seconds of a step; infinite if none was measured."""
-        return median(self.windows) if self.runs else float("inf")
-
-    @property
-    def noise(self) -> Optional[float]:
-        """The difference between the medians of its runs, as a share of a step; None if it did not run twice."""
-        medians = [median(run) for run in self.runs]
-        return max(medians) / min(medians) - 1 if len(medians) > 1 else None
+    step: float
+    noise: Optional[float]
 
 
 class Verdict(NamedTuple):
-    """The rows of all candidates, the largest noise of them, the best candidate if it is worth a change, and advice."""
+    """The rows of all candidates, the best one of ours if it is worth a change, and advice."""
 
     rows: List[Row]
-    noise: Optional[float]
     best: Optional[Row]
     advice: str
+
+
+def _row(same: Sequence[Run]) -> Row:
+    """Return the row of all runs of one candidate."""
+    fault = next((run.fault for run in same if run.fault), "")
+    if fault:
+        return Row(same[0].candidate, [], fault, inf, None)
+    medians = [median(run.seconds) for run in same]
+    noise = max(medians) / min(medians) - 1 if len(same) > 1 else None
+    step = median(seconds for run in same for seconds in run.seconds)
+    return Row(same[0].candidate, [run.seconds for run in same], "", step, noise)
 
 
 def verdict(runs: Sequence[Run]) -> Verdict:
@@ -58,28 +58,23 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     grouped: Dict[str, List[Run]] = {}
     for run in runs:
         grouped.setdefault(run.candidate.name, []).append(run)
-    rows = []
-    for same in grouped.values():
-        fault = next((run.fault for run in same if run.fault), "")
-        rows.append(Row(same[0].candidate, [] if fault else [run.seconds for run in same], fault))
+    rows = [_row(same) for same in grouped.values()]
     done = sorted((row for row in rows if row.runs), key=lambda row: row.step)
     if not done:
-        return Verdict(rows, None, None, "no candidate was measured")
+        return Verdict(rows, None, "no candidate was measured")
     noises = {row.candidate.name: row.noise for row in done if row.noise is not None}
     if not noises:
-        return Verdict(rows, None, None, "nothing is decided: no candidate has run twice")
+        return Verdict(rows, None, "nothing is decided: no candidate has run twice")
     noise, noisiest = max((share, name) for name, share in noises.items())
     if noise > MOST_NOISE:
         advice = f"nothing is decided: two runs of {noisiest} differ by {noise:.0%}"
-        return Verdict(rows, noise, None, f"{advice}; end other programs on this machine, and give more --minutes")
+        return Verdict(rows, None, f"{advice}; end other programs on this machine, and give more --minutes")
     as_fast = [row for row in done if row.step * (1 - max(noise, LEAST_GAIN)) <= done[0].step]
-    peer = next((row.candidate.name for row in as_fast if row.candidate.peer), None)
-    if peer is not None:
-        return Verdict(rows, noise, None, f"keep {peer}: no other candidate is faster by more than the noise and 2 %")
-    if any(row.candidate.name == NOW for row in as_fast):
-        advice = "keep the program as it is: no candidate is faster by more than the noise and 2 %"
-        return Verdict(rows, noise, None, advice)
-    return Verdict(rows, noise, done[0], f"use {done[0].candidate.name}")
+    peers = [row.candidate.name for row in as_fast if row.candidate.peer]
+    if peers or any(row.candidate.name == NOW for row in as_fast):
+        kept = peers[0] if peers else "the program as it is"
+        return Verdict(rows, None, f"keep {kept}: no candidate is faster by more than the noise and 2 %")
+    return Verdict(rows, done[0], f"use {done[0].candidate.name}")
 
 
 def report(found: Verdict) -> str:
@@ -88,10 +83,11 @@ def report(found: Verdict) -> str:
     lines: List[Sequence[str]] = [("", "step, ms", f"of {base.candidate.name}" if base else "", "noise")]
     for row in found.rows:
         if base is None or not row.runs:
-            lines.append((row.candidate.name, row.fault.split(":")[0].split(" after")[0]))
+            lines.append((row.candidate.name, row.fault.split()[0].rstrip(":")))
             continue
-        low, high = (f"{1e3 * limit:.4g}" for limit in (min(row.windows), max(row.windows)))
-        step, noise = f"{1e3 * row.step:.4g} ({low}–{high})", "" if row.noise is None else f"{row.noise:.1%}"
+        windows = sorted(1e3 * seconds for run in row.runs for seconds in run)
+        step = f"{1e3 * row.step:.4g} ({windows[0]:.4g}–{windows[-1]:.4g})"
+        noise = "?" if row.noise is None else f"{row.noise:.1%}"
         lines.append((row.candidate.name, step, f"{row.step / base.step:.2f}", noise, "← best" * (row is found.best)))
     faults = "".join(f"{row.candidate.name}: {row.fault}\n" for row in found.rows if row.fault)
     return f"{table(lines)}\n\n{faults}step: median (shortest–longest window); noise: between runs\n{found.advice}"
@@ -100,11 +96,10 @@ def report(found: Verdict) -> str:
 def as_json(found: Verdict) -> Dict[str, Any]:
     """Return the verdict as a JSON object: seconds, shares, names."""
     rows = []
-    for row in found.rows:
-        measured = {"step": row.step if row.runs else None, "noise": row.noise, "runs": row.runs, "fault": row.fault}
-        rows.append({"candidate": row.candidate.name, "changes": row.candidate.changes, **measured})
-    best = found.best.candidate.name if found.best else None
-    return {"candidates": rows, "noise": found.noise, "best": best, "advice": found.advice}
+    for candidate, runs, fault, step, noise in found.rows:
+        measured = {"step": step if runs else None, "noise": noise, "runs": runs, "fault": fault}
+        rows.append({"candidate": candidate.name, "changes": candidate.changes, **measured})
+    return {"candidates": rows, "best": found.best and found.best.candidate.name, "advice": found.advice}
 
 
 def as_yaml(found: Verdict, kept: Dict[str, Any]) -> str:
