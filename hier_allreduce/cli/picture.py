@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
@@ -28,25 +27,16 @@ BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
 INK, PALE = "#22262b", "#d9dde2"  # text and outlines; the background
 
 
-def check_picture(path: Path) -> None:
-    """Check before the work that its picture can be drawn.
-
-    Raises:
-        HierAllreduceError: matplotlib is missing, or the name has another ending than .png, .pdf, .svg.
-    """
-    if path.suffix not in (".png", ".pdf", ".svg"):
-        raise HierAllreduceError(f"{str(path)!r}: expected a name that ends in .png, .pdf or .svg")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise HierAllreduceError(advice("a picture", "matplotlib", "picture"))
-
-
 def draw(prediction: Prediction, path: Path) -> None:
     """Draw a prediction into a file: PNG, PDF or SVG by its ending.
 
     Raises:
-        HierAllreduceError: the file cannot be written.
+        HierAllreduceError: matplotlib is missing, or the file cannot be written, as one with another ending.
     """
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise HierAllreduceError(advice("a picture", "matplotlib", "picture")) from None
 
     machine = prediction.machine
     has_both = len({bool(nvlinks(kind)) for row in machine.kinds for kind in row if kind != "X"}) > 1
@@ -57,9 +47,9 @@ def draw(prediction: Prediction, path: Path) -> None:
     draw_schedule(figure.add_subplot(grid[1, 0]), prediction)
     draw_steps(figure.add_subplot(grid[1, 1]), prediction)
     try:
-        figure.savefig(path, dpi=110, bbox_inches="tight", pad_inches=0.12)
+        figure.savefig(path, format=path.suffix[1:], dpi=110, bbox_inches="tight", pad_inches=0.12)
     except (OSError, ValueError) as cause:
-        raise HierAllreduceError(f"--picture: {str(path)!r} cannot be written: {cause}") from None
+        raise HierAllreduceError(f"{str(path)!r} cannot be written: {cause}") from None
 
 
 # ---- the machine -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from ..errors import HierAllreduceError
 from ..planning.algorithms import Algorithm
 from ..planning.strategy import AUTO, NAMES, Strategy
 from .options import add_machine, naming, output, read_machine, size, time_up_to, working
-from .picture import check_picture, draw
+from .picture import draw
 from .prediction import EQUAL, MODEL, predict, training_of
 from .report import as_json, report
 
@@ -35,9 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    if args.picture:
-        with naming("--picture"):
-            check_picture(args.picture)
     training = training_of(args.model, args.bytes, args.step, args.backward)
     with naming("--algorithm"):
         algorithm = AUTO if args.algorithm is None else read_algorithm(args.algorithm)
@@ -48,7 +45,8 @@ def main(args: argparse.Namespace) -> int:
     with working(f"predicting {len(machine)} GPUs"), naming("--algorithm"):  # nothing else can fail here
         prediction = predict(machine, training, strategy, args.list)
     if args.picture:  # before the text: its reader may close the pipe early
-        draw(prediction, args.picture)
+        with naming("--picture"):
+            draw(prediction, args.picture)
     if not args.json:
         print(report(prediction))
         return 0

@@ -97,11 +97,7 @@ BY_NAME: Dict[str, Algorithm] = {"flat": flat, "tree": tree, "hierarchical": hie
 
 
 def check_groups(groups: Groups, devices: int) -> Groups:
-    """Return groups that hold each of K towers once.
-
-    Raises:
-        HierAllreduceError: a group is empty, or they miss or repeat a tower, or name an unknown one.
-    """
+    """Return groups that hold each of K towers once; an error says so of others, or of an empty group."""
     towers = [tower for group in groups for tower in group]
     if sorted(map(repr, towers)) != sorted(map(repr, range(devices))) or () in groups:
         raise HierAllreduceError(

@@ -183,11 +183,7 @@ def plan_for(
 
 @lru_cache(maxsize=64)  # an eager program asks at every step
 def choices_for(strategy: Strategy, gradients: Tuple[Gradient, ...], machine: Topology) -> Tuple[Choice, ...]:
-    """Return the plan that a strategy selects for the K ≥ 2 devices of a machine, then the best plans of others.
-
-    Raises:
-        HierAllreduceError: as :func:`plan_for`.
-    """
+    """Return the plan that a strategy selects for the K ≥ 2 devices of a machine, then the best plans of others."""
     towers, links = len(machine), links_of(machine)
     algorithms, sizes = candidates(links, towers), SIZES
     if strategy.algorithm == "hierarchical" and strategy.groups is None:

@@ -207,13 +207,9 @@ def from_yaml(text: str, name: str = "") -> Topology:
 
 
 def from_matrix(matrix: LinkMatrix, name: str, content: Optional[Mapping[str, Any]] = None) -> Topology:
-    """Return the machine of a matrix of link kinds.
+    """Return the machine of a matrix of link kinds, and of the checked values of a file.
 
-    Args:
-        matrix: from :func:`.matrix.read_matrix`.
-        name: for reports.
-        content: checked values of a machine's file. Without ``gpu`` the matrix's model counts; without either, speeds
-            are guessed from the links.
+    Without ``gpu`` in the file the matrix's model counts; without either, speeds are guessed from the links.
 
     Raises:
         HierAllreduceError: ``content`` names a link that the machine cannot have.

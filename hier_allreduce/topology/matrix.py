@@ -138,11 +138,7 @@ def _find_header(lines: Sequence[str]) -> Tuple[int, Tuple[str, ...], Tuple[str,
 
 
 def _read_rows(lines: Sequence[str], labels: Sequence[str]) -> Dict[str, List[str]]:
-    """Return the words after the label of each GPU's row.
-
-    Raises:
-        HierAllreduceError: a row is missing, appears twice, or has no column.
-    """
+    """Return the words after the label of each GPU's row."""
     rows: Dict[str, List[str]] = {}
     for label, *words in takewhile(lambda words: _LABEL.fullmatch(words[0]), map(str.split, lines)):
         if label in rows or labels.count(label) > 1:
@@ -162,11 +158,7 @@ def _read_rows(lines: Sequence[str], labels: Sequence[str]) -> Dict[str, List[st
 
 
 def _row_kinds(label: str, words: Sequence[str], labels: Sequence[str], cards: Sequence[str]) -> Tuple[str, ...]:
-    """Return the link kinds of one GPU's row, in the order of the columns.
-
-    Raises:
-        HierAllreduceError: a cell is missing, unknown, or contradicts the diagonal.
-    """
+    """Return the link kinds of one GPU's row, in the order of the columns."""
     columns = [*labels, *cards]  # without the cards, a cell that was lost before them would go unnoticed
     cells = [*words, *[""] * len(columns)][: len(columns)]
     for column, cell in zip(columns, cells):
