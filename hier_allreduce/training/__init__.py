@@ -15,7 +15,7 @@ from .main_update import update_at_mains
 from .optimizer import TowerOptimizer
 from .replicas import broadcast, differences, drift_of, find_copies
 from .update import Pairs, Updated, check_options, update_towers
-from .wrapped import check_optimizer, held_by, patched, sum_advice
+from .wrapped import check_optimizer, held_by, patched
 
 __all__ = [
     "Pairs",
@@ -29,7 +29,6 @@ __all__ = [
     "find_copies",
     "held_by",
     "patched",
-    "sum_advice",
     "update_at_mains",
     "update_towers",
 ]

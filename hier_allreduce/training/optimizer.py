@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from typing import Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
@@ -15,7 +14,7 @@ from ..planning import Strategy, strategy_from
 from .main_update import update_at_mains
 from .replicas import Copies, Drift, broadcast, differences, drift_of, find_copies
 from .update import Pairs, Updated, check_options, check_variables, update_towers
-from .wrapped import check_optimizer, sum_advice
+from .wrapped import check_optimizer
 
 _log = logging.getLogger("hier_allreduce")
 
@@ -53,7 +52,7 @@ class TowerOptimizer:
         average: bool = True,
         strategy: Union[str, Strategy, None] = None,
         update: str = "replicated",
-        broadcast: Union[str, int] = "start",
+        broadcast_every: int = 0,
         check_replicas_every: int = 0,
         cluster: Optional[HostGroup] = None,
     ):
@@ -63,14 +62,14 @@ class TowerOptimizer:
             optimizer: a ``tf.compat.v1.train.Optimizer``. It is called once for each tower, with ``update="main"`` only
                 once, and does not get the global step.
             devices: K devices, as in :func:`hier_allreduce.allreduce_grads`.
-            average: True for the mean of the gradients over all towers, False for their sum. The sum comes with a
-                warning that says how to change the optimizer.
+            average: True for the mean of the gradients over all towers, False for their sum. If the optimizer was tuned
+                for the mean, divide its learning rate by K, or multiply the epsilon of Adam, Adagrad or RMSProp by K.
             strategy: how to reduce, as in :func:`hier_allreduce.allreduce_grads`.
             update: ``"replicated"``: every tower updates its variables. ``"main"``: each variable's main updates it
                 once and copies the new value to the other towers, so that slots exist once, spread over the devices.
                 They have the names of tower 0's slots: a ``Saver`` restores them on any number of towers. They are not
                 the optimizer's slots of tower 0's variables, for which ``tf.train.Checkpoint`` would look.
-            broadcast: ``"start"``, or a number of steps after which the hook runs ``init_op`` again and again.
+            broadcast_every: the number of steps after which the hook runs ``init_op`` again; 0: only at the start.
             check_replicas_every: the number of steps between the hook's comparisons of the towers; 0: never. A step of
                 the hook is a call of the session's ``run``.
             cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. The gradients of all of
@@ -86,13 +85,12 @@ class TowerOptimizer:
                 f"optimizer={optimizer!r}: expected a tf.compat.v1.train.Optimizer, such as"
                 " tf.compat.v1.train.AdamOptimizer(1e-3)"
             )
-        check_options(average, update, broadcast, check_replicas_every)
+        check_options(average, update, broadcast_every=broadcast_every, check_replicas_every=check_replicas_every)
         check_optimizer(optimizer)
         self.devices = device_strings(devices)
         self._optimizer, self._average, self._strategy = optimizer, average, strategy_from(strategy)
         self._at_mains, self._cluster = update == "main", cluster
-        self._broadcast_every = 0 if isinstance(broadcast, str) else broadcast
-        self._check_every = check_replicas_every
+        self._broadcast_every, self._check_every = broadcast_every, check_replicas_every
         self._graph: Any = None
         self._updates: List[Updated] = []  # of this graph
         self._ops: Dict[Any, Any] = {}  # for the copies that existed when they were built
@@ -133,9 +131,6 @@ class TowerOptimizer:
         with outside_control_flow():  # apply_gradients may be called in a tf.cond
             graph = tf1.get_default_graph()
         average, cluster = self._average, self._cluster
-        summed = len(self.devices) * (cluster.size if cluster else 1)
-        if not average and summed > 1:
-            warnings.warn(sum_advice(summed), stacklevel=3)  # without_autograph is in between
         if self._at_mains:
             updated = update_at_mains(self._optimizer, rows, self.devices, average, self._strategy, cluster)
         else:

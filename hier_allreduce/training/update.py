@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
@@ -20,7 +19,7 @@ from ..graph.matrix import static_shape
 from ..graph.tf import is_resource, tf1
 from .effects import unequal_ops, written_by
 from .replicas import Copies, match_created
-from .wrapped import check_unshared, one_loss_scale, optimizers_with_finish, without_finish
+from .wrapped import check_unshared, held_by, one_loss_scale, without_finish
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 
@@ -46,19 +45,14 @@ class Updated(NamedTuple):
         return [[*trained, *created] for trained, created in zip(self.trained, self.created)]
 
 
-def check_options(average: Any, update: Any, broadcast: Any, check_replicas_every: Any) -> None:
+def check_options(average: Any, update: Any, **counts: Any) -> None:
     """Raise a HierAllreduceError if an option of ``TowerOptimizer`` or ``HierarchicalTrainer`` is invalid."""
     check_average(average)
     if update not in ("replicated", "main"):
         raise HierAllreduceError(f"update={update!r} is unknown; there are 'replicated', 'main'")
-    if broadcast != "start" and not _is_count(broadcast, least=1):
-        raise HierAllreduceError(f'broadcast={broadcast!r}: expected a number of steps, or "start"')
-    if not _is_count(check_replicas_every, least=0):
-        raise HierAllreduceError(f"check_replicas_every={check_replicas_every!r}: expected a number of steps, or 0")
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    for name, value in counts.items():
+        if not isinstance(value, int) or value < 0:
+            raise HierAllreduceError(f"{name}={value!r}: expected a number of steps, or 0")
 
 
 def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
@@ -112,7 +106,7 @@ def update_towers(
             are there: updates of several towers write one variable, the last one does more than the others, or one
             draws random numbers or calls Python. Then the graph keeps the ops: build the model in a new graph.
     """
-    once_a_step = optimizers_with_finish(optimizer)
+    once_a_step = [inner for inner in held_by(optimizer) if type(inner)._finish is not tf1.train.Optimizer._finish]
     if len(devices) > 1:
         check_unshared(once_a_step)
     graph = tf1.get_default_graph()
@@ -122,10 +116,9 @@ def update_towers(
         for tower, (row, device) in enumerate(zip(rows, devices)):
             last = tower == len(devices) - 1
             wait = tf.control_dependencies(ops if once_a_step and last else [])
-            finish = contextlib.nullcontext() if last else without_finish(once_a_step)
             before = len(graph.get_operations())
             known = set(map(id, all_variables()))
-            with tf1.device(device), scope(tower), wait, finish:
+            with tf1.device(device), scope(tower), wait, without_finish([] if last else once_a_step):
                 ops.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
             created.append([var for var in all_variables() if id(var) not in known])
             added.append(graph.get_operations()[before:])
@@ -157,15 +150,10 @@ def _check_updates(kind: str, rows: Sequence[Pairs], devices: Sequence[Any], add
                     f" {name!r}, which would change more than once a step. Create one for each tower, {_AT_MAINS}"
                 )
         for (_, var), (_, first) in zip(rows[tower], rows[0]):
-            count, on_tower_0 = _count(counts, var), _count(writes[0], first)
+            count, on_tower_0 = counts[var.op.name], writes[0][first.op.name]
             if count != on_tower_0:
                 raise HierAllreduceError(
                     f"{kind}: the update of {where(tower, devices)} writes {var.op.name!r} {count} times, that of"
                     f" tower 0 writes {first.op.name!r} {on_tower_0} times: its _finish() is called once a step, in the"
                     f" last tower. Do this elsewhere, {_AT_MAINS}"
                 )
-
-
-def _count(counts: Counter, var: Any) -> int:
-    """Return how often a variable is written."""
-    return counts[var.handle.op.name if is_resource(var) else var.op.name]

@@ -29,11 +29,6 @@ def held_by(optimizer: Any) -> List[Any]:
     return optimizers
 
 
-def optimizers_with_finish(optimizer: Any) -> List[Any]:
-    """Return the optimizers in ``optimizer`` whose ``_finish`` does work after all updates, as Adam's."""
-    return [inner for inner in held_by(optimizer) if type(inner)._finish is not tf1.train.Optimizer._finish]
-
-
 # ---- checks ------------------------------------------------------------------------------------------
 
 
@@ -73,17 +68,6 @@ def check_unshared(once_a_step: Sequence[Any]) -> None:
                 " towers would diverge. Give each loss a TowerOptimizer with another optimizer, or add the losses up,"
                 " or use update='main'"
             )
-
-
-def sum_advice(towers: int) -> str:
-    """Return how to tune an optimizer for the sum over K towers if it was tuned for their mean.
-
-    Source of the corrections: Chainer's MultiprocessParallelUpdater, which makes them itself.
-    """
-    return (
-        f"the optimizer gets the sum over {towers} towers, not their mean: divide its learning rate by {towers} (Adam,"
-        f" Adagrad and RMSProp: multiply its epsilon by {towers}), or use average=True"
-    )
 
 
 # ---- patches -----------------------------------------------------------------------------------------
@@ -130,7 +114,7 @@ def one_loss_scale(optimizer: Any) -> Iterator[None]:
 
     with contextlib.ExitStack() as patches:
         for inner in held_by(optimizer):
-            scale = getattr(inner, "_loss_scale", None)
+            scale: Any = getattr(inner, "_loss_scale", None)
             if type(scale).__module__.startswith("tensorflow"):
                 patches.enter_context(patched(scale, "update", once(scale.update)))
         yield

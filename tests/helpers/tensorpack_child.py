@@ -291,7 +291,7 @@ def around(folder):
     facts["monitors"] = tp.JSONWriter.load_existing_json(folder)[-1]
     facts["one"] = train(tp.SimpleTrainer(), "clip", BATCH * 3, epochs=2)["after"]
     facts["files"] = sorted(os.listdir(path))
-    facts["every 5"] = train(never_copying(2, broadcast=5), "sgd", extra=moving_average)["after"]
+    facts["every 5"] = train(never_copying(2, broadcast_every=5), "sgd", extra=moving_average)["after"]
     messages: list = []
     handler = logging.Handler(logging.WARNING)
     setattr(handler, "emit", lambda record: messages.append(record.getMessage()))  # noqa: B010

@@ -177,7 +177,7 @@ def test_differences_are_reported_and_broadcast_away(graph):
 def test_flags_counts_and_texts_are_copied(graph):
     optimizer, rows = TowerOptimizer(sgd(0.0), cpus(2)), towers(count=2)
     optimizer.apply_gradients(rows)
-    values = {"flag": [True, False], "seed": [1, 3], "text": ["a", "b"]}
+    values: dict = {"flag": [True, False], "seed": [1, 3], "text": ["a", "b"]}
     variables = [
         [
             tf1.get_variable(f"tower{k}/{name}", initializer=value[k], use_resource=True)
@@ -289,7 +289,7 @@ def test_a_finalized_graph_is_not_added_to(graph):
 
 def test_the_hook_starts_compares_and_broadcasts(graph, caplog):
     caplog.set_level("INFO", "hier_allreduce")
-    optimizer, rows = TowerOptimizer(sgd(0.0), cpus(2), check_replicas_every=2, broadcast=3), towers(count=2)
+    optimizer, rows = TowerOptimizer(sgd(0.0), cpus(2), check_replicas_every=2, broadcast_every=3), towers(count=2)
     op, spoilt = optimizer.apply_gradients(rows), spoil(rows, 1)
     with train.MonitoredTrainingSession(config=CONFIG, hooks=[optimizer.hook()]) as sess:
         for fetches in (op, op, [op, spoilt], op, [op, spoilt], op):  # the third step is followed by a broadcast
@@ -303,13 +303,6 @@ def test_the_hook_starts_compares_and_broadcasts(graph, caplog):
 
 
 # ---- advice and errors -------------------------------------------------------------------------------
-
-
-def test_a_sum_of_gradients_comes_with_advice(graph):
-    optimizer, rows = TowerOptimizer(adam(), cpus(3), average=False), towers()
-    with pytest.warns(UserWarning, match=r"divide its learning rate by 3 \(Adam.*epsilon by 3\)") as seen:
-        optimizer.apply_gradients(rows)
-    assert seen[-1].filename == __file__
 
 
 @UPDATES
@@ -374,7 +367,7 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
     [
         ({"update": "mian"}, "update='mian' is unknown; there are 'replicated', 'main'"),
         ({"average": "sum"}, "average='sum': it is True for the mean"),
-        ({"broadcast": -2}, "broadcast=-2: expected a number of steps"),
+        ({"broadcast_every": -2}, "broadcast_every=-2: expected a number of steps"),
         ({"check_replicas_every": -1}, "check_replicas_every=-1: expected"),
         ({"optimizer": "adam"}, r"optimizer='adam': expected a tf\.compat\.v1\.train\.Optimizer"),
         ({"strategy": "flatt"}, "did you mean 'flat'"),

@@ -58,7 +58,7 @@ def _renamed(var: Any, first: Any) -> Any:
     """Return a view of ``var`` with the ``name`` and ``op`` of tower 0's variable ``first``."""
     kind: Any = type(var)
     named = {"name": property(lambda view: first.name), "op": property(lambda view: first.op)}
-    view = object.__new__(type(f"Renamed{kind.__name__}", (kind,), named))
+    view: Any = object.__new__(type(f"Renamed{kind.__name__}", (kind,), named))
     vars(view).update(vars(var))
     return view
 

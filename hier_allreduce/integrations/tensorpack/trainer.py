@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Callable, List, Optional, Sequence, Union
 
 import tensorflow as tf
@@ -29,7 +28,6 @@ from ...training import (
     differences,
     drift_of,
     find_copies,
-    sum_advice,
     update_at_mains,
     update_towers,
 )
@@ -39,7 +37,7 @@ from .devices import creator_for_towers, tower_devices
 from .names import under_tower_0s_names
 from .peers import reduced_by_peer
 
-_OPTIONS = ("devices", "average", "strategy", "update", "broadcast", "check_replicas_every")
+_OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
 
 
 class HierarchicalTrainer(SingleCostTrainer):
@@ -80,7 +78,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         average: bool = True,
         strategy: Union[str, Strategy, None] = None,
         update: str = "replicated",
-        broadcast: Union[str, int] = "start",
+        broadcast_every: int = 0,
         check_replicas_every: int = 0,
     ):
         """Check the options. This adds no ops to the current graph.
@@ -88,8 +86,9 @@ class HierarchicalTrainer(SingleCostTrainer):
         Args:
             devices: the number of GPUs, or a list of GPU ids or TensorFlow device strings, one for each tower.
                 CPU devices are created as needed, so ``["/cpu:0", …, "/cpu:7"]`` works on any machine.
-            average, strategy, update, broadcast, check_replicas_every: as in :class:`hier_allreduce.TowerOptimizer`;
-                checkpoints are the same with either ``update``.
+            average, strategy, update: as in :class:`hier_allreduce.TowerOptimizer`. Checkpoints are the same with either
+                ``update``.
+            broadcast_every, check_replicas_every: as there.
                 Comparisons report ``replica_drift`` to the monitors and the variable to the log. They exclude moving
                 averages, which tensorpack updates on tower 0 only.
 
@@ -97,12 +96,11 @@ class HierarchicalTrainer(SingleCostTrainer):
             HierAllreduceError: an invalid option. A device that does not exist is an error when training starts, before
                 its session does.
         """
-        check_options(average, update, broadcast, check_replicas_every)
+        check_options(average, update, broadcast_every=broadcast_every, check_replicas_every=check_replicas_every)
         self.devices = tower_devices(devices)
         self._strategy = strategy_from(strategy)
         self._average, self._at_mains = average, update == "main"
-        self._broadcast_every = 0 if isinstance(broadcast, str) else broadcast
-        self._check_every = check_replicas_every
+        self._broadcast_every, self._check_every = broadcast_every, check_replicas_every
         super().__init__()
 
     @classmethod
@@ -148,9 +146,6 @@ class HierarchicalTrainer(SingleCostTrainer):
         )
         optimizer = with_ordered_accumulation(get_opt_fn())
         check_optimizer(optimizer)
-        summed = len(self.devices) * (self.cluster.size if self.cluster else 1)
-        if not self._average and summed > 1:
-            warnings.warn(sum_advice(summed), stacklevel=2)
         updated = self._updated(optimizer, rows)
         return self._syncing(updated) if len(self.devices) > 1 else []
 
@@ -159,11 +154,11 @@ class HierarchicalTrainer(SingleCostTrainer):
         if candidate:
             candidate.note(front_end="tensorpack", update="main" if self._at_mains else "replicated")
         if self._at_mains:
-            pairs = list(check_pairs(rows, tuple(self.devices)))
+            pairs: Sequence[Pairs] = check_pairs(rows, tuple(self.devices))
         elif candidate and candidate.peer:
             pairs = reduced_by_peer(candidate.peer, rows, self.devices, average)
         else:
-            pairs = list(allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=self.cluster))
+            pairs = allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=self.cluster)
         # both names are tensorpack's; the scope is in the names of saved variables
         with tf1.name_scope("apply_gradients"), under_tower_0s_names(optimizer, pairs):
             if self._at_mains:
