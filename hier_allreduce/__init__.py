@@ -1,4 +1,4 @@
-"""Hierarchical all-reduce for data-parallel training in TensorFlow graph mode, in plain TensorFlow ops.
+"""Hierarchical all-reduce for data-parallel training in TensorFlow, in plain TensorFlow ops.
 
 ::
 

@@ -39,7 +39,7 @@ def parser() -> Parser:
     """Return the parser of the command line."""
     top = Parser(
         prog="hier-allreduce",
-        description="Hierarchical all-reduce for TensorFlow graph mode: plans, problems, measurements.",
+        description="An all-reduce for TensorFlow: plans, problems, measurements.",
         epilog=_EXAMPLES,
     )
     top.add_argument("--version", action="version", version=f"hier_allreduce {__version__}")
