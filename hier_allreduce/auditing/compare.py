@@ -157,14 +157,15 @@ def _audited(call: Call, traffics: Sequence[Traffic], idle: Sequence[str], unnee
             advice = _PLACE
         if parts:
             first, *others = traffic.tensor.variables
-            variables = f"variable {first!r}" + (f" and {len(others)} more" if others else "")
-            faults.append(f"{traffic.tensor.name} ({variables}): {', '.join(parts)}")
+            more = f" and {len(others)} more" if others else ""
+            faults.append(f"{traffic.tensor.name} (variable {first!r}{more}): {', '.join(parts)}")
     if faults:
         title = f"{call.scope}: the step did not move what the {call.algorithm} plan says, by tower number"
-        more = [f"and {len(faults) - _LISTED} more chunks"] if len(faults) > _LISTED else []
+        if len(faults) > _LISTED:
+            faults[_LISTED:] = [f"and {len(faults) - _LISTED} more chunks"]
         if idle:
             advice = f"no op ran on {', '.join(idle)}: soft placement put its ops elsewhere; choose devices that exist"
-        raise AuditError("\n".join([title, *faults[:_LISTED], *more, advice]))
+        raise AuditError("\n".join([title, *faults, advice]))
     total: Counter = sum((traffic.executed for traffic in traffics), Counter())
     copies = Counter({pair: times for pair, times in total.items() if pair[1] != OTHER_HOSTS})
     left_out = sum(sum((traffic.planned - traffic.executed).values()) for traffic in traffics)

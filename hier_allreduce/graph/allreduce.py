@@ -33,8 +33,6 @@ from .sums import Shared, Sum
 from .tf import forget_colocation, tf1, without_autograph
 from .tuning import note_facts, tuned_strategy, with_clock
 
-_PER_VARIABLE = Strategy(algorithm="hierarchical", chunk_bytes=0)
-
 
 @without_autograph
 def allreduce_grads(
@@ -53,12 +51,12 @@ def allreduce_grads(
         /gpu:0   a0   b0                            /gpu:0   a0+a1   b0+b1
         /gpu:1   a1   b1             ──►            /gpu:1   a0+a1   b0+b1
 
-    The result is plain dataflow: any part of it can be fetched, and it has gradients. Small gradients share a chunk,
+    The result is plain dataflow: any tensor of it can be fetched, and it has gradients. Small gradients share a chunk,
     which needs all of them (``Strategy(chunk_bytes=0)`` packs nothing).
 
     A float16 or bfloat16 gradient is added in float32 and rounded once for each hop. Its mean is carried as a running
-    mean, so that it is finite where the inputs are. The error bound is in docs/cost-model.md. ``tf.IndexedSlices``
-    stay sparse: every tower gets the rows of all. None on every tower stays None.
+    mean, so that it is finite where the inputs are. The bound is in docs/how-it-works.md. ``tf.IndexedSlices``
+    remain sparse: every tower gets the rows of all. None on every tower stays None.
 
     Args:
         all_grads: K×N, ``all_grads[tower][variable]``; rows may be any iterables.
@@ -98,7 +96,7 @@ def allreduce_grads_hierarchical(
 
     Raises: as :func:`allreduce_grads`.
     """
-    return allreduce_grads(all_grads, devices, average, _PER_VARIABLE)
+    return allreduce_grads(all_grads, devices, average, Strategy("hierarchical", chunk_bytes=0))
 
 
 @without_autograph
@@ -116,7 +114,7 @@ def allreduce_grads_and_vars(
     default: an update may overwrite one while a gradient still reads it.
 
     Returns:
-        K lists of N pairs: the reduced gradients with each tower's own variables.
+        K lists of N pairs: the reduced gradients with each tower's variables.
 
     Raises: as :func:`allreduce_grads`; also where the towers list their variables in different orders.
     """
@@ -143,10 +141,7 @@ def begin(
 ) -> Tuple[Layout, Shared]:
     """Return the layout of checked gradients, and the state that its chunks share; no op is added.
 
-    Args:
-        names: N variable names; by default those of the gradients.
-        whole: whether each variable has one main.
-
+    ``names`` are those of the N variables, by default of the gradients; ``whole`` gives each variable one main.
     Raises: as :func:`allreduce_grads`.
     """
     check_scope(name)
@@ -190,8 +185,8 @@ def _sums(layout: Layout, shared: Shared) -> List[Sum]:
     """Return how each chunk is added up."""
     plain = Columns if all_on_cpu(layout.devices) else Sum
     sums: List[Sum] = []
-    for chunk, name in enumerate(layout.names):
-        column = layout.column(chunk)
+    for chunk, name in zip(layout.chunks, layout.names):
+        column = layout.columns[chunk.ranges[0].number]  # all columns of a chunk have one dtype, a sparse one is alone
         wire = layout.wire if layout.wire and column.dtype == "float32" else column.dtype
         if column.is_sparse:
             sums.append(Rows(name, shared, column))

@@ -50,10 +50,6 @@ class Layout(NamedTuple):
         digest = hashlib.sha256(repr((self.schedules, self.chunks, self.wire)).encode()).hexdigest()
         return f"{self.plan.algorithm}, {count(len(self.chunks), 'chunk')}, {digest[:12]}"
 
-    def column(self, chunk: int) -> Column:
-        """Return the first column in a chunk: all have one dtype, and a sparse one is alone."""
-        return self.columns[self.chunks[chunk].ranges[0].number]
-
     def mains(self) -> Dict[int, int]:
         """Return the tower on which each variable is complete first; of a layout whose gradients are whole."""
         pairs = zip(self.chunks, map(root_of, self.schedules))
@@ -95,12 +91,7 @@ def lay_out(
 
 
 def size_of(column: Column, wire: Optional[str] = None) -> Gradient:
-    """Return the size of a column's gradients as they travel.
-
-    Args:
-        column: of K gradients.
-        wire: the 16-bit dtype in which float32 gradients travel, if they do.
-    """
+    """Return the size of a column's gradients as they travel: float32 ones in the 16-bit dtype ``wire``, if any."""
     shapes = [column.shape, *(static_shape(grad) for grad in column.grads if grad is not None)]
     is_known = not column.is_sparse and all(shape.is_fully_defined() for shape in shapes)
     elements = column.shape.num_elements() if is_known else None

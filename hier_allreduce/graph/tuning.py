@@ -40,18 +40,16 @@ def note_facts(layout: Layout, strategy: Strategy) -> None:
     candidate = tuned()
     if candidate is None:
         return
-    gradients = [size_of(column) for column in layout.columns if column.dtype]
-    default = Strategy()
-    kept = {name: getattr(strategy, name) for name in ("sparse", "missing", "wire_dtype")}
+    default, kept = Strategy(), ("sparse", "missing", "wire_dtype")
     asks = (strategy.algorithm, strategy.topology or THIS_MACHINE, strategy.chunk_bytes, strategy.main)
     candidate.note(
         towers=len(layout.devices),
         gpus=not all_on_cpu(layout.devices),
-        bytes=sum(gradient.bytes for gradient in gradients),
+        bytes=sum(size_of(column).bytes for column in layout.columns if column.dtype),
         chunk_bytes=layout.plan.chunk_bytes,
         algorithm=layout.plan.algorithm,
         planned=asks == (AUTO, THIS_MACHINE, None, None),
-        kept={name: value for name, value in kept.items() if value != getattr(default, name)},
+        kept={key: getattr(strategy, key) for key in kept if getattr(strategy, key) != getattr(default, key)},
     )
 
 

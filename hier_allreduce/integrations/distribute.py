@@ -53,8 +53,6 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             raise HierAllreduceError(f"HierarchicalAllReduce({name}={value!r}): the only option is strategy={right}")
         self._strategy = strategy_from(strategy)
         if self._strategy.wire_dtype:
-            # Keras 3 and synchronized batch normalization both call ReplicaContext.all_reduce. Destinations tell
-            # nothing either: a variable there stands for its devices, and may get a statistic.
             raise HierAllreduceError(
                 f"wire_dtype={self._strategy.wire_dtype!r}: TensorFlow does not say which values are gradients, and"
                 " statistics, metrics and losses would be rounded too; leave wire_dtype out, and cast the gradients to"
@@ -67,11 +65,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         self._makers: Dict[Devices, Callable[[Tuple[Any, ...]], Any]] = {}
 
     def reduce(self, reduce_op: Any, per_replica_value: Any, destinations: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduce one value to its destinations; see ``tf.distribute.CrossDeviceOps.reduce``.
-
-        Raises:
-            HierAllreduceError: as :meth:`batch_reduce`.
-        """
+        """Reduce one value as :meth:`batch_reduce` does; see ``tf.distribute.CrossDeviceOps.reduce``."""
         _check(reduce_op, per_replica_value, destinations)
         return super().reduce(reduce_op, per_replica_value, destinations, *args, **kwargs)
 
@@ -113,8 +107,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 reduced = allreduce_grads(rows, devices, average, self._strategy)
             if devices not in self._makers:
                 # the class of a Mirrored value is not public; the result of ``broadcast`` is an example of it
-                example = self.broadcast(tf.constant(0.0), pairs[0][1])
-                self._makers[devices] = mirrored_factory(example)
+                self._makers[devices] = mirrored_factory(self.broadcast(tf.constant(0.0), pairs[0][1]))
             for number, column in zip(numbers, zip(*reduced)):
                 results[number] = self._makers[devices](column)
         return results
@@ -123,9 +116,8 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
 def _devices(value: Any, destinations: Any, average: bool) -> Optional[Devices]:
     """Return the K devices that get the result, in the replicas' order; None if it is not an all-reduce."""
     tensors = replica_values(value)
-    if not all(isinstance(tensor, (tf.Tensor, tf.IndexedSlices)) for tensor in tensors):
-        return None
-    if average and any(tensor.dtype.is_integer for tensor in tensors):
+    are_gradients = all(isinstance(tensor, (tf.Tensor, tf.IndexedSlices)) for tensor in tensors)
+    if not are_gradients or (average and any(tensor.dtype.is_integer for tensor in tensors)):
         return None
     devices = () if isinstance(destinations, str) else tuple(part.device for part in replica_values(destinations))
     is_all_reduce = len(devices) == len(tensors) == len(set(devices)) and all(devices)

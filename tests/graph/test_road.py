@@ -3,23 +3,12 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import (
-    cpus,
-    dense,
-    evaluate,
-    executed,
-    gradients_on,
-    held,
-    on_towers,
-    same_bits,
-    sparse,
-    started,
-    tf1,
-)
+from helpers.graphs import cpus, dense, evaluate, executed, gradients_on, held, on_towers, same_bits, sparse, started
 
 from hier_allreduce import HierAllreduceError, Strategy, allreduce_grads
 from hier_allreduce.graph import HostGroup
 
+tf1 = tf.compat.v1
 ALGORITHMS = ["flat", "tree", "hierarchical", "ring"]
 
 

@@ -40,11 +40,6 @@ def floats(numbers):
     return np.asarray(numbers, "float32")
 
 
-def integers(numbers):
-    """Return numbers as an array of int64."""
-    return np.asarray(numbers, "int64")
-
-
 def cpus(count):
     """Return ``count`` logical CPU devices."""
     return [f"/cpu:{i}" for i in range(count)]
