@@ -1,4 +1,4 @@
-"""A machine's copies, measured in processes that are ended when one of their copies takes longer than 10 seconds.
+"""A machine's copies, measured in processes that end when a copy takes longer than 10 seconds.
 
 ::
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import subprocess
 import sys
-import threading
+import tempfile
 from dataclasses import replace
 from itertools import permutations
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -21,23 +20,24 @@ from ..errors import HierAllreduceError
 from ..topology import PCIE, Topology
 
 Pair = Tuple[str, str]
-LIMIT = 10.0  # seconds for all figures of a pair
 START = 180.0  # seconds until TensorFlow has the devices
-BIG = 32 << 20  # bytes of a copy whose speed counts
+LIMIT = 10.0  # seconds for all figures of a pair
 REPEATS_WITHIN = 0.25  # of each other: two measurements of one figure
 _LIMITED = 0.9  # of the copies' speeds alone: a group below it shares something
 
 
 class Copies(NamedTuple):
-    """The figures of the copies from one device to another, or of a group at once; or the reason that there are none.
+    """The figures of copies that run at once, or the reason that there are none.
 
     Attributes:
+        pairs: the copies, from one device to another.
         differ: bytes that arrive changed.
-        rate: bytes/s, measured twice.
-        start: seconds to start a copy, measured twice.
+        rate: bytes/s of all together, measured twice.
+        start: seconds to start a copy, or an op with the same device twice, measured twice.
         fault: the reason that nothing was measured.
     """
 
+    pairs: Sequence[Pair] = ()
     differ: int = 0
     rate: Sequence[float] = ()
     start: Sequence[float] = ()
@@ -45,24 +45,18 @@ class Copies(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """All figures of some devices.
-
-    Attributes:
-        pairs: of every ordered pair of devices.
-        groups: of copies out of several devices at once, by labels such as ``GPU0+GPU1``.
-        dispatch: seconds of the host for an op, measured twice.
-    """
+    """Copies by the ordered pair of devices, copies out of groups by their label, and the host's ops."""
 
     pairs: Dict[Pair, Copies]
     groups: Dict[str, Copies]
-    dispatch: Sequence[float]
+    op: Copies
 
 
 def repeated(figures: Sequence[float]) -> Optional[float]:
     """Return the mean of two measurements; None if they differ by more than 25 %, or say nothing."""
     if not figures or min(figures) <= 0 or max(figures) > (1 + REPEATS_WITHIN) * min(figures):
         return None
-    return sum(figures) / len(figures)
+    return float(f"{sum(figures) / len(figures):.3g}")
 
 
 def measure(devices: Sequence[str], machine: Optional[Topology], tell: Callable[[str], Any]) -> Measured:
@@ -77,37 +71,28 @@ def measure(devices: Sequence[str], machine: Optional[Topology], tell: Callable[
         HierAllreduceError: TensorFlow cannot use the devices.
     """
     pairs = list(permutations(devices, 2))
-    by_pair = dict(zip(pairs, _ask(devices[0], [[pair] for pair in pairs], tell)))
-    names = groups_of(machine) if machine else {}
-    tasks = {name: _copies_out(members, devices, by_pair) for name, members in names.items()}
-    kept = {name: task for name, task in tasks.items() if len(task) > 1}
-    *together, op = _ask(devices[0], [*kept.values(), []], tell)
-    return Measured(by_pair, dict(zip(kept, together)), op.start)
+    alone = dict(zip(pairs, _ask(devices[0], [[pair] for pair in pairs], tell)))
+    groups = {}
+    for name, members in (_groups_of(machine) if machine else {}).items():
+        outside = [k for k in range(len(devices)) if k not in members]
+        around = [*members[1:], members[0]]
+        ends = [outside[n % len(outside)] if outside else around[n] for n in range(len(members))]
+        out = [(devices[src], devices[dst]) for src, dst in zip(members, ends)]
+        if not any(alone[pair].fault or alone[pair].differ for pair in out):
+            groups[name] = out
+    *together, op = _ask(devices[0], [*groups.values(), [(devices[0], devices[0])]], tell)
+    return Measured(alone, dict(zip(groups, together)), op)
 
 
-def groups_of(machine: Topology) -> Dict[str, List[int]]:
+def _groups_of(machine: Topology) -> Dict[str, List[int]]:
     """Return the groups of devices that may share something: near ones by every kind of PCIe link, and all."""
-    groups: Dict[Tuple[int, ...], None] = {}
+    groups = {}
     for most in range(len(PCIE)):
-        near = PCIE[: most + 1]
-        for a in range(len(machine)):
-            members = tuple(b for b in range(len(machine)) if a == b or machine.kinds[a][b] in near)
+        for a, kinds in enumerate(machine.kinds):
+            members = [b for b, kind in enumerate(kinds) if a == b or kind in PCIE[: most + 1]]
             if 1 < len(members) < len(machine):
-                groups[members] = None
-    named = {"+".join(machine.devices[d] for d in members): list(members) for members in groups}
-    return {**named, "host": list(range(len(machine)))}
-
-
-def _copies_out(members: Sequence[int], devices: Sequence[str], pairs: Dict[Pair, Copies]) -> List[Pair]:
-    """Return a copy out of every device of a group: to devices outside of it, or around if it has all."""
-    outside = [d for d in range(len(devices)) if d not in members]
-    chosen = []
-    for number, src in enumerate(members):
-        dst = outside[number % len(outside)] if outside else members[(number + 1) % len(members)]
-        pair = (devices[src], devices[dst])
-        if not pairs[pair].fault:
-            chosen.append(pair)
-    return chosen
+                groups["+".join(machine.devices[b] for b in members)] = members
+    return {**groups, "host": list(range(len(machine)))}
 
 
 def with_figures(machine: Topology, devices: Sequence[str], found: Measured) -> Topology:
@@ -117,75 +102,54 @@ def with_figures(machine: Topology, devices: Sequence[str], found: Measured) -> 
     out.
     """
     label = dict(zip(devices, machine.devices))
-    usable = {pair: copies for pair, copies in found.pairs.items() if not (copies.fault or copies.differ)}
     links, starts, shared = dict(machine.links), dict(machine.starts), dict(machine.shared)
-    for (src, dst), copies in usable.items():
-        for figures, into in ((copies.rate, links), (copies.start, starts)):
-            figure = repeated(figures)
-            if figure is not None:
-                into[f"{label[src]}-{label[dst]}"] = float(f"{figure:.3g}")
+    for (src, dst), copies in found.pairs.items():
+        for figure, into in ((repeated(copies.rate), links), (repeated(copies.start), starts)):
+            if figure is not None and not copies.differ:
+                into[f"{label[src]}-{label[dst]}"] = figure
     for name, copies in found.groups.items():
-        rate, members = repeated(copies.rate), groups_of(machine)[name]
-        pairs = [pair for pair in _copies_out(members, devices, found.pairs) if pair in usable]
-        alone = sum(repeated(usable[pair].rate) or 0.0 for pair in pairs)
-        if rate is not None and alone and rate < _LIMITED * alone:
-            shared[name] = float(f"{rate:.3g}")
-    dispatch = repeated(found.dispatch)
-    speeds = machine.speeds if dispatch is None else replace(machine.speeds, dispatch=float(f"{dispatch:.3g}"))
-    by_key = [tuple(numbers.items()) for numbers in (links, starts, shared)]
+        together, alone = repeated(copies.rate), [repeated(found.pairs[pair].rate) for pair in copies.pairs]
+        if together is not None and None not in alone and together < _LIMITED * sum(filter(None, alone)):
+            shared[name] = together
+    speeds = replace(machine.speeds, dispatch=repeated(found.op.start) or machine.speeds.dispatch)
+    by_key = [tuple(figures.items()) for figures in (links, starts, shared)]
     return replace(machine, speeds=speeds, links=by_key[0], starts=by_key[1], shared=by_key[2])
 
 
 def _ask(first: str, tasks: Sequence[List[Pair]], tell: Callable[[str], Any]) -> List[Copies]:
-    """Return figures for every task, or a fault; a process that hangs or dies is replaced by a new one."""
+    """Return figures for every task, or a fault; a process that hangs or dies is replaced by a new one.
+
+    Raises:
+        HierAllreduceError: TensorFlow cannot use the first device.
+    """
     found: List[Copies] = []
     while len(found) < len(tasks):
-        with _Process(first, tasks[len(found) :]) as process:
+        todo = {"first": first, "start": START, "limit": LIMIT, "tasks": tasks[len(found) :]}
+        command = [sys.executable, "-m", f"{__package__}.copies", json.dumps(todo)]
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        with tempfile.TemporaryFile() as errors, subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+        ) as process:
+            lines: Any = process.stdout
+            if not lines.readline():
+                raise HierAllreduceError(f"TensorFlow cannot use {first}: {_fault(process, errors, START)}")
             for task in tasks[len(found) :]:
-                tell(", ".join(f"{src} → {dst}" for src, dst in task) or f"ops on {first}")
-                found.append(Copies(**process.line(LIMIT)))
-                if found[-1].fault:
+                tell(", ".join(f"{src} → {dst}" for src, dst in task))
+                line = lines.readline()
+                if not line:
+                    found.append(Copies(task, fault=_fault(process, errors, LIMIT)))
                     break
+                found.append(Copies(task, **json.loads(line)))
+            process.kill()  # the end of TensorFlow may hang, too
     return found
 
 
-class _Process:
-    """A process of :mod:`.copies`; the end of the ``with`` block ends it."""
-
-    def __init__(self, first: str, tasks: Sequence[List[Pair]]):
-        text = json.dumps({"first": first, "big": BIG, "tasks": list(tasks)})
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.copies", text],
-            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        self._lines: Any = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-        ready = self.line(START)
-        if "fault" in ready:
-            self.__exit__()
-            raise HierAllreduceError(f"TensorFlow cannot use {first}: {ready['fault']}")
-
-    def _read(self) -> None:
-        for line in self._process.stdout or ():
-            self._lines.put(line)
-        errors = (self._process.stderr.read() if self._process.stderr else b"").decode("utf-8", "replace").split("\n")
-        told = [line.strip() for line in errors if "Error" in line] or ["no message"]
-        self._lines.put(json.dumps({"fault": f"the process ended: {told[-1][:150]}"}))
-
-    def line(self, seconds: float) -> Dict[str, Any]:
-        """Return the next answer, or a fault after so many seconds."""
-        try:
-            answer: Dict[str, Any] = json.loads(self._lines.get(timeout=seconds))
-        except queue.Empty:
-            return {"fault": f"no answer for {seconds:.0f} s"}
-        return answer
-
-    def __enter__(self) -> _Process:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        self._process.kill()
-        self._process.wait()
+def _fault(process: Any, errors: Any, limit: float) -> str:
+    """Return why a process has ended."""
+    process.wait()
+    errors.seek(0)
+    lines = errors.read().decode("utf-8", "replace").split("\n")
+    if any(line.startswith("Timeout (") for line in lines):
+        return f"no answer for {limit:g} s"
+    told = [line.strip() for line in lines if "Error" in line] or ["no message"]
+    return f"the process ended: {told[-1][:150]}"

@@ -5,31 +5,30 @@ from __future__ import annotations
 from typing import Any, Dict, List, Sequence
 
 from ..formatting import duration, rate, table
-from .links import Copies, Measured, repeated
+from .links import Measured, repeated
 
 
 def report(found: Measured) -> str:
     """Return the table of copies, and the lines about groups and ops."""
-    on_cpu = any("cpu" in device.lower() for pair in found.pairs for device in pair)
-    rows: List[Sequence[str]] = [("copy", "bits") if on_cpu else ("copy", "bits", "speed", "start")]
+    rows: List[Sequence[str]] = [("copy", "bits", "speed", "start")]
     for (src, dst), copies in found.pairs.items():
         bits = f"{copies.differ} B DIFFER" if copies.differ else "equal"
-        cells = [copies.fault] if copies.fault else [bits, _figure(copies.rate, rate), _figure(copies.start, duration)]
-        rows.append((f"{src} → {dst}", *(cells[:1] if on_cpu else cells)))
+        figures = () if copies.fault else (_figure(copies.rate, rate), _figure(copies.start, duration))
+        rows.append((f"{src} → {dst}", copies.fault or bits, *figures))
+    if any("cpu" in device for pair in found.pairs for device in pair):
+        bits_only = table(row[:2] for row in rows)
+        return f"{bits_only}\nCPU devices share one memory: copies between them are no copies, and have no speed"
     lines = [table(rows)]
-    if on_cpu:
-        return lines[0] + "\nCPU devices share one memory: copies between them are no copies, and have no speed"
     for name, copies in found.groups.items():
         lines.append(f"out of {name} at once: {copies.fault or _figure(copies.rate, rate)}")
-    lines.append(f"an op costs the host {_figure(found.dispatch, duration)}")
+    lines.append(f"an op costs the host {found.op.fault or _figure(found.op.start, duration)}")
     return "\n".join(lines)
 
 
 def _figure(figures: Sequence[float], shown: Any) -> str:
     value = repeated(figures)
-    if value is not None:
-        return str(shown(value))
-    return "does not repeat: " + ", ".join(shown(max(figure, 0.0)) for figure in figures)
+    both = ", ".join(shown(max(figure, 0.0)) for figure in figures)
+    return f"does not repeat: {both}" if value is None else str(shown(value))
 
 
 def faults(found: Measured) -> List[str]:
@@ -42,14 +41,6 @@ def faults(found: Measured) -> List[str]:
 
 
 def as_json(found: Measured) -> Dict[str, Any]:
-    """Return the figures as a JSON object, in bytes/s and seconds; a figure that does not repeat is null."""
-
-    def shown(copies: Copies) -> Dict[str, Any]:
-        figures = {"rate": repeated(copies.rate), "start": repeated(copies.start)}
-        return {"differ": copies.differ, **figures, "fault": copies.fault}
-
-    return {
-        "copies": [{"from": src, "to": dst, **shown(copies)} for (src, dst), copies in found.pairs.items()],
-        "groups": {name: repeated(copies.rate) for name, copies in found.groups.items()},
-        "dispatch": repeated(found.dispatch),
-    }
+    """Return the figures as a JSON object, in bytes/s and seconds, both measurements of every figure."""
+    groups = {name: copies._asdict() for name, copies in found.groups.items()}
+    return {"copies": [copies._asdict() for copies in found.pairs.values()], "groups": groups, "op": found.op.start}
