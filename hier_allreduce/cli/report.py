@@ -118,7 +118,7 @@ def verdict(prediction: Prediction) -> str:
 def _footnotes(prediction: Prediction) -> str:
     backward = "" if prediction.training.is_timed else "how long the backward pass is, "
     notes = (
-        "Exposed: for so long the all-reduce goes on after the backward pass. In brackets its range over values that "
+        "Exposed: the time that the all-reduce goes on after the backward pass. In brackets its range over values that "
         f"nobody knows before: {backward}how long the host takes for an op, how far it is ahead of the GPUs, and when "
         "each gradient is ready. Nothing here was measured: `hier-allreduce tune` measures steps."
     )
