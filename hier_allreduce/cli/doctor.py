@@ -7,14 +7,10 @@ import json
 import os
 import platform
 import re
-import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
-
-from tqdm import tqdm
 
 from .. import measure
 from .._lazy import advice
@@ -28,7 +24,7 @@ _PACKAGES = (
     *("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "keras", "tf_keras", "tensorpack", "numpy", "protobuf"),
     *("horovod", "nvidia-nccl-cu12"),
 )
-# they change where copies go, or which ops run; TF_CONFIG holds addresses, so only its presence is told
+# they change where copies go, or which ops run
 _VARIABLES = re.compile("(CUDA_VISIBLE_DEVICES|TF_(XLA|GPU|FORCE|USE)_.*|XLA_FLAGS|NCCL_.*)$")
 _TIMEOUT = 120  # seconds; the first use of many GPUs takes a while
 _PROBE = "import json; from hier_allreduce.cli.doctor import probe; print(json.dumps(probe()), flush=True)"
@@ -37,10 +33,10 @@ _PROBE = "import json; from hier_allreduce.cli.doctor import probe; print(json.d
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add("--measure", action="store_true", help="copy between all pairs of devices: are the bits equal, how fast is it")
-    add("--devices", metavar="A,B", help="of TensorFlow, to measure: /gpu:0,/gpu:1 (default: all GPUs)")
-    add("-o", type=output, metavar="FILE", help="write this machine with measured links, for plan and topology=")
-    add("--json", action="store_true", help="print one JSON object instead")
+    add("--measure", action="store_true", help="copies between all pairs of devices: equal bits, speeds")
+    add("--devices", metavar="A,B", help="devices of TensorFlow to measure, such as /gpu:0,/gpu:1 (default: all GPUs)")
+    add("-o", type=output, metavar="FILE", help="file for this machine with measured links, for plan and topology=")
+    add("--json", action="store_true", help="one JSON object instead of the text")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -53,15 +49,16 @@ def main(args: argparse.Namespace) -> int:
     packages = {name: version for name, version in ((name, _version(name)) for name in _PACKAGES) if version}
     with working("asking TensorFlow for its devices"):
         seen = _tensorflow() if any(name.startswith("tensorflow") for name in packages) else {}
-    driver, machine = _driver(), _machine()
-    facts: Dict[str, Any] = {"hier_allreduce": __version__, "python": platform.python_version()}
+    driver = _driver()
+    try:
+        machine = this_machine()
+    except HierAllreduceError:
+        machine = None
+    versions = {"hier_allreduce": __version__, "python": platform.python_version(), **packages}
     variables = {name: value for name, value in os.environ.items() if _VARIABLES.match(name)}
-    facts.update(packages=packages, variables=variables, driver=driver, tensorflow=seen)
-    text = [f"hier_allreduce {__version__}, Python {facts['python']}, {platform.platform()}, {os.cpu_count()} cores"]
-    text += ["", table([("package", "version"), *packages.items()]), "", *_gpu_lines(seen, driver, machine)]
-    text += [f"{name}={value}" for name, value in variables.items()] + ["TF_CONFIG is set"] * (
-        "TF_CONFIG" in os.environ
-    )
+    facts: Dict[str, Any] = {"packages": versions, "variables": variables, "driver": driver, "tensorflow": seen}
+    text = [f"{platform.platform()}, {os.cpu_count()} cores\n", table([("package", "version"), *versions.items()]), ""]
+    text += [*_gpu_lines(seen, driver, machine), *(f"{name}={value}" for name, value in variables.items())]
     todo = remedies(packages, seen, driver, machine)
     if args.measure:
         found = _measured(args, [gpu["name"] for gpu in seen.get("gpus", [])], machine)
@@ -82,37 +79,27 @@ def _measured(args: argparse.Namespace, gpus: Sequence[str], machine: Optional[T
             f"there are {count(len(devices), 'GPU')} to measure; name two --devices, such as /cpu:0,/cpu:1"
         )
     numbers = [int(device.rpartition(":")[2]) for device in devices]
-    on_gpus = all(device.startswith("/gpu") for device in devices)
     if machine is not None:
-        machine = machine.subset(numbers) if on_gpus and max(numbers) < len(machine) else None
+        has_all = all(device.startswith("/gpu") for device in devices) and max(numbers) < len(machine)
+        machine = machine.subset(numbers) if has_all else None
     if args.o and machine is None:
         raise HierAllreduceError("-o: only GPUs that nvidia-smi shows make a machine's file; leave -o out")
-    with tqdm(unit=" tasks", disable=None, file=sys.stderr) as bar:
-
-        def tell(copies: str) -> None:
-            bar.set_description(copies)
-            bar.update()
-
-        found = measure.measure(devices, machine, tell)
+    with working("measuring copies"):
+        found = measure.measure(devices, machine)
     if args.o and machine is not None:
         args.o.write_text(measure.with_figures(machine, devices, found).to_yaml(), encoding="utf-8")
     return found
 
 
 def _version(name: str) -> Optional[str]:
-    if sys.version_info >= (3, 8):
-        from importlib import metadata
+    if sys.version_info < (3, 8):
+        import pkg_resources  # of setuptools, which every environment of Python 3.7 has
 
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            return None
-    import pkg_resources  # of setuptools, which every environment of Python 3.7 has
+        found = pkg_resources.working_set.by_key.get(name.replace("_", "-"))
+        return str(found.version) if found else None
+    from importlib import metadata
 
-    try:
-        return str(pkg_resources.get_distribution(name).version)
-    except pkg_resources.DistributionNotFound:
-        return None
+    return next((found.version for found in metadata.distributions(name=name)), None)
 
 
 def probe() -> Dict[str, Any]:
@@ -151,10 +138,7 @@ def _tensorflow() -> Dict[str, Any]:
 
 def _driver() -> List[str]:
     """Return ``model, driver version`` of each GPU that nvidia-smi lists; nothing without it."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return []
-    query = [command, "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_TIMEOUT, check=True)
     except (OSError, subprocess.SubprocessError):
@@ -162,15 +146,8 @@ def _driver() -> List[str]:
     return done.stdout.decode("utf-8", "replace").strip().splitlines()
 
 
-def _machine() -> Optional[Topology]:
-    try:
-        return this_machine()
-    except HierAllreduceError:
-        return None
-
-
 def _gpu_lines(seen: Dict[str, Any], driver: List[str], machine: Optional[Topology]) -> List[str]:
-    none = "no GPUs" if shutil.which("nvidia-smi") else "not found; a container has it if it was started with GPUs"
+    none = "no GPUs; a container has them if it was started with GPUs"
     lines = [f"nvidia-smi: {line}" for line in driver or [none]]
     if "gpus" in seen:
         built = "with" if seen["cuda"] else "without"
@@ -200,18 +177,10 @@ def remedies(
     without = [gpu["name"] for gpu in gpus if len(gpu["peers"]) < len(gpus) - 1]
     if without:
         lines.append(
-            f"no peer access from {', '.join(without)} to all others, so that copies go through the host's memory: "
-            f"{_peer_remedy()}. `hier-allreduce doctor --measure -o machine.yaml` measures it, so that plans fit"
+            f"no peer access from {', '.join(without)} to all others, so that copies go through the host's memory. "
+            "GeForce cards have it over NVLink only, virtual machines if their host gives it; else turn off ACS and the "
+            "IOMMU in the firmware. `hier-allreduce doctor --measure -o machine.yaml` measures it, so that plans fit"
         )
     if "auto_jit" in os.environ.get("TF_XLA_FLAGS", ""):
         lines.append("XLA may merge copies that the plan keeps apart: leave auto_jit out of TF_XLA_FLAGS")
     return lines + list(machine.warnings if machine is not None else ())
-
-
-def _peer_remedy() -> str:
-    cpu = Path("/proc/cpuinfo")
-    if cpu.exists() and " hypervisor" in cpu.read_text(encoding="utf-8", errors="replace"):
-        return "in a virtual machine, its host has to give it"
-    if any(Path("/sys/kernel/iommu_groups").glob("*")):
-        return "GeForce cards have none but over NVLink; else boot with iommu=pt, or turn the IOMMU off in the firmware"
-    return "GeForce cards have none but over NVLink; else turn ACS off in the firmware"

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from itertools import permutations
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import HierAllreduceError
 from ..topology import PCIE, Topology
@@ -59,19 +59,18 @@ def repeated(figures: Sequence[float]) -> Optional[float]:
     return float(f"{sum(figures) / len(figures):.3g}")
 
 
-def measure(devices: Sequence[str], machine: Optional[Topology], tell: Callable[[str], Any]) -> Measured:
+def measure(devices: Sequence[str], machine: Optional[Topology]) -> Measured:
     """Copy between every ordered pair of devices, and then out of groups of the machine's matrix all at once.
 
     Args:
         devices: K ≥ 2 devices of TensorFlow; device k is the machine's k-th.
         machine: the K devices, where the links are known.
-        tell: is called with the copies that begin.
 
     Raises:
         HierAllreduceError: TensorFlow cannot use the devices.
     """
     pairs = list(permutations(devices, 2))
-    alone = dict(zip(pairs, _ask(devices[0], [[pair] for pair in pairs], tell)))
+    alone = dict(zip(pairs, _ask(devices[0], [[pair] for pair in pairs])))
     groups = {}
     for name, members in (_groups_of(machine) if machine else {}).items():
         outside = [k for k in range(len(devices)) if k not in members]
@@ -80,7 +79,7 @@ def measure(devices: Sequence[str], machine: Optional[Topology], tell: Callable[
         out = [(devices[src], devices[dst]) for src, dst in zip(members, ends)]
         if not any(alone[pair].fault or alone[pair].differ for pair in out):
             groups[name] = out
-    *together, op = _ask(devices[0], [*groups.values(), [(devices[0], devices[0])]], tell)
+    *together, op = _ask(devices[0], [*groups.values(), [(devices[0], devices[0])]])
     return Measured(alone, dict(zip(groups, together)), op)
 
 
@@ -116,7 +115,7 @@ def with_figures(machine: Topology, devices: Sequence[str], found: Measured) -> 
     return replace(machine, speeds=speeds, links=by_key[0], starts=by_key[1], shared=by_key[2])
 
 
-def _ask(first: str, tasks: Sequence[List[Pair]], tell: Callable[[str], Any]) -> List[Copies]:
+def _ask(first: str, tasks: Sequence[List[Pair]]) -> List[Copies]:
     """Return figures for every task, or a fault; a process that hangs or dies is replaced by a new one.
 
     Raises:
@@ -134,7 +133,6 @@ def _ask(first: str, tasks: Sequence[List[Pair]], tell: Callable[[str], Any]) ->
             if not lines.readline():
                 raise HierAllreduceError(f"TensorFlow cannot use {first}: {_fault(process, errors, START)}")
             for task in tasks[len(found) :]:
-                tell(", ".join(f"{src} → {dst}" for src, dst in task))
                 line = lines.readline()
                 if not line:
                     found.append(Copies(task, fault=_fault(process, errors, LIMIT)))
