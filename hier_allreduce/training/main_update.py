@@ -31,19 +31,12 @@ def update_at_mains(
     Source: Chainer's MultiprocessParallelUpdater. There one device is the main of all variables; here mains hold about
     equal bytes.
 
-    Args:
-        optimizer: gets N gradients, each with the variable of the tower that is its main. Its slots live there, and
-            have the names of the slots of tower 0's variable.
-        rows: K rows of N pairs, before the all-reduce.
-        devices: K devices.
-        average: True for the mean of the gradients, False for their sum.
-        strategy: how to reduce and copy.
-        cluster: the cluster of several hosts, each of which updates its variables.
-        base: the optimizer that updates, if ``optimizer`` is a wrapper that is known to pass all gradients on to it.
+    Arguments and errors are those of :func:`hier_allreduce.allreduce_grads_and_vars`, and of
+    :func:`.update.check_variables`. The optimizer gets N gradients, with the variables of the towers that are their
+    mains. Its slots live there, and have the names of the slots of tower 0's variables.
 
-    Raises:
-        HierAllreduceError: as :func:`hier_allreduce.allreduce_grads_and_vars`; or towers share variables, or have
-            reference variables; or ``optimizer`` cannot run on one device only.
+    Args:
+        base: the optimizer that updates, if ``optimizer`` is a wrapper that is known to pass all gradients on to it.
     """
     check_at_mains(optimizer if base is None else base)
     check_variables(rows, devices)

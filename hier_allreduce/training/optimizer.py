@@ -77,8 +77,7 @@ class TowerOptimizer:
                 ``init_op``, which copies inside this host only.
 
         Raises:
-            HierAllreduceError: a device or another option is invalid; or ``optimizer`` is not a v1 optimizer, or one
-                that cannot update towers, or each variable's main only.
+            HierAllreduceError: a device or another option is invalid, or ``optimizer`` is not a v1 optimizer.
         """
         if not isinstance(optimizer, tf1.train.Optimizer):
             raise HierAllreduceError(
@@ -111,9 +110,6 @@ class TowerOptimizer:
                 gradient on any tower is left alone.
             global_step: a variable to add 1 to, once a step.
             name: the name of the op.
-
-        Returns:
-            One train op.
 
         Raises:
             HierAllreduceError: the rows do not match the devices or each other; towers share a variable, or it is a
@@ -161,9 +157,6 @@ class TowerOptimizer:
 
     def check_replicas(self, session: Any) -> Drift:
         """Return the largest difference between this host's towers now; ``print`` shows it as a sentence.
-
-        Args:
-            session: a session of the graph.
 
         Raises:
             HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a finalized graph.
@@ -227,8 +220,6 @@ class TowerOptimizer:
 
 
 class _Hook(tf1.train.SessionRunHook):
-    """Runs ``init_op`` in every new session, compares the towers, and copies tower 0's variables again."""
-
     def __init__(self, owner: TowerOptimizer):
         self._owner, self._steps = owner, 0
 

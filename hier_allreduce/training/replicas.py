@@ -42,10 +42,6 @@ def match_created(trained: Copies, created: Sequence[Sequence[Any]]) -> Copies:
 
     Copies have the same name but for the towers' scopes. Otherwise they have the same name but for numbers, and the
     same order. A variable that only some updates created, such as Adam's beta powers, is left out.
-
-    Args:
-        trained: K×N variables that the updates update.
-        created: K lists of variables.
     """
     find = finder(trained)
     names = [[find(var.op.name)[1] for var in row] for row in created]
@@ -62,12 +58,9 @@ def match_created(trained: Copies, created: Sequence[Sequence[Any]]) -> Copies:
 
 
 def find_copies(updates: Sequence[Any]) -> Copies:
-    """Return the copies among all variables of the current graph, after one or more updates of the same K towers.
+    """Return the copies among all variables of the current graph, after ``Updated``s of the same K towers.
 
     Variables that are local on tower 0, such as metrics, count differently on every tower and are no copies.
-
-    Args:
-        updates: :class:`.Updated`.
     """
     columns = {id(column[0]): column for update in updates for column in zip(*update.rows)}
     known = {id(var) for column in columns.values() for var in column}

@@ -27,17 +27,11 @@ _AT_MAINS = "or use update='main' (not with a wrapper, unless it is tensorpack's
 
 
 class Updated(NamedTuple):
-    """An update of K towers.
-
-    Attributes:
-        op: does it.
-        trained: K×N variables that it updates.
-        created: K×M variables that it created and that are copies of each other.
-    """
+    """An update of K towers."""
 
     op: Any
-    trained: Copies
-    created: Copies
+    trained: Copies  # K×N variables that it updates
+    created: Copies  # K×M variables that it created, and that are copies of each other
 
     @property
     def rows(self) -> Copies:
@@ -56,11 +50,7 @@ def check_options(average: Any, update: Any, **counts: Any) -> None:
 
 
 def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
-    """Check that K rows of N pairs hold resource variables, other ones on every tower, with gradients of their shapes.
-
-    Raises:
-        HierAllreduceError: towers share a variable, it is a reference variable, or its gradient has another shape.
-    """
+    """Check that every tower has resource variables that no other has, with gradients of their shapes."""
     tower_of: Dict[int, int] = {}  # of each id(variable)
     for tower, row in enumerate(rows):
         names = [var.op.name for _, var in row]
@@ -96,10 +86,10 @@ def update_towers(
     updates, which read what the work changes. A loss scale is adapted once, too, from the first tower's gradients.
 
     Args:
-        optimizer: applies the gradients; may be a wrapper.
+        optimizer: a tf.compat.v1.train.Optimizer, perhaps a wrapper.
         rows: K rows of N pairs, after the all-reduce.
         devices: K devices.
-        scope: takes a tower's number; its context surrounds whatever that tower's update creates.
+        scope: returns the context of a tower's update; it takes the tower's number.
 
     Raises:
         HierAllreduceError: an earlier update has the same optimizer with once-a-step work. Or, found only once the ops

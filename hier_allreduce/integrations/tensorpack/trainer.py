@@ -86,11 +86,10 @@ class HierarchicalTrainer(SingleCostTrainer):
         Args:
             devices: the number of GPUs, or a list of GPU ids or TensorFlow device strings, one for each tower.
                 CPU devices are created as needed, so ``["/cpu:0", …, "/cpu:7"]`` works on any machine.
-            average, strategy, update: as in :class:`hier_allreduce.TowerOptimizer`. Checkpoints are the same with either
-                ``update``.
-            broadcast_every, check_replicas_every: as there.
-                Comparisons report ``replica_drift`` to the monitors and the variable to the log. They exclude moving
-                averages, which tensorpack updates on tower 0 only.
+            average, strategy, update, broadcast_every, check_replicas_every: as in
+                :class:`hier_allreduce.TowerOptimizer`. Checkpoints are the same with either ``update``. Comparisons
+                report ``replica_drift`` to the monitors and the variable to the log. They exclude moving averages,
+                which tensorpack updates on tower 0 only.
 
         Raises:
             HierAllreduceError: an invalid option. A device that does not exist is an error when training starts, before
