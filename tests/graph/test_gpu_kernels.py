@@ -35,7 +35,7 @@ def without_kernel(graph):
 @pytest.mark.parametrize("dtype", [*FLOATS, "int32", "int64"])
 def test_every_op_for_dense_gradients_has_a_kernel(graph, dtype):
     """Small ones that share a chunk, large ones that do not, a scalar, and one of which only the rank is known."""
-    shapes = ([3, 4], [5], [], [300, 80], [20000], [None, 2])
+    shapes: list = [[3, 4], [5], [], [300, 80], [20000], [None, 2]]
     rows = on_towers(DEVICES, lambda tower: [tf1.placeholder(dtype, shape) for shape in shapes])
     for strategy in [*STRATEGIES, Strategy(wire_dtype="float16", chunk_bytes=1000)]:
         allreduce_grads(rows, DEVICES, dtype in FLOATS, strategy)

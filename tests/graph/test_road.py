@@ -28,9 +28,9 @@ def test_shapes_that_differ_when_the_step_runs_fail(graph, algorithm, towers, sh
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("towers", [2, 3])
 def test_a_dense_gradient_and_rows_of_a_smaller_one_are_never_broadcast(graph, towers, is_known):
-    shape = tf.constant([1, 2], tf.int64) if is_known else tf1.placeholder_with_default(np.int64([1, 2]), [2])
+    shape = tf.constant([1, 2], tf.int64) if is_known else tf1.placeholder_with_default(np.array([1, 2]), [2])
     rows = [[held(np.ones([5, 2], "float32"))] for _ in range(towers)]
-    rows[1] = [tf.IndexedSlices(held(np.ones([1, 2], "float32")), held(np.int64([0])), shape)]
+    rows[1] = [tf.IndexedSlices(held(np.ones([1, 2], "float32")), held(np.array([0])), shape)]
     if is_known:
         with pytest.raises(HierAllreduceError, match=r"the shape differs.*tower 0: \(5, 2\), tower 1: \(1, 2\)"):
             allreduce_grads(rows, cpus(towers))
@@ -93,9 +93,10 @@ def test_sparse_on_one_tower_and_dense_on_another(graph):
 @pytest.mark.parametrize("is_known", [True, False])
 def test_sparse_gradients_made_dense(graph, is_known):
     def shape():
-        return tf.constant([6, 2], tf.int64) if is_known else tf1.placeholder_with_default(np.int64([6, 2]), [2])
+        return tf.constant([6, 2], tf.int64) if is_known else tf1.placeholder_with_default(np.array([6, 2]), [2])
 
-    rows = [[tf.IndexedSlices(held(np.float32([[1, k]] * 2)), held(np.int64([4, 4])), shape())] for k in range(3)]
+    indices = held(np.array([4, 4]))
+    rows = [[tf.IndexedSlices(held(np.array([[1, k]] * 2, "float32")), indices, shape())] for k in range(3)]
     got = evaluate(allreduce_grads(rows, cpus(3), strategy=Strategy(sparse="dense")))
     assert got[2][0].tolist() == [[0, 0]] * 4 + [[6, 6], [0, 0]]
 
@@ -126,7 +127,7 @@ def test_none_on_some_towers_counts_as_zeros(graph, without):
 
 
 def test_zeros_take_their_shape_from_who_has_one(graph):
-    values = tf1.placeholder_with_default(np.float32([[1, 2]]), [None, None])
+    values = tf1.placeholder_with_default(np.array([[1, 2]], "float32"), [None, None])
     full = tf1.placeholder_with_default(np.ones([5, 2], "float32"), [5, None])
     rows = [[tf.IndexedSlices(values, tf.constant([4]), None)], [full], [None]]
     got = allreduce_grads(rows, cpus(3), strategy=Strategy(missing="zeros"))
@@ -134,7 +135,7 @@ def test_zeros_take_their_shape_from_who_has_one(graph):
 
 
 def test_none_on_every_tower_stays_none(graph):
-    result = allreduce_grads([[None, held(np.float32([1]))] for _ in range(3)], cpus(3))
+    result = allreduce_grads([[None, held(np.array([1], "float32"))] for _ in range(3)], cpus(3))
     assert [row[0] for row in result] == [None] * 3 and evaluate(result[1][1]).tolist() == [3]
 
 
@@ -161,7 +162,7 @@ def test_means_of_small_gradients_do_not_vanish(algorithm, dtype, wire):
 
 
 def test_one_tower_is_returned_exactly_even_in_half_precision():
-    value = np.float32([1.0001, 1e-9])
+    value = np.array([1.0001, 1e-9], "float32")
     assert np.array_equal(executed([[value]], cpus(1), strategy=Strategy(wire_dtype="float16"))[0][0], value)
 
 
@@ -264,7 +265,7 @@ def test_rows_of_several_hosts_are_made_dense(graph):
 def test_hosts_compare_what_decides_their_collectives(graph):
     hosts = Hosts()
     for strategy in (Strategy("flat"), Strategy("flat", main=1), Strategy("tree"), Strategy("flat")):
-        rows = gradients_on(cpus(2), [[np.float32([1]), np.float32([5])], [np.float32([2]), np.float32([5])]])
+        rows = gradients_on(cpus(2), [[np.ones([1], "float32")] * 2] * 2)
         allreduce_grads(rows, cpus(2), cluster=hosts, strategy=strategy, name="mine")
     layouts = [facts["layout"] for _, facts in hosts.facts]
     assert layouts[0] == layouts[3] and len(set(layouts)) == 3
