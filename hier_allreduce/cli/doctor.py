@@ -178,8 +178,8 @@ def remedies(
     if without:
         lines.append(
             f"no peer access from {', '.join(without)} to all others, so that copies go through the host's memory. "
-            "GeForce cards have it over NVLink only, virtual machines if their host gives it; else turn off ACS and the "
-            "IOMMU in the firmware. `hier-allreduce doctor --measure -o machine.yaml` measures it, so that plans fit"
+            "GeForce cards have it over NVLink only, virtual machines if their host gives it; else turn off ACS and "
+            "the IOMMU in the firmware. `hier-allreduce doctor --measure -o machine.yaml` measures it for plans"
         )
     if "auto_jit" in os.environ.get("TF_XLA_FLAGS", ""):
         lines.append("XLA may merge copies that the plan keeps apart: leave auto_jit out of TF_XLA_FLAGS")
