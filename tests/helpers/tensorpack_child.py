@@ -201,6 +201,16 @@ def uneven(cost):
     return cost + tf.square(extra) if tp.get_current_tower_context().index == 1 else cost
 
 
+def lonely(cost):
+    """Add a trained variable that only tower 1 has."""
+    return uneven(cost) if tp.get_current_tower_context().index == 1 else cost
+
+
+def layered(cost):
+    """Add one of tensorpack's layers, which need Keras 2."""
+    return cost + tf.reduce_sum(tp.FullyConnected("layer", tf.reshape(cost, [1, 1]), 1))
+
+
 def moving_average(cost):
     """Add a variable that is not trained and that only tower 0 updates, like batch normalisation's averages."""
     average = tf1.get_variable("average", [], trainable=False, initializer=tf1.zeros_initializer(), use_resource=True)
@@ -323,6 +333,13 @@ def refusals(folder):
         "few cpus": lambda: train(HierarchicalTrainer(cpus(3)), "sgd", session_creator=two),
         "feed": lambda: train(HierarchicalTrainer(cpus(2)), "sgd", data=tp.FeedInput(Data(BATCH))),
         "uneven": lambda: train(HierarchicalTrainer(cpus(2)), "sgd", extra=uneven),
+        "lonely": lambda: train(HierarchicalTrainer(cpus(2)), "sgd", extra=lonely),
+        "mode": lambda: HierarchicalTrainer(8, mode="hierarchical"),
+        "option": lambda: HierarchicalTrainer(8, strategi="flat"),
+        "two staged": lambda: train(
+            HierarchicalTrainer(cpus(2)), "sgd", data=tp.StagingInput(tp.QueueInput(Data(BATCH)), nr_stage=2)
+        ),
+        "keras 3": lambda: train(HierarchicalTrainer(cpus(2)), "sgd", extra=layered),
         "own accumulation": lambda: train(HierarchicalTrainer(cpus(2)), "own accumulation"),
         "processor with a variable": lambda: train(HierarchicalTrainer(cpus(2)), "processor with a variable"),
     }

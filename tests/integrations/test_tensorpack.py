@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 from helpers.forks import run_forked
+from helpers.graphs import IS_TF2
 
 # Each scenario runs once, for all its tests: these are a group, which one worker runs.
 scenario = pytest.mark.xdist_group
@@ -178,7 +179,11 @@ def test_warnings_name_drift_and_reference_variables(facts):
         ("gpus", ["tower 0: /gpu:0 does not exist", "CPU:0", 'devices=["/cpu:0", "/cpu:1", …]']),
         ("few cpus", ["tower 2: /cpu:2 does not exist", "CPU:1"]),
         ("feed", ["FeedInput", "same batch", "QueueInput"]),
-        ("uneven", ["tower 0 (/cpu:0) has 4", "tower 1 (/cpu:1) has 5", "not on every tower: extra"]),
+        ("uneven", ["tower 0", "'extra'", "None on towers [0]", "missing='zeros'"]),
+        ("lonely", ["tower 0 (/cpu:0) has 4", "tower 1 (/cpu:1) has 5", "not on every tower: extra"]),
+        ("mode", ["mode='hierarchical' is tensorpack's", "strategy='hierarchical'"]),
+        ("option", ["'strategi' is unknown; did you mean 'strategy'"]),
+        ("two staged", ["StagingInput", "QueueInput", "nr_stage=2", "nr_stage=1"]),
         ("own accumulation", ["OwnAccumulation reads its counter while", "OrderedAccumGrad"]),
         ("processor with a variable", ["both write", "update='main'"]),
     ],
@@ -186,3 +191,9 @@ def test_warnings_name_drift_and_reference_variables(facts):
 def test_a_wrong_choice_is_refused_before_training(facts, case, words):
     for word in words:
         assert word in facts[case]
+
+
+@pytest.mark.skipif(not IS_TF2, reason="TensorFlow 2")
+@scenario("refusals")
+def test_layers_that_need_keras_2_are_told_how_to_get_it(facts):
+    assert "tf_keras" in facts["keras 3"] and "TF_USE_LEGACY_KERAS=1" in facts["keras 3"]

@@ -15,11 +15,32 @@ to the graph, so a view is made without it, and has all attributes of the variab
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, Sequence
+from typing import Any, Callable, Dict, Iterator, List, Sequence
 
 from tensorpack.tfutils.optimizer import PostProcessOptimizer
 
+from ...graph.tf import tf1
 from ...training import Pairs, held_by, patched
+
+
+def with_missing_pairs(rows: Sequence[Pairs]) -> List[Pairs]:
+    """Add (None, variable) for each variable of a tower that has a gradient only on other towers.
+
+    tensorpack leaves out variables without a gradient, tower by tower, so that the K rows would not match.
+    """
+    prefixes = [f"tower{tower}/" if tower else "" for tower in range(len(rows))]
+    towers = [
+        {var.op.name[len(prefix) if var.op.name.startswith(prefix) else 0 :]: (grad, var) for grad, var in row}
+        for prefix, row in zip(prefixes, rows)
+    ]
+    if all(tower.keys() == towers[0].keys() for tower in towers):
+        return list(rows)
+    trainable = {var.op.name: (None, var) for var in tf1.trainable_variables()}
+    names = list(dict.fromkeys(name for tower in towers for name in tower))
+    completed = [
+        [tower.get(name, trainable.get(prefix + name)) for name in names] for prefix, tower in zip(prefixes, towers)
+    ]
+    return [[pair for pair in row if pair] for row in completed]
 
 
 @contextlib.contextmanager

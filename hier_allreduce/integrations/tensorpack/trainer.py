@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorpack.callbacks import Callback, PeriodicTrigger, RunOp
 from tensorpack.graph_builder.training import DataParallelBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
-from tensorpack.input_source import FeedfreeInput
+from tensorpack.input_source import FeedfreeInput, StagingInput
 from tensorpack.tfutils.optimizer import ProxyOptimizer
 from tensorpack.tfutils.sesscreate import NewSessionCreator
 from tensorpack.train import SingleCostTrainer
@@ -34,10 +34,11 @@ from ...training import (
 from ...tuned import tuned
 from .accumulation import with_ordered_accumulation
 from .devices import creator_for_towers, tower_devices
-from .names import under_tower_0s_names
+from .names import under_tower_0s_names, with_missing_pairs
 from .peers import reduced_by_peer
 
 _OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
+_THEIRS = {"mode": "strategy='hierarchical'", "gpus": "devices"}  # options of tensorpack's trainer, and ours
 
 
 class HierarchicalTrainer(SingleCostTrainer):
@@ -80,6 +81,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         update: str = "replicated",
         broadcast_every: int = 0,
         check_replicas_every: int = 0,
+        **unknown: Any,
     ):
         """Check the options. This adds no ops to the current graph.
 
@@ -90,11 +92,16 @@ class HierarchicalTrainer(SingleCostTrainer):
                 :class:`hier_allreduce.TowerOptimizer`. Checkpoints are the same with either ``update``. Comparisons
                 report ``replica_drift`` to the monitors and the variable to the log. They exclude moving averages,
                 which tensorpack updates on tower 0 only.
+            unknown: options of tensorpack's trainer, or misspelled ones; the error names ours.
 
         Raises:
-            HierAllreduceError: an invalid option. A device that does not exist is an error when training starts, before
-                its session does.
+            HierAllreduceError: an invalid or unknown option. A device that does not exist is an error when training
+                starts, before its session does.
         """
+        for name, value in unknown.items():
+            if name in _THEIRS:
+                raise HierAllreduceError(f"{name}={value!r} is tensorpack's; HierarchicalTrainer has {_THEIRS[name]}")
+        presets.check(unknown, dict.fromkeys(_OPTIONS, presets.anything), "HierarchicalTrainer")
         check_options(average, update, broadcast_every=broadcast_every, check_replicas_every=check_replicas_every)
         self.devices = tower_devices(devices)
         self._strategy = strategy_from(strategy)
@@ -126,9 +133,14 @@ class HierarchicalTrainer(SingleCostTrainer):
         """Build everything, as tensorpack's method does.
 
         Raises:
-            HierAllreduceError: an input that would give every tower the same batch; or an optimizer or a gradient
-                processor that cannot update towers.
+            HierAllreduceError: an input that would give every tower the same batch, or wait forever; or an optimizer or
+                a gradient processor that cannot update towers; or tensorpack's layers meet Keras 3.
         """
+        if isinstance(input, StagingInput) and input._nr_stage > 1:
+            raise HierAllreduceError(
+                f"StagingInput({type(input._input).__name__}, nr_stage={input._nr_stage}): tensorpack's holds one"
+                " element for each tower, and would wait forever for room for the second; nr_stage=1 works"
+            )
         if len(self.devices) > 1 and not isinstance(input, FeedfreeInput):
             raise HierAllreduceError(
                 f"{type(input).__name__} would give every tower the same batch; use QueueInput, TensorInput, or another"
@@ -140,12 +152,20 @@ class HierarchicalTrainer(SingleCostTrainer):
         """Build the towers, the all-reduce and the updates, and return the callbacks: tensorpack's hook."""
         towers = list(range(len(self.devices)))
         get_grads = self._make_get_grad_fn(input, get_cost_fn, get_opt_fn)
-        rows = DataParallelBuilder.call_for_each_tower(
-            towers, get_grads, devices=self.devices, use_vs=[tower > 0 for tower in towers]
-        )
+        try:
+            rows = DataParallelBuilder.call_for_each_tower(
+                towers, get_grads, devices=self.devices, use_vs=[tower > 0 for tower in towers]
+            )
+        except AttributeError as error:
+            if "Keras 3" not in str(error):
+                raise
+            raise HierAllreduceError(
+                f"tensorpack's layers need Keras 2 ({error}): pip install tf_keras, and set TF_USE_LEGACY_KERAS=1 in"
+                " the environment before TensorFlow is imported"
+            ) from error
         optimizer = with_ordered_accumulation(get_opt_fn())
         check_optimizer(optimizer)
-        updated = self._updated(optimizer, rows)
+        updated = self._updated(optimizer, with_missing_pairs(rows))
         return self._syncing(updated) if len(self.devices) > 1 else []
 
     def _updated(self, optimizer: Any, rows: Sequence[Pairs]) -> Updated:
