@@ -33,11 +33,19 @@ def held_by(optimizer: Any) -> List[Any]:
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Raise a HierAllreduceError if ``optimizer`` is or wraps tensorpack's ``AccumGradOptimizer``.
+    """Check that ``optimizer`` can update towers.
 
-    Each tower has a counter, read while it is advanced: now and then some towers apply sums that others do not.
+    Raises:
+        HierAllreduceError: it is or wraps a ``SyncReplicasOptimizer``, or tensorpack's ``AccumGradOptimizer``. With the
+            latter each tower has a counter, read while it is advanced: now and then some towers apply sums that others
+            do not.
     """
     for inner in held_by(optimizer):
+        if isinstance(inner, tf1.train.SyncReplicasOptimizer):
+            raise HierAllreduceError(
+                f"{type(inner).__name__} collects gradients of parameter servers' workers; towers' gradients are added"
+                " up already: use the optimizer inside it"
+            )
         if any((base.__module__, base.__name__) == _UNORDERED for base in type(inner).__mro__):
             raise HierAllreduceError(
                 f"{type(inner).__name__} reads its counter while the same step advances it, so that the towers would"
