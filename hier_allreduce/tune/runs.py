@@ -24,7 +24,7 @@ from .candidates import NOW, Candidate, candidates
 
 LEFT_OUT = 10  # steps: compilation, caches, the first batches
 WINDOW = 20  # steps
-LEAST, MOST = LEFT_OUT + WINDOW + 1, LEFT_OUT + 5 * WINDOW + 1  # steps of a run
+LEAST, MOST = LEFT_OUT + WINDOW + 1, LEFT_OUT + 100 * WINDOW + 1  # steps of a run
 START = 600.0  # seconds until the first step
 MERCY = 5.0  # seconds between SIGTERM and SIGKILL, and for the end after it
 FIRST_SHARE = 1 / 20  # of all seconds, for the first run; only its facts tell how many there are

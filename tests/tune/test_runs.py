@@ -104,7 +104,7 @@ def test_children_that_ignore_sigterm_are_ended_too(program, monkeypatch):
 
 def test_the_longest_time_is_said_after_the_first_run(program, capsys):
     runs_of(program("train(40)\ntime.sleep(2)"))
-    assert "4 runs of 31 to 111 steps: at most about 1.0 min\n" in capsys.readouterr().err
+    assert "4 runs of 31 to 2011 steps: at most about 1.0 min\n" in capsys.readouterr().err
     list(tune.measure_all(program("train(40)\ntime.sleep(0.5)"), 0.1, 1.0, ["rule"], Path.cwd()))
     assert "fewer candidates\n" in capsys.readouterr().err
 
