@@ -50,8 +50,8 @@ def test_every_tower_of_every_host_gets_the_sum_or_mean_over_all(summed):
                     np.testing.assert_array_equal(value.astype(float), exact)
         for row in host["results"]["mean"]:
             assert [value.tobytes() for value in row] == [value.tobytes() for value in results[0]["results"]["mean"][0]]
-            for value, exact in zip(row, means):
-                np.testing.assert_allclose(value.astype(float), exact, rtol=0.02 if value.dtype.itemsize == 2 else 1e-6)
+            for value, exact, dtype in zip(row, means, cluster_child.DTYPES):
+                np.testing.assert_allclose(value.astype(float), exact, rtol=0.02 if dtype.endswith("16") else 1e-6)
 
 
 def test_each_chunk_crosses_once_from_its_root(summed):

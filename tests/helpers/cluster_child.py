@@ -62,8 +62,13 @@ def sums(cluster, options, line):
             values = session.run(fetches, options=asked, run_metadata=seen)
             again = session.make_callable(fetches["sum"])()
     nodes = [node for part in seen.partition_graphs for node in part.node if node.op.startswith("CollectiveReduce")]
+    # the bfloat16 of TensorFlow 1.15 cannot be sent to another process
+    plain = {
+        name: [[x.astype("float32") if x.dtype.name == "bfloat16" else x for x in row] for row in result]
+        for name, result in {**values, "again": again}.items()
+    }
     return {
-        "results": {**values, "again": again},
+        "results": plain,
         "none": built["sum"][0][-1] is None,
         "crossed": sorted((node.name, node.device) for node in nodes),
         "audit": str(hier_allreduce.audit(seen, graph)),
