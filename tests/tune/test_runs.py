@@ -3,6 +3,7 @@
 They need no TensorFlow: they write the clock file themselves, so that their steps take exactly as long as they say.
 """
 
+import functools
 import json
 import signal
 import subprocess
@@ -112,7 +113,9 @@ def test_the_longest_time_is_said_after_the_first_run(program, capsys):
 def test_ctrl_c_ends_the_program_and_prints_what_there_is(program):
     command = program("if candidate.changes:\n    time.sleep(1000)\ntrain(200)")
     ours = [sys.executable, "-m", "hier_allreduce", "tune", "--only", "rule", "--json", "--", *command]
-    with subprocess.Popen(ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    # a test run in the background ignores Ctrl-C, and its children would too
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed) as process:
         while not Path("groups").exists() or len(Path("groups").read_text().split()) < 2:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
