@@ -45,7 +45,7 @@ def check_options(average: Any, update: Any, **counts: Any) -> None:
     if update not in ("replicated", "main"):
         raise HierAllreduceError(f"update={update!r} is unknown; there are 'replicated', 'main'")
     for name, value in counts.items():
-        if not isinstance(value, int) or value < 0:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise HierAllreduceError(f"{name}={value!r}: expected a number of steps, or 0")
 
 

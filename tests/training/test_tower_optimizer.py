@@ -369,6 +369,7 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
         ({"average": "sum"}, "average='sum': it is True for the mean"),
         ({"broadcast_every": -2}, "broadcast_every=-2: expected a number of steps"),
         ({"check_replicas_every": -1}, "check_replicas_every=-1: expected"),
+        ({"check_replicas_every": True}, "check_replicas_every=True: expected"),
         ({"optimizer": "adam"}, r"optimizer='adam': expected a tf\.compat\.v1\.train\.Optimizer"),
         (
             {"optimizer": tf1.train.SyncReplicasOptimizer(momentum(), 2)},
