@@ -30,7 +30,3 @@ class HostGroup:
     def check_session(self, session: Any) -> None:
         """Raise an error if all-reduces over several hosts cannot complete in ``session``."""
         raise NotImplementedError
-
-    def check_weights(self, session: Any) -> None:
-        """Raise an error if the trainable variables of the hosts differ; all hosts must call it."""
-        raise NotImplementedError
