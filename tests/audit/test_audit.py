@@ -106,7 +106,8 @@ def test_the_steps_of_tower_optimizer(graph, update, there):
     train = optimizer.apply_gradients(rows)
     metadata = tf1.RunMetadata()
     with session() as sess:
-        sess.run([tf1.global_variables_initializer(), optimizer.init_op])
+        sess.run(tf1.global_variables_initializer())
+        sess.run(optimizer.init_op)
         options = tf1.RunOptions(output_partition_graphs=True)
         sess.run(train, options=options, run_metadata=metadata)
     copies = audit(metadata).copies
