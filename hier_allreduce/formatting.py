@@ -18,8 +18,8 @@ def amount(size: float, binary: bool = False) -> str:
     return f"{size:.0f} B"
 
 
-def duration(seconds: float, digits: int = 3) -> str:
-    """Return seconds as ``3.76 ms`` or ``76 µs``."""
+def duration(seconds: float, digits: int = 2) -> str:
+    """Return seconds as ``3.8 ms`` or ``76 µs``."""
     for unit, name in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= unit:
             return f"{rounded(seconds / unit, digits)} {name}"
@@ -27,13 +27,13 @@ def duration(seconds: float, digits: int = 3) -> str:
 
 
 def rate(bytes_per_second: float) -> str:
-    """Return bytes/s as ``24.3 GB/s``; in a smaller unit below 0.01 GB/s."""
+    """Return bytes/s as ``24 GB/s``; in a smaller unit below 0.01 GB/s."""
     if bytes_per_second < 1e7:
         return f"{amount(bytes_per_second)}/s"
-    return f"{rounded(bytes_per_second / 1e9, 3)} GB/s"
+    return f"{rounded(bytes_per_second / 1e9)} GB/s"
 
 
-def rounded(value: float, digits: int) -> str:
+def rounded(value: float, digits: int = 2) -> str:
     """Return a number with so many digits, and never as ``1e+03``."""
     return f"{float(f'{value:.{digits}g}'):g}"
 

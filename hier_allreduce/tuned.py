@@ -2,7 +2,7 @@
 
 ::
 
-    HIER_ALLREDUCE_TUNE={"clock": "/tmp/…/clock", "peer": "", "changes": {"algorithm": "flat"}}
+    HIER_ALLREDUCE_TUNE={"name": "rule", "peer": "", "changes": {"algorithm": "flat"}, "clock": "/tmp/…/3-rule.clock"}
 
 Without the variable nothing differs. With it, the program's all-reduce is replaced, and one op appends TensorFlow's
 time to the clock file at every step. Facts, from which the candidates follow, are written beside it. No TensorFlow.
@@ -20,18 +20,20 @@ VARIABLE = "HIER_ALLREDUCE_TUNE"
 _noted: Dict[str, Any] = {"front_end": "towers"}
 
 
-class Tuned(NamedTuple):
-    """A candidate, in the program that it is measured in.
+class Candidate(NamedTuple):
+    """An all-reduce to measure: the program's as it is, another strategy of ours, or a peer.
 
     Attributes:
-        clock: the path of the file that gets a line at every step.
-        peer: the name of another all-reduce, in place of ours.
+        name: for ``--only`` and the table.
+        peer: the name of an all-reduce that is not ours.
         changes: fields of :class:`hier_allreduce.Strategy`, in place of the program's.
+        clock: the path of the file that gets a line at every step; empty before a run.
     """
 
-    clock: str
+    name: str
     peer: str = ""
     changes: Dict[str, Any] = {}  # noqa: RUF012  no one changes it
+    clock: str = ""
 
     def as_text(self) -> str:
         """Return the value of the variable."""
@@ -48,10 +50,10 @@ class Tuned(NamedTuple):
 
 
 @lru_cache(maxsize=None)
-def tuned() -> Optional[Tuned]:
+def tuned() -> Optional[Candidate]:
     """Return the candidate of this process; None unless ``hier-allreduce tune`` has started it."""
     text = os.environ.get(VARIABLE)
-    return Tuned(**json.loads(text)) if text else None
+    return Candidate(**json.loads(text)) if text else None
 
 
 def read_facts(clock: str) -> Dict[str, Any]:

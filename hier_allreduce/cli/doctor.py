@@ -10,7 +10,8 @@ import re
 import signal
 import subprocess
 import sys
-from typing import Any, Dict, List, Optional, Sequence
+from pathlib import Path
+from typing import Any, Dict, List, Optional
 
 from .. import measure
 from .._lazy import advice
@@ -34,19 +35,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
     add("--measure", action="store_true", help="copies between all pairs of devices: equal bits, speeds")
-    add("--devices", metavar="A,B", help="devices of TensorFlow to measure, such as /gpu:0,/gpu:1 (default: all GPUs)")
+    measured = "two or more devices of TensorFlow to measure: /gpu:0,/gpu:1 (default: all GPUs)"
+    add("--devices", type=different_devices, metavar="A,B", help=measured)
     add("-o", type=output, metavar="FILE", help="file for this machine with measured links, for plan and topology=")
     add("--json", action="store_true", help="one JSON object instead of the text")
+
+
+def different_devices(text: str) -> List[str]:
+    """Read two or more different devices, such as ``/gpu:0,/gpu:1``."""
+    found = text.split(",")
+    for device in found:
+        if not re.match(r"/[cg]pu:\d+$", device):
+            raise argparse.ArgumentTypeError(f"{device!r} is no device such as /gpu:0 or /cpu:1")
+    if len(found) < 2 or len(set(found)) < len(found):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected two or more different devices, such as /gpu:0,/gpu:1")
+    return found
 
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; return 1 if there are problems."""
     if (args.devices or args.o) and not args.measure:
         raise HierAllreduceError("--devices and -o go with --measure; add it")
-    devices = args.devices.split(",") if args.devices else []
-    if not all(re.match(r"/[cg]pu:\d+$", device) for device in devices) or len(set(devices)) < len(devices):
-        raise HierAllreduceError(f"--devices: expected different devices such as /gpu:0,/gpu:1; there are {devices}")
-    packages = {name: version for name, version in ((name, _version(name)) for name in _PACKAGES) if version}
+    packages = _versions()
     with working("asking TensorFlow for its devices"):
         seen = _tensorflow() if any(name.startswith("tensorflow") for name in packages) else {}
     driver = _driver()
@@ -61,7 +71,7 @@ def main(args: argparse.Namespace) -> int:
     text += [*_gpu_lines(seen, driver, machine), *(f"{name}={value}" for name, value in variables.items())]
     todo = remedies(packages, seen, driver, machine)
     if args.measure:
-        found = _measured(args, [gpu["name"] for gpu in seen.get("gpus", [])], machine)
+        found = _measured(args, len(seen.get("gpus", [])), machine)
         facts["measured"] = measure.as_json(found)
         text += ["", measure.report(found)]
         todo += measure.faults(found)
@@ -71,17 +81,16 @@ def main(args: argparse.Namespace) -> int:
     return 1 if todo else 0
 
 
-def _measured(args: argparse.Namespace, gpus: Sequence[str], machine: Optional[Topology]) -> measure.Measured:
+def _measured(args: argparse.Namespace, gpus: int, machine: Optional[Topology]) -> measure.Measured:
     """Measure copies, and write the machine's file if one is wanted."""
-    devices = args.devices.split(",") if args.devices else [f"/gpu:{number}" for number in range(len(gpus))]
-    if len(devices) < 2:
+    devices = args.devices or [f"/gpu:{number}" for number in range(gpus)]
+    numbers = [int(device[5:]) for device in devices if device.startswith("/gpu:")]
+    if len(devices) < 2 or not gpus > max(numbers, default=-1):
         raise HierAllreduceError(
-            f"there are {count(len(devices), 'GPU')} to measure; name two --devices, such as /cpu:0,/cpu:1"
+            f"--measure: TensorFlow sees {count(gpus, 'GPU')}; name --devices such as /cpu:0,/cpu:1"
         )
-    numbers = [int(device.rpartition(":")[2]) for device in devices]
-    if machine is not None:
-        has_all = all(device.startswith("/gpu") for device in devices) and max(numbers) < len(machine)
-        machine = machine.subset(numbers) if has_all else None
+    is_machine = machine is not None and len(numbers) == len(devices) and max(numbers) < len(machine)
+    machine = machine.subset(numbers) if machine is not None and is_machine else None
     if args.o and machine is None:
         raise HierAllreduceError("-o: only GPUs that nvidia-smi shows make a machine's file; leave -o out")
     with working("measuring copies"):
@@ -91,15 +100,12 @@ def _measured(args: argparse.Namespace, gpus: Sequence[str], machine: Optional[T
     return found
 
 
-def _version(name: str) -> Optional[str]:
-    if sys.version_info < (3, 8):
-        import pkg_resources  # of setuptools, which every environment of Python 3.7 has
-
-        found = pkg_resources.working_set.by_key.get(name.replace("_", "-"))
-        return str(found.version) if found else None
-    from importlib import metadata
-
-    return next((found.version for found in metadata.distributions(name=name)), None)
+def _versions() -> Dict[str, str]:
+    """Return the versions of packages, by the folders that pip makes for them; the first one on the path counts."""
+    paths = [path for folder in reversed(sys.path) for path in Path(folder).glob("*-*.dist-info")]
+    found = {name.lower(): version for name, version, *_ in (path.stem.split("-") for path in paths)}
+    wanted = {name: name.replace("-", "_") for name in _PACKAGES}
+    return {name: found[folder] for name, folder in wanted.items() if folder in found}
 
 
 def probe() -> Dict[str, Any]:
@@ -170,7 +176,8 @@ def remedies(
         lines.append(f"{', '.join(tensorflows)} overwrite each other's files: uninstall all, then install one")
     is_legacy = "tf_keras" in packages and os.environ.get("TF_USE_LEGACY_KERAS") == "1"
     if "tensorpack" in packages and packages.get("keras", "2") >= "3" and not is_legacy:
-        lines.append("tensorpack's layers need Keras 2: pip install tf_keras, and set TF_USE_LEGACY_KERAS=1")
+        install = "" if "tf_keras" in packages else "pip install tf_keras, and "
+        lines.append(f"tensorpack's layers need Keras 2: {install}set TF_USE_LEGACY_KERAS=1")
     if driver and "gpus" in seen and not gpus:
         why = "finds no CUDA libraries that fit" if seen["cuda"] else "is built without CUDA"
         lines.append(f"TensorFlow {why}, and does not use {count(len(driver), 'GPU')}: see tensorflow.org/install")

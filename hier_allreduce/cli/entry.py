@@ -1,6 +1,7 @@
 """``hier-allreduce COMMAND``: the command line, and errors as one line.
 
-A command is a module with ``add_arguments(parser)`` and ``main(args) -> status``.
+A command is a module with ``add_arguments(parser)`` and ``main(args) -> status``. Anything that it calls may raise a
+:class:`.HierAllreduceError`, whose message is that line.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ COMMANDS = {
     "doctor": (doctor, "report versions, GPUs and known problems, to paste into an issue; measure copies"),
     "tune": (tune, "measure all-reduces in your program, and write the fastest"),
 }
-RUNS_PROGRAMS = ("tune",)
 _EXAMPLES = """\
 examples:
   hier-allreduce plan                                 this machine
@@ -48,8 +48,6 @@ def parser() -> Parser:
         sub = commands.add_parser(name, help=summary, description=summary)
         module.add_arguments(sub)
         sub.set_defaults(main=module.main, parser=sub)
-        if name in RUNS_PROGRAMS:
-            sub.usage = sub.format_usage().replace("usage: ", "", 1).rstrip() + " -- PROGRAM …"
     return top
 
 
@@ -61,13 +59,9 @@ def main(argv: Optional[List[str]] = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     argv = sys.argv[1:] if argv is None else argv
-    before = argv[: argv.index("--")] if "--" in argv else argv
-    command = next((argument for argument in before if not argument.startswith("-")), "")
+    command = next((argument for argument in argv if not argument.startswith("-")), "")
     try:
-        args = _parsed(command, before)
-        args.program = argv[len(before) + 1 :]
-        if args.program and command not in RUNS_PROGRAMS:
-            raise HierAllreduceError(f"-- {' '.join(args.program)}: this command runs no program; leave that out")
+        args = _parsed(command, argv)
         status = int(args.main(args) or 0)
         print(end="", flush=True)  # unlike sys.stdout.flush(), this works without standard output
         return status

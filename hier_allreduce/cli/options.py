@@ -1,4 +1,4 @@
-"""One form for every option of every command: times and sizes with a unit, the machine as an argument, ``-o FILE``.
+"""One form for every option of every command: times and sizes with a unit, files whose folders are made.
 
 ::
 
@@ -15,12 +15,10 @@ import re
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Mapping, NoReturn, Optional
+from typing import Any, Iterator, List, Mapping, NoReturn
 
 from .. import presets
 from ..errors import HierAllreduceError
-from ..formatting import duration
-from ..topology import Topology, from_text, this_machine
 
 SAID = 3.0  # seconds after which a command says what it is doing
 
@@ -56,17 +54,13 @@ class Parser(argparse.ArgumentParser):
 # ---- readers of values -------------------------------------------------------------------------------
 
 
-def time_up_to(most: float) -> Callable[[str], float]:
-    """Return the reader of a time such as ``60ms``, above 0 and at most ``most`` seconds; it returns seconds."""
-
-    def read(text: str) -> float:
-        seconds = _number(text, _TIMES, "ms or {}s")
-        if not 0 < seconds <= most:
-            form = f"above 0, up to {duration(most)}, in {', '.join(_TIMES)}, such as 60ms"
-            raise argparse.ArgumentTypeError(f"{text!r}: expected a time {form}")
-        return seconds
-
-    return read
+def time(text: str) -> float:
+    """Read a time such as ``60ms``, up to a day, as seconds."""
+    seconds = _number(text, _TIMES, "ms or {}s")
+    if not 0 < seconds <= 86400:
+        form = f"above 0, up to a day, in {', '.join(_TIMES)}, such as 60ms"
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a time {form}")
+    return seconds
 
 
 def size(text: str) -> int:
@@ -84,17 +78,6 @@ def _number(text: str, units: Mapping[str, float], forms: str) -> float:
         form = "{}" + forms
         raise argparse.ArgumentTypeError(f"{text!r} has no unit; write {form.format(*[match.group(1)] * 2)}")
     return float(match.group(1)) * units.get(match.group(2), 0.0) if match else 0.0
-
-
-def count(least: int, most: int) -> Callable[[str], int]:
-    """Return the reader of a whole number from ``least`` to ``most``."""
-
-    def read(text: str) -> int:
-        if not text.strip().isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {least} to {most}")
-        return int(text)
-
-    return read
 
 
 def output(text: str) -> Path:
@@ -116,42 +99,6 @@ def naming(option: str) -> Iterator[None]:
         yield
     except HierAllreduceError as error:
         raise HierAllreduceError(f"{option}: {error}") from None
-
-
-# ---- the machine -------------------------------------------------------------------------------------
-
-
-def add_machine(parser: argparse.ArgumentParser) -> None:
-    """Add the argument ``MACHINE``, for :func:`read_machine`."""
-    parser.add_argument(
-        "machine",
-        nargs="?",
-        metavar="MACHINE",
-        help=f"{', '.join(presets.names('machines'))}; a YAML file, a file with the output of `nvidia-smi topo -m`, or "
-        "- for this output on standard input (default: this machine)",
-    )
-
-
-def read_machine(name: Optional[str]) -> Topology:
-    """Return the machine that the argument names.
-
-    Raises:
-        HierAllreduceError: the machine cannot be found or understood; the message names the file.
-    """
-    if name is None:
-        found = this_machine()
-        if found is None:
-            known = ", ".join(presets.names("machines"))
-            raise HierAllreduceError(f"nvidia-smi shows no GPUs here; name a machine, one of {known}, or a file")
-        return found
-    if name != "-":
-        return Topology.load(name)
-    if sys.stdin is None:
-        raise HierAllreduceError("-: standard input is closed; expected the output of `nvidia-smi topo -m` on it")
-    if sys.stdin.isatty():
-        print("paste the output of `nvidia-smi topo -m`, then press Enter and Ctrl-D", file=sys.stderr)
-    with naming("-"):
-        return from_text(presets.decoded(sys.stdin.buffer.read()), "standard input")
 
 
 # ---- while a command runs ----------------------------------------------------------------------------

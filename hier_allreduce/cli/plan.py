@@ -6,31 +6,35 @@ import argparse
 import json
 import runpy
 import sys
-from typing import Union
+from typing import Optional, Union
 
 from .. import presets
 from ..errors import HierAllreduceError
 from ..planning.algorithms import Algorithm
-from ..planning.strategy import AUTO, NAMES, Strategy
-from .options import add_machine, naming, output, read_machine, size, time_up_to, working
+from ..planning.strategy import AUTO, NAMES
+from ..topology import Topology, from_text, this_machine
+from .options import naming, output, size, time, working
 from .picture import draw
 from .prediction import EQUAL, MODEL, predict, training_of
 from .report import as_json, report
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's options."""
-    models, time = ", ".join(presets.names("models")), time_up_to(60)
-    add_machine(parser)
+    """Add the command's arguments."""
+    machines, models = (", ".join(presets.names(kind)) for kind in ("machines", "models"))
+    pasted = "a YAML file, a file with the output of `nvidia-smi topo -m`, or - for this output on standard input"
+    functions = "or FILE.py:NAME, a function of yours, for which the file is run"
     add = parser.add_argument
-    add("--model", metavar="MODEL", help=f"gradients of {models} (default {MODEL}), or of a table in a file")
-    add("--bytes", type=size, metavar="SIZE", help=f"of {EQUAL} equal gradients together, instead of a model: 100MB")
-    add("--step", type=time, metavar="TIME", help="of a step on one GPU, without an all-reduce: 180ms")
-    add("--backward", type=time, metavar="TIME", help="of its backward pass: 120ms (default: two thirds of the step)")
-    add("--algorithm", metavar="NAME", help=f"{', '.join(NAMES)}, or FILE.py:NAME, a function of yours, which is run")
-    add("--list", action="store_true", help="show our other algorithms and tensorpack's modes too")
-    add("--json", action="store_true", help="print one JSON object instead")
-    add("--picture", type=output, metavar="FILE", help="draw it too, into FILE (.png, .pdf, .svg)")
+    add("machine", nargs="?", metavar="MACHINE", help=f"{machines}; {pasted} (default: this machine)")
+    add("--model", metavar="MODEL", help=f"{models}, or a file with a table of gradients (default {MODEL})")
+    add("--bytes", type=size, metavar="SIZE", help=f"bytes of {EQUAL} equal gradients, instead of a model: 100MB")
+    add("--step", type=time, metavar="TIME", help="seconds of a step on one GPU, without an all-reduce: 180ms")
+    backward = "seconds of the backward pass in it: 120ms (default: two thirds of the step)"
+    add("--backward", type=time, metavar="TIME", help=backward)
+    add("--algorithm", metavar="NAME", help=f"{', '.join(NAMES)}, {functions} (default {AUTO})")
+    add("--list", action="store_true", help="rows for our other algorithms and tensorpack's modes, too")
+    add("--json", action="store_true", help="one JSON object instead of the text")
+    add("--picture", type=output, metavar="FILE", help="file for a picture of it, too: .png, .pdf or .svg")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -41,9 +45,8 @@ def main(args: argparse.Namespace) -> int:
     machine = read_machine(args.machine)
     if len(machine) < 2:
         raise HierAllreduceError(f"{machine.name} has one GPU, which has nothing to reduce")
-    strategy = Strategy(algorithm, backward=training.backward if training.is_timed else None)
     with working(f"predicting {len(machine)} GPUs"), naming("--algorithm"):  # nothing else can fail here
-        prediction = predict(machine, training, strategy, args.list)
+        prediction = predict(machine, training, algorithm, args.list)
     if args.picture:  # before the text: its reader may close the pipe early
         with naming("--picture"):
             draw(prediction, args.picture)
@@ -56,12 +59,26 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def read_algorithm(text: str) -> Union[str, Algorithm]:
-    """Return the algorithm's name, or the function ``FILE.py:NAME``, for which the file is run.
+def read_machine(name: Optional[str]) -> Topology:
+    """Return the machine that the argument names."""
+    if name is None:
+        found = this_machine()
+        if found is None:
+            known = ", ".join(presets.names("machines"))
+            raise HierAllreduceError(f"nvidia-smi shows no GPUs here; name a machine, one of {known}, or a file")
+        return found
+    if name != "-":
+        return Topology.load(name)
+    if sys.stdin is None:
+        raise HierAllreduceError("-: standard input is closed; expected the output of `nvidia-smi topo -m` on it")
+    if sys.stdin.isatty():
+        print("paste the output of `nvidia-smi topo -m`, then press Enter and Ctrl-D", file=sys.stderr)
+    with naming("-"):
+        return from_text(presets.decoded(sys.stdin.buffer.read()), "standard input")
 
-    Raises:
-        HierAllreduceError: no such name, file or function, or the file raises an error.
-    """
+
+def read_algorithm(text: str) -> Union[str, Algorithm]:
+    """Return the algorithm's name, or the function ``FILE.py:NAME``, for which the file is run."""
     file, colon, name = text.rpartition(":")
     if text in NAMES:
         return text

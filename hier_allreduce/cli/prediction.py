@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
 from ..formatting import amount, count, duration
 from ..models import DTYPE_BYTES, GradientShape, load_model
+from ..planning.algorithms import Algorithm
 from ..planning.choose import RATE, STEP, cases_of, rule
 from ..planning.chunks import Chunk, Gradient, chunks_of
 from ..planning.contenders import USABLE, exposed_by_others
@@ -22,37 +23,24 @@ EQUAL = 50  # gradients that stand for a number of bytes
 
 
 class Training(NamedTuple):
-    """A model's gradients and the seconds of its step.
-
-    Attributes:
-        model: its name.
-        gradients: N gradients; the last one is ready first.
-        step: seconds of a step on one device, without an all-reduce.
-        backward: seconds of its backward pass.
-        notes: for people: bytes, gradients that are left out, assumptions.
-        is_timed: whether the user has said the step or its backward pass.
-    """
+    """A model's gradients and the seconds of its step."""
 
     model: str
-    gradients: Tuple[Gradient, ...]
-    step: float
-    backward: float
-    notes: str
-    is_timed: bool
+    gradients: Tuple[Gradient, ...]  # the last one is ready first
+    step: float  # seconds on one device, without an all-reduce
+    backward: float  # seconds of its backward pass
+    is_timed: bool  # whether the user has said one of these times
+    notes: str  # for people: bytes, gradients that are left out, assumptions
 
 
 def training_of(
     model: Optional[str], size: Optional[int], step: Optional[float], backward: Optional[float]
 ) -> Training:
-    """Return the training of a command's options.
-
-    Raises:
-        HierAllreduceError: a model and bytes, an unknown model, no dense gradients, or a step that is too short.
-    """
+    """Return the training of a command's options."""
     if size is not None and model is not None:
-        raise HierAllreduceError("--model and --bytes both say the gradients; give one of them")
+        raise HierAllreduceError("--model and --bytes both say the gradients; name one of them")
     if step is not None and backward is not None and backward > step:
-        raise HierAllreduceError(f"--backward {duration(backward)} is longer than --step {duration(step)}")
+        raise HierAllreduceError(f"--backward {duration(backward, 4)} is longer than --step {duration(step, 4)}")
     if size is not None:
         name, sparse = f"{EQUAL} equal gradients", 0
         ends = [size * number // EQUAL for number in range(EQUAL + 1)]
@@ -68,14 +56,12 @@ def training_of(
         raise HierAllreduceError(f"--model: all gradients of {name} are sparse or empty, and these are not predicted")
     length = backward or (step / STEP if step else total / RATE)
     said = {"model": model or size, "step": step, "backward pass": backward}
-    assumed = ", ".join(option for option, value in said.items() if value is None)
-    notes = [
-        amount(total),
-        f"{count(sparse, 'sparse gradient')} left out" * bool(sparse),
-        f"assumed: {assumed}" * bool(assumed),
-    ]
+    assumed = [option for option, value in said.items() if value is None]
+    notes = [amount(total)]
+    notes += [f"{count(sparse, 'sparse gradient')} left out"] if sparse else []
+    notes += [f"assumed: {', '.join(assumed)}"] if assumed else []
     is_timed = step is not None or backward is not None
-    return Training(name, tuple(gradients), step or length * STEP, length, "; ".join(filter(None, notes)), is_timed)
+    return Training(name, tuple(gradients), step or length * STEP, length, is_timed, "; ".join(notes))
 
 
 def dense_gradients(shapes: Sequence[GradientShape]) -> List[Gradient]:
@@ -105,29 +91,22 @@ class Prediction(NamedTuple):
     ops: int
 
 
-def predict(machine: Topology, training: Training, strategy: Strategy, everything: bool) -> Prediction:
-    """Return the rows of a training on K ≥ 2 devices: ours, and those of others.
-
-    Args:
-        machine: K devices.
-        training: its gradients and times.
-        strategy: the algorithm of ours.
-        everything: whether our other algorithms and tensorpack's modes have rows too.
-    """
+def predict(machine: Topology, training: Training, algorithm: Union[str, Algorithm], everything: bool) -> Prediction:
+    """Return the rows for K ≥ 2 devices; with ``everything``, those of our other algorithms and tensorpack too."""
     gradients, links = training.gradients, links_of(machine)
     backward = training.backward if training.is_timed else None
     cases = cases_of(sum(gradient.bytes for gradient in gradients), links, backward)
-    choices = choices_for(strategy, gradients, machine)
-    ours, by_rule = choices[0].plan, rule(gradients, len(machine), links)
-    seconds = exposed(by_rule, links, gradients, cases)
-    rows = [_row(OURS, _details(ours), choices[0].by_case), _row(f"{OURS}, by rule", _details(by_rule), seconds)]
+    best, *others = choices_for(Strategy(algorithm, backward=backward), gradients, machine)
+    by_rule = rule(gradients, len(machine), links)
+    rows = [_row(OURS, _details(best.plan), best.by_case)]
+    rows.append(_row(f"{OURS}, by rule", _details(by_rule), exposed(by_rule, links, gradients, cases)))
     if everything:
-        rows += [_row(f"{OURS} too", _details(choice.plan), choice.by_case) for choice in choices[1:]]
+        rows += [_row(f"{OURS} too", _details(choice.plan), choice.by_case) for choice in others]
     for name, by_case in exposed_by_others(machine, gradients, cases, with_tensorpack=everything).items():
         is_wrong = name == USABLE[1] and len(machine) % 2  # it leaves out a device's gradients, in silence
         rows.append(_row(name, f"wrong sums on {len(machine)} GPUs" if is_wrong else "", by_case))
-    chunks = tuple(chunks_of(gradients, ours.chunk_bytes))
-    return Prediction(machine, training, tuple(rows), ours, chunks, Work(ours, chunks, gradients).ops)
+    chunks = tuple(chunks_of(gradients, best.plan.chunk_bytes))
+    return Prediction(machine, training, tuple(rows), best.plan, chunks, Work(best.plan, chunks, gradients).ops)
 
 
 def _row(name: str, details: str, by_case: Sequence[float]) -> Row:

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -16,19 +17,28 @@ from typing import List
 from .. import presets
 from ..cluster.place import place
 from ..errors import HierAllreduceError
-from ..tune import NAMES, Run, as_json, as_yaml, measure_all, report, verdict
+from ..tune import MOST, NAMES, Run, as_json, as_yaml, measure_all, report, verdict
 from ..tuned import VARIABLE
-from .options import count, output, time_up_to
+from .options import output, time
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add("--minutes", type=count(1, 1440), default=10, metavar="M", help="minutes of all runs together (default 10)")
+    shares = f"minutes of all runs: each ends after an equal share, or after {MOST} steps (default 10)"
+    add("--minutes", type=minutes, default=600.0, metavar="M", help=shares)
     add("--only", metavar="A,B", help=f"candidates beside the program as it is: {', '.join(NAMES)}")
-    add("--patience", type=time_up_to(86400), default=60.0, metavar="TIME", help="longest time without a step (60s)")
+    add("--patience", type=time, default=60.0, metavar="TIME", help="longest time without a step (default 60s)")
     add("-o", type=output, metavar="FILE", help="file for the best strategy, as strategy='FILE' reads it")
     add("--json", action="store_true", help="one JSON object instead of the table")
+    add("program", nargs="*", metavar="-- PROGRAM", help="program to measure, with its arguments")
+
+
+def minutes(text: str) -> float:
+    """Read minutes, up to a day, as seconds."""
+    if not re.match(r"\d+(\.\d+)?$", text) or not 0 < float(text) <= 1440:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected minutes up to 1440, such as 10")
+    return 60 * float(text)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -56,7 +66,7 @@ def main(args: argparse.Namespace) -> int:
         signal.signal(ending, signal.default_int_handler)  # as Ctrl-C: end the program, print what there is
     runs: List[Run] = []
     interrupted = False
-    measured = measure_all(args.program, 60.0 * args.minutes, args.patience, only, folder)
+    measured = measure_all(args.program, args.minutes, args.patience, only, folder)
     try:
         with contextlib.closing(measured):
             for run in measured:
@@ -67,7 +77,11 @@ def main(args: argparse.Namespace) -> int:
         interrupted = True
     found = verdict(runs)
     print(json.dumps(as_json(found)) if args.json else report(found))
-    if found.best and args.o:
+    if args.o and found.best:
         args.o.write_text(as_yaml(found, runs[0].facts["kept"]), encoding="utf-8")
         print(f"strategy={str(args.o)!r} is the best one", file=sys.stderr)
+    elif args.o:
+        print(
+            f"{args.o} is not written: it is for a strategy that is faster than the program as it is", file=sys.stderr
+        )
     return 130 if interrupted else 0 if any(run.seconds for run in runs) else 1

@@ -13,8 +13,10 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import replace
-from itertools import permutations
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from itertools import cycle, permutations
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+from tqdm import tqdm
 
 from ..errors import HierAllreduceError
 from ..topology import PCIE, Topology
@@ -27,20 +29,12 @@ _LIMITED = 0.9  # of the copies' speeds alone: a group below it shares something
 
 
 class Copies(NamedTuple):
-    """The figures of copies that run at once, or the reason that there are none.
-
-    Attributes:
-        pairs: the copies, from one device to another.
-        differ: bytes that arrive changed.
-        rate: bytes/s of all together, measured twice.
-        start: seconds to start a copy, or an op with the same device twice, measured twice.
-        fault: the reason that nothing was measured.
-    """
+    """The figures of copies that run at once, each measured twice, or the reason that there are none."""
 
     pairs: Sequence[Pair] = ()
-    differ: int = 0
-    rate: Sequence[float] = ()
-    start: Sequence[float] = ()
+    differ: int = 0  # bytes that arrive changed
+    rate: Sequence[float] = ()  # bytes/s of all together
+    start: Sequence[float] = ()  # seconds to start a copy, or an op with the same device twice
     fault: str = ""
 
 
@@ -60,7 +54,7 @@ def repeated(figures: Sequence[float]) -> Optional[float]:
 
 
 def measure(devices: Sequence[str], machine: Optional[Topology]) -> Measured:
-    """Copy between every ordered pair of devices, and then out of groups of the machine's matrix all at once.
+    """Copy between every ordered pair of devices, then out of groups of the machine's matrix all at once; show a bar.
 
     Args:
         devices: K ≥ 2 devices of TensorFlow; device k is the machine's k-th.
@@ -70,17 +64,15 @@ def measure(devices: Sequence[str], machine: Optional[Topology]) -> Measured:
         HierAllreduceError: TensorFlow cannot use the devices.
     """
     pairs = list(permutations(devices, 2))
-    alone = dict(zip(pairs, _ask(devices[0], [[pair] for pair in pairs])))
     groups = {}
     for name, members in (_groups_of(machine) if machine else {}).items():
         outside = [k for k in range(len(devices)) if k not in members]
-        around = [*members[1:], members[0]]
-        ends = [outside[n % len(outside)] if outside else around[n] for n in range(len(members))]
-        out = [(devices[src], devices[dst]) for src, dst in zip(members, ends)]
-        if not any(alone[pair].fault or alone[pair].differ for pair in out):
-            groups[name] = out
-    *together, op = _ask(devices[0], [*groups.values(), [(devices[0], devices[0])]])
-    return Measured(alone, dict(zip(groups, together)), op)
+        ends = cycle(outside or [*members[1:], members[0]])
+        groups[name] = [(devices[src], devices[dst]) for src, dst in zip(members, ends)]
+    tasks = [*([pair] for pair in pairs), *groups.values(), [(devices[0], devices[0])]]
+    with tqdm(_ask(devices[0], tasks), "copies", len(tasks), delay=10, disable=None, file=sys.stderr) as bar:
+        *found, op = bar
+    return Measured(dict(zip(pairs, found)), dict(zip(groups, found[len(pairs) :])), op)
 
 
 def _groups_of(machine: Topology) -> Dict[str, List[int]]:
@@ -115,31 +107,27 @@ def with_figures(machine: Topology, devices: Sequence[str], found: Measured) -> 
     return replace(machine, speeds=speeds, links=by_key[0], starts=by_key[1], shared=by_key[2])
 
 
-def _ask(first: str, tasks: Sequence[List[Pair]]) -> List[Copies]:
-    """Return figures for every task, or a fault; a process that hangs or dies is replaced by a new one.
+def _ask(first: str, tasks: List[List[Pair]]) -> Iterator[Copies]:
+    """Yield figures for every task, or a fault; a process that hangs or dies is replaced by a new one.
 
     Raises:
         HierAllreduceError: TensorFlow cannot use the first device.
     """
-    found: List[Copies] = []
-    while len(found) < len(tasks):
-        todo = {"first": first, "start": START, "limit": LIMIT, "tasks": tasks[len(found) :]}
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    while tasks:
+        todo = {"first": first, "start": START, "limit": LIMIT, "tasks": tasks}
         command = [sys.executable, "-m", f"{__package__}.copies", json.dumps(todo)]
-        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
         with tempfile.TemporaryFile() as errors, subprocess.Popen(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
         ) as process:
             lines: Any = process.stdout
             if not lines.readline():
                 raise HierAllreduceError(f"TensorFlow cannot use {first}: {_fault(process, errors, START)}")
-            for task in tasks[len(found) :]:
-                line = lines.readline()
-                if not line:
-                    found.append(Copies(task, fault=_fault(process, errors, LIMIT)))
-                    break
-                found.append(Copies(task, **json.loads(line)))
+            line = b"{}"
+            while tasks and line:
+                line, task, tasks = lines.readline(), tasks[0], tasks[1:]
+                yield Copies(task, **json.loads(line)) if line else Copies(task, fault=_fault(process, errors, LIMIT))
             process.kill()  # the end of TensorFlow may hang, too
-    return found
 
 
 def _fault(process: Any, errors: Any, limit: float) -> str:

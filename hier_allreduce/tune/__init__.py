@@ -7,8 +7,8 @@
 
 from __future__ import annotations
 
-from .candidates import NAMES, Candidate, candidates
-from .runs import Run, measure_all
+from .candidates import NAMES, candidates
+from .runs import MOST, Run, measure_all
 from .verdict import as_json, as_yaml, report, verdict
 
-__all__ = ["NAMES", "Candidate", "Run", "as_json", "as_yaml", "candidates", "measure_all", "report", "verdict"]
+__all__ = ["MOST", "NAMES", "Run", "as_json", "as_yaml", "candidates", "measure_all", "report", "verdict"]

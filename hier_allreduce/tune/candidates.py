@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Sequence
+from typing import Any, Dict, List, Sequence
 
 from ..errors import HierAllreduceError
 from ..planning import Gradient
 from ..planning.choose import rule
 from ..topology import links_of, this_machine
+from ..tuned import Candidate
 
 NOW = "now"
 _PLANNED = {"algorithm": "auto", "topology": None, "chunk_bytes": None, "groups": None, "main": None}
@@ -20,20 +21,6 @@ _PEERS = {
     "towers": ["tower-0-sum"],
 }
 NAMES = ["planned", "rule", "half-chunks", "double-chunks", *_NARROW, *(name for of in _PEERS.values() for name in of)]
-
-
-class Candidate(NamedTuple):
-    """An all-reduce to measure: the program's as it is, another strategy of ours, or a peer.
-
-    Attributes:
-        name: for ``--only`` and the table.
-        peer: the name of an all-reduce that is not ours.
-        changes: fields of ``Strategy``, in place of the program's.
-    """
-
-    name: str
-    peer: str = ""
-    changes: Dict[str, Any] = {}  # noqa: RUF012  no one changes it
 
 
 def candidates(facts: Dict[str, Any], only: Sequence[str] = ()) -> List[Candidate]:

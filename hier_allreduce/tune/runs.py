@@ -1,4 +1,4 @@
-"""Runs of a user's program: a process group for each, ended once enough steps are measured. No process survives.
+"""Runs of a user's program, each ended with all its processes once enough steps are measured.
 
 A run fails if the program ends before it has made enough steps. It hangs if no step comes for a while.
 Both are results. GPUs work asynchronously: single steps tell little, and means over windows of 20 steps do.
@@ -6,6 +6,7 @@ Both are results. GPUs work asynchronously: single steps tell little, and means 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -19,8 +20,8 @@ from tqdm import tqdm
 
 from ..errors import HierAllreduceError
 from ..formatting import count, duration
-from ..tuned import VARIABLE, Tuned, read_facts
-from .candidates import NOW, Candidate, candidates
+from ..tuned import VARIABLE, Candidate, read_facts
+from .candidates import NOW, candidates
 
 LEFT_OUT = 10  # steps: compilation, caches, the first batches
 WINDOW = 20  # steps
@@ -83,14 +84,15 @@ def measure_all(
 
 def _run(command: Sequence[str], candidate: Candidate, share: float, patience: float, name: Path, bar: Any) -> Run:
     clock, output = name.with_suffix(".clock"), name.with_suffix(".log")
-    environment = {**os.environ, VARIABLE: Tuned(str(clock), candidate.peer, candidate.changes).as_text()}
+    setting = candidate._replace(clock=str(clock)).as_text()
     with output.open("wb") as log:
         pipes: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+        environment = {**os.environ, VARIABLE: setting}
         process = subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
     try:
         fault = _wait(process, clock, share, patience, bar)
     finally:
-        _end_group(process)
+        _end(process, f"{VARIABLE}={setting}".encode())
         bar.update(1)
     times, facts = _times(clock), read_facts(str(clock))
     if fault:
@@ -127,19 +129,34 @@ def _wait(process: Any, clock: Path, share: float, patience: float, bar: Any) ->
             return f"failed: {by} after {count(steps, 'step')}"
         allowed = patience if steps else START
         if now - last > allowed:
-            return f"hung: no step {f'after step {steps}' if steps else 'at all'} for {duration(allowed)}, killed"
+            return f"hung: no step {f'after step {steps}' if steps else 'at all'} for {duration(allowed, 4)}, killed"
         time.sleep(0.1)
 
 
-def _end_group(process: Any) -> None:
-    """End all processes of a program's group: SIGTERM, and SIGKILL after five seconds."""
-    try:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            os.killpg(process.pid, number)
-            deadline = time.monotonic() + MERCY
-            while time.monotonic() < deadline:
-                process.poll()  # a zombie would count as alive
-                os.killpg(process.pid, 0)
-                time.sleep(0.02)
-    except ProcessLookupError:
-        pass  # nobody is left
+def _end(process: Any, setting: bytes) -> None:
+    """End all processes of a run: SIGTERM, and SIGKILL after five seconds."""
+    for number in (int(signal.SIGTERM), int(signal.SIGKILL)):
+        deadline, to_send = time.monotonic() + MERCY, number
+        while time.monotonic() < deadline:
+            process.poll()  # a zombie would count as alive
+            if not _send(to_send, process.pid, setting):
+                return
+            to_send = 0  # it only looks who is left
+            time.sleep(0.02)
+
+
+def _send(number: int, group: int, setting: bytes) -> bool:
+    """Send a signal to the processes of a run; return whether there are any.
+
+    They are a process group and, on Linux, those that have left it: a process there shows the setting of its run.
+    """
+    found = False
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, number)
+        found = True
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            if setting in (process / "environ").read_bytes():
+                os.kill(int(process.name), number)
+                found = True
+    return found

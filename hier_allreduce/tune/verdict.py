@@ -9,7 +9,8 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 import yaml
 
 from ..formatting import table
-from .candidates import NOW, Candidate
+from ..tuned import Candidate
+from .candidates import NOW
 from .runs import Run
 
 LEAST_GAIN = 0.02  # of a step; less decides nothing

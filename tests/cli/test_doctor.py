@@ -17,6 +17,12 @@ PACKAGES = {"tensorflow": "2.21.0"}
         ({}, {}, [], "TensorFlow is missing; only plan works"),
         ({**PACKAGES, "tensorflow-cpu": "2.21.0"}, SEEN, [], "overwrite each other's files: uninstall all"),
         ({**PACKAGES, "tensorpack": "0.11", "keras": "3.1"}, SEEN, [], "pip install tf_keras, and set TF_USE_LEGACY"),
+        (
+            {**PACKAGES, "tensorpack": "0.11", "keras": "3.1", "tf_keras": "2.21"},
+            SEEN,
+            [],
+            "Keras 2: set TF_USE_LEGACY",
+        ),
         (PACKAGES, {**SEEN, "gpus": []}, ["RTX 4090, 550"], "does not use 1 GPU: see tensorflow.org/install"),
         (PACKAGES, {"error": "TensorFlow cannot be used, install it again: x"}, [], "install it again: x"),
         (PACKAGES, SEEN, [], "no peer access from /device:GPU:0, /device:GPU:1 to all others"),
@@ -42,5 +48,10 @@ def test_doctor_measures_cpu_devices_and_prints_json(run):
 
 def test_errors_have_one_line(fails):
     assert "--devices and -o go with --measure" in fails("doctor", "--devices", "/gpu:0,/gpu:1")
-    assert "--devices: expected different devices" in fails("doctor", "--measure", "--devices", "/gpu:0,/gpu:0")
-    assert "--devices: expected different devices" in fails("doctor", "--measure", "--devices", "gpus")
+    for devices, words in [
+        ("/gpu:0,/gpu:0", "'/gpu:0,/gpu:0': expected two or more different devices, such as /gpu:0,/gpu:1"),
+        ("/cpu:0", "'/cpu:0': expected two or more different devices"),
+        ("banana,/cpu:0", "'banana' is no device such as /gpu:0 or /cpu:1"),
+        ("/gpu:98,/gpu:99", "TensorFlow sees 0 GPUs; name --devices such as /cpu:0,/cpu:1"),
+    ]:
+        assert words in fails("doctor", "--measure", "--devices", devices)

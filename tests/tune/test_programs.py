@@ -11,7 +11,7 @@ from helpers.graphs import IS_TF2
 
 import hier_allreduce
 from hier_allreduce import tune, tuned
-from hier_allreduce.tuned import Tuned
+from hier_allreduce.tuned import Candidate
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("--blocks", "1", "--channels", "4", "--batch", "2")
@@ -20,7 +20,7 @@ SMALL = ("--blocks", "1", "--channels", "4", "--batch", "2")
 @pytest.fixture
 def candidate(tmp_path, monkeypatch):
     """A candidate that is measured in this process."""
-    candidate = Tuned(str(tmp_path / "clock"))
+    candidate = Candidate("now", clock=str(tmp_path / "clock"))
     monkeypatch.setenv(tuned.VARIABLE, candidate.as_text())
     tuned.tuned.cache_clear()
     yield candidate

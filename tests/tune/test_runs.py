@@ -14,6 +14,7 @@ import pytest
 
 from hier_allreduce import HierAllreduceError, Strategy, tune
 from hier_allreduce.cli import main
+from hier_allreduce.tuned import Candidate
 
 BEGIN = """
 import os, signal, sys, time
@@ -103,6 +104,13 @@ def test_children_that_ignore_sigterm_are_ended_too(program, monkeypatch):
     assert not left_over()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the environment of a process")
+def test_children_that_have_left_the_process_group_are_ended_too(program):
+    leaves = "import subprocess\nchild = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+    runs_of(program(f"{leaves}with open('groups', 'a') as file:\n    print(child.pid, file=file)\ntrain(200)"))
+    assert not left_over()
+
+
 def test_the_longest_time_is_said_after_the_first_run(program, capsys):
     runs_of(program("train(40)\ntime.sleep(2)"))
     assert "4 runs of 31 to 2011 steps: at most about 1.0 min\n" in capsys.readouterr().err
@@ -135,6 +143,14 @@ def test_the_fastest_candidate_is_written_with_the_table(program, capsys):
     assert "# now " in Path("new/best.yaml").read_text(encoding="utf-8")
 
 
+def test_a_program_that_is_kept_gets_no_file_and_is_told_so(program, capsys):
+    assert main(["tune", "--only", "rule", "-o", "best.yaml", "--", *program("train(200)")]) == 0
+    out, err = capsys.readouterr()
+    assert (
+        "keep the program as it is" in out and "\nbest.yaml is not written: " in err and not Path("best.yaml").exists()
+    )
+
+
 def runs_with(**milliseconds):
     """Return two runs of every candidate: a number is the step of both, two are those of the first and the second."""
     runs, peers = [], {"NcclAllReduce": "NcclAllReduce"}
@@ -142,9 +158,7 @@ def runs_with(**milliseconds):
         for step in steps if isinstance(steps, tuple) else (steps, steps):
             fault = "hung: no step" if step is None else ""
             runs.append(
-                tune.Run(
-                    tune.Candidate(name, peers.get(name, "")), [] if fault else [step * 1e-3] * 5, Path("log"), fault
-                )
+                tune.Run(Candidate(name, peers.get(name, "")), [] if fault else [step * 1e-3] * 5, Path("log"), fault)
             )
     return runs
 
