@@ -14,26 +14,30 @@ from typing import Any, Dict, Tuple
 
 from .._lazy import advice
 from ..errors import HierAllreduceError
-from ..formatting import count
+from ..formatting import count, duration, rate
 from ..planning.plan import Copy, root_of
 from ..topology import PCIE, Topology, links_of, nvlinks
 from .prediction import OURS, Prediction
-from .report import link_rows, seconds, two_digits
+from .report import link_rows
 
 Point = Tuple[float, float]
 
 # Okabe and Ito (2008), "Color Universal Design": people with any kind of colour blindness tell these apart
 BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
 INK, PALE = "#22262b", "#d9dde2"  # text and outlines; the background
+_STYLE: Dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "xtick.labelsize": 9,
+    "text.color": INK,
+    "legend.frameon": False,
+}
 
 
 def draw(prediction: Prediction, path: Path) -> None:
-    """Draw a prediction into a file: PNG, PDF or SVG by its ending.
-
-    Raises:
-        HierAllreduceError: matplotlib is missing, or the file cannot be written, as one with another ending.
-    """
+    """Draw a prediction into a file: PNG, PDF or SVG by its ending."""
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise HierAllreduceError(advice("a picture", "matplotlib", "picture")) from None
@@ -41,15 +45,16 @@ def draw(prediction: Prediction, path: Path) -> None:
     machine = prediction.machine
     has_both = len({bool(nvlinks(kind)) for row in machine.kinds for kind in row if kind != "X"}) > 1
     upper, lower = 2.2 + 0.8 * has_both + 0.2 * len(link_rows(machine)), 3.6  # inches
-    figure = Figure(figsize=(8.3, upper + lower), constrained_layout=True)
-    grid = figure.add_gridspec(2, 2, height_ratios=(upper, lower), width_ratios=(1, 1.1))
-    draw_machine(figure.add_subplot(grid[0, :]), machine)
-    draw_schedule(figure.add_subplot(grid[1, 0]), prediction)
-    draw_steps(figure.add_subplot(grid[1, 1]), prediction)
-    try:
-        figure.savefig(path, format=path.suffix[1:], dpi=110, bbox_inches="tight", pad_inches=0.12)
-    except (OSError, ValueError) as cause:
-        raise HierAllreduceError(f"{str(path)!r} cannot be written: {cause}") from None
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(8.3, upper + lower), constrained_layout=True)
+        grid = figure.add_gridspec(2, 2, height_ratios=(upper, lower), width_ratios=(1, 1.1))
+        draw_machine(figure.add_subplot(grid[0, :]), machine)
+        draw_schedule(figure.add_subplot(grid[1, 0]), prediction)
+        draw_steps(figure.add_subplot(grid[1, 1]), prediction)
+        try:
+            figure.savefig(path, format=path.suffix[1:], dpi=110, bbox_inches="tight", pad_inches=0.12)
+        except (OSError, ValueError) as cause:
+            raise HierAllreduceError(f"{str(path)!r} cannot be written: {cause}") from None
 
 
 # ---- the machine -------------------------------------------------------------------------------------
@@ -71,8 +76,8 @@ def draw_machine(axes: Any, machine: Topology) -> None:
         color = BLUE if kind.startswith("NV") else VERMILLION if "no peer" in limit else INK
         label = "; ".join(filter(None, (f"{kind}: {pairs}, {speed}", limit)))
         axes.plot([], [], style, color=color, linewidth=_width(kind), label=label)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.02), frameon=False, fontsize=9)
-    axes.set_title(machine.name, fontsize=11, color=INK)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 0.02))
+    axes.set_title(f"{machine.name}: GPUs and links, with speeds in each direction")
     axes.margins(x=0.06, y=0.08)
     axes.axis("off")
 
@@ -91,9 +96,9 @@ def _draw_pcie(axes: Any, at: Dict[str, Point], shared: Dict[str, float], far: s
         end = at.get(above, top)
         axes.plot((x, end[0]), (y, end[1]), style, color=color, linewidth=1.2, zorder=1)
     for name in groups:
-        _label(axes, at[name], f"uplink, {two_digits(shared[name] / 1e9)} GB/s", color)
+        _label(axes, at[name], f"uplink, {rate(shared[name])}", color)
     if "host" in shared:
-        _label(axes, top, f"no peer access: host's memory, {two_digits(shared['host'] / 1e9)} GB/s in all", color)
+        _label(axes, top, f"no peer access: host's memory, {rate(shared['host'])} in all", color)
     else:
         _label(axes, top, "bus between sockets" if far == "SYS" else "PCIe", color)
 
@@ -105,7 +110,7 @@ def _draw_nvlinks(axes: Any, machine: Topology, shared: Dict[str, float]) -> Non
     if switch:
         for tower in towers:
             axes.plot((tower, middle), (0, -1), color=BLUE, linewidth=1.6, zorder=1)
-        _label(axes, (middle, -1.0), f"NVSwitch, {two_digits(switch / 1e9)} GB/s for each GPU", BLUE)
+        _label(axes, (middle, -1.0), f"NVSwitch, {rate(switch)} for each GPU", BLUE)
         return
     for i, j in ((i, j) for i in towers for j in towers if i < j and nvlinks(machine.kinds[i][j])):
         steps = [step / 20 for step in range(21)]
@@ -116,14 +121,12 @@ def _draw_nvlinks(axes: Any, machine: Topology, shared: Dict[str, float]) -> Non
 
 def _width(kind: str) -> float:
     """Return the width of a line for a kind of link, or for several."""
-    return 0.4 + 1.2 * min(3, nvlinks(kind.split("–")[0]) or 0.7)
+    return 0.4 + 1.2 * min(3, nvlinks(kind.split()[0]) or 0.7)
 
 
 def _label(axes: Any, point: Point, text: str, color: str, filled: bool = False) -> None:
     box = {"boxstyle": "round,pad=0.3", "facecolor": color if filled else "white", "edgecolor": color}
-    axes.text(
-        *point, text, ha="center", va="center", fontsize=9, color="white" if filled else color, bbox=box, zorder=3
-    )
+    axes.text(*point, text, ha="center", va="center", color="white" if filled else color, bbox=box, zorder=3)
 
 
 # ---- a schedule, and steps ---------------------------------------------------------------------------
@@ -143,15 +146,14 @@ def draw_schedule(axes: Any, prediction: Prediction) -> None:
         after[step.dst] = level
         root = root if copied else (step.dst, level)
     deepest = max(after, default=0)
-    for tower in range(towers):
+    for tower, label in enumerate(prediction.machine.devices):
         axes.plot((tower, tower), (0, deepest), color=PALE, linewidth=1, zorder=0)
-        axes.text(tower, -0.12, str(tower), ha="center", va="bottom", fontsize=9, color=INK)
+        axes.text(tower, -0.12, label if towers <= 8 else label[3:], ha="center", va="bottom", fontsize=8)
     axes.plot(*root, "o", color=INK, markersize=8, zorder=4)
-    words = "time goes down; blue: sums, until the dot; green: copies"
-    axes.text((towers - 1) / 2, deepest + 0.12, words, fontsize=9, color=INK, ha="center", va="top")
-    axes.set_ylim(deepest + 0.45, -0.45)
-    title = f"one of {count(len(prediction.chunks), 'chunk')}: {prediction.plan.algorithm}"
-    axes.set_title(title, fontsize=10, color=INK)
+    words = "time goes down; blue: gradients are added, until the\ndot has the sum of all; green: that sum is copied"
+    axes.text((towers - 1) / 2, deepest + 0.12, words, ha="center", va="top")
+    axes.set_ylim(deepest + 0.75, -0.45)
+    axes.set_title(f"one of {count(len(prediction.chunks), 'chunk')} of gradients: {prediction.plan.algorithm}")
     axes.axis("off")
 
 
@@ -160,17 +162,18 @@ def draw_steps(axes: Any, prediction: Prediction) -> None:
     step, ours = prediction.training.step, prediction.rows[0]
     rows = [row for row in prediction.rows if row is ours or row[1:] != ours[1:]]  # the rule may give the same plan
     for number, row in enumerate(rows):
-        axes.barh(number, step, color=PALE)
-        axes.barh(number, row.exposed, left=step, color=BLUE if row.name.startswith(OURS) else VERMILLION)
+        color = BLUE if row.name.startswith(OURS) else VERMILLION
+        axes.barh((number, number), (step, row.exposed), left=(0, step), height=0.5, color=(PALE, color))
         axes.plot((step + row.low, step + row.high), (number, number), color=INK, linewidth=1.6)
-        axes.text(step * 0.02, number, row.name.partition(", if")[0], va="center", fontsize=9, color=INK)
-        text = f" {seconds(step + row.exposed)}, +{seconds(row.exposed)}"
-        axes.text(step + row.high, number, text, va="center", fontsize=9, color=INK)
+        axes.text(0, number - 0.3, row.name.partition(", if")[0].replace(OURS, "hier_allreduce"), va="bottom")
+        numbers = f" {duration(step + row.exposed)}, +{duration(row.exposed)}"
+        axes.text(step + row.high, number, numbers, va="center")
     axes.set_yticks([])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.35 * (step + max(row.high for row in rows)))
-    unit = axes.get_xticks()
-    axes.set_xticks(unit[:-1], labels=[seconds(tick) if tick else "0" for tick in unit[:-1]], fontsize=9)
-    axes.set_title(f"predicted step of {prediction.training.model}", fontsize=10, color=INK)
-    axes.set_xlabel("grey: on one GPU; colour and +: the all-reduce; line: range", fontsize=9, color=INK)
+    axes.set_ylim(len(rows) - 0.6, -0.8)
+    axes.set_xlim(0, 1.4 * (step + max(row.high for row in rows)))
+    ticks = axes.get_xticks()[:-1]
+    axes.set_xticks(ticks, labels=[duration(tick, digits=4) if tick else "0" for tick in ticks])
+    axes.set_title(f"predicted step of {prediction.training.model}")
+    words = "grey: step on one GPU; colour and +: seconds that\nthe all-reduce adds; line: the range of its end"
+    axes.set_xlabel(words)
     axes.spines[["top", "right", "left"]].set_visible(False)

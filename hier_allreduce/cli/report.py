@@ -9,28 +9,29 @@ import textwrap
 from collections import Counter
 from typing import Any, Dict, List, Sequence, Tuple
 
-from ..formatting import count, duration, rounded, table
+from ..formatting import count, duration, rate, rounded, table
 from ..planning.chunks import ready
 from ..planning.contenders import NCCL, USABLE
 from ..planning.plan import Copy
-from ..topology import Links, Topology, links_of
+from ..topology import Links, Topology, links_of, nvlinks
 from ..topology.matrix import distance
 from .prediction import Prediction
 
 LEAST_GAIN = 0.02  # of a step; smaller differences are about the same
 _MOST_ROWS = 5  # of links
 _WIDTH = 110
+_PATHS = {"PIX": "one switch", "PXB": "switches", "PHB": "one CPU", "NODE": "one socket", "SYS": "between sockets"}
 
 
 def report(prediction: Prediction) -> str:
     """Return the links, warnings, rows, a verdict and footnotes."""
     machine, training = prediction.machine, prediction.training
     head = ", ".join(filter(None, (f"{machine.name}: {len(machine)} GPUs", machine.gpu)))
-    links = table((f"  {kind}", pairs, speed, limit) for kind, pairs, speed, limit in link_rows(machine))
+    links = table(("", *row) for row in link_rows(machine))
     warnings = [f"warning: {warning}" for warning in machine.warnings]
-    times = f"on one GPU a step of {seconds(training.step)}, {seconds(training.backward)} of it the backward pass"
+    times = f"on one GPU a step of {duration(training.step)}, {duration(training.backward)} of it the backward pass"
     parts = [
-        "\n".join([head, links, *warnings]),
+        "\n".join([f"{head}; links, in each direction:", links, *warnings]),
         f"{training.model}, {times} ({training.notes})",
         _rows(prediction),
         verdict(prediction),
@@ -48,13 +49,17 @@ def link_rows(machine: Topology) -> List[Tuple[str, str, str, str]]:
     kinds = sorted({machine.kinds[src][dst] for src, dst in links.ways}, key=distance)
     for group in filter(None, [*([kind] for kind in kinds[: _MOST_ROWS - 1]), kinds[_MOST_ROWS - 1 :]]):
         pairs = [(src, dst) for src, dst in links.ways if machine.kinds[src][dst] in group]
-        speeds = sorted(links.ways[pair].bandwidth / 1e9 for pair in pairs)
+        speeds = sorted(links.ways[pair].bandwidth for pair in pairs)
         staged = sum(machine.is_staged(*pair) for pair in pairs)
         access = "" if not staged else "no peer access" if staged == len(pairs) else "some have no peer access"
         limit = "; ".join(filter(None, (access, _limit(links, pairs))))
-        speed = f"{_range(*map(two_digits, (speeds[0], speeds[-1])))} GB/s each way"
-        rows.append((_range(group[0], group[-1]), count(len(pairs) // 2, "pair"), speed, limit))
+        speed = _range(rate(speeds[0]), rate(speeds[-1]))
+        rows.append((_range(_named(group[0]), _named(group[-1])), count(len(pairs) // 2, "pair"), speed, limit))
     return rows
+
+
+def _named(kind: str) -> str:
+    return f"{kind} ({_PATHS.get(kind) or count(nvlinks(kind), 'NVLink')})"
 
 
 def _range(first: str, last: str) -> str:
@@ -71,15 +76,13 @@ def _limit(links: Links, pairs: Sequence[Tuple[int, int]]) -> str:
     name, speed = min(
         (speed / crowd[number], name, speed) for number, (name, speed) in enumerate(links.resources) if crowd[number]
     )[1:]
-    gpus = name.rpartition(" ")[0].split("+")
     if name == "host":
         whose = "all copies share the host's memory"
-    elif len(gpus) > 1:
-        some = ", ".join([*gpus[:2], "…"]) if len(gpus) > 2 else "+".join(gpus)
-        whose = f"copies out of {len(gpus)} GPUs ({some}) share an uplink"
+    elif "+" in name:
+        whose = f"copies out of {name.partition(' ')[0]} share an uplink"
     else:
         whose = f"a GPU's copies share its {'port to the NVSwitch' if 'NVSwitch' in name else 'PCIe port'}"
-    return f"{whose}, {two_digits(speed / 1e9)} GB/s"
+    return f"{whose}, {rate(speed)}"
 
 
 # ---- rows --------------------------------------------------------------------------------------------
@@ -91,11 +94,12 @@ def _rows(prediction: Prediction) -> str:
     lines: List[Tuple[str, ...]] = [("predicted", "step", "exposed", "", "scaling efficiency", "beside ours")]
     for row in prediction.rows:
         name = f"{row.name}: {row.details}" if row.details else row.name
-        efficiency = f"{two_digits(100 * step / (step + row.exposed))} %"
+        efficiency = f"{rounded(100 * step / (step + row.exposed))} %"
         more = 100 * (row.exposed - ours.exposed) / (step + ours.exposed)
         beside = "about the same" if abs(more) < 100 * LEAST_GAIN else f"{float(f'{more:.2g}'):+g} %"
-        times = seconds(step + row.exposed), seconds(row.exposed), f"({_range(seconds(row.low), seconds(row.high))})"
-        lines.append((name, *times, efficiency, "" if row is ours else beside))
+        least_to_most = f"({_range(duration(row.low), duration(row.high))})"
+        cells = (name, duration(step + row.exposed), duration(row.exposed), least_to_most, efficiency)
+        lines.append((*cells, "" if row is ours else beside))
     return table(lines)
 
 
@@ -108,9 +112,9 @@ def verdict(prediction: Prediction) -> str:
     if abs(saved) < 100 * LEAST_GAIN:
         sentence = f"Ours is about the same as {best.name}: keep that."
     elif saved < 0:
-        sentence = f"{best.name} saves {two_digits(-saved)} % of a step of ours: keep it."
+        sentence = f"{best.name} saves {rounded(-saved)} % of a step of ours: keep it."
     else:
-        sentence = f"Ours saves {two_digits(saved)} % of a step of {best.name}."
+        sentence = f"Ours saves {rounded(saved)} % of a step of {best.name}."
     as_fast = any(row.name == NCCL and row.exposed - ours.exposed < LEAST_GAIN * step for row in prediction.rows)
     return f"{sentence} Where NCCL works, it is about as fast or faster: keep it." if as_fast else sentence
 
@@ -123,16 +127,6 @@ def _footnotes(prediction: Prediction) -> str:
         "each gradient is ready. Nothing here was measured: `hier-allreduce tune` measures steps."
     )
     return textwrap.fill(notes, _WIDTH, break_on_hyphens=False)
-
-
-def seconds(value: float) -> str:
-    """Return seconds with two digits: ``92 ms``."""
-    return duration(value, digits=2)
-
-
-def two_digits(value: float) -> str:
-    """Return a number with two digits: ``3.7``, ``92``, ``180``."""
-    return rounded(value, digits=2)
 
 
 # ---- JSON --------------------------------------------------------------------------------------------

@@ -69,8 +69,11 @@ def test_the_lines_for_people(run):
     status, out, err = run("plan", "dgx-1v", "--model", "resnet50", "--step", "180ms")
     links, training, _, verdict, notes = out.rstrip("\n").split("\n\n")
     assert (status, err) == (0, "") and len(links.splitlines()) == 4
-    assert re.search(r"^  NV2 +8 pairs +46 GB/s each way$", links, re.M)
-    assert "9.2 GB/s each way  copies out of 4 GPUs (GPU0, GPU1, …) share an uplink, 19 GB/s" in links
+    assert links.splitlines()[0].endswith("links, in each direction:")
+    assert re.search(r"^  NV2 \(2 NVLinks\) +8 pairs +46 GB/s$", links, re.M)
+    assert (
+        "SYS (between sockets)  12 pairs  9.2 GB/s  copies out of GPU0+GPU1+GPU2+GPU3 share an uplink, 19 GB" in links
+    )
     assert "a step of 180 ms, 120 ms of it the backward pass" in training and "assumed: backward pass)" in training
     assert re.match(r"Ours saves [\d.]+ % of a step of \w+\. Where NCCL works, it is about as fast or", verdict)
     assert (
@@ -181,10 +184,13 @@ def test_one_gpu_has_nothing_to_reduce(fails):
 @pytest.mark.parametrize(
     "machine, words",
     [
-        ("dgx-1v", ["GPU7", "uplink, 19 GB/s", "bus between sockets", "NV2: 8 pairs, 46 GB/s each way"]),
-        ("4x-rtx-4090", ["no peer access: host's memory, 26 GB/s in all", "ours", "HierarchicalCopyAllReduce"]),
+        ("dgx-1v", ["GPU7", "uplink, 19 GB/s", "bus between sockets", "NV2 (2 NVLinks): 8 pairs, 46 GB/s", "125 ms"]),
+        (
+            "4x-rtx-4090",
+            ["no peer access: host's memory, 26 GB/s in all", "hier_allreduce", "HierarchicalCopyAllReduce"],
+        ),
         ("dgx-2", ["NVSwitch, 140 GB/s for each GPU", "15", "one of", "predicted step of resnet50"]),
-        ("pcie-switch", ["PCIe", "uplink, 12 GB/s", "time goes down; blue: sums, until the dot; green: copies"]),
+        ("pcie-switch", ["PCIe", "uplink, 12 GB/s", "time goes down; blue: gradients are added"]),
     ],
 )
 def test_a_picture_shows_the_machine_a_schedule_and_steps(run, monkeypatch, tmp_path, machine, words):
