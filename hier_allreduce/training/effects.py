@@ -1,4 +1,4 @@
-"""Effects of a tower's update: the variables that it writes, and ops that differ on every tower.
+"""Effects of a tower's update: the variables that it writes, and the ops that no two towers do alike.
 
 The graph shows both, whoever built the ops::
 
@@ -16,8 +16,10 @@ import tensorflow as tf
 
 # patterns of op types
 _WRITES = re.compile("(Resource)?(Sparse)?(Assign|Apply|Scatter|StridedSliceAssign)")
-_RANDOM = re.compile("Random|Stateful(Uniform|Standard|Truncated|Random)|(Parameterized)?Truncated|Multinomial|Rng")
-_PYTHON = re.compile("(Eager)?PyFunc")
+_UNEQUAL = {
+    "draws random numbers": "Random|Stateful(?!Partitioned)|(Parameterized)?Truncated|Multinomial|Rng",
+    "calls a function in Python": "(Eager)?PyFunc",
+}
 _PASS_ON = ("Identity", "Switch", "Enter", "RefIdentity", "RefSwitch", "RefEnter")
 
 
@@ -34,10 +36,7 @@ def unequal_ops(ops: Sequence[Any]) -> Iterator[str]:
     """Yield a phrase for each op that draws random numbers or calls Python; initial values may."""
     for op in ops:
         for kind in _types(op.node_def, op.graph) if "/Initializer" not in op.name else ():
-            if _RANDOM.match(kind):
-                yield f"draws random numbers ({op.name!r}, {kind})"
-            if _PYTHON.match(kind):
-                yield f"calls a function in Python ({op.name!r}, {kind})"
+            yield from (f"{does} ({op.name!r}, {kind})" for does, kinds in _UNEQUAL.items() if re.match(kinds, kind))
 
 
 def _written_inputs(op: Any) -> List[Any]:

@@ -1,20 +1,19 @@
-"""``update="main"``: each variable's main updates it for all towers."""
+"""``update="main"``: each variable's main updates it for all towers.
+
+The optimizer gets the mains' variables under the names of tower 0's. So slots exist once, at the mains, and have the
+names that they have on one device: a ``Saver`` and ``tf.train.Checkpoint`` restore them on any number of towers.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import re
-from typing import Any, Iterator, List, Optional, Sequence, Set
+from typing import Any, List, Optional, Sequence
 
 import tensorflow as tf
 
 from ..graph import HostGroup, copy_from_mains, reduce_to_mains, variable_names
 from ..graph.tf import tf1
 from ..planning import Strategy
-from .replicas import Copies, finder
-from .update import Pairs, Updated, all_variables, check_variables
-from .wrapped import check_at_mains
+from .update import Pairs, Updated
 
 
 def update_at_mains(
@@ -24,29 +23,22 @@ def update_at_mains(
     average: bool,
     strategy: Strategy,
     cluster: Optional[HostGroup] = None,
-    base: Optional[Any] = None,
 ) -> Updated:
     """Reduce to the mains, update there once, and copy the new values over the same plan to all towers.
 
     Source: Chainer's MultiprocessParallelUpdater. There one device is the main of all variables; here mains hold about
     equal bytes.
 
-    Arguments and errors are those of :func:`hier_allreduce.allreduce_grads_and_vars`, and of
-    :func:`.update.check_variables`. The optimizer gets N gradients, with the variables of the towers that are their
-    mains. Its slots live there, and have the names of the slots of tower 0's variables.
-
-    Args:
-        base: the optimizer that updates, if ``optimizer`` is a wrapper that is known to pass all gradients on to it.
+    Arguments and errors are those of :func:`hier_allreduce.allreduce_grads_and_vars`; ``rows`` come from
+    :func:`.update.check_variables`.
     """
-    check_at_mains(optimizer if base is None else base)
-    check_variables(rows, devices)
     names = variable_names(rows, devices)
     grads = [[grad for grad, _ in row] for row in rows]
     variables = [[var for _, var in row] for row in rows]
     reduced, layout = reduce_to_mains(grads, devices, average, strategy, cluster=cluster, names=names)
     mains = layout.mains()
-    with _slots_named_like_tower_0(variables):
-        updated = optimizer.apply_gradients([(reduced[n], variables[main][n]) for n, main in sorted(mains.items())])
+    pairs = [(reduced[n], under_name_of(variables[0][n], variables[main][n])) for n, main in sorted(mains.items())]
+    updated = optimizer.apply_gradients(pairs)
     values: List[Any] = [None] * len(names)
     for n, main in mains.items():
         with tf.control_dependencies([updated]), tf1.device(devices[main]):
@@ -55,26 +47,17 @@ def update_at_mains(
     for tower, copied in enumerate(copy_from_mains(values, layout)):
         with tf1.device(devices[tower]):
             ops += [variables[tower][n].assign(copied[n]).op for n, main in mains.items() if main != tower]
-    return Updated(tf.group(*ops), variables, [[] for _ in rows])
+    return Updated(tf.group(*ops), variables)
 
 
-@contextlib.contextmanager
-def _slots_named_like_tower_0(variables: Copies) -> Iterator[None]:
-    """Name slots that are created inside the context, on any tower, like those of tower 0's variables."""
-    find, taken = finder(variables), {var.op.name for var in all_variables()}
+def under_name_of(first: Any, var: Any) -> Any:
+    """Return a view of ``var`` with the names of its copy ``first``: for itself, for its slots and in checkpoints.
 
-    def get_renamed(getter: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        _, renamed = find(name)
-        return getter(renamed if kwargs.get("reuse") else _unused(renamed, taken), *args, **kwargs)
-
-    with tf1.variable_scope(tf1.get_variable_scope(), custom_getter=get_renamed, auxiliary_name_scope=False):
-        yield
-
-
-def _unused(name: str, taken: Set[str]) -> str:
-    """Return the name, or with the next free number as TensorFlow numbers slots, ``w/Adam_1``; take it."""
-    slot = name.rstrip("/")
-    numbered = (re.sub(r"(_\d+)?$", f"_{number}", slot, count=1) for number in itertools.count(1))
-    free = next(candidate for candidate in itertools.chain([slot], numbered) if candidate not in taken)
-    taken.add(free)
-    return free + name[len(slot) :]
+    The class of a view is derived from its variable's, so that TensorFlow takes it for a variable. That class's
+    constructor would add a variable to the graph, so a view is made without it, and has all attributes of the variable.
+    """
+    names = {"name": property(lambda view: first.name), "op": property(lambda view: first.op)}
+    kind: Any = type(var)
+    view: Any = object.__new__(type(f"Renamed{kind.__name__}", (kind,), names))
+    vars(view).update(vars(var), _save_slice_info=first._save_slice_info)
+    return view

@@ -8,12 +8,12 @@ from typing import Any, Dict, List, Optional, Sequence, Union
 import tensorflow as tf
 
 from ..errors import HierAllreduceError
-from ..graph import HostGroup, allreduce_grads_and_vars, check_pairs, device_strings
+from ..graph import HostGroup, allreduce_grads_and_vars, device_strings
 from ..graph.tf import builds_for_session, outside_control_flow, tf1, without_autograph
 from ..planning import Strategy, strategy_from
 from .main_update import update_at_mains
-from .replicas import Copies, Drift, broadcast, differences, drift_of, find_copies
-from .update import Pairs, Updated, check_options, check_variables, update_towers
+from .replicas import Copies, Drift, broadcast, comparison, find_copies
+from .update import Pairs, check_options, check_variables, update_towers
 from .wrapped import check_optimizer
 
 _log = logging.getLogger("hier_allreduce")
@@ -67,8 +67,7 @@ class TowerOptimizer:
             strategy: how to reduce, as in :func:`hier_allreduce.allreduce_grads`.
             update: ``"replicated"``: every tower updates its variables. ``"main"``: each variable's main updates it
                 once and copies the new value to the other towers, so that slots exist once, spread over the devices.
-                They have the names of tower 0's slots: a ``Saver`` restores them on any number of towers. They are not
-                the optimizer's slots of tower 0's variables, for which ``tf.train.Checkpoint`` would look.
+                They have the names of tower 0's slots: checkpoints restore them on any number of towers.
             broadcast_every: the number of steps after which the hook runs ``init_op`` again; 0: only at the start.
             check_replicas_every: the number of steps between the hook's comparisons of the towers; 0: never. A step of
                 the hook is a call of the session's ``run``.
@@ -85,13 +84,13 @@ class TowerOptimizer:
                 " tf.compat.v1.train.AdamOptimizer(1e-3)"
             )
         check_options(average, update, broadcast_every=broadcast_every, check_replicas_every=check_replicas_every)
-        check_optimizer(optimizer)
+        check_optimizer(optimizer, update)
         self.devices = device_strings(devices)
         self._optimizer, self._average, self._strategy = optimizer, average, strategy_from(strategy)
         self._at_mains, self._cluster = update == "main", cluster
         self._broadcast_every, self._check_every = broadcast_every, check_replicas_every
         self._graph: Any = None
-        self._updates: List[Updated] = []  # of this graph
+        self._updates: List[Copies] = []  # in this graph
         self._ops: Dict[Any, Any] = {}  # for the copies that existed when they were built
 
     @without_autograph
@@ -114,7 +113,7 @@ class TowerOptimizer:
         Raises:
             HierAllreduceError: the rows do not match the devices or each other; towers share a variable, or it is a
                 reference variable, or does not fit its gradient; the optimizer cannot update towers, see
-                :func:`hier_allreduce.training.update_towers`; or there is no graph to build in.
+                :func:`hier_allreduce.training.update.update_towers`; or there is no graph to build in.
             ValueError: from TensorFlow: no variable has a gradient.
         """
         if not builds_for_session():
@@ -123,18 +122,18 @@ class TowerOptimizer:
                 " build inside `with tf.Graph().as_default():`; eagerly and in a tf.function, use"
                 " hier_allreduce.allreduce_grads"
             )
-        rows = check_pairs(tower_grads_and_vars, self.devices)
         with outside_control_flow():  # apply_gradients may be called in a tf.cond
             graph = tf1.get_default_graph()
+        if graph is not self._graph:
+            self._graph, self._updates, self._ops = graph, [], {}
+        rows = check_variables(tower_grads_and_vars, self.devices, self._updates)
         average, cluster = self._average, self._cluster
         if self._at_mains:
             updated = update_at_mains(self._optimizer, rows, self.devices, average, self._strategy, cluster)
         else:
-            check_variables(rows, self.devices)
             reduced = allreduce_grads_and_vars(rows, self.devices, average, self._strategy, cluster=cluster)
             updated = update_towers(self._optimizer, reduced, self.devices)
-        self._updates = [*(self._updates if graph is self._graph else []), updated]
-        self._graph = graph
+        self._updates.append(updated.copies)
         with tf.control_dependencies([updated.op]):
             counted = updated.op if global_step is None else tf1.assign_add(global_step, 1).op
         return tf.group(counted, name=name or "train_op")
@@ -161,7 +160,10 @@ class TowerOptimizer:
         Raises:
             HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a finalized graph.
         """
-        return drift_of(self._copies(), session.run(self._op(differences)))
+        drift: Drift = self._op(comparison)(session)
+        compared = {id(var) for row in self._copies() for var in row}
+        trainable = self._graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
+        return drift._replace(alone=tuple(var.op.name for var in trainable if id(var) not in compared))
 
     def hook(self) -> Any:
         """Return a ``SessionRunHook`` that runs ``init_op`` and later broadcasts, and compares the towers.
@@ -205,9 +207,9 @@ class TowerOptimizer:
             return find_copies(self._updates)
 
     def _op(self, function: Any) -> Any:
-        """Return the op that ``function`` builds for the copies, once for the variables that exist now."""
+        """Return the op, or the comparison, of the copies: built once for the variables that exist now."""
         copies = self._copies()
-        key = self._graph, function, tuple(var.op.name for var in copies[0])
+        key = function, tuple(var.op.name for var in copies[0])
         if key not in self._ops:
             if self._graph.finalized:
                 raise HierAllreduceError(
@@ -226,7 +228,7 @@ class _Hook(tf1.train.SessionRunHook):
     def begin(self) -> None:
         self._start = self._owner.init_op
         if self._owner._check_every:
-            self._owner._op(differences)
+            self._owner._op(comparison)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         if self._owner._cluster:

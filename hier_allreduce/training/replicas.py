@@ -24,21 +24,13 @@ from ..graph.tf import tf1
 Copies = List[List[Any]]  # K×V variables; a column holds copies of one variable
 
 
-class Drift(NamedTuple):
-    """The largest difference between tower 0 and another tower of this host: its variable, tower and size."""
-
-    variable: str
-    tower: int
-    difference: float
-
-    def __str__(self) -> str:
-        if not self.difference:
-            return "all towers are equal"
-        return f"{self.variable!r} differs by {self.difference:.3g} between tower 0 and tower {self.tower}"
+def all_variables() -> List[Any]:
+    """Return the global and the local variables of the current graph, each once."""
+    return list({id(var): var for var in tf1.global_variables() + tf1.local_variables()}.values())
 
 
-def match_created(trained: Copies, created: Sequence[Sequence[Any]]) -> Copies:
-    """Return the copies among the variables that K updates created.
+def with_created(trained: Copies, created: Sequence[Sequence[Any]]) -> Copies:
+    """Return the K×N trained variables, and after them the copies among the variables that K updates created.
 
     Copies have the same name but for the towers' scopes. Otherwise they have the same name but for numbers, and the
     same order. A variable that only some updates created, such as Adam's beta powers, is left out.
@@ -46,46 +38,46 @@ def match_created(trained: Copies, created: Sequence[Sequence[Any]]) -> Copies:
     find = finder(trained)
     names = [[find(var.op.name)[1] for var in row] for row in created]
     shared = set(names[0]).intersection(*names[1:])
-    towers = []
-    for row, row_names in zip(created, names):
-        groups: Dict[Any, List[Any]] = defaultdict(list)
+    towers: List[Dict[str, List[Any]]] = [defaultdict(list) for _ in created]
+    for tower, row, row_names in zip(towers, created, names):
         for var, name in zip(row, row_names):
-            kind = re.sub(r"_\d+(?=/|$)", "", name), var.dtype.base_dtype, str(var.shape)
-            groups[name if name in shared else kind].append(var)
-        towers.append(groups)
+            tower[name if name in shared else re.sub(r"_\d+(?=/|$)", "", name)].append(var)
+    return [[*row, *others] for row, others in zip(trained, _columns(towers))]
+
+
+def find_copies(updates: Sequence[Copies]) -> Copies:
+    """Return the copies among all variables of the current graph, with those of several updates of the same K towers.
+
+    Variables that are local on tower 0, such as metrics, count differently on every tower and are no copies.
+    """
+    columns = {id(column[0]): column for copies in updates for column in zip(*copies)}
+    known = {id(var) for column in columns.values() for var in column}
+    private = set(map(id, tf1.local_variables()))
+    for copies in updates:
+        find = finder(copies)
+        towers: List[Dict[str, List[Any]]] = [defaultdict(list) for _ in copies]
+        for var in all_variables():
+            tower, name = find(var.op.name)
+            if id(var) not in known and not (tower == 0 and id(var) in private):
+                towers[tower][name].append(var)
+        columns.update((id(column[0]), column) for column in zip(*_columns(towers)))
+    return [list(row) for row in zip(*columns.values())]
+
+
+def _columns(towers: Sequence[Dict[str, List[Any]]]) -> Copies:
+    """Return the variables with a key of which all towers have equally many."""
     keys = [key for key, found in towers[0].items() if all(len(tower.get(key, ())) == len(found) for tower in towers)]
     return [[var for key in keys for var in tower[key]] for tower in towers]
 
 
-def find_copies(updates: Sequence[Any]) -> Copies:
-    """Return the copies among all variables of the current graph, after ``Updated``s of the same K towers.
-
-    Variables that are local on tower 0, such as metrics, count differently on every tower and are no copies.
-    """
-    columns = {id(column[0]): column for update in updates for column in zip(*update.rows)}
-    known = {id(var) for column in columns.values() for var in column}
-    others = [var for var in tf1.global_variables() + tf1.local_variables() if id(var) not in known]
-    private = set(map(id, tf1.local_variables()))
-    for update in updates:
-        find, towers = finder(update.trained), range(len(update.trained))
-        found: Dict[str, Dict[int, Any]] = defaultdict(dict)  # by name on tower 0, by tower
-        for var in others:
-            tower, name = find(var.op.name)
-            found[name][tower] = var
-        for copies in found.values():
-            if len(copies) == len(towers) and id(copies[0]) not in private:
-                columns[id(copies[0])] = tuple(copies[tower] for tower in towers)
-    return [list(row) for row in zip(*columns.values())]
-
-
-def finder(trained: Copies) -> Callable[[str], Tuple[int, str]]:
+def finder(copies: Copies) -> Callable[[str], Tuple[int, str]]:
     """Return a function that takes a variable's name and returns its tower, and the name of its copy on tower 0.
 
     Names without the scope of another tower are tower 0's. If towers have no scopes, ``w_1`` counts as one.
     """
     scopes = {}  # of the other towers: the tower, and tower 0's scope
-    for tower, row in enumerate(trained):
-        for var, first in zip(row, trained[0]):
+    for tower, row in enumerate(copies):
+        for var, first in zip(row, copies[0]):
             levels, firsts = var.op.name.split("/"), first.op.name.split("/")
             while levels and firsts and levels[-1] == firsts[-1]:
                 levels.pop()
@@ -107,11 +99,9 @@ def finder(trained: Copies) -> Callable[[str], Tuple[int, str]]:
 
 
 def broadcast(copies: Copies, devices: Sequence[Any]) -> Any:
-    """Return an op that copies tower 0's variables to the other towers. Adds ops."""
-    values = []
-    for var in copies[0]:
-        with tf1.device(devices[0]):
-            values.append(var.read_value())
+    """Return an op that copies tower 0's variables to the other towers."""
+    with tf1.device(devices[0]):
+        values = [var.read_value() for var in copies[0]]
     assigned = []
     for tower, row in enumerate(copy_from_tower_0(values, devices)):
         with tf1.device(devices[tower]):
@@ -119,8 +109,22 @@ def broadcast(copies: Copies, devices: Sequence[Any]) -> Any:
     return tf.group(*assigned)
 
 
-def differences(copies: Copies, devices: Sequence[Any]) -> Any:
-    """Return a (K−1)×V tensor of the largest differences between tower 0 and the other towers. Adds ops.
+class Drift(NamedTuple):
+    """The largest difference between tower 0 and another tower of this host: its variable, tower and size."""
+
+    variable: str
+    tower: int
+    difference: float
+    alone: Tuple[str, ...] = ()  # trainable variables that are not on every tower
+
+    def __str__(self) -> str:
+        largest = f"{self.variable!r} differs by {self.difference:.3g} between tower 0 and tower {self.tower}"
+        alone = f"; not on every tower, and so not compared: {', '.join(map(repr, self.alone))}" if self.alone else ""
+        return (largest if self.difference else "all towers are equal") + alone
+
+
+def comparison(copies: Copies, devices: Sequence[Any]) -> Callable[[Any], Drift]:
+    """Return a function that takes a session and compares tower 0 with the others in it; its ops are added now.
 
     NaN differs from any number by infinity, and from NaN by 0. Complex numbers and strings, which no optimizer has,
     count as equal.
@@ -130,7 +134,15 @@ def differences(copies: Copies, devices: Sequence[Any]) -> Any:
     for row, device in zip(others, devices[1:]):
         with tf1.device(device):
             rows.append(tf.stack([_largest_difference(*pair) for pair in zip(row, first)]))
-    return tf.stack(rows) if rows else tf.zeros([0, len(first)], tf.float64)
+
+    def compare(session: Any) -> Drift:
+        values = np.asarray(session.run(rows))
+        if not values.size or values.max() <= 0:
+            return Drift("", 0, 0.0)
+        tower, index = np.unravel_index(values.argmax(), values.shape)
+        return Drift(first[index].op.name, int(tower) + 1, float(values[tower, index]))
+
+    return compare
 
 
 def _largest_difference(var: Any, first: Any) -> Any:
@@ -142,12 +154,3 @@ def _largest_difference(var: Any, first: Any) -> Any:
     same = tf.equal(value, other) | (is_nan(value) & is_nan(other))
     difference = tf.where(is_nan(value - other), zeros + float("inf"), tf.abs(value - other))
     return tf.reduce_max(tf.where(same, zeros, difference))
-
-
-def drift_of(copies: Copies, values: Any) -> Drift:
-    """Return the largest of the (K−1)×V ``values`` of :func:`differences`."""
-    values = np.asarray(values)
-    if not values.size or values.max() <= 0:
-        return Drift("", 0, 0.0)
-    tower, index = np.unravel_index(values.argmax(), values.shape)
-    return Drift(copies[0][index].op.name, int(tower) + 1, float(values[tower, index]))

@@ -2,8 +2,8 @@
 
 ::
 
-    K×N pairs, reduced ─► check ─► optimizer.apply_gradients, K times ─► check ─► Updated
-                                   once-a-step work in the last one
+    K×N pairs, reduced ─► optimizer.apply_gradients, K times ─► check ─► Updated
+                          once-a-step work in the last one
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Sequen
 import tensorflow as tf
 
 from ..errors import HierAllreduceError
-from ..graph import VAR_LIST_ADVICE, check_average, where
-from ..graph.matrix import static_shape
+from ..graph import VAR_LIST_ADVICE, check_average, check_pairs, where
+from ..graph.matrix import dtype_of, static_shape
 from ..graph.tf import is_resource, tf1
 from .effects import unequal_ops, written_by
-from .replicas import Copies, match_created
-from .wrapped import check_unshared, held_by, one_loss_scale, without_finish
+from .replicas import Copies, all_variables, with_created
+from .wrapped import check_unshared, held_by, once, patched
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 
@@ -30,13 +30,7 @@ class Updated(NamedTuple):
     """An update of K towers."""
 
     op: Any
-    trained: Copies  # K×N variables that it updates
-    created: Copies  # K×M variables that it created, and that are copies of each other
-
-    @property
-    def rows(self) -> Copies:
-        """The K×(N+M) variables that are copies of each other."""
-        return [[*trained, *created] for trained, created in zip(self.trained, self.created)]
+    copies: Copies  # that it updates; or created, except at the mains
 
 
 def check_options(average: Any, update: Any, **counts: Any) -> None:
@@ -49,28 +43,50 @@ def check_options(average: Any, update: Any, **counts: Any) -> None:
             raise HierAllreduceError(f"{name}={value!r}: expected a number of steps, or 0")
 
 
-def check_variables(rows: Sequence[Pairs], devices: Sequence[Any]) -> None:
-    """Check that every tower has resource variables that no other has, with gradients of their shapes."""
+def check_variables(rows: Any, devices: Sequence[Any], earlier: Sequence[Copies] = ()) -> Sequence[Pairs]:
+    """Return K rows of N (gradient, variable) pairs, as tuples.
+
+    Raises:
+        HierAllreduceError: as :func:`hier_allreduce.graph.check_pairs`; or towers share a variable, or pair it with
+            others than ``earlier`` copies do; or it is a reference variable, or does not fit its gradient.
+    """
+    rows = check_pairs(rows, tuple(devices))
     tower_of: Dict[int, int] = {}  # of each id(variable)
+    columns = {id(var): column for copies in earlier for column in zip(*copies) for var in column}
     for tower, row in enumerate(rows):
-        names = [var.op.name for _, var in row]
         for n, (grad, var) in enumerate(row):
-            first = tower_of.setdefault(id(var), tower)
-            if first != tower:
-                raise HierAllreduceError(
-                    f"{where(tower, devices, n, names)}: the same variable is in the row of {where(first, devices)};"
-                    f" give every tower a copy; {VAR_LIST_ADVICE}"
+            owner, first = tower_of.setdefault(id(var), tower), rows[0][n][1]
+            column = columns.get(id(var)) or columns.get(id(first))
+            if owner != tower:
+                fault = (
+                    f"the same variable is in the row of {where(owner, devices)}; give every tower a copy;"
+                    f" {VAR_LIST_ADVICE}"
                 )
-            if not is_resource(var):
-                raise HierAllreduceError(
-                    f"{where(tower, devices, n, names)}: a reference variable, which an update may overwrite while a"
-                    " gradient still reads it; create it with use_resource=True, or call"
-                    " tf.compat.v1.enable_resource_variables() first"
+            elif column and not (column[0] is first and column[tower] is var):
+                fault = (
+                    f"it is listed as a copy of {first.op.name!r}, but in an earlier apply_gradients"
+                    f" {column[tower].op.name!r} was the copy of {column[0].op.name!r}; list the variables in one order"
+                    " on every tower"
                 )
-            if isinstance(grad, (tf.Tensor, tf.IndexedSlices)) and not static_shape(grad).is_compatible_with(var.shape):
-                raise HierAllreduceError(
-                    f"{where(tower, devices, n, names)}: a gradient {static_shape(grad)} for a variable {var.shape}"
+            elif not is_resource(var):
+                fault = (
+                    "a reference variable, which an update may overwrite while a gradient still reads it; create it"
+                    " with use_resource=True, or call tf.compat.v1.enable_resource_variables() first"
                 )
+            elif isinstance(grad, (tf.Tensor, tf.IndexedSlices)) and not _fits(grad, var):
+                fault = (
+                    f"a gradient of {grad.dtype.name} {static_shape(grad)} for {var.dtype.name} {var.shape}; pair each"
+                    " gradient with its variable, and cast it to the variable's dtype"
+                )
+            else:
+                continue
+            names = [var.op.name for _, var in row]
+            raise HierAllreduceError(f"{where(tower, devices, n, names)}: {fault}")
+    return rows
+
+
+def _fits(grad: Any, var: Any) -> bool:
+    return dtype_of(grad) == dtype_of(var) and static_shape(grad).is_compatible_with(var.shape)
 
 
 def update_towers(
@@ -83,7 +99,7 @@ def update_towers(
 
     The towers share ``optimizer``. It, or an optimizer that it wraps, may have work to do once a step, after the
     updates: Adam advances its beta powers. Only the last tower's update does that work, and it waits for the other
-    updates, which read what the work changes. A loss scale is adapted once, too, from the first tower's gradients.
+    updates, which read the same state. A loss scale is adapted once, too, from the first tower's gradients.
 
     Args:
         optimizer: a tf.compat.v1.train.Optimizer, perhaps a wrapper.
@@ -96,31 +112,30 @@ def update_towers(
             are there: updates of several towers write one variable, the last one does more than the others, or one
             draws random numbers or calls Python. Then the graph keeps the ops: build the model in a new graph.
     """
-    once_a_step = [inner for inner in held_by(optimizer) if type(inner)._finish is not tf1.train.Optimizer._finish]
+    inside = held_by(optimizer)
+    once_a_step = [inner for inner in inside if type(inner)._finish is not tf1.train.Optimizer._finish]
+    scales = [inner._loss_scale for inner in inside if hasattr(getattr(inner, "_loss_scale", None), "update")]
     if len(devices) > 1:
         check_unshared(once_a_step)
     graph = tf1.get_default_graph()
     ops: List[Any] = []
     created, added = [], []
-    with one_loss_scale(optimizer):
+    with patched(scales, "update", once):
         for tower, (row, device) in enumerate(zip(rows, devices)):
             last = tower == len(devices) - 1
             wait = tf.control_dependencies(ops if once_a_step and last else [])
-            before = len(graph.get_operations())
-            known = set(map(id, all_variables()))
-            with tf1.device(device), scope(tower), wait, without_finish([] if last else once_a_step):
+            before, known = len(graph.get_operations()), set(map(id, all_variables()))
+            with tf1.device(device), scope(tower), wait, patched([] if last else once_a_step, "_finish", _without_work):
                 ops.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
             created.append([var for var in all_variables() if id(var) not in known])
             added.append(graph.get_operations()[before:])
     if len(devices) > 1:
         _check_updates(type(optimizer).__name__, rows, devices, added)
-    trained = [[var for _, var in row] for row in rows]
-    return Updated(tf.group(*ops), trained, match_created(trained, created))
+    return Updated(tf.group(*ops), with_created([[var for _, var in row] for row in rows], created))
 
 
-def all_variables() -> List[Any]:
-    """Return the global and the local variables of the current graph, each once."""
-    return list({id(var): var for var in tf1.global_variables() + tf1.local_variables()}.values())
+def _without_work(finish: Any) -> Callable[..., Any]:
+    return lambda update_ops, name: tf.group(*update_ops, name=name)
 
 
 def _check_updates(kind: str, rows: Sequence[Pairs], devices: Sequence[Any], added: Sequence[Sequence[Any]]) -> None:

@@ -7,15 +7,12 @@ no other access to objects that belong to the user; :func:`patched` puts everyth
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Iterator, List, Sequence
-
-import tensorflow as tf
+from typing import Any, Callable, Iterator, List, Sequence, Tuple
 
 from ..errors import HierAllreduceError
 from ..graph.tf import tf1
 
 _UNORDERED = ("tensorpack.tfutils.optimizer", "AccumGradOptimizer")
-_ABSENT = object()
 
 
 def held_by(optimizer: Any) -> List[Any]:
@@ -32,13 +29,18 @@ def held_by(optimizer: Any) -> List[Any]:
 # ---- checks ------------------------------------------------------------------------------------------
 
 
-def check_optimizer(optimizer: Any) -> None:
+def check_optimizer(optimizer: Any, update: str, pass_on: Tuple[Any, ...] = ()) -> None:
     """Check that ``optimizer`` can update towers.
+
+    Args:
+        optimizer: a tf.compat.v1.train.Optimizer, perhaps a wrapper.
+        update: as in :class:`hier_allreduce.TowerOptimizer`.
+        pass_on: classes of wrappers that pass all gradients on to the optimizer inside them, ``_opt``.
 
     Raises:
         HierAllreduceError: it is or wraps a ``SyncReplicasOptimizer``, or tensorpack's ``AccumGradOptimizer``. With the
             latter each tower has a counter, read while it is advanced: now and then some towers apply sums that others
-            do not.
+            do not. Or, at the mains, it does more than update each variable in place.
     """
     for inner in held_by(optimizer):
         if isinstance(inner, tf1.train.SyncReplicasOptimizer):
@@ -51,11 +53,9 @@ def check_optimizer(optimizer: Any) -> None:
                 f"{type(inner).__name__} reads its counter while the same step advances it, so that the towers would"
                 " diverge; use hier_allreduce.integrations.tensorpack.OrderedAccumGrad(optimizer, niter) instead"
             )
-
-
-def check_at_mains(optimizer: Any) -> None:
-    """Raise a HierAllreduceError if ``optimizer`` does more than update each variable in place."""
-    if type(optimizer).apply_gradients is not tf1.train.Optimizer.apply_gradients:
+    while isinstance(optimizer, pass_on):
+        optimizer = optimizer._opt
+    if update == "main" and type(optimizer).apply_gradients is not tf1.train.Optimizer.apply_gradients:
         raise HierAllreduceError(
             f"{type(optimizer).__name__} does more than update each variable in place, so it cannot run on each"
             " variable's main only; use update='replicated', or the optimizer inside it"
@@ -63,11 +63,7 @@ def check_at_mains(optimizer: Any) -> None:
 
 
 def check_unshared(once_a_step: Sequence[Any]) -> None:
-    """Raise a HierAllreduceError if an optimizer with once-a-step work already has variables in this graph.
-
-    Run in one step, one train op would do that work, such as advancing Adam's beta powers, while the towers of the
-    other read its result: some before, and some after.
-    """
+    """Raise a HierAllreduceError if an optimizer with once-a-step work already has variables in this graph."""
     for optimizer in once_a_step:
         if optimizer.variables():
             raise HierAllreduceError(
@@ -82,47 +78,24 @@ def check_unshared(once_a_step: Sequence[Any]) -> None:
 
 
 @contextlib.contextmanager
-def patched(obj: Any, name: str, value: Any) -> Iterator[None]:
-    """Set an attribute of ``obj`` inside the context; afterwards the object is as it was."""
-    before = vars(obj).get(name, _ABSENT)
-    setattr(obj, name, value)
-    try:
-        yield
-    finally:
-        if before is _ABSENT:
-            delattr(obj, name)  # the attribute of its class is visible again
-        else:
-            setattr(obj, name, before)
-
-
-@contextlib.contextmanager
-def without_finish(optimizers: Sequence[Any]) -> Iterator[None]:
-    """Skip these optimizers' ``_finish`` in updates that are built inside the context."""
-    with contextlib.ExitStack() as patches:
-        for optimizer in optimizers:
-            patches.enter_context(patched(optimizer, "_finish", lambda ops, name: tf.group(*ops, name=name)))
+def patched(objects: Sequence[Any], method: str, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace a method of several objects by ``change(method)`` inside the context; then they are as before."""
+    with contextlib.ExitStack() as restore:
+        for obj in objects:
+            if method in vars(obj):
+                restore.callback(setattr, obj, method, vars(obj)[method])
+            else:
+                restore.callback(delattr, obj, method)  # its class's is visible again
+            setattr(obj, method, change(getattr(obj, method)))
         yield
 
 
-@contextlib.contextmanager
-def one_loss_scale(optimizer: Any) -> Iterator[None]:
-    """Adapt the loss scale of ``MixedPrecisionLossScaleOptimizer`` for the first tower only.
+def once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that calls ``function`` the first time, and later returns that result again."""
+    results: List[Any] = []
 
-    The other towers, whose gradients are equal, get the first one's decision: whether to apply them.
-    """
+    def call(argument: Any) -> Any:
+        results.extend([] if results else [function(argument)])
+        return results[0]
 
-    def once(update: Any) -> Any:
-        results: List[Any] = []
-
-        def call(grads: Any) -> Any:
-            results.extend([] if results else [update(grads)])
-            return results[0]
-
-        return call
-
-    with contextlib.ExitStack() as patches:
-        for inner in held_by(optimizer):
-            scale: Any = getattr(inner, "_loss_scale", None)
-            if type(scale).__module__.startswith("tensorflow"):
-                patches.enter_context(patched(scale, "update", once(scale.update)))
-        yield
+    return call

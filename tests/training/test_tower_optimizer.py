@@ -140,6 +140,21 @@ def test_two_optimizers_number_slots_as_tensorflow_does():
 
 
 @UPDATES
+def test_pieces_of_a_partitioned_variable_are_saved_as_one(graph, tmp_path, update):
+    optimizer, rows = TowerOptimizer(adam(), cpus(2), update=update, strategy=Strategy(chunk_bytes=0)), []
+    for k, device in enumerate(cpus(2)):
+        with tf.device(device), tf1.variable_scope(f"tower{k}" if k else tf1.get_variable_scope()):
+            cut = {"partitioner": tf1.fixed_size_partitioner(2), "initializer": tf1.zeros_initializer()}
+            rows.append([(tf.ones([2, 3]), p) for p in tf1.get_variable("p", [4, 3], use_resource=True, **cut)])
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op, op) as sess:
+        saved = [var for var in tf1.global_variables() if "tower" not in var.op.name]
+        reader = train.load_checkpoint(train.Saver(saved).save(sess, str(tmp_path / "model")))
+    for name, value in (("p", -0.1), ("p/Adam", 0.1)):
+        np.testing.assert_allclose(reader.get_tensor(name), np.full([4, 3], value), rtol=1e-4)
+
+
+@UPDATES
 def test_another_number_of_towers_goes_on_from_a_checkpoint_of_tower_0(tmp_path, update):
     seen = []
     for count in (2, 3, 1):
@@ -167,7 +182,7 @@ def test_differences_are_reported_and_broadcast_away(graph):
     with started(optimizer.init_op) as sess:
         sess.run(spoil(rows))
         drift = optimizer.check_replicas(sess)
-        assert (drift.variable, drift.tower, drift.difference) == ("tower0/d", 2, 7.0)
+        assert drift == ("tower0/d", 2, 7.0, ())
         assert str(drift) == "'tower0/d' differs by 7 between tower 0 and tower 2"
         sess.run(optimizer.init_op)
         assert str(optimizer.check_replicas(sess)) == "all towers are equal"
@@ -186,7 +201,7 @@ def test_flags_counts_and_texts_are_copied(graph):
         for k in range(2)
     ]
     with started(*(rows[1][n][1].assign([0, 0]) for n in range(2))) as sess:
-        assert optimizer.check_replicas(sess) == ("tower0/seed", 1, 2.0)
+        assert optimizer.check_replicas(sess)[:3] == ("tower0/seed", 1, 2.0)
         sess.run(optimizer.init_op)
         first, second = sess.run(variables)
         assert first == second and optimizer.check_replicas(sess).difference == 0
@@ -199,6 +214,15 @@ def test_nan_differs_from_everything_but_nan(graph, first, second, largest):
     with started(optimizer.init_op) as sess:
         sess.run([row[0][1].assign([value, 0]) for row, value in zip(rows, (first, second))])
         assert optimizer.check_replicas(sess).difference == largest
+
+
+def test_a_trainable_variable_without_copies_is_named(graph):
+    optimizer, rows = TowerOptimizer(sgd(), cpus(3)), towers()
+    tf1.get_variable("tower0/head", initializer=0.0, use_resource=True)
+    optimizer.apply_gradients(rows)
+    with started(optimizer.init_op) as sess:
+        text = "all towers are equal; not on every tower, and so not compared: 'tower0/head'"
+        assert str(optimizer.check_replicas(sess)) == text
 
 
 @pytest.mark.parametrize("scopes", [("tower0/", "tower1/"), ("", "tower1/")], ids=["scopes", "tensorpack's"])
@@ -262,6 +286,15 @@ def test_a_second_call_adds_to_the_copies_of_the_first_one(graph, update, scopes
         assert str(optimizer.check_replicas(sess)) == "all towers are equal"
         sess.run(spoil(losses[0]))
         assert optimizer.check_replicas(sess).difference > 0
+
+
+@UPDATES
+def test_a_second_call_that_pairs_other_copies_is_an_error(graph, update):
+    optimizer, rows = TowerOptimizer(momentum(), cpus(3), update=update), towers()
+    optimizer.apply_gradients(rows)
+    words = r"tower 1 .*'tower1/g'\): it is listed as a copy of 'tower0/d', but .*'tower1/g' was the copy of 'tower0/g'"
+    with pytest.raises(HierAllreduceError, match=words):
+        optimizer.apply_gradients([rows[0][:1], rows[1][1:], rows[2][1:]])
 
 
 def test_in_a_new_graph_an_optimizer_starts_anew_and_another_graph_does_not_disturb():
@@ -331,7 +364,14 @@ def changed(change):
             changed(lambda g, v: (g, tf1.Variable([0.0] * 2, name="old", use_resource=False))),
             r"'old'\): a reference variable.*use_resource=True",
         ),
-        (changed(lambda g, v: (tf.ones([4]), v)), r"'tower2/d'\): a gradient \(4,\) for a variable \(2,\)"),
+        (
+            changed(lambda g, v: (tf.ones([4]), v)),
+            r"'tower2/d'\): a gradient of float32 \(4,\) for float32 \(2,\)",
+        ),
+        (
+            lambda rows: [[(tf.cast(grad, tf.float64), var) for grad, var in row] for row in rows],
+            r"tower 0 \(/cpu:0\).*a gradient of float64 \(2,\) for float32 \(2,\)",
+        ),
     ],
 )
 def test_wrong_rows_are_refused_before_anything_is_built(graph, update, change, words):

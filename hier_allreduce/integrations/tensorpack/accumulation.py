@@ -9,7 +9,7 @@ from tensorpack.tfutils.gradproc import FilterNoneGrad
 from tensorpack.tfutils.optimizer import AccumGradOptimizer, ProxyOptimizer
 
 from ...graph.tf import tf1
-from ...training import Pairs
+from ...training.update import Pairs
 
 
 class OrderedAccumGrad(ProxyOptimizer):

@@ -7,20 +7,20 @@
     tower 1                               hidden/W, a renamed view       tower1/hidden/W
 
 Processors, and functions of ``PostProcessOptimizer``, choose variables by name: they freeze ``hidden/.*``, say. Of the
-towers' names they would freeze tower 0's only, and the towers would diverge. So they get views. The class of a view is
-derived from its variable's, so that TensorFlow takes it for a variable. That class's constructor would add a variable
-to the graph, so a view is made without it, and has all attributes of the variable.
+towers' names they would freeze tower 0's only, and the towers would diverge. So they get views.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Dict, Iterator, List, Sequence
+from typing import Any, Callable, Iterator, List, Sequence
 
 from tensorpack.tfutils.optimizer import PostProcessOptimizer
 
 from ...graph.tf import tf1
-from ...training import Pairs, held_by, patched
+from ...training.main_update import under_name_of
+from ...training.update import Pairs
+from ...training.wrapped import held_by, patched
 
 
 def with_missing_pairs(rows: Sequence[Pairs]) -> List[Pairs]:
@@ -54,36 +54,26 @@ def under_tower_0s_names(optimizer: Any, rows: Sequence[Pairs]) -> Iterator[None
         optimizer: perhaps wrapped.
         rows: K rows of N (gradient, variable) pairs.
     """
-    pairs = [(var, first) for row in rows[1:] for (_, var), (_, first) in zip(row, rows[0])]
-    views = {id(var): _renamed(var, first) for var, first in pairs}
-    variables = {id(view): var for view, (var, _) in zip(views.values(), pairs)}
+    views = {id(var): under_name_of(first, var) for row in rows[1:] for (_, var), (_, first) in zip(row, rows[0])}
+    variables = {id(views[id(var)]): var for row in rows[1:] for _, var in row}
+
+    def view_of(var: Any) -> Any:
+        return views.get(id(var), var)
+
+    def variable_of(view: Any) -> Any:
+        return variables.get(id(view), view)
 
     def with_views(process: Callable[[Pairs], Pairs]) -> Callable[[Pairs], Pairs]:
-        def processed(grads_and_vars: Pairs) -> Pairs:
-            seen = process([(grad, views.get(id(var), var)) for grad, var in grads_and_vars])
-            return [(grad, variables.get(id(var), var)) for grad, var in seen]
+        def processed(pairs: Pairs) -> Pairs:
+            return [(grad, variable_of(view)) for grad, view in process([(grad, view_of(var)) for grad, var in pairs])]
 
         return processed
 
+    inside = held_by(optimizer)
+    processors = [inner for inner in inside if hasattr(inner, "_gradprocs")]
+    functions = [inner for inner in inside if isinstance(inner, PostProcessOptimizer)]
     with contextlib.ExitStack() as patches:
-        for inner in held_by(optimizer):
-            patches.enter_context(patched(inner, "get_slot", _exchanging(inner.get_slot, variables)))
-            if hasattr(inner, "_gradprocs"):
-                patches.enter_context(patched(inner, "_apply", with_views(inner._apply)))
-            if isinstance(inner, PostProcessOptimizer):
-                patches.enter_context(patched(inner, "_func", _exchanging(inner._func, views)))
+        patches.enter_context(patched(inside, "get_slot", lambda get: lambda var, name: get(variable_of(var), name)))
+        patches.enter_context(patched(processors, "_apply", with_views))
+        patches.enter_context(patched(functions, "_func", lambda function: lambda var: function(view_of(var))))
         yield
-
-
-def _renamed(var: Any, first: Any) -> Any:
-    """Return a view of ``var`` with the ``name`` and ``op`` of tower 0's variable ``first``."""
-    kind: Any = type(var)
-    named = {"name": property(lambda view: first.name), "op": property(lambda view: first.op)}
-    view: Any = object.__new__(type(f"Renamed{kind.__name__}", (kind,), named))
-    vars(view).update(vars(var))
-    return view
-
-
-def _exchanging(function: Callable[..., Any], others: Dict[int, Any]) -> Callable[..., Any]:
-    """Return ``function``, called with ``others[id(var)]`` instead of its first argument if there is one."""
-    return lambda var, *args, **kwargs: function(others.get(id(var), var), *args, **kwargs)

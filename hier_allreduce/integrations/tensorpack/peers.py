@@ -7,7 +7,7 @@ from typing import Any, List, Sequence
 from tensorpack.graph_builder import utils
 
 from ...graph.tuning import with_clock
-from ...training import Pairs
+from ...training.update import Pairs
 
 
 def reduced_by_peer(name: str, rows: Sequence[Pairs], devices: Sequence[Any], average: bool) -> List[Pairs]:

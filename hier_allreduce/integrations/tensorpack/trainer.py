@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Callable, List, Optional, Sequence, Union
 
 import tensorflow as tf
-from tensorpack.callbacks import Callback, PeriodicTrigger, RunOp
+from tensorpack.callbacks import Callback, CallbackFactory, PeriodicTrigger, RunOp
 from tensorpack.graph_builder.training import DataParallelBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
 from tensorpack.input_source import FeedfreeInput, StagingInput
@@ -16,21 +16,13 @@ from tensorpack.utils import logger
 
 from ... import presets
 from ...errors import HierAllreduceError
-from ...graph import HostGroup, allreduce_grads_and_vars, check_pairs
+from ...graph import HostGroup, allreduce_grads_and_vars
 from ...graph.tf import tf1
 from ...planning import Strategy, strategy_from
-from ...training import (
-    Pairs,
-    Updated,
-    broadcast,
-    check_optimizer,
-    check_options,
-    differences,
-    drift_of,
-    find_copies,
-    update_at_mains,
-    update_towers,
-)
+from ...training.main_update import update_at_mains
+from ...training.replicas import Copies, Drift, broadcast, comparison, find_copies
+from ...training.update import Pairs, check_options, check_variables, update_towers
+from ...training.wrapped import check_optimizer
 from ...tuned import tuned
 from .accumulation import with_ordered_accumulation
 from .devices import creator_for_towers, tower_devices
@@ -105,7 +97,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         check_options(average, update, broadcast_every=broadcast_every, check_replicas_every=check_replicas_every)
         self.devices = tower_devices(devices)
         self._strategy = strategy_from(strategy)
-        self._average, self._at_mains = average, update == "main"
+        self._average, self._update = average, update
         self._broadcast_every, self._check_every = broadcast_every, check_replicas_every
         super().__init__()
 
@@ -164,49 +156,52 @@ class HierarchicalTrainer(SingleCostTrainer):
                 " the environment before TensorFlow is imported"
             ) from error
         optimizer = with_ordered_accumulation(get_opt_fn())
-        check_optimizer(optimizer)
-        updated = self._updated(optimizer, with_missing_pairs(rows))
-        return self._syncing(updated) if len(self.devices) > 1 else []
+        check_optimizer(optimizer, self._update, (ProxyOptimizer,))
+        copies = self._update_towers(optimizer, with_missing_pairs(rows))
+        return self._syncing(copies) if len(self.devices) > 1 else []
 
-    def _updated(self, optimizer: Any, rows: Sequence[Pairs]) -> Updated:
+    def _update_towers(self, optimizer: Any, rows: Sequence[Pairs]) -> Copies:
         average, strategy, candidate = self._average, self._strategy, tuned()
         if candidate:
-            candidate.note(front_end="tensorpack", update="main" if self._at_mains else "replicated")
-        if self._at_mains:
-            pairs: Sequence[Pairs] = check_pairs(rows, tuple(self.devices))
+            candidate.note(front_end="tensorpack", update=self._update)
+        if self._update == "main":
+            pairs: Sequence[Pairs] = check_variables(rows, self.devices)
         elif candidate and candidate.peer:
             pairs = reduced_by_peer(candidate.peer, rows, self.devices, average)
         else:
             pairs = allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=self.cluster)
-        # both names are tensorpack's; the scope is in the names of saved variables
-        with tf1.name_scope("apply_gradients"), under_tower_0s_names(optimizer, pairs):
-            if self._at_mains:
-                base = optimizer
-                while isinstance(base, ProxyOptimizer):  # these wrappers pass all gradients on to it
-                    base = base._opt
-                updated = update_at_mains(optimizer, pairs, self.devices, average, strategy, self.cluster, base)
+        with tf1.name_scope("apply_gradients"):  # as in tensorpack's trainer; it is in the names of saved variables
+            if self._update == "main":
+                updated = update_at_mains(optimizer, pairs, self.devices, average, strategy, self.cluster)
             else:
-                # slots belong to their tower: those of all towers but the first are local, and so not saved
-                updated = update_towers(
-                    optimizer, pairs, self.devices, lambda tower: override_to_local_variable(enable=tower > 0)
-                )
+                with under_tower_0s_names(optimizer, pairs):
+                    # slots belong to their tower: those of all towers but the first are local, and so not saved
+                    updated = update_towers(
+                        optimizer, pairs, self.devices, lambda tower: override_to_local_variable(enable=tower > 0)
+                    )
             self.train_op = tf.group(updated.op, name="train_op")
-        return updated
+        return updated.copies
 
-    def _syncing(self, updated: Updated) -> List[Callback]:
+    def _syncing(self, copies: Copies) -> List[Callback]:
         """Return the callbacks that copy tower 0's variables to the others, and compare them."""
         with tf1.name_scope("sync_variables"):
-            sync = broadcast(find_copies([updated]), self.devices)
+            sync = broadcast(find_copies([copies]), self.devices)
         at_epochs = RunOp(sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True)
         at_epochs.name_scope = "SyncVariables"
         callbacks = [at_epochs]
         if self._check_every:
-            check = _CheckReplicas(updated.rows, self.devices)
+            compare = comparison(copies, self.devices)
+            check = CallbackFactory(trigger=lambda callback: self._report(compare(self.sess)))
             callbacks.append(PeriodicTrigger(check, every_k_steps=self._check_every))
         if self._broadcast_every:
             every = RunOp(sync, run_before=False)
             callbacks.append(PeriodicTrigger(every, every_k_steps=self._broadcast_every))
         return callbacks
+
+    def _report(self, drift: Drift) -> None:
+        self.monitors.put_scalar("replica_drift", drift.difference)
+        if drift.difference:
+            logger.warning(str(drift))
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:
         """Create the session, and check that it has the devices: tensorpack's hook.
@@ -220,16 +215,3 @@ class HierarchicalTrainer(SingleCostTrainer):
         if isinstance(session_creator, NewSessionCreator):
             session_creator = creator_for_towers(session_creator, self.devices)
         super().initialize(session_creator, session_init)
-
-
-class _CheckReplicas(Callback):
-    """Reports the largest difference between tower 0's trained variables and the other towers'."""
-
-    def __init__(self, copies: List[List[Any]], devices: Sequence[Any]):
-        self._copies, self._differences = copies, differences(copies, devices)
-
-    def _trigger(self) -> None:
-        drift = drift_of(self._copies, self.trainer.sess.run(self._differences))
-        self.trainer.monitors.put_scalar("replica_drift", drift.difference)
-        if drift.difference:
-            logger.warning(str(drift))
