@@ -10,7 +10,7 @@ from .devices import device_strings
 from .hosts import HostGroup
 from .mains import copy_from_mains, copy_from_tower_0, reduce_to_mains
 from .matrix import VAR_LIST_ADVICE, check_average
-from .names import tower_scopes, variable_names, where
+from .names import variable_names, where
 from .pairs import check_pairs
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "copy_from_tower_0",
     "device_strings",
     "reduce_to_mains",
-    "tower_scopes",
     "variable_names",
     "where",
 ]

@@ -12,7 +12,6 @@ gradients.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from ..errors import ClusterError
@@ -25,8 +24,8 @@ from .hosts import HostGroup
 from .layout import Layout, lay_out
 from .matrix import check_matrix
 from .names import check_scope, variable_names
-from .packing import Tower
-from .pairs import check_pairs, reference_warning
+from .packing import Packing
+from .pairs import check_pairs, warn_of_references
 from .record import record
 from .rows import Rows, gradient
 from .sums import Shared, Sum
@@ -56,7 +55,7 @@ def allreduce_grads(
 
     A float16 or bfloat16 gradient is added in float32 and rounded once for each hop. Its mean is carried as a running
     mean, so that it is finite where the inputs are. The bound is in docs/how-it-works.md. ``tf.IndexedSlices``
-    remain sparse: every tower gets the rows of all. None on every tower stays None.
+    remain sparse: every tower gets the rows of all. None on every tower remains None.
 
     Args:
         all_grads: K×N, ``all_grads[tower][variable]``; rows may be any iterables.
@@ -123,9 +122,8 @@ def allreduce_grads_and_vars(
     grads = [[grad for grad, _ in row] for row in pairs]
     layout, shared = begin(grads, towers, average, strategy, name, cluster, variable_names(pairs, towers))
     reduced = with_clock(travel(layout, shared, name))
-    warning = reference_warning(pairs[0]) if len(towers) > 1 else ""
-    if warning:
-        warnings.warn(warning, stacklevel=3)  # without_autograph is in between
+    if len(towers) > 1:
+        warn_of_references(pairs[0])
     return [[(grad, var) for grad, (_, var) in zip(*rows)] for rows in zip(reduced, pairs)]
 
 
@@ -148,10 +146,10 @@ def begin(
     if not isinstance(cluster, (HostGroup, type(None))):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
     program, strategy = strategy, tuned_strategy(strategy, cluster)
-    # hosts have different numbers of rows, and a collective needs equal shapes
-    sparse = strategy.sparse if cluster is None or cluster.size == 1 else "dense"
+    hosts = 1 if cluster is None else cluster.size
+    sparse = strategy.sparse if hosts == 1 else "dense"  # hosts have different rows, a collective needs equal shapes
     columns = check_matrix(all_grads, devices, average, names, sparse, strategy.missing)
-    layout = lay_out(columns, devices, strategy, 1 if cluster is None else cluster.size, whole)
+    layout = lay_out(columns, devices, strategy, hosts, whole)
     note_facts(layout, program)
     across = cluster and cluster.across(name, columns, {"average": average, "layout": layout.fingerprint})
     return layout, Shared(devices, average, across)
@@ -159,17 +157,15 @@ def begin(
 
 def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:
     """Add the ops of a layout, and return K rows of N results; None where a half of an all-reduce gives none."""
-    sums = _sums(layout, shared)
-    towers = [Tower(tower, layout, shared) for tower in range(len(layout.devices))]
+    sums, packing = _sums(layout, shared), Packing(layout, shared)
     with forget_colocation(), tf1.name_scope(name) as scope:
         values = []
         for tower, device in enumerate(layout.devices):
             with tf1.device(device):
                 grads = [gradient(column, tower, layout.devices) for column in layout.columns]
-                packed = zip(sums, towers[tower].pack(grads))
-                values.append([None if tensor is None else chunk.start(tower, tensor) for chunk, tensor in packed])
+                values.append(packing.pack(tower, grads))
         chunks = [run(schedule, row, chunk) for schedule, row, chunk in zip(layout.schedules, zip(*values), sums)]
-        record(scope, layout, sums, values)
+        record(scope, layout, shared.hosts, values)
         results = []
         for tower, device in enumerate(layout.devices):
             with tf1.device(device):
@@ -177,7 +173,7 @@ def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:
                     chunk.end(tower, column[tower]) if tower in complete_on(schedule) else None
                     for schedule, chunk, column in zip(layout.schedules, sums, chunks)
                 ]
-                results.append(tuple(towers[tower].unpack(reduced)))
+                results.append(tuple(packing.unpack(tower, reduced)))
         return results
 
 

@@ -28,6 +28,6 @@ class Columns(Sum):
             column = self.shared.constant(tower, (-1, 1), is_hidden=True)
             with tf1.device(self.devices[tower]):
                 columns.append(tf.reshape(value, column, name=f"{self.name}/column"))
-        shape = self.shared.constant(dst, values[0].shape.as_list())
+        shape = self.shared.constant(dst, tuple(values[0].shape.as_list()))
         with tf1.device(self.devices[dst]):
             return tf.reshape(tf.add_n(columns, name=name), shape, name=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Optional, Sequence, Tuple
+from typing import Any, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -23,23 +23,23 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
     """
     if isinstance(devices, (str, bytes, set, frozenset)) or not hasattr(devices, "__iter__"):
         raise HierAllreduceError(f"devices must be a list with one device for each tower, not {devices!r}; {_EXPECTED}")
-    strings = tuple(_device_string(tower, device) for tower, device in enumerate(devices))
+    strings: List[Any] = []
+    for tower, device in enumerate(devices):
+        if device is None or (callable(device) and not tf.executing_eagerly()):
+            strings.append(device)
+            continue
+        name = device.to_string() if hasattr(device, "to_string") else getattr(device, "name", device)
+        try:
+            is_device = isinstance(name, str) and (device_fields(name)[4] or 0) >= 0
+        except ValueError:
+            is_device = False
+        if not is_device:
+            hint = f" (did you mean '/gpu:{device}'?)" if str(device).isdigit() else ""
+            raise HierAllreduceError(f"tower {tower}: {device!r} is not a device{hint}; {_EXPECTED}")
+        strings.append(name)
     if not strings:
         raise HierAllreduceError(f"devices is empty: give one device for each tower; {_EXPECTED}")
-    return strings
-
-
-def _device_string(tower: int, device: Any) -> Any:
-    if device is None or (callable(device) and not tf.executing_eagerly()):
-        return device
-    name = device.to_string() if hasattr(device, "to_string") else getattr(device, "name", device)
-    try:
-        is_device = isinstance(name, str) and (device_fields(name)[4] or 0) >= 0
-    except ValueError:
-        is_device = False
-    if not is_device:
-        raise HierAllreduceError(f"tower {tower}: {device!r} is not a device; {_EXPECTED}")
-    return name
+    return tuple(strings)
 
 
 @lru_cache(maxsize=4096)

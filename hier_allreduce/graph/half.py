@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, List, NamedTuple
+from typing import Any, List
 
 import tensorflow as tf
 
-from ..planning import Copy, Reduce
+from ..planning import Reduce
 from .sums import Sum
 from .tf import tf1
 
 NARROW_DTYPES = ("float16", "bfloat16")
-
-
-class _Partial(NamedTuple):
-    """The sum, or running mean, of ``towers`` contributions."""
-
-    tensor: Any
-    towers: int
 
 
 class Half(Sum):
@@ -35,39 +28,31 @@ class Half(Sum):
     def __init__(self, inside: Sum, wire: str, dtype: str):
         super().__init__(inside.name, inside.shared)
         self._inside, self._wire, self._dtype = inside, wire, dtype
-
-    def start(self, tower: int, tensor: Any) -> Any:
-        return _Partial(tensor, 1)
+        self._towers = [1] * len(self.devices)  # the number of towers in each tower's sum so far
 
     def end(self, tower: int, value: Any) -> Any:
-        return tf.cast(value.tensor, self._dtype, name=f"{self.name}/widened")
+        return tf.cast(value, self._dtype, name=f"{self.name}/widened")
 
     def reduce(self, step: Reduce, here: Any, others: List[Any]) -> Any:
-        sent = [self._narrowed(src, partial) for src, partial in zip(step.srcs, others)]
-        towers = sum(partial.towers for partial in (here, *sent))
+        added = (step.dst, *step.srcs)
+        towers = sum(self._towers[tower] for tower in added)
+        sent = [self._narrowed(src, tensor) for src, tensor in zip(step.srcs, others)]
         with tf1.device(self.devices[step.dst]):
-            weighted = [self._weighted(partial, towers) for partial in (here, *sent)]
-        return _Partial(self._inside.add(weighted, [step.dst] * len(weighted), step.dst), towers)
-
-    def copy(self, step: Copy, value: Any) -> Any:
-        return value._replace(tensor=super().copy(step, value.tensor))
+            wide = [self._wide(tensor, self._towers[tower] / towers) for tower, tensor in zip(added, (here, *sent))]
+        self._towers[step.dst] = towers
+        return self._inside.add(wide, [step.dst] * len(wide), step.dst)
 
     def finish(self, root: int, total: Any) -> Any:
-        contributions = self.shared.contributions
         with tf1.device(self.devices[root]):
-            share = self._weighted(total, contributions)
-        narrow = self._narrowed(root, _Partial(share, contributions))
-        return narrow._replace(tensor=self.over_hosts(root, narrow.tensor))
+            share = self._wide(total, self._towers[root] / self.shared.contributions)
+        return self.over_hosts(root, self._narrowed(root, share))
 
-    def _weighted(self, partial: _Partial, towers: int) -> Any:
-        """Return a sum in float32; of a running mean its share in the mean over ``towers``."""
-        name = f"{self.name}/sum"
-        wide = tf.cast(partial.tensor, tf.float32, name=name)
-        if not self.shared.average or partial.towers == towers:
-            return wide
-        return tf.multiply(wide, partial.towers / towers, name=name)
+    def _wide(self, tensor: Any, weight: float) -> Any:
+        """Return a sum in float32; of a running mean its share, by weight, in that of more towers."""
+        wide = tf.cast(tensor, tf.float32, name=f"{self.name}/sum")
+        return tf.multiply(wide, weight, name=f"{self.name}/sum") if self.shared.average and weight < 1 else wide
 
-    def _narrowed(self, tower: int, partial: _Partial) -> _Partial:
-        """Return ``partial`` in 16 bits, cast before it leaves its tower."""
+    def _narrowed(self, tower: int, tensor: Any) -> Any:
+        """Return a tensor in 16 bits, cast before it leaves its tower."""
         with tf1.device(self.devices[tower]):
-            return partial._replace(tensor=tf.cast(partial.tensor, self._wire, name=f"{self.name}/sent"))
+            return tf.cast(tensor, self._wire, name=f"{self.name}/sent")

@@ -40,7 +40,7 @@ class Layout(NamedTuple):
     devices: Tuple[Any, ...]
     plan: Plan
     chunks: List[Chunk]
-    schedules: List[Schedule]
+    schedules: Sequence[Schedule]
     names: List[str]
     wire: Optional[str] = None
 
@@ -59,28 +59,18 @@ class Layout(NamedTuple):
 def lay_out(
     columns: Sequence[Column], devices: Tuple[Any, ...], strategy: Strategy, hosts: int = 1, whole: bool = False
 ) -> Layout:
-    """Return the layout of N columns.
-
-    Args:
-        columns: of K gradients.
-        devices: K devices.
-        strategy: the user's choices.
-        hosts: the number of hosts that have such columns.
-        whole: whether each variable has one main: its gradient is not cut, and mains have equal bytes.
+    """Return the layout of N columns; ``whole`` gives each variable one main, and mains about equal bytes.
 
     Raises:
         HierAllreduceError: the groups, the main, the topology or the algorithm's steps do not fit K towers.
     """
-    present = [number for number, column in enumerate(columns) if column.dtype]
-    gradients = [size_of(columns[number], strategy.wire_dtype) for number in present]
+    gradients = [size_of(column, strategy.wire_dtype) for column in columns]
     machine, on_cpu = machine_of(strategy, devices), all_on_cpu(devices)
-    plan = plan_for(strategy, gradients, len(devices), machine, on_cpu)
+    plan = plan_for(strategy, [size for size in gradients if size.dtype], len(devices), machine, on_cpu)
     if len(devices) * hosts == 1:
         plan = plan._replace(chunk_bytes=0)  # nothing travels
-    chunks = [
-        chunk._replace(ranges=tuple(part._replace(number=present[part.number]) for part in chunk.ranges))
-        for chunk in chunks_of(gradients, plan.chunk_bytes, plan.pack_below, whole or plan.whole)
-    ]
+    chunks = chunks_of(gradients, plan.chunk_bytes, plan.pack_below, whole or plan.whole)
+    chunks = [chunk for chunk in chunks if gradients[chunk.ranges[0].number].dtype]
     schedules = spread(chunks, plan.schedules) if whole else [plan.schedule(chunk) for chunk in range(len(chunks))]
     if len(devices) > 1:
         where = machine.name if machine else "CPU devices" if on_cpu else "GPUs whose links are not known, by rule"
@@ -95,6 +85,6 @@ def size_of(column: Column, wire: Optional[str] = None) -> Gradient:
     shapes = [column.shape, *(static_shape(grad) for grad in column.grads if grad is not None)]
     is_known = not column.is_sparse and all(shape.is_fully_defined() for shape in shapes)
     elements = column.shape.num_elements() if is_known else None
-    itemsize = 2 if wire and column.dtype == "float32" else tf.as_dtype(column.dtype).size
+    itemsize = 2 if wire and column.dtype == "float32" else tf.as_dtype(column.dtype or "float32").size
     packable = column.dtype in _PACKED and bool(elements)
     return Gradient(elements, itemsize, column.dtype, packable, is_flat=column.shape.ndims == 1)

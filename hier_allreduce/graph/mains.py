@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, List, Optional, Sequence, Tuple
 
-from ..planning import Schedule, Strategy
+from ..planning import Strategy
 from ..planning.plan import copies_in, sums_in
 from .allreduce import begin, travel
 from .devices import device_strings
@@ -34,8 +34,8 @@ def reduce_to_mains(
     """
     layout, shared = begin(all_grads, device_strings(devices), average, strategy, name, cluster, names, whole=True)
     mains = layout.mains()
-    sums: List[Schedule] = [sums_in(schedule) for schedule in layout.schedules]
-    rows = with_clock(travel(layout._replace(schedules=sums), shared, name))
+    first_half = layout._replace(schedules=[sums_in(schedule) for schedule in layout.schedules])
+    rows = with_clock(travel(first_half, shared, name))
     return [rows[mains[n]][n] if n in mains else None for n in range(len(layout.columns))], layout
 
 
@@ -53,24 +53,14 @@ def copy_from_mains(values: Sequence[Any], layout: Layout, name: str = "copy_fro
     """
     mains, columns = layout.mains(), list(layout.columns)
     for n, main in mains.items():
-        on_main = [values[n] if tower == main else None for tower in range(len(layout.devices))]
-        columns[n] = column_of(columns[n].name, on_main)
-    copies: List[Schedule] = [copies_in(schedule) for schedule in layout.schedules]
-    second_half = layout._replace(columns=columns, schedules=copies, wire=None)
-    return travel(second_half, Shared(layout.devices), name)
+        on_main = tuple(values[n] if tower == main else None for tower in range(len(layout.devices)))
+        columns[n] = columns[n]._replace(grads=on_main, dtype="", is_sparse=False)  # nothing is added up
+    copies = [copies_in(schedule) for schedule in layout.schedules]
+    return travel(layout._replace(columns=columns, schedules=copies), Shared(layout.devices), name)
 
 
 def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any], name: str = "broadcast") -> List[Tuple[Any, ...]]:
-    """Copy N values of tower 0 to every tower, down a binomial tree.
-
-    Args:
-        values: N tensors of any dtype on ``devices[0]``.
-        devices: K devices.
-        name: the name scope of the ops.
-
-    Returns:
-        K tuples of N tensors, entry (k, n) on ``devices[k]``.
-    """
-    columns = [column_of(value.op.name, [value] * len(devices)) for value in values]
+    """Copy N tensors of any dtype from tower 0 to every tower, down a binomial tree; K×N out."""
+    columns = [column_of(value.op.name, [value]) for value in values]
     layout = lay_out(columns, tuple(devices), Strategy(algorithm="tree", main=0), whole=True)
     return copy_from_mains(values, layout, name)

@@ -29,7 +29,7 @@ class Column(NamedTuple):
     Attributes:
         name: for messages and op names.
         grads: K tensors, ``tf.IndexedSlices`` or None, ``grads[tower]``.
-        dtype: of the gradients; empty if all are None.
+        dtype: of the gradients; empty if there is nothing to add up.
         shape: as far as it is known; of sparse gradients, their variable's.
         is_sparse: whether all gradients, at least one, are ``tf.IndexedSlices`` that remain sparse.
     """
@@ -53,13 +53,8 @@ def column_of(name: str, grads: Sequence[Any], sparse: str = "gather") -> Column
     for other in map(static_shape, present):
         if not (shape.is_fully_defined() and shape == other):  # merging is slow, and nearly all are equal
             shape = shape.merge_with(other)
-    stays_sparse = sparse == "gather" and bool(present) and all(map(is_sparse, present))
-    return Column(name, tuple(grads), dtype, shape, stays_sparse)
-
-
-def is_sparse(grad: Any) -> bool:
-    """Return whether a gradient is ``tf.IndexedSlices``."""
-    return isinstance(grad, tf.IndexedSlices)
+    is_sparse = sparse == "gather" and bool(present) and all(isinstance(grad, tf.IndexedSlices) for grad in present)
+    return Column(name, tuple(grads), dtype, shape, is_sparse)
 
 
 def dtype_of(grad: Any) -> str:
@@ -70,7 +65,7 @@ def dtype_of(grad: Any) -> str:
 
 def static_shape(grad: Any) -> tf.TensorShape:
     """Return the shape of a gradient as far as it is known when the graph is built; of a sparse one its variable's."""
-    if not is_sparse(grad):
+    if not isinstance(grad, tf.IndexedSlices):
         return grad.shape
     dense_shape = None if grad.dense_shape is None else tf.get_static_value(grad.dense_shape)
     return tf.TensorShape([None if dense_shape is None else dense_shape[0]]).concatenate(grad.values.shape[1:])
@@ -90,15 +85,7 @@ def check_matrix(
     sparse: str = "gather",
     missing: str = "error",
 ) -> List[Column]:
-    """Return the N columns of K×N gradients.
-
-    Args:
-        all_grads: K rows (any iterables) of N gradients.
-        devices: K devices, from :func:`.devices.device_strings`.
-        average: whether the mean is wanted, which integers do not have.
-        names: N variable names; by default those of the gradients.
-        sparse: ``"dense"`` if sparse gradients become dense.
-        missing: ``"zeros"`` if None on some towers counts as zeros.
+    """Return the N columns of K×N gradients, by the user's choices; ``names`` are by default those of the gradients.
 
     Raises:
         HierAllreduceError: the rows do not match the devices or each other, or an entry cannot be added up.
@@ -109,8 +96,7 @@ def check_matrix(
     columns = []
     for variable, (name, grads) in enumerate(zip(names, zip(*rows))):
         place = partial(where, devices=devices, variable=variable, names=names)
-        columns.append(_checked_column(name, grads, sparse, place))
-        _check_choices(columns[-1], average, missing, place)
+        columns.append(_checked_column(name, grads, average, sparse, missing, place))
     return columns
 
 
@@ -122,7 +108,7 @@ def check_rows(all_grads: Any, devices: Sequence[Any]) -> Tuple[Tuple[Any, ...],
     """
     shape = "all_grads is K rows, one for each tower, of N gradients: all_grads[tower][variable]"
     if not _is_list(all_grads):
-        raise HierAllreduceError(f"{shape}; one {type(all_grads).__name__} was given")
+        raise HierAllreduceError(f"{shape}; it is one {type(all_grads).__name__}")
     rows = list(all_grads)
     if len(rows) != len(devices):
         lengths = {len(row) if isinstance(row, (tuple, list)) else -1 for row in rows}
@@ -156,11 +142,9 @@ def _unshared(rows: Sequence[Sequence[Any]]) -> str:
 def _fault(grad: Any) -> str:
     """Return why a gradient cannot be added up; "" if it can."""
     if isinstance(grad, (tuple, list)):
-        return (
-            f"a {type(grad).__name__} was given where a gradient is expected; for (gradient, variable) pairs use"
-            " allreduce_grads_and_vars, or pass the gradients alone"
-        )
-    tensors = {"values": grad.values, "indices": grad.indices} if is_sparse(grad) else {"": grad}
+        pairs = "for (gradient, variable) pairs use allreduce_grads_and_vars, or pass the gradients alone"
+        return f"expected a gradient, not a {type(grad).__name__}; {pairs}"
+    tensors = {"values": grad.values, "indices": grad.indices} if isinstance(grad, tf.IndexedSlices) else {"": grad}
     for name, tensor in tensors.items():
         if not isinstance(tensor, tf.Tensor):
             within = f" of tensors, not with {name} that are" if name else ", not"
@@ -174,7 +158,7 @@ def _fault(grad: Any) -> str:
     if dtype_of(grad) not in SUMMABLE_DTYPES:
         numbers = ", ".join(SUMMABLE_DTYPES)
         return f"{dtype_of(grad)} has no sum in this TensorFlow; cast it to a number first, one of {numbers}"
-    if is_sparse(grad) and not grad.indices.shape.is_compatible_with(grad.values.shape[:1]):
+    if isinstance(grad, tf.IndexedSlices) and not grad.indices.shape.is_compatible_with(grad.values.shape[:1]):
         return (
             f"IndexedSlices with values of shape {grad.values.shape} and indices of shape {grad.indices.shape};"
             " expected one index for each row of the values"
@@ -182,46 +166,43 @@ def _fault(grad: Any) -> str:
     return ""
 
 
-def _checked_column(name: str, grads: Sequence[Any], sparse: str, place: Callable[[int], str]) -> Column:
-    """Return a column whose gradients can be added up."""
+def _checked_column(
+    name: str, grads: Sequence[Any], average: bool, sparse: str, missing: str, place: Callable[[int], str]
+) -> Column:
+    """Return a column whose gradients can be added up by the user's choices."""
     present = {tower: grad for tower, grad in enumerate(grads) if grad is not None}
     for tower, grad in present.items():
         fault = _fault(grad)
         if fault:
             raise HierAllreduceError(f"{place(tower)}: {fault}")
+    slices = {tower: grad for tower, grad in present.items() if isinstance(grad, tf.IndexedSlices)}
+    indices = {tower: dtype_of(grad.indices) for tower, grad in slices.items()}
     _check_equal("dtype", {tower: dtype_of(grad) for tower, grad in present.items()}, "cast to one dtype", place)
-    indices = {tower: dtype_of(grad.indices) for tower, grad in present.items() if is_sparse(grad)}
     _check_equal("dtype of the indices", indices, "cast them to one dtype", place)
     try:
-        return column_of(name, grads, sparse)
+        column = column_of(name, grads, sparse)
     except ValueError:
         shapes = {tower: static_shape(grad) for tower, grad in present.items()}
         advice = "build the same model on every tower, and list the variables in one order on every tower"
         _check_equal("shape", shapes, advice, place)
         raise
-
-
-def _check_choices(column: Column, average: bool, missing: str, place: Callable[[int], str]) -> None:
-    """Check that a column suits the user's choices."""
-    with_grad = [tower for tower, grad in enumerate(column.grads) if grad is not None]
-    without = [tower for tower, grad in enumerate(column.grads) if grad is None]
-    if not with_grad:
-        return
-    if average and tf.as_dtype(column.dtype).is_integer:
+    if average and column.dtype and tf.as_dtype(column.dtype).is_integer:
         raise HierAllreduceError(
-            f"{place(with_grad[0])}: {column.dtype} has no exact mean; average=False sums it, or cast it to float"
+            f"{place(min(present))}: {column.dtype} has no exact mean; average=False sums it, or cast it to float"
         )
-    if without and missing == "error":
+    without = [tower for tower, grad in enumerate(grads) if grad is None]
+    if present and without and missing == "error":
         raise HierAllreduceError(
             f"{place(without[0])}: the gradient is None on towers {without} but not on the others; give it on every"
             " tower or on none, or choose missing='zeros'"
         )
-    shapeless = [t for t in with_grad if is_sparse(column.grads[t]) and column.grads[t].dense_shape is None]
-    if shapeless and not column.is_sparse and height_of(column.shape) is None:
+    shapeless = [tower for tower, grad in slices.items() if grad.dense_shape is None]
+    if shapeless and not column.is_sparse and not column.shape[:1].is_fully_defined():
         raise HierAllreduceError(
             f"{place(shapeless[0])}: its IndexedSlices has no dense_shape, so it cannot be made dense; give"
             " dense_shape, or choose sparse='gather'"
         )
+    return column
 
 
 def _check_equal(attribute: str, by_tower: Dict[int, Any], advice: str, place: Callable[[int], str]) -> None:
@@ -231,8 +212,3 @@ def _check_equal(attribute: str, by_tower: Dict[int, Any], advice: str, place: C
         odd = next(tower for tower, value in by_tower.items() if str(value) != counts.most_common(1)[0][0])
         values = ", ".join(f"tower {tower}: {value}" for tower, value in by_tower.items())
         raise HierAllreduceError(f"{place(odd)}: the {attribute} differs between towers ({values}); {advice}")
-
-
-def height_of(shape: tf.TensorShape) -> Optional[int]:
-    """Return the first number of a shape; None if it is not known."""
-    return shape.as_list()[0] if shape.ndims else None

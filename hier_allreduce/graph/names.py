@@ -61,17 +61,9 @@ def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], de
 
 
 def names_within_towers(rows: Sequence[Sequence[Any]]) -> List[List[str]]:
-    """Return the names of K rows of variables, without the towers' scopes."""
-    return [
-        [name[len(scope) :] if name.startswith(scope) else name for name in map(_full_name, row)]
-        for row, scope in zip(rows, tower_scopes(rows))
-    ]
+    """Return the names of K rows of variables, without the towers' scopes.
 
-
-def tower_scopes(rows: Sequence[Sequence[Any]]) -> List[str]:
-    """Return each tower's scope in the names of K rows of variables, or "" where it has none.
-
-    The scope is what all names of a row begin with, up to the last part that no other row has::
+    A tower's scope begins all names of its row, and ends with the last level that no other row has::
 
         tower 0                tower 1
         w, layer/b             tower1/w, tower1/layer/b        "" and "tower1/", as tensorpack calls them
@@ -79,16 +71,17 @@ def tower_scopes(rows: Sequence[Sequence[Any]]) -> List[str]:
 
     A name in several rows is a variable that towers share, and does not count.
     """
-    names = [list(map(_full_name, row)) for row in rows]
+    names = [[str(var.name).split(":")[0] for var in row] for row in rows]
     rows_with_name = Counter(name for row in names for name in set(row))
-    rows_with_part = Counter(part for row in names for part in {part for name in row for part in name.split("/")[:-1]})
-    scopes = []
+    rows_with_level = Counter(level for row in names for level in {lvl for name in row for lvl in name.split("/")[:-1]})
+    within = []
     for row in names:
         levels = zip(*(name.split("/")[:-1] for name in row if rows_with_name[name] == 1))
         shared = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
-        depth = max((depth for depth, part in enumerate(shared, 1) if rows_with_part[part] == 1), default=0)
-        scopes.append("".join(f"{part}/" for part in shared[:depth]))
-    return scopes
+        depth = max((depth for depth, level in enumerate(shared, 1) if rows_with_level[level] == 1), default=0)
+        scope = "".join(f"{level}/" for level in shared[:depth])
+        within.append([name[len(scope) :] if name.startswith(scope) else name for name in row])
+    return within
 
 
 def op_names(names: Sequence[str]) -> List[str]:
@@ -99,7 +92,3 @@ def op_names(names: Sequence[str]) -> List[str]:
         numbered = chain([plain], (f"{plain}.{number}" for number in count(2)))
         safe[next(free for free in numbered if free not in safe)] = None
     return list(safe)
-
-
-def _full_name(var: Any) -> str:
-    return str(var.name).split(":")[0]

@@ -8,8 +8,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, Iterable, List, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -18,53 +17,52 @@ from .layout import Layout
 from .sums import Shared
 
 
-class Tower:
-    """Packs and unpacks one tower's chunks. The methods are called under its device."""
+class Packing:
+    """Packs and unpacks each tower's chunks. The methods are called under the tower's device."""
 
-    def __init__(self, tower: int, layout: Layout, shared: Shared):
-        self._layout, self._constant = layout, partial(shared.constant, tower)
-        # of each column that is packed or cut, its ranges in order
-        self._ranges: Dict[int, List[Range]] = {}
-        for part in sorted(part for chunk in layout.chunks if not chunk.is_alone for part in chunk.ranges):
-            self._ranges.setdefault(part.number, []).append(part)
+    def __init__(self, layout: Layout, shared: Shared):
+        self._layout, self._shared = layout, shared
+        self._ranges: List[List[Range]] = [[] for _ in layout.columns]  # of each column, in order
+        for part in sorted(part for chunk in layout.chunks for part in chunk.ranges):
+            self._ranges[part.number].append(part)
 
-    def pack(self, grads: Sequence[Any]) -> List[Any]:
+    def pack(self, tower: int, grads: Sequence[Any]) -> List[Any]:
         """Return the C chunks of N gradients; None for a chunk of None."""
         parts: Dict[Range, Any] = {}
-        for number, ranges in self._ranges.items():
-            if grads[number] is not None:
-                parts.update(zip(ranges, self._split(self._shaped(grads[number], [-1]), ranges, "cut")))
-        return [
-            grads[chunk.ranges[0].number]
-            if chunk.is_alone or grads[chunk.ranges[0].number] is None
-            else _joined([parts[part] for part in chunk.ranges], f"{name}/pack")
-            for chunk, name in zip(self._layout.chunks, self._layout.names)
-        ]
+        for grad, ranges in zip(grads, self._ranges):
+            if grad is not None:
+                flat = grad if ranges[0].stop is None else self._shaped(tower, grad, [-1])
+                parts.update(self._split(tower, flat, ranges, "cut"))
+        chunks = zip(self._layout.chunks, self._layout.names)
+        return [_joined(parts, chunk.ranges, f"{name}/pack") for chunk, name in chunks]
 
-    def unpack(self, reduced: Sequence[Any]) -> List[Any]:
+    def unpack(self, tower: int, reduced: Sequence[Any]) -> List[Any]:
         """Return the N gradients in C reduced chunks; None for a gradient that is in none of them."""
-        results: List[Any] = [None] * len(self._layout.columns)
         parts: Dict[Range, Any] = {}
         for chunk, name, value in zip(self._layout.chunks, self._layout.names, reduced):
-            if chunk.is_alone:
-                results[chunk.ranges[0].number] = value
-            elif value is not None:
-                parts.update(zip(chunk.ranges, self._split(value, chunk.ranges, f"{name}/unpack")))
-        for number, ranges in self._ranges.items():
-            if ranges[0] in parts:
-                flat = _joined([parts[part] for part in ranges], "joined")
-                results[number] = self._shaped(flat, self._layout.columns[number].shape.as_list())
+            if value is not None:
+                parts.update(self._split(tower, value, chunk.ranges, f"{name}/unpack"))
+        results = []
+        for ranges, column in zip(self._ranges, self._layout.columns):
+            flat = _joined(parts, ranges, "joined")
+            is_whole = flat is None or ranges[0].stop is None
+            results.append(flat if is_whole else self._shaped(tower, flat, column.shape.as_list()))
         return results
 
-    def _split(self, flat: Any, ranges: Sequence[Range], name: str) -> List[Any]:
+    def _split(self, tower: int, flat: Any, ranges: Sequence[Range], name: str) -> Iterable[Tuple[Range, Any]]:
+        """Return the ranges in a gradient or chunk, each with its tensor."""
         if len(ranges) == 1:
-            return [flat]
-        sizes = self._constant([part.stop - part.start for part in ranges if part.stop is not None])
-        return list(tf.split(flat, sizes, num=len(ranges), name=name))
+            return [(ranges[0], flat)]
+        sizes = tuple(part.stop - part.start for part in ranges if part.stop is not None)
+        return zip(ranges, tf.split(flat, self._shared.constant(tower, sizes), num=len(ranges), name=name))
 
-    def _shaped(self, tensor: Any, shape: List[int]) -> Any:
-        return tensor if tensor.shape.ndims == 1 == len(shape) else tf.reshape(tensor, self._constant(shape))
+    def _shaped(self, tower: int, tensor: Any, shape: List[int]) -> Any:
+        if tensor.shape.ndims == 1 == len(shape):
+            return tensor
+        return tf.reshape(tensor, self._shared.constant(tower, tuple(shape)))
 
 
-def _joined(parts: List[Any], name: str) -> Any:
-    return parts[0] if len(parts) == 1 else tf.concat(parts, 0, name=name)
+def _joined(parts: Dict[Range, Any], ranges: Sequence[Range], name: str) -> Any:
+    """Return the tensor of some ranges; None if they have no tensors."""
+    tensors = [parts[part] for part in ranges if part in parts]
+    return tf.concat(tensors, 0, name=name) if len(tensors) > 1 else next(iter(tensors), None)

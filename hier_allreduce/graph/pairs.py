@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Dict, Sequence, Tuple
 
 from ..errors import HierAllreduceError
@@ -55,14 +56,14 @@ def _home(var: Any, row: int, known: Dict[int, str]) -> int:
     return next(homes, row)
 
 
-def reference_warning(pairs: Sequence[Tuple[Any, Any]]) -> str:
-    """Return a warning if some variables of N pairs are reference variables, whose reads race with updates; else ""."""
+def warn_of_references(pairs: Sequence[Tuple[Any, Any]]) -> None:
+    """Warn the caller's caller, if some variables of N pairs are reference variables: their reads race with updates."""
     references = [var.op.name for _, var in pairs if isinstance(var, tf1.Variable) and not is_resource(var)]
-    if not references:
-        return ""
-    return (
-        f"{len(references)} of {len(pairs)} trained variables are reference variables, the first is {references[0]!r}:"
-        " an update may overwrite one while a gradient still reads it, and training then goes wrong; call"
-        " tf.compat.v1.enable_resource_variables() before the model is built, or create them with use_resource=True"
-        " (tf_cnn_benchmarks: --use_resource_vars=True)"
-    )
+    if references:
+        warnings.warn(
+            f"{len(references)} of {len(pairs)} trained variables are reference variables, the first is"
+            f" {references[0]!r}: an update may overwrite one while a gradient still reads it, and training then goes"
+            " wrong; call tf.compat.v1.enable_resource_variables() before the model is built, or create them with"
+            " use_resource=True (tf_cnn_benchmarks: --use_resource_vars=True)",
+            stacklevel=4,  # without_autograph is in between
+        )

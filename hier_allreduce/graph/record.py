@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from ..planning import Schedule, root_of
 from .layout import Layout
-from .sums import Sum
 from .tf import is_eager, tf1
 
 
@@ -60,24 +59,18 @@ def recorded_in(graph: Any) -> List[Call]:
     return list(_calls.get(graph, ()))
 
 
-def record(scope: str, layout: Layout, sums: Sequence[Sum], values: Sequence[Sequence[Any]]) -> None:
-    """Record an all-reduce for :func:`recorded_in`; nothing for eager ops.
-
-    Args:
-        scope: its name scope.
-        layout: of its C chunks.
-        sums: of each chunk.
-        values: K rows of C values that are added up.
-    """
+def record(scope: str, layout: Layout, hosts: int, values: Sequence[Sequence[Any]]) -> None:
+    """Record an all-reduce of K rows of C chunks for :func:`recorded_in`; nothing for eager ops."""
     if tf.executing_eagerly():
         return
     tensors = []
-    for number, (chunk, schedule, chunk_sum) in enumerate(zip(layout.chunks, layout.schedules, sums)):
-        variables = tuple(layout.columns[number].name for number, _, _ in chunk.ranges)
-        value = values[root_of(schedule)][number]  # a tensor, or a tuple that begins with as many as there are parts
-        for part, tensor in zip(chunk_sum.parts, value if isinstance(value, tuple) else (value,)):
+    for number, (chunk, schedule, name) in enumerate(zip(layout.chunks, layout.schedules, layout.names)):
+        variables = tuple(layout.columns[part.number].name for part in chunk.ranges)
+        value = values[root_of(schedule)][number]
+        is_sparse = isinstance(value, tf.IndexedSlices)
+        parts = {".values": value.values, ".indices": value.indices} if is_sparse else {"": value}
+        for part, tensor in parts.items():
             source = "" if is_eager(tensor) else str(tensor.op.name)
-            tensors.append(Recorded(layout.names[number] + part, variables, schedule, source))
-    hosts = sums[0].shared.hosts if sums else 1
+            tensors.append(Recorded(name + part, variables, schedule, source))
     call = Call(scope, layout.plan.algorithm, layout.devices, hosts, tuple(tensors))
     _calls.setdefault(tf1.get_default_graph(), []).append(call)

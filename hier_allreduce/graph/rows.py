@@ -12,43 +12,36 @@ import tensorflow as tf
 
 from ..planning import Copy, Reduce
 from .half import NARROW_DTYPES
-from .matrix import Column, dtype_of, height_of, is_sparse, static_shape
+from .matrix import Column, dtype_of, static_shape
 from .sums import Shared, Sum
 from .tf import tf1
 
-_PARTS = ("values", "indices")
-
 
 class Rows(Sum):
-    """The rows of one sparse gradient; a value is its (values, indices)."""
-
-    parts = tuple(f".{part}" for part in _PARTS)
+    """The rows of one sparse gradient: ``tf.IndexedSlices``."""
 
     def __init__(self, name: str, shared: Shared, column: Column):
         super().__init__(name, shared)
         self._column = column
 
-    def start(self, tower: int, tensor: Any) -> Any:
-        return tuple(getattr(tensor, part) for part in _PARTS)
-
     def end(self, tower: int, value: Any) -> Any:
         # a tower without dense_shape gets another tower's
         shapes = (getattr(grad, "dense_shape", None) for grad in (self._column.grads[tower], *self._column.grads))
-        return tf.IndexedSlices(*value, dense_shape=next((shape for shape in shapes if shape is not None), None))
+        return tf.IndexedSlices(value.values, value.indices, next((s for s in shapes if s is not None), None))
 
     def reduce(self, step: Reduce, here: Any, others: List[Any]) -> Any:
-        axis = self.shared.constant(step.dst, 0, is_hidden=True)
+        rows, axis = (here, *others), self.shared.constant(step.dst, 0, is_hidden=True)
         with tf1.device(self.devices[step.dst]):
-            by_part = zip(zip(here, *others), self.parts)
-            return tuple(_concat(tensors, axis, f"{self.name}{part}/gather") for tensors, part in by_part)
+            values = _concat([slices.values for slices in rows], axis, f"{self.name}.values/gather")
+            return tf.IndexedSlices(values, _concat([s.indices for s in rows], axis, f"{self.name}.indices/gather"))
 
     def copy(self, step: Copy, value: Any) -> Any:
         with tf1.device(self.devices[step.dst]):
-            return tuple(tf.identity(t, name=f"{self.name}{part}/copy") for t, part in zip(value, self.parts))
+            values = tf.identity(value.values, name=f"{self.name}.values/copy")
+            return tf.IndexedSlices(values, tf.identity(value.indices, name=f"{self.name}.indices/copy"))
 
     def mean(self, root: int, total: Any) -> Any:
-        values, indices = total  # indices have no mean
-        return super().mean(root, values), indices
+        return tf.IndexedSlices(super().mean(root, total.values), total.indices)  # indices have no mean
 
 
 def _concat(tensors: Sequence[Any], axis: Any, name: str) -> Any:
@@ -65,35 +58,32 @@ def gradient(column: Column, tower: int, devices: Sequence[Any]) -> Any:
     Rows of a column that is dense on some tower are made dense; None becomes zeros, or no rows.
     """
     grad = column.grads[tower]
-    if column.dtype == "" or (grad is not None and is_sparse(grad) == column.is_sparse):
+    if column.dtype == "" or (grad is not None and isinstance(grad, tf.IndexedSlices) == column.is_sparse):
         return grad
     return _nothing(column, devices) if grad is None else _dense(column, grad)
 
 
 def _dense(column: Column, grad: Any) -> Any:
-    """Return a dense gradient; the shape that it has when the step runs is its own, so that sums can check it."""
+    """Return a dense gradient. Its shape when the step runs is that of the rows' tower, so that sums can check it."""
     # rows with equal indices are added, in float32 as everything else that is added
     wide = tf.cast(grad.values, tf.float32) if dtype_of(grad) in NARROW_DTYPES else grad.values
     shape = column.shape if grad.dense_shape is None else static_shape(grad)
-    height = grad.dense_shape[0] if height_of(shape) is None else height_of(shape)
+    known = shape[:1].num_elements()
+    height = grad.dense_shape[0] if known is None else known
     dense = tf.cast(tf.math.unsorted_segment_sum(wide, grad.indices, height), grad.dtype)
     dense.set_shape(shape)
     return dense
 
 
 def _nothing(column: Column, devices: Sequence[Any]) -> Any:
-    """Return zeros, or no rows, in the shape of other towers' gradients."""
+    """Return zeros, or no rows, in the shape of the first tower's gradient that there is."""
+    home, other = next((tower, grad) for tower, grad in enumerate(column.grads) if grad is not None)
     shape: Any = tf.TensorShape([0]).concatenate(column.shape[1:]) if column.is_sparse else column.shape
-    home, other = next(
-        (tower, grad)
-        for tower, grad in enumerate(column.grads)
-        if grad is not None and (column.is_sparse or not is_sparse(grad) or grad.dense_shape is not None)
-    )
     if not shape.is_fully_defined():
         with tf1.device(devices[home]):  # so that only a shape is copied from there
             if column.is_sparse:
                 shape = tf.concat([[0], tf.shape(other.values)[1:]], 0)
             else:
-                shape = other.dense_shape if is_sparse(other) else tf.shape(other)
+                shape = tf.shape(gradient(column, home, devices))
     zeros = tf.zeros(shape, column.dtype)
     return tf.IndexedSlices(zeros, tf.zeros([0], other.indices.dtype)) if column.is_sparse else zeros

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Sequence, Tuple, Union
 
 import tensorflow as tf
 
@@ -25,9 +25,9 @@ class Shared:
         self.contributions = len(devices) * self.hosts
         self._constants: Dict[Tuple[int, Any, bool], Any] = {}
 
-    def constant(self, tower: int, numbers: Any, is_hidden: bool = False) -> Any:
+    def constant(self, tower: int, numbers: Union[int, Tuple[int, ...]], is_hidden: bool = False) -> Any:
         """Return an int32 constant on a tower, made once; a hidden one is not seen by Grappler's optimizers."""
-        key = (tower, tuple(numbers) if isinstance(numbers, (list, tuple)) else numbers, is_hidden)
+        key = (tower, numbers, is_hidden)
         if key not in self._constants:
             with tf1.device(self.devices[tower]):
                 constant = tf.constant(numbers, tf.int32)
@@ -40,24 +40,16 @@ class Shared:
 class Sum(Ops[Any]):
     """The sum of one chunk's tensors, in their dtype.
 
-    A subclass may make another value of a tensor in ``start``, which is a tensor again after ``end``.
-
     Args:
         name: the chunk's, in op names.
         shared: by all chunks.
     """
 
-    parts: Tuple[str, ...] = ("",)  # what the names of a value's tensors end with
-
     def __init__(self, name: str, shared: Shared):
         self.name, self.shared, self.devices = name, shared, shared.devices
 
-    def start(self, tower: int, tensor: Any) -> Any:
-        """Return a tower's tensor as the value that travels; called under its device."""
-        return tensor
-
     def end(self, tower: int, value: Any) -> Any:
-        """Return a reduced value as a tensor; called under the tower's device."""
+        """Return a reduced tensor as the result; called under the tower's device."""
         return value
 
     def reduce(self, step: Reduce, here: Any, others: List[Any]) -> Any:

@@ -45,7 +45,7 @@ def note_facts(layout: Layout, strategy: Strategy) -> None:
     candidate.note(
         towers=len(layout.devices),
         gpus=not all_on_cpu(layout.devices),
-        bytes=sum(size_of(column).bytes for column in layout.columns if column.dtype),
+        bytes=sum(size_of(column).bytes for column in layout.columns),
         chunk_bytes=layout.plan.chunk_bytes,
         algorithm=layout.plan.algorithm,
         planned=asks == (AUTO, THIS_MACHINE, None, None),
