@@ -14,6 +14,7 @@ same, and gets the machine too if it has an argument ``topology``.
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
@@ -61,30 +62,31 @@ def ring(devices: int, chunk: int) -> List[Step]:
     return _there_and_back([((src,), dst) for src, dst in zip(path, path[1:])])
 
 
-def hierarchical(devices: int, chunk: int) -> List[Step]:
-    """Add up inside the halves ⌈K/2⌉ and ⌊K/2⌋, then across; the sum is on device ``chunk + ⌈K/2⌉ mod K``.
+def hierarchical(devices: int, chunk: int, groups: Groups = (), roots: Sequence[int] = ()) -> List[Step]:
+    """Add up inside each group on its main, then over the mains. Source: tensorpack's function, which has K = 8.
 
-    Source of the schedule: tensorpack's ``allreduce_grads_hierarchical``, which has K = 8.
+    Args:
+        devices: K.
+        chunk: its number.
+        groups: hold each device once; by default the halves ⌈K/2⌉ and ⌊K/2⌋.
+        roots: devices on which the sums end, in rotation; by default ``⌈K/2⌉``, ``⌈K/2⌉ + 1``, …
     """
-    return list(in_groups(halves(devices))(devices, chunk))
+    groups = groups or halves(devices)
+    if sorted(repr(d) for group in groups for d in group) != sorted(map(repr, range(devices))) or () in groups:
+        expected = f"each of towers 0 to {devices - 1} once, for instance {halves(devices)}"
+        raise HierAllreduceError(f"groups={groups}: expected {expected}")
+    root = roots[chunk % len(roots)] if roots else (chunk + (devices + 1) // 2) % devices
+    last = next(number for number, group in enumerate(groups) if root in group)
+    member = groups[last].index(root)
+    mains = [group[member % len(group)] for group in groups]
+    hops = [(tuple(d for d in group if d != main), main) for group, main in zip(groups, mains) if len(group) > 1]
+    others = tuple(mains[last + 1 :] + mains[:last])
+    return _there_and_back([*hops, (others, mains[last])] if others else hops)
 
 
 def in_groups(groups: Groups, roots: Sequence[int] = ()) -> Algorithm:
-    """Return the algorithm that adds up inside each group on its main, then over the mains.
-
-    The sums end on ``roots`` in rotation; by default on ``⌈K/2⌉``, ``⌈K/2⌉ + 1``, …
-    """
-
-    def in_these_groups(devices: int, chunk: int) -> List[Step]:
-        root = roots[chunk % len(roots)] if roots else (chunk + (devices + 1) // 2) % devices
-        last = next(number for number, group in enumerate(groups) if root in group)
-        member = groups[last].index(root)
-        mains = [group[member % len(group)] for group in groups]
-        hops = [(tuple(d for d in group if d != main), main) for group, main in zip(groups, mains) if len(group) > 1]
-        others = tuple(mains[last + 1 :] + mains[:last])
-        return _there_and_back([*hops, (others, mains[last])] if others else hops)
-
-    return in_these_groups
+    """Return the algorithm :func:`hierarchical` with these groups and roots."""
+    return partial(hierarchical, groups=groups, roots=roots)
 
 
 def halves(devices: int) -> Groups:
@@ -96,22 +98,12 @@ def halves(devices: int) -> Groups:
 BY_NAME: Dict[str, Algorithm] = {"flat": flat, "tree": tree, "hierarchical": hierarchical, "ring": ring}
 
 
-def check_groups(groups: Groups, devices: int) -> Groups:
-    """Return groups that hold each of K towers once; an error says so of others, or of an empty group."""
-    towers = [tower for group in groups for tower in group]
-    if sorted(map(repr, towers)) != sorted(map(repr, range(devices))) or () in groups:
-        raise HierAllreduceError(
-            f"groups={groups}: expected each of towers 0 to {devices - 1} once, for instance {halves(devices)}"
-        )
-    return groups
-
-
 # ---- from an algorithm to schedules ------------------------------------------------------------------
 
 
 def name_of(algorithm: Union[str, Algorithm]) -> str:
     """Return the name of an algorithm; for a function that of the function, or of its class."""
-    function = getattr(algorithm, "func", algorithm)  # of a partial
+    function = getattr(algorithm, "func", algorithm)  # a partial has one
     return algorithm if isinstance(algorithm, str) else getattr(function, "__name__", type(function).__name__)
 
 
@@ -125,21 +117,18 @@ def schedules_of(algorithm: Algorithm, devices: int, topology: Optional[Topology
     schedules: Dict[Schedule, None] = {}
     for chunk in range(devices):
         try:
-            schedules[check(_call(algorithm, devices, chunk, topology), devices)] = None
+            asked = inspect.signature(algorithm).parameters.get("topology")
+            if asked is None or (topology is None and asked.default is not asked.empty):
+                steps = algorithm(devices, chunk)
+            elif topology is None:
+                raise HierAllreduceError("it has an argument 'topology': give topology= too")
+            else:
+                steps = algorithm(devices, chunk, topology=topology)
+            schedules[check(steps, devices)] = None
         except Exception as cause:  # a user's function may raise anything
             kind = "" if isinstance(cause, HierAllreduceError) else f"{type(cause).__name__}: "
             raise HierAllreduceError(f"{name_of(algorithm)}({devices}, {chunk}): {kind}{cause}") from cause
     return tuple(schedules)
-
-
-def _call(algorithm: Algorithm, devices: int, chunk: int, topology: Optional[Topology]) -> Iterable[Step]:
-    """Return the steps of a chunk from a function, which gets the machine if it has an argument ``topology``."""
-    asked = inspect.signature(algorithm).parameters.get("topology")
-    if asked is None or (topology is None and asked.default is not asked.empty):
-        return algorithm(devices, chunk)
-    if topology is None:
-        raise HierAllreduceError("it has an argument 'topology': give topology= too")
-    return algorithm(devices, chunk, topology=topology)
 
 
 def with_root(schedules: Sequence[Schedule], main: int, name: str) -> Tuple[Schedule, ...]:

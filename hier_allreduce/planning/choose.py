@@ -21,8 +21,9 @@ from .plan import Plan, Schedule
 from .simulator import Case, exposed
 
 MIB = 1 << 20
-SIZES = tuple(mib * MIB for mib in (2, 4, 6, 8, 12, 16, 24, 32))
-MOST_CHUNKS = 120  # more ops than a host has time for
+# of chunks that the bytes are divided by. Whatever the bytes, the same gradients share a chunk: no choice jumps.
+COUNTS = (2, 5, 7, 8, 11, 18, 24, 26, 36, 48, 80)
+SIZES = (2 * MIB, 128 * MIB)  # the least and the most
 # assumed: seconds of an op, bytes of gradients a second, seconds of the lead; docs/cost-model.md has the sources
 DISPATCH, RATE, LEAD = 4e-6, 102e6 / 60e-3, 10e-3
 _LARGE = 200e6  # bytes of gradients
@@ -83,9 +84,8 @@ def _seconds(links: Links, a: int, b: int) -> float:
 def candidates(links: Links, towers: int) -> Dict[str, Tuple[Schedule, ...]]:
     """Return the schedules of each algorithm: those by the number of towers alone, and two groups along the links."""
     names: Dict[Tuple[Schedule, ...], str] = {}  # on few towers some are equal
-    for name, algorithm in BY_NAME.items():
+    for name, algorithm in [*BY_NAME.items(), (ALONG_LINKS, _along(links, towers))]:
         names.setdefault(schedules_of(algorithm, towers), name)
-    names.setdefault(schedules_of(_along(links, towers), towers), ALONG_LINKS)
     return {name: schedules for schedules, name in names.items()}
 
 
@@ -94,7 +94,7 @@ def choose(
     links: Links,
     cases: Sequence[Case],
     algorithms: Dict[str, Tuple[Schedule, ...]],
-    sizes: Sequence[int] = SIZES,
+    chunk_bytes: Optional[int] = None,
     usual: Optional[Plan] = None,
 ) -> List[Choice]:
     """Return the best plan of each algorithm, the one with the least mean of exposed seconds first.
@@ -104,31 +104,23 @@ def choose(
         links: of K ≥ 2 devices.
         cases: from :func:`cases_of`.
         algorithms: from :func:`candidates`.
-        sizes: of chunks, in bytes.
-        usual: the rule's plan, which comes first unless another one leaves 3 % less exposed.
+        chunk_bytes: the size of chunks; None: the best of some.
+        usual: the rule's plan, which wins unless another one leaves 3 % less exposed.
     """
     towers = 1 + max(src for src, _ in links.ways)
     total = sum(gradient.bytes for gradient in gradients)
-    usable = [size for size in sizes if total <= MOST_CHUNKS * size] or [max(sizes)]
+    by_count = [min(max(SIZES[0], -(-total // count)), SIZES[1]) for count in COUNTS]
+    sizes = dict.fromkeys(by_count if chunk_bytes is None else [chunk_bytes])
+    plans = [Plan(towers, schedules, size, name) for size, (name, schedules) in product(sizes, algorithms.items())]
+
+    def cost(choice: Choice) -> float:
+        return choice.exposed * (1 - NEARLY if choice.plan is usual else 1)
+
     best: Dict[str, Choice] = {}
-    for size, (name, schedules) in product(reversed(usable), algorithms.items()):
-        so_far = best.get(name)
-        found = choice_of(Plan(towers, schedules, size, name), links, gradients, cases, so_far)
-        best[name] = found if so_far is None else min(so_far, found, key=_seconds_of)
-    ordered = sorted(best.values(), key=_seconds_of)
-    by_rule = usual and choice_of(usual, links, gradients, cases)
-    if by_rule is None or by_rule.exposed * (1 - NEARLY) > ordered[0].exposed:
-        return ordered
-    return [by_rule, *(choice for choice in ordered if choice.plan.algorithm != by_rule.plan.algorithm)]
-
-
-def choice_of(
-    plan: Plan, links: Links, gradients: Sequence[Gradient], cases: Sequence[Case], best: Optional[Choice] = None
-) -> Choice:
-    """Return a plan with the seconds that it leaves exposed; infinite ones if they are more than those of ``best``."""
-    seconds = exposed(plan, links, gradients, cases, most=sum(best.by_case) if best else math.inf)
-    return Choice(sum(seconds) / len(seconds), plan, tuple(seconds))
-
-
-def _seconds_of(choice: Choice) -> float:
-    return choice.exposed
+    for plan in [*([usual] if usual else []), *plans]:
+        most = cost(best[plan.algorithm]) if plan.algorithm in best else math.inf
+        seconds = exposed(plan, links, gradients, cases, most * len(cases))
+        found = Choice(sum(seconds) / len(seconds), plan, tuple(seconds))
+        if plan.algorithm not in best or cost(found) < most:
+            best[plan.algorithm] = found
+    return sorted(best.values(), key=cost)

@@ -73,15 +73,11 @@ def chunks_of(
         pack_below: bytes below which gradients share chunks; None: 0.4 × ``chunk_bytes``.
         whole: whether large gradients are not cut.
     """
-    numbers = range(len(gradients))
-    if not chunk_bytes:
-        return [chunk for number in numbers for chunk in _cut(number, gradients[number], 0)]
     below = _PACKED * chunk_bytes if pack_below is None else pack_below
     groups: List[List[int]] = []
     packed: Dict[str, List[int]] = {}  # of each dtype, the group that is filled
     filled: Dict[str, int] = {}  # and its bytes
-    for number in reversed(numbers):
-        gradient = gradients[number]
+    for number, gradient in reversed(list(enumerate(gradients))):
         if not gradient.packable or not gradient.bytes or gradient.bytes >= below:
             groups.append([number])
             continue
@@ -97,7 +93,7 @@ def chunks_of(
         else:
             ranges = tuple(Range(number, 0, gradients[number].elements) for number in group)
             chunks.append(Chunk(ranges, sum(gradients[number].bytes for number in group)))
-    return chunks
+    return chunks if chunk_bytes else chunks[::-1]
 
 
 def _cut(number: int, gradient: Gradient, chunk_bytes: int) -> List[Chunk]:

@@ -62,7 +62,7 @@ def exposed_by_others(
         found["tensorpack, mode gpu"] = Work(in_flat, alone, gradients)
     if with_tensorpack and towers == 8:  # on any other number of GPUs it takes another mode
         found[TENSORPACK] = _joined(in_halves, gradients, 8)
-    seconds = {name: simulate(work, links, gradients, cases) for name, work in found.items()}
+    seconds = {name: simulate(work, links, cases) for name, work in found.items()}
     published = published_nccl(machine)
     if published:
         seconds[NCCL] = [total * 2 * (towers - 1) / towers / published] * len(cases)

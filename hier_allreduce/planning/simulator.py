@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from heapq import heapify, heappop, heappush
-from typing import Deque, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..topology import Links
 from .chunks import Chunk, Gradient, chunks_of, ready
@@ -40,13 +40,13 @@ class Case(NamedTuple):
 
 
 class _Step:
-    """A step of one chunk: a copy, or a sum of ``operands`` tensors (0 for a copy)."""
+    """A step of one chunk: a copy, or a sum of ``operands`` tensors. Before its first step a tower has a gradient."""
 
-    def __init__(self, chunk: int, dst: int, operands: int):
-        self.chunk, self.dst, self.operands = chunk, dst, operands
+    def __init__(self, number: int, chunk: int, dst: int, operands: int = 0):
+        self.number, self.chunk, self.dst, self.operands = number, chunk, dst, operands
         self.waits = max(1, operands - 1)  # copies and sums that come before it
         self.opens: List[int] = []  # the copies of its result
-        self.next_sum = -1  # on the same tower, which adds to its result
+        self.next_sum: Optional[_Step] = None  # on the same tower, which adds to its result
         self.is_last = False  # whether its destination then has the sum of all
         self.sums = int(operands > 0)  # ops: a sum, with a mean after the last one
 
@@ -57,7 +57,7 @@ class _Step:
 
 
 class Work:
-    """The copies, sums and ops of a plan on some chunks, numbered.
+    """The copies, sums and ops of a plan on some chunks.
 
     Attributes:
         ops: the nodes that TensorFlow executes in a step, on all towers.
@@ -65,34 +65,34 @@ class Work:
 
     def __init__(self, plan: Plan, chunks: Sequence[Chunk], gradients: Sequence[Gradient]):
         self.towers, self.chunks = plan.towers, chunks
+        self.shares = {by_bytes: ready(chunks, gradients, by_bytes) for by_bytes in (True, False)}
         self.packing, self.unpacking = _joining_ops(chunks, gradients)
-        self.copies: List[Tuple[int, int]] = []  # of each copy its step and its sender
+        self.copies: List[Tuple[_Step, int]] = []  # each with its sender
         self.steps: List[_Step] = []
-        self.first: List[List[List[int]]] = []  # of each chunk and tower, the copies of its gradients
+        self.gradients: List[List[_Step]] = []  # of each chunk, on each tower
         for number in range(len(chunks)):
             self._add(number, plan.schedule(number))
-        on_steps = sum(step.sums for step in self.steps) + sum(self.steps[step].receiving for step, _ in self.copies)
+        on_steps = sum(step.sums for step in self.steps) + sum(step.receiving for step, _ in self.copies)
         self.ops = len(self.copies) + on_steps + self.towers * (sum(self.packing) + sum(self.unpacking))
 
     def _add(self, chunk: int, schedule: Schedule) -> None:
-        self.first.append([[] for _ in range(self.towers)])
-        last: Dict[int, int] = {}  # of each tower, its step so far
+        last = [_Step(-1, chunk, tower) for tower in range(self.towers)]  # of each tower, its step so far
+        self.gradients.append(list(last))
         for step in schedule:
+            added = _Step(len(self.steps), chunk, step.dst, len(step.srcs) + 1 if isinstance(step, Reduce) else 0)
             for src in step.srcs:
-                (self.steps[last[src]].opens if src in last else self.first[-1][src]).append(len(self.copies))
-                self.copies.append((len(self.steps), src))
-            added = _Step(chunk, step.dst, len(step.srcs) + 1 if isinstance(step, Reduce) else 0)
-            if added.operands and step.dst in last:
-                before = self.steps[last[step.dst]]
-                before.next_sum = len(self.steps)
+                last[src].opens.append(len(self.copies))
+                self.copies.append((added, src))
+            before, last[step.dst] = last[step.dst], added
+            if added.operands and before.operands:
+                before.next_sum = added
                 before.sums -= before.operands == added.operands == 2  # TensorFlow joins such sums of two
                 added.waits += 1
-            last[step.dst] = len(self.steps)
             self.steps.append(added)
-        for number in last.values():
-            self.steps[number].is_last = True
+        for added in last:
+            added.is_last = True
         if sums_in(schedule):
-            self.steps[len(self.steps) - len(copies_in(schedule)) - 1].sums += 1
+            self.steps[-len(copies_in(schedule)) - 1].sums += 1  # the mean
 
 
 def _joining_ops(chunks: Sequence[Chunk], gradients: Sequence[Gradient]) -> Tuple[List[int], List[int]]:
@@ -115,13 +115,13 @@ def _joining_ops(chunks: Sequence[Chunk], gradients: Sequence[Gradient]) -> Tupl
 
 
 class Simulation:
-    """One run of a plan's work behind a backward pass. ``shares``: of the pass, after which each chunk is ready.
+    """One run of a plan's work behind a backward pass.
 
     Attributes:
         exposed: the seconds from the end of the pass until every tower has everything.
     """
 
-    def __init__(self, work: Work, links: Links, shares: Sequence[float], case: Case):
+    def __init__(self, work: Work, links: Links, case: Case):
         self._work, self._links, self._case = work, links, case
         self._host, self._spent, self._done = -math.inf, 0.0, 0.0
         self._end = case.backward  # of the kernels of the pass
@@ -129,7 +129,7 @@ class Simulation:
         self._booked = [0.0] * len(links.resources)
         self._queues: List[Deque[Tuple[float, int]]] = [deque() for _ in range(work.towers)]  # the first one runs
         self._waits = [step.waits for step in work.steps]
-        self._due = [share * case.backward - case.lead for share in shares]
+        self._due = [share * case.backward - case.lead for share in work.shares[case.by_bytes]]
         self._events = [(due, _GRADIENT, chunk) for chunk, due in enumerate(self._due)]
         heapify(self._events)
         happen = (self._gradient, self._issued, self._begins, self._ends)
@@ -156,24 +156,24 @@ class Simulation:
         if due > now + 1e-12:  # ops have held up the host
             heappush(self._events, (due, _GRADIENT, chunk))
             return
-        for copies in self._work.first[chunk]:
+        for gradient in self._work.gradients[chunk]:
             self._op(now, self._work.packing[chunk])
-            self._issue(now, copies)
+            self._issue(now, gradient)
 
-    def _issue(self, now: float, copies: Sequence[int]) -> None:
-        for copy in copies:
+    def _issue(self, now: float, step: _Step) -> None:
+        """Issue the copies of a step's result."""
+        for copy in step.opens:
             heappush(self._events, (self._op(now), _ISSUED, copy))
 
     def _issued(self, now: float, copy: int) -> None:
         step, src = self._work.copies[copy]
-        after = max(now, self._queued(src, now), self._queued(self._work.steps[step].dst, now))
+        after = max(now, self._queued(src, now), self._queued(step.dst, now))
         self._queues[src].append((after, copy))
         if len(self._queues[src]) == 1:
             heappush(self._events, (after, _BEGINS, copy))
 
     def _begins(self, now: float, copy: int) -> None:
-        number, src = self._work.copies[copy]
-        step = self._work.steps[number]
+        step, src = self._work.copies[copy]
         link, size = self._links.ways[src, step.dst], self._work.chunks[step.chunk].bytes
         start = max([now + link.latency, *(self._booked[resource] for resource, _ in link.shared)])
         for resource, together in link.shared:
@@ -181,39 +181,35 @@ class Simulation:
         heappush(self._events, (start + size / link.bandwidth, _ENDS, copy))
 
     def _ends(self, now: float, copy: int) -> None:
-        number, src = self._work.copies[copy]
+        step, src = self._work.copies[copy]
         self._queues[src].popleft()
         if self._queues[src]:
             after, following = self._queues[src][0]
             heappush(self._events, (max(after, now), _BEGINS, following))
-        noticed = self._op(now, self._work.steps[number].receiving)
-        while number >= 0:
-            self._waits[number] -= 1
-            if self._waits[number]:
+        noticed = self._op(now, step.receiving)
+        following_sum: Optional[_Step] = step
+        while following_sum:
+            step, following_sum = following_sum, following_sum.next_sum
+            self._waits[step.number] -= 1
+            if self._waits[step.number]:
                 return
-            step = self._work.steps[number]
             if step.operands:
                 issued = self._op(noticed, step.sums)
                 moved, speeds = (step.operands + 1) * self._work.chunks[step.chunk].bytes, self._links.speeds
                 runs = speeds.kernel + moved / speeds.memory
                 self._computing[step.dst] = max(issued, self._queued(step.dst, issued)) + runs
                 self._done = max(self._done, self._computing[step.dst])
-            self._issue(noticed, step.opens)
+            self._issue(noticed, step)
             if step.is_last:
                 self._op(noticed, self._work.unpacking[step.chunk])
                 self._done = max(self._done, now, self._host)
-            number = step.next_sum
 
 
-def simulate(
-    work: Work, links: Links, gradients: Sequence[Gradient], cases: Sequence[Case], most: float = math.inf
-) -> List[float]:
+def simulate(work: Work, links: Links, cases: Sequence[Case], most: float = math.inf) -> List[float]:
     """Return the exposed seconds of each case; infinite after the case in which their sum is above ``most``."""
-    shares = {by_bytes: ready(work.chunks, gradients, by_bytes) for by_bytes in (True, False)}
     seconds: List[float] = []
     for case in cases:
-        is_worse = sum(seconds) > most
-        seconds.append(math.inf if is_worse else Simulation(work, links, shares[case.by_bytes], case).exposed)
+        seconds.append(math.inf if sum(seconds) > most else Simulation(work, links, case).exposed)
     return seconds
 
 
@@ -221,5 +217,4 @@ def exposed(
     plan: Plan, links: Links, gradients: Sequence[Gradient], cases: Sequence[Case], most: float = math.inf
 ) -> List[float]:
     """Return the exposed seconds of a plan, as :func:`simulate`."""
-    work = Work(plan, chunks_of(gradients, plan.chunk_bytes), gradients)
-    return simulate(work, links, gradients, cases, most)
+    return simulate(Work(plan, chunks_of(gradients, plan.chunk_bytes), gradients), links, cases, most)

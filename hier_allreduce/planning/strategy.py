@@ -11,10 +11,10 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Union
 from .. import presets
 from ..errors import HierAllreduceError
 from ..topology import Topology, links_of
-from .algorithms import BY_NAME, Algorithm, check_groups, in_groups, name_of, schedules_of, with_root
-from .choose import ALONG_LINKS, SIZES, Choice, candidates, cases_of, choose, rule
+from .algorithms import BY_NAME, Algorithm, in_groups, name_of, schedules_of, with_root
+from .choose import ALONG_LINKS, Choice, candidates, cases_of, choose, rule
 from .chunks import Gradient
-from .plan import Plan
+from .plan import Plan, Schedule
 
 AUTO = "auto"
 THIS_MACHINE = "this machine"
@@ -22,6 +22,10 @@ NAMES = (AUTO, *BY_NAME)
 # the fastest on CPU devices (`make bench`), which share one memory: small gradients packed, larger ones whole
 _CPU_CHUNK, _CPU_PACKED = 10 << 20, 64 << 10
 _WORDS = {"sparse": ("gather", "dense"), "missing": ("error", "zeros"), "wire_dtype": (None, "float16", "bfloat16")}
+_COUNT = (lambda value: type(value) is int and value >= 0), "a whole number of 0 or more"
+_MACHINE = (lambda value: isinstance(value, (str, os.PathLike, Topology))), "a Topology, or a machine's name or file"
+_PASS = (lambda value: type(value) in (int, float) and 0 < value <= 60), "seconds above 0, up to 60 (60 ms are 0.06)"
+_OPTIONAL = {"chunk_bytes": _COUNT, "main": _COUNT, "topology": _MACHINE, "backward": _PASS}
 
 
 @dataclass(frozen=True)
@@ -73,33 +77,25 @@ class Strategy:
         for name, words in _WORDS.items():
             value = getattr(self, name)
             if value not in words:
-                raise HierAllreduceError(
-                    f"{name}={value!r} is unknown{presets.nearest(str(value), filter(None, words))}"
-                )
-        for name in ("chunk_bytes", "main"):
+                hint = presets.nearest(str(value), filter(None, words))
+                raise HierAllreduceError(f"{name}={value!r} is unknown{hint}")
+        for name, (fits, expected) in _OPTIONAL.items():
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-                raise HierAllreduceError(f"{name}={value!r}: expected a whole number of 0 or more")
-        if not isinstance(self.topology, (str, os.PathLike, Topology, type(None))):
-            raise HierAllreduceError(f"topology={self.topology!r}: expected a Topology, or a machine's name or file")
+            if value is not None and not fits(value):
+                raise HierAllreduceError(f"{name}={value!r}: expected {expected}")
         if self.groups is not None and self.algorithm != "hierarchical":
             raise HierAllreduceError(f"groups={self.groups!r} go with algorithm='hierarchical'; give that too")
         try:
             hash(self.algorithm)
         except TypeError:
-            raise HierAllreduceError(
-                f"algorithm={self.algorithm!r} has no hash, by which plans are kept; a frozen dataclass has one"
-            ) from None
+            hint = "has no hash, by which plans are kept; a frozen dataclass has one"
+            raise HierAllreduceError(f"algorithm={self.algorithm!r} {hint}") from None
         try:
             object.__setattr__(self, "groups", self.groups and tuple(map(tuple, self.groups)))
             hash(self.groups)
         except TypeError:
-            raise HierAllreduceError(
-                f"groups={self.groups!r}: expected tuples of towers, as ((0, 1), (2, 3))"
-            ) from None
-        seconds = self.backward
-        if seconds is not None and (type(seconds) not in (int, float) or not 0 < seconds <= 60):
-            raise HierAllreduceError(f"backward={seconds!r}: expected seconds above 0, up to 60 (60 ms are 0.06)")
+            hint = "expected tuples of towers, as ((0, 1), (2, 3))"
+            raise HierAllreduceError(f"groups={self.groups!r}: {hint}") from None
 
     @classmethod
     def load(cls, name_or_path: Union[str, os.PathLike]) -> Strategy:
@@ -171,11 +167,8 @@ def plan_for(
     plan = rule(gradients, towers)
     if on_cpu:
         plan = Plan(towers, schedules_of(BY_NAME["flat"], towers), _CPU_CHUNK, "flat", _CPU_PACKED, whole=True)
-    if strategy.algorithm != AUTO:
-        schedules = schedules_of(_function(strategy, towers), towers)
-        plan = plan._replace(schedules=schedules, algorithm=name_of(strategy.algorithm))
-    if strategy.main is not None:
-        plan = plan._replace(schedules=with_root(plan.schedules, strategy.main, plan.algorithm))
+    ((name, schedules),) = _selected(strategy, {plan.algorithm: plan.schedules}, towers).items()
+    plan = plan._replace(algorithm=name, schedules=schedules)
     if strategy.chunk_bytes is not None:
         plan = plan._replace(chunk_bytes=strategy.chunk_bytes, pack_below=None, whole=False)
     return plan
@@ -185,24 +178,24 @@ def plan_for(
 def choices_for(strategy: Strategy, gradients: Tuple[Gradient, ...], machine: Topology) -> Tuple[Choice, ...]:
     """Return the plan that a strategy selects for the K ≥ 2 devices of a machine, then the best plans of others."""
     towers, links = len(machine), links_of(machine)
-    algorithms, sizes = candidates(links, towers), SIZES
-    if strategy.algorithm == "hierarchical" and strategy.groups is None:
-        algorithms = {name: found for name, found in algorithms.items() if name in ("hierarchical", ALONG_LINKS)}
-    elif strategy.algorithm != AUTO:
-        function = _function(strategy, towers)
-        algorithms = {name_of(strategy.algorithm): schedules_of(function, towers, topology=machine)}
-    if strategy.main is not None:
-        algorithms = {name: with_root(found, strategy.main, name) for name, found in algorithms.items()}
-    if strategy.chunk_bytes is not None:
-        sizes = (strategy.chunk_bytes,)
-    total = sum(gradient.bytes for gradient in gradients)
+    cases = cases_of(sum(gradient.bytes for gradient in gradients), links, strategy.backward)
+    algorithms = _selected(strategy, candidates(links, towers), towers, machine)
     is_free = strategy.algorithm == AUTO and strategy.main is None and strategy.chunk_bytes is None
     usual = rule(gradients, towers, links) if is_free else None
-    return tuple(choose(gradients, links, cases_of(total, links, strategy.backward), algorithms, sizes, usual))
+    return tuple(choose(gradients, links, cases, algorithms, strategy.chunk_bytes, usual))
 
 
-def _function(strategy: Strategy, towers: int) -> Algorithm:
-    """Return the function of a strategy's algorithm, which is not ``"auto"``."""
-    if strategy.groups is not None:
-        return in_groups(check_groups(strategy.groups, towers))
-    return strategy.algorithm if callable(strategy.algorithm) else BY_NAME[strategy.algorithm]
+def _selected(
+    strategy: Strategy, usual: Dict[str, Tuple[Schedule, ...]], towers: int, machine: Optional[Topology] = None
+) -> Dict[str, Tuple[Schedule, ...]]:
+    """Return the schedules of the algorithms among which a strategy leaves the choice; ``"auto"``: the usual ones."""
+    algorithm, name = strategy.algorithm, name_of(strategy.algorithm)
+    if algorithm == "hierarchical" and strategy.groups is None and ALONG_LINKS in usual:
+        usual = {key: schedules for key, schedules in usual.items() if key in (name, ALONG_LINKS)}
+    elif algorithm != AUTO:
+        function = algorithm if callable(algorithm) else BY_NAME[algorithm]
+        function = in_groups(strategy.groups) if strategy.groups is not None else function
+        usual = {name: schedules_of(function, towers, machine)}
+    if strategy.main is None:
+        return usual
+    return {key: with_root(schedules, strategy.main, key) for key, schedules in usual.items()}

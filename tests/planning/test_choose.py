@@ -89,7 +89,7 @@ def test_a_choice_is_nearly_the_best_candidate(name, model):
 
 @pytest.mark.parametrize(
     "name, model",
-    [("dgx-1v", "resnet50"), ("p3.8xlarge", "bert_base"), ("pcie-pairs", "mobilenet_v2"), ("4x-rtx-4090", "resnet50")],
+    [("dgx-1v", "resnet50"), ("dgx-a100", "vgg16"), ("p3.8xlarge", "bert_base"), ("pcie-pairs", "mobilenet_v2")],
 )
 def test_ten_percent_of_bytes_move_little(name, model):
     machine = Topology.load(name)
@@ -109,7 +109,7 @@ def test_known_values_stop_varying():
 @pytest.mark.parametrize("kind", ["NV12", "SYS"])
 def test_any_number_of_devices_has_a_plan(towers, kind):
     plan = plan_for(Strategy(), gradients("mobilenet_v2"), towers, all_of(kind, towers))
-    assert plan.towers == towers and plan.chunk_bytes in SIZES
+    assert plan.towers == towers and SIZES[0] <= plan.chunk_bytes <= SIZES[1]
 
 
 def test_huge_unknown_and_no_gradients_have_a_plan():

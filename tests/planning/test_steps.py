@@ -13,7 +13,6 @@ from hier_allreduce import Copy, HierAllreduceError, Reduce, Topology, check
 from hier_allreduce.planning import root_of, run
 from hier_allreduce.planning.algorithms import (
     BY_NAME,
-    check_groups,
     flat,
     halves,
     hierarchical,
@@ -155,7 +154,7 @@ def test_any_groups_add_up(devices, chunk, rng):
     order = rng.sample(range(devices), devices)
     cuts = sorted(rng.sample(range(1, devices), rng.randint(0, devices - 1)))
     groups = tuple(tuple(order[a:b]) for a, b in zip([0, *cuts], [*cuts, devices]))
-    assert adds_up(check(in_groups(check_groups(groups, devices))(devices, chunk), devices), devices)
+    assert adds_up(check(in_groups(groups)(devices, chunk), devices), devices)
 
 
 @pytest.mark.parametrize("groups", [((0, 1),), ((0, 1), (1, 2)), ((0, 1), (2, 3)), ((0, 1, 2), ()), ((0, True), (2,))])
@@ -163,7 +162,7 @@ def test_groups_that_miss_repeat_or_invent_towers_are_an_error(groups):
     with pytest.raises(
         HierAllreduceError, match=r"groups=.* each of towers 0 to 2 once, for instance \(\(0, 1\), \(2,\)\)"
     ):
-        check_groups(groups, 3)
+        in_groups(groups)(3, 0)
 
 
 def test_two_groups_follow_the_links_and_pair_near_members():
