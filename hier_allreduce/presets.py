@@ -109,14 +109,25 @@ def read_yaml(path: Path) -> Dict[str, Any]:
         raise HierAllreduceError(f"{path}: {cause}") from None
 
 
+class _Loader(yaml.SafeLoader):
+    """Reads YAML without repeated keys, of which ``yaml.SafeLoader`` silently keeps the last one."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"the key {key!r} is there twice; keep one of them")
+        return super().construct_mapping(node, deep)
+
+
 def parse_yaml(text: str) -> Dict[str, Any]:
     """Return the ``key: value`` lines of a YAML text. No tag runs any code.
 
     Raises:
-        HierAllreduceError: not valid YAML, or something else than such lines. The message is one line.
+        HierAllreduceError: not valid YAML, or anything but such lines. The message is one line.
     """
     try:
-        content = yaml.safe_load(text)
+        content = yaml.load(text, _Loader)
     except Exception as cause:  # PyYAML raises errors of many kinds
         raise HierAllreduceError(f"not readable as YAML: {' '.join(str(cause).split())}") from None
     if not isinstance(content, dict):

@@ -47,12 +47,14 @@ def test_an_invalid_value_is_an_error_that_names_file_and_key(values, message):
         ("groups: " + "[" * 9999, "not readable as YAML: "),
         ("mains: !!timestamp x", "not readable as YAML: "),
         ("mains: !!python/object/apply:os.system [ls]", "could not determine a constructor"),
+        ("main: 0\nsparse: dense\nmain: 1", "the key 'main' is there twice; keep one of them"),
+        ("links:\n  SYS: 9e9\n  SYS: 8e9", "the key 'SYS' is there twice"),
         ("4", "expected `key: value` lines, not int"),
         ("", "expected `key: value` lines, not NoneType"),
     ],
-    ids=["deep", "a date", "code", "a number", "empty"],
+    ids=["deep", "a date", "code", "a key twice", "an inner key twice", "a number", "empty"],
 )
-def test_a_file_without_keys_and_values_is_an_error_that_names_it(tmp_path, text, words):
+def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, text, words):
     (tmp_path / "f.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(HierAllreduceError) as caught:
         presets.read_yaml(tmp_path / "f.yaml")
@@ -61,4 +63,7 @@ def test_a_file_without_keys_and_values_is_an_error_that_names_it(tmp_path, text
 
 
 def test_a_yaml_text_may_use_aliases():
-    assert presets.parse_yaml("a: &x [1, 2]\nb: *x\nc: {<<: {d: 3}}") == {"a": [1, 2], "b": [1, 2], "c": {"d": 3}}
+    assert presets.parse_yaml("a: &x [1, 2]\nb: *x\nc: {<<: {d: 3, e: 4}, e: 5}") == {
+        **{"a": [1, 2], "b": [1, 2]},
+        "c": {"d": 3, "e": 5},
+    }
