@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -132,13 +131,11 @@ def _tensorflow() -> Dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         return {"error": f"TensorFlow did not list its devices within {_TIMEOUT} s: look at `dmesg`, reset the GPUs"}
-    if done.returncode < 0:
-        name = signal.Signals(-done.returncode).name
-        return {"error": f"importing TensorFlow ended with {name}: install one that is built for this processor (AVX)"}
-    lines = (done.stderr if done.returncode else done.stdout).decode("utf-8", "replace").strip().split("\n")
+    last = (done.stderr if done.returncode else done.stdout).decode("utf-8", "replace").strip().rpartition("\n")[2]
     if done.returncode:
-        return {"error": f"TensorFlow cannot be used, install it again: {lines[-1]}"}
-    facts: Dict[str, Any] = json.loads(lines[-1])
+        fault = last or f"status {done.returncode}"
+        return {"error": f"TensorFlow cannot be used, install one that fits this processor and Python: {fault}"}
+    facts: Dict[str, Any] = json.loads(last)
     return facts
 
 

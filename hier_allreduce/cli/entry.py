@@ -59,7 +59,7 @@ def main(argv: Optional[List[str]] = None) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     argv = sys.argv[1:] if argv is None else argv
-    command = next((argument for argument in argv if not argument.startswith("-")), "")
+    command = argv[0] if argv else ""
     try:
         args = _parsed(command, argv)
         status = int(args.main(args) or 0)
@@ -78,13 +78,16 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 def _parsed(command: str, argv: List[str]) -> argparse.Namespace:
     """Return the arguments of a command; an error names the nearest command or option."""
-    if command and command not in COMMANDS:
-        raise HierAllreduceError(f"{command!r} is no command{presets.nearest(command, COMMANDS)}")
     top = parser()
-    args, unknown = top.parse_known_args(argv)
-    getattr(args, "parser", top).check_known(unknown)
-    if not command:
+    if not command or command.startswith("-"):
+        top.check_known(top.parse_known_args(argv[:1])[1])
         raise HierAllreduceError(f"name a command: {', '.join(COMMANDS)}; `hier-allreduce --help` tells more")
+    if command not in COMMANDS:
+        raise HierAllreduceError(f"{command!r} is no command{presets.nearest(command, COMMANDS)}")
+    args, unknown = top.parse_known_args(argv)
+    if unknown and getattr(args, "program", []) and "--" not in argv:
+        raise HierAllreduceError(f"write -- before the program: hier-allreduce {command} -- {args.program[0]} …")
+    args.parser.check_known(unknown)
     return args
 
 

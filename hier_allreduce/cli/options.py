@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise an error that begins with the option, and ends with the right form if no reader has said it."""
-        named = re.sub(r"^argument (?:-\w/)?", "", message)
+        named = re.sub(r"^argument (?:-\w/)?", "", message).replace("ignored explicit argument", "takes no value, not")
         option, _, fault = named.partition(": ")
         wanted = [action for action in self._actions if option in action.option_strings and action.metavar]
         form = f" {wanted[0].metavar}, {wanted[0].help}" if wanted else f"; `{self.prog} --help` shows the form"
@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
     def check_known(self, unknown: List[str]) -> None:
         """Raise an error for arguments that are no options of this parser, with the nearest option."""
         options = [name for name in self._option_string_actions if name != "-h"]
-        for argument in unknown[:1]:
+        for argument in [argument for argument in unknown if argument != "--"][:1]:
             if not argument.startswith("-"):
                 raise HierAllreduceError(f"{argument!r} is one argument too many; `{self.prog} --help` shows the form")
             raise HierAllreduceError(

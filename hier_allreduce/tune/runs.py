@@ -68,10 +68,8 @@ def measure_all(
         chosen = candidates(first.facts, only)
         bar.total = 2 * len(chosen)
         longest = max(seconds, bar.total * (time.monotonic() - begun))
-        fewer = "; --only A,B measures fewer candidates" if longest > seconds else ""
-        bar.write(
-            f"{bar.total} runs of {LEAST} to {MOST} steps: at most about {longest / 60:.1f} min{fewer}", sys.stderr
-        )
+        told = f"{bar.total} runs of {LEAST} to {MOST} steps: at most about {longest / 60:.1f} min"
+        bar.write(f"{told}; --only A,B measures fewer candidates", sys.stderr)
         yield first
         failed = {NOW} if first.fault else set()
         for number, candidate in enumerate([*chosen[1:], *chosen[::-1]], 2):

@@ -43,7 +43,7 @@ def in_a_shell(redirected, *arguments):
         ("--picture", "picture", "cannot be written"),
         ("--picture", "/dev/null/x.png", "its folder cannot be made"),
         ("--picture", ".", "such as folder/file"),
-        ("--json", "yes", "ignored explicit argument 'yes'"),
+        ("--json", "yes", "takes no value, not 'yes'"),
     ],
 )
 def test_an_error_names_the_option_and_the_right_form(fails, option, value, form):
@@ -58,6 +58,10 @@ def test_an_error_names_the_option_and_the_right_form(fails, option, value, form
         (["topo"], "hier-allreduce: 'topo' is no command"),
         (["plam"], "did you mean 'plan'?"),
         (["--jsn"], "hier-allreduce: --jsn: no such option"),
+        (["--json", "plan"], "hier-allreduce: --json: no such option; did you mean '--version'? there are --help"),
+        (["-o", "x.yaml", "doctor"], "hier-allreduce: -o: no such option"),
+        (["doctor", "--", "x"], "'x' is one argument too many"),
+        (["tune", "python", "train.py", "--lr", "3"], "write -- before the program: hier-allreduce tune -- python …"),
         (
             ["plan", "dgx-1v", "--modle", "resnet50"],
             "hier-allreduce plan: --modle: no such option; did you mean '--model'?",

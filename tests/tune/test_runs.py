@@ -113,9 +113,11 @@ def test_children_that_have_left_the_process_group_are_ended_too(program):
 
 def test_the_longest_time_is_said_after_the_first_run(program, capsys):
     runs_of(program("train(40)\ntime.sleep(2)"))
-    assert "4 runs of 31 to 2011 steps: at most about 1.0 min\n" in capsys.readouterr().err
-    list(tune.measure_all(program("train(40)\ntime.sleep(0.5)"), 0.1, 1.0, ["rule"], Path.cwd()))
-    assert "fewer candidates\n" in capsys.readouterr().err
+    assert "4 runs of 31 to 2011 steps: at most about 1.0 min; --only A,B" in capsys.readouterr().err
+    again = Path.cwd() / "again"
+    again.mkdir()
+    list(tune.measure_all(program("time.sleep(1)\ntrain(40)"), 0.1, 9.0, ["rule"], again))
+    assert "at most about 0.0 min" not in capsys.readouterr().err  # runs of 31 steps take longer than 0.1 s
 
 
 def test_ctrl_c_ends_the_program_and_prints_what_there_is(program):
