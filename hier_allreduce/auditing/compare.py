@@ -11,7 +11,6 @@ from ..graph.record import Call, recorded_in
 from ..graph.tf import tf1
 from .executed import OTHER_HOSTS, Step, Traffic
 from .functions import first_step
-from .partitions import executed_in
 
 _LISTED = 5  # tensors that an error message lists
 _FETCH = (
@@ -115,7 +114,7 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
             " function that runs its first step; an all-reduce inside TensorFlow 2's tf.cond or tf.while_loop has other"
             " names when it runs and cannot be audited)"
         )
-    executed = Step(recorded_in(graph), graph, *executed_in(partitions, prefix))
+    executed = Step(graph, partitions, prefix)
     ran, skipped = [], []
     for call in recorded_in(graph):
         traffics = [traffic for traffic in executed.traffics if traffic.call is call]

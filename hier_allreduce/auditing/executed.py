@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import product
-from typing import Any, Dict, Iterable, List, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Sequence, Set, Tuple, Union
 
 from ..errors import AuditError
 from ..graph.devices import device_fields, devices_match
-from ..graph.record import Call, Recorded
-from ..planning import Reduce
-from .partitions import Edge, Op
+from ..graph.record import Call, Recorded, recorded_in
+from .partitions import edges_in
 
 OTHER_HOSTS = "other hosts"
 _COLLECTIVE = "CollectiveReduce"  # and CollectiveReduceV2, in TensorFlow 2
@@ -49,7 +48,7 @@ class Traffic:
 
     def add(self, copies: Counter, pair: Pair) -> None:
         """Count a copy in ``planned`` or ``executed``."""
-        if pair[0] != pair[1]:
+        if pair[0] != pair[1]:  # towers may share a device, and GPUs copy to host memory
             # how often a tensor crosses to a device with two towers depends on pruning
             copies[pair] = copies[pair] + 1 if len(set(self._firsts)) == len(self._firsts) else 1
 
@@ -64,19 +63,23 @@ class Traffic:
 
 
 class Step:
-    """The traffic of all recorded tensors in one executed step, from its ops and the tensors that crossed."""
+    """The traffic of a graph's recorded tensors in one step, in whose partitions all names begin with ``prefix``."""
 
-    def __init__(self, calls: Sequence[Call], graph: Any, ops: Sequence[Op], edges: Iterable[Edge]):
-        self._graph, self._ops = graph, ops
-        self._by_scope = {f"{call.scope}{t.name}": Traffic(call, t) for call in calls for t in call.tensors}
-        self.traffics = list(self._by_scope.values())
-        self._count_copies(edges)
-        for op in (*ops, *graph.get_operations()):
-            for traffic in self._of(op.name):
-                traffic.ran |= isinstance(op, Op)
-                if op.type.startswith(_COLLECTIVE):
-                    side = traffic.executed if isinstance(op, Op) else traffic.planned
-                    traffic.add(side, (traffic.spot(op.device), OTHER_HOSTS))
+    def __init__(self, graph: Any, partitions: Sequence[Any], prefix: str):
+        self._graph, self._prefix = graph, prefix
+        self.traffics = [Traffic(call, tensor) for call in recorded_in(graph) for tensor in call.tensors]
+        self._by_scope = {f"{prefix}{t.call.scope}{t.tensor.name}": t for t in self.traffics}
+        self._count_copies(partitions)
+        self._nodes = [node for part in partitions for node in part.node]
+        for node in self._nodes:
+            for traffic in self._of(node.name):
+                traffic.ran = True
+                if node.op.startswith(_COLLECTIVE):
+                    traffic.add(traffic.executed, (traffic.spot(node.device), OTHER_HOSTS))
+        for op in graph.get_operations():
+            if op.type.startswith(_COLLECTIVE):
+                for traffic in self._of(prefix + op.name):
+                    traffic.add(traffic.planned, (traffic.spot(op.device), OTHER_HOSTS))
 
     def _of(self, op: str) -> List[Traffic]:
         """Return the traffic of the tensor to which an op belongs by its name, if it belongs to one."""
@@ -86,17 +89,16 @@ class Step:
                 return [self._by_scope[op]]
         return []
 
-    def _count_copies(self, edges: Iterable[Edge]) -> None:
+    def _count_copies(self, partitions: Sequence[Any]) -> None:
         copied: Dict[str, List[Traffic]] = {}  # values that are only copied, by op
         for traffic in self.traffics:
-            if not any(isinstance(step, Reduce) for step in traffic.tensor.schedule):
-                copied.setdefault(traffic.tensor.source, []).append(traffic)
+            copied.setdefault(self._prefix + traffic.tensor.copied, []).append(traffic)
         passing = []
-        for edge in edges:
-            reading = {traffic for reader in edge.readers for traffic in self._of(reader)}
-            for traffic in reading.union(self._of(edge.source), copied.get(edge.source, ())):
-                pair = traffic.spot(edge.src), traffic.spot(edge.dst)
-                traffic.sources.setdefault(pair, set()).add(edge.source)
+        for src, dst, source, readers in edges_in(partitions):
+            reading = {traffic for reader in readers for traffic in self._of(reader)}
+            for traffic in reading.union(self._of(source), copied.get(source, ())):
+                pair = traffic.spot(src), traffic.spot(dst)
+                traffic.sources.setdefault(pair, set()).add(source)
                 if traffic in reading:
                     traffic.add(traffic.executed, pair)
                 else:
@@ -109,8 +111,8 @@ class Step:
 
     def idle(self, call: Call) -> List[str]:
         """Return the devices of a call on which no op ran."""
-        used = {op.device for op in self._ops}
-        return [str(device) for device in call.devices if not any(devices_match(other, device) for other in used)]
+        used = {node.device for node in self._nodes}
+        return [device for device in call.devices if not any(devices_match(other, device) for other in used)]
 
     def unneeded(self) -> Dict[Traffic, Counter]:
         """Return the missing copies that nobody needs: of constants, and of values that another copy has brought.
@@ -120,7 +122,7 @@ class Step:
         numbers, constants = _computations(self._graph)
         built: Dict[Tuple[Traffic, Pair], Set[Any]] = {}
         for op in self._graph.get_operations():
-            for traffic, read in product(self._of(op.name), op.inputs):
+            for traffic, read in product(self._of(self._prefix + op.name), op.inputs):
                 pair = traffic.spot(read.device), traffic.spot(op.device)
                 value = numbers[read.op.name], read.value_index, pair, traffic.call.devices
                 built.setdefault((traffic, pair), set()).add(value)

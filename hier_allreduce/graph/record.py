@@ -8,6 +8,7 @@ from typing import Any, List, NamedTuple, Sequence, Tuple
 import tensorflow as tf
 
 from ..planning import Schedule, root_of
+from ..planning.plan import sums_in
 from .layout import Layout
 from .tf import is_eager, tf1
 
@@ -19,13 +20,13 @@ class Recorded(NamedTuple):
         name: every op of it is named ``scope + name + "/…"``.
         variables: the names of the variables in it.
         schedule: its steps.
-        source: the op of its root's gradient, which is copied if there are no sums; "" for an eager tensor.
+        copied: the op whose tensor is copied, if there are no sums; else "", as for an eager tensor.
     """
 
     name: str
     variables: Tuple[str, ...]
     schedule: Schedule
-    source: str
+    copied: str
 
 
 class Call(NamedTuple):
@@ -70,7 +71,7 @@ def record(scope: str, layout: Layout, hosts: int, values: Sequence[Sequence[Any
         is_sparse = isinstance(value, tf.IndexedSlices)
         parts = {".values": value.values, ".indices": value.indices} if is_sparse else {"": value}
         for part, tensor in parts.items():
-            source = "" if is_eager(tensor) else str(tensor.op.name)
-            tensors.append(Recorded(name + part, variables, schedule, source))
+            copied = "" if sums_in(schedule) or is_eager(tensor) else str(tensor.op.name)
+            tensors.append(Recorded(name + part, variables, schedule, copied))
     call = Call(scope, layout.plan.algorithm, layout.devices, hosts, tuple(tensors))
     _calls.setdefault(tf1.get_default_graph(), []).append(call)

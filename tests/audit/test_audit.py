@@ -19,6 +19,7 @@ from hier_allreduce import (
     allreduce_grads_hierarchical,
     audit,
 )
+from hier_allreduce.graph import copy_from_tower_0
 
 ALGORITHMS = ("flat", "tree", "hierarchical", "ring")
 TO_ONE_MAIN = Strategy(algorithm="tree", main=0, chunk_bytes=0)
@@ -202,6 +203,14 @@ def test_constants_need_no_copies(graph):
     result = allreduce_grads(on_towers(cpus(3), lambda tower: [tf.ones([4])]), cpus(3), strategy=TO_ONE_MAIN)
     (call,) = audit(traced(consumed_in_place(result))).calls
     assert str(call) == "hier_allreduce/: tree, 1 chunk, 0 copies and 4 not needed, planned = executed"
+
+
+def test_values_that_are_only_copied_go_straight_to_their_readers(graph):
+    """Grappler prunes the op of a copy, and the value comes from outside."""
+    (value,) = gradients_on(cpus(1), [[np.ones([2], np.float32)]])[0]
+    result = copy_from_tower_0([value], cpus(4))
+    (call,) = audit(traced(consumed_in_place(result))).calls
+    assert (sum(call.copies.values()), call.unneeded) == (3, 0)
 
 
 def test_copies_that_a_sum_and_a_mean_have_in_common_are_made_once(graph):
