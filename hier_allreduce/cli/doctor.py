@@ -57,7 +57,7 @@ def main(args: argparse.Namespace) -> int:
         raise HierAllreduceError("--devices and -o go with --measure; add it")
     packages = _versions()
     with working("asking TensorFlow for its devices"):
-        seen = _tensorflow() if any(name.startswith("tensorflow") for name in packages) else {}
+        seen = _tensorflow()
     driver = _driver()
     try:
         machine = this_machine()
@@ -123,7 +123,7 @@ def probe() -> Dict[str, Any]:
 
 
 def _tensorflow() -> Dict[str, Any]:
-    """Return the probe's facts, or an ``error``, from another process: a wrong processor ends it."""
+    """Return the probe's facts, or an ``error``, from another process: on a wrong processor it dies."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(
@@ -132,6 +132,8 @@ def _tensorflow() -> Dict[str, Any]:
     except subprocess.TimeoutExpired:
         return {"error": f"TensorFlow did not list its devices within {_TIMEOUT} s: look at `dmesg`, reset the GPUs"}
     last = (done.stderr if done.returncode else done.stdout).decode("utf-8", "replace").strip().rpartition("\n")[2]
+    if done.returncode and "No module named 'tensorflow'" in last:
+        return {"error": f"TensorFlow is missing; only plan works. {advice('The rest', 'tensorflow', 'tf')}"}
     if done.returncode:
         fault = last or f"status {done.returncode}"
         return {"error": f"TensorFlow cannot be used, install one that fits this processor and Python: {fault}"}
@@ -167,8 +169,6 @@ def remedies(
     """Return a line for every known problem here: the problem, and its remedy."""
     lines, gpus = [seen["error"]] if "error" in seen else [], seen.get("gpus", [])
     tensorflows = [name for name in packages if name.startswith("tensorflow")]
-    if not tensorflows:
-        lines.append(f"TensorFlow is missing; only plan works. {advice('The rest', 'tensorflow', 'tf')}")
     if len(tensorflows) > 1:
         lines.append(f"{', '.join(tensorflows)} overwrite each other's files: uninstall all, then install one")
     is_legacy = "tf_keras" in packages and os.environ.get("TF_USE_LEGACY_KERAS") == "1"

@@ -43,12 +43,12 @@ class Parser(argparse.ArgumentParser):
     def check_known(self, unknown: List[str]) -> None:
         """Raise an error for arguments that are no options of this parser, with the nearest option."""
         options = [name for name in self._option_string_actions if name != "-h"]
-        for argument in [argument for argument in unknown if argument != "--"][:1]:
-            if not argument.startswith("-"):
-                raise HierAllreduceError(f"{argument!r} is one argument too many; `{self.prog} --help` shows the form")
-            raise HierAllreduceError(
-                f"{argument}: no such option{presets.nearest(argument.partition('=')[0], options)}"
-            )
+        argument = next((argument for argument in unknown if argument != "--"), "")
+        if argument.startswith("-"):
+            name = argument.partition("=")[0]
+            raise HierAllreduceError(f"{argument}: no such option{presets.nearest(name, options)}")
+        if argument:
+            raise HierAllreduceError(f"{argument!r} is one argument too many; `{self.prog} --help` shows the form")
 
 
 # ---- readers of values -------------------------------------------------------------------------------

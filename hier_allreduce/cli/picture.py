@@ -25,13 +25,7 @@ Point = Tuple[float, float]
 # Okabe and Ito (2008), "Color Universal Design": people with any kind of colour blindness tell these apart
 BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
 INK, PALE = "#22262b", "#d9dde2"  # text and outlines; the background
-_STYLE: Dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "xtick.labelsize": 9,
-    "text.color": INK,
-    "legend.frameon": False,
-}
+_STYLE: Dict[Any, Any] = {"font.size": 9, "axes.titlesize": 10, "text.color": INK, "legend.frameon": False}
 
 
 def draw(prediction: Prediction, path: Path) -> None:

@@ -70,10 +70,10 @@ def read_machine(name: Optional[str]) -> Topology:
     if name != "-":
         return Topology.load(name)
     if sys.stdin is None:
-        raise HierAllreduceError("-: standard input is closed; expected the output of `nvidia-smi topo -m` on it")
+        raise HierAllreduceError("standard input is closed; expected the output of `nvidia-smi topo -m` on it")
     if sys.stdin.isatty():
         print("paste the output of `nvidia-smi topo -m`, then press Enter and Ctrl-D", file=sys.stderr)
-    with naming("-"):
+    with naming("standard input"):
         return from_text(presets.decoded(sys.stdin.buffer.read()), "standard input")
 
 

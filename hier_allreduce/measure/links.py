@@ -108,11 +108,7 @@ def with_figures(machine: Topology, devices: Sequence[str], found: Measured) -> 
 
 
 def _ask(first: str, tasks: List[List[Pair]]) -> Iterator[Copies]:
-    """Yield figures for every task, or a fault; a process that hangs or dies is replaced by a new one.
-
-    Raises:
-        HierAllreduceError: TensorFlow cannot use the first device.
-    """
+    """Yield figures for every task, or a fault; a process that hangs or dies is replaced by a new one."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     while tasks:
         todo = {"first": first, "start": START, "limit": LIMIT, "tasks": tasks}

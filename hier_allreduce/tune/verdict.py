@@ -104,12 +104,7 @@ def as_json(found: Verdict) -> Dict[str, Any]:
 
 
 def as_yaml(found: Verdict, kept: Dict[str, Any]) -> str:
-    """Return the best candidate's strategy for ``strategy=``, with the table as comments.
-
-    Args:
-        found: a verdict with a best candidate.
-        kept: fields of the program's strategy that no candidate changes.
-    """
+    """Return the best candidate's strategy, with the ``kept`` fields of the program's, and the table as comments."""
     changes = found.best.candidate.changes if found.best else {}
     strategy = {**kept, **{name: value for name, value in changes.items() if value is not None}}
     comments = "".join(f"# {line}".rstrip() + "\n" for line in report(found).splitlines())

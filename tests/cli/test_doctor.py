@@ -14,7 +14,6 @@ PACKAGES = {"tensorflow": "2.21.0"}
 @pytest.mark.parametrize(
     ("packages", "seen", "driver", "line"),
     [
-        ({}, {}, [], "TensorFlow is missing; only plan works"),
         ({**PACKAGES, "tensorflow-cpu": "2.21.0"}, SEEN, [], "overwrite each other's files: uninstall all"),
         ({**PACKAGES, "tensorpack": "0.11", "keras": "3.1"}, SEEN, [], "pip install tf_keras, and set TF_USE_LEGACY"),
         (
@@ -24,13 +23,27 @@ PACKAGES = {"tensorflow": "2.21.0"}
             "Keras 2: set TF_USE_LEGACY",
         ),
         (PACKAGES, {**SEEN, "gpus": []}, ["RTX 4090, 550"], "does not use 1 GPU: see tensorflow.org/install"),
-        (PACKAGES, {"error": "TensorFlow cannot be used, install it again: x"}, [], "install it again: x"),
         (PACKAGES, SEEN, [], "no peer access from /device:GPU:0, /device:GPU:1 to all others"),
     ],
 )
 def test_problems_have_remedies(packages, seen, driver, line, monkeypatch):
     monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
     assert any(line in text for text in doctor.remedies(packages, seen, driver, None))
+
+
+@pytest.mark.parametrize(
+    "source, line",
+    [
+        ("raise ImportError('no libcudart')", "1. TensorFlow cannot be used, install one that fits this processor and"),
+        ("import os\nos.abort()", "this processor and Python: status -6"),
+        ("raise ImportError(\"No module named 'tensorflow'\")", "1. TensorFlow is missing; only plan works. The rest"),
+    ],
+)
+def test_a_tensorflow_that_cannot_be_imported_is_the_first_problem(run, monkeypatch, tmp_path, source, line):
+    (tmp_path / "tensorflow.py").write_text(source)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    status, out, _ = run("doctor")
+    assert status == 1 and line in out
 
 
 def test_a_good_machine_has_no_problems():

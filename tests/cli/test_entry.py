@@ -73,7 +73,7 @@ def test_an_error_names_the_option_and_the_right_form(fails, option, value, form
         (["plan", "dgx-1v", "--", "python"], "'python' is one argument too many"),
         (["plan", "dgx-1v", "--model=vgg16", "--bytes=1MB"], "name one of them"),
         (["plan", "dgx-1v", "--step=50ms", "--backward=60ms"], "--backward 60 ms is longer than --step 50 ms"),
-        (["plan", "-"], "hier-allreduce plan: -: no table of GPUs"),
+        (["plan", "-"], "hier-allreduce plan: standard input: no table of GPUs"),
     ],
 )
 def test_typos_and_contradictions_are_one_line(fails, arguments, words):
@@ -128,7 +128,7 @@ def test_a_full_disk_is_one_line():
 def test_without_standard_streams_nothing_breaks():
     assert in_a_shell(">&-", "plan", "p3.8xlarge") == (0, "", "")
     status, out, err = in_a_shell("<&-", "plan", "-")
-    assert (status, out) == (2, "") and "-: standard input is closed" in err
+    assert (status, out) == (2, "") and "standard input is closed" in err
 
 
 def test_a_reader_that_ends_early_is_no_error():
