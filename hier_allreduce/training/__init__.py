@@ -4,7 +4,7 @@
 
     K×N (gradient, variable) pairs ─► all-reduce ─► update_towers       every tower updates its variables
                                    └► update_at_mains                   each variable is updated once, and copied
-                                          └► Updated ─► find_copies ─► broadcast, comparison
+                                          └► copies ─► find_copies ─► broadcast, comparison
 
 ``update`` is to be read first. Both front ends, ``optimizer`` here and tensorpack's trainer, call it.
 """

@@ -6,14 +6,15 @@ names that they have on one device: a ``Saver`` and ``tf.train.Checkpoint`` rest
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..graph import HostGroup, copy_from_mains, reduce_to_mains, variable_names
 from ..graph.tf import tf1
 from ..planning import Strategy
-from .update import Pairs, Updated
+from .replicas import Copies
+from .update import Pairs
 
 
 def update_at_mains(
@@ -23,14 +24,14 @@ def update_at_mains(
     average: bool,
     strategy: Strategy,
     cluster: Optional[HostGroup] = None,
-) -> Updated:
+) -> Tuple[Any, Copies]:
     """Reduce to the mains, update there once, and copy the new values over the same plan to all towers.
 
     Source: Chainer's MultiprocessParallelUpdater. There one device is the main of all variables; here mains hold about
     equal bytes.
 
-    Arguments and errors are those of :func:`hier_allreduce.allreduce_grads_and_vars`; ``rows`` come from
-    :func:`.update.check_variables`.
+    Arguments and errors are those of :func:`hier_allreduce.allreduce_grads_and_vars`, with ``rows`` from
+    :func:`.update.check_variables`. Returns the op, and the copies that it updates.
     """
     names = variable_names(rows, devices)
     grads = [[grad for grad, _ in row] for row in rows]
@@ -47,7 +48,7 @@ def update_at_mains(
     for tower, copied in enumerate(copy_from_mains(values, layout)):
         with tf1.device(devices[tower]):
             ops += [variables[tower][n].assign(copied[n]).op for n, main in mains.items() if main != tower]
-    return Updated(tf.group(*ops), variables)
+    return tf.group(*ops), variables
 
 
 def under_name_of(first: Any, var: Any) -> Any:

@@ -90,7 +90,7 @@ class TowerOptimizer:
         self._at_mains, self._cluster = update == "main", cluster
         self._broadcast_every, self._check_every = broadcast_every, check_replicas_every
         self._graph: Any = None
-        self._updates: List[Copies] = []  # in this graph
+        self._updated: Copies = []  # in this graph
         self._ops: Dict[Any, Any] = {}  # for the copies that existed when they were built
 
     @without_autograph
@@ -111,9 +111,8 @@ class TowerOptimizer:
             name: the name of the op.
 
         Raises:
-            HierAllreduceError: the rows do not match the devices or each other; towers share a variable, or it is a
-                reference variable, or does not fit its gradient; the optimizer cannot update towers, see
-                :func:`hier_allreduce.training.update.update_towers`; or there is no graph to build in.
+            HierAllreduceError: the rows, or their variables and gradients, do not match the devices or each other; the
+                optimizer cannot update towers, see ``training/update.py``; or there is no graph to build in.
             ValueError: from TensorFlow: no variable has a gradient.
         """
         if not builds_for_session():
@@ -125,20 +124,18 @@ class TowerOptimizer:
         with outside_control_flow():  # apply_gradients may be called in a tf.cond
             graph = tf1.get_default_graph()
         if graph is not self._graph:
-            self._graph, self._updates, self._ops = graph, [], {}
-        rows = check_variables(tower_grads_and_vars, self.devices, self._updates)
-        average, cluster = self._average, self._cluster
+            self._graph, self._updated, self._ops = graph, [[] for _ in self.devices], {}
+        rows = check_variables(tower_grads_and_vars, self.devices, self._updated)
+        average, strategy, cluster = self._average, self._strategy, self._cluster
         if self._at_mains:
-            updated = update_at_mains(self._optimizer, rows, self.devices, average, self._strategy, cluster)
+            op, copies = update_at_mains(self._optimizer, rows, self.devices, average, strategy, cluster)
         else:
-            reduced = allreduce_grads_and_vars(rows, self.devices, average, self._strategy, cluster=cluster)
-            updated = update_towers(self._optimizer, reduced, self.devices)
-        self._updates.append(updated.copies)
-        with tf.control_dependencies([updated.op]):
-            counted = updated.op if global_step is None else tf1.assign_add(global_step, 1).op
+            reduced = allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=cluster)
+            op, copies = update_towers(self._optimizer, reduced, self.devices)
+        self._updated = [[*row, *others] for row, others in zip(self._updated, copies)]
+        with tf.control_dependencies([op]):
+            counted = op if global_step is None else tf1.assign_add(global_step, 1).op
         return tf.group(counted, name=name or "train_op")
-
-    # ---- equal towers --------------------------------------------------------------------------------
 
     @property
     def init_op(self) -> Any:
@@ -149,8 +146,7 @@ class TowerOptimizer:
         ``tf.random.Generator``, belong outside the towers' scopes.
 
         Raises:
-            HierAllreduceError: ``apply_gradients`` was not called, or variables were created since and the graph is
-                finalized.
+            HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a finalized graph.
         """
         return self._op(broadcast)
 
@@ -173,38 +169,33 @@ class TowerOptimizer:
         return _Hook(self)
 
     def scaffold(self, **options: Any) -> Any:
-        """Return a ``Scaffold`` that saves tower 0 only, so that another number of towers can restore it.
+        """Return a ``Scaffold``, with other ``options``, that saves tower 0 only: any number of towers can restore it.
 
         ::
 
             MonitoredTrainingSession(checkpoint_dir=…, scaffold=optimizer.scaffold(), hooks=[optimizer.hook()])
 
         Variables of the other towers get initial values in every new session, and tower 0's by the hook.
-
-        Args:
-            options: other arguments of ``tf.compat.v1.train.Scaffold``.
         """
         others = [var for row in self._copies()[1:] for var in row]
         copied = set(map(id, others))
         with self._graph.as_default():
             saved = [var for var in tf1.global_variables() if id(var) not in copied]
             start = [tf1.train.Scaffold.default_local_init_op(), tf1.variables_initializer(others)]
-            choices = {
-                "saver": tf1.train.Saver(saved, sharded=True, save_relative_paths=True),
-                # by default a session waits for all global variables before it runs local_init_op
-                "ready_for_local_init_op": tf.constant([], tf.string),
-                "local_init_op": tf.group(*start),
-            }
-            return tf1.train.Scaffold(**{**choices, **options})
+            options.setdefault("saver", tf1.train.Saver(saved, sharded=True, save_relative_paths=True))
+            # by default a session waits for all global variables before it runs local_init_op
+            options.setdefault("ready_for_local_init_op", tf.constant([], tf.string))
+            options.setdefault("local_init_op", tf.group(*start))
+            return tf1.train.Scaffold(**options)
 
     def _copies(self) -> Copies:
         """Return the copies among the variables that exist now."""
-        if not self._updates:
+        if not any(self._updated):
             raise HierAllreduceError(
                 "call apply_gradients first: which variables to initialize and compare is known only afterwards"
             )
         with self._graph.as_default():
-            return find_copies(self._updates)
+            return find_copies(self._updated)
 
     def _op(self, function: Any) -> Any:
         """Return the op, or the comparison, of the copies: built once for the variables that exist now."""

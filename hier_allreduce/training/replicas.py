@@ -45,23 +45,21 @@ def with_created(trained: Copies, created: Sequence[Sequence[Any]]) -> Copies:
     return [[*row, *others] for row, others in zip(trained, _columns(towers))]
 
 
-def find_copies(updates: Sequence[Copies]) -> Copies:
-    """Return the copies among all variables of the current graph, with those of several updates of the same K towers.
+def find_copies(copies: Copies) -> Copies:
+    """Return ``copies``, each once, and the other copies among all variables of the current graph.
 
     Variables that are local on tower 0, such as metrics, count differently on every tower and are no copies.
     """
-    columns = {id(column[0]): column for copies in updates for column in zip(*copies)}
+    columns = {id(column[0]): column for column in zip(*copies)}
     known = {id(var) for column in columns.values() for var in column}
     private = set(map(id, tf1.local_variables()))
-    for copies in updates:
-        find = finder(copies)
-        towers: List[Dict[str, List[Any]]] = [defaultdict(list) for _ in copies]
-        for var in all_variables():
-            tower, name = find(var.op.name)
-            if id(var) not in known and not (tower == 0 and id(var) in private):
-                towers[tower][name].append(var)
-        columns.update((id(column[0]), column) for column in zip(*_columns(towers)))
-    return [list(row) for row in zip(*columns.values())]
+    find = finder(copies)
+    towers: List[Dict[str, List[Any]]] = [defaultdict(list) for _ in copies]
+    for var in all_variables():
+        tower, name = find(var.op.name)
+        if id(var) not in known and not (tower == 0 and id(var) in private):
+            towers[tower][name].append(var)
+    return [[*row, *others] for row, others in zip(zip(*columns.values()), _columns(towers))]
 
 
 def _columns(towers: Sequence[Dict[str, List[Any]]]) -> Copies:
@@ -84,18 +82,15 @@ def finder(copies: Copies) -> Callable[[str], Tuple[int, str]]:
                 firsts.pop()
             if levels:
                 scopes["/".join([*levels, ""])] = tower, "/".join([*firsts, ""])
+    # one pattern: towers without scopes have thousands of them
+    pattern = re.compile(f"(?<![^/])({'|'.join(map(re.escape, scopes)) or '(?!)'})")
 
     def find(name: str) -> Tuple[int, str]:
-        for scope, (tower, first) in scopes.items():
-            renamed = re.sub(f"(?<![^/]){re.escape(scope)}", first, name)
-            if renamed != name:
-                return tower, renamed
-        return 0, name
+        found = pattern.search(name)
+        tower = scopes[found.group()][0] if found else 0
+        return tower, pattern.sub(lambda found: scopes[found.group()][1], name)
 
     return find
-
-
-# ---- ops ---------------------------------------------------------------------------------------------
 
 
 def broadcast(copies: Copies, devices: Sequence[Any]) -> Any:

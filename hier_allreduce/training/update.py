@@ -1,15 +1,9 @@
-"""The update of K towers, for every front end: each tower updates its variables, with one optimizer object.
-
-::
-
-    K×N pairs, reduced ─► optimizer.apply_gradients, K times ─► check ─► Updated
-                          once-a-step work in the last one
-"""
+"""The update of K towers, for every front end: each tower updates its variables, with one optimizer object."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, ContextManager, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -19,18 +13,11 @@ from ..graph.matrix import dtype_of, static_shape
 from ..graph.tf import is_resource, tf1
 from .effects import unequal_ops, written_by
 from .replicas import Copies, all_variables, with_created
-from .wrapped import check_unshared, held_by, once, patched
+from .wrapped import held_by, once, patched
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 
 _AT_MAINS = "or use update='main' (not with a wrapper, unless it is tensorpack's), which updates each variable once"
-
-
-class Updated(NamedTuple):
-    """An update of K towers."""
-
-    op: Any
-    copies: Copies  # that it updates; or created, except at the mains
 
 
 def check_options(average: Any, update: Any, **counts: Any) -> None:
@@ -43,7 +30,7 @@ def check_options(average: Any, update: Any, **counts: Any) -> None:
             raise HierAllreduceError(f"{name}={value!r}: expected a number of steps, or 0")
 
 
-def check_variables(rows: Any, devices: Sequence[Any], earlier: Sequence[Copies] = ()) -> Sequence[Pairs]:
+def check_variables(rows: Any, devices: Sequence[Any], earlier: Sequence[Sequence[Any]] = ()) -> Sequence[Pairs]:
     """Return K rows of N (gradient, variable) pairs, as tuples.
 
     Raises:
@@ -52,7 +39,7 @@ def check_variables(rows: Any, devices: Sequence[Any], earlier: Sequence[Copies]
     """
     rows = check_pairs(rows, tuple(devices))
     tower_of: Dict[int, int] = {}  # of each id(variable)
-    columns = {id(var): column for copies in earlier for column in zip(*copies) for var in column}
+    columns = {id(var): column for column in zip(*earlier) for var in column}
     for tower, row in enumerate(rows):
         for n, (grad, var) in enumerate(row):
             owner, first = tower_of.setdefault(id(var), tower), rows[0][n][1]
@@ -73,7 +60,9 @@ def check_variables(rows: Any, devices: Sequence[Any], earlier: Sequence[Copies]
                     "a reference variable, which an update may overwrite while a gradient still reads it; create it"
                     " with use_resource=True, or call tf.compat.v1.enable_resource_variables() first"
                 )
-            elif isinstance(grad, (tf.Tensor, tf.IndexedSlices)) and not _fits(grad, var):
+            elif isinstance(grad, (tf.Tensor, tf.IndexedSlices)) and not (
+                dtype_of(grad) == dtype_of(var) and static_shape(grad).is_compatible_with(var.shape)
+            ):
                 fault = (
                     f"a gradient of {grad.dtype.name} {static_shape(grad)} for {var.dtype.name} {var.shape}; pair each"
                     " gradient with its variable, and cast it to the variable's dtype"
@@ -85,27 +74,18 @@ def check_variables(rows: Any, devices: Sequence[Any], earlier: Sequence[Copies]
     return rows
 
 
-def _fits(grad: Any, var: Any) -> bool:
-    return dtype_of(grad) == dtype_of(var) and static_shape(grad).is_compatible_with(var.shape)
-
-
 def update_towers(
     optimizer: Any,
     rows: Sequence[Pairs],
     devices: Sequence[Any],
     scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext(),
-) -> Updated:
-    """Update the variables of each tower on its device.
+) -> Tuple[Any, Copies]:
+    """Update the variables of each tower on its device; return the op, and the copies that it updates or created.
 
     The towers share ``optimizer``. It, or an optimizer that it wraps, may have work to do once a step, after the
     updates: Adam advances its beta powers. Only the last tower's update does that work, and it waits for the other
     updates, which read the same state. A loss scale is adapted once, too, from the first tower's gradients.
-
-    Args:
-        optimizer: a tf.compat.v1.train.Optimizer, perhaps a wrapper.
-        rows: K rows of N pairs, after the all-reduce.
-        devices: K devices.
-        scope: returns the context of a tower's update; it takes the tower's number.
+    ``scope(tower)`` is the context of a tower's update.
 
     Raises:
         HierAllreduceError: an earlier update has the same optimizer with once-a-step work. Or, found only once the ops
@@ -115,8 +95,14 @@ def update_towers(
     inside = held_by(optimizer)
     once_a_step = [inner for inner in inside if type(inner)._finish is not tf1.train.Optimizer._finish]
     scales = [inner._loss_scale for inner in inside if hasattr(getattr(inner, "_loss_scale", None), "update")]
-    if len(devices) > 1:
-        check_unshared(once_a_step)
+    for inner in once_a_step if len(devices) > 1 else ():
+        if inner.variables():
+            raise HierAllreduceError(
+                f"{type(inner).__name__}: an earlier apply_gradients has the same one. Each train op would change its"
+                " state once a step (Adam: the beta powers) while the towers of the other one read it, and the towers"
+                " would diverge. Give each loss a TowerOptimizer with another optimizer, or add the losses up, or use"
+                " update='main'"
+            )
     graph = tf1.get_default_graph()
     ops: List[Any] = []
     created, added = [], []
@@ -125,17 +111,16 @@ def update_towers(
             last = tower == len(devices) - 1
             wait = tf.control_dependencies(ops if once_a_step and last else [])
             before, known = len(graph.get_operations()), set(map(id, all_variables()))
-            with tf1.device(device), scope(tower), wait, patched([] if last else once_a_step, "_finish", _without_work):
+            skip = patched(
+                [] if last else once_a_step, "_finish", lambda _: lambda done, name: tf.group(*done, name=name)
+            )
+            with tf1.device(device), scope(tower), wait, skip:
                 ops.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
             created.append([var for var in all_variables() if id(var) not in known])
             added.append(graph.get_operations()[before:])
     if len(devices) > 1:
         _check_updates(type(optimizer).__name__, rows, devices, added)
-    return Updated(tf.group(*ops), with_created([[var for _, var in row] for row in rows], created))
-
-
-def _without_work(finish: Any) -> Callable[..., Any]:
-    return lambda update_ops, name: tf.group(*update_ops, name=name)
+    return tf.group(*ops), with_created([[var for _, var in row] for row in rows], created)
 
 
 def _check_updates(kind: str, rows: Sequence[Pairs], devices: Sequence[Any], added: Sequence[Sequence[Any]]) -> None:

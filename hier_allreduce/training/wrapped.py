@@ -1,7 +1,6 @@
 """Optimizers inside other optimizers: finding them, checking them, and patching them for a while.
 
-K towers share one optimizer object, so some of its methods are replaced while the towers' updates are built. There is
-no other access to objects that belong to the user; :func:`patched` puts everything back.
+K towers share one optimizer object, so some of its methods are replaced while the towers' updates are built.
 """
 
 from __future__ import annotations
@@ -26,21 +25,13 @@ def held_by(optimizer: Any) -> List[Any]:
     return optimizers
 
 
-# ---- checks ------------------------------------------------------------------------------------------
-
-
 def check_optimizer(optimizer: Any, update: str, pass_on: Tuple[Any, ...] = ()) -> None:
-    """Check that ``optimizer`` can update towers.
-
-    Args:
-        optimizer: a tf.compat.v1.train.Optimizer, perhaps a wrapper.
-        update: as in :class:`hier_allreduce.TowerOptimizer`.
-        pass_on: classes of wrappers that pass all gradients on to the optimizer inside them, ``_opt``.
+    """Check that ``optimizer`` can update towers; wrappers of the classes ``pass_on`` pass all gradients to ``_opt``.
 
     Raises:
-        HierAllreduceError: it is or wraps a ``SyncReplicasOptimizer``, or tensorpack's ``AccumGradOptimizer``. With the
-            latter each tower has a counter, read while it is advanced: now and then some towers apply sums that others
-            do not. Or, at the mains, it does more than update each variable in place.
+        HierAllreduceError: it is or wraps a ``SyncReplicasOptimizer``, or tensorpack's ``AccumGradOptimizer``, with
+            which some towers now and then apply sums that others do not. Or, at the mains, it does more than update
+            each variable in place.
     """
     for inner in held_by(optimizer):
         if isinstance(inner, tf1.train.SyncReplicasOptimizer):
@@ -60,21 +51,6 @@ def check_optimizer(optimizer: Any, update: str, pass_on: Tuple[Any, ...] = ()) 
             f"{type(optimizer).__name__} does more than update each variable in place, so it cannot run on each"
             " variable's main only; use update='replicated', or the optimizer inside it"
         )
-
-
-def check_unshared(once_a_step: Sequence[Any]) -> None:
-    """Raise a HierAllreduceError if an optimizer with once-a-step work already has variables in this graph."""
-    for optimizer in once_a_step:
-        if optimizer.variables():
-            raise HierAllreduceError(
-                f"{type(optimizer).__name__}: an earlier apply_gradients has the same one. Each train op would change"
-                " its state once a step (Adam: the beta powers) while the towers of the other one read it, and the"
-                " towers would diverge. Give each loss a TowerOptimizer with another optimizer, or add the losses up,"
-                " or use update='main'"
-            )
-
-
-# ---- patches -----------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -172,20 +172,20 @@ class HierarchicalTrainer(SingleCostTrainer):
             pairs = allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=self.cluster)
         with tf1.name_scope("apply_gradients"):  # as in tensorpack's trainer; it is in the names of saved variables
             if self._update == "main":
-                updated = update_at_mains(optimizer, pairs, self.devices, average, strategy, self.cluster)
+                op, copies = update_at_mains(optimizer, pairs, self.devices, average, strategy, self.cluster)
             else:
                 with under_tower_0s_names(optimizer, pairs):
                     # slots belong to their tower: those of all towers but the first are local, and so not saved
-                    updated = update_towers(
+                    op, copies = update_towers(
                         optimizer, pairs, self.devices, lambda tower: override_to_local_variable(enable=tower > 0)
                     )
-            self.train_op = tf.group(updated.op, name="train_op")
-        return updated.copies
+            self.train_op = tf.group(op, name="train_op")
+        return copies
 
     def _syncing(self, copies: Copies) -> List[Callback]:
         """Return the callbacks that copy tower 0's variables to the others, and compare them."""
         with tf1.name_scope("sync_variables"):
-            sync = broadcast(find_copies([copies]), self.devices)
+            sync = broadcast(find_copies(copies), self.devices)
         at_epochs = RunOp(sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True)
         at_epochs.name_scope = "SyncVariables"
         callbacks = [at_epochs]
