@@ -26,7 +26,7 @@ class Candidate(NamedTuple):
     Attributes:
         name: for ``--only`` and the table.
         peer: the name of an all-reduce that is not ours.
-        changes: fields of :class:`hier_allreduce.Strategy`, in place of the program's.
+        changes: fields of :class:`hier_allreduce.Strategy`, instead of the program's.
         clock: the path of the file that gets a line at every step; empty before a run.
     """
 

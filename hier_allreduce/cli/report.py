@@ -30,14 +30,14 @@ def report(prediction: Prediction) -> str:
     links = table(("", *row) for row in link_rows(machine))
     warnings = [f"warning: {warning}" for warning in machine.warnings]
     times = f"on one GPU a step of {duration(training.step)}, {duration(training.backward)} of it the backward pass"
-    parts = [
+    sections = [
         "\n".join([f"{head}; links, in each direction:", links, *warnings]),
         f"{training.model}, {times} ({training.notes})",
         _rows(prediction),
         verdict(prediction),
         _footnotes(prediction),
     ]
-    return "\n\n".join(parts)
+    return "\n\n".join(sections)
 
 
 # ---- links -------------------------------------------------------------------------------------------
