@@ -14,8 +14,8 @@ from .functions import first_step
 
 _LISTED = 5  # tensors that an error message lists
 _FETCH = (
-    "fetch the results of all towers and variables: TensorFlow does not execute what is not fetched; and build tower"
-    " k's gradients under tf.device(devices[k]): one that is on its main already is not copied there"
+    "fetch the results of all towers and variables: TensorFlow executes nothing else; and build tower k's"
+    " gradients under tf.device(devices[k]): one that is on its main already is not copied there"
 )
 _PLACE = (
     "build tower k's gradients under tf.device(devices[k]): a gradient on another device (a fed placeholder is on the"
@@ -83,7 +83,7 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
 
     For every chunk each planned copy must have been executed, and no other tensor may come in. A planned copy may be
     left out if its value is constant, or was copied there for another chunk. Where results go afterwards is not
-    compared. On several hosts, each audits its devices and the sums over the hosts.
+    compared. On several hosts, every host audits its devices and the sums over the hosts.
 
     Args:
         step: the RunMetadata of a ``session.run`` with ``RunOptions(output_partition_graphs=True)``; or a function that
@@ -121,7 +121,7 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
         if _in_control_flow(call, graph):  # partition graphs do not show which branch was taken, or how often
             skipped.append((call.scope, "in a tf.cond or tf.while_loop, which metadata do not show: not audited"))
         elif any(traffic.planned for traffic in traffics) and not any(traffic.ran for traffic in traffics):
-            skipped.append((call.scope, "not part of this run"))
+            skipped.append((call.scope, "not in this run"))
         else:
             ran.append((call, traffics))
     if not ran:
@@ -159,7 +159,7 @@ def _audited(call: Call, traffics: Sequence[Traffic], idle: Sequence[str], unnee
             more = f" and {len(others)} more" if others else ""
             faults.append(f"{traffic.tensor.name} (variable {first!r}{more}): {', '.join(parts)}")
     if faults:
-        title = f"{call.scope}: the step did not move what the {call.algorithm} plan says, by tower number"
+        title = f"{call.scope}: the step's copies are not those of the {call.algorithm} plan, by tower number"
         if len(faults) > _LISTED:
             faults[_LISTED:] = [f"and {len(faults) - _LISTED} more chunks"]
         if idle:

@@ -143,7 +143,7 @@ def _computations(graph: Any) -> Tuple[Dict[str, int], Set[int]]:
     numbers: Dict[str, int] = {}
     known: Dict[Any, int] = {}
     constants = set()
-    for op in graph.get_operations():  # each after those whose results it reads, but in loops
+    for op in graph.get_operations():  # an op comes after its inputs' ops, but in loops
         definition, key = op.node_def, op.name
         is_single = op.op_def.is_stateful or op.type in _FED
         if not is_single:

@@ -178,7 +178,7 @@ def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:
 
 
 def _sums(layout: Layout, shared: Shared) -> List[Sum]:
-    """Return how each chunk is added up."""
+    """Return a ``Sum`` for each chunk, by its dtype and devices."""
     plain = Columns if all_on_cpu(layout.devices) else Sum
     sums: List[Sum] = []
     for chunk, name in zip(layout.chunks, layout.names):

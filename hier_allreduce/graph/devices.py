@@ -44,7 +44,7 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
 
 @lru_cache(maxsize=4096)
 def device_fields(device: Optional[str]) -> Tuple[Any, ...]:
-    """Return job, replica, task, type and number of a device's name, each None where the name leaves it out."""
+    """Return job, replica, task, type and number of a device's name, None where the name leaves one out."""
     spec = tf.DeviceSpec.from_string(device or "")
     return spec.job, spec.replica, spec.task, spec.device_type, spec.device_index
 

@@ -23,7 +23,7 @@ class HostGroup:
         Args:
             name: of this all-reduce, in errors.
             columns: this host's N columns.
-            facts: what else must be equal on all hosts, as JSON.
+            facts: further values that are equal on all hosts, as JSON.
         """
         raise NotImplementedError
 

@@ -15,11 +15,10 @@ from .tf import is_eager
 
 def where(tower: int, devices: Sequence[Any], variable: Optional[int] = None, names: Sequence[str] = ()) -> str:
     """Return ``tower 3 (/gpu:3), variable 5 ('conv1/W')``, which begins an error message."""
-    text = f"tower {tower} ({devices[tower]})" if tower < len(devices) else f"tower {tower}"
+    text = f"tower {tower} ({devices[tower]})"
     if variable is None:
         return text
-    quoted = f" ({names[variable]!r})" if variable < len(names) else ""
-    return f"{text}, variable {variable}{quoted}"
+    return f"{text}, variable {variable}" + (f" ({names[variable]!r})" if names else "")
 
 
 def names_of_gradients(rows: Sequence[Sequence[Any]]) -> List[str]:
@@ -85,7 +84,7 @@ def names_within_towers(rows: Sequence[Sequence[Any]]) -> List[List[str]]:
 
 
 def op_names(names: Sequence[str]) -> List[str]:
-    """Return ``names`` made safe and unique as parts of op names: ``conv1/W`` → ``conv1.W``."""
+    """Return ``names`` made safe and unique in op names: ``conv1/W`` → ``conv1.W``."""
     safe: Dict[str, None] = {}
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_.-]", ".", name).lstrip("._-") or "chunk"

@@ -30,15 +30,7 @@ class Recorded(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One all-reduce.
-
-    Attributes:
-        scope: its name scope.
-        algorithm: the name of its plan's algorithm.
-        devices: K devices.
-        hosts: the number of hosts.
-        tensors: all that travel.
-    """
+    """One all-reduce: its name scope, its plan's algorithm, K devices, the number of hosts, the tensors that travel."""
 
     scope: str
     algorithm: str
@@ -51,7 +43,7 @@ _calls: weakref.WeakKeyDictionary[Any, List[Call]] = weakref.WeakKeyDictionary()
 
 
 def recorded_graphs() -> List[Any]:
-    """Return the graphs in which all-reduces were built, those of functions too."""
+    """Return the graphs, also of functions, in which all-reduces were built."""
     return list(_calls)
 
 

@@ -1,4 +1,4 @@
-"""How one chunk is added up, averaged and copied: tensors as the values of ``planning.run``."""
+"""The sum, the mean and the copies of one chunk: tensors as the values of ``planning.run``."""
 
 from __future__ import annotations
 

@@ -55,8 +55,7 @@ def in_current_graph(tensor: Any) -> bool:
     if tf.executing_eagerly():
         return is_eager(tensor)
     graph = tf1.get_default_graph()
-    is_function = hasattr(graph, "capture")
-    return is_function or (not is_eager(tensor) and tensor.graph is graph)
+    return hasattr(graph, "capture") or (not is_eager(tensor) and tensor.graph is graph)
 
 
 def builds_for_session() -> bool:
@@ -90,9 +89,8 @@ def replica_values(value: Any) -> Tuple[Any, ...]:
 def mirrored_factory(example: Any) -> Callable[[Tuple[Any, ...]], Any]:
     """Return a function from K tensors, one on each device, to a ``Mirrored`` value like ``example``."""
     mirrored: Any = type(example)
-    if hasattr(example, "device_map"):  # TensorFlow 1.15
-        return functools.partial(mirrored, example.device_map)
-    return mirrored
+    is_tf1 = hasattr(example, "device_map")
+    return functools.partial(mirrored, example.device_map) if is_tf1 else mirrored
 
 
 def is_resource(variable: Any) -> bool:
@@ -103,7 +101,7 @@ def is_resource(variable: Any) -> bool:
 @contextlib.contextmanager
 def collected_graphs() -> Iterator[List[Any]]:
     """Collect the partition graphs of functions that run first in the ``with`` block, at whose end they are there."""
-    from tensorflow.python.eager import context  # the public way, tf.summary.trace_export, writes them into a file
+    from tensorflow.python.eager import context  # tf.summary.trace_export, which is public, writes them into a file
 
     collected: List[Any] = []
     context.context().enable_graph_collection()

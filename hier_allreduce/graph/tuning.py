@@ -56,11 +56,9 @@ def note_facts(layout: Layout, strategy: Strategy) -> None:
 def with_clock(rows: Sequence[Tuple[Any, ...]]) -> List[Tuple[Any, ...]]:
     """Return K rows of N reduced gradients, one of which waits for the clock op of the candidate that is measured."""
     candidate = tuned()
-    if candidate is None:
-        return list(rows)
     graph = None if tf.executing_eagerly() else tf1.get_default_graph()
     present = [(k, n) for k, row in enumerate(rows) for n, value in enumerate(row) if value is not None]
-    if graph in _timed or not present:
+    if candidate is None or graph in _timed or not present:
         return list(rows)
     if graph is not None:
         _timed.add(graph)

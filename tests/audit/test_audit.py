@@ -138,7 +138,7 @@ def test_the_report(graph):
         "a/: flat, 2 chunks, 8 copies, planned = executed",
         "b/: flat, 2 chunks, 8 copies, planned = executed",
         "c/: flat, 1 chunk, 2 copies, planned = executed",
-        "d/: not part of this run",
+        "d/: not in this run",
     ]
 
 
@@ -278,7 +278,7 @@ def test_a_missing_and_an_extra_copy(graph):
     with pytest.raises(AuditError) as caught:
         audit(metadata)
     first, *chunks, remedy = str(caught.value).splitlines()
-    assert first == "hier_allreduce/: the step did not move what the hierarchical plan says, by tower number"
+    assert first == "hier_allreduce/: the step's copies are not those of the hierarchical plan, by tower number"
     assert len(moved) == 4 and len(chunks) == 2
     for line in chunks:
         assert "missing 3→2, not planned 3→0 (of 'PlaceholderWithDefault_" in line and "(variable '" in line
@@ -313,7 +313,7 @@ def test_a_step_that_fetches_some_results_only(graph):
     lines = str(caught.value).splitlines()
     assert len(lines) == 8 and all(": missing " in line for line in lines[1:6])
     assert lines[6] == "and 4 more chunks"
-    assert lines[7].startswith("fetch the results of all towers and variables: TensorFlow does not execute what is not")
+    assert lines[7].startswith("fetch the results of all towers and variables: TensorFlow executes nothing else")
 
 
 def test_a_step_of_another_plan(graph):
@@ -357,7 +357,7 @@ def test_metadata_without_partition_graphs(graph):
 
 def test_a_step_without_an_all_reduce(graph):
     allreduce_grads(gradients_on(cpus(2), ones(2)), cpus(2), name="sync")
-    with pytest.raises(AuditError, match=r"none of the graph's all-reduces \(sync/: not part of this run\); fetch"):
+    with pytest.raises(AuditError, match=r"none of the graph's all-reduces \(sync/: not in this run\); fetch"):
         audit(traced(tf.constant(1.0)))
 
 
