@@ -111,9 +111,8 @@ def update_towers(
             last = tower == len(devices) - 1
             wait = tf.control_dependencies(ops if once_a_step and last else [])
             before, known = len(graph.get_operations()), set(map(id, all_variables()))
-            skip = patched(
-                [] if last else once_a_step, "_finish", lambda _: lambda done, name: tf.group(*done, name=name)
-            )
+            early = [] if last else once_a_step
+            skip = patched(early, "_finish", lambda _: lambda updates, name: tf.group(*updates, name=name))
             with tf1.device(device), scope(tower), wait, skip:
                 ops.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
             created.append([var for var in all_variables() if id(var) not in known])
