@@ -55,7 +55,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; return 1 if there are problems."""
     if (args.devices or args.o) and not args.measure:
         raise HierAllreduceError("--devices and -o go with --measure; add it")
-    packages = _versions()
+    versions = {"hier_allreduce": __version__, "python": platform.python_version(), **_versions()}
     with working("asking TensorFlow for its devices"):
         seen = _tensorflow()
     driver = _driver()
@@ -63,12 +63,11 @@ def main(args: argparse.Namespace) -> int:
         machine = this_machine()
     except HierAllreduceError:
         machine = None
-    versions = {"hier_allreduce": __version__, "python": platform.python_version(), **packages}
     variables = {name: value for name, value in os.environ.items() if _VARIABLES.match(name)}
     facts: Dict[str, Any] = {"packages": versions, "variables": variables, "driver": driver, "tensorflow": seen}
     text = [f"{platform.platform()}, {os.cpu_count()} cores\n", table([("package", "version"), *versions.items()]), ""]
     text += [*_gpu_lines(seen, driver, machine), *(f"{name}={value}" for name, value in variables.items())]
-    todo = remedies(packages, seen, driver, machine)
+    todo = remedies(versions, seen, driver, machine)
     if args.measure:
         found = _measured(args, len(seen.get("gpus", [])), machine)
         facts["measured"] = measure.as_json(found)

@@ -56,28 +56,24 @@ class Parser(argparse.ArgumentParser):
 
 def time(text: str) -> float:
     """Read a time such as ``60ms``, up to a day, as seconds."""
-    seconds = _number(text, _TIMES, "ms or {}s")
-    if not 0 < seconds <= 86400:
-        form = f"above 0, up to a day, in {', '.join(_TIMES)}, such as 60ms"
-        raise argparse.ArgumentTypeError(f"{text!r}: expected a time {form}")
-    return seconds
+    return _number(text, _TIMES, 86400, "a time above 0, up to a day", "60ms", "{0}ms or {0}s")
 
 
 def size(text: str) -> int:
-    """Read bytes such as ``16MB`` (powers of 1000) or ``4MiB`` (of 1024), from 1 B to 1000 GB."""
-    value = _number(text, _SIZES, "MB or {}B")
-    if not 1 <= value <= 1e12:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected 1B to 1000GB, in {', '.join(_SIZES)}, such as 16MB")
-    return round(value)
+    """Read bytes such as ``16MB`` (powers of 1000) or ``4MiB`` (of 1024), up to 1000 GB."""
+    return round(_number(text, _SIZES, 1e12, "bytes above 0, up to 1000GB", "16MB", "{0}MB or {0}B"))
 
 
-def _number(text: str, units: Mapping[str, float], forms: str) -> float:
-    """Return a number times its unit; 0 for another text; a bare number is an error that shows ``forms``."""
+def _number(text: str, units: Mapping[str, float], most: float, kind: str, example: str, forms: str) -> float:
+    """Return a number times its unit, above 0; an error for a number without a unit shows its ``forms``."""
     match = re.match(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ]*)\s*$", text)
-    if match and not match.group(2):
-        form = "{}" + forms
-        raise argparse.ArgumentTypeError(f"{text!r} has no unit; write {form.format(*[match.group(1)] * 2)}")
-    return float(match.group(1)) * units.get(match.group(2), 0.0) if match else 0.0
+    number, unit = match.groups() if match else ("0", "?")
+    if not unit:
+        raise argparse.ArgumentTypeError(f"{text!r} has no unit; write {forms.format(number)}")
+    value = float(number) * units.get(unit, 0)
+    if not 0 < value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {kind}, in {', '.join(units)}, such as {example}")
+    return value
 
 
 def output(text: str) -> Path:

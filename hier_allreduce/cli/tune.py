@@ -81,7 +81,5 @@ def main(args: argparse.Namespace) -> int:
         args.o.write_text(as_yaml(found, runs[0].facts["kept"]), encoding="utf-8")
         print(f"strategy={str(args.o)!r} is the best one", file=sys.stderr)
     elif args.o:
-        print(
-            f"{args.o} is not written: it is for a strategy that is faster than the program as it is", file=sys.stderr
-        )
+        print(f"{args.o} is not written: no strategy has won", file=sys.stderr)
     return 130 if interrupted else 0 if any(run.seconds for run in runs) else 1

@@ -33,7 +33,7 @@ def in_a_shell(redirected, *arguments):
         ("--backward", "fast", "such as 60ms"),
         ("--bytes", "100", "'100' has no unit; write 100MB or 100B"),
         ("--bytes", "100M", "such as 16MB"),
-        ("--bytes", "0B", "expected 1B to 1000GB"),
+        ("--bytes", "0B", "expected bytes above 0, up to 1000GB, in B, kB"),
         ("--model", "resnet5", "did you mean 'resnet50'?"),
         ("--model", "", "there are alexnet"),
         ("--algorithm", "rings", "did you mean 'ring'?"),
