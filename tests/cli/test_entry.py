@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from hier_allreduce import Topology, __version__
-from hier_allreduce.cli import entry, main, options, plan, prediction
+from hier_allreduce.cli import main, options, plan, prediction
 
 COMMAND = [sys.executable, "-m", "hier_allreduce"]
 
@@ -93,13 +93,6 @@ def test_times_are_read_with_their_units(text, seconds):
 )
 def test_sizes_are_read_with_their_units(text, size):
     assert options.size(text) == size
-
-
-@pytest.mark.parametrize("command", ["plan", "doctor", "tune"])
-def test_each_option_has_a_text_that_begins_with_a_noun(command):
-    options_of = entry.parser().parse_args([command]).parser._actions[1:]
-    first = {action.dest: action.help.split()[0] for action in options_of}
-    assert not {"of", "show", "print", "draw", "the", "longer"} & set(first.values()), first
 
 
 def test_folders_of_an_output_are_made(tmp_path):
