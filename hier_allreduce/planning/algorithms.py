@@ -23,20 +23,19 @@ from .groups import Groups
 from .plan import Copy, Reduce, Schedule, Step, check, root_of
 
 Algorithm = Callable[..., Iterable[Step]]
-_Hop = Tuple[Tuple[int, ...], int]  # (srcs, dst): dst ← dst + srcs
+_Hop = Tuple[Tuple[int, ...], int]  # (srcs, dst): dst ← dst + srcs; without srcs no step
 
 
 def _there_and_back(hops: Sequence[_Hop]) -> List[Step]:
     """Return sums along ``hops``, and copies back along them."""
-    sums: List[Step] = [Reduce(srcs, dst) for srcs, dst in hops]
+    sums: List[Step] = [Reduce(srcs, dst) for srcs, dst in hops if srcs]
     return sums + [Copy(dst, src) for srcs, dst in reversed(hops) for src in srcs]
 
 
 def flat(devices: int, chunk: int) -> List[Step]:
     """Add up everything on device ``chunk mod K``. At chunk 0 this is caffe2 muji's fallback."""
     root = chunk % devices
-    others = tuple(device for device in range(devices) if device != root)
-    return _there_and_back([(others, root)] if others else [])
+    return _there_and_back([(tuple(device for device in range(devices) if device != root), root)])
 
 
 def tree(devices: int, chunk: int) -> List[Step]:
@@ -48,12 +47,8 @@ def tree(devices: int, chunk: int) -> List[Step]:
     power_of_two = devices & (devices - 1) == 0
     # Exclusive or maps pairs to pairs and quads to quads; it needs a power of two. Other K are shifted.
     label = [device ^ root if power_of_two else (device + root) % devices for device in range(devices)]
-    hops: List[_Hop] = []
-    stride = 1
-    while stride < devices:
-        hops += [((label[d + stride],), label[d]) for d in range(0, devices - stride, 2 * stride)]
-        stride *= 2
-    return _there_and_back(hops)
+    strides = [1 << level for level in range((devices - 1).bit_length())]
+    return _there_and_back([((label[d + s],), label[d]) for s in strides for d in range(0, devices - s, 2 * s)])
 
 
 def ring(devices: int, chunk: int) -> List[Step]:
@@ -63,13 +58,10 @@ def ring(devices: int, chunk: int) -> List[Step]:
 
 
 def hierarchical(devices: int, chunk: int, groups: Groups = (), roots: Sequence[int] = ()) -> List[Step]:
-    """Add up inside each group on its main, then over the mains. Source: tensorpack's function, which has K = 8.
+    """Add up inside each group on its main, then over the mains.
 
-    Args:
-        devices: K.
-        chunk: its number.
-        groups: hold each device once; by default the halves ⌈K/2⌉ and ⌊K/2⌋.
-        roots: devices on which the sums end, in rotation; by default ``⌈K/2⌉``, ``⌈K/2⌉ + 1``, …
+    Without ``groups`` they are the halves ⌈K/2⌉ and ⌊K/2⌋. The sums end on ``roots`` in rotation, by default on
+    ``⌈K/2⌉``, ``⌈K/2⌉ + 1``, … Source: tensorpack's ``allreduce_grads_hierarchical``, which has K = 8.
     """
     groups = groups or halves(devices)
     if sorted(repr(d) for group in groups for d in group) != sorted(map(repr, range(devices))) or () in groups:
@@ -79,9 +71,8 @@ def hierarchical(devices: int, chunk: int, groups: Groups = (), roots: Sequence[
     last = next(number for number, group in enumerate(groups) if root in group)
     member = groups[last].index(root)
     mains = [group[member % len(group)] for group in groups]
-    hops = [(tuple(d for d in group if d != main), main) for group, main in zip(groups, mains) if len(group) > 1]
-    others = tuple(mains[last + 1 :] + mains[:last])
-    return _there_and_back([*hops, (others, mains[last])] if others else hops)
+    inside = [(tuple(d for d in group if d != main), main) for group, main in zip(groups, mains)]
+    return _there_and_back([*inside, (tuple(mains[last + 1 :] + mains[:last]), mains[last])])
 
 
 def in_groups(groups: Groups, roots: Sequence[int] = ()) -> Algorithm:
@@ -98,9 +89,6 @@ def halves(devices: int) -> Groups:
 BY_NAME: Dict[str, Algorithm] = {"flat": flat, "tree": tree, "hierarchical": hierarchical, "ring": ring}
 
 
-# ---- from an algorithm to schedules ------------------------------------------------------------------
-
-
 def name_of(algorithm: Union[str, Algorithm]) -> str:
     """Return the name of an algorithm; for a function that of the function, or of its class."""
     function = getattr(algorithm, "func", algorithm)  # a partial has one
@@ -111,8 +99,8 @@ def schedules_of(algorithm: Algorithm, devices: int, topology: Optional[Topology
     """Return the schedules of chunks 0 to K-1, checked; equal ones once.
 
     Raises:
-        HierAllreduceError: the function raises an error, wants a topology and there is none, or returns steps that
-            :func:`.check` does not accept. The message names the function and the chunk.
+        HierAllreduceError: the function raises an error, wants a topology and there is none, or returns wrong steps.
+            The message names the function and the chunk.
     """
     schedules: Dict[Schedule, None] = {}
     for chunk in range(devices):
@@ -133,8 +121,8 @@ def schedules_of(algorithm: Algorithm, devices: int, topology: Optional[Topology
 
 def with_root(schedules: Sequence[Schedule], main: int, name: str) -> Tuple[Schedule, ...]:
     """Return the first schedule whose root is tower ``main``; an error names the roots that there are."""
-    kept = tuple(schedule for schedule in schedules if root_of(schedule) == main)[:1]
-    if not kept:
-        roots = ", ".join(map(str, sorted(set(map(root_of, schedules)))))
+    by_root = {root_of(schedule): schedule for schedule in reversed(schedules)}
+    if main not in by_root:
+        roots = ", ".join(map(str, sorted(by_root)))
         raise HierAllreduceError(f"main={main}: the sums of {name} are on towers {roots}; take one of these")
-    return kept
+    return (by_root[main],)

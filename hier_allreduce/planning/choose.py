@@ -60,12 +60,8 @@ def rule(gradients: Sequence[Gradient], towers: int, links: Optional[Links] = No
     """
     is_flat = towers <= 4 or (links is not None and any(name == "host" for name, _ in links.resources))
     size = 16 if sum(gradient.bytes for gradient in gradients) >= _LARGE else 4 if is_flat else 8
-    if is_flat:
-        algorithm, name = BY_NAME["flat"], "flat"
-    elif links is None:
-        algorithm, name = BY_NAME["hierarchical"], "hierarchical"
-    else:
-        algorithm, name = _along(links, towers), ALONG_LINKS
+    name = "flat" if is_flat else "hierarchical" if links is None else ALONG_LINKS
+    algorithm = BY_NAME[name] if is_flat or links is None else _along(links, towers)
     return Plan(towers, schedules_of(algorithm, towers), size * MIB, name)
 
 
@@ -97,15 +93,10 @@ def choose(
     chunk_bytes: Optional[int] = None,
     usual: Optional[Plan] = None,
 ) -> List[Choice]:
-    """Return the best plan of each algorithm, the one with the least mean of exposed seconds first.
+    """Return the best plan of each of the ``algorithms``, the one with the least mean of exposed seconds first.
 
-    Args:
-        gradients: N gradients.
-        links: of K ≥ 2 devices.
-        cases: from :func:`cases_of`.
-        algorithms: from :func:`candidates`.
-        chunk_bytes: the size of chunks; None: the best of some.
-        usual: the rule's plan, which wins unless another one leaves 3 % less exposed.
+    Without ``chunk_bytes`` some sizes of chunks are compared. The ``usual`` plan wins unless another one leaves 3 %
+    less exposed.
     """
     towers = 1 + max(src for src, _ in links.ways)
     total = sum(gradient.bytes for gradient in gradients)

@@ -4,8 +4,6 @@
 
     variables   0 ────────────────  1 ─  2 ──  3 ─                 (bytes; the last one is ready first)
     chunks      0a | 0b | 0c        [3 2 1]
-
-One rule decides for every plan and model; nothing here is searched.
 """
 
 from __future__ import annotations
@@ -110,12 +108,11 @@ def _cut(number: int, gradient: Gradient, chunk_bytes: int) -> List[Chunk]:
 
 def spread(chunks: Sequence[Chunk], schedules: Sequence[Schedule]) -> List[Schedule]:
     """Return a schedule for each chunk such that their roots get about equal bytes."""
-    loads = [0] * len(schedules)
+    loads = dict.fromkeys(schedules, 0)
     taken: Dict[int, Schedule] = {}
-    for number in sorted(range(len(chunks)), key=lambda number: -chunks[number].bytes):
-        least = loads.index(min(loads))
-        loads[least] += chunks[number].bytes
-        taken[number] = schedules[least]
+    for number, chunk in sorted(enumerate(chunks), key=lambda numbered: -numbered[1].bytes):
+        taken[number] = min(loads, key=loads.__getitem__)
+        loads[taken[number]] += chunk.bytes
     return [taken[number] for number in range(len(chunks))]
 
 

@@ -63,10 +63,8 @@ def exposed_by_others(
     if with_tensorpack and towers == 8:  # on any other number of GPUs it takes another mode
         found[TENSORPACK] = _joined(in_halves, gradients, 8)
     seconds = {name: simulate(work, links, cases) for name, work in found.items()}
-    published = published_nccl(machine)
-    if published:
-        seconds[NCCL] = [total * 2 * (towers - 1) / towers / published] * len(cases)
-    return seconds
+    published, moved = published_nccl(machine), total * 2 * (towers - 1) / towers
+    return {**seconds, NCCL: [moved / published] * len(cases)} if published else seconds
 
 
 def _joined(plan: Plan, gradients: Sequence[Gradient], count: int) -> Work:

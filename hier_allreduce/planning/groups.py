@@ -13,11 +13,10 @@ from itertools import combinations, product
 from typing import Callable, List, Sequence, Tuple
 
 Groups = Tuple[Tuple[int, ...], ...]
-Distance = Sequence[Sequence[float]]  # K×K, symmetric
 _GAIN = 1 - 1e-9  # a shorter sum must be shorter by more than rounding
 
 
-def two_groups(distance: Distance) -> Groups:
+def two_groups(distance: Sequence[Sequence[float]]) -> Groups:
     """Return two halves of K ≥ 2 devices with the least distances inside, their members paired with near partners.
 
     This is a local search by swaps, from the neighbours of each device (Kernighan and Lin, 1970, swap pairs in the same
@@ -30,10 +29,7 @@ def two_groups(distance: Distance) -> Groups:
     def inside(order: Sequence[int]) -> float:
         return sum(distance[a][b] for group in (order[:half], order[half:]) for a, b in combinations(group, 2))
 
-    best = list(devices)
-    for row in distance:
-        near = _swapped(sorted(devices, key=row.__getitem__), across, inside)
-        best = near if inside(near) < inside(best) * _GAIN else best
+    best = min((_swapped(sorted(devices, key=row.__getitem__), across, inside) for row in distance), key=inside)
     first, second = sorted((sorted(best[:half]), sorted(best[half:])), key=lambda group: (-len(group), group))
     pairs = list(combinations(range(len(second)), 2))
     return tuple(first), tuple(_swapped(second, pairs, lambda order: sum(distance[a][b] for a, b in zip(first, order))))

@@ -11,6 +11,7 @@ A plan does not know the gradients: it fits any number of chunks.
 
 from __future__ import annotations
 
+from itertools import islice
 from operator import index
 from typing import Any, FrozenSet, Generic, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar, Union
 
@@ -140,25 +141,20 @@ class _Counting(Ops[FrozenSet[int]]):
 
 
 def check(steps: Iterable[Step], towers: int) -> Schedule:
-    """Return a schedule that gives every tower the contribution of each tower exactly once.
+    """Return a schedule of one chunk, after which each tower has the contribution of each tower exactly once.
 
     ::
 
         check([Reduce((1, 2), 0), Copy(0, 1), Copy(0, 2)], towers=3)
 
-    Args:
-        steps: of one chunk, in order; at most 2K² of them.
-        towers: K.
-
     Raises:
         HierAllreduceError: a step is no step, names a tower that does not exist, or adds or copies something else; or
             a tower does not get the sum. The message names the step, or the towers.
     """
-    schedule: List[Step] = []
-    for step in steps:
-        schedule.append(_read(step, towers))
-        if len(schedule) > 2 * towers * towers:
-            raise HierAllreduceError(f"more than {2 * towers * towers} steps; {towers} towers need {2 * towers - 2}")
+    most = 2 * towers * towers
+    schedule = [_read(step, towers) for step in islice(steps, most + 1)]  # a user's generator may have no end
+    if len(schedule) > most:
+        raise HierAllreduceError(f"more than {most} steps; {towers} towers need {2 * towers - 2}")
     for step, following in zip(schedule, schedule[1:]):
         if isinstance(step, Copy) and isinstance(following, Reduce):
             raise HierAllreduceError(f"{step} comes before a sum, {following}; copy the complete sum")
@@ -178,7 +174,6 @@ def _read(step: Any, towers: int) -> Step:
     except TypeError:
         raise HierAllreduceError(f"{step}: expected numbers of towers, in srcs a tuple of them") from None
     if not sources or dst in sources or not {*sources, dst} <= set(range(towers)):
-        raise HierAllreduceError(
-            f"{step}: expected one destination and other towers as sources, from 0 to {towers - 1}"
-        )
+        expected = f"one destination and other towers as sources, from 0 to {towers - 1}"
+        raise HierAllreduceError(f"{step}: expected {expected}")
     return Reduce(sources, dst) if isinstance(step, Reduce) else Copy(sources[0], dst)

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..topology import Links
 from .chunks import Chunk, Gradient, chunks_of, ready
-from .plan import Plan, Reduce, Schedule, copies_in, sums_in
+from .plan import Plan, Reduce, copies_in, sums_in
 
-_GRADIENT, _ISSUED, _BEGINS, _ENDS = range(4)
+_GRADIENT, _BEGINS, _ENDS = range(3)  # kinds of events
 
 
 class Case(NamedTuple):
@@ -47,7 +47,7 @@ class _Step:
         self.waits = max(1, operands - 1)  # copies and sums that come before it
         self.opens: List[int] = []  # the copies of its result
         self.next_sum: Optional[_Step] = None  # on the same tower, which adds to its result
-        self.is_last = False  # whether its destination then has the sum of all
+        self.is_last = not operands  # whether its destination then has the sum of all
         self.sums = int(operands > 0)  # ops: a sum, with a mean after the last one
 
     @property
@@ -70,29 +70,26 @@ class Work:
         self.copies: List[Tuple[_Step, int]] = []  # each with its sender
         self.steps: List[_Step] = []
         self.gradients: List[List[_Step]] = []  # of each chunk, on each tower
-        for number in range(len(chunks)):
-            self._add(number, plan.schedule(number))
+        for chunk in range(len(chunks)):
+            last = [_Step(-1, chunk, tower) for tower in range(self.towers)]  # of each tower, its step so far
+            self.gradients.append(list(last))
+            schedule = plan.schedule(chunk)
+            for step in schedule:
+                added = _Step(len(self.steps), chunk, step.dst, len(step.srcs) + 1 if isinstance(step, Reduce) else 0)
+                for src in step.srcs:
+                    last[src].opens.append(len(self.copies))
+                    self.copies.append((added, src))
+                before, last[step.dst] = last[step.dst], added
+                if added.operands and before.operands:
+                    before.next_sum = added
+                    before.sums -= before.operands == added.operands == 2  # TensorFlow joins such sums of two
+                    added.waits += 1
+                self.steps.append(added)
+            if sums_in(schedule):
+                root = self.steps[-len(copies_in(schedule)) - 1]
+                root.sums, root.is_last = root.sums + 1, True  # the mean
         on_steps = sum(step.sums for step in self.steps) + sum(step.receiving for step, _ in self.copies)
         self.ops = len(self.copies) + on_steps + self.towers * (sum(self.packing) + sum(self.unpacking))
-
-    def _add(self, chunk: int, schedule: Schedule) -> None:
-        last = [_Step(-1, chunk, tower) for tower in range(self.towers)]  # of each tower, its step so far
-        self.gradients.append(list(last))
-        for step in schedule:
-            added = _Step(len(self.steps), chunk, step.dst, len(step.srcs) + 1 if isinstance(step, Reduce) else 0)
-            for src in step.srcs:
-                last[src].opens.append(len(self.copies))
-                self.copies.append((added, src))
-            before, last[step.dst] = last[step.dst], added
-            if added.operands and before.operands:
-                before.next_sum = added
-                before.sums -= before.operands == added.operands == 2  # TensorFlow joins such sums of two
-                added.waits += 1
-            self.steps.append(added)
-        for added in last:
-            added.is_last = True
-        if sums_in(schedule):
-            self.steps[-len(copies_in(schedule)) - 1].sums += 1  # the mean
 
 
 def _joining_ops(chunks: Sequence[Chunk], gradients: Sequence[Gradient]) -> Tuple[List[int], List[int]]:
@@ -123,20 +120,19 @@ class Simulation:
 
     def __init__(self, work: Work, links: Links, case: Case):
         self._work, self._links, self._case = work, links, case
-        self._host, self._spent, self._done = -math.inf, 0.0, 0.0
+        self._host, self._spent, now = -math.inf, 0.0, 0.0
         self._end = case.backward  # of the kernels of the pass
         self._computing = [0.0] * work.towers
         self._booked = [0.0] * len(links.resources)
         self._queues: List[Deque[Tuple[float, int]]] = [deque() for _ in range(work.towers)]  # the first one runs
         self._waits = [step.waits for step in work.steps]
         self._due = [share * case.backward - case.lead for share in work.shares[case.by_bytes]]
-        self._events = [(due, _GRADIENT, chunk) for chunk, due in enumerate(self._due)]
-        heapify(self._events)
-        happen = (self._gradient, self._issued, self._begins, self._ends)
+        self._events = sorted((due, _GRADIENT, chunk) for chunk, due in enumerate(self._due))  # a heap too
+        happen = (self._gradient, self._begins, self._ends)
         while self._events:
             now, kind, number = heappop(self._events)
             happen[kind](now, number)
-        self.exposed = max(self._done, self._end) - case.backward
+        self.exposed = max(now, self._host, self._end, *self._computing) - case.backward
 
     def _op(self, now: float, count: int = 1) -> float:
         """Take the host's next ops, and return when they start. They use up its lead; further ones hold up the pass."""
@@ -161,16 +157,13 @@ class Simulation:
             self._issue(now, gradient)
 
     def _issue(self, now: float, step: _Step) -> None:
-        """Issue the copies of a step's result."""
+        """Queue the copies of a step's result behind the kernels of both devices and the copies of the sender."""
         for copy in step.opens:
-            heappush(self._events, (self._op(now), _ISSUED, copy))
-
-    def _issued(self, now: float, copy: int) -> None:
-        step, src = self._work.copies[copy]
-        after = max(now, self._queued(src, now), self._queued(step.dst, now))
-        self._queues[src].append((after, copy))
-        if len(self._queues[src]) == 1:
-            heappush(self._events, (after, _BEGINS, copy))
+            issued, (receiver, src) = self._op(now), self._work.copies[copy]
+            after = max(issued, self._queued(src, issued), self._queued(receiver.dst, issued))
+            self._queues[src].append((after, copy))
+            if len(self._queues[src]) == 1:
+                heappush(self._events, (after, _BEGINS, copy))
 
     def _begins(self, now: float, copy: int) -> None:
         step, src = self._work.copies[copy]
@@ -198,11 +191,9 @@ class Simulation:
                 moved, speeds = (step.operands + 1) * self._work.chunks[step.chunk].bytes, self._links.speeds
                 runs = speeds.kernel + moved / speeds.memory
                 self._computing[step.dst] = max(issued, self._queued(step.dst, issued)) + runs
-                self._done = max(self._done, self._computing[step.dst])
             self._issue(noticed, step)
             if step.is_last:
                 self._op(noticed, self._work.unpacking[step.chunk])
-                self._done = max(self._done, now, self._host)
 
 
 def simulate(work: Work, links: Links, cases: Sequence[Case], most: float = math.inf) -> List[float]:

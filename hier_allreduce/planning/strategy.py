@@ -94,8 +94,7 @@ class Strategy:
             object.__setattr__(self, "groups", self.groups and tuple(map(tuple, self.groups)))
             hash(self.groups)
         except TypeError:
-            hint = "expected tuples of towers, as ((0, 1), (2, 3))"
-            raise HierAllreduceError(f"groups={self.groups!r}: {hint}") from None
+            raise HierAllreduceError(f"groups={self.groups!r}: expected tuples of towers: ((0, 1), (2, 3))") from None
 
     @classmethod
     def load(cls, name_or_path: Union[str, os.PathLike]) -> Strategy:
@@ -123,13 +122,10 @@ class Strategy:
 
 
 def strategy_from(value: Union[str, os.PathLike, Strategy, None]) -> Strategy:
-    """Return the strategy of an argument ``strategy=``.
-
-    Args:
-        value: a :class:`Strategy`, the name of an algorithm, or the name or path of a YAML file; None is the default.
+    """Return a strategy, or that of an algorithm's name, or of the name or path of a YAML file; None is the default.
 
     Raises:
-        HierAllreduceError: the argument is invalid.
+        HierAllreduceError: the argument ``strategy=`` is invalid.
     """
     if value is None or isinstance(value, Strategy):
         return value or Strategy()
@@ -137,17 +133,13 @@ def strategy_from(value: Union[str, os.PathLike, Strategy, None]) -> Strategy:
         return Strategy(algorithm=value)
     hint = "; a function goes into Strategy(algorithm=…)" if callable(value) else _machine_hint(value)
     if hint or not isinstance(value, (str, os.PathLike)):
-        raise HierAllreduceError(
-            f"strategy={value!r}: expected a Strategy, an algorithm's name, or the name or path of a YAML file{hint}"
-        )
+        expected = "a Strategy, an algorithm's name, or the name or path of a YAML file"
+        raise HierAllreduceError(f"strategy={value!r}: expected {expected}{hint}")
     return Strategy.load(value)
 
 
 def _machine_hint(name: Any) -> str:
     return f"; a machine goes into Strategy(topology={name!r})" if name in presets.names("machines") else ""
-
-
-# ---- the plan that a strategy selects ----------------------------------------------------------------
 
 
 def plan_for(
