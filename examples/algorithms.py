@@ -1,4 +1,4 @@
-"""Four algorithms from the literature, each a function that is run and checked like our own.
+"""Four algorithms from the literature, as functions that are checked and run like the built-in ones.
 
     pip install .                 # in a checkout, beside your TensorFlow
     python examples/algorithms.py --devices 8
@@ -34,8 +34,8 @@ def two_quads(devices, chunk):
 def halving_and_doubling(devices, chunk):
     """Exchange halves with partners that are nearer each time, and back.
 
-    Source: Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005. A chunk is
-    what one device has in the end. Devices above a power of two give theirs to a partner first.
+    Source: Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005. Chunk c
+    ends on device c mod P, the largest power of two. Devices from P on first send their values to a partner.
     """
     power = 1 << (devices.bit_length() - 1)
     root = chunk % power

@@ -6,8 +6,8 @@
     ├── ClusterError       a host that is gone, silent or different; also while hosts wait for each other
     └── AuditError         TensorFlow executed something other than the plan; after the audited step
 
-Every message says what was expected and what to do. There is a class for each thing that a program can do about an
-error: mend the input, start the hosts again, stop training.
+Every message says what was expected and what to do. The classes differ in the program's next step: mend the input,
+start the hosts again, stop training.
 """
 
 from __future__ import annotations

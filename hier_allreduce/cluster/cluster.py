@@ -9,16 +9,6 @@
              tower 1 ─┴─► sum on its root ─┘             └────┴─► tower 1
 
 Each host sends each chunk across once, not once for each tower, and different chunks from different devices.
-
-::
-
-    cluster = Cluster.from_environment(devices_per_host=4)         # TF_CONFIG or Slurm; the same program on every host
-    reduced = allreduce_grads(grads, devices, average=True, cluster=cluster)
-    start = cluster.broadcast(tf.compat.v1.global_variables())
-    with cluster.session() as session:                             # waits for all hosts, and compares their graphs
-        session.run(tf.compat.v1.global_variables_initializer())
-        session.run(start)                                         # host 0's values everywhere
-        …
 """
 
 from __future__ import annotations
@@ -44,6 +34,16 @@ _BUILT = "hier_allreduce/hosts"  # the collection of a graph with lines of text:
 
 class Cluster(HostGroup):
     """The hosts of one job, and the index of this process among them.
+
+    ::
+
+        cluster = Cluster.from_environment(devices_per_host=4)     # TF_CONFIG or Slurm; the same program on every host
+        reduced = allreduce_grads(grads, devices, average=True, cluster=cluster)
+        start = cluster.broadcast(tf.compat.v1.global_variables())
+        with cluster.session() as session:                         # waits for all hosts, and compares their graphs
+            session.run(tf.compat.v1.global_variables_initializer())
+            session.run(start)                                     # host 0's values on all hosts
+            …
 
     With one host, everything works as without a cluster: no server, no collective.
 
@@ -157,7 +157,7 @@ class Cluster(HostGroup):
         return AcrossHosts(self._collectives, self.communication)
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
-        """Return an op that gives every host the chief's values; all hosts must run it at the same point.
+        """Return an op that copies the chief's values to every host; all hosts must run it at the same point.
 
         Args:
             variables: the same on every host, in any order. Variables without elements are left alone.

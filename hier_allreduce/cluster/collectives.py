@@ -71,7 +71,7 @@ class Collectives:
         return _INSTANCES + self.built - 1
 
     def broadcast(self, variables: Sequence[Any]) -> Any:
-        """Return an op that gives variables the chief's values."""
+        """Return an op that copies the chief's values to the variables."""
         with tf1.device(f"{self._here}/cpu:0"):
             return tf.group(*map(self._broadcast, variables))
 

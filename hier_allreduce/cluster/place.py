@@ -41,7 +41,7 @@ ALONE = Place(("127.0.0.1:2222",), 0)
 
 
 def place(environ: Mapping[str, str]) -> Place:
-    """Return the place that the environment describes; ``ALONE`` without a description.
+    """Return the addresses of all hosts and the index of this process; ``ALONE`` without a description.
 
     Raises:
         ClusterError: TF_CONFIG or Slurm's variables describe no cluster, or a launcher has started several processes

@@ -41,7 +41,7 @@ class Watch:
 
     Attributes:
         period: seconds between two probes, and for the answer to one.
-        stuck: why a call was given up that still waits; empty if none does.
+        stuck: why a call was abandoned that still waits; empty if none does.
     """
 
     def __init__(self, hosts: Sequence[str], task: int, timeout: float):
@@ -57,7 +57,7 @@ class Watch:
             doing: why it waits, for the error.
 
         Raises:
-            ClusterError: a host is gone or silent; or all answer, but ``seconds`` have passed. The call is given up.
+            ClusterError: a host is gone or silent; or all answer, but ``seconds`` have passed. The call is abandoned.
         """
         if self.stuck:
             raise ClusterError(self.stuck)

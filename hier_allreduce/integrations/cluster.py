@@ -1,15 +1,4 @@
-"""tensorpack on several hosts: :class:`HierarchicalTrainer` on each, a ``Cluster`` between them.
-
-::
-
-    from hier_allreduce import Cluster
-    from hier_allreduce.integrations.cluster import HierarchicalClusterTrainer
-
-    cluster = Cluster.from_environment(devices_per_host=8)     # TF_CONFIG lists the hosts, and says which one this is
-    launch_train_with_config(config, HierarchicalClusterTrainer(8, cluster))
-
-Every host runs the same program on its share of the data.
-"""
+"""tensorpack on several hosts: a :class:`HierarchicalTrainer` on every host, a ``Cluster`` between them."""
 
 from __future__ import annotations
 
@@ -31,12 +20,17 @@ __all__ = ["HierarchicalClusterTrainer"]
 class HierarchicalClusterTrainer(HierarchicalTrainer):
     """:class:`HierarchicalTrainer` on K devices of each of H hosts: reduces over all K·H towers.
 
+    ::
+
+        cluster = Cluster.from_environment(devices_per_host=8)    # TF_CONFIG or Slurm; the same program on every host
+        launch_train_with_config(config, HierarchicalClusterTrainer(8, cluster))
+
     Host 0 is the chief. It alone restores the checkpoint (``session_init`` of the other hosts is not used), saves,
     evaluates and writes summaries, as tensorpack's chief-only callbacks do. Its variables, including optimizer slots
     and the global step, go to all other hosts before training and, with ``BROADCAST_EVERY_EPOCH``, at the end of every
     epoch. The other hosts wait for as long as it lives.
 
-    All hosts must make the same number of steps, each on its share of the data.
+    All hosts must make the same number of steps, every host on its share of the data.
     """
 
     cluster: Cluster

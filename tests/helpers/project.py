@@ -14,8 +14,3 @@ TOP = Path(__file__).parents[2]
 def pyproject():
     """Return the content of pyproject.toml."""
     return tomllib.loads((TOP / "pyproject.toml").read_text(encoding="utf-8"))
-
-
-def extras():
-    """Return the requirements of each extra."""
-    return pyproject()["project"]["optional-dependencies"]
