@@ -15,7 +15,13 @@ from hier_allreduce.planning.simulator import Work
 MODELS = Path(__file__).parents[2] / "configs" / "models"
 SCALE = 64  # gradients and chunks have fewer elements by this; their number and order are the same
 MIB = (1 << 20) // SCALE
-PLANS = {4: Strategy("flat", chunk_bytes=4 * MIB), 8: Strategy(topology="dgx-1v", chunk_bytes=16 * MIB)}
+CHOSEN = Strategy(topology="dgx-1v", chunk_bytes=16 * MIB)
+PLANS = {
+    "rule, 4": (4, Strategy("flat", chunk_bytes=4 * MIB)),
+    "rule, 8": (8, Strategy("hierarchical", chunk_bytes=8 * MIB)),
+    "chosen, 4": (4, CHOSEN),
+    "chosen, 8": (8, CHOSEN),
+}
 
 
 def shapes_of(model):
@@ -36,12 +42,15 @@ def executed_nodes(metadata):
     return count
 
 
-@pytest.mark.parametrize("towers", PLANS)
+@pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("model", ["resnet50", "mobilenet_v2", "bert_base", "vgg16"])
-def test_the_simulator_charges_the_host_for_what_is_executed(graph, model, towers):
+def test_the_simulator_charges_the_host_for_what_is_executed(graph, model, plan):
     """Device functions are not known to be CPUs, so the ops are those that GPUs would get."""
-    strategy, functions = PLANS[towers], [lambda op, device=device: device for device in cpus(towers)]
-    rows = on_towers(cpus(towers), lambda tower: [tf.random.uniform(shape) for shape in shapes_of(model)])
+    towers, strategy = PLANS[plan]
+    functions = [lambda op, device=device: device for device in cpus(towers)]
+    rows = on_towers(
+        cpus(towers), lambda tower: [tf.raw_ops.Empty(shape=shape, dtype=tf.float32) for shape in shapes_of(model)]
+    )
     layout = lay_out(check_matrix(rows, tuple(functions), True), tuple(functions), strategy)
     ops = Work(layout.plan, layout.chunks, [size_of(column) for column in layout.columns]).ops
     executed = executed_nodes(traced(consumed_in_place(allreduce_grads(rows, functions, True, strategy))))

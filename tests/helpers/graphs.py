@@ -78,11 +78,11 @@ def executed(values, devices, static=True, **how):
 
 
 def consumed_in_place(rows):
-    """Return one op for each result, on its device, so that fetching copies no result to another device."""
+    """Return an op for each tower that reads its results on its device, so that none is copied to be fetched."""
     consumers = []
-    for grad in [grad for row in rows for grad in row]:
-        with tf.device(grad.device):
-            consumers.append(tf.raw_ops.Assert(condition=held(np.bool_(True)), data=[grad], summarize=1))
+    for row in rows:
+        with tf.device(row[0].device):
+            consumers.append(tf.raw_ops.Assert(condition=held(np.bool_(True)), data=list(row), summarize=1))
     return consumers
 
 
