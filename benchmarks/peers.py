@@ -198,7 +198,7 @@ class Result(NamedTuple):
 
 
 def measure(case: Case, rounds: int, names: Sequence[str]) -> List[Result]:
-    """Run the contenders in turn, and return a result for each."""
+    """Run the contenders one after another, and return a result for each."""
     gc.collect()  # the variables of an earlier case live as long as its graph
     steps: Dict[str, Any] = {}
     builds, failures = {}, {}
@@ -247,7 +247,7 @@ def ours_of(results: Sequence[Result]) -> Optional[float]:
     return None if ours is None or peer is None else ours.step / peer.step
 
 
-# ---- what people read ----------------------------------------------------------------------------------------------
+# ---- tables and JSON ------------------------------------------------------------------------------------------------
 
 
 def title(case: Case, rounds: int) -> str:

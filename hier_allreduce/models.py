@@ -99,10 +99,10 @@ def _read_shape(where: str, text: str) -> Tuple[int, ...]:
     if text.strip() in ("", "scalar"):
         return ()
     sizes: List[int] = []
-    for part in map(str.strip, text.split(",")):  # U+001F too, which int() alone does not take away
-        if not part.isdecimal() or len(part) > 18:  # 18 digits fit into int64, as TensorFlow's sizes do
+    for size in map(str.strip, text.split(",")):  # U+001F too, which int() alone does not take away
+        if not size.isdecimal() or len(size) > 18:  # 18 digits fit into int64, as TensorFlow's sizes do
             raise HierAllreduceError(
                 f"{where}: shape {text!r}; expected whole numbers separated by commas, such as 3,3,64,64"
             )
-        sizes.append(int(part))
+        sizes.append(int(size))
     return tuple(sizes)

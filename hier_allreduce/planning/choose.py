@@ -72,7 +72,7 @@ def _along(links: Links, towers: int) -> Algorithm:
 
 
 def _seconds(links: Links, a: int, b: int) -> float:
-    """Return for how long a byte sent both ways between two devices keeps links and resources busy."""
+    """Return for how long a byte in each direction between two devices keeps links and resources busy."""
     both = [links.ways[pair] for pair in ((a, b), (b, a)) if a != b]
     return sum(1 / link.bandwidth + sum(1 / together for _, together in link.shared) for link in both)
 

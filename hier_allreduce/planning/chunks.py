@@ -1,4 +1,4 @@
-"""Gradients in chunks of one size: small ones packed up to it in readiness order, larger ones cut into equal parts.
+"""Gradients in chunks of one size: small ones packed up to it in readiness order, larger ones cut evenly.
 
 ::
 
@@ -100,8 +100,8 @@ def _cut(number: int, gradient: Gradient, chunk_bytes: int) -> List[Chunk]:
         return [Chunk((Range(number, 0, None),), gradient.bytes)]
     elements, step = gradient.elements or 0, ALIGNMENT // gradient.itemsize
     most = max(1, chunk_bytes // ALIGNMENT) * step  # elements of a chunk
-    parts = -(-elements // most)
-    size = -(-elements // parts // step) * step
+    count = -(-elements // most)
+    size = -(-elements // count // step) * step
     ends = [*range(0, elements, size), elements]
     return [Chunk((Range(number, a, b),), (b - a) * gradient.itemsize) for a, b in zip(ends, ends[1:])]
 

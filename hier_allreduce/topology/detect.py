@@ -67,16 +67,11 @@ def _visible(visible: str, listing: str) -> List[int]:
     """Return the GPU numbers of CUDA_VISIBLE_DEVICES, whose entries are numbers, or UUIDs or beginnings of them."""
     uuids = dict(re.findall(r"^GPU (\d+):.*\(UUID: (\S+)\)", listing, re.M))
     numbers = []
-    for entry in (part.strip() for part in visible.split(",")):
+    for entry in map(str.strip, visible.split(",")):
         if entry in ("", "-1", "NoDevFiles"):  # these hide the rest
             break
-        matches = [int(number) for number, uuid in uuids.items() if uuid.startswith(entry)]
-        if entry.isdigit():
-            numbers.append(int(entry))
-        elif len(matches) == 1:
-            numbers += matches
-        else:
-            raise HierAllreduceError(
-                f"CUDA_VISIBLE_DEVICES={visible!r}: {entry!r} is neither a GPU's number nor its UUID"
-            )
+        found = [entry] if entry.isdigit() else [number for number, uuid in uuids.items() if uuid.startswith(entry)]
+        if len(found) != 1:
+            raise HierAllreduceError(f"CUDA_VISIBLE_DEVICES={visible!r}: {entry!r} is neither a GPU's number nor UUID")
+        numbers.append(int(found[0]))
     return numbers

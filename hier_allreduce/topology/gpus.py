@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple, Optional, Tuple
+from typing import NamedTuple, Optional
 
-from .matrix import PCIE, Kinds, nvlinks
+from .matrix import Kinds, nvlinks
 
 GB = 1e9
 # The share of a PCIe port's speed that is left across one switch, several, the host bridge, two bridges, two sockets.
 _PCIE_SHARE = {"PIX": 1.0, "PXB": 0.95, "PHB": 0.85, "NODE": 0.8, "SYS": 0.77}
 _STAGED_SHARE = 0.93  # across the host's memory: 22.3 of 24 GB/s between RTX 4090, github.com/NVIDIA/nccl/issues/814
-_NO_PEER_ACCESS = re.compile(r"(?<!\d)[2-5]0[5-9]0?(?!\d)")  # GeForce RTX 2050 to 5090, or cut: only over NVLink
+GEFORCE = re.compile(r"(?<!\d)[2-5]0[5-9]0?(?!\d)")  # RTX 2050 to 5090, or cut: peer access over NVLink only
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """The speeds of a machine's parts: bytes/s in each direction, and seconds.
+    """The speeds of a machine: bytes/s in each direction, and seconds.
 
     Attributes:
         nvlink: one NVLink (NV2 has two).
@@ -82,11 +82,6 @@ def guess_speeds(kinds: Kinds, gpu: str = "") -> Speeds:
 def known_gpu(gpu: str) -> Optional[Gpu]:
     """Return the model in a name such as "Tesla V100-SXM2-16GB"; None if it is not in :data:`GPUS`."""
     return next((model for model in GPUS if re.search(model.pattern, gpu, re.I)), None)
-
-
-def staged_kinds(gpu: str) -> Tuple[str, ...]:
-    """Return the kinds of links over which a model's driver gives no peer access; a name tells it of GeForce cards."""
-    return PCIE if _NO_PEER_ACCESS.search(gpu) else ()
 
 
 def likely_gpu(kinds: Kinds) -> str:

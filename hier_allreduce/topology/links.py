@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from itertools import combinations, permutations
-from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Sequence, Tuple
 
 from .gpus import Speeds, known_gpu
 from .machine import Topology
@@ -48,13 +48,15 @@ def links_of(machine: Topology) -> Links:
     numbers: Dict[str, int] = {}
     speeds: Dict[str, float] = {}
     for src, dst in permutations(range(len(machine)), 2):
-        bandwidth, shared = machine.bandwidth(src, dst), []
+        bandwidth = machine.bandwidth(src, dst)
+        shared: Dict[int, float] = {}
         for group, direction, usual in _passed(machine, src, dst, domains, switched):
             name = f"{group} {direction}".strip()
-            speed = listed.get(group) or max(usual, bandwidth)  # a copy alone fits through what it passes
-            shared.append((numbers.setdefault(name, len(numbers)), speed))
-            speeds[name] = max(speed, speeds.get(name, 0.0))
-        ways[src, dst] = Link(bandwidth, machine.latency(src, dst), tuple(shared))
+            speed = listed.get(group) or max(usual, bandwidth)  # a copy alone is not slowed down
+            number = numbers.setdefault(name, len(numbers))
+            shared.setdefault(number, speed)  # two levels with the same members are one uplink
+            speeds[name] = max(shared[number], speeds.get(name, 0.0))
+        ways[src, dst] = Link(bandwidth, machine.latency(src, dst), tuple(shared.items()))
     return Links(ways, tuple(speeds.items()), machine.speeds)
 
 
@@ -78,7 +80,6 @@ def _passed(
     yield from ((machine.devices[device], direction, port) for device, direction in ends)
     if staged:
         yield "host", "", machine.speeds.staged
-    seen = set()
     behind_bridges = PCIE.index("PHB") if staged else 0  # the host's memory lies behind all switches
     for level in range(max(behind_bridges, PCIE.index(kind) if kind in PCIE else 0)):
         domain, speed = domains[level], port * (_BUS if PCIE[level] == "NODE" else 1.0)
@@ -86,31 +87,24 @@ def _passed(
             continue
         for device, direction in ends:
             members = [label for label, number in zip(machine.devices, domain) if number == domain[device]]
-            group = "+".join(members)
-            if len(members) > 1 and (group, direction) not in seen:  # two levels with the same members are one uplink
-                seen.add((group, direction))
-                yield group, direction, speed
+            if len(members) > 1:
+                yield "+".join(members), direction, speed
 
 
 def _domains(machine: Topology) -> List[List[int]]:
     """Return for PIX, PXB, PHB and NODE K numbers: devices with the same number share a switch, bridge or socket."""
-
-    def up_to(level: int) -> Callable[[int, int], bool]:
-        return lambda a, b: machine.kinds[a][b] in PCIE[: level + 1]
-
-    domains = [_joined(len(machine), up_to(level)) for level in range(len(PCIE) - 1)]
-    cpus = [affinity.replace("N/A", "") for affinity in machine.cpus]
+    pairs = list(combinations(range(len(machine)), 2))
+    near = [[(a, b) for a, b in pairs if machine.kinds[a][b] in PCIE[:end]] for end in range(1, len(PCIE))]
+    cpus = [affinity.replace("N/A", "").strip() for affinity in machine.cpus]
     if len(set(cpus)) > 1:  # devices next to the same CPUs share a socket, even where only far links join them
-        socket = domains[-1]
-        domains[-1] = _joined(len(machine), lambda a, b: socket[a] == socket[b] or cpus[a] == cpus[b] != "")
-    return domains
+        near[-1] += [(a, b) for a, b in pairs if cpus[a] == cpus[b] != ""]
+    return [_joined(len(machine), pairs) for pairs in near]
 
 
-def _joined(devices: int, together: Callable[[int, int], bool]) -> List[int]:
+def _joined(devices: int, pairs: Sequence[Tuple[int, int]]) -> List[int]:
     """Return for each device the first one that it is joined with, directly or by others."""
     first = list(range(devices))
-    for a, b in combinations(range(devices), 2):
-        if together(a, b) and first[a] != first[b]:
-            low, high = sorted((first[a], first[b]))
-            first = [low if number == high else number for number in first]
+    for a, b in pairs:
+        low, high = sorted((first[a], first[b]))
+        first = [low if number == high else number for number in first]
     return first

@@ -23,7 +23,7 @@ All keys of a machine's YAML file but ``matrix`` are optional::
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import permutations
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
@@ -31,7 +31,7 @@ import yaml
 
 from .. import presets
 from ..errors import HierAllreduceError
-from .gpus import GB, Speeds, guess_speeds, known_gpu, likely_gpu, staged_kinds
+from .gpus import GB, GEFORCE, Speeds, guess_speeds, known_gpu, likely_gpu
 from .matrix import PCIE, SELF, Kinds, LinkMatrix, read_matrix, without_escapes
 
 ByKey = Tuple[Tuple[str, float], ...]  # (kind of link or pair of devices, number)
@@ -51,8 +51,8 @@ _FIELDS: Dict[str, presets.Reader] = {
 }
 # nvidia-smi's header is indented further than its rows, and may begin with a tab: plain `matrix: |` takes neither.
 _HOW_TO_WRITE = (
-    "the output of `nvidia-smi topo -m` goes below `matrix: |2`, with two blanks before each line; or into a file of "
-    "its own, without `matrix:`, whose name does not end in .yaml"
+    "the output of `nvidia-smi topo -m` goes below `matrix: |2`, with two blanks before each line; or into a file "
+    "without `matrix:`, whose name does not end in .yaml"
 )
 
 
@@ -68,7 +68,7 @@ class Topology:
         name: for reports.
         devices: K labels, such as ``GPU0``.
         kinds: K×K kinds of links, as nvidia-smi names them.
-        speeds: bytes/s and seconds of the parts.
+        speeds: bytes/s and seconds.
         gpu: the model; empty if it is not known.
         cpus: K CPU affinities; empty if none are known.
         links: bytes/s of some kinds of links or pairs of devices, instead of those of ``speeds``.
@@ -92,10 +92,9 @@ class Topology:
 
     @staticmethod
     def load(name_or_path: str) -> Topology:
-        """Return a preset of ``configs/machines``, or the machine in a file: YAML or nvidia-smi's output.
+        """Return a preset of ``configs/machines``, such as ``"dgx-1v"``, or the machine in a file.
 
-        Args:
-            name_or_path: ``"dgx-1v"``, ``"machine.yaml"``, ``"topo.txt"``.
+        The file has YAML or the output of nvidia-smi: ``"machine.yaml"``, ``"topo.txt"``.
 
         Raises:
             HierAllreduceError: neither a preset nor a file, or a file that cannot be understood.
@@ -171,9 +170,8 @@ class Topology:
 
     def to_yaml(self) -> str:
         """Return the text of a YAML file with this machine, warnings apart."""
-        speeds = {f.name: getattr(self.speeds, f.name) for f in fields(Speeds)}
         document: Dict[str, Any] = {"name": self.name, "gpu": self.gpu}
-        document["speeds"] = {name: value for name, value in speeds.items() if value is not None}
+        document["speeds"] = {name: value for name, value in asdict(self.speeds).items() if value is not None}
         document.update({key: dict(getattr(self, key)) for key in ("links", "starts", "shared") if getattr(self, key)})
         document["staged"] = list(self.staged)
         text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
@@ -220,8 +218,8 @@ def from_matrix(matrix: LinkMatrix, name: str, content: Optional[Mapping[str, An
     gpu = content.get("gpu") or (matrix.models[0] if one_model else "")
     speeds = replace(guess_speeds(matrix.kinds, gpu), **content.get("speeds", {}))
     machine = Topology(name, matrix.labels, matrix.kinds, speeds, gpu, matrix.cpus if any(matrix.cpus) else ())
-    usual = staged_kinds(gpu or " ".join(matrix.models)) if matrix.staged is None else matrix.staged
-    staged = content.get("staged", usual)
+    by_model = PCIE if GEFORCE.search(gpu or " ".join(matrix.models)) else ()
+    staged = content.get("staged", by_model if matrix.staged is None else matrix.staged)
     warnings = list(matrix.warnings)
     any_pcie = any(kind in PCIE for row in matrix.kinds for kind in row)
     if any_pcie and not (gpu or matrix.models) and matrix.staged is None and "staged" not in content:

@@ -33,7 +33,7 @@ _KIND = re.compile("|".join([SELF, r"NV[1-9]\d{0,3}", *PCIE, *_OLD_NAMES]))
 _HEADER = re.compile(rf"\s*((?:{_LABEL.pattern}\s*)*)(.*)")  # the tabs between labels may be lost
 _ACCESS = r"X|OK|NS|CNS|GNS|TNS|DR|U"  # `nvidia-smi topo -p2p r`: supported, or why not
 _ACCESS_TABLE = re.compile(rf"^[ \t]*(?:GPU\d+[ \t]*){{2,}}\n(?:[ \t]*GPU\d+(?:[ \t]+(?:{_ACCESS})\b)+[ \t]*\n)+", re.M)
-_CPUS = re.compile(r"[\d,-]+")
+_CPUS = re.compile(r"[\d,-]+|.*")  # of an affinity, without the NUMA nodes after them
 _ROW = re.compile(rf"\s*{_LABEL.pattern}\s+(?:{_KIND.pattern})\b")
 _LISTED = re.compile(r"\s*GPU \d+: (.+?) \(UUID")  # of nvidia-smi -L
 # a GPU's first line in the box of plain nvidia-smi: |   0  NVIDIA GeForce RTX 4090    Off |   00000000:01:00.0 Off |
@@ -75,8 +75,7 @@ def read_matrix(text: str) -> LinkMatrix:
     """Return the matrix in ``text``.
 
     Raises:
-        HierAllreduceError: there is no table, or the table is cut or contradicts itself; the message names row and
-            column.
+        HierAllreduceError: no table, or one that is cut or contradicts itself; the message names row and column.
     """
     plain = "".join(f"{line}\n" for line in without_escapes(text).splitlines() if line.strip())
     access = _ACCESS_TABLE.search(plain)
@@ -90,7 +89,7 @@ def read_matrix(text: str) -> LinkMatrix:
     kinds, warnings = _symmetric(labels, [_row_kinds(label, rows[label], labels, cards) for label in labels])
     if sum(bool(_ROW.match(line)) for line in lines) > len(rows):
         warnings += ("the text has rows of another table too; only one table was read",)
-    cpus = tuple(_cpus(" ".join(dropwhile(_KIND.fullmatch, rows[label]))) for label in labels)
+    cpus = tuple(_CPUS.findall(" ".join(dropwhile(_KIND.fullmatch, rows[label])))[0] for label in labels)
     models = {match.group(1) for line in lines for match in [_LISTED.match(line) or _BOXED.match(line)] if match}
     staged = None if access is None else _without_access(access.group(), labels)
     return LinkMatrix(labels, kinds, cpus, tuple(sorted(models)), warnings, staged)
@@ -99,12 +98,6 @@ def read_matrix(text: str) -> LinkMatrix:
 def without_escapes(text: str) -> str:
     """Remove a terminal's escape sequences."""
     return _ESCAPES.sub("", text)
-
-
-def _cpus(affinity: str) -> str:
-    """Return the CPUs in an affinity, without the NUMA nodes after them."""
-    cpus = _CPUS.match(affinity)
-    return cpus.group() if cpus else affinity
 
 
 def _without_access(table: str, labels: Sequence[str]) -> Tuple[str, ...]:

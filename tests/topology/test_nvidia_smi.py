@@ -16,7 +16,7 @@ from hier_allreduce.topology.matrix import read_matrix
 
 REAL = Path(__file__).parent / "nvidia_smi"  # verbatim from public bug trackers and wikis
 
-# What a person counts in each file: GPUs, links by kind.
+# GPUs, and links by kind, as a person counts them in each file.
 COUNTED = {
     "dgx-1p-p100-soc-mlx5": (8, {"NV1": 16, "SYS": 12}),
     "az-2x-m60": (2, {"SYS": 1}),
@@ -232,7 +232,7 @@ WRONG = {
         CARDS.replace("PIX\tNODE\tSYS\tSYS\tSYS\t", "PIX\tNO"),
         "row GPU0, column NIC1",
     ),
-    "what peers can do": (PEERS, "-p2p r` alone: put the output of `nvidia-smi topo -m` above it"),
+    "peer access alone": (PEERS, "-p2p r` alone: put the output of `nvidia-smi topo -m` above it"),
     "AMD's links": ("       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n", "row GPU0, column GPU0.*found '0'"),
     "another maker's links": (QUAD.replace("CPU", "Node").replace("NV", "MX"), "row GPU0, column GPU1.*'MX1'"),
     "a bond of nothing": (QUAD.replace("NV1\tNV2\tSYS", "NV00\tNV2\tSYS"), "row GPU0, column GPU1.*NV00"),
@@ -252,7 +252,7 @@ def test_cut_and_contradictory_tables_are_errors_that_say_where(text, message):
 @given(st.integers(0, len(QUAD) - 1))
 @settings(max_examples=200, deadline=None)
 def test_a_table_cut_anywhere_is_never_misread(end):
-    """Either an error, or the cut was in what follows the last link."""
+    """Either an error, or the cut was behind the last link."""
     try:
         table = read_matrix(QUAD[:end])
     except HierAllreduceError:
@@ -289,7 +289,7 @@ def test_a_line_of_a_megabyte_is_read_at_once(filler):
 
 @given(st.text(alphabet="GPU01 XNVSY\t\n|=:-[m", max_size=80))
 @settings(max_examples=300, deadline=None)
-def test_any_text_is_read_or_refused(text):
+def test_any_text_is_read_or_an_error(text):
     """No other exception, whatever is pasted."""
     with contextlib.suppress(HierAllreduceError):
         read_matrix(text)

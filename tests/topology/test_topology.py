@@ -34,7 +34,7 @@ def test_presets_load_without_warnings_and_survive_yaml(name):
     assert links_of(from_text(some.to_yaml(), "")) == links_of(some)
 
 
-# ---- links and what they share -----------------------------------------------------------------------
+# ---- links and their shared resources -----------------------------------------------------------------------
 
 
 def test_a_link_has_the_speed_of_its_nvlinks_or_pcie_path():
@@ -179,7 +179,7 @@ def test_different_models_give_a_warning_and_no_model():
 
 def dgx_1v_with(tmp_path, keys):
     """Write the file of a DGX-1V with these keys."""
-    path = tmp_path / "own.yaml"
+    path = tmp_path / "mine.yaml"
     path.write_text(f"{keys}\nmatrix: |2\n{textwrap.indent(Topology.load('dgx-1v').table(), '  ')}", encoding="utf-8")
     return str(path)
 
@@ -225,7 +225,7 @@ def test_a_subset_of_unknown_or_repeated_devices_is_an_error(devices, fault):
 )
 def test_an_invalid_key_is_an_error_of_one_line_that_names_the_file(tmp_path, text, message):
     path = dgx_1v_with(tmp_path, text)
-    with pytest.raises(HierAllreduceError, match="own.yaml: .*" + message) as caught:
+    with pytest.raises(HierAllreduceError, match="mine.yaml: .*" + message) as caught:
         Topology.load(path)
     assert "\n" not in str(caught.value)
 
