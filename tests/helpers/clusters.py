@@ -10,8 +10,6 @@ import socket
 from helpers import cluster_child, forks
 
 SECONDS = cluster_child.SECONDS + 30  # for anything that should happen
-TIMEOUT = 12.0  # of clusters in which a host dies or freezes; a live host answers within a sixth of it
-
 
 # below the ports that Linux gives to outgoing connections, and others for each worker of pytest-xdist
 _WORKER = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 10) % 11
@@ -38,11 +36,17 @@ class Host:
         self.process.start()
         theirs.close()
 
-    def next(self):
-        """Return the next point; fail if the host has ended."""
-        message = self._receive()
-        assert message[0] == "at", message
-        return message[1]
+    def receive(self, kind):
+        """Return the content of the next message of a kind; fail if the host has ended in another way."""
+        while True:
+            found, content = self._message()
+            if found == kind:
+                return content
+            assert found == "at", (found, content)
+
+    next = functools.partialmethod(receive, "at")  # a point
+    facts = functools.partialmethod(receive, "facts")
+    error = functools.partialmethod(receive, "error")
 
     def until(self, point):
         """Wait until the host has reached a point."""
@@ -54,18 +58,7 @@ class Host:
         with contextlib.suppress(BrokenPipeError):
             self._line.send("go on")
 
-    def end(self, kind):
-        """Return the host's facts, or the text of its error; fail if it ended in another way."""
-        message = self._receive()
-        while message[0] == "at":
-            message = self._receive()
-        assert message[0] == kind, message
-        return message[1]
-
-    facts = functools.partialmethod(end, "facts")
-    error = functools.partialmethod(end, "error")
-
-    def _receive(self):
+    def _message(self):
         if not self._line.poll(SECONDS):
             return "silent", f"nothing for {SECONDS} s"
         try:
@@ -77,18 +70,14 @@ class Host:
 
 @contextlib.contextmanager
 def job(scenario, hosts, each=None, devices=2, timeout=30.0, **options):
-    """Start a job; the hosts are killed at the end.
+    """Run a scenario of cluster_child on some hosts, which are killed at the end.
 
     Args:
-        scenario: the name of a function of cluster_child.
-        hosts: the number of hosts.
         each: ``{task: options}`` for some hosts only.
-        devices: of each host.
-        timeout: of the cluster.
+        devices, timeout: of each host's Cluster.
         options: the scenario's, for all hosts; ``"cluster"`` has further arguments of their Cluster.
     """
-    addresses = free_addresses(hosts)
-    started = []
+    addresses, started = free_addresses(hosts), []
     try:
         for task in range(hosts):
             host_options = {**options, **(each or {}).get(task, {})}

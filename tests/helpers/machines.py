@@ -1,7 +1,7 @@
 """Machines from rows of link kinds, and gradients of shipped models."""
 
-from hier_allreduce.models import DTYPE_BYTES, load_model
-from hier_allreduce.planning import Gradient
+from hier_allreduce.cli.prediction import dense_gradients
+from hier_allreduce.models import load_model
 from hier_allreduce.topology.machine import from_matrix
 from hier_allreduce.topology.matrix import LinkMatrix
 
@@ -21,10 +21,5 @@ def all_of(kind, count, **content):
 
 def gradients(model, scale=1.0):
     """Return the dense gradients of a shipped model; ``scale`` makes them larger."""
-    return tuple(
-        Gradient(
-            max(1, int(shape.elements * scale)), DTYPE_BYTES[shape.dtype], shape.dtype, is_flat=len(shape.shape) == 1
-        )
-        for shape in load_model(model)
-        if not shape.sparse
-    )
+    grads = dense_gradients(load_model(model))
+    return tuple(grad._replace(elements=max(1, int(scale * grad.elements))) for grad in grads)
