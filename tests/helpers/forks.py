@@ -33,7 +33,7 @@ class Finished(NamedTuple):
 def context():
     """Return the multiprocessing context whose fork server has imported TensorFlow."""
     forking = multiprocessing.get_context("forkserver")
-    forking.set_forkserver_preload(["helpers.cluster_child"])
+    forking.set_forkserver_preload(["helpers.cluster_child", "pytest"])
     path = os.pathsep.join(filter(None, [_TESTS, os.environ.get("PYTHONPATH")]))
     # the server looks for its modules there: it does not have this process's sys.path
     with mock.patch.dict(os.environ, PYTHONPATH=path):

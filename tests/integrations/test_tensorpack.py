@@ -1,45 +1,53 @@
-"""HierarchicalTrainer: trained like one tower, saved like tensorpack's own trainer, and its errors.
+"""HierarchicalTrainer: trained like one tower, saved like tensorpack's own trainer, and its errors."""
 
-Importing tensorpack changes global state, so that everything runs in child processes: see tensorpack_child.py.
-"""
-
-import json
+import functools
+import logging
+import os
+import tempfile
+import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers.forks import run_forked
-from helpers.graphs import IS_TF2
+from helpers.graphs import IS_TF2, cpus
 
-# Each scenario runs once, for all its tests: these are a group, which one worker runs.
-scenario = pytest.mark.xdist_group
-UPDATES = pytest.mark.parametrize("update", ["replicated", "main"])
+from hier_allreduce import HierAllreduceError
 
-
-@pytest.fixture(scope="module")
-def results():
-    """The facts of the scenarios that have run, by their names."""
-    return {}
+tf1 = tf.compat.v1
+BATCH = 4
+UPDATES = ("replicated", "main")
 
 
-@pytest.fixture
-def facts(request, results, tmp_path_factory):
-    """The facts of the test's scenario, which runs with the first of its tests."""
-    name = request.node.get_closest_marker("xdist_group").args[0]
-    if name not in results:
-        results[name] = run_child(name, tmp_path_factory.mktemp(name))
-    assert isinstance(results[name], dict), results[name]
-    return results[name]
+def in_child(test):
+    """Run a test in a child process and an empty folder: importing tensorpack changes global state."""
+
+    @functools.wraps(test)
+    def run(**arguments):
+        program = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nimport {test.__module__} as tests\n"
+        with tempfile.TemporaryDirectory() as folder:
+            done = run_forked(f"{program}tests.{test.__name__}.__wrapped__(**{arguments!r})", folder=folder)
+        assert done.status == 0, (done.out + done.err)[-5000:]
+
+    return run
 
 
-def run_child(scenario, folder):
-    """Return the facts; or what was printed, if the child failed or hung."""
-    done = run_forked(
-        "import sys; from helpers import tensorpack_child as child; child.main(*sys.argv[1:])",
-        scenario,
-        str(folder),
-        folder=folder,
-    )
-    return json.loads((folder / "facts.json").read_text()) if done.status == 0 else (done.out + done.err)[-5000:]
+def train(trainer, *arguments, **options):
+    """Train with a trainer, or on that many CPU devices of a HierarchicalTrainer, in a child process."""
+    from helpers.tensorpack_child import train
+
+    trainer = on_cpus(trainer) if isinstance(trainer, int) else trainer
+    return train(trainer, *arguments, **options)
+
+
+def on_cpus(count, every_epoch=False, **options):
+    """Return our trainer on CPU devices, by default without rounds of copying between epochs."""
+    from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
+
+    trainer = HierarchicalTrainer(cpus(count), **options)
+    trainer.BROADCAST_EVERY_EPOCH = every_epoch
+    return trainer
 
 
 def difference(variables, others):
@@ -61,139 +69,250 @@ def replicas_are_equal(variables):
 # ---- training ----------------------------------------------------------------------------------------
 
 
-@scenario("training")
-@UPDATES
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "accumulate adam", "clip"])
-def test_towers_train_like_one_with_a_larger_batch(facts, optimizer, update):
+@in_child
+def test_towers_train_like_one_with_a_larger_batch(optimizer):
     """No rounds of copying between epochs here; and inputs are staged though the process has a pool of one thread."""
-    many = facts[f"{optimizer}, {update}"]
-    assert difference(many, facts[f"{optimizer}, one"]) < 1e-6
-    assert replicas_are_equal(many) and many["global_step"] == 12
+    one = train(1, optimizer, BATCH * 3, epochs=2)["after"]
+    for update in UPDATES:
+        many = train(on_cpus(3, update=update), optimizer, epochs=2)["after"]
+        assert difference(many, one) < 1e-6, update
+        assert replicas_are_equal(many) and many["global_step"] == 12, update
+        if optimizer == "adam":  # which advances this once a step
+            assert many["apply_gradients/beta2_power"] == pytest.approx(0.999**13, rel=1e-5)
 
 
-@scenario("training")
-@UPDATES
-def test_adams_beta_powers_advance_once_a_step(facts, update):
-    assert facts[f"adam, {update}"]["apply_gradients/beta2_power"] == pytest.approx(0.999**13, rel=1e-5)
+@in_child
+def test_the_sum_is_the_mean_times_k():
+    eight = train(on_cpus(8, average=False), "sgd")["after"]
+    assert difference(eight, train(1, "sgd", BATCH * 8, extra=lambda cost: 8 * cost)["after"]) < 1e-5
+    assert replicas_are_equal(eight)
 
 
-@scenario("training")
-def test_the_sum_is_the_mean_times_k(facts):
-    assert difference(facts["eight"], facts["eight times"]) < 1e-5 and replicas_are_equal(facts["eight"])
+@in_child
+def test_accumulated_gradients_are_applied_every_kth_step():
+    after = train(3, "accumulate sgd", steps=9)["after"]
+    assert difference(after, train(1, "sgd*3", BATCH * 9, steps=3)["after"]) < 1e-6
+    assert [value for name, value in after.items() if name.endswith("counter")] == [9, 9, 9]
 
 
-@scenario("training")
-def test_accumulated_gradients_are_applied_every_kth_step(facts):
-    assert difference(facts["accumulate sgd"], facts["sgd*3"]) < 1e-6
-    assert [value for name, value in facts["accumulate sgd"].items() if name.endswith("counter")] == [9, 9, 9]
+@in_child
+def test_a_file_selects_the_trainer_and_an_argument_changes_it():
+    from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
+
+    Path("mine.yaml").write_text("devices: 8\nupdate: main\nstrategy: {algorithm: flat, chunk_bytes: 0}\n")
+    after = train(HierarchicalTrainer.from_config("mine.yaml", devices=cpus(3)), "momentum")["after"]
+    assert difference(after, train(1, "momentum", BATCH * 3)["after"]) < 1e-6
+    assert "tower2/out/b" in after and "tower3/out/b" not in after
 
 
-@scenario("training")
-def test_a_file_selects_the_trainer_and_an_argument_changes_it(facts):
-    assert difference(facts["from file"], facts["momentum, one"]) < 1e-6
-    assert "tower2/out/b" in facts["from file"] and "tower3/out/b" not in facts["from file"]
-
-
-@scenario("checkpoints")
-@pytest.mark.parametrize(
-    ("way", "steps"), [("theirs to ours", 4), ("ours to the mains", 8), ("the mains to theirs", 12)]
-)
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "accumulate adam"])
-def test_checkpoints_restore_bit_for_bit(facts, optimizer, way, steps):
+@in_child
+def test_checkpoints_restore_bit_for_bit(optimizer):
     """Between tensorpack's trainer and ours, between different numbers of towers and both updates, slots too."""
-    saved, loaded = (facts[f"{optimizer}, {way}"][when] for when in ("saved", "loaded"))
-    missing = {name for name in set(saved) - set(loaded) if not name.endswith("counter")}  # one for each tower
+    import tensorpack as tp
+    from helpers.tensorpack_child import NewSessionCreator
+
+    # tensorpack's trainer is moved to one CPU by soft placement, in a session with enough threads
+    config = tf1.ConfigProto(allow_soft_placement=True, inter_op_parallelism_threads=16, use_per_session_threads=True)
+    stock = lambda towers: tp.SyncMultiGPUTrainerReplicated(list(range(towers)), mode="gpu")  # noqa: E731
     slots = {"momentum": {"Momentum"}, "adam": {"Adam", "Adam_1"}, "accumulate adam": {"Adam", "Adam_1", "AccumGrad"}}
-    assert not missing and saved["global_step"] == steps
-    assert slots[optimizer] <= {name.split("/")[-1] for name in saved if name.startswith("hidden/W")}
-    assert [name for name in set(saved) & set(loaded) if saved[name] != loaded[name]] == []
-    assert replicas_are_equal(loaded)
-    assert all(value == steps for name, value in loaded.items() if name.endswith("counter")) or "theirs" in way[-6:]
+    checkpoint, steps = None, 0
+    for trainer in (stock(3), on_cpus(2), on_cpus(3, update="main"), stock(2)):
+        theirs = isinstance(trainer, tp.SyncMultiGPUTrainerReplicated)
+        session = {"session_creator": NewSessionCreator(config=config)} if theirs else {}
+        saver = tp.ModelSaver(checkpoint_dir=f"after{steps}")
+        loaded = train(trainer, optimizer, steps=4, load=checkpoint, callbacks=[saver], **session)["before"]
+        if checkpoint:
+            reader = tf1.train.load_checkpoint(checkpoint)
+            saved = {key: reader.get_tensor(key).tolist() for key in reader.get_variable_to_shape_map()}
+            missing = {name for name in set(saved) - set(loaded) if not name.endswith("counter")}  # one for each tower
+            assert not missing and saved["global_step"] == steps
+            assert slots[optimizer] <= {name.split("/")[-1] for name in saved if name.startswith("hidden/W")}
+            assert [name for name in set(saved) & set(loaded) if saved[name] != loaded[name]] == []
+            assert replicas_are_equal(loaded)
+            assert theirs or all(value == steps for name, value in loaded.items() if name.endswith("counter"))
+        steps += 4
+        checkpoint = f"after{steps - 4}/model-{steps}"
 
 
-@scenario("names")
-@UPDATES
 @pytest.mark.parametrize("optimizer", ["by name", "assigned by name", "moved by slots"])
-def test_matches_of_names_see_tower_0s_in_every_tower(facts, optimizer, update):
-    many, one = facts[f"{optimizer}, {update}"], facts[f"{optimizer}, one"]
-    assert difference(many["after"], one["after"]) < 1e-6
-    assert replicas_are_equal(many["after"])
-    if optimizer == "by name":
-        assert many["after"]["hidden/W"] == many["before"]["hidden/W"]
-        assert many["after"]["hidden/b"] != many["before"]["hidden/b"]
-        assert many["histograms"] == ["out/W-grad", "out/b-grad"]
+@in_child
+def test_matches_of_names_see_tower_0s_in_every_tower(optimizer):
+    import tensorpack as tp
+
+    vars(tf).setdefault("get_default_graph", tf1.get_default_graph)  # tensorpack's assignments want TensorFlow 1
+    one = train(1, optimizer, BATCH * 3)["after"]
+    for update in UPDATES:
+        graphs: list = []
+        look = tp.CallbackFactory(before_train=lambda look, graphs=graphs: graphs.append(look.graph))
+        before, after = train(on_cpus(3, update=update), optimizer, callbacks=[look]).values()
+        assert difference(after, one) < 1e-6 and replicas_are_equal(after), update
+        if optimizer == "by name":
+            histograms = [op.name for op in graphs[0].get_operations() if op.type == "HistogramSummary"]
+            assert sorted(name.split("/", 2)[-1] for name in histograms) == ["out/W-grad", "out/b-grad"]
+            assert after["hidden/W"] == before["hidden/W"] and after["hidden/b"] != before["hidden/b"]
 
 
 # ---- what is around training -------------------------------------------------------------------------
 
 
-@scenario("around")
-def test_processors_see_reduced_gradients_and_averages_are_copied_every_epoch(facts):
+def moving_average(cost):
+    """Add a variable that is not trained and that only tower 0 updates, like batch normalization's averages."""
+    import tensorpack as tp
+
+    average = tf1.get_variable("average", [], trainable=False, initializer=tf1.zeros_initializer(), use_resource=True)
+    if tp.get_current_tower_context().is_main_training_tower:
+        tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, average.assign_add(cost))
+    return cost
+
+
+@in_child
+def test_processors_summaries_checkpoints_and_copies_of_every_epoch():
     """In a session of the user with two towers on one device."""
-    assert difference(facts["many"], facts["one"]) < 1e-6
-    assert replicas_are_equal(facts["many"]) and facts["many"]["average"] != 0
-    before, after = facts["config"]
-    assert before == after
+    import tensorpack as tp
+    from helpers.tensorpack_child import NewSessionCreator
+
+    from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
+
+    tp.logger.set_logger_dir("log", action="k")
+    config = tf1.ConfigProto(allow_soft_placement=True, inter_op_parallelism_threads=16)
+    before = str(config)
+    after = train(
+        HierarchicalTrainer(["/cpu:0", "/cpu:1", "/cpu:0"], check_replicas_every=2),
+        "clip",
+        epochs=2,
+        extra=moving_average,
+        callbacks=[tp.ModelSaver(checkpoint_dir="saved")],
+        monitors=[tp.JSONWriter()],
+        session_creator=NewSessionCreator(config=config),
+    )["after"]
+    assert replicas_are_equal(after) and after["average"] != 0 and str(config) == before
+    last = tp.JSONWriter.load_existing_json("log")[-1]
+    assert "cost" in last and any(name.endswith("hidden/W/rms") for name in last)
+    assert (last["epoch_num"], last["global_step"]) == (2, 12)
+    assert last["replica_drift"] == 0  # moving averages, which differ within an epoch, are not compared
+    assert {"model-6.index", "model-12.index"} <= set(os.listdir("saved"))
+    assert difference(after, train(1, "clip", BATCH * 3, epochs=2)["after"]) < 1e-6
 
 
-@scenario("around")
-def test_summaries_and_checkpoints_are_made_every_epoch(facts):
-    monitors = facts["monitors"]
-    assert "cost" in monitors and any(name.endswith("hidden/W/rms") for name in monitors)
-    assert (monitors["epoch_num"], monitors["global_step"]) == (2, 12)
-    assert monitors["replica_drift"] == 0  # moving averages, which differ within an epoch, are not compared
-    assert {"model-6.index", "model-12.index"} <= set(facts["files"])
-
-
-@scenario("around")
-def test_a_period_copies_what_is_not_trained(facts):
-    after = facts["every 5"]
+@in_child
+def test_a_period_copies_what_is_not_trained():
+    after = train(on_cpus(2, broadcast_every=5), "sgd", extra=moving_average)["after"]
     # copied after the fifth of six steps, so that only the last one is missing
     assert after["average"] > after["tower1/average"] > 0.5 * after["average"]
 
 
-@scenario("around")
-def test_warnings_name_drift_and_reference_variables(facts):
-    (drift,) = [text for text in facts["warnings"] if "differs" in text]
-    assert "'out/b' differs" in drift and "tower 1" in drift
-    (references,) = [text for text in facts["warnings"] if "reference" in text]
+@in_child
+def test_warnings_name_drift_and_reference_variables():
+    import tensorpack as tp
+
+    def with_reference(cost):
+        return cost + tf.square(tf1.get_variable("first", [], initializer=tf1.ones_initializer(), use_resource=False))
+
+    def nudge():
+        (bias,) = [var for var in tf1.local_variables() if var.op.name == "tower1/out/b"]
+        return bias.assign_add(tf.fill(bias.shape, 1e-3)).op
+
+    logged, handler = [], logging.Handler(logging.WARNING)
+    setattr(handler, "emit", lambda record: logged.append(record.getMessage()))  # noqa: B010
+    tp.logger._logger.addHandler(handler)
+    drift = tp.RunOp(nudge, run_before=False, run_as_trigger=False, run_step=True)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(on_cpus(2, check_replicas_every=2), "sgd", steps=3, extra=with_reference, callbacks=[drift])
+    (text,) = [text for text in logged if "differs" in text]
+    assert "'out/b' differs" in text and "tower 1" in text
+    (text,) = [str(warning.message) for warning in caught if "reference" in str(warning.message)]
     for words in ("1 of 5", "'first'", "tf.compat.v1.enable_resource_variables()", "use_resource=True"):
-        assert words in references
+        assert words in text
 
 
-# ---- refusals ----------------------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------------
 
 
-@scenario("refusals")
-@pytest.mark.parametrize(
-    ("case", "words"),
-    [
-        ("no devices", ["devices is empty"]),
-        ("no GPUs", ["devices is empty"]),
-        ("no list", ["must be a list", "'0,1'"]),
-        ("quoted id", ["tower 0: '0'"]),
-        ("algorithm", ["did you mean 'hierarchical'", "tree", "flat"]),
-        ("update", ["update='mian'", "'replicated', 'main'"]),
-        ("preset", ["did you mean 'chainer'"]),
-        ("key", ["slip.yaml: 'devises' is unknown; did you mean 'devices'"]),
-        ("gpus", ["tower 0: /gpu:0 does not exist", "CPU:0", 'devices=["/cpu:0", "/cpu:1", …]']),
-        ("few cpus", ["tower 2: /cpu:2 does not exist", "CPU:1"]),
-        ("feed", ["FeedInput", "same batch", "QueueInput"]),
-        ("uneven", ["tower 0", "'extra'", "None on towers [0]", "missing='zeros'"]),
-        ("lonely", ["tower 0 (/cpu:0) has 4", "tower 1 (/cpu:1) has 5", "not on every tower: extra"]),
-        ("mode", ["mode='hierarchical' is tensorpack's", "strategy='hierarchical'"]),
-        ("option", ["'strategi' is unknown; did you mean 'strategy'"]),
-        ("two staged", ["StagingInput", "QueueInput", "nr_stage=2", "nr_stage=1"]),
-        ("own accumulation", ["OwnAccumulation reads its counter while", "OrderedAccumGrad"]),
-        ("processor with a variable", ["both write", "update='main'"]),
-    ],
-)
-def test_a_wrong_choice_is_refused_before_training(facts, case, words):
-    for word in words:
-        assert word in facts[case]
+def on_tower_1(cost, everywhere):
+    """Add a variable that only tower 1 has a gradient for; or that only tower 1 has."""
+    import tensorpack as tp
+
+    here = tp.get_current_tower_context().index == 1
+    if not here and not everywhere:
+        return cost
+    extra = tf1.get_variable("extra", [], initializer=tf1.ones_initializer(), use_resource=True)
+    return cost + tf.square(extra) if here else cost
 
 
-@pytest.mark.skipif(not IS_TF2, reason="TensorFlow 2")
-@scenario("refusals")
-def test_layers_that_need_keras_2_are_told_how_to_get_it(facts):
-    assert "tf_keras" in facts["keras 3"] and "TF_USE_LEGACY_KERAS=1" in facts["keras 3"]
+def counted(grad, var):
+    """Divide a gradient by the number of steps, counted in a variable named after the one that it gets."""
+    with tf1.variable_scope("counted", reuse=tf1.AUTO_REUSE):
+        name, zeros = f"{var.op.name}/steps", tf1.zeros_initializer()
+        steps = tf1.get_variable(name, [], initializer=zeros, trainable=False, use_resource=True)
+    return grad / steps.assign_add(1.0)
+
+
+TWO_CPUS = tf1.ConfigProto(allow_soft_placement=True, device_count={"CPU": 2})
+# functions of HierarchicalTrainer and of the module tensorpack_child, and words of their errors
+ERRORS = {
+    "no devices": (lambda ours, child: ours([]), ["devices is empty"]),
+    "no GPUs": (lambda ours, child: ours(0), ["devices is empty"]),
+    "no list": (lambda ours, child: ours("0,1"), ["must be a list", "'0,1'"]),
+    "quoted id": (lambda ours, child: ours(["0"]), ["tower 0: '0'"]),
+    "algorithm": (lambda ours, child: ours(8, strategy="hierarchic"), ["did you mean 'hierarchical'", "tree", "flat"]),
+    "update": (lambda ours, child: ours(8, update="mian"), ["update='mian'", "'replicated', 'main'"]),
+    "preset": (lambda ours, child: ours.from_config("chaner"), ["did you mean 'chainer'"]),
+    "key": (lambda ours, child: ours.from_config("slip.yaml"), ["slip.yaml: 'devises' is unknown", "mean 'devices'"]),
+    "mode": (lambda ours, child: ours(8, mode="nccl"), ["mode='nccl' is tensorpack's", "strategy='hierarchical'"]),
+    "option": (lambda ours, child: ours(8, strategi="flat"), ["'strategi' is unknown; did you mean 'strategy'"]),
+    "gpus": (
+        lambda ours, child: train(ours(8), "sgd"),
+        ["tower 0: /gpu:0 does not exist", "CPU:0", 'devices=["/cpu:0", "/cpu:1", …]'],
+    ),
+    "few cpus": (
+        lambda ours, child: train(3, "sgd", session_creator=child.NewSessionCreator(config=TWO_CPUS)),
+        ["tower 2: /cpu:2 does not exist", "CPU:1"],
+    ),
+    "feed": (
+        lambda ours, child: train(2, "sgd", data=child.tp.FeedInput(child.Data(BATCH))),
+        ["FeedInput", "same batch", "QueueInput"],
+    ),
+    "two staged": (
+        lambda ours, child: train(2, "sgd", data=child.tp.StagingInput(child.tp.QueueInput(child.Data(BATCH)), 2)),
+        ["StagingInput", "QueueInput", "nr_stage=2", "nr_stage=1"],
+    ),
+    "no gradient": (
+        lambda ours, child: train(2, "sgd", extra=lambda cost: on_tower_1(cost, everywhere=True)),
+        ["tower 0", "'extra'", "None on towers [0]", "missing='zeros'"],
+    ),
+    "no variable": (
+        lambda ours, child: train(2, "sgd", extra=lambda cost: on_tower_1(cost, everywhere=False)),
+        ["tower 0 (/cpu:0) has 4", "tower 1 (/cpu:1) has 5", "not on every tower: extra"],
+    ),
+    "accumulation": (
+        lambda ours, child: train(2, lambda: type("Theirs", (child.AccumGradOptimizer,), {})(child.sgd(), 3)),
+        ["Theirs reads its counter while", "OrderedAccumGrad"],
+    ),
+    "processor with a variable": (
+        lambda ours, child: train(2, lambda: child.apply_grad_processors(child.sgd(), [child.MapGradient(counted)])),
+        ["both write", "update='main'"],
+    ),
+    "keras 3": (
+        lambda ours, child: train(
+            2, "sgd", extra=lambda cost: child.tp.FullyConnected("layer", tf.reshape(cost, [1, 1]), 1)
+        ),
+        ["tf_keras", "TF_USE_LEGACY_KERAS=1"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", [name for name in ERRORS if IS_TF2 or name != "keras 3"])
+@in_child
+def test_a_wrong_choice_is_an_error_before_training(case):
+    from helpers import tensorpack_child
+
+    from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
+
+    Path("slip.yaml").write_text("devises: 2\n")
+    with pytest.raises(HierAllreduceError) as caught:
+        ERRORS[case][0](HierarchicalTrainer, tensorpack_child)
+    for words in ERRORS[case][1]:
+        assert words in str(caught.value)
