@@ -63,6 +63,7 @@ def test_copies_share_the_uplink_of_a_switch_and_the_bus():
         (["0-71", "0-71", "72-143", "72-143"], True),
         (["0-71", "", "72-143", ""], False),
         (["0-71", "N/A", "72-143", "N/A"], False),
+        (["N/A N/A", "N/A N/A", "0-71", "72-143"], False),
         (["", "", "", ""], False),
     ],
 )
