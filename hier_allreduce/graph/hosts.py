@@ -16,9 +16,7 @@ class HostGroup:
         raise NotImplementedError
 
     def across(self, name: str, columns: Sequence[Column], facts: Mapping[str, Any]) -> Any:
-        """Return an object with the number of ``hosts``, and ``all_reduce(tensor, root, name)``.
-
-        ``all_reduce`` returns the sum of all hosts' tensors; it is called under the root's device.
+        """Return an object with the number of ``hosts``, and ``all_reduce(tensor, root, name)``: the sum over hosts.
 
         Args:
             name: of this all-reduce, in errors.

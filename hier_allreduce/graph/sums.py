@@ -13,10 +13,7 @@ from .tf import tf1
 class Shared:
     """The devices, the kind of result, and the constants that the chunks of one all-reduce share.
 
-    Args:
-        devices: K devices.
-        average: whether the result is the mean.
-        across: adds up the totals of several hosts (see ``hosts``); None on one host.
+    ``across`` adds up the totals of several hosts (see ``hosts``); None on one host.
     """
 
     def __init__(self, devices: Sequence[Any], average: bool = False, across: Any = None):
