@@ -15,8 +15,6 @@ from ..tuned import tuned
 
 __all__ = ["HierarchicalAllReduce"]
 
-Devices = Tuple[str, ...]  # K devices
-
 
 class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     """``cross_device_ops`` of ``tf.distribute.MirroredStrategy`` for any K ≥ 1 devices of one host.
@@ -58,11 +56,11 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 " statistics, metrics and losses would be rounded too; leave wire_dtype out, and cast the gradients to"
                 " 16 bits where they are reduced, as the page about Keras shows"
             )
-        candidate = tuned()
-        self._peer = getattr(tf.distribute, candidate.peer)() if candidate and candidate.peer else None
+        self._peer, candidate = None, tuned()
         if candidate:
             candidate.note(front_end="keras")
-        self._makers: Dict[Devices, Callable[[Tuple[Any, ...]], Any]] = {}
+            self._peer = getattr(tf.distribute, candidate.peer)() if candidate.peer else None
+        self._makers: Dict[Tuple[str, ...], Callable[[Tuple[Any, ...]], Any]] = {}
 
     def reduce(self, reduce_op: Any, per_replica_value: Any, destinations: Any, *args: Any, **kwargs: Any) -> Any:
         """Reduce one value as :meth:`batch_reduce` does; see ``tf.distribute.CrossDeviceOps.reduce``."""
@@ -90,7 +88,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         """Reduce all values with the same destinations at once: TensorFlow's hook behind ``batch_reduce``."""
         average = reduce_op == tf.distribute.ReduceOp.MEAN
         results: List[Any] = [None] * len(value_destination_pairs)
-        groups: Dict[Devices, List[int]] = {}  # numbers of the values for the same K devices
+        groups: Dict[Tuple[str, ...], List[int]] = {}  # numbers of the values for the same K devices
         for number, (value, destinations) in enumerate(value_destination_pairs):
             devices = _devices(value, destinations, average)
             if devices is None:
@@ -113,22 +111,19 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         return results
 
 
-def _devices(value: Any, destinations: Any, average: bool) -> Optional[Devices]:
+def _devices(value: Any, destinations: Any, average: bool) -> Optional[Tuple[str, ...]]:
     """Return the K devices that get the result, in the replicas' order; None if it is not an all-reduce."""
     tensors = replica_values(value)
     are_gradients = all(isinstance(tensor, (tf.Tensor, tf.IndexedSlices)) for tensor in tensors)
     if not are_gradients or (average and any(tensor.dtype.is_integer for tensor in tensors)):
         return None
-    devices = () if isinstance(destinations, str) else tuple(part.device for part in replica_values(destinations))
+    devices = () if isinstance(destinations, str) else tuple(value.device for value in replica_values(destinations))
     is_all_reduce = len(devices) == len(tensors) == len(set(devices)) and all(devices)
     return devices if is_all_reduce else None
 
 
 def _check(reduce_op: Any, value: Any, destinations: Any) -> None:
-    """Check that a value is neither a composite tensor nor, for a sum, a single tensor that several replicas share.
-
-    TensorFlow returns a single tensor as it is. That is the mean of equal values, but not their sum.
-    """
+    """Check that a value is no composite tensor, and for a sum no single tensor, which TensorFlow returns as it is."""
     tensors = replica_values(value)
     for replica, tensor in enumerate(tensors):
         if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):

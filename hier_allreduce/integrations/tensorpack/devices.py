@@ -33,12 +33,25 @@ def tower_devices(devices: Any) -> List[Any]:
 def creator_for_towers(creator: Any, devices: Sequence[Any]) -> Any:
     """Return a copy of a ``NewSessionCreator`` with the CPU devices and threads that K towers need.
 
+    All CPU devices share one processor, so they are created as requested, unless the configuration sets their number.
+
     Raises:
         HierAllreduceError: a tower's device does not exist. Soft placement would move it to another one in silence.
     """
     creator = copy.copy(creator)
-    creator.config = config_for_towers(creator.config, devices)
-    with tf1.Session(creator.target, tf.Graph(), creator.config) as probe:
+    creator.config = config = copy.deepcopy(creator.config)
+    named = [device_fields(device) for device in devices if isinstance(device, str)]
+    cpus = [index or 0 for *_, kind, index in named if kind == "CPU"]
+    if cpus and "CPU" not in config.device_count:
+        config.device_count["CPU"] = max(cpus) + 1
+    if len(devices) > 1:
+        # tensorpack stages each tower's input with an op that blocks its thread until the tower has taken the previous
+        # input. With too few threads, all towers wait forever.
+        threads = len(devices) + max(2, os.cpu_count() or 1)
+        config.inter_op_parallelism_threads = max(config.inter_op_parallelism_threads, threads)
+        # without this, the first session of the process sets the number of threads for all later ones
+        config.use_per_session_threads = True
+    with tf1.Session(creator.target, tf.Graph(), config) as probe:
         names = [device.name for device in probe.list_devices()]
     for tower, device in enumerate(devices):
         # device functions and None are left to TensorFlow
@@ -48,24 +61,3 @@ def creator_for_towers(creator: Any, devices: Sequence[Any]) -> Any:
                 ' devices=["/cpu:0", "/cpu:1", …] creates every CPU device that it names'
             )
     return creator
-
-
-def config_for_towers(config: Any, devices: Sequence[Any]) -> Any:
-    """Return a copy of a session's configuration with the CPU devices and threads that K towers need.
-
-    All CPU devices share one processor, so they are created as requested, unless ``config`` sets their number.
-    """
-    changed = type(config)()
-    changed.CopyFrom(config)
-    named = [device_fields(device) for device in devices if isinstance(device, str)]
-    cpus = [index or 0 for *_, kind, index in named if kind == "CPU"]
-    if cpus and "CPU" not in changed.device_count:
-        changed.device_count["CPU"] = max(cpus) + 1
-    if len(devices) > 1:
-        # tensorpack stages each tower's input with an op that blocks its thread until the tower has taken the previous
-        # input. With too few threads, all towers wait forever.
-        threads = len(devices) + max(2, os.cpu_count() or 1)
-        changed.inter_op_parallelism_threads = max(changed.inter_op_parallelism_threads, threads)
-        # without this, the first session of the process sets the number of threads for all later ones
-        changed.use_per_session_threads = True
-    return changed

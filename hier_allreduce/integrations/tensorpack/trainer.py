@@ -43,12 +43,12 @@ class HierarchicalTrainer(SingleCostTrainer):
     It differs from tensorpack's trainer where that one goes wrong:
 
     - K towers share one optimizer. Its once-a-step work (Adam: advancing its beta powers) is done once a step instead
-      of K times. So Adam is Adam, and the towers stay equal.
+      of K times. So Adam is Adam, and the towers remain equal.
     - ``AccumGradOptimizer`` applies its sum at exactly every k-th step, in all towers.
     - Gradient processors that match variables by name, and the function of ``PostProcessOptimizer``, see tower 0's
       names in every tower: ``ScaleGradient(("hidden/.*", 0.))`` freezes these layers in all towers. A processor with a
       variable, which all towers would change, is an error; use ``update="main"``, which calls it once.
-    - Sparse gradients (embeddings) stay sparse, with a row for each lookup. Processors that clip or measure gradients
+    - Sparse gradients (embeddings) remain sparse, with a row for each lookup. Processors that clip or measure gradients
       see these rows before they are added up, unless the strategy is ``Strategy(sparse="dense")``.
     - The session gets a thread for every tower, because tensorpack's staging of inputs blocks one thread for each.
 
