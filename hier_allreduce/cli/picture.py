@@ -168,6 +168,6 @@ def draw_steps(axes: Any, prediction: Prediction) -> None:
     ticks = axes.get_xticks()[:-1]
     axes.set_xticks(ticks, labels=[duration(tick, digits=4) if tick else "0" for tick in ticks])
     axes.set_title(f"predicted step of {prediction.training.model}")
-    words = "grey: step on one GPU; colour and +: seconds that\nthe all-reduce adds; line: the range of its end"
+    words = "grey: step on one GPU; colour and +: time that\nthe all-reduce adds; line: the range of its end"
     axes.set_xlabel(words)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
-from ..formatting import amount, count, duration
+from ..formatting import amount, count, duration, rounded
 from ..models import DTYPE_BYTES, GradientShape, load_model
 from ..planning.algorithms import Algorithm
-from ..planning.choose import RATE, STEP, cases_of, rule
+from ..planning.choose import MIB, RATE, STEP, cases_of, rule
 from ..planning.chunks import Chunk, Gradient, chunks_of
 from ..planning.contenders import USABLE, exposed_by_others
 from ..planning.plan import Plan
@@ -114,4 +114,4 @@ def _row(name: str, details: str, by_case: Sequence[float]) -> Row:
 
 
 def _details(plan: Plan) -> str:
-    return f"{plan.algorithm}, {amount(plan.chunk_bytes, binary=True)}"
+    return f"{plan.algorithm}, {rounded(plan.chunk_bytes / MIB)} MiB"
