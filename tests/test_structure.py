@@ -77,6 +77,13 @@ def test_docstrings_begin_with_a_noun_or_a_verb(here):
         assert not re.search(r"\bwhat\b|\bthose that\b", first, re.I), first
 
 
+def test_public_docstrings_have_an_example():
+    trainers = {"HierarchicalAllReduce", "HierarchicalTrainer", "HierarchicalClusterTrainer"}
+    public = {name for name in hier_allreduce.__all__ if not name.endswith("Error")} | trainers
+    nodes = [node for tree in TREES.values() for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+    assert public <= {node.name for node in nodes if "::\n" in (ast.get_docstring(node) or "")}
+
+
 def test_words_of_the_past_are_in_the_changelog_only():
     words = ["git", "grep", "-liwE", "lanes?|tunnel|calibrate|plan file", "--", ":!hier_allreduce/topology/gpus.py"]
     if subprocess.run(

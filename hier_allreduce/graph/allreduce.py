@@ -93,6 +93,10 @@ def allreduce_grads_hierarchical(
     variable 0 of 8 towers: 0 ← 0 + 1 + 2 + 3; 4 ← 4 + 5 + 6 + 7; 4 ← 4 + 0; copies from 4 to 0, 5, 6, 7, and from 0 to
     1, 2, 3. Source of the schedule: tensorpack ``graph_builder/utils.py``.
 
+    ::
+
+        grads = allreduce_grads_hierarchical(grads, [f"/gpu:{k}" for k in range(8)], average=True)
+
     Raises: as :func:`allreduce_grads`.
     """
     return allreduce_grads(all_grads, devices, average, Strategy("hierarchical", chunk_bytes=0))
@@ -108,6 +112,10 @@ def allreduce_grads_and_vars(
     cluster: Optional[HostGroup] = None,
 ) -> List[List[Tuple[Any, Any]]]:
     """Reduce K rows of N (gradient, variable) pairs, as ``compute_gradients`` returns them.
+
+    ::
+
+        rows = allreduce_grads_and_vars([optimizer.compute_gradients(loss, row) for loss, row in towers], devices)
 
     A ``UserWarning`` says if some variables of several towers are reference variables, which TensorFlow 1 creates by
     default: an update may overwrite one while a gradient still reads it.

@@ -21,14 +21,24 @@ V = TypeVar("V")
 
 
 class Reduce(NamedTuple):
-    """A step: ``dst`` ← ``dst`` + the sum over ``srcs``."""
+    """A step: ``dst`` ← ``dst`` + the sum over ``srcs``.
+
+    ::
+
+        Reduce(srcs=(1, 2), dst=0)      0 ← 0 + 1 + 2
+    """
 
     srcs: Tuple[int, ...]
     dst: int
 
 
 class Copy(NamedTuple):
-    """A step: ``dst`` ← ``src``."""
+    """A step: ``dst`` ← ``src``.
+
+    ::
+
+        Copy(src=0, dst=1)              1 ← 0
+    """
 
     src: int
     dst: int

@@ -36,6 +36,10 @@ _THEIRS = {"mode": "strategy='hierarchical'", "gpus": "devices"}  # options of t
 class HierarchicalTrainer(SingleCostTrainer):
     """tensorpack's ``SyncMultiGPUTrainerReplicated`` with the hierarchical all-reduce, on K ≥ 1 devices.
 
+    ::
+
+        launch_train_with_config(config, HierarchicalTrainer(8))      # or HierarchicalTrainer(["/gpu:0", "/gpu:2"])
+
     Every device holds a whole copy of the model: a *tower*. Names are tensorpack's, so that either trainer reads the
     other's checkpoints: tower 0's variables have no prefix and are saved, the others are called ``towerK/…`` and are
     local.
