@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from ..planning import Reduce
 from .sums import Sum
-from .tf import scaled, tf1
+from .tf import tf1
 
 NARROW_DTYPES = ("float16", "bfloat16")
 
@@ -50,7 +50,7 @@ class Half(Sum):
     def _wide(self, tensor: Any, weight: float) -> Any:
         """Return a sum in float32; of a running mean its share, by weight, in that of more towers."""
         wide = tf.cast(tensor, tf.float32, name=f"{self.name}/sum")
-        return scaled(wide, weight, f"{self.name}/sum") if self.shared.average and weight < 1 else wide
+        return tf.multiply(wide, weight, name=f"{self.name}/sum") if self.shared.average and weight < 1 else wide
 
     def _narrowed(self, tower: int, tensor: Any) -> Any:
         """Return a tensor in 16 bits, cast before it leaves its tower."""

@@ -23,12 +23,6 @@ SUMMABLE_DTYPES = (
 COLLECTIVE_DTYPES = (*(("float16",) if IS_TF2 else ()), "float32", "float64", "int64")
 
 
-def scaled(tensor: Any, factor: float, name: str) -> Any:
-    """Return a tensor times a number, before any sum of it."""
-    # the Grappler of 1.15 adds first and multiplies once, and the sum may be infinite; DivNoNan it leaves alone
-    return tf.multiply(tensor, factor, name) if IS_TF2 else tf.math.divide_no_nan(tensor, 1 / factor, name)
-
-
 def without_autograph(function: F) -> F:
     """Return ``function`` such that a ``tf.function`` calls it without translating it."""
     # the autograph of 1.15 cannot translate all of this package
