@@ -123,16 +123,17 @@ class TowerOptimizer:
             )
         with outside_control_flow():  # apply_gradients may be called in a tf.cond
             graph = tf1.get_default_graph()
-        if graph is not self._graph:
-            self._graph, self._updated, self._ops = graph, [[] for _ in self.devices], {}
-        rows = check_variables(tower_grads_and_vars, self.devices, self._updated)
+        earlier = self._updated if graph is self._graph else [[] for _ in self.devices]
+        rows = check_variables(tower_grads_and_vars, self.devices, earlier)
         average, strategy, cluster = self._average, self._strategy, self._cluster
         if self._at_mains:
             op, copies = update_at_mains(self._optimizer, rows, self.devices, average, strategy, cluster)
         else:
             reduced = allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=cluster)
             op, copies = update_towers(self._optimizer, reduced, self.devices)
-        self._updated = [[*row, *others] for row, others in zip(self._updated, copies)]
+        if graph is not self._graph:
+            self._graph, self._ops = graph, {}
+        self._updated = [[*row, *others] for row, others in zip(earlier, copies)]
         with tf.control_dependencies([op]):
             counted = op if global_step is None else tf1.assign_add(global_step, 1).op
         return tf.group(counted, name=name or "train_op")

@@ -304,6 +304,8 @@ def test_in_a_new_graph_an_optimizer_starts_anew_and_another_graph_does_not_dist
             op = optimizer.apply_gradients(towers(["d"]))
             start, sess = tf1.global_variables_initializer(), session()
         with tf.Graph().as_default():
+            with pytest.raises(HierAllreduceError, match="2 rows of gradients for 3 devices"):
+                optimizer.apply_gradients(towers(["d"])[:2])
             for fetched in (start, optimizer.init_op, op):
                 sess.run(fetched)
             assert str(optimizer.check_replicas(sess)) == "all towers are equal"
