@@ -9,7 +9,6 @@ import platform
 import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any, Dict, List, Optional
 
 from .. import measure
@@ -55,7 +54,8 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; return 1 if there are problems."""
     if (args.devices or args.o) and not args.measure:
         raise HierAllreduceError("--devices and -o go with --measure; add it")
-    versions = {"hier_allreduce": __version__, "python": platform.python_version(), **_versions()}
+    packages = {name: version for name, version in ((name, _version(name)) for name in _PACKAGES) if version}
+    versions = {"hier_allreduce": __version__, "python": platform.python_version(), **packages}
     with working("asking TensorFlow for its devices"):
         seen = _tensorflow()
     driver = _driver()
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
     facts: Dict[str, Any] = {"packages": versions, "variables": variables, "driver": driver, "tensorflow": seen}
     text = [f"{platform.platform()}, {os.cpu_count()} cores\n", table([("package", "version"), *versions.items()]), ""]
     text += [*_gpu_lines(seen, driver, machine), *(f"{name}={value}" for name, value in variables.items())]
-    todo = remedies(versions, seen, driver, machine)
+    todo = remedies(packages, seen, driver, machine)
     if args.measure:
         found = _measured(args, len(seen.get("gpus", [])), machine)
         facts["measured"] = measure.as_json(found)
@@ -98,12 +98,15 @@ def _measured(args: argparse.Namespace, gpus: int, machine: Optional[Topology]) 
     return found
 
 
-def _versions() -> Dict[str, str]:
-    """Return the versions of packages, by the folders that pip makes for them; the first one on the path counts."""
-    paths = [path for folder in reversed(sys.path) for path in Path(folder).glob("*-*.dist-info")]
-    found = {name.lower(): version for name, version, *_ in (path.stem.split("-") for path in paths)}
-    wanted = {name: name.replace("-", "_") for name in _PACKAGES}
-    return {name: found[folder] for name, folder in wanted.items() if folder in found}
+def _version(name: str) -> Optional[str]:
+    if sys.version_info < (3, 8):
+        import pkg_resources  # of setuptools, which every environment of Python 3.7 has
+
+        found = pkg_resources.working_set.by_key.get(name.replace("_", "-"))
+        return str(found.version) if found else None
+    from importlib import metadata
+
+    return next((found.version for found in metadata.distributions(name=name)), None)
 
 
 def probe() -> Dict[str, Any]:
