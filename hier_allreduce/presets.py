@@ -127,7 +127,7 @@ def parse_yaml(text: str) -> Dict[str, Any]:
         HierAllreduceError: not valid YAML, or anything but such lines. The message is one line.
     """
     try:
-        content = yaml.load(text, _Loader)
+        content = _Loader(text).get_single_data()
     except Exception as cause:  # PyYAML raises errors of many kinds
         raise HierAllreduceError(f"not readable as YAML: {' '.join(str(cause).split())}") from None
     if not isinstance(content, dict):
