@@ -64,5 +64,7 @@ class Packing:
 
 def _joined(parts: Dict[Range, Any], ranges: Sequence[Range], name: str) -> Any:
     """Return the tensor of some ranges; None if they have no tensors."""
-    tensors = [parts[part] for part in ranges if part in parts]
-    return tf.concat(tensors, 0, name=name) if len(tensors) > 1 else next(iter(tensors), None)
+    if not any(part in parts for part in ranges):
+        return None
+    tensors = [parts[part] for part in ranges]
+    return tf.concat(tensors, 0, name=name) if len(tensors) > 1 else tensors[0]
