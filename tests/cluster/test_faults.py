@@ -35,24 +35,16 @@ def test_every_survivor_names_the_host_that_died_or_froze(who, how):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_fault_at_any_moment_is_found(seed):
-    """The signal comes while the hosts start, compare their weights, train, or end.
-
-    A host that dies before its server listens cannot be told from one that starts late, for ``start_timeout``.
-    """
+    """The signal comes while the hosts start, compare their weights, train, or end."""
     chance = random.Random(100 * IS_TF2 + seed)
     who, how, messages = chance.randrange(2), chance.choice(list(HOW)), chance.randrange(40)
-    options = {"timeout": TIMEOUT, "steps": 10000, "probes": True, "cluster": {"start_timeout": 20.0}}
-    with job("train", 2, **options) as hosts:
+    with job("train", 2, timeout=TIMEOUT, steps=10000, probes=True) as hosts:
         hosts[who].until("built")
         hosts[1 - who].until("built")
         for _ in range(messages):
             hosts[chance.randrange(2)].next()
         os.kill(hosts[who].process.pid, how)
-        error = hosts[1 - who].error()
-    if "after 20 s not all hosts are there" in error:
-        assert f": host {who} (127.0.0.1:" in error and error.count("host ") == 1 and HOW[how] in error
-    else:
-        check_names(error, who, how)
+        check_names(hosts[1 - who].error(), who, how)
 
 
 @pytest.mark.parametrize("fault", [{"raise_at": 2}, {"steps": 3}], ids=["an exception", "fewer steps"])

@@ -260,8 +260,14 @@ ERRORS = {
     "algorithm": (lambda ours, child: ours(8, strategy="hierarchic"), ["did you mean 'hierarchical'", "tree", "flat"]),
     "update": (lambda ours, child: ours(8, update="mian"), ["update='mian'", "'replicated', 'main'"]),
     "preset": (lambda ours, child: ours.from_config("chaner"), ["did you mean 'chainer'"]),
-    "key": (lambda ours, child: ours.from_config("slip.yaml"), ["slip.yaml: 'devises' is unknown", "mean 'devices'"]),
-    "mode": (lambda ours, child: ours(8, mode="nccl"), ["mode='nccl' is tensorpack's", "strategy='hierarchical'"]),
+    "key": (
+        lambda ours, child: ours.from_config("slip.yaml"),
+        ["slip.yaml: 'devises' is unknown; did you mean 'devices'"],
+    ),
+    "mode": (
+        lambda ours, child: ours(8, mode="hierarchical"),
+        ["mode='hierarchical' is tensorpack's", "strategy='hierarchical'"],
+    ),
     "option": (lambda ours, child: ours(8, strategi="flat"), ["'strategi' is unknown; did you mean 'strategy'"]),
     "gpus": (
         lambda ours, child: train(ours(8), "sgd"),

@@ -89,7 +89,10 @@ def test_a_choice_is_nearly_the_best_candidate(name, model):
 
 @pytest.mark.parametrize(
     "name, model",
-    [("dgx-1v", "resnet50"), ("dgx-a100", "vgg16"), ("p3.8xlarge", "bert_base"), ("pcie-pairs", "mobilenet_v2")],
+    [
+        *(("dgx-1v", "resnet50"), ("dgx-a100", "vgg16"), ("p3.8xlarge", "bert_base")),
+        *(("pcie-pairs", "mobilenet_v2"), ("4x-rtx-4090", "resnet50")),
+    ],
 )
 def test_ten_percent_of_bytes_move_little(name, model):
     machine = Topology.load(name)
