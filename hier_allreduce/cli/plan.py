@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import runpy
 import sys
-from typing import Optional, Union
+from typing import Optional
 
 from .. import presets
 from ..errors import HierAllreduceError
-from ..planning.algorithms import Algorithm
-from ..planning.strategy import AUTO, NAMES
 from ..topology import Topology, from_text, this_machine
 from .options import naming, output, size, time, working
 from .picture import draw
@@ -23,7 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments."""
     machines, models = (", ".join(presets.names(kind)) for kind in ("machines", "models"))
     pasted = "a YAML file, a file with the output of `nvidia-smi topo -m`, or - for this output on standard input"
-    functions = "or FILE.py:NAME, a function of yours, for which the file is run"
     add = parser.add_argument
     add("machine", nargs="?", metavar="MACHINE", help=f"{machines}; {pasted} (default: this machine)")
     add("--model", metavar="MODEL", help=f"{models}, or a file with a table of gradients (default {MODEL})")
@@ -31,7 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--step", type=time, metavar="TIME", help="seconds of a step on one GPU, without an all-reduce: 180ms")
     backward = "seconds of the backward pass in it: 120ms (default: two thirds of the step)"
     add("--backward", type=time, metavar="TIME", help=backward)
-    add("--algorithm", metavar="NAME", help=f"{', '.join(NAMES)}, {functions} (default {AUTO})")
     add("--list", action="store_true", help="rows for our other algorithms and tensorpack's modes, too")
     add("--json", action="store_true", help="one JSON object instead of the text")
     add("--picture", type=output, metavar="FILE", help="file for a picture of it, too: .png, .pdf or .svg")
@@ -40,13 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
     training = training_of(args.model, args.bytes, args.step, args.backward)
-    with naming("--algorithm"):
-        algorithm = AUTO if args.algorithm is None else read_algorithm(args.algorithm)
     machine = read_machine(args.machine)
     if len(machine) < 2:
         raise HierAllreduceError(f"{machine.name} has one GPU, which has nothing to reduce")
-    with working(f"predicting {len(machine)} GPUs"), naming("--algorithm"):  # nothing else can fail here
-        prediction = predict(machine, training, algorithm, args.list)
+    with working(f"predicting {len(machine)} GPUs"):
+        prediction = predict(machine, training, args.list)
     if args.picture:  # before the text: its reader may close the pipe early
         with naming("--picture"):
             draw(prediction, args.picture)
@@ -75,21 +68,3 @@ def read_machine(name: Optional[str]) -> Topology:
         print("paste the output of `nvidia-smi topo -m`, then press Enter and Ctrl-D", file=sys.stderr)
     with naming("standard input"):
         return from_text(presets.decoded(sys.stdin.buffer.read()), "standard input")
-
-
-def read_algorithm(text: str) -> Union[str, Algorithm]:
-    """Return the algorithm's name, or the function ``FILE.py:NAME``, for which the file is run."""
-    file, colon, name = text.rpartition(":")
-    if text in NAMES:
-        return text
-    if not colon:
-        raise HierAllreduceError(f"{text!r} is unknown{presets.nearest(text, [*NAMES, 'FILE.py:NAME'])}")
-    try:
-        found = runpy.run_path(file)
-    except Exception as cause:  # a user's file may raise anything
-        raise HierAllreduceError(f"{file}: {type(cause).__name__}: {cause}; expected FILE.py:NAME") from cause
-    functions = [key for key, value in found.items() if callable(value) and not key.startswith("_")]
-    if name not in functions:
-        raise HierAllreduceError(f"{file} has no function {name!r}{presets.nearest(name, functions)}")
-    function: Algorithm = found[name]
-    return function

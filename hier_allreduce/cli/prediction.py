@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import List, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import HierAllreduceError
 from ..formatting import amount, count, duration, rounded
 from ..models import DTYPE_BYTES, GradientShape, load_model
-from ..planning.algorithms import Algorithm
 from ..planning.choose import MIB, RATE, STEP, cases_of, rule
 from ..planning.chunks import Chunk, Gradient, chunks_of
 from ..planning.contenders import USABLE, exposed_by_others
@@ -91,12 +90,12 @@ class Prediction(NamedTuple):
     ops: int
 
 
-def predict(machine: Topology, training: Training, algorithm: Union[str, Algorithm], everything: bool) -> Prediction:
+def predict(machine: Topology, training: Training, everything: bool) -> Prediction:
     """Return the rows for K ≥ 2 devices; with ``everything``, those of our other algorithms and tensorpack too."""
     gradients, links = training.gradients, links_of(machine)
     backward = training.backward if training.is_timed else None
     cases = cases_of(sum(gradient.bytes for gradient in gradients), links, backward)
-    best, *others = choices_for(Strategy(algorithm, backward=backward), gradients, machine)
+    best, *others = choices_for(Strategy(backward=backward), gradients, machine)
     by_rule = rule(gradients, len(machine), links)
     rows = [_row(OURS, _details(best.plan), best.by_case)]
     rows.append(_row(f"{OURS}, by rule", _details(by_rule), exposed(by_rule, links, gradients, cases)))

@@ -13,6 +13,8 @@ import math
 from itertools import product, zip_longest
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
+from tqdm import tqdm
+
 from ..topology import Links
 from .algorithms import BY_NAME, Algorithm, in_groups, schedules_of
 from .chunks import Gradient
@@ -108,7 +110,7 @@ def choose(
         return choice.exposed * (1 - NEARLY if choice.plan is usual else 1)
 
     best: Dict[str, Choice] = {}
-    for plan in [*([usual] if usual else []), *plans]:
+    for plan in tqdm([*([usual] if usual else []), *plans], "plans simulated", delay=3, disable=None, leave=False):
         most = cost(best[plan.algorithm]) if plan.algorithm in best else math.inf
         seconds = exposed(plan, links, gradients, cases, most * len(cases))
         found = Choice(sum(seconds) / len(seconds), plan, tuple(seconds))

@@ -127,25 +127,6 @@ def test_sparse_gradients_are_left_out(run, fails, tmp_path):
     assert "sparse or empty" in fails("plan", "dgx-1v", "--model", model)
 
 
-def test_the_plan_of_an_algorithm_and_of_a_function(run, values, fails, tmp_path):
-    assert values("dgx-1v", "--algorithm=ring", "--bytes=9MB")["plan"]["algorithm"] == "ring"
-    assert values("dgx-1v", "--algorithm=auto") == values("dgx-1v")
-    source = tmp_path / "mine.py"
-    source.write_text(
-        "from hier_allreduce.planning import Copy, Reduce\n"
-        "def star(devices, chunk, topology):\n"
-        "    others = tuple(range(1, len(topology)))\n"
-        "    return [Reduce(others, 0), *(Copy(0, other) for other in others)]\n"
-        "def wrong(devices, chunk):\n    return [Reduce((1,), 0)]\n"
-    )
-    plan = values("dgx-1v", f"--algorithm={source}:star")["plan"]
-    assert (plan["algorithm"], len(plan["schedules"])) == ("star", 1)
-    assert "did you mean 'star'?" in fails("plan", "dgx-1v", f"--algorithm={source}:stars")
-    assert "--algorithm: wrong(8, 0): the last sum" in fails("plan", "dgx-1v", f"--algorithm={source}:wrong")
-    source.write_text("def f(:")
-    assert "SyntaxError" in fails("plan", "dgx-1v", f"--algorithm={source}:f")
-
-
 # ---- machines ----------------------------------------------------------------------------------------
 
 
