@@ -34,7 +34,7 @@ class Packing:
                 flat = grad if ranges[0].stop is None else self._shaped(tower, grad, [-1])
                 parts.update(self._split(tower, flat, ranges, "cut"))
         chunks = zip(self._layout.chunks, self._layout.names)
-        return [_joined(parts, chunk.ranges, f"{name}/pack") for chunk, name in chunks]
+        return [self._joined(tower, parts, chunk.ranges, f"{name}/pack") for chunk, name in chunks]
 
     def unpack(self, tower: int, reduced: Sequence[Any]) -> List[Any]:
         """Return the N gradients in C reduced chunks; None for a gradient that is in none of them."""
@@ -44,7 +44,7 @@ class Packing:
                 parts.update(self._split(tower, value, chunk.ranges, f"{name}/unpack"))
         results = []
         for ranges, column in zip(self._ranges, self._layout.columns):
-            flat = _joined(parts, ranges, "joined")
+            flat = self._joined(tower, parts, ranges, "joined")
             is_whole = flat is None or ranges[0].stop is None
             results.append(flat if is_whole else self._shaped(tower, flat, column.shape.as_list()))
         return results
@@ -54,17 +54,17 @@ class Packing:
         if len(ranges) == 1:
             return [(ranges[0], flat)]
         sizes = tuple(part.stop - part.start for part in ranges if part.stop is not None)
-        return zip(ranges, tf.split(flat, self._shared.constant(tower, sizes), num=len(ranges), name=name))
+        constants = self._shared.constant(tower, sizes), self._shared.constant(tower, 0)
+        return zip(ranges, tf.split(flat, *constants, num=len(ranges), name=name))
+
+    def _joined(self, tower: int, parts: Dict[Range, Any], ranges: Sequence[Range], name: str) -> Any:
+        """Return the tensor of some ranges; None if they have no tensors."""
+        if not any(part in parts for part in ranges):
+            return None
+        tensors = [parts[part] for part in ranges]
+        return tf.concat(tensors, self._shared.constant(tower, 0), name=name) if len(tensors) > 1 else tensors[0]
 
     def _shaped(self, tower: int, tensor: Any, shape: List[int]) -> Any:
         if tensor.shape.ndims == 1 == len(shape):
             return tensor
         return tf.reshape(tensor, self._shared.constant(tower, tuple(shape)))
-
-
-def _joined(parts: Dict[Range, Any], ranges: Sequence[Range], name: str) -> Any:
-    """Return the tensor of some ranges; None if they have no tensors."""
-    if not any(part in parts for part in ranges):
-        return None
-    tensors = [parts[part] for part in ranges]
-    return tf.concat(tensors, 0, name=name) if len(tensors) > 1 else tensors[0]
