@@ -29,8 +29,8 @@ from tqdm import tqdm
 from hier_allreduce import allreduce_grads
 from hier_allreduce.cli.options import size
 from hier_allreduce.formatting import table
-from hier_allreduce.graph.tf import per_replica, tf1
-from hier_allreduce.models import GradientShape, load_model
+from hier_allreduce.graph.tf import tf1
+from hier_allreduce.models import DTYPE_BYTES, GradientShape, load_model
 
 Matrix = Sequence[Sequence[Any]]  # K×N gradients
 Build = Callable[[Matrix, Sequence[str], bool], Matrix]  # (gradients, devices, average) -> reduced gradients
@@ -88,7 +88,9 @@ def _tensorpack_cpu(grads: Matrix, devices: Sequence[str], average: bool) -> Mat
 
 def _distribute(make_ops: Callable[[], Any]) -> Build:
     def build(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
-        values = [per_replica(column) for column in zip(*grads)]
+        from tensorflow.python.distribute.values import PerReplica  # it is not public
+
+        values = [PerReplica(tuple(column)) for column in zip(*grads)]
         operation = tf.distribute.ReduceOp.MEAN if average else tf.distribute.ReduceOp.SUM
         reduced = make_ops().batch_reduce(operation, [(value, value) for value in values])
         return list(zip(*(value.values for value in reduced)))
@@ -252,7 +254,7 @@ def ours_of(results: Sequence[Result]) -> Optional[float]:
 
 def title(case: Case, rounds: int) -> str:
     """Return the heading of a case's table."""
-    total = sum(shape.dense_bytes for shape in case.shapes)
+    total = sum(shape.elements * DTYPE_BYTES[shape.dtype] for shape in case.shapes)
     live = f", {case.live / 1e6:.0f} MB live on each" if case.live else ""
     return (
         f"{case.model}, {'mean' if case.average else 'sum'} of {len(case.shapes)} gradients ({total / 1e6:.0f} MB) on "

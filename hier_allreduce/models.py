@@ -41,11 +41,6 @@ class GradientShape:
             count *= size
         return count
 
-    @property
-    def dense_bytes(self) -> int:
-        """The bytes of the dense gradient."""
-        return self.elements * DTYPE_BYTES[self.dtype]
-
 
 def load_model(name_or_path: str) -> Tuple[GradientShape, ...]:
     """Read the table of a shipped model (``configs/models``) or of a file.

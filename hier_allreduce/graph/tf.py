@@ -68,15 +68,6 @@ def is_eager(tensor: Any) -> bool:
     return not hasattr(tensor, "graph") or type(tensor).__name__ == "EagerTensor"
 
 
-def per_replica(tensors: Any) -> Any:
-    """Return K tensors, one on each device, as the value that ``tf.distribute``'s cross-device ops take."""
-    from tensorflow.python.distribute import values
-
-    if not hasattr(values, "ReplicaDeviceMap"):  # TensorFlow 2
-        return values.PerReplica(tuple(tensors))
-    return values.PerReplica(values.ReplicaDeviceMap([tensor.device for tensor in tensors]), tuple(tensors))
-
-
 def replica_values(value: Any) -> Tuple[Any, ...]:
     """Return the values that ``tf.distribute`` holds for the replicas; for any other object, that object."""
     if hasattr(tf.distribute, "DistributedValues"):
