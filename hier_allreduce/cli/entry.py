@@ -47,7 +47,7 @@ def parser() -> Parser:
     for name, (module, summary) in COMMANDS.items():
         sub = commands.add_parser(name, help=summary, description=summary)
         module.add_arguments(sub)
-        sub.set_defaults(main=module.main, parser=sub)
+        sub.set_defaults(main=module.main)
     return top
 
 
@@ -62,15 +62,15 @@ def main(argv: Optional[List[str]] = None) -> int:
     command = argv[0] if argv else ""
     try:
         args = _parsed(command, argv)
-        status = int(args.main(args) or 0)
+        status: int = args.main(args)
         print(end="", flush=True)  # unlike sys.stdout.flush(), this works without standard output
         return status
-    except BrokenPipeError:  # `hier-allreduce plan … | head`
-        _discard_output()
-        return 0
     except (HierAllreduceError, OSError, KeyboardInterrupt) as error:
-        if isinstance(error, OSError):  # a full disk
-            _discard_output()
+        if isinstance(error, OSError) and sys.stdout is not None:
+            # a full disk, or `hier-allreduce plan … | head`: to write at exit what is left would raise another error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if isinstance(error, BrokenPipeError):
+            return 0
         name = f"hier-allreduce {command}" if command in COMMANDS else "hier-allreduce"
         print(f"{name}: {' '.join(str(error).split()) or 'interrupted'}", file=sys.stderr)
         return 130 if isinstance(error, KeyboardInterrupt) else 2
@@ -78,20 +78,11 @@ def main(argv: Optional[List[str]] = None) -> int:
 
 def _parsed(command: str, argv: List[str]) -> argparse.Namespace:
     """Return the arguments of a command; an error names the nearest command or option."""
-    top = parser()
-    if not command or command.startswith("-"):
-        top.check_known(top.parse_known_args(argv[:1])[1])
-        raise HierAllreduceError(f"name a command: {', '.join(COMMANDS)}; `hier-allreduce --help` tells more")
-    if command not in COMMANDS:
+    if command.startswith("-"):
+        argv = argv[:1]  # the value of an unknown option is no command
+    elif command and command not in COMMANDS:
         raise HierAllreduceError(f"{command!r} is no command{presets.nearest(command, COMMANDS)}")
-    args, unknown = top.parse_known_args(argv)
-    if unknown and getattr(args, "program", []) and "--" not in argv:
-        raise HierAllreduceError(f"write -- before the program: hier-allreduce {command} -- {args.program[0]} …")
-    args.parser.check_known(unknown)
+    args = parser().parse_args(argv)
+    if args.command is None:
+        raise HierAllreduceError(f"name a command: {', '.join(COMMANDS)}; `hier-allreduce --help` tells more")
     return args
-
-
-def _discard_output() -> None:
-    """Send the output that is still buffered nowhere, or writing it at exit would raise another error."""
-    if sys.stdout is not None:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

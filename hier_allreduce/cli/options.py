@@ -15,7 +15,7 @@ import re
 import sys
 import threading
 from pathlib import Path
-from typing import Any, Iterator, List, Mapping, NoReturn
+from typing import Any, Iterator, List, Mapping, NoReturn, Tuple
 
 from .. import presets
 from ..errors import HierAllreduceError
@@ -40,15 +40,19 @@ class Parser(argparse.ArgumentParser):
         form = f" {wanted[0].metavar}, {wanted[0].help}" if wanted else f"; `{self.prog} --help` shows the form"
         raise HierAllreduceError(named if fault.startswith("'") else named + form)
 
-    def check_known(self, unknown: List[str]) -> None:
-        """Raise an error for arguments that are no options of this parser, with the nearest option."""
-        options = [name for name in self._option_string_actions if name != "-h"]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Tuple[Any, List[str]]:
+        """Return the values of all arguments; raise an error for one that is unknown, with the nearest option."""
+        found, unknown = super().parse_known_args(args, namespace)
         argument = next((argument for argument in unknown if argument != "--"), "")
+        if argument and getattr(found, "program", []) and "--" not in args:
+            raise HierAllreduceError(f"write -- before the program: {self.prog} -- {found.program[0]} …")
         if argument.startswith("-"):
-            name = argument.partition("=")[0]
-            raise HierAllreduceError(f"{argument}: no such option{presets.nearest(name, options)}")
+            options = [name for name in self._option_string_actions if name != "-h"]
+            hint = presets.nearest(argument.partition("=")[0], options)
+            raise HierAllreduceError(f"{argument}: no such option{hint}")
         if argument:
             raise HierAllreduceError(f"{argument!r} is one argument too many; `{self.prog} --help` shows the form")
+        return found, []
 
 
 # ---- readers of values -------------------------------------------------------------------------------
