@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import product, zip_longest
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -111,9 +110,7 @@ def choose(
 
     best: Dict[str, Choice] = {}
     for plan in tqdm([*([usual] if usual else []), *plans], "plans simulated", delay=3, disable=None, leave=False):
-        most = cost(best[plan.algorithm]) if plan.algorithm in best else math.inf
-        seconds = exposed(plan, links, gradients, cases, most * len(cases))
+        seconds = exposed(plan, links, gradients, cases)
         found = Choice(sum(seconds) / len(seconds), plan, tuple(seconds))
-        if plan.algorithm not in best or cost(found) < most:
-            best[plan.algorithm] = found
+        best[plan.algorithm] = min(best.get(plan.algorithm, found), found, key=cost)
     return sorted(best.values(), key=cost)

@@ -54,11 +54,6 @@ class Chunk(NamedTuple):
     ranges: Tuple[Range, ...]
     bytes: int
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether this is one whole gradient, which is neither packed nor cut."""
-        return self.ranges[0].stop is None
-
 
 def chunks_of(
     gradients: Sequence[Gradient], chunk_bytes: int, pack_below: Optional[int] = None, whole: bool = False

@@ -17,7 +17,7 @@ from ..topology import Topology, links_of, nvlinks
 from .algorithms import flat, hierarchical, schedules_of
 from .chunks import Chunk, Gradient, Range, chunks_of
 from .plan import Plan
-from .simulator import Case, Work, simulate
+from .simulator import Case, Simulation, Work
 
 USABLE = ("ReductionToOneDevice", "HierarchicalCopyAllReduce")  # in every program under MirroredStrategy
 TENSORPACK = "tensorpack, mode hierarchical"
@@ -62,7 +62,7 @@ def exposed_by_others(
         found["tensorpack, mode gpu"] = Work(in_flat, alone, gradients)
     if with_tensorpack and towers == 8:  # on any other number of GPUs it takes another mode
         found[TENSORPACK] = _joined(in_halves, gradients, 8)
-    seconds = {name: simulate(work, links, cases) for name, work in found.items()}
+    seconds = {name: [Simulation(work, links, case).exposed for case in cases] for name, work in found.items()}
     published, moved = published_nccl(machine), total * 2 * (towers - 1) / towers
     return {**seconds, NCCL: [moved / published] * len(cases)} if published else seconds
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from heapq import heappop, heappush
-from typing import Deque, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Deque, List, NamedTuple, Optional, Sequence, Tuple
 
 from ..topology import Links
 from .chunks import Chunk, Gradient, chunks_of, ready
@@ -98,16 +98,15 @@ def _joining_ops(chunks: Sequence[Chunk], gradients: Sequence[Gradient]) -> Tupl
     A packed chunk is a concat and a split; a cut gradient is one split into its chunks, the first of which waits for
     it, and one concat, for which the last one waits. Gradients that are no vectors are reshaped on both sides.
     """
-    packing, unpacking = [0] * len(chunks), [0] * len(chunks)
-    last: Dict[int, int] = {}  # of each cut gradient, its last chunk so far
-    for number, chunk in enumerate(chunks):
-        joining = 0 if chunk.is_alone else 1 + sum(not gradients[of].is_flat for of, _, _ in chunk.ranges)
-        packing[number] = unpacking[number] = joining
-        if joining and len(chunk.ranges) == 1:
-            cut = chunk.ranges[0].number
-            if cut in last:
-                packing[number] = unpacking[last[cut]] = 0
-            last[cut] = number
+    packing, unpacking, cut = [], [], -1
+    for chunk in chunks:
+        first, _, stop = chunk.ranges[0]
+        joining = 0 if stop is None else 1 + sum(not gradients[number].is_flat for number, _, _ in chunk.ranges)
+        packing.append(joining)
+        unpacking.append(joining)
+        if first == cut:  # the chunks of a cut gradient follow each other
+            packing[-1] = unpacking[-2] = 0
+        cut = first
     return packing, unpacking
 
 
@@ -196,16 +195,7 @@ class Simulation:
                 self._op(noticed, self._work.unpacking[step.chunk])
 
 
-def simulate(work: Work, links: Links, cases: Sequence[Case], most: float = math.inf) -> List[float]:
-    """Return the exposed seconds of each case; infinite after the case in which their sum is above ``most``."""
-    seconds: List[float] = []
-    for case in cases:
-        seconds.append(math.inf if sum(seconds) > most else Simulation(work, links, case).exposed)
-    return seconds
-
-
-def exposed(
-    plan: Plan, links: Links, gradients: Sequence[Gradient], cases: Sequence[Case], most: float = math.inf
-) -> List[float]:
-    """Return the exposed seconds of a plan, as :func:`simulate`."""
-    return simulate(Work(plan, chunks_of(gradients, plan.chunk_bytes), gradients), links, cases, most)
+def exposed(plan: Plan, links: Links, gradients: Sequence[Gradient], cases: Sequence[Case]) -> List[float]:
+    """Return the exposed seconds of a plan in each case."""
+    work = Work(plan, chunks_of(gradients, plan.chunk_bytes), gradients)
+    return [Simulation(work, links, case).exposed for case in cases]
