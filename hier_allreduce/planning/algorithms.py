@@ -106,13 +106,10 @@ def schedules_of(algorithm: Algorithm, devices: int, topology: Optional[Topology
     for chunk in range(devices):
         try:
             asked = inspect.signature(algorithm).parameters.get("topology")
-            if asked is None or (topology is None and asked.default is not asked.empty):
-                steps = algorithm(devices, chunk)
-            elif topology is None:
+            if asked and topology is None and asked.default is asked.empty:
                 raise HierAllreduceError("it has an argument 'topology': give topology= too")
-            else:
-                steps = algorithm(devices, chunk, topology=topology)
-            schedules[check(steps, devices)] = None
+            machine = {"topology": topology} if asked and topology is not None else {}
+            schedules[check(algorithm(devices, chunk, **machine), devices)] = None
         except Exception as cause:  # a user's function may raise anything
             kind = "" if isinstance(cause, HierAllreduceError) else f"{type(cause).__name__}: "
             raise HierAllreduceError(f"{name_of(algorithm)}({devices}, {chunk}): {kind}{cause}") from cause
