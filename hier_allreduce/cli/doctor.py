@@ -17,7 +17,7 @@ from .._version import __version__
 from ..errors import HierAllreduceError
 from ..formatting import amount, count, table
 from ..topology import Topology, this_machine
-from .options import output, working
+from .options import output
 
 _PACKAGES = (
     *("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "keras", "tf_keras", "tensorpack", "numpy", "protobuf"),
@@ -56,8 +56,8 @@ def main(args: argparse.Namespace) -> int:
         raise HierAllreduceError("--devices and -o go with --measure; add it")
     packages = {name: version for name, version in ((name, _version(name)) for name in _PACKAGES) if version}
     versions = {"hier_allreduce": __version__, "python": platform.python_version(), **packages}
-    with working("asking TensorFlow for its devices"):
-        seen = _tensorflow()
+    print("asking TensorFlow for its devices …", file=sys.stderr)
+    seen = _tensorflow()
     driver = _driver()
     try:
         machine = this_machine()
@@ -91,8 +91,7 @@ def _measured(args: argparse.Namespace, gpus: int, machine: Optional[Topology]) 
     machine = machine.subset(numbers) if machine is not None and is_machine else None
     if args.o and machine is None:
         raise HierAllreduceError("-o: only GPUs that nvidia-smi shows make a machine's file; leave -o out")
-    with working("measuring copies"):
-        found = measure.measure(devices, machine)
+    found = measure.measure(devices, machine)
     if args.o and machine is not None:
         args.o.write_text(measure.with_figures(machine, devices, found).to_yaml(), encoding="utf-8")
     return found

@@ -12,15 +12,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
-import sys
-import threading
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NoReturn, Tuple
 
 from .. import presets
 from ..errors import HierAllreduceError
-
-SAID = 3.0  # seconds after which a command says what it is doing
 
 _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
@@ -53,9 +49,6 @@ class Parser(argparse.ArgumentParser):
         if argument:
             raise HierAllreduceError(f"{argument!r} is one argument too many; `{self.prog} --help` shows the form")
         return found, []
-
-
-# ---- readers of values -------------------------------------------------------------------------------
 
 
 def time(text: str) -> float:
@@ -99,18 +92,3 @@ def naming(option: str) -> Iterator[None]:
         yield
     except HierAllreduceError as error:
         raise HierAllreduceError(f"{option}: {error}") from None
-
-
-# ---- while a command runs ----------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def working(text: str) -> Iterator[None]:
-    """Say on standard error after 3 s that a command is ``text``."""
-    teller = threading.Timer(SAID, lambda: sys.stderr and print(f"{text} …", file=sys.stderr, flush=True))
-    teller.start()
-    try:
-        yield
-    finally:
-        teller.cancel()
-        teller.join()

@@ -10,7 +10,7 @@ from typing import Optional
 from .. import presets
 from ..errors import HierAllreduceError
 from ..topology import Topology, from_text, this_machine
-from .options import naming, output, size, time, working
+from .options import naming, output, size, time
 from .picture import draw
 from .prediction import EQUAL, MODEL, predict, training_of
 from .report import as_json, report
@@ -38,8 +38,7 @@ def main(args: argparse.Namespace) -> int:
     machine = read_machine(args.machine)
     if len(machine) < 2:
         raise HierAllreduceError(f"{machine.name} has one GPU, which has nothing to reduce")
-    with working(f"predicting {len(machine)} GPUs"):
-        prediction = predict(machine, training, args.list)
+    prediction = predict(machine, training, args.list)
     if args.picture:  # before the text: its reader may close the pipe early
         with naming("--picture"):
             draw(prediction, args.picture)

@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from hier_allreduce.cli import main, options
+from hier_allreduce.cli import main
 
 
 @pytest.fixture
@@ -13,7 +13,6 @@ def run(capsys, monkeypatch):
 
     def run(*arguments, stdin=""):
         data = stdin if isinstance(stdin, bytes) else stdin.encode()
-        monkeypatch.setattr(options, "SAID", 600.0)  # however busy this machine is
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
         status = main([str(argument) for argument in arguments])
         return (status, *capsys.readouterr())

@@ -52,9 +52,9 @@ def test_a_good_machine_has_no_problems():
 
 
 def test_doctor_measures_cpu_devices_and_prints_json(run):
-    status, out, _ = run("doctor", "--measure", "--devices", "/cpu:0,/cpu:1", "--json")
+    status, out, err = run("doctor", "--measure", "--devices", "/cpu:0,/cpu:1", "--json")
     found = json.loads(out)
-    assert status == bool(found["todo"])
+    assert status == bool(found["todo"]) and err == "asking TensorFlow for its devices …\n"
     assert found["tensorflow"]["version"] and found["packages"]["numpy"]
     assert [copies["differ"] for copies in found["measured"]["copies"]] == [0, 0]
 
@@ -65,6 +65,11 @@ def test_errors_have_one_line(fails):
         ("/gpu:0,/gpu:0", "'/gpu:0,/gpu:0': expected two or more different devices, such as /gpu:0,/gpu:1"),
         ("/cpu:0", "'/cpu:0': expected two or more different devices"),
         ("banana,/cpu:0", "'banana' is no device such as /gpu:0 or /cpu:1"),
-        ("/gpu:98,/gpu:99", "TensorFlow sees 0 GPUs; name --devices such as /cpu:0,/cpu:1"),
     ]:
         assert words in fails("doctor", "--measure", "--devices", devices)
+
+
+def test_gpus_that_tensorflow_does_not_see_are_an_error(run):
+    status, out, err = run("doctor", "--measure", "--devices", "/gpu:98,/gpu:99")
+    assert (status, out) == (2, "")
+    assert err.endswith("doctor: --measure: TensorFlow sees 0 GPUs; name --devices such as /cpu:0,/cpu:1\n")
