@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from typing import Any, Dict, List, Optional
@@ -136,7 +137,8 @@ def _tensorflow() -> Dict[str, Any]:
     if done.returncode and "No module named 'tensorflow'" in last:
         return {"error": f"TensorFlow is missing; only plan works. {advice('The rest', 'tensorflow', 'tf')}"}
     if done.returncode:
-        fault = last or f"status {done.returncode}"
+        by = f"status {done.returncode}" if done.returncode > 0 else signal.Signals(-done.returncode).name
+        fault = last or f"it ended with {by}"
         return {"error": f"TensorFlow cannot be used, install one that fits this processor and Python: {fault}"}
     facts: Dict[str, Any] = json.loads(last)
     return facts

@@ -35,7 +35,8 @@ def test_problems_have_remedies(packages, seen, driver, line, monkeypatch):
     "source, line",
     [
         ("raise ImportError('no libcudart')", "1. TensorFlow cannot be used, install one that fits this processor and"),
-        ("import os\nos.abort()", "this processor and Python: status -6"),
+        ("import os, signal\nos.kill(os.getpid(), signal.SIGILL)", "this processor and Python: it ended with SIGILL"),
+        ("import sys\nsys.exit(3)", "this processor and Python: it ended with status 3"),
         ("raise ImportError(\"No module named 'tensorflow'\")", "1. TensorFlow is missing; only plan works. The rest"),
     ],
 )
