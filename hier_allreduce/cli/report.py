@@ -79,7 +79,9 @@ def _limit(links: Links, pairs: Sequence[Tuple[int, int]]) -> str:
     if name == "host":
         whose = "all copies share the host's memory"
     elif "+" in name:
-        whose = f"copies out of {name.partition(' ')[0]} share an uplink"
+        devices = name.partition(" ")[0].split("+")
+        group = "+".join(devices if len(devices) <= 4 else (devices[0], "…", devices[-1]))
+        whose = f"copies out of {group} share an uplink"
     else:
         whose = f"a GPU's copies share its {'port to the NVSwitch' if 'NVSwitch' in name else 'PCIe port'}"
     return f"{whose}, {rate(speed)}"

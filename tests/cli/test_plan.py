@@ -153,6 +153,13 @@ def test_every_preset_has_at_most_five_lines_of_links(run):
         assert status == 0 and 1 <= len(out.split("\n\n")[0].splitlines()[1:]) <= 5, machine
 
 
+def test_a_large_group_of_gpus_is_named_by_its_first_and_last(run):
+    kinds = [["X" if a == b else "PIX" if a // 5 == b // 5 else "SYS" for b in range(10)] for a in range(10)]
+    machine = Topology("two boxes", tuple(f"GPU{k}" for k in range(10)), tuple(map(tuple, kinds)))
+    lines = run("plan", "-", "--bytes=1MB", stdin=machine.table())[1].splitlines()
+    assert lines[2].endswith("25 pairs  9.2 GB/s  copies out of GPU0+…+GPU4 share an uplink, 12 GB/s")
+
+
 def test_one_gpu_has_nothing_to_reduce(fails):
     assert "has one GPU, which has nothing to reduce" in fails(
         "plan", "-", stdin="\tGPU0\tCPU Affinity\nGPU0\t X \t0-7\n"
