@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import re
@@ -66,11 +65,9 @@ def main(args: argparse.Namespace) -> int:
         signal.signal(ending, signal.default_int_handler)  # as Ctrl-C: end the program, print what there is
     runs: List[Run] = []
     interrupted = False
-    measured = measure_all(args.program, args.minutes, args.patience, only, folder)
     try:
-        with contextlib.closing(measured):
-            for run in measured:
-                runs.append(run)
+        for run in measure_all(args.program, args.minutes, args.patience, only, folder):
+            runs.append(run)
     except KeyboardInterrupt:
         if not runs:
             raise

@@ -80,18 +80,17 @@ def verdict(runs: Sequence[Run]) -> Verdict:
 
 def report(found: Verdict) -> str:
     """Return the table and the verdict as text."""
-    base = next((row for row in found.rows if row.runs), None)
-    lines: List[Sequence[str]] = [("", "step, ms", f"of {base.candidate.name}" if base else "", "noise")]
+    base = next((row for row in found.rows if row.runs), found.rows[0])
+    lines: List[Sequence[str]] = [("", "step, ms", f"of {base.candidate.name}", "noise")]
     for row in found.rows:
-        if base is None or not row.runs:
-            lines.append((row.candidate.name, row.fault.split()[0].rstrip(":")))
+        if row.fault:
+            lines.append((row.candidate.name, "", "", "", row.fault))
             continue
         windows = sorted(1e3 * seconds for run in row.runs for seconds in run)
         step = f"{1e3 * row.step:.4g} ({windows[0]:.4g}–{windows[-1]:.4g})"
         noise = "?" if row.noise is None else f"{row.noise:.1%}"
         lines.append((row.candidate.name, step, f"{row.step / base.step:.2f}", noise, "← best" * (row is found.best)))
-    faults = "".join(f"{row.candidate.name}: {row.fault}\n" for row in found.rows if row.fault)
-    return f"{table(lines)}\n\n{faults}step: median (shortest–longest window); noise: between runs\n{found.advice}"
+    return f"{table(lines)}\n\nstep: median (shortest–longest window); noise: between runs\n{found.advice}"
 
 
 def as_json(found: Verdict) -> Dict[str, Any]:

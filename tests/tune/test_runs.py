@@ -189,6 +189,19 @@ def test_a_winner_beats_the_noise_and_two_percent(milliseconds, advice):
     assert advice in tune.report(found)
 
 
+def test_a_fault_is_in_its_row_of_the_table():
+    rows = [line.split() for line in tune.report(tune.verdict(runs_with(now=None, rule=95))).splitlines()]
+    assert rows[1] == ["now", "hung:", "no", "step"] and rows[2] == [
+        "rule",
+        "95",
+        "(95–95)",
+        "1.00",
+        "0.0%",
+        "←",
+        "best",
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
