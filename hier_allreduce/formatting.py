@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Iterable, Sequence
+from itertools import zip_longest
+from typing import Iterable, List, Sequence
 
 _NUMBER = re.compile(r"[\d.]+(e[-+]\d+)?( ?[kMGTµm]?[Bsx]|%)?$")
 _DECIMAL = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
@@ -48,15 +49,9 @@ def table(rows: Iterable[Sequence[object]], all_right: bool = False) -> str:
 
     Columns of numbers are aligned right; with ``all_right``, every column but the first.
     """
-    cells = [[str(cell) for cell in row] for row in rows]
-    longest = max(map(len, cells))
-    columns = list(zip(*(row + [""] * (longest - len(row)) for row in cells)))
-    widths = [max(map(len, column)) for column in columns]
-    numeric = [
-        number > 0 if all_right else all(map(_NUMBER.match, column[1:])) for number, column in enumerate(columns)
-    ]
-    padded = [
-        [cell.rjust(width) if is_numeric else cell.ljust(width) for cell in column]
-        for column, width, is_numeric in zip(columns, widths, numeric)
-    ]
+    padded: List[List[str]] = []
+    for column in zip_longest(*([str(cell) for cell in row] for row in rows), fillvalue=""):
+        width = max(map(len, column))
+        is_right = bool(padded) if all_right else all(map(_NUMBER.match, column[1:]))
+        padded.append([cell.rjust(width) if is_right else cell.ljust(width) for cell in column])
     return "\n".join("  ".join(row).rstrip() for row in zip(*padded))
