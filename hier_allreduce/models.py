@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, Tuple
 
 from . import presets
 from .errors import HierAllreduceError
@@ -83,21 +83,13 @@ def _read_line(path: Path, number: int, cells: Dict[str, str]) -> GradientShape:
     sparse = cells.get("sparse", "").strip()
     if sparse not in ("", "no", "yes"):
         raise HierAllreduceError(f"{where}: sparse is {sparse!r}; expected yes, no or nothing")
-    shape = _read_shape(where, cells["shape"])
-    if sparse == "yes" and not shape:
+    is_scalar = cells["shape"].strip() in ("", "scalar")
+    sizes = [] if is_scalar else [size.strip() for size in cells["shape"].split(",")]
+    # 18 digits fit into int64, as TensorFlow's sizes do
+    if not all(size.isdecimal() and len(size) <= 18 for size in sizes):
+        raise HierAllreduceError(
+            f"{where}: shape {cells['shape']!r}; expected whole numbers separated by commas, such as 3,3,64,64"
+        )
+    if sparse == "yes" and is_scalar:
         raise HierAllreduceError(f"{where}: a scalar has no rows, so it cannot be sparse")
-    return GradientShape(cells["name"], shape, dtype, sparse == "yes")
-
-
-def _read_shape(where: str, text: str) -> Tuple[int, ...]:
-    """Read ``3, 3, 64``; an empty text or the word ``scalar`` is a scalar's."""
-    if text.strip() in ("", "scalar"):
-        return ()
-    sizes: List[int] = []
-    for size in map(str.strip, text.split(",")):  # U+001F too, which int() alone does not take away
-        if not size.isdecimal() or len(size) > 18:  # 18 digits fit into int64, as TensorFlow's sizes do
-            raise HierAllreduceError(
-                f"{where}: shape {text!r}; expected whole numbers separated by commas, such as 3,3,64,64"
-            )
-        sizes.append(int(size))
-    return tuple(sizes)
+    return GradientShape(cells["name"], tuple(map(int, sizes)), dtype, sparse == "yes")
