@@ -88,8 +88,7 @@ def _measured(args: argparse.Namespace, gpus: int, machine: Optional[Topology]) 
         raise HierAllreduceError(
             f"--measure: TensorFlow sees {count(gpus, 'GPU')}; name --devices such as /cpu:0,/cpu:1"
         )
-    is_machine = machine is not None and len(numbers) == len(devices) and max(numbers) < len(machine)
-    machine = machine.subset(numbers) if machine is not None and is_machine else None
+    machine = machine.subset(numbers) if machine is not None and len(numbers) == len(devices) else None
     if args.o and machine is None:
         raise HierAllreduceError("-o: only GPUs that nvidia-smi shows make a machine's file; leave -o out")
     found = measure.measure(devices, machine)

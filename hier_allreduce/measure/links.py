@@ -70,8 +70,7 @@ def measure(devices: Sequence[str], machine: Optional[Topology]) -> Measured:
         ends = cycle(outside or [*members[1:], members[0]])
         groups[name] = [(devices[src], devices[dst]) for src, dst in zip(members, ends)]
     tasks = [*([pair] for pair in pairs), *groups.values(), [(devices[0], devices[0])]]
-    with tqdm(_ask(devices[0], tasks), "copies", len(tasks), delay=3, disable=None, file=sys.stderr) as bar:
-        *found, op = bar
+    *found, op = tqdm(_ask(devices[0], tasks), "copies", len(tasks), disable=None)
     return Measured(dict(zip(pairs, found)), dict(zip(groups, found[len(pairs) :])), op)
 
 
