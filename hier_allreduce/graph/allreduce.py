@@ -16,7 +16,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from ..errors import ClusterError
 from ..planning import Strategy, run, strategy_from
-from ..planning.plan import complete_on
+from ..planning.plan import complete_on, sums_in
 from .columns import Columns
 from .devices import all_on_cpu, device_strings
 from .half import NARROW_DTYPES, Half
@@ -78,9 +78,7 @@ def allreduce_grads(
             ``devices`` is not a device; or an unknown choice, or groups that miss or repeat a tower.
         ClusterError: not K towers on each host, or no graph for a session.
     """
-    name = name or "hier_allreduce"
-    layout, shared = begin(all_grads, device_strings(devices), average, strategy_from(strategy), name, cluster)
-    return with_clock(travel(layout, shared, name))
+    return reduce_matrix(all_grads, device_strings(devices), average, strategy_from(strategy), name, cluster)[0]
 
 
 @without_autograph
@@ -125,31 +123,31 @@ def allreduce_grads_and_vars(
 
     Raises: as :func:`allreduce_grads`; also where the towers list their variables in different orders.
     """
-    strategy, name, towers = strategy_from(strategy), name or "hier_allreduce", device_strings(devices)
+    strategy, towers = strategy_from(strategy), device_strings(devices)
     pairs = check_pairs(all_grads_and_vars, towers)
     grads = [[grad for grad, _ in row] for row in pairs]
-    layout, shared = begin(grads, towers, average, strategy, name, cluster, variable_names(pairs, towers))
-    reduced = with_clock(travel(layout, shared, name))
+    reduced, _ = reduce_matrix(grads, towers, average, strategy, name, cluster, variable_names(pairs, towers))
     if len(towers) > 1:
         warn_of_references(pairs[0])
     return [[(grad, var) for grad, (_, var) in zip(*rows)] for rows in zip(reduced, pairs)]
 
 
-def begin(
+def reduce_matrix(
     all_grads: Any,
     devices: Tuple[Any, ...],
     average: bool,
     strategy: Strategy,
-    name: str,
+    name: Optional[str],
     cluster: Optional[HostGroup],
     names: Optional[Sequence[str]] = None,
-    whole: bool = False,
-) -> Tuple[Layout, Shared]:
-    """Return the layout of checked gradients, and the state that its chunks share; no op is added.
+    to_mains: bool = False,
+) -> Tuple[List[Tuple[Any, ...]], Layout]:
+    """Return K rows of N reduced gradients, and the layout, which is complete before the first op is added.
 
-    ``names`` are those of the N variables, by default of the gradients; ``whole`` gives each variable one main.
-    Raises: as :func:`allreduce_grads`.
+    ``names`` are those of the N variables, by default of the gradients. With ``to_mains`` each variable has one main,
+    and is reduced there only. Raises: as :func:`allreduce_grads`.
     """
+    name = name or "hier_allreduce"
     check_scope(name)
     if not isinstance(cluster, (HostGroup, type(None))):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
@@ -157,10 +155,12 @@ def begin(
     hosts = 1 if cluster is None else cluster.size
     sparse = strategy.sparse if hosts == 1 else "dense"  # hosts have different rows, a collective needs equal shapes
     columns = check_matrix(all_grads, devices, average, names, sparse, strategy.missing)
-    layout = lay_out(columns, devices, strategy, hosts, whole)
+    layout = lay_out(columns, devices, strategy, hosts, whole=to_mains)
     note_facts(layout, program)
     across = cluster and cluster.across(name, columns, {"average": average, "layout": layout.fingerprint})
-    return layout, Shared(devices, average, across)
+    schedules = [sums_in(schedule) for schedule in layout.schedules] if to_mains else layout.schedules
+    rows = travel(layout._replace(schedules=schedules), Shared(devices, average, across), name)
+    return with_clock(rows), layout
 
 
 def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:

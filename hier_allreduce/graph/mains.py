@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any, List, Optional, Sequence, Tuple
 
 from ..planning import Strategy
-from ..planning.plan import copies_in, sums_in
-from .allreduce import begin, travel
-from .devices import device_strings
+from ..planning.plan import copies_in
+from .allreduce import reduce_matrix, travel
 from .hosts import HostGroup
 from .layout import Layout, lay_out
 from .matrix import column_of
 from .sums import Shared
-from .tuning import with_clock
 
 
 def reduce_to_mains(
@@ -32,10 +30,8 @@ def reduce_to_mains(
 
     Raises: as :func:`allreduce_grads`.
     """
-    layout, shared = begin(all_grads, device_strings(devices), average, strategy, name, cluster, names, whole=True)
+    rows, layout = reduce_matrix(all_grads, tuple(devices), average, strategy, name, cluster, names, to_mains=True)
     mains = layout.mains()
-    first_half = layout._replace(schedules=[sums_in(schedule) for schedule in layout.schedules])
-    rows = with_clock(travel(first_half, shared, name))
     return [rows[mains[n]][n] if n in mains else None for n in range(len(layout.columns))], layout
 
 
