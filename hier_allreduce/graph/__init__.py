@@ -9,22 +9,6 @@ from .allreduce import allreduce_grads, allreduce_grads_and_vars, allreduce_grad
 from .devices import device_strings
 from .hosts import HostGroup
 from .mains import copy_from_mains, copy_from_tower_0, reduce_to_mains
-from .matrix import VAR_LIST_ADVICE, check_average
-from .names import variable_names, where
-from .pairs import check_pairs
 
-__all__ = [
-    "VAR_LIST_ADVICE",
-    "HostGroup",
-    "allreduce_grads",
-    "allreduce_grads_and_vars",
-    "allreduce_grads_hierarchical",
-    "check_average",
-    "check_pairs",
-    "copy_from_mains",
-    "copy_from_tower_0",
-    "device_strings",
-    "reduce_to_mains",
-    "variable_names",
-    "where",
-]
+__all__ = ["HostGroup", "allreduce_grads", "allreduce_grads_and_vars", "allreduce_grads_hierarchical"]
+__all__ += ["copy_from_mains", "copy_from_tower_0", "device_strings", "reduce_to_mains"]

@@ -10,7 +10,8 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..graph import HostGroup, copy_from_mains, reduce_to_mains, variable_names
+from ..graph import HostGroup, copy_from_mains, reduce_to_mains
+from ..graph.names import variable_names
 from ..graph.tf import tf1
 from ..planning import Strategy
 from .replicas import Copies

@@ -8,7 +8,7 @@ import tensorflow as tf
 from helpers.graphs import IS_TF2, cpus, on_towers, tf1
 
 from hier_allreduce import ClusterError, HierAllreduceError, Strategy, allreduce_grads, allreduce_grads_and_vars
-from hier_allreduce.graph import variable_names
+from hier_allreduce.graph.names import variable_names
 
 SHAPES = "all_grads[tower][variable]"
 IN_ORDER = "list the variables in one order on every tower"
