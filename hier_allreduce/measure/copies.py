@@ -49,10 +49,7 @@ def seconds_of(pairs: Sequence[Pair], size: int, hops: int = 1) -> float:
         ends: List[Any] = []
         for src, dst in pairs:
             with tf.device(src):
-                ones = tf1.ones_initializer()
-                tensor = tf1.get_variable(
-                    f"v{len(ends)}", [size // 4], tf.float32, ones, use_resource=True
-                ).read_value()
+                tensor = tf1.Variable(tf.ones([size // 4]), use_resource=True).read_value()
             for hop in range(hops):
                 with tf.device(src if hop % 2 else dst):
                     tensor = tf.negative(tensor) if src == dst else tf.identity(tensor)
