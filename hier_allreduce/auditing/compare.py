@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import AuditError
 from ..formatting import count, table
-from ..graph.record import Call, recorded_in
-from ..graph.tf import tf1
+from ..graph.record import Call, recorded_graphs, recorded_in
+from ..graph.tf import collected_graphs, tf1
 from .executed import OTHER_HOSTS, Step, Traffic
-from .functions import first_step
 
 _LISTED = 5  # tensors that an error message lists
 _FETCH = (
@@ -101,7 +100,7 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
     """
     prefix, partitions = "", getattr(step, "partition_graphs", ())
     if callable(step):
-        partitions, prefix, graph = first_step(step)
+        partitions, prefix, graph = _first_step(step)
     graph = graph or tf1.get_default_graph()
     if not partitions:
         raise AuditError(
@@ -131,6 +130,27 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
     unneeded = {} if is_complete else executed.unneeded()
     audited = (_audited(call, traffics, executed.idle(call), unneeded) for call, traffics in ran)
     return Audit(tuple(audited), tuple(skipped))
+
+
+def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
+    """Return the partition graphs of the function with most all-reduces, the prefix of names there, and its graph.
+
+    It must not have run before ``step``: TensorFlow tells only once which nodes it executes.
+    """
+    before = recorded_graphs()
+    with collected_graphs() as functions:
+        step()
+    new = [graph for graph in recorded_graphs() if all(graph is not other for other in before)]
+    for graph in sorted(new, key=lambda graph: -len(recorded_in(graph))):
+        for partitions in (function.partition_graphs for function in functions):
+            for node in (node for part in partitions for node in part.node):
+                prefix, found, _ = node.name.partition(recorded_in(graph)[0].scope)
+                if found and (not prefix or prefix.endswith("/")):
+                    return partitions, prefix, graph
+    raise AuditError(
+        "no tf.function with an all-reduce ran for the first time; audit the first step of a program, before any other"
+        " call of its function. For a session, pass the RunMetadata of a step"
+    )
 
 
 def _in_control_flow(call: Call, graph: Any) -> bool:
