@@ -1,13 +1,5 @@
 """tensorpack's replicated training with this package's all-reduce, on any devices.
 
-::
-
-    from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
-
-    launch_train_with_config(config, HierarchicalTrainer(8))                       # GPUs 0 to 7
-    launch_train_with_config(config, HierarchicalTrainer(["/cpu:0", "/cpu:1"]))    # any devices
-    launch_train_with_config(config, HierarchicalTrainer.from_config("chainer"))   # all options from a file
-
 Importing this module imports tensorpack, which sets environment variables and patches TensorFlow.
 """
 

@@ -1,33 +1,16 @@
-"""The towers' devices: their names, and sessions that have these devices."""
+"""Sessions that have the towers' devices."""
 
 from __future__ import annotations
 
 import copy
 import os
-from typing import Any, List, Sequence
+from typing import Any, Sequence
 
 import tensorflow as tf
 
 from ...errors import HierAllreduceError
-from ...graph import device_strings
 from ...graph.devices import device_fields, devices_match
 from ...graph.tf import tf1
-
-
-def tower_devices(devices: Any) -> List[Any]:
-    """Return K devices for ``tf.device``.
-
-    Args:
-        devices: the number of GPUs, or a list of K GPU ids or devices. A GPU id becomes ``/gpu:id``.
-
-    Raises:
-        HierAllreduceError: no devices, or an invalid one.
-    """
-    if isinstance(devices, int):
-        devices = list(range(devices))
-    if isinstance(devices, (list, tuple)):
-        devices = [f"/gpu:{device}" if isinstance(device, int) else device for device in devices]
-    return list(device_strings(devices))
 
 
 def creator_for_towers(creator: Any, devices: Sequence[Any]) -> Any:

@@ -16,7 +16,7 @@ from tensorpack.utils import logger
 
 from ... import presets
 from ...errors import HierAllreduceError
-from ...graph import HostGroup, allreduce_grads_and_vars
+from ...graph import HostGroup, allreduce_grads_and_vars, device_strings
 from ...graph.tf import tf1
 from ...planning import Strategy, strategy_from
 from ...training.main_update import update_at_mains
@@ -25,7 +25,7 @@ from ...training.update import Pairs, check_options, check_variables, update_tow
 from ...training.wrapped import check_optimizer
 from ...tuned import tuned
 from .accumulation import with_ordered_accumulation
-from .devices import creator_for_towers, tower_devices
+from .devices import creator_for_towers
 from .names import under_tower_0s_names, with_missing_pairs
 from .peers import reduced_by_peer
 
@@ -54,7 +54,6 @@ class HierarchicalTrainer(SingleCostTrainer):
       variable, which all towers would change, is an error; use ``update="main"``, which calls it once.
     - Sparse gradients (embeddings) remain sparse, with a row for each lookup. Processors that clip or measure gradients
       see these rows before they are added up, unless the strategy is ``Strategy(sparse="dense")``.
-    - The session gets a thread for every tower, because tensorpack's staging of inputs blocks one thread for each.
 
     Models should use resource variables. A reference variable, TensorFlow 1.15's default, can be updated while a
     gradient still reads it. If several towers train one, a warning says so; with ``update="main"``, an error.
@@ -99,7 +98,11 @@ class HierarchicalTrainer(SingleCostTrainer):
                 raise HierAllreduceError(f"{name}={value!r} is tensorpack's; HierarchicalTrainer has {_THEIRS[name]}")
         presets.check(unknown, dict.fromkeys(_OPTIONS, presets.anything), "HierarchicalTrainer")
         check_options(average, update, broadcast_every=broadcast_every, check_replicas_every=check_replicas_every)
-        self.devices = tower_devices(devices)
+        if isinstance(devices, int):
+            devices = list(range(devices))
+        if isinstance(devices, (list, tuple)):
+            devices = [f"/gpu:{device}" if isinstance(device, int) else device for device in devices]
+        self.devices = list(device_strings(devices))
         self._strategy = strategy_from(strategy)
         self._average, self._update = average, update
         self._broadcast_every, self._check_every = broadcast_every, check_replicas_every
@@ -198,8 +201,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             check = CallbackFactory(trigger=lambda callback: self._report(compare(self.sess)))
             callbacks.append(PeriodicTrigger(check, every_k_steps=self._check_every))
         if self._broadcast_every:
-            every = RunOp(sync, run_before=False)
-            callbacks.append(PeriodicTrigger(every, every_k_steps=self._broadcast_every))
+            callbacks.append(PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=self._broadcast_every))
         return callbacks
 
     def _report(self, drift: Drift) -> None:
