@@ -18,7 +18,6 @@ def reduce_to_mains(
     devices: Sequence[Any],
     average: bool,
     strategy: Strategy,
-    name: str = "reduce_to_mains",
     cluster: Optional[HostGroup] = None,
     names: Optional[Sequence[str]] = None,
 ) -> Tuple[List[Any], Layout]:
@@ -30,7 +29,8 @@ def reduce_to_mains(
 
     Raises: as :func:`allreduce_grads`.
     """
-    rows, layout = reduce_matrix(all_grads, tuple(devices), average, strategy, name, cluster, names, to_mains=True)
+    name, towers = "reduce_to_mains", tuple(devices)
+    rows, layout = reduce_matrix(all_grads, towers, average, strategy, name, cluster, names, to_mains=True)
     mains = layout.mains()
     return [rows[mains[n]][n] if n in mains else None for n in range(len(layout.columns))], layout
 
@@ -55,8 +55,8 @@ def copy_from_mains(values: Sequence[Any], layout: Layout, name: str = "copy_fro
     return travel(layout._replace(columns=columns, schedules=copies), Shared(layout.devices), name)
 
 
-def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any], name: str = "broadcast") -> List[Tuple[Any, ...]]:
+def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any]) -> List[Tuple[Any, ...]]:
     """Copy N tensors of any dtype from tower 0 to every tower, down a binomial tree; K×N out."""
     columns = [column_of(value.op.name, [value]) for value in values]
     layout = lay_out(columns, tuple(devices), Strategy(algorithm="tree", main=0), whole=True)
-    return copy_from_mains(values, layout, name)
+    return copy_from_mains(values, layout, "broadcast")

@@ -37,7 +37,7 @@ def update_at_mains(
     names = variable_names(rows, devices)
     grads = [[grad for grad, _ in row] for row in rows]
     variables = [[var for _, var in row] for row in rows]
-    reduced, layout = reduce_to_mains(grads, devices, average, strategy, cluster=cluster, names=names)
+    reduced, layout = reduce_to_mains(grads, devices, average, strategy, cluster, names)
     mains = layout.mains()
     pairs = [(reduced[n], under_name_of(variables[0][n], variables[main][n])) for n, main in sorted(mains.items())]
     updated = optimizer.apply_gradients(pairs)
