@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, Callable, Dict, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
 from ..errors import AuditError
 from ..formatting import count, table
@@ -126,9 +126,9 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
     if not ran:
         reasons = "; ".join(map(": ".join, skipped))
         raise AuditError(f"the run has none of the graph's all-reduces ({reasons}); fetch their results")
-    is_complete = not any(traffic.planned - traffic.executed for _, traffics in ran for traffic in traffics)
-    unneeded = {} if is_complete else executed.unneeded()
-    audited = (_audited(call, traffics, executed.idle(call), unneeded) for call, traffics in ran)
+    if any(traffic.planned - traffic.executed for _, traffics in ran for traffic in traffics):
+        executed.find_unneeded()
+    audited = (_audited(call, traffics, executed.idle(call)) for call, traffics in ran)
     return Audit(tuple(audited), tuple(skipped))
 
 
@@ -159,7 +159,7 @@ def _in_control_flow(call: Call, graph: Any) -> bool:
     return any(context and (context.IsCondContext() or context.IsWhileContext()) for context in contexts)
 
 
-def _audited(call: Call, traffics: Sequence[Traffic], idle: Sequence[str], unneeded: Dict[Traffic, Counter]) -> Audited:
+def _audited(call: Call, traffics: Sequence[Traffic], idle: Sequence[str]) -> Audited:
     """Return a call that was executed as planned.
 
     Raises:
@@ -167,7 +167,7 @@ def _audited(call: Call, traffics: Sequence[Traffic], idle: Sequence[str], unnee
     """
     faults, advice = [], _FETCH
     for traffic in traffics:
-        missing = traffic.planned - traffic.executed - unneeded.get(traffic, Counter())
+        missing = traffic.planned - traffic.executed - traffic.unneeded
         extra = traffic.executed - traffic.planned
         parts = [f"missing {_arrows(missing)}"] if missing else []
         if extra:
@@ -187,8 +187,8 @@ def _audited(call: Call, traffics: Sequence[Traffic], idle: Sequence[str], unnee
         raise AuditError("\n".join([title, *faults, advice]))
     total: Counter = sum((traffic.executed for traffic in traffics), Counter())
     copies = Counter({pair: times for pair, times in total.items() if pair[1] != OTHER_HOSTS})
-    left_out = sum(sum((traffic.planned - traffic.executed).values()) for traffic in traffics)
-    return Audited(call, copies, sum(total.values()) - sum(copies.values()), left_out)
+    unneeded = sum(sum(traffic.unneeded.values()) for traffic in traffics)
+    return Audited(call, copies, sum(total.values()) - sum(copies.values()), unneeded)
 
 
 def _arrows(pairs: Counter) -> str:

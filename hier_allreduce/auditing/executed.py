@@ -27,6 +27,7 @@ class Traffic:
         tensor: as recorded.
         planned: the number of copies by pair of spots; between towers that share their devices at most 1.
         executed: the same.
+        unneeded: the missing copies that nobody needs, once :meth:`Step.find_unneeded` has run.
         sources: by pair, the ops whose results were copied.
         ran: whether an op of the tensor was executed.
     """
@@ -38,6 +39,7 @@ class Traffic:
         self.call, self.tensor = call, tensor
         self.planned: Counter = Counter()
         self.executed: Counter = Counter()
+        self.unneeded: Counter = Counter()
         self.sources: Dict[Pair, Set[str]] = {}
         self.ran = False
         self._fields = list(map(device_fields, call.devices))
@@ -114,8 +116,8 @@ class Step:
         used = {node.device for node in self._nodes}
         return [device for device in call.devices if not any(devices_match(other, device) for other in used)]
 
-    def unneeded(self) -> Dict[Traffic, Counter]:
-        """Return the missing copies that nobody needs: of constants, and of values that another copy has brought.
+    def find_unneeded(self) -> None:
+        """Note the missing copies that nobody needs: of constants, and of values that another copy has brought.
 
         Grappler folds constants, and merges ops that compute the same, as in a sum and a mean of the same gradients.
         """
@@ -130,12 +132,10 @@ class Step:
         for (traffic, pair), values in built.items():
             if traffic.executed[pair] >= traffic.planned[pair] > 0:
                 made |= values
-        unneeded: Dict[Traffic, Counter] = {traffic: Counter() for traffic in self.traffics}
         for (traffic, pair), values in built.items():
             needed = {value for value in values - made if value[0] not in constants}
             if len(needed) <= traffic.executed[pair]:
-                unneeded[traffic][pair] = (traffic.planned - traffic.executed)[pair]
-        return unneeded
+                traffic.unneeded[pair] = (traffic.planned - traffic.executed)[pair]
 
 
 def _computations(graph: Any) -> Tuple[Dict[str, int], Set[int]]:
