@@ -91,6 +91,7 @@ def _measured(args: argparse.Namespace, gpus: int, machine: Optional[Topology]) 
     machine = machine.subset(numbers) if machine is not None and len(numbers) == len(devices) else None
     if args.o and machine is None:
         raise HierAllreduceError("-o: only GPUs that nvidia-smi shows make a machine's file; leave -o out")
+    print("measuring copies …", file=sys.stderr)
     found = measure.measure(devices, machine)
     if args.o and machine is not None:
         args.o.write_text(measure.with_figures(machine, devices, found).to_yaml(), encoding="utf-8")
