@@ -10,7 +10,8 @@ import pytest
 from hier_allreduce import Topology, __version__
 from hier_allreduce.cli import main, options, plan, prediction
 
-COMMAND = [sys.executable, "-m", "hier_allreduce"]
+# output that is not buffered has no rest that fails again at exit
+COMMAND = ["env", "-u", "PYTHONUNBUFFERED", sys.executable, "-m", "hier_allreduce"]
 
 
 def in_a_shell(redirected, *arguments):
