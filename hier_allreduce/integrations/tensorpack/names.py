@@ -33,8 +33,6 @@ def with_missing_pairs(rows: Sequence[Pairs]) -> List[Pairs]:
         {var.op.name[len(prefix) if var.op.name.startswith(prefix) else 0 :]: (grad, var) for grad, var in row}
         for prefix, row in zip(prefixes, rows)
     ]
-    if all(tower.keys() == towers[0].keys() for tower in towers):
-        return list(rows)
     trainable = {var.op.name: (None, var) for var in tf1.trainable_variables()}
     names = list(dict.fromkeys(name for tower in towers for name in tower))
     completed = [
@@ -49,10 +47,6 @@ def under_tower_0s_names(optimizer: Any, rows: Sequence[Pairs]) -> Iterator[None
 
     The optimizers inside the wrappers get the towers' variables, with slots for each. Asked for the slot of a view,
     which they would look up by name, they return the slot of the tower's variable.
-
-    Args:
-        optimizer: perhaps wrapped.
-        rows: K rows of N (gradient, variable) pairs.
     """
     views = {id(var): under_name_of(first, var) for row in rows[1:] for (_, var), (_, first) in zip(row, rows[0])}
     variables = {id(views[id(var)]): var for row in rows[1:] for _, var in row}
