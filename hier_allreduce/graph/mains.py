@@ -36,13 +36,9 @@ def reduce_to_mains(
 
 
 def copy_from_mains(values: Sequence[Any], layout: Layout, name: str = "copy_from_mains") -> List[Tuple[Any, ...]]:
-    """Copy N values, each on its variable's main, to every tower: the second half of an all-reduce, by the same plan.
+    """Copy N values to every tower: the second half of an all-reduce, by the plan of :func:`reduce_to_mains`.
 
-    Args:
-        values: N tensors, ``values[n]`` on the device of tower ``layout.mains()[n]``, with the shapes of dense
-            gradients. Those of variables without gradients are not read.
-        layout: from :func:`reduce_to_mains`.
-        name: the name scope of the ops.
+    ``values[n]`` is on the device of tower ``layout.mains()[n]``, and has the shape of a dense gradient.
 
     Returns:
         K tuples of N tensors, entry (k, n) on the device of tower k; None for variables without gradients.

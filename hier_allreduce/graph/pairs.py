@@ -12,7 +12,7 @@ from .names import where
 from .tf import is_resource, tf1
 
 
-def check_pairs(all_grads_and_vars: Any, devices: Tuple[Any, ...]) -> Tuple[Tuple[Tuple[Any, Any], ...], ...]:
+def check_pairs(all_grads_and_vars: Any, devices: Sequence[Any]) -> Tuple[Tuple[Tuple[Any, Any], ...], ...]:
     """Return K rows of N (gradient, variable) pairs, as tuples.
 
     Raises:

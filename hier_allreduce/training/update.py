@@ -38,7 +38,7 @@ def check_variables(rows: Any, devices: Sequence[Any], earlier: Sequence[Sequenc
         HierAllreduceError: as :func:`.pairs.check_pairs`; or towers share a variable, or pair it with
             others than ``earlier`` copies do; or it is a reference variable, or does not fit its gradient.
     """
-    rows = check_pairs(rows, tuple(devices))
+    rows = check_pairs(rows, devices)
     tower_of: Dict[int, int] = {}  # of each id(variable)
     columns = {id(var): column for column in zip(*earlier) for var in column}
     for tower, row in enumerate(rows):

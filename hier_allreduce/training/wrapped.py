@@ -29,9 +29,8 @@ def check_optimizer(optimizer: Any, update: str, pass_on: Tuple[Any, ...] = ()) 
     """Check that ``optimizer`` can update towers; wrappers of the classes ``pass_on`` pass all gradients to ``_opt``.
 
     Raises:
-        HierAllreduceError: it is or wraps a ``SyncReplicasOptimizer``, or tensorpack's ``AccumGradOptimizer``, with
-            which some towers now and then apply sums that others do not. Or, at the mains, it does more than update
-            each variable in place.
+        HierAllreduceError: it is or wraps a ``SyncReplicasOptimizer`` or tensorpack's ``AccumGradOptimizer``; or, at
+            the mains, it does more than update each variable in place.
     """
     for inner in held_by(optimizer):
         if isinstance(inner, tf1.train.SyncReplicasOptimizer):
