@@ -22,10 +22,9 @@ from .devices import all_on_cpu, device_strings
 from .half import NARROW_DTYPES, Half
 from .hosts import HostGroup
 from .layout import Layout, lay_out
-from .matrix import check_matrix
+from .matrix import check_matrix, check_pairs, warn_of_references
 from .names import check_scope, variable_names
 from .packing import Packing
-from .pairs import check_pairs, warn_of_references
 from .record import record
 from .rows import Rows, gradient
 from .sums import Shared, Sum

@@ -1,4 +1,4 @@
-"""The K×N matrix as the caller passes it, checked before the first op.
+"""The K×N matrix as the caller passes it, alone or with variables, checked before the first op.
 
 ::
 
@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from functools import partial
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -17,8 +18,9 @@ import tensorflow as tf
 
 from ..errors import HierAllreduceError
 from ..formatting import count
+from .devices import device_fields, devices_match
 from .names import names_of_gradients, names_within_towers, where
-from .tf import SUMMABLE_DTYPES, in_current_graph
+from .tf import SUMMABLE_DTYPES, in_current_graph, is_resource, tf1
 
 VAR_LIST_ADVICE = "without var_list=, compute_gradients takes all towers' variables: give it those of its own tower"
 
@@ -212,3 +214,60 @@ def _check_equal(attribute: str, by_tower: Dict[int, Any], advice: str, place: C
         odd = next(tower for tower, value in by_tower.items() if str(value) != counts.most_common(1)[0][0])
         values = ", ".join(f"tower {tower}: {value}" for tower, value in by_tower.items())
         raise HierAllreduceError(f"{place(odd)}: the {attribute} differs between towers ({values}); {advice}")
+
+
+def check_pairs(all_grads_and_vars: Any, devices: Sequence[Any]) -> Tuple[Tuple[Tuple[Any, Any], ...], ...]:
+    """Return K rows of N (gradient, variable) pairs, as tuples.
+
+    Raises:
+        HierAllreduceError: not K rows, rows of different lengths, an entry that is not a pair, or rows that hold other
+            towers' variables.
+    """
+    rows = check_rows(all_grads_and_vars, devices)
+    for tower, row in enumerate(rows):
+        for variable, pair in enumerate(row):
+            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+                fault = "expected a (gradient, variable) pair; allreduce_grads takes gradients alone"
+            elif not hasattr(pair[1], "name"):
+                fault = f"expected a variable after the gradient, not {pair[1]!r}"
+            else:
+                continue
+            raise HierAllreduceError(f"{where(tower, devices, variable)}: {fault}")
+    _check_devices([[var for _, var in row] for row in rows], devices)
+    return rows
+
+
+def _check_devices(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
+    """Check that no row has variables of another tower, unless the towers share them."""
+    # a function, or a job without a device, tells nothing
+    known = {k: name for k, name in enumerate(devices) if isinstance(name, str) and device_fields(name)[3]}
+    homes = [[_home(var, tower, known) for var in row] for tower, row in enumerate(rows)]
+    for tower, row in enumerate(rows):
+        for variable, (var, home) in enumerate(zip(row, homes[tower])):
+            is_swapped = home != tower and any(other != home for other in homes[home])
+            if is_swapped and not any(var is other for other in rows[home]):
+                raise HierAllreduceError(
+                    f"{where(tower, devices, variable, [var.name for var in row])}: the variable is on {var.device},"
+                    f" tower {home}'s device; give one row for each tower, in the order of the devices:"
+                    " rows[tower][variable]"
+                )
+
+
+def _home(var: Any, row: int, known: Dict[int, str]) -> int:
+    """Return the tower on whose device a variable of ``row`` is: that row's, if it is on no known device."""
+    device = getattr(var, "device", "")
+    homes = (tower for tower in (row, *known) if tower in known and device and devices_match(device, known[tower]))
+    return next(homes, row)
+
+
+def warn_of_references(pairs: Sequence[Tuple[Any, Any]]) -> None:
+    """Warn the caller's caller, if some variables of N pairs are reference variables: their reads race with updates."""
+    references = [var.op.name for _, var in pairs if isinstance(var, tf1.Variable) and not is_resource(var)]
+    if references:
+        warnings.warn(
+            f"{len(references)} of {len(pairs)} trained variables are reference variables, the first is"
+            f" {references[0]!r}: an update may overwrite one while a gradient still reads it, and training then goes"
+            " wrong; call tf.compat.v1.enable_resource_variables() before the model is built, or create them with"
+            " use_resource=True (tf_cnn_benchmarks: --use_resource_vars=True)",
+            stacklevel=4,  # without_autograph is in between
+        )

@@ -8,9 +8,8 @@ from typing import Any, Callable, ContextManager, Dict, List, Sequence, Tuple
 import tensorflow as tf
 
 from ..errors import HierAllreduceError
-from ..graph.matrix import VAR_LIST_ADVICE, check_average, dtype_of, static_shape
+from ..graph.matrix import VAR_LIST_ADVICE, check_average, check_pairs, dtype_of, static_shape
 from ..graph.names import where
-from ..graph.pairs import check_pairs
 from ..graph.tf import is_resource, tf1
 from .effects import unequal_ops, written_by
 from .replicas import Copies, all_variables, with_created
@@ -35,8 +34,8 @@ def check_variables(rows: Any, devices: Sequence[Any], earlier: Sequence[Sequenc
     """Return K rows of N (gradient, variable) pairs, as tuples.
 
     Raises:
-        HierAllreduceError: as :func:`.pairs.check_pairs`; or towers share a variable, or pair it with
-            others than ``earlier`` copies do; or it is a reference variable, or does not fit its gradient.
+        HierAllreduceError: as :func:`.matrix.check_pairs`; or towers share a variable, or pair it with others than
+            ``earlier`` copies do; or it is a reference variable, or does not fit its gradient.
     """
     rows = check_pairs(rows, devices)
     tower_of: Dict[int, int] = {}  # of each id(variable)
