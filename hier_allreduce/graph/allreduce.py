@@ -12,6 +12,7 @@ gradients.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from ..errors import ClusterError
@@ -152,8 +153,9 @@ def reduce_matrix(
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
     program, strategy = strategy, tuned_strategy(strategy, cluster)
     hosts = 1 if cluster is None else cluster.size
-    sparse = strategy.sparse if hosts == 1 else "dense"  # hosts have different rows, a collective needs equal shapes
-    columns = check_matrix(all_grads, devices, average, names, sparse, strategy.missing)
+    if hosts > 1:  # they have different rows, and a collective needs equal shapes
+        strategy = replace(strategy, sparse="dense")
+    columns = check_matrix(all_grads, devices, average, strategy, names)
     layout = lay_out(columns, devices, strategy, hosts, whole=to_mains)
     note_facts(layout, program)
     across = cluster and cluster.across(name, columns, {"average": average, "layout": layout.fingerprint})

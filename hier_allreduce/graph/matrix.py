@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from ..errors import HierAllreduceError
 from ..formatting import count
+from ..planning import Strategy
 from .devices import device_fields, devices_match
 from .names import names_of_gradients, names_within_towers, where
 from .tf import SUMMABLE_DTYPES, in_current_graph, is_resource, tf1
@@ -80,12 +81,7 @@ def check_average(average: Any) -> None:
 
 
 def check_matrix(
-    all_grads: Any,
-    devices: Tuple[Any, ...],
-    average: Any,
-    names: Optional[Sequence[str]] = None,
-    sparse: str = "gather",
-    missing: str = "error",
+    all_grads: Any, devices: Sequence[Any], average: Any, strategy: Strategy, names: Optional[Sequence[str]] = None
 ) -> List[Column]:
     """Return the N columns of K×N gradients, by the user's choices; ``names`` are by default those of the gradients.
 
@@ -98,7 +94,7 @@ def check_matrix(
     columns = []
     for variable, (name, grads) in enumerate(zip(names, zip(*rows))):
         place = partial(where, devices=devices, variable=variable, names=names)
-        columns.append(_checked_column(name, grads, average, sparse, missing, place))
+        columns.append(_checked_column(name, grads, average, strategy, place))
     return columns
 
 
@@ -169,7 +165,7 @@ def _fault(grad: Any) -> str:
 
 
 def _checked_column(
-    name: str, grads: Sequence[Any], average: bool, sparse: str, missing: str, place: Callable[[int], str]
+    name: str, grads: Sequence[Any], average: bool, strategy: Strategy, place: Callable[[int], str]
 ) -> Column:
     """Return a column whose gradients can be added up by the user's choices."""
     present = {tower: grad for tower, grad in enumerate(grads) if grad is not None}
@@ -182,7 +178,7 @@ def _checked_column(
     _check_equal("dtype", {tower: dtype_of(grad) for tower, grad in present.items()}, "cast to one dtype", place)
     _check_equal("dtype of the indices", indices, "cast them to one dtype", place)
     try:
-        column = column_of(name, grads, sparse)
+        column = column_of(name, grads, strategy.sparse)
     except ValueError:
         shapes = {tower: static_shape(grad) for tower, grad in present.items()}
         advice = "build the same model on every tower, and list the variables in one order on every tower"
@@ -193,7 +189,7 @@ def _checked_column(
             f"{place(min(present))}: {column.dtype} has no exact mean; average=False sums it, or cast it to float"
         )
     without = [tower for tower, grad in enumerate(grads) if grad is None]
-    if present and without and missing == "error":
+    if present and without and strategy.missing == "error":
         raise HierAllreduceError(
             f"{place(without[0])}: the gradient is None on towers {without} but not on the others; give it on every"
             " tower or on none, or choose missing='zeros'"
