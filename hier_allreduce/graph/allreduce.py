@@ -137,15 +137,15 @@ def reduce_matrix(
     devices: Tuple[Any, ...],
     average: bool,
     strategy: Strategy,
-    name: Optional[str],
-    cluster: Optional[HostGroup],
+    name: Optional[str] = None,
+    cluster: Optional[HostGroup] = None,
     names: Optional[Sequence[str]] = None,
     to_mains: bool = False,
 ) -> Tuple[List[Tuple[Any, ...]], Layout]:
     """Return K rows of N reduced gradients, and the layout, which is complete before the first op is added.
 
-    ``names`` are those of the N variables, by default of the gradients. With ``to_mains`` each variable has one main,
-    and is reduced there only. Raises: as :func:`allreduce_grads`.
+    ``names`` are those of the N variables, by default of the gradients. ``to_mains`` is the first half alone: variable
+    n has its result on tower ``layout.mains()[n]``, and None on others. Raises: as :func:`allreduce_grads`.
     """
     name = name or "hier_allreduce"
     check_scope(name)

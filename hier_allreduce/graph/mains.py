@@ -1,42 +1,19 @@
-"""The two halves of an all-reduce: each variable is reduced to one main, and copied from there."""
+"""The second half of an all-reduce: copies of values that are on their variables' mains."""
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, List, Sequence, Tuple
 
 from ..planning import Strategy
 from ..planning.plan import copies_in
-from .allreduce import reduce_matrix, travel
-from .hosts import HostGroup
+from .allreduce import travel
 from .layout import Layout, lay_out
 from .matrix import column_of
 from .sums import Shared
 
 
-def reduce_to_mains(
-    all_grads: Sequence[Sequence[Any]],
-    devices: Sequence[Any],
-    average: bool,
-    strategy: Strategy,
-    cluster: Optional[HostGroup] = None,
-    names: Optional[Sequence[str]] = None,
-) -> Tuple[List[Any], Layout]:
-    """Reduce each variable to its main only: the first half of an all-reduce.
-
-    Returns:
-        N gradients, gradient n on the device of tower ``layout.mains()[n]``, None for variables without gradients; and
-        the layout, for :func:`copy_from_mains`.
-
-    Raises: as :func:`allreduce_grads`.
-    """
-    name, towers = "reduce_to_mains", tuple(devices)
-    rows, layout = reduce_matrix(all_grads, towers, average, strategy, name, cluster, names, to_mains=True)
-    mains = layout.mains()
-    return [rows[mains[n]][n] if n in mains else None for n in range(len(layout.columns))], layout
-
-
 def copy_from_mains(values: Sequence[Any], layout: Layout, name: str = "copy_from_mains") -> List[Tuple[Any, ...]]:
-    """Copy N values to every tower: the second half of an all-reduce, by the plan of :func:`reduce_to_mains`.
+    """Copy N values to every tower: the second half of an all-reduce by this layout.
 
     ``values[n]`` is on the device of tower ``layout.mains()[n]``, and has the shape of a dense gradient.
 

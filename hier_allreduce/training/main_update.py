@@ -10,7 +10,7 @@ from typing import Any, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..graph import HostGroup, copy_from_mains, reduce_to_mains
+from ..graph import HostGroup, copy_from_mains, reduce_matrix
 from ..graph.names import variable_names
 from ..graph.tf import tf1
 from ..planning import Strategy
@@ -37,9 +37,11 @@ def update_at_mains(
     names = variable_names(rows, devices)
     grads = [[grad for grad, _ in row] for row in rows]
     variables = [[var for _, var in row] for row in rows]
-    reduced, layout = reduce_to_mains(grads, devices, average, strategy, cluster, names)
+    name, towers = "reduce_to_mains", tuple(devices)
+    reduced, layout = reduce_matrix(grads, towers, average, strategy, name, cluster, names, to_mains=True)
     mains = layout.mains()
-    pairs = [(reduced[n], under_name_of(variables[0][n], variables[main][n])) for n, main in sorted(mains.items())]
+    views = {n: under_name_of(variables[0][n], variables[main][n]) for n, main in mains.items()}
+    pairs = [(reduced[main][n], views[n]) for n, main in sorted(mains.items())]
     updated = optimizer.apply_gradients(pairs)
     values: List[Any] = [None] * len(names)
     for n, main in mains.items():

@@ -8,7 +8,7 @@ import tensorflow as tf
 from helpers.graphs import IS_TF2, cpus, evaluate, floats, gradients_on, held, same_bits, session, tf1
 
 from hier_allreduce import Strategy, allreduce_grads, allreduce_grads_and_vars
-from hier_allreduce.graph import copy_from_mains, copy_from_tower_0, reduce_to_mains
+from hier_allreduce.graph import copy_from_mains, copy_from_tower_0, reduce_matrix
 from hier_allreduce.graph.names import op_names
 from hier_allreduce.graph.record import recorded_in
 
@@ -178,10 +178,12 @@ def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
     random = np.random.RandomState(towers)
     values = [[random.randint(-9, 9, shape).astype("float32") for shape in shapes] for _ in devices]
     rows = [[*row, None] for row in gradients_on(devices, values)]
-    totals, layout = reduce_to_mains(rows, devices, False, strategy)
+    totals, layout = reduce_matrix(rows, tuple(devices), False, strategy, to_mains=True)
     mains, updated = layout.mains(), []
-    assert totals[-1] is None and 5 not in mains
-    for variable, total in enumerate(totals[:-1]):
+    assert sorted(mains) == [0, 1, 2, 3, 4]  # no variable without gradients
+    for variable, main in sorted(mains.items()):
+        total = totals[main][variable]
+        assert [row[variable] is None for row in totals] == [tower != main for tower in range(towers)]
         assert placed([[total]]) == [[devices[mains[variable]]]]
         with tf.device(devices[mains[variable]]):
             updated.append(2 * total)
@@ -197,7 +199,7 @@ def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
 
 def test_mains_carry_about_equal_bytes(graph):
     rows = gradients_on(cpus(4), [[np.zeros([size], "float32") for size in [5000, 1000, 1000, 3000] * 6]] * 4)
-    _, layout = reduce_to_mains(rows, cpus(4), False, Strategy(chunk_bytes=0))
+    _, layout = reduce_matrix(rows, tuple(cpus(4)), False, Strategy(chunk_bytes=0), to_mains=True)
     loads = dict.fromkeys(range(4), 0)
     for variable, main in layout.mains().items():
         loads[main] += [5000, 1000, 1000, 3000][variable % 4]
