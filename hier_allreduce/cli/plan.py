@@ -38,6 +38,8 @@ def main(args: argparse.Namespace) -> int:
     machine = read_machine(args.machine)
     if len(machine) < 2:
         raise HierAllreduceError(f"{machine.name} has one GPU, which has nothing to reduce")
+    if len(machine) > 8:  # it takes longer than 3 seconds on a slow host
+        print(f"predicting {len(machine)} GPUs …", file=sys.stderr)
     prediction = predict(machine, training, args.list)
     if args.picture:  # before the text: its reader may close the pipe early
         with naming("--picture"):
