@@ -134,7 +134,7 @@ def allreduce_grads_and_vars(
 
 def reduce_matrix(
     all_grads: Any,
-    devices: Tuple[Any, ...],
+    devices: Sequence[Any],
     average: bool,
     strategy: Strategy,
     name: Optional[str] = None,
@@ -142,13 +142,30 @@ def reduce_matrix(
     names: Optional[Sequence[str]] = None,
     to_mains: bool = False,
 ) -> Tuple[List[Tuple[Any, ...]], Layout]:
-    """Return K rows of N reduced gradients, and the layout, which is complete before the first op is added.
+    """Return K rows of N reduced gradients, and the layout.
 
     ``names`` are those of the N variables, by default of the gradients. ``to_mains`` is the first half alone: variable
     n has its result on tower ``layout.mains()[n]``, and None on others. Raises: as :func:`allreduce_grads`.
     """
     name = name or "hier_allreduce"
     check_scope(name)
+    layout = begin(all_grads, devices, average, strategy, cluster, names, to_mains)
+    across = cluster and cluster.across(name, layout.columns, {"average": average, "layout": layout.fingerprint})
+    schedules = [sums_in(schedule) for schedule in layout.schedules] if to_mains else layout.schedules
+    rows = travel(layout._replace(schedules=schedules), Shared(devices, average, across), name)
+    return with_clock(rows), layout
+
+
+def begin(
+    all_grads: Any,
+    devices: Sequence[Any],
+    average: bool,
+    strategy: Strategy,
+    cluster: Optional[HostGroup],
+    names: Optional[Sequence[str]],
+    whole: bool,
+) -> Layout:
+    """Return the layout of checked gradients; ``whole`` gives each variable one main. No op is added."""
     if not isinstance(cluster, (HostGroup, type(None))):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
     program, strategy = strategy, tuned_strategy(strategy, cluster)
@@ -156,12 +173,9 @@ def reduce_matrix(
     if hosts > 1:  # they have different rows, and a collective needs equal shapes
         strategy = replace(strategy, sparse="dense")
     columns = check_matrix(all_grads, devices, average, strategy, names)
-    layout = lay_out(columns, devices, strategy, hosts, whole=to_mains)
+    layout = lay_out(columns, devices, strategy, hosts, whole)
     note_facts(layout, program)
-    across = cluster and cluster.across(name, columns, {"average": average, "layout": layout.fingerprint})
-    schedules = [sums_in(schedule) for schedule in layout.schedules] if to_mains else layout.schedules
-    rows = travel(layout._replace(schedules=schedules), Shared(devices, average, across), name)
-    return with_clock(rows), layout
+    return layout
 
 
 def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:

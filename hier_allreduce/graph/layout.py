@@ -57,7 +57,7 @@ class Layout(NamedTuple):
 
 
 def lay_out(
-    columns: Sequence[Column], devices: Tuple[Any, ...], strategy: Strategy, hosts: int = 1, whole: bool = False
+    columns: Sequence[Column], devices: Sequence[Any], strategy: Strategy, hosts: int = 1, whole: bool = False
 ) -> Layout:
     """Return the layout of N columns; ``whole`` gives each variable one main, and mains about equal bytes.
 
@@ -77,7 +77,7 @@ def lay_out(
         copies = sum(len(step.srcs) for schedule in schedules for step in schedule)
         log_once(f"{where}, {plan.towers} towers: {plan.algorithm}, {count(len(chunks), 'chunk')}, {copies} copies")
     names = [columns[chunk.ranges[0].number].name + ".packed" * (len(chunk.ranges) > 1) for chunk in chunks]
-    return Layout(columns, devices, plan, chunks, schedules, op_names(names), strategy.wire_dtype)
+    return Layout(columns, tuple(devices), plan, chunks, schedules, op_names(names), strategy.wire_dtype)
 
 
 def size_of(column: Column, wire: Optional[str] = None) -> Gradient:

@@ -31,5 +31,5 @@ def copy_from_mains(values: Sequence[Any], layout: Layout, name: str = "copy_fro
 def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any]) -> List[Tuple[Any, ...]]:
     """Copy N tensors of any dtype from tower 0 to every tower, down a binomial tree; K×N out."""
     columns = [column_of(value.op.name, [value]) for value in values]
-    layout = lay_out(columns, tuple(devices), Strategy(algorithm="tree", main=0), whole=True)
+    layout = lay_out(columns, devices, Strategy(algorithm="tree", main=0), whole=True)
     return copy_from_mains(values, layout, "broadcast")

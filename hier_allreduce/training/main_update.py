@@ -37,8 +37,7 @@ def update_at_mains(
     names = variable_names(rows, devices)
     grads = [[grad for grad, _ in row] for row in rows]
     variables = [[var for _, var in row] for row in rows]
-    name, towers = "reduce_to_mains", tuple(devices)
-    reduced, layout = reduce_matrix(grads, towers, average, strategy, name, cluster, names, to_mains=True)
+    reduced, layout = reduce_matrix(grads, devices, average, strategy, "reduce_to_mains", cluster, names, to_mains=True)
     mains = layout.mains()
     views = {n: under_name_of(variables[0][n], variables[main][n]) for n, main in mains.items()}
     pairs = [(reduced[main][n], views[n]) for n, main in sorted(mains.items())]
