@@ -12,6 +12,7 @@ from helpers.project import TOP
 import hier_allreduce
 from hier_allreduce import HierAllreduceError
 from hier_allreduce.cli.entry import main
+from hier_allreduce.formatting import rounded
 from hier_allreduce.planning import choose
 from hier_allreduce.planning.algorithms import schedules_of
 from hier_allreduce.topology import Speeds
@@ -81,7 +82,7 @@ def test_predicted_steps_on_readme_are_those_of_plan(capsys):
         steps = {row["name"]: row["step_seconds"] for row in json.loads(capsys.readouterr().out)["rows"]}
         for title, cell in zip(titles, cells):
             found = [seconds for name, seconds in steps.items() if name.startswith(title.strip())]
-            assert cell.strip() == (f"{found[0] * 1e3:.0f}" if found else "–"), f"{machine}: {title}"
+            assert cell.strip() == (rounded(found[0] * 1e3) if found else "–"), f"{machine}: {title}"
 
 
 def test_the_error_of_the_own_algorithm_is_on_its_page():
