@@ -116,8 +116,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         ``changes`` have other values than the file's: ``from_config("chainer", devices=4)``.
 
         Raises:
-            HierAllreduceError: no such file or name, an unknown key (the message suggests the nearest one), an invalid
-                value, or no ``devices``.
+            HierAllreduceError: no such file or name, an unknown key, an invalid value, or no ``devices``.
         """
         path = presets.find("trainers", name_or_path)
         readers = dict.fromkeys(_OPTIONS, presets.anything)
@@ -149,12 +148,10 @@ class HierarchicalTrainer(SingleCostTrainer):
 
     def _setup_graph(self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> List[Callback]:
         """Build the towers, the all-reduce and the updates, and return the callbacks: tensorpack's hook."""
-        towers = list(range(len(self.devices)))
-        get_grads = self._make_get_grad_fn(input, get_cost_fn, get_opt_fn)
+        towers, get_grads = range(len(self.devices)), self._make_get_grad_fn(input, get_cost_fn, get_opt_fn)
+        use_vs = [tower > 0 for tower in towers]  # tower 0's variables have no prefix
         try:
-            rows = DataParallelBuilder.call_for_each_tower(
-                towers, get_grads, devices=self.devices, use_vs=[tower > 0 for tower in towers]
-            )
+            rows = DataParallelBuilder.call_for_each_tower(towers, get_grads, devices=self.devices, use_vs=use_vs)
         except AttributeError as error:
             if "Keras 3" not in str(error):
                 raise
