@@ -20,6 +20,7 @@ class HierAllreduceError(ValueError):
     """
 
     __init__ = Exception.__init__  # by this, a tf.function knows that it can raise the error in its class
+
     def __str__(self) -> str:
         return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in super().__str__())
 

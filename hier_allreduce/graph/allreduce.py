@@ -78,7 +78,8 @@ def allreduce_grads(
             ``devices`` is not a device; or an unknown choice, or groups that miss or repeat a tower.
         ClusterError: not K towers on each host, or no graph for a session.
     """
-    return reduce_matrix(all_grads, device_strings(devices), average, strategy_from(strategy), name, cluster)[0]
+    layout = begin(all_grads, device_strings(devices), average, strategy_from(strategy), cluster)
+    return reduce_layout(layout, average, name, cluster)
 
 
 @without_autograph
@@ -126,34 +127,11 @@ def allreduce_grads_and_vars(
     strategy, towers = strategy_from(strategy), device_strings(devices)
     pairs = check_pairs(all_grads_and_vars, towers)
     grads = [[grad for grad, _ in row] for row in pairs]
-    reduced, _ = reduce_matrix(grads, towers, average, strategy, name, cluster, variable_names(pairs, towers))
+    layout = begin(grads, towers, average, strategy, cluster, variable_names(pairs, towers))
+    reduced = reduce_layout(layout, average, name, cluster)
     if len(towers) > 1:
         warn_of_references(pairs[0])
     return [[(grad, var) for grad, (_, var) in zip(*rows)] for rows in zip(reduced, pairs)]
-
-
-def reduce_matrix(
-    all_grads: Any,
-    devices: Sequence[Any],
-    average: bool,
-    strategy: Strategy,
-    name: Optional[str] = None,
-    cluster: Optional[HostGroup] = None,
-    names: Optional[Sequence[str]] = None,
-    to_mains: bool = False,
-) -> Tuple[List[Tuple[Any, ...]], Layout]:
-    """Return K rows of N reduced gradients, and the layout.
-
-    ``names`` are those of the N variables, by default of the gradients. ``to_mains`` is the first half alone: variable
-    n has its result on tower ``layout.mains()[n]``, and None on others. Raises: as :func:`allreduce_grads`.
-    """
-    name = name or "hier_allreduce"
-    check_scope(name)
-    layout = begin(all_grads, devices, average, strategy, cluster, names, to_mains)
-    across = cluster and cluster.across(name, layout.columns, {"average": average, "layout": layout.fingerprint})
-    schedules = [sums_in(schedule) for schedule in layout.schedules] if to_mains else layout.schedules
-    rows = travel(layout._replace(schedules=schedules), Shared(devices, average, across), name)
-    return with_clock(rows), layout
 
 
 def begin(
@@ -161,11 +139,15 @@ def begin(
     devices: Sequence[Any],
     average: bool,
     strategy: Strategy,
-    cluster: Optional[HostGroup],
-    names: Optional[Sequence[str]],
-    whole: bool,
+    cluster: Optional[HostGroup] = None,
+    names: Optional[Sequence[str]] = None,
+    whole: bool = False,
 ) -> Layout:
-    """Return the layout of checked gradients; ``whole`` gives each variable one main. No op is added."""
+    """Return the layout of checked gradients; no op is added.
+
+    ``names`` are those of the N variables, by default of the gradients. ``whole`` gives each variable one main. Raises:
+    as :func:`allreduce_grads`.
+    """
     if not isinstance(cluster, (HostGroup, type(None))):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
     program, strategy = strategy, tuned_strategy(strategy, cluster)
@@ -176,6 +158,24 @@ def begin(
     layout = lay_out(columns, devices, strategy, hosts, whole)
     note_facts(layout, program)
     return layout
+
+
+def reduce_layout(
+    layout: Layout,
+    average: bool,
+    name: Optional[str] = None,
+    cluster: Optional[HostGroup] = None,
+    to_mains: bool = False,
+) -> List[Tuple[Any, ...]]:
+    """Return K rows of N reduced gradients.
+
+    ``to_mains`` is the first half alone: variable n has its result on tower ``layout.mains()[n]``, and None on others.
+    """
+    name = name or "hier_allreduce"
+    check_scope(name)
+    across = cluster and cluster.across(name, layout.columns, {"average": average, "layout": layout.fingerprint})
+    schedules = [sums_in(schedule) for schedule in layout.schedules] if to_mains else layout.schedules
+    return with_clock(travel(layout._replace(schedules=schedules), Shared(layout.devices, average, across), name))
 
 
 def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:

@@ -33,7 +33,7 @@ def names_of_gradients(rows: Sequence[Sequence[Any]]) -> List[str]:
 
 def check_scope(name: str) -> None:
     """Raise a HierAllreduceError if ``name`` is not a name scope in both TensorFlows."""
-    if not isinstance(name, str) or not re.match(r"[A-Za-z0-9.][A-Za-z0-9_./-]*$", name):
+    if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9.][A-Za-z0-9_./-]*", name):
         raise HierAllreduceError(
             f"name={name!r} is not a name scope: expected letters, digits and any of ./_-, a letter or digit first"
         )

@@ -19,6 +19,7 @@ _WRITES = re.compile("(Resource)?(Sparse)?(Assign|Apply|Scatter|StridedSliceAssi
 _UNEQUAL = {
     "draws random numbers": "Random|Stateful(?!Partitioned)|(Parameterized)?Truncated|Multinomial|Rng",
     "calls a function in Python": "(Eager)?PyFunc",
+    "reads the clock": "Timestamp",
 }
 _PASS_ON = ("Identity", "Switch", "Enter", "RefIdentity", "RefSwitch", "RefEnter")
 
@@ -33,7 +34,7 @@ def written_by(ops: Sequence[Any]) -> Counter:
 
 
 def unequal_ops(ops: Sequence[Any]) -> Iterator[str]:
-    """Yield a phrase for each op that draws random numbers or calls Python; initial values may."""
+    """Yield a phrase for each op that draws random numbers, calls Python or reads the clock; initial values may."""
     for op in ops:
         for kind in _types(op.node_def, op.graph) if "/Initializer" not in op.name else ():
             yield from (f"{does} ({op.name!r}, {kind})" for does, kinds in _UNEQUAL.items() if re.match(kinds, kind))

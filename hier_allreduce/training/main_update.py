@@ -6,12 +6,13 @@ names that they have on one device: a ``Saver`` and ``tf.train.Checkpoint`` rest
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..graph import HostGroup, copy_from_mains, reduce_matrix
-from ..graph.names import variable_names
+from ..errors import HierAllreduceError
+from ..graph import HostGroup, begin, copy_from_mains, reduce_layout
+from ..graph.names import variable_names, where
 from ..graph.tf import tf1
 from ..planning import Strategy
 from .replicas import Copies
@@ -32,14 +33,33 @@ def update_at_mains(
     equal bytes.
 
     Arguments and errors are those of :func:`hier_allreduce.allreduce_grads_and_vars`, with ``rows`` from
-    :func:`.update.check_variables`. Returns the op, and the copies that it updates.
+    :func:`.update.check_variables`. A variable that is in its row twice, or has slots at another main, is an error too.
+    Returns the op, and the copies that it updates.
     """
     names = variable_names(rows, devices)
     grads = [[grad for grad, _ in row] for row in rows]
     variables = [[var for _, var in row] for row in rows]
-    reduced, layout = reduce_matrix(grads, devices, average, strategy, "reduce_to_mains", cluster, names, to_mains=True)
+    first: Dict[int, int] = {}  # number of each variable
+    for tower, row in enumerate(variables):
+        for n, var in enumerate(row):
+            if first.setdefault(id(var), n) != n:
+                raise HierAllreduceError(
+                    f"{where(tower, devices, n, names)}: the variable is in this row twice, and two mains would update"
+                    " it; add up its gradients, or use update='replicated'"
+                )
+    layout = begin(grads, devices, average, strategy, cluster, names, whole=True)
     mains = layout.mains()
     views = {n: under_name_of(variables[0][n], variables[main][n]) for n, main in mains.items()}
+    for n, main in mains.items():
+        slots = [optimizer.get_slot(views[n], name) for name in optimizer.get_slot_names()]
+        elsewhere = [slot.device for slot in slots if slot is not None and slot.device != variables[main][n].device]
+        if elsewhere:
+            raise HierAllreduceError(
+                f"{where(main, devices, n, names)}: this would be the variable's main, and an earlier apply_gradients"
+                f" made its slots on {elsewhere[0]}; choose Strategy(main=0), or give each loss a TowerOptimizer with"
+                " another optimizer"
+            )
+    reduced = reduce_layout(layout, average, "reduce_to_mains", cluster, to_mains=True)
     pairs = [(reduced[main][n], views[n]) for n, main in sorted(mains.items())]
     updated = optimizer.apply_gradients(pairs)
     values: List[Any] = [None] * len(names)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from ..errors import HierAllreduceError
 from ..graph import HostGroup, allreduce_grads_and_vars, device_strings
+from ..graph.names import check_scope
 from ..graph.tf import builds_for_session, outside_control_flow, tf1, without_autograph
 from ..planning import Strategy, strategy_from
 from .main_update import update_at_mains
@@ -36,7 +37,8 @@ class TowerOptimizer:
         session.run(optimizer.init_op)
 
     On one host, ``MonitoredTrainingSession(hooks=[optimizer.hook()])`` runs ``init_op`` by itself. With several losses,
-    call ``apply_gradients`` for each; run two train ops for the same variables in different steps.
+    call ``apply_gradients`` for each, of another optimizer if it has work once a step, such as Adam. Run two train ops
+    for the same variables in different steps.
 
     ``init_op`` and ``check_replicas`` cover the variables of all calls in the graph. They also cover variables created
     later, such as moving averages, whose names differ by the towers' scopes only. Read them when all of these exist.
@@ -111,8 +113,9 @@ class TowerOptimizer:
             name: the name of the op.
 
         Raises:
-            HierAllreduceError: the rows, or their variables and gradients, do not match the devices or each other; the
-                optimizer cannot update towers, see ``training/update.py``; or there is no graph to build in.
+            HierAllreduceError: an invalid global step or name; or the rows, or their variables and gradients, do not
+                match the devices or each other; or the optimizer cannot update towers, see ``training/update.py`` and
+                ``main_update.py``; or there is no graph to build in.
             ValueError: from TensorFlow: no variable has a gradient.
         """
         if not builds_for_session():
@@ -120,6 +123,12 @@ class TowerOptimizer:
                 "a TowerOptimizer builds the train op of a graph: call tf.compat.v1.disable_eager_execution() first, or"
                 " build inside `with tf.Graph().as_default():`; eagerly and in a tf.function, use"
                 " hier_allreduce.allreduce_grads"
+            )
+        check_scope(name or "train_op")
+        if not isinstance(global_step, (tf.Variable, type(None))):
+            raise HierAllreduceError(
+                f"global_step={global_step!r}: expected a variable, such as"
+                " tf.compat.v1.train.get_or_create_global_step()"
             )
         with outside_control_flow():  # apply_gradients may be called in a tf.cond
             graph = tf1.get_default_graph()

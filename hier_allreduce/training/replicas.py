@@ -71,24 +71,35 @@ def _columns(towers: Sequence[Dict[str, List[Any]]]) -> Copies:
 def finder(copies: Copies) -> Callable[[str], Tuple[int, str]]:
     """Return a function that takes a variable's name and returns its tower, and the name of its copy on tower 0.
 
-    Names without the scope of another tower are tower 0's. If towers have no scopes, ``w_1`` counts as one.
+    The first trained variable or scope of a tower in the name tells the tower. Names without any are tower 0's. If
+    towers have no scopes, ``w_1`` counts as one.
     """
-    scopes = {}  # of the other towers: the tower, and tower 0's scope
-    for tower, row in enumerate(copies):
-        for var, first in zip(row, copies[0]):
-            levels, firsts = var.op.name.split("/"), first.op.name.split("/")
-            while levels and firsts and levels[-1] == firsts[-1]:
-                levels.pop()
-                firsts.pop()
-            if levels:
-                scopes["/".join([*levels, ""])] = tower, "/".join([*firsts, ""])
-    # one pattern: towers without scopes have thousands of them
-    pattern = re.compile(f"(?<![^/])({'|'.join(map(re.escape, scopes)) or '(?!)'})")
+    known = {
+        var.op.name: (tower, first.op.name) for tower, row in enumerate(copies) for var, first in zip(row, copies[0])
+    }
+    scopes: Dict[str, Tuple[int, str]] = {}
+    for name, (tower, first) in known.items():
+        levels, firsts = name.split("/"), first.split("/")
+        while levels and firsts and levels[-1] == firsts[-1]:
+            levels.pop()
+            firsts.pop()
+        if tower:
+            scopes["/".join(levels)] = tower, "/".join(firsts)
+            scopes.setdefault("/".join(firsts), (0, "/".join(firsts)))
 
     def find(name: str) -> Tuple[int, str]:
-        found = pattern.search(name)
-        tower = scopes[found.group()][0] if found else 0
-        return tower, pattern.sub(lambda found: scopes[found.group()][1], name)
+        levels, tower = name.split("/"), -1
+        renamed: List[str] = []
+        while levels:
+            for end in range(len(levels), 0, -1):
+                key = "/".join(levels[:end])
+                found = known.get(key) or (scopes.get(key) if tower < 0 and end < len(levels) else None)
+                if found and tower in (-1, found[0]):
+                    tower, renamed, levels = found[0], [*renamed, found[1]], levels[end:]
+                    break
+            else:
+                renamed.append(levels.pop(0))
+        return max(tower, 0), "/".join(filter(None, renamed))
 
     return find
 

@@ -90,7 +90,8 @@ def update_towers(
     Raises:
         HierAllreduceError: an earlier update has the same optimizer with once-a-step work. Or, found only once the ops
             are there: updates of several towers write one variable, the last one does more than the others, or one
-            draws random numbers or calls Python. Then the graph keeps the ops: build the model in a new graph.
+            draws random numbers, calls Python or reads the clock. Then the graph keeps the ops: build the model in a
+            new graph.
     """
     inside = held_by(optimizer)
     once_a_step = [inner for inner in inside if type(inner)._finish is not tf1.train.Optimizer._finish]

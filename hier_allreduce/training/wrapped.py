@@ -11,6 +11,7 @@ from typing import Any, Callable, Iterator, List, Sequence, Tuple
 from ..errors import HierAllreduceError
 from ..graph.tf import tf1
 
+_OTHER_METHODS = "tensorflow.contrib.optimizer_v2"  # in TensorFlow 1.15
 _UNORDERED = ("tensorpack.tfutils.optimizer", "AccumGradOptimizer")
 
 
@@ -29,14 +30,19 @@ def check_optimizer(optimizer: Any, update: str, pass_on: Tuple[Any, ...] = ()) 
     """Check that ``optimizer`` can update towers; wrappers of the classes ``pass_on`` pass all gradients to ``_opt``.
 
     Raises:
-        HierAllreduceError: it is or wraps a ``SyncReplicasOptimizer`` or tensorpack's ``AccumGradOptimizer``; or, at
-            the mains, it does more than update each variable in place.
+        HierAllreduceError: it is or wraps a ``SyncReplicasOptimizer``, one of contrib's optimizer_v2, or tensorpack's
+            ``AccumGradOptimizer``; or, at the mains, it does more than update each variable in place.
     """
     for inner in held_by(optimizer):
         if isinstance(inner, tf1.train.SyncReplicasOptimizer):
             raise HierAllreduceError(
                 f"{type(inner).__name__} collects gradients of parameter servers' workers; towers' gradients are added"
                 " up already: use the optimizer inside it"
+            )
+        if any(base.__module__.startswith(_OTHER_METHODS) for base in type(inner).__mro__):
+            raise HierAllreduceError(
+                f"{type(inner).__name__} is one of {_OTHER_METHODS}, whose methods have other arguments; use the"
+                " optimizer of this name in tf.compat.v1.train"
             )
         if any((base.__module__, base.__name__) == _UNORDERED for base in type(inner).__mro__):
             raise HierAllreduceError(

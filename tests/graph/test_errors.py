@@ -172,6 +172,8 @@ def test_eagerly_the_checks_are_the_same():
         allreduce_grads([[tf.zeros([3])], [of_another_graph()]], cpus(2))
     with tf.Graph().as_default(), pytest.raises(HierAllreduceError, match=r"tower 1 .*variable 0 .*does not belong"):
         allreduce_grads([[of("float32")], two[0]], cpus(2))
+    with pytest.raises(HierAllreduceError, match=r"tower \d \(/cpu:\d\), variable 0 .*the shape differs"):
+        tf.function(lambda: allreduce_grads(two, cpus(2)))()  # translated by autograph, which wraps other errors
 
 
 # ---- pairs -------------------------------------------------------------------------------------------

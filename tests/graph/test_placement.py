@@ -8,7 +8,7 @@ import tensorflow as tf
 from helpers.graphs import IS_TF2, cpus, evaluate, floats, gradients_on, held, same_bits, session, tf1
 
 from hier_allreduce import Strategy, allreduce_grads, allreduce_grads_and_vars
-from hier_allreduce.graph import copy_from_mains, copy_from_tower_0, reduce_matrix
+from hier_allreduce.graph import begin, copy_from_mains, copy_from_tower_0, reduce_layout
 from hier_allreduce.graph.names import op_names
 from hier_allreduce.graph.record import recorded_in
 
@@ -178,7 +178,8 @@ def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
     random = np.random.RandomState(towers)
     values = [[random.randint(-9, 9, shape).astype("float32") for shape in shapes] for _ in devices]
     rows = [[*row, None] for row in gradients_on(devices, values)]
-    totals, layout = reduce_matrix(rows, devices, False, strategy, to_mains=True)
+    layout = begin(rows, devices, False, strategy, whole=True)
+    totals = reduce_layout(layout, False, to_mains=True)
     mains, updated = layout.mains(), []
     assert sorted(mains) == [0, 1, 2, 3, 4]  # no variable without gradients
     for variable, main in sorted(mains.items()):
@@ -199,7 +200,7 @@ def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
 
 def test_mains_carry_about_equal_bytes(graph):
     rows = gradients_on(cpus(4), [[np.zeros([size], "float32") for size in [5000, 1000, 1000, 3000] * 6]] * 4)
-    _, layout = reduce_matrix(rows, cpus(4), False, Strategy(chunk_bytes=0), to_mains=True)
+    layout = begin(rows, cpus(4), False, Strategy(chunk_bytes=0), whole=True)
     loads = dict.fromkeys(range(4), 0)
     for variable, main in layout.mains().items():
         loads[main] += [5000, 1000, 1000, 3000][variable % 4]

@@ -92,6 +92,13 @@ class Noisy(tf.compat.v1.train.GradientDescentOptimizer):
         return super()._resource_apply_dense(grad + 0.0 * tf1.random_normal(grad.shape), var)
 
 
+class Timed(tf.compat.v1.train.GradientDescentOptimizer):
+    """Reads the clock in the update."""
+
+    def _resource_apply_dense(self, grad, var):
+        return super()._resource_apply_dense(grad + 0.0 * tf.cast(tf.timestamp(), tf.float32), var)
+
+
 class CallingPython(tf.compat.v1.train.GradientDescentOptimizer):
     """Calls a function in Python in the update, inside a condition."""
 
@@ -176,6 +183,7 @@ CASES = {
     "keeps functions": (KeepingFunctions, TRAINS, TRAINS),
     "patched from outside": (patched_outside, TRAINS, TRAINS),
     "noise": (lambda: Noisy(0.1), "draws random numbers", TRAINS),
+    "clock": (lambda: Timed(0.1), "reads the clock", TRAINS),
     "Python": (lambda: CallingPython(0.1), "calls a function in Python", TRAINS),
     "wrapped": (lambda: Wrapper(Wrapper(train.AdamOptimizer(0.1)), lambda grad: grad * 0.5), TRAINS, MORE),
     "wrapper with a variable": (averaging, TWICE, MORE),
@@ -280,6 +288,14 @@ def test_a_loss_scale_is_adapted_once_a_step():
                 sess.run(op)
             assert sess.run(now) == 1024 and (sess.run(rows[2][0][1]) != before).all()
             assert optimizer.check_replicas(sess).difference == 0
+
+
+@pytest.mark.skipif(IS_TF2, reason="tf.contrib")
+def test_an_optimizer_of_contribs_other_protocol_is_an_error_at_once():
+    from tensorflow.contrib.optimizer_v2 import adam
+
+    with pytest.raises(HierAllreduceError, match=r"optimizer_v2, .* in tf\.compat\.v1\.train"):
+        TowerOptimizer(Wrapper(adam.AdamOptimizer()), cpus(2))
 
 
 @pytest.mark.skipif(IS_TF2, reason="tf.contrib")

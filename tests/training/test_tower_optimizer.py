@@ -236,6 +236,27 @@ def test_statistics_are_copied(graph, scopes):
         assert str(optimizer.check_replicas(sess)) == "all towers are equal"
 
 
+@UPDATES
+@pytest.mark.parametrize("scopes", [("v0", "v1"), ("left", "right")])
+def test_a_model_may_have_scopes_that_are_called_as_towers(graph, update, scopes):
+    optimizer, rows, statistics = TowerOptimizer(momentum(), cpus(2), update=update), [], []
+    for k, (tower, device) in enumerate(zip(scopes, cpus(2))):
+        with tf.device(device), tf1.variable_scope(tower):
+            inside = [tf1.get_variable(f"{scope}/w", [2], use_resource=True) for scope in scopes]
+            statistics += [tf1.Variable(9.0 * k, False, name=f"{scope}/mean", use_resource=True) for scope in scopes]
+            rows.append([(tf.fill([2], n + 1.0), var) for n, var in enumerate(inside)])
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op) as sess:
+        before = sess.run([var for _, var in rows[0]])
+        for _ in range(2):
+            sess.run([op])
+            sess.run(optimizer.init_op)
+        after = sess.run([var for _, var in rows[0]])
+        assert [float((old - new)[0]) for old, new in zip(before, after)] == pytest.approx([2.5, 5.0])
+        assert sess.run(statistics) == [0, 0, 0, 0]
+        assert str(optimizer.check_replicas(sess)) == "all towers are equal"
+
+
 def test_metrics_are_not_copied_but_variables_local_on_other_towers_are(graph):
     """tensorpack makes the variables of other towers local, so that they are not saved."""
     local = [tf1.GraphKeys.LOCAL_VARIABLES]
@@ -295,6 +316,18 @@ def test_a_second_call_that_pairs_other_copies_is_an_error(graph, update):
     words = r"tower 1 .*'tower1/g'\): it is listed as a copy of 'tower0/d', but .*'tower1/g' was the copy of 'tower0/g'"
     with pytest.raises(HierAllreduceError, match=words):
         optimizer.apply_gradients([rows[0][:1], rows[1][1:], rows[2][1:]])
+
+
+def test_a_main_that_moves_away_from_its_slots_is_an_error(graph):
+    rows = [[*longer, *short] for longer, short in zip(towers(["a"], shape=(9,)), towers(["b"]))]
+    for main, words in ((0, ""), (None, r"tower 0 .*'b'\): this would be .* its slots on /device:CPU:1; choose Strat")):
+        optimizer = TowerOptimizer(momentum(), cpus(3), update="main", strategy=Strategy(main=main, chunk_bytes=0))
+        for part in (rows, rows):
+            optimizer.apply_gradients(part)
+        before = len(graph.get_operations())
+        with pytest.raises(HierAllreduceError, match=words) if words else contextlib.nullcontext():
+            optimizer.apply_gradients([row[1:] for row in rows])
+        assert not words or len(graph.get_operations()) == before
 
 
 def test_in_a_new_graph_an_optimizer_starts_anew_and_another_graph_does_not_disturb():
@@ -382,6 +415,30 @@ def test_wrong_rows_are_refused_before_anything_is_built(graph, update, change, 
     with pytest.raises(HierAllreduceError, match=words):
         optimizer.apply_gradients(rows)
     assert len(graph.get_operations()) == before
+
+
+@UPDATES
+@pytest.mark.parametrize(
+    "options, words",
+    [({"global_step": 5}, "global_step=5: expected a variable"), ({"name": "a b"}, "not a name scope")],
+)
+def test_a_wrong_step_or_name_is_refused_before_anything_is_built(graph, update, options, words):
+    optimizer, rows = TowerOptimizer(momentum(), cpus(3), update=update), towers()
+    before = len(graph.get_operations())
+    with pytest.raises(HierAllreduceError, match=words):
+        optimizer.apply_gradients(rows, **options)
+    assert len(graph.get_operations()) == before
+
+
+def test_a_variable_twice_in_a_row_is_updated_twice_or_refused(graph):
+    rows = [[*row, *row] for row in towers(["d"])]
+    with pytest.raises(HierAllreduceError, match=r"tower 0 .*variable 1 .*in this row twice.*update='replicated'"):
+        TowerOptimizer(sgd(), cpus(3), update="main").apply_gradients(rows)
+    optimizer = TowerOptimizer(sgd(), cpus(3))
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op) as sess:
+        sess.run(op)
+        assert state(sess, rows) == [-2.0] * 3
 
 
 @UPDATES
