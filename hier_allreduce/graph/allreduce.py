@@ -17,7 +17,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from ..errors import ClusterError
 from ..planning import Strategy, run, strategy_from
-from ..planning.plan import complete_on, sums_in
+from ..planning.plan import complete_on
 from .columns import Columns
 from .devices import all_on_cpu, device_strings
 from .half import NARROW_DTYPES, Half
@@ -161,21 +161,13 @@ def begin(
 
 
 def reduce_layout(
-    layout: Layout,
-    average: bool,
-    name: Optional[str] = None,
-    cluster: Optional[HostGroup] = None,
-    to_mains: bool = False,
+    layout: Layout, average: bool, name: Optional[str] = None, cluster: Optional[HostGroup] = None
 ) -> List[Tuple[Any, ...]]:
-    """Return K rows of N reduced gradients.
-
-    ``to_mains`` is the first half alone: variable n has its result on tower ``layout.mains()[n]``, and None on others.
-    """
+    """Return K rows of N reduced gradients; of a first half, None on all towers but the mains."""
     name = name or "hier_allreduce"
     check_scope(name)
     across = cluster and cluster.across(name, layout.columns, {"average": average, "layout": layout.fingerprint})
-    schedules = [sums_in(schedule) for schedule in layout.schedules] if to_mains else layout.schedules
-    return with_clock(travel(layout._replace(schedules=schedules), Shared(layout.devices, average, across), name))
+    return with_clock(travel(layout, Shared(layout.devices, average, across), name))
 
 
 def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:

@@ -1,15 +1,20 @@
-"""The second half of an all-reduce: copies of values that are on their variables' mains."""
+"""The two halves of an all-reduce: each variable is reduced to its main, and copied from there."""
 
 from __future__ import annotations
 
 from typing import Any, List, Sequence, Tuple
 
 from ..planning import Strategy
-from ..planning.plan import copies_in
+from ..planning.plan import copies_in, sums_in
 from .allreduce import travel
 from .layout import Layout, lay_out
 from .matrix import column_of
 from .sums import Shared
+
+
+def first_half(layout: Layout) -> Layout:
+    """Return a layout whose results are on the mains only: variable n's on tower ``layout.mains()[n]``."""
+    return layout._replace(schedules=[sums_in(schedule) for schedule in layout.schedules])
 
 
 def copy_from_mains(values: Sequence[Any], layout: Layout, name: str = "copy_from_mains") -> List[Tuple[Any, ...]]:

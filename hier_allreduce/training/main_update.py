@@ -11,7 +11,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from ..errors import HierAllreduceError
-from ..graph import HostGroup, begin, copy_from_mains, reduce_layout
+from ..graph import HostGroup, begin, copy_from_mains, first_half, reduce_layout
 from ..graph.names import variable_names, where
 from ..graph.tf import tf1
 from ..planning import Strategy
@@ -59,7 +59,7 @@ def update_at_mains(
                 f" made its slots on {elsewhere[0]}; choose Strategy(main=0), or give each loss a TowerOptimizer with"
                 " another optimizer"
             )
-    reduced = reduce_layout(layout, average, "reduce_to_mains", cluster, to_mains=True)
+    reduced = reduce_layout(first_half(layout), average, "reduce_to_mains", cluster)
     pairs = [(reduced[main][n], views[n]) for n, main in sorted(mains.items())]
     updated = optimizer.apply_gradients(pairs)
     values: List[Any] = [None] * len(names)

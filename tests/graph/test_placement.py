@@ -8,7 +8,7 @@ import tensorflow as tf
 from helpers.graphs import IS_TF2, cpus, evaluate, floats, gradients_on, held, same_bits, session, tf1
 
 from hier_allreduce import Strategy, allreduce_grads, allreduce_grads_and_vars
-from hier_allreduce.graph import begin, copy_from_mains, copy_from_tower_0, reduce_layout
+from hier_allreduce.graph import begin, copy_from_mains, copy_from_tower_0, first_half, reduce_layout
 from hier_allreduce.graph.names import op_names
 from hier_allreduce.graph.record import recorded_in
 
@@ -179,7 +179,7 @@ def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
     values = [[random.randint(-9, 9, shape).astype("float32") for shape in shapes] for _ in devices]
     rows = [[*row, None] for row in gradients_on(devices, values)]
     layout = begin(rows, devices, False, strategy, whole=True)
-    totals = reduce_layout(layout, False, to_mains=True)
+    totals = reduce_layout(first_half(layout), False)
     mains, updated = layout.mains(), []
     assert sorted(mains) == [0, 1, 2, 3, 4]  # no variable without gradients
     for variable, main in sorted(mains.items()):
