@@ -84,10 +84,9 @@ class HierarchicalTrainer(SingleCostTrainer):
             devices: the number of GPUs, or a list of GPU ids or TensorFlow device strings, one for each tower.
                 CPU devices are created as needed, so ``["/cpu:0", …, "/cpu:7"]`` works on any machine.
             average, strategy, update, broadcast_every, check_replicas_every: as in
-                :class:`hier_allreduce.TowerOptimizer`. Checkpoints are the same with either ``update``, but for the
-                counters of ``AccumGradOptimizer`` on towers above 0, which only ``"replicated"`` has. Comparisons
-                report ``replica_drift`` to the monitors and the variable to the log. They exclude moving averages,
-                which tensorpack updates on tower 0 only.
+                :class:`hier_allreduce.TowerOptimizer`. Checkpoints are the same with either ``update``, but counters of
+                gradients' accumulation exist once with ``"main"``. Comparisons report ``replica_drift`` to the monitors
+                and the variable to the log. They exclude moving averages, which tensorpack updates on tower 0 only.
             unknown: options of tensorpack's trainer, or misspelled ones; the error names ours.
 
         Raises:
