@@ -12,7 +12,9 @@ LINK = re.compile(r"(!?)(\[[^\]]*\])\((?!https?:|mailto:|#)([^)\s]+)\)")
 
 def absolute(text):
     """Return Markdown whose relative links and pictures are absolute: an index has only this one page."""
-    return LINK.sub(lambda link: f"{link[1]}{link[2]}({PICTURES if link[1] else PAGES}{link[3]})", text)
+    return LINK.sub(
+        lambda link: f"{link[1]}{link[2]}({PICTURES if link[1] else PAGES}{link[3]})", text
+    )
 
 
 if __name__ == "__main__":
@@ -20,7 +22,11 @@ if __name__ == "__main__":
     readme = (top / "README.md").read_text(encoding="utf-8")
     # configs/ is at the top of the checkout, where people look for it, and inside the package once installed
     configs = ["hier_allreduce.configs"]
-    configs += [f"hier_allreduce.configs.{path.name}" for path in sorted((top / "configs").iterdir()) if path.is_dir()]
+    configs += [
+        f"hier_allreduce.configs.{path.name}"
+        for path in sorted((top / "configs").iterdir())
+        if path.is_dir()
+    ]
     setup(
         packages=find_packages(include=["hier_allreduce*"]) + configs,
         package_dir={"hier_allreduce.configs": "configs"},

@@ -20,7 +20,9 @@ import time
 import zlib
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "2"
+)  # before TensorFlow: without the lines of its start
 
 import numpy as np
 import tensorflow as tf
@@ -33,7 +35,9 @@ from hier_allreduce.graph.tf import tf1
 from hier_allreduce.models import DTYPE_BYTES, GradientShape, load_model
 
 Matrix = Sequence[Sequence[Any]]  # K×N gradients
-Build = Callable[[Matrix, Sequence[str], bool], Matrix]  # (gradients, devices, average) -> reduced gradients
+Build = Callable[
+    [Matrix, Sequence[str], bool], Matrix
+]  # (gradients, devices, average) -> reduced gradients
 
 WARM_UP = 2  # rounds that are not counted
 SAMPLES = 64  # elements of each result that are compared
@@ -79,11 +83,15 @@ def _tensorpack_packed(grads: Matrix, devices: Sequence[str], average: bool) -> 
 
 
 def _tensorpack_gpu(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
-    return [_tensorpack().allreduce_grads_naive(grads, devices=list(devices), average=average)] * len(devices)
+    return [
+        _tensorpack().allreduce_grads_naive(grads, devices=list(devices), average=average)
+    ] * len(devices)
 
 
 def _tensorpack_cpu(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
-    return [_tensorpack().allreduce_grads_naive(grads, devices=["/cpu:0"], average=average)] * len(devices)
+    return [_tensorpack().allreduce_grads_naive(grads, devices=["/cpu:0"], average=average)] * len(
+        devices
+    )
 
 
 def _distribute(make_ops: Callable[[], Any]) -> Build:
@@ -131,7 +139,9 @@ def _variable(name: str, shape: Sequence[int], fills: List[Any]) -> Any:
     raw = tf.raw_ops  # tf.get_variable would add many more ops
     handle = raw.VarHandleOp(dtype=tf.float32, shape=shape, shared_name=name, name=name)
     seed = zlib.crc32(name.encode())
-    numbers = raw.RandomUniform(shape=tf.constant(shape, tf.int32), dtype=tf.float32, seed=seed, seed2=1)
+    numbers = raw.RandomUniform(
+        shape=tf.constant(shape, tf.int32), dtype=tf.float32, seed=seed, seed2=1
+    )
     fills.append(raw.AssignVariableOp(resource=handle, value=numbers))
     value = raw.ReadVariableOp(resource=handle, dtype=tf.float32)
     value.set_shape(shape)
@@ -143,7 +153,9 @@ def _gradients(case: Case, fills: List[Any]) -> Matrix:
     for tower, device in enumerate(case.devices):
         with tf.device(device):
             names = [f"tower{tower}_grad{n}" for n in range(len(case.shapes))]
-            rows.append([_variable(name, shape.shape, fills) for name, shape in zip(names, case.shapes)])
+            rows.append(
+                [_variable(name, shape.shape, fills) for name, shape in zip(names, case.shapes)]
+            )
     return rows
 
 
@@ -173,7 +185,10 @@ def _consumed(rows: Matrix, case: Case, live: Sequence[Any]) -> Any:
 def _samples(matrix: Matrix) -> List[np.ndarray]:
     """Return K×S elements of K×N arrays, for each variable, in float64."""
     columns = [[np.ravel(array) for array in column] for column in zip(*matrix)]
-    return [np.array([array[:: 1 + array.size // SAMPLES] for array in column], np.float64) for column in columns]
+    return [
+        np.array([array[:: 1 + array.size // SAMPLES] for array in column], np.float64)
+        for column in columns
+    ]
 
 
 def _largest_error(reduced: Matrix, exact: Sequence[np.ndarray]) -> float:
@@ -240,12 +255,19 @@ def measure(case: Case, rounds: int, names: Sequence[str]) -> List[Result]:
 
 def best_peer(results: Sequence[Result]) -> Optional[Result]:
     """Return the fastest peer whose results are right."""
-    return min((r for r in results if r.name != OURS and r.error is None), key=lambda r: r.step, default=None)
+    return min(
+        (r for r in results if r.name != OURS and r.error is None),
+        key=lambda r: r.step,
+        default=None,
+    )
 
 
 def ours_of(results: Sequence[Result]) -> Optional[float]:
     """Return our step divided by that of the best peer."""
-    ours, peer = next((r for r in results if r.name == OURS and r.error is None), None), best_peer(results)
+    ours, peer = (
+        next((r for r in results if r.name == OURS and r.error is None), None),
+        best_peer(results),
+    )
     return None if ours is None or peer is None else ours.step / peer.step
 
 
@@ -283,8 +305,15 @@ def text(case: Case, results: Sequence[Result], rounds: int) -> str:
 
 def as_dict(case: Case, results: Sequence[Result]) -> Dict[str, Any]:
     """Return a case for JSON; times in seconds."""
-    contenders = [{**result._asdict(), "step": result.step if result.steps else None} for result in results]
-    about = {"model": case.model, "devices": len(case.devices), "average": case.average, "live_bytes": case.live}
+    contenders = [
+        {**result._asdict(), "step": result.step if result.steps else None} for result in results
+    ]
+    about = {
+        "model": case.model,
+        "devices": len(case.devices),
+        "average": case.average,
+        "live_bytes": case.live,
+    }
     machine = {"tensorflow": tf.__version__, "cores": len(os.sched_getaffinity(0))}
     return {**about, **machine, "ours_of_best_peer": ours_of(results), "contenders": contenders}
 
@@ -301,8 +330,15 @@ def draw(cases: Sequence[Case], found: Sequence[Sequence[Result]], path: str) ->
         colors = ["tab:orange" if result.name == OURS else "tab:gray" for result in right]
         bars = axes.barh([r.name for r in right], [r.step * 1e3 for r in right], color=colors)
         for bar, result in zip(bars, right):
-            axes.text(bar.get_width(), bar.get_y() + bar.get_height() / 2, f" {result.step * 1e3:.0f}", va="center")
-        axes.set_title(f"{case.model}, {'mean' if case.average else 'sum'}: step, ms", loc="left", fontsize=10)
+            axes.text(
+                bar.get_width(),
+                bar.get_y() + bar.get_height() / 2,
+                f" {result.step * 1e3:.0f}",
+                va="center",
+            )
+        axes.set_title(
+            f"{case.model}, {'mean' if case.average else 'sum'}: step, ms", loc="left", fontsize=10
+        )
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
@@ -312,14 +348,26 @@ def draw(cases: Sequence[Case], found: Sequence[Sequence[Result]], path: str) ->
 def main() -> None:
     """Measure the models, sum and mean, and print a table for each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--models", default="resnet50,mobilenet_v2", metavar="LIST", help="names in configs/models")
-    parser.add_argument("--devices", type=int, default=8, metavar="N", help="logical CPU devices (default 8)")
-    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="counted steps of each (default 15)")
     parser.add_argument(
-        "--live", type=size, default=0, metavar="SIZE", help="a tensor that lives on each device: 300MB"
+        "--models", default="resnet50,mobilenet_v2", metavar="LIST", help="names in configs/models"
+    )
+    parser.add_argument(
+        "--devices", type=int, default=8, metavar="N", help="logical CPU devices (default 8)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=15, metavar="N", help="counted steps of each (default 15)"
+    )
+    parser.add_argument(
+        "--live",
+        type=size,
+        default=0,
+        metavar="SIZE",
+        help="a tensor that lives on each device: 300MB",
     )
     parser.add_argument("--json", metavar="FILE", help="write every step's seconds")
-    parser.add_argument("--picture", metavar="FILE", help="draw the steps, into a .png, .svg or .pdf")
+    parser.add_argument(
+        "--picture", metavar="FILE", help="draw the steps, into a .png, .svg or .pdf"
+    )
     args = parser.parse_args()
     tf1.disable_eager_execution()
     devices = [f"/cpu:{number}" for number in range(args.devices)]

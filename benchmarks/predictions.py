@@ -76,7 +76,16 @@ def predictions_table(rows: List[Dict[str, Any]]) -> str:
     for row in rows:
         numbers = [f"{1e3 * row[column]:.2f}" if column in row else "" for column in columns]
         ratio = f"{row['chosen'] / row['best']:.2f}"
-        lines.append([row["machine"], row["model"], row["algorithm"], row["chunk_bytes"] // MIB, *numbers, ratio])
+        lines.append(
+            [
+                row["machine"],
+                row["model"],
+                row["algorithm"],
+                row["chunk_bytes"] // MIB,
+                *numbers,
+                ratio,
+            ]
+        )
     return table(lines)
 
 
@@ -118,12 +127,24 @@ def anchors() -> List[Anchor]:
     return [
         Anchor("dgx-1p", "two groups, 8 packs", tensorflow, 10, 1e3 * two_groups(packs), "ms"),
         Anchor("dgx-1p", "two groups, 161 tensors", tensorflow, 26, 1e3 * two_groups(alone), "ms"),
-        Anchor("dgx-1p", "copy, NV1", tartan, 18.41, copied("dgx-1p", 1, 64 * MIB), "GB/s", fitted=True),
+        Anchor(
+            "dgx-1p", "copy, NV1", tartan, 18.41, copied("dgx-1p", 1, 64 * MIB), "GB/s", fitted=True
+        ),
         Anchor("dgx-1p", "copy of 1 MiB, NV1", tartan, 15.78, copied("dgx-1p", 1, MIB), "GB/s"),
         Anchor("dgx-1p", "copy of 64 KiB, NV1", tartan, 4.93, copied("dgx-1p", 1, 65536), "GB/s"),
         Anchor("dgx-1p", "copy, PCIe", tartan, 9.19, copied("dgx-1p", 5, 64 * MIB), "GB/s"),
-        Anchor("dgx-1v", "copy of 1 GiB, NV1", blink, 22.9, copied("dgx-1v", 1, 1024 * MIB), "GB/s", fitted=True),
-        Anchor("dgx-1v", "copy of 1 GiB, NV2", blink, 45.77, copied("dgx-1v", 3, 1024 * MIB), "GB/s"),
+        Anchor(
+            "dgx-1v",
+            "copy of 1 GiB, NV1",
+            blink,
+            22.9,
+            copied("dgx-1v", 1, 1024 * MIB),
+            "GB/s",
+            fitted=True,
+        ),
+        Anchor(
+            "dgx-1v", "copy of 1 GiB, NV2", blink, 45.77, copied("dgx-1v", 3, 1024 * MIB), "GB/s"
+        ),
         Anchor("dgx-1v", "copy of 1 MiB, NV1", blink, 15.74, copied("dgx-1v", 1, MIB), "GB/s"),
     ]
 
@@ -148,9 +169,13 @@ def idle(plan: Plan, machine: str, gradients: List[Gradient], dispatch: float = 
 
 def anchors_table(rows: List[Anchor]) -> str:
     """Return published and predicted numbers, and the error."""
-    lines: List[List[object]] = [["machine", "operation", "published", "predicted", "error", "source"]]
+    lines: List[List[object]] = [
+        ["machine", "operation", "published", "predicted", "error", "source"]
+    ]
     for row in rows:
-        error = f"{100 * (row.predicted / row.published - 1):+.0f}%" + (" fitted" if row.fitted else "")
+        error = f"{100 * (row.predicted / row.published - 1):+.0f}%" + (
+            " fitted" if row.fitted else ""
+        )
         numbers = [f"{row.published:g} {row.unit}", f"{row.predicted:.3g} {row.unit}", error]
         lines.append([row.machine, row.operation, *numbers, row.source])
     return table(lines)
@@ -159,7 +184,9 @@ def anchors_table(rows: List[Anchor]) -> str:
 def main() -> None:
     """Print both tables; with ``--json`` write their numbers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--machines", nargs="+", default=presets.names("machines"), help="presets or files")
+    parser.add_argument(
+        "--machines", nargs="+", default=presets.names("machines"), help="presets or files"
+    )
     parser.add_argument("--models", nargs="+", default=MODELS, help="presets or files")
     parser.add_argument("--json", metavar="FILE", help="write seconds to a file")
     options = parser.parse_args()
@@ -168,7 +195,11 @@ def main() -> None:
     print(f"{predictions_table(rows)}\n\n{summary(rows)}\n\n{anchors_table(published)}")
     if options.json:
         with open(options.json, "w", encoding="utf-8") as file:
-            json.dump({"predictions": rows, "published": [row._asdict() for row in published]}, file, indent=1)
+            json.dump(
+                {"predictions": rows, "published": [row._asdict() for row in published]},
+                file,
+                indent=1,
+            )
 
 
 if __name__ == "__main__":

@@ -75,11 +75,19 @@ def rows_then_columns(devices, chunk):
 
     Source: Mikami et al.: Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash, 2018 (2D-Torus).
     """
-    rows = max(count for count in range(1, devices + 1) if devices % count == 0 and count * count <= devices)
+    rows = max(
+        count
+        for count in range(1, devices + 1)
+        if devices % count == 0 and count * count <= devices
+    )
     columns = devices // rows
     last_row, last = divmod(chunk % devices, columns)
     path = [(last + step) % columns for step in range(1, columns + 1)]  # ends in column `last`
-    hops = [(row * columns + a, row * columns + b) for a, b in zip(path, path[1:]) for row in range(rows)]
+    hops = [
+        (row * columns + a, row * columns + b)
+        for a, b in zip(path, path[1:])
+        for row in range(rows)
+    ]
     path = [(last_row + step) % rows for step in range(1, rows + 1)]
     hops += [(a * columns + last, b * columns + last) for a, b in zip(path, path[1:])]
     return [Reduce((a,), b) for a, b in hops] + [Copy(b, a) for a, b in reversed(hops)]
@@ -91,7 +99,10 @@ ALGORITHMS = (two_quads, halving_and_doubling, double_binary_trees, rows_then_co
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "--devices", type=int, default=8, help="how many logical CPU devices (two_quads: an even number)"
+        "--devices",
+        type=int,
+        default=8,
+        help="how many logical CPU devices (two_quads: an even number)",
     )
     devices = [f"/cpu:{k}" for k in range(parser.parse_args().devices)]
 

@@ -10,7 +10,9 @@ TensorFlow 2.13 or later.
 import argparse
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "2"
+)  # before TensorFlow: without the lines of its start
 
 import numpy as np
 import tensorflow as tf
@@ -24,7 +26,9 @@ def device_names(count):
     if len(tf.config.list_physical_devices("GPU")) >= count:
         return [f"GPU:{k}" for k in range(count)]
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * count
+    )
     return [f"CPU:{k}" for k in range(count)]
 
 
@@ -34,10 +38,14 @@ def main():
     parser.add_argument("--steps", type=int, default=100)
     args = parser.parse_args()
 
-    strategy = tf.distribute.MirroredStrategy(device_names(args.devices), cross_device_ops=HierarchicalAllReduce())
+    strategy = tf.distribute.MirroredStrategy(
+        device_names(args.devices), cross_device_ops=HierarchicalAllReduce()
+    )
     batch = 40 * args.devices
     images, labels = load_digits(return_X_y=True)
-    data = tf.data.Dataset.from_tensor_slices(((images / 16.0).astype(np.float32), labels.astype(np.int64)))
+    data = tf.data.Dataset.from_tensor_slices(
+        ((images / 16.0).astype(np.float32), labels.astype(np.int64))
+    )
     data = data.repeat().shuffle(1000, seed=0).batch(batch)
     batches = iter(strategy.experimental_distribute_dataset(data))
 
@@ -61,7 +69,9 @@ def main():
         return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
 
     losses = [float(step(*next(batches))) for _ in range(args.steps)]
-    print(f"{args.devices} replicas, loss of the first and the last step: {losses[0]:.3f} {losses[-1]:.3f}")
+    print(
+        f"{args.devices} replicas, loss of the first and the last step: {losses[0]:.3f} {losses[-1]:.3f}"
+    )
     copies = [strategy.experimental_local_results(weight) for weight in model.trainable_variables]
     equal = all(np.array_equal(copy.numpy(), same[0].numpy()) for same in copies for copy in same)
     print("all replicas are equal" if equal else "the replicas differ")

@@ -12,8 +12,12 @@ import argparse
 import os
 import sys
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
-os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")  # TF32 rounds to 1e-3, which is more than is allowed below
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "2"
+)  # before TensorFlow: without the lines of its start
+os.environ.setdefault(
+    "NVIDIA_TF32_OVERRIDE", "0"
+)  # TF32 rounds to 1e-3, which is more than is allowed below
 
 import numpy as np
 import tensorflow as tf
@@ -75,7 +79,9 @@ def batches(training, size, epochs):
         for start in range(0, len(labels) - size + 1, size):
             chosen = order[start : start + size]
             yield (
-                np.array([padded[i, y : y + 8, x : x + 8] for i, (y, x) in zip(chosen, shifts[chosen])]),
+                np.array(
+                    [padded[i, y : y + 8, x : x + 8] for i, (y, x) in zip(chosen, shifts[chosen])]
+                ),
                 labels[chosen],
             )
 
@@ -87,7 +93,10 @@ def train(devices, training, test, size, epochs, strategy, title):
     difference between towers.
     """
     with tf.Graph().as_default():
-        images, labels = tf1.placeholder(tf.float32, [None, 8, 8, 1]), tf1.placeholder(tf.int64, [None])
+        images, labels = (
+            tf1.placeholder(tf.float32, [None, 8, 8, 1]),
+            tf1.placeholder(tf.int64, [None]),
+        )
         rate = tf1.placeholder(tf.float32, [])
         optimizer = hier_allreduce.TowerOptimizer(
             tf1.train.MomentumOptimizer(rate, MOMENTUM), devices, strategy=strategy
@@ -103,7 +112,9 @@ def train(devices, training, test, size, epochs, strategy, title):
                 rows.append(optimizer.compute_gradients(losses[k], var_list=weights[k]))
         train_op, loss = optimizer.apply_gradients(rows), tf.add_n(losses) / len(losses)
         with tf.device(devices[0]), tf1.variable_scope("tower0", reuse=True):
-            right = tf.reduce_mean(tf.cast(tf.equal(tf.argmax(convnet(images), 1), labels), tf.float32))
+            right = tf.reduce_mean(
+                tf.cast(tf.equal(tf.argmax(convnet(images), 1), labels), tf.float32)
+            )
 
         config = tf1.ConfigProto(device_count={"CPU": len(devices)}, allow_soft_placement=True)
         with tf1.Session(config=config) as session:
@@ -111,11 +122,20 @@ def train(devices, training, test, size, epochs, strategy, title):
             session.run(optimizer.init_op)
             history, audited = [], None
             steps = len(training[1]) // size * epochs
-            bar = tqdm(batches(training, size, epochs), title, steps, mininterval=0.3 if sys.stderr.isatty() else 10)
+            bar = tqdm(
+                batches(training, size, epochs),
+                title,
+                steps,
+                mininterval=0.3 if sys.stderr.isatty() else 10,
+            )
             for number, (x, y) in enumerate(bar):
                 # the rate falls half way and near the end
                 slow = 0.3 if number > steps / 2 else 1.0
-                feed = {images: x, labels: y, rate: RATE * (0.05 if number > steps * 5 / 6 else slow)}
+                feed = {
+                    images: x,
+                    labels: y,
+                    rate: RATE * (0.05 if number > steps * 5 / 6 else slow),
+                }
                 options, metadata = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
                 if number == 0 and len(devices) > 1:
                     value, _ = session.run([loss, train_op], feed, options, metadata)
@@ -133,9 +153,15 @@ def train(devices, training, test, size, epochs, strategy, title):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--devices", type=int, default=8, help="how many towers (default 8)")
-    parser.add_argument("--gpus", action="store_true", help="towers on /gpu:0 … instead of logical CPU devices")
-    parser.add_argument("--strategy", help="how to reduce: an algorithm, or the name or path of a YAML file")
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"passes over the images (default {EPOCHS})")
+    parser.add_argument(
+        "--gpus", action="store_true", help="towers on /gpu:0 … instead of logical CPU devices"
+    )
+    parser.add_argument(
+        "--strategy", help="how to reduce: an algorithm, or the name or path of a YAML file"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=EPOCHS, help=f"passes over the images (default {EPOCHS})"
+    )
     args = parser.parse_args()
 
     tf1.disable_eager_execution()
@@ -143,7 +169,9 @@ def main():
     devices = [f"/{'gpu' if args.gpus else 'cpu'}:{k}" for k in range(args.devices)]
     training, test = load()
     size = BATCH // args.devices * args.devices
-    many = train(devices, training, test, size, args.epochs, args.strategy, f"{args.devices} devices")
+    many = train(
+        devices, training, test, size, args.epochs, args.strategy, f"{args.devices} devices"
+    )
     one = train(devices[:1], training, test, size, args.epochs, None, "one device, the whole batch")
 
     losses, weights, accuracy, audited, drift = many
@@ -151,17 +179,34 @@ def main():
     weight = max(np.max(np.abs(a - b)) for a, b in zip(weights, one[1]))
     must = f"at least {ACCURACY:.0%}" if args.epochs >= EPOCHS else "not judged: few epochs"
     checks = [
-        (f"test accuracy on {TESTED} images", f"{accuracy:.1%}", must, accuracy >= ACCURACY or args.epochs < EPOCHS),
+        (
+            f"test accuracy on {TESTED} images",
+            f"{accuracy:.1%}",
+            must,
+            accuracy >= ACCURACY or args.epochs < EPOCHS,
+        ),
         (
             f"{args.devices} devices and one: any of {len(losses)} losses",
             f"{loss:.1e}",
             "at most 1e-05",
             loss <= DIFFERENCE,
         ),
-        (f"{args.devices} devices and one: any weight", f"{weight:.1e}", "at most 1e-05", weight <= DIFFERENCE),
+        (
+            f"{args.devices} devices and one: any weight",
+            f"{weight:.1e}",
+            "at most 1e-05",
+            weight <= DIFFERENCE,
+        ),
         (f"any weight between the {args.devices} devices", f"{drift:g}", "exactly 0", drift == 0),
     ]
-    print(table([("check", "found", "must be", ""), *((*row, "ok" if good else "FAILED") for *row, good in checks)]))
+    print(
+        table(
+            [
+                ("check", "found", "must be", ""),
+                *((*row, "ok" if good else "FAILED") for *row, good in checks),
+            ]
+        )
+    )
     print(f"\n{audited or 'one device: no copies'}")
     return 0 if all(good for *_, good in checks) else 1
 

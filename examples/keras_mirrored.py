@@ -9,7 +9,9 @@ The line that matters is the one with ``cross_device_ops``. TensorFlow 2.13 or l
 import argparse
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "2"
+)  # before TensorFlow: without the lines of its start
 
 import numpy as np
 import tensorflow as tf
@@ -23,7 +25,9 @@ def device_names(count):
     if len(tf.config.list_physical_devices("GPU")) >= count:
         return [f"GPU:{k}" for k in range(count)]
     cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+    tf.config.set_logical_device_configuration(
+        cpu, [tf.config.LogicalDeviceConfiguration()] * count
+    )
     return [f"CPU:{k}" for k in range(count)]
 
 
@@ -34,7 +38,9 @@ def main():
     parser.add_argument("--examples", type=int, default=1680)
     args = parser.parse_args()
 
-    strategy = tf.distribute.MirroredStrategy(device_names(args.devices), cross_device_ops=HierarchicalAllReduce())
+    strategy = tf.distribute.MirroredStrategy(
+        device_names(args.devices), cross_device_ops=HierarchicalAllReduce()
+    )
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).astype(np.float32)[: args.examples]
     data = tf.data.Dataset.from_tensor_slices((images, labels[: args.examples]))
@@ -45,7 +51,10 @@ def main():
         loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(tf.keras.optimizers.Adam(0.01), loss)
     history = model.fit(data, epochs=args.epochs, shuffle=False, verbose=0)
-    print(f"{args.devices} replicas, loss of each epoch:", *(f"{value:.3f}" for value in history.history["loss"]))
+    print(
+        f"{args.devices} replicas, loss of each epoch:",
+        *(f"{value:.3f}" for value in history.history["loss"]),
+    )
 
 
 if __name__ == "__main__":

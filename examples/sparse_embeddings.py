@@ -14,7 +14,9 @@ import re
 import zlib
 from pydoc_data.topics import topics
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "2"
+)  # before TensorFlow: without the lines of its start
 
 import numpy as np
 import tensorflow as tf
@@ -36,16 +38,26 @@ def load():
 
 def tower_loss(before, word):
     """Return the loss of one tower; its variables go to the current device and variable scope."""
-    table = tf1.get_variable("table", [ROWS, WIDTH], initializer=tf1.random_normal_initializer(0, 0.1, seed=1))
-    output = tf1.get_variable("output", [BEFORE * WIDTH, WORDS], initializer=tf1.glorot_uniform_initializer(seed=2))
-    logits = tf.matmul(tf.reshape(tf.nn.embedding_lookup(table, before), [-1, BEFORE * WIDTH]), output)
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=word))
+    table = tf1.get_variable(
+        "table", [ROWS, WIDTH], initializer=tf1.random_normal_initializer(0, 0.1, seed=1)
+    )
+    output = tf1.get_variable(
+        "output", [BEFORE * WIDTH, WORDS], initializer=tf1.glorot_uniform_initializer(seed=2)
+    )
+    logits = tf.matmul(
+        tf.reshape(tf.nn.embedding_lookup(table, before), [-1, BEFORE * WIDTH]), output
+    )
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=word)
+    )
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--devices", type=int, default=4, help="how many towers")
-    parser.add_argument("--gpus", action="store_true", help="towers on /gpu:0 … instead of logical CPU devices")
+    parser.add_argument(
+        "--gpus", action="store_true", help="towers on /gpu:0 … instead of logical CPU devices"
+    )
     parser.add_argument("--steps", type=int, default=200)
     args = parser.parse_args()
     tf1.disable_eager_execution()
@@ -57,14 +69,22 @@ def main():
         with tf.device(device), tf1.variable_scope(f"tower{k}") as scope:
             chosen = tf1.random_uniform([BATCH], maxval=len(labels), dtype=tf.int64, seed=k)
             losses.append(tower_loss(tf.gather(words, chosen), tf.gather(labels, chosen)))
-            rows.append(optimizer.compute_gradients(losses[-1], tf1.trainable_variables(f"{scope.name}/")))
+            rows.append(
+                optimizer.compute_gradients(losses[-1], tf1.trainable_variables(f"{scope.name}/"))
+            )
     train_op = optimizer.apply_gradients(rows)
-    used = [tf.size(tf.unique(row[0][0].indices)[0]) for row in rows]  # of each tower's gradient of the table
-    with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": args.devices}, allow_soft_placement=True)) as session:
+    used = [
+        tf.size(tf.unique(row[0][0].indices)[0]) for row in rows
+    ]  # of each tower's gradient of the table
+    with tf1.Session(
+        config=tf1.ConfigProto(device_count={"CPU": args.devices}, allow_soft_placement=True)
+    ) as session:
         session.run(tf1.global_variables_initializer())
         session.run(optimizer.init_op)  # towers start equal
         history = [np.mean(session.run([*losses, train_op])[:-1]) for _ in range(args.steps)]
-        print(f"{args.devices} towers, loss of the first and the last step: {history[0]:.3f} {history[-1]:.3f}")
+        print(
+            f"{args.devices} towers, loss of the first and the last step: {history[0]:.3f} {history[-1]:.3f}"
+        )
         print("different rows in the towers' gradients:", *session.run(used), "of", ROWS)
         print(optimizer.check_replicas(session))
 

@@ -10,7 +10,9 @@ images, replace ``Images`` with ``tensorpack.dataflow.dataset.Cifar10("train")``
 import argparse
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "2"
+)  # before TensorFlow: without the lines of its start
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import numpy as np
@@ -45,7 +47,10 @@ class ResNet(tp.ModelDesc):
         self.blocks, self.channels = blocks, channels
 
     def inputs(self):
-        return [tf.TensorSpec((None, 32, 32, 3), tf.float32, "image"), tf.TensorSpec((None,), tf.int32, "label")]
+        return [
+            tf.TensorSpec((None, 32, 32, 3), tf.float32, "image"),
+            tf.TensorSpec((None,), tf.int32, "label"),
+        ]
 
     def build_graph(self, image, label):
         with tp.argscope(tp.Conv2D, kernel_size=3, activation=tf.identity, use_bias=False):
@@ -53,15 +58,23 @@ class ResNet(tp.ModelDesc):
             for stage in range(3):
                 for block in range(self.blocks):
                     strides = 2 if stage and not block else 1
-                    x = self.residual(f"stage{stage}block{block}", x, self.channels << stage, strides)
+                    x = self.residual(
+                        f"stage{stage}block{block}", x, self.channels << stage, strides
+                    )
         logits = tp.FullyConnected("linear", tp.GlobalAvgPooling("pool", x), 4)
-        cost = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=label), name="cost")
+        cost = tf.reduce_mean(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=label), name="cost"
+        )
         tp.summary.add_moving_summary(cost)
         return cost
 
     def residual(self, name, x, channels, strides):
         with tf1.variable_scope(name):
-            short = x if strides == 1 else tp.Conv2D("short", x, channels, kernel_size=1, strides=strides)
+            short = (
+                x
+                if strides == 1
+                else tp.Conv2D("short", x, channels, kernel_size=1, strides=strides)
+            )
             x = tp.BNReLU("bn1", tp.Conv2D("conv1", x, channels, strides=strides))
             return tf.nn.relu(tp.BatchNorm("bn2", tp.Conv2D("conv2", x, channels)) + short)
 
@@ -72,7 +85,9 @@ class ResNet(tp.ModelDesc):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--devices", type=int, default=4, help="how many towers")
-    parser.add_argument("--gpus", action="store_true", help="towers on GPUs instead of logical CPU devices")
+    parser.add_argument(
+        "--gpus", action="store_true", help="towers on GPUs instead of logical CPU devices"
+    )
     parser.add_argument("--steps", type=int, default=50, help="steps of an epoch")
     parser.add_argument("--blocks", type=int, default=3)
     parser.add_argument("--channels", type=int, default=16)

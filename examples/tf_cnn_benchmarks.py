@@ -14,11 +14,15 @@ import os
 import sys
 from typing import Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "2"
+)  # before TensorFlow: without the lines of its start
 
 import hier_allreduce
 
-TOPOLOGY = None  # for example "dgx-1v", a file with the output of `nvidia-smi topo -m`, or "this machine"
+TOPOLOGY = (
+    None  # for example "dgx-1v", a file with the output of `nvidia-smi topo -m`, or "this machine"
+)
 
 
 def use_our_allreduce(batch_allreduce):

@@ -10,7 +10,9 @@ its new value is copied to the others.
 import argparse
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "2"
+)  # before TensorFlow: without the lines of its start
 
 import numpy as np
 import tensorflow as tf
@@ -23,17 +25,25 @@ tf1 = tf.compat.v1
 
 def tower_loss(images, labels):
     """Return the loss of one tower; its variables go to the current device and variable scope."""
-    weights = tf1.get_variable("hidden", [64, 32], initializer=tf1.glorot_uniform_initializer(seed=1))
+    weights = tf1.get_variable(
+        "hidden", [64, 32], initializer=tf1.glorot_uniform_initializer(seed=1)
+    )
     bias = tf1.get_variable("bias", [32], initializer=tf1.zeros_initializer())
-    output = tf1.get_variable("output", [32, 10], initializer=tf1.glorot_uniform_initializer(seed=2))
+    output = tf1.get_variable(
+        "output", [32, 10], initializer=tf1.glorot_uniform_initializer(seed=2)
+    )
     logits = tf.matmul(tf.tanh(tf.matmul(images, weights) + bias), output)
-    return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=labels))
+    return tf.reduce_mean(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=labels)
+    )
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--devices", type=int, default=4, help="how many towers")
-    parser.add_argument("--gpus", action="store_true", help="towers on /gpu:0 … instead of logical CPU devices")
+    parser.add_argument(
+        "--gpus", action="store_true", help="towers on /gpu:0 … instead of logical CPU devices"
+    )
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--update", choices=["replicated", "main"], default="main")
     args = parser.parse_args()
@@ -44,9 +54,13 @@ def main():
     images = tf1.placeholder(tf.float32, [None, 64])
     labels = tf1.placeholder(tf.int64, [None])
 
-    optimizer = hier_allreduce.TowerOptimizer(tf1.train.AdamOptimizer(0.01), devices, update=args.update)
+    optimizer = hier_allreduce.TowerOptimizer(
+        tf1.train.AdamOptimizer(0.01), devices, update=args.update
+    )
     rows, losses = [], []
-    for k, (device, x, y) in enumerate(zip(devices, tf.split(images, args.devices), tf.split(labels, args.devices))):
+    for k, (device, x, y) in enumerate(
+        zip(devices, tf.split(images, args.devices), tf.split(labels, args.devices))
+    ):
         with tf.device(device), tf1.variable_scope(f"tower{k}") as scope:
             losses.append(tower_loss(x, y))
             variables = tf1.trainable_variables(f"{scope.name}/")
@@ -56,7 +70,9 @@ def main():
     inputs, classes = load_digits(return_X_y=True)
     batch = 40 * args.devices
     order = np.random.RandomState(0)
-    with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": args.devices}, allow_soft_placement=True)) as session:
+    with tf1.Session(
+        config=tf1.ConfigProto(device_count={"CPU": args.devices}, allow_soft_placement=True)
+    ) as session:
         session.run(tf1.global_variables_initializer())
         session.run(optimizer.init_op)  # towers start equal
         history = []
@@ -64,7 +80,9 @@ def main():
             chosen = order.choice(len(inputs), batch)
             feed = {images: inputs[chosen] / 16.0, labels: classes[chosen]}
             history.append(np.mean(session.run([*losses, train_op], feed)[:-1]))
-        print(f"{args.devices} towers, loss of the first and the last step: {history[0]:.3f} {history[-1]:.3f}")
+        print(
+            f"{args.devices} towers, loss of the first and the last step: {history[0]:.3f} {history[-1]:.3f}"
+        )
         print(optimizer.check_replicas(session))
 
 

@@ -17,7 +17,9 @@ import socket
 import subprocess
 import sys
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before TensorFlow: without the lines of its start
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "2"
+)  # before TensorFlow: without the lines of its start
 
 TOWERS = 2  # of each host
 
@@ -26,7 +28,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kill", action="store_true", help="kill host 1 after 20 steps")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--checkpoints", metavar="FOLDER", help="save there every 20 steps; go on from the last one")
+    parser.add_argument(
+        "--checkpoints", metavar="FOLDER", help="save there every 20 steps; go on from the last one"
+    )
     args = parser.parse_args()
     if "TF_CONFIG" in os.environ:
         train(args)
@@ -69,30 +73,47 @@ def train(args: argparse.Namespace) -> None:
 
     optimizer = TowerOptimizer(tf1.train.GradientDescentOptimizer(0.5), devices, cluster=cluster)
     rows, losses = [], []
-    for k, (device, x, y) in enumerate(zip(devices, tf.split(images, TOWERS), tf.split(labels, TOWERS))):
+    for k, (device, x, y) in enumerate(
+        zip(devices, tf.split(images, TOWERS), tf.split(labels, TOWERS))
+    ):
         with tf.device(device), tf1.variable_scope(f"tower{k}"):
             weights = tf1.get_variable("weights", [64, 10], initializer=tf1.zeros_initializer())
             bias = tf1.get_variable("bias", [10], initializer=tf1.zeros_initializer())
             logits = tf.matmul(x, weights) + bias
-            losses.append(tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=y)))
+            losses.append(
+                tf.reduce_mean(
+                    tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=y)
+                )
+            )
             rows.append(optimizer.compute_gradients(losses[-1], var_list=[weights, bias]))
     step = tf1.train.get_or_create_global_step()
     train_op = optimizer.apply_gradients(rows, step)  # with the mean over all towers of all hosts
     everywhere, saver = cluster.broadcast(tf1.global_variables()), tf1.train.Saver()
 
     inputs, classes = load_digits(return_X_y=True)
-    inputs, classes = inputs[cluster.task :: cluster.size], classes[cluster.task :: cluster.size]  # this host's share
+    inputs, classes = (
+        inputs[cluster.task :: cluster.size],
+        classes[cluster.task :: cluster.size],
+    )  # this host's share
     try:
         with cluster.session() as session:  # waits for both hosts, and compares their graphs
             session.run(tf1.global_variables_initializer())
-            last = tf.train.latest_checkpoint(args.checkpoints) if args.checkpoints and cluster.is_chief else None
+            last = (
+                tf.train.latest_checkpoint(args.checkpoints)
+                if args.checkpoints and cluster.is_chief
+                else None
+            )
             if last:
                 saver.restore(session, last)
             session.run(everywhere)  # host 0's values on all hosts, and its step
             session.run(optimizer.init_op)  # and tower 0's on all towers
-            for number in range(session.run(step), args.steps):  # the same number of steps on every host
+            for number in range(
+                session.run(step), args.steps
+            ):  # the same number of steps on every host
                 # the number of the step decides on its data, so that a restart goes on where the last try was
-                chosen = np.random.RandomState([cluster.task, number]).choice(len(inputs), 40 * TOWERS)
+                chosen = np.random.RandomState([cluster.task, number]).choice(
+                    len(inputs), 40 * TOWERS
+                )
                 feed = {images: inputs[chosen] / 16.0, labels: classes[chosen]}
                 loss = np.mean(session.run([*losses, train_op], feed)[:-1])
                 if (number + 1) % 20 == 0:
@@ -103,8 +124,12 @@ def train(args: argparse.Namespace) -> None:
                     print("host 1 is killed", flush=True)
                     os.kill(os.getpid(), signal.SIGKILL)
             weights = session.run(rows[0][0][1])
-            print(f"host {cluster.task}, sum of the weights' squares: {np.sum(weights**2):.4f}")  # the same on both
-    except ClusterError as error:  # end this process; all hosts start again, from the last checkpoint
+            print(
+                f"host {cluster.task}, sum of the weights' squares: {np.sum(weights**2):.4f}"
+            )  # the same on both
+    except (
+        ClusterError
+    ) as error:  # end this process; all hosts start again, from the last checkpoint
         sys.exit(f"host {cluster.task} ends: {error}")
 
 

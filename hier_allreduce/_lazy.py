@@ -7,7 +7,10 @@ import importlib.util
 import sys
 from typing import Any, Callable, Mapping, Sequence
 
-_EXTRAS = {"tensorflow": "tf", "tensorpack": "tensorpack"}  # what installs a package that may be missing
+_EXTRAS = {
+    "tensorflow": "tf",
+    "tensorpack": "tensorpack",
+}  # what installs a package that may be missing
 
 
 def lazy(package: str, names_by_module: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
@@ -44,7 +47,11 @@ def with_advice(error: ModuleNotFoundError, feature: str) -> ModuleNotFoundError
 
 def advice(feature: str, package: str, extras: str) -> str:
     """Return the command that installs the missing package; every shell understands its double quotes."""
-    gpus = " installs TensorFlow for CPUs; for GPUs see tensorflow.org/install" if package == "tensorflow" else ""
+    gpus = (
+        " installs TensorFlow for CPUs; for GPUs see tensorflow.org/install"
+        if package == "tensorflow"
+        else ""
+    )
     return f'{feature} needs {package}: python -m pip install ".[{extras}]" in the checkout{gpus}'
 
 

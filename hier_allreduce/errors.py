@@ -19,10 +19,14 @@ class HierAllreduceError(ValueError):
     A message may quote a file; its control characters are shown as escapes, because a terminal would obey them.
     """
 
-    __init__ = Exception.__init__  # by this, a tf.function knows that it can raise the error in its class
+    __init__ = (
+        Exception.__init__
+    )  # by this, a tf.function knows that it can raise the error in its class
 
     def __str__(self) -> str:
-        return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in super().__str__())
+        return "".join(
+            c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in super().__str__()
+        )
 
 
 class ClusterError(HierAllreduceError):

@@ -53,7 +53,11 @@ def load_model(name_or_path: str) -> Tuple[GradientShape, ...]:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as cause:
         raise HierAllreduceError(f"{path}: not readable as text: {cause}") from None
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip() and not line.startswith("#")]
+    numbered = [
+        (number, line)
+        for number, line in enumerate(lines, 1)
+        if line.strip() and not line.startswith("#")
+    ]
     if not numbered:
         raise HierAllreduceError(
             f"{path}: empty; expected a header `name<TAB>shape<TAB>dtype` and one line per variable"
@@ -64,7 +68,10 @@ def load_model(name_or_path: str) -> Tuple[GradientShape, ...]:
             f"{path}, line {numbered[0][0]}: the header is {header}; expected name, shape, dtype and optionally sparse,"
             " separated by tabs"
         )
-    shapes = tuple(_read_line(path, number, dict(zip(header, line.split("\t")))) for number, line in numbered[1:])
+    shapes = tuple(
+        _read_line(path, number, dict(zip(header, line.split("\t"))))
+        for number, line in numbered[1:]
+    )
     if not shapes:
         raise HierAllreduceError(f"{path}: a header, but no variables")
     return shapes
@@ -79,7 +86,9 @@ def _read_line(path: Path, number: int, cells: Dict[str, str]) -> GradientShape:
         )
     dtype = cells["dtype"].strip()
     if dtype not in DTYPE_BYTES:
-        raise HierAllreduceError(f"{where}: dtype {dtype!r}{presets.nearest(dtype, sorted(DTYPE_BYTES))}")
+        raise HierAllreduceError(
+            f"{where}: dtype {dtype!r}{presets.nearest(dtype, sorted(DTYPE_BYTES))}"
+        )
     sparse = cells.get("sparse", "").strip()
     if sparse not in ("", "no", "yes"):
         raise HierAllreduceError(f"{where}: sparse is {sparse!r}; expected yes, no or nothing")

@@ -22,7 +22,10 @@ from .errors import HierAllreduceError
 
 _PACKAGE = Path(__file__).resolve().parent
 # An installed package holds configs/ inside it; a checkout holds it next to the package.
-_CONFIGS = next((d for d in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if d.is_dir()), _PACKAGE / "configs")
+_CONFIGS = next(
+    (d for d in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if d.is_dir()),
+    _PACKAGE / "configs",
+)
 
 Reader = Callable[[Any, str], Any]
 
@@ -32,7 +35,9 @@ Reader = Callable[[Any, str], Any]
 
 def names(kind: str) -> List[str]:
     """List the presets of a kind: ``"machines"``, ``"models"``, ``"strategies"``, ``"trainers"``."""
-    return sorted(path.stem for path in (_CONFIGS / kind).glob("*.*") if path.suffix in (".yaml", ".tsv"))
+    return sorted(
+        path.stem for path in (_CONFIGS / kind).glob("*.*") if path.suffix in (".yaml", ".tsv")
+    )
 
 
 def find(kind: str, name_or_path: Union[str, os.PathLike], also: Sequence[str] = ()) -> Path:
@@ -49,12 +54,19 @@ def find(kind: str, name_or_path: Union[str, os.PathLike], also: Sequence[str] =
     if not isinstance(name_or_path, (str, os.PathLike)) or "\n" in str(name_or_path):
         text = repr(name_or_path)
         shown = text if len(text) < 80 else f"{text[:80]}…"
-        raise HierAllreduceError(f"{shown}: expected the name of one of the {kind}, or a file's path")
-    for candidate in (Path(name_or_path), *(_CONFIGS / kind / f"{name_or_path}{end}" for end in (".yaml", ".tsv"))):
+        raise HierAllreduceError(
+            f"{shown}: expected the name of one of the {kind}, or a file's path"
+        )
+    for candidate in (
+        Path(name_or_path),
+        *(_CONFIGS / kind / f"{name_or_path}{end}" for end in (".yaml", ".tsv")),
+    ):
         if _is_readable(candidate):
             return candidate
     hint = nearest(str(name_or_path), [*also, *names(kind)])
-    raise HierAllreduceError(f"{os.fspath(name_or_path)!r} is neither a file nor one of the {kind}{hint}")
+    raise HierAllreduceError(
+        f"{os.fspath(name_or_path)!r} is neither a file nor one of the {kind}{hint}"
+    )
 
 
 def _is_readable(path: Path) -> bool:
@@ -159,7 +171,9 @@ def anything(value: Any, where: str) -> Any:
 
 def bytes_per_second(value: Any, where: str) -> float:
     """Return a bandwidth. The limits exclude GB/s written as bytes/s."""
-    return _number(value, 1e6, 1e15, f"{where}: expected bytes/s from 1e6 to 1e15 (12 GB/s are 12e9)")
+    return _number(
+        value, 1e6, 1e15, f"{where}: expected bytes/s from 1e6 to 1e15 (12 GB/s are 12e9)"
+    )
 
 
 def seconds(value: Any, where: str) -> float:
@@ -180,7 +194,9 @@ def _number(value: Any, least: float, most: float, message: str) -> float:
 def text_or_nothing(value: Any, where: str) -> str:
     """Return a text; without a value it is empty."""
     if not isinstance(value, (str, type(None))):
-        raise HierAllreduceError(f"{where}: expected a name, in quotes if it is a number, not {value!r}")
+        raise HierAllreduceError(
+            f"{where}: expected a name, in quotes if it is a number, not {value!r}"
+        )
     return value or ""
 
 
@@ -198,7 +214,9 @@ def mapping(readers: Mapping[str, Reader]) -> Reader:
 
 def mapping_of(reader: Reader) -> Reader:
     """Return the reader of a nested mapping from any key to a value of one kind."""
-    return lambda value, where: {str(k): reader(v, f"{where}: {k}") for k, v in _lines(value, where).items()}
+    return lambda value, where: {
+        str(k): reader(v, f"{where}: {k}") for k, v in _lines(value, where).items()
+    }
 
 
 def _lines(value: Any, where: str) -> Mapping[str, Any]:

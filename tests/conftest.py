@@ -12,13 +12,19 @@ settings.register_profile(
     "same every time", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile(
-    "soak", max_examples=500, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True
+    "soak",
+    max_examples=500,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
 )
 settings.load_profile("same every time")
 
 
 def pytest_addoption(parser):
-    parser.addoption("--no-tensorflow", action="store_true", help="let each import of TensorFlow fail")
+    parser.addoption(
+        "--no-tensorflow", action="store_true", help="let each import of TensorFlow fail"
+    )
 
 
 def pytest_configure(config):

@@ -39,7 +39,9 @@ with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 3})) as session:
 
 def run(name, *arguments, folder):
     """Return what an example prints, run as ``python examples/NAME.py ARGUMENTS``."""
-    done = run_forked((EXAMPLES / f"{name}.py").read_text(encoding="utf-8"), *map(str, arguments), folder=folder)
+    done = run_forked(
+        (EXAMPLES / f"{name}.py").read_text(encoding="utf-8"), *map(str, arguments), folder=folder
+    )
     assert done.status == 0, done.err[-3000:]
     return done.out + done.err
 
@@ -53,11 +55,19 @@ TRAINED = [
     ("keras_mirrored", ("--devices", 3, "--epochs", 2, "--examples", 720), "3 replicas", 0.9, ""),
     ("custom_loop", ("--devices", 3, "--steps", 10), "3 replicas", 0.5, "all replicas are equal"),
     ("towers", ("--devices", 3, "--steps", 25), "3 towers", 0.7, "all towers are equal"),
-    ("sparse_embeddings", ("--devices", 3, "--steps", 60), "3 towers", 0.85, "all towers are equal"),
+    (
+        "sparse_embeddings",
+        ("--devices", 3, "--steps", 60),
+        "3 towers",
+        0.85,
+        "all towers are equal",
+    ),
 ]
 
 
-@pytest.mark.parametrize("name, arguments, head, factor, equal", TRAINED, ids=[row[0] for row in TRAINED])
+@pytest.mark.parametrize(
+    "name, arguments, head, factor, equal", TRAINED, ids=[row[0] for row in TRAINED]
+)
 def test_programs_train_on_three_devices(name, arguments, head, factor, equal, tmp_path):
     if "replicas" in head and not IS_TF2:
         pytest.skip("TensorFlow 2 only")
@@ -88,7 +98,9 @@ def test_tf_cnn_benchmarks_gets_our_allreduce(tmp_path):
 def test_two_hosts_end_with_the_same_weights(tmp_path):
     """In cold processes, as people start them."""
     command = [sys.executable, str(EXAMPLES / "two_hosts.py"), "--steps", "20"]
-    done = subprocess.run(command, cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=280)
+    done = subprocess.run(
+        command, cwd=str(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=280
+    )
     out = done.stdout.decode()
     assert done.returncode == 0, out[-3000:]
     sums = re.findall(r"squares: ([\d.]+)", out)  # processes may write at once

@@ -6,14 +6,16 @@ from hier_allreduce.formatting import amount, count, duration, rate, table
 
 
 @pytest.mark.parametrize(
-    "size, text", [(0, "0 B"), (999, "999 B"), (64_000, "64 kB"), (1.5e9, "1.5 GB"), (1e15, "1000 TB")]
+    "size, text",
+    [(0, "0 B"), (999, "999 B"), (64_000, "64 kB"), (1.5e9, "1.5 GB"), (1e15, "1000 TB")],
 )
 def test_bytes(size, text):
     assert amount(size) == text
 
 
 @pytest.mark.parametrize(
-    "size, text", [(0, "0 B"), (1000, "1000 B"), (65_536, "64 KiB"), (10 << 20, "10 MiB"), (3 << 29, "1.5 GiB")]
+    "size, text",
+    [(0, "0 B"), (1000, "1000 B"), (65_536, "64 KiB"), (10 << 20, "10 MiB"), (3 << 29, "1.5 GiB")],
 )
 def test_bytes_in_powers_of_1024(size, text):
     assert amount(size, binary=True) == text
@@ -35,7 +37,9 @@ def test_seconds(seconds, text):
     assert duration(seconds) == text
 
 
-@pytest.mark.parametrize("speed, text", [(24.27e9, "24 GB/s"), (0.419e9, "0.42 GB/s"), (20.8e3, "20.8 kB/s")])
+@pytest.mark.parametrize(
+    "speed, text", [(24.27e9, "24 GB/s"), (0.419e9, "0.42 GB/s"), (20.8e3, "20.8 kB/s")]
+)
 def test_bytes_a_second(speed, text):
     assert rate(speed) == text
 
@@ -46,9 +50,17 @@ def test_one_and_many():
 
 def test_columns_of_numbers_are_aligned_right():
     rows = [("name", "bytes", "link"), ("a", "64 kB", "0→1"), ("longer", "7 B", "")]
-    assert table(rows).splitlines() == ["name    bytes  link", "a       64 kB  0→1", "longer    7 B"]
+    assert table(rows).splitlines() == [
+        "name    bytes  link",
+        "a       64 kB  0→1",
+        "longer    7 B",
+    ]
 
 
 def test_all_columns_but_the_first_are_aligned_right_on_request():
     rows = [["", "ms", "error"], ["a", "1.0–2.5", "BAD"], ["it", "7"]]
-    assert table(rows, all_right=True).splitlines() == ["         ms  error", "a   1.0–2.5    BAD", "it        7"]
+    assert table(rows, all_right=True).splitlines() == [
+        "         ms  error",
+        "a   1.0–2.5    BAD",
+        "it        7",
+    ]

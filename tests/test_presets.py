@@ -17,7 +17,13 @@ READERS = {
 
 
 def test_values_are_returned_as_their_readers_read_them():
-    values = {"speed": "1e9", "model": None, "links": {"a": 2e9}, "inner": {"delay": 1e-6}, "free": [1]}
+    values = {
+        "speed": "1e9",
+        "model": None,
+        "links": {"a": 2e9},
+        "inner": {"delay": 1e-6},
+        "free": [1],
+    }
     assert check(values, READERS, "f.yaml") == {**values, "speed": 1e9, "model": ""}
     assert check({"links": None, "inner": None}, READERS, "") == {"links": {}, "inner": {}}
 
@@ -25,10 +31,19 @@ def test_values_are_returned_as_their_readers_read_them():
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"speeds": 1e9}, "f.yaml: 'speeds' is unknown; did you mean 'speed'? there are speed, latency"),
-        ({"speed": 12}, "f.yaml: speed: expected bytes/s from 1e6 to 1e15 (12 GB/s are 12e9), not 12"),
+        (
+            {"speeds": 1e9},
+            "f.yaml: 'speeds' is unknown; did you mean 'speed'? there are speed, latency",
+        ),
+        (
+            {"speed": 12},
+            "f.yaml: speed: expected bytes/s from 1e6 to 1e15 (12 GB/s are 12e9), not 12",
+        ),
         ({"speed": 1e400}, "f.yaml: speed: expected bytes/s"),
-        ({"latency": 10}, "f.yaml: latency: expected seconds from 0 to 1 (10 µs are 10e-6), not 10"),
+        (
+            {"latency": 10},
+            "f.yaml: latency: expected seconds from 0 to 1 (10 µs are 10e-6), not 10",
+        ),
         ({"latency": True}, "f.yaml: latency: expected seconds from 0 to 1"),
         ({"model": 7}, "f.yaml: model: expected a name, in quotes if it is a number, not 7"),
         ({"links": {"a": "x"}}, "f.yaml: links: a: expected bytes/s"),
@@ -77,7 +92,9 @@ HEADER = "name\tshape\tdtype\tsparse\n"
 
 def test_a_table_has_comments_scalars_and_sparse_rows(tmp_path):
     path = tmp_path / "model.tsv"
-    path.write_text(f"# of ours\n\n{HEADER}rows\t30, 4\tfloat16\tyes\nscale\t\tint64\n", encoding="utf-8-sig")
+    path.write_text(
+        f"# of ours\n\n{HEADER}rows\t30, 4\tfloat16\tyes\nscale\t\tint64\n", encoding="utf-8-sig"
+    )
     rows, scale = load_model(str(path))
     assert (rows.shape, rows.elements, rows.dtype, rows.sparse) == ((30, 4), 120, "float16", True)
     assert (scale.name, scale.shape, scale.elements, scale.sparse) == ("scale", (), 1, False)
@@ -86,15 +103,27 @@ def test_a_table_has_comments_scalars_and_sparse_rows(tmp_path):
 @pytest.mark.parametrize(
     "table, message",
     [
-        ("# nothing\n", ": empty; expected a header `name<TAB>shape<TAB>dtype` and one line per variable"),
-        ("\nname shape dtype\n", ", line 2: the header is ['name shape dtype']; expected name, shape, dtype"),
+        (
+            "# nothing\n",
+            ": empty; expected a header `name<TAB>shape<TAB>dtype` and one line per variable",
+        ),
+        (
+            "\nname shape dtype\n",
+            ", line 2: the header is ['name shape dtype']; expected name, shape, dtype",
+        ),
         (HEADER, ": a header, but no variables"),
         (f"{HEADER}a\t3\n", ", line 2: no dtype; expected name, shape, dtype, separated by tabs"),
         (f"{HEADER}# b\n\t3\tfloat32\n", ", line 3: no name; expected"),
         (f"{HEADER}a\t3\tfloat31\n", ", line 2: dtype 'float31'; did you mean 'float"),
-        (f"{HEADER}a\t3,x\tfloat32\n", ", line 2: shape '3,x'; expected whole numbers separated by commas"),
+        (
+            f"{HEADER}a\t3,x\tfloat32\n",
+            ", line 2: shape '3,x'; expected whole numbers separated by commas",
+        ),
         (f"{HEADER}a\t3,{10**18}\tfloat32\n", ", line 2: shape '3,1000000000000000000'; expected"),
-        (f"{HEADER}a\t3\tfloat32\tmaybe\n", ", line 2: sparse is 'maybe'; expected yes, no or nothing"),
+        (
+            f"{HEADER}a\t3\tfloat32\tmaybe\n",
+            ", line 2: sparse is 'maybe'; expected yes, no or nothing",
+        ),
         (f"{HEADER}a\t\tfloat32\tyes\n", ", line 2: a scalar has no rows, so it cannot be sparse"),
         (b"\x80", ": not readable as text: "),
     ],

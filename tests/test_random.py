@@ -38,8 +38,12 @@ def strategies(draw, towers):
         algorithm=algorithm,
         topology=draw(st.sampled_from([None, None, "dgx-1v", "pcie-switch"])),
         chunk_bytes=draw(st.sampled_from([None, 0, 64, 100, 1000, 10**6])),
-        groups=draw(groupings(towers)) if algorithm == "hierarchical" and draw(st.booleans()) else None,
-        main=draw(st.integers(0, towers - 1)) if algorithm in ("flat", "tree") and draw(st.booleans()) else None,
+        groups=draw(groupings(towers))
+        if algorithm == "hierarchical" and draw(st.booleans())
+        else None,
+        main=draw(st.integers(0, towers - 1))
+        if algorithm in ("flat", "tree") and draw(st.booleans())
+        else None,
         sparse=draw(st.sampled_from(["gather", "dense"])),
         missing="zeros",
         wire_dtype=draw(st.sampled_from([None, None, "float16", "bfloat16"])),
@@ -51,12 +55,22 @@ def columns(draw, towers, average):
     """One variable: its dtype, its shape, what is known of it, and a kind for each tower."""
     dtype = draw(st.sampled_from([d for d in DTYPES if not (average and d.startswith("int"))]))
     shape = (
-        tuple(draw(st.lists(st.integers(0, 5), max_size=3))) if draw(st.booleans()) else (draw(st.integers(1, 400)),)
+        tuple(draw(st.lists(st.integers(0, 5), max_size=3)))
+        if draw(st.booleans())
+        else (draw(st.integers(1, 400)),)
     )
-    kinds = draw(st.lists(st.sampled_from(["dense"] * 4 + ["none"]), min_size=towers, max_size=towers))
+    kinds = draw(
+        st.lists(st.sampled_from(["dense"] * 4 + ["none"]), min_size=towers, max_size=towers)
+    )
     if draw(st.integers(0, 3)) == 0 and dtype != "bfloat16":
         shape = (ROWS, draw(st.integers(1, 3)))
-        kinds = draw(st.lists(st.sampled_from(["sparse"] * 4 + ["dense", "none"]), min_size=towers, max_size=towers))
+        kinds = draw(
+            st.lists(
+                st.sampled_from(["sparse"] * 4 + ["dense", "none"]),
+                min_size=towers,
+                max_size=towers,
+            )
+        )
     return dtype, shape, draw(st.booleans()), kinds
 
 
@@ -81,7 +95,9 @@ def made(random, dtype, shape, is_known, kind):
         return tensor, wide
     full = np.zeros(shape, wide.dtype)
     np.add.at(full, indices, wide)
-    return tf.IndexedSlices(tensor, held(indices.astype("int64")), tf.constant(shape, tf.int64)), full
+    return tf.IndexedSlices(
+        tensor, held(indices.astype("int64")), tf.constant(shape, tf.int64)
+    ), full
 
 
 @examples(12)
@@ -92,7 +108,10 @@ def test_sums_and_means_are_those_of_float64_on_every_tower(case):
         random, arrays = np.random.RandomState(seed), []
 
         def row(tower):
-            pairs = [made(random, dtype, shape, known, kinds[tower]) for dtype, shape, known, kinds in matrix]
+            pairs = [
+                made(random, dtype, shape, known, kinds[tower])
+                for dtype, shape, known, kinds in matrix
+            ]
             arrays.append([array for _, array in pairs])
             return [grad for grad, _ in pairs]
 
@@ -106,7 +125,9 @@ def test_sums_and_means_are_those_of_float64_on_every_tower(case):
     for number, grad in zip(present, got[0]):
         dtype, shape, _, _ = matrix[number]
         share = towers if average else 1
-        exact, size = (sum(make(a[number]) for a in arrays) / share for make in (np.asarray, np.abs))
+        exact, size = (
+            sum(make(a[number]) for a in arrays) / share for make in (np.asarray, np.abs)
+        )
         wire = strategy.wire_dtype if dtype == "float32" and towers > 1 else None
         unit = ROUGH.get(wire or dtype, 2.0**-23)
         # rounded at each of up to K hops; the smallest numbers of 16 bits, and inputs rounded to bfloat16, have more
@@ -160,7 +181,11 @@ def faults(draw):
         elif change == "dst":
             steps[at] = step._replace(dst=tower)
         else:
-            steps[at] = Copy(tower, step.dst) if isinstance(step, Copy) else Reduce((*step.srcs[1:], tower), step.dst)
+            steps[at] = (
+                Copy(tower, step.dst)
+                if isinstance(step, Copy)
+                else Reduce((*step.srcs[1:], tower), step.dst)
+            )
     return towers, steps
 
 

@@ -29,14 +29,22 @@ LAYERS = [
 LAYER = {name: number for number, names in enumerate(LAYERS) for name in names}
 MOST_NAMES = 15  # of a folder's __init__
 FILES = sorted(PACKAGE.rglob("*.py"))
-TREES = {path.relative_to(PACKAGE).with_suffix("").parts: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+TREES = {
+    path.relative_to(PACKAGE).with_suffix("").parts: ast.parse(path.read_text(encoding="utf-8"))
+    for path in FILES
+}
 
 
 def imports_of(here):
     """Return the (module, name) pairs that a module imports from the package; a module is a tuple of names."""
-    found = [node for node in ast.walk(TREES[here]) if isinstance(node, ast.ImportFrom) and node.level]
+    found = [
+        node for node in ast.walk(TREES[here]) if isinstance(node, ast.ImportFrom) and node.level
+    ]
     return [
-        (here[: len(here) - node.level] + tuple(node.module.split(".") if node.module else ()), alias.name)
+        (
+            here[: len(here) - node.level] + tuple(node.module.split(".") if node.module else ()),
+            alias.name,
+        )
         for node in found
         for alias in node.names
     ]
@@ -48,13 +56,18 @@ def test_imports_go_down(here):
         target = (source + (name,))[0]
         if here in (("__init__",), ("__main__",)) or target == here[0]:
             continue
-        assert LAYER[target] < LAYER[here[0]] or LAYER[target] == LAYER[here[0]] == 0, f"{here} imports {target}"
+        assert LAYER[target] < LAYER[here[0]] or LAYER[target] == LAYER[here[0]] == 0, (
+            f"{here} imports {target}"
+        )
         assert re.match("__|[^_]", name), f"{here} imports {name} of {target}, which is not public"
 
 
 def test_no_modules_import_each_other_in_a_circle():
     names = {here: imports_of(here) for here in TREES if here[-1] != "__init__"}
-    needs = {here: {s if s in names else (*s, n) for s, n in imports} & set(names) for here, imports in names.items()}
+    needs = {
+        here: {s if s in names else (*s, n) for s, n in imports} & set(names)
+        for here, imports in names.items()
+    }
     while needs:
         free = {here for here, below in needs.items() if not below & set(needs)}
         assert free, f"these import each other: {sorted('.'.join(here) for here in needs)}"
@@ -73,24 +86,42 @@ def test_every_folder_is_in_the_layers_and_exports_few_names():
 def test_docstrings_begin_with_a_noun_or_a_verb(here):
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
     for node in ast.walk(TREES[here]):
-        first = ((ast.get_docstring(node) if isinstance(node, documented) else "") or "").split("\n")[0]
+        first = ((ast.get_docstring(node) if isinstance(node, documented) else "") or "").split(
+            "\n"
+        )[0]
         assert not re.search(r"\bwhat\b|\bthose that\b", first, re.I), first
 
 
 def test_public_docstrings_have_an_example():
     trainers = {"HierarchicalAllReduce", "HierarchicalTrainer", "HierarchicalClusterTrainer"}
     public = {name for name in hier_allreduce.__all__ if not name.endswith("Error")} | trainers
-    nodes = [node for tree in TREES.values() for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
+    nodes = [
+        node
+        for tree in TREES.values()
+        for node in tree.body
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef))
+    ]
     assert public <= {node.name for node in nodes if "::\n" in (ast.get_docstring(node) or "")}
 
 
 def test_words_of_the_past_are_in_the_changelog_only():
-    words = ["git", "grep", "-liwE", "lanes?|tunnel|calibrate|plan file", "--", ":!hier_allreduce/topology/gpus.py"]
+    words = [
+        "git",
+        "grep",
+        "-liwE",
+        "lanes?|tunnel|calibrate|plan file",
+        "--",
+        ":!hier_allreduce/topology/gpus.py",
+    ]
     if subprocess.run(
         ["git", "rev-parse"], cwd=str(TOP), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
     ).returncode:
         pytest.skip("no checkout")
-    found = subprocess.run(words, cwd=str(TOP), stdout=subprocess.PIPE, timeout=60).stdout.decode().split()
+    found = (
+        subprocess.run(words, cwd=str(TOP), stdout=subprocess.PIPE, timeout=60)
+        .stdout.decode()
+        .split()
+    )
     assert set(found) <= {"CHANGELOG.md", "tests/test_structure.py"}
 
 
@@ -99,12 +130,17 @@ def test_nothing_that_is_read_can_run_as_code():
     for here, tree in TREES.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
-                assert not {alias.name for alias in node.names} & {"pickle", "marshal", "shelve", "dill"}, here
+                assert not {alias.name for alias in node.names} & {
+                    "pickle",
+                    "marshal",
+                    "shelve",
+                    "dill",
+                }, here
             if isinstance(node, ast.Call):
                 name = ast.dump(node.func)
-                assert not re.search(r"id='(eval|exec|compile)'|attr='(system|popen|unsafe_load|full_load)'", name), (
-                    here
-                )
+                assert not re.search(
+                    r"id='(eval|exec|compile)'|attr='(system|popen|unsafe_load|full_load)'", name
+                ), here
                 assert name != ast.dump(ast.parse("yaml.load", mode="eval").body), here
                 assert not {word.arg for word in node.keywords} & {"shell", "allow_pickle"}, here
 
@@ -118,13 +154,22 @@ def test_nothing_that_is_read_can_run_as_code():
     ],
 )
 def test_planning_and_commands_import_no_tensorflow(program):
-    program += "\nimport sys; sys.exit(any(name in sys.modules for name in ('tensorflow', 'tensorpack')))"
-    assert subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL, timeout=280).returncode == 0
+    program += (
+        "\nimport sys; sys.exit(any(name in sys.modules for name in ('tensorflow', 'tensorpack')))"
+    )
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", program], stdout=subprocess.DEVNULL, timeout=280
+        ).returncode
+        == 0
+    )
 
 
 def test_all_public_names_are_there_and_are_no_modules():
     folders = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
-    assert not folders & set(hier_allreduce.__all__)  # once a folder is imported, its name would be the folder
+    assert not folders & set(
+        hier_allreduce.__all__
+    )  # once a folder is imported, its name would be the folder
     assert list(hier_allreduce.__all__) == sorted(set(hier_allreduce.__all__))
     for name in hier_allreduce.__all__:
         assert callable(getattr(hier_allreduce, name)) and name in dir(hier_allreduce)
@@ -141,6 +186,10 @@ def test_dependencies_are_few_and_each_system_gets_its_tensorflow():
         ("darwin", "arm64", "3.11", "tensorflow"),
     ]:
         here = {"sys_platform": system, "platform_machine": machine, "python_version": python}
-        wanted = [Requirement(line) for line in pyproject()["project"]["optional-dependencies"]["tf"]]
-        names = [line.name for line in wanted if line.marker is not None and line.marker.evaluate(here)]
+        wanted = [
+            Requirement(line) for line in pyproject()["project"]["optional-dependencies"]["tf"]
+        ]
+        names = [
+            line.name for line in wanted if line.marker is not None and line.marker.evaluate(here)
+        ]
         assert [name for name in names if "tensorflow" in name] == [package]

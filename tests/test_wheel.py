@@ -39,12 +39,21 @@ def wheel(tmp_path_factory):
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     for name in ("hier_allreduce", "configs"):
-        shutil.copytree(str(TOP / name), str(source / name), ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            str(TOP / name), str(source / name), ignore=shutil.ignore_patterns("__pycache__")
+        )
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(str(TOP / name), str(source))
     # what pip calls; pip itself would take twice as long
-    build = [sys.executable, "-c", "import sys, setuptools.build_meta as it; it.build_wheel(sys.argv[1])", str(folder)]
-    done = subprocess.run(build, cwd=str(source), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=280)
+    build = [
+        sys.executable,
+        "-c",
+        "import sys, setuptools.build_meta as it; it.build_wheel(sys.argv[1])",
+        str(folder),
+    ]
+    done = subprocess.run(
+        build, cwd=str(source), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=280
+    )
     assert done.returncode == 0, done.stdout.decode()
     (wheel,) = folder.glob("*.whl")
     return wheel
@@ -64,7 +73,11 @@ def test_the_metadata_is_complete_without_relative_links(wheel):
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         text = archive.read(name).decode("utf-8")
     headers, page = text.split("\n\n", 1)
-    for line in (f"Version: {hier_allreduce.__version__}", "License: Apache-2.0", "Keywords: all-reduce,"):
+    for line in (
+        f"Version: {hier_allreduce.__version__}",
+        "License: Apache-2.0",
+        "Keywords: all-reduce,",
+    ):
         assert f"\n{line}" in headers
     home = pyproject()["project"]["urls"]["Homepage"]
     assert f"](https://{home[8:]}/blob/main/docs/" in page and page.startswith("# ")
@@ -81,8 +94,18 @@ def test_strict_mypy_sees_the_types_of_all_public_names(wheel, tmp_path):
         archive.extractall(str(packages))
     (tmp_path / "program.py").write_text(PROGRAM, encoding="utf-8")
     python = tmp_path / "venv" / "bin" / "python"
-    check = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python), "program.py"]
-    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
+    check = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--strict",
+        "--python-executable",
+        str(python),
+        "program.py",
+    ]
+    clean = {
+        name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")
+    }
     done = subprocess.run(check, cwd=str(tmp_path), env=clean, capture_output=True, timeout=280)
     report = done.stdout.decode()
     assert done.returncode == 0, report + done.stderr.decode()

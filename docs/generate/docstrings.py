@@ -16,7 +16,9 @@ class Markdown(griffe.Extension):
     def on_instance(self, *, obj, **kwargs):
         """Convert the docstring of an object that was just read."""
         if obj.docstring:
-            text = LITERAL.sub(lambda match: f"{match[1]}{match[2]}:" if match[2] else "", obj.docstring.value)
+            text = LITERAL.sub(
+                lambda match: f"{match[1]}{match[2]}:" if match[2] else "", obj.docstring.value
+            )
             text = SEVERAL.sub(_one_by_one, text)
             text = PAGE.sub(r'<a href="../\1.html">\1.md</a>', text)
             obj.docstring.value = ROLE.sub(lambda match: _link(match[1], obj), text)

@@ -12,7 +12,17 @@ def main():
     """Draw all pictures, or those of the machines that the arguments name."""
     for machine in sys.argv[1:] or MACHINES:
         picture = FIGURES / f"plan-{machine}.png"
-        command = [sys.executable, "-m", "hier_allreduce", "plan", machine, "--model", "resnet50", "--picture", picture]
+        command = [
+            sys.executable,
+            "-m",
+            "hier_allreduce",
+            "plan",
+            machine,
+            "--model",
+            "resnet50",
+            "--picture",
+            picture,
+        ]
         subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
         print(picture)
 

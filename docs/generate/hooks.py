@@ -30,7 +30,9 @@ def on_page_content(html, page, config, files):
 
 def on_post_page(output, page, config):
     """Stop at a page that loads a script, a style or a picture from another server when it is read."""
-    loaded = re.search(r"<(?:script|img|iframe)[^>]+https?:[^>]*>|<link[^>]+stylesheet[^>]+https?:[^>]*>", output)
+    loaded = re.search(
+        r"<(?:script|img|iframe)[^>]+https?:[^>]*>|<link[^>]+stylesheet[^>]+https?:[^>]*>", output
+    )
     if loaded:
         raise PluginError(f"{page.file.src_path}: loads from another server: {loaded.group()}")
     return output

@@ -15,7 +15,11 @@ def commands():
     sections = []
     for name, command in _subcommands(parser()).items():
         usage = re.sub(r"\n\s+", "\n    ", command.format_usage().replace("usage: ", "").strip())
-        rows = [_argument(action) for action in command._actions if not isinstance(action, argparse._HelpAction)]
+        rows = [
+            _argument(action)
+            for action in command._actions
+            if not isinstance(action, argparse._HelpAction)
+        ]
         sentence = f"{command.description[:1].upper()}{command.description[1:]}."
         head = [f"## {name}", "", sentence, "", f"```\n{usage}\n```", ""]
         sections.append("\n".join([*head, *_table(["argument", "meaning"], rows)]))
@@ -37,7 +41,9 @@ def attributes(cls):
     """Return a table of the ``Attributes:`` in a class's docstring."""
     section = re.split(r"\n\n?(?=\S)", inspect.getdoc(cls).split("Attributes:\n", 1)[1])[0]
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", section, re.MULTILINE)
-    return "\n".join(_table(["key", "meaning"], [(f"`{name}`", _markdown(text)) for name, text in entries]))
+    return "\n".join(
+        _table(["key", "meaning"], [(f"`{name}`", _markdown(text)) for name, text in entries])
+    )
 
 
 def _markdown(text):
@@ -47,7 +53,13 @@ def _markdown(text):
 def gpus():
     """Return a table of the speeds of GPU models."""
     rows = [
-        (_names(gpu.pattern), gpu.nvlinks or "–", gpu.nvlink if gpu.nvlinks else "–", gpu.pcie, gpu.memory)
+        (
+            _names(gpu.pattern),
+            gpu.nvlinks or "–",
+            gpu.nvlink if gpu.nvlinks else "–",
+            gpu.pcie,
+            gpu.memory,
+        )
         for gpu in GPUS
     ]
     return "\n".join(_table(["name matches", "NVLinks", "one NVLink", "PCIe port", "memory"], rows))

@@ -38,8 +38,14 @@ class Audited(NamedTuple):
     unneeded: int
 
     def __str__(self) -> str:
-        copies = f"{sum(self.copies.values())} copies" + (f" and {self.unneeded} not needed" if self.unneeded else "")
-        across = f", {count(self.collectives, 'collective')} over {self.call.hosts} hosts" if self.collectives else ""
+        copies = f"{sum(self.copies.values())} copies" + (
+            f" and {self.unneeded} not needed" if self.unneeded else ""
+        )
+        across = (
+            f", {count(self.collectives, 'collective')} over {self.call.hosts} hosts"
+            if self.collectives
+            else ""
+        )
         chunks = count(len(self.call.tensors), "chunk")
         return f"{self.call.scope}: {self.call.algorithm}, {chunks}, {copies}{across}, planned = executed"
 
@@ -63,10 +69,18 @@ class Audit(NamedTuple):
     def __str__(self) -> str:
         lines = ["copies between the devices, from row to column"]
         for devices in dict.fromkeys(audited.call.devices for audited in self.calls):
-            copies = Audit(tuple(audited for audited in self.calls if audited.call.devices == devices)).copies
+            copies = Audit(
+                tuple(audited for audited in self.calls if audited.call.devices == devices)
+            ).copies
             towers = range(len(devices))
-            rows = [[f"{src}  {devices[src]}", *(copies[src, dst] or "." for dst in towers)] for src in towers]
-            lines += [table([["", *towers], *rows], all_right=True), f"total {sum(copies.values())}"]
+            rows = [
+                [f"{src}  {devices[src]}", *(copies[src, dst] or "." for dst in towers)]
+                for src in towers
+            ]
+            lines += [
+                table([["", *towers], *rows], all_right=True),
+                f"total {sum(copies.values())}",
+            ]
         return "\n".join([*lines, *map(str, self.calls), *map(": ".join, self.skipped)])
 
 
@@ -117,15 +131,26 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
     ran, skipped = [], []
     for call in recorded_in(graph):
         traffics = [traffic for traffic in executed.traffics if traffic.call is call]
-        if _in_control_flow(call, graph):  # partition graphs do not show which branch was taken, or how often
-            skipped.append((call.scope, "in a tf.cond or tf.while_loop, which metadata do not show: not audited"))
-        elif any(traffic.planned for traffic in traffics) and not any(traffic.ran for traffic in traffics):
+        if _in_control_flow(
+            call, graph
+        ):  # partition graphs do not show which branch was taken, or how often
+            skipped.append(
+                (
+                    call.scope,
+                    "in a tf.cond or tf.while_loop, which metadata do not show: not audited",
+                )
+            )
+        elif any(traffic.planned for traffic in traffics) and not any(
+            traffic.ran for traffic in traffics
+        ):
             skipped.append((call.scope, "not in this run"))
         else:
             ran.append((call, traffics))
     if not ran:
         reasons = "; ".join(map(": ".join, skipped))
-        raise AuditError(f"the run has none of the graph's all-reduces ({reasons}); fetch their results")
+        raise AuditError(
+            f"the run has none of the graph's all-reduces ({reasons}); fetch their results"
+        )
     if any(traffic.planned - traffic.executed for _, traffics in ran for traffic in traffics):
         executed.find_unneeded()
     audited = (_audited(call, traffics, executed.idle(call)) for call, traffics in ran)
@@ -155,8 +180,14 @@ def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
 
 def _in_control_flow(call: Call, graph: Any) -> bool:
     """Return whether a call's ops are in a TensorFlow 1 cond or while_loop, whose branches are in the same graph."""
-    contexts = (op._get_control_flow_context() for op in graph.get_operations() if op.name.startswith(call.scope))
-    return any(context and (context.IsCondContext() or context.IsWhileContext()) for context in contexts)
+    contexts = (
+        op._get_control_flow_context()
+        for op in graph.get_operations()
+        if op.name.startswith(call.scope)
+    )
+    return any(
+        context and (context.IsCondContext() or context.IsWhileContext()) for context in contexts
+    )
 
 
 def _audited(call: Call, traffics: Sequence[Traffic], idle: Sequence[str]) -> Audited:

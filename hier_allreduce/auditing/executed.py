@@ -13,9 +13,15 @@ from .partitions import edges_in
 
 OTHER_HOSTS = "other hosts"
 _COLLECTIVE = "CollectiveReduce"  # and CollectiveReduceV2, in TensorFlow 2
-_FED = ("Placeholder", "PlaceholderV2", "PlaceholderWithDefault")  # Grappler neither folds nor merges them
+_FED = (
+    "Placeholder",
+    "PlaceholderV2",
+    "PlaceholderWithDefault",
+)  # Grappler neither folds nor merges them
 
-Spot = Union[int, str]  # the first tower on a device; the device's name if it belongs to no tower; OTHER_HOSTS
+Spot = Union[
+    int, str
+]  # the first tower on a device; the device's name if it belongs to no tower; OTHER_HOSTS
 Pair = Tuple[Spot, Spot]
 
 
@@ -35,7 +41,9 @@ class Traffic:
     def __init__(self, call: Call, tensor: Recorded):
         for tower, device in enumerate(call.devices):
             if callable(device):
-                raise AuditError(f"tower {tower}: its device is a function; an audit needs devices by name")
+                raise AuditError(
+                    f"tower {tower}: its device is a function; an audit needs devices by name"
+                )
         self.call, self.tensor = call, tensor
         self.planned: Counter = Counter()
         self.executed: Counter = Counter()
@@ -43,7 +51,9 @@ class Traffic:
         self.sources: Dict[Pair, Set[str]] = {}
         self.ran = False
         self._fields = list(map(device_fields, call.devices))
-        self._firsts = list(map(self._fields.index, self._fields))  # of each tower, the first one on its device
+        self._firsts = list(
+            map(self._fields.index, self._fields)
+        )  # of each tower, the first one on its device
         for step in tensor.schedule:
             for src in step.srcs:
                 self.add(self.planned, (self._firsts[src], self._firsts[step.dst]))
@@ -69,7 +79,9 @@ class Step:
 
     def __init__(self, graph: Any, partitions: Sequence[Any], prefix: str):
         self._graph, self._prefix = graph, prefix
-        self.traffics = [Traffic(call, tensor) for call in recorded_in(graph) for tensor in call.tensors]
+        self.traffics = [
+            Traffic(call, tensor) for call in recorded_in(graph) for tensor in call.tensors
+        ]
         self._by_scope = {f"{prefix}{t.call.scope}{t.tensor.name}": t for t in self.traffics}
         self._count_copies(partitions)
         self._nodes = [node for part in partitions for node in part.node]
@@ -114,7 +126,11 @@ class Step:
     def idle(self, call: Call) -> List[str]:
         """Return the devices of a call on which no op ran."""
         used = {node.device for node in self._nodes}
-        return [device for device in call.devices if not any(devices_match(other, device) for other in used)]
+        return [
+            device
+            for device in call.devices
+            if not any(devices_match(other, device) for other in used)
+        ]
 
     def find_unneeded(self) -> None:
         """Note the missing copies that nobody needs: of constants, and of values that another copy has brought.
@@ -150,10 +166,15 @@ def _computations(graph: Any) -> Tuple[Dict[str, int], Set[int]]:
             for field in ("name", "input"):
                 definition.ClearField(field)
             definition.attr.pop("_class", None)  # the ops that share its device
-            read = tuple((numbers.get(tensor.op.name, tensor.name), tensor.value_index) for tensor in op.inputs)
+            read = tuple(
+                (numbers.get(tensor.op.name, tensor.name), tensor.value_index)
+                for tensor in op.inputs
+            )
             key = (definition.SerializeToString(deterministic=True), read)
         numbers[op.name] = known.setdefault(key, len(known))
-        inputs = op.inputs[1:] if op.type == "Fill" else op.inputs  # zeros are dropped, whatever their shape
+        inputs = (
+            op.inputs[1:] if op.type == "Fill" else op.inputs
+        )  # zeros are dropped, whatever their shape
         if not is_single and all(numbers.get(tensor.op.name) in constants for tensor in inputs):
             constants.add(numbers[op.name])
     return numbers, constants

@@ -27,7 +27,9 @@ def edges_in(partitions: Sequence[Any]) -> Iterator[Tuple[str, str, str, Set[str
     for part in partitions:
         readers: Dict[str, Set[str]] = defaultdict(set)
         for node in part.node:
-            for tensor in node.input if node.op != "_Retval" else ():  # a _Retval brings a result to the client
+            for tensor in (
+                node.input if node.op != "_Retval" else ()
+            ):  # a _Retval brings a result to the client
                 readers[tensor.split(":")[0]].add(node.name)
         for node in part.node:
             key = _rendezvous_key(node)
@@ -50,5 +52,7 @@ def _sends(part: Any) -> Iterator[Tuple[Tuple[str, str, str], str]]:
 
 def _rendezvous_key(node: Any) -> Tuple[str, str, str]:
     """Return the sender, the receiver and the tensor, which a ``_Send`` and its ``_Recv`` have in common."""
-    src, dst, tensor = (node.attr[name].s.decode() for name in ("send_device", "recv_device", "tensor_name"))
+    src, dst, tensor = (
+        node.attr[name].s.decode() for name in ("send_device", "recv_device", "tensor_name")
+    )
     return src, dst, tensor

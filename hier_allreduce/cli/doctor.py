@@ -21,7 +21,16 @@ from ..topology import Topology, this_machine
 from .options import output
 
 _PACKAGES = (
-    *("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "keras", "tf_keras", "tensorpack", "numpy", "protobuf"),
+    *(
+        "tensorflow",
+        "tensorflow-cpu",
+        "tensorflow-gpu",
+        "keras",
+        "tf_keras",
+        "tensorpack",
+        "numpy",
+        "protobuf",
+    ),
     *("horovod", "nvidia-nccl-cu12"),
 )
 # they change where copies go, or which ops run
@@ -33,10 +42,19 @@ _PROBE = "import json; from hier_allreduce.cli.doctor import probe; print(json.d
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add("--measure", action="store_true", help="copies between all pairs of devices: equal bits, speeds")
+    add(
+        "--measure",
+        action="store_true",
+        help="copies between all pairs of devices: equal bits, speeds",
+    )
     measured = "two or more devices of TensorFlow to measure: /gpu:0,/gpu:1 (default: all GPUs)"
     add("--devices", type=different_devices, metavar="A,B", help=measured)
-    add("-o", type=output, metavar="FILE", help="file for this machine with measured links, for plan and topology=")
+    add(
+        "-o",
+        type=output,
+        metavar="FILE",
+        help="file for this machine with measured links, for plan and topology=",
+    )
     add("--json", action="store_true", help="one JSON object instead of the text")
 
 
@@ -47,7 +65,9 @@ def different_devices(text: str) -> List[str]:
         if not re.match(r"/[cg]pu:\d+$", device):
             raise argparse.ArgumentTypeError(f"{device!r} is no device such as /gpu:0 or /cpu:1")
     if len(found) < 2 or len(set(found)) < len(found):
-        raise argparse.ArgumentTypeError(f"{text!r}: expected two or more different devices, such as /gpu:0,/gpu:1")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected two or more different devices, such as /gpu:0,/gpu:1"
+        )
     return found
 
 
@@ -55,7 +75,9 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; return 1 if there are problems."""
     if (args.devices or args.o) and not args.measure:
         raise HierAllreduceError("--devices and -o go with --measure; add it")
-    packages = {name: version for name, version in ((name, _version(name)) for name in _PACKAGES) if version}
+    packages = {
+        name: version for name, version in ((name, _version(name)) for name in _PACKAGES) if version
+    }
     versions = {"hier_allreduce": __version__, "python": platform.python_version(), **packages}
     print("asking TensorFlow for its devices …", file=sys.stderr)
     seen = _tensorflow()
@@ -65,9 +87,21 @@ def main(args: argparse.Namespace) -> int:
     except HierAllreduceError:
         machine = None
     variables = {name: value for name, value in os.environ.items() if _VARIABLES.match(name)}
-    facts: Dict[str, Any] = {"packages": versions, "variables": variables, "driver": driver, "tensorflow": seen}
-    text = [f"{platform.platform()}, {os.cpu_count()} cores\n", table([("package", "version"), *versions.items()]), ""]
-    text += [*_gpu_lines(seen, driver, machine), *(f"{name}={value}" for name, value in variables.items())]
+    facts: Dict[str, Any] = {
+        "packages": versions,
+        "variables": variables,
+        "driver": driver,
+        "tensorflow": seen,
+    }
+    text = [
+        f"{platform.platform()}, {os.cpu_count()} cores\n",
+        table([("package", "version"), *versions.items()]),
+        "",
+    ]
+    text += [
+        *_gpu_lines(seen, driver, machine),
+        *(f"{name}={value}" for name, value in variables.items()),
+    ]
     todo = remedies(packages, seen, driver, machine)
     if args.measure:
         found = _measured(args, len(seen.get("gpus", [])), machine)
@@ -76,7 +110,11 @@ def main(args: argparse.Namespace) -> int:
         todo += measure.faults(found)
     facts["todo"] = todo
     lines = [f"{number}. {line}" for number, line in enumerate(todo, 1)]
-    print(json.dumps(facts) if args.json else "\n".join([*text, "", *(lines or ["no known problems"])]))
+    print(
+        json.dumps(facts)
+        if args.json
+        else "\n".join([*text, "", *(lines or ["no known problems"])])
+    )
     return 1 if todo else 0
 
 
@@ -88,9 +126,13 @@ def _measured(args: argparse.Namespace, gpus: int, machine: Optional[Topology]) 
         raise HierAllreduceError(
             f"--measure: TensorFlow sees {count(gpus, 'GPU')}; name --devices such as /cpu:0,/cpu:1"
         )
-    machine = machine.subset(numbers) if machine is not None and len(numbers) == len(devices) else None
+    machine = (
+        machine.subset(numbers) if machine is not None and len(numbers) == len(devices) else None
+    )
     if args.o and machine is None:
-        raise HierAllreduceError("-o: only GPUs that nvidia-smi shows make a machine's file; leave -o out")
+        raise HierAllreduceError(
+            "-o: only GPUs that nvidia-smi shows make a machine's file; leave -o out"
+        )
     print("measuring copies …", file=sys.stderr)
     found = measure.measure(devices, machine)
     if args.o and machine is not None:
@@ -120,7 +162,9 @@ def probe() -> Dict[str, Any]:
             name = re.search(r"name: ([^,]+)", gpu.physical_device_desc)
             peers = sorted({link.device_id for link in gpu.locality.links.link})
             model = name.group(1) if name else ""
-            gpus.append({"name": gpu.name, "model": model, "bytes": gpu.memory_limit, "peers": peers})
+            gpus.append(
+                {"name": gpu.name, "model": model, "bytes": gpu.memory_limit, "peers": peers}
+            )
     return {"version": tf.__version__, "cuda": tf.test.is_built_with_cuda(), "gpus": gpus}
 
 
@@ -129,17 +173,36 @@ def _tensorflow() -> Dict[str, Any]:
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PROBE], capture_output=True, timeout=_TIMEOUT, env=environment, check=False
+            [sys.executable, "-c", _PROBE],
+            capture_output=True,
+            timeout=_TIMEOUT,
+            env=environment,
+            check=False,
         )
     except subprocess.TimeoutExpired:
-        return {"error": f"TensorFlow did not list its devices within {_TIMEOUT} s: look at `dmesg`, reset the GPUs"}
-    last = (done.stderr if done.returncode else done.stdout).decode("utf-8", "replace").strip().rpartition("\n")[2]
+        return {
+            "error": f"TensorFlow did not list its devices within {_TIMEOUT} s: look at `dmesg`, reset the GPUs"
+        }
+    last = (
+        (done.stderr if done.returncode else done.stdout)
+        .decode("utf-8", "replace")
+        .strip()
+        .rpartition("\n")[2]
+    )
     if done.returncode and "No module named 'tensorflow'" in last:
-        return {"error": f"TensorFlow is missing; only plan works. {advice('The rest', 'tensorflow', 'tf')}"}
+        return {
+            "error": f"TensorFlow is missing; only plan works. {advice('The rest', 'tensorflow', 'tf')}"
+        }
     if done.returncode:
-        by = f"status {done.returncode}" if done.returncode > 0 else signal.Signals(-done.returncode).name
+        by = (
+            f"status {done.returncode}"
+            if done.returncode > 0
+            else signal.Signals(-done.returncode).name
+        )
         fault = last or f"it ended with {by}"
-        return {"error": f"TensorFlow cannot be used, install one that fits this processor and Python: {fault}"}
+        return {
+            "error": f"TensorFlow cannot be used, install one that fits this processor and Python: {fault}"
+        }
     facts: Dict[str, Any] = json.loads(last)
     return facts
 
@@ -148,7 +211,9 @@ def _driver() -> List[str]:
     """Return ``model, driver version`` of each GPU that nvidia-smi lists; nothing without it."""
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
-        done = subprocess.run(query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_TIMEOUT, check=True)
+        done = subprocess.run(
+            query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_TIMEOUT, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return []
     return done.stdout.decode("utf-8", "replace").strip().splitlines()
@@ -159,10 +224,14 @@ def _gpu_lines(seen: Dict[str, Any], driver: List[str], machine: Optional[Topolo
     lines = [f"nvidia-smi: {line}" for line in driver or [none]]
     if "gpus" in seen:
         built = "with" if seen["cuda"] else "without"
-        lines.append(f"TensorFlow {seen['version']}, built {built} CUDA, sees {count(len(seen['gpus']), 'GPU')}")
+        lines.append(
+            f"TensorFlow {seen['version']}, built {built} CUDA, sees {count(len(seen['gpus']), 'GPU')}"
+        )
     for gpu in seen.get("gpus", []):
         peers = ", ".join(map(str, gpu["peers"])) or "none"
-        lines.append(f"  {gpu['name']} {gpu['model']}, {amount(gpu['bytes'], binary=True)}, peers: {peers}")
+        lines.append(
+            f"  {gpu['name']} {gpu['model']}, {amount(gpu['bytes'], binary=True)}, peers: {peers}"
+        )
     return lines + ([machine.table().rstrip()] if machine is not None and len(machine) > 1 else [])
 
 
@@ -173,14 +242,18 @@ def remedies(
     lines, gpus = [seen["error"]] if "error" in seen else [], seen.get("gpus", [])
     tensorflows = [name for name in packages if name.startswith("tensorflow")]
     if len(tensorflows) > 1:
-        lines.append(f"{', '.join(tensorflows)} overwrite each other's files: uninstall all, then install one")
+        lines.append(
+            f"{', '.join(tensorflows)} overwrite each other's files: uninstall all, then install one"
+        )
     is_legacy = "tf_keras" in packages and os.environ.get("TF_USE_LEGACY_KERAS") == "1"
     if "tensorpack" in packages and packages.get("keras", "2") >= "3" and not is_legacy:
         install = "" if "tf_keras" in packages else "pip install tf_keras, and "
         lines.append(f"tensorpack's layers need Keras 2: {install}set TF_USE_LEGACY_KERAS=1")
     if driver and "gpus" in seen and not gpus:
         why = "finds no CUDA libraries that fit" if seen["cuda"] else "is built without CUDA"
-        lines.append(f"TensorFlow {why}, and does not use {count(len(driver), 'GPU')}: see tensorflow.org/install")
+        lines.append(
+            f"TensorFlow {why}, and does not use {count(len(driver), 'GPU')}: see tensorflow.org/install"
+        )
     without = [gpu["name"] for gpu in gpus if len(gpu["peers"]) < len(gpus) - 1]
     if without:
         lines.append(
@@ -189,5 +262,7 @@ def remedies(
             "the IOMMU in the firmware. `hier-allreduce doctor --measure -o machine.yaml` measures it for plans"
         )
     if "auto_jit" in os.environ.get("TF_XLA_FLAGS", ""):
-        lines.append("XLA may merge copies that the plan keeps apart: leave auto_jit out of TF_XLA_FLAGS")
+        lines.append(
+            "XLA may merge copies that the plan keeps apart: leave auto_jit out of TF_XLA_FLAGS"
+        )
     return lines + list(machine.warnings if machine is not None else ())

@@ -19,8 +19,14 @@ from . import doctor, plan, tune
 from .options import Parser
 
 COMMANDS = {
-    "plan": (plan, "show a machine's links, the plan for them, and predicted steps beside those of others"),
-    "doctor": (doctor, "report versions, GPUs and known problems, to paste into an issue; measure copies"),
+    "plan": (
+        plan,
+        "show a machine's links, the plan for them, and predicted steps beside those of others",
+    ),
+    "doctor": (
+        doctor,
+        "report versions, GPUs and known problems, to paste into an issue; measure copies",
+    ),
     "tune": (tune, "measure all-reduces in your program, and write the fastest"),
 }
 _EXAMPLES = """\
@@ -84,5 +90,7 @@ def _parsed(command: str, argv: List[str]) -> argparse.Namespace:
         raise HierAllreduceError(f"{command!r} is no command{presets.nearest(command, COMMANDS)}")
     args = parser().parse_args(argv)
     if args.command is None:
-        raise HierAllreduceError(f"name a command: {', '.join(COMMANDS)}; `hier-allreduce --help` tells more")
+        raise HierAllreduceError(
+            f"name a command: {', '.join(COMMANDS)}; `hier-allreduce --help` tells more"
+        )
     return args

@@ -19,21 +19,39 @@ from .. import presets
 from ..errors import HierAllreduceError
 
 _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
-_SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SIZES = {
+    "B": 1,
+    "kB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+}
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are a :class:`.HierAllreduceError` of one line."""
 
     def __init__(self, **keywords: Any):
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **keywords)
+        super().__init__(
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **keywords
+        )
 
     def error(self, message: str) -> NoReturn:
         """Raise an error that begins with the option, and ends with the right form if no reader has said it."""
-        named = re.sub(r"^argument (?:-\w/)?", "", message).replace("ignored explicit argument", "takes no value, not")
+        named = re.sub(r"^argument (?:-\w/)?", "", message).replace(
+            "ignored explicit argument", "takes no value, not"
+        )
         option, _, fault = named.partition(": ")
-        wanted = [action for action in self._actions if option in action.option_strings and action.metavar]
-        form = f" {wanted[0].metavar}, {wanted[0].help}" if wanted else f"; `{self.prog} --help` shows the form"
+        wanted = [
+            action for action in self._actions if option in action.option_strings and action.metavar
+        ]
+        form = (
+            f" {wanted[0].metavar}, {wanted[0].help}"
+            if wanted
+            else f"; `{self.prog} --help` shows the form"
+        )
         raise HierAllreduceError(named if fault.startswith("'") else named + form)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Tuple[Any, List[str]]:
@@ -41,13 +59,17 @@ class Parser(argparse.ArgumentParser):
         found, unknown = super().parse_known_args(args, namespace)
         argument = next((argument for argument in unknown if argument != "--"), "")
         if argument and getattr(found, "program", []) and "--" not in args:
-            raise HierAllreduceError(f"write -- before the program: {self.prog} -- {found.program[0]} …")
+            raise HierAllreduceError(
+                f"write -- before the program: {self.prog} -- {found.program[0]} …"
+            )
         if argument.startswith("-"):
             options = [name for name in self._option_string_actions if name != "-h"]
             hint = presets.nearest(argument.partition("=")[0], options)
             raise HierAllreduceError(f"{argument}: no such option{hint}")
         if argument:
-            raise HierAllreduceError(f"{argument!r} is one argument too many; `{self.prog} --help` shows the form")
+            raise HierAllreduceError(
+                f"{argument!r} is one argument too many; `{self.prog} --help` shows the form"
+            )
         return found, []
 
 
@@ -58,10 +80,14 @@ def time(text: str) -> float:
 
 def size(text: str) -> int:
     """Read bytes such as ``16MB`` (powers of 1000) or ``4MiB`` (of 1024), up to 1000 GB."""
-    return round(_number(text, _SIZES, 1e12, "bytes above 0, up to 1000GB", "16MB", "{0}MB or {0}B"))
+    return round(
+        _number(text, _SIZES, 1e12, "bytes above 0, up to 1000GB", "16MB", "{0}MB or {0}B")
+    )
 
 
-def _number(text: str, units: Mapping[str, float], most: float, kind: str, example: str, forms: str) -> float:
+def _number(
+    text: str, units: Mapping[str, float], most: float, kind: str, example: str, forms: str
+) -> float:
     """Return a number times its unit, above 0; an error for a number without a unit shows its ``forms``."""
     match = re.match(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ]*)\s*$", text)
     number, unit = match.groups() if match else ("0", "?")
@@ -69,7 +95,9 @@ def _number(text: str, units: Mapping[str, float], most: float, kind: str, examp
         raise argparse.ArgumentTypeError(f"{text!r} has no unit; write {forms.format(number)}")
     value = float(number) * units.get(unit, 0)
     if not 0 < value <= most:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected {kind}, in {', '.join(units)}, such as {example}")
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected {kind}, in {', '.join(units)}, such as {example}"
+        )
     return value
 
 

@@ -25,7 +25,12 @@ Point = Tuple[float, float]
 # Okabe and Ito (2008), "Color Universal Design": people with any kind of colour blindness tell these apart
 BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
 INK, PALE = "#22262b", "#d9dde2"  # text and outlines; the background
-_STYLE: Dict[Any, Any] = {"font.size": 9, "axes.titlesize": 10, "text.color": INK, "legend.frameon": False}
+_STYLE: Dict[Any, Any] = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "text.color": INK,
+    "legend.frameon": False,
+}
 
 
 def draw(prediction: Prediction, path: Path) -> None:
@@ -37,7 +42,9 @@ def draw(prediction: Prediction, path: Path) -> None:
         raise HierAllreduceError(advice("a picture", "matplotlib", "picture")) from None
 
     machine = prediction.machine
-    has_both = len({bool(nvlinks(kind)) for row in machine.kinds for kind in row if kind != "X"}) > 1
+    has_both = (
+        len({bool(nvlinks(kind)) for row in machine.kinds for kind in row if kind != "X"}) > 1
+    )
     upper, lower = 2.2 + 0.8 * has_both + 0.2 * len(link_rows(machine)), 3.6  # inches
     with rc_context(_STYLE):
         figure = Figure(figsize=(8.3, upper + lower), constrained_layout=True)
@@ -46,7 +53,9 @@ def draw(prediction: Prediction, path: Path) -> None:
         draw_schedule(figure.add_subplot(grid[1, 0]), prediction)
         draw_steps(figure.add_subplot(grid[1, 1]), prediction)
         try:
-            figure.savefig(path, format=path.suffix[1:], dpi=110, bbox_inches="tight", pad_inches=0.12)
+            figure.savefig(
+                path, format=path.suffix[1:], dpi=110, bbox_inches="tight", pad_inches=0.12
+            )
         except (OSError, ValueError) as cause:
             raise HierAllreduceError(f"{str(path)!r} cannot be written: {cause}") from None
 
@@ -86,7 +95,9 @@ def _draw_pcie(axes: Any, at: Dict[str, Point], shared: Dict[str, float], far: s
         members = [at[label][0] for label in name.split("+")]
         at[name] = (sum(members) / len(members), 1.0 + sizes.index(name.count("+")))
     for child, (x, y) in at.items():
-        above = next((group for group in groups if set(child.split("+")) < set(group.split("+"))), "")
+        above = next(
+            (group for group in groups if set(child.split("+")) < set(group.split("+"))), ""
+        )
         end = at.get(above, top)
         axes.plot((x, end[0]), (y, end[1]), style, color=color, linewidth=1.2, zorder=1)
     for name in groups:
@@ -109,7 +120,10 @@ def _draw_nvlinks(axes: Any, machine: Topology, shared: Dict[str, float]) -> Non
     for i, j in ((i, j) for i in towers for j in towers if i < j and nvlinks(machine.kinds[i][j])):
         steps = [step / 20 for step in range(21)]
         depth = 4 * (0.3 + 0.2 * (j - i))
-        xs, ys = [i + (j - i) * step for step in steps], [-depth * step * (1 - step) for step in steps]
+        xs, ys = (
+            [i + (j - i) * step for step in steps],
+            [-depth * step * (1 - step) for step in steps],
+        )
         axes.plot(xs, ys, color=BLUE, linewidth=_width(machine.kinds[i][j]), alpha=0.75, zorder=1)
 
 
@@ -119,8 +133,20 @@ def _width(kind: str) -> float:
 
 
 def _label(axes: Any, point: Point, text: str, color: str, filled: bool = False) -> None:
-    box = {"boxstyle": "round,pad=0.3", "facecolor": color if filled else "white", "edgecolor": color}
-    axes.text(*point, text, ha="center", va="center", color="white" if filled else color, bbox=box, zorder=3)
+    box = {
+        "boxstyle": "round,pad=0.3",
+        "facecolor": color if filled else "white",
+        "edgecolor": color,
+    }
+    axes.text(
+        *point,
+        text,
+        ha="center",
+        va="center",
+        color="white" if filled else color,
+        bbox=box,
+        zorder=3,
+    )
 
 
 # ---- a schedule, and steps ---------------------------------------------------------------------------
@@ -135,31 +161,53 @@ def draw_schedule(axes: Any, prediction: Prediction) -> None:
         copied = isinstance(step, Copy)
         level = 1 + max(after[tower] for tower in (step.srcs if copied else (*step.srcs, step.dst)))
         for src in step.srcs:
-            style = {"arrowstyle": "-|>", "color": GREEN if copied else BLUE, "linestyle": "--" if copied else "-"}
-            axes.annotate("", xy=(step.dst, level), xytext=(src, level - 1), arrowprops={**style, "linewidth": 1.3})
+            style = {
+                "arrowstyle": "-|>",
+                "color": GREEN if copied else BLUE,
+                "linestyle": "--" if copied else "-",
+            }
+            axes.annotate(
+                "",
+                xy=(step.dst, level),
+                xytext=(src, level - 1),
+                arrowprops={**style, "linewidth": 1.3},
+            )
         after[step.dst] = level
         root = root if copied else (step.dst, level)
     deepest = max(after, default=0)
     for tower, label in enumerate(prediction.machine.devices):
         axes.plot((tower, tower), (0, deepest), color=PALE, linewidth=1, zorder=0)
-        axes.text(tower, -0.12, label if towers <= 8 else label[3:], ha="center", va="bottom", fontsize=8)
+        axes.text(
+            tower, -0.12, label if towers <= 8 else label[3:], ha="center", va="bottom", fontsize=8
+        )
     axes.plot(*root, "o", color=INK, markersize=8, zorder=4)
     words = "time goes down; blue: gradients are added, until the\ndot has the sum of all; green: that sum is copied"
     axes.text((towers - 1) / 2, deepest + 0.12, words, ha="center", va="top")
     axes.set_ylim(deepest + 0.75, -0.45)
-    axes.set_title(f"one of {count(len(prediction.chunks), 'chunk')} of gradients: {prediction.plan.algorithm}")
+    axes.set_title(
+        f"one of {count(len(prediction.chunks), 'chunk')} of gradients: {prediction.plan.algorithm}"
+    )
     axes.axis("off")
 
 
 def draw_steps(axes: Any, prediction: Prediction) -> None:
     """Draw a bar for each row: the step on one GPU in grey, then the exposed seconds with their range."""
     step, ours = prediction.training.step, prediction.rows[0]
-    rows = [row for row in prediction.rows if row is ours or row[1:] != ours[1:]]  # the rule may give the same plan
+    rows = [
+        row for row in prediction.rows if row is ours or row[1:] != ours[1:]
+    ]  # the rule may give the same plan
     for number, row in enumerate(rows):
         color = BLUE if row.name.startswith(OURS) else VERMILLION
-        axes.barh((number, number), (step, row.exposed), left=(0, step), height=0.5, color=(PALE, color))
+        axes.barh(
+            (number, number), (step, row.exposed), left=(0, step), height=0.5, color=(PALE, color)
+        )
         axes.plot((step + row.low, step + row.high), (number, number), color=INK, linewidth=1.6)
-        axes.text(0, number - 0.3, row.name.partition(", if")[0].replace(OURS, "hier_allreduce"), va="bottom")
+        axes.text(
+            0,
+            number - 0.3,
+            row.name.partition(", if")[0].replace(OURS, "hier_allreduce"),
+            va="bottom",
+        )
         numbers = f" {duration(step + row.exposed)}, +{duration(row.exposed)}"
         axes.text(step + row.high, number, numbers, va="center")
     axes.set_yticks([])

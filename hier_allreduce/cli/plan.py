@@ -21,15 +21,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     machines, models = (", ".join(presets.names(kind)) for kind in ("machines", "models"))
     pasted = "a YAML file, a file with the output of `nvidia-smi topo -m`, or - for this output on standard input"
     add = parser.add_argument
-    add("machine", nargs="?", metavar="MACHINE", help=f"{machines}; {pasted} (default: this machine)")
-    add("--model", metavar="MODEL", help=f"{models}, or a file with a table of gradients (default {MODEL})")
-    add("--bytes", type=size, metavar="SIZE", help=f"bytes of {EQUAL} equal gradients, instead of a model: 100MB")
-    add("--step", type=time, metavar="TIME", help="seconds of a step on one GPU, without an all-reduce: 180ms")
+    add(
+        "machine",
+        nargs="?",
+        metavar="MACHINE",
+        help=f"{machines}; {pasted} (default: this machine)",
+    )
+    add(
+        "--model",
+        metavar="MODEL",
+        help=f"{models}, or a file with a table of gradients (default {MODEL})",
+    )
+    add(
+        "--bytes",
+        type=size,
+        metavar="SIZE",
+        help=f"bytes of {EQUAL} equal gradients, instead of a model: 100MB",
+    )
+    add(
+        "--step",
+        type=time,
+        metavar="TIME",
+        help="seconds of a step on one GPU, without an all-reduce: 180ms",
+    )
     backward = "seconds of the backward pass in it: 120ms (default: two thirds of the step)"
     add("--backward", type=time, metavar="TIME", help=backward)
-    add("--list", action="store_true", help="rows for our other algorithms and tensorpack's modes, too")
+    add(
+        "--list",
+        action="store_true",
+        help="rows for our other algorithms and tensorpack's modes, too",
+    )
     add("--json", action="store_true", help="one JSON object instead of the text")
-    add("--picture", type=output, metavar="FILE", help="file for a picture of it, too: .png, .pdf or .svg")
+    add(
+        "--picture",
+        type=output,
+        metavar="FILE",
+        help="file for a picture of it, too: .png, .pdf or .svg",
+    )
 
 
 def main(args: argparse.Namespace) -> int:
@@ -59,13 +87,19 @@ def read_machine(name: Optional[str]) -> Topology:
         found = this_machine()
         if found is None:
             known = ", ".join(presets.names("machines"))
-            raise HierAllreduceError(f"nvidia-smi shows no GPUs here; name a machine, one of {known}, or a file")
+            raise HierAllreduceError(
+                f"nvidia-smi shows no GPUs here; name a machine, one of {known}, or a file"
+            )
         return found
     if name != "-":
         return Topology.load(name)
     if sys.stdin is None:
-        raise HierAllreduceError("standard input is closed; expected the output of `nvidia-smi topo -m` on it")
+        raise HierAllreduceError(
+            "standard input is closed; expected the output of `nvidia-smi topo -m` on it"
+        )
     if sys.stdin.isatty():
-        print("paste the output of `nvidia-smi topo -m`, then press Enter and Ctrl-D", file=sys.stderr)
+        print(
+            "paste the output of `nvidia-smi topo -m`, then press Enter and Ctrl-D", file=sys.stderr
+        )
     with naming("standard input"):
         return from_text(presets.decoded(sys.stdin.buffer.read()), "standard input")

@@ -39,11 +39,15 @@ def training_of(
     if size is not None and model is not None:
         raise HierAllreduceError("--model and --bytes both say the gradients; name one of them")
     if step is not None and backward is not None and backward > step:
-        raise HierAllreduceError(f"--backward {duration(backward, 4)} is longer than --step {duration(step, 4)}")
+        raise HierAllreduceError(
+            f"--backward {duration(backward, 4)} is longer than --step {duration(step, 4)}"
+        )
     if size is not None:
         name, sparse = f"{EQUAL} equal gradients", 0
         ends = [size * number // EQUAL for number in range(EQUAL + 1)]
-        gradients = [Gradient(end - start, 1, "bytes", is_flat=True) for start, end in zip(ends, ends[1:])]
+        gradients = [
+            Gradient(end - start, 1, "bytes", is_flat=True) for start, end in zip(ends, ends[1:])
+        ]
     else:
         name = MODEL if model is None else model
         with naming("--model"):
@@ -52,7 +56,9 @@ def training_of(
         sparse = len(shapes) - len(gradients)
     total = sum(gradient.bytes for gradient in gradients)
     if not total:
-        raise HierAllreduceError(f"--model: all gradients of {name} are sparse or empty, and these are not predicted")
+        raise HierAllreduceError(
+            f"--model: all gradients of {name} are sparse or empty, and these are not predicted"
+        )
     length = backward or (step / STEP if step else total / RATE)
     said = {"model": model or size, "step": step, "backward pass": backward}
     assumed = [option for option, value in said.items() if value is None]
@@ -60,13 +66,18 @@ def training_of(
     notes += [f"{count(sparse, 'sparse gradient')} left out"] if sparse else []
     notes += [f"assumed: {', '.join(assumed)}"] if assumed else []
     is_timed = step is not None or backward is not None
-    return Training(name, tuple(gradients), step or length * STEP, length, is_timed, "; ".join(notes))
+    return Training(
+        name, tuple(gradients), step or length * STEP, length, is_timed, "; ".join(notes)
+    )
 
 
 def dense_gradients(shapes: Sequence[GradientShape]) -> List[Gradient]:
     """Return the gradients of a model's table that are not sparse."""
     dense = [shape for shape in shapes if not shape.sparse]
-    return [Gradient(g.elements, DTYPE_BYTES[g.dtype], g.dtype, is_flat=len(g.shape) == 1) for g in dense]
+    return [
+        Gradient(g.elements, DTYPE_BYTES[g.dtype], g.dtype, is_flat=len(g.shape) == 1)
+        for g in dense
+    ]
 
 
 class Row(NamedTuple):
@@ -98,14 +109,22 @@ def predict(machine: Topology, training: Training, everything: bool) -> Predicti
     best, *others = choices_for(Strategy(backward=backward), gradients, machine)
     by_rule = rule(gradients, len(machine), links)
     rows = [_row(OURS, _details(best.plan), best.by_case)]
-    rows.append(_row(f"{OURS}, by rule", _details(by_rule), exposed(by_rule, links, gradients, cases)))
+    rows.append(
+        _row(f"{OURS}, by rule", _details(by_rule), exposed(by_rule, links, gradients, cases))
+    )
     if everything:
         rows += [_row(f"{OURS} too", _details(choice.plan), choice.by_case) for choice in others]
-    for name, by_case in exposed_by_others(machine, gradients, cases, with_tensorpack=everything).items():
-        is_wrong = name == USABLE[1] and len(machine) % 2  # it leaves out a device's gradients, in silence
+    for name, by_case in exposed_by_others(
+        machine, gradients, cases, with_tensorpack=everything
+    ).items():
+        is_wrong = (
+            name == USABLE[1] and len(machine) % 2
+        )  # it leaves out a device's gradients, in silence
         rows.append(_row(name, f"wrong sums on {len(machine)} GPUs" if is_wrong else "", by_case))
     chunks = tuple(chunks_of(gradients, best.plan.chunk_bytes))
-    return Prediction(machine, training, tuple(rows), best.plan, chunks, Work(best.plan, chunks, gradients).ops)
+    return Prediction(
+        machine, training, tuple(rows), best.plan, chunks, Work(best.plan, chunks, gradients).ops
+    )
 
 
 def _row(name: str, details: str, by_case: Sequence[float]) -> Row:

@@ -20,7 +20,13 @@ from .prediction import Prediction
 LEAST_GAIN = 0.02  # of a step; smaller differences are about the same
 _MOST_ROWS = 5  # of links
 _WIDTH = 110
-_PATHS = {"PIX": "one switch", "PXB": "switches", "PHB": "one CPU", "NODE": "one socket", "SYS": "between sockets"}
+_PATHS = {
+    "PIX": "one switch",
+    "PXB": "switches",
+    "PHB": "one CPU",
+    "NODE": "one socket",
+    "SYS": "between sockets",
+}
 
 
 def report(prediction: Prediction) -> str:
@@ -47,14 +53,29 @@ def link_rows(machine: Topology) -> List[Tuple[str, str, str, str]]:
     """Return for each kind of link, the nearest first: its name, pairs, speed, and the limit that they share."""
     links, rows = links_of(machine), []
     kinds = sorted({machine.kinds[src][dst] for src, dst in links.ways}, key=distance)
-    for group in filter(None, [*([kind] for kind in kinds[: _MOST_ROWS - 1]), kinds[_MOST_ROWS - 1 :]]):
+    for group in filter(
+        None, [*([kind] for kind in kinds[: _MOST_ROWS - 1]), kinds[_MOST_ROWS - 1 :]]
+    ):
         pairs = [(src, dst) for src, dst in links.ways if machine.kinds[src][dst] in group]
         speeds = sorted(links.ways[pair].bandwidth for pair in pairs)
         staged = sum(machine.is_staged(*pair) for pair in pairs)
-        access = "" if not staged else "no peer access" if staged == len(pairs) else "some have no peer access"
+        access = (
+            ""
+            if not staged
+            else "no peer access"
+            if staged == len(pairs)
+            else "some have no peer access"
+        )
         limit = "; ".join(filter(None, (access, _limit(links, pairs))))
         speed = _range(rate(speeds[0]), rate(speeds[-1]))
-        rows.append((_range(_named(group[0]), _named(group[-1])), count(len(pairs) // 2, "pair"), speed, limit))
+        rows.append(
+            (
+                _range(_named(group[0]), _named(group[-1])),
+                count(len(pairs) // 2, "pair"),
+                speed,
+                limit,
+            )
+        )
     return rows
 
 
@@ -74,7 +95,9 @@ def _limit(links: Links, pairs: Sequence[Tuple[int, int]]) -> str:
     if not crowd:
         return ""
     name, speed = min(
-        (speed / crowd[number], name, speed) for number, (name, speed) in enumerate(links.resources) if crowd[number]
+        (speed / crowd[number], name, speed)
+        for number, (name, speed) in enumerate(links.resources)
+        if crowd[number]
     )[1:]
     if name == "host":
         whose = "all copies share the host's memory"
@@ -93,14 +116,24 @@ def _limit(links: Links, pairs: Sequence[Tuple[int, int]]) -> str:
 def _rows(prediction: Prediction) -> str:
     """Return a line for each row; the last column says how much longer a step is than ours."""
     step, ours = prediction.training.step, prediction.rows[0]
-    lines: List[Tuple[str, ...]] = [("predicted", "step", "exposed", "", "scaling efficiency", "beside ours")]
+    lines: List[Tuple[str, ...]] = [
+        ("predicted", "step", "exposed", "", "scaling efficiency", "beside ours")
+    ]
     for row in prediction.rows:
         name = f"{row.name}: {row.details}" if row.details else row.name
         efficiency = f"{rounded(100 * step / (step + row.exposed))} %"
         more = 100 * (row.exposed - ours.exposed) / (step + ours.exposed)
-        beside = "about the same" if abs(more) < 100 * LEAST_GAIN else f"{float(f'{more:.2g}'):+g} %"
+        beside = (
+            "about the same" if abs(more) < 100 * LEAST_GAIN else f"{float(f'{more:.2g}'):+g} %"
+        )
         least_to_most = f"({_range(duration(row.low), duration(row.high))})"
-        cells = (name, duration(step + row.exposed), duration(row.exposed), least_to_most, efficiency)
+        cells = (
+            name,
+            duration(step + row.exposed),
+            duration(row.exposed),
+            least_to_most,
+            efficiency,
+        )
         lines.append((*cells, "" if row is ours else beside))
     return table(lines)
 
@@ -117,8 +150,15 @@ def verdict(prediction: Prediction) -> str:
         sentence = f"{best.name} saves {rounded(-saved)} % of a step of ours: keep it."
     else:
         sentence = f"Ours saves {rounded(saved)} % of a step of {best.name}."
-    as_fast = any(row.name == NCCL and row.exposed - ours.exposed < LEAST_GAIN * step for row in prediction.rows)
-    return f"{sentence} Where NCCL works, it is about as fast or faster: keep it." if as_fast else sentence
+    as_fast = any(
+        row.name == NCCL and row.exposed - ours.exposed < LEAST_GAIN * step
+        for row in prediction.rows
+    )
+    return (
+        f"{sentence} Where NCCL works, it is about as fast or faster: keep it."
+        if as_fast
+        else sentence
+    )
 
 
 def _footnotes(prediction: Prediction) -> str:
@@ -144,7 +184,12 @@ def as_json(prediction: Prediction) -> Dict[str, Any]:
         "step_seconds": training.step,
         "rows": [
             {
-                **{"name": row.name, "exposed_seconds": row.exposed, "exposed_low": row.low, "exposed_high": row.high},
+                **{
+                    "name": row.name,
+                    "exposed_seconds": row.exposed,
+                    "exposed_low": row.low,
+                    "exposed_high": row.high,
+                },
                 "step_seconds": training.step + row.exposed,
             }
             for row in prediction.rows
@@ -152,10 +197,16 @@ def as_json(prediction: Prediction) -> Dict[str, Any]:
         "plan": {
             **{"algorithm": plan.algorithm, "towers": plan.towers, "chunk_bytes": plan.chunk_bytes},
             "schedules": [
-                [["copy" if isinstance(step, Copy) else "reduce", list(step.srcs), step.dst] for step in schedule]
+                [
+                    ["copy" if isinstance(step, Copy) else "reduce", list(step.srcs), step.dst]
+                    for step in schedule
+                ]
                 for schedule in plan.schedules
             ],
         },
-        "chunks": [{"bytes": chunk.bytes, "ready": share} for chunk, share in zip(prediction.chunks, shares)],
+        "chunks": [
+            {"bytes": chunk.bytes, "ready": share}
+            for chunk, share in zip(prediction.chunks, shares)
+        ],
         "ops": prediction.ops,
     }

@@ -24,11 +24,24 @@ from .options import output, time
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    shares = f"minutes of all runs: each ends after an equal share, or after {MOST} steps (default 10)"
+    shares = (
+        f"minutes of all runs: each ends after an equal share, or after {MOST} steps (default 10)"
+    )
     add("--minutes", type=minutes, default=600.0, metavar="M", help=shares)
     add("--only", metavar="A,B", help=f"candidates beside the program as it is: {', '.join(NAMES)}")
-    add("--patience", type=time, default=60.0, metavar="TIME", help="longest time without a step (default 60s)")
-    add("-o", type=output, metavar="FILE", help="file for the best strategy, as strategy='FILE' reads it")
+    add(
+        "--patience",
+        type=time,
+        default=60.0,
+        metavar="TIME",
+        help="longest time without a step (default 60s)",
+    )
+    add(
+        "-o",
+        type=output,
+        metavar="FILE",
+        help="file for the best strategy, as strategy='FILE' reads it",
+    )
     add("--json", action="store_true", help="one JSON object instead of the table")
     add("program", nargs="*", metavar="-- PROGRAM", help="program to measure, with its arguments")
 
@@ -47,14 +60,18 @@ def main(args: argparse.Namespace) -> int:
     only = args.only.split(",") if args.only else []
     for name in only:
         if name not in NAMES:
-            raise HierAllreduceError(f"--only: {name!r} is no candidate{presets.nearest(name, NAMES)}")
+            raise HierAllreduceError(
+                f"--only: {name!r} is no candidate{presets.nearest(name, NAMES)}"
+            )
     if not args.program:
         raise HierAllreduceError("expected a program: hier-allreduce tune -- python train.py")
     if shutil.which(args.program[0]) is None:
         raise HierAllreduceError(f"{args.program[0]!r} cannot be started here; expected a program")
     hosts = len(place(os.environ).hosts)
     if hosts > 1:
-        raise HierAllreduceError(f"this environment describes {hosts} hosts, and tune measures one: unset TF_CONFIG")
+        raise HierAllreduceError(
+            f"this environment describes {hosts} hosts, and tune measures one: unset TF_CONFIG"
+        )
     folder = Path(tempfile.mkdtemp(prefix="hier_allreduce_tune_"))
     print(
         f"Each run really trains, so let it have another log folder. {VARIABLE} is set: programs can skip checkpoints."
@@ -62,7 +79,9 @@ def main(args: argparse.Namespace) -> int:
         file=sys.stderr,
     )
     for ending in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, signal.default_int_handler)  # as Ctrl-C: end the program, print what there is
+        signal.signal(
+            ending, signal.default_int_handler
+        )  # as Ctrl-C: end the program, print what there is
     runs: List[Run] = []
     interrupted = False
     try:

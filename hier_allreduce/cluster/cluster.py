@@ -80,13 +80,25 @@ class Cluster(HostGroup):
                 engine, or a number that is not positive.
         """
         check_hosts(hosts, task)
-        if isinstance(devices_per_host, bool) or not isinstance(devices_per_host, int) or devices_per_host < 1:
-            raise ClusterError(f"devices_per_host={devices_per_host!r}: expected a whole number of 1 or more")
+        if (
+            isinstance(devices_per_host, bool)
+            or not isinstance(devices_per_host, int)
+            or devices_per_host < 1
+        ):
+            raise ClusterError(
+                f"devices_per_host={devices_per_host!r}: expected a whole number of 1 or more"
+            )
         if communication not in ENGINES:
-            raise ClusterError(f"communication={communication!r}: expected one of {', '.join(ENGINES)}")
+            raise ClusterError(
+                f"communication={communication!r}: expected one of {', '.join(ENGINES)}"
+            )
         times = {"timeout": timeout, "start_timeout": start_timeout, "stall_timeout": stall_timeout}
         for name, seconds in times.items():
-            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+            if (
+                isinstance(seconds, bool)
+                or not isinstance(seconds, (int, float))
+                or not 0 < seconds < math.inf
+            ):
                 raise ClusterError(f"{name}={seconds!r}: expected seconds, more than 0 and finite")
         self.hosts: Tuple[str, ...] = tuple(hosts)
         self.task, self.devices_per_host = task, devices_per_host
@@ -126,7 +138,9 @@ class Cluster(HostGroup):
 
     # ---- built in graphs ---------------------------------------------------------------------------
 
-    def across(self, name: str, columns: Sequence[Column], facts: Mapping[str, Any]) -> Optional[AcrossHosts]:
+    def across(
+        self, name: str, columns: Sequence[Column], facts: Mapping[str, Any]
+    ) -> Optional[AcrossHosts]:
         """Return the sums over hosts that ``allreduce_grads`` applies to a host's sums; None for one host.
 
         Args:
@@ -141,7 +155,9 @@ class Cluster(HostGroup):
         """
         towers = {len(column.grads) for column in columns} - {self.devices_per_host}
         if towers:
-            raise ClusterError(f"{name} is for {towers.pop()} devices, and {self} has {self.devices_per_host}")
+            raise ClusterError(
+                f"{name} is for {towers.pop()} devices, and {self} has {self.devices_per_host}"
+            )
         if self.size == 1:
             return None
         _check_graph()
@@ -151,8 +167,14 @@ class Cluster(HostGroup):
                     f"variable {variable} ({column.name!r}): {column.dtype} cannot be added up across hosts; cast it to"
                     " float32 or int64"
                 )
-        lines = [f"gradients: {column.name}: {_dtype_and_shape(column.dtype, column.shape)}" for column in columns]
-        lines += [f"{key}: {value}" for key, value in {"communication": self.communication, **facts}.items()]
+        lines = [
+            f"gradients: {column.name}: {_dtype_and_shape(column.dtype, column.shape)}"
+            for column in columns
+        ]
+        lines += [
+            f"{key}: {value}"
+            for key, value in {"communication": self.communication, **facts}.items()
+        ]
         self._note(f"all-reduce ({name})", lines)
         return AcrossHosts(self._collectives, self.communication)
 
@@ -172,7 +194,9 @@ class Cluster(HostGroup):
         texts = {}
         for variable in variables:
             if not (in_current_graph(variable) and hasattr(variable, "assign")):
-                raise ClusterError(f"{variable!r} is not a variable of the graph being built, and cannot be sent")
+                raise ClusterError(
+                    f"{variable!r} is not a variable of the graph being built, and cannot be sent"
+                )
             dtype, shape = str(variable.dtype.base_dtype.name), variable.shape
             texts[str(variable.op.name)] = _dtype_and_shape(dtype, shape)
             if not can_cross(dtype) or not shape.is_fully_defined():
@@ -219,7 +243,11 @@ class Cluster(HostGroup):
         return ClusterSession(tables, self.stall_timeout, self._server.target, graph, config)
 
     def _compare_graphs(self, tables: Tables, graph: Any) -> None:
-        mine = [f"devices_per_host: {self.devices_per_host}", f"TensorFlow: {tf.__version__}", f"hosts: {self.hosts}"]
+        mine = [
+            f"devices_per_host: {self.devices_per_host}",
+            f"TensorFlow: {tf.__version__}",
+            f"hosts: {self.hosts}",
+        ]
         mine += graph.get_collection(_BUILT)
         for task, text in enumerate(tables.texts("\n".join(mine), self.start_timeout)):
             differs = difference(mine, text.split("\n"))
@@ -271,7 +299,11 @@ class Cluster(HostGroup):
         self._bypass_proxy()
         try:
             return tf1.train.Server(
-                {"worker": list(self.hosts)}, job_name="worker", task_index=self.task, config=config, protocol="grpc"
+                {"worker": list(self.hosts)},
+                job_name="worker",
+                task_index=self.task,
+                config=config,
+                protocol="grpc",
             )
         except tf.errors.OpError as error:
             raise ClusterError(
@@ -283,7 +315,10 @@ class Cluster(HostGroup):
         """Except the hosts from the proxy of ``http_proxy``: gRPC would ask it for them, and wait for ever."""
         names = [split_address(address)[0] for address in self.hosts]
         excepted = os.environ.get("no_proxy", "")
-        for variable in ("no_grpc_proxy", "no_proxy"):  # the gRPC of TensorFlow 1.15 reads only the second one
+        for variable in (
+            "no_grpc_proxy",
+            "no_proxy",
+        ):  # the gRPC of TensorFlow 1.15 reads only the second one
             before = os.environ.get(variable, excepted).split(",")
             os.environ[variable] = ",".join(dict.fromkeys(filter(None, [*before, *names])))
 

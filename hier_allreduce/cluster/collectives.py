@@ -81,14 +81,20 @@ class Collectives:
         numbers = (self.hosts, _ON_CPU, self.number())
         if self.task == 0:
             value = tf.cast(tf.identity(variable), wide)
-            return collective_ops.broadcast_send(value, value.shape, wide, *numbers, communication_hint=RING).op
-        value = collective_ops.broadcast_recv(variable.shape, wide, *numbers, communication_hint=RING)
+            return collective_ops.broadcast_send(
+                value, value.shape, wide, *numbers, communication_hint=RING
+            ).op
+        value = collective_ops.broadcast_recv(
+            variable.shape, wide, *numbers, communication_hint=RING
+        )
         return tf1.assign(variable, tf.cast(value, dtype)).op
 
     def sum(self, tensor: Any, group: int, engine: str, number: int) -> Any:
         """Return the sum of the hosts' tensors; called under the device with which this host is in the group."""
         with tf1.device(self._here):
-            return collective_ops.all_reduce(tensor, self.hosts, group, number, "Add", "Id", communication_hint=engine)
+            return collective_ops.all_reduce(
+                tensor, self.hosts, group, number, "Add", "Id", communication_hint=engine
+            )
 
     def table(self, row: Any, number: int = 0) -> Any:
         """Return the H×M table of all hosts' rows of M whole numbers.
@@ -99,7 +105,9 @@ class Collectives:
         """
         self._tables += not number
         with tf1.device(f"{self._here}/cpu:0"):
-            rows = tf.pad([tf.cast(row, tf.int64)], [[self.task, self.hosts - self.task - 1], [0, 0]])
+            rows = tf.pad(
+                [tf.cast(row, tf.int64)], [[self.task, self.hosts - self.task - 1], [0, 0]]
+            )
             return self.sum(rows, _ON_CPU, RING, number or _TABLES + self._tables)
 
 
@@ -119,14 +127,24 @@ class AcrossHosts:
         """Return the sum of all hosts' tensors; called under the device of tower ``root``."""
         if tensor.shape.num_elements() == 0:
             return tensor
-        checks = [] if tensor.shape.is_fully_defined() else [self._equal_shapes(tensor, name.rpartition("/")[0])]
-        overridden = tf1.get_default_graph().gradient_override_map({"CollectiveReduce": _NO_GRADIENT})
+        checks = (
+            []
+            if tensor.shape.is_fully_defined()
+            else [self._equal_shapes(tensor, name.rpartition("/")[0])]
+        )
+        overridden = tf1.get_default_graph().gradient_override_map(
+            {"CollectiveReduce": _NO_GRADIENT}
+        )
         with tf1.name_scope(name), overridden:
-            here = tensor if tensor.device else tf.identity(tensor)  # TensorFlow 1 needs to know the device
+            here = (
+                tensor if tensor.device else tf.identity(tensor)
+            )  # TensorFlow 1 needs to know the device
             wide = tf.cast(here, _collective_dtype(tensor.dtype.name))
             before = [self._last[root]] if root in self._last else []
             with tf1.control_dependencies([*checks, *before]):
-                total = self._collectives.sum(wide, _ROOTS + root, self._engine, self._collectives.number())
+                total = self._collectives.sum(
+                    wide, _ROOTS + root, self._engine, self._collectives.number()
+                )
             if self._engine == NCCL:
                 self._last[root] = total.op
             total.set_shape(tensor.shape)
@@ -134,13 +152,19 @@ class AcrossHosts:
 
     def _equal_shapes(self, tensor: Any, name: str) -> Any:
         """Return an op that fails on every host if the hosts' tensors differ in shape: engines compare only sizes."""
-        with tf1.name_scope("shapes_across"):  # not in the chunk's scope, where the audit counts the sums over hosts
+        with tf1.name_scope(
+            "shapes_across"
+        ):  # not in the chunk's scope, where the audit counts the sums over hosts
             shape = tf.shape(tensor)
             with tf1.device("/cpu:0"):
-                row = tf.pad(shape + 1, [[0, _MOST_DIMENSIONS - tf.size(shape)]])  # no size becomes 0
+                row = tf.pad(
+                    shape + 1, [[0, _MOST_DIMENSIONS - tf.size(shape)]]
+                )  # no size becomes 0
                 rows = self._collectives.table(row, self._collectives.number())
                 told = f"{name}: the shape of its gradient differs between the hosts; on this host it is"
-                return tf.raw_ops.Assert(condition=tf.reduce_all(tf.equal(rows, rows[:1])), data=[told, shape])
+                return tf.raw_ops.Assert(
+                    condition=tf.reduce_all(tf.equal(rows, rows[:1])), data=[told, shape]
+                )
 
 
 def checksums(graph: Any) -> List[Any]:
@@ -187,7 +211,11 @@ def check_order(collectives: Iterable[Any]) -> None:
     last: Dict[str, Any] = {}
     for op in sorted(over_nccl, key=lambda op: int(op.get_attr("instance_key"))):
         before = last.get(op.device, op)
-        if before is not op and before not in op.control_inputs and before not in _with_inputs([op]):
+        if (
+            before is not op
+            and before not in op.control_inputs
+            and before not in _with_inputs([op])
+        ):
             raise ClusterError(
                 f"{before.name!r} and {op.name!r} would cross between the hosts in one step over NCCL, in an order that"
                 " could differ between the hosts. Run them in different steps; or build the second all-reduce under"

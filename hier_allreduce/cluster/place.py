@@ -18,7 +18,9 @@ from typing import Any, List, Mapping, NamedTuple, Sequence, Tuple
 from ..errors import ClusterError
 
 _JOBS = ("chief", "worker")
-_EXAMPLE = '{"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": WHOLE NUMBER}}'
+_EXAMPLE = (
+    '{"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": WHOLE NUMBER}}'
+)
 # the variable in which a launcher tells its processes their number
 _SIZES = {
     "srun": "SLURM_STEP_NUM_TASKS",
@@ -26,7 +28,9 @@ _SIZES = {
     "mpiexec": "PMI_SIZE",
     "a launcher such as torchrun": "WORLD_SIZE",
 }
-_COMPLETION_INDEX = "JOB_COMPLETION_INDEX"  # of a Kubernetes Indexed Job, which does not tell the number
+_COMPLETION_INDEX = (
+    "JOB_COMPLETION_INDEX"  # of a Kubernetes Indexed Job, which does not tell the number
+)
 _FIRST_PORT, _PORTS = 10000, 20000  # below the ports that Linux gives to outgoing connections
 
 
@@ -58,7 +62,9 @@ def place(environ: Mapping[str, str]) -> Place:
             raise _forgotten(f"{launcher} has started {environ[variable]} processes ({variable})")
     if _COMPLETION_INDEX in environ:
         index = environ[_COMPLETION_INDEX]
-        raise _forgotten(f"a Kubernetes Indexed Job has started this process ({_COMPLETION_INDEX}={index})")
+        raise _forgotten(
+            f"a Kubernetes Indexed Job has started this process ({_COMPLETION_INDEX}={index})"
+        )
     return ALONE
 
 
@@ -82,9 +88,13 @@ def _from_tf_config(text: str) -> Place:
         number = places.index((task["type"], int(task["index"])))
         hosts = tuple(jobs[job][index] for job, index in places)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ClusterError(f"TF_CONFIG={text!r}: expected {_EXAMPLE}, with this process in the list") from None
+        raise ClusterError(
+            f"TF_CONFIG={text!r}: expected {_EXAMPLE}, with this process in the list"
+        ) from None
     if set(jobs) - set(_JOBS):
-        raise ClusterError(f"TF_CONFIG: only the jobs 'chief' and 'worker' are supported, not {sorted(jobs)}")
+        raise ClusterError(
+            f"TF_CONFIG: only the jobs 'chief' and 'worker' are supported, not {sorted(jobs)}"
+        )
     return Place(hosts, number)
 
 
@@ -98,7 +108,9 @@ def _from_slurm(environ: Mapping[str, str], tasks: str) -> Place:
     # SLURM_PROCID would be wrong: it need not follow the list
     index, job = environ.get("SLURM_NODEID", ""), environ.get("SLURM_JOB_ID", "0")
     if not (index.isdecimal() and job.isdecimal()):
-        raise ClusterError(f"SLURM_NODEID={index!r}, SLURM_JOB_ID={job!r}: expected whole numbers, as srun sets them")
+        raise ClusterError(
+            f"SLURM_NODEID={index!r}, SLURM_JOB_ID={job!r}: expected whole numbers, as srun sets them"
+        )
     port = _FIRST_PORT + int(job) % _PORTS
     return Place(tuple(f"{node}:{port}" for node in nodes), int(index))
 
@@ -119,7 +131,9 @@ def expand(nodelist: str) -> List[str]:
         for span in numbers.split(","):
             first, _, last = span.partition("-")
             if not (first + last).isdecimal():
-                raise ClusterError(f"SLURM_STEP_NODELIST={nodelist!r}: expected names such as n[08-10,12],login")
+                raise ClusterError(
+                    f"SLURM_STEP_NODELIST={nodelist!r}: expected names such as n[08-10,12],login"
+                )
             for number in range(int(first), int(last or first) + 1):
                 names += expand(f"{before}{number:0{len(first)}}{after}")
     return names
@@ -134,14 +148,18 @@ def split_address(address: Any) -> Tuple[str, int]:
     host, colon, port = str(address).rpartition(":")
     is_port = port.isascii() and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536
     if not (colon and host and "/" not in host and is_port):
-        raise ClusterError(f"{address!r} is not an address: expected HOST:PORT, such as '10.0.0.1:2222'")
+        raise ClusterError(
+            f"{address!r} is not an address: expected HOST:PORT, such as '10.0.0.1:2222'"
+        )
     return host.strip("[]"), int(port)
 
 
 def check_hosts(hosts: Sequence[str], task: int) -> None:
     """Raise a ClusterError if there are no hosts, an address is invalid or repeated, or ``task`` is not an index."""
     if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not hosts:
-        raise ClusterError(f"hosts={hosts!r}: expected a list of addresses such as ['10.0.0.1:2222', …]")
+        raise ClusterError(
+            f"hosts={hosts!r}: expected a list of addresses such as ['10.0.0.1:2222', …]"
+        )
     if len(set(map(split_address, hosts))) < len(hosts):
         raise ClusterError(f"hosts={list(hosts)}: an address is there more than once")
     if isinstance(task, bool) or not isinstance(task, int) or not 0 <= task < len(hosts):

@@ -26,7 +26,12 @@ from .watch import START_AGAIN, Watch
 # A sequence of steps that TensorFlow numbers has one key: a random one of 64 bits, or this one and a session's number.
 _SEQUENCES = 0x48410000
 # of a step that fails because it failed on another host
-_FROM_PEERS = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError, tf.errors.InternalError)
+_FROM_PEERS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.InternalError,
+)
 _CLOSING_SECONDS = 1.0  # a process that ends may close its connections before its port
 _LISTED = 5  # differences that an error message lists
 _ONE_THREAD = (
@@ -38,7 +43,9 @@ _ONE_THREAD = (
 class Tables:
     """The tables to which every host contributes a row of whole numbers, in one session of this host."""
 
-    def __init__(self, collectives: Collectives, watch: Watch, target: str, config: Any, session: int):
+    def __init__(
+        self, collectives: Collectives, watch: Watch, target: str, config: Any, session: int
+    ):
         self.watch, self._collectives, self._sequence = watch, collectives, _SEQUENCES + session
         self._session = tf1.Session(target, tf.Graph(), config)
 
@@ -101,8 +108,12 @@ class Tables:
 
 def difference(mine: List[str], theirs: List[str]) -> str:
     """Return the lines in which two hosts differ; empty if they do not."""
-    there, here = ([line for line in a if line not in b] for a, b in ((theirs, mine), (mine, theirs)))
-    lines = [f"{line} there" for line in there[:_LISTED]] + [f"{line} here" for line in here[:_LISTED]]
+    there, here = (
+        [line for line in a if line not in b] for a, b in ((theirs, mine), (mine, theirs))
+    )
+    lines = [f"{line} there" for line in there[:_LISTED]] + [
+        f"{line} here" for line in here[:_LISTED]
+    ]
     return "; ".join(lines) or ("the same in another order" if mine != theirs else "")
 
 
@@ -119,11 +130,15 @@ class ClusterSession(tf1.Session):
         self._step = threading.Lock()  # held during a step with the other hosts
         self._over = ""  # why there can be no other step with the other hosts
         self._waits = True  # whether closing waits for the other hosts
-        self._crossing: Dict[Tuple[Any, ...], List[Any]] = {}  # the collectives, by the ops that a run fetches
+        self._crossing: Dict[
+            Tuple[Any, ...], List[Any]
+        ] = {}  # the collectives, by the ops that a run fetches
         self._checksums = checksums(graph)
         self._compared = False
 
-    def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
+    def run(
+        self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None
+    ) -> Any:
         """Run as ``tf.compat.v1.Session.run`` does.
 
         Raises:
@@ -135,15 +150,21 @@ class ClusterSession(tf1.Session):
         if not collectives:
             return run(fetches, feed_dict, options, run_metadata)
         with self._alone():
-            if not self._compared and any(op.type.startswith("CollectiveReduce") for op in collectives):
+            if not self._compared and any(
+                op.type.startswith("CollectiveReduce") for op in collectives
+            ):
                 self._compare("hosts begin with different weights")
                 self._compared = True
             numbered = self._tables.numbered(options)
             return self._watched(lambda: run(fetches, feed_dict, numbered, run_metadata))
 
-    def make_callable(self, fetches: Any, feed_list: Any = None, accept_options: bool = False) -> Callable[..., Any]:
+    def make_callable(
+        self, fetches: Any, feed_list: Any = None, accept_options: bool = False
+    ) -> Callable[..., Any]:
         """Return a callable as ``tf.compat.v1.Session.make_callable`` does, with the errors of :meth:`run`."""
-        return super().make_callable(fetches, feed_list or [], accept_options)  # with a list, it calls run()
+        return super().make_callable(
+            fetches, feed_list or [], accept_options
+        )  # with a list, it calls run()
 
     def compare_weights(self) -> None:
         """Check that all hosts hold the same values of all trainable variables; all hosts must call it.
@@ -169,7 +190,9 @@ class ClusterSession(tf1.Session):
     def _collectives(self, fetches: Any) -> List[Any]:
         """Return the collectives that fetches need."""
         elements = [self.graph.as_graph_element(fetch) for fetch in _leaves(fetches)]
-        ops = tuple(element if isinstance(element, tf.Operation) else element.op for element in elements)
+        ops = tuple(
+            element if isinstance(element, tf.Operation) else element.op for element in elements
+        )
         if ops not in self._crossing:
             collectives = collectives_of(ops)
             check_order(collectives)
@@ -183,7 +206,11 @@ class ClusterSession(tf1.Session):
             self._over, self._waits = str(error), False
             raise
         except tf.errors.OpError as error:
-            ended = "the end of its data" if isinstance(error, tf.errors.OutOfRangeError) else type(error).__name__
+            ended = (
+                "the end of its data"
+                if isinstance(error, tf.errors.OutOfRangeError)
+                else type(error).__name__
+            )
             self._over = (
                 f"this host's last step with the other hosts ended with {ended}, and after that this session cannot run"
                 " another: the others might still be in that step and take the new one for it. Let the data repeat"
@@ -198,13 +225,17 @@ class ClusterSession(tf1.Session):
             return
         names, is_set, sums = zip(*self._checksums)
         have_values = super().run(list(is_set))
-        values = iter(super().run([checksum for checksum, has_value in zip(sums, have_values) if has_value]))
+        values = iter(
+            super().run([checksum for checksum, has_value in zip(sums, have_values) if has_value])
+        )
         row = [next(values) if has_value else 0 for has_value in have_values]
         rows = self._tables.rows(row, self._patience, "to compare the weights")
         differing = [name for name, column in zip(names, rows.T) if len(set(column)) > 1]
         if differing:
             self._tables.meet()
-            others = ", ".join(f"host {task}" for task, values in enumerate(rows) if (values != rows[0]).any())
+            others = ", ".join(
+                f"host {task}" for task, values in enumerate(rows) if (values != rows[0]).any()
+            )
             raise ClusterError(
                 f"{found}: {len(differing)} of {len(names)} variables are not the same on host 0 and on {others},"
                 f" {', '.join(differing[:_LISTED])} among them. Run cluster.broadcast(tf.compat.v1.global_variables())"
@@ -216,7 +247,9 @@ class ClusterSession(tf1.Session):
 
         A host that an exception brings here does not wait: the others may be in the middle of a step with it.
         """
-        waits = self._waits and not (self._watch.stuck or _is_failure(sys.exc_info()[1]) or sys.is_finalizing())
+        waits = self._waits and not (
+            self._watch.stuck or _is_failure(sys.exc_info()[1]) or sys.is_finalizing()
+        )
         self._waits = False
         if waits:
             self._tables.meet()
@@ -244,4 +277,6 @@ def _leaves(fetches: Any) -> Iterator[Any]:
 def _is_failure(error: Optional[BaseException]) -> bool:
     if isinstance(error, SystemExit):
         return bool(error.code)
-    return error is not None and not isinstance(error, tf.errors.OutOfRangeError)  # that one is the end of the data
+    return error is not None and not isinstance(
+        error, tf.errors.OutOfRangeError
+    )  # that one is the end of the data

@@ -95,7 +95,10 @@ class Watch:
             if SILENT in faults.values():
                 faults = _probe_all({task: self._addresses[task] for task in faults}, self.period)
             if faults or time.monotonic() > end:
-                return "; ".join(f"host {task} ({self._addresses[task]}) {fault}" for task, fault in faults.items())
+                return "; ".join(
+                    f"host {task} ({self._addresses[task]}) {fault}"
+                    for task, fault in faults.items()
+                )
             time.sleep(_PAUSE)
 
     def wait_for_servers(self, seconds: float) -> None:

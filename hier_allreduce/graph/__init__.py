@@ -5,10 +5,28 @@
 
 from __future__ import annotations
 
-from .allreduce import allreduce_grads, allreduce_grads_and_vars, allreduce_grads_hierarchical, begin, reduce_layout
+from .allreduce import (
+    allreduce_grads,
+    allreduce_grads_and_vars,
+    allreduce_grads_hierarchical,
+    begin,
+    reduce_layout,
+)
 from .devices import device_strings
 from .hosts import HostGroup
 from .mains import copy_from_mains, copy_from_tower_0, first_half
 
-__all__ = ["HostGroup", "allreduce_grads", "allreduce_grads_and_vars", "allreduce_grads_hierarchical"]
-__all__ += ["begin", "copy_from_mains", "copy_from_tower_0", "device_strings", "first_half", "reduce_layout"]
+__all__ = [
+    "HostGroup",
+    "allreduce_grads",
+    "allreduce_grads_and_vars",
+    "allreduce_grads_hierarchical",
+]
+__all__ += [
+    "begin",
+    "copy_from_mains",
+    "copy_from_tower_0",
+    "device_strings",
+    "first_half",
+    "reduce_layout",
+]

@@ -166,7 +166,9 @@ def reduce_layout(
     """Return K rows of N reduced gradients; of a first half, None on all towers but the mains."""
     name = name or "hier_allreduce"
     check_scope(name)
-    across = cluster and cluster.across(name, layout.columns, {"average": average, "layout": layout.fingerprint})
+    across = cluster and cluster.across(
+        name, layout.columns, {"average": average, "layout": layout.fingerprint}
+    )
     return with_clock(travel(layout, Shared(layout.devices, average, across), name))
 
 
@@ -179,7 +181,10 @@ def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:
             with tf1.device(device):
                 grads = [gradient(column, tower, layout.devices) for column in layout.columns]
                 values.append(packing.pack(tower, grads))
-        chunks = [run(schedule, row, chunk) for schedule, row, chunk in zip(layout.schedules, zip(*values), sums)]
+        chunks = [
+            run(schedule, row, chunk)
+            for schedule, row, chunk in zip(layout.schedules, zip(*values), sums)
+        ]
         record(scope, layout, shared.hosts, values)
         results = []
         for tower, device in enumerate(layout.devices):
@@ -197,7 +202,9 @@ def _sums(layout: Layout, shared: Shared) -> List[Sum]:
     plain = Columns if all_on_cpu(layout.devices) else Sum
     sums: List[Sum] = []
     for chunk, name in zip(layout.chunks, layout.names):
-        column = layout.columns[chunk.ranges[0].number]  # all columns of a chunk have one dtype, a sparse one is alone
+        column = layout.columns[
+            chunk.ranges[0].number
+        ]  # all columns of a chunk have one dtype, a sparse one is alone
         wire = layout.wire if layout.wire and column.dtype == "float32" else column.dtype
         if column.is_sparse:
             sums.append(Rows(name, shared, column))

@@ -22,20 +22,26 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
         HierAllreduceError: an entry is not a device, or not a valid device name.
     """
     if isinstance(devices, (str, bytes, set, frozenset)) or not hasattr(devices, "__iter__"):
-        raise HierAllreduceError(f"devices must be a list with one device for each tower, not {devices!r}; {_EXPECTED}")
+        raise HierAllreduceError(
+            f"devices must be a list with one device for each tower, not {devices!r}; {_EXPECTED}"
+        )
     strings: List[Any] = []
     for tower, device in enumerate(devices):
         if device is None or (callable(device) and not tf.executing_eagerly()):
             strings.append(device)
             continue
-        name = device.to_string() if hasattr(device, "to_string") else getattr(device, "name", device)
+        name = (
+            device.to_string() if hasattr(device, "to_string") else getattr(device, "name", device)
+        )
         try:
             is_device = isinstance(name, str) and (device_fields(name)[4] or 0) >= 0
         except ValueError:
             is_device = False
         if not is_device:
             hint = f" (did you mean '/gpu:{device}'?)" if str(device).isdigit() else ""
-            raise HierAllreduceError(f"tower {tower}: {device!r} is not a device{hint}; {_EXPECTED}")
+            raise HierAllreduceError(
+                f"tower {tower}: {device!r} is not a device{hint}; {_EXPECTED}"
+            )
         strings.append(name)
     if not strings:
         raise HierAllreduceError(f"devices is empty: give one device for each tower; {_EXPECTED}")
@@ -51,7 +57,10 @@ def device_fields(device: Optional[str]) -> Tuple[Any, ...]:
 
 def devices_match(device: Optional[str], wanted: Optional[str]) -> bool:
     """Return whether two names may mean one device: either may leave out the job, the task or more."""
-    return all(None in pair or pair[0] == pair[1] for pair in zip(device_fields(device), device_fields(wanted)))
+    return all(
+        None in pair or pair[0] == pair[1]
+        for pair in zip(device_fields(device), device_fields(wanted))
+    )
 
 
 def all_on_cpu(devices: Sequence[Any]) -> bool:

@@ -38,7 +38,10 @@ class Half(Sum):
         towers = sum(self._towers[tower] for tower in added)
         sent = [self._narrowed(src, tensor) for src, tensor in zip(step.srcs, others)]
         with tf1.device(self.devices[step.dst]):
-            wide = [self._wide(tensor, self._towers[tower] / towers) for tower, tensor in zip(added, (here, *sent))]
+            wide = [
+                self._wide(tensor, self._towers[tower] / towers)
+                for tower, tensor in zip(added, (here, *sent))
+            ]
         self._towers[step.dst] = towers
         return self._inside.add(wide, [step.dst] * len(wide), step.dst)
 
@@ -50,7 +53,11 @@ class Half(Sum):
     def _wide(self, tensor: Any, weight: float) -> Any:
         """Return a sum in float32; of a running mean its share, by weight, in that of more towers."""
         wide = tf.cast(tensor, tf.float32, name=f"{self.name}/sum")
-        return tf.multiply(wide, weight, name=f"{self.name}/sum") if self.shared.average and weight < 1 else wide
+        return (
+            tf.multiply(wide, weight, name=f"{self.name}/sum")
+            if self.shared.average and weight < 1
+            else wide
+        )
 
     def _narrowed(self, tower: int, tensor: Any) -> Any:
         """Return a tensor in 16 bits, cast before it leaves its tower."""

@@ -20,7 +20,14 @@ from .machines import log_once, machine_of
 from .matrix import Column, static_shape
 from .names import op_names
 
-_PACKED = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")  # concat has a GPU kernel for these
+_PACKED = (
+    "float16",
+    "bfloat16",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+)  # concat has a GPU kernel for these
 
 
 class Layout(NamedTuple):
@@ -57,7 +64,11 @@ class Layout(NamedTuple):
 
 
 def lay_out(
-    columns: Sequence[Column], devices: Sequence[Any], strategy: Strategy, hosts: int = 1, whole: bool = False
+    columns: Sequence[Column],
+    devices: Sequence[Any],
+    strategy: Strategy,
+    hosts: int = 1,
+    whole: bool = False,
 ) -> Layout:
     """Return the layout of N columns; ``whole`` gives each variable one main, and mains about equal bytes.
 
@@ -66,18 +77,37 @@ def lay_out(
     """
     gradients = [size_of(column, strategy.wire_dtype) for column in columns]
     machine, on_cpu = machine_of(strategy, devices), all_on_cpu(devices)
-    plan = plan_for(strategy, [size for size in gradients if size.dtype], len(devices), machine, on_cpu)
+    plan = plan_for(
+        strategy, [size for size in gradients if size.dtype], len(devices), machine, on_cpu
+    )
     if len(devices) * hosts == 1:
         plan = plan._replace(chunk_bytes=0)  # nothing travels
     chunks = chunks_of(gradients, plan.chunk_bytes, plan.pack_below, whole or plan.whole)
     chunks = [chunk for chunk in chunks if gradients[chunk.ranges[0].number].dtype]
-    schedules = spread(chunks, plan.schedules) if whole else [plan.schedule(chunk) for chunk in range(len(chunks))]
+    schedules = (
+        spread(chunks, plan.schedules)
+        if whole
+        else [plan.schedule(chunk) for chunk in range(len(chunks))]
+    )
     if len(devices) > 1:
-        where = machine.name if machine else "CPU devices" if on_cpu else "GPUs whose links are not known, by rule"
+        where = (
+            machine.name
+            if machine
+            else "CPU devices"
+            if on_cpu
+            else "GPUs whose links are not known, by rule"
+        )
         copies = sum(len(step.srcs) for schedule in schedules for step in schedule)
-        log_once(f"{where}, {plan.towers} towers: {plan.algorithm}, {count(len(chunks), 'chunk')}, {copies} copies")
-    names = [columns[chunk.ranges[0].number].name + ".packed" * (len(chunk.ranges) > 1) for chunk in chunks]
-    return Layout(columns, tuple(devices), plan, chunks, schedules, op_names(names), strategy.wire_dtype)
+        log_once(
+            f"{where}, {plan.towers} towers: {plan.algorithm}, {count(len(chunks), 'chunk')}, {copies} copies"
+        )
+    names = [
+        columns[chunk.ranges[0].number].name + ".packed" * (len(chunk.ranges) > 1)
+        for chunk in chunks
+    ]
+    return Layout(
+        columns, tuple(devices), plan, chunks, schedules, op_names(names), strategy.wire_dtype
+    )
 
 
 def size_of(column: Column, wire: Optional[str] = None) -> Gradient:
@@ -85,6 +115,8 @@ def size_of(column: Column, wire: Optional[str] = None) -> Gradient:
     shapes = [column.shape, *(static_shape(grad) for grad in column.grads if grad is not None)]
     is_known = not column.is_sparse and all(shape.is_fully_defined() for shape in shapes)
     elements = column.shape.num_elements() if is_known else None
-    itemsize = 2 if wire and column.dtype == "float32" else tf.as_dtype(column.dtype or "float32").size
+    itemsize = (
+        2 if wire and column.dtype == "float32" else tf.as_dtype(column.dtype or "float32").size
+    )
     packable = column.dtype in _PACKED and bool(elements)
     return Gradient(elements, itemsize, column.dtype, packable, is_flat=column.shape.ndims == 1)

@@ -30,12 +30,18 @@ def machine_of(strategy: Strategy, devices: Sequence[Any]) -> Optional[Topology]
         if machine not in (None, THIS_MACHINE):
             return (machine if isinstance(machine, Topology) else _loaded(machine)).subset(numbers)
         are_of_one_process = len({field[:3] for field in fields}) == 1
-        are_different_gpus = len({field[4] for field in fields if field[3] == "GPU"} - {None}) == len(devices)
+        are_different_gpus = len(
+            {field[4] for field in fields if field[3] == "GPU"} - {None}
+        ) == len(devices)
         return this_machine(numbers) if are_of_one_process and are_different_gpus else None
     except HierAllreduceError as error:
         if machine is not None:
-            raise HierAllreduceError(f"topology={machine!r} does not fit devices {list(devices)}: {error}") from None
-        log_once(f"this machine is not planned for, since devices {list(devices)} are not those of nvidia-smi: {error}")
+            raise HierAllreduceError(
+                f"topology={machine!r} does not fit devices {list(devices)}: {error}"
+            ) from None
+        log_once(
+            f"this machine is not planned for, since devices {list(devices)} are not those of nvidia-smi: {error}"
+        )
         return None
 
 

@@ -17,7 +17,9 @@ def first_half(layout: Layout) -> Layout:
     return layout._replace(schedules=[sums_in(schedule) for schedule in layout.schedules])
 
 
-def copy_from_mains(values: Sequence[Any], layout: Layout, name: str = "copy_from_mains") -> List[Tuple[Any, ...]]:
+def copy_from_mains(
+    values: Sequence[Any], layout: Layout, name: str = "copy_from_mains"
+) -> List[Tuple[Any, ...]]:
     """Copy N values to every tower: the second half of an all-reduce by this layout.
 
     ``values[n]`` is on the device of tower ``layout.mains()[n]``, and has the shape of a dense gradient.
@@ -27,8 +29,12 @@ def copy_from_mains(values: Sequence[Any], layout: Layout, name: str = "copy_fro
     """
     mains, columns = layout.mains(), list(layout.columns)
     for n, main in mains.items():
-        on_main = tuple(values[n] if tower == main else None for tower in range(len(layout.devices)))
-        columns[n] = columns[n]._replace(grads=on_main, dtype="", is_sparse=False)  # nothing is added up
+        on_main = tuple(
+            values[n] if tower == main else None for tower in range(len(layout.devices))
+        )
+        columns[n] = columns[n]._replace(
+            grads=on_main, dtype="", is_sparse=False
+        )  # nothing is added up
     copies = [copies_in(schedule) for schedule in layout.schedules]
     return travel(layout._replace(columns=columns, schedules=copies), Shared(layout.devices), name)
 

@@ -54,9 +54,15 @@ def column_of(name: str, grads: Sequence[Any], sparse: str = "gather") -> Column
     dtype = dtype_of(present[0]) if present else ""
     shape = tf.TensorShape(None)
     for other in map(static_shape, present):
-        if not (shape.is_fully_defined() and shape == other):  # merging is slow, and nearly all are equal
+        if not (
+            shape.is_fully_defined() and shape == other
+        ):  # merging is slow, and nearly all are equal
             shape = shape.merge_with(other)
-    is_sparse = sparse == "gather" and bool(present) and all(isinstance(grad, tf.IndexedSlices) for grad in present)
+    is_sparse = (
+        sparse == "gather"
+        and bool(present)
+        and all(isinstance(grad, tf.IndexedSlices) for grad in present)
+    )
     return Column(name, tuple(grads), dtype, shape, is_sparse)
 
 
@@ -71,7 +77,9 @@ def static_shape(grad: Any) -> tf.TensorShape:
     if not isinstance(grad, tf.IndexedSlices):
         return grad.shape
     dense_shape = None if grad.dense_shape is None else tf.get_static_value(grad.dense_shape)
-    return tf.TensorShape([None if dense_shape is None else dense_shape[0]]).concatenate(grad.values.shape[1:])
+    return tf.TensorShape([None if dense_shape is None else dense_shape[0]]).concatenate(
+        grad.values.shape[1:]
+    )
 
 
 def check_average(average: Any) -> None:
@@ -81,7 +89,11 @@ def check_average(average: Any) -> None:
 
 
 def check_matrix(
-    all_grads: Any, devices: Sequence[Any], average: Any, strategy: Strategy, names: Optional[Sequence[str]] = None
+    all_grads: Any,
+    devices: Sequence[Any],
+    average: Any,
+    strategy: Strategy,
+    names: Optional[Sequence[str]] = None,
 ) -> List[Column]:
     """Return the N columns of K×N gradients, by the user's choices; ``names`` are by default those of the gradients.
 
@@ -110,16 +122,26 @@ def check_rows(all_grads: Any, devices: Sequence[Any]) -> Tuple[Tuple[Any, ...],
     rows = list(all_grads)
     if len(rows) != len(devices):
         lengths = {len(row) if isinstance(row, (tuple, list)) else -1 for row in rows}
-        hint = "; these look like N columns: transpose them with zip(*all_grads)" if lengths == {len(devices)} else ""
+        hint = (
+            "; these look like N columns: transpose them with zip(*all_grads)"
+            if lengths == {len(devices)}
+            else ""
+        )
         counts = f"{count(len(rows), 'row')} of gradients for {count(len(devices), 'device')}"
         raise HierAllreduceError(f"{counts}: {shape}. Give one row for each device{hint}")
     for tower, row in enumerate(rows):
         if not _is_list(row):
-            raise HierAllreduceError(f"{where(tower, devices)}: its row is one {type(row).__name__}; {shape}")
+            raise HierAllreduceError(
+                f"{where(tower, devices)}: its row is one {type(row).__name__}; {shape}"
+            )
     full = tuple(map(tuple, rows))
     if len(set(map(len, full))) > 1:
-        counts = ", ".join(f"{where(tower, devices)} has {len(row)}" for tower, row in enumerate(full))
-        raise HierAllreduceError(f"every tower must have the same number of gradients: {counts}{_unshared(full)}")
+        counts = ", ".join(
+            f"{where(tower, devices)} has {len(row)}" for tower, row in enumerate(full)
+        )
+        raise HierAllreduceError(
+            f"every tower must have the same number of gradients: {counts}{_unshared(full)}"
+        )
     return full
 
 
@@ -129,12 +151,19 @@ def _is_list(rows: Any) -> bool:
 
 def _unshared(rows: Sequence[Sequence[Any]]) -> str:
     """Return a clause with the variables that only some towers have; "" for rows of gradients alone."""
-    pairs = [[entry for entry in row if isinstance(entry, (tuple, list)) and len(entry) == 2] for row in rows]
+    pairs = [
+        [entry for entry in row if isinstance(entry, (tuple, list)) and len(entry) == 2]
+        for row in rows
+    ]
     names = names_within_towers([[var for _, var in row if hasattr(var, "name")] for row in pairs])
     towers = Counter(name for row in names for name in set(row))
     unshared = sorted(name for name, number in towers.items() if number < len(rows))
     clause = f"; not on every tower: {', '.join(unshared)}" if unshared else ""
-    return f"{clause}; {VAR_LIST_ADVICE}" if any(grad is None for row in pairs for grad, _ in row) else clause
+    return (
+        f"{clause}; {VAR_LIST_ADVICE}"
+        if any(grad is None for row in pairs for grad, _ in row)
+        else clause
+    )
 
 
 def _fault(grad: Any) -> str:
@@ -142,7 +171,11 @@ def _fault(grad: Any) -> str:
     if isinstance(grad, (tuple, list)):
         pairs = "for (gradient, variable) pairs use allreduce_grads_and_vars, or pass the gradients alone"
         return f"expected a gradient, not a {type(grad).__name__}; {pairs}"
-    tensors = {"values": grad.values, "indices": grad.indices} if isinstance(grad, tf.IndexedSlices) else {"": grad}
+    tensors = (
+        {"values": grad.values, "indices": grad.indices}
+        if isinstance(grad, tf.IndexedSlices)
+        else {"": grad}
+    )
     for name, tensor in tensors.items():
         if not isinstance(tensor, tf.Tensor):
             within = f" of tensors, not with {name} that are" if name else ", not"
@@ -156,7 +189,9 @@ def _fault(grad: Any) -> str:
     if dtype_of(grad) not in SUMMABLE_DTYPES:
         numbers = ", ".join(SUMMABLE_DTYPES)
         return f"{dtype_of(grad)} has no sum in this TensorFlow; cast it to a number first, one of {numbers}"
-    if isinstance(grad, tf.IndexedSlices) and not grad.indices.shape.is_compatible_with(grad.values.shape[:1]):
+    if isinstance(grad, tf.IndexedSlices) and not grad.indices.shape.is_compatible_with(
+        grad.values.shape[:1]
+    ):
         return (
             f"IndexedSlices with values of shape {grad.values.shape} and indices of shape {grad.indices.shape};"
             " expected one index for each row of the values"
@@ -175,7 +210,12 @@ def _checked_column(
             raise HierAllreduceError(f"{place(tower)}: {fault}")
     slices = {tower: grad for tower, grad in present.items() if isinstance(grad, tf.IndexedSlices)}
     indices = {tower: dtype_of(grad.indices) for tower, grad in slices.items()}
-    _check_equal("dtype", {tower: dtype_of(grad) for tower, grad in present.items()}, "cast to one dtype", place)
+    _check_equal(
+        "dtype",
+        {tower: dtype_of(grad) for tower, grad in present.items()},
+        "cast to one dtype",
+        place,
+    )
     _check_equal("dtype of the indices", indices, "cast them to one dtype", place)
     try:
         column = column_of(name, grads, strategy.sparse)
@@ -203,16 +243,24 @@ def _checked_column(
     return column
 
 
-def _check_equal(attribute: str, by_tower: Dict[int, Any], advice: str, place: Callable[[int], str]) -> None:
+def _check_equal(
+    attribute: str, by_tower: Dict[int, Any], advice: str, place: Callable[[int], str]
+) -> None:
     """Raise a HierAllreduceError that names the first tower whose value is not the most frequent one."""
     counts = Counter(map(str, by_tower.values()))
     if len(counts) > 1:
-        odd = next(tower for tower, value in by_tower.items() if str(value) != counts.most_common(1)[0][0])
+        odd = next(
+            tower for tower, value in by_tower.items() if str(value) != counts.most_common(1)[0][0]
+        )
         values = ", ".join(f"tower {tower}: {value}" for tower, value in by_tower.items())
-        raise HierAllreduceError(f"{place(odd)}: the {attribute} differs between towers ({values}); {advice}")
+        raise HierAllreduceError(
+            f"{place(odd)}: the {attribute} differs between towers ({values}); {advice}"
+        )
 
 
-def check_pairs(all_grads_and_vars: Any, devices: Sequence[Any]) -> Tuple[Tuple[Tuple[Any, Any], ...], ...]:
+def check_pairs(
+    all_grads_and_vars: Any, devices: Sequence[Any]
+) -> Tuple[Tuple[Tuple[Any, Any], ...], ...]:
     """Return K rows of N (gradient, variable) pairs, as tuples.
 
     Raises:
@@ -223,7 +271,9 @@ def check_pairs(all_grads_and_vars: Any, devices: Sequence[Any]) -> Tuple[Tuple[
     for tower, row in enumerate(rows):
         for variable, pair in enumerate(row):
             if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                fault = "expected a (gradient, variable) pair; allreduce_grads takes gradients alone"
+                fault = (
+                    "expected a (gradient, variable) pair; allreduce_grads takes gradients alone"
+                )
             elif not hasattr(pair[1], "name"):
                 fault = f"expected a variable after the gradient, not {pair[1]!r}"
             else:
@@ -236,7 +286,11 @@ def check_pairs(all_grads_and_vars: Any, devices: Sequence[Any]) -> Tuple[Tuple[
 def _check_devices(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
     """Check that no row has variables of another tower, unless the towers share them."""
     # a function, or a job without a device, tells nothing
-    known = {k: name for k, name in enumerate(devices) if isinstance(name, str) and device_fields(name)[3]}
+    known = {
+        k: name
+        for k, name in enumerate(devices)
+        if isinstance(name, str) and device_fields(name)[3]
+    }
     homes = [[_home(var, tower, known) for var in row] for tower, row in enumerate(rows)]
     for tower, row in enumerate(rows):
         for variable, (var, home) in enumerate(zip(row, homes[tower])):
@@ -252,13 +306,19 @@ def _check_devices(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> Non
 def _home(var: Any, row: int, known: Dict[int, str]) -> int:
     """Return the tower on whose device a variable of ``row`` is: that row's, if it is on no known device."""
     device = getattr(var, "device", "")
-    homes = (tower for tower in (row, *known) if tower in known and device and devices_match(device, known[tower]))
+    homes = (
+        tower
+        for tower in (row, *known)
+        if tower in known and device and devices_match(device, known[tower])
+    )
     return next(homes, row)
 
 
 def warn_of_references(pairs: Sequence[Tuple[Any, Any]]) -> None:
     """Warn the caller's caller, if some variables of N pairs are reference variables: their reads race with updates."""
-    references = [var.op.name for _, var in pairs if isinstance(var, tf1.Variable) and not is_resource(var)]
+    references = [
+        var.op.name for _, var in pairs if isinstance(var, tf1.Variable) and not is_resource(var)
+    ]
     if references:
         warnings.warn(
             f"{len(references)} of {len(pairs)} trained variables are reference variables, the first is"

@@ -13,7 +13,9 @@ from ..errors import HierAllreduceError
 from .tf import is_eager
 
 
-def where(tower: int, devices: Sequence[Any], variable: Optional[int] = None, names: Sequence[str] = ()) -> str:
+def where(
+    tower: int, devices: Sequence[Any], variable: Optional[int] = None, names: Sequence[str] = ()
+) -> str:
     """Return ``tower 3 (/gpu:3), variable 5 ('conv1/W')``, which begins an error message."""
     text = f"tower {tower} ({devices[tower]})"
     if variable is None:
@@ -26,7 +28,11 @@ def names_of_gradients(rows: Sequence[Sequence[Any]]) -> List[str]:
     names = []
     for variable, column in enumerate(zip(*rows)):
         tensors = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in column]
-        ops = (str(tensor.op.name) for tensor in tensors if isinstance(tensor, tf.Tensor) and not is_eager(tensor))
+        ops = (
+            str(tensor.op.name)
+            for tensor in tensors
+            if isinstance(tensor, tf.Tensor) and not is_eager(tensor)
+        )
         names.append(next(ops, f"gradient{variable}"))
     return names
 
@@ -39,7 +45,9 @@ def check_scope(name: str) -> None:
         )
 
 
-def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any]) -> List[str]:
+def variable_names(
+    tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any]
+) -> List[str]:
     """Return the N names of K×N (gradient, variable) pairs, without the towers' scopes.
 
     Raises:
@@ -51,7 +59,11 @@ def variable_names(tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], de
     for compared, tower in product((rows, plain), range(len(rows))):
         row = compared[tower]
         if row != compared[0] and sorted(row) == sorted(compared[0]):
-            variable = next(number for number, (name, first) in enumerate(zip(row, compared[0])) if name != first)
+            variable = next(
+                number
+                for number, (name, first) in enumerate(zip(row, compared[0]))
+                if name != first
+            )
             raise HierAllreduceError(
                 f"{where(tower, devices, variable, rows[tower])}: tower 0 has {rows[0][variable]!r} there; list the"
                 " variables in one order on every tower"
@@ -72,12 +84,17 @@ def names_within_towers(rows: Sequence[Sequence[Any]]) -> List[List[str]]:
     """
     names = [[str(var.name).split(":")[0] for var in row] for row in rows]
     rows_with_name = Counter(name for row in names for name in set(row))
-    rows_with_level = Counter(level for row in names for level in {lvl for name in row for lvl in name.split("/")[:-1]})
+    rows_with_level = Counter(
+        level for row in names for level in {lvl for name in row for lvl in name.split("/")[:-1]}
+    )
     within = []
     for row in names:
         levels = zip(*(name.split("/")[:-1] for name in row if rows_with_name[name] == 1))
         shared = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
-        depth = max((depth for depth, level in enumerate(shared, 1) if rows_with_level[level] == 1), default=0)
+        depth = max(
+            (depth for depth, level in enumerate(shared, 1) if rows_with_level[level] == 1),
+            default=0,
+        )
         scope = "".join(f"{level}/" for level in shared[:depth])
         within.append([name[len(scope) :] if name.startswith(scope) else name for name in row])
     return within

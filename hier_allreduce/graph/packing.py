@@ -49,7 +49,9 @@ class Packing:
             results.append(flat if is_whole else self._shaped(tower, flat, column.shape.as_list()))
         return results
 
-    def _split(self, tower: int, flat: Any, ranges: Sequence[Range], name: str) -> Iterable[Tuple[Range, Any]]:
+    def _split(
+        self, tower: int, flat: Any, ranges: Sequence[Range], name: str
+    ) -> Iterable[Tuple[Range, Any]]:
         """Return the ranges in a gradient or chunk, each with its tensor."""
         if len(ranges) == 1:
             return [(ranges[0], flat)]
@@ -57,12 +59,18 @@ class Packing:
         constants = self._shared.constant(tower, sizes), self._shared.constant(tower, 0)
         return zip(ranges, tf.split(flat, *constants, num=len(ranges), name=name))
 
-    def _joined(self, tower: int, parts: Dict[Range, Any], ranges: Sequence[Range], name: str) -> Any:
+    def _joined(
+        self, tower: int, parts: Dict[Range, Any], ranges: Sequence[Range], name: str
+    ) -> Any:
         """Return the tensor of some ranges; None if they have no tensors."""
         if not any(part in parts for part in ranges):
             return None
         tensors = [parts[part] for part in ranges]
-        return tf.concat(tensors, self._shared.constant(tower, 0), name=name) if len(tensors) > 1 else tensors[0]
+        return (
+            tf.concat(tensors, self._shared.constant(tower, 0), name=name)
+            if len(tensors) > 1
+            else tensors[0]
+        )
 
     def _shaped(self, tower: int, tensor: Any, shape: List[int]) -> Any:
         if tensor.shape.ndims == 1 == len(shape):

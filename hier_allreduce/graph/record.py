@@ -57,7 +57,9 @@ def record(scope: str, layout: Layout, hosts: int, values: Sequence[Sequence[Any
     if tf.executing_eagerly():
         return
     tensors = []
-    for number, (chunk, schedule, name) in enumerate(zip(layout.chunks, layout.schedules, layout.names)):
+    for number, (chunk, schedule, name) in enumerate(
+        zip(layout.chunks, layout.schedules, layout.names)
+    ):
         variables = tuple(layout.columns[part.number].name for part in chunk.ranges)
         value = values[root_of(schedule)][number]
         is_sparse = isinstance(value, tf.IndexedSlices)

@@ -26,22 +26,33 @@ class Rows(Sum):
 
     def end(self, tower: int, value: Any) -> Any:
         # a tower without dense_shape gets another tower's
-        shapes = (getattr(grad, "dense_shape", None) for grad in (self._column.grads[tower], *self._column.grads))
-        return tf.IndexedSlices(value.values, value.indices, next((s for s in shapes if s is not None), None))
+        shapes = (
+            getattr(grad, "dense_shape", None)
+            for grad in (self._column.grads[tower], *self._column.grads)
+        )
+        return tf.IndexedSlices(
+            value.values, value.indices, next((s for s in shapes if s is not None), None)
+        )
 
     def reduce(self, step: Reduce, here: Any, others: List[Any]) -> Any:
         rows, axis = (here, *others), self.shared.constant(step.dst, 0, is_hidden=True)
         with tf1.device(self.devices[step.dst]):
             values = _concat([slices.values for slices in rows], axis, f"{self.name}.values/gather")
-            return tf.IndexedSlices(values, _concat([s.indices for s in rows], axis, f"{self.name}.indices/gather"))
+            return tf.IndexedSlices(
+                values, _concat([s.indices for s in rows], axis, f"{self.name}.indices/gather")
+            )
 
     def copy(self, step: Copy, value: Any) -> Any:
         with tf1.device(self.devices[step.dst]):
             values = tf.identity(value.values, name=f"{self.name}.values/copy")
-            return tf.IndexedSlices(values, tf.identity(value.indices, name=f"{self.name}.indices/copy"))
+            return tf.IndexedSlices(
+                values, tf.identity(value.indices, name=f"{self.name}.indices/copy")
+            )
 
     def mean(self, root: int, total: Any) -> Any:
-        return tf.IndexedSlices(super().mean(root, total.values), total.indices)  # indices have no mean
+        return tf.IndexedSlices(
+            super().mean(root, total.values), total.indices
+        )  # indices have no mean
 
 
 def _concat(tensors: Sequence[Any], axis: Any, name: str) -> Any:
@@ -58,7 +69,9 @@ def gradient(column: Column, tower: int, devices: Sequence[Any]) -> Any:
     Rows of a column that is dense on some tower are made dense; None becomes zeros, or no rows.
     """
     grad = column.grads[tower]
-    if column.dtype == "" or (grad is not None and isinstance(grad, tf.IndexedSlices) == column.is_sparse):
+    if column.dtype == "" or (
+        grad is not None and isinstance(grad, tf.IndexedSlices) == column.is_sparse
+    ):
         return grad
     return _nothing(column, devices) if grad is None else _dense(column, grad)
 
@@ -78,7 +91,9 @@ def _dense(column: Column, grad: Any) -> Any:
 def _nothing(column: Column, devices: Sequence[Any]) -> Any:
     """Return zeros, or no rows, in the shape of the first tower's gradient that there is."""
     home, other = next((tower, grad) for tower, grad in enumerate(column.grads) if grad is not None)
-    shape: Any = tf.TensorShape([0]).concatenate(column.shape[1:]) if column.is_sparse else column.shape
+    shape: Any = (
+        tf.TensorShape([0]).concatenate(column.shape[1:]) if column.is_sparse else column.shape
+    )
     if not shape.is_fully_defined():
         with tf1.device(devices[home]):  # so that only a shape is copied from there
             if column.is_sparse:
@@ -86,4 +101,6 @@ def _nothing(column: Column, devices: Sequence[Any]) -> Any:
             else:
                 shape = tf.shape(gradient(column, home, devices))
     zeros = tf.zeros(shape, column.dtype)
-    return tf.IndexedSlices(zeros, tf.zeros([0], other.indices.dtype)) if column.is_sparse else zeros
+    return (
+        tf.IndexedSlices(zeros, tf.zeros([0], other.indices.dtype)) if column.is_sparse else zeros
+    )

@@ -22,7 +22,9 @@ class Shared:
         self.contributions = len(devices) * self.hosts
         self._constants: Dict[Tuple[int, Any, bool], Any] = {}
 
-    def constant(self, tower: int, numbers: Union[int, Tuple[int, ...]], is_hidden: bool = False) -> Any:
+    def constant(
+        self, tower: int, numbers: Union[int, Tuple[int, ...]], is_hidden: bool = False
+    ) -> Any:
         """Return an int32 constant on a tower, made once; a hidden one is not seen by Grappler's optimizers."""
         key = (tower, numbers, is_hidden)
         if key not in self._constants:
@@ -69,7 +71,11 @@ class Sum(Ops[Any]):
         are_known = all(value.shape.is_fully_defined() for value in values)
         with tf1.device(self.devices[dst]):
             # add would broadcast shapes that turn out to differ when the step runs; add_n raises an error
-            total = tf.add(*values, name=name) if are_known and len(values) == 2 else tf.add_n(values, name=name)
+            total = (
+                tf.add(*values, name=name)
+                if are_known and len(values) == 2
+                else tf.add_n(values, name=name)
+            )
         total.set_shape(shape.merge_with(total.shape))
         return total
 

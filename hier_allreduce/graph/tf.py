@@ -45,7 +45,9 @@ def forget_colocation() -> ContextManager:
 def outside_control_flow() -> Iterator[None]:
     """Open a scope whose ops are outside of any ``tf.cond`` or loop around it, and wait for nothing; in graphs only."""
     with tf.init_scope():
-        outermost_is_graph = not tf.executing_eagerly()  # if not, a tf.function's graph is the outermost one
+        outermost_is_graph = (
+            not tf.executing_eagerly()
+        )  # if not, a tf.function's graph is the outermost one
     with tf.init_scope() if outermost_is_graph else contextlib.nullcontext():
         yield
 
@@ -92,7 +94,9 @@ def is_resource(variable: Any) -> bool:
 @contextlib.contextmanager
 def collected_graphs() -> Iterator[List[Any]]:
     """Collect the partition graphs of functions that run first in the ``with`` block, at whose end they are there."""
-    from tensorflow.python.eager import context  # tf.summary.trace_export, which is public, writes them into a file
+    from tensorflow.python.eager import (
+        context,
+    )  # tf.summary.trace_export, which is public, writes them into a file
 
     collected: List[Any] = []
     context.context().enable_graph_collection()

@@ -31,7 +31,9 @@ def tuned_strategy(strategy: Strategy, cluster: Any) -> Strategy:
     """
     candidate = tuned()
     if candidate and cluster is not None and cluster.size > 1:
-        raise ClusterError(f"tune measures one host, and this program has {cluster.size}: measure it without a cluster")
+        raise ClusterError(
+            f"tune measures one host, and this program has {cluster.size}: measure it without a cluster"
+        )
     return replace(strategy, **candidate.changes) if candidate else strategy
 
 
@@ -41,7 +43,12 @@ def note_facts(layout: Layout, strategy: Strategy) -> None:
     if candidate is None:
         return
     default, kept = Strategy(), ("sparse", "missing", "wire_dtype")
-    asks = (strategy.algorithm, strategy.topology or THIS_MACHINE, strategy.chunk_bytes, strategy.main)
+    asks = (
+        strategy.algorithm,
+        strategy.topology or THIS_MACHINE,
+        strategy.chunk_bytes,
+        strategy.main,
+    )
     candidate.note(
         towers=len(layout.devices),
         gpus=not all_on_cpu(layout.devices),
@@ -49,7 +56,11 @@ def note_facts(layout: Layout, strategy: Strategy) -> None:
         chunk_bytes=layout.plan.chunk_bytes,
         algorithm=layout.plan.algorithm,
         planned=asks == (AUTO, THIS_MACHINE, None, None),
-        kept={key: getattr(strategy, key) for key in kept if getattr(strategy, key) != getattr(default, key)},
+        kept={
+            key: getattr(strategy, key)
+            for key in kept
+            if getattr(strategy, key) != getattr(default, key)
+        },
     )
 
 
@@ -57,7 +68,9 @@ def with_clock(rows: Sequence[Tuple[Any, ...]]) -> List[Tuple[Any, ...]]:
     """Return K rows of N reduced gradients, one of which waits for the clock op of the candidate that is measured."""
     candidate = tuned()
     graph = None if tf.executing_eagerly() else tf1.get_default_graph()
-    present = [(k, n) for k, row in enumerate(rows) for n, value in enumerate(row) if value is not None]
+    present = [
+        (k, n) for k, row in enumerate(rows) for n, value in enumerate(row) if value is not None
+    ]
     if candidate is None or graph in _timed or not present:
         return list(rows)
     if graph is not None:

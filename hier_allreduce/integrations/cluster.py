@@ -50,14 +50,18 @@ class HierarchicalClusterTrainer(HierarchicalTrainer):
         self.cluster = cluster
         self.is_chief = cluster.is_chief
 
-    def _setup_graph(self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> List[Callback]:
+    def _setup_graph(
+        self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]
+    ) -> List[Callback]:
         inside = super()._setup_graph(input, get_cost_fn, get_opt_fn)
         if self.cluster.size == 1:
             return inside
         get_global_step_var()  # creates it if necessary
         # now, while all hosts have the same variables: the chief's own callbacks may add some
         everywhere = self.cluster.broadcast(tf1.global_variables())
-        callback = RunOp(everywhere, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True)
+        callback = RunOp(
+            everywhere, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True
+        )
         callback.name_scope = "BroadcastVariables"
         return [each.set_chief_only(False) for each in [callback, *inside]]
 
@@ -87,7 +91,11 @@ class _ClusterSessionCreator(tf1.train.SessionCreator):
         self._cluster, self._config = cluster, config
 
     def create_session(self) -> Any:
-        initializers = [tf1.global_variables_initializer(), tf1.local_variables_initializer(), tf1.tables_initializer()]
+        initializers = [
+            tf1.global_variables_initializer(),
+            tf1.local_variables_initializer(),
+            tf1.tables_initializer(),
+        ]
         session = self._cluster.session(tf1.get_default_graph(), self._config)
         session.run(initializers)
         return session

@@ -47,8 +47,14 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         """
         super().__init__()
         for name, value in unknown.items():
-            right = f"; use strategy=Strategy({name}={value!r})" if name in Strategy.__dataclass_fields__ else ""
-            raise HierAllreduceError(f"HierarchicalAllReduce({name}={value!r}): the only option is strategy={right}")
+            right = (
+                f"; use strategy=Strategy({name}={value!r})"
+                if name in Strategy.__dataclass_fields__
+                else ""
+            )
+            raise HierAllreduceError(
+                f"HierarchicalAllReduce({name}={value!r}): the only option is strategy={right}"
+            )
         self._strategy = strategy_from(strategy)
         if self._strategy.wire_dtype:
             raise HierAllreduceError(
@@ -62,12 +68,16 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             self._peer = getattr(tf.distribute, candidate.peer)() if candidate.peer else None
         self._makers: Dict[Tuple[str, ...], Callable[[Tuple[Any, ...]], Any]] = {}
 
-    def reduce(self, reduce_op: Any, per_replica_value: Any, destinations: Any, *args: Any, **kwargs: Any) -> Any:
+    def reduce(
+        self, reduce_op: Any, per_replica_value: Any, destinations: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Reduce one value as :meth:`batch_reduce` does; see ``tf.distribute.CrossDeviceOps.reduce``."""
         _check(reduce_op, per_replica_value, destinations)
         return super().reduce(reduce_op, per_replica_value, destinations, *args, **kwargs)
 
-    def batch_reduce(self, reduce_op: Any, value_destination_pairs: Any, *args: Any, **kwargs: Any) -> Any:
+    def batch_reduce(
+        self, reduce_op: Any, value_destination_pairs: Any, *args: Any, **kwargs: Any
+    ) -> Any:
         """Reduce values to their destinations together; see ``tf.distribute.CrossDeviceOps.batch_reduce``.
 
         Raises:
@@ -78,9 +88,13 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             _check(reduce_op, value, destinations)
         return super().batch_reduce(reduce_op, pairs, *args, **kwargs)
 
-    def reduce_implementation(self, reduce_op: Any, per_replica_value: Any, destinations: Any, *options: Any) -> Any:
+    def reduce_implementation(
+        self, reduce_op: Any, per_replica_value: Any, destinations: Any, *options: Any
+    ) -> Any:
         """Reduce one value: TensorFlow's hook behind ``reduce``."""
-        return self.batch_reduce_implementation(reduce_op, [(per_replica_value, destinations)], *options)[0]
+        return self.batch_reduce_implementation(
+            reduce_op, [(per_replica_value, destinations)], *options
+        )[0]
 
     def batch_reduce_implementation(
         self, reduce_op: Any, value_destination_pairs: Sequence[Tuple[Any, Any]], *options: Any
@@ -88,11 +102,15 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         """Reduce all values with the same destinations at once: TensorFlow's hook behind ``batch_reduce``."""
         average = reduce_op == tf.distribute.ReduceOp.MEAN
         results: List[Any] = [None] * len(value_destination_pairs)
-        groups: Dict[Tuple[str, ...], List[int]] = {}  # numbers of the values for the same K devices
+        groups: Dict[
+            Tuple[str, ...], List[int]
+        ] = {}  # numbers of the values for the same K devices
         for number, (value, destinations) in enumerate(value_destination_pairs):
             devices = _devices(value, destinations, average)
             if devices is None:
-                results[number] = super().reduce_implementation(reduce_op, value, destinations, *options)
+                results[number] = super().reduce_implementation(
+                    reduce_op, value, destinations, *options
+                )
             else:
                 groups.setdefault(devices, []).append(number)
         for devices, numbers in groups.items():
@@ -105,7 +123,9 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 reduced = allreduce_grads(rows, devices, average, self._strategy)
             if devices not in self._makers:
                 # the class of a Mirrored value is not public; the result of ``broadcast`` is an example of it
-                self._makers[devices] = mirrored_factory(self.broadcast(tf.constant(0.0), pairs[0][1]))
+                self._makers[devices] = mirrored_factory(
+                    self.broadcast(tf.constant(0.0), pairs[0][1])
+                )
             for number, column in zip(numbers, zip(*reduced)):
                 results[number] = self._makers[devices](column)
         return results
@@ -117,7 +137,11 @@ def _devices(value: Any, destinations: Any, average: bool) -> Optional[Tuple[str
     are_gradients = all(isinstance(tensor, (tf.Tensor, tf.IndexedSlices)) for tensor in tensors)
     if not are_gradients or (average and any(tensor.dtype.is_integer for tensor in tensors)):
         return None
-    devices = () if isinstance(destinations, str) else tuple(value.device for value in replica_values(destinations))
+    devices = (
+        ()
+        if isinstance(destinations, str)
+        else tuple(value.device for value in replica_values(destinations))
+    )
     is_all_reduce = len(devices) == len(tensors) == len(set(devices)) and all(devices)
     return devices if is_all_reduce else None
 
@@ -131,7 +155,9 @@ def _check(reduce_op: Any, value: Any, destinations: Any) -> None:
                 f"replica {replica}: a {type(tensor).__name__} cannot be all-reduced; use a tf.Tensor, such as its"
                 " values if they have the same shape on all replicas, or tf.IndexedSlices"
             )
-    replicas = max(tf.distribute.get_strategy().num_replicas_in_sync, len(replica_values(destinations)))
+    replicas = max(
+        tf.distribute.get_strategy().num_replicas_in_sync, len(replica_values(destinations))
+    )
     if reduce_op == tf.distribute.ReduceOp.SUM and len(tensors) == 1 < replicas:
         raise HierAllreduceError(
             f"{replicas} replicas pass the very same tensor, on {tensors[0].device!r}, and TensorFlow would take it for"

@@ -97,7 +97,9 @@ def main(text: str) -> None:
         faulthandler.dump_traceback_later(todo["limit"], exit=True)
         answer: Dict[str, Any] = {"rate": [rate_of(pairs) for _ in range(2)]}
         if len(pairs) == 1:
-            answer.update(differ=bits_differ(*pairs[0]), start=[start_of(pairs[0]) for _ in range(2)])
+            answer.update(
+                differ=bits_differ(*pairs[0]), start=[start_of(pairs[0]) for _ in range(2)]
+            )
         print(json.dumps(answer), flush=True)
 
 

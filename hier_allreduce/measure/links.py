@@ -98,8 +98,15 @@ def with_figures(machine: Topology, devices: Sequence[str], found: Measured) -> 
             if figure is not None and not copies.differ:
                 into[f"{label[src]}-{label[dst]}"] = figure
     for name, copies in found.groups.items():
-        together, alone = repeated(copies.rate), [repeated(found.pairs[pair].rate) for pair in copies.pairs]
-        if together is not None and None not in alone and together < _LIMITED * sum(filter(None, alone)):
+        together, alone = (
+            repeated(copies.rate),
+            [repeated(found.pairs[pair].rate) for pair in copies.pairs],
+        )
+        if (
+            together is not None
+            and None not in alone
+            and together < _LIMITED * sum(filter(None, alone))
+        ):
             shared[name] = together
     speeds = replace(machine.speeds, dispatch=repeated(found.op.start) or machine.speeds.dispatch)
     by_key = [tuple(figures.items()) for figures in (links, starts, shared)]
@@ -113,15 +120,25 @@ def _ask(first: str, tasks: List[List[Pair]]) -> Iterator[Copies]:
         todo = {"first": first, "start": START, "limit": LIMIT, "tasks": tasks}
         command = [sys.executable, "-m", f"{__package__}.copies", json.dumps(todo)]
         with tempfile.TemporaryFile() as errors, subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
         ) as process:
             lines: Any = process.stdout
             if not lines.readline():
-                raise HierAllreduceError(f"TensorFlow cannot use {first}: {_fault(process, errors, START)}")
+                raise HierAllreduceError(
+                    f"TensorFlow cannot use {first}: {_fault(process, errors, START)}"
+                )
             line = b"{}"
             while tasks and line:
                 line, task, tasks = lines.readline(), tasks[0], tasks[1:]
-                yield Copies(task, **json.loads(line)) if line else Copies(task, fault=_fault(process, errors, LIMIT))
+                yield (
+                    Copies(task, **json.loads(line))
+                    if line
+                    else Copies(task, fault=_fault(process, errors, LIMIT))
+                )
             process.kill()  # the end of TensorFlow may hang, too
 
 

@@ -13,7 +13,9 @@ def report(found: Measured) -> str:
     rows: List[Sequence[str]] = [("copy", "bits", "speed", "start")]
     for (src, dst), copies in found.pairs.items():
         bits = f"{copies.differ} B DIFFER" if copies.differ else "equal"
-        figures = () if copies.fault else (_figure(copies.rate, rate), _figure(copies.start, duration))
+        figures = (
+            () if copies.fault else (_figure(copies.rate, rate), _figure(copies.start, duration))
+        )
         rows.append((f"{src} → {dst}", copies.fault or bits, *figures))
     if any("cpu" in device for pair in found.pairs for device in pair):
         bits_only = table(row[:2] for row in rows)
@@ -43,4 +45,8 @@ def faults(found: Measured) -> List[str]:
 def as_json(found: Measured) -> Dict[str, Any]:
     """Return the figures as a JSON object, in bytes/s and seconds, both measurements of every figure."""
     groups = {name: copies._asdict() for name, copies in found.groups.items()}
-    return {"copies": [copies._asdict() for copies in found.pairs.values()], "groups": groups, "op": found.op.start}
+    return {
+        "copies": [copies._asdict() for copies in found.pairs.values()],
+        "groups": groups,
+        "op": found.op.start,
+    }

@@ -46,9 +46,13 @@ def tree(devices: int, chunk: int) -> List[Step]:
     root = chunk % devices
     power_of_two = devices & (devices - 1) == 0
     # Exclusive or maps pairs to pairs and quads to quads; it needs a power of two. Other K are shifted.
-    label = [device ^ root if power_of_two else (device + root) % devices for device in range(devices)]
+    label = [
+        device ^ root if power_of_two else (device + root) % devices for device in range(devices)
+    ]
     strides = [1 << level for level in range((devices - 1).bit_length())]
-    return _there_and_back([((label[d + s],), label[d]) for s in strides for d in range(0, devices - s, 2 * s)])
+    return _there_and_back(
+        [((label[d + s],), label[d]) for s in strides for d in range(0, devices - s, 2 * s)]
+    )
 
 
 def ring(devices: int, chunk: int) -> List[Step]:
@@ -57,14 +61,19 @@ def ring(devices: int, chunk: int) -> List[Step]:
     return _there_and_back([((src,), dst) for src, dst in zip(path, path[1:])])
 
 
-def hierarchical(devices: int, chunk: int, groups: Groups = (), roots: Sequence[int] = ()) -> List[Step]:
+def hierarchical(
+    devices: int, chunk: int, groups: Groups = (), roots: Sequence[int] = ()
+) -> List[Step]:
     """Add up inside each group on its main, then over the mains.
 
     Without ``groups`` they are the halves ⌈K/2⌉ and ⌊K/2⌋. The sums end on ``roots`` in rotation, by default on
     ``⌈K/2⌉``, ``⌈K/2⌉ + 1``, … Source: tensorpack's ``allreduce_grads_hierarchical``, which has K = 8.
     """
     groups = groups or halves(devices)
-    if sorted(repr(d) for group in groups for d in group) != sorted(map(repr, range(devices))) or () in groups:
+    if (
+        sorted(repr(d) for group in groups for d in group) != sorted(map(repr, range(devices)))
+        or () in groups
+    ):
         expected = f"each of towers 0 to {devices - 1} once, for instance {halves(devices)}"
         raise HierAllreduceError(f"groups={groups}: expected {expected}")
     root = roots[chunk % len(roots)] if roots else (chunk + (devices + 1) // 2) % devices
@@ -86,16 +95,27 @@ def halves(devices: int) -> Groups:
     return tuple(group for group in (tuple(range(middle)), tuple(range(middle, devices))) if group)
 
 
-BY_NAME: Dict[str, Algorithm] = {"flat": flat, "tree": tree, "hierarchical": hierarchical, "ring": ring}
+BY_NAME: Dict[str, Algorithm] = {
+    "flat": flat,
+    "tree": tree,
+    "hierarchical": hierarchical,
+    "ring": ring,
+}
 
 
 def name_of(algorithm: Union[str, Algorithm]) -> str:
     """Return the name of an algorithm; for a function that of the function, or of its class."""
     function = getattr(algorithm, "func", algorithm)  # a partial has one
-    return algorithm if isinstance(algorithm, str) else getattr(function, "__name__", type(function).__name__)
+    return (
+        algorithm
+        if isinstance(algorithm, str)
+        else getattr(function, "__name__", type(function).__name__)
+    )
 
 
-def schedules_of(algorithm: Algorithm, devices: int, topology: Optional[Topology] = None) -> Tuple[Schedule, ...]:
+def schedules_of(
+    algorithm: Algorithm, devices: int, topology: Optional[Topology] = None
+) -> Tuple[Schedule, ...]:
     """Return the schedules of chunks 0 to K-1, checked; equal ones once.
 
     Raises:
@@ -112,7 +132,9 @@ def schedules_of(algorithm: Algorithm, devices: int, topology: Optional[Topology
             schedules[check(algorithm(devices, chunk, **machine), devices)] = None
         except Exception as cause:  # a user's function may raise anything
             kind = "" if isinstance(cause, HierAllreduceError) else f"{type(cause).__name__}: "
-            raise HierAllreduceError(f"{name_of(algorithm)}({devices}, {chunk}): {kind}{cause}") from cause
+            raise HierAllreduceError(
+                f"{name_of(algorithm)}({devices}, {chunk}): {kind}{cause}"
+            ) from cause
     return tuple(schedules)
 
 
@@ -121,5 +143,7 @@ def with_root(schedules: Sequence[Schedule], main: int, name: str) -> Tuple[Sche
     by_root = {root_of(schedule): schedule for schedule in reversed(schedules)}
     if main not in by_root:
         roots = ", ".join(map(str, sorted(by_root)))
-        raise HierAllreduceError(f"main={main}: the sums of {name} are on towers {roots}; take one of these")
+        raise HierAllreduceError(
+            f"main={main}: the sums of {name} are on towers {roots}; take one of these"
+        )
     return (by_root[main],)

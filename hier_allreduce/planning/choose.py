@@ -48,10 +48,14 @@ def cases_of(total: int, links: Links, backward: Optional[float] = None) -> List
     else these follow from the ``total`` bytes of gradients.
     """
     measured = links.speeds.dispatch
-    dispatch, slow_dispatch = (DISPATCH, DISPATCH * 2.5) if measured is None else (measured, measured)
+    dispatch, slow_dispatch = (
+        (DISPATCH, DISPATCH * 2.5) if measured is None else (measured, measured)
+    )
     length, short = (total / RATE, total / RATE / 2) if backward is None else (backward, backward)
     changed = [(dispatch, short, LEAD), (dispatch, length, LEAD / 5), (slow_dispatch, length, LEAD)]
-    return list(dict.fromkeys(Case(*case, by_bytes) for case in changed for by_bytes in (True, False)))
+    return list(
+        dict.fromkeys(Case(*case, by_bytes) for case in changed for by_bytes in (True, False))
+    )
 
 
 def rule(gradients: Sequence[Gradient], towers: int, links: Optional[Links] = None) -> Plan:
@@ -59,7 +63,9 @@ def rule(gradients: Sequence[Gradient], towers: int, links: Optional[Links] = No
 
     Without links they are halves. Chunks have 16 MiB from 200 MB of gradients on, else 4 MiB for flat, 8 for groups.
     """
-    is_flat = towers <= 4 or (links is not None and any(name == "host" for name, _ in links.resources))
+    is_flat = towers <= 4 or (
+        links is not None and any(name == "host" for name, _ in links.resources)
+    )
     size = 16 if sum(gradient.bytes for gradient in gradients) >= _LARGE else 4 if is_flat else 8
     name = "flat" if is_flat else "hierarchical" if links is None else ALONG_LINKS
     algorithm = BY_NAME[name] if is_flat or links is None else _along(links, towers)
@@ -69,13 +75,17 @@ def rule(gradients: Sequence[Gradient], towers: int, links: Optional[Links] = No
 def _along(links: Links, towers: int) -> Algorithm:
     """Return the hierarchical algorithm with two groups of near towers, whose roots alternate between the groups."""
     groups = two_groups([[_seconds(links, a, b) for b in range(towers)] for a in range(towers)])
-    return in_groups(groups, [tower for pair in zip_longest(*groups) for tower in pair if tower is not None])
+    return in_groups(
+        groups, [tower for pair in zip_longest(*groups) for tower in pair if tower is not None]
+    )
 
 
 def _seconds(links: Links, a: int, b: int) -> float:
     """Return for how long a byte in each direction between two devices keeps links and resources busy."""
     both = [links.ways[pair] for pair in ((a, b), (b, a)) if a != b]
-    return sum(1 / link.bandwidth + sum(1 / together for _, together in link.shared) for link in both)
+    return sum(
+        1 / link.bandwidth + sum(1 / together for _, together in link.shared) for link in both
+    )
 
 
 def candidates(links: Links, towers: int) -> Dict[str, Tuple[Schedule, ...]]:
@@ -103,13 +113,18 @@ def choose(
     total = sum(gradient.bytes for gradient in gradients)
     by_count = [min(max(SIZES[0], -(-total // count)), SIZES[1]) for count in COUNTS]
     sizes = dict.fromkeys(by_count if chunk_bytes is None else [chunk_bytes])
-    plans = [Plan(towers, schedules, size, name) for size, (name, schedules) in product(sizes, algorithms.items())]
+    plans = [
+        Plan(towers, schedules, size, name)
+        for size, (name, schedules) in product(sizes, algorithms.items())
+    ]
 
     def cost(choice: Choice) -> float:
         return choice.exposed * (1 - NEARLY if choice.plan is usual else 1)
 
     best: Dict[str, Choice] = {}
-    for plan in tqdm([*([usual] if usual else []), *plans], "plans simulated", delay=3, disable=None, leave=False):
+    for plan in tqdm(
+        [*([usual] if usual else []), *plans], "plans simulated", delay=3, disable=None, leave=False
+    ):
         seconds = exposed(plan, links, gradients, cases)
         found = Choice(sum(seconds) / len(seconds), plan, tuple(seconds))
         best[plan.algorithm] = min(best.get(plan.algorithm, found), found, key=cost)

@@ -13,7 +13,9 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .plan import Schedule
 
-ALIGNMENT = 64  # bytes, of TensorFlow's allocator: a slice at such an offset shares its parent's buffer
+ALIGNMENT = (
+    64  # bytes, of TensorFlow's allocator: a slice at such an offset shares its parent's buffer
+)
 _PACKED = 0.4  # of a chunk: smaller gradients are packed, as two of them still share a chunk
 
 
@@ -56,7 +58,10 @@ class Chunk(NamedTuple):
 
 
 def chunks_of(
-    gradients: Sequence[Gradient], chunk_bytes: int, pack_below: Optional[int] = None, whole: bool = False
+    gradients: Sequence[Gradient],
+    chunk_bytes: int,
+    pack_below: Optional[int] = None,
+    whole: bool = False,
 ) -> List[Chunk]:
     """Return chunks that hold each element of N gradients once, in the order in which they become ready.
 
@@ -98,7 +103,9 @@ def _cut(number: int, gradient: Gradient, chunk_bytes: int) -> List[Chunk]:
     count = -(-elements // most)
     size = -(-elements // count // step) * step
     ends = [*range(0, elements, size), elements]
-    return [Chunk((Range(number, a, b),), (b - a) * gradient.itemsize) for a, b in zip(ends, ends[1:])]
+    return [
+        Chunk((Range(number, a, b),), (b - a) * gradient.itemsize) for a, b in zip(ends, ends[1:])
+    ]
 
 
 def spread(chunks: Sequence[Chunk], schedules: Sequence[Schedule]) -> List[Schedule]:
@@ -111,7 +118,9 @@ def spread(chunks: Sequence[Chunk], schedules: Sequence[Schedule]) -> List[Sched
     return [taken[number] for number in range(len(chunks))]
 
 
-def ready(chunks: Sequence[Chunk], gradients: Sequence[Gradient], by_bytes: bool = True) -> List[float]:
+def ready(
+    chunks: Sequence[Chunk], gradients: Sequence[Gradient], by_bytes: bool = True
+) -> List[float]:
     """Return for each chunk the share of the backward pass after which all its gradients are there.
 
     The last gradient is ready first, and the others evenly over their bytes, or else over their number.

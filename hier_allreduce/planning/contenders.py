@@ -19,7 +19,10 @@ from .chunks import Chunk, Gradient, Range, chunks_of
 from .plan import Plan
 from .simulator import Case, Simulation, Work
 
-USABLE = ("ReductionToOneDevice", "HierarchicalCopyAllReduce")  # in every program under MirroredStrategy
+USABLE = (
+    "ReductionToOneDevice",
+    "HierarchicalCopyAllReduce",
+)  # in every program under MirroredStrategy
 TENSORPACK = "tensorpack, mode hierarchical"
 NCCL = "NCCL as published, if nothing overlaps"
 
@@ -41,16 +44,26 @@ def published_nccl(machine: Topology) -> Optional[float]:
     """Return the bytes/s on the bus of NCCL on a machine's model, known by GPUs and NVLinks; None without a source."""
     kinds = tuple(sorted({kind for row in machine.kinds for kind in row if nvlinks(kind)}))
     for gpu, count, links, bus in PUBLISHED:
-        if re.search(rf"{gpu}(?!\d| Ti)", machine.gpu, re.I) and (count, links) == (len(machine), kinds):
+        if re.search(rf"{gpu}(?!\d| Ti)", machine.gpu, re.I) and (count, links) == (
+            len(machine),
+            kinds,
+        ):
             return bus
     return None
 
 
 def exposed_by_others(
-    machine: Topology, gradients: Sequence[Gradient], cases: Sequence[Case], with_tensorpack: bool = False
+    machine: Topology,
+    gradients: Sequence[Gradient],
+    cases: Sequence[Case],
+    with_tensorpack: bool = False,
 ) -> Dict[str, List[float]]:
     """Return by the name of each other all-reduce the seconds that it leaves exposed in each case, on K ≥ 2 devices."""
-    towers, links, total = len(machine), links_of(machine), sum(gradient.bytes for gradient in gradients)
+    towers, links, total = (
+        len(machine),
+        links_of(machine),
+        sum(gradient.bytes for gradient in gradients),
+    )
     in_flat = Plan(towers, schedules_of(flat, towers), 0, "flat")
     in_halves = Plan(towers, schedules_of(hierarchical, towers), 0, "hierarchical")
     alone = chunks_of(gradients, 0)
@@ -62,7 +75,10 @@ def exposed_by_others(
         found["tensorpack, mode gpu"] = Work(in_flat, alone, gradients)
     if with_tensorpack and towers == 8:  # on any other number of GPUs it takes another mode
         found[TENSORPACK] = _joined(in_halves, gradients, 8)
-    seconds = {name: [Simulation(work, links, case).exposed for case in cases] for name, work in found.items()}
+    seconds = {
+        name: [Simulation(work, links, case).exposed for case in cases]
+        for name, work in found.items()
+    }
     published, moved = published_nccl(machine), total * 2 * (towers - 1) / towers
     return {**seconds, NCCL: [moved / published] * len(cases)} if published else seconds
 
@@ -70,7 +86,9 @@ def exposed_by_others(
 def _joined(plan: Plan, gradients: Sequence[Gradient], count: int) -> Work:
     """Return the work of all gradients joined, cut into equal chunks, and joined and cut again afterwards."""
     size = sum(gradient.bytes for gradient in gradients) // count
-    everything = tuple(Range(number, 0, gradient.elements) for number, gradient in enumerate(gradients))
+    everything = tuple(
+        Range(number, 0, gradient.elements) for number, gradient in enumerate(gradients)
+    )
     work = Work(plan, [Chunk(everything, size)] * count, gradients)
     joining = 2 + len(gradients)  # reshapes, a concat, a split
     work.packing = [joining] + [0] * (count - 1)

@@ -27,15 +27,28 @@ def two_groups(distance: Sequence[Sequence[float]]) -> Groups:
     across = list(product(range(half), range(half, len(distance))))
 
     def inside(order: Sequence[int]) -> float:
-        return sum(distance[a][b] for group in (order[:half], order[half:]) for a, b in combinations(group, 2))
+        return sum(
+            distance[a][b]
+            for group in (order[:half], order[half:])
+            for a, b in combinations(group, 2)
+        )
 
-    best = min((_swapped(sorted(devices, key=row.__getitem__), across, inside) for row in distance), key=inside)
-    first, second = sorted((sorted(best[:half]), sorted(best[half:])), key=lambda group: (-len(group), group))
+    best = min(
+        (_swapped(sorted(devices, key=row.__getitem__), across, inside) for row in distance),
+        key=inside,
+    )
+    first, second = sorted(
+        (sorted(best[:half]), sorted(best[half:])), key=lambda group: (-len(group), group)
+    )
     pairs = list(combinations(range(len(second)), 2))
-    return tuple(first), tuple(_swapped(second, pairs, lambda order: sum(distance[a][b] for a, b in zip(first, order))))
+    return tuple(first), tuple(
+        _swapped(second, pairs, lambda order: sum(distance[a][b] for a, b in zip(first, order)))
+    )
 
 
-def _swapped(order: List[int], pairs: Sequence[Tuple[int, int]], cost: Callable[[List[int]], float]) -> List[int]:
+def _swapped(
+    order: List[int], pairs: Sequence[Tuple[int, int]], cost: Callable[[List[int]], float]
+) -> List[int]:
     """Return the order after the best swap of two entries, as long as swaps make it cheaper."""
     while True:
         swaps = []

@@ -13,7 +13,20 @@ from __future__ import annotations
 
 from itertools import islice
 from operator import index
-from typing import Any, FrozenSet, Generic, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, TypeVar, Union
+from typing import (
+    Any,
+    FrozenSet,
+    Generic,
+    Iterable,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    TypeVar,
+    Union,
+)
 
 from ..errors import HierAllreduceError
 
@@ -131,7 +144,9 @@ class _Counting(Ops[FrozenSet[int]]):
     def __init__(self, towers: int):
         self._all = frozenset(range(towers))
 
-    def reduce(self, step: Reduce, here: FrozenSet[int], others: List[FrozenSet[int]]) -> FrozenSet[int]:
+    def reduce(
+        self, step: Reduce, here: FrozenSet[int], others: List[FrozenSet[int]]
+    ) -> FrozenSet[int]:
         total = here
         for added in others:
             if total & added:
@@ -141,12 +156,16 @@ class _Counting(Ops[FrozenSet[int]]):
 
     def finish(self, root: int, total: FrozenSet[int]) -> FrozenSet[int]:
         if total != self._all:
-            raise HierAllreduceError(f"the last sum, on tower {root}, misses towers {sorted(self._all - total)}")
+            raise HierAllreduceError(
+                f"the last sum, on tower {root}, misses towers {sorted(self._all - total)}"
+            )
         return total | {-1}
 
     def copy(self, step: Copy, value: FrozenSet[int]) -> FrozenSet[int]:
         if -1 not in value:
-            raise HierAllreduceError(f"{step} copies the sum of towers {sorted(value)} only; copy the complete sum")
+            raise HierAllreduceError(
+                f"{step} copies the sum of towers {sorted(value)} only; copy the complete sum"
+            )
         return value
 
 
@@ -162,16 +181,24 @@ def check(steps: Iterable[Step], towers: int) -> Schedule:
             a tower does not get the sum. The message names the step, or the towers.
     """
     most = 2 * towers * towers
-    schedule = [_read(step, towers) for step in islice(steps, most + 1)]  # a user's generator may have no end
+    schedule = [
+        _read(step, towers) for step in islice(steps, most + 1)
+    ]  # a user's generator may have no end
     if len(schedule) > most:
         raise HierAllreduceError(f"more than {most} steps; {towers} towers need {2 * towers - 2}")
     for step, following in zip(schedule, schedule[1:]):
         if isinstance(step, Copy) and isinstance(following, Reduce):
-            raise HierAllreduceError(f"{step} comes before a sum, {following}; copy the complete sum")
-    counted = run(tuple(schedule), [frozenset([tower]) for tower in range(towers)], _Counting(towers))
+            raise HierAllreduceError(
+                f"{step} comes before a sum, {following}; copy the complete sum"
+            )
+    counted = run(
+        tuple(schedule), [frozenset([tower]) for tower in range(towers)], _Counting(towers)
+    )
     without = [tower for tower, value in enumerate(counted) if -1 not in value]
     if without:
-        raise HierAllreduceError(f"in the end towers {without} do not have the sum; copy it to them")
+        raise HierAllreduceError(
+            f"in the end towers {without} do not have the sum; copy it to them"
+        )
     return tuple(schedule)
 
 
@@ -182,7 +209,9 @@ def _read(step: Any, towers: int) -> Step:
     try:
         sources, dst = tuple(map(index, step.srcs)), index(step.dst)
     except TypeError:
-        raise HierAllreduceError(f"{step}: expected numbers of towers, in srcs a tuple of them") from None
+        raise HierAllreduceError(
+            f"{step}: expected numbers of towers, in srcs a tuple of them"
+        ) from None
     if not sources or dst in sources or not {*sources, dst} <= set(range(towers)):
         expected = f"one destination and other towers as sources, from 0 to {towers - 1}"
         raise HierAllreduceError(f"{step}: expected {expected}")

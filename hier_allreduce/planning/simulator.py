@@ -71,28 +71,43 @@ class Work:
         self.steps: List[_Step] = []
         self.gradients: List[List[_Step]] = []  # of each chunk, on each tower
         for chunk in range(len(chunks)):
-            last = [_Step(-1, chunk, tower) for tower in range(self.towers)]  # of each tower, its step so far
+            last = [
+                _Step(-1, chunk, tower) for tower in range(self.towers)
+            ]  # of each tower, its step so far
             self.gradients.append(list(last))
             schedule = plan.schedule(chunk)
             for step in schedule:
-                added = _Step(len(self.steps), chunk, step.dst, len(step.srcs) + 1 if isinstance(step, Reduce) else 0)
+                added = _Step(
+                    len(self.steps),
+                    chunk,
+                    step.dst,
+                    len(step.srcs) + 1 if isinstance(step, Reduce) else 0,
+                )
                 for src in step.srcs:
                     last[src].opens.append(len(self.copies))
                     self.copies.append((added, src))
                 before, last[step.dst] = last[step.dst], added
                 if added.operands and before.operands:
                     before.next_sum = added
-                    before.sums -= before.operands == added.operands == 2  # TensorFlow joins such sums of two
+                    before.sums -= (
+                        before.operands == added.operands == 2
+                    )  # TensorFlow joins such sums of two
                     added.waits += 1
                 self.steps.append(added)
             if sums_in(schedule):
                 root = self.steps[-len(copies_in(schedule)) - 1]
                 root.sums, root.is_last = root.sums + 1, True  # the mean
-        on_steps = sum(step.sums for step in self.steps) + sum(step.receiving for step, _ in self.copies)
-        self.ops = len(self.copies) + on_steps + self.towers * (sum(self.packing) + sum(self.unpacking))
+        on_steps = sum(step.sums for step in self.steps) + sum(
+            step.receiving for step, _ in self.copies
+        )
+        self.ops = (
+            len(self.copies) + on_steps + self.towers * (sum(self.packing) + sum(self.unpacking))
+        )
 
 
-def _joining_ops(chunks: Sequence[Chunk], gradients: Sequence[Gradient]) -> Tuple[List[int], List[int]]:
+def _joining_ops(
+    chunks: Sequence[Chunk], gradients: Sequence[Gradient]
+) -> Tuple[List[int], List[int]]:
     """Return for each chunk the ops that make it of gradients, and gradients of it, on one tower.
 
     A packed chunk is a concat and a split; a cut gradient is one split into its chunks, the first of which waits for
@@ -101,7 +116,11 @@ def _joining_ops(chunks: Sequence[Chunk], gradients: Sequence[Gradient]) -> Tupl
     packing, unpacking, cut = [], [], -1
     for chunk in chunks:
         first, _, stop = chunk.ranges[0]
-        joining = 0 if stop is None else 1 + sum(not gradients[number].is_flat for number, _, _ in chunk.ranges)
+        joining = (
+            0
+            if stop is None
+            else 1 + sum(not gradients[number].is_flat for number, _, _ in chunk.ranges)
+        )
         packing.append(joining)
         unpacking.append(joining)
         if first == cut:  # the chunks of a cut gradient follow each other
@@ -123,10 +142,14 @@ class Simulation:
         self._end = case.backward  # of the kernels of the pass
         self._computing = [0.0] * work.towers
         self._booked = [0.0] * len(links.resources)
-        self._queues: List[Deque[Tuple[float, int]]] = [deque() for _ in range(work.towers)]  # the first one runs
+        self._queues: List[Deque[Tuple[float, int]]] = [
+            deque() for _ in range(work.towers)
+        ]  # the first one runs
         self._waits = [step.waits for step in work.steps]
         self._due = [share * case.backward - case.lead for share in work.shares[case.by_bytes]]
-        self._events = sorted((due, _GRADIENT, chunk) for chunk, due in enumerate(self._due))  # a heap too
+        self._events = sorted(
+            (due, _GRADIENT, chunk) for chunk, due in enumerate(self._due)
+        )  # a heap too
         happen = (self._gradient, self._begins, self._ends)
         while self._events:
             now, kind, number = heappop(self._events)
@@ -187,7 +210,10 @@ class Simulation:
                 return
             if step.operands:
                 issued = self._op(noticed, step.sums)
-                moved, speeds = (step.operands + 1) * self._work.chunks[step.chunk].bytes, self._links.speeds
+                moved, speeds = (
+                    (step.operands + 1) * self._work.chunks[step.chunk].bytes,
+                    self._links.speeds,
+                )
                 runs = speeds.kernel + moved / speeds.memory
                 self._computing[step.dst] = max(issued, self._queued(step.dst, issued)) + runs
             self._issue(noticed, step)
@@ -195,7 +221,9 @@ class Simulation:
                 self._op(noticed, self._work.unpacking[step.chunk])
 
 
-def exposed(plan: Plan, links: Links, gradients: Sequence[Gradient], cases: Sequence[Case]) -> List[float]:
+def exposed(
+    plan: Plan, links: Links, gradients: Sequence[Gradient], cases: Sequence[Case]
+) -> List[float]:
     """Return the exposed seconds of a plan in each case."""
     work = Work(plan, chunks_of(gradients, plan.chunk_bytes), gradients)
     return [Simulation(work, links, case).exposed for case in cases]

@@ -21,10 +21,20 @@ THIS_MACHINE = "this machine"
 NAMES = (AUTO, *BY_NAME)
 # the fastest on CPU devices (`make bench`), which share one memory: small gradients packed, larger ones whole
 _CPU_CHUNK, _CPU_PACKED = 10 << 20, 64 << 10
-_WORDS = {"sparse": ("gather", "dense"), "missing": ("error", "zeros"), "wire_dtype": (None, "float16", "bfloat16")}
+_WORDS = {
+    "sparse": ("gather", "dense"),
+    "missing": ("error", "zeros"),
+    "wire_dtype": (None, "float16", "bfloat16"),
+}
 _COUNT = (lambda value: type(value) is int and value >= 0), "a whole number of 0 or more"
-_MACHINE = (lambda value: isinstance(value, (str, os.PathLike, Topology))), "a Topology, or a machine's name or file"
-_PASS = (lambda value: type(value) in (int, float) and 0 < value <= 60), "seconds above 0, up to 60 (60 ms are 0.06)"
+_MACHINE = (
+    (lambda value: isinstance(value, (str, os.PathLike, Topology))),
+    "a Topology, or a machine's name or file",
+)
+_PASS = (
+    (lambda value: type(value) in (int, float) and 0 < value <= 60),
+    "seconds above 0, up to 60 (60 ms are 0.06)",
+)
 _OPTIONAL = {"chunk_bytes": _COUNT, "main": _COUNT, "topology": _MACHINE, "backward": _PASS}
 
 
@@ -84,7 +94,9 @@ class Strategy:
             if value is not None and not fits(value):
                 raise HierAllreduceError(f"{name}={value!r}: expected {expected}")
         if self.groups is not None and self.algorithm != "hierarchical":
-            raise HierAllreduceError(f"groups={self.groups!r} go with algorithm='hierarchical'; give that too")
+            raise HierAllreduceError(
+                f"groups={self.groups!r} go with algorithm='hierarchical'; give that too"
+            )
         try:
             hash(self.algorithm)
         except TypeError:
@@ -94,7 +106,9 @@ class Strategy:
             object.__setattr__(self, "groups", self.groups and tuple(map(tuple, self.groups)))
             hash(self.groups)
         except TypeError:
-            raise HierAllreduceError(f"groups={self.groups!r}: expected tuples of towers: ((0, 1), (2, 3))") from None
+            raise HierAllreduceError(
+                f"groups={self.groups!r}: expected tuples of towers: ((0, 1), (2, 3))"
+            ) from None
 
     @classmethod
     def load(cls, name_or_path: Union[str, os.PathLike]) -> Strategy:
@@ -111,7 +125,11 @@ class Strategy:
     @classmethod
     def from_values(cls, values: Dict[str, Any], source: Path) -> Strategy:
         """Return the strategy of a file's keys and values; raises the errors of :meth:`load`."""
-        presets.check(values, dict.fromkeys((field.name for field in fields(cls)), presets.anything), str(source))
+        presets.check(
+            values,
+            dict.fromkeys((field.name for field in fields(cls)), presets.anything),
+            str(source),
+        )
         machine = values.get("topology")
         if isinstance(machine, str) and (source.parent / machine).is_file():
             values = {**values, "topology": str(source.parent / machine)}
@@ -131,7 +149,9 @@ def strategy_from(value: Union[str, os.PathLike, Strategy, None]) -> Strategy:
         return value or Strategy()
     if isinstance(value, str) and value in NAMES:
         return Strategy(algorithm=value)
-    hint = "; a function goes into Strategy(algorithm=…)" if callable(value) else _machine_hint(value)
+    hint = (
+        "; a function goes into Strategy(algorithm=…)" if callable(value) else _machine_hint(value)
+    )
     if hint or not isinstance(value, (str, os.PathLike)):
         expected = "a Strategy, an algorithm's name, or the name or path of a YAML file"
         raise HierAllreduceError(f"strategy={value!r}: expected {expected}{hint}")
@@ -139,7 +159,11 @@ def strategy_from(value: Union[str, os.PathLike, Strategy, None]) -> Strategy:
 
 
 def _machine_hint(name: Any) -> str:
-    return f"; a machine goes into Strategy(topology={name!r})" if name in presets.names("machines") else ""
+    return (
+        f"; a machine goes into Strategy(topology={name!r})"
+        if name in presets.names("machines")
+        else ""
+    )
 
 
 def plan_for(
@@ -158,7 +182,14 @@ def plan_for(
         return choices_for(strategy, tuple(gradients), machine)[0].plan
     plan = rule(gradients, towers)
     if on_cpu:
-        plan = Plan(towers, schedules_of(BY_NAME["flat"], towers), _CPU_CHUNK, "flat", _CPU_PACKED, whole=True)
+        plan = Plan(
+            towers,
+            schedules_of(BY_NAME["flat"], towers),
+            _CPU_CHUNK,
+            "flat",
+            _CPU_PACKED,
+            whole=True,
+        )
     ((name, schedules),) = _selected(strategy, {plan.algorithm: plan.schedules}, towers).items()
     plan = plan._replace(algorithm=name, schedules=schedules)
     if strategy.chunk_bytes is not None:
@@ -167,7 +198,9 @@ def plan_for(
 
 
 @lru_cache(maxsize=64)  # an eager program asks at every step
-def choices_for(strategy: Strategy, gradients: Tuple[Gradient, ...], machine: Topology) -> Tuple[Choice, ...]:
+def choices_for(
+    strategy: Strategy, gradients: Tuple[Gradient, ...], machine: Topology
+) -> Tuple[Choice, ...]:
     """Return the plan that a strategy selects for the K ≥ 2 devices of a machine, then the best plans of others."""
     towers, links = len(machine), links_of(machine)
     cases = cases_of(sum(gradient.bytes for gradient in gradients), links, strategy.backward)
@@ -178,7 +211,10 @@ def choices_for(strategy: Strategy, gradients: Tuple[Gradient, ...], machine: To
 
 
 def _selected(
-    strategy: Strategy, usual: Dict[str, Tuple[Schedule, ...]], towers: int, machine: Optional[Topology] = None
+    strategy: Strategy,
+    usual: Dict[str, Tuple[Schedule, ...]],
+    towers: int,
+    machine: Optional[Topology] = None,
 ) -> Dict[str, Tuple[Schedule, ...]]:
     """Return the schedules of the algorithms among which a strategy leaves the choice; ``"auto"``: the usual ones."""
     algorithm, name = strategy.algorithm, name_of(strategy.algorithm)

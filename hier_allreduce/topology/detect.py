@@ -14,7 +14,9 @@ from ..errors import HierAllreduceError
 from .machine import Topology, from_matrix
 from .matrix import read_matrix
 
-PATIENCE = 5.0  # seconds for all calls of nvidia-smi together; it is slow without the persistence daemon
+PATIENCE = (
+    5.0  # seconds for all calls of nvidia-smi together; it is slow without the persistence daemon
+)
 
 
 def this_machine(gpus: Optional[Sequence[int]] = None) -> Optional[Topology]:
@@ -50,7 +52,9 @@ def _printed() -> str:
         return ""
     deadline = time.monotonic() + PATIENCE
     try:
-        listing, table, access = (_run(deadline, command, *call.split()) for call in ("-L", "topo -m", "topo -p2p r"))
+        listing, table, access = (
+            _run(deadline, command, *call.split()) for call in ("-L", "topo -m", "topo -p2p r")
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return f"{listing}\n{table}\n{access if 'GPU1' in table else ''}" if table else ""
@@ -59,7 +63,9 @@ def _printed() -> str:
 def _run(deadline: float, *command: str) -> str:
     """Return the output of a command; empty if it fails, as on drivers that lack a table."""
     left = max(0.0, deadline - time.monotonic())
-    finished = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=left)
+    finished = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=left
+    )
     return "" if finished.returncode else finished.stdout.decode("utf-8", errors="replace")
 
 
@@ -70,8 +76,14 @@ def _visible(visible: str, listing: str) -> List[int]:
     for entry in map(str.strip, visible.split(",")):
         if entry in ("", "-1", "NoDevFiles"):  # these hide the rest
             break
-        found = [entry] if entry.isdigit() else [number for number, uuid in uuids.items() if uuid.startswith(entry)]
+        found = (
+            [entry]
+            if entry.isdigit()
+            else [number for number, uuid in uuids.items() if uuid.startswith(entry)]
+        )
         if len(found) != 1:
-            raise HierAllreduceError(f"CUDA_VISIBLE_DEVICES={visible!r}: {entry!r} is neither a GPU's number nor UUID")
+            raise HierAllreduceError(
+                f"CUDA_VISIBLE_DEVICES={visible!r}: {entry!r} is neither a GPU's number nor UUID"
+            )
         numbers.append(int(found[0]))
     return numbers

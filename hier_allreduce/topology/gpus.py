@@ -16,7 +16,9 @@ GB = 1e9
 # The share of a PCIe port's speed that is left across one switch, several, the host bridge, two bridges, two sockets.
 _PCIE_SHARE = {"PIX": 1.0, "PXB": 0.95, "PHB": 0.85, "NODE": 0.8, "SYS": 0.77}
 _STAGED_SHARE = 0.93  # across the host's memory: 22.3 of 24 GB/s between RTX 4090, github.com/NVIDIA/nccl/issues/814
-GEFORCE = re.compile(r"(?<!\d)[2-5]0[5-9]0?(?!\d)")  # RTX 2050 to 5090, or cut: peer access over NVLink only
+GEFORCE = re.compile(
+    r"(?<!\d)[2-5]0[5-9]0?(?!\d)"
+)  # RTX 2050 to 5090, or cut: peer access over NVLink only
 
 
 @dataclass(frozen=True)

@@ -75,18 +75,26 @@ def _passed(
     ends = ((src, "out"), (dst, "in"))
     if nvlinks(kind) and not staged:
         # each GPU's NVLinks to the switch are one port, as fast as one of its links
-        yield from ((f"{machine.devices[device]} NVSwitch", direction, 0.0) for device, direction in ends if switched)
+        yield from (
+            (f"{machine.devices[device]} NVSwitch", direction, 0.0)
+            for device, direction in ends
+            if switched
+        )
         return
     yield from ((machine.devices[device], direction, port) for device, direction in ends)
     if staged:
         yield "host", "", machine.speeds.staged
-    behind_bridges = PCIE.index("PHB") if staged else 0  # the host's memory lies behind all switches
+    behind_bridges = (
+        PCIE.index("PHB") if staged else 0
+    )  # the host's memory lies behind all switches
     for level in range(max(behind_bridges, PCIE.index(kind) if kind in PCIE else 0)):
         domain, speed = domains[level], port * (_BUS if PCIE[level] == "NODE" else 1.0)
         if domain[src] == domain[dst] and level >= behind_bridges:
             continue
         for device, direction in ends:
-            members = [label for label, number in zip(machine.devices, domain) if number == domain[device]]
+            members = [
+                label for label, number in zip(machine.devices, domain) if number == domain[device]
+            ]
             if len(members) > 1:
                 yield "+".join(members), direction, speed
 
@@ -94,9 +102,14 @@ def _passed(
 def _domains(machine: Topology) -> List[List[int]]:
     """Return for PIX, PXB, PHB and NODE K numbers: devices with the same number share a switch, bridge or socket."""
     pairs = list(combinations(range(len(machine)), 2))
-    near = [[(a, b) for a, b in pairs if machine.kinds[a][b] in PCIE[:end]] for end in range(1, len(PCIE))]
+    near = [
+        [(a, b) for a, b in pairs if machine.kinds[a][b] in PCIE[:end]]
+        for end in range(1, len(PCIE))
+    ]
     cpus = [affinity.replace("N/A", "").strip() for affinity in machine.cpus]
-    if len(set(cpus)) > 1:  # devices next to the same CPUs share a socket, even where only far links join them
+    if (
+        len(set(cpus)) > 1
+    ):  # devices next to the same CPUs share a socket, even where only far links join them
         near[-1] += [(a, b) for a, b in pairs if cpus[a] == cpus[b] != ""]
     return [_joined(len(machine), pairs) for pairs in near]
 

@@ -36,12 +36,20 @@ from .matrix import PCIE, SELF, Kinds, LinkMatrix, read_matrix, without_escapes
 
 ByKey = Tuple[Tuple[str, float], ...]  # (kind of link or pair of devices, number)
 
-_SECONDS = ("copy_latency", "staged_latency", "kernel", "dispatch")  # the other fields of Speeds are in bytes/s
+_SECONDS = (
+    "copy_latency",
+    "staged_latency",
+    "kernel",
+    "dispatch",
+)  # the other fields of Speeds are in bytes/s
 _FIELDS: Dict[str, presets.Reader] = {
     "name": presets.text_or_nothing,
     "gpu": presets.text_or_nothing,
     "speeds": presets.mapping(
-        {f.name: presets.seconds if f.name in _SECONDS else presets.bytes_per_second for f in fields(Speeds)}
+        {
+            f.name: presets.seconds if f.name in _SECONDS else presets.bytes_per_second
+            for f in fields(Speeds)
+        }
     ),
     "links": presets.mapping_of(presets.bytes_per_second),
     "starts": presets.mapping_of(presets.seconds),
@@ -119,7 +127,9 @@ class Topology:
         repeated = [f"{d} twice" for d in dict.fromkeys(devices) if list(devices).count(d) > 1]
         if unknown or repeated or not devices:
             faults = ", ".join(unknown + repeated) or "none"
-            raise HierAllreduceError(f"{self.name} has devices 0 to {len(self) - 1}, each once; cannot take {faults}")
+            raise HierAllreduceError(
+                f"{self.name} has devices 0 to {len(self) - 1}, each once; cannot take {faults}"
+            )
         labels = tuple(self.devices[d] for d in devices)
         kinds = tuple(tuple(self.kinds[i][j] for j in devices) for i in devices)
         kept = _keys(labels, kinds)
@@ -131,7 +141,11 @@ class Topology:
             links=tuple((key, value) for key, value in self.links if key in kept),
             starts=tuple((key, value) for key, value in self.starts if key in kept),
             staged=tuple(key for key in self.staged if key in kept),
-            shared=tuple((group, value) for group, value in self.shared if set(group.split("+")) & {*labels, "host"}),
+            shared=tuple(
+                (group, value)
+                for group, value in self.shared
+                if set(group.split("+")) & {*labels, "host"}
+            ),
         )
 
     def is_staged(self, src: int, dst: int) -> bool:
@@ -171,8 +185,16 @@ class Topology:
     def to_yaml(self) -> str:
         """Return the text of a YAML file with this machine, warnings apart."""
         document: Dict[str, Any] = {"name": self.name, "gpu": self.gpu}
-        document["speeds"] = {name: value for name, value in asdict(self.speeds).items() if value is not None}
-        document.update({key: dict(getattr(self, key)) for key in ("links", "starts", "shared") if getattr(self, key)})
+        document["speeds"] = {
+            name: value for name, value in asdict(self.speeds).items() if value is not None
+        }
+        document.update(
+            {
+                key: dict(getattr(self, key))
+                for key in ("links", "starts", "shared")
+                if getattr(self, key)
+            }
+        )
         document["staged"] = list(self.staged)
         text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
         return text + "matrix: |2\n" + "".join(f"  {line}\n" for line in self.table().splitlines())
@@ -204,7 +226,9 @@ def from_yaml(text: str, name: str = "") -> Topology:
     return from_matrix(read_matrix(content["matrix"]), content.get("name") or name, content)
 
 
-def from_matrix(matrix: LinkMatrix, name: str, content: Optional[Mapping[str, Any]] = None) -> Topology:
+def from_matrix(
+    matrix: LinkMatrix, name: str, content: Optional[Mapping[str, Any]] = None
+) -> Topology:
     """Return the machine of a matrix of link kinds, and of the checked values of a file.
 
     Without ``gpu`` in the file the matrix's model counts; without either, speeds are guessed from the links.
@@ -214,15 +238,24 @@ def from_matrix(matrix: LinkMatrix, name: str, content: Optional[Mapping[str, An
     """
     content = content or {}
     _check_names(content, matrix.labels, _keys(matrix.labels, matrix.kinds))
-    one_model = len({known_gpu(model) or model for model in matrix.models}) == 1  # L40 and L40S are one model here
+    one_model = (
+        len({known_gpu(model) or model for model in matrix.models}) == 1
+    )  # L40 and L40S are one model here
     gpu = content.get("gpu") or (matrix.models[0] if one_model else "")
     speeds = replace(guess_speeds(matrix.kinds, gpu), **content.get("speeds", {}))
-    machine = Topology(name, matrix.labels, matrix.kinds, speeds, gpu, matrix.cpus if any(matrix.cpus) else ())
+    machine = Topology(
+        name, matrix.labels, matrix.kinds, speeds, gpu, matrix.cpus if any(matrix.cpus) else ()
+    )
     by_model = PCIE if GEFORCE.search(gpu or " ".join(matrix.models)) else ()
     staged = content.get("staged", by_model if matrix.staged is None else matrix.staged)
     warnings = list(matrix.warnings)
     any_pcie = any(kind in PCIE for row in matrix.kinds for kind in row)
-    if any_pcie and not (gpu or matrix.models) and matrix.staged is None and "staged" not in content:
+    if (
+        any_pcie
+        and not (gpu or matrix.models)
+        and matrix.staged is None
+        and "staged" not in content
+    ):
         warnings.insert(0, "peer access assumed; GeForce cards have none: add `nvidia-smi -L`")
     if not known_gpu(gpu) and not {"nvlink", "pcie"} & set(content.get("speeds", ())):
         reason = f"the model {gpu!r} is not known" if gpu else "no model of GPU is named"
@@ -230,13 +263,26 @@ def from_matrix(matrix: LinkMatrix, name: str, content: Optional[Mapping[str, An
             reason = f"the GPUs are of several models ({', '.join(matrix.models)})"
         likely = likely_gpu(matrix.kinds) or f"GPUs with PCIe ports of {speeds.pcie / GB:.0f} GB/s"
         warnings.append(f"{reason}; speeds as of {likely} (guessed from the links)")
-    links, starts, shared = (tuple(content.get(key, {}).items()) for key in ("links", "starts", "shared"))
-    return replace(machine, staged=tuple(staged), warnings=tuple(warnings), links=links, starts=starts, shared=shared)
+    links, starts, shared = (
+        tuple(content.get(key, {}).items()) for key in ("links", "starts", "shared")
+    )
+    return replace(
+        machine,
+        staged=tuple(staged),
+        warnings=tuple(warnings),
+        links=links,
+        starts=starts,
+        shared=shared,
+    )
 
 
 def _keys(labels: Sequence[str], kinds: Kinds) -> Set[str]:
     """Return the names of a machine's links: kinds, also those of PCIe that it lacks, and pairs."""
-    return {*PCIE, *(kind for row in kinds for kind in row), *("-".join(pair) for pair in permutations(labels, 2))}
+    return {
+        *PCIE,
+        *(kind for row in kinds for kind in row),
+        *("-".join(pair) for pair in permutations(labels, 2)),
+    }
 
 
 def _check_names(content: Mapping[str, Any], labels: Sequence[str], keys: Set[str]) -> None:

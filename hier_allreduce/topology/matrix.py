@@ -32,12 +32,16 @@ _CARD = re.compile(r"[A-Za-z]\w*\d$")  # a network card: NIC0, mlx5_1
 _KIND = re.compile("|".join([SELF, r"NV[1-9]\d{0,3}", *PCIE, *_OLD_NAMES]))
 _HEADER = re.compile(rf"\s*((?:{_LABEL.pattern}\s*)*)(.*)")  # the tabs between labels may be lost
 _ACCESS = r"X|OK|NS|CNS|GNS|TNS|DR|U"  # `nvidia-smi topo -p2p r`: supported, or why not
-_ACCESS_TABLE = re.compile(rf"^[ \t]*(?:GPU\d+[ \t]*){{2,}}\n(?:[ \t]*GPU\d+(?:[ \t]+(?:{_ACCESS})\b)+[ \t]*\n)+", re.M)
+_ACCESS_TABLE = re.compile(
+    rf"^[ \t]*(?:GPU\d+[ \t]*){{2,}}\n(?:[ \t]*GPU\d+(?:[ \t]+(?:{_ACCESS})\b)+[ \t]*\n)+", re.M
+)
 _CPUS = re.compile(r"[\d,-]+|.*")  # of an affinity, without the NUMA nodes after them
 _ROW = re.compile(rf"\s*{_LABEL.pattern}\s+(?:{_KIND.pattern})\b")
 _LISTED = re.compile(r"\s*GPU \d+: (.+?) \(UUID")  # of nvidia-smi -L
 # a GPU's first line in the box of plain nvidia-smi: |   0  NVIDIA GeForce RTX 4090    Off |   00000000:01:00.0 Off |
-_BOXED = re.compile(r"\s*\|\s+\d+\s+(\S.{0,60}?)\s+(?:On|Off|N/A|WDDM|TCC|MCDM)\s*\|\s*[0-9A-Fa-f]+:[0-9A-Fa-f]+:")
+_BOXED = re.compile(
+    r"\s*\|\s+\d+\s+(\S.{0,60}?)\s+(?:On|Off|N/A|WDDM|TCC|MCDM)\s*\|\s*[0-9A-Fa-f]+:[0-9A-Fa-f]+:"
+)
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,20 @@ def read_matrix(text: str) -> LinkMatrix:
         )
     start, labels, cards = _find_header(lines)
     rows = _read_rows(lines[start:], labels)
-    kinds, warnings = _symmetric(labels, [_row_kinds(label, rows[label], labels, cards) for label in labels])
+    kinds, warnings = _symmetric(
+        labels, [_row_kinds(label, rows[label], labels, cards) for label in labels]
+    )
     if sum(bool(_ROW.match(line)) for line in lines) > len(rows):
         warnings += ("the text has rows of another table too; only one table was read",)
-    cpus = tuple(_CPUS.findall(" ".join(dropwhile(_KIND.fullmatch, rows[label])))[0] for label in labels)
-    models = {match.group(1) for line in lines for match in [_LISTED.match(line) or _BOXED.match(line)] if match}
+    cpus = tuple(
+        _CPUS.findall(" ".join(dropwhile(_KIND.fullmatch, rows[label])))[0] for label in labels
+    )
+    models = {
+        match.group(1)
+        for line in lines
+        for match in [_LISTED.match(line) or _BOXED.match(line)]
+        if match
+    }
     staged = None if access is None else _without_access(access.group(), labels)
     return LinkMatrix(labels, kinds, cpus, tuple(sorted(models)), warnings, staged)
 
@@ -110,7 +123,9 @@ def _without_access(table: str, labels: Sequence[str]) -> Tuple[str, ...]:
             f"{', '.join(labels)}"
         )
     cells = {(row[0], column): cell for row in rows for column, cell in zip(header, row[1:])}
-    return tuple(f"{a}-{b}" for a, b in combinations(labels, 2) if {cells[a, b], cells[b, a]} != {"OK"})
+    return tuple(
+        f"{a}-{b}" for a, b in combinations(labels, 2) if {cells[a, b], cells[b, a]} != {"OK"}
+    )
 
 
 def _find_header(lines: Sequence[str]) -> Tuple[int, Tuple[str, ...], Tuple[str, ...]]:
@@ -139,7 +154,9 @@ def _read_rows(lines: Sequence[str], labels: Sequence[str]) -> Dict[str, List[st
                 f"{label} appears twice in the table; expected one row and one column for each GPU"
             )
         if label not in labels:
-            raise HierAllreduceError(f"row {label}: the header has no column {label}, only {', '.join(labels)}")
+            raise HierAllreduceError(
+                f"row {label}: the header has no column {label}, only {', '.join(labels)}"
+            )
         rows[label] = words
     missing = [label for label in labels if label not in rows]
     if missing:
@@ -150,9 +167,14 @@ def _read_rows(lines: Sequence[str], labels: Sequence[str]) -> Dict[str, List[st
     return rows
 
 
-def _row_kinds(label: str, words: Sequence[str], labels: Sequence[str], cards: Sequence[str]) -> Tuple[str, ...]:
+def _row_kinds(
+    label: str, words: Sequence[str], labels: Sequence[str], cards: Sequence[str]
+) -> Tuple[str, ...]:
     """Return the link kinds of one GPU's row, in the order of the columns."""
-    columns = [*labels, *cards]  # without the cards, a cell that was lost before them would go unnoticed
+    columns = [
+        *labels,
+        *cards,
+    ]  # without the cards, a cell that was lost before them would go unnoticed
     cells = [*words, *[""] * len(columns)][: len(columns)]
     for column, cell in zip(columns, cells):
         if not _KIND.fullmatch(cell):
@@ -169,7 +191,9 @@ def _row_kinds(label: str, words: Sequence[str], labels: Sequence[str], cards: S
     return tuple(_OLD_NAMES.get(cell, cell) for cell in cells[: len(labels)])
 
 
-def _symmetric(labels: Sequence[str], kinds: Sequence[Sequence[str]]) -> Tuple[Kinds, Tuple[str, ...]]:
+def _symmetric(
+    labels: Sequence[str], kinds: Sequence[Sequence[str]]
+) -> Tuple[Kinds, Tuple[str, ...]]:
     """Return a symmetric matrix: where two sides differ, the slower kind, with a warning."""
     warnings = []
     symmetric = [list(row) for row in kinds]

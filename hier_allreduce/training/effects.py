@@ -37,7 +37,11 @@ def unequal_ops(ops: Sequence[Any]) -> Iterator[str]:
     """Yield a phrase for each op that draws random numbers, calls Python or reads the clock; initial values may."""
     for op in ops:
         for kind in _types(op.node_def, op.graph) if "/Initializer" not in op.name else ():
-            yield from (f"{does} ({op.name!r}, {kind})" for does, kinds in _UNEQUAL.items() if re.match(kinds, kind))
+            yield from (
+                f"{does} ({op.name!r}, {kind})"
+                for does, kinds in _UNEQUAL.items()
+                if re.match(kinds, kind)
+            )
 
 
 def _written_inputs(op: Any) -> List[Any]:
@@ -47,7 +51,9 @@ def _written_inputs(op: Any) -> List[Any]:
     resources = [(index, t) for index, t in enumerate(op.inputs) if t.dtype == tf.resource]
     if not resources or not _functions(op.node_def):
         return []
-    read_only = op.node_def.attr["_read_only_resource_inputs"].list.i  # TensorFlow 2 finds these; 1.15 does not
+    read_only = op.node_def.attr[
+        "_read_only_resource_inputs"
+    ].list.i  # TensorFlow 2 finds these; 1.15 does not
     return [t for index, t in resources if index not in read_only]
 
 

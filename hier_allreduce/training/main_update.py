@@ -52,7 +52,11 @@ def update_at_mains(
     views = {n: under_name_of(variables[0][n], variables[main][n]) for n, main in mains.items()}
     for n, main in mains.items():
         slots = [optimizer.get_slot(views[n], name) for name in optimizer.get_slot_names()]
-        elsewhere = [slot.device for slot in slots if slot is not None and slot.device != variables[main][n].device]
+        elsewhere = [
+            slot.device
+            for slot in slots
+            if slot is not None and slot.device != variables[main][n].device
+        ]
         if elsewhere:
             raise HierAllreduceError(
                 f"{where(main, devices, n, names)}: this would be the variable's main, and an earlier apply_gradients"
@@ -69,7 +73,11 @@ def update_at_mains(
     ops = [updated]
     for tower, copied in enumerate(copy_from_mains(values, layout)):
         with tf1.device(devices[tower]):
-            ops += [variables[tower][n].assign(copied[n]).op for n, main in mains.items() if main != tower]
+            ops += [
+                variables[tower][n].assign(copied[n]).op
+                for n, main in mains.items()
+                if main != tower
+            ]
     return tf.group(*ops), variables
 
 

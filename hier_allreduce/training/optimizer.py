@@ -85,7 +85,12 @@ class TowerOptimizer:
                 f"optimizer={optimizer!r}: expected a tf.compat.v1.train.Optimizer, such as"
                 " tf.compat.v1.train.AdamOptimizer(1e-3)"
             )
-        check_options(average, update, broadcast_every=broadcast_every, check_replicas_every=check_replicas_every)
+        check_options(
+            average,
+            update,
+            broadcast_every=broadcast_every,
+            check_replicas_every=check_replicas_every,
+        )
         check_optimizer(optimizer, update)
         self.devices = device_strings(devices)
         self._optimizer, self._average, self._strategy = optimizer, average, strategy_from(strategy)
@@ -102,7 +107,10 @@ class TowerOptimizer:
 
     @without_autograph
     def apply_gradients(
-        self, tower_grads_and_vars: Sequence[Pairs], global_step: Any = None, name: Optional[str] = None
+        self,
+        tower_grads_and_vars: Sequence[Pairs],
+        global_step: Any = None,
+        name: Optional[str] = None,
     ) -> Any:
         """Build the train op: reduce, update every tower, count the step.
 
@@ -136,9 +144,13 @@ class TowerOptimizer:
         rows = check_variables(tower_grads_and_vars, self.devices, earlier)
         average, strategy, cluster = self._average, self._strategy, self._cluster
         if self._at_mains:
-            op, copies = update_at_mains(self._optimizer, rows, self.devices, average, strategy, cluster)
+            op, copies = update_at_mains(
+                self._optimizer, rows, self.devices, average, strategy, cluster
+            )
         else:
-            reduced = allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=cluster)
+            reduced = allreduce_grads_and_vars(
+                rows, self.devices, average, strategy, cluster=cluster
+            )
             op, copies = update_towers(self._optimizer, reduced, self.devices)
         if graph is not self._graph:
             self._graph, self._ops = graph, {}
@@ -169,7 +181,9 @@ class TowerOptimizer:
         drift: Drift = self._op(comparison)(session)
         compared = {id(var) for row in self._copies() for var in row}
         trainable = self._graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
-        return drift._replace(alone=tuple(var.op.name for var in trainable if id(var) not in compared))
+        return drift._replace(
+            alone=tuple(var.op.name for var in trainable if id(var) not in compared)
+        )
 
     def hook(self) -> Any:
         """Return a ``SessionRunHook`` that runs ``init_op`` and later broadcasts, and compares the towers.
@@ -192,7 +206,9 @@ class TowerOptimizer:
         with self._graph.as_default():
             saved = [var for var in tf1.global_variables() if id(var) not in copied]
             start = [tf1.train.Scaffold.default_local_init_op(), tf1.variables_initializer(others)]
-            options.setdefault("saver", tf1.train.Saver(saved, sharded=True, save_relative_paths=True))
+            options.setdefault(
+                "saver", tf1.train.Saver(saved, sharded=True, save_relative_paths=True)
+            )
             # by default a session waits for all global variables before it runs local_init_op
             options.setdefault("ready_for_local_init_op", tf.constant([], tf.string))
             options.setdefault("local_init_op", tf.group(*start))
@@ -241,6 +257,11 @@ class _Hook(tf1.train.SessionRunHook):
         self._steps += 1
         if owner._check_every and self._steps % owner._check_every == 0:
             found = owner.check_replicas(session)
-            _log.log(logging.WARNING if found.difference else logging.INFO, "step %d: %s", self._steps, found)
+            _log.log(
+                logging.WARNING if found.difference else logging.INFO,
+                "step %d: %s",
+                self._steps,
+                found,
+            )
         if owner._broadcast_every and self._steps % owner._broadcast_every == 0:
             session.run(self._start)

@@ -64,7 +64,11 @@ def find_copies(copies: Copies) -> Copies:
 
 def _columns(towers: Sequence[Dict[str, List[Any]]]) -> Copies:
     """Return the variables with a key of which all towers have equally many."""
-    keys = [key for key, found in towers[0].items() if all(len(tower.get(key, ())) == len(found) for tower in towers)]
+    keys = [
+        key
+        for key, found in towers[0].items()
+        if all(len(tower.get(key, ())) == len(found) for tower in towers)
+    ]
     return [[var for key in keys for var in tower[key]] for tower in towers]
 
 
@@ -75,7 +79,9 @@ def finder(copies: Copies) -> Callable[[str], Tuple[int, str]]:
     towers have no scopes, ``w_1`` counts as one.
     """
     known = {
-        var.op.name: (tower, first.op.name) for tower, row in enumerate(copies) for var, first in zip(row, copies[0])
+        var.op.name: (tower, first.op.name)
+        for tower, row in enumerate(copies)
+        for var, first in zip(row, copies[0])
     }
     scopes: Dict[str, Tuple[int, str]] = {}
     for name, (tower, first) in known.items():
@@ -93,7 +99,9 @@ def finder(copies: Copies) -> Callable[[str], Tuple[int, str]]:
         while levels:
             for end in range(len(levels), 0, -1):
                 key = "/".join(levels[:end])
-                found = known.get(key) or (scopes.get(key) if tower < 0 and end < len(levels) else None)
+                found = known.get(key) or (
+                    scopes.get(key) if tower < 0 and end < len(levels) else None
+                )
                 if found and tower in (-1, found[0]):
                     tower, renamed, levels = found[0], [*renamed, found[1]], levels[end:]
                     break
@@ -125,7 +133,11 @@ class Drift(NamedTuple):
 
     def __str__(self) -> str:
         largest = f"{self.variable!r} differs by {self.difference:.3g} between tower 0 and tower {self.tower}"
-        alone = f"; not on every tower, and so not compared: {', '.join(map(repr, self.alone))}" if self.alone else ""
+        alone = (
+            f"; not on every tower, and so not compared: {', '.join(map(repr, self.alone))}"
+            if self.alone
+            else ""
+        )
         return (largest if self.difference else "all towers are equal") + alone
 
 

@@ -30,7 +30,9 @@ def check_options(average: Any, update: Any, **counts: Any) -> None:
             raise HierAllreduceError(f"{name}={value!r}: expected a number of steps, or 0")
 
 
-def check_variables(rows: Any, devices: Sequence[Any], earlier: Sequence[Sequence[Any]] = ()) -> Sequence[Pairs]:
+def check_variables(
+    rows: Any, devices: Sequence[Any], earlier: Sequence[Sequence[Any]] = ()
+) -> Sequence[Pairs]:
     """Return K rows of N (gradient, variable) pairs, as tuples.
 
     Raises:
@@ -94,8 +96,14 @@ def update_towers(
             new graph.
     """
     inside = held_by(optimizer)
-    once_a_step = [inner for inner in inside if type(inner)._finish is not tf1.train.Optimizer._finish]
-    scales = [inner._loss_scale for inner in inside if hasattr(getattr(inner, "_loss_scale", None), "update")]
+    once_a_step = [
+        inner for inner in inside if type(inner)._finish is not tf1.train.Optimizer._finish
+    ]
+    scales = [
+        inner._loss_scale
+        for inner in inside
+        if hasattr(getattr(inner, "_loss_scale", None), "update")
+    ]
     for inner in once_a_step if len(devices) > 1 else ():
         if inner.variables():
             raise HierAllreduceError(
@@ -113,7 +121,9 @@ def update_towers(
             wait = tf.control_dependencies(ops if once_a_step and last else [])
             before, known = len(graph.get_operations()), set(map(id, all_variables()))
             early = [] if last else once_a_step
-            skip = patched(early, "_finish", lambda _: lambda updates, name: tf.group(*updates, name=name))
+            skip = patched(
+                early, "_finish", lambda _: lambda updates, name: tf.group(*updates, name=name)
+            )
             with tf1.device(device), scope(tower), wait, skip:
                 ops.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
             created.append([var for var in all_variables() if id(var) not in known])
@@ -123,7 +133,9 @@ def update_towers(
     return tf.group(*ops), with_created([[var for _, var in row] for row in rows], created)
 
 
-def _check_updates(kind: str, rows: Sequence[Pairs], devices: Sequence[Any], added: Sequence[Sequence[Any]]) -> None:
+def _check_updates(
+    kind: str, rows: Sequence[Pairs], devices: Sequence[Any], added: Sequence[Sequence[Any]]
+) -> None:
     """Check that K updates, with K lists of ``added`` ops, change the towers alike and no variable twice."""
     for phrase in unequal_ops(added[0]):
         raise HierAllreduceError(

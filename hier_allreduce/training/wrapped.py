@@ -51,7 +51,10 @@ def check_optimizer(optimizer: Any, update: str, pass_on: Tuple[Any, ...] = ()) 
             )
     while isinstance(optimizer, pass_on):
         optimizer = optimizer._opt
-    if update == "main" and type(optimizer).apply_gradients is not tf1.train.Optimizer.apply_gradients:
+    if (
+        update == "main"
+        and type(optimizer).apply_gradients is not tf1.train.Optimizer.apply_gradients
+    ):
         raise HierAllreduceError(
             f"{type(optimizer).__name__} does more than update each variable in place, so it cannot run on each"
             " variable's main only; use update='replicated', or the optimizer inside it"

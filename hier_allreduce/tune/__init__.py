@@ -11,4 +11,14 @@ from .candidates import NAMES, candidates
 from .runs import MOST, Run, measure_all
 from .verdict import as_json, as_yaml, report, verdict
 
-__all__ = ["MOST", "NAMES", "Run", "as_json", "as_yaml", "candidates", "measure_all", "report", "verdict"]
+__all__ = [
+    "MOST",
+    "NAMES",
+    "Run",
+    "as_json",
+    "as_yaml",
+    "candidates",
+    "measure_all",
+    "report",
+    "verdict",
+]

@@ -11,16 +11,34 @@ from ..topology import links_of, this_machine
 from ..tuned import Candidate
 
 NOW = "now"
-_PLANNED = {"algorithm": "auto", "topology": None, "chunk_bytes": None, "groups": None, "main": None}
+_PLANNED = {
+    "algorithm": "auto",
+    "topology": None,
+    "chunk_bytes": None,
+    "groups": None,
+    "main": None,
+}
 _TOWER_0 = {**_PLANNED, "algorithm": "flat", "chunk_bytes": 0, "main": 0}
 _NARROW = ["float16", "bfloat16"]
 _NCCL = ["NcclAllReduce", "tensorpack-nccl"]
 _PEERS = {
     "keras": ["NcclAllReduce", "ReductionToOneDevice", "HierarchicalCopyAllReduce"],
-    "tensorpack": ["tensorpack-nccl", "tensorpack-hierarchical", "tensorpack-gpu", "tensorpack-cpu"],
+    "tensorpack": [
+        "tensorpack-nccl",
+        "tensorpack-hierarchical",
+        "tensorpack-gpu",
+        "tensorpack-cpu",
+    ],
     "towers": ["tower-0-sum"],
 }
-NAMES = ["planned", "rule", "half-chunks", "double-chunks", *_NARROW, *(name for of in _PEERS.values() for name in of)]
+NAMES = [
+    "planned",
+    "rule",
+    "half-chunks",
+    "double-chunks",
+    *_NARROW,
+    *(name for of in _PEERS.values() for name in of),
+]
 
 
 def candidates(facts: Dict[str, Any], only: Sequence[str] = ()) -> List[Candidate]:
@@ -62,5 +80,10 @@ def candidates(facts: Dict[str, Any], only: Sequence[str] = ()) -> List[Candidat
     names = [candidate.name for candidate in found]
     for name in only:
         if name not in names:
-            raise HierAllreduceError(f"{name!r} is not for this program, which has {', '.join(names)}")
-    return [Candidate(NOW), *(candidate for candidate in found if not only or candidate.name in only)]
+            raise HierAllreduceError(
+                f"{name!r} is not for this program, which has {', '.join(names)}"
+            )
+    return [
+        Candidate(NOW),
+        *(candidate for candidate in found if not only or candidate.name in only),
+    ]

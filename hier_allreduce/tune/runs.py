@@ -61,10 +61,14 @@ def measure_all(
     """
     with tqdm(unit="run", disable=None, file=sys.stderr) as bar:
         begun = time.monotonic()
-        first = _run(command, Candidate(NOW), seconds * FIRST_SHARE, patience, folder / "1-now", bar)
+        first = _run(
+            command, Candidate(NOW), seconds * FIRST_SHARE, patience, folder / "1-now", bar
+        )
         if "towers" not in first.facts:
             reason = first.fault or "it made its steps without one"
-            raise HierAllreduceError(f"{command[0]} builds no all-reduce of this package: {reason}; see {first.output}")
+            raise HierAllreduceError(
+                f"{command[0]} builds no all-reduce of this package: {reason}; see {first.output}"
+            )
         chosen = candidates(first.facts, only)
         bar.total = 2 * len(chosen)
         longest = max(seconds, bar.total * (time.monotonic() - begun))
@@ -80,7 +84,14 @@ def measure_all(
                 yield run
 
 
-def _run(command: Sequence[str], candidate: Candidate, share: float, patience: float, name: Path, bar: Any) -> Run:
+def _run(
+    command: Sequence[str],
+    candidate: Candidate,
+    share: float,
+    patience: float,
+    name: Path,
+    bar: Any,
+) -> Run:
     clock, output = name.with_suffix(".clock"), name.with_suffix(".log")
     setting = candidate._replace(clock=str(clock)).as_text()
     with output.open("wb") as log:
@@ -95,11 +106,21 @@ def _run(command: Sequence[str], candidate: Candidate, share: float, patience: f
     times, facts = _times(clock), read_facts(str(clock))
     if fault:
         text = output.read_text(encoding="utf-8", errors="replace").strip()
-        memory = ", out of memory" if re.search("OOM when|ResourceExhausted|out.of.memory", text, re.IGNORECASE) else ""
+        memory = (
+            ", out of memory"
+            if re.search("OOM when|ResourceExhausted|out.of.memory", text, re.IGNORECASE)
+            else ""
+        )
         last = text.rpartition("\n")[2].strip()[:100]
         return Run(candidate, [], output, f"{fault}{memory}; last line: {last or 'none'}", facts)
     starts = range(LEFT_OUT, len(times) - WINDOW, WINDOW)
-    return Run(candidate, [(times[start + WINDOW] - times[start]) / WINDOW for start in starts], output, "", facts)
+    return Run(
+        candidate,
+        [(times[start + WINDOW] - times[start]) / WINDOW for start in starts],
+        output,
+        "",
+        facts,
+    )
 
 
 def _times(clock: Path) -> List[float]:

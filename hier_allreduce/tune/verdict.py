@@ -69,12 +69,16 @@ def verdict(runs: Sequence[Run]) -> Verdict:
     noise, noisiest = max((share, name) for name, share in noises.items())
     if noise > MOST_NOISE:
         advice = f"nothing is decided: two runs of {noisiest} differ by {noise:.0%}"
-        return Verdict(rows, None, f"{advice}; end other programs on this machine, and give more --minutes")
+        return Verdict(
+            rows, None, f"{advice}; end other programs on this machine, and give more --minutes"
+        )
     as_fast = [row for row in done if row.step * (1 - max(noise, LEAST_GAIN)) <= done[0].step]
     peers = [row.candidate.name for row in as_fast if row.candidate.peer]
     if peers or any(row.candidate.name == NOW for row in as_fast):
         kept = peers[0] if peers else "the program as it is"
-        return Verdict(rows, None, f"keep {kept}: no candidate is faster by more than the noise and 2 %")
+        return Verdict(
+            rows, None, f"keep {kept}: no candidate is faster by more than the noise and 2 %"
+        )
     return Verdict(rows, done[0], f"use {done[0].candidate.name}")
 
 
@@ -89,7 +93,15 @@ def report(found: Verdict) -> str:
         windows = sorted(1e3 * seconds for run in row.runs for seconds in run)
         step = f"{1e3 * row.step:.4g} ({windows[0]:.4g}–{windows[-1]:.4g})"
         noise = "?" if row.noise is None else f"{row.noise:.1%}"
-        lines.append((row.candidate.name, step, f"{row.step / base.step:.2f}", noise, "← best" * (row is found.best)))
+        lines.append(
+            (
+                row.candidate.name,
+                step,
+                f"{row.step / base.step:.2f}",
+                noise,
+                "← best" * (row is found.best),
+            )
+        )
     return f"{table(lines)}\n\nstep: median (shortest–longest window); noise: between runs\n{found.advice}"
 
 
@@ -99,7 +111,11 @@ def as_json(found: Verdict) -> Dict[str, Any]:
     for candidate, runs, fault, step, noise in found.rows:
         measured = {"step": step if runs else None, "noise": noise, "runs": runs, "fault": fault}
         rows.append({"candidate": candidate.name, "changes": candidate.changes, **measured})
-    return {"candidates": rows, "best": found.best and found.best.candidate.name, "advice": found.advice}
+    return {
+        "candidates": rows,
+        "best": found.best and found.best.candidate.name,
+        "advice": found.advice,
+    }
 
 
 def as_yaml(found: Verdict, kept: Dict[str, Any]) -> str:

@@ -45,7 +45,9 @@ def by_call(audited):
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("devices", [1, 2, 3, 5, 8])
-def test_every_algorithm_makes_two_copies_less_than_two_for_each_tower(graph, devices, algorithm, average):
+def test_every_algorithm_makes_two_copies_less_than_two_for_each_tower(
+    graph, devices, algorithm, average
+):
     grads = gradients_on(cpus(devices), ones(devices, 5))
     result = allreduce_grads(grads, cpus(devices), average, strategy=ONE_BY_ONE[algorithm])
     for fetched in (result, consumed_in_place(result)):
@@ -58,7 +60,9 @@ def test_eight_devices_make_twelve_copies_inside_and_two_across(graph):
     inside = {pair: count for pair, count in copies.items() if (pair[0] < 4) == (pair[1] < 4)}
     across = {pair: count for pair, count in copies.items() if pair not in inside}
     assert sum(inside.values()) == 16 * 12
-    assert across == {(tower, (tower + 4) % 8): 4 for tower in range(8)}, "partners only, 16 times 2 in all"
+    assert across == {(tower, (tower + 4) % 8): 4 for tower in range(8)}, (
+        "partners only, 16 times 2 in all"
+    )
 
 
 def through_two_mains(towers, chunk):
@@ -84,12 +88,18 @@ def test_every_strategy_is_executed_as_planned(graph, strategy, chunks):
     assert (sum(call.copies.values()), len(call.call.tensors)) == (8 * chunks, chunks)
 
 
-@pytest.mark.parametrize("how", [{"algorithm": "hierarchical"}, {"algorithm": "tree"}, {"topology": "dgx-1v"}], ids=str)
+@pytest.mark.parametrize(
+    "how", [{"algorithm": "hierarchical"}, {"algorithm": "tree"}, {"topology": "dgx-1v"}], ids=str
+)
 def test_rows_gathered_on_levels_take_planned_links(graph, how):
     """Grappler would merge the concats of all levels into one, to which everybody sends."""
 
     def row(tower):
-        return [tf.IndexedSlices(tf1.random_uniform([2, 3]), tf.cast(9 * tf1.random_uniform([2]), tf.int64))]
+        return [
+            tf.IndexedSlices(
+                tf1.random_uniform([2, 3]), tf.cast(9 * tf1.random_uniform([2]), tf.int64)
+            )
+        ]
 
     result = allreduce_grads(on_towers(cpus(8), row), cpus(8), strategy=Strategy(**how))
     used = on_towers(cpus(8), lambda tower: segment_sums(result[tower]))
@@ -97,13 +107,22 @@ def test_rows_gathered_on_levels_take_planned_links(graph, how):
 
 
 @pytest.mark.parametrize("update", ["replicated", "main"])
-@pytest.mark.parametrize("there", [cpus(3), ["/cpu:0", "/cpu:1", "/cpu:0"]], ids=["3 devices", "2 devices"])
+@pytest.mark.parametrize(
+    "there", [cpus(3), ["/cpu:0", "/cpu:1", "/cpu:0"]], ids=["3 devices", "2 devices"]
+)
 def test_the_steps_of_tower_optimizer(graph, update, there):
-    optimizer, rows = TowerOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), there, update=update), []
+    optimizer, rows = (
+        TowerOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), there, update=update),
+        [],
+    )
     for tower, device in enumerate(there):
         with tf.device(device), tf1.variable_scope(f"t{tower}"):
             weights = tf1.get_variable("w", [3], use_resource=True)
-            rows.append(optimizer.compute_gradients(tf.reduce_sum(weights * tf1.random_uniform([3])), [weights]))
+            rows.append(
+                optimizer.compute_gradients(
+                    tf.reduce_sum(weights * tf1.random_uniform([3])), [weights]
+                )
+            )
     train = optimizer.apply_gradients(rows)
     metadata = tf1.RunMetadata()
     with session() as sess:
@@ -123,7 +142,9 @@ def test_the_report(graph):
     fetched = [reduced("a", 3, 2), reduced("b", 3, 2), reduced("c", 2, 1)]
     reduced("d", 3, 2)
     found = audit(traced(fetched))
-    assert found.copies == Counter({(0, 1): 5, (1, 0): 5, (0, 2): 2, (2, 0): 2, (1, 2): 2, (2, 1): 2})
+    assert found.copies == Counter(
+        {(0, 1): 5, (1, 0): 5, (0, 2): 2, (2, 0): 2, (1, 2): 2, (2, 1): 2}
+    )
     assert str(found).splitlines() == [
         "copies between the devices, from row to column",
         "           0  1  2",
@@ -160,7 +181,9 @@ def test_an_audit_keeps_neither_graph_nor_metadata():
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_towers_that_share_a_device_need_no_copy_between_them(graph, shared, algorithm):
     devices = [f"/cpu:{index}" for index in shared]
-    result = allreduce_grads(gradients_on(devices, ones(4, 5)), devices, strategy=ONE_BY_ONE[algorithm])
+    result = allreduce_grads(
+        gradients_on(devices, ones(4, 5)), devices, strategy=ONE_BY_ONE[algorithm]
+    )
     other = shared.index(1)
     assert set(audit(traced(result)).copies) == {(0, other), (other, 0)}
 
@@ -175,7 +198,9 @@ def test_towers_that_share_a_device_need_no_copy_between_them(graph, shared, alg
     ],
 )
 def test_devices_are_compared_by_what_they_say(graph, devices, pairs):
-    result = allreduce_grads(gradients_on(devices, ones(len(devices))), devices, strategy="hierarchical")
+    result = allreduce_grads(
+        gradients_on(devices, ones(len(devices))), devices, strategy="hierarchical"
+    )
     assert audit(traced(result)).copies == pairs
 
 
@@ -200,9 +225,13 @@ def test_waiting_for_another_device_is_no_copy(graph):
 
 
 def test_constants_need_no_copies(graph):
-    result = allreduce_grads(on_towers(cpus(3), lambda tower: [tf.ones([4])]), cpus(3), strategy=TO_ONE_MAIN)
+    result = allreduce_grads(
+        on_towers(cpus(3), lambda tower: [tf.ones([4])]), cpus(3), strategy=TO_ONE_MAIN
+    )
     (call,) = audit(traced(consumed_in_place(result))).calls
-    assert str(call) == "hier_allreduce/: tree, 1 chunk, 0 copies and 4 not needed, planned = executed"
+    assert (
+        str(call) == "hier_allreduce/: tree, 1 chunk, 0 copies and 4 not needed, planned = executed"
+    )
 
 
 def test_values_that_are_only_copied_go_straight_to_their_readers(graph):
@@ -217,7 +246,10 @@ def test_copies_that_a_sum_and_a_mean_have_in_common_are_made_once(graph):
     grads = gradients_on(cpus(4), ones(4, 3))
     results = [allreduce_grads(grads, cpus(4), average, "tree") for average in (False, True)]
     found = audit(traced([consumed_in_place(result) for result in results]), graph)
-    assert sorted((sum(call.copies.values()), call.unneeded) for call in found.calls) == [(3, 3), (6, 0)]
+    assert sorted((sum(call.copies.values()), call.unneeded) for call in found.calls) == [
+        (3, 3),
+        (6, 0),
+    ]
     assert "/: tree, 1 chunk, 3 copies and 3 not needed, planned = executed" in str(found)
 
 
@@ -230,14 +262,18 @@ def on_gpus(metadata):
             for attr in {"send_device", "recv_device"} & set(node.attr):
                 node.attr[attr].s = node.attr[attr].s.replace(b"CPU", b"GPU")
         for node in [node for node in part.node if node.op in ("Add", "AddV2")]:
-            send = part.node.add(name=f"n/_{node.name}", op="_HostSend", device=node.device, input=[node.name])
+            send = part.node.add(
+                name=f"n/_{node.name}", op="_HostSend", device=node.device, input=[node.name]
+            )
             for attr in ("send_device", "recv_device"):
                 send.attr[attr].s = node.device.encode()
             send.attr["tensor_name"].s = f"memtype_1_{node.name}".encode()
             recv = part.node.add()
             recv.CopyFrom(send)
             recv.op, recv.name, recv.input[:] = "_HostRecv", f"{node.name}/in_host_memory", []
-            part.node.add(name=f"{node.name}/reader", op="Identity", device=node.device, input=[recv.name])
+            part.node.add(
+                name=f"{node.name}/reader", op="Identity", device=node.device, input=[recv.name]
+            )
     return metadata
 
 
@@ -257,7 +293,9 @@ def test_a_copy_to_host_memory_is_none_between_gpus(graph):
 def test_a_missing_and_an_extra_copy(graph):
     """As if Grappler had let tower 3 send to the root itself, instead of to the main of its group."""
     result = allreduce_grads(
-        gradients_on(cpus(4), ones(4, 2)), cpus(4), strategy=Strategy(algorithm="hierarchical", main=0, chunk_bytes=0)
+        gradients_on(cpus(4), ones(4, 2)),
+        cpus(4),
+        strategy=Strategy(algorithm="hierarchical", main=0, chunk_bytes=0),
     )
     metadata = traced(consumed_in_place(result))
     lines = str(audit(metadata)).splitlines()
@@ -271,17 +309,24 @@ def test_a_missing_and_an_extra_copy(graph):
         node
         for part in metadata.partition_graphs
         for node in part.node
-        if node.attr["send_device"].s.endswith(b"CPU:3") and b"Placeholder" in node.attr["tensor_name"].s
+        if node.attr["send_device"].s.endswith(b"CPU:3")
+        and b"Placeholder" in node.attr["tensor_name"].s
     ]
     for node in moved:
         node.attr["recv_device"].s = node.attr["recv_device"].s.replace(b"CPU:2", b"CPU:0")
     with pytest.raises(AuditError) as caught:
         audit(metadata)
     first, *chunks, remedy = str(caught.value).splitlines()
-    assert first == "hier_allreduce/: the step's copies are not those of the hierarchical plan, by tower number"
+    assert (
+        first
+        == "hier_allreduce/: the step's copies are not those of the hierarchical plan, by tower number"
+    )
     assert len(moved) == 4 and len(chunks) == 2
     for line in chunks:
-        assert "missing 3→2, not planned 3→0 (of 'PlaceholderWithDefault_" in line and "(variable '" in line
+        assert (
+            "missing 3→2, not planned 3→0 (of 'PlaceholderWithDefault_" in line
+            and "(variable '" in line
+        )
     assert remedy.startswith("build tower k's gradients under tf.device(devices[k])")
 
 
@@ -301,25 +346,33 @@ def test_a_tensor_that_comes_in_twice(graph):
 
 
 def test_a_gradient_that_lives_on_no_towers_device(graph):
-    result = allreduce_grads(gradients_on(["/cpu:0", "/cpu:9"], ones(2)), cpus(2), strategy=TO_ONE_MAIN)
+    result = allreduce_grads(
+        gradients_on(["/cpu:0", "/cpu:9"], ones(2)), cpus(2), strategy=TO_ONE_MAIN
+    )
     with pytest.raises(AuditError, match=r"missing 1→0, not planned /job:localhost/.*CPU:9→0"):
         audit(traced(result))
 
 
 def test_a_step_that_fetches_some_results_only(graph):
-    result = allreduce_grads(gradients_on(cpus(4), ones(4, 9)), cpus(4), strategy=ONE_BY_ONE["hierarchical"])
+    result = allreduce_grads(
+        gradients_on(cpus(4), ones(4, 9)), cpus(4), strategy=ONE_BY_ONE["hierarchical"]
+    )
     with pytest.raises(AuditError) as caught:
         audit(traced(result[1]))
     lines = str(caught.value).splitlines()
     assert len(lines) == 8 and all(": missing " in line for line in lines[1:6])
     assert lines[6] == "and 4 more chunks"
-    assert lines[7].startswith("fetch the results of all towers and variables: TensorFlow executes nothing else")
+    assert lines[7].startswith(
+        "fetch the results of all towers and variables: TensorFlow executes nothing else"
+    )
 
 
 def test_a_step_of_another_plan(graph):
     def built(main):
         rows = on_towers(cpus(3), lambda _: [tf1.random_uniform([2])])
-        return allreduce_grads(rows, cpus(3), strategy=Strategy(algorithm="flat", main=main, chunk_bytes=0))
+        return allreduce_grads(
+            rows, cpus(3), strategy=Strategy(algorithm="flat", main=main, chunk_bytes=0)
+        )
 
     with tf.Graph().as_default():
         metadata = traced(built(1))
@@ -337,7 +390,9 @@ def test_copies_of_values_that_look_alike(graph):
 
 def test_a_mean_that_only_one_tower_gets_beside_a_sum(graph):
     grads = gradients_on(cpus(3), ones(3))
-    sums, means = (allreduce_grads(grads, cpus(3), average, TO_ONE_MAIN) for average in (False, True))
+    sums, means = (
+        allreduce_grads(grads, cpus(3), average, TO_ONE_MAIN) for average in (False, True)
+    )
     with pytest.raises(AuditError, match=r"missing 0→1 0→2\nfetch"):
         audit(traced([*consumed_in_place(sums), consumed_in_place(means[:1])]), graph)
 
@@ -345,19 +400,25 @@ def test_a_mean_that_only_one_tower_gets_beside_a_sum(graph):
 def test_soft_placement_that_moved_a_tower(graph):
     devices = ["/cpu:0", "/cpu:1", "/gpu:0"]
     result = allreduce_grads(gradients_on(devices, ones(3)), devices)
-    with pytest.raises(AuditError, match=r"missing .*2→.*\nno op ran on /gpu:0: soft placement put its ops"):
+    with pytest.raises(
+        AuditError, match=r"missing .*2→.*\nno op ran on /gpu:0: soft placement put its ops"
+    ):
         audit(traced(result, allow_soft_placement=True))
 
 
 def test_metadata_without_partition_graphs(graph):
     for wrong, words in ((tf1.RunMetadata(), "the RunMetadata has"), (None, "the NoneType has")):
-        with pytest.raises(AuditError, match=words + r" no partition graphs; run .*output_partition_graphs=True"):
+        with pytest.raises(
+            AuditError, match=words + r" no partition graphs; run .*output_partition_graphs=True"
+        ):
             audit(wrong)
 
 
 def test_a_step_without_an_all_reduce(graph):
     allreduce_grads(gradients_on(cpus(2), ones(2)), cpus(2), name="sync")
-    with pytest.raises(AuditError, match=r"none of the graph's all-reduces \(sync/: not in this run\); fetch"):
+    with pytest.raises(
+        AuditError, match=r"none of the graph's all-reduces \(sync/: not in this run\); fetch"
+    ):
         audit(traced(tf.constant(1.0)))
 
 
@@ -382,7 +443,9 @@ def in_cond(devices):
 
 def in_loop(devices):
     start = [tf.zeros([2]) for _ in devices]
-    return tf1.while_loop(lambda turn, *_: turn < 3, lambda turn, *_: [turn + 1, *branch(devices)], [0, *start])
+    return tf1.while_loop(
+        lambda turn, *_: turn < 3, lambda turn, *_: [turn + 1, *branch(devices)], [0, *start]
+    )
 
 
 @pytest.mark.parametrize("build", [in_cond, in_loop])
@@ -403,7 +466,9 @@ def test_control_flow_is_not_audited(graph, control_flow_v1, build):
 def test_another_graph_than_the_one_that_ran(graph):
     result = allreduce_grads(gradients_on(cpus(2), ones(2)), cpus(2))
     metadata = traced(result)
-    with tf.Graph().as_default(), pytest.raises(AuditError, match=r"no all-reduce was built in .*; pass graph="):
+    with tf.Graph().as_default(), pytest.raises(
+        AuditError, match=r"no all-reduce was built in .*; pass graph="
+    ):
         audit(metadata)
     with tf.Graph().as_default():
         assert audit(metadata, graph).copies == {(0, 1): 1, (1, 0): 1}

@@ -53,21 +53,33 @@ def test_an_error_names_the_option_and_the_right_form(fails, option, value, form
         (["topo"], "hier-allreduce: 'topo' is no command"),
         (["plam"], "did you mean 'plan'?"),
         (["--jsn"], "hier-allreduce: --jsn: no such option"),
-        (["--json", "plan"], "hier-allreduce: --json: no such option; did you mean '--version'? there are --help"),
+        (
+            ["--json", "plan"],
+            "hier-allreduce: --json: no such option; did you mean '--version'? there are --help",
+        ),
         (["-o", "x.yaml", "doctor"], "hier-allreduce: -o: no such option"),
         (["doctor", "--", "x"], "'x' is one argument too many"),
-        (["tune", "python", "train.py", "--lr", "3"], "write -- before the program: hier-allreduce tune -- python …"),
+        (
+            ["tune", "python", "train.py", "--lr", "3"],
+            "write -- before the program: hier-allreduce tune -- python …",
+        ),
         (
             ["plan", "dgx-1v", "--modle", "resnet50"],
             "hier-allreduce plan: --modle: no such option; did you mean '--model'?",
         ),
         (["plan", "dgx-1v", "--mod=resnet50"], "did you mean '--model'?"),
         (["plan", "dgx-1v", "dgx-2"], "'dgx-2' is one argument too many"),
-        (["plan", "dgx-1v", "--step"], "--step: expected one argument TIME, seconds of a step on one GPU"),
+        (
+            ["plan", "dgx-1v", "--step"],
+            "--step: expected one argument TIME, seconds of a step on one GPU",
+        ),
         (["plan", "dgx1v"], "did you mean 'dgx-1v'?"),
         (["plan", "dgx-1v", "--", "python"], "'python' is one argument too many"),
         (["plan", "dgx-1v", "--model=vgg16", "--bytes=1MB"], "name one of them"),
-        (["plan", "dgx-1v", "--step=50ms", "--backward=60ms"], "--backward 60 ms is longer than --step 50 ms"),
+        (
+            ["plan", "dgx-1v", "--step=50ms", "--backward=60ms"],
+            "--backward 60 ms is longer than --step 50 ms",
+        ),
         (["plan", "-"], "hier-allreduce plan: standard input: no table of GPUs"),
     ],
 )
@@ -77,14 +89,28 @@ def test_typos_and_contradictions_are_one_line(fails, arguments, words):
 
 @pytest.mark.parametrize(
     "text, seconds",
-    [("60ms", 0.06), ("500us", 0.0005), ("500µs", 0.0005), ("0.1s", 0.1), ("1min", 60), ("2 ms", 0.002)],
+    [
+        ("60ms", 0.06),
+        ("500us", 0.0005),
+        ("500µs", 0.0005),
+        ("0.1s", 0.1),
+        ("1min", 60),
+        ("2 ms", 0.002),
+    ],
 )
 def test_times_are_read_with_their_units(text, seconds):
     assert options.time(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
-    "text, size", [("100MB", 10**8), ("64 kB", 64_000), ("10MiB", 10 << 20), ("1.5GB", 1_500_000_000), ("4096B", 4096)]
+    "text, size",
+    [
+        ("100MB", 10**8),
+        ("64 kB", 64_000),
+        ("10MiB", 10 << 20),
+        ("1.5GB", 1_500_000_000),
+        ("4096B", 4096),
+    ],
 )
 def test_sizes_are_read_with_their_units(text, size):
     assert options.size(text) == size
@@ -113,7 +139,9 @@ def test_a_reader_that_ends_early_is_no_error():
     reading, writing = os.pipe()
     os.close(reading)  # as `| head` does, sooner or later
     with open(writing, "wb") as pipe:
-        done = subprocess.run([*COMMAND, "plan", "p3.8xlarge"], stdout=pipe, stderr=subprocess.PIPE, timeout=280)
+        done = subprocess.run(
+            [*COMMAND, "plan", "p3.8xlarge"], stdout=pipe, stderr=subprocess.PIPE, timeout=280
+        )
     assert done.returncode == 0 and b"Error" not in done.stderr
 
 
@@ -136,7 +164,9 @@ def test_an_encodings_missing_characters_are_printed_as_question_marks(monkeypat
 def test_version_and_plan_import_no_more_than_they_need():
     program = "import sys; from hier_allreduce.cli import main\ntry: main(sys.argv[1:])\nfinally: print(*sys.modules)"
     for arguments in (["--version"], ["plan", "p3.8xlarge"]):
-        done = subprocess.run([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, timeout=280)
+        done = subprocess.run(
+            [sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, timeout=280
+        )
         lines = done.stdout.decode().splitlines()
         assert __version__ in lines[0] or "V100" in lines[0]
         assert not {"tensorflow", "matplotlib", "numpy"} & set(lines[-1].split())

@@ -44,15 +44,23 @@ def test_every_tower_of_every_host_gets_the_sum_or_mean_over_all(summed):
         sparse[task] = rows[2 * task][1][0] + rows[2 * task + 1][1][0]
     means = [total / (2 * hosts) for total in sums[:8]]
     for host in results:
-        for kind, expected in (("sum", [*sums, sparse]), ("alone", [*sums, sparse]), ("again", [*sums, sparse])):
+        for kind, expected in (
+            ("sum", [*sums, sparse]),
+            ("alone", [*sums, sparse]),
+            ("again", [*sums, sparse]),
+        ):
             for row in host["results"][kind]:
                 assert len(row) == len(expected)
                 for value, exact in zip(row, expected):
                     np.testing.assert_array_equal(value, exact)
         for row in host["results"]["mean"]:
-            assert [value.tobytes() for value in row] == [value.tobytes() for value in results[0]["results"]["mean"][0]]
+            assert [value.tobytes() for value in row] == [
+                value.tobytes() for value in results[0]["results"]["mean"][0]
+            ]
             for value, exact, dtype in zip(row, means, cluster_child.DTYPES):
-                np.testing.assert_allclose(value, exact, rtol=0.02 if dtype.endswith("16") else 1e-6)
+                np.testing.assert_allclose(
+                    value, exact, rtol=0.02 if dtype.endswith("16") else 1e-6
+                )
 
 
 def test_each_chunk_crosses_once_from_its_root(summed):
@@ -66,13 +74,20 @@ def test_each_chunk_crosses_once_from_its_root(summed):
         assert f"collectives over {summed[0]} hosts" in host["audit"]
 
 
-@pytest.mark.parametrize("declared, last", [([None, None], [3, 2]), (None, [6])], ids=["shape", "rank"])
+@pytest.mark.parametrize(
+    "declared, last", [([None, None], [3, 2]), (None, [6])], ids=["shape", "rank"]
+)
 def test_a_shape_that_differs_between_hosts_is_an_error_on_all(declared, last):
     """It has the same number of elements, so that a ring would add up what does not belong together."""
-    with job("fed", 2, declared=declared, fed=[[2, 3], [2, 3]], each={1: {"fed": [[2, 3], last]}}) as hosts:
+    with job(
+        "fed", 2, declared=declared, fed=[[2, 3], [2, 3]], each={1: {"fed": [[2, 3], last]}}
+    ) as hosts:
         for host in hosts:
             host.until(0)
-            assert "the shape of its gradient differs between the hosts; on this host it is" in host.error()
+            assert (
+                "the shape of its gradient differs between the hosts; on this host it is"
+                in host.error()
+            )
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +107,9 @@ def test_two_hosts_of_two_towers_train_to_the_weights_of_one_host_of_four(alone,
     with job("train", 2, check=True, **options) as hosts:
         results = [host.facts() for host in hosts]
     check_near(results, alone)
-    np.testing.assert_allclose(np.mean([host["losses"] for host in results], 0), alone["losses"], rtol=1e-4)
+    np.testing.assert_allclose(
+        np.mean([host["losses"] for host in results], 0), alone["losses"], rtol=1e-4
+    )
 
 
 def test_hosts_that_restored_one_checkpoint_pass(alone, tmp_path):
@@ -113,7 +130,9 @@ def test_one_host_has_no_server_and_no_collective(graph):
         assert type(alone) is tf1.Session
         assert alone.run(rows) == [(3.0,), (3.0,)]
         cluster.check_weights(alone)
-        with pytest.raises(ClusterError, match=r"a Session does not know the other hosts, .* cluster\.session\(\)"):
+        with pytest.raises(
+            ClusterError, match=r"a Session does not know the other hosts, .* cluster\.session\(\)"
+        ):
             two().check_session(alone)
 
 
@@ -122,12 +141,18 @@ def test_several_hosts_need_a_graph_for_a_session():
     def reduced():
         return allreduce_grads([[tf.constant(1.0)]] * 2, cpus(2), cluster=two())
 
-    for build in (reduced, lambda: two().broadcast([tf.Variable(1.0)]), tf.function(reduced, autograph=False)):
+    for build in (
+        reduced,
+        lambda: two().broadcast([tf.Variable(1.0)]),
+        tf.function(reduced, autograph=False),
+    ):
         with pytest.raises(ClusterError, match="a graph and a session"):
             build()
     with tf.Graph().as_default():
         x = tf1.placeholder(tf.float32, [])
-        with pytest.raises(ClusterError, match=r"tf\.compat\.v1\.disable_control_flow_v2\(\) before"):
+        with pytest.raises(
+            ClusterError, match=r"tf\.compat\.v1\.disable_control_flow_v2\(\) before"
+        ):
             tf.cond(x > 0, lambda: reduced()[0][0], lambda: x)
 
 
@@ -136,37 +161,58 @@ def test_bad_gradients_and_variables_leave_the_graph_unchanged(graph):
     with tf.Graph().as_default():
         foreign = tf1.get_variable("foreign", [2])
     numbers, complexes = tf.constant(1.0), tf.zeros([2], tf.complex64)
-    before, cluster, of_pairs = graph.get_operations(), two(), hier_allreduce.allreduce_grads_and_vars
+    before, cluster, of_pairs = (
+        graph.get_operations(),
+        two(),
+        hier_allreduce.allreduce_grads_and_vars,
+    )
     for build, message in (
-        (lambda: allreduce_grads([[numbers, complexes]] * 2, cpus(2), cluster=cluster), "complex64 cannot be added up"),
-        (lambda: of_pairs([[(numbers, good)]] * 3, cpus(3), cluster=cluster), "is for 3 devices, and .* has 2"),
-        (lambda: cluster.broadcast([good, words]), r"variable 'words' is string \[\]: only numbers"),
+        (
+            lambda: allreduce_grads([[numbers, complexes]] * 2, cpus(2), cluster=cluster),
+            "complex64 cannot be added up",
+        ),
+        (
+            lambda: of_pairs([[(numbers, good)]] * 3, cpus(3), cluster=cluster),
+            "is for 3 devices, and .* has 2",
+        ),
+        (
+            lambda: cluster.broadcast([good, words]),
+            r"variable 'words' is string \[\]: only numbers",
+        ),
         (lambda: cluster.broadcast([good, foreign]), "is not a variable of the graph being built"),
         (lambda: cluster.broadcast([good, numbers]), "is not a variable of the graph being built"),
     ):
         with pytest.raises(HierAllreduceError, match=message):
             build()
         assert graph.get_operations() == before
-        assert not [key for key in graph.get_all_collection_keys() if key.startswith("hier_allreduce")]
+        assert not [
+            key for key in graph.get_all_collection_keys() if key.startswith("hier_allreduce")
+        ]
 
 
 def test_the_result_has_no_gradient_and_the_error_says_so(graph):
     x = tf1.placeholder(tf.float32, [2])
     rows = allreduce_grads([[x]] * 2, cpus(2), cluster=two())
-    with pytest.raises(ClusterError, match=r"'hier_allreduce/Placeholder/across/\w+': .* has no gradient\. Take"):
+    with pytest.raises(
+        ClusterError, match=r"'hier_allreduce/Placeholder/across/\w+': .* has no gradient\. Take"
+    ):
         tf1.gradients(rows[1][0], [x])
 
 
 def test_a_plain_session_ends_with_an_error_instead_of_waiting(graph):
     rows = allreduce_grads([[tf1.placeholder_with_default(1.0, [])]] * 2, cpus(2), cluster=two())
-    with session() as plain, pytest.raises(tf.errors.InvalidArgumentError, match="/job:worker/replica:0/task:0"):
+    with session() as plain, pytest.raises(
+        tf.errors.InvalidArgumentError, match="/job:worker/replica:0/task:0"
+    ):
         plain.run(rows)
 
 
 def reduced(communication, cluster=None):
     """Return an all-reduce of five vectors, each in a chunk, as ops."""
     rows = [[tf.zeros([n + 1]) for n in range(5)]] * 2
-    results = allreduce_grads(rows, cpus(2), strategy=Strategy(chunk_bytes=0), cluster=cluster or two(communication))
+    results = allreduce_grads(
+        rows, cpus(2), strategy=Strategy(chunk_bytes=0), cluster=cluster or two(communication)
+    )
     return [tensor.op for row in results for tensor in row]
 
 
@@ -177,14 +223,18 @@ def test_nccl_calls_of_a_root_follow_each_other_ring_ones_do_not(graph, engine):
     for device in {op.device for op in found}:
         ops = [op for op in found if op.device == device]
         followed = [[other for other in op.control_inputs if other in ops] for op in ops]
-        assert followed == ([[]] + [[op] for op in ops[:-1]] if engine == "nccl" else [[]] * len(ops))
+        assert followed == (
+            [[]] + [[op] for op in ops[:-1]] if engine == "nccl" else [[]] * len(ops)
+        )
 
 
 def test_two_all_reduces_over_nccl_need_an_order_in_one_step(graph):
     cluster = two("nccl")
     first, second = reduced("nccl", cluster=cluster), reduced("nccl", cluster=cluster)
     check_order(collectives_of(first))
-    with pytest.raises(ClusterError, match=r"'hier_allreduce/\S+' and 'hier_allreduce_1/\S+' would .* one step"):
+    with pytest.raises(
+        ClusterError, match=r"'hier_allreduce/\S+' and 'hier_allreduce_1/\S+' would .* one step"
+    ):
         check_order(collectives_of(first + second))
     with tf1.control_dependencies(first):
         check_order(collectives_of(reduced("nccl", cluster=cluster)))

@@ -12,7 +12,9 @@ import pytest
 from helpers.clusters import free_addresses, job
 from helpers.graphs import IS_TF2
 
-TIMEOUT = 12.0  # of clusters in which a host dies or freezes; a live host answers within a sixth of it
+TIMEOUT = (
+    12.0  # of clusters in which a host dies or freezes; a live host answers within a sixth of it
+)
 HOW = {signal.SIGKILL: "is not listening", signal.SIGSTOP: "does not answer"}
 
 
@@ -47,7 +49,9 @@ def test_a_fault_at_any_moment_is_found(seed):
         check_names(hosts[1 - who].error(), who, how)
 
 
-@pytest.mark.parametrize("fault", [{"raise_at": 2}, {"steps": 3}], ids=["an exception", "fewer steps"])
+@pytest.mark.parametrize(
+    "fault", [{"raise_at": 2}, {"steps": 3}], ids=["an exception", "fewer steps"]
+)
 def test_a_host_that_leaves_early_is_named(fault):
     with job("train", 2, timeout=6.0, each={1: fault}) as hosts:
         check_names(hosts[0].error(), 1, signal.SIGKILL)
@@ -64,16 +68,27 @@ def test_a_chief_may_save_for_longer_than_the_timeout():
 
 
 def test_a_live_host_that_does_not_come_ends_in_a_stall_timeout():
-    with job("train", 2, timeout=6.0, each={0: {"wait_at": 1}, 1: {"cluster": {"stall_timeout": 2.0}}}) as hosts:
+    with job(
+        "train", 2, timeout=6.0, each={0: {"wait_at": 1}, 1: {"cluster": {"stall_timeout": 2.0}}}
+    ) as hosts:
         text = hosts[1].error()
     assert "waited 2 s for the other hosts in a step; all of them answer" in text
 
 
 @pytest.mark.parametrize("missing", [0, 1], ids=["the leader", "a peer"])
 def test_a_host_that_never_starts_is_named(missing):
-    with job("train", 2, timeout=6.0, cluster={"start_timeout": 0.5}, each={missing: {"wait_at": "built"}}) as hosts:
+    with job(
+        "train",
+        2,
+        timeout=6.0,
+        cluster={"start_timeout": 0.5},
+        each={missing: {"wait_at": "built"}},
+    ) as hosts:
         text = hosts[1 - missing].error()
-    assert f"after 0.5 s not all hosts are there: host {missing} (127.0.0.1:" in text and "is not listening" in text
+    assert (
+        f"after 0.5 s not all hosts are there: host {missing} (127.0.0.1:" in text
+        and "is not listening" in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,7 +123,11 @@ def test_a_port_that_is_taken_is_named():
 def test_a_proxy_is_not_asked_for_the_hosts():
     """Else gRPC would ask it, and the hosts would wait for ever."""
     (nobody,) = free_addresses(1)
-    environ = {"http_proxy": f"http://{nobody}", "grpc_proxy": f"http://{nobody}", "no_proxy": "example.org"}
+    environ = {
+        "http_proxy": f"http://{nobody}",
+        "grpc_proxy": f"http://{nobody}",
+        "no_proxy": "example.org",
+    }
     with job("train", 2, environ=environ) as hosts:
         assert [len(host.facts()["losses"]) for host in hosts] == [6, 6]
 
@@ -141,7 +160,9 @@ def test_the_end_of_data_is_no_slow_hosts_last_step():
         hosts[0].go_on()
         for host in hosts:
             text = host.error()
-            assert text.startswith("ClusterError: this host's last step with the other hosts ended with the end of")
+            assert text.startswith(
+                "ClusterError: this host's last step with the other hosts ended with the end of"
+            )
             assert "open a session for each epoch" in text
 
 
@@ -162,4 +183,6 @@ def test_a_step_during_another_threads_step_is_an_error():
         hosts[0].until("an error")
         hosts[1].go_on()
         (result, error), (same,) = (host.facts() for host in hosts)
-    assert result == same == [4.0] and error.startswith("another thread is in a step with the other hosts")
+    assert result == same == [4.0] and error.startswith(
+        "another thread is in a step with the other hosts"
+    )

@@ -30,7 +30,9 @@ def test_each_pod_is_one_of_the_hosts_and_only_they_reach_each_other():
     count = job["spec"]["completions"]
     assert job["spec"]["parallelism"] == count and pod["subdomain"] == service["metadata"]["name"]
     port = service["spec"]["ports"][0]["port"]
-    names = tuple(f"{job['metadata']['name']}-{task}.{pod['subdomain']}:{port}" for task in range(count))
+    names = tuple(
+        f"{job['metadata']['name']}-{task}.{pod['subdomain']}:{port}" for task in range(count)
+    )
     for task in range(count):
         assert place({"TF_CONFIG": config["value"].replace("$(INDEX)", str(task))}) == (names, task)
     labels, policy = job["spec"]["template"]["metadata"]["labels"], BY_KIND["NetworkPolicy"]["spec"]

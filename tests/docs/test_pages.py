@@ -37,7 +37,9 @@ def text_of(page):
 def anchors(page):
     """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", CODE_FENCE.sub("", text_of(page)), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+    return {
+        re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -46,15 +48,21 @@ def test_links_lead_to_files_and_headings(page):
         path, _, anchor = link.partition("#")
         target = (TOP / page).parent / path if path else TOP / page
         assert target.exists(), f"{page} links to {link}"
-        assert not anchor or anchor in anchors(str(target.resolve().relative_to(TOP))), f"{page} links to {link}"
+        assert not anchor or anchor in anchors(str(target.resolve().relative_to(TOP))), (
+            f"{page} links to {link}"
+        )
 
 
 # CHANGELOG names files that are gone
-@pytest.mark.parametrize("page", [*sorted({*PAGES} - {"CHANGELOG.md"}), "Makefile", ".ci/test-compat", ".ci/run"])
+@pytest.mark.parametrize(
+    "page", [*sorted({*PAGES} - {"CHANGELOG.md"}), "Makefile", ".ci/test-compat", ".ci/run"]
+)
 def test_files_and_names_on_pages_exist(page):
     folders = (TOP, TOP / "hier_allreduce", TOP / "docs", (TOP / page).parent)
     for name in re.findall(r"(?<![\w./-])((?:[\w.-]+/)+[\w-]+\.(?:py|md|yaml))\b", text_of(page)):
-        assert "NAME" in name or any((folder / name).exists() for folder in folders), f"{page} names {name}"
+        assert "NAME" in name or any((folder / name).exists() for folder in folders), (
+            f"{page} names {name}"
+        )
     for command in re.findall(r"\bhier-allreduce (\w+)", text_of(page)):
         assert command in ("plan", "doctor", "tune"), f"{page} names the command {command}"
     for name in re.findall(r"\b(?:hier_allreduce|h)\.([a-z]\w+)\(", text_of(page)):
@@ -69,7 +77,9 @@ def test_the_pages_are_short():
 @pytest.mark.parametrize("page", ["README.md", *DOCS])
 def test_outputs_on_pages_are_those_of_the_commands(page, capsys):
     """``<!-- output: COMMAND -->`` stands before some lines of the output of ``hier-allreduce COMMAND``."""
-    for command, shown in re.findall(r"<!-- output: (.*?) -->\n```\n(.*?)```", text_of(page), re.DOTALL):
+    for command, shown in re.findall(
+        r"<!-- output: (.*?) -->\n```\n(.*?)```", text_of(page), re.DOTALL
+    ):
         assert main(command.split()) == 0
         assert shown in capsys.readouterr().out, f"{page}: hier-allreduce {command}"
 
@@ -79,10 +89,14 @@ def test_predicted_steps_on_readme_are_those_of_plan(capsys):
     titles, _, *rows = [re.findall(r"[^|]+", line) for line in table.strip().splitlines()]
     for machine, *cells in rows:
         assert main(["plan", machine.split("`")[1], "--model", "resnet50", "--list", "--json"]) == 0
-        steps = {row["name"]: row["step_seconds"] for row in json.loads(capsys.readouterr().out)["rows"]}
+        steps = {
+            row["name"]: row["step_seconds"] for row in json.loads(capsys.readouterr().out)["rows"]
+        }
         for title, cell in zip(titles, cells):
             found = [seconds for name, seconds in steps.items() if name.startswith(title.strip())]
-            assert cell.strip() == (rounded(found[0] * 1e3) if found else "–"), f"{machine}: {title}"
+            assert cell.strip() == (rounded(found[0] * 1e3) if found else "–"), (
+                f"{machine}: {title}"
+            )
 
 
 def test_the_error_of_the_own_algorithm_is_on_its_page():
@@ -129,18 +143,30 @@ def test_keys_of_shipped_files_are_on_their_page(kind, heading):
 
 def test_every_public_name_is_in_the_api_reference():
     named = set(re.findall(r"^::: .*?\.(\w+)$", text_of("docs/reference/api.md"), re.MULTILINE))
-    assert {name for name in hier_allreduce.__all__ if not name.endswith("Error")} | {"errors"} <= named
+    assert {name for name in hier_allreduce.__all__ if not name.endswith("Error")} | {
+        "errors"
+    } <= named
 
 
 @pytest.mark.skipif(sys.version_info < (3, 9), reason="the site is built with Python 3.9 or newer")
 def test_the_sites_tables_have_every_option_and_key():
     script = (
-        "import sys; sys.path.insert(0, 'docs/generate'); import tables; [print(t()) for t in tables.INCLUDED.values()]"
+        "import sys; sys.path.insert(0, 'docs/generate'); import tables;"
+        " [print(t()) for t in tables.INCLUDED.values()]"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=str(TOP), stdout=subprocess.PIPE, check=True, timeout=280)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=str(TOP),
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=280,
+    )
     tables = done.stdout.decode()
     assert {"--model", "--list", "--measure", "--minutes"} <= set(re.findall(r"--[\w-]+", tables))
-    assert all(f"| `{key}` |" in tables for key in (*hier_allreduce.Strategy.__dataclass_fields__, "staged_latency"))
+    assert all(
+        f"| `{key}` |" in tables
+        for key in (*hier_allreduce.Strategy.__dataclass_fields__, "staged_latency")
+    )
     assert not re.findall(r":\w+:`", tables)
 
 
@@ -159,7 +185,9 @@ def test_each_stop_of_the_road_is_in_the_file_that_the_page_names():
     stops = re.findall(r"`(\w+)`:([^|;]*)", table)
     for file, functions in stops:
         names = re.findall(r"\w+", functions)
-        sources = [TOP / "hier_allreduce" / folder / f"{file}.py" for folder in ("graph", "planning")]
+        sources = [
+            TOP / "hier_allreduce" / folder / f"{file}.py" for folder in ("graph", "planning")
+        ]
         text = next(path for path in sources if path.exists()).read_text(encoding="utf-8")
         assert all(re.search(rf"def {name}\b", text) for name in names), f"{file}: {names}"
     assert len(stops) >= 8 and len({file for file, _ in stops}) <= 8

@@ -7,7 +7,13 @@ import pytest
 import tensorflow as tf
 from helpers.graphs import IS_TF2, cpus, on_towers, tf1
 
-from hier_allreduce import ClusterError, HierAllreduceError, Strategy, allreduce_grads, allreduce_grads_and_vars
+from hier_allreduce import (
+    ClusterError,
+    HierAllreduceError,
+    Strategy,
+    allreduce_grads,
+    allreduce_grads_and_vars,
+)
 from hier_allreduce.graph.names import variable_names
 
 SHAPES = "all_grads[tower][variable]"
@@ -28,7 +34,10 @@ def raises(words, function, *args, error=HierAllreduceError, **kwargs):
 def rows(dtype="float32"):
     """Gradients ``v0`` and ``v1`` of shapes [3] and [2, 2] on four towers."""
     shapes = {"v0": [3], "v1": [2, 2]}
-    return [[tf1.placeholder(dtype, shapes[v], name=f"{v}_of_tower{tower}") for v in shapes] for tower in range(4)]
+    return [
+        [tf1.placeholder(dtype, shapes[v], name=f"{v}_of_tower{tower}") for v in shapes]
+        for tower in range(4)
+    ]
 
 
 def entry(tower, variable, value):
@@ -61,27 +70,94 @@ MATRICES = [
     (lambda: None, SHAPES, "it is one NoneType"),
     (lambda: [row[0] for row in rows()], "tower 0 (/cpu:0): its row is one", "Tensor"),
     (lambda: dict(enumerate(rows())), "tower 0 (/cpu:0): its row is one int"),
-    (lambda: [row[: 1 + (k != 2)] for k, row in enumerate(rows())], "tower 1 (/cpu:1) has 2, tower 2 (/cpu:2) has 1"),
-    (lambda: [(g for g in row[k // 3 :]) for k, row in enumerate(rows())], "tower 3 (/cpu:3) has 1"),
+    (
+        lambda: [row[: 1 + (k != 2)] for k, row in enumerate(rows())],
+        "tower 1 (/cpu:1) has 2, tower 2 (/cpu:2) has 1",
+    ),
+    (
+        lambda: [(g for g in row[k // 3 :]) for k, row in enumerate(rows())],
+        "tower 3 (/cpu:3) has 1",
+    ),
     (
         lambda: [[(grad, "v") for grad in row] for row in rows()],
         "expected a gradient, not a tuple",
         "allreduce_grads_and_vars",
     ),
-    (lambda: entry(2, 1, [1.0, 2.0]), "tower 2 (/cpu:2), variable 1", "expected a gradient, not a list"),
-    (lambda: entry(3, 0, np.zeros(3)), "tower 3 (/cpu:3), variable 0 ('v0_of_tower0')", "not ndarray", "convert_to"),
-    (lambda: entry(2, 0, of(tf.bool)), "tower 2 (/cpu:2), variable 0", "bool has no sum", "cast it to a number"),
-    (lambda: entry(3, 0, of_another_graph()), "tower 3 (/cpu:3), variable 0", "does not belong", "graph.as_default()"),
-    (lambda: entry(2, 0, of("float16")), "tower 2 (/cpu:2), variable 0", "tower 1: float32, tower 2: float16", "cast"),
-    (lambda: entry(1, 1, of("float32", [2, 3])), "tower 1 (/cpu:1), variable 1", "tower 0: (2, 2), tower 1: (2, 3)"),
-    (lambda: entry(3, 0, of("float32", [1])), "tower 3 (/cpu:3), variable 0", "tower 2: (3,), tower 3: (1,)"),
-    (lambda: entry(3, 1, of("float32", [None, 5])), "tower 3 (/cpu:3), variable 1", ", 5))", "build the same model"),
-    (lambda: [row[:: 1 - 2 * (k == 2)] for k, row in enumerate(rows())], "tower 2 (/cpu:2), variable 0", IN_ORDER),
-    (lambda: entry(1, 0, None), "tower 1 (/cpu:1), variable 0", "None on towers [1]", "missing='zeros'"),
-    (lambda: entry(1, 0, slices((3, 2), (2,))), "values of shape (3, 2) and indices of shape (2,)", "one index for"),
-    (lambda: entry(1, 0, tf.IndexedSlices(of("float32", [1, 2]), np.array([0]))), "not with indices that are ndarray"),
-    (lambda: entry(1, 1, slices(shape=(1, 2))), "tower 1 (/cpu:1), variable 1", "tower 0: (2, 2), tower 1: (1, 2)"),
-    (lambda: [[slices(dtype=d)] for d in ("int64", "int32") * 2], "variable 0", "dtype of the indices differs"),
+    (
+        lambda: entry(2, 1, [1.0, 2.0]),
+        "tower 2 (/cpu:2), variable 1",
+        "expected a gradient, not a list",
+    ),
+    (
+        lambda: entry(3, 0, np.zeros(3)),
+        "tower 3 (/cpu:3), variable 0 ('v0_of_tower0')",
+        "not ndarray",
+        "convert_to",
+    ),
+    (
+        lambda: entry(2, 0, of(tf.bool)),
+        "tower 2 (/cpu:2), variable 0",
+        "bool has no sum",
+        "cast it to a number",
+    ),
+    (
+        lambda: entry(3, 0, of_another_graph()),
+        "tower 3 (/cpu:3), variable 0",
+        "does not belong",
+        "graph.as_default()",
+    ),
+    (
+        lambda: entry(2, 0, of("float16")),
+        "tower 2 (/cpu:2), variable 0",
+        "tower 1: float32, tower 2: float16",
+        "cast",
+    ),
+    (
+        lambda: entry(1, 1, of("float32", [2, 3])),
+        "tower 1 (/cpu:1), variable 1",
+        "tower 0: (2, 2), tower 1: (2, 3)",
+    ),
+    (
+        lambda: entry(3, 0, of("float32", [1])),
+        "tower 3 (/cpu:3), variable 0",
+        "tower 2: (3,), tower 3: (1,)",
+    ),
+    (
+        lambda: entry(3, 1, of("float32", [None, 5])),
+        "tower 3 (/cpu:3), variable 1",
+        ", 5))",
+        "build the same model",
+    ),
+    (
+        lambda: [row[:: 1 - 2 * (k == 2)] for k, row in enumerate(rows())],
+        "tower 2 (/cpu:2), variable 0",
+        IN_ORDER,
+    ),
+    (
+        lambda: entry(1, 0, None),
+        "tower 1 (/cpu:1), variable 0",
+        "None on towers [1]",
+        "missing='zeros'",
+    ),
+    (
+        lambda: entry(1, 0, slices((3, 2), (2,))),
+        "values of shape (3, 2) and indices of shape (2,)",
+        "one index for",
+    ),
+    (
+        lambda: entry(1, 0, tf.IndexedSlices(of("float32", [1, 2]), np.array([0]))),
+        "not with indices that are ndarray",
+    ),
+    (
+        lambda: entry(1, 1, slices(shape=(1, 2))),
+        "tower 1 (/cpu:1), variable 1",
+        "tower 0: (2, 2), tower 1: (1, 2)",
+    ),
+    (
+        lambda: [[slices(dtype=d)] for d in ("int64", "int32") * 2],
+        "variable 0",
+        "dtype of the indices differs",
+    ),
 ]
 
 
@@ -115,14 +191,32 @@ def test_devices_that_are_none(graph, number):
 
 # options, and words of the message
 OPTIONS = [
-    *(({"average": value}, f"average={value!r}", "True for the mean, False for the sum") for value in ("sum", 1, None)),
-    *(({"name": name}, f"name={name!r} is not a name scope") for name in ("a b", "/x", "_a", "-a", "é", 7)),
-    ({"strategy": Strategy("hierarchical", groups=((0, 1), (2,)))}, "groups=((0, 1), (2,))", "towers 0 to 3"),
+    *(
+        ({"average": value}, f"average={value!r}", "True for the mean, False for the sum")
+        for value in ("sum", 1, None)
+    ),
+    *(
+        ({"name": name}, f"name={name!r} is not a name scope")
+        for name in ("a b", "/x", "_a", "-a", "é", 7)
+    ),
+    (
+        {"strategy": Strategy("hierarchical", groups=((0, 1), (2,)))},
+        "groups=((0, 1), (2,))",
+        "towers 0 to 3",
+    ),
     ({"strategy": Strategy("flat", main=4)}, "main=4", "towers 0, 1, 2, 3"),
-    ({"strategy": Strategy(lambda devices, chunk: [])}, "<lambda>(4, 0)", "on tower 0, misses towers [1, 2, 3]"),
+    (
+        {"strategy": Strategy(lambda devices, chunk: [])},
+        "<lambda>(4, 0)",
+        "on tower 0, misses towers [1, 2, 3]",
+    ),
     ({"strategy": "dgx-1v"}, "strategy='dgx-1v'", "Strategy(topology='dgx-1v')"),
     ({"strategy": 5}, "strategy=5", "expected a Strategy"),
-    ({"cluster": "cluster.yaml", "error": ClusterError}, "cluster='cluster.yaml'", "expected a hier_allreduce.Cluster"),
+    (
+        {"cluster": "cluster.yaml", "error": ClusterError},
+        "cluster='cluster.yaml'",
+        "expected a hier_allreduce.Cluster",
+    ),
 ]
 
 
@@ -148,7 +242,13 @@ def test_integers_have_no_mean(graph, dtype):
 
 def test_rows_without_a_shape_cannot_be_made_dense(graph):
     words = ["tower 0 (/cpu:0), variable 0", "no dense_shape", "sparse='gather'"]
-    raises(words, allreduce_grads, [[slices(shape=None)] for _ in range(2)], cpus(2), strategy=Strategy(sparse="dense"))
+    raises(
+        words,
+        allreduce_grads,
+        [[slices(shape=None)] for _ in range(2)],
+        cpus(2),
+        strategy=Strategy(sparse="dense"),
+    )
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
@@ -162,18 +262,28 @@ def test_unsigned_integers_are_added_where_tensorflow_can(graph, dtype):
 @pytest.mark.tf2
 def test_eagerly_the_checks_are_the_same():
     two = [[tf.zeros([3])], [tf.zeros([4])]]
-    with pytest.raises(HierAllreduceError, match=r"tower \d \(/cpu:\d\), variable 0 .*the shape differs"):
+    with pytest.raises(
+        HierAllreduceError, match=r"tower \d \(/cpu:\d\), variable 0 .*the shape differs"
+    ):
         allreduce_grads(two, cpus(2))
     with pytest.raises(HierAllreduceError, match=r"tower 1: <function .* is not a device"):
         allreduce_grads([[tf.zeros([3])]] * 2, ["/cpu:0", lambda op: "/cpu:1"])
     with pytest.raises(HierAllreduceError, match=r"tower 0: PhysicalDevice.*list_logical_devices"):
         allreduce_grads([[tf.zeros([3])]] * 2, tf.config.list_physical_devices("CPU") * 2)
-    with pytest.raises(HierAllreduceError, match=r"tower 1 \(/cpu:1\), variable 0 .*does not belong"):
+    with pytest.raises(
+        HierAllreduceError, match=r"tower 1 \(/cpu:1\), variable 0 .*does not belong"
+    ):
         allreduce_grads([[tf.zeros([3])], [of_another_graph()]], cpus(2))
-    with tf.Graph().as_default(), pytest.raises(HierAllreduceError, match=r"tower 1 .*variable 0 .*does not belong"):
+    with tf.Graph().as_default(), pytest.raises(
+        HierAllreduceError, match=r"tower 1 .*variable 0 .*does not belong"
+    ):
         allreduce_grads([[of("float32")], two[0]], cpus(2))
-    with pytest.raises(HierAllreduceError, match=r"tower \d \(/cpu:\d\), variable 0 .*the shape differs"):
-        tf.function(lambda: allreduce_grads(two, cpus(2)))()  # translated by autograph, which wraps other errors
+    with pytest.raises(
+        HierAllreduceError, match=r"tower \d \(/cpu:\d\), variable 0 .*the shape differs"
+    ):
+        tf.function(
+            lambda: allreduce_grads(two, cpus(2))
+        )()  # translated by autograph, which wraps other errors
 
 
 # ---- pairs -------------------------------------------------------------------------------------------
@@ -181,7 +291,10 @@ def test_eagerly_the_checks_are_the_same():
 
 def named(names):
     """Rows of (gradient, variable) for variables of these names; one name is one variable."""
-    made = {name: tf1.get_variable(name, [2], use_resource=True) for name in sorted({n for row in names for n in row})}
+    made = {
+        name: tf1.get_variable(name, [2], use_resource=True)
+        for name in sorted({n for row in names for n in row})
+    }
     return [[(tf.identity(made[name]), made[name]) for name in row] for row in names]
 
 
@@ -203,8 +316,20 @@ ORDERS = [
 @pytest.mark.parametrize("names", ORDERS)
 def test_towers_that_list_their_variables_in_another_order(graph, names):
     pairs = named(names)
-    raises(["tower 1 (/cpu:1), variable 0", "tower 0 has ", IN_ORDER], allreduce_grads_and_vars, pairs, cpus(2))
-    assert len(allreduce_grads_and_vars([sorted(row, key=lambda pair: pair[1].name) for row in pairs], cpus(2))) == 2
+    raises(
+        ["tower 1 (/cpu:1), variable 0", "tower 0 has ", IN_ORDER],
+        allreduce_grads_and_vars,
+        pairs,
+        cpus(2),
+    )
+    assert (
+        len(
+            allreduce_grads_and_vars(
+                [sorted(row, key=lambda pair: pair[1].name) for row in pairs], cpus(2)
+            )
+        )
+        == 2
+    )
 
 
 NAMES = [
@@ -213,7 +338,10 @@ NAMES = [
     ([["model_0/t1/w", "model_0/t1/b"], ["model_1/t1/w", "model_1/t1/b"]], ["t1/w", "t1/b"]),
     ([["tower0/w", "all/shared"], ["tower1/w", "all/shared"]], ["w", "all/shared"]),
     ([["w", "t1/b"]], ["w", "t1/b"]),
-    ([["conv/w", "conv_1/w", "out/w"], ["conv_2/w", "conv_3/w", "out_1/w"]], ["conv/w", "conv_1/w", "out/w"]),
+    (
+        [["conv/w", "conv_1/w", "out/w"], ["conv_2/w", "conv_3/w", "out_1/w"]],
+        ["conv/w", "conv_1/w", "out/w"],
+    ),
 ]
 
 
@@ -244,7 +372,9 @@ def test_towers_with_more_or_fewer_variables(graph, names, some):
 @pytest.mark.parametrize("count", [2, 3])
 def test_rows_and_towers_mixed_up(graph, mixed_up, count):
     """As many towers as variables: N rows of K would be added up in silence."""
-    pairs = on_towers(cpus(count), lambda tower: named([[f"tower{tower}/{name}" for name in "wbc"[:count]]])[0])
+    pairs = on_towers(
+        cpus(count), lambda tower: named([[f"tower{tower}/{name}" for name in "wbc"[:count]]])[0]
+    )
     words = [" (/cpu:", "the variable is on", "rows[tower][variable]"]
     raises(words, allreduce_grads_and_vars, mixed_up(pairs), cpus(count))
 
@@ -274,8 +404,12 @@ def test_several_towers_with_reference_variables_get_a_warning(graph):
     def made(tower, resource):
         return tf1.get_variable(f"{resource}{tower}", [2], use_resource=resource)
 
-    pairs = [[(tf.zeros([2]), made(tower, resource)) for resource in (True, False)] for tower in range(2)]
-    with pytest.warns(UserWarning, match="1 of 2 .* 'False0'.*enable_resource_variables.*--use_resource_vars") as seen:
+    pairs = [
+        [(tf.zeros([2]), made(tower, resource)) for resource in (True, False)] for tower in range(2)
+    ]
+    with pytest.warns(
+        UserWarning, match="1 of 2 .* 'False0'.*enable_resource_variables.*--use_resource_vars"
+    ) as seen:
         allreduce_grads_and_vars(pairs, cpus(2))
     assert seen[0].filename == __file__
     with warnings.catch_warnings():

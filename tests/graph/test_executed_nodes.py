@@ -49,9 +49,14 @@ def test_the_simulator_charges_the_host_for_what_is_executed(graph, model, plan)
     towers, strategy = PLANS[plan]
     functions = [lambda op, device=device: device for device in cpus(towers)]
     rows = on_towers(
-        cpus(towers), lambda tower: [tf.raw_ops.Empty(shape=shape, dtype=tf.float32) for shape in shapes_of(model)]
+        cpus(towers),
+        lambda tower: [
+            tf.raw_ops.Empty(shape=shape, dtype=tf.float32) for shape in shapes_of(model)
+        ],
     )
     layout = lay_out(check_matrix(rows, functions, True, strategy), tuple(functions), strategy)
     ops = Work(layout.plan, layout.chunks, [size_of(column) for column in layout.columns]).ops
-    executed = executed_nodes(traced(consumed_in_place(allreduce_grads(rows, functions, True, strategy))))
+    executed = executed_nodes(
+        traced(consumed_in_place(allreduce_grads(rows, functions, True, strategy)))
+    )
     assert abs(executed - ops) <= 0.05 * executed, (executed, ops)

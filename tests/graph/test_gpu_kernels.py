@@ -8,7 +8,12 @@ from hier_allreduce import Strategy, allreduce_grads
 
 DEVICES = [f"/gpu:{k}" for k in range(3)]
 FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-STRATEGIES = [Strategy("flat"), Strategy("ring", chunk_bytes=0), Strategy(topology="dgx-1v"), Strategy("tree")]
+STRATEGIES = [
+    Strategy("flat"),
+    Strategy("ring", chunk_bytes=0),
+    Strategy(topology="dgx-1v"),
+    Strategy("tree"),
+]
 ADDED, MOVED = frozenset([*FLOATS, "int32"]) - {"bfloat16"}, frozenset([*FLOATS, "int32", "int64"])
 # The dtypes of kernels for GPUs in both TensorFlow 1.15.0 and 2.21.0, as `get_registered_kernels_for_op` of
 # tensorflow.python.framework.kernels lists them in the wheels for GPUs. Ops that are missing here have to be looked up.
@@ -42,15 +47,24 @@ def test_every_op_for_dense_gradients_has_a_kernel(graph, dtype):
     assert without_kernel(graph) == set()
 
 
-@pytest.mark.parametrize("dtype", [*FLOATS, "int32"])  # for rows of int64 GPUs have no UnsortedSegmentSum
+@pytest.mark.parametrize(
+    "dtype", [*FLOATS, "int32"]
+)  # for rows of int64 GPUs have no UnsortedSegmentSum
 def test_every_op_for_sparse_and_missing_gradients_has_a_kernel(graph, dtype):
     def row(tower):
         rows, indices = tf1.placeholder(dtype, [6, 2]), tf1.placeholder("int64", [6])
-        grads = [tf.IndexedSlices(rows, indices, tf.constant([50, 2], tf.int64)), tf1.placeholder(dtype, [9, 9])]
+        grads = [
+            tf.IndexedSlices(rows, indices, tf.constant([50, 2], tf.int64)),
+            tf1.placeholder(dtype, [9, 9]),
+        ]
         return [grads[0], *(grads if tower else [None, None])]
 
     for sparse in ("gather", "dense"):
-        allreduce_grads(on_towers(DEVICES, row), DEVICES, strategy=Strategy("flat", sparse=sparse, missing="zeros"))
+        allreduce_grads(
+            on_towers(DEVICES, row),
+            DEVICES,
+            strategy=Strategy("flat", sparse=sparse, missing="zeros"),
+        )
     assert without_kernel(graph) == set()
 
 

@@ -5,10 +5,26 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import IS_TF2, cpus, evaluate, floats, gradients_on, held, same_bits, session, tf1
+from helpers.graphs import (
+    IS_TF2,
+    cpus,
+    evaluate,
+    floats,
+    gradients_on,
+    held,
+    same_bits,
+    session,
+    tf1,
+)
 
 from hier_allreduce import Strategy, allreduce_grads, allreduce_grads_and_vars
-from hier_allreduce.graph import begin, copy_from_mains, copy_from_tower_0, first_half, reduce_layout
+from hier_allreduce.graph import (
+    begin,
+    copy_from_mains,
+    copy_from_tower_0,
+    first_half,
+    reduce_layout,
+)
 from hier_allreduce.graph.names import op_names
 from hier_allreduce.graph.record import recorded_in
 
@@ -23,11 +39,14 @@ def placed(result):
 
 
 @pytest.mark.parametrize(
-    "strategy", [None, "hierarchical", Strategy("tree", chunk_bytes=0), Strategy("ring", chunk_bytes=128)]
+    "strategy",
+    [None, "hierarchical", Strategy("tree", chunk_bytes=0), Strategy("ring", chunk_bytes=128)],
 )
 @pytest.mark.parametrize("towers", [1, 3, 8])
 def test_each_result_lives_on_its_towers_device(graph, towers, strategy):
-    rows = gradients_on(cpus(towers), [[np.full([99], 2.0**k, "float32")] * 3 for k in range(towers)])
+    rows = gradients_on(
+        cpus(towers), [[np.full([99], 2.0**k, "float32")] * 3 for k in range(towers)]
+    )
     result = allreduce_grads(rows, cpus(towers), True, strategy)
     assert type(result) is list and [type(row) for row in result] == [tuple] * towers
     assert placed(result) == [[device] * 3 for device in cpus(towers)]
@@ -41,7 +60,9 @@ def scopes(graph, anchor):
     yield graph.control_dependencies([anchor])
 
 
-@pytest.mark.parametrize("number", range(5), ids=["device", "colocate", "colocate_only", "name", "control"])
+@pytest.mark.parametrize(
+    "number", range(5), ids=["device", "colocate", "colocate_only", "name", "control"]
+)
 def test_surrounding_scopes_do_not_move_anything(graph, number):
     with tf.device("/cpu:9"):
         anchor = tf1.placeholder_with_default(1.0, [], name="anchor").op
@@ -53,12 +74,16 @@ def test_surrounding_scopes_do_not_move_anything(graph, number):
     ours = [op for op in graph.get_operations() if "hier_allreduce" in op.name]
     assert ours and not any(b"loc:@anchor" in op.colocation_groups() for op in ours)
     assert [row[0].tolist() for row in evaluate(result)] == [[7, 7]] * 3
-    assert (b"loc:@anchor" in after.op.colocation_groups()) == (number in (1, 2)), "the scope goes on afterwards"
+    assert (b"loc:@anchor" in after.op.colocation_groups()) == (number in (1, 2)), (
+        "the scope goes on afterwards"
+    )
 
 
 def test_an_outer_device_completes_the_towers_device(graph):
     with tf.device("/job:worker/task:1"):
-        result = allreduce_grads(gradients_on(["/gpu:0", "/gpu:1"], powers_of_two(2, 1)), ["/gpu:0", "/job:ps/gpu:1"])
+        result = allreduce_grads(
+            gradients_on(["/gpu:0", "/gpu:1"], powers_of_two(2, 1)), ["/gpu:0", "/job:ps/gpu:1"]
+        )
     assert [tf.DeviceSpec.from_string(row[0].device).to_string() for row in result] == [
         "/job:worker/task:1/device:GPU:0",
         "/job:ps/task:1/device:GPU:1",
@@ -69,16 +94,23 @@ DEVICES: dict = {
     "shared": (["/cpu:0", "/cpu:0", "/cpu:1"], ["/cpu:0", "/cpu:0", "/cpu:1"]),
     "anywhere": ([None, "", "/cpu:1"], ["", "", "/cpu:1"]),
     "spellings": (["/CPU:1", "/device:CPU:2", "cpu:3"], ["/cpu:1", "/cpu:2", "/cpu:3"]),
-    "full": (["/job:localhost/replica:0/task:0/device:CPU:1"] * 3, ["/job:localhost/replica:0/task:0/cpu:1"] * 3),
+    "full": (
+        ["/job:localhost/replica:0/task:0/device:CPU:1"] * 3,
+        ["/job:localhost/replica:0/task:0/cpu:1"] * 3,
+    ),
     "spec": ([tf.DeviceSpec(device_type="CPU", device_index=i) for i in range(3)], cpus(3)),
     **({"logical": (tf.config.list_logical_devices("CPU")[:3], cpus(3))} if IS_TF2 else {}),
     "spec_v1": ([tf1.DeviceSpec(device_type="CPU", device_index=i) for i in range(3)], cpus(3)),
     "functions": ([lambda op, i=i: f"/cpu:{i}" for i in range(3)], cpus(3)),
 }
-ON_A_MACHINE = [(case, Strategy(topology="dgx-1v")) for case in ("spellings", "spec", "functions")]  # numbered once
+ON_A_MACHINE = [
+    (case, Strategy(topology="dgx-1v")) for case in ("spellings", "spec", "functions")
+]  # numbered once
 
 
-@pytest.mark.parametrize("case, strategy", [*((case, "hierarchical") for case in DEVICES), *ON_A_MACHINE])
+@pytest.mark.parametrize(
+    "case, strategy", [*((case, "hierarchical") for case in DEVICES), *ON_A_MACHINE]
+)
 def test_devices_in_every_notation(graph, case, strategy):
     """Gradients live on another device than their towers."""
     devices, expected = DEVICES[case]
@@ -89,7 +121,9 @@ def test_devices_in_every_notation(graph, case, strategy):
     assert evaluate(result) == [(7.0,) * 4] * 3
 
 
-@pytest.mark.parametrize("devices", [["/job:worker"] * 2, ["/job:worker/task:0", "/job:worker/task:1"], ["/gpu"] * 2])
+@pytest.mark.parametrize(
+    "devices", [["/job:worker"] * 2, ["/job:worker/task:0", "/job:worker/task:1"], ["/gpu"] * 2]
+)
 def test_a_job_or_a_type_alone_is_a_device(graph, devices):
     """Variables on a device of that job are not taken for those of another tower."""
     rows = []
@@ -151,7 +185,8 @@ def test_a_function_calls_it_as_it_is_written(graph, strategy):
 
 
 @pytest.mark.parametrize(
-    "name, scopes", [("sync", ["sync/", "sync_1/"]), (None, ["hier_allreduce/", "hier_allreduce_1/"])]
+    "name, scopes",
+    [("sync", ["sync/", "sync_1/"]), (None, ["hier_allreduce/", "hier_allreduce_1/"])],
 )
 def test_ops_carry_the_name_that_was_asked_for(graph, name, scopes):
     for scope in scopes:
@@ -170,7 +205,9 @@ def test_names_of_ops_are_unique_and_those_that_are_keep_theirs():
 # ---- the halves: to the mains, and from them -----------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", [{}, {"wire_dtype": "float16"}, {"topology": "dgx-1v"}, {"main": 0}])
+@pytest.mark.parametrize(
+    "how", [{}, {"wire_dtype": "float16"}, {"topology": "dgx-1v"}, {"main": 0}]
+)
 @pytest.mark.parametrize("towers", [1, 3, 8])
 def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
     strategy = Strategy(**how)
@@ -184,12 +221,16 @@ def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
     assert sorted(mains) == [0, 1, 2, 3, 4]  # no variable without gradients
     for variable, main in sorted(mains.items()):
         total = totals[main][variable]
-        assert [row[variable] is None for row in totals] == [tower != main for tower in range(towers)]
+        assert [row[variable] is None for row in totals] == [
+            tower != main for tower in range(towers)
+        ]
         assert placed([[total]]) == [[devices[mains[variable]]]]
         with tf.device(devices[mains[variable]]):
             updated.append(2 * total)
     result = copy_from_mains([*updated, None], layout)
-    assert not any("zeros" in op.name for op in graph.get_operations())  # other towers have nothing to pack
+    assert not any(
+        "zeros" in op.name for op in graph.get_operations()
+    )  # other towers have nothing to pack
     assert placed([row[:-1] for row in result]) == [[device] * 5 for device in devices]
     got = evaluate([row[:-1] for row in result])
     assert same_bits(got) and [row[-1] for row in result] == [None] * towers
@@ -199,7 +240,9 @@ def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
 
 
 def test_mains_carry_about_equal_bytes(graph):
-    rows = gradients_on(cpus(4), [[np.zeros([size], "float32") for size in [5000, 1000, 1000, 3000] * 6]] * 4)
+    rows = gradients_on(
+        cpus(4), [[np.zeros([size], "float32") for size in [5000, 1000, 1000, 3000] * 6]] * 4
+    )
     layout = begin(rows, cpus(4), False, Strategy(chunk_bytes=0), whole=True)
     loads = dict.fromkeys(range(4), 0)
     for variable, main in layout.mains().items():
@@ -209,8 +252,16 @@ def test_mains_carry_about_equal_bytes(graph):
 
 def test_values_of_tower_0_go_to_all(graph):
     with tf.device("/cpu:0"):
-        values = [held(value) for value in (floats([1, 2]), np.int64(7), np.array(["a", "b"]), np.zeros([0, 2]))]
+        values = [
+            held(value)
+            for value in (floats([1, 2]), np.int64(7), np.array(["a", "b"]), np.zeros([0, 2]))
+        ]
     result = copy_from_tower_0(values, cpus(5))
     assert placed(result) == [[device] * 4 for device in cpus(5)]
     for row in evaluate(result):
-        assert row[0].tolist() == [1, 2] and row[1] == 7 and row[2].tolist() == [b"a", b"b"] and row[3].shape == (0, 2)
+        assert (
+            row[0].tolist() == [1, 2]
+            and row[1] == 7
+            and row[2].tolist() == [b"a", b"b"]
+            and row[3].shape == (0, 2)
+        )

@@ -3,7 +3,18 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import cpus, dense, evaluate, executed, gradients_on, held, on_towers, same_bits, sparse, started
+from helpers.graphs import (
+    cpus,
+    dense,
+    evaluate,
+    executed,
+    gradients_on,
+    held,
+    on_towers,
+    same_bits,
+    sparse,
+    started,
+)
 
 from hier_allreduce import HierAllreduceError, Strategy, allreduce_grads
 from hier_allreduce.graph import HostGroup
@@ -20,7 +31,9 @@ ALGORITHMS = ["flat", "tree", "hierarchical", "ring"]
 @pytest.mark.parametrize("shapes", [[(5, 2), (1, 2)], [(1, 2), (5, 2)]])
 def test_shapes_that_differ_when_the_step_runs_fail(graph, algorithm, towers, shapes):
     values = [[np.ones(shapes[min(tower, 1)], "float32")] for tower in range(towers)]
-    result = allreduce_grads(gradients_on(cpus(towers), values, static=False), cpus(towers), strategy=algorithm)
+    result = allreduce_grads(
+        gradients_on(cpus(towers), values, static=False), cpus(towers), strategy=algorithm
+    )
     with pytest.raises(tf.errors.InvalidArgumentError):
         evaluate(result)
 
@@ -28,18 +41,26 @@ def test_shapes_that_differ_when_the_step_runs_fail(graph, algorithm, towers, sh
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("towers", [2, 3])
 def test_a_dense_gradient_and_rows_of_a_smaller_one_are_never_broadcast(graph, towers, is_known):
-    shape = tf.constant([1, 2], tf.int64) if is_known else tf1.placeholder_with_default(np.array([1, 2]), [2])
+    shape = (
+        tf.constant([1, 2], tf.int64)
+        if is_known
+        else tf1.placeholder_with_default(np.array([1, 2]), [2])
+    )
     rows = [[held(np.ones([5, 2], "float32"))] for _ in range(towers)]
     rows[1] = [tf.IndexedSlices(held(np.ones([1, 2], "float32")), held(np.array([0])), shape)]
     if is_known:
-        with pytest.raises(HierAllreduceError, match=r"the shape differs.*tower 0: \(5, 2\), tower 1: \(1, 2\)"):
+        with pytest.raises(
+            HierAllreduceError, match=r"the shape differs.*tower 0: \(5, 2\), tower 1: \(1, 2\)"
+        ):
             allreduce_grads(rows, cpus(towers))
     else:
         with pytest.raises(tf.errors.InvalidArgumentError):
             evaluate(allreduce_grads(rows, cpus(towers)))
 
 
-@pytest.mark.parametrize("known", [[None, (2, 3), None], [(2, 3), None, (2, None)], [(2, None), (None, 3), (2, 3)]])
+@pytest.mark.parametrize(
+    "known", [[None, (2, 3), None], [(2, 3), None, (2, None)], [(2, None), (None, 3), (2, 3)]]
+)
 def test_shapes_that_the_towers_know_in_part_are_one_shape(graph, known):
     rows = [[tf1.placeholder_with_default(np.ones([2, 3], "float32"), shape)] for shape in known]
     result = allreduce_grads(rows, cpus(3))
@@ -47,13 +68,21 @@ def test_shapes_that_the_towers_know_in_part_are_one_shape(graph, known):
 
 
 def test_static_shapes_and_slopes_survive_packing_and_cutting(graph):
-    rows = gradients_on(cpus(4), [[np.full([60, 50], 2.0**k, "float32"), np.float32(2.0**k)] for k in range(4)])
+    rows = gradients_on(
+        cpus(4), [[np.full([60, 50], 2.0**k, "float32"), np.float32(2.0**k)] for k in range(4)]
+    )
     for chunk_bytes in (None, 0, 1000):
-        result = allreduce_grads(rows, cpus(4), strategy=Strategy(algorithm="ring", chunk_bytes=chunk_bytes))
+        result = allreduce_grads(
+            rows, cpus(4), strategy=Strategy(algorithm="ring", chunk_bytes=chunk_bytes)
+        )
         assert [[grad.shape.as_list() for grad in row] for row in result] == [[[60, 50], []]] * 4
-        back = tf.gradients(tf.reduce_sum(result[3][0]) + result[0][1], [grad for row in rows for grad in row])
+        back = tf.gradients(
+            tf.reduce_sum(result[3][0]) + result[0][1], [grad for row in rows for grad in row]
+        )
         got, slopes = evaluate([result[2], back])
-        assert all((total == 15).all() for total in got) and all((slope == 1).all() for slope in slopes)
+        assert all((total == 15).all() for total in got) and all(
+            (slope == 1).all() for slope in slopes
+        )
 
 
 # ---- sparse ------------------------------------------------------------------------------------------
@@ -63,15 +92,21 @@ def test_static_shapes_and_slopes_survive_packing_and_cutting(graph):
 @pytest.mark.parametrize("dense_shape", [(100, 2), None], ids=["shape", "no shape"])
 @pytest.mark.parametrize("average", [False, True])
 def test_sparse_gradients_stay_sparse_on_every_tower(graph, algorithm, dense_shape, average):
-    rows = on_towers(cpus(5), lambda tower: [sparse(tower, tower, dense_shape)])  # tower 0 has no rows at all
+    rows = on_towers(
+        cpus(5), lambda tower: [sparse(tower, tower, dense_shape)]
+    )  # tower 0 has no rows at all
     result = allreduce_grads(rows, cpus(5), average, strategy=algorithm)
     for tower, (grad,) in enumerate(result):
         assert isinstance(grad, tf.IndexedSlices) and grad.dense_shape is rows[tower][0].dense_shape
-        assert {tf.DeviceSpec.from_string(t.device).device_index for t in (grad.values, grad.indices)} == {tower}
+        assert {
+            tf.DeviceSpec.from_string(t.device).device_index for t in (grad.values, grad.indices)
+        } == {tower}
     got, given = evaluate([[row[0] for row in result], [row[0] for row in rows]])
     assert all(len(slices.indices) == 0 + 1 + 2 + 3 + 4 for slices in got)
     assert same_bits([[slices] for slices in got])
-    np.testing.assert_allclose(dense(got[3]), sum(map(dense, given)) / (5 if average else 1), rtol=1e-6)
+    np.testing.assert_allclose(
+        dense(got[3]), sum(map(dense, given)) / (5 if average else 1), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("towers", [1, 3])
@@ -79,13 +114,17 @@ def test_rows_from_elsewhere_end_on_their_towers(graph, towers):
     with tf.device("/cpu:7"):
         rows = [[sparse(tower, 2)] for tower in range(towers)]
     for tower, (grad,) in enumerate(allreduce_grads(rows, cpus(towers), average=True)):
-        assert {tf.DeviceSpec.from_string(t.device).device_index for t in (grad.values, grad.indices)} == {tower}
+        assert {
+            tf.DeviceSpec.from_string(t.device).device_index for t in (grad.values, grad.indices)
+        } == {tower}
 
 
 def test_sparse_on_one_tower_and_dense_on_another(graph):
     table = np.ones([100, 2], "float32")
     rows = [[sparse(0, 4, None)], [held(table)], [sparse(2, 3)]]
-    got, first, third = evaluate([[row[0] for row in allreduce_grads(rows, cpus(3))], rows[0][0], rows[2][0]])
+    got, first, third = evaluate(
+        [[row[0] for row in allreduce_grads(rows, cpus(3))], rows[0][0], rows[2][0]]
+    )
     assert np.array_equal(got[0], table + dense(first) + dense(third))
     assert same_bits([[value] for value in got])
 
@@ -93,10 +132,17 @@ def test_sparse_on_one_tower_and_dense_on_another(graph):
 @pytest.mark.parametrize("is_known", [True, False])
 def test_sparse_gradients_made_dense(graph, is_known):
     def shape():
-        return tf.constant([6, 2], tf.int64) if is_known else tf1.placeholder_with_default(np.array([6, 2]), [2])
+        return (
+            tf.constant([6, 2], tf.int64)
+            if is_known
+            else tf1.placeholder_with_default(np.array([6, 2]), [2])
+        )
 
     indices = held(np.array([4, 4]))
-    rows = [[tf.IndexedSlices(held(np.array([[1, k]] * 2, "float32")), indices, shape())] for k in range(3)]
+    rows = [
+        [tf.IndexedSlices(held(np.array([[1, k]] * 2, "float32")), indices, shape())]
+        for k in range(3)
+    ]
     got = evaluate(allreduce_grads(rows, cpus(3), strategy=Strategy(sparse="dense")))
     assert got[2][0].tolist() == [[0, 0]] * 4 + [[6, 6], [0, 0]]
 
@@ -115,7 +161,11 @@ def test_5000_float16_rows_of_one_index_are_added_in_float32(graph, average, tot
 @pytest.mark.parametrize("without", [0, 2])
 def test_none_on_some_towers_counts_as_zeros(graph, without):
     matrix = [
-        [sparse(k, 2), held(np.ones([3], "float32")), tf1.placeholder_with_default(np.ones([2], "float32"), None)]
+        [
+            sparse(k, 2),
+            held(np.ones([3], "float32")),
+            tf1.placeholder_with_default(np.ones([2], "float32"), None),
+        ]
         for k in range(3)
     ]
     given = evaluate([row[0] for row in matrix])
@@ -148,8 +198,12 @@ def test_float16_means_are_finite_where_sums_overflow(towers, algorithm):
     values = [[np.full([3], 60000 + 32 * k, "float16")] for k in range(towers)]
     rows = executed(values, cpus(towers), average=True, strategy=algorithm)
     assert same_bits(rows)
-    hops = {"flat": 1, "hierarchical": 2, "tree": int(np.ceil(np.log2(towers)))}.get(algorithm, towers - 1)
-    error = np.abs(rows[0][0].astype("float64") - np.mean([row[0].astype("float64") for row in values], 0))
+    hops = {"flat": 1, "hierarchical": 2, "tree": int(np.ceil(np.log2(towers)))}.get(
+        algorithm, towers - 1
+    )
+    error = np.abs(
+        rows[0][0].astype("float64") - np.mean([row[0].astype("float64") for row in values], 0)
+    )
     assert error.max() <= 32 * (1 + hops)  # half a unit in the last place a hop
 
 
@@ -157,22 +211,32 @@ def test_float16_means_are_finite_where_sums_overflow(towers, algorithm):
 @pytest.mark.parametrize("dtype, wire", [("float16", None), ("float32", "float16")])
 def test_means_of_small_gradients_do_not_vanish(algorithm, dtype, wire):
     values = [[np.full([4], 1.8e-7, dtype)] for _ in range(8)]
-    rows = executed(values, cpus(8), average=True, strategy=Strategy(algorithm=algorithm, wire_dtype=wire))
-    np.testing.assert_allclose(rows[5][0].astype("float64"), np.float16(1.8e-7).astype("float64"), rtol=1e-6)
+    rows = executed(
+        values, cpus(8), average=True, strategy=Strategy(algorithm=algorithm, wire_dtype=wire)
+    )
+    np.testing.assert_allclose(
+        rows[5][0].astype("float64"), np.float16(1.8e-7).astype("float64"), rtol=1e-6
+    )
 
 
 def test_one_tower_is_returned_exactly_even_in_half_precision():
     value = np.array([1.0001, 1e-9], "float32")
-    assert np.array_equal(executed([[value]], cpus(1), strategy=Strategy(wire_dtype="float16"))[0][0], value)
+    assert np.array_equal(
+        executed([[value]], cpus(1), strategy=Strategy(wire_dtype="float16"))[0][0], value
+    )
 
 
 def test_the_wire_dtype_is_that_of_every_copy(graph):
     rows = gradients_on(cpus(4), [[np.ones([1000], "float32"), np.ones([3], "float64")]] * 4)
-    allreduce_grads(rows, cpus(4), average=True, strategy=Strategy("ring", wire_dtype="bfloat16", chunk_bytes=0))
+    allreduce_grads(
+        rows, cpus(4), average=True, strategy=Strategy("ring", wire_dtype="bfloat16", chunk_bytes=0)
+    )
     read = [(tensor, op) for op in graph.get_operations() for tensor in op.inputs]
     dtypes = [tensor.dtype.base_dtype.name for tensor, op in read if tensor.device != op.device]
     assert sorted(set(dtypes)) == ["bfloat16", "float64"]
-    assert dtypes.count("bfloat16") == dtypes.count("float64") == 6  # 2(K-1) copies of either gradient
+    assert (
+        dtypes.count("bfloat16") == dtypes.count("float64") == 6
+    )  # 2(K-1) copies of either gradient
 
 
 @pytest.mark.parametrize("average", [True, False])
@@ -181,7 +245,9 @@ def test_accumulated_references_are_added_in_float32(graph, average):
     rows = []
     for k, device in enumerate(cpus(3)):
         with tf.device(device):
-            total = tf1.get_variable(f"total{k}", initializer=np.array([0], "float16"), use_resource=False)
+            total = tf1.get_variable(
+                f"total{k}", initializer=np.array([0], "float16"), use_resource=False
+            )
             rows.append([tf1.assign_add(total, np.array([60000 if average else 20000], "float16"))])
     with started() as sess:
         assert sess.run(allreduce_grads(rows, cpus(3), average)) == [(60000,)] * 3
@@ -190,10 +256,15 @@ def test_accumulated_references_are_added_in_float32(graph, average):
 # ---- sums on CPU devices -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("devices, columns", [(cpus(3), 3), (cpus(2), 0), (["/gpu:0", "/gpu:1", "/cpu:0"], 0)])
+@pytest.mark.parametrize(
+    "devices, columns", [(cpus(3), 3), (cpus(2), 0), (["/gpu:0", "/gpu:1", "/cpu:0"], 0)]
+)
 def test_sums_of_more_than_two_are_columns_on_cpu_devices_alone(graph, devices, columns):
     allreduce_grads([[tf1.placeholder("float32", [3])] for _ in devices], devices, strategy="flat")
-    assert sum(op.type == "Reshape" and "/column" in op.name for op in graph.get_operations()) == columns
+    assert (
+        sum(op.type == "Reshape" and "/column" in op.name for op in graph.get_operations())
+        == columns
+    )
 
 
 def adding_ops_where_memory_is_short(reduce):
@@ -205,15 +276,25 @@ def adding_ops_where_memory_is_short(reduce):
                 zeros, name = tf1.zeros_initializer(), f"w{device[-1]}"
                 weight = tf1.get_variable(name, [1 << 19], initializer=zeros, use_resource=True)
                 rows.append((weight, weight + 1.0))
-        for device, (weight, _), total in zip(devices, rows, reduce([grad for _, grad in rows], devices)):
-            with tf.device(device):  # the update's op tells Grappler the gradient's shape, as optimizers' do
-                update = tf.raw_ops.ResourceApplyGradientDescent(var=weight.handle, alpha=1.0, delta=total)
+        for device, (weight, _), total in zip(
+            devices, rows, reduce([grad for _, grad in rows], devices)
+        ):
+            with tf.device(
+                device
+            ):  # the update's op tells Grappler the gradient's shape, as optimizers' do
+                update = tf.raw_ops.ResourceApplyGradientDescent(
+                    var=weight.handle, alpha=1.0, delta=total
+                )
                 live = tf.raw_ops.Empty(shape=[80 << 20], dtype=tf.float32)
                 with tf.control_dependencies([update]):
-                    finished.append(tf.raw_ops.Assert(condition=True, data=[live, total], summarize=0))
+                    finished.append(
+                        tf.raw_ops.Assert(condition=True, data=[live, total], summarize=0)
+                    )
         step, seen = tf.group(*finished), tf1.RunMetadata()
         with started() as running:
-            running.run(step, options=tf1.RunOptions(output_partition_graphs=True), run_metadata=seen)
+            running.run(
+                step, options=tf1.RunOptions(output_partition_graphs=True), run_metadata=seen
+            )
     ops = [node.op for part in seen.partition_graphs for node in part.node]
     return ops.count("AddN"), ops.count("AssignAdd")
 
@@ -226,7 +307,10 @@ def test_a_sum_stays_one_pass_where_memory_is_short(wire_dtype):
 
     def ours(grads, devices):
         strategy = Strategy(algorithm="flat", wire_dtype=wire_dtype)
-        return [grad for (grad,) in allreduce_grads([[grad] for grad in grads], devices, strategy=strategy)]
+        return [
+            grad
+            for (grad,) in allreduce_grads([[grad] for grad in grads], devices, strategy=strategy)
+        ]
 
     assert adding_ops_where_memory_is_short(plain) == (0, 3)  # the expansion by Grappler
     assert adding_ops_where_memory_is_short(ours) == (1, 0)
@@ -264,7 +348,12 @@ def test_rows_of_several_hosts_are_made_dense(graph):
 
 def test_hosts_compare_what_decides_their_collectives(graph):
     hosts = Hosts()
-    for strategy in (Strategy("flat"), Strategy("flat", main=1), Strategy("tree"), Strategy("flat")):
+    for strategy in (
+        Strategy("flat"),
+        Strategy("flat", main=1),
+        Strategy("tree"),
+        Strategy("flat"),
+    ):
         rows = gradients_on(cpus(2), [[np.ones([1], "float32")] * 2] * 2)
         allreduce_grads(rows, cpus(2), cluster=hosts, strategy=strategy, name="mine")
     layouts = [facts["layout"] for _, facts in hosts.facts]

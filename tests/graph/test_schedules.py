@@ -26,7 +26,9 @@ def in_two_quads(all_grads, devices, average=False):
         partial = {}
         for main in (root, other):
             with tf1.device(devices[main]):
-                partial[main] = tf.add_n([grads[tower] for tower in range(8) if tower // 4 == main // 4])
+                partial[main] = tf.add_n(
+                    [grads[tower] for tower in range(8) if tower // 4 == main // 4]
+                )
         with tf1.device(devices[root]):
             total = tf.add(partial[root], partial[other])
             if average:
@@ -61,7 +63,9 @@ def up_a_tree(all_grads, devices, average=False):
 
 
 @pytest.mark.parametrize("average", [False, True])
-@pytest.mark.parametrize("ours, by_hand", [(None, in_two_quads), ("tensorpack", in_two_quads), ("muji", up_a_tree)])
+@pytest.mark.parametrize(
+    "ours, by_hand", [(None, in_two_quads), ("tensorpack", in_two_quads), ("muji", up_a_tree)]
+)
 def test_the_ops_are_those_written_by_hand(ours, by_hand, average):
     """Device functions keep the columns away, which sums on CPU devices have beside these ops."""
     functions = [lambda op, device=device: device for device in cpus(8)]
@@ -75,7 +79,12 @@ def test_the_ops_are_those_written_by_hand(ours, by_hand, average):
             ops = [op for op in graph.get_operations() if op not in before and op.type != "Const"]
             edges.append(
                 Counter(
-                    (op.type, op.device, *sorted(t.device for t in op.inputs if t.op.type != "Const")) for op in ops
+                    (
+                        op.type,
+                        op.device,
+                        *sorted(t.device for t in op.inputs if t.op.type != "Const"),
+                    )
+                    for op in ops
                 )
             )
     assert edges[0] == edges[1]
@@ -89,17 +98,25 @@ def test_muji_takes_a_tree_to_gpu_0_and_its_fallback_is_flat(graph, towers):
     allreduce_grads(rows, cpus(towers), strategy=Strategy("flat", main=0))
     tree, flat = recorded_in(graph)
     others = tuple(range(1, towers))
-    assert {tensor.schedule for tensor in flat.tensors} == {(Reduce(others, 0), *(Copy(0, dst) for dst in others))}
+    assert {tensor.schedule for tensor in flat.tensors} == {
+        (Reduce(others, 0), *(Copy(0, dst) for dst in others))
+    }
     (schedule,) = {tensor.schedule for tensor in tree.tensors}
     strides = [1, 2, 4][: int(np.ceil(np.log2(towers)))]
-    hops = [(dst + stride, dst) for stride in strides for dst in range(0, towers - stride, 2 * stride)]
-    assert schedule == (*(Reduce((src,), dst) for src, dst in hops), *(Copy(dst, src) for src, dst in reversed(hops)))
+    hops = [
+        (dst + stride, dst) for stride in strides for dst in range(0, towers - stride, 2 * stride)
+    ]
+    assert schedule == (
+        *(Reduce((src,), dst) for src, dst in hops),
+        *(Copy(dst, src) for src, dst in reversed(hops)),
+    )
 
 
 @pytest.mark.parametrize("towers", [1, 2, 3, 5, 7, 8, 16])
 def test_the_drop_in_rotates_mains_for_any_number_of_towers(graph, towers):
     grads = gradients_on(
-        cpus(towers), [[np.full([2], 2.0**k + v, "float32") for v in range(10)] for k in range(towers)]
+        cpus(towers),
+        [[np.full([2], 2.0**k + v, "float32") for v in range(10)] for k in range(towers)],
     )
     result = allreduce_grads_hierarchical(grads, cpus(towers))
     (call,) = recorded_in(graph)
@@ -111,12 +128,16 @@ def test_the_drop_in_rotates_mains_for_any_number_of_towers(graph, towers):
         assert not sums or sums[-1].dst == (variable + half) % towers
         for step in sums[:-1]:
             assert len({tower < half for tower in (*step.srcs, step.dst)}) == 1  # inside a group
-    assert [v.tolist() for v in evaluate(result)[-1]] == [[2.0**towers - 1 + towers * v] * 2 for v in range(10)]
+    assert [v.tolist() for v in evaluate(result)[-1]] == [
+        [2.0**towers - 1 + towers * v] * 2 for v in range(10)
+    ]
 
 
 @pytest.mark.parametrize("name", ["chainer", "megengine"])
 def test_presets_that_pack_share_chunks(graph, name):
-    rows = gradients_on(cpus(4), [[np.ones([size], "float32") for size in (9, 300, 1000)] for _ in range(4)])
+    rows = gradients_on(
+        cpus(4), [[np.ones([size], "float32") for size in (9, 300, 1000)] for _ in range(4)]
+    )
     allreduce_grads(rows, cpus(4), strategy=name)
     (call,) = recorded_in(graph)
     assert [len(tensor.variables) for tensor in call.tensors] == [3]

@@ -44,7 +44,9 @@ def tensors_of(tower, average, towers):
         if kind.startswith("sparse") and not (kind == "sparse and dense" and tower == 0):
             rows = value[:5]
             indices = np.arange(len(rows), dtype="int64") * 3 % 7 + tower
-            tensors[kind] = tf.IndexedSlices(held(rows), held(indices), tf.constant([ROWS, 2], tf.int64))
+            tensors[kind] = tf.IndexedSlices(
+                held(rows), held(indices), tf.constant([ROWS, 2], tf.int64)
+            )
         elif kind == "bfloat16":
             tensors[kind] = tf.cast(held(value), tf.bfloat16)
         elif kind == "unknown shape":
@@ -76,7 +78,11 @@ def in_function(rows, reduce):
 
 
 CASES: list = [(in_session, towers) for towers in (1, 2, 3, 5, 8)]
-CASES += [pytest.param(end, towers, marks=pytest.mark.tf2) for end in (eagerly, in_function) for towers in (1, 3, 8)]
+CASES += [
+    pytest.param(end, towers, marks=pytest.mark.tf2)
+    for end in (eagerly, in_function)
+    for towers in (1, 3, 8)
+]
 
 
 @pytest.mark.parametrize("average", [False, True], ids=["sum", "mean"])
@@ -93,7 +99,11 @@ def test_every_kind_on_every_tower(front_end, algorithm, towers, average):
     assert same_bits(got)
     for number, kind in enumerate(values_of(0, average)):
         expected = sum(dense(row[number]) for row in given) / (towers if average else 1)
-        rough = (2e-2 if kind == "bfloat16" else 3e-3 if "float16" in kind else 1e-6) if average else 0
-        np.testing.assert_allclose(dense(got[-1][number]), expected, rtol=rough, atol=rough, err_msg=kind)
+        rough = (
+            (2e-2 if kind == "bfloat16" else 3e-3 if "float16" in kind else 1e-6) if average else 0
+        )
+        np.testing.assert_allclose(
+            dense(got[-1][number]), expected, rtol=rough, atol=rough, err_msg=kind
+        )
         for given_part, got_part in zip(tensors(given[0][number]), tensors(got[0][number])):
             assert given_part.dtype == got_part.dtype, kind

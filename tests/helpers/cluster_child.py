@@ -48,20 +48,35 @@ def sums(cluster, options, reach):
             with tf.device(device):
                 dense = tower_row(cluster.task * len(devices) + tower)
                 # no graph optimizer folds these into constants
-                row = [tf.cast(tf1.placeholder_with_default(v, v.shape), d) for v, d in zip(dense, DTYPES)]
+                row = [
+                    tf.cast(tf1.placeholder_with_default(v, v.shape), d)
+                    for v, d in zip(dense, DTYPES)
+                ]
                 sparse = tf.IndexedSlices(row[1][:1], tf.constant([cluster.task]), tf.constant([4]))
                 rows.append([*row, sparse, None])
         built = {
             "sum": allreduce_grads(rows, devices, cluster=cluster),
-            "alone": allreduce_grads(rows, devices, strategy=Strategy(chunk_bytes=0), cluster=cluster),
-            "mean": allreduce_grads([row[:8] for row in rows], devices, average=True, cluster=cluster),
+            "alone": allreduce_grads(
+                rows, devices, strategy=Strategy(chunk_bytes=0), cluster=cluster
+            ),
+            "mean": allreduce_grads(
+                [row[:8] for row in rows], devices, average=True, cluster=cluster
+            ),
         }
-        fetches = {name: [[x for x in row if x is not None] for row in result] for name, result in built.items()}
+        fetches = {
+            name: [[x for x in row if x is not None] for row in result]
+            for name, result in built.items()
+        }
         with cluster.session() as session:
             asked, seen = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
             values = session.run(fetches, options=asked, run_metadata=seen)
             again = session.make_callable(fetches["sum"])()
-    nodes = [node for part in seen.partition_graphs for node in part.node if node.op.startswith("CollectiveReduce")]
+    nodes = [
+        node
+        for part in seen.partition_graphs
+        for node in part.node
+        if node.op.startswith("CollectiveReduce")
+    ]
     found = {**values, "again": again}
     return {
         # the bfloat16 of TensorFlow 1.15 cannot be sent to another process
@@ -76,9 +91,14 @@ def fed(cluster, options, reach):
     tf1.disable_control_flow_v2()
     devices, results = cpus(cluster), []
     with tf.Graph().as_default():
-        x, crosses = tf1.placeholder(tf.float32, options.get("declared"), name="w"), tf1.placeholder(tf.bool, [])
+        x, crosses = (
+            tf1.placeholder(tf.float32, options.get("declared"), name="w"),
+            tf1.placeholder(tf.bool, []),
+        )
         rows = [[x + 0.0] for _ in devices]
-        total = tf1.cond(crosses, lambda: allreduce_grads(rows, devices, cluster=cluster)[-1][0], lambda: x + 0.0)
+        total = tf1.cond(
+            crosses, lambda: allreduce_grads(rows, devices, cluster=cluster)[-1][0], lambda: x + 0.0
+        )
 
         def run(feed):
             try:
@@ -98,7 +118,12 @@ def fed(cluster, options, reach):
 
 def model(cluster, devices, options):
     """Build a linear classifier; return its step's number, the loss, the train op, the start's ops, the variables."""
-    hidden, rows, losses, step = options.get("width", FEATURES), [], [], tf1.placeholder(tf.int32, [])
+    hidden, rows, losses, step = (
+        options.get("width", FEATURES),
+        [],
+        [],
+        tf1.placeholder(tf.int32, []),
+    )
     for tower, device in enumerate(devices):
         with tf.device(device), tf1.variable_scope(f"tower{tower}", use_resource=True):
             rng = np.random.RandomState(
@@ -111,14 +136,27 @@ def model(cluster, devices, options):
             b = tf1.get_variable(options.get("name", "b"), [hidden, CLASSES], initializer=start)
             logits = tf.matmul(tf.matmul(tf.constant(x, tf.float32)[step % BATCHES], a), b)
             labels = tf.constant(y)[step % BATCHES]
-            losses.append(tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)))
+            losses.append(
+                tf.reduce_mean(
+                    tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
+                )
+            )
             rows.append(list(zip(tf1.gradients(losses[-1], [a, b]), [a, b])))
-    choices = {"strategy": options.get("algorithm", "flat"), "update": options.get("update", "replicated")}
+    choices = {
+        "strategy": options.get("algorithm", "flat"),
+        "update": options.get("update", "replicated"),
+    }
     momentum = tf1.train.MomentumOptimizer(RATE, 0.9)
     optimizer = hier_allreduce.TowerOptimizer(momentum, devices, cluster=cluster, **choices)
     train_op = optimizer.apply_gradients(rows)
     start = [cluster.broadcast(tf1.global_variables()), optimizer.init_op]
-    return step, tf.add_n(losses) / len(losses), train_op, start, [[v for _, v in row] for row in rows]
+    return (
+        step,
+        tf.add_n(losses) / len(losses),
+        train_op,
+        start,
+        [[v for _, v in row] for row in rows],
+    )
 
 
 def train(cluster, options, reach):
@@ -161,7 +199,9 @@ def epochs(cluster, options, reach):
         for count in options["epochs"]:
             with cluster.session() as session:
                 for _ in range(count):
-                    session.run(batches.initializer)  # needs no other host, so the end of the data does not prevent it
+                    session.run(
+                        batches.initializer
+                    )  # needs no other host, so the end of the data does not prevent it
                     results.append([])
                     with contextlib.suppress(tf.errors.OutOfRangeError):
                         while True:
@@ -182,7 +222,9 @@ def tensorpack(cluster, options, reach):
 
     def share():
         batches = enumerate(child.Data(child.BATCH))
-        return (batch for number, batch in batches if number // towers % cluster.size == cluster.task)
+        return (
+            batch for number, batch in batches if number // towers % cluster.size == cluster.task
+        )
 
     child.Look._chief_only = False  # type: ignore[misc]
     return child.train(
@@ -205,7 +247,9 @@ def main(scenario, arguments, options, line):
         if point == options.get("wait_at"):
             line.recv()
 
-    faulthandler.dump_traceback_later(SECONDS, exit=True)  # no process stays, and a hanging one prints its stacks
+    faulthandler.dump_traceback_later(
+        SECONDS, exit=True
+    )  # no process stays, and a hanging one prints its stacks
     try:
         line.send(("facts", globals()[scenario](Cluster(**arguments), options, reach)))
     except (HierAllreduceError, tf.errors.OpError) as error:

@@ -13,7 +13,9 @@ SECONDS = cluster_child.SECONDS + 30  # for anything that should happen
 
 # below the ports that Linux gives to outgoing connections, and others for each worker of pytest-xdist
 _WORKER = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 10) % 11
-_PORTS = itertools.cycle(10000 + 2000 * _WORKER + (os.getpid() * 37 + k) % 2000 for k in range(2000))
+_PORTS = itertools.cycle(
+    10000 + 2000 * _WORKER + (os.getpid() * 37 + k) % 2000 for k in range(2000)
+)
 
 
 def _is_free(port):
@@ -32,7 +34,9 @@ class Host:
     def __init__(self, *arguments):
         context = forks.context()
         self._line, theirs = context.Pipe()
-        self.process = context.Process(target=cluster_child.main, args=(*arguments, theirs), daemon=True)
+        self.process = context.Process(
+            target=cluster_child.main, args=(*arguments, theirs), daemon=True
+        )
         self.process.start()
         theirs.close()
 
@@ -81,7 +85,12 @@ def job(scenario, hosts, each=None, devices=2, timeout=30.0, **options):
     try:
         for task in range(hosts):
             host_options = {**options, **(each or {}).get(task, {})}
-            arguments = {"hosts": addresses, "task": task, "devices_per_host": devices, "timeout": timeout}
+            arguments = {
+                "hosts": addresses,
+                "task": task,
+                "devices_per_host": devices,
+                "timeout": timeout,
+            }
             arguments.update(host_options.pop("cluster", {}))
             started.append(Host(scenario, arguments, host_options))
         yield started

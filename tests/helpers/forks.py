@@ -45,7 +45,9 @@ def run_forked(program, *arguments, folder):
     """Run a program's text as ``python -c PROGRAM ARGUMENTS`` would, in ``folder``, without a keyboard."""
     with tempfile.TemporaryDirectory() as scratch:
         out, err = os.path.join(scratch, "out"), os.path.join(scratch, "err")
-        process = context().Process(target=_child, args=(program, arguments, str(folder), dict(os.environ), out, err))
+        process = context().Process(
+            target=_child, args=(program, arguments, str(folder), dict(os.environ), out, err)
+        )
         process.start()
         process.join(SECONDS + 30)
         process.kill()
@@ -55,7 +57,11 @@ def run_forked(program, *arguments, folder):
 
 
 def _child(program, arguments, folder, environment, out, err):
-    for number, name, mode in ((0, os.devnull, os.O_RDONLY), (1, out, os.O_WRONLY), (2, err, os.O_WRONLY)):
+    for number, name, mode in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, out, os.O_WRONLY),
+        (2, err, os.O_WRONLY),
+    ):
         file = os.open(name, mode | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)  # C++'s output goes there too
         os.close(file)

@@ -16,7 +16,8 @@ IS_TF2 = tf.__version__.startswith("2")
 DEVICES = 16
 if IS_TF2:  # before TensorFlow starts; on 1.15 every session makes its own
     tf.config.set_logical_device_configuration(
-        tf.config.list_physical_devices("CPU")[0], [tf.config.LogicalDeviceConfiguration()] * DEVICES
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * DEVICES,
     )
 
 
@@ -82,7 +83,9 @@ def consumed_in_place(rows):
     consumers = []
     for row in rows:
         with tf.device(row[0].device):
-            consumers.append(tf.raw_ops.Assert(condition=held(np.bool_(True)), data=list(row), summarize=1))
+            consumers.append(
+                tf.raw_ops.Assert(condition=held(np.bool_(True)), data=list(row), summarize=1)
+            )
     return consumers
 
 
@@ -90,7 +93,11 @@ def traced(fetches, allow_soft_placement=False, **options):
     """Return the metadata of one step, partition graphs included."""
     metadata = tf1.RunMetadata()
     with session(allow_soft_placement=allow_soft_placement) as sess:
-        sess.run(fetches, options=tf1.RunOptions(output_partition_graphs=True, **options), run_metadata=metadata)
+        sess.run(
+            fetches,
+            options=tf1.RunOptions(output_partition_graphs=True, **options),
+            run_metadata=metadata,
+        )
     return metadata
 
 
@@ -101,7 +108,9 @@ def tensors(grad):
 
 def same_bits(rows):
     """Return whether all K rows of gradients are equal to the last bit."""
-    bits = [[np.asarray(tensor).tobytes() for grad in row for tensor in tensors(grad)] for row in rows]
+    bits = [
+        [np.asarray(tensor).tobytes() for grad in row for tensor in tensors(grad)] for row in rows
+    ]
     return all(row == bits[0] for row in bits)
 
 

@@ -16,7 +16,9 @@ def of_kinds(*rows, cpus=(), gpu="", **content):
 
 def all_of(kind, count, **content):
     """Return a machine whose pairs are all of one kind."""
-    return of_kinds(*(" ".join("X" if i == j else kind for j in range(count)) for i in range(count)), **content)
+    return of_kinds(
+        *(" ".join("X" if i == j else kind for j in range(count)) for i in range(count)), **content
+    )
 
 
 def gradients(model, scale=1.0):

@@ -38,7 +38,9 @@ def sgd(rate=0.1):
 
 def look_ahead():
     inside = momentum()
-    return PostProcessOptimizer(inside, lambda var: var.assign_sub(0.05 * inside.get_slot(var, "momentum")).op)
+    return PostProcessOptimizer(
+        inside, lambda var: var.assign_sub(0.05 * inside.get_slot(var, "momentum")).op
+    )
 
 
 BY_NAME = [  # freezes a layer and decays weights
@@ -87,16 +89,25 @@ class Model(tp.ModelDesc):
         self.optimizer, self.extra = OPTIMIZERS.get(optimizer, optimizer), extra
 
     def inputs(self):
-        return [tf.TensorSpec((None, FEATURES), tf.float32, "x"), tf.TensorSpec((None,), tf.int32, "y")]
+        return [
+            tf.TensorSpec((None, FEATURES), tf.float32, "x"),
+            tf.TensorSpec((None,), tf.int32, "y"),
+        ]
 
     def build_graph(self, x, y):
         for seed, (name, width) in enumerate((("hidden", 8), ("out", CLASSES))):
             with tf1.variable_scope(name):
                 init = tf1.glorot_uniform_initializer(seed=seed)
-                w = tf1.get_variable("W", [int(x.shape[1]), width], initializer=init, use_resource=True)
-                b = tf1.get_variable("b", [width], initializer=tf1.zeros_initializer(), use_resource=True)
+                w = tf1.get_variable(
+                    "W", [int(x.shape[1]), width], initializer=init, use_resource=True
+                )
+                b = tf1.get_variable(
+                    "b", [width], initializer=tf1.zeros_initializer(), use_resource=True
+                )
             x = tf.matmul(tf.nn.relu(x) if name == "out" else x, w) + b
-        cost = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=x), name="cost")
+        cost = tf.reduce_mean(
+            tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=x), name="cost"
+        )
         add_moving_summary(cost)
         return self.extra(cost) if self.extra else cost
 
@@ -118,7 +129,17 @@ class Look(tp.Callback):
         self.after = self._read()
 
 
-def train(trainer, optimizer, batch=BATCH, steps=STEPS, epochs=1, load=None, callbacks=(), extra=None, **config):
+def train(
+    trainer,
+    optimizer,
+    batch=BATCH,
+    steps=STEPS,
+    epochs=1,
+    load=None,
+    callbacks=(),
+    extra=None,
+    **config,
+):
     """Train in a fresh graph with an optimizer, by name or a function; return the variables before and after."""
     look = Look()
     SummaryGradient._summaried_gradient.clear()  # tensorpack makes each summary once in a process, not in a graph
@@ -129,7 +150,11 @@ def train(trainer, optimizer, batch=BATCH, steps=STEPS, epochs=1, load=None, cal
                 model=Model(optimizer, extra),
                 data=data,
                 callbacks=[*callbacks, look],
-                extra_callbacks=[tp.MovingAverageSummary(), tp.MergeAllSummaries(), tp.RunUpdateOps()],
+                extra_callbacks=[
+                    tp.MovingAverageSummary(),
+                    tp.MergeAllSummaries(),
+                    tp.RunUpdateOps(),
+                ],
                 session_init=tp.SaverRestore(load) if load else None,
                 steps_per_epoch=steps,
                 max_epoch=epochs,

@@ -23,7 +23,9 @@ WORDS, LENGTH, CLASSES, BATCH = 40, 5, 4, 840  # 840 is a multiple of 2, 3, … 
 
 def mirrored(count, cross_device_ops=None):
     """Return a MirroredStrategy on ``count`` CPU devices, by default with our all-reduce."""
-    return tf.distribute.MirroredStrategy(cpus(count), cross_device_ops=cross_device_ops or HierarchicalAllReduce())
+    return tf.distribute.MirroredStrategy(
+        cpus(count), cross_device_ops=cross_device_ops or HierarchicalAllReduce()
+    )
 
 
 def examples(count):
@@ -42,17 +44,32 @@ def trained_in_graph(count, cross_device_ops=None, steps=10, audited=False):
     """Train in a v1 graph with sparse, large and small gradients; return the weights, ``[variable][replica]``."""
     words, labels = examples(BATCH)
     with tf.Graph().as_default():
-        strategy = mirrored(count, cross_device_ops) if count > 1 or cross_device_ops else tf.distribute.get_strategy()
+        strategy = (
+            mirrored(count, cross_device_ops)
+            if count > 1 or cross_device_ops
+            else tf.distribute.get_strategy()
+        )
         run = getattr(strategy, "run", None) or strategy.experimental_run_v2
         with strategy.scope():
-            optimizer, start = tf1.train.MomentumOptimizer(1.0, 0.9), tf1.glorot_uniform_initializer(seed=1)
+            optimizer, start = (
+                tf1.train.MomentumOptimizer(1.0, 0.9),
+                tf1.glorot_uniform_initializer(seed=1),
+            )
             tensors = [
                 tf1.get_variable(name, shape, initializer=start, use_resource=True)
-                for name, shape in (("table", [WORDS, 8]), ("kernel", [LENGTH * 8, CLASSES]), ("bias", [1, CLASSES]))
+                for name, shape in (
+                    ("table", [WORDS, 8]),
+                    ("kernel", [LENGTH * 8, CLASSES]),
+                    ("bias", [1, CLASSES]),
+                )
             ]
 
             def step():
-                replica = int(tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group))
+                replica = int(
+                    tf.get_static_value(
+                        tf.distribute.get_replica_context().replica_id_in_sync_group
+                    )
+                )
                 x, y = (np.split(array, count)[replica] for array in (words, labels))
                 hidden = tf.reshape(tf.nn.embedding_lookup(tensors[0], x), [-1, LENGTH * 8])
                 logits = tf.matmul(hidden, tensors[1]) + tensors[2]
@@ -83,7 +100,10 @@ def test_k_devices_train_like_one_with_the_whole_batch(one_device, count):
 
 def test_one_replica_trains_as_without_a_strategy(one_device):
     """A script that uses whatever GPUs there are must also run where there is one."""
-    assert difference([row[0] for row in trained_in_graph(1, HierarchicalAllReduce())], one_device) == 0
+    assert (
+        difference([row[0] for row in trained_in_graph(1, HierarchicalAllReduce())], one_device)
+        == 0
+    )
 
 
 @pytest.mark.parametrize("count", [3, 5])
@@ -107,9 +127,15 @@ def test_an_estimator_trains_like_one_device(tmp_path):
     words, labels = examples(60)
 
     def model_fn(features, labels, mode):
-        kernel = tf1.get_variable("kernel", [LENGTH, CLASSES], initializer=tf1.zeros_initializer(), use_resource=True)
-        loss = tf1.losses.sparse_softmax_cross_entropy(labels, tf.matmul(tf.cast(features, tf.float32), kernel))
-        step = tf1.train.GradientDescentOptimizer(0.01).minimize(loss, tf1.train.get_or_create_global_step())
+        kernel = tf1.get_variable(
+            "kernel", [LENGTH, CLASSES], initializer=tf1.zeros_initializer(), use_resource=True
+        )
+        loss = tf1.losses.sparse_softmax_cross_entropy(
+            labels, tf.matmul(tf.cast(features, tf.float32), kernel)
+        )
+        step = tf1.train.GradientDescentOptimizer(0.01).minimize(
+            loss, tf1.train.get_or_create_global_step()
+        )
         return tf.estimator.EstimatorSpec(mode, loss=loss, train_op=step)
 
     def kernel_after(count):
@@ -172,12 +198,17 @@ def test_keras_3_fit(how):
 
 
 @needs_tf2
-@pytest.mark.parametrize("how", [{"policy": "mixed_float16"}, {"samples": BATCH + 7}], ids=["mixed_float16", "uneven"])
+@pytest.mark.parametrize(
+    "how", [{"policy": "mixed_float16"}, {"samples": BATCH + 7}], ids=["mixed_float16", "uneven"]
+)
 def test_keras_3_fits_as_with_reduction_to_one_device(how):
     """One device gives other weights: float16 rounds, and Keras averages the means of batches of different sizes."""
     keras = pytest.importorskip("keras", "3")
     weights = fitted(keras, mirrored(3), **how)
-    assert difference(weights, fitted(keras, mirrored(3, tf.distribute.ReductionToOneDevice()), **how)) <= 1e-6
+    assert (
+        difference(weights, fitted(keras, mirrored(3, tf.distribute.ReductionToOneDevice()), **how))
+        <= 1e-6
+    )
     assert all(np.isfinite(array).all() for array in weights)
 
 
@@ -202,7 +233,9 @@ def test_the_first_step_of_fit_is_audited(package):
 
     audited = hier_allreduce.audit(fit)
     assert [audited.call.algorithm for audited in audited.calls] == ["ring"]
-    assert sum(audited.copies.values()) == 2 * 2 * 2  # a kernel and a bias along two hops, there and back
+    assert (
+        sum(audited.copies.values()) == 2 * 2 * 2
+    )  # a kernel and a bias along two hops, there and back
     with pytest.raises(AuditError, match="before any other call"):
         hier_allreduce.audit(fit)
 
@@ -247,14 +280,20 @@ KINDS: Dict[str, Any] = {
     "IndexedSlices": lambda r: [sparse(r)],
     "IndexedSlices without dense_shape": lambda r: [sparse(r, None)],
     "IndexedSlices and dense": lambda r: [sparse(r), full(r, [4], "float32")],
-    "IndexedSlices on some": lambda r: [full(r, [16, 3], "float32") if tf.get_static_value(r) else sparse(r)],
+    "IndexedSlices on some": lambda r: [
+        full(r, [16, 3], "float32") if tf.get_static_value(r) else sparse(r)
+    ],
     "unknown shape": lambda r: [tf.reshape(full(r, [6], "float32"), tf.stack([2 + 0 * r, -1]))],
     "no elements": lambda r: [full(r, [0, 3], "float32"), full(r, [4], "float32")],
     "scalar": lambda r: [full(r, [], "float32")],
 }
 FAULTY = {
-    "shape differs": lambda r: [full(r, [3, 1] if tf.get_static_value(r) < 2 else [1, 4], "float32")],
-    "dtype differs": lambda r: [full(r, [3], "float64" if tf.get_static_value(r) == 2 else "float32")],
+    "shape differs": lambda r: [
+        full(r, [3, 1] if tf.get_static_value(r) < 2 else [1, 4], "float32")
+    ],
+    "dtype differs": lambda r: [
+        full(r, [3], "float64" if tf.get_static_value(r) == 2 else "float32")
+    ],
     "bool": lambda r: [full(r, [3], "bool")],
 }
 
@@ -286,7 +325,9 @@ def test_every_kind_of_value_is_right(kind, count, compiled):
     make, share = KINDS[kind], {SUM: 1, MEAN: count}
     for operation in (SUM, MEAN):
         got = reduced(count, HierarchicalAllReduce(), operation, make, compiled)
-        for results, values in zip(got, zip(*(make(tf.constant(replica)) for replica in range(count)))):
+        for results, values in zip(
+            got, zip(*(make(tf.constant(replica)) for replica in range(count)))
+        ):
             exact = sum(dense(value, (16, 3)) for value in values) / share[operation]
             tolerance = 1e-2 if results[0].dtype.size == 2 else 1e-6
             assert len(results) == count
@@ -297,7 +338,9 @@ def test_every_kind_of_value_is_right(kind, count, compiled):
 def test_dtypes_and_sparsity_of_results():
     (mean,) = reduced(3, HierarchicalAllReduce(), MEAN, KINDS["int64"])
     assert mean[0].dtype == tf.float64  # as TensorFlow has it
-    (large,) = reduced(3, HierarchicalAllReduce(), MEAN, lambda r: [full(0 * r, [2], "float16") * 40000])
+    (large,) = reduced(
+        3, HierarchicalAllReduce(), MEAN, lambda r: [full(0 * r, [2], "float16") * 40000]
+    )
     assert all(np.array_equal(value, [40000, 40000]) for value in large)
     for strategy, is_sparse in ((None, True), (Strategy(sparse="dense"), False)):
         (got,) = reduced(8, HierarchicalAllReduce(strategy), SUM, KINDS["IndexedSlices"])
@@ -313,10 +356,17 @@ def test_small_values_of_one_step_share_a_chunk():
         row = tf.gather(numbers, context.replica_id_in_sync_group)
         return context.all_reduce(MEAN, [row, 2 * row[:3], row[0]])
 
-    step, results = tf.function(tf.autograph.experimental.do_not_convert(lambda: strategy.run(replica))), []
+    step, results = (
+        tf.function(tf.autograph.experimental.do_not_convert(lambda: strategy.run(replica))),
+        [],
+    )
     audited = hier_allreduce.audit(lambda: results.extend(step()))
-    for value, exact in zip(results, (numbers.mean(0), 2 * numbers.mean(0)[:3], numbers.mean(0)[0])):
-        assert all(np.array_equal(result, exact) for result in strategy.experimental_local_results(value))
+    for value, exact in zip(
+        results, (numbers.mean(0), 2 * numbers.mean(0)[:3], numbers.mean(0)[0])
+    ):
+        assert all(
+            np.array_equal(result, exact) for result in strategy.experimental_local_results(value)
+        )
     assert [len(call.call.tensors) for call in audited.calls] == [1]
 
 
@@ -365,7 +415,9 @@ def test_one_tensor_for_all_replicas(others):
     """TensorFlow would take it for the sum: 2 instead of 6."""
     constant = tf.constant(2.0)
     with pytest.raises(HierAllreduceError, match="3 replicas pass the very same tensor"):
-        reduced(3, HierarchicalAllReduce(), SUM, lambda r: [constant, *KINDS["float32"](r)[:others]])
+        reduced(
+            3, HierarchicalAllReduce(), SUM, lambda r: [constant, *KINDS["float32"](r)[:others]]
+        )
     assert reduced(3, HierarchicalAllReduce(), MEAN, lambda r: [constant])[0][0].numpy() == 2
 
 
@@ -378,10 +430,16 @@ def test_errors_name_the_replica_and_the_value(kind, where):
 
 
 @needs_tf2
-@pytest.mark.parametrize("make", [lambda x: tf.RaggedTensor.from_row_lengths(x, [1, 2]), tf.sparse.from_dense])
+@pytest.mark.parametrize(
+    "make", [lambda x: tf.RaggedTensor.from_row_lengths(x, [1, 2]), tf.sparse.from_dense]
+)
 def test_composite_tensors_are_named(make):
-    with pytest.raises(HierAllreduceError, match=r"replica 0: a (Ragged|Sparse)Tensor cannot be all-reduced"):
-        mirrored(3).run(lambda: tf.distribute.get_replica_context().all_reduce(SUM, make(tf.ones([3]))))
+    with pytest.raises(
+        HierAllreduceError, match=r"replica 0: a (Ragged|Sparse)Tensor cannot be all-reduced"
+    ):
+        mirrored(3).run(
+            lambda: tf.distribute.get_replica_context().all_reduce(SUM, make(tf.ones([3])))
+        )
 
 
 @pytest.mark.parametrize(
@@ -390,9 +448,15 @@ def test_composite_tensors_are_named(make):
         ({"strategy": "hierarchial"}, "did you mean 'hierarchical'"),
         ({"strategy": 3}, "expected a Strategy"),
         ({"strategy": "dgx-1v"}, r"a machine.*Strategy\(topology='dgx-1v'\)"),
-        ({"topology": "dgx-1v"}, r"the only option is strategy=; use strategy=Strategy\(topology='dgx-1v'\)"),
+        (
+            {"topology": "dgx-1v"},
+            r"the only option is strategy=; use strategy=Strategy\(topology='dgx-1v'\)",
+        ),
         ({"num_packs": 2}, r"HierarchicalAllReduce\(num_packs=2\): the only option is strategy=$"),
-        ({"strategy": Strategy(wire_dtype="bfloat16")}, "wire_dtype='bfloat16': TensorFlow does not say which"),
+        (
+            {"strategy": Strategy(wire_dtype="bfloat16")},
+            "wire_dtype='bfloat16': TensorFlow does not say which",
+        ),
     ],
 )
 def test_wrong_options(arguments, words):

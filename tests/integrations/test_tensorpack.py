@@ -27,7 +27,9 @@ def in_child(test):
     def run(**arguments):
         program = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nimport {test.__module__} as tests\n"
         with tempfile.TemporaryDirectory() as folder:
-            done = run_forked(f"{program}tests.{test.__name__}.__wrapped__(**{arguments!r})", folder=folder)
+            done = run_forked(
+                f"{program}tests.{test.__name__}.__wrapped__(**{arguments!r})", folder=folder
+            )
         assert done.status == 0, (done.out + done.err)[-5000:]
 
     return run
@@ -53,7 +55,11 @@ def on_cpus(count, every_epoch=False, **options):
 def difference(variables, others):
     """Return the largest difference of the trained variables, which both must have, and of the slots that both have."""
     a, b = (
-        {name: np.array(value) for name, value in values.items() if name.split("/")[0] in ("hidden", "out")}
+        {
+            name: np.array(value)
+            for name, value in values.items()
+            if name.split("/")[0] in ("hidden", "out")
+        }
         for values in (variables, others)
     )
     assert {"hidden/W", "hidden/b", "out/W", "out/b"} <= set(a) & set(b)
@@ -63,7 +69,9 @@ def difference(variables, others):
 def replicas_are_equal(variables):
     """Return whether other towers' variables, slots too, are tower 0's."""
     copies = {name: value for name, value in variables.items() if name.startswith("tower")}
-    return bool(copies) and all(value == variables[name.split("/", 1)[1]] for name, value in copies.items())
+    return bool(copies) and all(
+        value == variables[name.split("/", 1)[1]] for name, value in copies.items()
+    )
 
 
 # ---- training ----------------------------------------------------------------------------------------
@@ -85,7 +93,9 @@ def test_towers_train_like_one_with_a_larger_batch(optimizer):
 @in_child
 def test_the_sum_is_the_mean_times_k():
     eight = train(on_cpus(8, average=False), "sgd")["after"]
-    assert difference(eight, train(1, "sgd", BATCH * 8, extra=lambda cost: 8 * cost)["after"]) < 1e-5
+    assert (
+        difference(eight, train(1, "sgd", BATCH * 8, extra=lambda cost: 8 * cost)["after"]) < 1e-5
+    )
     assert replicas_are_equal(eight)
 
 
@@ -100,8 +110,12 @@ def test_accumulated_gradients_are_applied_every_kth_step():
 def test_a_file_selects_the_trainer_and_an_argument_changes_it():
     from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
 
-    Path("mine.yaml").write_text("devices: 8\nupdate: main\nstrategy: {algorithm: flat, chunk_bytes: 0}\n")
-    after = train(HierarchicalTrainer.from_config("mine.yaml", devices=cpus(3)), "momentum")["after"]
+    Path("mine.yaml").write_text(
+        "devices: 8\nupdate: main\nstrategy: {algorithm: flat, chunk_bytes: 0}\n"
+    )
+    after = train(HierarchicalTrainer.from_config("mine.yaml", devices=cpus(3)), "momentum")[
+        "after"
+    ]
     assert difference(after, train(1, "momentum", BATCH * 3)["after"]) < 1e-6
     assert "tower2/out/b" in after and "tower3/out/b" not in after
 
@@ -114,24 +128,40 @@ def test_checkpoints_restore_bit_for_bit(optimizer):
     from helpers.tensorpack_child import NewSessionCreator
 
     # tensorpack's trainer is moved to one CPU by soft placement, in a session with enough threads
-    config = tf1.ConfigProto(allow_soft_placement=True, inter_op_parallelism_threads=16, use_per_session_threads=True)
+    config = tf1.ConfigProto(
+        allow_soft_placement=True, inter_op_parallelism_threads=16, use_per_session_threads=True
+    )
     stock = lambda towers: tp.SyncMultiGPUTrainerReplicated(list(range(towers)), mode="gpu")  # noqa: E731
-    slots = {"momentum": {"Momentum"}, "adam": {"Adam", "Adam_1"}, "accumulate adam": {"Adam", "Adam_1", "AccumGrad"}}
+    slots = {
+        "momentum": {"Momentum"},
+        "adam": {"Adam", "Adam_1"},
+        "accumulate adam": {"Adam", "Adam_1", "AccumGrad"},
+    }
     checkpoint, steps = None, 0
     for trainer in (stock(3), on_cpus(2), on_cpus(3, update="main"), stock(2)):
         theirs = isinstance(trainer, tp.SyncMultiGPUTrainerReplicated)
         session = {"session_creator": NewSessionCreator(config=config)} if theirs else {}
         saver = tp.ModelSaver(checkpoint_dir=f"after{steps}")
-        loaded = train(trainer, optimizer, steps=4, load=checkpoint, callbacks=[saver], **session)["before"]
+        loaded = train(trainer, optimizer, steps=4, load=checkpoint, callbacks=[saver], **session)[
+            "before"
+        ]
         if checkpoint:
             reader = tf1.train.load_checkpoint(checkpoint)
-            saved = {key: reader.get_tensor(key).tolist() for key in reader.get_variable_to_shape_map()}
-            missing = {name for name in set(saved) - set(loaded) if not name.endswith("counter")}  # one for each tower
+            saved = {
+                key: reader.get_tensor(key).tolist() for key in reader.get_variable_to_shape_map()
+            }
+            missing = {
+                name for name in set(saved) - set(loaded) if not name.endswith("counter")
+            }  # one for each tower
             assert not missing and saved["global_step"] == steps
-            assert slots[optimizer] <= {name.split("/")[-1] for name in saved if name.startswith("hidden/W")}
+            assert slots[optimizer] <= {
+                name.split("/")[-1] for name in saved if name.startswith("hidden/W")
+            }
             assert [name for name in set(saved) & set(loaded) if saved[name] != loaded[name]] == []
             assert replicas_are_equal(loaded)
-            assert theirs or all(value == steps for name, value in loaded.items() if name.endswith("counter"))
+            assert theirs or all(
+                value == steps for name, value in loaded.items() if name.endswith("counter")
+            )
         steps += 4
         checkpoint = f"after{steps - 4}/model-{steps}"
 
@@ -141,17 +171,28 @@ def test_checkpoints_restore_bit_for_bit(optimizer):
 def test_matches_of_names_see_tower_0s_in_every_tower(optimizer):
     import tensorpack as tp
 
-    vars(tf).setdefault("get_default_graph", tf1.get_default_graph)  # tensorpack's assignments want TensorFlow 1
+    vars(tf).setdefault(
+        "get_default_graph", tf1.get_default_graph
+    )  # tensorpack's assignments want TensorFlow 1
     one = train(1, optimizer, BATCH * 3)["after"]
     for update in UPDATES:
         graphs: list = []
-        look = tp.CallbackFactory(before_train=lambda look, graphs=graphs: graphs.append(look.graph))
+        look = tp.CallbackFactory(
+            before_train=lambda look, graphs=graphs: graphs.append(look.graph)
+        )
         before, after = train(on_cpus(3, update=update), optimizer, callbacks=[look]).values()
         assert difference(after, one) < 1e-6 and replicas_are_equal(after), update
         if optimizer == "by name":
-            histograms = [op.name for op in graphs[0].get_operations() if op.type == "HistogramSummary"]
-            assert sorted(name.split("/", 2)[-1] for name in histograms) == ["out/W-grad", "out/b-grad"]
-            assert after["hidden/W"] == before["hidden/W"] and after["hidden/b"] != before["hidden/b"]
+            histograms = [
+                op.name for op in graphs[0].get_operations() if op.type == "HistogramSummary"
+            ]
+            assert sorted(name.split("/", 2)[-1] for name in histograms) == [
+                "out/W-grad",
+                "out/b-grad",
+            ]
+            assert (
+                after["hidden/W"] == before["hidden/W"] and after["hidden/b"] != before["hidden/b"]
+            )
 
 
 # ---- what is around training -------------------------------------------------------------------------
@@ -161,7 +202,9 @@ def moving_average(cost):
     """Add a variable that is not trained and that only tower 0 updates, like batch normalization's averages."""
     import tensorpack as tp
 
-    average = tf1.get_variable("average", [], trainable=False, initializer=tf1.zeros_initializer(), use_resource=True)
+    average = tf1.get_variable(
+        "average", [], trainable=False, initializer=tf1.zeros_initializer(), use_resource=True
+    )
     if tp.get_current_tower_context().is_main_training_tower:
         tf1.add_to_collection(tf1.GraphKeys.UPDATE_OPS, average.assign_add(cost))
     return cost
@@ -191,7 +234,9 @@ def test_processors_summaries_checkpoints_and_copies_of_every_epoch():
     last = tp.JSONWriter.load_existing_json("log")[-1]
     assert "cost" in last and any(name.endswith("hidden/W/rms") for name in last)
     assert (last["epoch_num"], last["global_step"]) == (2, 12)
-    assert last["replica_drift"] == 0  # moving averages, which differ within an epoch, are not compared
+    assert (
+        last["replica_drift"] == 0
+    )  # moving averages, which differ within an epoch, are not compared
     assert {"model-6.index", "model-12.index"} <= set(os.listdir("saved"))
     assert difference(after, train(1, "clip", BATCH * 3, epochs=2)["after"]) < 1e-6
 
@@ -208,7 +253,9 @@ def test_warnings_name_drift_and_reference_variables():
     import tensorpack as tp
 
     def with_reference(cost):
-        return cost + tf.square(tf1.get_variable("first", [], initializer=tf1.ones_initializer(), use_resource=False))
+        return cost + tf.square(
+            tf1.get_variable("first", [], initializer=tf1.ones_initializer(), use_resource=False)
+        )
 
     def nudge():
         (bias,) = [var for var in tf1.local_variables() if var.op.name == "tower1/out/b"]
@@ -220,11 +267,22 @@ def test_warnings_name_drift_and_reference_variables():
     drift = tp.RunOp(nudge, run_before=False, run_as_trigger=False, run_step=True)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        train(on_cpus(2, check_replicas_every=2), "sgd", steps=3, extra=with_reference, callbacks=[drift])
+        train(
+            on_cpus(2, check_replicas_every=2),
+            "sgd",
+            steps=3,
+            extra=with_reference,
+            callbacks=[drift],
+        )
     (text,) = [text for text in logged if "differs" in text]
     assert "'out/b' differs" in text and "tower 1" in text
     (text,) = [str(warning.message) for warning in caught if "reference" in str(warning.message)]
-    for words in ("1 of 5", "'first'", "tf.compat.v1.enable_resource_variables()", "use_resource=True"):
+    for words in (
+        "1 of 5",
+        "'first'",
+        "tf.compat.v1.enable_resource_variables()",
+        "use_resource=True",
+    ):
         assert words in text
 
 
@@ -257,8 +315,14 @@ ERRORS = {
     "no GPUs": (lambda ours, child: ours(0), ["devices is empty"]),
     "no list": (lambda ours, child: ours("0,1"), ["must be a list", "'0,1'"]),
     "quoted id": (lambda ours, child: ours(["0"]), ["tower 0: '0'"]),
-    "algorithm": (lambda ours, child: ours(8, strategy="hierarchic"), ["did you mean 'hierarchical'", "tree", "flat"]),
-    "update": (lambda ours, child: ours(8, update="mian"), ["update='mian'", "'replicated', 'main'"]),
+    "algorithm": (
+        lambda ours, child: ours(8, strategy="hierarchic"),
+        ["did you mean 'hierarchical'", "tree", "flat"],
+    ),
+    "update": (
+        lambda ours, child: ours(8, update="mian"),
+        ["update='mian'", "'replicated', 'main'"],
+    ),
     "preset": (lambda ours, child: ours.from_config("chaner"), ["did you mean 'chainer'"]),
     "key": (
         lambda ours, child: ours.from_config("slip.yaml"),
@@ -268,13 +332,18 @@ ERRORS = {
         lambda ours, child: ours(8, mode="hierarchical"),
         ["mode='hierarchical' is tensorpack's", "strategy='hierarchical'"],
     ),
-    "option": (lambda ours, child: ours(8, strategi="flat"), ["'strategi' is unknown; did you mean 'strategy'"]),
+    "option": (
+        lambda ours, child: ours(8, strategi="flat"),
+        ["'strategi' is unknown; did you mean 'strategy'"],
+    ),
     "gpus": (
         lambda ours, child: train(ours(8), "sgd"),
         ["tower 0: /gpu:0 does not exist", "CPU:0", 'devices=["/cpu:0", "/cpu:1", …]'],
     ),
     "few cpus": (
-        lambda ours, child: train(3, "sgd", session_creator=child.NewSessionCreator(config=TWO_CPUS)),
+        lambda ours, child: train(
+            3, "sgd", session_creator=child.NewSessionCreator(config=TWO_CPUS)
+        ),
         ["tower 2: /cpu:2 does not exist", "CPU:1"],
     ),
     "feed": (
@@ -282,7 +351,9 @@ ERRORS = {
         ["FeedInput", "same batch", "QueueInput"],
     ),
     "two staged": (
-        lambda ours, child: train(2, "sgd", data=child.tp.StagingInput(child.tp.QueueInput(child.Data(BATCH)), 2)),
+        lambda ours, child: train(
+            2, "sgd", data=child.tp.StagingInput(child.tp.QueueInput(child.Data(BATCH)), 2)
+        ),
         ["StagingInput", "QueueInput", "nr_stage=2", "nr_stage=1"],
     ),
     "no gradient": (
@@ -294,16 +365,22 @@ ERRORS = {
         ["tower 0 (/cpu:0) has 4", "tower 1 (/cpu:1) has 5", "not on every tower: extra"],
     ),
     "accumulation": (
-        lambda ours, child: train(2, lambda: type("Theirs", (child.AccumGradOptimizer,), {})(child.sgd(), 3)),
+        lambda ours, child: train(
+            2, lambda: type("Theirs", (child.AccumGradOptimizer,), {})(child.sgd(), 3)
+        ),
         ["Theirs reads its counter while", "OrderedAccumGrad"],
     ),
     "processor with a variable": (
-        lambda ours, child: train(2, lambda: child.apply_grad_processors(child.sgd(), [child.MapGradient(counted)])),
+        lambda ours, child: train(
+            2, lambda: child.apply_grad_processors(child.sgd(), [child.MapGradient(counted)])
+        ),
         ["both write", "update='main'"],
     ),
     "keras 3": (
         lambda ours, child: train(
-            2, "sgd", extra=lambda cost: child.tp.FullyConnected("layer", tf.reshape(cost, [1, 1]), 1)
+            2,
+            "sgd",
+            extra=lambda cost: child.tp.FullyConnected("layer", tf.reshape(cost, [1, 1]), 1),
         ),
         ["tf_keras", "TF_USE_LEGACY_KERAS=1"],
     ),

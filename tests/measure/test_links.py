@@ -14,7 +14,9 @@ GOOD = Copies(rate=(9.9e9, 10.1e9), start=(20e-6, 21e-6))
 def at_once(rate, dispatch=(3e-6, 3.1e-6)):
     """Return figures of copies that are as fast as GOOD, four of which run at once."""
     around = tuple(zip(GPUS, GPUS[1:] + GPUS[:1]))
-    return Measured(dict.fromkeys(PAIRS, GOOD), {"host": Copies(around, rate=rate)}, Copies(start=dispatch))
+    return Measured(
+        dict.fromkeys(PAIRS, GOOD), {"host": Copies(around, rate=rate)}, Copies(start=dispatch)
+    )
 
 
 def machine():
@@ -36,11 +38,15 @@ def test_a_copy_that_does_not_end_is_left_out(monkeypatch):
     found = measure.measure(["/cpu:0", "/cpu:1"], None)
     assert [copies.fault for copies in found.pairs.values()] == ["no answer for 0.001 s"] * 2
     (line,) = measure.faults(found)
-    assert line.startswith("copies did not end or failed (/cpu:0 → /cpu:1, /cpu:1 → /cpu:0): turn off")
+    assert line.startswith(
+        "copies did not end or failed (/cpu:0 → /cpu:1, /cpu:1 → /cpu:0): turn off"
+    )
 
 
 def test_a_device_that_does_not_exist_is_an_error():
-    with pytest.raises(HierAllreduceError, match=r"TensorFlow cannot use /gpu:7: the process ended: .*Error"):
+    with pytest.raises(
+        HierAllreduceError, match=r"TensorFlow cannot use /gpu:7: the process ended: .*Error"
+    ):
         measure.measure(["/gpu:7", "/cpu:0"], None)
 
 
@@ -48,10 +54,14 @@ def test_figures_that_repeat_are_written_and_plan_takes_the_file(tmp_path):
     found = at_once((20e9, 20.4e9))
     found.pairs[PAIRS[2]] = GOOD._replace(rate=(5e9, 9e9))
     found.pairs[PAIRS[1]] = GOOD._replace(differ=3)
-    (tmp_path / "machine.yaml").write_text(measure.with_figures(machine(), GPUS, found).to_yaml(), encoding="utf-8")
+    (tmp_path / "machine.yaml").write_text(
+        measure.with_figures(machine(), GPUS, found).to_yaml(), encoding="utf-8"
+    )
     loaded = Topology.load(str(tmp_path / "machine.yaml"))
     assert len(loaded.links) == 10 and len(loaded.starts) == 11
-    assert dict(loaded.links)["GPU1-GPU0"] == 10e9 and dict(loaded.starts)["GPU1-GPU0"] == pytest.approx(20.5e-6)
+    assert dict(loaded.links)["GPU1-GPU0"] == 10e9 and dict(loaded.starts)[
+        "GPU1-GPU0"
+    ] == pytest.approx(20.5e-6)
     assert not {"GPU0-GPU3", "GPU0-GPU2"} & set(dict(loaded.links))
     assert loaded.shared == (("host", 20.2e9),) and loaded.speeds.dispatch == pytest.approx(3.05e-6)
     text = measure.report(found)

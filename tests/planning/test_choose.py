@@ -28,7 +28,9 @@ def seconds_of(plan, machine, grads, *cases):
 # ---- the simulator -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("algorithm, copies, sums, operands", [("flat", 4, 1, 4), ("ring", 6, 3, 2)])
+@pytest.mark.parametrize(
+    "algorithm, copies, sums, operands", [("flat", 4, 1, 4), ("ring", 6, 3, 2)]
+)
 def test_one_chunk_on_free_links_takes_its_copies_and_sums(algorithm, copies, sums, operands):
     """Flat: three copies at once, a sum, three copies of one sender. Ring: all one after another."""
     machine, size = all_of("NV4", 4, gpu="A100"), 4 * MIB
@@ -75,7 +77,11 @@ def test_the_rule(machine, model, algorithm, mib):
 
 @pytest.mark.parametrize(
     "name, model",
-    [*((name, "resnet50") for name in presets.names("machines")), ("dgx-a100", "vgg16"), ("h100-nvl-4", "bert_base")],
+    [
+        *((name, "resnet50") for name in presets.names("machines")),
+        ("dgx-a100", "vgg16"),
+        ("h100-nvl-4", "bert_base"),
+    ],
 )
 def test_a_choice_is_nearly_the_best_candidate(name, model):
     machine, grads = Topology.load(name), gradients(model)
@@ -96,7 +102,9 @@ def test_a_choice_is_nearly_the_best_candidate(name, model):
 )
 def test_ten_percent_of_bytes_move_little(name, model):
     machine = Topology.load(name)
-    less, same, more = (choices_for(Strategy(), gradients(model, 1 + d), machine)[0].exposed for d in (-0.1, 0, 0.1))
+    less, same, more = (
+        choices_for(Strategy(), gradients(model, 1 + d), machine)[0].exposed for d in (-0.1, 0, 0.1)
+    )
     assert abs(less / same - 1) <= 0.15 and abs(more / same - 1) <= 0.15
 
 
@@ -104,7 +112,9 @@ def test_known_values_stop_varying():
     machine = all_of("NV12", 4, gpu="A100", speeds={"dispatch": 3e-6})
     assert len(cases_of(100, links_of(all_of("NV12", 4)))) == 6
     cases = cases_of(100, links_of(machine), backward=0.05)
-    assert {case.dispatch for case in cases} == {3e-6} and {case.backward for case in cases} == {0.05}
+    assert {case.dispatch for case in cases} == {3e-6} and {case.backward for case in cases} == {
+        0.05
+    }
     assert len(cases) == len(set(cases)) == 4
 
 
@@ -117,7 +127,11 @@ def test_any_number_of_devices_has_a_plan(towers, kind):
 
 def test_huge_unknown_and_no_gradients_have_a_plan():
     machine = Topology.load("dgx-1v")
-    for grads in ([], [Gradient(None, 4, "float32", packable=False)] * 3, [Gradient(1 << 28, 4, "float32")]):
+    for grads in (
+        [],
+        [Gradient(None, 4, "float32", packable=False)] * 3,
+        [Gradient(1 << 28, 4, "float32")],
+    ):
         assert plan_for(Strategy(), grads, 8, machine).towers == 8
 
 
@@ -128,14 +142,21 @@ def test_huge_unknown_and_no_gradients_have_a_plan():
 def test_tensorpack_is_charged_for_copies_and_the_nodes_of_joining(name, copies_alone, more):
     """No op is charged for an order of copies: with it, it was 21.7 and 35.7 ms."""
     grads = gradients("resnet50")
-    cases = [Case(dispatch, sum(gradient.bytes for gradient in grads) / 1.7e9, 10e-3) for dispatch in (0.0, 4e-6)]
+    cases = [
+        Case(dispatch, sum(gradient.bytes for gradient in grads) / 1.7e9, 10e-3)
+        for dispatch in (0.0, 4e-6)
+    ]
     found = exposed_by_others(Topology.load(name), grads, cases, with_tensorpack=True)[TENSORPACK]
-    assert [1e3 * seconds for seconds in found] == pytest.approx([copies_alone, copies_alone + more], rel=0.02)
+    assert [1e3 * seconds for seconds in found] == pytest.approx(
+        [copies_alone, copies_alone + more], rel=0.02
+    )
 
 
 def test_copies_over_an_uplink_are_not_slowed_down_by_each_other():
     """tensorpack on pcie-switch: 26.9 ms; 33.7 if copies shared an uplink evenly, as an earlier simulator assumed."""
-    found = exposed_by_others(Topology.load("pcie-switch"), gradients("resnet50"), [LONG], with_tensorpack=True)
+    found = exposed_by_others(
+        Topology.load("pcie-switch"), gradients("resnet50"), [LONG], with_tensorpack=True
+    )
     assert 1e3 * found[TENSORPACK][0] == pytest.approx(26.9, rel=0.01)
 
 

@@ -22,7 +22,10 @@ def numbers(chunks):
     return [[part.number for part in chunk.ranges] for chunk in chunks]
 
 
-UNKNOWN, TEXT = Gradient(None, 4, "float32", packable=False), Gradient(8, 0, "string", packable=False)
+UNKNOWN, TEXT = (
+    Gradient(None, 4, "float32", packable=False),
+    Gradient(8, 0, "string", packable=False),
+)
 
 
 @pytest.mark.parametrize(
@@ -39,23 +42,43 @@ UNKNOWN, TEXT = Gradient(None, 4, "float32", packable=False), Gradient(8, 0, "st
         (of(0, 1, 1), 9, [[2, 1], [0]]),
         ([], 9, []),
     ],
-    ids=["cut", "late pack", "packed", "full", "alone", "dtypes", "unpackable", "whole", "empty gradient", "nothing"],
+    ids=[
+        "cut",
+        "late pack",
+        "packed",
+        "full",
+        "alone",
+        "dtypes",
+        "unpackable",
+        "whole",
+        "empty gradient",
+        "nothing",
+    ],
 )
 def test_small_gradients_are_packed_and_large_ones_cut(sizes, chunk_kib, expected):
     assert numbers(chunks_of(sizes, chunk_kib * KIB)) == expected
 
 
 def test_whole_gradients_are_packed_below_a_size_only():
-    assert numbers(chunks_of(of(900, 70, 1, 1), 100 * KIB, pack_below=64 * KIB, whole=True)) == [[3, 2], [1], [0]]
+    assert numbers(chunks_of(of(900, 70, 1, 1), 100 * KIB, pack_below=64 * KIB, whole=True)) == [
+        [3, 2],
+        [1],
+        [0],
+    ]
     assert chunks_of(of(900), KIB, whole=True)[0].ranges == (Range(0, 0, None),)
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 5000), st.sampled_from([2, 4, 8, 16]), st.booleans()), max_size=20),
+    st.lists(
+        st.tuples(st.integers(0, 5000), st.sampled_from([2, 4, 8, 16]), st.booleans()), max_size=20
+    ),
     st.integers(1, 5000),
 )
 def test_each_element_travels_once_in_readiness_order(sizes, chunk_bytes):
-    grads = [Gradient(elements, itemsize, f"f{itemsize}", packable) for elements, itemsize, packable in sizes]
+    grads = [
+        Gradient(elements, itemsize, f"f{itemsize}", packable)
+        for elements, itemsize, packable in sizes
+    ]
     chunks = chunks_of(grads, chunk_bytes)
     covered: dict = {number: [(0, 0)] for number in range(len(grads))}
     for chunk in chunks:
@@ -85,5 +108,7 @@ def test_whole_variables_go_to_roots_by_bytes():
     grads = gradients("resnet50")
     chunks = chunks_of(grads, 4 << 20, whole=True)
     schedules = spread(chunks, schedules_of(flat, 8))
-    loads = [sum(c.bytes for c, s in zip(chunks, schedules) if s[0].dst == root) for root in range(8)]
+    loads = [
+        sum(c.bytes for c, s in zip(chunks, schedules) if s[0].dst == root) for root in range(8)
+    ]
     assert max(loads) <= sum(loads) / 8 + max(gradient.bytes for gradient in grads) / 2

@@ -46,7 +46,10 @@ def changed(number, *steps):
     [
         (changed(1), r"the last sum, on tower 0, misses towers \[2\]"),
         (changed(3), r"in the end towers \[1\] do not have the sum; copy it to them"),
-        (changed(1, Reduce((0, 1), 2)), r"Reduce\(srcs=\(0, 1\), dst=2\) adds tower 1 a second time"),
+        (
+            changed(1, Reduce((0, 1), 2)),
+            r"Reduce\(srcs=\(0, 1\), dst=2\) adds tower 1 a second time",
+        ),
         (changed(0, Copy(0, 1)), r"Copy\(src=0, dst=1\) comes before a sum, Reduce"),
         (changed(2, Copy(0, 1)), r"Copy\(src=0, dst=1\) copies the sum of towers \[0, 1\] only"),
         (changed(0), r"the last sum, on tower 2, misses towers \[1\]"),
@@ -79,12 +82,21 @@ def test_check_returns_a_schedule_that_is_right():
     assert check([], 1) == () and root_of(()) == 0
 
 
-@given(st.sampled_from(list(BY_NAME.values())), st.integers(2, 9), st.integers(0, 9), st.randoms(use_true_random=False))
+@given(
+    st.sampled_from(list(BY_NAME.values())),
+    st.integers(2, 9),
+    st.integers(0, 9),
+    st.randoms(use_true_random=False),
+)
 def test_random_faults_in_schedules_are_found(algorithm, towers, chunk, rng):
     steps = list(algorithm(towers, chunk))
     number, fault = rng.randrange(len(steps)), rng.choice(["dropped", "twice", "elsewhere"])
     elsewhere = steps[number]._replace(dst=rng.randrange(towers))
-    steps[number : number + 1] = {"dropped": [], "twice": [steps[number]] * 2, "elsewhere": [elsewhere]}[fault]
+    steps[number : number + 1] = {
+        "dropped": [],
+        "twice": [steps[number]] * 2,
+        "elsewhere": [elsewhere],
+    }[fault]
     try:
         check(steps, towers)
     except HierAllreduceError:
@@ -139,7 +151,10 @@ def in_rounds(schedule, expected):
 @pytest.mark.parametrize(
     "algorithm, devices, chunk, expected",
     [
-        *((hierarchical, 8, chunk, text) for chunk, text in enumerate(TENSORPACK.strip().splitlines())),
+        *(
+            (hierarchical, 8, chunk, text)
+            for chunk, text in enumerate(TENSORPACK.strip().splitlines())
+        ),
         *((tree, devices, 0, text) for devices, text in MUJI.items()),
         *((flat, devices, 0, text) for devices, text in FALLBACK.items()),
     ],
@@ -157,10 +172,13 @@ def test_any_groups_add_up(devices, chunk, rng):
     assert adds_up(check(in_groups(groups)(devices, chunk), devices), devices)
 
 
-@pytest.mark.parametrize("groups", [((0, 1),), ((0, 1), (1, 2)), ((0, 1), (2, 3)), ((0, 1, 2), ()), ((0, True), (2,))])
+@pytest.mark.parametrize(
+    "groups", [((0, 1),), ((0, 1), (1, 2)), ((0, 1), (2, 3)), ((0, 1, 2), ()), ((0, True), (2,))]
+)
 def test_groups_that_miss_repeat_or_invent_towers_are_an_error(groups):
     with pytest.raises(
-        HierAllreduceError, match=r"groups=.* each of towers 0 to 2 once, for instance \(\(0, 1\), \(2,\)\)"
+        HierAllreduceError,
+        match=r"groups=.* each of towers 0 to 2 once, for instance \(\(0, 1\), \(2,\)\)",
     ):
         in_groups(groups)(3, 0)
 
@@ -170,10 +188,14 @@ def test_two_groups_follow_the_links_and_pair_near_members():
     order = random.Random(5).sample(range(8), 8)
     group, partner = [n // 4 for n in range(8)], [n % 4 for n in range(8)]
     distance = [
-        [near if group[a] == group[b] else pair if partner[a] == partner[b] else far for b in order] for a in order
+        [near if group[a] == group[b] else pair if partner[a] == partner[b] else far for b in order]
+        for a in order
     ]
     first, second = two_groups(distance)
-    assert [{group[order[n]] for n in members} for members in (first, second)] in ([{0}, {1}], [{1}, {0}])
+    assert [{group[order[n]] for n in members} for members in (first, second)] in (
+        [{0}, {1}],
+        [{1}, {0}],
+    )
     assert [partner[order[n]] for n in first] == [partner[order[n]] for n in second]
     assert two_groups([[1.0] * 5] * 5) == halves(5) and two_groups([[1.0] * 2] * 2) == ((0,), (1,))
 
@@ -189,11 +211,15 @@ def test_the_examples_are_right(algorithm):
         if algorithm is EXAMPLES["two_quads"] and devices % 2:
             continue
         for schedule in schedules_of(algorithm, devices):
-            assert adds_up(schedule, devices) and sum(len(step.srcs) for step in schedule) == 2 * (devices - 1)
+            assert adds_up(schedule, devices) and sum(len(step.srcs) for step in schedule) == 2 * (
+                devices - 1
+            )
 
 
 def test_the_example_of_two_quads_is_hierarchical():
-    assert [set(EXAMPLES["two_quads"](8, chunk)) for chunk in range(8)] == [set(hierarchical(8, c)) for c in range(8)]
+    assert [set(EXAMPLES["two_quads"](8, chunk)) for chunk in range(8)] == [
+        set(hierarchical(8, c)) for c in range(8)
+    ]
 
 
 def fails(devices, chunk):
@@ -211,8 +237,14 @@ def one_copy_short(devices, chunk):
         (fails, r"^fails\(4, 0\): KeyError: 'no such device'"),
         (lambda devices, chunk: None, r"^<lambda>\(4, 0\): TypeError: 'NoneType'"),
         (lambda devices: [], r"\(4, 0\): TypeError: .*takes 1 positional argument"),
-        (lambda devices, chunk: flat(devices + 1, chunk), r"^<lambda>\(4, 0\): Reduce.* from 0 to 3"),
-        (lambda devices, chunk, topology: [], r"<lambda>\(4, 0\): it has an argument 'topology': give topology= too"),
+        (
+            lambda devices, chunk: flat(devices + 1, chunk),
+            r"^<lambda>\(4, 0\): Reduce.* from 0 to 3",
+        ),
+        (
+            lambda devices, chunk, topology: [],
+            r"<lambda>\(4, 0\): it has an argument 'topology': give topology= too",
+        ),
     ],
 )
 def test_a_wrong_function_is_an_error_that_names_it_and_the_chunk(algorithm, message):

@@ -25,11 +25,16 @@ def test_the_shipped_strategies_load_and_have_plans():
         assert plan_for(Strategy.load(name), GRADS, 8).towers == 8
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])  # the last two are those of Windows
+@pytest.mark.parametrize(
+    "encoding", ["utf-8", "utf-8-sig", "utf-16"]
+)  # the last two are those of Windows
 def test_a_file_loads_with_a_machine_beside_it(tmp_path, encoding):
     (tmp_path / "box.yaml").write_text(Topology.load("dgx-1v").to_yaml(), encoding="utf-8")
     path = tmp_path / "mine.yaml"
-    path.write_text("# größer\nalgorithm: hierarchical\ngroups: [[0, 1], [2]]\ntopology: box.yaml\n", encoding=encoding)
+    path.write_text(
+        "# größer\nalgorithm: hierarchical\ngroups: [[0, 1], [2]]\ntopology: box.yaml\n",
+        encoding=encoding,
+    )
     expected = Strategy("hierarchical", groups=((0, 1), (2,)), topology=str(tmp_path / "box.yaml"))
     assert Strategy.load(str(path)) == strategy_from(path) == expected
 
@@ -81,9 +86,13 @@ def test_an_invalid_argument_is_an_error_that_names_the_right_one(value, expecte
     assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize("values", [{"algorithm": Unhashable()}, {"algorithm": "hierarchical", "groups": [[[0], 1]]}])
+@pytest.mark.parametrize(
+    "values", [{"algorithm": Unhashable()}, {"algorithm": "hierarchical", "groups": [[[0], 1]]}]
+)
 def test_a_value_that_cannot_be_hashed_is_an_error_that_names_it(values):
-    with pytest.raises(HierAllreduceError, match=f"^{list(values)[-1]}=.*(has no hash|expected tuples)"):
+    with pytest.raises(
+        HierAllreduceError, match=f"^{list(values)[-1]}=.*(has no hash|expected tuples)"
+    ):
         Strategy(**values)
 
 
@@ -124,7 +133,10 @@ def test_one_main_has_all_sums(algorithm, machine):
 @pytest.mark.parametrize(
     "strategy, message",
     [
-        (Strategy("tree", main=4), "main=4: the sums of tree are on towers 0, 1, 2, 3; take one of these"),
+        (
+            Strategy("tree", main=4),
+            "main=4: the sums of tree are on towers 0, 1, 2, 3; take one of these",
+        ),
         (Strategy("hierarchical", groups=((0, 1), (2,))), "expected each of towers 0 to 3 once"),
         (Strategy(lambda devices, chunk: []), r"^<lambda>\(4, 0\): "),
     ],
@@ -136,7 +148,9 @@ def test_choices_that_do_not_fit_the_towers_are_an_error(strategy, machine, mess
 
 def test_groups_of_a_user_are_kept_on_a_machine():
     plan = plan_for(Strategy("hierarchical", groups=((0, 2), (1, 3))), GRADS, 4, all_of("PIX", 4))
-    assert {step.srcs for step in plan.schedules[0][:2]} <= {(0,), (1,), (2,), (3,)} and len(plan.schedules[0]) == 6
+    assert {step.srcs for step in plan.schedules[0][:2]} <= {(0,), (1,), (2,), (3,)} and len(
+        plan.schedules[0]
+    ) == 6
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "ring"])
@@ -155,4 +169,6 @@ def test_numbers_of_numpy_are_numbers_of_towers():
     def numpy_flat(devices, chunk):
         return [step._replace(dst=numbers[step.dst]) for step in flat(devices, chunk)]  # type: ignore[arg-type]
 
-    assert plan_for(Strategy(numpy_flat), [Gradient(4, 4, "float32")], 3).schedules == schedules_of(flat, 3)
+    assert plan_for(Strategy(numpy_flat), [Gradient(4, 4, "float32")], 3).schedules == schedules_of(
+        flat, 3
+    )

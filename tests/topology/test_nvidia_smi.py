@@ -44,7 +44,11 @@ GPU1\tNV1\t X \tSYS\tNV2\t0-23,48-71\t0
 GPU2\tNV2\tSYS\t X \tNV1\t24-47,72-95\t1
 GPU3\tSYS\tNV2\tNV1\t X \t24-47,72-95\t1
 """
-BARE = QUAD.replace("\tCPU Affinity\tNUMA Affinity", "").replace("\t0-23,48-71\t0", "").replace("\t24-47,72-95\t1", "")
+BARE = (
+    QUAD.replace("\tCPU Affinity\tNUMA Affinity", "")
+    .replace("\t0-23,48-71\t0", "")
+    .replace("\t24-47,72-95\t1", "")
+)
 PEERS = "\tGPU0\tGPU1\nGPU0\tX\tOK\nGPU1\tOK\tX\n"  # topo -p2p
 QUAD_KINDS = (
     ("X", "NV1", "NV2", "SYS"),
@@ -90,17 +94,21 @@ PASTED = {
     "doubled line ends": QUAD.replace("\n", "\r\r\n"),
     "escape sequences": "\x1b[4m" + QUAD.replace("Affinity\n", "Affinity\x1b[0m\n", 1),
     "escape character lost": "[4m" + QUAD.replace("Affinity\n", "Affinity[0m\n", 1),
-    "escape character replaced": "\ufffd[4m" + QUAD.replace("NUMA Affinity\n", "NUMA Affinity\ufffd[0m\n", 1),
+    "escape character replaced": "\ufffd[4m"
+    + QUAD.replace("NUMA Affinity\n", "NUMA Affinity\ufffd[0m\n", 1),
     "prompt before": "user@GPU-node:~$ nvidia-smi topo -m\n" + QUAD + "user@GPU-node:~$ ",
     "one blank between cells": QUAD.replace("\t", " "),
     "non-breaking blanks": QUAD.replace("\t", "\u00a0\u00a0"),
     "header without tabs": QUAD.replace("GPU0\tGPU1\tGPU2\tGPU3\t", "GPU0GPU1GPU2GPU3", 1),
     "prose about GPUs before": "GPU0 and GPU1 are slow together.\nGPU2 is fine.\n\n" + QUAD,
     "no affinity": BARE,
-    "legend": QUAD + "\nLegend:\n\n  X    = Self\n  NV#  = Connection traversing a bonded set of # NVLinks\n",
+    "legend": QUAD
+    + "\nLegend:\n\n  X    = Self\n  NV#  = Connection traversing a bonded set of # NVLinks\n",
     "a blank line between rows": QUAD.replace("\n", "\n\n"),
     "rows in another order": "\n".join([QUAD.splitlines()[i] for i in (0, 3, 1, 4, 2)]),
-    "a remark behind a row": QUAD.replace("0-23,48-71\t0\n", "0-23,48-71\t0  <- SYS = the far socket\n", 1),
+    "a remark behind a row": QUAD.replace(
+        "0-23,48-71\t0\n", "0-23,48-71\t0  <- SYS = the far socket\n", 1
+    ),
     "network cards": CARDS + "NIC0\tPIX\tPIX\tSYS\tSYS\tX\n",
 }
 
@@ -149,7 +157,9 @@ def test_affinity_tells_sockets_apart(text):
 
 
 ACCESS = " \tGPU0\tGPU1\tGPU2\tGPU3\n" + "".join(
-    f" GPU{i}\t" + "\t".join("X" if i == j else "OK" if i + j == 3 else "CNS" for j in range(4)) + "\n"
+    f" GPU{i}\t"
+    + "\t".join("X" if i == j else "OK" if i + j == 3 else "CNS" for j in range(4))
+    + "\n"
     for i in range(4)
 )
 
@@ -206,15 +216,36 @@ WRONG = {
     "empty": ("", "no table of GPUs"),
     "no header": ("\n".join(QUAD.splitlines()[1:]), "no table of GPUs, with a header row"),
     "a row above itself": ("GPU0\t X \tNV1\n" * 2, "no table of GPUs, with a header row"),
-    "a word among the columns": (QUAD.replace("\tGPU2", "\tX\tGPU2", 1), "no table of GPUs, with a header row"),
+    "a word among the columns": (
+        QUAD.replace("\tGPU2", "\tX\tGPU2", 1),
+        "no table of GPUs, with a header row",
+    ),
     "rows missing": ("\n".join(QUAD.splitlines()[:-1]), "row GPU3 is missing"),
-    "row cut": (QUAD.replace("GPU3\tSYS\tNV2\tNV1\t X \t24-47,72-95\t1\n", "GPU3\tSYS\tNV2"), "row GPU3, column GPU2"),
+    "row cut": (
+        QUAD.replace("GPU3\tSYS\tNV2\tNV1\t X \t24-47,72-95\t1\n", "GPU3\tSYS\tNV2"),
+        "row GPU3, column GPU2",
+    ),
     "cell cut": (QUAD[: QUAD.index("GPU3\tSYS") + 11], "row GPU3, column GPU1"),
-    "unknown kind": (QUAD.replace("NV1\tNV2\tSYS", "NV1\tQPI\tSYS"), "row GPU0, column GPU2.*'QPI'"),
-    "a kind and an affinity": (QUAD.replace("SYS\t0-", "SYS0-"), "row GPU0, column GPU3.*'SYS0-23,48-71'"),
-    "not available": (QUAD.replace("NV1\tNV2\tSYS", "NV1\tN/A\tSYS"), "row GPU0, column GPU2.*'N/A'"),
-    "X off the diagonal": (QUAD.replace("NV1\tNV2\tSYS", "NV1\tX\tSYS"), "row GPU0, column GPU2.*diagonal"),
-    "no X on the diagonal": (QUAD.replace("GPU1\tNV1\t X ", "GPU1\tNV1\tNV1"), "row GPU1, column GPU1.*diagonal"),
+    "unknown kind": (
+        QUAD.replace("NV1\tNV2\tSYS", "NV1\tQPI\tSYS"),
+        "row GPU0, column GPU2.*'QPI'",
+    ),
+    "a kind and an affinity": (
+        QUAD.replace("SYS\t0-", "SYS0-"),
+        "row GPU0, column GPU3.*'SYS0-23,48-71'",
+    ),
+    "not available": (
+        QUAD.replace("NV1\tNV2\tSYS", "NV1\tN/A\tSYS"),
+        "row GPU0, column GPU2.*'N/A'",
+    ),
+    "X off the diagonal": (
+        QUAD.replace("NV1\tNV2\tSYS", "NV1\tX\tSYS"),
+        "row GPU0, column GPU2.*diagonal",
+    ),
+    "no X on the diagonal": (
+        QUAD.replace("GPU1\tNV1\t X ", "GPU1\tNV1\tNV1"),
+        "row GPU1, column GPU1.*diagonal",
+    ),
     "row twice": (QUAD.replace("GPU3\tSYS", "GPU2\tSYS"), "GPU2 appears twice"),
     "column twice": (QUAD.replace("GPU2\tGPU3", "GPU2\tGPU2", 1), "GPU2 appears twice"),
     "row without column": (QUAD.replace("\tGPU3\tCPU", "\tCPU"), "row GPU3.*no column GPU3"),
@@ -225,7 +256,10 @@ WRONG = {
         .replace("GPU2\tNV2\t", "GPU2\t"),
         "row GPU2, column GPU1.*diagonal",
     ),
-    "a cell lost after the diagonal": (QUAD.replace("\tSYS\tNV2\t0-23", "\tNV2\t0-23"), "row GPU1, column GPU3"),
+    "a cell lost after the diagonal": (
+        QUAD.replace("\tSYS\tNV2\t0-23", "\tNV2\t0-23"),
+        "row GPU1, column GPU3",
+    ),
     "the last row twice": (QUAD + QUAD.splitlines()[-1], "GPU3 appears twice"),
     "cut on the right, to one column": ("\tGPU0\nGPU0\t X\nGPU1\tSY\n", "row GPU1.*no column GPU1"),
     "cells cut in the middle of the cards'": (
@@ -233,9 +267,18 @@ WRONG = {
         "row GPU0, column NIC1",
     ),
     "peer access alone": (PEERS, "-p2p r` alone: put the output of `nvidia-smi topo -m` above it"),
-    "AMD's links": ("       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n", "row GPU0, column GPU0.*found '0'"),
-    "another maker's links": (QUAD.replace("CPU", "Node").replace("NV", "MX"), "row GPU0, column GPU1.*'MX1'"),
-    "a bond of nothing": (QUAD.replace("NV1\tNV2\tSYS", "NV00\tNV2\tSYS"), "row GPU0, column GPU1.*NV00"),
+    "AMD's links": (
+        "       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n",
+        "row GPU0, column GPU0.*found '0'",
+    ),
+    "another maker's links": (
+        QUAD.replace("CPU", "Node").replace("NV", "MX"),
+        "row GPU0, column GPU1.*'MX1'",
+    ),
+    "a bond of nothing": (
+        QUAD.replace("NV1\tNV2\tSYS", "NV00\tNV2\tSYS"),
+        "row GPU0, column GPU1.*NV00",
+    ),
     "a bond of very many links": (
         QUAD.replace("NV1\tNV2\tSYS", f"NV{'1' * 5000}\tNV2\tSYS"),
         "row GPU0, column GPU1.*NV111",
@@ -264,10 +307,17 @@ def test_a_table_cut_anywhere_is_never_misread(end):
 @settings(max_examples=60, deadline=None)
 def test_a_table_cut_on_its_right_is_never_misread(width):
     with contextlib.suppress(HierAllreduceError):
-        assert read_matrix("\n".join(line.expandtabs(8)[:width] for line in QUAD.splitlines())).kinds == QUAD_KINDS
+        assert (
+            read_matrix("\n".join(line.expandtabs(8)[:width] for line in QUAD.splitlines())).kinds
+            == QUAD_KINDS
+        )
 
 
-@given(st.integers(0, 3), st.integers(0, 3), st.sampled_from(["SYS", "PIX", "NV1", "NV12", "N/A", "X", "", "ERR!"]))
+@given(
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.sampled_from(["SYS", "PIX", "NV1", "NV12", "N/A", "X", "", "ERR!"]),
+)
 @settings(max_examples=120, deadline=None)
 def test_one_changed_cell_is_an_error_or_a_warning_that_names_it(row, column, cell):
     lines = [line.split("\t") for line in QUAD.splitlines()]
@@ -302,7 +352,9 @@ def test_an_asymmetric_table_warns_and_counts_as_slower():
     assert "GPU0–GPU1" in warning and "NV1" in warning and "PHB" in warning
 
 
-@pytest.mark.parametrize("before", [QUAD, QUAD[QUAD.index("\n") :]], ids=["whole", "without a header"])
+@pytest.mark.parametrize(
+    "before", [QUAD, QUAD[QUAD.index("\n") :]], ids=["whole", "without a header"]
+)
 def test_rows_of_a_second_table_are_mentioned(before):
     table = read_matrix(before + "\nnode2:\n" + QUAD)
     assert table.kinds == QUAD_KINDS

@@ -102,7 +102,17 @@ def test_shared_speeds_of_a_file_replace_the_usual_ones():
         (["X NV4 SYS", "NV4 X SYS", "SYS SYS X"], 13e9),
         (["X NV5", "NV5 X"], 22e9),
     ],
-    ids=["P100", "A6000", "V100", "A100", "H100", "two V100", "mesh of A100", "A6000 and one more", "NV5"],
+    ids=[
+        "P100",
+        "A6000",
+        "V100",
+        "A100",
+        "H100",
+        "two V100",
+        "mesh of A100",
+        "A6000 and one more",
+        "NV5",
+    ],
 )
 def test_the_gpu_is_guessed_from_its_links(rows, nvlink):
     assert of_kinds(*rows).speeds.nvlink == nvlink
@@ -154,7 +164,10 @@ UNNAMED = "no model of GPU is named; speeds as of GPUs with PCIe ports of 12 GB/
         (all_of("PHB", 2, staged=[]), (UNNAMED,)),
         (all_of("PHB", 2, gpu="NVIDIA L40S"), ()),
         (all_of("PHB", 2, speeds={"pcie": 24e9}, staged=["PHB"]), ()),
-        (all_of("NV12", 2), ("no model of GPU is named; speeds as of A100 (guessed from the links)",)),
+        (
+            all_of("NV12", 2),
+            ("no model of GPU is named; speeds as of A100 (guessed from the links)",),
+        ),
         (
             all_of("NV18", 2, gpu="NVIDIA R100"),
             ("the model 'NVIDIA R100' is not known; speeds as of H100 (guessed from the links)",),
@@ -170,7 +183,9 @@ def test_different_models_give_a_warning_and_no_model():
     several = from_text("GPU 0: Tesla V100 (UUID: a)\nGPU 1: Tesla K80 (UUID: b)\n" + TABLE, "")
     assert several.gpu == "" and "several models (Tesla K80, Tesla V100)" in several.warnings[-1]
     geforce = from_text("GPU 0: RTX 3090 (UUID: a)\nGPU 1: RTX 4090 (UUID: b)\n" + TABLE, "")
-    assert geforce.is_staged(1, 2) and not any("peer access" in warning for warning in geforce.warnings)
+    assert geforce.is_staged(1, 2) and not any(
+        "peer access" in warning for warning in geforce.warnings
+    )
     alike = from_text("GPU 0: NVIDIA L40S (UUID: a)\nGPU 1: NVIDIA L40 (UUID: b)\n" + TABLE, "")
     assert (alike.gpu, alike.warnings) == ("NVIDIA L40", ())
 
@@ -181,7 +196,10 @@ def test_different_models_give_a_warning_and_no_model():
 def dgx_1v_with(tmp_path, keys):
     """Write the file of a DGX-1V with these keys."""
     path = tmp_path / "mine.yaml"
-    path.write_text(f"{keys}\nmatrix: |2\n{textwrap.indent(Topology.load('dgx-1v').table(), '  ')}", encoding="utf-8")
+    path.write_text(
+        f"{keys}\nmatrix: |2\n{textwrap.indent(Topology.load('dgx-1v').table(), '  ')}",
+        encoding="utf-8",
+    )
     return str(path)
 
 
@@ -198,9 +216,13 @@ def test_a_file_has_speeds_of_parts_kinds_and_pairs(tmp_path):
     assert half.links == (("GPU3-GPU0", 44e9),) and half.starts == ()
 
 
-@pytest.mark.parametrize("devices, fault", [([0, 8], "8"), ([1, 1], "1 twice"), ([-1], "-1"), ([], "none")])
+@pytest.mark.parametrize(
+    "devices, fault", [([0, 8], "8"), ([1, 1], "1 twice"), ([-1], "-1"), ([], "none")]
+)
 def test_a_subset_of_unknown_or_repeated_devices_is_an_error(devices, fault):
-    with pytest.raises(HierAllreduceError, match=f"devices 0 to 7, each once; cannot take {fault}$"):
+    with pytest.raises(
+        HierAllreduceError, match=f"devices 0 to 7, each once; cannot take {fault}$"
+    ):
         Topology.load("dgx-1v").subset(devices)
 
 
@@ -210,10 +232,16 @@ def test_a_subset_of_unknown_or_repeated_devices_is_an_error(devices, fault):
         ("gpu: [V100]", "gpu: expected a name, in quotes if it is a number, not .'V100'."),
         ("speed: {}", "'speed' is unknown; did you mean 'speeds'"),
         ("speeds: {nvlnk: 1}", "'nvlnk' is unknown; did you mean 'nvlink'"),
-        ("speeds: {pcie: 12}", "speeds: pcie: expected bytes/s from 1e6 to 1e15 .12 GB/s are 12e9."),
+        (
+            "speeds: {pcie: 12}",
+            "speeds: pcie: expected bytes/s from 1e6 to 1e15 .12 GB/s are 12e9.",
+        ),
         ("speeds: {kernel: 10}", "speeds: kernel: expected seconds from 0 to 1 .10 µs are 10e-6."),
         ("links: {NVL: 1e9}", "links: 'NVL' is neither a kind"),
-        ("links: {GPU0-GPU9: 1e9}", "links: 'GPU0-GPU9' is neither a kind of link .* nor a pair of devices"),
+        (
+            "links: {GPU0-GPU9: 1e9}",
+            "links: 'GPU0-GPU9' is neither a kind of link .* nor a pair of devices",
+        ),
         ("links: {GPU0-GPU1: fast}", "links: GPU0-GPU1: expected bytes/s from 1e6 to 1e15"),
         ("links: {NV1: .nan}", "NV1: expected bytes/s from 1e6 to 1e15"),
         ("links: fast", "links: expected `key: value` lines, not 'fast'"),
@@ -234,8 +262,14 @@ def test_an_invalid_key_is_an_error_of_one_line_that_names_the_file(tmp_path, te
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("name: x\nmatrix: 3\n", r"expected a `matrix: \|2`: .* two blanks before each line; or into a file"),
-        (f"name: x\nmatrix: |\n{TABLE}", r"not readable as YAML.*below `matrix: \|2`, with two blanks"),
+        (
+            "name: x\nmatrix: 3\n",
+            r"expected a `matrix: \|2`: .* two blanks before each line; or into a file",
+        ),
+        (
+            f"name: x\nmatrix: |\n{TABLE}",
+            r"not readable as YAML.*below `matrix: \|2`, with two blanks",
+        ),
         (f"gpu: P100\nMatrix: |2\n{INDENTED}", "'Matrix' is unknown; did you mean 'matrix'"),
         ("matrix: |\n  GPU0 GPU1\n  GPU0 X NV1\n", "row GPU1 is missing"),
         ("4 GPUs\n", "expected `key: value` lines, not str"),
@@ -246,7 +280,9 @@ def test_an_invalid_key_is_an_error_of_one_line_that_names_the_file(tmp_path, te
 def test_an_invalid_machine_file_is_an_error_that_names_it(tmp_path, text, message, ending):
     path = tmp_path / f"machine{ending}"
     path.write_text(text)
-    with pytest.raises(HierAllreduceError, match=f"machine{re.escape(ending)}.*" + message) as caught:
+    with pytest.raises(
+        HierAllreduceError, match=f"machine{re.escape(ending)}.*" + message
+    ) as caught:
         Topology.load(str(path))
     assert "\n" not in str(caught.value)
 
@@ -255,17 +291,24 @@ def test_an_invalid_machine_file_is_an_error_that_names_it(tmp_path, text, messa
     "text",
     [
         f"gpu: P100\nmatrix: |2\n{INDENTED}",
-        "gpu: P100\nmatrix: |2\n" + "".join(f"  {line}\n" for line in TABLE.splitlines()),  # tabs and all
+        "gpu: P100\nmatrix: |2\n"
+        + "".join(f"  {line}\n" for line in TABLE.splitlines()),  # tabs and all
         f"gpu: P100\nmatrix: |2\n  \x1b[4m{INDENTED[2:]}\x1b[0m",  # the header underlined, as it comes
     ],
 )
 def test_a_matrix_may_be_written_with_tabs_or_escapes(text):
     machine = from_text(text, "")
-    assert (machine.gpu, machine.kinds[0], machine.speeds.nvlink) == ("P100", ("X", "NV2", "NV1"), 18.4e9)
+    assert (machine.gpu, machine.kinds[0], machine.speeds.nvlink) == (
+        "P100",
+        ("X", "NV2", "NV1"),
+        18.4e9,
+    )
 
 
 @pytest.mark.parametrize("ending", [".txt", ".log", ""])
-@pytest.mark.parametrize("before", ["", "$ nvidia-smi topo -m\n", "name: a host of ours\ngpu: P100\n\n"])
+@pytest.mark.parametrize(
+    "before", ["", "$ nvidia-smi topo -m\n", "name: a host of ours\ngpu: P100\n\n"]
+)
 def test_a_table_is_read_from_any_other_file(tmp_path, ending, before):
     path = tmp_path / f"topo{ending}"
     path.write_bytes(f"{before}{TABLE}".replace("\n", "\r\n").encode())
@@ -284,7 +327,9 @@ def test_a_machines_yaml_is_known_by_its_key_in_any_file(tmp_path):
 def test_an_unknown_machine_names_the_nearest_preset():
     with pytest.raises(HierAllreduceError, match="did you mean 'dgx-1v'"):
         Topology.load("dgx1v")
-    with pytest.raises(HierAllreduceError, match="expected the name of one of the machines, or a file's path"):
+    with pytest.raises(
+        HierAllreduceError, match="expected the name of one of the machines, or a file's path"
+    ):
         Topology.load(TABLE)
 
 

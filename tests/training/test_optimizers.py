@@ -25,7 +25,9 @@ class CountingSinceInit(tf.compat.v1.train.GradientDescentOptimizer):
 
     def __init__(self):
         super().__init__(0.1)
-        self.steps = tf1.get_variable("own_steps", initializer=0.0, trainable=False, use_resource=True)
+        self.steps = tf1.get_variable(
+            "own_steps", initializer=0.0, trainable=False, use_resource=True
+        )
 
     def _prepare(self):
         self._learning_rate_tensor = 0.1 / self.steps.assign_add(1.0)
@@ -58,7 +60,9 @@ class Clipping(tf.compat.v1.train.AdamOptimizer):
 
     def _finish(self, update_ops, name_scope):
         with tf.control_dependencies([super()._finish(update_ops, None)]):
-            clipped = [var.assign(tf.clip_by_value(var, -1.1, 1.1)) for var in self.variables_to_clip]
+            clipped = [
+                var.assign(tf.clip_by_value(var, -1.1, 1.1)) for var in self.variables_to_clip
+            ]
         return tf.group(*clipped, name=name_scope)
 
 
@@ -76,7 +80,10 @@ class KeepingFunctions(tf.compat.v1.train.AdamOptimizer):
     def __init__(self):
         super().__init__(0.1)
         self.rate, self.method = 0.5, self.scaled
-        self.partial, self.function = functools.partial(self.scaled, by=2.0), lambda grad: grad * self.rate
+        self.partial, self.function = (
+            functools.partial(self.scaled, by=2.0),
+            lambda grad: grad * self.rate,
+        )
 
     def scaled(self, grad, by=1.0):
         return grad * by * self.rate
@@ -133,7 +140,9 @@ class Velocity(tf.compat.v1.train.Optimizer):
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         done = []
         for grad, var in grads_and_vars:
-            velocity = tf1.Variable(tf.zeros(var.shape), trainable=False, name="velocity", use_resource=True)
+            velocity = tf1.Variable(
+                tf.zeros(var.shape), trainable=False, name="velocity", use_resource=True
+            )
             done.append(var.assign_sub(0.1 * velocity.assign(0.9 * velocity + grad)).op)
         return tf.group(*done, name=name)
 
@@ -143,7 +152,9 @@ def averaging():
 
     def change(grad):
         with tf1.variable_scope("averaging", reuse=tf1.AUTO_REUSE):
-            seen = tf1.get_variable("seen", [], initializer=tf1.zeros_initializer(), trainable=False, use_resource=True)
+            seen = tf1.get_variable(
+                "seen", [], initializer=tf1.zeros_initializer(), trainable=False, use_resource=True
+            )
         return grad / seen.assign_add(1.0)
 
     return Wrapper(SGD(0.1), change)
@@ -185,7 +196,11 @@ CASES = {
     "noise": (lambda: Noisy(0.1), "draws random numbers", TRAINS),
     "clock": (lambda: Timed(0.1), "reads the clock", TRAINS),
     "Python": (lambda: CallingPython(0.1), "calls a function in Python", TRAINS),
-    "wrapped": (lambda: Wrapper(Wrapper(train.AdamOptimizer(0.1)), lambda grad: grad * 0.5), TRAINS, MORE),
+    "wrapped": (
+        lambda: Wrapper(Wrapper(train.AdamOptimizer(0.1)), lambda grad: grad * 0.5),
+        TRAINS,
+        MORE,
+    ),
     "wrapper with a variable": (averaging, TWICE, MORE),
     "free names of slots": (Velocity, TRAINS, MORE),
 }
@@ -200,7 +215,9 @@ def towers(optimizer, count, names=("w", "b"), targets=None):
     for k in range(count):
         with tf.device(f"/cpu:{k}"), tf1.variable_scope(f"tower{k}"):
             ones = tf1.ones_initializer()
-            variables = [tf1.get_variable(name, [3], initializer=ones, use_resource=True) for name in names]
+            variables = [
+                tf1.get_variable(name, [3], initializer=ones, use_resource=True) for name in names
+            ]
             target = 3.0 * k if targets is None else targets[k]
             loss = tf.add_n([0.05 * tf.reduce_sum((var - target) ** 2) for var in variables])
             rows.append(optimizer.compute_gradients(loss, var_list=variables))
@@ -265,7 +282,9 @@ def test_the_beta_powers_change_after_every_towers_update(graph):
     optimizer = TowerOptimizer(adam, cpus(3))
     step = optimizer.apply_gradients(towers(optimizer, 3))
     updates = {op for op in graph.get_operations() if op.type == "ResourceApplyAdam"}
-    powers = {op for power in adam._get_beta_accumulators() for op in power.op.outputs[0].consumers()}
+    powers = {
+        op for power in adam._get_beta_accumulators() for op in power.op.outputs[0].consumers()
+    }
     changes = [op for op in powers & needed(step) if op.type in ("Assign", "AssignVariableOp")]
     assert len(updates) == 3 * 2 and len(changes) == 2
     assert all(updates <= needed(change) for change in changes)
@@ -312,7 +331,9 @@ def test_one_adam_in_two_train_ops_is_refused_but_at_the_mains(graph):
     adam = train.AdamOptimizer(0.1)
     first, second, third = (towers(adam, 3, names) for names in ("ab", "cd", "ef"))
     TowerOptimizer(adam, cpus(3)).apply_gradients(first)
-    with pytest.raises(HierAllreduceError, match=r"AdamOptimizer: .*beta powers.*another optimizer.*update='main'"):
+    with pytest.raises(
+        HierAllreduceError, match=r"AdamOptimizer: .*beta powers.*another optimizer.*update='main'"
+    ):
         TowerOptimizer(adam, cpus(3)).apply_gradients(second)
     at_mains = TowerOptimizer(train.AdamOptimizer(0.1), cpus(3), update="main")
     ops = [at_mains.apply_gradients(rows) for rows in (second, third)]
@@ -332,7 +353,9 @@ class OtherOrder(tf.compat.v1.train.MomentumOptimizer):
         self.calls += 1
 
 
-@pytest.mark.parametrize("make", [lambda: OtherOrder(0.1, 0.9), lambda: train.AdamOptimizer(0.1), Velocity])
+@pytest.mark.parametrize(
+    "make", [lambda: OtherOrder(0.1, 0.9), lambda: train.AdamOptimizer(0.1), Velocity]
+)
 @pytest.mark.parametrize("scope", [None, "model"])
 def test_slots_are_made_equal_whatever_their_names_and_order(make, scope):
     with tf.Graph().as_default():
@@ -341,18 +364,31 @@ def test_slots_are_made_equal_whatever_their_names_and_order(make, scope):
             rows = towers(optimizer, 2) if not isinstance(make(), Velocity) else velocities(2)
             op = optimizer.apply_gradients(rows)
         trained = {var.op.name for row in rows for _, var in row}
-        slots = [var for var in tf1.global_variables() if var.op.name not in trained and "beta" not in var.op.name]
+        slots = [
+            var
+            for var in tf1.global_variables()
+            if var.op.name not in trained and "beta" not in var.op.name
+        ]
         with started() as sess:
             sess.run([var.assign(var + index) for index, var in enumerate(slots)])
             assert optimizer.check_replicas(sess).difference > 0
             sess.run(optimizer.init_op)
             assert optimizer.check_replicas(sess).difference == 0
-            by_name = {var.op.name.replace("tower1", "tower0"): sess.run(var).tolist() for var in slots}
+            by_name = {
+                var.op.name.replace("tower1", "tower0"): sess.run(var).tolist() for var in slots
+            }
             if "velocity" not in slots[0].op.name:
-                assert all(sess.run(var).tolist() == by_name[var.op.name] for var in slots if "tower0" in var.op.name)
+                assert all(
+                    sess.run(var).tolist() == by_name[var.op.name]
+                    for var in slots
+                    if "tower0" in var.op.name
+                )
             sess.run(op)
             assert (sess.run(rows[0][0][1]) == sess.run(rows[1][0][1])).all()
 
 
 def velocities(count):
-    return [[(0.1 * var, var) for _, var in row] for row in towers(train.GradientDescentOptimizer(1.0), count)]
+    return [
+        [(0.1 * var, var) for _, var in row]
+        for row in towers(train.GradientDescentOptimizer(1.0), count)
+    ]

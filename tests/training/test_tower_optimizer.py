@@ -26,7 +26,9 @@ def towers(names=("d", "g"), scope="tower{}", count=3, shape=(2,), **options):
         inside = scope.format(k) if scope != "tensorpack" else f"tower{k}" if k else ""
         with tf.device(device), tf1.variable_scope(inside) if inside else contextlib.nullcontext():
             values = np.full(shape, float(k), "float32")
-            variables = [tf1.Variable(values, name=name, use_resource=True, **options) for name in names]
+            variables = [
+                tf1.Variable(values, name=name, use_resource=True, **options) for name in names
+            ]
             rows.append([(tf.ones(shape), var) for var in variables])
     return rows
 
@@ -34,7 +36,9 @@ def towers(names=("d", "g"), scope="tower{}", count=3, shape=(2,), **options):
 def later(name, scopes=("tower0/", "tower1/", "tower2/"), **options):
     """Return a variable in the scopes of some towers; it begins with the number of the scope."""
     return [
-        tf1.get_variable(scope + name, initializer=float(k), trainable=False, use_resource=True, **options)
+        tf1.get_variable(
+            scope + name, initializer=float(k), trainable=False, use_resource=True, **options
+        )
         for k, scope in enumerate(scopes)
     ]
 
@@ -53,7 +57,9 @@ def state(sess, rows):
 
 
 @UPDATES
-@pytest.mark.parametrize("strategy", [None, "tensorpack", "tree", Strategy(algorithm="ring", chunk_bytes=4)])
+@pytest.mark.parametrize(
+    "strategy", [None, "tensorpack", "tree", Strategy(algorithm="ring", chunk_bytes=4)]
+)
 def test_a_step_is_applied_and_counted_once_with_any_strategy(graph, update, strategy):
     optimizer = TowerOptimizer(momentum(), cpus(3), update=update, strategy=strategy)
     rows = [[*row, (None, unused)] for row, unused in zip(towers(), later("unused"))]
@@ -83,7 +89,9 @@ def test_embedding_rows_that_a_step_did_not_read_are_not_changed(graph, update):
     optimizer, rows = TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), cpus(3), update=update), []
     read = tf1.placeholder_with_default([1] * 4, [4])
     for _, table in [row[0] for row in towers(["table"], shape=(3, 4))]:
-        rows.append(optimizer.compute_gradients(tf.reduce_mean(tf.gather(table, read)), var_list=[table]))
+        rows.append(
+            optimizer.compute_gradients(tf.reduce_mean(tf.gather(table, read)), var_list=[table])
+        )
     assert isinstance(rows[0][0][0], tf.IndexedSlices)
     op = optimizer.apply_gradients(rows)
     with started(optimizer.init_op) as sess:
@@ -121,9 +129,13 @@ def created(update, count, scope, losses=((0, 2),)):
         with tf1.variable_scope(scope) if scope else contextlib.nullcontext():
             rows = towers(("w", "b"), "tensorpack", count)
             for first, last in losses:
-                optimizer = TowerOptimizer(adam(), cpus(count), update=update, strategy=Strategy(chunk_bytes=0))
+                optimizer = TowerOptimizer(
+                    adam(), cpus(count), update=update, strategy=Strategy(chunk_bytes=0)
+                )
                 optimizer.apply_gradients([row[first:last] for row in rows])
-        return {v.op.name: v.device[-1:] for v in tf1.global_variables() if "tower" not in v.op.name}
+        return {
+            v.op.name: v.device[-1:] for v in tf1.global_variables() if "tower" not in v.op.name
+        }
 
 
 @pytest.mark.parametrize("scope", ["", "train"])
@@ -136,16 +148,29 @@ def test_slots_at_the_mains_have_the_same_names_as_on_one_device(scope):
 
 def test_two_optimizers_number_slots_as_tensorflow_does():
     names = set(created("main", 3, "", losses=[(0, 2), (1, 2)]))
-    assert names == set(created("replicated", 1, "", losses=[(0, 2), (1, 2)])) and "b/Adam_3" in names
+    assert (
+        names == set(created("replicated", 1, "", losses=[(0, 2), (1, 2)])) and "b/Adam_3" in names
+    )
 
 
 @UPDATES
 def test_pieces_of_a_partitioned_variable_are_saved_as_one(graph, tmp_path, update):
-    optimizer, rows = TowerOptimizer(adam(), cpus(2), update=update, strategy=Strategy(chunk_bytes=0)), []
+    optimizer, rows = (
+        TowerOptimizer(adam(), cpus(2), update=update, strategy=Strategy(chunk_bytes=0)),
+        [],
+    )
     for k, device in enumerate(cpus(2)):
         with tf.device(device), tf1.variable_scope(f"tower{k}" if k else tf1.get_variable_scope()):
-            cut = {"partitioner": tf1.fixed_size_partitioner(2), "initializer": tf1.zeros_initializer()}
-            rows.append([(tf.ones([2, 3]), p) for p in tf1.get_variable("p", [4, 3], use_resource=True, **cut)])
+            cut = {
+                "partitioner": tf1.fixed_size_partitioner(2),
+                "initializer": tf1.zeros_initializer(),
+            }
+            rows.append(
+                [
+                    (tf.ones([2, 3]), p)
+                    for p in tf1.get_variable("p", [4, 3], use_resource=True, **cut)
+                ]
+            )
     op = optimizer.apply_gradients(rows)
     with started(optimizer.init_op, op) as sess:
         saved = [var for var in tf1.global_variables() if "tower" not in var.op.name]
@@ -166,7 +191,11 @@ def test_another_number_of_towers_goes_on_from_a_checkpoint_of_tower_0(tmp_path,
             op = optimizer.apply_gradients(rows, global_step=train.get_or_create_global_step())
             scaffold, hooks = optimizer.scaffold(), [optimizer.hook()] if count > 1 else []
             with train.MonitoredTrainingSession(
-                checkpoint_dir=str(tmp_path), scaffold=scaffold, hooks=hooks, config=CONFIG, log_step_count_steps=None
+                checkpoint_dir=str(tmp_path),
+                scaffold=scaffold,
+                hooks=hooks,
+                config=CONFIG,
+                log_step_count_steps=None,
             ) as sess:
                 sess.run(op)
                 seen.append(state(sess, rows))
@@ -186,7 +215,9 @@ def test_differences_are_reported_and_broadcast_away(graph):
         assert str(drift) == "'tower0/d' differs by 7 between tower 0 and tower 2"
         sess.run(optimizer.init_op)
         assert str(optimizer.check_replicas(sess)) == "all towers are equal"
-    assert {var.op.name for var in tf1.global_variables()} == {f"tower{k}/{n}" for k in range(3) for n in "dg"}
+    assert {var.op.name for var in tf1.global_variables()} == {
+        f"tower{k}/{n}" for k in range(3) for n in "dg"
+    }
 
 
 def test_flags_counts_and_texts_are_copied(graph):
@@ -207,7 +238,9 @@ def test_flags_counts_and_texts_are_copied(graph):
         assert first == second and optimizer.check_replicas(sess).difference == 0
 
 
-@pytest.mark.parametrize("first, second, largest", [(np.nan, 0.5, np.inf), (np.nan, np.nan, 0), (np.inf, np.inf, 0)])
+@pytest.mark.parametrize(
+    "first, second, largest", [(np.nan, 0.5, np.inf), (np.nan, np.nan, 0), (np.inf, np.inf, 0)]
+)
 def test_nan_differs_from_everything_but_nan(graph, first, second, largest):
     optimizer, rows = TowerOptimizer(sgd(), cpus(2)), towers(count=2)
     optimizer.apply_gradients(rows)
@@ -225,9 +258,14 @@ def test_a_trainable_variable_without_copies_is_named(graph):
         assert str(optimizer.check_replicas(sess)) == text
 
 
-@pytest.mark.parametrize("scopes", [("tower0/", "tower1/"), ("", "tower1/")], ids=["scopes", "tensorpack's"])
+@pytest.mark.parametrize(
+    "scopes", [("tower0/", "tower1/"), ("", "tower1/")], ids=["scopes", "tensorpack's"]
+)
 def test_statistics_are_copied(graph, scopes):
-    optimizer, rows = TowerOptimizer(adam(), cpus(2)), towers(scope="tower{}" if scopes[0] else "tensorpack", count=2)
+    optimizer, rows = (
+        TowerOptimizer(adam(), cpus(2)),
+        towers(scope="tower{}" if scopes[0] else "tensorpack", count=2),
+    )
     statistics, alone = later("bn/mean", scopes), later("only_here", scopes[1:])
     steps = train.get_or_create_global_step()  # exists once, and belongs to no tower
     optimizer.apply_gradients(rows, global_step=steps)
@@ -243,7 +281,10 @@ def test_a_model_may_have_scopes_that_are_called_as_towers(graph, update, scopes
     for k, (tower, device) in enumerate(zip(scopes, cpus(2))):
         with tf.device(device), tf1.variable_scope(tower):
             inside = [tf1.get_variable(f"{scope}/w", [2], use_resource=True) for scope in scopes]
-            statistics += [tf1.Variable(9.0 * k, False, name=f"{scope}/mean", use_resource=True) for scope in scopes]
+            statistics += [
+                tf1.Variable(9.0 * k, False, name=f"{scope}/mean", use_resource=True)
+                for scope in scopes
+            ]
             rows.append([(tf.fill([2], n + 1.0), var) for n, var in enumerate(inside)])
     op = optimizer.apply_gradients(rows)
     with started(optimizer.init_op) as sess:
@@ -252,7 +293,9 @@ def test_a_model_may_have_scopes_that_are_called_as_towers(graph, update, scopes
             sess.run([op])
             sess.run(optimizer.init_op)
         after = sess.run([var for _, var in rows[0]])
-        assert [float((old - new)[0]) for old, new in zip(before, after)] == pytest.approx([2.5, 5.0])
+        assert [float((old - new)[0]) for old, new in zip(before, after)] == pytest.approx(
+            [2.5, 5.0]
+        )
         assert sess.run(statistics) == [0, 0, 0, 0]
         assert str(optimizer.check_replicas(sess)) == "all towers are equal"
 
@@ -266,7 +309,9 @@ def test_metrics_are_not_copied_but_variables_local_on_other_towers_are(graph):
         tf1.get_variable("tower1/mean", initializer=9.0, collections=local, use_resource=True),
     ]
     optimizer = TowerOptimizer(sgd(), cpus(2))
-    optimizer.apply_gradients(towers(count=2, collections=local))  # trained, so copied though they are local
+    optimizer.apply_gradients(
+        towers(count=2, collections=local)
+    )  # trained, so copied though they are local
     with started(tf1.local_variables_initializer(), mean[0].assign(9.0), optimizer.init_op) as sess:
         assert sess.run(metrics) == [0, 1] and sess.run(mean) == [9, 9]
         assert optimizer.check_replicas(sess).difference == 0
@@ -320,8 +365,13 @@ def test_a_second_call_that_pairs_other_copies_is_an_error(graph, update):
 
 def test_a_main_that_moves_away_from_its_slots_is_an_error(graph):
     rows = [[*longer, *short] for longer, short in zip(towers(["a"], shape=(9,)), towers(["b"]))]
-    for main, words in ((0, ""), (None, r"tower 0 .*'b'\): this would be .* its slots on /device:CPU:1; choose Strat")):
-        optimizer = TowerOptimizer(momentum(), cpus(3), update="main", strategy=Strategy(main=main, chunk_bytes=0))
+    for main, words in (
+        (0, ""),
+        (None, r"tower 0 .*'b'\): this would be .* its slots on /device:CPU:1; choose Strat"),
+    ):
+        optimizer = TowerOptimizer(
+            momentum(), cpus(3), update="main", strategy=Strategy(main=main, chunk_bytes=0)
+        )
         optimizer.apply_gradients(rows)
         optimizer.apply_gradients(rows)  # the same variables have the same mains
         before = len(graph.get_operations())
@@ -350,19 +400,35 @@ def test_a_finalized_graph_is_not_added_to(graph):
     optimizer.apply_gradients(rows)
     built = optimizer.init_op
     graph.finalize()
-    with session() as sess, pytest.raises(HierAllreduceError, match=r"finalized.*check_replicas once before.*hook\(\)"):
+    with session() as sess, pytest.raises(
+        HierAllreduceError, match=r"finalized.*check_replicas once before.*hook\(\)"
+    ):
         optimizer.check_replicas(sess)
     assert optimizer.init_op is built
 
 
 def test_the_hook_starts_compares_and_broadcasts(graph, caplog):
     caplog.set_level("INFO", "hier_allreduce")
-    optimizer, rows = TowerOptimizer(sgd(0.0), cpus(2), check_replicas_every=2, broadcast_every=3), towers(count=2)
+    optimizer, rows = (
+        TowerOptimizer(sgd(0.0), cpus(2), check_replicas_every=2, broadcast_every=3),
+        towers(count=2),
+    )
     op, spoilt = optimizer.apply_gradients(rows), spoil(rows, 1)
     with train.MonitoredTrainingSession(config=CONFIG, hooks=[optimizer.hook()]) as sess:
-        for fetches in (op, op, [op, spoilt], op, [op, spoilt], op):  # the third step is followed by a broadcast
+        for fetches in (
+            op,
+            op,
+            [op, spoilt],
+            op,
+            [op, spoilt],
+            op,
+        ):  # the third step is followed by a broadcast
             sess.run(fetches)
-    shown = [(record.levelname, record.getMessage()) for record in caplog.records if "step" in record.getMessage()]
+    shown = [
+        (record.levelname, record.getMessage())
+        for record in caplog.records
+        if "step" in record.getMessage()
+    ]
     assert shown == [
         ("INFO", "step 2: all towers are equal"),
         ("INFO", "step 4: all towers are equal"),
@@ -420,7 +486,10 @@ def test_wrong_rows_are_refused_before_anything_is_built(graph, update, change, 
 @UPDATES
 @pytest.mark.parametrize(
     "options, words",
-    [({"global_step": 5}, "global_step=5: expected a variable"), ({"name": "a b"}, "not a name scope")],
+    [
+        ({"global_step": 5}, "global_step=5: expected a variable"),
+        ({"name": "a b"}, "not a name scope"),
+    ],
 )
 def test_a_wrong_step_or_name_is_refused_before_anything_is_built(graph, update, options, words):
     optimizer, rows = TowerOptimizer(momentum(), cpus(3), update=update), towers()
@@ -432,7 +501,9 @@ def test_a_wrong_step_or_name_is_refused_before_anything_is_built(graph, update,
 
 def test_a_variable_twice_in_a_row_is_updated_twice_or_refused(graph):
     rows = [[*row, *row] for row in towers(["d"])]
-    with pytest.raises(HierAllreduceError, match=r"tower 0 .*variable 1 .*in this row twice.*update='replicated'"):
+    with pytest.raises(
+        HierAllreduceError, match=r"tower 0 .*variable 1 .*in this row twice.*update='replicated'"
+    ):
         TowerOptimizer(sgd(), cpus(3), update="main").apply_gradients(rows)
     optimizer = TowerOptimizer(sgd(), cpus(3))
     op = optimizer.apply_gradients(rows)
@@ -457,7 +528,9 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
         if not all_towers_first:
             rows.append(optimizer.compute_gradients(losses[-1]))
     rows = rows or [optimizer.compute_gradients(loss) for loss in losses]
-    with pytest.raises(HierAllreduceError, match=r"without var_list=, compute_gradients .* its own tower"):
+    with pytest.raises(
+        HierAllreduceError, match=r"without var_list=, compute_gradients .* its own tower"
+    ):
         optimizer.apply_gradients(rows)
 
 
@@ -485,15 +558,24 @@ def test_wrong_options_are_refused_at_once(options, words):
 
 def test_copies_are_known_only_after_apply_gradients():
     optimizer = TowerOptimizer(sgd(), cpus(2))
-    for ask in (lambda: optimizer.check_replicas(None), lambda: optimizer.init_op, optimizer.scaffold):
+    for ask in (
+        lambda: optimizer.check_replicas(None),
+        lambda: optimizer.init_op,
+        optimizer.scaffold,
+    ):
         with pytest.raises(HierAllreduceError, match="call apply_gradients first"):
             ask()
 
 
 @pytest.mark.tf2
-@pytest.mark.parametrize("how", [tf.function, lambda step, autograph: step], ids=["in a function", "eagerly"])
+@pytest.mark.parametrize(
+    "how", [tf.function, lambda step, autograph: step], ids=["in a function", "eagerly"]
+)
 def test_without_a_graph_and_session_there_is_no_train_op(how):
-    optimizer, variables = TowerOptimizer(sgd(), cpus(2)), [tf.Variable([1.0, 2.0]) for _ in range(2)]
+    optimizer, variables = (
+        TowerOptimizer(sgd(), cpus(2)),
+        [tf.Variable([1.0, 2.0]) for _ in range(2)],
+    )
 
     def step():
         optimizer.apply_gradients([[(tf.ones([2]), var)] for var in variables])

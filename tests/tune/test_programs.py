@@ -31,10 +31,17 @@ def ops_of(average=False):
     """Return the types of the ops of a sum over three towers, whose results are right."""
     with tf.Graph().as_default():
         devices = [f"/cpu:{k}" for k in range(3)]
-        sums = hier_allreduce.allreduce_grads([[tf.constant([1.0]), tf.constant([2.0])]] * 3, devices)
+        sums = hier_allreduce.allreduce_grads(
+            [[tf.constant([1.0]), tf.constant([2.0])]] * 3, devices
+        )
         again = hier_allreduce.allreduce_grads(sums, devices)
-        with tf.compat.v1.Session(config=tf.compat.v1.ConfigProto(device_count={"CPU": 3})) as session:
-            assert [float(value[0]) for row in session.run(again) for value in row] == [9.0, 18.0] * 3
+        with tf.compat.v1.Session(
+            config=tf.compat.v1.ConfigProto(device_count={"CPU": 3})
+        ) as session:
+            assert [float(value[0]) for row in session.run(again) for value in row] == [
+                9.0,
+                18.0,
+            ] * 3
             session.run(sums[0][0])
         return [op.type for op in session.graph.get_operations()]
 
@@ -45,7 +52,9 @@ def test_nothing_differs_without_the_variable():
 
 def test_the_first_allreduce_of_a_graph_has_the_clock(candidate):
     assert ops_of().count("Timestamp") == 1
-    assert len(Path(candidate.clock).read_text().splitlines()) == 2  # one for every step, also with a part of the sums
+    assert (
+        len(Path(candidate.clock).read_text().splitlines()) == 2
+    )  # one for every step, also with a part of the sums
     assert tuned.read_facts(candidate.clock)["towers"] == 3
 
 
@@ -77,9 +86,16 @@ def measured(tmp_path, monkeypatch, only, name, *arguments):
 
 
 def test_towers(tmp_path, monkeypatch):
-    found, facts = measured(tmp_path, monkeypatch, ["tower-0-sum"], "towers", "--devices", "3", "--steps", "60")
+    found, facts = measured(
+        tmp_path, monkeypatch, ["tower-0-sum"], "towers", "--devices", "3", "--steps", "60"
+    )
     assert list(found) == ["now", "tower-0-sum"] and min(found.values()) >= 1
-    assert (facts["front_end"], facts["towers"], facts["gpus"], facts["planned"]) == ("towers", 3, False, True)
+    assert (facts["front_end"], facts["towers"], facts["gpus"], facts["planned"]) == (
+        "towers",
+        3,
+        False,
+        True,
+    )
 
 
 def test_tensorpack(tmp_path, monkeypatch):

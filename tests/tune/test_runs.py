@@ -67,13 +67,17 @@ def runs_of(command):
 
 def test_a_program_without_a_step_hangs(program, monkeypatch):
     monkeypatch.setattr("hier_allreduce.tune.runs.START", 5.0)
-    with pytest.raises(HierAllreduceError, match=r"no all-reduce.*hung: no step at all for 5 s.*last line: waits"):
+    with pytest.raises(
+        HierAllreduceError, match=r"no all-reduce.*hung: no step at all for 5 s.*last line: waits"
+    ):
         runs_of(program(FOREVER))
     assert not left_over()
 
 
 def test_a_program_that_dies_before_its_first_allreduce_is_an_error(program):
-    with pytest.raises(HierAllreduceError, match=r"no all-reduce of this package: failed: status 1 .*no data"):
+    with pytest.raises(
+        HierAllreduceError, match=r"no all-reduce of this package: failed: status 1 .*no data"
+    ):
         runs_of(program("candidate.note(front_end='keras')\nsys.exit('no data')"))
 
 
@@ -87,8 +91,14 @@ def test_a_program_that_stops_making_steps_hangs_with_its_last_line(program):
     ("end", "fault"),
     [
         ("", "ended after 5 steps, 31 are needed"),
-        ("raise KeyError('weights')", "failed: status 1 after 5 steps; last line: KeyError: 'weights'"),
-        ("sys.exit('OOM when allocating x')", "failed: status 1 after 5 steps, out of memory; last line: OOM when all"),
+        (
+            "raise KeyError('weights')",
+            "failed: status 1 after 5 steps; last line: KeyError: 'weights'",
+        ),
+        (
+            "sys.exit('OOM when allocating x')",
+            "failed: status 1 after 5 steps, out of memory; last line: OOM when all",
+        ),
         ("os.kill(os.getpid(), signal.SIGKILL)", "failed: SIGKILL after 5 steps; last line: none"),
     ],
 )
@@ -106,26 +116,48 @@ def test_children_that_ignore_sigterm_are_ended_too(program, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the environment of a process")
 def test_children_that_have_left_the_process_group_are_ended_too(program):
-    leaves = "import subprocess\nchild = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
-    runs_of(program(f"{leaves}with open('groups', 'a') as file:\n    print(child.pid, file=file)\ntrain(200)"))
+    leaves = (
+        "import subprocess\nchild = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+    )
+    runs_of(
+        program(
+            f"{leaves}with open('groups', 'a') as file:\n    print(child.pid, file=file)\ntrain(200)"
+        )
+    )
     assert not left_over()
 
 
 def test_the_longest_time_is_said_after_the_first_run(program, capsys):
     runs_of(program("train(40)\ntime.sleep(2)"))
-    assert "4 runs of 31 to 2011 steps: at most about 1.0 min; --only A,B" in capsys.readouterr().err
+    assert (
+        "4 runs of 31 to 2011 steps: at most about 1.0 min; --only A,B" in capsys.readouterr().err
+    )
     again = Path.cwd() / "again"
     again.mkdir()
     list(tune.measure_all(program("time.sleep(1)\ntrain(40)"), 0.1, 9.0, ["rule"], again))
-    assert "at most about 0.0 min" not in capsys.readouterr().err  # runs of 31 steps take longer than 0.1 s
+    assert (
+        "at most about 0.0 min" not in capsys.readouterr().err
+    )  # runs of 31 steps take longer than 0.1 s
 
 
 def test_ctrl_c_ends_the_program_and_prints_what_there_is(program):
     command = program("if candidate.changes:\n    time.sleep(1000)\ntrain(200)")
-    ours = [sys.executable, "-m", "hier_allreduce", "tune", "--only", "rule", "--json", "--", *command]
+    ours = [
+        sys.executable,
+        "-m",
+        "hier_allreduce",
+        "tune",
+        "--only",
+        "rule",
+        "--json",
+        "--",
+        *command,
+    ]
     # a test run in the background ignores Ctrl-C, and its children would too
     heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed) as process:
+    with subprocess.Popen(
+        ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed
+    ) as process:
         while not Path("groups").exists() or len(Path("groups").read_text().split()) < 2:
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
@@ -139,7 +171,13 @@ def test_the_fastest_candidate_is_written_with_the_table(program, capsys):
     assert main(["tune", "-o", "new/best.yaml", "--", *program(SLOWER)]) == 0
     out = capsys.readouterr().out
     steps = [line.split()[:2] for line in out.splitlines()[1:6]]
-    assert steps == [["now", "10"], ["tower-0-sum", "11"], ["rule", "9"], ["half-chunks", "9"], ["double-chunks", "12"]]
+    assert steps == [
+        ["now", "10"],
+        ["tower-0-sum", "11"],
+        ["rule", "9"],
+        ["half-chunks", "9"],
+        ["double-chunks", "12"],
+    ]
     assert "← best" in out.splitlines()[3] and out.endswith("use rule\n")
     assert Strategy.load("new/best.yaml") == Strategy("flat", chunk_bytes=4 << 20, missing="zeros")
     assert "# now " in Path("new/best.yaml").read_text(encoding="utf-8")
@@ -149,7 +187,9 @@ def test_a_program_that_is_kept_gets_no_file_and_is_told_so(program, capsys):
     assert main(["tune", "--only", "rule", "-o", "best.yaml", "--", *program("train(200)")]) == 0
     out, err = capsys.readouterr()
     assert (
-        "keep the program as it is" in out and "\nbest.yaml is not written: " in err and not Path("best.yaml").exists()
+        "keep the program as it is" in out
+        and "\nbest.yaml is not written: " in err
+        and not Path("best.yaml").exists()
     )
 
 
@@ -160,7 +200,12 @@ def runs_with(**milliseconds):
         for step in steps if isinstance(steps, tuple) else (steps, steps):
             fault = "hung: no step" if step is None else ""
             runs.append(
-                tune.Run(Candidate(name, peers.get(name, "")), [] if fault else [step * 1e-3] * 5, Path("log"), fault)
+                tune.Run(
+                    Candidate(name, peers.get(name, "")),
+                    [] if fault else [step * 1e-3] * 5,
+                    Path("log"),
+                    fault,
+                )
             )
     return runs
 
@@ -175,8 +220,14 @@ def runs_with(**milliseconds):
         ({"now": (96, 104), "rule": 95}, "keep the program as it is"),
         ({"now": 100, "rule": (92, 98)}, "keep the program as it is"),
         ({"now": 100, "rule": (92, 95)}, "use rule"),
-        ({"now": (98, 102), "rule": (34, 70)}, "nothing is decided: two runs of rule differ by 106%"),
-        ({"now": (100, 150), "NcclAllReduce": 140}, "nothing is decided: two runs of now differ by 50%"),
+        (
+            {"now": (98, 102), "rule": (34, 70)},
+            "nothing is decided: two runs of rule differ by 106%",
+        ),
+        (
+            {"now": (100, 150), "NcclAllReduce": 140},
+            "nothing is decided: two runs of now differ by 50%",
+        ),
         ({"now": (100,), "rule": (50,)}, "nothing is decided: no candidate has run twice"),
         ({"now": None, "rule": 95}, "use rule"),
         ({"now": None, "NcclAllReduce": 95}, "keep NcclAllReduce"),
@@ -190,7 +241,10 @@ def test_a_winner_beats_the_noise_and_two_percent(milliseconds, advice):
 
 
 def test_a_fault_is_in_its_row_of_the_table():
-    rows = [line.split() for line in tune.report(tune.verdict(runs_with(now=None, rule=95))).splitlines()]
+    rows = [
+        line.split()
+        for line in tune.report(tune.verdict(runs_with(now=None, rule=95))).splitlines()
+    ]
     assert rows[1] == ["now", "hung:", "no", "step"] and rows[2] == [
         "rule",
         "95",
@@ -206,7 +260,10 @@ def test_a_fault_is_in_its_row_of_the_table():
     ("arguments", "message"),
     [
         ([], "expected a program: hier-allreduce tune -- python train.py"),
-        (["--only", "ruel", "--", "python"], r"--only: 'ruel' is no candidate; did you mean 'rule'"),
+        (
+            ["--only", "ruel", "--", "python"],
+            r"--only: 'ruel' is no candidate; did you mean 'rule'",
+        ),
         (["--", "no-such-program"], "'no-such-program' cannot be started here"),
         (["--patience", "60", "--", "python"], "'60' has no unit; write 60ms or 60s"),
     ],
@@ -225,12 +282,26 @@ def test_several_hosts_are_not_measured(monkeypatch, capsys):
 
 
 def test_candidates_fit_the_program():
-    facts = {"front_end": "keras", "towers": 8, "gpus": True, "bytes": 1 << 20, "chunk_bytes": 4 << 20}
+    facts = {
+        "front_end": "keras",
+        "towers": 8,
+        "gpus": True,
+        "bytes": 1 << 20,
+        "chunk_bytes": 4 << 20,
+    }
     facts.update(algorithm="hierarchical", planned=False)
     names = [candidate.name for candidate in tune.candidates(facts)]
-    assert names[:4] == ["now", "NcclAllReduce", "ReductionToOneDevice", "HierarchicalCopyAllReduce"]
+    assert names[:4] == [
+        "now",
+        "NcclAllReduce",
+        "ReductionToOneDevice",
+        "HierarchicalCopyAllReduce",
+    ]
     assert names[4:] == ["planned", "rule", "half-chunks", "double-chunks"]
-    names = [candidate.name for candidate in tune.candidates({**facts, "front_end": "tensorpack", "gpus": False})]
+    names = [
+        candidate.name
+        for candidate in tune.candidates({**facts, "front_end": "tensorpack", "gpus": False})
+    ]
     assert names[1:4] == ["tensorpack-hierarchical", "tensorpack-gpu", "tensorpack-cpu"]
     with pytest.raises(HierAllreduceError, match="'float16' is not for this program"):
         tune.candidates(facts, ["float16"])

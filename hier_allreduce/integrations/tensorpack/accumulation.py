@@ -27,17 +27,23 @@ class OrderedAccumGrad(ProxyOptimizer):
         super().__init__(opt, "AccumGrad")
         self._niter = int(niter)
 
-    def apply_gradients(self, grads_and_vars: Pairs, global_step: Any = None, name: Optional[str] = None) -> Any:
+    def apply_gradients(
+        self, grads_and_vars: Pairs, global_step: Any = None, name: Optional[str] = None
+    ) -> Any:
         """Add N gradients to their sums; in every ``niter``-th step apply the sums and clear them."""
         pairs = FilterNoneGrad().process(grads_and_vars)
         variables = [var for _, var in pairs]
         with tf.control_dependencies(None):
             sums = [self._zeros_slot(var, "accum", self._name) for var in variables]
             with tf1.variable_scope(self._name), tf.device("/cpu:0"):
-                counter = tf1.Variable(0, name="counter", trainable=False, dtype=tf.int32, use_resource=True)
+                counter = tf1.Variable(
+                    0, name="counter", trainable=False, dtype=tf.int32, use_resource=True
+                )
 
         def apply_sums() -> Any:
-            update = self._opt.apply_gradients([(total.read_value(), var) for total, var in zip(sums, variables)])
+            update = self._opt.apply_gradients(
+                [(total.read_value(), var) for total, var in zip(sums, variables)]
+            )
             with tf.control_dependencies([update]):
                 return tf.group(*[tf1.assign(total, tf.zeros_like(total)) for total in sums])
 
@@ -47,7 +53,11 @@ class OrderedAccumGrad(ProxyOptimizer):
                 is_due = tf.equal(counter.read_value() % self._niter, 0)
                 applied = tf.cond(is_due, apply_sums, tf.no_op)
             with tf.control_dependencies([applied]):
-                return tf.no_op(name) if global_step is None else tf1.assign_add(global_step, 1, name=name).op
+                return (
+                    tf.no_op(name)
+                    if global_step is None
+                    else tf1.assign_add(global_step, 1, name=name).op
+                )
 
 
 def with_ordered_accumulation(optimizer: Any) -> Any:

@@ -30,13 +30,17 @@ def with_missing_pairs(rows: Sequence[Pairs]) -> List[Pairs]:
     """
     prefixes = [f"tower{tower}/" if tower else "" for tower in range(len(rows))]
     towers = [
-        {var.op.name[len(prefix) if var.op.name.startswith(prefix) else 0 :]: (grad, var) for grad, var in row}
+        {
+            var.op.name[len(prefix) if var.op.name.startswith(prefix) else 0 :]: (grad, var)
+            for grad, var in row
+        }
         for prefix, row in zip(prefixes, rows)
     ]
     trainable = {var.op.name: (None, var) for var in tf1.trainable_variables()}
     names = list(dict.fromkeys(name for tower in towers for name in tower))
     completed = [
-        [tower.get(name, trainable.get(prefix + name)) for name in names] for prefix, tower in zip(prefixes, towers)
+        [tower.get(name, trainable.get(prefix + name)) for name in names]
+        for prefix, tower in zip(prefixes, towers)
     ]
     return [[pair for pair in row if pair] for row in completed]
 
@@ -48,7 +52,11 @@ def under_tower_0s_names(optimizer: Any, rows: Sequence[Pairs]) -> Iterator[None
     The optimizers inside the wrappers get the towers' variables, with slots for each. Asked for the slot of a view,
     which they would look up by name, they return the slot of the tower's variable.
     """
-    views = {id(var): under_name_of(first, var) for row in rows[1:] for (_, var), (_, first) in zip(row, rows[0])}
+    views = {
+        id(var): under_name_of(first, var)
+        for row in rows[1:]
+        for (_, var), (_, first) in zip(row, rows[0])
+    }
     variables = {id(views[id(var)]): var for row in rows[1:] for _, var in row}
 
     def view_of(var: Any) -> Any:
@@ -59,7 +67,10 @@ def under_tower_0s_names(optimizer: Any, rows: Sequence[Pairs]) -> Iterator[None
 
     def with_views(process: Callable[[Pairs], Pairs]) -> Callable[[Pairs], Pairs]:
         def processed(pairs: Pairs) -> Pairs:
-            return [(grad, variable_of(view)) for grad, view in process([(grad, view_of(var)) for grad, var in pairs])]
+            return [
+                (grad, variable_of(view))
+                for grad, view in process([(grad, view_of(var)) for grad, var in pairs])
+            ]
 
         return processed
 
@@ -67,7 +78,11 @@ def under_tower_0s_names(optimizer: Any, rows: Sequence[Pairs]) -> Iterator[None
     processors = [inner for inner in inside if hasattr(inner, "_gradprocs")]
     functions = [inner for inner in inside if isinstance(inner, PostProcessOptimizer)]
     with contextlib.ExitStack() as patches:
-        patches.enter_context(patched(inside, "get_slot", lambda get: lambda var, name: get(variable_of(var), name)))
+        patches.enter_context(
+            patched(inside, "get_slot", lambda get: lambda var, name: get(variable_of(var), name))
+        )
         patches.enter_context(patched(processors, "_apply", with_views))
-        patches.enter_context(patched(functions, "_func", lambda function: lambda var: function(view_of(var))))
+        patches.enter_context(
+            patched(functions, "_func", lambda function: lambda var: function(view_of(var)))
+        )
         yield

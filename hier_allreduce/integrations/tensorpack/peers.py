@@ -10,7 +10,9 @@ from ...graph.tuning import with_clock
 from ...training.update import Pairs
 
 
-def reduced_by_peer(name: str, rows: Sequence[Pairs], devices: Sequence[Any], average: bool) -> List[Pairs]:
+def reduced_by_peer(
+    name: str, rows: Sequence[Pairs], devices: Sequence[Any], average: bool
+) -> List[Pairs]:
     """Return K×N (gradient, variable) pairs, reduced by the mode in a name such as ``tensorpack-nccl``."""
     grads, variables = utils.split_grad_list(rows)
     mode = name.split("-")[1]
@@ -25,5 +27,7 @@ def reduced_by_peer(name: str, rows: Sequence[Pairs], devices: Sequence[Any], av
     else:
         on = ["/cpu:0"] if mode == "cpu" else devices
         reduced = [utils.allreduce_grads_naive(grads, devices=on, average=average)] * len(devices)
-    pairs: List[Pairs] = utils.merge_grad_list(with_clock([tuple(row) for row in reduced]), variables)
+    pairs: List[Pairs] = utils.merge_grad_list(
+        with_clock([tuple(row) for row in reduced]), variables
+    )
     return pairs

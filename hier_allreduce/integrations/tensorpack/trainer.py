@@ -30,7 +30,10 @@ from .names import under_tower_0s_names, with_missing_pairs
 from .peers import reduced_by_peer
 
 _OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
-_THEIRS = {"mode": "strategy='hierarchical'", "gpus": "devices"}  # options of tensorpack's trainer, and ours
+_THEIRS = {
+    "mode": "strategy='hierarchical'",
+    "gpus": "devices",
+}  # options of tensorpack's trainer, and ours
 
 
 class HierarchicalTrainer(SingleCostTrainer):
@@ -95,13 +98,22 @@ class HierarchicalTrainer(SingleCostTrainer):
         """
         for name, value in unknown.items():
             if name in _THEIRS:
-                raise HierAllreduceError(f"{name}={value!r} is tensorpack's; HierarchicalTrainer has {_THEIRS[name]}")
+                raise HierAllreduceError(
+                    f"{name}={value!r} is tensorpack's; HierarchicalTrainer has {_THEIRS[name]}"
+                )
         presets.check(unknown, dict.fromkeys(_OPTIONS, presets.anything), "HierarchicalTrainer")
-        check_options(average, update, broadcast_every=broadcast_every, check_replicas_every=check_replicas_every)
+        check_options(
+            average,
+            update,
+            broadcast_every=broadcast_every,
+            check_replicas_every=check_replicas_every,
+        )
         if isinstance(devices, int):
             devices = list(range(devices))
         if isinstance(devices, (list, tuple)):
-            devices = [f"/gpu:{device}" if isinstance(device, int) else device for device in devices]
+            devices = [
+                f"/gpu:{device}" if isinstance(device, int) else device for device in devices
+            ]
         self.devices = list(device_strings(devices))
         self._strategy = strategy_from(strategy)
         self._average, self._update = average, update
@@ -122,12 +134,16 @@ class HierarchicalTrainer(SingleCostTrainer):
         readers = dict.fromkeys(_OPTIONS, presets.anything)
         values = {**presets.check(presets.read_yaml(path), readers, str(path)), **changes}
         if "devices" not in values:
-            raise HierAllreduceError(f"{path}: 'devices' is missing: how many GPUs, or a list of devices")
+            raise HierAllreduceError(
+                f"{path}: 'devices' is missing: how many GPUs, or a list of devices"
+            )
         if isinstance(values.get("strategy"), dict):
             values["strategy"] = Strategy.from_values(values["strategy"], path)
         return cls(**values)
 
-    def setup_graph(self, input_signature: Any, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> None:
+    def setup_graph(
+        self, input_signature: Any, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]
+    ) -> None:
         """Build everything, as tensorpack's method does.
 
         Raises:
@@ -146,12 +162,19 @@ class HierarchicalTrainer(SingleCostTrainer):
             )
         super().setup_graph(input_signature, input, get_cost_fn, get_opt_fn)
 
-    def _setup_graph(self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]) -> List[Callback]:
+    def _setup_graph(
+        self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]
+    ) -> List[Callback]:
         """Build the towers, the all-reduce and the updates, and return the callbacks: tensorpack's hook."""
-        towers, get_grads = range(len(self.devices)), self._make_get_grad_fn(input, get_cost_fn, get_opt_fn)
+        towers, get_grads = (
+            range(len(self.devices)),
+            self._make_get_grad_fn(input, get_cost_fn, get_opt_fn),
+        )
         use_vs = [tower > 0 for tower in towers]  # tower 0's variables have no prefix
         try:
-            rows = DataParallelBuilder.call_for_each_tower(towers, get_grads, devices=self.devices, use_vs=use_vs)
+            rows = DataParallelBuilder.call_for_each_tower(
+                towers, get_grads, devices=self.devices, use_vs=use_vs
+            )
         except AttributeError as error:
             if "Keras 3" not in str(error):
                 raise
@@ -173,15 +196,24 @@ class HierarchicalTrainer(SingleCostTrainer):
         elif candidate and candidate.peer:
             pairs = reduced_by_peer(candidate.peer, rows, self.devices, average)
         else:
-            pairs = allreduce_grads_and_vars(rows, self.devices, average, strategy, cluster=self.cluster)
-        with tf1.name_scope("apply_gradients"):  # as in tensorpack's trainer; it is in the names of saved variables
+            pairs = allreduce_grads_and_vars(
+                rows, self.devices, average, strategy, cluster=self.cluster
+            )
+        with tf1.name_scope(
+            "apply_gradients"
+        ):  # as in tensorpack's trainer; it is in the names of saved variables
             if self._update == "main":
-                op, copies = update_at_mains(optimizer, pairs, self.devices, average, strategy, self.cluster)
+                op, copies = update_at_mains(
+                    optimizer, pairs, self.devices, average, strategy, self.cluster
+                )
             else:
                 with under_tower_0s_names(optimizer, pairs):
                     # slots belong to their tower: those of all towers but the first are local, and so not saved
                     op, copies = update_towers(
-                        optimizer, pairs, self.devices, lambda tower: override_to_local_variable(enable=tower > 0)
+                        optimizer,
+                        pairs,
+                        self.devices,
+                        lambda tower: override_to_local_variable(enable=tower > 0),
                     )
             self.train_op = tf.group(op, name="train_op")
         return copies
@@ -190,7 +222,9 @@ class HierarchicalTrainer(SingleCostTrainer):
         """Return the callbacks that copy tower 0's variables to the others, and compare them."""
         with tf1.name_scope("sync_variables"):
             sync = broadcast(find_copies(copies), self.devices)
-        at_epochs = RunOp(sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True)
+        at_epochs = RunOp(
+            sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True
+        )
         at_epochs.name_scope = "SyncVariables"
         callbacks = [at_epochs]
         if self._check_every:
@@ -198,7 +232,9 @@ class HierarchicalTrainer(SingleCostTrainer):
             check = CallbackFactory(trigger=lambda callback: self._report(compare(self.sess)))
             callbacks.append(PeriodicTrigger(check, every_k_steps=self._check_every))
         if self._broadcast_every:
-            callbacks.append(PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=self._broadcast_every))
+            callbacks.append(
+                PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=self._broadcast_every)
+            )
         return callbacks
 
     def _report(self, drift: Drift) -> None:
