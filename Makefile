@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTEST = -m pytest -n 3 --dist loadgroup $(PYTEST_OPTIONS)
 QUICK = tests/topology tests/planning tests/docs/test_pages.py
 
-.PHONY: help venv venv-tf1 demo test test-tf1 test-quick test-compat bench soak wheel-test docs figures lint clean
+.PHONY: help venv venv-tf1 demo test test-tf1 test-quick test-compat bench soak wheel-test docs lint clean
 
 help:
 	@echo "make demo        train on handwritten digits, 8 devices, and check the result"
@@ -24,7 +24,6 @@ help:
 	@echo "make wheel-test  build sdist and wheel, and use each in an environment without TensorFlow"
 	@echo "make lint        ruff and mypy"
 	@echo "make docs        the documentation's site, in build/site"
-	@echo "make figures     draw the pictures of README and of the site again"
 	@echo "PYTEST_OPTIONS='-k audit -x' goes to pytest"
 
 venv: .venv/.done
@@ -78,9 +77,6 @@ soak: .venv/.done
 docs: .venv/.done
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build
 	@echo "the site is in build/site/index.html"
-
-figures: .venv/.done
-	.venv/bin/python docs/generate/figures.py
 
 wheel-test: .venv/.done
 	.ci/wheel-test .venv/bin/python

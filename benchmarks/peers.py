@@ -29,7 +29,7 @@ import tensorflow as tf
 from tqdm import tqdm
 
 from hier_allreduce import allreduce_grads
-from hier_allreduce.cli.options import size
+from hier_allreduce.commands.options import size
 from hier_allreduce.formatting import table
 from hier_allreduce.graph.tf import tf1
 from hier_allreduce.models import DTYPE_BYTES, GradientShape, load_model

@@ -2,7 +2,7 @@
 
 import sys
 
-from .cli import main
+from .commands import main
 
 if __name__ == "__main__":  # processes that are spawned import it again
     sys.exit(main())

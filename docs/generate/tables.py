@@ -5,7 +5,7 @@ import html
 import inspect
 import re
 
-from hier_allreduce.cli.entry import parser
+from hier_allreduce.commands.entry import parser
 from hier_allreduce.planning import Strategy
 from hier_allreduce.topology.gpus import GPUS, Speeds
 

@@ -1,6 +1,5 @@
 """Pages: links lead somewhere, outputs are those of the commands, words and numbers are those of the code."""
 
-import json
 import re
 import subprocess
 import sys
@@ -11,8 +10,7 @@ from helpers.project import TOP
 
 import hier_allreduce
 from hier_allreduce import HierAllreduceError
-from hier_allreduce.cli.entry import main
-from hier_allreduce.formatting import rounded
+from hier_allreduce.commands.entry import main
 from hier_allreduce.planning import choose
 from hier_allreduce.planning.algorithms import schedules_of
 from hier_allreduce.topology import Speeds
@@ -84,21 +82,6 @@ def test_outputs_on_pages_are_those_of_the_commands(page, capsys):
         assert shown in capsys.readouterr().out, f"{page}: hier-allreduce {command}"
 
 
-def test_predicted_steps_on_readme_are_those_of_plan(capsys):
-    table = text_of("README.md").split("| predicted step, ms |")[1].split("\n\n")[0]
-    titles, _, *rows = [re.findall(r"[^|]+", line) for line in table.strip().splitlines()]
-    for machine, *cells in rows:
-        assert main(["plan", machine.split("`")[1], "--model", "resnet50", "--list", "--json"]) == 0
-        steps = {
-            row["name"]: row["step_seconds"] for row in json.loads(capsys.readouterr().out)["rows"]
-        }
-        for title, cell in zip(titles, cells):
-            found = [seconds for name, seconds in steps.items() if name.startswith(title.strip())]
-            assert cell.strip() == (rounded(found[0] * 1e3) if found else "–"), (
-                f"{machine}: {title}"
-            )
-
-
 def test_the_error_of_the_own_algorithm_is_on_its_page():
     page = text_of("docs/how-to/own-algorithm.md")
     shown = re.findall(r"<!-- error: .*? -->\n```\n(.*?)\n```", page, re.DOTALL)[0]
@@ -162,7 +145,7 @@ def test_the_sites_tables_have_every_option_and_key():
         timeout=280,
     )
     tables = done.stdout.decode()
-    assert {"--model", "--list", "--measure", "--minutes"} <= set(re.findall(r"--[\w-]+", tables))
+    assert {"--measure", "--minutes"} <= set(re.findall(r"--[\w-]+", tables))
     assert all(
         f"| `{key}` |" in tables
         for key in (*hier_allreduce.Strategy.__dataclass_fields__, "staged_latency")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hier_allreduce import HierAllreduceError, Strategy, tune
-from hier_allreduce.cli import main
+from hier_allreduce.commands import main
 from hier_allreduce.tuned import Candidate
 
 BEGIN = """

@@ -4,12 +4,12 @@ import io
 
 import pytest
 
-from hier_allreduce.cli import main
+from hier_allreduce.commands import main
 
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """``run("plan", "dgx-1v", stdin="…")``: exit status, standard output, standard error."""
+    """``run("doctor", "--json", stdin="…")``: exit status, standard output, standard error."""
 
     def run(*arguments, stdin=""):
         data = stdin if isinstance(stdin, bytes) else stdin.encode()
@@ -22,7 +22,7 @@ def run(capsys, monkeypatch):
 
 @pytest.fixture
 def fails(run):
-    """``fails("plan", "dgx1v")``: the error, which is one line, with status 2 and no output."""
+    """``fails("doctr")``: the error, which is one line, with status 2 and no output."""
 
     def fails(*arguments, stdin=""):
         status, out, err = run(*arguments, stdin=stdin)

@@ -12,13 +12,13 @@ import subprocess
 import sys
 from typing import Any, Dict, List, Optional
 
-from .. import measure
-from .._lazy import advice
-from .._version import __version__
-from ..errors import HierAllreduceError
-from ..formatting import amount, count, table
-from ..topology import Topology, this_machine
-from .options import output
+from ... import measure
+from ..._lazy import advice
+from ..._version import __version__
+from ...errors import HierAllreduceError
+from ...formatting import amount, count, table
+from ...topology import Topology, this_machine
+from ..options import output
 
 _PACKAGES = (
     *(
@@ -36,7 +36,7 @@ _PACKAGES = (
 # they change where copies go, or which ops run
 _VARIABLES = re.compile("(CUDA_VISIBLE_DEVICES|TF_(XLA|GPU|FORCE|USE)_.*|XLA_FLAGS|NCCL_.*)$")
 _TIMEOUT = 120  # seconds; the first use of many GPUs takes a while
-_PROBE = "import json; from hier_allreduce.cli.doctor import probe; print(json.dumps(probe()), flush=True)"
+_PROBE = "import json; from hier_allreduce.commands.doctor.command import probe; print(json.dumps(probe()), flush=True)"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

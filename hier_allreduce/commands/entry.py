@@ -15,14 +15,10 @@ from typing import List, Optional
 from .. import presets
 from .._version import __version__
 from ..errors import HierAllreduceError
-from . import doctor, plan, tune
+from . import doctor, tune
 from .options import Parser
 
 COMMANDS = {
-    "plan": (
-        plan,
-        "show a machine's links, the plan for them, and predicted steps beside those of others",
-    ),
     "doctor": (
         doctor,
         "report versions, GPUs and known problems, to paste into an issue; measure copies",
@@ -31,11 +27,9 @@ COMMANDS = {
 }
 _EXAMPLES = """\
 examples:
-  hier-allreduce plan                                 this machine
-  hier-allreduce plan dgx-1v --model resnet50         a machine that is known by name
-  nvidia-smi topo -m | hier-allreduce plan -          another machine
-  hier-allreduce doctor --measure -o machine.yaml     its copies, measured
-  hier-allreduce tune -o best.yaml -- python train.py
+  hier-allreduce doctor                                  this machine's problems
+  hier-allreduce doctor --measure                        its copies, too
+  hier-allreduce tune -o best.yaml -- python train.py    your program's fastest all-reduce
 
 exit status: 0 if all went well, 1 if problems were found, 2 for invalid input or a missing package, 130 if interrupted
 """
@@ -45,7 +39,7 @@ def parser() -> Parser:
     """Return the parser of the command line."""
     top = Parser(
         prog="hier-allreduce",
-        description="An all-reduce for TensorFlow: plans, problems, measurements.",
+        description="An all-reduce for TensorFlow: problems and measurements.",
         epilog=_EXAMPLES,
     )
     top.add_argument("--version", action="version", version=f"hier_allreduce {__version__}")
@@ -73,7 +67,7 @@ def main(argv: Optional[List[str]] = None) -> int:
         return status
     except (HierAllreduceError, OSError, KeyboardInterrupt) as error:
         if isinstance(error, OSError) and sys.stdout is not None:
-            # a full disk, or `hier-allreduce plan … | head`: to write at exit what is left would raise another error
+            # a full disk, or `hier-allreduce doctor | head`: to write at exit what is left would raise another error
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if isinstance(error, BrokenPipeError):
             return 0

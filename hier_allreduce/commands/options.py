@@ -2,7 +2,7 @@
 
 ::
 
-    hier-allreduce plan dgx-1v --bytes 100MB --step 180ms -o folder/machine.yaml --json
+    hier-allreduce tune --patience 60s -o folder/best.yaml --json -- python train.py
 
 A reader raises ``argparse.ArgumentTypeError`` with the right form; :class:`Parser` puts the option's name before it.
 """

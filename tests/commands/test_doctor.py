@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hier_allreduce.cli import doctor
+from hier_allreduce.commands.doctor import command as doctor
 
 GPU = {"name": "/device:GPU:0", "model": "RTX 4090", "bytes": 1 << 34, "peers": []}
 SEEN = {"version": "2.21.0", "cuda": True, "gpus": [GPU, {**GPU, "name": "/device:GPU:1"}]}
