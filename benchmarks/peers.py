@@ -30,8 +30,8 @@ from tqdm import tqdm
 
 from hier_allreduce import allreduce_grads
 from hier_allreduce.commands.options import size
+from hier_allreduce.compat import tf1
 from hier_allreduce.formatting import table
-from hier_allreduce.graph.tf import tf1
 from hier_allreduce.models import DTYPE_BYTES, GradientShape, load_model
 
 Matrix = Sequence[Sequence[Any]]  # K×N gradients

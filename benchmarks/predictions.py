@@ -15,7 +15,7 @@ import json
 import time
 from typing import Any, Dict, List, NamedTuple
 
-from hier_allreduce import Strategy, Topology, presets
+from hier_allreduce import Strategy, Topology, configs
 from hier_allreduce.cli.prediction import dense_gradients
 from hier_allreduce.formatting import table
 from hier_allreduce.models import load_model
@@ -185,7 +185,7 @@ def main() -> None:
     """Print both tables; with ``--json`` write their numbers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument(
-        "--machines", nargs="+", default=presets.names("machines"), help="presets or files"
+        "--machines", nargs="+", default=configs.names("machines"), help="presets or files"
     )
     parser.add_argument("--models", nargs="+", default=MODELS, help="presets or files")
     parser.add_argument("--json", metavar="FILE", help="write seconds to a file")

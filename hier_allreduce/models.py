@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, Tuple
 
-from . import presets
+from . import configs
 from .errors import HierAllreduceError
 
 DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
@@ -48,7 +48,7 @@ def load_model(name_or_path: str) -> Tuple[GradientShape, ...]:
     Raises:
         HierAllreduceError: no such model or file (suggests the nearest name), or an invalid line (with its number).
     """
-    path = presets.find("models", name_or_path)
+    path = configs.find("models", name_or_path)
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError as cause:
@@ -87,7 +87,7 @@ def _read_line(path: Path, number: int, cells: Dict[str, str]) -> GradientShape:
     dtype = cells["dtype"].strip()
     if dtype not in DTYPE_BYTES:
         raise HierAllreduceError(
-            f"{where}: dtype {dtype!r}{presets.nearest(dtype, sorted(DTYPE_BYTES))}"
+            f"{where}: dtype {dtype!r}{configs.nearest(dtype, sorted(DTYPE_BYTES))}"
         )
     sparse = cells.get("sparse", "").strip()
     if sparse not in ("", "no", "yes"):

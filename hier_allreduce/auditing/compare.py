@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Callable, NamedTuple, Optional, Sequence, Tuple
 
+from ..compat import collected_graphs, tf1
 from ..errors import AuditError
 from ..formatting import count, table
 from ..graph.record import Call, recorded_graphs, recorded_in
-from ..graph.tf import collected_graphs, tf1
 from .executed import OTHER_HOSTS, Step, Traffic
 
 _LISTED = 5  # tensors that an error message lists

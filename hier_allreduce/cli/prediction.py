@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import List, NamedTuple, Optional, Sequence, Tuple
 
+from ..commands.options import naming
 from ..errors import HierAllreduceError
 from ..formatting import amount, count, duration, rounded
 from ..models import DTYPE_BYTES, GradientShape, load_model
@@ -14,7 +15,6 @@ from ..planning.plan import Plan
 from ..planning.simulator import Work, exposed
 from ..planning.strategy import Strategy, choices_for
 from ..topology import Topology, links_of
-from .options import naming
 
 OURS = "ours"
 MODEL = "resnet50"

@@ -20,10 +20,10 @@ from typing import Any, Mapping, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from ..compat import builds_for_session, in_current_graph, tf1
 from ..errors import ClusterError, HierAllreduceError
 from ..graph import HostGroup
 from ..graph.matrix import Column
-from ..graph.tf import builds_for_session, in_current_graph, tf1
 from .collectives import ENGINES, RING, AcrossHosts, Collectives, can_cross
 from .place import check_hosts, place, split_address
 from .session import ClusterSession, Tables, difference

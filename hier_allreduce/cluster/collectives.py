@@ -20,8 +20,8 @@ from typing import Any, Dict, Iterable, List, Sequence, Set
 import tensorflow as tf
 from tensorflow.python.ops import collective_ops  # it has no public name
 
+from ..compat import COLLECTIVE_DTYPES, forget_colocation, tf1
 from ..errors import ClusterError
-from ..graph.tf import COLLECTIVE_DTYPES, forget_colocation, tf1
 
 RING, NCCL = ENGINES = ("ring", "nccl")
 

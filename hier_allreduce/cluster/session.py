@@ -18,8 +18,8 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 import numpy as np
 import tensorflow as tf
 
+from ..compat import tf1
 from ..errors import ClusterError
-from ..graph.tf import tf1
 from .collectives import Collectives, check_order, checksums, collectives_of
 from .watch import START_AGAIN, Watch
 

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import List, Optional
 
-from .. import presets
+from .. import configs
 from .._version import __version__
 from ..errors import HierAllreduceError
 from . import doctor, tune
@@ -81,7 +81,7 @@ def _parsed(command: str, argv: List[str]) -> argparse.Namespace:
     if command.startswith("-"):
         argv = argv[:1]  # the value of an unknown option is no command
     elif command and command not in COMMANDS:
-        raise HierAllreduceError(f"{command!r} is no command{presets.nearest(command, COMMANDS)}")
+        raise HierAllreduceError(f"{command!r} is no command{configs.nearest(command, COMMANDS)}")
     args = parser().parse_args(argv)
     if args.command is None:
         raise HierAllreduceError(

@@ -15,7 +15,7 @@ import re
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NoReturn, Tuple
 
-from .. import presets
+from .. import configs
 from ..errors import HierAllreduceError
 
 _TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
             )
         if argument.startswith("-"):
             options = [name for name in self._option_string_actions if name != "-h"]
-            hint = presets.nearest(argument.partition("=")[0], options)
+            hint = configs.nearest(argument.partition("=")[0], options)
             raise HierAllreduceError(f"{argument}: no such option{hint}")
         if argument:
             raise HierAllreduceError(

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import List
 
-from .. import presets
+from .. import configs
 from ..cluster.place import place
 from ..errors import HierAllreduceError
 from ..tune import MOST, NAMES, Run, as_json, as_yaml, measure_all, report, verdict
@@ -61,7 +61,7 @@ def main(args: argparse.Namespace) -> int:
     for name in only:
         if name not in NAMES:
             raise HierAllreduceError(
-                f"--only: {name!r} is no candidate{presets.nearest(name, NAMES)}"
+                f"--only: {name!r} is no candidate{configs.nearest(name, NAMES)}"
             )
     if not args.program:
         raise HierAllreduceError("expected a program: hier-allreduce tune -- python train.py")

@@ -1,6 +1,6 @@
 """One K×N matrix of gradients in, one K×N matrix of reduced gradients out: a plan as TensorFlow ops.
 
-``allreduce`` is to be read first. ``record`` is for the audit; differences between TensorFlow 1.15 and 2 are in ``tf``.
+``allreduce`` is to be read first. ``record`` is for the audit.
 """
 
 from __future__ import annotations

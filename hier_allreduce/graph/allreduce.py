@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
+from ..compat import forget_colocation, tf1, without_autograph
 from ..errors import ClusterError
 from ..planning import Strategy, run, strategy_from
 from ..planning.plan import complete_on
@@ -29,7 +30,6 @@ from .packing import Packing
 from .record import record
 from .rows import Rows, gradient
 from .sums import Shared, Sum
-from .tf import forget_colocation, tf1, without_autograph
 from .tuning import note_facts, tuned_strategy, with_clock
 
 

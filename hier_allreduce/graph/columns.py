@@ -6,8 +6,8 @@ from typing import Any, Sequence
 
 import tensorflow as tf
 
+from ..compat import tf1
 from .sums import Sum
-from .tf import tf1
 
 
 class Columns(Sum):

@@ -6,9 +6,9 @@ from typing import Any, List
 
 import tensorflow as tf
 
+from ..compat import tf1
 from ..planning import Reduce
 from .sums import Sum
-from .tf import tf1
 
 NARROW_DTYPES = ("float16", "bfloat16")
 

@@ -16,12 +16,12 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import tensorflow as tf
 
+from ..compat import SUMMABLE_DTYPES, in_current_graph, is_resource, tf1
 from ..errors import HierAllreduceError
 from ..formatting import count
 from ..planning import Strategy
 from .devices import device_fields, devices_match
 from .names import names_of_gradients, names_within_towers, where
-from .tf import SUMMABLE_DTYPES, in_current_graph, is_resource, tf1
 
 VAR_LIST_ADVICE = "without var_list=, compute_gradients takes all towers' variables: give it those of its own tower"
 

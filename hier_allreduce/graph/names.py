@@ -9,8 +9,8 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from ..compat import is_eager
 from ..errors import HierAllreduceError
-from .tf import is_eager
 
 
 def where(

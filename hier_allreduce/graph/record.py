@@ -7,10 +7,10 @@ from typing import Any, List, NamedTuple, Sequence, Tuple
 
 import tensorflow as tf
 
+from ..compat import is_eager, tf1
 from ..planning import Schedule, root_of
 from ..planning.plan import sums_in
 from .layout import Layout
-from .tf import is_eager, tf1
 
 
 class Recorded(NamedTuple):

@@ -10,11 +10,11 @@ from typing import Any, List, Sequence
 
 import tensorflow as tf
 
+from ..compat import tf1
 from ..planning import Copy, Reduce
 from .half import NARROW_DTYPES
 from .matrix import Column, dtype_of, static_shape
 from .sums import Shared, Sum
-from .tf import tf1
 
 
 class Rows(Sum):

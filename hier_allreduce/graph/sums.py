@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Sequence, Tuple, Union
 
 import tensorflow as tf
 
+from ..compat import tf1
 from ..planning import Copy, Ops, Reduce
-from .tf import tf1
 
 
 class Shared:

@@ -12,13 +12,13 @@ from typing import Any, List, Sequence, Tuple
 
 import tensorflow as tf
 
+from ..compat import tf1
 from ..errors import ClusterError
 from ..planning import Strategy
 from ..planning.strategy import AUTO, THIS_MACHINE
 from ..tuned import tuned
 from .devices import all_on_cpu
 from .layout import Layout, size_of
-from .tf import tf1
 
 _timed: Any = weakref.WeakSet()  # the graphs that have a clock
 

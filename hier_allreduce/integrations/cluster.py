@@ -9,8 +9,8 @@ from tensorpack.tfutils.common import get_global_step_var
 from tensorpack.tfutils.sesscreate import NewSessionCreator
 
 from ..cluster import Cluster
+from ..compat import tf1
 from ..errors import ClusterError
-from ..graph.tf import tf1
 from .tensorpack import HierarchicalTrainer
 from .tensorpack.devices import creator_for_towers
 

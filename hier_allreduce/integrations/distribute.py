@@ -6,9 +6,9 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 
+from ..compat import mirrored_factory, replica_values
 from ..errors import HierAllreduceError
 from ..graph import allreduce_grads
-from ..graph.tf import mirrored_factory, replica_values
 from ..graph.tuning import with_clock
 from ..planning import Strategy, strategy_from
 from ..tuned import tuned

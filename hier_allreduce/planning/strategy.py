@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
-from .. import presets
+from .. import configs
 from ..errors import HierAllreduceError
 from ..topology import Topology, links_of
 from .algorithms import BY_NAME, Algorithm, in_groups, name_of, schedules_of, with_root
@@ -82,12 +82,12 @@ class Strategy:
 
     def __post_init__(self) -> None:
         if not callable(self.algorithm) and self.algorithm not in NAMES:
-            hint = _machine_hint(self.algorithm) or presets.nearest(str(self.algorithm), NAMES)
+            hint = _machine_hint(self.algorithm) or configs.nearest(str(self.algorithm), NAMES)
             raise HierAllreduceError(f"algorithm={self.algorithm!r} is unknown{hint}")
         for name, words in _WORDS.items():
             value = getattr(self, name)
             if value not in words:
-                hint = presets.nearest(str(value), filter(None, words))
+                hint = configs.nearest(str(value), filter(None, words))
                 raise HierAllreduceError(f"{name}={value!r} is unknown{hint}")
         for name, (fits, expected) in _OPTIONAL.items():
             value = getattr(self, name)
@@ -119,15 +119,15 @@ class Strategy:
         Raises:
             HierAllreduceError: no such file or name, an unknown key (with the nearest one), or an invalid value.
         """
-        path = presets.find("strategies", name_or_path, NAMES)
-        return cls.from_values(presets.read_yaml(path), path)
+        path = configs.find("strategies", name_or_path, NAMES)
+        return cls.from_values(configs.read_yaml(path), path)
 
     @classmethod
     def from_values(cls, values: Dict[str, Any], source: Path) -> Strategy:
         """Return the strategy of a file's keys and values; raises the errors of :meth:`load`."""
-        presets.check(
+        configs.check(
             values,
-            dict.fromkeys((field.name for field in fields(cls)), presets.anything),
+            dict.fromkeys((field.name for field in fields(cls)), configs.anything),
             str(source),
         )
         machine = values.get("topology")
@@ -161,7 +161,7 @@ def strategy_from(value: Union[str, os.PathLike, Strategy, None]) -> Strategy:
 def _machine_hint(name: Any) -> str:
     return (
         f"; a machine goes into Strategy(topology={name!r})"
-        if name in presets.names("machines")
+        if name in configs.names("machines")
         else ""
     )
 

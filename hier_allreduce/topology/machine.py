@@ -29,7 +29,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 import yaml
 
-from .. import presets
+from .. import configs
 from ..errors import HierAllreduceError
 from .gpus import GB, GEFORCE, Speeds, guess_speeds, known_gpu, likely_gpu
 from .matrix import PCIE, SELF, Kinds, LinkMatrix, read_matrix, without_escapes
@@ -42,20 +42,20 @@ _SECONDS = (
     "kernel",
     "dispatch",
 )  # the other fields of Speeds are in bytes/s
-_FIELDS: Dict[str, presets.Reader] = {
-    "name": presets.text_or_nothing,
-    "gpu": presets.text_or_nothing,
-    "speeds": presets.mapping(
+_FIELDS: Dict[str, configs.Reader] = {
+    "name": configs.text_or_nothing,
+    "gpu": configs.text_or_nothing,
+    "speeds": configs.mapping(
         {
-            f.name: presets.seconds if f.name in _SECONDS else presets.bytes_per_second
+            f.name: configs.seconds if f.name in _SECONDS else configs.bytes_per_second
             for f in fields(Speeds)
         }
     ),
-    "links": presets.mapping_of(presets.bytes_per_second),
-    "starts": presets.mapping_of(presets.seconds),
-    "staged": presets.texts,
-    "shared": presets.mapping_of(presets.bytes_per_second),
-    "matrix": presets.anything,
+    "links": configs.mapping_of(configs.bytes_per_second),
+    "starts": configs.mapping_of(configs.seconds),
+    "staged": configs.texts,
+    "shared": configs.mapping_of(configs.bytes_per_second),
+    "matrix": configs.anything,
 }
 # nvidia-smi's header is indented further than its rows, and may begin with a tab: plain `matrix: |` takes neither.
 _HOW_TO_WRITE = (
@@ -107,10 +107,10 @@ class Topology:
         Raises:
             HierAllreduceError: neither a preset nor a file, or a file that cannot be understood.
         """
-        path = presets.find("machines", name_or_path)
+        path = configs.find("machines", name_or_path)
         read = from_yaml if path.suffix.lower() in (".yaml", ".yml") else from_text
         try:
-            return read(presets.read_text(path), path.stem)
+            return read(configs.read_text(path), path.stem)
         except HierAllreduceError as cause:
             raise HierAllreduceError(f"{path}: {cause}") from None
 
@@ -217,10 +217,10 @@ def from_yaml(text: str, name: str = "") -> Topology:
         HierAllreduceError: not YAML, an unknown key, an invalid value, or a table that cannot be read.
     """
     try:
-        values = presets.parse_yaml(without_escapes(text))
+        values = configs.parse_yaml(without_escapes(text))
     except HierAllreduceError as cause:
         raise HierAllreduceError(f"{cause}: {_HOW_TO_WRITE}") from None
-    content = presets.check(values, _FIELDS, "")
+    content = configs.check(values, _FIELDS, "")
     if not isinstance(content.get("matrix"), str):
         raise HierAllreduceError(f"expected a `matrix: |2`: {_HOW_TO_WRITE}")
     return from_matrix(read_matrix(content["matrix"]), content.get("name") or name, content)

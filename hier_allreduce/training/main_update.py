@@ -10,10 +10,10 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
+from ..compat import tf1
 from ..errors import HierAllreduceError
 from ..graph import HostGroup, begin, copy_from_mains, first_half, reduce_layout
 from ..graph.names import variable_names, where
-from ..graph.tf import tf1
 from ..planning import Strategy
 from .replicas import Copies
 from .update import Pairs

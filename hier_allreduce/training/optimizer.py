@@ -7,10 +7,10 @@ from typing import Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
+from ..compat import builds_for_session, outside_control_flow, tf1, without_autograph
 from ..errors import HierAllreduceError
 from ..graph import HostGroup, allreduce_grads_and_vars, device_strings
 from ..graph.names import check_scope
-from ..graph.tf import builds_for_session, outside_control_flow, tf1, without_autograph
 from ..planning import Strategy, strategy_from
 from .main_update import update_at_mains
 from .replicas import Copies, Drift, broadcast, comparison, find_copies

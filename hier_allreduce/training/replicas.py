@@ -18,8 +18,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
 import numpy as np
 import tensorflow as tf
 
+from ..compat import tf1
 from ..graph import copy_from_tower_0
-from ..graph.tf import tf1
 
 Copies = List[List[Any]]  # K×V variables; a column holds copies of one variable
 

@@ -7,10 +7,10 @@ from typing import Any, Callable, ContextManager, Dict, List, Sequence, Tuple
 
 import tensorflow as tf
 
+from ..compat import is_resource, tf1
 from ..errors import HierAllreduceError
 from ..graph.matrix import VAR_LIST_ADVICE, check_average, check_pairs, dtype_of, static_shape
 from ..graph.names import where
-from ..graph.tf import is_resource, tf1
 from .effects import unequal_ops, written_by
 from .replicas import Copies, all_variables, with_created
 from .wrapped import held_by, once, patched

@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any, Callable, Iterator, List, Sequence, Tuple
 
+from ..compat import tf1
 from ..errors import HierAllreduceError
-from ..graph.tf import tf1
 
 _OTHER_METHODS = "tensorflow.contrib.optimizer_v2"  # in TensorFlow 1.15
 _UNORDERED = ("tensorpack.tfutils.optimizer", "AccumGradOptimizer")

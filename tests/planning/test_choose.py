@@ -3,7 +3,7 @@
 import pytest
 from helpers.machines import all_of, gradients
 
-from hier_allreduce import Strategy, Topology, presets
+from hier_allreduce import Strategy, Topology, configs
 from hier_allreduce.planning import Gradient, chunks_of, plan_for
 from hier_allreduce.planning.choose import SIZES, candidates, cases_of, choose, rule
 from hier_allreduce.planning.contenders import NCCL, TENSORPACK, exposed_by_others
@@ -78,7 +78,7 @@ def test_the_rule(machine, model, algorithm, mib):
 @pytest.mark.parametrize(
     "name, model",
     [
-        *((name, "resnet50") for name in presets.names("machines")),
+        *((name, "resnet50") for name in configs.names("machines")),
         ("dgx-a100", "vgg16"),
         ("h100-nvl-4", "bert_base"),
     ],

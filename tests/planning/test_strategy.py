@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers.machines import all_of, gradients
 
-from hier_allreduce import HierAllreduceError, Strategy, Topology, presets
+from hier_allreduce import HierAllreduceError, Strategy, Topology, configs
 from hier_allreduce.planning import Gradient, plan_for, root_of, strategy_from
 from hier_allreduce.planning.algorithms import flat, schedules_of, tree
 
@@ -19,8 +19,8 @@ class Unhashable:
 
 
 def test_the_shipped_strategies_load_and_have_plans():
-    assert presets.names("strategies") == ["chainer", "half", "megengine", "muji", "tensorpack"]
-    for name in presets.names("strategies"):
+    assert configs.names("strategies") == ["chainer", "half", "megengine", "muji", "tensorpack"]
+    for name in configs.names("strategies"):
         assert strategy_from(name) == Strategy.load(name) != Strategy()
         assert plan_for(Strategy.load(name), GRADS, 8).towers == 8
 

@@ -9,11 +9,11 @@ import threading
 import pytest
 from helpers.machines import all_of, of_kinds
 
-from hier_allreduce import HierAllreduceError, Topology, presets
+from hier_allreduce import HierAllreduceError, Topology, configs
 from hier_allreduce.topology import detect, from_text, links_of
 from hier_allreduce.topology.gpus import guess_speeds
 
-MACHINES = presets.names("machines")
+MACHINES = configs.names("machines")
 TABLE = "\tGPU0\tGPU1\tGPU2\nGPU0\tX\tNV2\tNV1\nGPU1\tNV2\tX\tSYS\nGPU2\tNV1\tSYS\tX\n"
 INDENTED = "".join(f"  {line}\n" for line in TABLE.expandtabs(6).splitlines())
 PAIR = (("X", "SYS"), ("SYS", "X"))

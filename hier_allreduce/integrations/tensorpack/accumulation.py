@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorpack.tfutils.gradproc import FilterNoneGrad
 from tensorpack.tfutils.optimizer import AccumGradOptimizer, ProxyOptimizer
 
-from ...graph.tf import tf1
+from ...compat import tf1
 from ...training.update import Pairs
 
 

@@ -8,9 +8,9 @@ from typing import Any, Sequence
 
 import tensorflow as tf
 
+from ...compat import tf1
 from ...errors import HierAllreduceError
 from ...graph.devices import device_fields, devices_match
-from ...graph.tf import tf1
 
 
 def creator_for_towers(creator: Any, devices: Sequence[Any]) -> Any:

@@ -17,7 +17,7 @@ from typing import Any, Callable, Iterator, List, Sequence
 
 from tensorpack.tfutils.optimizer import PostProcessOptimizer
 
-from ...graph.tf import tf1
+from ...compat import tf1
 from ...training.main_update import under_name_of
 from ...training.update import Pairs
 from ...training.wrapped import held_by, patched

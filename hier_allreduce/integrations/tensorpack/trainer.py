@@ -14,10 +14,10 @@ from tensorpack.tfutils.sesscreate import NewSessionCreator
 from tensorpack.train import SingleCostTrainer
 from tensorpack.utils import logger
 
-from ... import presets
+from ... import configs
+from ...compat import tf1
 from ...errors import HierAllreduceError
 from ...graph import HostGroup, allreduce_grads_and_vars, device_strings
-from ...graph.tf import tf1
 from ...planning import Strategy, strategy_from
 from ...training.main_update import update_at_mains
 from ...training.replicas import Copies, Drift, broadcast, comparison, find_copies
@@ -101,7 +101,7 @@ class HierarchicalTrainer(SingleCostTrainer):
                 raise HierAllreduceError(
                     f"{name}={value!r} is tensorpack's; HierarchicalTrainer has {_THEIRS[name]}"
                 )
-        presets.check(unknown, dict.fromkeys(_OPTIONS, presets.anything), "HierarchicalTrainer")
+        configs.check(unknown, dict.fromkeys(_OPTIONS, configs.anything), "HierarchicalTrainer")
         check_options(
             average,
             update,
@@ -130,9 +130,9 @@ class HierarchicalTrainer(SingleCostTrainer):
         Raises:
             HierAllreduceError: no such file or name, an unknown key, an invalid value, or no ``devices``.
         """
-        path = presets.find("trainers", name_or_path)
-        readers = dict.fromkeys(_OPTIONS, presets.anything)
-        values = {**presets.check(presets.read_yaml(path), readers, str(path)), **changes}
+        path = configs.find("trainers", name_or_path)
+        readers = dict.fromkeys(_OPTIONS, configs.anything)
+        values = {**configs.check(configs.read_yaml(path), readers, str(path)), **changes}
         if "devices" not in values:
             raise HierAllreduceError(
                 f"{path}: 'devices' is missing: how many GPUs, or a list of devices"

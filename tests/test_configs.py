@@ -2,17 +2,17 @@
 
 import pytest
 
-from hier_allreduce import HierAllreduceError, presets
+from hier_allreduce import HierAllreduceError, configs
+from hier_allreduce.configs import check
 from hier_allreduce.models import load_model
-from hier_allreduce.presets import check
 
 READERS = {
-    "speed": presets.bytes_per_second,
-    "latency": presets.seconds,
-    "model": presets.text_or_nothing,
-    "links": presets.mapping_of(presets.bytes_per_second),
-    "inner": presets.mapping({"delay": presets.seconds}),
-    "free": presets.anything,
+    "speed": configs.bytes_per_second,
+    "latency": configs.seconds,
+    "model": configs.text_or_nothing,
+    "links": configs.mapping_of(configs.bytes_per_second),
+    "inner": configs.mapping({"delay": configs.seconds}),
+    "free": configs.anything,
 }
 
 
@@ -73,13 +73,13 @@ def test_an_invalid_value_is_an_error_that_names_file_and_key(values, message):
 def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, text, words):
     (tmp_path / "f.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(HierAllreduceError) as caught:
-        presets.read_yaml(tmp_path / "f.yaml")
+        configs.read_yaml(tmp_path / "f.yaml")
     assert str(caught.value).startswith(f"{tmp_path / 'f.yaml'}: ") and words in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_yaml_text_may_use_aliases():
-    assert presets.parse_yaml("a: &x [1, 2]\nb: *x\nc: {<<: {d: 3, e: 4}, e: 5}") == {
+    assert configs.parse_yaml("a: &x [1, 2]\nb: *x\nc: {<<: {d: 3, e: 4}, e: 5}") == {
         **{"a": [1, 2], "b": [1, 2]},
         "c": {"d": 3, "e": 5},
     }
