@@ -1,37 +1,39 @@
-"""The errors of this package. Every one is a ``ValueError``.
+"""The errors of this package.
 
 ::
 
-    HierAllreduceError     invalid input: gradients, devices, strategies, files, plans; before the first op is added
-    ├── ClusterError       a host that is gone, silent or different; also while hosts wait for each other
-    └── AuditError         TensorFlow executed something other than the plan; after the audited step
+    HierAllreduceError    mend the input: gradients, devices, strategies, files; raised before the first op is added
+    ├── ClusterError      start the hosts again: one is gone, silent or different, or the job is described wrongly
+    └── AuditError        stop training: TensorFlow executed something other than the plan
 
-Every message says what was expected and what to do. The classes differ in the program's next step: mend the input,
-start the hosts again, stop training.
+The classes differ in the next step of the program. ``except HierAllreduceError`` catches all of them. ``ClusterError``
+and ``AuditError`` are also ``RuntimeError``, because a correct program can meet them. None is a ``ValueError``: an
+``except ValueError`` around the parsing of data must not hide them, nor must one inside TensorFlow or Keras.
 """
 
 from __future__ import annotations
 
 
-class HierAllreduceError(ValueError):
+class HierAllreduceError(Exception):
     """Invalid input, and the base of all errors of this package.
 
-    A message may quote a file; its control characters are shown as escapes, because a terminal would obey them.
+    A message may quote a file. Its control characters are shown as escapes, because a terminal would obey them.
     """
 
-    __init__ = (
-        Exception.__init__
-    )  # by this, a tf.function knows that it can raise the error in its class
+    # With this constructor a tf.function knows that it can raise the error in its class.
+    __init__ = Exception.__init__
 
     def __str__(self) -> str:
-        return "".join(
-            c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in super().__str__()
+        characters = (
+            character if character.isprintable() or character in "\n\t" else repr(character)[1:-1]
+            for character in super().__str__()
         )
+        return "".join(characters)
 
 
-class ClusterError(HierAllreduceError):
-    """A host is gone or silent, or builds a different graph; or the list of hosts is invalid."""
+class ClusterError(HierAllreduceError, RuntimeError):
+    """A host is gone or silent, or builds another graph; or the hosts of a job are described wrongly."""
 
 
-class AuditError(HierAllreduceError):
+class AuditError(HierAllreduceError, RuntimeError):
     """TensorFlow executed other copies than the planned ones."""
