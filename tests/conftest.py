@@ -1,6 +1,8 @@
 """pytest's options, markers and fixtures for all tests. Only the tests that need TensorFlow import it."""
 
+import collections
 import gc
+import os
 import sys
 
 import pytest
@@ -21,25 +23,76 @@ settings.register_profile(
 settings.load_profile("same every time")
 
 
+MARKERS = (
+    "tf2: needs eager execution and tf.function",
+    "no_gpu_kernel(ops): on GPUs these ops are moved to the CPU, since they have no kernel there",
+    "cpu_only(reason): is about CPU devices, and not run on GPUs",
+)
+EXCEPTION = "exception on GPUs"  # the key of reports' properties
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--no-tensorflow", action="store_true", help="let each import of TensorFlow fail"
     )
+    parser.addoption(
+        "--devices", choices=["cpu", "gpu"], default="cpu", help="gpu: 16 emulated GPUs"
+    )
+    parser.addoption("--seed", type=int, default=1, help="of the emulated GPUs' random delays")
 
 
 def pytest_configure(config):
     if config.getoption("no_tensorflow"):
         sys.modules["tensorflow"] = None  # type: ignore[assignment]
-    config.addinivalue_line("markers", "tf2: needs eager execution and tf.function")
+    if config.getoption("devices") == "gpu":
+        emulate_gpus(config.getoption("seed"))
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
 
 
-def pytest_collection_modifyitems(items):
-    marked = [item for item in items if item.get_closest_marker("tf2")]
-    if marked:
+def emulate_gpus(seed):
+    """Let TensorFlow find GPUs when it is imported, here and in the programs that tests start."""
+    from emulated_gpu import plugin
+
+    options = plugin.environment(count=16, memory_mb=64, delay_us=100, seed=seed)
+    os.environ.update(options, TEST_DEVICES="gpu")
+
+
+def pytest_collection_modifyitems(config, items):
+    skip_on_tf1([item for item in items if item.get_closest_marker("tf2")])
+    for item in items if config.getoption("devices") == "gpu" else []:
+        for marker in item.iter_markers("no_gpu_kernel"):
+            item.user_properties.append((EXCEPTION, f"no GPU kernel: {', '.join(marker.args)}"))
+        for marker in item.iter_markers("cpu_only"):
+            item.user_properties.append((EXCEPTION, f"not run: {marker.args[0]}"))
+            item.add_marker(pytest.mark.skip(reason=marker.args[0]))
+
+
+def skip_on_tf1(items):
+    if items:
         from helpers.graphs import IS_TF2
 
-        for item in marked if not IS_TF2 else []:
+        for item in items if not IS_TF2 else []:
             item.add_marker(pytest.mark.skip(reason="TensorFlow 2 only"))
+
+
+def pytest_runtest_setup(item):
+    """Let ops move to the CPU in a test that says which have no GPU kernel, and in no other one."""
+    if item.config.getoption("devices") == "gpu":
+        from helpers.graphs import allow_soft_placement
+
+        allow_soft_placement(item.get_closest_marker("no_gpu_kernel") is not None)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Count the tests that say why they are not like others on GPUs."""
+    found = collections.Counter()
+    for report in terminalreporter.getreports("passed") + terminalreporter.getreports("skipped"):
+        found.update(value for key, value in report.user_properties if key == EXCEPTION)
+    if config.getoption("devices") == "gpu":
+        terminalreporter.section(f"{sum(found.values())} named exceptions on GPUs")
+        for reason, count in sorted(found.items()):
+            terminalreporter.line(f"{count:4} {reason}")
 
 
 def pytest_collection_finish():

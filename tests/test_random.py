@@ -2,7 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
-from helpers.graphs import cpus, dense, evaluate, held, on_towers, same_bits
+from helpers.graphs import dense, evaluate, held, on_towers, same_bits, xpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -115,8 +115,8 @@ def test_sums_and_means_are_those_of_float64_on_every_tower(case):
             arrays.append([array for _, array in pairs])
             return [grad for grad, _ in pairs]
 
-        rows = on_towers(cpus(towers), row)
-        result = allreduce_grads(rows, cpus(towers), average, strategy)
+        rows = on_towers(xpus(towers), row)
+        result = allreduce_grads(rows, xpus(towers), average, strategy)
         is_none = [all(kind == "none" for kind in kinds) for *_, kinds in matrix]
         assert all([grad is None for grad in reduced] == is_none for reduced in result)
         got = evaluate([[grad for grad in reduced if grad is not None] for reduced in result])

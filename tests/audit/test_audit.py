@@ -7,7 +7,17 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import consumed_in_place, cpus, gradients_on, on_towers, session, tf1, traced
+from helpers.graphs import (
+    XPU,
+    consumed_in_place,
+    gradients_on,
+    on_towers,
+    session,
+    tf1,
+    traced,
+    xpu,
+    xpus,
+)
 
 from hier_allreduce import (
     AuditError,
@@ -21,6 +31,7 @@ from hier_allreduce import (
 )
 from hier_allreduce.graph import copy_from_tower_0
 
+KIND = XPU.upper()
 ALGORITHMS = ("flat", "tree", "hierarchical", "ring")
 TO_ONE_MAIN = Strategy(algorithm="tree", main=0, chunk_bytes=0)
 ONE_BY_ONE = {name: Strategy(algorithm=name, chunk_bytes=0) for name in ALGORITHMS}
@@ -48,14 +59,14 @@ def by_call(audited):
 def test_every_algorithm_makes_two_copies_less_than_two_for_each_tower(
     graph, devices, algorithm, average
 ):
-    grads = gradients_on(cpus(devices), ones(devices, 5))
-    result = allreduce_grads(grads, cpus(devices), average, strategy=ONE_BY_ONE[algorithm])
+    grads = gradients_on(xpus(devices), ones(devices, 5))
+    result = allreduce_grads(grads, xpus(devices), average, strategy=ONE_BY_ONE[algorithm])
     for fetched in (result, consumed_in_place(result)):
         assert sum(audit(traced(fetched)).copies.values()) == 5 * 2 * (devices - 1)
 
 
 def test_eight_devices_make_twelve_copies_inside_and_two_across(graph):
-    result = allreduce_grads_hierarchical(gradients_on(cpus(8), ones(8, 16)), cpus(8), average=True)
+    result = allreduce_grads_hierarchical(gradients_on(xpus(8), ones(8, 16)), xpus(8), average=True)
     copies = audit(traced(consumed_in_place(result))).copies
     inside = {pair: count for pair, count in copies.items() if (pair[0] < 4) == (pair[1] < 4)}
     across = {pair: count for pair, count in copies.items() if pair not in inside}
@@ -83,7 +94,7 @@ def through_two_mains(towers, chunk):
 )
 def test_every_strategy_is_executed_as_planned(graph, strategy, chunks):
     values = [[np.ones([60], np.float32), np.ones([7, 9], np.float32)]] * 5
-    result = allreduce_grads(gradients_on(cpus(5), values), cpus(5), True, strategy=strategy)
+    result = allreduce_grads(gradients_on(xpus(5), values), xpus(5), True, strategy=strategy)
     (call,) = audit(traced(consumed_in_place(result))).calls
     assert (sum(call.copies.values()), len(call.call.tensors)) == (8 * chunks, chunks)
 
@@ -101,14 +112,14 @@ def test_rows_gathered_on_levels_take_planned_links(graph, how):
             )
         ]
 
-    result = allreduce_grads(on_towers(cpus(8), row), cpus(8), strategy=Strategy(**how))
-    used = on_towers(cpus(8), lambda tower: segment_sums(result[tower]))
+    result = allreduce_grads(on_towers(xpus(8), row), xpus(8), strategy=Strategy(**how))
+    used = on_towers(xpus(8), lambda tower: segment_sums(result[tower]))
     assert by_call(audit(traced(used), graph)) == [2 * 14]  # values and indices
 
 
 @pytest.mark.parametrize("update", ["replicated", "main"])
 @pytest.mark.parametrize(
-    "there", [cpus(3), ["/cpu:0", "/cpu:1", "/cpu:0"]], ids=["3 devices", "2 devices"]
+    "there", [xpus(3), [xpu(0), xpu(1), xpu(0)]], ids=["3 devices", "2 devices"]
 )
 def test_the_steps_of_tower_optimizer(graph, update, there):
     optimizer, rows = (
@@ -136,8 +147,8 @@ def test_the_steps_of_tower_optimizer(graph, update, there):
 
 def test_the_report(graph):
     def reduced(name, devices, variables):
-        grads = gradients_on(cpus(devices), ones(devices, variables))
-        return allreduce_grads(grads, cpus(devices), name=name, strategy=ONE_BY_ONE["flat"])
+        grads = gradients_on(xpus(devices), ones(devices, variables))
+        return allreduce_grads(grads, xpus(devices), name=name, strategy=ONE_BY_ONE["flat"])
 
     fetched = [reduced("a", 3, 2), reduced("b", 3, 2), reduced("c", 2, 1)]
     reduced("d", 3, 2)
@@ -148,13 +159,13 @@ def test_the_report(graph):
     assert str(found).splitlines() == [
         "copies between the devices, from row to column",
         "           0  1  2",
-        "0  /cpu:0  .  4  2",
-        "1  /cpu:1  4  .  2",
-        "2  /cpu:2  2  2  .",
+        f"0  {xpu(0)}  .  4  2",
+        f"1  {xpu(1)}  4  .  2",
+        f"2  {xpu(2)}  2  2  .",
         "total 16",
         "           0  1",
-        "0  /cpu:0  .  1",
-        "1  /cpu:1  1  .",
+        f"0  {xpu(0)}  .  1",
+        f"1  {xpu(1)}  1  .",
         "total 2",
         "a/: flat, 2 chunks, 8 copies, planned = executed",
         "b/: flat, 2 chunks, 8 copies, planned = executed",
@@ -166,7 +177,7 @@ def test_the_report(graph):
 def test_an_audit_keeps_neither_graph_nor_metadata():
     graph = tf.Graph()
     with graph.as_default():
-        metadata = traced(allreduce_grads(gradients_on(cpus(2), ones(2)), cpus(2)))
+        metadata = traced(allreduce_grads(gradients_on(xpus(2), ones(2)), xpus(2)))
     audited, gone = audit(metadata, graph), weakref.ref(graph)
     del graph, metadata
     gc.collect()
@@ -180,7 +191,7 @@ def test_an_audit_keeps_neither_graph_nor_metadata():
 @pytest.mark.parametrize("shared", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_towers_that_share_a_device_need_no_copy_between_them(graph, shared, algorithm):
-    devices = [f"/cpu:{index}" for index in shared]
+    devices = [xpu(index) for index in shared]
     result = allreduce_grads(
         gradients_on(devices, ones(4, 5)), devices, strategy=ONE_BY_ONE[algorithm]
     )
@@ -192,9 +203,12 @@ def test_towers_that_share_a_device_need_no_copy_between_them(graph, shared, alg
     "devices, pairs",
     [
         ([None, "", None], {}),
-        (["", "/cpu:2"], {(0, 1): 1, (1, 0): 1}),
-        (["/device:CPU:1", "/job:localhost/replica:0/task:0/device:CPU:2"], {(0, 1): 1, (1, 0): 1}),
-        (["/job:localhost/task:0/cpu:1", "/task:0/cpu:2"], {(0, 1): 1, (1, 0): 1}),
+        (["", xpu(2)], {(0, 1): 1, (1, 0): 1}),
+        (
+            [f"/device:{KIND}:1", f"/job:localhost/replica:0/task:0/device:{KIND}:2"],
+            {(0, 1): 1, (1, 0): 1},
+        ),
+        ([f"/job:localhost/task:0{xpu(1)}", f"/task:0{xpu(2)}"], {(0, 1): 1, (1, 0): 1}),
     ],
 )
 def test_devices_are_compared_by_what_they_say(graph, devices, pairs):
@@ -205,28 +219,28 @@ def test_devices_are_compared_by_what_they_say(graph, devices, pairs):
 
 
 def test_copies_of_results_are_the_callers_business(graph):
-    result = allreduce_grads(gradients_on(cpus(4), ones(4, 2)), cpus(4), strategy="hierarchical")
-    with tf.device("/cpu:9"):
+    result = allreduce_grads(gradients_on(xpus(4), ones(4, 2)), xpus(4), strategy="hierarchical")
+    with tf.device(xpu(9)):
         norm = tf.add_n([tf.norm(tensor) for row in result for tensor in row])
-    with tf.device("/cpu:1"):
+    with tf.device(xpu(1)):
         neighbour = result[2][0] * norm
     through = tf1.gradients(neighbour, result[0])
     assert by_call(audit(traced([result, neighbour, through]))) == [6]
 
 
 def test_waiting_for_another_device_is_no_copy(graph):
-    first, mine = gradients_on(["/cpu:3", "/cpu:1"], [[np.float32(1)], [np.float32(1)]])
-    grads = gradients_on(cpus(3), ones(3, 2))
+    first, mine = gradients_on([xpu(3), xpu(1)], [[np.float32(1)], [np.float32(1)]])
+    grads = gradients_on(xpus(3), ones(3, 2))
     with tf.control_dependencies(first):
-        result = allreduce_grads(grads, cpus(3), strategy=ONE_BY_ONE["tree"])
-    with tf.device("/cpu:1"), tf.control_dependencies(result[2][:1]):
+        result = allreduce_grads(grads, xpus(3), strategy=ONE_BY_ONE["tree"])
+    with tf.device(xpu(1)), tf.control_dependencies(result[2][:1]):
         after = -mine[0]
     assert by_call(audit(traced([result, after]))) == [2 * 4]
 
 
 def test_constants_need_no_copies(graph):
     result = allreduce_grads(
-        on_towers(cpus(3), lambda tower: [tf.ones([4])]), cpus(3), strategy=TO_ONE_MAIN
+        on_towers(xpus(3), lambda tower: [tf.ones([4])]), xpus(3), strategy=TO_ONE_MAIN
     )
     (call,) = audit(traced(consumed_in_place(result))).calls
     assert (
@@ -236,15 +250,15 @@ def test_constants_need_no_copies(graph):
 
 def test_values_that_are_only_copied_go_straight_to_their_readers(graph):
     """Grappler prunes the op of a copy, and the value comes from outside."""
-    (value,) = gradients_on(cpus(1), [[np.ones([2], np.float32)]])[0]
-    result = copy_from_tower_0([value], cpus(4))
+    (value,) = gradients_on(xpus(1), [[np.ones([2], np.float32)]])[0]
+    result = copy_from_tower_0([value], xpus(4))
     (call,) = audit(traced(consumed_in_place(result))).calls
     assert (sum(call.copies.values()), call.unneeded) == (3, 0)
 
 
 def test_copies_that_a_sum_and_a_mean_have_in_common_are_made_once(graph):
-    grads = gradients_on(cpus(4), ones(4, 3))
-    results = [allreduce_grads(grads, cpus(4), average, "tree") for average in (False, True)]
+    grads = gradients_on(xpus(4), ones(4, 3))
+    results = [allreduce_grads(grads, xpus(4), average, "tree") for average in (False, True)]
     found = audit(traced([consumed_in_place(result) for result in results]), graph)
     assert sorted((sum(call.copies.values()), call.unneeded) for call in found.calls) == [
         (3, 3),
@@ -281,7 +295,7 @@ def test_a_copy_to_host_memory_is_none_between_gpus(graph):
     gpus = [f"/gpu:{tower}" for tower in range(3)]
     with tf.Graph().as_default():
         values = [[np.ones([5], np.int32)]] * 3
-        fetched = allreduce_grads(gradients_on(cpus(3), values), cpus(3), strategy=TO_ONE_MAIN)
+        fetched = allreduce_grads(gradients_on(xpus(3), values), xpus(3), strategy=TO_ONE_MAIN)
         metadata = on_gpus(traced([row[0].op for row in fetched]))
     allreduce_grads(gradients_on(gpus, values), gpus, strategy=TO_ONE_MAIN)
     assert audit(metadata, graph).copies == {(1, 0): 1, (2, 0): 1, (0, 1): 1, (0, 2): 1}
@@ -293,27 +307,27 @@ def test_a_copy_to_host_memory_is_none_between_gpus(graph):
 def test_a_missing_and_an_extra_copy(graph):
     """As if Grappler had let tower 3 send to the root itself, instead of to the main of its group."""
     result = allreduce_grads(
-        gradients_on(cpus(4), ones(4, 2)),
-        cpus(4),
+        gradients_on(xpus(4), ones(4, 2)),
+        xpus(4),
         strategy=Strategy(algorithm="hierarchical", main=0, chunk_bytes=0),
     )
     metadata = traced(consumed_in_place(result))
     lines = str(audit(metadata)).splitlines()
     assert lines[1:5] == [
         "           0  1  2  3",
-        "0  /cpu:0  .  2  2  .",
-        "1  /cpu:1  2  .  .  .",
-        "2  /cpu:2  2  .  .  2",
+        f"0  {xpu(0)}  .  2  2  .",
+        f"1  {xpu(1)}  2  .  .  .",
+        f"2  {xpu(2)}  2  .  .  2",
     ]
     moved = [
         node
         for part in metadata.partition_graphs
         for node in part.node
-        if node.attr["send_device"].s.endswith(b"CPU:3")
+        if node.attr["send_device"].s.endswith(b"PU:3")
         and b"Placeholder" in node.attr["tensor_name"].s
     ]
     for node in moved:
-        node.attr["recv_device"].s = node.attr["recv_device"].s.replace(b"CPU:2", b"CPU:0")
+        node.attr["recv_device"].s = node.attr["recv_device"].s.replace(b"PU:2", b"PU:0")
     with pytest.raises(AuditError) as caught:
         audit(metadata)
     first, *chunks, remedy = str(caught.value).splitlines()
@@ -331,7 +345,7 @@ def test_a_missing_and_an_extra_copy(graph):
 
 
 def test_a_tensor_that_comes_in_twice(graph):
-    result = allreduce_grads(gradients_on(cpus(3), ones(3)), cpus(3), strategy=TO_ONE_MAIN)
+    result = allreduce_grads(gradients_on(xpus(3), ones(3)), xpus(3), strategy=TO_ONE_MAIN)
     metadata = traced(consumed_in_place(result))
     for part in metadata.partition_graphs:
         for node in [node for node in part.node if node.op in ("_Send", "_Recv")]:
@@ -346,16 +360,14 @@ def test_a_tensor_that_comes_in_twice(graph):
 
 
 def test_a_gradient_that_lives_on_no_towers_device(graph):
-    result = allreduce_grads(
-        gradients_on(["/cpu:0", "/cpu:9"], ones(2)), cpus(2), strategy=TO_ONE_MAIN
-    )
-    with pytest.raises(AuditError, match=r"missing 1→0, not planned /job:localhost/.*CPU:9→0"):
+    result = allreduce_grads(gradients_on([xpu(0), xpu(9)], ones(2)), xpus(2), strategy=TO_ONE_MAIN)
+    with pytest.raises(AuditError, match=r"missing 1→0, not planned /job:localhost/.*PU:9→0"):
         audit(traced(result))
 
 
 def test_a_step_that_fetches_some_results_only(graph):
     result = allreduce_grads(
-        gradients_on(cpus(4), ones(4, 9)), cpus(4), strategy=ONE_BY_ONE["hierarchical"]
+        gradients_on(xpus(4), ones(4, 9)), xpus(4), strategy=ONE_BY_ONE["hierarchical"]
     )
     with pytest.raises(AuditError) as caught:
         audit(traced(result[1]))
@@ -369,9 +381,9 @@ def test_a_step_that_fetches_some_results_only(graph):
 
 def test_a_step_of_another_plan(graph):
     def built(main):
-        rows = on_towers(cpus(3), lambda _: [tf1.random_uniform([2])])
+        rows = on_towers(xpus(3), lambda _: [tf1.random_uniform([2])])
         return allreduce_grads(
-            rows, cpus(3), strategy=Strategy(algorithm="flat", main=main, chunk_bytes=0)
+            rows, xpus(3), strategy=Strategy(algorithm="flat", main=main, chunk_bytes=0)
         )
 
     with tf.Graph().as_default():
@@ -382,26 +394,26 @@ def test_a_step_of_another_plan(graph):
 
 
 def test_copies_of_values_that_look_alike(graph):
-    rows = on_towers(cpus(3), lambda _: tf.split(tf1.random_uniform([6]), 2))
-    result = allreduce_grads(rows, cpus(3), strategy=TO_ONE_MAIN)
+    rows = on_towers(xpus(3), lambda _: tf.split(tf1.random_uniform([6]), 2))
+    result = allreduce_grads(rows, xpus(3), strategy=TO_ONE_MAIN)
     with pytest.raises(AuditError, match=r"missing 0→1 0→2 1→0 2→0\nfetch"):
         audit(traced([row[0].op for row in result]), graph)
 
 
 def test_a_mean_that_only_one_tower_gets_beside_a_sum(graph):
-    grads = gradients_on(cpus(3), ones(3))
+    grads = gradients_on(xpus(3), ones(3))
     sums, means = (
-        allreduce_grads(grads, cpus(3), average, TO_ONE_MAIN) for average in (False, True)
+        allreduce_grads(grads, xpus(3), average, TO_ONE_MAIN) for average in (False, True)
     )
     with pytest.raises(AuditError, match=r"missing 0→1 0→2\nfetch"):
         audit(traced([*consumed_in_place(sums), consumed_in_place(means[:1])]), graph)
 
 
 def test_soft_placement_that_moved_a_tower(graph):
-    devices = ["/cpu:0", "/cpu:1", "/gpu:0"]
+    devices = [xpu(0), xpu(1), f"/{XPU}:99"]
     result = allreduce_grads(gradients_on(devices, ones(3)), devices)
     with pytest.raises(
-        AuditError, match=r"missing .*2→.*\nno op ran on /gpu:0: soft placement put its ops"
+        AuditError, match=r"missing .*2→.*\nno op ran on /.pu:99: soft placement put its ops"
     ):
         audit(traced(result, allow_soft_placement=True))
 
@@ -415,7 +427,7 @@ def test_metadata_without_partition_graphs(graph):
 
 
 def test_a_step_without_an_all_reduce(graph):
-    allreduce_grads(gradients_on(cpus(2), ones(2)), cpus(2), name="sync")
+    allreduce_grads(gradients_on(xpus(2), ones(2)), xpus(2), name="sync")
     with pytest.raises(
         AuditError, match=r"none of the graph's all-reduces \(sync/: not in this run\); fetch"
     ):
@@ -451,7 +463,7 @@ def in_loop(devices):
 @pytest.mark.parametrize("build", [in_cond, in_loop])
 def test_control_flow_is_not_audited(graph, control_flow_v1, build):
     """Partition graphs have the branch that was not taken too."""
-    devices = cpus(3)
+    devices = xpus(3)
     inside = build(devices)
     with pytest.raises(AuditError, match=r"/hier_allreduce/: in a tf.cond or tf.while_loop"):
         audit(traced(inside))
@@ -464,7 +476,7 @@ def test_control_flow_is_not_audited(graph, control_flow_v1, build):
 
 
 def test_another_graph_than_the_one_that_ran(graph):
-    result = allreduce_grads(gradients_on(cpus(2), ones(2)), cpus(2))
+    result = allreduce_grads(gradients_on(xpus(2), ones(2)), xpus(2))
     metadata = traced(result)
     with tf.Graph().as_default(), pytest.raises(
         AuditError, match=r"no all-reduce was built in .*; pass graph="
@@ -475,7 +487,7 @@ def test_another_graph_than_the_one_that_ran(graph):
 
 
 def test_towers_placed_by_a_function_have_no_names_to_compare(graph):
-    devices = ["/cpu:0", lambda op: "/cpu:1"]
-    result = allreduce_grads(gradients_on(cpus(2), ones(2)), devices, strategy="hierarchical")
+    devices = [xpu(0), lambda op: xpu(1)]
+    result = allreduce_grads(gradients_on(xpus(2), ones(2)), devices, strategy="hierarchical")
     with pytest.raises(AuditError, match=r"tower 1: its device is a function"):
         audit(traced(result))

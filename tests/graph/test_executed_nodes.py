@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import consumed_in_place, cpus, on_towers, traced
+from helpers.graphs import consumed_in_place, on_towers, traced, xpus
 
 from hier_allreduce import Strategy, allreduce_grads
 from hier_allreduce.graph.layout import lay_out, size_of
@@ -47,9 +47,9 @@ def executed_nodes(metadata):
 def test_the_simulator_charges_the_host_for_what_is_executed(graph, model, plan):
     """Device functions are not known to be CPUs, so the ops are those that GPUs would get."""
     towers, strategy = PLANS[plan]
-    functions = [lambda op, device=device: device for device in cpus(towers)]
+    functions = [lambda op, device=device: device for device in xpus(towers)]
     rows = on_towers(
-        cpus(towers),
+        xpus(towers),
         lambda tower: [
             tf.raw_ops.Empty(shape=shape, dtype=tf.float32) for shape in shapes_of(model)
         ],

@@ -23,6 +23,7 @@ from hier_allreduce.cluster import watch
 gc.freeze()  # in the fork server: its children's collector skips what the modules hold, and copies no page of it
 
 tf1 = tf.compat.v1
+XPU = os.environ.get("TEST_DEVICES", "cpu")  # the kind under test, as in helpers.graphs
 FEATURES, CLASSES, BATCHES, BATCH, RATE = 5, 3, 8, 4, 0.05
 SECONDS = 150  # for everything that a host does
 
@@ -30,8 +31,8 @@ DTYPES = ["float32"] * 5 + ["float64", "float16", "bfloat16", "int32", "uint8"]
 SHAPES = [(4, 3), (7,), (), (0, 3), (300, 70), (2, 2), (5,), (5,), (6,), (3, 1)]
 
 
-def cpus(cluster):
-    return [f"/cpu:{k}" for k in range(cluster.devices_per_host)]
+def devices_of(cluster):
+    return [f"/{XPU}:{k}" for k in range(cluster.devices_per_host)]
 
 
 def tower_row(tower):
@@ -42,7 +43,7 @@ def tower_row(tower):
 
 def sums(cluster, options, reach):
     """Sum all kinds of gradients; return every tower's results, the collectives and the audit."""
-    devices, rows = cpus(cluster), []
+    devices, rows = devices_of(cluster), []
     with tf.Graph().as_default() as graph:
         for tower, device in enumerate(devices):
             with tf.device(device):
@@ -89,7 +90,7 @@ def sums(cluster, options, reach):
 def fed(cluster, options, reach):
     """Add up ones of the shapes in ``fed``, step by step, in one thread or two; in a step with None nothing crosses."""
     tf1.disable_control_flow_v2()
-    devices, results = cpus(cluster), []
+    devices, results = devices_of(cluster), []
     with tf.Graph().as_default():
         x, crosses = (
             tf1.placeholder(tf.float32, options.get("declared"), name="w"),
@@ -165,7 +166,7 @@ def train(cluster, options, reach):
     if options.get("probes"):  # it reports them to the test
         watch.probe = lambda *address, probe=watch.probe: reach("a probe") or probe(*address)
     with tf.Graph().as_default():
-        number, loss, train_op, start, towers = model(cluster, cpus(cluster), options)
+        number, loss, train_op, start, towers = model(cluster, devices_of(cluster), options)
         saver = tf1.train.Saver(tf1.global_variables())
         reach("built")
         with cluster.session() as session:
@@ -195,7 +196,9 @@ def epochs(cluster, options, reach):
     with tf.Graph().as_default():
         batches = tf1.data.make_initializable_iterator(tf.data.Dataset.range(3))
         batch = tf.cast(batches.get_next(), tf.float32)
-        rows = allreduce_grads([[batch]] * cluster.devices_per_host, cpus(cluster), cluster=cluster)
+        rows = allreduce_grads(
+            [[batch]] * cluster.devices_per_host, devices_of(cluster), cluster=cluster
+        )
         for count in options["epochs"]:
             with cluster.session() as session:
                 for _ in range(count):
@@ -228,7 +231,7 @@ def tensorpack(cluster, options, reach):
 
     child.Look._chief_only = False  # type: ignore[misc]
     return child.train(
-        HierarchicalClusterTrainer(cpus(cluster), cluster, update=options["update"]),
+        HierarchicalClusterTrainer(devices_of(cluster), cluster, update=options["update"]),
         options["optimizer"],
         data=tp.QueueInput(tp.dataflow.DataFromGenerator(share)),
         epochs=options["epoch"],

@@ -1,4 +1,4 @@
-"""Small graphs on sixteen logical CPU devices: gradients on towers in, all-reduced gradients out."""
+"""Small graphs on sixteen devices, CPU ones or GPUs: gradients on towers in, all-reduced gradients out."""
 
 import contextlib
 import os
@@ -13,17 +13,35 @@ from hier_allreduce import allreduce_grads
 
 tf1 = tf.compat.v1
 IS_TF2 = tf.__version__.startswith("2")
+XPU = os.environ.get("TEST_DEVICES", "cpu")  # the kind under test: "gpu" with pytest --devices gpu
 DEVICES = 16
 if IS_TF2:  # before TensorFlow starts; on 1.15 every session makes its own
     tf.config.set_logical_device_configuration(
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * DEVICES,
     )
+# a step ends in a thread for each GPU that waits for it, and one goes on
+THREADS = 2 * DEVICES if XPU == "gpu" else 0
+if XPU == "gpu":
+    tf.config.threading.set_inter_op_parallelism_threads(THREADS)
+
+
+def allow_soft_placement(allowed):
+    """Let TensorFlow move ops to the CPU where a GPU has no kernel, here and in programs started later."""
+    os.environ["TEST_SOFT_PLACEMENT"] = str(int(allowed))
+    tf.config.set_soft_device_placement(allowed)
+
+
+def config(**options):
+    """Return the ConfigProto of sessions on 16 logical CPU devices, and on the emulated GPUs if there are some."""
+    is_soft = os.environ.get("TEST_SOFT_PLACEMENT") == "1"
+    placed = {"allow_soft_placement": is_soft, "inter_op_parallelism_threads": THREADS, **options}
+    return tf1.ConfigProto(device_count={"CPU": DEVICES}, **placed)
 
 
 def session(**options):
-    """Return a v1 session on 16 logical CPU devices."""
-    return tf1.Session(config=tf1.ConfigProto(device_count={"CPU": DEVICES}, **options))
+    """Return a v1 session with these options of its config."""
+    return tf1.Session(config=config(**options))
 
 
 @contextlib.contextmanager
@@ -41,9 +59,14 @@ def floats(numbers):
     return np.asarray(numbers, "float32")
 
 
-def cpus(count):
-    """Return ``count`` logical CPU devices."""
-    return [f"/cpu:{i}" for i in range(count)]
+def xpu(number):
+    """Return the name of a device of the kind under test: a logical CPU device, or an emulated GPU."""
+    return f"/{XPU}:{number}"
+
+
+def xpus(count):
+    """Return the names of ``count`` devices of the kind under test."""
+    return [xpu(number) for number in range(count)]
 
 
 def on_towers(devices, row_of):

@@ -1,11 +1,15 @@
 """A small model and its training with tensorpack, for child processes: importing tensorpack changes global state."""
 
+import os
+
 import numpy as np
 import tensorflow as tf
 
 tf1 = tf.compat.v1
 # The first session of a process fixes the number of threads for later ones: one thread is the worst case for staging.
-tf1.Session(config=tf1.ConfigProto(inter_op_parallelism_threads=1)).close()
+# On GPUs a step ends in a thread for each that waits for it.
+THREADS = 1 if os.environ.get("TEST_DEVICES", "cpu") == "cpu" else 32
+tf1.Session(config=tf1.ConfigProto(inter_op_parallelism_threads=THREADS)).close()
 
 import tensorpack as tp  # noqa: E402
 from tensorpack.tfutils.gradproc import GlobalNormClip, MapGradient, ScaleGradient, SummaryGradient  # noqa: E402

@@ -8,7 +8,7 @@ from typing import Any, Dict
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import IS_TF2, cpus, dense, started
+from helpers.graphs import IS_TF2, XPU, config, dense, started, xpu, xpus
 
 import hier_allreduce
 from hier_allreduce import AuditError, HierAllreduceError, Strategy
@@ -22,9 +22,9 @@ WORDS, LENGTH, CLASSES, BATCH = 40, 5, 4, 840  # 840 is a multiple of 2, 3, … 
 
 
 def mirrored(count, cross_device_ops=None):
-    """Return a MirroredStrategy on ``count`` CPU devices, by default with our all-reduce."""
+    """Return a MirroredStrategy on ``count`` devices, by default with our all-reduce."""
     return tf.distribute.MirroredStrategy(
-        cpus(count), cross_device_ops=cross_device_ops or HierarchicalAllReduce()
+        xpus(count), cross_device_ops=cross_device_ops or HierarchicalAllReduce()
     )
 
 
@@ -142,11 +142,11 @@ def test_an_estimator_trains_like_one_device(tmp_path):
         def input_fn():
             return tf.data.Dataset.from_tensor_slices((words, labels)).repeat().batch(60 // count)
 
-        config = tf.estimator.RunConfig(
+        running = tf.estimator.RunConfig(
             train_distribute=mirrored(count) if count > 1 else None,
-            session_config=tf1.ConfigProto(device_count={"CPU": 3}),
+            session_config=config(),
         )
-        estimator = tf.estimator.Estimator(model_fn, str(tmp_path / str(count)), config)
+        estimator = tf.estimator.Estimator(model_fn, str(tmp_path / str(count)), running)
         estimator.train(input_fn, steps=5)
         return estimator.get_variable_value("kernel")
 
@@ -378,7 +378,7 @@ def replica_number():
 def test_destinations():
     strategy = mirrored(3)
     value = strategy.run(lambda: tf.fill([2], 2.0 ** replica_number()))
-    for device in ("/cpu:0", "/cpu:5"):
+    for device in (xpu(0), xpu(5)):
         for got in (
             strategy.extended.reduce_to(SUM, value, device),
             *strategy.extended.batch_reduce_to(SUM, [(value, device)]),
@@ -424,7 +424,7 @@ def test_one_tensor_for_all_replicas(others):
 @needs_tf2
 @pytest.mark.parametrize("kind, where", [("shape differs", 2), ("dtype differs", 2), ("bool", 0)])
 def test_errors_name_the_replica_and_the_value(kind, where):
-    words = rf"tower {where} \(.*CPU:{where}\), variable 0.*{kind}"
+    words = rf"tower {where} \(.*{XPU.upper()}:{where}\), variable 0.*{kind}"
     with pytest.raises(HierAllreduceError, match=words):
         reduced(3, HierarchicalAllReduce(), SUM, FAULTY[kind])
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.forks import run_forked
-from helpers.graphs import IS_TF2, cpus
+from helpers.graphs import IS_TF2, THREADS, XPU, xpu, xpus
 
 from hier_allreduce import HierAllreduceError
 
@@ -36,18 +36,18 @@ def in_child(test):
 
 
 def train(trainer, *arguments, **options):
-    """Train with a trainer, or on that many CPU devices of a HierarchicalTrainer, in a child process."""
+    """Train with a trainer, or on that many devices of a HierarchicalTrainer, in a child process."""
     from helpers.tensorpack_child import train
 
-    trainer = on_cpus(trainer) if isinstance(trainer, int) else trainer
+    trainer = on_xpus(trainer) if isinstance(trainer, int) else trainer
     return train(trainer, *arguments, **options)
 
 
-def on_cpus(count, every_epoch=False, **options):
-    """Return our trainer on CPU devices, by default without rounds of copying between epochs."""
+def on_xpus(count, every_epoch=False, **options):
+    """Return our trainer on so many devices, by default without rounds of copying between epochs."""
     from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
 
-    trainer = HierarchicalTrainer(cpus(count), **options)
+    trainer = HierarchicalTrainer(xpus(count), **options)
     trainer.BROADCAST_EVERY_EPOCH = every_epoch
     return trainer
 
@@ -83,7 +83,7 @@ def test_towers_train_like_one_with_a_larger_batch(optimizer):
     """No rounds of copying between epochs here; and inputs are staged though the process has a pool of one thread."""
     one = train(1, optimizer, BATCH * 3, epochs=2)["after"]
     for update in UPDATES:
-        many = train(on_cpus(3, update=update), optimizer, epochs=2)["after"]
+        many = train(on_xpus(3, update=update), optimizer, epochs=2)["after"]
         assert difference(many, one) < 1e-6, update
         assert replicas_are_equal(many) and many["global_step"] == 12, update
         if optimizer == "adam":  # which advances this once a step
@@ -92,7 +92,7 @@ def test_towers_train_like_one_with_a_larger_batch(optimizer):
 
 @in_child
 def test_the_sum_is_the_mean_times_k():
-    eight = train(on_cpus(8, average=False), "sgd")["after"]
+    eight = train(on_xpus(8, average=False), "sgd")["after"]
     assert (
         difference(eight, train(1, "sgd", BATCH * 8, extra=lambda cost: 8 * cost)["after"]) < 1e-5
     )
@@ -113,7 +113,7 @@ def test_a_file_selects_the_trainer_and_an_argument_changes_it():
     Path("mine.yaml").write_text(
         "devices: 8\nupdate: main\nstrategy: {algorithm: flat, chunk_bytes: 0}\n"
     )
-    after = train(HierarchicalTrainer.from_config("mine.yaml", devices=cpus(3)), "momentum")[
+    after = train(HierarchicalTrainer.from_config("mine.yaml", devices=xpus(3)), "momentum")[
         "after"
     ]
     assert difference(after, train(1, "momentum", BATCH * 3)["after"]) < 1e-6
@@ -138,7 +138,7 @@ def test_checkpoints_restore_bit_for_bit(optimizer):
         "accumulate adam": {"Adam", "Adam_1", "AccumGrad"},
     }
     checkpoint, steps = None, 0
-    for trainer in (stock(3), on_cpus(2), on_cpus(3, update="main"), stock(2)):
+    for trainer in (stock(3), on_xpus(2), on_xpus(3, update="main"), stock(2)):
         theirs = isinstance(trainer, tp.SyncMultiGPUTrainerReplicated)
         session = {"session_creator": NewSessionCreator(config=config)} if theirs else {}
         saver = tp.ModelSaver(checkpoint_dir=f"after{steps}")
@@ -180,7 +180,7 @@ def test_matches_of_names_see_tower_0s_in_every_tower(optimizer):
         look = tp.CallbackFactory(
             before_train=lambda look, graphs=graphs: graphs.append(look.graph)
         )
-        before, after = train(on_cpus(3, update=update), optimizer, callbacks=[look]).values()
+        before, after = train(on_xpus(3, update=update), optimizer, callbacks=[look]).values()
         assert difference(after, one) < 1e-6 and replicas_are_equal(after), update
         if optimizer == "by name":
             histograms = [
@@ -222,7 +222,7 @@ def test_processors_summaries_checkpoints_and_copies_of_every_epoch():
     config = tf1.ConfigProto(allow_soft_placement=True, inter_op_parallelism_threads=16)
     before = str(config)
     after = train(
-        HierarchicalTrainer(["/cpu:0", "/cpu:1", "/cpu:0"], check_replicas_every=2),
+        HierarchicalTrainer([xpu(0), xpu(1), xpu(0)], check_replicas_every=2),
         "clip",
         epochs=2,
         extra=moving_average,
@@ -243,7 +243,7 @@ def test_processors_summaries_checkpoints_and_copies_of_every_epoch():
 
 @in_child
 def test_a_period_copies_what_is_not_trained():
-    after = train(on_cpus(2, broadcast_every=5), "sgd", extra=moving_average)["after"]
+    after = train(on_xpus(2, broadcast_every=5), "sgd", extra=moving_average)["after"]
     # copied after the fifth of six steps, so that only the last one is missing
     assert after["average"] > after["tower1/average"] > 0.5 * after["average"]
 
@@ -268,7 +268,7 @@ def test_warnings_name_drift_and_reference_variables():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train(
-            on_cpus(2, check_replicas_every=2),
+            on_xpus(2, check_replicas_every=2),
             "sgd",
             steps=3,
             extra=with_reference,
@@ -308,7 +308,9 @@ def counted(grad, var):
     return grad / steps.assign_add(1.0)
 
 
-TWO_CPUS = tf1.ConfigProto(allow_soft_placement=True, device_count={"CPU": 2})
+TWO_DEVICES = tf1.ConfigProto(
+    allow_soft_placement=True, inter_op_parallelism_threads=THREADS, device_count={XPU.upper(): 2}
+)
 # functions of HierarchicalTrainer and of the module tensorpack_child, and words of their errors
 ERRORS = {
     "no devices": (lambda ours, child: ours([]), ["devices is empty"]),
@@ -340,11 +342,11 @@ ERRORS = {
         lambda ours, child: train(ours(8), "sgd"),
         ["tower 0: /gpu:0 does not exist", "CPU:0", 'devices=["/cpu:0", "/cpu:1", …]'],
     ),
-    "few cpus": (
+    "few devices": (
         lambda ours, child: train(
-            3, "sgd", session_creator=child.NewSessionCreator(config=TWO_CPUS)
+            3, "sgd", session_creator=child.NewSessionCreator(config=TWO_DEVICES)
         ),
-        ["tower 2: /cpu:2 does not exist", "CPU:1"],
+        [f"tower 2: {xpu(2)} does not exist", f"{XPU.upper()}:1"],
     ),
     "feed": (
         lambda ours, child: train(2, "sgd", data=child.tp.FeedInput(child.Data(BATCH))),
@@ -362,7 +364,7 @@ ERRORS = {
     ),
     "no variable": (
         lambda ours, child: train(2, "sgd", extra=lambda cost: on_tower_1(cost, everywhere=False)),
-        ["tower 0 (/cpu:0) has 4", "tower 1 (/cpu:1) has 5", "not on every tower: extra"],
+        [f"tower 0 ({xpu(0)}) has 4", f"tower 1 ({xpu(1)}) has 5", "not on every tower: extra"],
     ),
     "accumulation": (
         lambda ours, child: train(

@@ -8,7 +8,7 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import IS_TF2, cpus, started
+from helpers.graphs import IS_TF2, started, xpu, xpus
 
 from hier_allreduce import HierAllreduceError, TowerOptimizer
 
@@ -213,7 +213,7 @@ def towers(optimizer, count, names=("w", "b"), targets=None):
     """Return rows of gradients of the distance of variables to a target, 3k on tower k."""
     rows = []
     for k in range(count):
-        with tf.device(f"/cpu:{k}"), tf1.variable_scope(f"tower{k}"):
+        with tf.device(xpu(k)), tf1.variable_scope(f"tower{k}"):
             ones = tf1.ones_initializer()
             variables = [
                 tf1.get_variable(name, [3], initializer=ones, use_resource=True) for name in names
@@ -227,7 +227,7 @@ def towers(optimizer, count, names=("w", "b"), targets=None):
 def after(make, count, steps=4, targets=None, **options):
     """Return each tower's variables after some steps, with their largest difference."""
     with tf.Graph().as_default():
-        optimizer = TowerOptimizer(make(), cpus(count), **options)
+        optimizer = TowerOptimizer(make(), xpus(count), **options)
         rows = towers(optimizer, count, targets=targets)
         op = optimizer.apply_gradients(rows)
         with started(optimizer.init_op) as sess:
@@ -256,7 +256,7 @@ def test_adams_beta_powers_advance_once_a_step_also_in_a_wrapper():
     for wrapped in (False, True):
         with tf.Graph().as_default():
             adam = train.AdamOptimizer(0.1)
-            optimizer = TowerOptimizer(Wrapper(adam) if wrapped else adam, cpus(3))
+            optimizer = TowerOptimizer(Wrapper(adam) if wrapped else adam, xpus(3))
             op = optimizer.apply_gradients(towers(optimizer, 3))
             with started(optimizer.init_op) as sess:
                 for _ in range(4):
@@ -279,7 +279,7 @@ def needed(op):
 def test_the_beta_powers_change_after_every_towers_update(graph):
     """All towers read them, so the last one's update waits for the others."""
     adam = train.AdamOptimizer(0.01)
-    optimizer = TowerOptimizer(adam, cpus(3))
+    optimizer = TowerOptimizer(adam, xpus(3))
     step = optimizer.apply_gradients(towers(optimizer, 3))
     updates = {op for op in graph.get_operations() if op.type == "ResourceApplyAdam"}
     powers = {
@@ -295,7 +295,7 @@ def test_a_loss_scale_is_adapted_once_a_step():
     with tf.Graph().as_default():
         scale = kinds.DynamicLossScale(initial_loss_scale=1024.0, increment_period=2)
         wrapped = kinds.MixedPrecisionLossScaleOptimizer(train.AdamOptimizer(0.01), scale)
-        optimizer = TowerOptimizer(wrapped, cpus(3))
+        optimizer = TowerOptimizer(wrapped, xpus(3))
         rows = towers(optimizer, 3)
         infinite, now = tf1.placeholder_with_default(1.0, []), scale()
         op = optimizer.apply_gradients([[(g * infinite, v) for g, v in row] for row in rows])
@@ -314,7 +314,7 @@ def test_an_optimizer_of_contribs_other_protocol_is_an_error_at_once():
     from tensorflow.contrib.optimizer_v2 import adam
 
     with pytest.raises(HierAllreduceError, match=r"optimizer_v2, .* in tf\.compat\.v1\.train"):
-        TowerOptimizer(Wrapper(adam.AdamOptimizer()), cpus(2))
+        TowerOptimizer(Wrapper(adam.AdamOptimizer()), xpus(2))
 
 
 @pytest.mark.skipif(IS_TF2, reason="tf.contrib")
@@ -330,12 +330,12 @@ def test_an_optimizer_that_contribs_multitask_wrapper_patches_trains_alike():
 def test_one_adam_in_two_train_ops_is_refused_but_at_the_mains(graph):
     adam = train.AdamOptimizer(0.1)
     first, second, third = (towers(adam, 3, names) for names in ("ab", "cd", "ef"))
-    TowerOptimizer(adam, cpus(3)).apply_gradients(first)
+    TowerOptimizer(adam, xpus(3)).apply_gradients(first)
     with pytest.raises(
         HierAllreduceError, match=r"AdamOptimizer: .*beta powers.*another optimizer.*update='main'"
     ):
-        TowerOptimizer(adam, cpus(3)).apply_gradients(second)
-    at_mains = TowerOptimizer(train.AdamOptimizer(0.1), cpus(3), update="main")
+        TowerOptimizer(adam, xpus(3)).apply_gradients(second)
+    at_mains = TowerOptimizer(train.AdamOptimizer(0.1), xpus(3), update="main")
     ops = [at_mains.apply_gradients(rows) for rows in (second, third)]
     with started(at_mains.init_op) as sess:
         for _ in range(3):
@@ -360,7 +360,7 @@ class OtherOrder(tf.compat.v1.train.MomentumOptimizer):
 def test_slots_are_made_equal_whatever_their_names_and_order(make, scope):
     with tf.Graph().as_default():
         with tf1.variable_scope(scope or tf1.get_variable_scope()):
-            optimizer = TowerOptimizer(make(), cpus(2))
+            optimizer = TowerOptimizer(make(), xpus(2))
             rows = towers(optimizer, 2) if not isinstance(make(), Velocity) else velocities(2)
             op = optimizer.apply_gradients(rows)
         trained = {var.op.name for row in rows for _, var in row}
