@@ -16,6 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from numbers import Real
 from typing import Any, Mapping, Optional, Sequence, Tuple
 
 import tensorflow as tf
@@ -25,7 +26,7 @@ from ..errors import ClusterError, HierAllreduceError
 from ..graph import HostGroup
 from ..graph.matrix import Column
 from .collectives import ENGINES, RING, AcrossHosts, Collectives, can_cross
-from .place import check_hosts, place, split_address
+from .environment import check_hosts, is_whole_number, job_of, split_address
 from .session import ClusterSession, Tables, difference
 from .watch import Watch
 
@@ -80,11 +81,7 @@ class Cluster(HostGroup):
                 engine, or a number that is not positive.
         """
         check_hosts(hosts, task)
-        if (
-            isinstance(devices_per_host, bool)
-            or not isinstance(devices_per_host, int)
-            or devices_per_host < 1
-        ):
+        if not is_whole_number(devices_per_host) or devices_per_host < 1:
             raise ClusterError(
                 f"devices_per_host={devices_per_host!r}: expected a whole number of 1 or more"
             )
@@ -94,17 +91,17 @@ class Cluster(HostGroup):
             )
         times = {"timeout": timeout, "start_timeout": start_timeout, "stall_timeout": stall_timeout}
         for name, seconds in times.items():
-            if (
-                isinstance(seconds, bool)
-                or not isinstance(seconds, (int, float))
-                or not 0 < seconds < math.inf
-            ):
+            is_number = isinstance(seconds, Real) and not isinstance(seconds, bool)
+            if not is_number or not 0 < seconds < math.inf:
                 raise ClusterError(f"{name}={seconds!r}: expected seconds, more than 0 and finite")
         self.hosts: Tuple[str, ...] = tuple(hosts)
-        self.task, self.devices_per_host = task, devices_per_host
-        self.timeout, self.start_timeout, self.stall_timeout = timeout, start_timeout, stall_timeout
+        self.task = int(task)  # NumPy's integers are no indices of devices in names
+        self.devices_per_host = int(devices_per_host)
+        self.timeout = float(timeout)
+        self.start_timeout = float(start_timeout)
+        self.stall_timeout = float(stall_timeout)
         self.communication = communication
-        self._collectives = Collectives(self.size, task)
+        self._collectives = Collectives(self.size, self.task)
         self._sessions = itertools.count()
         self._server: Any = None
 
@@ -121,7 +118,7 @@ class Cluster(HostGroup):
         Raises:
             ClusterError: the description is invalid; or a launcher has started several processes without one.
         """
-        return cls(*place(os.environ), devices_per_host, **options)
+        return cls(*job_of(os.environ), devices_per_host, **options)
 
     def __repr__(self) -> str:
         return f"Cluster({list(self.hosts)}, task={self.task}, devices_per_host={self.devices_per_host})"

@@ -20,7 +20,7 @@ from concurrent import futures
 from typing import Any, Callable, Dict, Sequence
 
 from ..errors import ClusterError
-from .place import split_address
+from .environment import split_address
 
 START_AGAIN = "Start all hosts again, from the last checkpoint"
 GONE = "is not listening: its process has ended (by an error, or after fewer steps than here), or never started"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import List
 
 from .. import configs
-from ..cluster.place import place
+from ..cluster.environment import job_of
 from ..errors import HierAllreduceError
 from ..tune import MOST, NAMES, Run, as_json, as_yaml, measure_all, report, verdict
 from ..tuned import VARIABLE
@@ -67,7 +67,7 @@ def main(args: argparse.Namespace) -> int:
         raise HierAllreduceError("expected a program: hier-allreduce tune -- python train.py")
     if shutil.which(args.program[0]) is None:
         raise HierAllreduceError(f"{args.program[0]!r} cannot be started here; expected a program")
-    hosts = len(place(os.environ).hosts)
+    hosts = len(job_of(os.environ).hosts)
     if hosts > 1:
         raise HierAllreduceError(
             f"this environment describes {hosts} hosts, and tune measures one: unset TF_CONFIG"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from hier_allreduce.cluster.place import place
+from hier_allreduce.cluster.environment import job_of
 
 MANIFEST = Path(__file__).parents[2] / "configs" / "kubernetes" / "train.yaml"
 BY_KIND = {each["kind"]: each for each in yaml.safe_load_all(MANIFEST.read_text(encoding="utf-8"))}
@@ -34,7 +34,10 @@ def test_each_pod_is_one_of_the_hosts_and_only_they_reach_each_other():
         f"{job['metadata']['name']}-{task}.{pod['subdomain']}:{port}" for task in range(count)
     )
     for task in range(count):
-        assert place({"TF_CONFIG": config["value"].replace("$(INDEX)", str(task))}) == (names, task)
+        assert job_of({"TF_CONFIG": config["value"].replace("$(INDEX)", str(task))}) == (
+            names,
+            task,
+        )
     labels, policy = job["spec"]["template"]["metadata"]["labels"], BY_KIND["NetworkPolicy"]["spec"]
     assert policy["podSelector"]["matchLabels"] == labels == service["spec"]["selector"]
     assert policy["policyTypes"] == ["Ingress"]

@@ -1,0 +1,277 @@
+"""The hosts of a job, and the index of this process among them, from environment variables.
+
+::
+
+    TF_CONFIG   {"cluster": {"worker": ["a:1", "b:2"]}, "task": {"type": "worker", "index": 1}}
+                ─► hosts ("a:1", "b:2"), task 1
+    srun        SLURM_STEP_NODELIST=n[1-2], SLURM_NODEID=1, SLURM_JOB_ID=7
+                ─► hosts ("n1:10007", "n2:10007"), task 1
+
+Without either there is one host. If the job has several processes or nodes, that is an error,
+because every process would train a model alone. ``TF_CONFIG={}`` says that this is wanted.
+
+This module needs no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from numbers import Integral
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
+
+from ..errors import ClusterError
+
+_JOBS = ("chief", "worker")
+_EXAMPLE = (
+    '{"cluster": {"worker": ["HOST:PORT", …]}, "task": {"type": "worker", "index": WHOLE NUMBER}}'
+)
+_PORTS_OF_JOBS = range(10000, 30000)  # below the ports that Linux gives to outgoing connections
+
+# The variable in which a launcher tells each process how many there are, and the source of that.
+_NUMBERS = {
+    # slurm.schedmd.com/srun.html, output environment variables
+    "SLURM_STEP_NUM_TASKS": "srun",
+    # docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
+    "OMPI_COMM_WORLD_SIZE": "mpirun",
+    # MPICH, Intel MPI, Cray PALS: github.com/pmodels/mpich, pmip_cb.c of its launcher Hydra
+    "PMI_SIZE": "mpiexec",
+    # MVAPICH2: github.com/huggingface/accelerate, utils/environment.py
+    "MV2_COMM_WORLD_SIZE": "mpirun_rsh",
+    # IBM: github.com/Lightning-AI/pytorch-lightning, fabric/plugins/environments/lsf.py
+    "JSM_NAMESPACE_SIZE": "jsrun",
+    # github.com/horovod/horovod, runner/gloo_run.py
+    "HOROVOD_SIZE": "horovodrun",
+    # docs.pytorch.org/docs/stable/elastic/run.html; also accelerate, deepspeed and Kubeflow
+    "WORLD_SIZE": "a launcher such as torchrun",
+    # github.com/flux-framework/flux-core, doc/man7/flux-environment.rst
+    "FLUX_JOB_SIZE": "flux",
+    # docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
+    "AWS_BATCH_JOB_NUM_NODES": "AWS Batch",
+    # lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables
+    "LWS_GROUP_SIZE": "a Kubernetes LeaderWorkerSet",
+}
+# The variable in which a system of containers tells each one its index, but not how many there are.
+_INDICES = {
+    # kubernetes.io/docs/concepts/workloads/controllers/job, completion mode
+    "JOB_COMPLETION_INDEX": "a Kubernetes Indexed Job",
+    # volcano.sh, user guide of the plugin "env"
+    "VC_TASK_INDEX": "a Volcano Job",
+}
+# The index that PMIx tells; Open MPI and Slurm tell the number too, its own launcher does not.
+_PMIX_INDEX = "PMIX_RANK"  # github.com/openpmix/openpmix, PMIx_server_setup_fork
+# The hosts of a job on SageMaker as a JSON list; it starts the program on each of them.
+_SAGEMAKER = "SM_HOSTS"  # github.com/aws/sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md
+
+
+class Job(NamedTuple):
+    """The addresses of all hosts, in one order on every host, and the index of this process."""
+
+    hosts: Tuple[str, ...]
+    task: int
+
+
+ALONE = Job(("127.0.0.1:2222",), 0)
+
+
+def job_of(environ: Mapping[str, str]) -> Job:
+    """Return the job that environment variables describe; ``ALONE`` if none does.
+
+    Raises:
+        ClusterError: TF_CONFIG or Slurm's variables describe no job; or there are several processes
+            or nodes, and nothing describes them.
+    """
+    text = environ.get("TF_CONFIG", "").strip()
+    if text:
+        return _from_tf_config(text)
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
+    if "SLURM_STEP_NODELIST" in environ and tasks != "1":
+        return _from_slurm(environ, tasks)
+    _check_that_it_is_alone(environ)
+    return ALONE
+
+
+# ---- launchers -------------------------------------------------------------------------------
+
+
+def _check_that_it_is_alone(environ: Mapping[str, str]) -> None:
+    """Raise a ClusterError if there are several processes, or the job has several nodes."""
+    numbers = {variable: environ.get(variable, "").strip() for variable in _NUMBERS}
+    for variable, number in numbers.items():
+        if number not in ("", "1"):
+            launcher = _NUMBERS[variable]
+            raise _without_description(f"{launcher} has started {number} processes ({variable})")
+    for variable, launcher in _INDICES.items():
+        if variable in environ:
+            index = f"{variable}={environ[variable]}"
+            raise _without_description(f"{launcher} has started this process ({index})")
+    if environ.get(_SAGEMAKER, "").count(",") > 0:
+        hosts = environ[_SAGEMAKER]
+        raise _without_description(f"SageMaker has started a process on each of {hosts}")
+    if any(numbers.values()):
+        return  # A launcher was told to start one process, whatever the number of nodes.
+    if _PMIX_INDEX in environ:
+        index = f"{_PMIX_INDEX}={environ[_PMIX_INDEX]}"
+        raise _without_description(f"a launcher with PMIx has started this process ({index})")
+    for batch_system, nodes in _nodes_of_batch_job(environ).items():
+        if nodes > 1:
+            raise _without_description(
+                f"{batch_system} gives this job {nodes} nodes, and this process runs on one of"
+                " them, because no launcher has started it (such as srun --ntasks-per-node=1)"
+            )
+
+
+def _without_description(found: str) -> ClusterError:
+    return ClusterError(
+        f"{found}, but there is no TF_CONFIG: every process would train a model alone. Set"
+        f" TF_CONFIG={_EXAMPLE}; or TF_CONFIG={{}} if they shall train alone"
+    )
+
+
+def _nodes_of_batch_job(environ: Mapping[str, str]) -> Dict[str, int]:
+    """Return the number of nodes that each batch system gives; it runs the script on one of them.
+
+    Sources: slurm.schedmd.com/sbatch.html; IBM Spectrum LSF 10.1, "Environment variables set for
+    job execution" (``LSB_MCPU_HOSTS`` is ``"n1 4 n2 4"``); the user's guide of OpenPBS (a file with
+    a line for each slot); the manual page of Grid Engine's qsub (a file with a line for each host).
+    """
+    slurm = environ.get("SLURM_JOB_NUM_NODES", "")
+    lsf = environ.get("LSB_MCPU_HOSTS", "").split()
+    return {
+        "Slurm (SLURM_JOB_NUM_NODES)": int(slurm) if slurm.isdecimal() else 0,
+        "LSF (LSB_MCPU_HOSTS)": len(set(lsf[::2])),
+        "PBS (PBS_NODEFILE)": _hosts_in_file(environ.get("PBS_NODEFILE", "")),
+        "Grid Engine (PE_HOSTFILE)": _hosts_in_file(environ.get("PE_HOSTFILE", "")),
+    }
+
+
+def _hosts_in_file(path: str) -> int:
+    """Return how many different words lines begin with; 0 if there is no such file."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines() if path else []
+    except (OSError, ValueError):
+        return 0
+    return len({line.split()[0] for line in lines if line.strip()})
+
+
+# ---- TF_CONFIG -------------------------------------------------------------------------------
+
+
+def _from_tf_config(text: str) -> Job:
+    try:
+        content = json.loads(text)
+        jobs = {job: hosts for job, hosts in content.get("cluster", {}).items() if hosts}
+        if not jobs:  # one host for TensorFlow's resolver too
+            return ALONE
+        kind = content["task"]["type"]
+        index = content["task"]["index"]
+        others = sorted({*jobs, kind} - set(_JOBS))
+        if others:
+            raise _other_jobs(others)
+        if not str(index).isdecimal():  # true, 1.7
+            raise ValueError
+        tasks = [(job, number) for job in _JOBS for number in range(len(jobs.get(job, ())))]
+        hosts = tuple(jobs[job][number] for job, number in tasks)
+        return Job(hosts, tasks.index((kind, int(index))))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ClusterError(
+            f"TF_CONFIG={text!r}: expected {_EXAMPLE}, with this process in the list"
+        ) from None
+
+
+def _other_jobs(others: Sequence[str]) -> ClusterError:
+    """Return the same error on every host, whatever its own job."""
+    names = ", ".join(map(repr, others))
+    renamed = "; call a 'master' 'chief'" if "master" in others else ""
+    return ClusterError(
+        f"TF_CONFIG has {names}: the jobs here are 'chief' and 'worker', and all of their tasks"
+        f' train. Remove {names} from "cluster" on every host, and start no such task{renamed}'
+    )
+
+
+# ---- Slurm -----------------------------------------------------------------------------------
+
+
+def _from_slurm(environ: Mapping[str, str], tasks: str) -> Job:
+    nodes = expand(environ["SLURM_STEP_NODELIST"])
+    if str(len(nodes)) != tasks:
+        raise ClusterError(
+            f"srun has started {tasks} tasks on {len(nodes)} nodes, and one process uses all"
+            " devices of its node: use srun --ntasks-per-node=1"
+        )
+    # SLURM_PROCID would be wrong, because it need not follow the list.
+    index = environ.get("SLURM_NODEID", "")
+    job = environ.get("SLURM_JOB_ID", "0")
+    if not (index.isdecimal() and job.isdecimal()):
+        raise ClusterError(
+            f"SLURM_NODEID={index!r}, SLURM_JOB_ID={job!r}: expected whole numbers, as srun sets"
+            " them"
+        )
+    port = _PORTS_OF_JOBS[int(job) % len(_PORTS_OF_JOBS)]
+    return Job(tuple(f"{node}:{port}" for node in nodes), int(index))
+
+
+def expand(nodelist: str) -> List[str]:
+    """Return the names in a Slurm node list: ``"n[08-10],r[1-2]c[1,3]-ib"`` has seven.
+
+    Raises:
+        ClusterError: it is not such a list.
+    """
+    names: List[str] = []
+    for entry in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodelist):
+        before, bracket, rest = entry.partition("[")
+        if not bracket:
+            names.append(entry)
+            continue
+        numbers, _, after = rest.partition("]")
+        for span in numbers.split(","):
+            first, _, last = span.partition("-")
+            if not (first + last).isdecimal():
+                raise ClusterError(
+                    f"SLURM_STEP_NODELIST={nodelist!r}: expected names such as n[08-10,12],login"
+                )
+            for number in range(int(first), int(last or first) + 1):
+                digits = str(number).zfill(len(first))
+                names += expand(f"{before}{digits}{after}")
+    return names
+
+
+# ---- addresses -------------------------------------------------------------------------------
+
+
+def split_address(address: Any) -> Tuple[str, int]:
+    """Split ``"10.0.0.1:2222"`` into ``("10.0.0.1", 2222)``; an IPv6 address is in brackets.
+
+    Raises:
+        ClusterError: the port is missing or not between 1 and 65535, or the address is a URL.
+    """
+    host, colon, port = str(address).rpartition(":")
+    is_number = port.isascii() and port.isdecimal() and len(port) <= 5
+    is_port = is_number and 0 < int(port) < 65536
+    if not (colon and host and "/" not in host and is_port):
+        raise ClusterError(
+            f"{address!r} is not an address: expected HOST:PORT, such as '10.0.0.1:2222'"
+        )
+    return host.strip("[]"), int(port)
+
+
+def check_hosts(hosts: Sequence[str], task: int) -> None:
+    """Check the list of hosts, and that ``task`` is an index of it.
+
+    Raises:
+        ClusterError: no hosts, an address that is invalid or there twice, or no such index.
+    """
+    if isinstance(hosts, str) or not isinstance(hosts, Sequence) or not hosts:
+        raise ClusterError(
+            f"hosts={hosts!r}: expected a list of addresses such as ['10.0.0.1:2222', …]"
+        )
+    if len(set(map(split_address, hosts))) < len(hosts):
+        raise ClusterError(f"hosts={list(hosts)}: an address is there more than once")
+    if not is_whole_number(task) or not 0 <= task < len(hosts):
+        raise ClusterError(f"task={task!r}: expected the index of a host, 0 to {len(hosts) - 1}")
+
+
+def is_whole_number(value: Any) -> bool:
+    """Return whether a value is an integer, NumPy's included, and not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
