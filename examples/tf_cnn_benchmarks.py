@@ -7,7 +7,7 @@ r"""tf_cnn_benchmarks with our all-reduce, without a change of its files.
 
 The first argument is the folder of tf_cnn_benchmarks; all others are its own. Its reference variables
 (``--use_resource_vars=False``, its default) train wrong now and then, with its own all-reduce too: an update may
-overwrite a variable while a gradient still reads it. To plan for a machine's links, set TOPOLOGY below.
+overwrite a variable while a gradient still reads it.
 """
 
 import os
@@ -20,10 +20,6 @@ os.environ.setdefault(
 
 import hier_allreduce
 
-TOPOLOGY = (
-    None  # for example "dgx-1v", a file with the output of `nvidia-smi topo -m`, or "this machine"
-)
-
 
 def use_our_allreduce(batch_allreduce):
     """Make the module ``batch_allreduce`` of tf_cnn_benchmarks use our all-reduce, whatever its flags say."""
@@ -34,8 +30,7 @@ def use_our_allreduce(batch_allreduce):
 
         def _do_batch_all_reduce(self, all_device_tensors):
             devices = [tensors[0].device for tensors in all_device_tensors]
-            strategy = hier_allreduce.Strategy(topology=TOPOLOGY)
-            return hier_allreduce.allreduce_grads(all_device_tensors, devices, strategy=strategy)
+            return hier_allreduce.allreduce_grads(all_device_tensors, devices)
 
     batch_allreduce.algorithm_from_params = lambda params: HierarchicalAlgorithm()
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from .planning import Reduce as Reduce
     from .planning import Strategy as Strategy
     from .planning import check as check
-    from .topology import Topology as Topology
     from .training import TowerOptimizer as TowerOptimizer
 
 _PUBLIC = {
@@ -36,7 +35,6 @@ _PUBLIC = {
     "errors": ["AuditError", "ClusterError", "HierAllreduceError"],
     "graph": ["allreduce_grads", "allreduce_grads_and_vars", "allreduce_grads_hierarchical"],
     "planning": ["Copy", "Reduce", "Strategy", "check"],
-    "topology": ["Topology"],
     "training": ["TowerOptimizer"],
 }
 __all__ = sorted(name for names in _PUBLIC.values() for name in names)

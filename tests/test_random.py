@@ -36,7 +36,6 @@ def strategies(draw, towers):
     algorithm = draw(st.sampled_from(["auto", *BY_NAME]))
     return Strategy(
         algorithm=algorithm,
-        topology=draw(st.sampled_from([None, None, "dgx-1v", "pcie-switch"])),
         chunk_bytes=draw(st.sampled_from([None, 0, 64, 100, 1000, 10**6])),
         groups=draw(groupings(towers))
         if algorithm == "hierarchical" and draw(st.booleans())

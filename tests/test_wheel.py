@@ -21,14 +21,14 @@ from typing import Any, List, Tuple
 import hier_allreduce as h
 
 
-def reduced(grads: List[List[Any]], optimizer: Any, machine: h.Topology, cluster: h.Cluster) -> List[Tuple[Any, ...]]:
+def reduced(grads: List[List[Any]], optimizer: Any, cluster: h.Cluster) -> List[Tuple[Any, ...]]:
     devices = ["/gpu:0", "/gpu:1"]
     h.TowerOptimizer(optimizer, devices, strategy="auto", update="main", cluster=cluster)
     h.Strategy(algoritm="tree")  # type: ignore[call-arg]
-    return h.allreduce_grads(grads, devices, average=True, strategy=h.Strategy(topology=machine))
+    return h.allreduce_grads(grads, devices, average=True, strategy=h.Strategy(main=0))
 
 
-reveal_type((h.audit, h.Strategy, h.TowerOptimizer, h.Topology, h.Cluster))
+reveal_type((h.audit, h.Strategy, h.TowerOptimizer, h.Cluster))
 reveal_type(h.allreduce_grads)
 """
 

@@ -7,7 +7,6 @@ import re
 
 from hier_allreduce.commands.entry import parser
 from hier_allreduce.planning import Strategy
-from hier_allreduce.topology.gpus import GPUS, Speeds
 
 
 def commands():
@@ -50,26 +49,6 @@ def _markdown(text):
     return re.sub(r":\w+:`[.~]?(\w+)`", r"`\1`", " ".join(text.split()).replace("``", "`"))
 
 
-def gpus():
-    """Return a table of the speeds of GPU models."""
-    rows = [
-        (
-            _names(gpu.pattern),
-            gpu.nvlinks or "–",
-            gpu.nvlink if gpu.nvlinks else "–",
-            gpu.pcie,
-            gpu.memory,
-        )
-        for gpu in GPUS
-    ]
-    return "\n".join(_table(["name matches", "NVLinks", "one NVLink", "PCIe port", "memory"], rows))
-
-
-def _names(pattern):
-    """Return the alternatives of a regular expression, one below the other."""
-    return "<br>".join(f"`{name}`" for name in pattern.replace(r"\b", "").split("|"))
-
-
 def _table(head, rows):
     cells = [head, ["---"] * len(head), *rows]
     return [f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in row)} |" for row in cells]
@@ -78,6 +57,4 @@ def _table(head, rows):
 INCLUDED = {
     "commands": commands,
     "strategy": lambda: attributes(Strategy),
-    "speeds": lambda: attributes(Speeds),
-    "gpus": gpus,
 }

@@ -2,12 +2,14 @@
 
 ::
 
-    columns ─► sizes ─► plan for the machine, or by the rule ─► chunks, each with a schedule and a name
+    columns ─► sizes ─► plan ─► chunks, each with a schedule and a name
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+from functools import lru_cache
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
@@ -16,10 +18,10 @@ from ..formatting import count
 from ..planning import Chunk, Gradient, Plan, Schedule, Strategy, chunks_of, plan_for, root_of
 from ..planning.chunks import spread
 from .devices import all_on_cpu
-from .machines import log_once, machine_of
 from .matrix import Column, static_shape
 from .names import op_names
 
+_log = logging.getLogger("hier_allreduce")
 _PACKED = (
     "float16",
     "bfloat16",
@@ -73,13 +75,12 @@ def lay_out(
     """Return the layout of N columns; ``whole`` gives each variable one main, and mains about equal bytes.
 
     Raises:
-        HierAllreduceError: the groups, the main, the topology or the algorithm's steps do not fit K towers.
+        HierAllreduceError: the groups, the main or the algorithm's steps do not fit K towers.
     """
     gradients = [size_of(column, strategy.wire_dtype) for column in columns]
-    machine, on_cpu = machine_of(strategy, devices), all_on_cpu(devices)
-    plan = plan_for(
-        strategy, [size for size in gradients if size.dtype], len(devices), machine, on_cpu
-    )
+    on_cpu = all_on_cpu(devices)
+    added = [size for size in gradients if size.dtype]
+    plan = plan_for(strategy, added, len(devices), on_cpu)
     if len(devices) * hosts == 1:
         plan = plan._replace(chunk_bytes=0)  # nothing travels
     chunks = chunks_of(gradients, plan.chunk_bytes, plan.pack_below, whole or plan.whole)
@@ -90,16 +91,10 @@ def lay_out(
         else [plan.schedule(chunk) for chunk in range(len(chunks))]
     )
     if len(devices) > 1:
-        where = (
-            machine.name
-            if machine
-            else "CPU devices"
-            if on_cpu
-            else "GPUs whose links are not known, by rule"
-        )
+        where = "CPU devices" if on_cpu else "GPUs"
         copies = sum(len(step.srcs) for schedule in schedules for step in schedule)
-        log_once(
-            f"{where}, {plan.towers} towers: {plan.algorithm}, {count(len(chunks), 'chunk')}, {copies} copies"
+        _log_once(
+            f"{plan.towers} towers on {where}: {plan.algorithm}, {count(len(chunks), 'chunk')}, {copies} copies"
         )
     names = [
         columns[chunk.ranges[0].number].name + ".packed" * (len(chunk.ranges) > 1)
@@ -108,6 +103,12 @@ def lay_out(
     return Layout(
         columns, tuple(devices), plan, chunks, schedules, op_names(names), strategy.wire_dtype
     )
+
+
+@lru_cache(maxsize=None)
+def _log_once(line: str) -> None:
+    """Log a line, the same one once in a process."""
+    _log.info(line)
 
 
 def size_of(column: Column, wire: Optional[str] = None) -> Gradient:

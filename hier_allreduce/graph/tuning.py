@@ -15,7 +15,7 @@ import tensorflow as tf
 from ..compat import tf1
 from ..errors import ClusterError
 from ..planning import Strategy
-from ..planning.strategy import AUTO, THIS_MACHINE
+from ..planning.strategy import AUTO
 from ..tuned import tuned
 from .devices import all_on_cpu
 from .layout import Layout, size_of
@@ -43,19 +43,14 @@ def note_facts(layout: Layout, strategy: Strategy) -> None:
     if candidate is None:
         return
     default, kept = Strategy(), ("sparse", "missing", "wire_dtype")
-    asks = (
-        strategy.algorithm,
-        strategy.topology or THIS_MACHINE,
-        strategy.chunk_bytes,
-        strategy.main,
-    )
+    asks = (strategy.algorithm, strategy.chunk_bytes, strategy.main)
     candidate.note(
         towers=len(layout.devices),
         gpus=not all_on_cpu(layout.devices),
         bytes=sum(size_of(column).bytes for column in layout.columns),
         chunk_bytes=layout.plan.chunk_bytes,
         algorithm=layout.plan.algorithm,
-        planned=asks == (AUTO, THIS_MACHINE, None, None),
+        planned=asks == (AUTO, None, None),
         kept={
             key: getattr(strategy, key)
             for key in kept

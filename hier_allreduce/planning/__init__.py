@@ -1,10 +1,10 @@
-"""From gradients and a machine to a plan: integers and seconds only. No TensorFlow.
+"""From gradients to a plan: whole numbers only. No TensorFlow.
 
 ::
 
-    rule │ name │ function │ choose(links) ──► Plan: schedules and a chunk size          algorithms, groups, choose
-                                                 │ chunk c takes schedule c mod S        (simulator, cases)
-    Gradient × N ──chunks_of──► Chunk × C ───────┴──► run(schedule, values, ops)         chunks, plan
+    rule │ name │ function ──► Plan: schedules and a chunk size                 strategy, rule, algorithms
+                                   │ chunk c takes schedule c mod S
+    Gradient × N ──chunks_of──► Chunk × C ──► run(schedule, values, ops)        chunks, plan
 
 ``Strategy`` holds a user's choices; ``check`` counts the towers in each sum.
 """

@@ -8,21 +8,19 @@
                                                      Copy(0, 2)            2 ← 0
 
 The chunk's number rotates the work: chunks 0, 1, 2 … have their sums on different devices. A user's function is the
-same, and gets the machine too if it has an argument ``topology``.
+same.
 """
 
 from __future__ import annotations
 
-import inspect
 from functools import partial
-from typing import Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Iterable, List, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
-from ..topology import Topology
-from .groups import Groups
 from .plan import Copy, Reduce, Schedule, Step, check, root_of
 
-Algorithm = Callable[..., Iterable[Step]]
+Algorithm = Callable[[int, int], Iterable[Step]]
+Groups = Tuple[Tuple[int, ...], ...]
 _Hop = Tuple[Tuple[int, ...], int]  # (srcs, dst): dst ← dst + srcs; without srcs no step
 
 
@@ -113,23 +111,17 @@ def name_of(algorithm: Union[str, Algorithm]) -> str:
     )
 
 
-def schedules_of(
-    algorithm: Algorithm, devices: int, topology: Optional[Topology] = None
-) -> Tuple[Schedule, ...]:
+def schedules_of(algorithm: Algorithm, devices: int) -> Tuple[Schedule, ...]:
     """Return the schedules of chunks 0 to K-1, checked; equal ones once.
 
     Raises:
-        HierAllreduceError: the function raises an error, wants a topology and there is none, or returns wrong steps.
-            The message names the function and the chunk.
+        HierAllreduceError: the function raises an error, or returns wrong steps. The message names the function and the
+            chunk.
     """
     schedules: Dict[Schedule, None] = {}
     for chunk in range(devices):
         try:
-            asked = inspect.signature(algorithm).parameters.get("topology")
-            if asked and topology is None and asked.default is asked.empty:
-                raise HierAllreduceError("it has an argument 'topology': give topology= too")
-            machine = {"topology": topology} if asked and topology is not None else {}
-            schedules[check(algorithm(devices, chunk, **machine), devices)] = None
+            schedules[check(algorithm(devices, chunk), devices)] = None
         except Exception as cause:  # a user's function may raise anything
             kind = "" if isinstance(cause, HierAllreduceError) else f"{type(cause).__name__}: "
             raise HierAllreduceError(

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .plan import Schedule
@@ -116,15 +115,3 @@ def spread(chunks: Sequence[Chunk], schedules: Sequence[Schedule]) -> List[Sched
         taken[number] = min(loads, key=loads.__getitem__)
         loads[taken[number]] += chunk.bytes
     return [taken[number] for number in range(len(chunks))]
-
-
-def ready(
-    chunks: Sequence[Chunk], gradients: Sequence[Gradient], by_bytes: bool = True
-) -> List[float]:
-    """Return for each chunk the share of the backward pass after which all its gradients are there.
-
-    The last gradient is ready first, and the others evenly over their bytes, or else over their number.
-    """
-    weights = [float(gradient.bytes) if by_bytes else 1.0 for gradient in reversed(gradients)]
-    shares = [done / (sum(weights) or 1.0) for done in accumulate(weights)][::-1]
-    return [max(shares[number] for number, _, _ in chunk.ranges) for chunk in chunks]

@@ -6,14 +6,12 @@ from typing import Any, Dict, List, Sequence
 
 from ..errors import HierAllreduceError
 from ..planning import Gradient
-from ..planning.choose import rule
-from ..topology import links_of, this_machine
+from ..planning.rule import rule
 from ..tuned import Candidate
 
 NOW = "now"
 _PLANNED = {
     "algorithm": "auto",
-    "topology": None,
     "chunk_bytes": None,
     "groups": None,
     "main": None,
@@ -53,10 +51,7 @@ def candidates(facts: Dict[str, Any], only: Sequence[str] = ()) -> List[Candidat
         HierAllreduceError: a name in ``only`` that is not for this program.
     """
     front_end, towers, gpus = facts["front_end"], facts["towers"], facts["gpus"]
-    machine = this_machine() if gpus else None
-    links = links_of(machine.subset(range(towers))) if machine and len(machine) >= towers else None
-    by_rule = rule([Gradient(facts["bytes"] // 4, 4, "float32", True, is_flat=True)], towers, links)
-    algorithm = "flat" if by_rule.algorithm == "flat" else "hierarchical"
+    by_rule = rule([Gradient(facts["bytes"] // 4, 4, "float32", True, is_flat=True)], towers)
     chunk = facts["chunk_bytes"] or by_rule.chunk_bytes
     peers = [] if facts.get("update") == "main" else _PEERS[front_end]
     found = [
@@ -66,7 +61,7 @@ def candidates(facts: Dict[str, Any], only: Sequence[str] = ()) -> List[Candidat
     ]
     changes: Dict[str, Dict[str, Any]] = {
         "planned": {},
-        "rule": {"algorithm": algorithm, "chunk_bytes": by_rule.chunk_bytes},
+        "rule": {"algorithm": by_rule.algorithm, "chunk_bytes": by_rule.chunk_bytes},
         "half-chunks": {"chunk_bytes": chunk // 2},
         "double-chunks": {"chunk_bytes": chunk * 2},
     }

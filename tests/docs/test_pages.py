@@ -11,9 +11,7 @@ from helpers.project import TOP
 import hier_allreduce
 from hier_allreduce import HierAllreduceError
 from hier_allreduce.commands.entry import main
-from hier_allreduce.planning import choose
 from hier_allreduce.planning.algorithms import schedules_of
-from hier_allreduce.topology import Speeds
 
 DOCS = sorted(page.relative_to(TOP).as_posix() for page in (TOP / "docs").rglob("*.md"))
 PAGES = [
@@ -62,7 +60,7 @@ def test_files_and_names_on_pages_exist(page):
             f"{page} names {name}"
         )
     for command in re.findall(r"\bhier-allreduce (\w+)", text_of(page)):
-        assert command in ("plan", "doctor", "tune"), f"{page} names the command {command}"
+        assert command in ("doctor", "tune"), f"{page} names the command {command}"
     for name in re.findall(r"\b(?:hier_allreduce|h)\.([a-z]\w+)\(", text_of(page)):
         assert name in hier_allreduce.__all__, f"{page} names hier_allreduce.{name}"
 
@@ -96,24 +94,7 @@ def test_the_error_of_the_own_algorithm_is_on_its_page():
     assert str(caught.value) == shown
 
 
-def test_the_constants_of_the_cost_model_are_those_of_the_code():
-    page, speeds = text_of("docs/cost-model.md"), Speeds()
-    rows = dict(re.findall(r"^\| ([^|]+?) \| ([^|]+?) \|", page, re.MULTILINE))
-    assert rows["start of a copy"] == f"{speeds.copy_latency * 1e6:.0f} µs"
-    assert rows["all copies without peer access together"] == f"{speeds.staged / 1e9:.0f} GB/s"
-    assert rows["they start later by"] == f"{speeds.staged_latency * 1e6:.0f} µs"
-    assert rows["launch of a sum"] == f"{speeds.kernel * 1e6:.0f} µs"
-    assert rows["an op on the host (`dispatch`)"].startswith(f"{choose.DISPATCH * 1e6:.0f} µs")
-    assert rows["the host's lead over the GPUs"].endswith(f" {choose.LEAD * 1e3:.0f} ms")
-    assert f"1 s for {choose.RATE / 1e9:.1f} GB" in rows["the backward pass"]
-    assert rows["a training step"].startswith(f"{choose.STEP} ×")
-    sizes = ", ".join(str(size >> 20) for size in choose.SIZES[:-1])
-    assert f"{sizes} and {choose.SIZES[-1] >> 20} MiB" in page
-
-
-@pytest.mark.parametrize(
-    "kind, heading", [("strategies", "strategy"), ("trainers", "trainer"), ("machines", "machine")]
-)
+@pytest.mark.parametrize("kind, heading", [("strategies", "strategy"), ("trainers", "trainer")])
 def test_keys_of_shipped_files_are_on_their_page(kind, heading):
     section = text_of("docs/reference/files.md").split(f"## A {heading}\n")[1].split("\n## ")[0]
     names = set(re.findall(r"`([\w-]+)`", section))
@@ -121,7 +102,7 @@ def test_keys_of_shipped_files_are_on_their_page(kind, heading):
         names |= set(hier_allreduce.Strategy.__dataclass_fields__)
     for path in (TOP / "configs" / kind).glob("*.yaml"):
         assert set(yaml.safe_load(path.read_text(encoding="utf-8"))) <= names, path
-        assert kind == "machines" or path.stem in names, path
+        assert path.stem in names, path
 
 
 def test_every_public_name_is_in_the_api_reference():
@@ -146,10 +127,7 @@ def test_the_sites_tables_have_every_option_and_key():
     )
     tables = done.stdout.decode()
     assert {"--measure", "--minutes"} <= set(re.findall(r"--[\w-]+", tables))
-    assert all(
-        f"| `{key}` |" in tables
-        for key in (*hier_allreduce.Strategy.__dataclass_fields__, "staged_latency")
-    )
+    assert all(f"| `{key}` |" in tables for key in hier_allreduce.Strategy.__dataclass_fields__)
     assert not re.findall(r":\w+:`", tables)
 
 

@@ -19,7 +19,7 @@ CALLBACK = programs("docs/how-to/tensorpack.md")[-1]
 
 
 def named(text):
-    names = r"HierarchicalTrainer|TowerOptimizer|HierarchicalAllReduce|topology=|algorithm=|allreduce_grads\w*"
+    names = r"HierarchicalTrainer|TowerOptimizer|HierarchicalAllReduce|main=|algorithm=|allreduce_grads\w*"
     return re.findall(names, text)[0]
 
 

@@ -210,7 +210,6 @@ OPTIONS = [
         "<lambda>(4, 0)",
         "on tower 0, misses towers [1, 2, 3]",
     ),
-    ({"strategy": "dgx-1v"}, "strategy='dgx-1v'", "Strategy(topology='dgx-1v')"),
     ({"strategy": 5}, "strategy=5", "expected a Strategy"),
     (
         {"cluster": "cluster.yaml", "error": ClusterError},
@@ -224,14 +223,6 @@ OPTIONS = [
 def test_options_that_do_not_fit(graph, number):
     options, *words = OPTIONS[number]
     raises(words, allreduce_grads, rows(), xpus(4), **options)
-
-
-@pytest.mark.parametrize(
-    "devices", [["/gpu:0", "/gpu:1", "/gpu:2", "/gpu:4"], ["/gpu:0", "/gpu:1", "/gpu:1", "/gpu:2"]]
-)
-def test_a_machine_without_these_devices(graph, devices):
-    words = ["topology='p3.8xlarge' does not fit devices", devices[-1]]
-    raises(words, allreduce_grads, rows(), devices, strategy=Strategy(topology="p3.8xlarge"))
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])

@@ -11,7 +11,7 @@ FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128"
 STRATEGIES = [
     Strategy("flat"),
     Strategy("ring", chunk_bytes=0),
-    Strategy(topology="dgx-1v"),
+    Strategy("hierarchical"),
     Strategy("tree"),
 ]
 ADDED, MOVED = frozenset([*FLOATS, "int32"]) - {"bfloat16"}, frozenset([*FLOATS, "int32", "int64"])

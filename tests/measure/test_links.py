@@ -2,9 +2,10 @@
 
 import pytest
 
-from hier_allreduce import HierAllreduceError, Topology, measure
+from hier_allreduce import HierAllreduceError, measure
 from hier_allreduce.measure import links
 from hier_allreduce.measure.links import Copies, Measured
+from hier_allreduce.topology import Topology
 
 GPUS = ["/gpu:0", "/gpu:1", "/gpu:2", "/gpu:3"]
 PAIRS = [(a, b) for a in GPUS for b in GPUS if a != b]

@@ -1,13 +1,13 @@
 """Chunks: each element once, in readiness order, of one dtype, cut at multiples of 64 bytes."""
 
 import pytest
-from helpers.machines import gradients
+from helpers.models import gradients
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hier_allreduce.planning import Gradient, Range, chunks_of
 from hier_allreduce.planning.algorithms import flat, schedules_of
-from hier_allreduce.planning.chunks import ready, spread
+from hier_allreduce.planning.chunks import spread
 
 KIB = 1 << 10
 
@@ -91,17 +91,6 @@ def test_each_element_travels_once_in_readiness_order(sizes, chunk_bytes):
         assert ranges[-1][1] == grads[number].elements
         assert all(before[1] == after[0] for before, after in zip(ranges, ranges[1:]))
     assert sum(chunk.bytes for chunk in chunks) == sum(gradient.bytes for gradient in grads)
-    for by_bytes in (True, False):
-        shares = ready(chunks, grads, by_bytes)
-        assert shares == sorted(shares) and all(0 <= share <= 1 for share in shares)
-
-
-def test_chunks_are_ready_with_their_last_gradient():
-    grads = of(60, 20, 10, 10)
-    chunks = chunks_of(grads, 50 * KIB)
-    assert numbers(chunks) == [[3, 2], [1], [0], [0]]
-    assert ready(chunks, grads, by_bytes=True) == [0.2, 0.4, 1.0, 1.0]
-    assert ready(chunks, grads, by_bytes=False) == [0.5, 0.75, 1.0, 1.0]
 
 
 def test_whole_variables_go_to_roots_by_bytes():

@@ -1,6 +1,5 @@
 """Schedules: the check by counting, the interpreter, the algorithms, and functions of users."""
 
-import random
 import runpy
 from pathlib import Path
 
@@ -9,18 +8,16 @@ from helpers.adding import Adding
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hier_allreduce import Copy, HierAllreduceError, Reduce, Topology, check
+from hier_allreduce import Copy, HierAllreduceError, Reduce, check
 from hier_allreduce.planning import root_of, run
 from hier_allreduce.planning.algorithms import (
     BY_NAME,
     flat,
-    halves,
     hierarchical,
     in_groups,
     schedules_of,
     tree,
 )
-from hier_allreduce.planning.groups import two_groups
 from hier_allreduce.planning.plan import complete_on, copies_in, sums_in
 
 RIGHT = (Reduce((1,), 0), Reduce((0,), 2), Copy(2, 0), Copy(2, 1))
@@ -183,23 +180,6 @@ def test_groups_that_miss_repeat_or_invent_towers_are_an_error(groups):
         in_groups(groups)(3, 0)
 
 
-def test_two_groups_follow_the_links_and_pair_near_members():
-    far, near, pair = 9.0, 1.0, 2.0
-    order = random.Random(5).sample(range(8), 8)
-    group, partner = [n // 4 for n in range(8)], [n % 4 for n in range(8)]
-    distance = [
-        [near if group[a] == group[b] else pair if partner[a] == partner[b] else far for b in order]
-        for a in order
-    ]
-    first, second = two_groups(distance)
-    assert [{group[order[n]] for n in members} for members in (first, second)] in (
-        [{0}, {1}],
-        [{1}, {0}],
-    )
-    assert [partner[order[n]] for n in first] == [partner[order[n]] for n in second]
-    assert two_groups([[1.0] * 5] * 5) == halves(5) and two_groups([[1.0] * 2] * 2) == ((0,), (1,))
-
-
 # ---- functions of users ------------------------------------------------------------------------------
 
 EXAMPLES = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "algorithms.py"))
@@ -241,21 +221,9 @@ def one_copy_short(devices, chunk):
             lambda devices, chunk: flat(devices + 1, chunk),
             r"^<lambda>\(4, 0\): Reduce.* from 0 to 3",
         ),
-        (
-            lambda devices, chunk, topology: [],
-            r"<lambda>\(4, 0\): it has an argument 'topology': give topology= too",
-        ),
+        (lambda towers, chunk, topology: [], r"<lambda>\(4, 0\): TypeError: .*missing 1"),
     ],
 )
 def test_a_wrong_function_is_an_error_that_names_it_and_the_chunk(algorithm, message):
     with pytest.raises(HierAllreduceError, match=message):
         schedules_of(algorithm, 4)
-
-
-def test_a_function_that_asks_for_the_topology_gets_it():
-    machine = Topology.load("dgx-1v")
-
-    def asking(devices, chunk, topology):
-        return flat(devices, chunk) if topology is machine else []
-
-    assert schedules_of(asking, 8, machine) == schedules_of(flat, 8)

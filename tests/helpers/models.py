@@ -1,0 +1,19 @@
+"""The gradients of shipped models."""
+
+import numpy as np
+
+from helpers.project import TOP
+from hier_allreduce.planning import Gradient
+
+MODELS = TOP / "configs" / "models"
+
+
+def gradients(model):
+    """Return the dense gradients of a model's table; all are float32."""
+    grads = []
+    for line in (MODELS / f"{model}.tsv").read_text().splitlines()[1:]:
+        _, shape, dtype, *sparse = line.split("\t")
+        sizes = [int(size) for size in shape.split(",")]
+        if sparse != ["yes"]:
+            grads.append(Gradient(int(np.prod(sizes)), 4, dtype, is_flat=len(sizes) == 1))
+    return tuple(grads)
