@@ -219,6 +219,25 @@ def test_keras_2_fit():
 
 
 @needs_tf2
+@pytest.mark.parametrize("kind", [HierarchicalAllReduce, tf.distribute.ReductionToOneDevice])
+def test_keras_3_limits_of_every_all_reduce(kind):
+    """The page about Keras has them. If this test fails, Keras has repaired one."""
+    keras = pytest.importorskip("keras", "3")
+
+    def fit(batch, **options):
+        with mirrored(3, kind()).scope():
+            model = keras.Sequential([keras.layers.Dense(2)])
+            model.compile(keras.optimizers.SGD(0.1, **options), "mse")
+        model.fit(np.ones([batch, 4]), np.ones([batch, 2]), batch_size=6, verbose=0)
+
+    fit(6 + 4)  # the second batch may be of any size
+    with pytest.raises(tf.errors.InvalidArgumentError, match="same size and shape"):
+        fit(4)
+    with pytest.raises(RuntimeError, match="merge_call"):
+        fit(6, gradient_accumulation_steps=2)
+
+
+@needs_tf2
 @pytest.mark.parametrize("package", ["keras", "tf_keras"])
 def test_the_first_step_of_fit_is_audited(package):
     keras = pytest.importorskip(package)
