@@ -1,14 +1,27 @@
-"""Algorithms: functions from a number of devices and a chunk's number to the steps of that chunk.
+"""Algorithms: each is a function from K towers and a chunk's number to the steps of that chunk.
 
-::
+One tower, the *root*, has the sum of a chunk first. The chunk's number picks the root, so that the
+chunks 0, 1, 2 … have their sums on different towers and no tower works more than the others.
 
-    def flat(devices, chunk):                        flat(3, chunk=0)
-        root = chunk % devices                       Reduce((1, 2), 0)     0 ← 0 + 1 + 2
-        …                                            Copy(0, 1)            1 ← 0
-                                                     Copy(0, 2)            2 ← 0
+Two numbers describe an algorithm, as in Gloo's documentation. For K towers and a chunk of S bytes:
 
-The chunk's number rotates the work: chunks 0, 1, 2 … have their sums on different devices. A user's function is the
-same.
+- *communication steps*: the copies one after another, from a tower to the root and back;
+- *bytes on the wire*: the most that one tower sends. TensorFlow sends them one after another.
+
+=====================  ========================  ====================
+algorithm              communication steps       bytes on the wire
+=====================  ========================  ====================
+``flat``               2                         (K-1)·S
+``tree``               2·⌈log₂ K⌉                ⌈log₂ K⌉·S
+``hierarchical``       4                         ⌈K/2⌉·S
+``ring``               2·(K-1)                   2·S
+``flat_tree``          1 + ⌈log₂ K⌉              ⌈log₂ K⌉·S
+``flat_hierarchical``  3                         ⌈K/2⌉·S
+=====================  ========================  ====================
+
+These are upper bounds, and exact for K = 4, 8 and 16. In each algorithm all towers together send
+2·(K-1)·S for a chunk. Over K chunks, which have K different roots, each tower sends 2·(K-1)·S.
+A user's algorithm is a function like these.
 """
 
 from __future__ import annotations
@@ -17,80 +30,152 @@ from functools import partial
 from typing import Callable, Dict, Iterable, List, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
-from .plan import Copy, Reduce, Schedule, Step, check, root_of
+from .plan import Copy, Reduce, Schedule, Step, check, copies_in, root_of
 
 Algorithm = Callable[[int, int], Iterable[Step]]
 Groups = Tuple[Tuple[int, ...], ...]
-_Hop = Tuple[Tuple[int, ...], int]  # (srcs, dst): dst ← dst + srcs; without srcs no step
 
 
-def _there_and_back(hops: Sequence[_Hop]) -> List[Step]:
-    """Return sums along ``hops``, and copies back along them."""
-    sums: List[Step] = [Reduce(srcs, dst) for srcs, dst in hops if srcs]
-    return sums + [Copy(dst, src) for srcs, dst in reversed(hops) for src in srcs]
+# ---- the algorithms --------------------------------------------------------------------------------
 
 
-def flat(devices: int, chunk: int) -> List[Step]:
-    """Add up everything on device ``chunk mod K``. At chunk 0 this is caffe2 muji's fallback."""
-    root = chunk % devices
-    return _there_and_back([(tuple(device for device in range(devices) if device != root), root)])
+def flat(towers: int, chunk: int) -> List[Step]:
+    """Add up everything on the root, and copy the sum from there to all others.
 
+    ::
 
-def tree(devices: int, chunk: int) -> List[Step]:
-    """Add up neighbours in pairs, then pairs of pairs: a binomial tree with root ``chunk mod K``.
+        0 ◄─┬─ 1        0 ─┬─► 1
+            ├─ 2           ├─► 2
+            └─ 3           └─► 3
 
-    At chunk 0 and K = 2, 4, 8 these are caffe2 muji's schedules.
+    The root is tower ``chunk mod K``. Source: the fallback of caffe2's muji, where it is tower 0.
+
+    >>> flat(3, chunk=0)
+    [Reduce(srcs=(1, 2), dst=0), Copy(src=0, dst=1), Copy(src=0, dst=2)]
     """
-    root = chunk % devices
-    power_of_two = devices & (devices - 1) == 0
-    # Exclusive or maps pairs to pairs and quads to quads; it needs a power of two. Other K are shifted.
-    label = [
-        device ^ root if power_of_two else (device + root) % devices for device in range(devices)
-    ]
-    strides = [1 << level for level in range((devices - 1).bit_length())]
-    return _there_and_back(
-        [((label[d + s],), label[d]) for s in strides for d in range(0, devices - s, 2 * s)]
-    )
+    root = chunk % towers
+    return [*_all_to(root, towers), *(Copy(root, tower) for tower in _others(range(towers), root))]
 
 
-def ring(devices: int, chunk: int) -> List[Step]:
-    """Add up from device to device around a ring, and copy back around it; the sum is on ``chunk - 1 mod K``."""
-    path = [(chunk + step) % devices for step in range(devices)]
-    return _there_and_back([((src,), dst) for src, dst in zip(path, path[1:])])
+def tree(towers: int, chunk: int) -> List[Step]:
+    """Add up neighbours in pairs, then pairs of pairs, and copy back along the same binomial tree.
 
+    ::
 
-def hierarchical(
-    devices: int, chunk: int, groups: Groups = (), roots: Sequence[int] = ()
-) -> List[Step]:
-    """Add up inside each group on its main, then over the mains.
+        0 ◄── 1                     0 ──────────► 2        0 ──► 1
+        2 ◄── 3     0 ◄── 2                                2 ──► 3
 
-    Without ``groups`` they are the halves ⌈K/2⌉ and ⌊K/2⌋. The sums end on ``roots`` in rotation, by default on
-    ``⌈K/2⌉``, ``⌈K/2⌉ + 1``, … Source: tensorpack's ``allreduce_grads_hierarchical``, which has K = 8.
+    The root is tower ``chunk mod K``. Source: caffe2's muji, for chunk 0 and K = 2, 4 and 8.
+
+    >>> tree(4, chunk=0)  # doctest: +NORMALIZE_WHITESPACE
+    [Reduce(srcs=(1,), dst=0), Reduce(srcs=(3,), dst=2), Reduce(srcs=(2,), dst=0),
+     Copy(src=0, dst=2), Copy(src=2, dst=3), Copy(src=0, dst=1)]
     """
-    groups = groups or halves(devices)
-    if (
-        sorted(repr(d) for group in groups for d in group) != sorted(map(repr, range(devices)))
-        or () in groups
-    ):
-        expected = f"each of towers 0 to {devices - 1} once, for instance {halves(devices)}"
-        raise HierAllreduceError(f"groups={groups}: expected {expected}")
-    root = roots[chunk % len(roots)] if roots else (chunk + (devices + 1) // 2) % devices
-    last = next(number for number, group in enumerate(groups) if root in group)
-    member = groups[last].index(root)
-    mains = [group[member % len(group)] for group in groups]
-    inside = [(tuple(d for d in group if d != main), main) for group, main in zip(groups, mains)]
-    return _there_and_back([*inside, (tuple(mains[last + 1 :] + mains[:last]), mains[last])])
+    root = chunk % towers
+    places = range(towers)
+    is_power_of_two = towers & (towers - 1) == 0
+    tower_at = [(place + root) % towers for place in places]
+    if is_power_of_two:
+        # Exclusive or maps pairs to pairs, so that neighbours add up whatever the root is.
+        tower_at = [place ^ root for place in places]
+    hops: List[Tuple[int, int]] = []
+    distance = 1
+    while distance < towers:
+        for place in range(0, towers - distance, 2 * distance):
+            hops.append((tower_at[place + distance], tower_at[place]))
+        distance *= 2
+    return _there_and_back(hops)
 
 
-def in_groups(groups: Groups, roots: Sequence[int] = ()) -> Algorithm:
-    """Return the algorithm :func:`hierarchical` with these groups and roots."""
-    return partial(hierarchical, groups=groups, roots=roots)
+def hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step]:
+    """Add up in each group, then over the groups, and copy back the same way.
+
+    ::
+
+        0 ◄─┬─ 1                     0 ──► 2        0 ─┬─► 1
+            └─ …     0 ◄── 2                           └─► …
+        2 ◄─┬─ 3                                    2 ─┬─► 3
+            └─ …                                       └─► …
+
+    In each group one tower adds up: the root, and in other groups its *partner*, the tower at the
+    same place. Without ``groups`` these are two groups of ⌈K/2⌉ and ⌊K/2⌋ neighbours, and the root
+    is tower ``⌈K/2⌉ + chunk mod K``. Source: tensorpack's ``allreduce_grads_hierarchical``, K = 8.
+
+    >>> hierarchical(4, chunk=2)  # doctest: +NORMALIZE_WHITESPACE
+    [Reduce(srcs=(1,), dst=0), Reduce(srcs=(3,), dst=2), Reduce(srcs=(2,), dst=0),
+     Copy(src=0, dst=2), Copy(src=2, dst=3), Copy(src=0, dst=1)]
+
+    Raises:
+        HierAllreduceError: the groups do not hold each tower once.
+    """
+    groups = _checked(groups, towers)
+    root = _root_in_groups(towers, chunk)
+    adders = _adders(groups, root)
+    steps: List[Step] = []
+    for group, adder in zip(groups, adders):
+        if len(group) > 1:
+            steps.append(Reduce(_others(group, adder), adder))
+    if len(adders) > 1:
+        steps.append(Reduce(_after(adders, root), root))
+    return steps + _back_through(groups, adders, root)
 
 
-def halves(devices: int) -> Groups:
-    """Return ``⌈K/2⌉`` and ``⌊K/2⌋`` neighbours: the quads of a DGX-1 at K = 8. One device is one group."""
-    middle = (devices + 1) // 2
-    return tuple(group for group in (tuple(range(middle)), tuple(range(middle, devices))) if group)
+def ring(towers: int, chunk: int) -> List[Step]:
+    """Add up from tower to tower around a ring, and copy back around it.
+
+    ::
+
+        0 ──► 1 ──► 2 ──► 3        3 ──► 2 ──► 1 ──► 0
+
+    The root is tower ``chunk - 1 mod K``.
+
+    >>> ring(3, chunk=0)  # doctest: +NORMALIZE_WHITESPACE
+    [Reduce(srcs=(0,), dst=1), Reduce(srcs=(1,), dst=2), Copy(src=2, dst=1), Copy(src=1, dst=0)]
+    """
+    path = [(chunk + step) % towers for step in range(towers)]
+    return _there_and_back(list(zip(path, path[1:])))
+
+
+def flat_tree(towers: int, chunk: int) -> List[Step]:
+    """Add up everything on the root, as ``flat``, and copy back along a ``tree``.
+
+    ::
+
+        0 ◄─┬─ 1        0 ──► 2        0 ──► 1
+            ├─ 2                       2 ──► 3
+            └─ 3
+
+    The root waits once for all gradients, and copies leave several towers at the same time. The root
+    is tower ``chunk mod K``.
+
+    >>> flat_tree(4, chunk=0)  # doctest: +NORMALIZE_WHITESPACE
+    [Reduce(srcs=(1, 2, 3), dst=0), Copy(src=0, dst=2), Copy(src=2, dst=3), Copy(src=0, dst=1)]
+    """
+    back = copies_in(tuple(tree(towers, chunk)))
+    return [*_all_to(chunk % towers, towers), *back]
+
+
+def flat_hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step]:
+    """Add up everything on the root, as ``flat``, and copy back through the groups.
+
+    ::
+
+        0 ◄─┬─ 1        0 ──► 2        0 ──► 1
+            ├─ 2                       2 ──► 3
+            └─ 3
+
+    Groups, partners and roots are those of ``hierarchical``.
+
+    >>> flat_hierarchical(4, chunk=2)  # doctest: +NORMALIZE_WHITESPACE
+    [Reduce(srcs=(1, 2, 3), dst=0), Copy(src=0, dst=2), Copy(src=2, dst=3), Copy(src=0, dst=1)]
+
+    Raises:
+        HierAllreduceError: the groups do not hold each tower once.
+    """
+    groups = _checked(groups, towers)
+    root = _root_in_groups(towers, chunk)
+    back = _back_through(groups, _adders(groups, root), root)
+    return [*_all_to(root, towers), *back]
 
 
 BY_NAME: Dict[str, Algorithm] = {
@@ -98,44 +183,125 @@ BY_NAME: Dict[str, Algorithm] = {
     "tree": tree,
     "hierarchical": hierarchical,
     "ring": ring,
+    "flat_tree": flat_tree,
+    "flat_hierarchical": flat_hierarchical,
 }
+WITH_GROUPS: Dict[str, Callable[..., List[Step]]] = {
+    "hierarchical": hierarchical,
+    "flat_hierarchical": flat_hierarchical,
+}
+
+
+# ---- their parts -----------------------------------------------------------------------------------
+
+
+def _others(group: Iterable[int], tower: int) -> Tuple[int, ...]:
+    """Return the towers of a group without one of them."""
+    return tuple(other for other in group if other != tower)
+
+
+def _after(towers: Sequence[int], first: int) -> Tuple[int, ...]:
+    """Return the towers behind ``first``, and then those before it, as around a circle."""
+    place = towers.index(first)
+    return (*towers[place + 1 :], *towers[:place])
+
+
+def _all_to(root: int, towers: int) -> List[Step]:
+    """Return the sum of everything on the root; one tower has nothing to add."""
+    return [Reduce(_others(range(towers), root), root)] if towers > 1 else []
+
+
+def _there_and_back(hops: Sequence[Tuple[int, int]]) -> List[Step]:
+    """Return a sum for each hop (src, dst), and copies back along them."""
+    sums: List[Step] = [Reduce((src,), dst) for src, dst in hops]
+    return sums + [Copy(dst, src) for src, dst in reversed(hops)]
+
+
+def _root_in_groups(towers: int, chunk: int) -> int:
+    """Return the root of a chunk: chunk 0 has it in the second half, as in tensorpack."""
+    return (chunk + (towers + 1) // 2) % towers
+
+
+def _adders(groups: Groups, root: int) -> List[int]:
+    """Return for each group the tower that adds up: the root, or its partner."""
+    home = next(group for group in groups if root in group)
+    place = home.index(root)
+    return [group[place % len(group)] for group in groups]
+
+
+def _back_through(groups: Groups, adders: Sequence[int], root: int) -> List[Step]:
+    """Return copies from the root to the other adders, and from each adder to its group."""
+    steps: List[Step] = [Copy(root, adder) for adder in _after(adders, root)]
+    for group, adder in reversed(list(zip(groups, adders))):
+        steps += [Copy(adder, tower) for tower in _others(group, adder)]
+    return steps
+
+
+def two_groups(towers: int) -> Groups:
+    """Return ⌈K/2⌉ and ⌊K/2⌋ neighbours; one tower is one group.
+
+    >>> two_groups(5)
+    ((0, 1, 2), (3, 4))
+    """
+    middle = (towers + 1) // 2
+    both = tuple(range(middle)), tuple(range(middle, towers))
+    return tuple(group for group in both if group)
+
+
+def _checked(groups: Groups, towers: int) -> Groups:
+    """Return the groups, by default two; an error if they do not hold each tower once."""
+    groups = groups or two_groups(towers)
+    named = [tower for group in groups for tower in group]
+    are_numbers = all(type(tower) is int for tower in named)
+    if not are_numbers or sorted(named) != list(range(towers)) or () in groups:
+        expected = f"each of towers 0 to {towers - 1} once, for instance {two_groups(towers)}"
+        raise HierAllreduceError(f"groups={groups}: expected {expected}")
+    return groups
+
+
+# ---- algorithms for a plan ---------------------------------------------------------------------------
+
+
+def in_groups(groups: Groups, algorithm: str = "hierarchical") -> Algorithm:
+    """Return an algorithm of :data:`WITH_GROUPS` with these groups."""
+    return partial(WITH_GROUPS[algorithm], groups=groups)
 
 
 def name_of(algorithm: Union[str, Algorithm]) -> str:
     """Return the name of an algorithm; for a function that of the function, or of its class."""
+    if isinstance(algorithm, str):
+        return algorithm
     function = getattr(algorithm, "func", algorithm)  # a partial has one
-    return (
-        algorithm
-        if isinstance(algorithm, str)
-        else getattr(function, "__name__", type(function).__name__)
-    )
+    return str(getattr(function, "__name__", type(function).__name__))
 
 
-def schedules_of(algorithm: Algorithm, devices: int) -> Tuple[Schedule, ...]:
+def schedules_of(algorithm: Algorithm, towers: int) -> Tuple[Schedule, ...]:
     """Return the schedules of chunks 0 to K-1, checked; equal ones once.
 
+    >>> schedules_of(flat, towers=2)  # doctest: +NORMALIZE_WHITESPACE
+    ((Reduce(srcs=(1,), dst=0), Copy(src=0, dst=1)),
+     (Reduce(srcs=(0,), dst=1), Copy(src=1, dst=0)))
+
     Raises:
-        HierAllreduceError: the function raises an error, or returns wrong steps. The message names the function and the
-            chunk.
+        HierAllreduceError: the function raises an error, or returns wrong steps. The message names
+            the function and the chunk.
     """
     schedules: Dict[Schedule, None] = {}
-    for chunk in range(devices):
+    for chunk in range(towers):
         try:
-            schedules[check(algorithm(devices, chunk), devices)] = None
+            schedules[check(algorithm(towers, chunk), towers)] = None
         except Exception as cause:  # a user's function may raise anything
             kind = "" if isinstance(cause, HierAllreduceError) else f"{type(cause).__name__}: "
-            raise HierAllreduceError(
-                f"{name_of(algorithm)}({devices}, {chunk}): {kind}{cause}"
-            ) from cause
+            call = f"{name_of(algorithm)}({towers}, {chunk})"
+            raise HierAllreduceError(f"{call}: {kind}{cause}") from cause
     return tuple(schedules)
 
 
-def with_root(schedules: Sequence[Schedule], main: int, name: str) -> Tuple[Schedule, ...]:
-    """Return the first schedule whose root is tower ``main``; an error names the roots that there are."""
-    by_root = {root_of(schedule): schedule for schedule in reversed(schedules)}
-    if main not in by_root:
-        roots = ", ".join(map(str, sorted(by_root)))
-        raise HierAllreduceError(
-            f"main={main}: the sums of {name} are on towers {roots}; take one of these"
-        )
-    return (by_root[main],)
+def with_root(schedules: Sequence[Schedule], root: int, name: str) -> Tuple[Schedule, ...]:
+    """Return the first schedule with this root; an error names the roots that there are."""
+    for schedule in schedules:
+        if root_of(schedule) == root:
+            return (schedule,)
+    roots = ", ".join(str(root) for root in sorted(map(root_of, schedules)))
+    fault = f"main={root}: the sums of {name} are on towers {roots}; take one of these"
+    raise HierAllreduceError(fault)

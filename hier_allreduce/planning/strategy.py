@@ -9,7 +9,7 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 from .. import configs
 from ..errors import HierAllreduceError
-from .algorithms import BY_NAME, Algorithm, in_groups, name_of, schedules_of, with_root
+from .algorithms import BY_NAME, WITH_GROUPS, Algorithm, in_groups, name_of, schedules_of, with_root
 from .chunks import Gradient
 from .plan import Plan
 from .rule import rule
@@ -36,12 +36,14 @@ class Strategy:
         Strategy.load("tensorpack")
 
     Attributes:
-        algorithm: ``"flat"``, ``"tree"``, ``"hierarchical"``, ``"ring"``; or a function
-            ``(towers, chunk) -> steps`` that returns the :class:`.Reduce` and :class:`.Copy` steps
-            of a chunk. ``"auto"``: by the rule, from the number of towers and the bytes.
+        algorithm: ``"flat"``, ``"tree"``, ``"hierarchical"``, ``"ring"``, ``"flat_tree"``,
+            ``"flat_hierarchical"``; or a function ``(towers, chunk) -> steps`` that returns the
+            :class:`.Reduce` and :class:`.Copy` steps of a chunk. ``"auto"``: by the rule, from the
+            number of towers and the bytes.
         chunk_bytes: the size of chunks: smaller gradients are packed up to it, larger ones are cut. None: by the
             rule. 0: each gradient travels alone and whole.
-        groups: for ``"hierarchical"``: tuples that hold each tower's number once; by default two halves.
+        groups: for ``"hierarchical"`` and ``"flat_hierarchical"``: tuples that hold each tower's
+            number once, by default two groups of neighbours.
         main: the tower on which all sums are formed; by default chunks rotate over the towers.
         sparse: ``"gather"`` keeps ``tf.IndexedSlices`` sparse: each tower gets the rows of all. ``"dense"`` makes them
             dense.
@@ -74,10 +76,9 @@ class Strategy:
             value = getattr(self, name)
             if value is not None and not fits(value):
                 raise HierAllreduceError(f"{name}={value!r}: expected {expected}")
-        if self.groups is not None and self.algorithm != "hierarchical":
-            raise HierAllreduceError(
-                f"groups={self.groups!r} go with algorithm='hierarchical'; give that too"
-            )
+        if self.groups is not None and self.algorithm not in list(WITH_GROUPS):
+            names = " or ".join(f"algorithm={name!r}" for name in WITH_GROUPS)
+            raise HierAllreduceError(f"groups={self.groups!r} go with {names}; give one of them")
         try:
             object.__setattr__(self, "groups", self.groups and tuple(map(tuple, self.groups)))
             hash(self.groups)
@@ -151,5 +152,5 @@ def plan_for(
 def _function_of(strategy: Strategy) -> Algorithm:
     """Return the algorithm that a strategy names, with its groups."""
     if strategy.groups is not None:
-        return in_groups(strategy.groups)
+        return in_groups(strategy.groups, name_of(strategy.algorithm))
     return strategy.algorithm if callable(strategy.algorithm) else BY_NAME[strategy.algorithm]

@@ -1,6 +1,7 @@
 """Schedules: the check by counting, the interpreter, the algorithms, and functions of users."""
 
 import runpy
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,37 @@ def test_algorithms_are_right_and_rotate_over_all_towers(name, towers):
     for schedule in schedules:
         assert adds_up(schedule, towers)
         assert sum(len(step.srcs) for step in schedule) == 2 * (towers - 1)
+
+
+def log2(towers):
+    return (towers - 1).bit_length()
+
+
+# communication steps, and the most chunks that one tower sends; for K = 4, 8 and 16 exactly these
+COSTS = {
+    "flat": lambda K: (2, K - 1),
+    "tree": lambda K: (2 * log2(K), log2(K)),
+    "hierarchical": lambda K: (4, (K + 1) // 2),
+    "ring": lambda K: (2 * (K - 1), 2),
+    "flat_tree": lambda K: (1 + log2(K), log2(K)),
+    "flat_hierarchical": lambda K: (3, (K + 1) // 2),
+}
+
+
+@pytest.mark.parametrize("towers", [2, 3, 4, 5, 6, 7, 8, 9, 16])
+@pytest.mark.parametrize("name", BY_NAME)
+def test_algorithms_cost_what_their_page_says(name, towers):
+    for schedule in schedules_of(BY_NAME[name], towers):
+        hops = [(src, step.dst) for step in schedule for src in step.srcs]
+        arrival = [0] * towers  # communication steps after which a tower has its newest value
+        for step in schedule:
+            kept = arrival[step.dst] if isinstance(step, Reduce) else 0
+            arrival[step.dst] = max(kept, *(arrival[src] + 1 for src in step.srcs), 0)
+        found = max(arrival), max(Counter(src for src, _ in hops).values())
+        most = COSTS[name](towers)
+        if towers in (4, 8, 16):
+            assert found == most, schedule
+        assert found[0] <= most[0] and found[1] <= most[1], schedule
 
 
 # tensorpack's allreduce_grads_hierarchical at K = 8, written by hand for variables 0 to 7:
