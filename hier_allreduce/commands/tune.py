@@ -16,8 +16,8 @@ from typing import List
 from .. import configs
 from ..cluster.environment import job_of
 from ..errors import HierAllreduceError
+from ..measured import VARIABLE
 from ..tune import MOST, NAMES, Run, as_json, as_yaml, measure_all, report, verdict
-from ..tuned import VARIABLE
 from .options import output, time
 
 

@@ -17,6 +17,7 @@ from typing import Any, List, Optional, Sequence, Tuple, Union
 
 from ..compat import forget_colocation, tf1, without_autograph
 from ..errors import ClusterError
+from ..measured import with_candidate, with_clock
 from ..planning import Strategy, run, strategy_from
 from ..planning.plan import complete_on
 from .columns import Columns
@@ -30,7 +31,6 @@ from .packing import Packing
 from .record import record
 from .rows import Rows, gradient
 from .sums import Shared, Sum
-from .tuning import note_facts, tuned_strategy, with_clock
 
 
 @without_autograph
@@ -134,6 +134,7 @@ def allreduce_grads_and_vars(
     return [[(grad, var) for grad, (_, var) in zip(*rows)] for rows in zip(reduced, pairs)]
 
 
+@with_candidate
 def begin(
     all_grads: Any,
     devices: Sequence[Any],
@@ -150,16 +151,14 @@ def begin(
     """
     if not isinstance(cluster, (HostGroup, type(None))):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
-    program, strategy = strategy, tuned_strategy(strategy, cluster)
     hosts = 1 if cluster is None else cluster.size
     if hosts > 1:  # they have different rows, and a collective needs equal shapes
         strategy = replace(strategy, sparse="dense")
     columns = check_matrix(all_grads, devices, average, strategy, names)
-    layout = lay_out(columns, devices, strategy, hosts, whole)
-    note_facts(layout, program)
-    return layout
+    return lay_out(columns, devices, strategy, hosts, whole)
 
 
+@with_clock
 def reduce_layout(
     layout: Layout, average: bool, name: Optional[str] = None, cluster: Optional[HostGroup] = None
 ) -> List[Tuple[Any, ...]]:
@@ -169,7 +168,7 @@ def reduce_layout(
     across = cluster and cluster.across(
         name, layout.columns, {"average": average, "layout": layout.fingerprint}
     )
-    return with_clock(travel(layout, Shared(layout.devices, average, across), name))
+    return travel(layout, Shared(layout.devices, average, across), name)
 
 
 def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:

@@ -9,9 +9,8 @@ import tensorflow as tf
 from ..compat import mirrored_factory, replica_values
 from ..errors import HierAllreduceError
 from ..graph import allreduce_grads
-from ..graph.tuning import with_clock
+from ..measured import measurement, with_clock
 from ..planning import Strategy, strategy_from
-from ..tuned import tuned
 
 __all__ = ["HierarchicalAllReduce"]
 
@@ -62,10 +61,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
                 " statistics, metrics and losses would be rounded too; leave wire_dtype out, and cast the gradients to"
                 " 16 bits where they are reduced, as the page about Keras shows"
             )
-        self._peer, candidate = None, tuned()
-        if candidate:
-            candidate.note(front_end="keras")
-            self._peer = getattr(tf.distribute, candidate.peer)() if candidate.peer else None
+        self._peer = _measured_peer()
         self._makers: Dict[Tuple[str, ...], Callable[[Tuple[Any, ...]], Any]] = {}
 
     def reduce(
@@ -116,8 +112,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         for devices, numbers in groups.items():
             pairs = [value_destination_pairs[number] for number in numbers]
             if self._peer:
-                values = self._peer.batch_reduce(reduce_op, pairs, *options)
-                reduced = with_clock(list(zip(*map(replica_values, values))))
+                reduced = _reduced_by(self._peer, reduce_op, pairs, *options)
             else:
                 rows = list(zip(*(replica_values(value) for value, _ in pairs)))
                 reduced = allreduce_grads(rows, devices, average, self._strategy)
@@ -129,6 +124,22 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             for number, column in zip(numbers, zip(*reduced)):
                 results[number] = self._makers[devices](column)
         return results
+
+
+def _measured_peer() -> Any:
+    """Return TensorFlow's all-reduce that ``hier-allreduce tune`` measures; None in other runs."""
+    asked = measurement()
+    if asked is None:
+        return None
+    asked.note(front_end="keras")
+    return getattr(tf.distribute, asked.peer)() if asked.peer else None
+
+
+@with_clock
+def _reduced_by(peer: Any, reduce_op: Any, pairs: Any, *options: Any) -> List[Tuple[Any, ...]]:
+    """Return K rows of N values that a peer has reduced."""
+    values = peer.batch_reduce(reduce_op, pairs, *options)
+    return list(zip(*map(replica_values, values)))
 
 
 def _devices(value: Any, destinations: Any, average: bool) -> Optional[Tuple[str, ...]]:

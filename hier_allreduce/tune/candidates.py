@@ -6,8 +6,8 @@ from typing import Any, Dict, List, Sequence
 
 from ..errors import HierAllreduceError
 from ..planning import Gradient
+from ..planning.candidate import Candidate
 from ..planning.rule import rule
-from ..tuned import Candidate
 
 NOW = "now"
 _PLANNED = {
@@ -44,7 +44,7 @@ def candidates(facts: Dict[str, Any], only: Sequence[str] = ()) -> List[Candidat
 
     Args:
         facts: of its first run: ``front_end``, ``towers``, ``gpus``, ``bytes``, ``chunk_bytes``, ``algorithm``, and
-            ``planned``, which tells that the program itself asks for the plan.
+            ``is_default``, which tells that the program itself asks for the plan.
         only: names of candidates; empty for all but those with 16 bits, which round.
 
     Raises:
@@ -65,7 +65,7 @@ def candidates(facts: Dict[str, Any], only: Sequence[str] = ()) -> List[Candidat
         "half-chunks": {"chunk_bytes": chunk // 2},
         "double-chunks": {"chunk_bytes": chunk * 2},
     }
-    if facts["planned"]:
+    if facts["is_default"]:
         del changes["planned"]  # it is the program's
         if (facts["algorithm"], chunk) == (by_rule.algorithm, by_rule.chunk_bytes):
             del changes["rule"]

@@ -20,7 +20,8 @@ from tqdm import tqdm
 
 from ..errors import HierAllreduceError
 from ..formatting import count, duration
-from ..tuned import VARIABLE, Candidate, read_facts
+from ..measured import VARIABLE, Measurement, read_facts
+from ..planning.candidate import Candidate
 from .candidates import NOW, candidates
 
 LEFT_OUT = 10  # steps: compilation, caches, the first batches
@@ -93,7 +94,7 @@ def _run(
     bar: Any,
 ) -> Run:
     clock, output = name.with_suffix(".clock"), name.with_suffix(".log")
-    setting = candidate._replace(clock=str(clock)).as_text()
+    setting = Measurement(candidate.peer, candidate.changes, str(clock)).as_text()
     with output.open("wb") as log:
         pipes: Dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
         environment = {**os.environ, VARIABLE: setting}

@@ -9,7 +9,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 import yaml
 
 from ..formatting import table
-from ..tuned import Candidate
+from ..planning.candidate import Candidate
 from .candidates import NOW
 from .runs import Run
 

@@ -2,77 +2,79 @@
 
 import contextlib
 import itertools
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 from helpers.graphs import IS_TF2
 
-import hier_allreduce
-from hier_allreduce import tune, tuned
-from hier_allreduce.tuned import Candidate
+from hier_allreduce import measured as measured_module
+from hier_allreduce import tune
+from hier_allreduce.measured import Measurement, read_facts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("--blocks", "1", "--channels", "4", "--batch", "2")
 
 
-@pytest.fixture
-def candidate(tmp_path, monkeypatch):
-    """A candidate that is measured in this process."""
-    candidate = Candidate("now", clock=str(tmp_path / "clock"))
-    monkeypatch.setenv(tuned.VARIABLE, candidate.as_text())
-    tuned.tuned.cache_clear()
-    yield candidate
-    tuned.tuned.cache_clear()
+PROGRAM = """
+import json, sys
+import tensorflow as tf
+import hier_allreduce
 
+tf1, devices = tf.compat.v1, [f"/cpu:{k}" for k in range(3)]
+with tf.Graph().as_default() as graph:
+    grads = [[tf.constant([1.0]), tf.constant([2.0])] for _ in devices]
+    sums = hier_allreduce.allreduce_grads(grads, devices, strategy="flat")
+    again = hier_allreduce.allreduce_grads(sums, devices, strategy="flat")
+    with tf1.Session(config=tf1.ConfigProto(device_count={"CPU": 3})) as session:
+        values = [[float(value[0]) for value in row] for row in session.run(again)]
+        session.run(sums[0][0])
+types = [op.type for op in graph.get_operations()]
+print(json.dumps([values, types.count("Timestamp")]))
 
-def ops_of(average=False):
-    """Return the types of the ops of a sum over three towers, whose results are right."""
-    with tf.Graph().as_default():
-        devices = [f"/cpu:{k}" for k in range(3)]
-        sums = hier_allreduce.allreduce_grads(
-            [[tf.constant([1.0]), tf.constant([2.0])]] * 3, devices
-        )
-        again = hier_allreduce.allreduce_grads(sums, devices)
-        with tf.compat.v1.Session(
-            config=tf.compat.v1.ConfigProto(device_count={"CPU": 3})
-        ) as session:
-            assert [float(value[0]) for row in session.run(again) for value in row] == [
-                9.0,
-                18.0,
-            ] * 3
-            session.run(sums[0][0])
-        return [op.type for op in session.graph.get_operations()]
-
-
-def test_nothing_differs_without_the_variable():
-    assert not {"Timestamp", "PrintV2"} & set(ops_of())
-
-
-def test_the_first_allreduce_of_a_graph_has_the_clock(candidate):
-    assert ops_of().count("Timestamp") == 1
-    assert (
-        len(Path(candidate.clock).read_text().splitlines()) == 2
-    )  # one for every step, also with a part of the sums
-    assert tuned.read_facts(candidate.clock)["towers"] == 3
-
-
-def test_a_candidate_changes_the_strategy(monkeypatch, candidate):
-    before = ops_of().count("AddN")
-    monkeypatch.setenv(tuned.VARIABLE, candidate._replace(changes={"algorithm": "ring"}).as_text())
-    tuned.tuned.cache_clear()
-    assert ops_of().count("AddN") != before
-
-
-@pytest.mark.tf2
-def test_a_function_has_one_line_a_step(candidate):
+if tf.__version__ >= "2":
     @tf.function
     def step(value):
-        return hier_allreduce.allreduce_grads([[value], [value]], ["/cpu:0", "/cpu:1"])[0][0]
+        return hier_allreduce.allreduce_grads([[value], [value]], ["/cpu:0", "/cpu:0"])[0][0]
 
-    assert [float(step(tf.constant(float(number)))) for number in range(4)] == [0.0, 2.0, 4.0, 6.0]
-    assert len(Path(candidate.clock).read_text().splitlines()) == 4
+    for number in range(4):
+        assert float(step(tf.constant(1.0))) == 2.0
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """``run(**changes)``: what PROGRAM prints for a candidate, the facts, and the lines of its clock."""
+
+    def run(**changes):
+        clock = tmp_path / "clock"
+        setting = Measurement("", changes, str(clock)).as_text()
+        environment = {**os.environ, measured_module.VARIABLE: setting}
+        out = subprocess.run(
+            [sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE, check=True
+        ).stdout
+        return json.loads(out), read_facts(str(clock)), clock.read_text().splitlines()
+
+    return run
+
+
+def test_a_function_is_not_changed_without_the_variable():
+    assert measured_module.with_clock(len) is len
+
+
+def test_the_first_allreduce_of_a_graph_has_the_clock(run):
+    (values, clocks), facts, lines = run()
+    assert values == [[9.0, 18.0]] * 3 and clocks == 1 and facts["towers"] == 3
+    # one line for each of two steps, also if a step needs one sum only; and one for each of four calls
+    assert len(lines) == (6 if IS_TF2 else 2)
+
+
+def test_a_candidate_changes_the_strategy(run):
+    (values, _), facts, _ = run(algorithm="ring")
+    assert values == [[9.0, 18.0]] * 3 and facts["algorithm"] == "ring"
 
 
 def measured(tmp_path, monkeypatch, only, name, *arguments):
@@ -90,7 +92,7 @@ def test_towers(tmp_path, monkeypatch):
         tmp_path, monkeypatch, ["tower-0-sum"], "towers", "--devices", "3", "--steps", "60"
     )
     assert list(found) == ["now", "tower-0-sum"] and min(found.values()) >= 1
-    assert (facts["front_end"], facts["towers"], facts["gpus"], facts["planned"]) == (
+    assert (facts["front_end"], facts["towers"], facts["gpus"], facts["is_default"]) == (
         "towers",
         3,
         False,

@@ -14,19 +14,19 @@ import pytest
 
 from hier_allreduce import HierAllreduceError, Strategy, tune
 from hier_allreduce.commands import main
-from hier_allreduce.tuned import Candidate
+from hier_allreduce.planning.candidate import Candidate
 
 BEGIN = """
 import os, signal, sys, time
 from pathlib import Path
-from hier_allreduce.tuned import tuned
+from hier_allreduce.measured import measurement
 
 with open("groups", "a") as file:
     print(os.getpgrp(), file=file)
-candidate, slow = tuned(), 1.0
+candidate, slow = measurement(), 1.0
 
 def train(steps):
-    candidate.note(towers=4, gpus=False, bytes=1 << 20, chunk_bytes=8 << 20, algorithm="flat", planned=True,
+    candidate.note(towers=4, gpus=False, bytes=1 << 20, chunk_bytes=8 << 20, algorithm="flat", is_default=True,
                    kept={"missing": "zeros"})
     with open(candidate.clock, "a") as file:
         for step in range(steps):
@@ -289,7 +289,7 @@ def test_candidates_fit_the_program():
         "bytes": 1 << 20,
         "chunk_bytes": 4 << 20,
     }
-    facts.update(algorithm="hierarchical", planned=False)
+    facts.update(algorithm="hierarchical", is_default=False)
     names = [candidate.name for candidate in tune.candidates(facts)]
     assert names[:4] == [
         "now",

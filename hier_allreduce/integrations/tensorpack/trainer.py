@@ -18,12 +18,12 @@ from ... import configs
 from ...compat import tf1
 from ...errors import HierAllreduceError
 from ...graph import HostGroup, allreduce_grads_and_vars, device_strings
+from ...measured import measurement
 from ...planning import Strategy, strategy_from
 from ...training.main_update import update_at_mains
 from ...training.replicas import Copies, Drift, broadcast, comparison, find_copies
 from ...training.update import Pairs, check_options, check_variables, update_towers
 from ...training.wrapped import check_optimizer
-from ...tuned import tuned
 from .accumulation import with_ordered_accumulation
 from .devices import creator_for_towers
 from .names import under_tower_0s_names, with_missing_pairs
@@ -188,13 +188,13 @@ class HierarchicalTrainer(SingleCostTrainer):
         return self._syncing(copies) if len(self.devices) > 1 else []
 
     def _update_towers(self, optimizer: Any, rows: Sequence[Pairs]) -> Copies:
-        average, strategy, candidate = self._average, self._strategy, tuned()
-        if candidate:
-            candidate.note(front_end="tensorpack", update=self._update)
+        average, strategy, asked = self._average, self._strategy, measurement()
+        if asked:
+            asked.note(front_end="tensorpack", update=self._update)
         if self._update == "main":
             pairs: Sequence[Pairs] = check_variables(rows, self.devices)
-        elif candidate and candidate.peer:
-            pairs = reduced_by_peer(candidate.peer, rows, self.devices, average)
+        elif asked and asked.peer:
+            pairs = reduced_by_peer(asked.peer, rows, self.devices, average)
         else:
             pairs = allreduce_grads_and_vars(
                 rows, self.devices, average, strategy, cluster=self.cluster
