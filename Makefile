@@ -9,7 +9,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Three workers for two cores, since tests of several hosts wait for timeouts.
 PYTEST = -m pytest -n 3 --dist loadgroup $(PYTEST_OPTIONS)
-QUICK = tests/topology tests/planning tests/docs/test_pages.py
+QUICK = tests/commands/test_nvlinks.py tests/planning tests/docs/test_pages.py
 
 .PHONY: help venv venv-tf1 demo test test-tf1 test-quick test-compat bench soak wheel-test docs lint clean
 

@@ -21,14 +21,15 @@ from .options import Parser
 COMMANDS = {
     "doctor": (
         doctor,
-        "report versions, GPUs and known problems, to paste into an issue; measure copies",
+        "report versions, GPUs and known problems, to paste into an issue; try copies",
     ),
     "tune": (tune, "measure all-reduces in your program, and write the fastest"),
 }
 _EXAMPLES = """\
 examples:
   hier-allreduce doctor                                  this machine's problems
-  hier-allreduce doctor --measure                        its copies, too
+  hier-allreduce doctor --copies                         and copies between its GPUs
+  nvidia-smi topo -m | hier-allreduce doctor --topo -    groups along its NVLinks
   hier-allreduce tune -o best.yaml -- python train.py    your program's fastest all-reduce
 
 exit status: 0 if all went well, 1 if problems were found, 2 for invalid input or a missing package, 130 if interrupted

@@ -9,7 +9,7 @@ from hier_allreduce.commands import main
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """``run("doctor", "--json", stdin="…")``: exit status, standard output, standard error."""
+    """``run("doctor", "--topo", "-", stdin="…")``: exit status, standard output, standard error."""
 
     def run(*arguments, stdin=""):
         data = stdin if isinstance(stdin, bytes) else stdin.encode()

@@ -1,49 +1,197 @@
-"""``doctor``: known problems, each with its remedy, and measured copies."""
+"""``doctor``: the facts about a machine, known problems with their remedies, and groups along NVLinks."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
-from hier_allreduce.commands.doctor import command as doctor
+from hier_allreduce.commands.doctor.nvidia_smi import groups_here
 
-GPU = {"name": "/device:GPU:0", "model": "RTX 4090", "bytes": 1 << 34, "peers": []}
-SEEN = {"version": "2.21.0", "cuda": True, "gpus": [GPU, {**GPU, "name": "/device:GPU:1"}]}
-PACKAGES = {"tensorflow": "2.21.0"}
+# A TensorFlow whose GPUs are those of the variable FAKE_GPUS.
+TENSORFLOW = """
+import json, os, sys
+from types import SimpleNamespace as Some
+facts = json.loads(os.environ["FAKE_GPUS"])
+print(facts["complaint"], file=sys.stderr)
+__version__ = "2.21.0"
+test = Some(is_built_with_cuda=lambda: facts["cuda"])
+"""
+DEVICE_LIB = """
+from types import SimpleNamespace as Some
+from tensorflow import facts
+
+def list_local_devices():
+    def gpu(number, peers):
+        links = Some(links=Some(link=[Some(device_id=peer) for peer in peers]))
+        described = f"device: {number}, name: {facts['model']}, pci bus id: 0000:01:00.0"
+        return Some(name=f"/device:GPU:{number}", device_type="GPU", memory_limit=1 << 34,
+                    locality=links, physical_device_desc=described)
+    return [Some(device_type="CPU"), *(gpu(*gpu_) for gpu_ in enumerate(facts["peers"]))]
+"""
+# An nvidia-smi: its listing, its table, and its exit status, from files beside it.
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in topo) cat "$0.table" ;; *) cat "$0.listing" ;; esac
+exit $(cat "$0.status")
+"""
+FAILS = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that"
+    " the latest NVIDIA driver is installed and running."
+)
+MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.1"
+THIRD_DGX_1V = Path(__file__).parent / "nvidia_smi" / "8x-v100-sxm2-32gb-sys-nv1-nv2-nic18.txt"
+ALL_PEERS = [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
+
+
+def table_of(number, kind):
+    """An output of ``nvidia-smi topo -m`` in which all pairs are of one kind."""
+    gpus = range(number)
+    rows = ["\t".join(" X " if a == b else kind for b in gpus) for a in gpus]
+    lines = ["\t" + "\t".join(f"GPU{gpu}" for gpu in gpus)]
+    return "\n".join([*lines, *(f"GPU{gpu}\t{row}" for gpu, row in enumerate(rows))])
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """``machine(peers=[[1], [0]], …)``: make this machine one with such GPUs."""
+
+    def made(peers=(), cuda=True, complaint="", model="Tesla V100", smi=None, **variables):
+        """``peers`` of each GPU that TensorFlow sees; ``smi``: the number of GPUs, or (listing, table, status)."""
+        packages = tmp_path / "packages"
+        client = packages / "tensorflow" / "python" / "client"
+        client.mkdir(parents=True)
+        (packages / "tensorflow" / "__init__.py").write_text(TENSORFLOW)
+        (client / "device_lib.py").write_text(DEVICE_LIB)
+        monkeypatch.setenv("PYTHONPATH", str(packages))
+        facts = {"cuda": cuda, "complaint": complaint, "model": model, "peers": list(peers)}
+        monkeypatch.setenv("FAKE_GPUS", json.dumps(facts))
+        monkeypatch.setenv("PATH", os.pathsep.join([str(tmp_path), "/bin", "/usr/bin"]))
+        monkeypatch.setenv("TF_USE_LEGACY_KERAS", "1")
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)), raising=False)
+        if isinstance(smi, int):
+            listing = "".join(f"{model}, 535.1, GPU-{k:x}{k:x}\n" for k in range(smi))
+            smi = (listing, table_of(smi, "SYS"), 0)
+        if smi:
+            program = tmp_path / "nvidia-smi"
+            program.write_text(NVIDIA_SMI)
+            program.chmod(0o755)
+            for name, content in zip(("listing", "table", "status"), smi):
+                (tmp_path / f"nvidia-smi.{name}").write_text(str(content))
+
+    return made
+
+
+@pytest.fixture
+def problems(run):
+    """``problems("doctor")``: the numbered lines at the end, the lines before them."""
+
+    def problems(*arguments):
+        status, out, _ = run("doctor", *arguments)
+        *lines, last = out.rstrip("\n").split("\n\n")
+        numbered = [] if last == "no known problems" else last.splitlines()
+        assert [line.split(". ")[0] for line in numbered] == [
+            str(number) for number in range(1, len(numbered) + 1)
+        ]
+        assert status == (1 if numbered else 0)
+        return [line.split(". ", 1)[1] for line in numbered], "\n\n".join(lines)
+
+    return problems
+
+
+# ---- a machine that is as it says -----------------------------------------------------------------------
+
+
+def test_a_good_machine_has_no_problems(machine, problems):
+    machine(ALL_PEERS, smi=4)
+    found, text = problems()
+    assert found == []
+    assert "nvidia-smi: Tesla V100, driver 535.1\n" * 4 in text
+    assert "TensorFlow 2.21.0, built with CUDA, sees 4 GPUs" in text
+    assert "  /device:GPU:2 Tesla V100, 16 GiB, peers: 0, 1, 3" in text
+
+
+def test_gpus_that_nvidia_smi_does_not_see_are_no_problem(machine, problems):
+    """As in a container without nvidia-smi."""
+    machine(ALL_PEERS)
+    found, text = problems()
+    assert found == []
+    assert "nvidia-smi: not found on PATH" in text and "sees 4 GPUs" in text
+    assert "no GPUs" not in text
+
+
+def test_gpus_of_a_plug_in_have_no_known_peers(machine, problems):
+    machine([[], []], cuda=False)
+    found, text = problems()
+    assert found == []
+    assert "built without CUDA, sees 2 GPUs\n  /device:GPU:0 Tesla V100, 16 GiB\n" in text
+
+
+def test_ten_gpus_on_an_nvswitch_are_all_peers(machine, problems):
+    listing = "".join(f"Tesla V100, 535.1, GPU-{k}\n" for k in range(10))
+    everyone = [[peer for peer in range(10) if peer != gpu] for gpu in range(10)]
+    machine(everyone, smi=(listing, table_of(10, "NV6"), 0))
+    assert problems()[0] == []
+
+
+# ---- known problems -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("packages", "seen", "driver", "line"),
+    "facts, line",
     [
+        ({"smi": (FAILS, "", 9)}, f"nvidia-smi fails ({FAILS}): "),
+        ({"smi": (MISMATCH, "", 18)}, "NVML library version: 535.1): the driver was updated"),
+        ({"peers": ALL_PEERS, "smi": (FAILS, "", 9)}, f"nvidia-smi fails ({FAILS}): "),
+        ({"smi": 1, "cuda": False}, "uses 0 of 1 GPU, since it is built without CUDA: see"),
         (
-            {**PACKAGES, "tensorflow-cpu": "2.21.0"},
-            SEEN,
-            [],
-            "overwrite each other's files: uninstall all",
+            {"smi": 2, "complaint": "W gpu: Could not load dynamic library 'libcudnn.so.8'; x"},
+            "uses 0 of 2 GPUs (Could not load dynamic library 'libcudnn.so.8'): install the CUDA",
         ),
         (
-            {**PACKAGES, "tensorpack": "0.11", "keras": "3.1"},
-            SEEN,
-            [],
-            "pip install tf_keras, and set TF_USE_LEGACY",
+            {
+                "peers": [[]],
+                "smi": 2,
+                "complaint": "Ignoring visible gpu device (device: 1) with core count: 4.",
+            },
+            "uses 1 of 2 GPUs (Ignoring visible gpu device (device: 1) with core count: 4.): it",
         ),
         (
-            {**PACKAGES, "tensorpack": "0.11", "keras": "3.1", "tf_keras": "2.21"},
-            SEEN,
-            [],
-            "Keras 2: set TF_USE_LEGACY",
+            {"smi": 2, "CUDA_VISIBLE_DEVICES": ""},
+            "'CUDA_VISIBLE_DEVICES=' hides all GPUs: unset it",
         ),
         (
-            PACKAGES,
-            {**SEEN, "gpus": []},
-            ["RTX 4090, 550"],
-            "does not use 1 GPU: see tensorflow.org/install",
+            {"peers": [[]], "smi": 2, "CUDA_VISIBLE_DEVICES": "1,2"},
+            "CUDA_VISIBLE_DEVICES=1,2: '2' is no GPU here, and hides itself and all after it",
         ),
-        (PACKAGES, SEEN, [], "no peer access from /device:GPU:0, /device:GPU:1 to all others"),
+        (
+            {"peers": [[], [0]], "model": "RTX 4090"},
+            "no peer access from /device:GPU:0 to all others, so that copies go through the host's",
+        ),
+        (
+            {"peers": [[peer for peer in range(10) if peer != gpu] for gpu in range(10)]},
+            "CUDA lets a GPU reach 8 others without the host, unless an NVSwitch joins them, and",
+        ),
+        (
+            {"peers": ALL_PEERS, "TF_XLA_FLAGS": "--tf_xla_auto_jit=2"},
+            "leave auto_jit out of TF_XLA_FLAGS",
+        ),
     ],
 )
-def test_problems_have_remedies(packages, seen, driver, line, monkeypatch):
-    monkeypatch.delenv("TF_USE_LEGACY_KERAS", raising=False)
-    assert any(line in text for text in doctor.remedies(packages, seen, driver, None))
+def test_a_problem_has_its_remedy(machine, problems, facts, line):
+    machine(**facts)
+    found, _ = problems()
+    assert len(found) == 1 and line in found[0]
+
+
+def test_fewer_cores_than_gpus_want_more_threads(machine, problems, monkeypatch):
+    machine(ALL_PEERS)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    found, _ = problems()
+    assert len(found) == 1 and found[0].startswith("2 cores for 4 GPUs: ")
+    assert found[0].endswith("inter_op_parallelism_threads=8")
 
 
 @pytest.mark.parametrize(
@@ -60,7 +208,7 @@ def test_problems_have_remedies(packages, seen, driver, line, monkeypatch):
         ("import sys\nsys.exit(3)", "this processor and Python: it ended with status 3"),
         (
             "raise ImportError(\"No module named 'tensorflow'\")",
-            "1. TensorFlow is missing; only plan works. The rest",
+            '1. hier_allreduce needs tensorflow: python -m pip install ".[tf]"',
         ),
     ],
 )
@@ -73,24 +221,87 @@ def test_a_tensorflow_that_cannot_be_imported_is_the_first_problem(
     assert status == 1 and line in out
 
 
-def test_a_good_machine_has_no_problems():
-    seen = {**SEEN, "gpus": [{**GPU, "peers": [1]}, {**GPU, "peers": [0]}]}
-    assert doctor.remedies(PACKAGES, seen, ["RTX 4090, 550"] * 2, None) == []
+@pytest.mark.parametrize(
+    "packages, legacy, line",
+    [
+        (["tensorflow", "tensorflow_cpu"], "1", "overwrite each other's files: uninstall all"),
+        (["tensorpack", "keras-10.1"], "1", "pip install tf_keras, and set TF_USE_LEGACY_KERAS=1"),
+        (["tensorpack", "keras-3.1", "tf_keras"], "0", "need Keras 2: set TF_USE_LEGACY_KERAS=1"),
+        (["tensorpack", "keras-3.1", "tf_keras"], "1", ""),
+        (["tensorpack", "keras-2.15"], "0", ""),
+    ],
+)
+def test_packages_that_do_not_fit(machine, problems, monkeypatch, tmp_path, packages, legacy, line):
+    machine(TF_USE_LEGACY_KERAS=legacy)
+    for package in packages:
+        name, _, version = package.partition("-")
+        folder = tmp_path / "installed" / f"{name}.dist-info"
+        folder.mkdir(parents=True)
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version or 1}\n")
+    monkeypatch.setattr("sys.path", [str(tmp_path / "installed")])
+    assert all(line in found for found in problems()[0]) and bool(problems()[0]) == bool(line)
 
 
-def test_doctor_measures_cpu_devices_and_prints_json(run):
-    status, out, err = run("doctor", "--measure", "--devices", "/cpu:0,/cpu:1", "--json")
-    found = json.loads(out)
-    assert (
-        status == bool(found["todo"])
-        and err == "asking TensorFlow for its devices …\nmeasuring copies …\n"
-    )
-    assert found["tensorflow"]["version"] and found["packages"]["numpy"]
-    assert [copies["differ"] for copies in found["measured"]["copies"]] == [0, 0]
+# ---- groups ---------------------------------------------------------------------------------------------
+
+
+GROUPS = (
+    'along the NVLinks: Strategy(algorithm="hierarchical", groups=((0, 1, 2, 3), (7, 6, 5, 4)))'
+)
+
+
+def test_groups_along_the_nvlinks_are_printed(machine, problems, monkeypatch):
+    listing = "".join(f"Tesla V100, 535.1, GPU-{k}\n" for k in range(8))
+    machine(ALL_PEERS * 2, smi=(listing, THIRD_DGX_1V.read_text(), 0))
+    assert GROUPS in problems()[1].splitlines()
+    assert groups_here() == ((0, 1, 2, 3), (7, 6, 5, 4))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0,1,2,GPU-3,7,6,5,4")
+    assert groups_here() is None
+    assert "along the NVLinks" not in problems()[1]
+
+
+@pytest.mark.parametrize("smi", [None, (FAILS, "", 9), ("", "no table", 0), 1])
+def test_without_a_table_there_are_no_groups(machine, smi):
+    machine(smi=smi)
+    assert groups_here() is None
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_groups_of_a_saved_text(run, tmp_path, encoding):
+    saved = tmp_path / "topo.txt"
+    saved.write_bytes(THIRD_DGX_1V.read_text().encode(encoding))
+    assert run("doctor", "--topo", saved) == (0, GROUPS + "\n", "")
+    assert run("doctor", "--topo", "-", stdin=saved.read_bytes()) == (0, GROUPS + "\n", "")
+
+
+def test_a_saved_text_whose_halves_are_fine(run):
+    damaged = table_of(4, "SYS").replace("X \tSYS", "X \tNV1", 1)
+    status, out, err = run("doctor", "--topo", "-", stdin=damaged)
+    words = "no groups= to write: no two groups follow the NVLinks better than the halves\n"
+    assert (status, out) == (0, words)
+    assert err.startswith("warning: GPU0–GPU1: row GPU0 says NV1, row GPU1 says SYS")
+
+
+def test_a_text_without_a_table_is_an_error(fails, tmp_path):
+    (tmp_path / "topo.txt").write_text("bash: nvidia-smi: command not found")
+    error = fails("doctor", "--topo", tmp_path / "topo.txt")
+    assert f"doctor: --topo {tmp_path}/topo.txt: no table of GPUs" in error
+    assert "No such file or directory" in fails("doctor", "--topo", tmp_path / "none.txt")
+
+
+# ---- copies ---------------------------------------------------------------------------------------------
+
+
+def test_doctor_copies_between_cpu_devices(run):
+    status, out, err = run("doctor", "--copies", "--devices", "/cpu:0,/cpu:1")
+    assert "/cpu:0       .   equal\n/cpu:1   equal       .\n" in out
+    assert err == "asking TensorFlow for its devices …\ncopying …\n"
+    assert status == (0 if out.endswith("no known problems\n") else 1)
 
 
 def test_errors_have_one_line(fails):
-    assert "--devices and -o go with --measure" in fails("doctor", "--devices", "/gpu:0,/gpu:1")
+    assert "--devices goes with --copies" in fails("doctor", "--devices", "/gpu:0,/gpu:1")
+    assert "leave one out" in fails("doctor", "--copies", "--topo", "x")
     for devices, words in [
         (
             "/gpu:0,/gpu:0",
@@ -99,12 +310,12 @@ def test_errors_have_one_line(fails):
         ("/cpu:0", "'/cpu:0': expected two or more different devices"),
         ("banana,/cpu:0", "'banana' is no device such as /gpu:0 or /cpu:1"),
     ]:
-        assert words in fails("doctor", "--measure", "--devices", devices)
+        assert words in fails("doctor", "--copies", "--devices", devices)
 
 
 def test_gpus_that_tensorflow_does_not_see_are_an_error(run):
-    status, out, err = run("doctor", "--measure", "--devices", "/gpu:98,/gpu:99")
+    status, out, err = run("doctor", "--copies", "--devices", "/gpu:98,/gpu:99")
     assert (status, out) == (2, "")
     assert err.endswith(
-        "doctor: --measure: TensorFlow sees 0 GPUs; name --devices such as /cpu:0,/cpu:1\n"
+        "doctor: --copies: TensorFlow sees 0 GPUs; name --devices such as /cpu:0,/cpu:1\n"
     )

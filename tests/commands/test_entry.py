@@ -32,7 +32,7 @@ def in_a_shell(redirected, *arguments):
         ("tune", "--patience", "fast", "such as 60ms"),
         ("tune", "-o", "/dev/null/x.yaml", "its folder cannot be made"),
         ("tune", "-o", ".", "such as folder/file"),
-        ("doctor", "--json", "yes", "takes no value, not 'yes'"),
+        ("doctor", "--copies", "yes", "takes no value, not 'yes'"),
     ],
 )
 def test_an_error_names_the_option_and_the_right_form(fails, command, option, value, form):
@@ -49,8 +49,8 @@ def test_an_error_names_the_option_and_the_right_form(fails, command, option, va
         (["doctr"], "did you mean 'doctor'?"),
         (["--jsn"], "hier-allreduce: --jsn: no such option"),
         (
-            ["--json", "doctor"],
-            "hier-allreduce: --json: no such option; did you mean '--version'? there are --help",
+            ["--copies", "doctor"],
+            "hier-allreduce: --copies: no such option; there are --help, --version",
         ),
         (["-o", "x.yaml", "doctor"], "hier-allreduce: -o: no such option"),
         (["doctor", "--", "x"], "'x' is one argument too many"),

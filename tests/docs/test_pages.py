@@ -126,7 +126,7 @@ def test_the_sites_tables_have_every_option_and_key():
         timeout=280,
     )
     tables = done.stdout.decode()
-    assert {"--measure", "--minutes"} <= set(re.findall(r"--[\w-]+", tables))
+    assert {"--copies", "--minutes"} <= set(re.findall(r"--[\w-]+", tables))
     assert all(f"| `{key}` |" in tables for key in hier_allreduce.Strategy.__dataclass_fields__)
     assert not re.findall(r":\w+:`", tables)
 

@@ -1,4 +1,11 @@
-"""``hier-allreduce doctor``: versions, GPUs, known problems with their remedies; with ``--measure``, copies."""
+"""``hier-allreduce doctor``: versions, GPUs, known problems with their remedies; copies; groups.
+
+::
+
+    packages, TensorFlow (probe), nvidia_smi ─► facts ─► problems, each with its remedy
+    nvidia-smi topo -m ─► nvlinks ─► groups=…
+    --copies ─► copies (copier) ─► bits, GB/s
+"""
 
 from __future__ import annotations
 

@@ -1,61 +1,36 @@
-"""``hier-allreduce doctor``: versions, GPUs, known problems with their remedies; with ``--measure``, copies."""
+"""The command's options, and the text that it prints."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import re
-import signal
-import subprocess
 import sys
-from typing import Any, Dict, List, Optional
+from pathlib import Path
+from typing import List
 
-from ... import measure
-from ..._lazy import advice
 from ..._version import __version__
+from ...configs import decoded, read_text
 from ...errors import HierAllreduceError
 from ...formatting import amount, count, table
-from ...topology import Topology, this_machine
-from ..options import output
-
-_PACKAGES = (
-    *(
-        "tensorflow",
-        "tensorflow-cpu",
-        "tensorflow-gpu",
-        "keras",
-        "tf_keras",
-        "tensorpack",
-        "numpy",
-        "protobuf",
-    ),
-    *("horovod", "nvidia-nccl-cu12"),
-)
-# they change where copies go, or which ops run
-_VARIABLES = re.compile("(CUDA_VISIBLE_DEVICES|TF_(XLA|GPU|FORCE|USE)_.*|XLA_FLAGS|NCCL_.*)$")
-_TIMEOUT = 120  # seconds; the first use of many GPUs takes a while
-_PROBE = "import json; from hier_allreduce.commands.doctor.command import probe; print(json.dumps(probe()), flush=True)"
+from ..options import naming
+from .copies import copy_all, faults, report
+from .facts import Facts, gather
+from .nvidia_smi import groups_of
+from .nvlinks import Groups, linked_groups, read_table
+from .problems import problems
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     add = parser.add_argument
-    add(
-        "--measure",
-        action="store_true",
-        help="copies between all pairs of devices: equal bits, speeds",
-    )
-    measured = "two or more devices of TensorFlow to measure: /gpu:0,/gpu:1 (default: all GPUs)"
-    add("--devices", type=different_devices, metavar="A,B", help=measured)
-    add(
-        "-o",
-        type=output,
-        metavar="FILE",
-        help="file for this machine with measured links, for plan and topology=",
-    )
-    add("--json", action="store_true", help="one JSON object instead of the text")
+    copies = "copy between all pairs of GPUs: bits compared, GB/s, 10 s for each pair"
+    add("--copies", action="store_true", help=copies)
+    devices = "two or more devices of TensorFlow for --copies: /gpu:0,/gpu:1 (default: all GPUs)"
+    add("--devices", type=different_devices, metavar="A,B", help=devices)
+    topo = "output of `nvidia-smi topo -m` (- is standard input): print its groups, nothing else"
+    add("--topo", metavar="FILE", help=topo)
 
 
 def different_devices(text: str) -> List[str]:
@@ -73,196 +48,93 @@ def different_devices(text: str) -> List[str]:
 
 def main(args: argparse.Namespace) -> int:
     """Run the command; return 1 if there are problems."""
-    if (args.devices or args.o) and not args.measure:
-        raise HierAllreduceError("--devices and -o go with --measure; add it")
-    packages = {
-        name: version for name, version in ((name, _version(name)) for name in _PACKAGES) if version
-    }
-    versions = {"hier_allreduce": __version__, "python": platform.python_version(), **packages}
+    if args.devices and not args.copies:
+        raise HierAllreduceError("--devices goes with --copies; add it")
+    if args.topo and args.copies:
+        raise HierAllreduceError("--topo reads a file, --copies uses this machine: leave one out")
+    if args.topo:
+        return _read_topo(args.topo)
     print("asking TensorFlow for its devices …", file=sys.stderr)
-    seen = _tensorflow()
-    driver = _driver()
-    try:
-        machine = this_machine()
-    except HierAllreduceError:
-        machine = None
-    variables = {name: value for name, value in os.environ.items() if _VARIABLES.match(name)}
-    facts: Dict[str, Any] = {
-        "packages": versions,
-        "variables": variables,
-        "driver": driver,
-        "tensorflow": seen,
-    }
-    text = [
-        f"{platform.platform()}, {os.cpu_count()} cores\n",
-        table([("package", "version"), *versions.items()]),
-        "",
-    ]
-    text += [
-        *_gpu_lines(seen, driver, machine),
-        *(f"{name}={value}" for name, value in variables.items()),
-    ]
-    todo = remedies(packages, seen, driver, machine)
-    if args.measure:
-        found = _measured(args, len(seen.get("gpus", [])), machine)
-        facts["measured"] = measure.as_json(found)
-        text += ["", measure.report(found)]
-        todo += measure.faults(found)
-    facts["todo"] = todo
-    lines = [f"{number}. {line}" for number, line in enumerate(todo, 1)]
-    print(
-        json.dumps(facts)
-        if args.json
-        else "\n".join([*text, "", *(lines or ["no known problems"])])
-    )
+    facts = gather()
+    todo = problems(facts)
+    lines = _lines(facts)
+    if args.copies:
+        devices = args.devices or [f"/gpu:{number}" for number in range(len(facts.tensorflow.gpus))]
+        _check_devices(devices, len(facts.tensorflow.gpus))
+        print("copying …", file=sys.stderr)
+        found = copy_all(devices)
+        lines += ["", report(devices, found)]
+        todo += faults(found)
+    numbered = [f"{number}. {line}" for number, line in enumerate(todo, 1)]
+    print("\n".join([*lines, "", *(numbered or ["no known problems"])]))
     return 1 if todo else 0
 
 
-def _measured(args: argparse.Namespace, gpus: int, machine: Optional[Topology]) -> measure.Measured:
-    """Measure copies, and write the machine's file if one is wanted."""
-    devices = args.devices or [f"/gpu:{number}" for number in range(gpus)]
+def _read_topo(name: str) -> int:
+    """Print the groups in a saved output of nvidia-smi; on standard error its warnings."""
+    if name == "-" and sys.stdin is None:
+        raise HierAllreduceError("--topo -: standard input is closed")
+    with naming(f"--topo {name}"):
+        is_piped = name == "-"
+        text = decoded(sys.stdin.buffer.read()) if is_piped else read_text(Path(name))
+        found = read_table(text)
+    for warning in found.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    groups = linked_groups(found.links)
+    default = "no groups= to write: no two groups follow the NVLinks better than the halves"
+    print(_groups_line(groups) if groups else default)
+    return 0
+
+
+def _groups_line(groups: Groups) -> str:
+    return f'along the NVLinks: Strategy(algorithm="hierarchical", groups={groups})'
+
+
+def _check_devices(devices: List[str], gpus: int) -> None:
     numbers = [int(device[5:]) for device in devices if device.startswith("/gpu:")]
-    if len(devices) < 2 or not gpus > max(numbers, default=-1):
+    if len(devices) < 2 or max(numbers, default=-1) >= gpus:
         raise HierAllreduceError(
-            f"--measure: TensorFlow sees {count(gpus, 'GPU')}; name --devices such as /cpu:0,/cpu:1"
+            f"--copies: TensorFlow sees {count(gpus, 'GPU')}; name --devices such as /cpu:0,/cpu:1"
         )
-    machine = (
-        machine.subset(numbers) if machine is not None and len(numbers) == len(devices) else None
-    )
-    if args.o and machine is None:
-        raise HierAllreduceError(
-            "-o: only GPUs that nvidia-smi shows make a machine's file; leave -o out"
-        )
-    print("measuring copies …", file=sys.stderr)
-    found = measure.measure(devices, machine)
-    if args.o and machine is not None:
-        args.o.write_text(measure.with_figures(machine, devices, found).to_yaml(), encoding="utf-8")
-    return found
 
 
-def _version(name: str) -> Optional[str]:
-    if sys.version_info < (3, 8):
-        import pkg_resources  # of setuptools, which every environment of Python 3.7 has
-
-        found = pkg_resources.working_set.by_key.get(name.replace("_", "-"))
-        return str(found.version) if found else None
-    from importlib import metadata
-
-    return next((found.version for found in metadata.distributions(name=name)), None)
-
-
-def probe() -> Dict[str, Any]:
-    """Return TensorFlow's version, how it was built, and its GPUs with the peers that each can reach."""
-    import tensorflow as tf
-    from tensorflow.python.client import device_lib
-
-    gpus = []
-    for gpu in device_lib.list_local_devices():
-        if gpu.device_type == "GPU":
-            name = re.search(r"name: ([^,]+)", gpu.physical_device_desc)
-            peers = sorted({link.device_id for link in gpu.locality.links.link})
-            model = name.group(1) if name else ""
-            gpus.append(
-                {"name": gpu.name, "model": model, "bytes": gpu.memory_limit, "peers": peers}
-            )
-    return {"version": tf.__version__, "cuda": tf.test.is_built_with_cuda(), "gpus": gpus}
+def _lines(facts: Facts) -> List[str]:
+    """Return the facts as lines, to paste into an issue."""
+    where = ", in a container" if facts.in_container else ""
+    versions = {
+        "hier_allreduce": __version__,
+        "python": platform.python_version(),
+        **facts.packages,
+    }
+    return [
+        f"{platform.platform()}, {count(facts.cores, 'core')}{where}\n",
+        table([("package", "version"), *versions.items()]),
+        "",
+        *_nvidia_lines(facts),
+        *_tensorflow_lines(facts),
+        *(f"{name}={value}" for name, value in facts.variables.items()),
+    ]
 
 
-def _tensorflow() -> Dict[str, Any]:
-    """Return the probe's facts, or an ``error``, from another process: on a wrong processor it dies."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE],
-            capture_output=True,
-            timeout=_TIMEOUT,
-            env=environment,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return {
-            "error": f"TensorFlow did not list its devices within {_TIMEOUT} s: look at `dmesg`, reset the GPUs"
-        }
-    last = (
-        (done.stderr if done.returncode else done.stdout)
-        .decode("utf-8", "replace")
-        .strip()
-        .rpartition("\n")[2]
-    )
-    if done.returncode and "No module named 'tensorflow'" in last:
-        return {
-            "error": f"TensorFlow is missing; only plan works. {advice('The rest', 'tensorflow', 'tf')}"
-        }
-    if done.returncode:
-        by = (
-            f"status {done.returncode}"
-            if done.returncode > 0
-            else signal.Signals(-done.returncode).name
-        )
-        fault = last or f"it ended with {by}"
-        return {
-            "error": f"TensorFlow cannot be used, install one that fits this processor and Python: {fault}"
-        }
-    facts: Dict[str, Any] = json.loads(last)
-    return facts
+def _nvidia_lines(facts: Facts) -> List[str]:
+    nvidia = facts.nvidia
+    if nvidia.fault:
+        return [f"nvidia-smi: {nvidia.fault}"]
+    lines = [f"nvidia-smi: {gpu.model}, driver {gpu.driver}" for gpu in nvidia.gpus]
+    if len(nvidia.gpus) > 1 and nvidia.table:
+        lines += ["", nvidia.table.split("\n\n")[0], ""]  # without its legend
+    groups = groups_of(nvidia, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    return [*lines, *([_groups_line(groups)] if groups else [])]
 
 
-def _driver() -> List[str]:
-    """Return ``model, driver version`` of each GPU that nvidia-smi lists; nothing without it."""
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(
-            query, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=_TIMEOUT, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return done.stdout.decode("utf-8", "replace").strip().splitlines()
-
-
-def _gpu_lines(seen: Dict[str, Any], driver: List[str], machine: Optional[Topology]) -> List[str]:
-    none = "no GPUs; a container has them if it was started with GPUs"
-    lines = [f"nvidia-smi: {line}" for line in driver or [none]]
-    if "gpus" in seen:
-        built = "with" if seen["cuda"] else "without"
-        lines.append(
-            f"TensorFlow {seen['version']}, built {built} CUDA, sees {count(len(seen['gpus']), 'GPU')}"
-        )
-    for gpu in seen.get("gpus", []):
-        peers = ", ".join(map(str, gpu["peers"])) or "none"
-        lines.append(
-            f"  {gpu['name']} {gpu['model']}, {amount(gpu['bytes'], binary=True)}, peers: {peers}"
-        )
-    return lines + ([machine.table().rstrip()] if machine is not None and len(machine) > 1 else [])
-
-
-def remedies(
-    packages: Dict[str, str], seen: Dict[str, Any], driver: List[str], machine: Optional[Topology]
-) -> List[str]:
-    """Return a line for every known problem here: the problem, and its remedy."""
-    lines, gpus = [seen["error"]] if "error" in seen else [], seen.get("gpus", [])
-    tensorflows = [name for name in packages if name.startswith("tensorflow")]
-    if len(tensorflows) > 1:
-        lines.append(
-            f"{', '.join(tensorflows)} overwrite each other's files: uninstall all, then install one"
-        )
-    is_legacy = "tf_keras" in packages and os.environ.get("TF_USE_LEGACY_KERAS") == "1"
-    if "tensorpack" in packages and packages.get("keras", "2") >= "3" and not is_legacy:
-        install = "" if "tf_keras" in packages else "pip install tf_keras, and "
-        lines.append(f"tensorpack's layers need Keras 2: {install}set TF_USE_LEGACY_KERAS=1")
-    if driver and "gpus" in seen and not gpus:
-        why = "finds no CUDA libraries that fit" if seen["cuda"] else "is built without CUDA"
-        lines.append(
-            f"TensorFlow {why}, and does not use {count(len(driver), 'GPU')}: see tensorflow.org/install"
-        )
-    without = [gpu["name"] for gpu in gpus if len(gpu["peers"]) < len(gpus) - 1]
-    if without:
-        lines.append(
-            f"no peer access from {', '.join(without)} to all others, so that copies go through the host's memory. "
-            "GeForce cards have it over NVLink only, virtual machines if their host gives it; else turn off ACS and "
-            "the IOMMU in the firmware. `hier-allreduce doctor --measure -o machine.yaml` measures it for plans"
-        )
-    if "auto_jit" in os.environ.get("TF_XLA_FLAGS", ""):
-        lines.append(
-            "XLA may merge copies that the plan keeps apart: leave auto_jit out of TF_XLA_FLAGS"
-        )
-    return lines + list(machine.warnings if machine is not None else ())
+def _tensorflow_lines(facts: Facts) -> List[str]:
+    found = facts.tensorflow
+    if found.fault:
+        return []  # it is the first problem
+    built = "with" if found.cuda else "without"
+    seen = count(len(found.gpus), "GPU")
+    lines = [f"TensorFlow {found.version}, built {built} CUDA, sees {seen}"]
+    for gpu in found.gpus:
+        peers = f", peers: {', '.join(map(str, gpu.peers)) or 'none'}" if found.cuda else ""
+        lines.append(f"  {gpu.name} {gpu.model}, {amount(gpu.bytes, binary=True)}{peers}")
+    return lines

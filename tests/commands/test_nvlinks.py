@@ -1,40 +1,43 @@
-"""Reading `nvidia-smi topo -m`: as terminals and files have it; errors for any other text, cut or contradictory."""
+"""NVLinks in the output of `nvidia-smi topo -m`, as terminals and files have it; and groups along them.
+
+Any other text, and one that is cut or contradicts itself, is an error that says where.
+"""
 
 import contextlib
 import json
 import textwrap
 from collections import Counter
-from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hier_allreduce.commands.doctor.nvlinks import linked_groups, read_table
 from hier_allreduce.errors import HierAllreduceError
-from hier_allreduce.topology.matrix import read_matrix
 
 REAL = Path(__file__).parent / "nvidia_smi"  # verbatim from public bug trackers and wikis
 
-# GPUs, and links by kind, as a person counts them in each file.
+# GPUs, and pairs with NVLinks by their number, as a person counts them in each file.
 COUNTED = {
-    "dgx-1p-p100-soc-mlx5": (8, {"NV1": 16, "SYS": 12}),
-    "az-2x-m60": (2, {"SYS": 1}),
-    "8x-rtx6000pro-wiki-numa-suffix": (8, {"PIX": 4, "NODE": 8, "SYS": 16}),
-    "2x-nv2": (2, {"NV2": 1}),
-    "8x-v100-dgx1v-indented": (8, {"NV1": 8, "NV2": 8, "SYS": 12}),
+    "dgx-1p-p100-soc-mlx5": (8, {1: 16}),
+    "az-2x-m60": (2, {}),
+    "8x-rtx6000pro-wiki-numa-suffix": (8, {}),
+    "2x-nv2": (2, {2: 1}),
+    "8x-v100-dgx1v-indented": (8, {1: 8, 2: 8}),
     "1x-a100-sxm4-80gb-nic1": (1, {}),
-    "2x-a30-sys": (2, {"SYS": 1}),
-    "3x-a100-sxm4-80gb-nv12-nic1": (3, {"NV12": 3}),
-    "4x-h100-nvl-phb-nv12": (4, {"PHB": 4, "NV12": 2}),
-    "4x-a800-80gb-pcie-pxb-pix-nic3": (4, {"PXB": 5, "PIX": 1}),
-    "6x-rtx-3090-node-phb": (6, {"NODE": 13, "PHB": 2}),
-    "8x-v100-sxm2-32gb-sys-nv1-nv2-nic18": (8, {"SYS": 12, "NV1": 8, "NV2": 8}),
-    "8x-h20-nv18-nic26": (8, {"NV18": 28}),
-    "8x-h100-nv18-nic10": (8, {"NV18": 28}),
-    "8x-rtx-a6000-sys-nv4": (8, {"SYS": 24, "NV4": 4}),
-    "8x-a800-80gb-pcie-sys-pix-nv8-nic2": (8, {"SYS": 16, "PIX": 8, "NV8": 2, "NV6": 1, "NV4": 1}),
-    "8x-rtx-4090-sys-pxb-pix-nic2": (8, {"SYS": 16, "PXB": 9, "PIX": 3}),
+    "2x-a30-sys": (2, {}),
+    "3x-a100-sxm4-80gb-nv12-nic1": (3, {12: 3}),
+    "4x-h100-nvl-phb-nv12": (4, {12: 2}),
+    "4x-a800-80gb-pcie-pxb-pix-nic3": (4, {}),
+    "6x-rtx-3090-node-phb": (6, {}),
+    "8x-v100-sxm2-32gb-sys-nv1-nv2-nic18": (8, {1: 8, 2: 8}),
+    "8x-h20-nv18-nic26": (8, {18: 28}),
+    "8x-h100-nv18-nic10": (8, {18: 28}),
+    "8x-rtx-a6000-sys-nv4": (8, {4: 4}),
+    "8x-a800-80gb-pcie-sys-pix-nv8-nic2": (8, {8: 2, 6: 1, 4: 1}),
+    "8x-rtx-4090-sys-pxb-pix-nic2": (8, {}),
 }
 
 QUAD = """\
@@ -50,16 +53,13 @@ BARE = (
     .replace("\t24-47,72-95\t1", "")
 )
 PEERS = "\tGPU0\tGPU1\nGPU0\tX\tOK\nGPU1\tOK\tX\n"  # topo -p2p
-QUAD_KINDS = (
-    ("X", "NV1", "NV2", "SYS"),
-    ("NV1", "X", "SYS", "NV2"),
-    ("NV2", "SYS", "X", "NV1"),
-    ("SYS", "NV2", "NV1", "X"),
-)
+QUAD_LINKS = ((0, 1, 2, 0), (1, 0, 0, 2), (2, 0, 0, 1), (0, 2, 1, 0))
 
 
-def counted(kinds):
-    return Counter(kinds[i][j] for i in range(len(kinds)) for j in range(i))
+def counted(links):
+    """Count the pairs with NVLinks by their number."""
+    pairs = combinations(range(len(links)), 2)
+    return Counter(links[a][b] for a, b in pairs if links[a][b])
 
 
 def grid(count, kind):
@@ -72,8 +72,8 @@ def grid(count, kind):
 @pytest.mark.parametrize("name", COUNTED)
 def test_real_outputs(name):
     text = (REAL / f"{name}.txt").read_text(encoding="utf-8", errors="replace")
-    table = read_matrix(text)
-    assert (len(table.labels), counted(table.kinds)) == COUNTED[name]
+    table = read_table(text)
+    assert (len(table.links), counted(table.links)) == COUNTED[name]
 
 
 def test_every_real_output_here_is_counted():
@@ -115,10 +115,8 @@ PASTED = {
 
 @pytest.mark.parametrize("text", PASTED.values(), ids=PASTED)
 def test_a_table_with_other_text_around_it_is_read(text):
-    table = read_matrix(text)
-    assert table.labels == ("GPU0", "GPU1", "GPU2", "GPU3")
-    assert table.kinds == QUAD_KINDS
-    assert table.warnings == ()
+    table = read_table(text)
+    assert (table.links, table.warnings) == (QUAD_LINKS, ())
 
 
 MARKED_UP = {
@@ -136,7 +134,7 @@ MARKED_UP = {
 @pytest.mark.parametrize("text", MARKED_UP.values(), ids=MARKED_UP)
 def test_markup_around_cells_is_an_error(text):
     with pytest.raises(HierAllreduceError, match=r"no table of GPUs|row GPU\d"):
-        read_matrix(text)
+        read_table(text)
 
 
 @pytest.mark.parametrize("width", range(40, 130))
@@ -146,69 +144,30 @@ def test_a_wrapped_table_is_never_misread(width):
     by_words = [part for line in lines for part in textwrap.wrap(line, width)]
     for wrapped in (by_columns, by_words):
         with contextlib.suppress(HierAllreduceError):
-            assert read_matrix("\n".join(wrapped)) == read_matrix(CARDS)
+            assert read_table("\n".join(wrapped)) == read_table(CARDS)
             assert wrapped in (lines, [line.strip() for line in lines])
 
 
-@pytest.mark.parametrize("text", [QUAD, CARDS.replace("NIC0", "IB", 1).replace("\t\tN/A", "")])
-def test_affinity_tells_sockets_apart(text):
-    """Also where the name of a card is none that is known here."""
-    assert read_matrix(text).cpus == ("0-23,48-71",) * 2 + ("24-47,72-95",) * 2
+DAMAGED_CARDS = {
+    "a tab lost between two": CARDS.replace("\tPIX\tNODE", "\tPIXNODE", 1),
+    "two tabs lost": CARDS.replace("\tPIX\tNODE\tSYS", "\tPIXNODESYS", 1),
+    "one not available": CARDS.replace("\tPIX\tNODE", "\tN/A\tNODE", 1),
+}
 
 
-ACCESS = " \tGPU0\tGPU1\tGPU2\tGPU3\n" + "".join(
-    f" GPU{i}\t"
-    + "\t".join("X" if i == j else "OK" if i + j == 3 else "CNS" for j in range(4))
-    + "\n"
-    for i in range(4)
-)
-
-
-def test_peer_access_is_read_above_or_below_the_table():
-    pairs = ("GPU0-GPU1", "GPU0-GPU2", "GPU1-GPU3", "GPU2-GPU3")
-    assert read_matrix(QUAD).staged is None
-    for text in (f"{QUAD}\nLegend:\n{ACCESS}", ACCESS + QUAD):
-        assert read_matrix(text) == replace(read_matrix(QUAD), staged=pairs)
-    for cut in (
-        ACCESS.replace("\tGPU3\n", "\n"),
-        ACCESS[: ACCESS.rindex(" GPU3")],
-        ACCESS.replace("X\tCNS\tCNS", "X\tCNS"),
-    ):
-        with pytest.raises(HierAllreduceError, match="-p2p r` is cut"):
-            read_matrix(QUAD + cut)
-
-
-LISTED = "".join(f"GPU {i}: NVIDIA GeForce RTX 4090 (UUID: GPU-{i}{i})\n" for i in range(4))
-BOX = """\
-| NVIDIA-SMI 550.54.14              Driver Version: 550.54.14      CUDA Version: 12.4     |
-|   0  NVIDIA GeForce RTX 4090        Off |   00000000:01:00.0 Off |                  Off |
-|  0%   36C    P8             12W /  450W |       1MiB /  24564MiB |      0%      Default |
-|   1  NVIDIA GeForce RTX 4090        Off |   00000000:02:00.0 Off |                  Off |
-"""
-OLD_BOX = "|   0  GeForce RTX 208...  Off  | 00000000:1A:00.0 Off |                  N/A |\n"
-
-
-@pytest.mark.parametrize(
-    "before, models",
-    [
-        ("", ()),
-        ("$ nvidia-smi -L\n" + LISTED + "$ nvidia-smi topo -m\n", ("NVIDIA GeForce RTX 4090",)),
-        (BOX, ("NVIDIA GeForce RTX 4090",)),
-        (OLD_BOX, ("GeForce RTX 208...",)),
-        (BOX + OLD_BOX, ("GeForce RTX 208...", "NVIDIA GeForce RTX 4090")),
-    ],
-)
-def test_models_are_read_from_a_listing_or_the_box_of_nvidia_smi(before, models):
-    assert read_matrix(before + QUAD).models == models
+@pytest.mark.parametrize("text", DAMAGED_CARDS.values(), ids=DAMAGED_CARDS)
+def test_damaged_cells_of_network_cards_are_a_warning(text):
+    warning = "row GPU0: cells of network cards are damaged; those of GPUs are whole"
+    assert read_table(text) == (QUAD_LINKS, (warning,))
 
 
 def test_sixteen_gpus():
-    table = read_matrix(grid(16, "NV6"))
-    assert (len(table.labels), counted(table.kinds)) == (16, {"NV6": 120})
+    table = read_table(grid(16, "NV6"))
+    assert (len(table.links), counted(table.links)) == (16, {6: 120})
 
 
 def test_old_names_of_kinds():
-    assert counted(read_matrix(grid(3, "SOC")).kinds) == {"SYS": 3}
+    assert read_table(grid(3, "SOC")) == (((0,) * 3,) * 3, ())
 
 
 WRONG = {
@@ -266,7 +225,7 @@ WRONG = {
         CARDS.replace("PIX\tNODE\tSYS\tSYS\tSYS\t", "PIX\tNO"),
         "row GPU0, column NIC1",
     ),
-    "peer access alone": (PEERS, "-p2p r` alone: put the output of `nvidia-smi topo -m` above it"),
+    "peer access": (PEERS, "row GPU0, column GPU1.*'OK'.*not the output of `nvidia-smi topo -m`"),
     "AMD's links": (
         "       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n",
         "row GPU0, column GPU0.*found '0'",
@@ -289,7 +248,7 @@ WRONG = {
 @pytest.mark.parametrize("text, message", WRONG.values(), ids=WRONG)
 def test_cut_and_contradictory_tables_are_errors_that_say_where(text, message):
     with pytest.raises(HierAllreduceError, match=message):
-        read_matrix(text)
+        read_table(text)
 
 
 @given(st.integers(0, len(QUAD) - 1))
@@ -297,10 +256,10 @@ def test_cut_and_contradictory_tables_are_errors_that_say_where(text, message):
 def test_a_table_cut_anywhere_is_never_misread(end):
     """Either an error, or the cut was behind the last link."""
     try:
-        table = read_matrix(QUAD[:end])
+        table = read_table(QUAD[:end])
     except HierAllreduceError:
         return
-    assert table.kinds == QUAD_KINDS
+    assert table.links == QUAD_LINKS
 
 
 @given(st.integers(0, 60))
@@ -308,8 +267,8 @@ def test_a_table_cut_anywhere_is_never_misread(end):
 def test_a_table_cut_on_its_right_is_never_misread(width):
     with contextlib.suppress(HierAllreduceError):
         assert (
-            read_matrix("\n".join(line.expandtabs(8)[:width] for line in QUAD.splitlines())).kinds
-            == QUAD_KINDS
+            read_table("\n".join(line.expandtabs(8)[:width] for line in QUAD.splitlines())).links
+            == QUAD_LINKS
         )
 
 
@@ -323,18 +282,18 @@ def test_one_changed_cell_is_an_error_or_a_warning_that_names_it(row, column, ce
     lines = [line.split("\t") for line in QUAD.splitlines()]
     lines[row + 1][column + 1] = cell
     try:
-        table = read_matrix("\n".join(map("\t".join, lines)))
+        table = read_table("\n".join(map("\t".join, lines)))
     except HierAllreduceError as error:
         assert f"row GPU{row}, column GPU{column}" in str(error) or not cell
         return
     named = f"GPU{min(row, column)}–GPU{max(row, column)}"
-    assert table.kinds == QUAD_KINDS or any(warning.startswith(named) for warning in table.warnings)
+    assert table.links == QUAD_LINKS or any(warning.startswith(named) for warning in table.warnings)
 
 
 @pytest.mark.parametrize("filler", [" ", "\t", "GPU 0: A ", "0, Tesla "])
 def test_a_line_of_a_megabyte_is_read_at_once(filler):
     """Patterns that go back and forth in such a line would take hours: the limit of time of each test ends them."""
-    assert read_matrix(QUAD + "\n" + filler * (2**20 // len(filler))).kinds == QUAD_KINDS
+    assert read_table(QUAD + "\n" + filler * (2**20 // len(filler))).links == QUAD_LINKS
 
 
 @given(st.text(alphabet="GPU01 XNVSY\t\n|=:-[m", max_size=80))
@@ -342,12 +301,12 @@ def test_a_line_of_a_megabyte_is_read_at_once(filler):
 def test_any_text_is_read_or_an_error(text):
     """No other exception, whatever is pasted."""
     with contextlib.suppress(HierAllreduceError):
-        read_matrix(text)
+        read_table(text)
 
 
 def test_an_asymmetric_table_warns_and_counts_as_slower():
-    table = read_matrix(QUAD.replace("GPU1\tNV1", "GPU1\tPHB"))
-    assert table.kinds[0][1] == table.kinds[1][0] == "PHB"
+    table = read_table(QUAD.replace("GPU1\tNV1", "GPU1\tPHB"))
+    assert table.links[0][1] == table.links[1][0] == 0
     (warning,) = table.warnings[:1]
     assert "GPU0–GPU1" in warning and "NV1" in warning and "PHB" in warning
 
@@ -356,6 +315,49 @@ def test_an_asymmetric_table_warns_and_counts_as_slower():
     "before", [QUAD, QUAD[QUAD.index("\n") :]], ids=["whole", "without a header"]
 )
 def test_rows_of_a_second_table_are_mentioned(before):
-    table = read_matrix(before + "\nnode2:\n" + QUAD)
-    assert table.kinds == QUAD_KINDS
+    table = read_table(before + "\nnode2:\n" + QUAD)
+    assert table.links == QUAD_LINKS
     assert table.warnings == ("the text has rows of another table too; only one table was read",)
+
+
+# ---- groups ------------------------------------------------------------------------------------------
+
+# Eight V100: the same links in the four numberings that bug trackers show, as pairs of GPUs with NV1 and NV2.
+DGX_1V = {
+    "AWS": ("01 02 13 26 37 45 46 57", "03 04 12 15 23 47 56 67"),
+    "Azure": ("02 03 12 15 37 46 47 56", "01 04 13 23 26 45 57 67"),
+    "third": ("01 02 13 24 35 46 57 67", "03 06 12 17 23 45 47 56"),
+    "fourth": ("01 03 12 25 34 47 56 67", "02 07 13 16 23 45 46 57"),
+}
+
+
+def links_of(*pairs_by_count, gpus=8):
+    """Return K×K links: the first text has the pairs with one NVLink, the next those with two."""
+    links = [[0] * gpus for _ in range(gpus)]
+    for count, pairs in enumerate(pairs_by_count, 1):
+        for a, b in (map(int, pair) for pair in pairs.split()):
+            links[a][b] = links[b][a] = count
+    return tuple(map(tuple, links))
+
+
+@pytest.mark.parametrize("pairs", DGX_1V.values(), ids=DGX_1V)
+def test_a_dgx_1v_is_grouped_along_its_links_however_it_is_numbered(pairs):
+    links = links_of(*pairs)
+    first, second = linked_groups(links) or ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert sorted(first + second) == list(range(8)) and len(first) == 4
+    inside = [*combinations(first, 2), *combinations(second, 2)]
+    assert all(links[a][b] for a, b in [*inside, *zip(first, second)])
+
+
+def test_groups_are_named_only_where_they_are_not_the_halves():
+    found = {name: linked_groups(links_of(*pairs)) for name, pairs in DGX_1V.items()}
+    assert found["AWS"] is found["Azure"] is None
+    assert found["third"] == ((0, 1, 2, 3), (6, 7, 4, 5))
+    assert found["fourth"] == ((0, 1, 2, 3), (7, 6, 5, 4))
+    for none in (grid(8, "SYS"), grid(16, "NV6"), grid(2, "NV2"), grid(3, "NV12")):
+        assert linked_groups(read_table(none).links) is None
+
+
+def test_the_gpus_of_a_bridge_are_in_one_group():
+    assert linked_groups(links_of("03 12", gpus=4)) == ((0, 3), (1, 2))
+    assert linked_groups(links_of("04 13", gpus=5)) == ((0, 2, 4), (1, 3))

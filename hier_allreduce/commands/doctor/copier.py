@@ -1,0 +1,92 @@
+"""A process that copies between two devices with TensorFlow, and prints a line of JSON for each pair.
+
+::
+
+    {"first": "/gpu:0", "pairs": [["/gpu:0", "/gpu:1"], …], "start": 180, "limit": 10}
+        ─►  {}                                     TensorFlow has the first device
+            {"differ": 0, "rate": 2.2e10}          bytes that arrive changed; bytes/s
+            …
+
+A pair that takes longer than its limit ends the process: broken copies hang, and TensorFlow cannot
+end them.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import sys
+import time
+from statistics import median
+from typing import Any, List, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+SMALL, BIG = 4, 32 << 20  # bytes
+_WARM_UP, _REPEATS = 2, 7
+
+
+def bytes_that_differ(src: str, dst: str) -> int:
+    """Return how many of 32 MiB of random bytes arrive changed after a copy from ``src`` to ``dst``."""
+    sent = np.random.RandomState(0).randint(0, 256, BIG).astype(np.uint8).view(np.float32)
+    with tf.Graph().as_default():
+        with tf.device(src):
+            value = tf1.placeholder(tf.float32, sent.shape)
+            source = tf.identity(value)
+        with tf.device(dst):
+            arrived = tf.identity(source)
+        with _session([src, dst]) as session:
+            received = session.run(arrived, {value: sent})
+    return int(np.count_nonzero(received.view(np.uint8) != sent.view(np.uint8)))
+
+
+def seconds_of(src: str, dst: str, size: int) -> float:
+    """Return the seconds of a step with a copy of ``size`` bytes: the median of 7 steps."""
+    with tf.Graph().as_default():
+        with tf.device(src):
+            tensor = tf1.Variable(tf.ones([size // 4]), use_resource=True).read_value()
+        with tf.device(dst):
+            copied = tf.identity(tensor)
+            end = copied[0]  # it is fetched, so that the step ends after the copy
+        with _session([src, dst]) as session:
+            session.run(tf1.global_variables_initializer())
+            times: List[float] = []
+            for _ in range(_WARM_UP + _REPEATS):
+                begun = time.perf_counter()
+                session.run(end)
+                times.append(time.perf_counter() - begun)
+    return median(times[_WARM_UP:])  # the first ones allocate memory
+
+
+def rate_of(src: str, dst: str) -> float:
+    """Return the bytes/s of a copy of 32 MiB; 0 if it takes no longer than one of 4 bytes."""
+    seconds = seconds_of(src, dst, BIG) - seconds_of(src, dst, SMALL)
+    return BIG / seconds if seconds > 0 else 0.0
+
+
+def _session(devices: Sequence[str]) -> Any:
+    numbers = [int(device.rpartition(":")[2]) for device in devices if "cpu" in device]
+    config = tf1.ConfigProto(device_count={"CPU": max(numbers, default=0) + 1})
+    config.gpu_options.allow_growth = True
+    config.graph_options.rewrite_options.disable_meta_optimizer = True  # it would remove the copies
+    config.graph_options.optimizer_options.opt_level = -1
+    return tf1.Session(config=config)
+
+
+def main(text: str) -> None:
+    """Print ``{}`` when TensorFlow has the first device, and then a line for each pair."""
+    todo = json.loads(text)
+    faulthandler.dump_traceback_later(todo["start"], exit=True)
+    tf1.disable_eager_execution()
+    seconds_of(todo["first"], todo["first"], SMALL)
+    print("{}", flush=True)
+    for src, dst in todo["pairs"]:
+        faulthandler.dump_traceback_later(todo["limit"], exit=True)
+        answer = {"differ": bytes_that_differ(src, dst), "rate": rate_of(src, dst)}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

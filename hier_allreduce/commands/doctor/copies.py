@@ -1,0 +1,119 @@
+"""Copies between every ordered pair of devices: bits compared, bytes/s, and a limit of 10 seconds each.
+
+::
+
+    devices ─► pairs ─► copier (a process, which ends when a copy hangs) ─► {pair: Copy} ─► report, faults
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from itertools import permutations
+from typing import Any, Dict, Iterator, List, NamedTuple, Sequence, Tuple
+
+from tqdm import tqdm
+
+from ...errors import HierAllreduceError
+from ...formatting import rounded, table
+
+Pair = Tuple[str, str]
+START = 180.0  # seconds until TensorFlow has the devices
+LIMIT = 10.0  # seconds for one pair
+_REMEDY = "turn off the IOMMU and ACS in the firmware, or update the driver; until then leave these GPUs out"
+
+
+class Copy(NamedTuple):
+    """The copies of one ordered pair of devices.
+
+    Attributes:
+        differ: how many of 32 MiB arrived changed.
+        rate: bytes/s; 0 if no time could be measured.
+        fault: why there are no figures; empty if there are.
+    """
+
+    differ: int = 0
+    rate: float = 0.0
+    fault: str = ""
+
+
+def copy_all(devices: Sequence[str]) -> Dict[Pair, Copy]:
+    """Copy between every ordered pair of K ≥ 2 devices of TensorFlow; show a bar.
+
+    Raises:
+        HierAllreduceError: TensorFlow cannot use the devices.
+    """
+    pairs = list(permutations(devices, 2))
+    bar = tqdm(_ask(devices[0], pairs), "copies", len(pairs), disable=None)
+    return dict(zip(pairs, bar))
+
+
+def _ask(first: str, pairs: List[Pair]) -> Iterator[Copy]:
+    """Yield the copies of each pair; a process that hangs or dies is replaced by a new one."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    while pairs:
+        todo = {"first": first, "pairs": pairs, "start": START, "limit": LIMIT}
+        command = [sys.executable, "-m", f"{__package__}.copier", json.dumps(todo)]
+        with tempfile.TemporaryFile() as errors, subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+        ) as process:
+            lines: Any = process.stdout
+            if not lines.readline():
+                fault = _fault(process, errors, START)
+                raise HierAllreduceError(f"TensorFlow cannot use {first}: {fault}")
+            line = b"{}"
+            while pairs and line:
+                line = lines.readline()
+                pairs = pairs[1:]
+                yield (
+                    Copy(**json.loads(line)) if line else Copy(fault=_fault(process, errors, LIMIT))
+                )
+            process.kill()  # the end of TensorFlow may hang, too
+
+
+def _fault(process: Any, errors: Any, limit: float) -> str:
+    """Return why a process has ended."""
+    process.wait()
+    errors.seek(0)
+    lines = errors.read().decode("utf-8", "replace").split("\n")
+    if any(line.startswith("Timeout (") for line in lines):
+        return f"no answer for {limit:g} s"
+    told = [line.strip() for line in lines if "Error" in line] or ["no message"]
+    return f"the process ended: {told[-1][:150]}"
+
+
+def report(devices: Sequence[str], found: Dict[Pair, Copy]) -> str:
+    """Return a K×K table of GB/s, from row to column; of ``equal`` for CPU devices, which share one memory."""
+    are_gpus = all("gpu" in device for device in devices)
+    title = "GB/s of copies of 32 MiB" if are_gpus else "bits after copies of 32 MiB"
+    rows: List[List[str]] = [["", *devices]]
+    for src in devices:
+        cells = [_cell(found[src, dst], are_gpus) if src != dst else "." for dst in devices]
+        rows.append([src, *cells])
+    return f"{title}, from row to column\n{table(rows, all_right=True)}"
+
+
+def _cell(copy: Copy, are_gpus: bool) -> str:
+    if copy.fault:
+        return "NO END" if copy.fault.startswith("no answer") else "FAILED"
+    if copy.differ:
+        return "DIFFER"
+    return (rounded(copy.rate / 1e9) if copy.rate else "?") if are_gpus else "equal"
+
+
+def faults(found: Dict[Pair, Copy]) -> List[str]:
+    """Return a line for every kind of broken copy, with its remedy."""
+    by_kind: Dict[str, List[str]] = {}
+    for (src, dst), copy in found.items():
+        changed = f"{copy.differ} bytes of 32 MiB arrive changed" if copy.differ else ""
+        kind = copy.fault or changed
+        if kind:
+            by_kind.setdefault(kind, []).append(f"{src} → {dst}")
+    return [f"copies {', '.join(pairs)}: {kind}; {_REMEDY}" for kind, pairs in by_kind.items()]

@@ -1,0 +1,115 @@
+"""The answers of nvidia-smi on this machine, and which of its GPUs CUDA shows to a program."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import List, NamedTuple, Optional, Tuple
+
+from ...errors import HierAllreduceError
+from .nvlinks import Groups, linked_groups, read_table
+
+_PATIENCE = 60  # seconds for one call; without the persistence daemon it starts the driver first
+_HIDE_THE_REST = ("", "-1", "NoDevFiles")  # entries of CUDA_VISIBLE_DEVICES
+
+
+class NvidiaGpu(NamedTuple):
+    """One GPU, as nvidia-smi names it."""
+
+    model: str
+    driver: str
+    uuid: str
+
+
+class NvidiaSmi(NamedTuple):
+    """The GPUs in the order of their numbers, and the text of ``nvidia-smi topo -m``; or the ``fault``.
+
+    Attributes:
+        gpus: none if there is a fault.
+        table: empty on a driver that prints none.
+        fault: nvidia-smi's own line, or why there is none; empty if all is well.
+    """
+
+    gpus: Tuple[NvidiaGpu, ...] = ()
+    table: str = ""
+    fault: str = ""
+
+
+def ask_nvidia_smi() -> NvidiaSmi:
+    """Return the answers of nvidia-smi."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return NvidiaSmi(fault="not found on PATH")
+    listing, fault = _run(program, "--query-gpu=name,driver_version,uuid", "--format=csv,noheader")
+    if fault:
+        return NvidiaSmi(fault=fault)
+    fields = [line.split(", ") for line in listing.splitlines() if line.count(", ") == 2]
+    table, _ = _run(program, "topo", "-m")
+    return NvidiaSmi(tuple(NvidiaGpu(*gpu) for gpu in fields), table)
+
+
+def _run(*command: str) -> Tuple[str, str]:
+    """Return the output of a call, and its fault: its own words if it fails."""
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_PATIENCE,
+        )
+    except subprocess.TimeoutExpired:
+        return "", f"no answer for {_PATIENCE} s"
+    except OSError as error:
+        return "", str(error)
+    output = done.stdout.decode("utf-8", errors="replace").strip()
+    if done.returncode:
+        return "", " ".join(output.split())[:300] or f"it ended with status {done.returncode}"
+    return output, ""
+
+
+def visible_gpus(nvidia: NvidiaSmi, setting: Optional[str]) -> Tuple[List[int], str]:
+    """Return the numbers of the GPUs that CUDA shows, and the first entry of the setting that is none.
+
+    Args:
+        nvidia: all GPUs.
+        setting: CUDA_VISIBLE_DEVICES: numbers, or UUIDs or their beginnings. CUDA stops at the
+            first other entry, and so does this. None: not set, all are shown.
+    """
+    if setting is None:
+        return list(range(len(nvidia.gpus))), ""
+    shown: List[int] = []
+    for entry in map(str.strip, setting.split(",")):
+        if entry in _HIDE_THE_REST:
+            break
+        found = [
+            number
+            for number, gpu in enumerate(nvidia.gpus)
+            if entry == str(number) or (not entry.isdigit() and gpu.uuid.startswith(entry))
+        ]
+        if len(found) != 1:
+            return shown, entry
+        shown += found
+    return shown, ""
+
+
+def groups_here() -> Optional[Groups]:
+    """Return the two groups along the NVLinks of the GPUs that CUDA shows on this machine.
+
+    Returns:
+        None where these are the halves, and where nvidia-smi does not tell.
+    """
+    return groups_of(ask_nvidia_smi(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def groups_of(nvidia: NvidiaSmi, setting: Optional[str]) -> Optional[Groups]:
+    """Return the groups of the GPUs that CUDA_VISIBLE_DEVICES shows; None as :func:`groups_here`."""
+    gpus, _ = visible_gpus(nvidia, setting)
+    try:
+        links = read_table(nvidia.table).links
+    except HierAllreduceError:
+        return None
+    if len(links) != len(nvidia.gpus):
+        return None
+    return linked_groups(tuple(tuple(links[a][b] for b in gpus) for a in gpus))

@@ -1,0 +1,60 @@
+"""``doctor --copies``: bits and speeds of copies, on CPU devices and as GPUs give them."""
+
+from itertools import permutations
+
+import pytest
+
+from hier_allreduce import HierAllreduceError
+from hier_allreduce.commands.doctor import copies
+from hier_allreduce.commands.doctor.copies import Copy
+
+CPUS = ["/cpu:0", "/cpu:1"]
+GPUS = ["/gpu:0", "/gpu:1", "/gpu:2"]
+REMEDY = "; turn off the IOMMU and ACS in the firmware, or update the driver"
+
+
+def test_bits_of_cpu_devices_are_compared():
+    found = copies.copy_all(CPUS)
+    assert list(found) == [("/cpu:0", "/cpu:1"), ("/cpu:1", "/cpu:0")]
+    assert [(copy.differ, copy.fault) for copy in found.values()] == [(0, "")] * 2
+    assert copies.faults(found) == []
+    assert copies.report(CPUS, found).splitlines() == [
+        "bits after copies of 32 MiB, from row to column",
+        "        /cpu:0  /cpu:1",
+        "/cpu:0       .   equal",
+        "/cpu:1   equal       .",
+    ]
+
+
+def test_a_copy_that_does_not_end_is_a_fault_of_its_pair(monkeypatch):
+    monkeypatch.setattr(copies, "LIMIT", 0.001)
+    (fault,) = copies.faults(copies.copy_all(CPUS))
+    pairs = "copies /cpu:0 → /cpu:1, /cpu:1 → /cpu:0"
+    assert fault.startswith(f"{pairs}: no answer for 0.001 s{REMEDY}")
+
+
+def test_a_device_that_does_not_exist_is_an_error():
+    with pytest.raises(
+        HierAllreduceError, match=r"TensorFlow cannot use /gpu:7: the process ended: .*Error"
+    ):
+        copies.copy_all(["/gpu:7", "/cpu:0"])
+
+
+def test_speeds_and_faults_of_gpus_are_in_one_table():
+    found = {pair: Copy(rate=22.4e9) for pair in permutations(GPUS, 2)}
+    found["/gpu:0", "/gpu:2"] = Copy(differ=3, rate=9e9)
+    found["/gpu:1", "/gpu:2"] = Copy(fault="no answer for 10 s")
+    found["/gpu:2", "/gpu:0"] = Copy(fault="the process ended: InternalError")
+    found["/gpu:2", "/gpu:1"] = Copy(rate=0.0)
+    assert copies.report(GPUS, found).splitlines() == [
+        "GB/s of copies of 32 MiB, from row to column",
+        "        /gpu:0  /gpu:1  /gpu:2",
+        "/gpu:0       .      22  DIFFER",
+        "/gpu:1      22       .  NO END",
+        "/gpu:2  FAILED       ?       .",
+    ]
+    assert [line.partition(REMEDY)[0] for line in copies.faults(found)] == [
+        "copies /gpu:0 → /gpu:2: 3 bytes of 32 MiB arrive changed",
+        "copies /gpu:1 → /gpu:2: no answer for 10 s",
+        "copies /gpu:2 → /gpu:0: the process ended: InternalError",
+    ]
