@@ -12,10 +12,10 @@ from ..errors import HierAllreduceError
 from ..graph import HostGroup, allreduce_grads_and_vars, device_strings
 from ..graph.names import check_scope
 from ..planning import Strategy, strategy_from
-from .main_update import update_at_mains
 from .replicas import Copies, Drift, broadcast, comparison, find_copies
+from .sharded_update import update_at_mains
 from .update import Pairs, check_options, check_variables, update_towers
-from .wrapped import check_optimizer
+from .wrappers import check_optimizer
 
 _log = logging.getLogger("hier_allreduce")
 

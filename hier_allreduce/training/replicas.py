@@ -29,14 +29,19 @@ def all_variables() -> List[Any]:
     return list({id(var): var for var in tf1.global_variables() + tf1.local_variables()}.values())
 
 
-def with_created(trained: Copies, created: Sequence[Sequence[Any]]) -> Copies:
+def with_created(
+    trained: Copies, created: Sequence[Sequence[Any]], names_on_tower_0: Dict[int, str]
+) -> Copies:
     """Return the K×N trained variables, and after them the copies among the variables that K updates created.
 
-    Copies have the same name but for the towers' scopes. Otherwise they have the same name but for numbers, and the
-    same order. A variable that only some updates created, such as Adam's beta powers, is left out.
+    Copies have the same name but for the towers' scopes, or the name in ``names_on_tower_0`` by ``id(variable)``.
+    Otherwise they have the same name but for numbers, and the same order. A variable that only some updates created is
+    left out.
     """
     find = finder(trained)
-    names = [[find(var.op.name)[1] for var in row] for row in created]
+    names = [
+        [names_on_tower_0.get(id(var)) or find(var.op.name)[1] for var in row] for row in created
+    ]
     shared = set(names[0]).intersection(*names[1:])
     towers: List[Dict[str, List[Any]]] = [defaultdict(list) for _ in created]
     for tower, row, row_names in zip(towers, created, names):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, ContextManager, Dict, List, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
-from ..compat import is_resource, tf1
+from ..compat import is_resource, outside_control_flow, tf1
 from ..errors import HierAllreduceError
 from ..graph.matrix import VAR_LIST_ADVICE, check_average, check_pairs, dtype_of, static_shape
 from ..graph.names import where
-from .effects import unequal_ops, written_by
 from .replicas import Copies, all_variables, with_created
-from .wrapped import held_by, once, patched
+from .views import TowerViews
+from .wrappers import held_by, once, patched
+from .writes import let_writes_wait, unequal_ops, written_by
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 
@@ -81,56 +82,67 @@ def update_towers(
     rows: Sequence[Pairs],
     devices: Sequence[Any],
     scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext(),
+    arguments: Optional[Dict[str, Any]] = None,
 ) -> Tuple[Any, Copies]:
     """Update the variables of each tower on its device; return the op, and the copies that it updates or created.
 
-    The towers share ``optimizer``. It, or an optimizer that it wraps, may have work to do once a step, after the
-    updates: Adam advances its beta powers. Only the last tower's update does that work, and it waits for the other
-    updates, which read the same state. A loss scale is adapted once, too, from the first tower's gradients.
-    ``scope(tower)`` is the context of a tower's update.
+    The towers share ``optimizer``. In every update it sees the variables under tower 0's names, and has a state of the
+    tower: see ``views.py``. Only a loss scale is one for all towers, and is adapted once, from the first tower's
+    gradients.
+
+    Args:
+        optimizer: a ``tf.compat.v1.train.Optimizer``.
+        rows: K×N reduced gradients and variables.
+        devices: K devices.
+        scope: ``scope(tower)`` is the context of a tower's update.
+        arguments: more arguments of the optimizer's ``apply_gradients``.
 
     Raises:
-        HierAllreduceError: an earlier update has the same optimizer with once-a-step work. Or, found only once the ops
-            are there: updates of several towers write one variable, the last one does more than the others, or one
-            draws random numbers, calls Python or reads the clock. Then the graph keeps the ops: build the model in a
-            new graph.
+        HierAllreduceError: an earlier update has the same optimizer, and it has a state of its own. Or, found only once
+            the ops are there: updates of several towers write one variable, or do not write alike, or one draws random
+            numbers, calls Python or reads the clock. Then the graph keeps the ops: build the model in a new graph.
     """
-    inside = held_by(optimizer)
-    once_a_step = [
-        inner for inner in inside if type(inner)._finish is not tf1.train.Optimizer._finish
-    ]
+    optimizers = held_by(optimizer)
+    if len(devices) > 1:
+        _check_has_no_state(optimizers)
     scales = [
         inner._loss_scale
-        for inner in inside
+        for inner in optimizers
         if hasattr(getattr(inner, "_loss_scale", None), "update")
     ]
-    for inner in once_a_step if len(devices) > 1 else ():
-        if inner.variables():
-            raise HierAllreduceError(
-                f"{type(inner).__name__}: an earlier apply_gradients has the same one. Each train op would change its"
-                " state once a step (Adam: the beta powers) while the towers of the other one read it, and the towers"
-                " would diverge. Give each loss a TowerOptimizer with another optimizer, or add the losses up, or use"
-                " update='main'"
-            )
+    variables = [[var for _, var in row] for row in rows]
+    views = TowerViews(variables, optimizers)
     graph = tf1.get_default_graph()
     ops: List[Any] = []
     created, added = [], []
     with patched(scales, "update", once):
-        for tower, (row, device) in enumerate(zip(rows, devices)):
-            last = tower == len(devices) - 1
-            wait = tf.control_dependencies(ops if once_a_step and last else [])
-            before, known = len(graph.get_operations()), set(map(id, all_variables()))
-            early = [] if last else once_a_step
-            skip = patched(
-                early, "_finish", lambda _: lambda updates, name: tf.group(*updates, name=name)
-            )
-            with tf1.device(device), scope(tower), wait, skip:
-                ops.append(optimizer.apply_gradients(row, name=f"apply_grad_{tower}"))
+        for tower, device in enumerate(devices):
+            grads = [grad for grad, _ in rows[tower]]
+            given = {name: views.argument(of, tower) for name, of in (arguments or {}).items()}
+            number, known = len(graph.get_operations()), set(map(id, all_variables()))
+            with tf1.device(device), scope(tower), views.update_of(tower):
+                pairs = list(zip(grads, views.rows[tower]))
+                ops.append(optimizer.apply_gradients(pairs, name=f"apply_grad_{tower}", **given))
             created.append([var for var in all_variables() if id(var) not in known])
-            added.append(graph.get_operations()[before:])
+            added.append(graph.get_operations()[number:])
+            let_writes_wait(added[-1], rows[tower])
     if len(devices) > 1:
         _check_updates(type(optimizer).__name__, rows, devices, added)
-    return tf.group(*ops), with_created([[var for _, var in row] for row in rows], created)
+    return tf.group(*ops), with_created(variables, created, views.names_on_tower_0)
+
+
+def _check_has_no_state(optimizers: Sequence[Any]) -> None:
+    """Check that no optimizer has variables of its own in this graph, from an earlier update."""
+    with outside_control_flow():
+        graph = tf1.get_default_graph()
+    for inner in optimizers:
+        if any(var.graph is graph for var in inner._non_slot_dict.values()):
+            raise HierAllreduceError(
+                f"{type(inner).__name__}: an earlier apply_gradients has the same one. Each train op would change its"
+                " state (Adam: the beta powers) once a step, so that the towers of the other one would use it half"
+                " changed, and would diverge. Give each loss a TowerOptimizer with another optimizer, or add the losses"
+                " up, or use update='main'"
+            )
 
 
 def _check_updates(
@@ -156,6 +168,6 @@ def _check_updates(
             if count != on_tower_0:
                 raise HierAllreduceError(
                     f"{kind}: the update of {where(tower, devices)} writes {var.op.name!r} {count} times, that of"
-                    f" tower 0 writes {first.op.name!r} {on_tower_0} times: its _finish() is called once a step, in the"
-                    f" last tower. Do this elsewhere, {_AT_MAINS}"
+                    f" tower 0 writes {first.op.name!r} {on_tower_0} times, and the towers would diverge. Let the"
+                    f" optimizer do the same for every tower, {_AT_MAINS}"
                 )

@@ -1,6 +1,7 @@
 """A small model and its training with tensorpack, for child processes: importing tensorpack changes global state."""
 
 import os
+import re
 
 import numpy as np
 import tensorflow as tf
@@ -47,6 +48,26 @@ def look_ahead():
     )
 
 
+class DecayAllBut(tf1.train.MomentumOptimizer):
+    """Momentum that decays weights, but not biases and not the first layer: it chooses by names, as many do."""
+
+    def _create_slots(self, var_list):
+        super()._create_slots(var_list)
+        self.decayed = {var.name for var in var_list if not var.op.name.startswith("hidden/")}
+
+    def _resource_apply_dense(self, grad, var):
+        is_decayed = var.name in self.decayed and not re.search(r"/b$", var.op.name)
+        return super()._resource_apply_dense(grad + 0.1 * is_decayed * var.read_value(), var)
+
+
+def counted(grad, var):
+    """Divide a gradient by the number of steps, counted in a variable named after the one that it gets."""
+    with tf1.variable_scope("counted", reuse=tf1.AUTO_REUSE):
+        name, zeros = f"{var.op.name}/steps", tf1.zeros_initializer()
+        steps = tf1.get_variable(name, [], initializer=zeros, trainable=False, use_resource=True)
+    return grad / steps.assign_add(1.0)
+
+
 BY_NAME = [  # freezes a layer and decays weights
     ScaleGradient([("hidden/W", 0.0), ("out/.*", 5.0)], verbose=False),
     MapGradient(lambda grad, var: grad + 0.1 * var, "out/W"),
@@ -65,6 +86,8 @@ OPTIMIZERS = {
         momentum(), lambda var: var * 0.5 if var.name in ("hidden/b:0", "out/b:0") else None
     ),
     "moved by slots": look_ahead,
+    "decayed by name": lambda: DecayAllBut(0.1, 0.9),
+    "counted by name": lambda: apply_grad_processors(sgd(), [MapGradient(counted)]),
 }
 
 

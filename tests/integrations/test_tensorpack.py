@@ -166,7 +166,10 @@ def test_checkpoints_restore_bit_for_bit(optimizer):
         checkpoint = f"after{steps - 4}/model-{steps}"
 
 
-@pytest.mark.parametrize("optimizer", ["by name", "assigned by name", "moved by slots"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["by name", "assigned by name", "moved by slots", "decayed by name", "counted by name"],
+)
 @in_child
 def test_matches_of_names_see_tower_0s_in_every_tower(optimizer):
     import tensorpack as tp
@@ -300,14 +303,6 @@ def on_tower_1(cost, everywhere):
     return cost + tf.square(extra) if here else cost
 
 
-def counted(grad, var):
-    """Divide a gradient by the number of steps, counted in a variable named after the one that it gets."""
-    with tf1.variable_scope("counted", reuse=tf1.AUTO_REUSE):
-        name, zeros = f"{var.op.name}/steps", tf1.zeros_initializer()
-        steps = tf1.get_variable(name, [], initializer=zeros, trainable=False, use_resource=True)
-    return grad / steps.assign_add(1.0)
-
-
 TWO_DEVICES = tf1.ConfigProto(
     allow_soft_placement=True, inter_op_parallelism_threads=THREADS, device_count={XPU.upper(): 2}
 )
@@ -371,12 +366,6 @@ ERRORS = {
             2, lambda: type("Theirs", (child.AccumGradOptimizer,), {})(child.sgd(), 3)
         ),
         ["Theirs reads its counter while", "OrderedAccumGrad"],
-    ),
-    "processor with a variable": (
-        lambda ours, child: train(
-            2, lambda: child.apply_grad_processors(child.sgd(), [child.MapGradient(counted)])
-        ),
-        ["both write", "update='main'"],
     ),
     "keras 3": (
         lambda ours, child: train(

@@ -20,13 +20,13 @@ from ...errors import HierAllreduceError
 from ...graph import HostGroup, allreduce_grads_and_vars, device_strings
 from ...measured import measurement
 from ...planning import Strategy, strategy_from
-from ...training.main_update import update_at_mains
 from ...training.replicas import Copies, Drift, broadcast, comparison, find_copies
+from ...training.sharded_update import update_at_mains
 from ...training.update import Pairs, check_options, check_variables, update_towers
-from ...training.wrapped import check_optimizer
+from ...training.wrappers import check_optimizer
 from .accumulation import with_ordered_accumulation
 from .devices import creator_for_towers
-from .names import under_tower_0s_names, with_missing_pairs
+from .names import with_missing_pairs
 from .peers import reduced_by_peer
 
 _OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
@@ -207,14 +207,13 @@ class HierarchicalTrainer(SingleCostTrainer):
                     optimizer, pairs, self.devices, average, strategy, self.cluster
                 )
             else:
-                with under_tower_0s_names(optimizer, pairs):
-                    # slots belong to their tower: those of all towers but the first are local, and so not saved
-                    op, copies = update_towers(
-                        optimizer,
-                        pairs,
-                        self.devices,
-                        lambda tower: override_to_local_variable(enable=tower > 0),
-                    )
+                # the state of all towers but the first is local, and so not saved
+                op, copies = update_towers(
+                    optimizer,
+                    pairs,
+                    self.devices,
+                    scope=lambda tower: override_to_local_variable(enable=tower > 0),
+                )
             self.train_op = tf.group(op, name="train_op")
         return copies
 

@@ -17,6 +17,9 @@ from ..graph.names import variable_names, where
 from ..planning import Strategy
 from .replicas import Copies
 from .update import Pairs
+from .views import TowerViews, under_name_of
+from .wrappers import held_by
+from .writes import let_writes_wait
 
 
 def update_at_mains(
@@ -65,7 +68,14 @@ def update_at_mains(
             )
     reduced = reduce_layout(first_half(layout), average, "reduce_to_mains", cluster)
     pairs = [(reduced[main][n], views[n]) for n, main in sorted(mains.items())]
-    updated = optimizer.apply_gradients(pairs)
+    graph = tf1.get_default_graph()
+    number = len(graph.get_operations())
+    with TowerViews(variables[:1], held_by(optimizer)).update_of(0):
+        updated = optimizer.apply_gradients(pairs)
+    let_writes_wait(
+        graph.get_operations()[number:],
+        [(reduced[main][n], variables[main][n]) for n, main in mains.items()],
+    )
     values: List[Any] = [None] * len(names)
     for n, main in mains.items():
         with tf.control_dependencies([updated]), tf1.device(devices[main]):
@@ -79,16 +89,3 @@ def update_at_mains(
                 if main != tower
             ]
     return tf.group(*ops), variables
-
-
-def under_name_of(first: Any, var: Any) -> Any:
-    """Return a view of ``var`` with the names of its copy ``first``: for itself, for its slots and in checkpoints.
-
-    The class of a view is derived from its variable's, so that TensorFlow takes it for a variable. That class's
-    constructor would add a variable to the graph, so a view is made without it, and has all attributes of the variable.
-    """
-    names = {"name": property(lambda view: first.name), "op": property(lambda view: first.op)}
-    kind: Any = type(var)
-    view: Any = object.__new__(type(f"Renamed{kind.__name__}", (kind,), names))
-    vars(view).update(vars(var), _save_slice_info=first._save_slice_info)
-    return view

@@ -20,7 +20,9 @@ def held_by(optimizer: Any) -> List[Any]:
     optimizers = [optimizer]
     for holder in optimizers:  # the list grows while it is read
         for value in vars(holder).values():
-            for inner in value if isinstance(value, (list, tuple)) else [value]:
+            values = value.values() if isinstance(value, dict) else value
+            is_container = isinstance(value, (dict, list, tuple))
+            for inner in values if is_container else [value]:
                 if isinstance(inner, tf1.train.Optimizer) and inner not in optimizers:
                     optimizers.append(inner)
     return optimizers

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any, Iterator, List, Sequence
+from typing import Any, Iterator, List, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -31,6 +31,27 @@ def written_by(ops: Sequence[Any]) -> Counter:
         names = {_variable_name(tensor.op) for tensor in _written_inputs(op)}
         counts.update(name for name in names if op.name != f"{name}/Assign")
     return counts
+
+
+def let_writes_wait(ops: Sequence[Any], pairs: Sequence[Tuple[Any, Any]]) -> None:
+    """Let each of ``ops`` that writes a variable of N (gradient, variable) pairs wait for its gradient.
+
+    AdamW, say, decays a variable before it applies the gradient. Without this, the decay could run while the forward
+    pass still reads the variable.
+    """
+    tensors = {
+        var.op.name: [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [grad]
+        for grad, var in pairs
+        if grad is not None
+    }
+    for op in ops:
+        if op._get_control_flow_context() is not None:
+            continue  # an edge into a loop is not allowed, and into a condition not needed: it waits itself
+        for written in _written_inputs(op):
+            needed = tensors.get(_variable_name(written.op), [])
+            # an edge for an input of the op itself would tell nothing new
+            missing = {tensor.op for tensor in needed} - {tensor.op for tensor in op.inputs}
+            op._add_control_inputs(list(missing))
 
 
 def unequal_ops(ops: Sequence[Any]) -> Iterator[str]:

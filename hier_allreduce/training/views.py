@@ -1,0 +1,253 @@
+"""Variables as the update of each tower sees them: with one device's names, and a state of the tower's own.
+
+An optimizer may choose by a variable's name, and may keep state under names that it makes up. On K towers every update
+shall choose and keep alike, so the optimizer gets tower 1's variables as *views* that have the names of tower 0's::
+
+    tower 1's variable         tower1/norm/gamma
+    the optimizer sees         tower0/norm/gamma              "no decay for norm/" holds on every tower
+    its slot                   tower1/norm/gamma/Adam         slots belong to the variable, not to the view
+    its get_variable(…)        tower0/norm/gamma/adam_m  ─►   tower1/norm/gamma/adam_m
+                               lamb/step                 ─►   tower1/lamb/step
+    its beta powers            beta1_power               ─►   tower1/beta1_power
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import re
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set
+
+import tensorflow as tf
+
+from ..compat import tf1
+from .replicas import all_variables
+from .wrappers import patched
+
+# methods of tf.compat.v1.train.Optimizer whose first argument is a variable with slots
+_SLOT_METHODS = (
+    "get_slot",
+    "_zeros_slot",
+    "_get_or_make_slot",
+    "_get_or_make_slot_with_initializer",
+)
+
+
+def under_name_of(first: Any, var: Any) -> Any:
+    """Return a view of ``var`` with the names of its copy ``first``: for itself, for its slots and in checkpoints.
+
+    A set or a list of variables that has ``first`` has the view too, because a choice by variables lists tower 0's
+    at least. TensorFlow keys state by ``ref()``, which is that of ``var``.
+    """
+    view: Any = object.__new__(_view_class(type(var)))
+    # A constructor would add a variable to the graph. So the view is made without it, from the variable's attributes.
+    vars(view).update(vars(var), _named_like=first, _viewed=var)
+    vars(view).update(_save_slice_info=first._save_slice_info)
+    return view
+
+
+@functools.lru_cache(maxsize=None)
+def _view_class(kind: Any) -> Any:
+    """Return a class of views, derived from their variables' class, so that TensorFlow takes them for variables."""
+
+    def original(other: Any) -> Any:
+        return getattr(other, "_named_like", other)
+
+    members = {
+        "name": property(lambda view: view._named_like.name),
+        "op": property(lambda view: view._named_like.op),
+        "_shared_name": property(lambda view: view._named_like._shared_name),
+        "ref": lambda view: view._viewed.ref(),
+        "experimental_ref": lambda view: view._viewed.experimental_ref(),
+        "__hash__": lambda view: hash(view._named_like),
+        "__eq__": lambda view, other: original(view) is original(other),
+        "__ne__": lambda view, other: original(view) is not original(other),
+    }
+    return type(f"Renamed{kind.__name__}", (kind,), members)
+
+
+class TowerViews:
+    """Views of K×N variables, and the names of all that the K updates create.
+
+    Args:
+        variables: K rows of N variables.
+        optimizers: an optimizer, and all optimizers that it wraps.
+
+    Attributes:
+        rows: K rows of N variables as the optimizer sees them: tower 0's are the variables themselves.
+        names_on_tower_0: of variables that the updates of other towers created, by ``id(variable)``.
+    """
+
+    def __init__(self, variables: Sequence[Sequence[Any]], optimizers: Sequence[Any]):
+        self.names_on_tower_0: Dict[int, str] = {}
+        self.rows = [_views(row, variables[0]) for row in variables]
+        self._own_names = [_own_names(row, variables[0]) for row in variables]
+        self._numbers = {id(var): n for row in variables for n, var in enumerate(row)}
+        self._local_towers = _local_towers(variables)
+        self._optimizers = optimizers
+        self._earlier = _names_now()
+        self._asked_on_tower_0: Set[str] = set()
+        self._keeps_names = (
+            False  # while a variable is created under a name that is the tower's own
+        )
+
+    def argument(self, value: Any, tower: int) -> Any:
+        """Return an argument of ``apply_gradients``, with ``tower``'s view in place of each trained variable."""
+        if isinstance(value, dict):
+            items = [
+                (self.argument(key, tower), self.argument(of, tower)) for key, of in value.items()
+            ]
+            return dict(items)
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return type(value)([self.argument(item, tower) for item in value])
+        number = self._numbers.get(id(value))
+        return value if number is None else self.rows[tower][number]
+
+    @contextlib.contextmanager
+    def update_of(self, tower: int) -> Iterator[None]:
+        """Open the context in which ``tower``'s update is built."""
+        with contextlib.ExitStack() as contexts:
+            if tower:
+                self._enter_own_state(contexts, tower)
+            contexts.enter_context(_getting(functools.partial(self._get, tower)))
+            contexts.enter_context(
+                tf.variable_creator_scope(functools.partial(self._create, tower))
+            )
+            yield
+
+    def _enter_own_state(self, contexts: contextlib.ExitStack, tower: int) -> None:
+        """Give the optimizers empty state for this tower; slots are those of the variable behind a view."""
+
+        def of_variable(method: Callable) -> Callable:
+            def call(var: Any, *args: Any, **options: Any) -> Any:
+                with self._keeping_names():
+                    return method(getattr(var, "_viewed", var), *args, **options)
+
+            return call
+
+        def of_tower(method: Callable) -> Callable:
+            def call(*args: Any, **options: Any) -> Any:
+                with tf.variable_creator_scope(functools.partial(self._create_non_slot, tower)):
+                    return method(*args, **options)
+
+            return call
+
+        for name in _SLOT_METHODS:
+            contexts.enter_context(patched(self._optimizers, name, of_variable))
+        contexts.enter_context(patched(self._optimizers, "_create_non_slot_variable", of_tower))
+        contexts.enter_context(patched(self._optimizers, "_non_slot_dict", lambda of_tower_0: {}))
+
+    def _get(self, tower: int, getter: Callable, name: str, **options: Any) -> Any:
+        """Get or create the variable for which an update asks by ``name``, that of tower 0: a custom getter."""
+        if options.get("reuse") is True:
+            options["reuse"] = tf1.AUTO_REUSE  # a scope set to reuse shall not forbid new slots
+        if not tower:
+            self._asked_on_tower_0.add(name)
+        own = self._own_name(name, tower)
+        with self._keeping_names():
+            var = getter(name=own, **options)
+        if own != name:
+            self.names_on_tower_0[id(var)] = name.rstrip("/")
+        return var
+
+    def _create(self, tower: int, create: Callable, **options: Any) -> Any:
+        """Create a variable for which no ``get_variable`` asks: a variable creator."""
+        name = options.get("name")
+        if name and not self._keeps_names:
+            options["name"] = _renamed(name, self._own_names[tower]) or name
+        return create(**options)
+
+    def _create_non_slot(self, tower: int, create: Callable, **options: Any) -> Any:
+        """Create a variable of the optimizer that belongs to no other variable, such as Adam's beta powers."""
+        scope = f"tower{tower}/"
+        options["name"] = scope + options["name"]
+        if tower in self._local_towers:
+            options["collections"] = [tf1.GraphKeys.LOCAL_VARIABLES]
+        var = create(**options)
+        self.names_on_tower_0[id(var)] = var.op.name.replace(scope, "", 1)
+        return var
+
+    def _own_name(self, name: str, tower: int) -> str:
+        """Return ``tower``'s name for a variable that is called ``name`` on tower 0."""
+        if not tower or self._keeps_names:
+            return name
+        own = _renamed(name, self._own_names[tower])
+        if own is None and name in self._asked_on_tower_0:
+            own = f"tower{tower}/{name}"
+        if own is None or (name in self._earlier and own not in self._earlier):
+            return name  # all towers share a variable that was there before
+        unnumbered = re.sub(r"_\d+(?=/?$)", "", own)
+        is_numbered_anew = name not in self._asked_on_tower_0 and unnumbered != own
+        return _free(unnumbered) if is_numbered_anew else own
+
+    @contextlib.contextmanager
+    def _keeping_names(self) -> Iterator[None]:
+        before = self._keeps_names
+        self._keeps_names = True
+        try:
+            yield
+        finally:
+            self._keeps_names = before
+
+
+def _views(row: Sequence[Any], first_row: Sequence[Any]) -> List[Any]:
+    """Return a tower's variables as its optimizer sees them."""
+    pairs = zip(row, first_row)
+    return [var if var is first else under_name_of(first, var) for var, first in pairs]
+
+
+def _local_towers(rows: Sequence[Sequence[Any]]) -> Set[int]:
+    """Return the towers whose variables are local, as tensorpack makes them: they are not saved."""
+    local = set(map(id, tf1.local_variables()))
+    return {tower for tower, row in enumerate(rows) if any(id(var) in local for var in row)}
+
+
+def _own_names(row: Sequence[Any], first_row: Sequence[Any]) -> Dict[str, str]:
+    """Return a tower's name for each variable, by tower 0's name and by the tower's own one."""
+    names = {var.op.name: var.op.name for var in row}
+    names.update({first.op.name: var.op.name for var, first in zip(row, first_row)})
+    return names
+
+
+def _renamed(name: str, own_names: Dict[str, str]) -> Optional[str]:
+    """Return a name in which a variable's name is replaced by the tower's own one; None if it has none in it."""
+    levels = name.split("/")
+    for start in range(len(levels)):
+        for end in range(len(levels), start, -1):
+            own = own_names.get("/".join(levels[start:end]))
+            if own is not None:
+                return "/".join([*levels[:start], own, *levels[end:]])
+    return None
+
+
+def _free(name: str) -> str:
+    """Return ``name``, with a number if a variable is called so already: as TensorFlow numbers slots."""
+    taken = _names_now()
+    end = "/" if name.endswith("/") else ""
+    base = name.rstrip("/")
+    numbered = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(1)))
+    return next(each for each in numbered if each not in taken) + end
+
+
+def _names_now() -> Set[str]:
+    return {var.op.name for var in all_variables()}
+
+
+@contextlib.contextmanager
+def _getting(get: Callable) -> Iterator[None]:
+    """Open a context in which ``get`` is the custom getter of the current variable scope.
+
+    The scope is not opened again, because TensorFlow would then number its slots from the start.
+    """
+    scope = tf1.get_variable_scope()
+    outer = scope.custom_getter
+
+    def composed(getter: Callable, name: str, **options: Any) -> Any:
+        return get(functools.partial(outer, getter) if outer else getter, name, **options)
+
+    scope.set_custom_getter(composed)
+    try:
+        yield
+    finally:
+        scope.set_custom_getter(outer)
