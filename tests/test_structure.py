@@ -18,9 +18,9 @@ PACKAGE = Path(hier_allreduce.__file__).parent
 # A folder imports from those before it only. The first entry is the ground: single files.
 LAYERS = [
     {"errors", "formatting", "models", "compat", "configs", "measured", "_lazy", "_version"},
-    {"planning"},
+    {"cluster", "planning"},
     {"graph"},
-    {"auditing", "cluster", "training"},
+    {"auditing", "training"},
     {"integrations"},
     {"tune"},
     {"commands"},

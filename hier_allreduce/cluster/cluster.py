@@ -8,7 +8,8 @@
     host 1   tower 0 ─┐                    │             │    ┌─► tower 0
              tower 1 ─┴─► sum on its root ─┘             └────┴─► tower 1
 
-Each host sends each chunk across once, not once for each tower, and different chunks from different devices.
+Each host sends each chunk across once, not once for each tower, and different chunks from
+different devices.
 """
 
 from __future__ import annotations
@@ -17,33 +18,45 @@ import itertools
 import math
 import os
 from numbers import Real
-from typing import Any, Mapping, Optional, Sequence, Tuple
+from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..compat import builds_for_session, in_current_graph, tf1
 from ..errors import ClusterError, HierAllreduceError
-from ..graph import HostGroup
-from ..graph.matrix import Column
-from .collectives import ENGINES, RING, AcrossHosts, Collectives, can_cross
-from .environment import check_hosts, is_whole_number, job_of, split_address
-from .session import ClusterSession, Tables, difference
-from .watch import Watch
+from .collectives import (
+    ENGINES,
+    FIRST_IN_GRAPHS,
+    FIRST_OF_SESSIONS,
+    NCCL,
+    ON_ROOTS,
+    RING,
+    add_up,
+    can_cross,
+    crossing_dtype,
+    gather,
+    send,
+)
+from .environment import Job, check_hosts, is_whole_number, job_of
+from .health import HealthCheck
+from .session import ClusterSession, start_server
 
-_BUILT = "hier_allreduce/hosts"  # the collection of a graph with lines of text: all hosts must have built the same
+_BUILT = "hier_allreduce/hosts"  # the collection of a graph with lines that all hosts must have
+_MOST_DIMENSIONS = 254  # of a tensor: TensorShape::MaxDimensions() in TensorFlow
 
 
-class Cluster(HostGroup):
+class Cluster:
     """The hosts of one job, and the index of this process among them.
 
     ::
 
-        cluster = Cluster.from_environment(devices_per_host=4)     # TF_CONFIG or Slurm; the same program on every host
+        # TF_CONFIG or Slurm says which hosts; the same program runs on every host
+        cluster = Cluster.from_environment(devices_per_host=4)
         reduced = allreduce_grads(grads, devices, average=True, cluster=cluster)
         start = cluster.broadcast(tf.compat.v1.global_variables())
-        with cluster.session() as session:                         # waits for all hosts, and compares their graphs
+        with cluster.session() as session:  # waits for all hosts, and compares their graphs
             session.run(tf.compat.v1.global_variables_initializer())
-            session.run(start)                                     # host 0's values on all hosts
+            session.run(start)              # host 0's values on all hosts
             …
 
     With one host, everything works as without a cluster: no server, no collective.
@@ -51,7 +64,8 @@ class Cluster(HostGroup):
     Attributes:
         hosts: H addresses, ``"host:port"``, in the same order on every host.
         task: the index of this process in ``hosts``; 0 is the chief.
-        devices_per_host: K, the same on every host. A session has at least this number of CPU devices.
+        devices_per_host: K, the same on every host. A session has at least this number of CPU
+            devices.
     """
 
     def __init__(
@@ -70,15 +84,17 @@ class Cluster(HostGroup):
             hosts: addresses by which the hosts reach each other.
             task: the index of this process in ``hosts``.
             devices_per_host: number of towers on each host.
-            timeout: seconds within which every host ends with an error after another one has died or frozen. A host
-                that computes, saves or evaluates is neither, however long it takes.
+            timeout: seconds within which every host ends with an error after another one has died
+                or frozen. A host that computes, saves or evaluates is neither, however long it
+                takes.
             start_timeout: seconds to wait for all hosts at the start.
-            stall_timeout: seconds that a live host may keep the others waiting, for example while it saves.
+            stall_timeout: seconds that a live host may keep the others waiting, for example while
+                it saves.
             communication: ``"ring"``, TensorFlow's over gRPC; or ``"nccl"``, for GPUs.
 
         Raises:
-            ClusterError: no hosts, an invalid or repeated address, a task that is not an index of the list, an unknown
-                engine, or a number that is not positive.
+            ClusterError: no hosts, an invalid or repeated address, a task that is not an index of
+                the list, an unknown engine, or a number that is not positive.
         """
         check_hosts(hosts, task)
         if not is_whole_number(devices_per_host) or devices_per_host < 1:
@@ -95,33 +111,40 @@ class Cluster(HostGroup):
             if not is_number or not 0 < seconds < math.inf:
                 raise ClusterError(f"{name}={seconds!r}: expected seconds, more than 0 and finite")
         self.hosts: Tuple[str, ...] = tuple(hosts)
-        self.task = int(task)  # NumPy's integers are no indices of devices in names
+        self.task = int(task)
         self.devices_per_host = int(devices_per_host)
         self.timeout = float(timeout)
         self.start_timeout = float(start_timeout)
         self.stall_timeout = float(stall_timeout)
         self.communication = communication
-        self._collectives = Collectives(self.size, self.task)
+        self._job = Job(self.hosts, self.task)
+        self._built = 0  # collectives in users' graphs
+        self._last_over_nccl: Dict[int, Any] = {}  # of the all-reduce that is being built, by root
         self._sessions = itertools.count()
+        self._numbers_of_sessions = itertools.count(FIRST_OF_SESSIONS)
         self._server: Any = None
 
     @classmethod
     def from_environment(cls, devices_per_host: int, **options: Any) -> Cluster:
-        """Return the cluster that TF_CONFIG or Slurm describes; a cluster of one host without either.
+        """Return the cluster that TF_CONFIG or Slurm describes; without either, one of one host.
 
-        ``options`` are other arguments of :class:`Cluster`. Launchers set TF_CONFIG for ``tf.distribute``::
+        ``options`` are other arguments of :class:`Cluster`. TF_CONFIG is that of ``tf.distribute``::
 
-            {"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]}, "task": {"type": "worker", "index": 1}}
+            {"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]},
+             "task": {"type": "worker", "index": 1}}
 
-        A job called ``chief`` comes before the workers. Slurm needs no TF_CONFIG: ``srun --ntasks-per-node=1``.
+        A job called ``chief`` comes before the workers. Slurm needs no TF_CONFIG:
+        ``srun --ntasks-per-node=1``.
 
         Raises:
-            ClusterError: the description is invalid; or a launcher has started several processes without one.
+            ClusterError: the description is invalid; or a launcher has started several processes
+                without one.
         """
         return cls(*job_of(os.environ), devices_per_host, **options)
 
     def __repr__(self) -> str:
-        return f"Cluster({list(self.hosts)}, task={self.task}, devices_per_host={self.devices_per_host})"
+        hosts = list(self.hosts)
+        return f"Cluster({hosts}, task={self.task}, devices_per_host={self.devices_per_host})"
 
     @property
     def size(self) -> int:
@@ -133,57 +156,120 @@ class Cluster(HostGroup):
         """Whether this host saves and evaluates, and has the initial values of all hosts."""
         return self.task == 0
 
-    # ---- built in graphs ---------------------------------------------------------------------------
+    # ---- built in graphs ---------------------------------------------------------------------
 
-    def across(
-        self, name: str, columns: Sequence[Column], facts: Mapping[str, Any]
-    ) -> Optional[AcrossHosts]:
-        """Return the sums over hosts that ``allreduce_grads`` applies to a host's sums; None for one host.
+    def announce(
+        self,
+        name: str,
+        towers: int,
+        gradients: Sequence[Tuple[str, str, Any]],
+        facts: Mapping[str, Any],
+    ) -> None:
+        """Check an all-reduce before its first op is added, and note it: hosts compare their notes.
 
         Args:
-            name: the name of this all-reduce in errors.
-            columns: this host's N columns of K gradients.
-            facts: further facts that must be equal on all hosts; compared before the first step.
+            name: of the all-reduce, in errors.
+            towers: K of this host.
+            gradients: name, dtype and shape of N gradients; a dtype is empty if there is none.
+            facts: what else must be equal on all hosts.
 
         Raises:
-            ClusterError: the gradients are not for ``devices_per_host`` devices; or there are several hosts and no
-                graph for a session (eager execution, ``tf.function``, control flow of TensorFlow 2).
+            ClusterError: the gradients are not for ``devices_per_host`` devices; or there are several
+                hosts and no graph for a session (eager execution, ``tf.function``, control flow of
+                TensorFlow 2).
             HierAllreduceError: no collective can add up a gradient's dtype.
         """
-        towers = {len(column.grads) for column in columns} - {self.devices_per_host}
-        if towers:
+        if towers != self.devices_per_host:
             raise ClusterError(
-                f"{name} is for {towers.pop()} devices, and {self} has {self.devices_per_host}"
+                f"{name} is for {towers} devices, and {self} has {self.devices_per_host}"
             )
         if self.size == 1:
-            return None
+            return
         _check_graph()
-        for variable, column in enumerate(columns):
-            if column.dtype and not can_cross(column.dtype):
+        for variable, (gradient, dtype, _) in enumerate(gradients):
+            if dtype and not can_cross(dtype):
                 raise HierAllreduceError(
-                    f"variable {variable} ({column.name!r}): {column.dtype} cannot be added up across hosts; cast it to"
-                    " float32 or int64"
+                    f"variable {variable} ({gradient!r}): {dtype} cannot be added up across hosts;"
+                    " cast it to float32 or int64"
                 )
         lines = [
-            f"gradients: {column.name}: {_dtype_and_shape(column.dtype, column.shape)}"
-            for column in columns
+            f"gradients: {gradient}: {_dtype_and_shape(dtype, shape)}"
+            for gradient, dtype, shape in gradients
         ]
-        lines += [
-            f"{key}: {value}"
-            for key, value in {"communication": self.communication, **facts}.items()
-        ]
+        lines.append(f"communication: {self.communication}")
+        lines += [f"{key}: {value}" for key, value in facts.items()]
         self._note(f"all-reduce ({name})", lines)
-        return AcrossHosts(self._collectives, self.communication)
+        self._last_over_nccl = {}
 
-    def broadcast(self, variables: Sequence[Any]) -> Any:
-        """Return an op that copies the chief's values to every host; all hosts must run it at the same point.
+    def all_reduce(self, tensor: Any, root: int, name: str) -> Any:
+        """Return the sum of the tensors that all hosts give in this place of their programs.
+
+        It is called under the device of tower ``root``, after :meth:`announce`. NCCL matches calls
+        by their order. So the calls of one all-reduce that have the same root run one after another,
+        in the order in which they were built.
 
         Args:
-            variables: the same on every host, in any order. Variables without elements are left alone.
+            tensor: of one shape and dtype on all hosts.
+            root: the tower.
+            name: the name scope of the ops.
+        """
+        if self.size == 1 or tensor.shape.num_elements() == 0:
+            return tensor
+        before = []
+        if not tensor.shape.is_fully_defined():
+            before.append(self._equal_shapes(tensor, name.rpartition("/")[0]))
+        if root in self._last_over_nccl:
+            before.append(self._last_over_nccl[root])
+        with tf1.name_scope(name):
+            # TensorFlow 1 needs to know the device.
+            here = tensor if tensor.device else tf.identity(tensor)
+            wide = tf.cast(here, crossing_dtype(tensor.dtype.name))
+            with tf1.control_dependencies(before):
+                number = self._next_number()
+                total = add_up(wide, self._job, ON_ROOTS + root, number, self.communication)
+            if self.communication == NCCL:
+                self._last_over_nccl[root] = total.op
+            total.set_shape(tensor.shape)
+            return tf.cast(total, tensor.dtype)
+
+    def _equal_shapes(self, tensor: Any, name: str) -> Any:
+        """Return an op that fails on every host if the hosts' tensors differ in shape.
+
+        Engines compare only sizes.
+        """
+        # not in the chunk's scope, where the audit counts the sums over hosts
+        with tf1.name_scope("shapes_across"):
+            shape = tf.shape(tensor)
+            with tf1.device("/cpu:0"):
+                missing = _MOST_DIMENSIONS - tf.size(shape)
+                row = tf.pad(shape + 1, [[0, missing]])  # no size becomes 0
+                rows = self.all_gather(row)  # H × _MOST_DIMENSIONS
+                told = (
+                    f"{name}: the shape of its gradient differs between the hosts; on this host it"
+                    " is"
+                )
+                are_equal = tf.reduce_all(tf.equal(rows, rows[:1]))
+                return tf.raw_ops.Assert(condition=are_equal, data=[told, shape])
+
+    def all_gather(self, row: Any) -> Any:
+        """Return the rows that all hosts give in this place of their programs: H×M, int64.
+
+        Args:
+            row: M whole numbers.
+        """
+        if self.size == 1:
+            return tf.cast([row], tf.int64)
+        return gather(row, self._job, self._next_number())
+
+    def broadcast(self, variables: Sequence[Any]) -> Any:
+        """Return an op that copies the chief's values to every host; all must run it together.
+
+        Args:
+            variables: the same on every host, in any order. Those without elements are left alone.
 
         Raises:
-            ClusterError: there is no graph for a session, something is not a variable of it, or a variable's dtype
-                cannot be sent, or its shape is unknown.
+            ClusterError: there is no graph for a session, something is not a variable of it, or a
+                variable's dtype cannot be sent, or its shape is unknown.
         """
         if self.size == 1:
             return tf.no_op()
@@ -194,81 +280,95 @@ class Cluster(HostGroup):
                 raise ClusterError(
                     f"{variable!r} is not a variable of the graph being built, and cannot be sent"
                 )
-            dtype, shape = str(variable.dtype.base_dtype.name), variable.shape
-            texts[str(variable.op.name)] = _dtype_and_shape(dtype, shape)
+            dtype = str(variable.dtype.base_dtype.name)
+            shape = variable.shape
+            text = _dtype_and_shape(dtype, shape)
+            texts[str(variable.op.name)] = text
             if not can_cross(dtype) or not shape.is_fully_defined():
                 raise ClusterError(
-                    f"variable {variable.op.name!r} is {texts[variable.op.name]}: only numbers of known shape can be"
+                    f"variable {variable.op.name!r} is {text}: only numbers of known shape can be"
                     " sent to other hosts; leave it out of the variables"
                 )
         self._note("broadcast", [f"variables: {name}: {texts[name]}" for name in sorted(texts)])
         ordered = sorted(variables, key=lambda variable: str(variable.op.name))
         with tf1.name_scope("broadcast"):
-            return self._collectives.broadcast([v for v in ordered if v.shape.num_elements() != 0])
+            sent = [
+                send(variable, self._job, self._next_number())
+                for variable in ordered
+                if variable.shape.num_elements() != 0
+            ]
+            return tf.group(*sent)
+
+    def _next_number(self) -> int:
+        """Return the number of a collective in a user's graph, the same on all hosts."""
+        self._built += 1
+        return FIRST_IN_GRAPHS + self._built - 1
 
     def _note(self, kind: str, lines: Sequence[str]) -> None:
         """Note in the graph which collectives are about to be built."""
         for line in lines:
-            tf1.add_to_collection(_BUILT, f"collective {self._collectives.built}, {kind}, {line}")
+            tf1.add_to_collection(_BUILT, f"collective {self._built}, {kind}, {line}")
 
-    # ---- sessions ----------------------------------------------------------------------------------
+    # ---- sessions ----------------------------------------------------------------------------
 
     def session(self, graph: Optional[Any] = None, config: Optional[Any] = None) -> Any:
         """Return a session of this host, once all hosts are there and have built the same graph.
 
-        Before the first all-reduce, hosts compare the values of the trainable variables that the graph has now.
+        Before the first all-reduce, hosts compare the values of the trainable variables that the
+        graph has now.
 
         Args:
             graph: the current one by default.
-            config: a ConfigProto; the cluster's settings are added to a copy. The server keeps the first one.
+            config: a ConfigProto; the cluster's settings are added to a copy. The server keeps the
+                first one.
 
         Returns:
             A ``tf.compat.v1.Session``. Leaving it waits until all hosts have left theirs.
 
         Raises:
-            ClusterError: this host's port is taken, hosts are missing after ``start_timeout``, or a host has built
-                another graph: the message names the host and the difference.
+            ClusterError: this host's port is taken, hosts are missing after ``start_timeout``, or a
+                host has built another graph: the message names the host and the difference.
         """
-        config, graph = self.config(config), graph or tf1.get_default_graph()
+        config = self.config(config)
+        graph = graph or tf1.get_default_graph()
         if self.size == 1:
             return tf1.Session("", graph, config)
-        self._server = self._server or self._start_server(config)
-        watch = Watch(self.hosts, self.task, self.timeout)
-        watch.wait_for_servers(self.start_timeout)
-        tables = Tables(self._collectives, watch, self._server.target, config, next(self._sessions))
-        self._compare_graphs(tables, graph)
-        return ClusterSession(tables, self.stall_timeout, self._server.target, graph, config)
-
-    def _compare_graphs(self, tables: Tables, graph: Any) -> None:
-        mine = [
+        self._server = self._server or start_server(self._job, config)
+        health = HealthCheck(self.hosts, self.task, self.timeout)
+        health.wait_for_servers(self.start_timeout)
+        session = ClusterSession(
+            self._server.target,
+            graph,
+            config,
+            self._job,
+            health,
+            self.stall_timeout,
+            number=next(self._sessions),
+            collectives=self._numbers_of_sessions,
+        )
+        lines = [
             f"devices_per_host: {self.devices_per_host}",
             f"TensorFlow: {tf.__version__}",
             f"hosts: {self.hosts}",
         ]
-        mine += graph.get_collection(_BUILT)
-        for task, text in enumerate(tables.texts("\n".join(mine), self.start_timeout)):
-            differs = difference(mine, text.split("\n"))
-            if differs:
-                tables.meet()
-                raise ClusterError(
-                    f"host {task} ({self.hosts[task]}) differs from this host ({self.task}): {differs}. All hosts must"
-                    " run the same program with the same settings"
-                )
+        session.begin([*lines, *graph.get_collection(_BUILT)], self.start_timeout)
+        return session
 
     def check_session(self, session: Any) -> None:
         """Check that all-reduces over several hosts can complete in a session.
 
         Raises:
-            ClusterError: there are several hosts, and the session does not come from :meth:`session`.
+            ClusterError: there are several hosts, and the session does not come from
+                :meth:`session`.
         """
         if self.size > 1 and not isinstance(session, ClusterSession):
             raise ClusterError(
-                f"a {type(session).__name__} does not know the other hosts, and cannot run a step with them; open"
-                " cluster.session() instead"
+                f"a {type(session).__name__} does not know the other hosts, and cannot run a step"
+                " with them; open cluster.session() instead"
             )
 
     def check_weights(self, session: Any) -> None:
-        """Check that all hosts hold the same values of all trainable variables; all hosts must call it.
+        """Check that all hosts hold the same values of all trainable variables; all must call it.
 
         Args:
             session: from :meth:`session`.
@@ -288,43 +388,17 @@ class Cluster(HostGroup):
         if self.size > 1:
             full.use_per_session_threads = False  # sessions of a server use the server's threads
             full.experimental.collective_group_leader = "/job:worker/replica:0/task:0"
-            # in TensorFlow 1, ops that name no task would go to task 0 without this filter
+            # In TensorFlow 1, ops that name no task would go to task 0 without this filter.
             full.device_filters.append(f"/job:worker/task:{self.task}")
         return full
-
-    def _start_server(self, config: Any) -> Any:
-        self._bypass_proxy()
-        try:
-            return tf1.train.Server(
-                {"worker": list(self.hosts)},
-                job_name="worker",
-                task_index=self.task,
-                config=config,
-                protocol="grpc",
-            )
-        except tf.errors.OpError as error:
-            raise ClusterError(
-                f"this host's server ({self.hosts[self.task]}) does not start: {error.message}. If another process uses"
-                " the port (an earlier run?), end it, or give this host another port in every host's list"
-            ) from error
-
-    def _bypass_proxy(self) -> None:
-        """Except the hosts from the proxy of ``http_proxy``: gRPC would ask it for them, and wait for ever."""
-        names = [split_address(address)[0] for address in self.hosts]
-        excepted = os.environ.get("no_proxy", "")
-        for variable in (
-            "no_grpc_proxy",
-            "no_proxy",
-        ):  # the gRPC of TensorFlow 1.15 reads only the second one
-            before = os.environ.get(variable, excepted).split(",")
-            os.environ[variable] = ",".join(dict.fromkeys(filter(None, [*before, *names])))
 
 
 def _dtype_and_shape(dtype: str, shape: Any) -> str:
     """Return ``"float32 [5, 7]"``, ``"float32 ?"`` or, without a dtype, ``"None"``."""
     if not dtype:
         return "None"
-    return f"{dtype} {shape.as_list() if shape.ndims is not None else '?'}"
+    sizes = "?" if shape.ndims is None else shape.as_list()
+    return f"{dtype} {sizes}"
 
 
 def _check_graph() -> None:
@@ -333,12 +407,14 @@ def _check_graph() -> None:
     is_function = hasattr(graph, "capture")
     if is_function and builds_for_session():
         raise ClusterError(
-            "several hosts cannot add up in a function, and TensorFlow 2 makes functions of the branches of tf.cond and"
-            " tf.while_loop: call tf.compat.v1.disable_control_flow_v2() before you build the graph. In a tf.function,"
+            "several hosts cannot add up in a function, and TensorFlow 2 makes functions of the"
+            " branches of tf.cond and tf.while_loop: call"
+            " tf.compat.v1.disable_control_flow_v2() before you build the graph. In a tf.function,"
             " several hosts are not possible"
         )
     if tf.executing_eagerly() or is_function:
         raise ClusterError(
-            "several hosts need a graph and a session: build under `with tf.Graph().as_default():` and run it in"
-            " `cluster.session()`, not eagerly and not in a tf.function"
+            "several hosts need a graph and a session: build under"
+            " `with tf.Graph().as_default():` and run it in `cluster.session()`, not eagerly and not"
+            " in a tf.function"
         )

@@ -13,11 +13,9 @@ from .allreduce import (
     reduce_layout,
 )
 from .devices import device_strings
-from .hosts import HostGroup
 from .mains import copy_from_mains, copy_from_tower_0, first_half
 
 __all__ = [
-    "HostGroup",
     "allreduce_grads",
     "allreduce_grads_and_vars",
     "allreduce_grads_hierarchical",

@@ -13,8 +13,9 @@ gradients.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 
+from .. import cluster as hosts_of_a_job  # imports the class at its first use
 from ..compat import forget_colocation, tf1, without_autograph
 from ..errors import ClusterError
 from ..measured import with_candidate, with_clock
@@ -23,7 +24,6 @@ from ..planning.plan import complete_on
 from .columns import Columns
 from .devices import all_on_cpu, device_strings
 from .half import NARROW_DTYPES, Half
-from .hosts import HostGroup
 from .layout import Layout, lay_out
 from .matrix import check_matrix, check_pairs, warn_of_references
 from .names import check_scope, variable_names
@@ -31,6 +31,9 @@ from .packing import Packing
 from .record import record
 from .rows import Rows, gradient
 from .sums import Shared, Sum
+
+if TYPE_CHECKING:
+    from ..cluster import Cluster
 
 
 @without_autograph
@@ -40,7 +43,7 @@ def allreduce_grads(
     average: bool = False,
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
-    cluster: Optional[HostGroup] = None,
+    cluster: Optional[Cluster] = None,
 ) -> List[Tuple[Any, ...]]:
     """Return the sum (or mean) of all towers' gradients on every tower.
 
@@ -108,7 +111,7 @@ def allreduce_grads_and_vars(
     average: bool = False,
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
-    cluster: Optional[HostGroup] = None,
+    cluster: Optional[Cluster] = None,
 ) -> List[List[Tuple[Any, Any]]]:
     """Reduce K rows of N (gradient, variable) pairs, as ``compute_gradients`` returns them.
 
@@ -140,7 +143,7 @@ def begin(
     devices: Sequence[Any],
     average: bool,
     strategy: Strategy,
-    cluster: Optional[HostGroup] = None,
+    cluster: Optional[Cluster] = None,
     names: Optional[Sequence[str]] = None,
     whole: bool = False,
 ) -> Layout:
@@ -149,7 +152,7 @@ def begin(
     ``names`` are those of the N variables, by default of the gradients. ``whole`` gives each variable one main. Raises:
     as :func:`allreduce_grads`.
     """
-    if not isinstance(cluster, (HostGroup, type(None))):
+    if cluster is not None and not isinstance(cluster, hosts_of_a_job.Cluster):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
     hosts = 1 if cluster is None else cluster.size
     if hosts > 1:  # they have different rows, and a collective needs equal shapes
@@ -160,15 +163,16 @@ def begin(
 
 @with_clock
 def reduce_layout(
-    layout: Layout, average: bool, name: Optional[str] = None, cluster: Optional[HostGroup] = None
+    layout: Layout, average: bool, name: Optional[str] = None, cluster: Optional[Cluster] = None
 ) -> List[Tuple[Any, ...]]:
     """Return K rows of N reduced gradients; of a first half, None on all towers but the mains."""
     name = name or "hier_allreduce"
     check_scope(name)
-    across = cluster and cluster.across(
-        name, layout.columns, {"average": average, "layout": layout.fingerprint}
-    )
-    return travel(layout, Shared(layout.devices, average, across), name)
+    if cluster is not None:
+        gradients = [(column.name, column.dtype, column.shape) for column in layout.columns]
+        facts = {"average": average, "layout": layout.fingerprint}
+        cluster.announce(name, len(layout.devices), gradients, facts)
+    return travel(layout, Shared(layout.devices, average, cluster), name)
 
 
 def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:

@@ -13,12 +13,12 @@ from ..planning import Copy, Ops, Reduce
 class Shared:
     """The devices, the kind of result, and the constants that the chunks of one all-reduce share.
 
-    ``across`` adds up the totals of several hosts (see ``hosts``); None on one host.
+    ``cluster`` adds up the totals of several hosts; None on one host.
     """
 
-    def __init__(self, devices: Sequence[Any], average: bool = False, across: Any = None):
-        self.devices, self.average, self.across = devices, average, across
-        self.hosts = 1 if across is None else across.hosts
+    def __init__(self, devices: Sequence[Any], average: bool = False, cluster: Any = None):
+        self.devices, self.average, self.cluster = devices, average, cluster
+        self.hosts = 1 if cluster is None else cluster.size
         self.contributions = len(devices) * self.hosts
         self._constants: Dict[Tuple[int, Any, bool], Any] = {}
 
@@ -88,7 +88,7 @@ class Sum(Ops[Any]):
 
     def over_hosts(self, root: int, total: Any) -> Any:
         """Return the sum of all hosts' totals."""
-        if self.shared.across is None:
+        if self.shared.hosts == 1:
             return total
         with tf1.device(self.devices[root]):
-            return self.shared.across.all_reduce(total, root, f"{self.name}/across")
+            return self.shared.cluster.all_reduce(total, root, f"{self.name}/across")

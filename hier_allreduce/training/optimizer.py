@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
 from ..compat import builds_for_session, outside_control_flow, tf1, without_autograph
 from ..errors import HierAllreduceError
-from ..graph import HostGroup, allreduce_grads_and_vars, device_strings
+from ..graph import allreduce_grads_and_vars, device_strings
 from ..graph.names import check_scope
 from ..planning import Strategy, strategy_from
 from .replicas import Copies, Drift, broadcast, comparison, find_copies
 from .sharded_update import update_at_mains
 from .update import Pairs, check_options, check_variables, update_towers
 from .wrappers import check_optimizer
+
+if TYPE_CHECKING:
+    from ..cluster import Cluster
 
 _log = logging.getLogger("hier_allreduce")
 
@@ -56,7 +59,7 @@ class TowerOptimizer:
         update: str = "replicated",
         broadcast_every: int = 0,
         check_replicas_every: int = 0,
-        cluster: Optional[HostGroup] = None,
+        cluster: Optional[Cluster] = None,
     ):
         """Check the options. This adds no ops.
 

@@ -6,13 +6,13 @@ names that they have on one device: a ``Saver`` and ``tf.train.Checkpoint`` rest
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..compat import tf1
 from ..errors import HierAllreduceError
-from ..graph import HostGroup, begin, copy_from_mains, first_half, reduce_layout
+from ..graph import begin, copy_from_mains, first_half, reduce_layout
 from ..graph.names import variable_names, where
 from ..planning import Strategy
 from .replicas import Copies
@@ -21,6 +21,9 @@ from .views import TowerViews, under_name_of
 from .wrappers import held_by
 from .writes import let_writes_wait
 
+if TYPE_CHECKING:
+    from ..cluster import Cluster
+
 
 def update_at_mains(
     optimizer: Any,
@@ -28,7 +31,7 @@ def update_at_mains(
     devices: Sequence[Any],
     average: bool,
     strategy: Strategy,
-    cluster: Optional[HostGroup] = None,
+    cluster: Optional[Cluster] = None,
 ) -> Tuple[Any, Copies]:
     """Reduce to the mains, update there once, and copy the new values over the same plan to all towers.
 

@@ -40,7 +40,7 @@ def test_a_fault_at_any_moment_is_found(seed):
     """The signal comes while the hosts start, compare their weights, train, or end."""
     chance = random.Random(100 * IS_TF2 + seed)
     who, how, messages = chance.randrange(2), chance.choice(list(HOW)), chance.randrange(40)
-    with job("train", 2, timeout=TIMEOUT, steps=10000, probes=True) as hosts:
+    with job("train", 2, timeout=TIMEOUT, steps=10000, heartbeats=True) as hosts:
         hosts[who].until("built")
         hosts[1 - who].until("built")
         for _ in range(messages):
@@ -58,11 +58,11 @@ def test_a_host_that_leaves_early_is_named(fault):
 
 
 def test_a_chief_may_save_for_longer_than_the_timeout():
-    """It stays in Python until the other host has probed it for longer than the timeout."""
-    with job("train", 2, timeout=6.0, each={0: {"wait_at": 1}, 1: {"probes": True}}) as hosts:
+    """It stays in Python until the other host has asked for heartbeats for longer than the timeout."""
+    with job("train", 2, timeout=6.0, each={0: {"wait_at": 1}, 1: {"heartbeats": True}}) as hosts:
         hosts[1].until(1)
         for _ in range(8):  # six within the timeout
-            hosts[1].until("a probe")
+            hosts[1].until("a heartbeat")
         hosts[0].go_on()
         assert [len(host.facts()["losses"]) for host in hosts] == [6, 6]
 

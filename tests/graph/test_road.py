@@ -17,8 +17,7 @@ from helpers.graphs import (
     xpus,
 )
 
-from hier_allreduce import HierAllreduceError, Strategy, allreduce_grads
-from hier_allreduce.graph import HostGroup
+from hier_allreduce import Cluster, HierAllreduceError, Strategy, allreduce_grads
 
 tf1 = tf.compat.v1
 ALGORITHMS = ["flat", "tree", "hierarchical", "ring"]
@@ -325,17 +324,15 @@ def test_a_sum_stays_one_pass_where_memory_is_short(wire_dtype):
 # ---- several hosts -----------------------------------------------------------------------------------
 
 
-class Hosts(HostGroup):
+class Hosts(Cluster):
     """Two more hosts with the same sums."""
 
-    size = hosts = 3
-
     def __init__(self):
+        super().__init__(["a:1", "b:1", "c:1"], task=0, devices_per_host=2)
         self.facts = []
 
-    def across(self, name, columns, facts):
+    def announce(self, name, towers, gradients, facts):
         self.facts.append((name, facts))
-        return self
 
     def all_reduce(self, tensor, root, name):
         return tensor * 3

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 import hier_allreduce
 from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, allreduce_grads
-from hier_allreduce.cluster import watch
+from hier_allreduce.cluster import health
 
 gc.freeze()  # in the fork server: its children's collector skips what the modules hold, and copies no page of it
 
@@ -163,8 +163,9 @@ def model(cluster, devices, options):
 def train(cluster, options, reach):
     """Train for some steps from host 0's weights, or from a checkpoint that every host restores; or fail somewhere."""
     os.environ.update(options.get("environ", {}))
-    if options.get("probes"):  # it reports them to the test
-        watch.probe = lambda *address, probe=watch.probe: reach("a probe") or probe(*address)
+    if options.get("heartbeats"):  # it reports them to the test
+        heartbeat = health.heartbeat
+        health.heartbeat = lambda *asked: reach("a heartbeat") or heartbeat(*asked)
     with tf.Graph().as_default():
         number, loss, train_op, start, towers = model(cluster, devices_of(cluster), options)
         saver = tf1.train.Saver(tf1.global_variables())

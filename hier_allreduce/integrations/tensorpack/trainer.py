@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, List, Optional, Sequence, Union
+from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
 
 import tensorflow as tf
 from tensorpack.callbacks import Callback, CallbackFactory, PeriodicTrigger, RunOp
@@ -17,7 +17,7 @@ from tensorpack.utils import logger
 from ... import configs
 from ...compat import tf1
 from ...errors import HierAllreduceError
-from ...graph import HostGroup, allreduce_grads_and_vars, device_strings
+from ...graph import allreduce_grads_and_vars, device_strings
 from ...measured import measurement
 from ...planning import Strategy, strategy_from
 from ...training.replicas import Copies, Drift, broadcast, comparison, find_copies
@@ -28,6 +28,9 @@ from .accumulation import with_ordered_accumulation
 from .devices import creator_for_towers
 from .names import with_missing_pairs
 from .peers import reduced_by_peer
+
+if TYPE_CHECKING:
+    from ...cluster import Cluster
 
 _OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
 _THEIRS = {
@@ -69,7 +72,7 @@ class HierarchicalTrainer(SingleCostTrainer):
     """
 
     BROADCAST_EVERY_EPOCH = True
-    cluster: Optional[HostGroup] = None  # of several hosts: see integrations.cluster
+    cluster: Optional[Cluster] = None  # of several hosts: see integrations.cluster
 
     def __init__(
         self,
