@@ -52,6 +52,13 @@ venv-tf1: .venv-tf1/.done
 	.venv-tf1/bin/python -m pip install --quiet -e '.[tf,tensorpack,demo,picture,dev]'
 	@touch $@
 
+# TensorFlow's plug-in that shows GPUs on a machine without one: tests/emulated_gpu/README.md
+build/emulated_gpu.so: .venv/.done FORCE
+	@$(MAKE) --no-print-directory -j 2 -f tests/emulated_gpu/Makefile PYTHON=.venv/bin/python
+
+.PHONY: FORCE
+FORCE:
+
 demo: .venv/.demo
 	.venv/bin/python examples/digits.py
 

@@ -1,0 +1,32 @@
+// What the kernels need of the emulated device. device.cc implements it.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "tensorflow/c/experimental/stream_executor/stream_executor.h"
+
+namespace emulated_gpu {
+
+using Work = std::function<void()>;
+
+constexpr int HOST = -1;  // the number of the host, beside the GPUs' 0 … K - 1
+
+// Queues work on a stream and returns at once. The stream's thread calls `prepare` when the turn of
+// the work comes, waits for the random delay, and calls `work`.
+void enqueue(SP_Stream stream, Work prepare, Work work);
+
+int device_of_stream(SP_Stream stream);
+int device_of_memory(const void* address);  // HOST: no GPU has this address
+
+void count_kernel(int device, const std::string& op);
+void count_fault(const std::string& what);  // a pointer that a real GPU could not read
+
+// ---- Timed mode: nothing is computed, and all work takes its time ----
+bool is_timed();
+void queue_kernel_time(SP_Stream stream, double seconds, const std::string& what);
+void keep_host_busy(double seconds);
+
+double number_option(const char* name, double otherwise);  // of EMULATED_GPU_NAME
+
+}  // namespace emulated_gpu

@@ -1,0 +1,85 @@
+"""The emulated GPU for programs in Python: the environment that loads it, and its counters."""
+
+import ctypes
+import json
+import os
+from typing import Any, Dict, Optional
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+LIBRARY = os.path.join(ROOT, "build", "emulated_gpu.so")
+
+
+def missing() -> Optional[str]:
+    """Why the emulated GPU cannot be used, in a line. ``None``: it can."""
+    if os.path.exists(LIBRARY):
+        return None
+    return f"{LIBRARY} is not built: make build/emulated_gpu.so, which needs a C++ compiler"
+
+
+def environment(
+    count: int = 8,
+    *,
+    memory_mb: int = 512,
+    delay_us: int = 0,
+    seed: int = 0,
+    waits: bool = True,
+    stats: Optional[str] = None,
+    machine: Optional[str] = None,
+    timing: Optional[float] = None,
+    host_us: float = 0,
+    kernel_us: float = 8,
+    memory_gbs: float = 700,
+    trace: Optional[str] = None,
+) -> Dict[str, str]:
+    """The environment variables with which TensorFlow has ``count`` emulated GPUs.
+
+    They have to be set before TensorFlow is imported.
+
+    Args:
+        count: devices, at most 64.
+        memory_mb: the memory of each, in MiB.
+        delay_us: one item in four of a stream waits for a random time up to so many microseconds.
+        seed: of these random times.
+        waits: ``False``: no stream waits for another, and results are wrong.
+        stats: a file for the counters when the process ends; ``%p`` in it is the process id.
+        machine: a file of links. Copies between the devices take the time of their link.
+        timing: timed mode: nothing is computed, and all takes so many times its time.
+        host_us: timed mode: microseconds for which the host is busy with one of the model's kernels.
+        kernel_us: timed mode: microseconds of a kernel beside those of its bytes.
+        memory_gbs: timed mode: GB/s of the devices' memory.
+        trace: a file for timed mode's kernels and copies when the process ends.
+
+    Example:
+        >>> subprocess.run([sys.executable, "train.py"], env={**os.environ, **environment(count=4)})
+    """
+    options: Dict[str, Any] = {
+        "COUNT": count,
+        "MEMORY_MB": memory_mb,
+        "DELAY_US": delay_us,
+        "SEED": seed,
+        "WAITS": int(waits),
+        "STATS": stats,
+        "MACHINE": machine,
+        "TIMING": timing,
+        "HOST_US": host_us,
+        "KERNEL_US": kernel_us,
+        "MEMORY_GBS": memory_gbs,
+        "TRACE": trace,
+    }
+    variables = {"TF_PLUGGABLE_DEVICE_LIBRARY_PATH": LIBRARY}
+    for name, value in options.items():
+        # An empty variable is as none, so that one of this process does not reach its children.
+        variables[f"EMULATED_GPU_{name}"] = "" if value is None else str(value)
+    return variables
+
+
+def counters() -> Dict[str, Dict]:
+    """What this process's emulated GPUs have done so far.
+
+    Returns:
+        ``{"kernels": {"0": {"AddN": 3}}, "copies": {"0-1": {"count": 1, "bytes": 400}}, "faults": {}}``.
+        A device is its number, or ``"host"``. A fault is a pointer that a real GPU could not read.
+    """
+    library = ctypes.CDLL(LIBRARY)
+    library.emulated_gpu_counters.restype = ctypes.c_char_p
+    return json.loads(library.emulated_gpu_counters())
