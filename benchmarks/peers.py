@@ -12,110 +12,33 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import logging
 import os
 import random
 import statistics
 import time
 import zlib
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence
 
-os.environ.setdefault(
-    "TF_CPP_MIN_LOG_LEVEL", "2"
-)  # before TensorFlow: without the lines of its start
+# before TensorFlow: without the lines of its start
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
+from baselines import BASELINES, Build, Matrix
+from shapes import GradientShape, load_model
 from tqdm import tqdm
 
 from hier_allreduce import allreduce_grads
 from hier_allreduce.commands.options import size
 from hier_allreduce.compat import tf1
 from hier_allreduce.formatting import table
-from hier_allreduce.models import DTYPE_BYTES, GradientShape, load_model
-
-Matrix = Sequence[Sequence[Any]]  # K×N gradients
-Build = Callable[
-    [Matrix, Sequence[str], bool], Matrix
-]  # (gradients, devices, average) -> reduced gradients
 
 WARM_UP = 2  # rounds that are not counted
 SAMPLES = 64  # elements of each result that are compared
 TOLERANCE = 1e-5  # relative; the gradients are positive, so no digits cancel
-OURS, NOTHING = "hier_allreduce", "no all-reduce"
-
-
-# ---- the contenders ------------------------------------------------------------------------------------------------
-
-
-def _plain_sum(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
-    """Add up each variable's gradients on the first device, and copy the result to the others."""
-    results = []
-    for column in zip(*grads):
-        with tf.device(devices[0]):
-            total = tf.add_n(column)
-            results.append(total / len(devices) if average else total)
-    rows = []
-    for device in devices:
-        with tf.device(device):
-            rows.append([tf.identity(result) for result in results])
-    return rows
-
-
-def _tensorpack() -> Any:
-    logging.getLogger("tensorpack").setLevel(logging.ERROR)
-    from tensorpack.graph_builder import utils  # here, because importing it changes global state
-
-    return utils
-
-
-def _tensorpack_hierarchical(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
-    return _tensorpack().allreduce_grads_hierarchical(grads, list(devices), average=average)
-
-
-def _tensorpack_packed(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
-    """Do as tensorpack's trainer does: concatenate all gradients and cut them into K equal pieces."""
-    packer = _tensorpack().GradientPacker(len(devices))
-    if not packer.compute_strategy(grads[0]):
-        raise ValueError("tensorpack packs no mixed dtypes, unknown shapes or few elements")
-    reduced = _tensorpack_hierarchical(packer.pack_all(grads, devices), devices, average)
-    return packer.unpack_all(reduced, devices)
-
-
-def _tensorpack_gpu(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
-    return [
-        _tensorpack().allreduce_grads_naive(grads, devices=list(devices), average=average)
-    ] * len(devices)
-
-
-def _tensorpack_cpu(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
-    return [_tensorpack().allreduce_grads_naive(grads, devices=["/cpu:0"], average=average)] * len(
-        devices
-    )
-
-
-def _distribute(make_ops: Callable[[], Any]) -> Build:
-    def build(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
-        from tensorflow.python.distribute.values import PerReplica  # it is not public
-
-        values = [PerReplica(tuple(column)) for column in zip(*grads)]
-        operation = tf.distribute.ReduceOp.MEAN if average else tf.distribute.ReduceOp.SUM
-        reduced = make_ops().batch_reduce(operation, [(value, value) for value in values])
-        return list(zip(*(value.values for value in reduced)))
-
-    return build
-
-
-CONTENDERS: Dict[str, Build] = {
-    OURS: lambda grads, devices, average: allreduce_grads(grads, devices, average),
-    "plain sum on one device": _plain_sum,
-    'tensorpack, mode "hierarchical", packed': _tensorpack_packed,
-    'tensorpack, mode "hierarchical"': _tensorpack_hierarchical,
-    'tensorpack, mode "gpu"': _tensorpack_gpu,
-    'tensorpack, mode "cpu"': _tensorpack_cpu,
-    "ReductionToOneDevice": _distribute(tf.distribute.ReductionToOneDevice),
-    "HierarchicalCopyAllReduce": _distribute(tf.distribute.HierarchicalCopyAllReduce),
-}
+OURS = "ours"
+NOTHING = "no all-reduce"
+CONTENDERS: Dict[str, Build] = {OURS: allreduce_grads, **BASELINES}
 
 
 # ---- the graph -----------------------------------------------------------------------------------------------------
@@ -276,7 +199,7 @@ def ours_of(results: Sequence[Result]) -> Optional[float]:
 
 def title(case: Case, rounds: int) -> str:
     """Return the heading of a case's table."""
-    total = sum(shape.elements * DTYPE_BYTES[shape.dtype] for shape in case.shapes)
+    total = sum(shape.bytes for shape in case.shapes)
     live = f", {case.live / 1e6:.0f} MB live on each" if case.live else ""
     return (
         f"{case.model}, {'mean' if case.average else 'sum'} of {len(case.shapes)} gradients ({total / 1e6:.0f} MB) on "
@@ -349,7 +272,10 @@ def main() -> None:
     """Measure the models, sum and mean, and print a table for each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument(
-        "--models", default="resnet50,mobilenet_v2", metavar="LIST", help="names in configs/models"
+        "--models",
+        default="resnet50,mobilenet_v2",
+        metavar="LIST",
+        help="names in benchmarks/models",
     )
     parser.add_argument(
         "--devices", type=int, default=8, metavar="N", help="logical CPU devices (default 8)"
@@ -374,8 +300,6 @@ def main() -> None:
     cases, found = [], []
     for model in args.models.split(","):
         shapes = load_model(model)
-        if any(shape.sparse or shape.dtype != "float32" for shape in shapes):
-            parser.error(f"{model}: only models of dense float32 gradients")
         for average in (False, True):
             cases.append(Case(model, shapes, devices, average, args.live))
             found.append(measure(cases[-1], args.rounds, list(CONTENDERS)))

@@ -34,7 +34,7 @@ Reader = Callable[[Any, str], Any]
 
 
 def names(kind: str) -> List[str]:
-    """List the presets of a kind: ``"machines"``, ``"models"``, ``"strategies"``, ``"trainers"``."""
+    """List the presets of a kind: ``"strategies"``, ``"trainers"``."""
     return sorted(
         path.stem for path in (_CONFIGS / kind).glob("*.*") if path.suffix in (".yaml", ".tsv")
     )

@@ -1,10 +1,9 @@
-"""YAML files and tables of models: an error names the file, the key or line, and a right value."""
+"""YAML files: an error names the file, the key, and a right value."""
 
 import pytest
 
 from hier_allreduce import HierAllreduceError, configs
 from hier_allreduce.configs import check
-from hier_allreduce.models import load_model
 
 READERS = {
     "speed": configs.bytes_per_second,
@@ -83,54 +82,3 @@ def test_a_yaml_text_may_use_aliases():
         **{"a": [1, 2], "b": [1, 2]},
         "c": {"d": 3, "e": 5},
     }
-
-
-# ---- tables of models --------------------------------------------------------------------------------
-
-HEADER = "name\tshape\tdtype\tsparse\n"
-
-
-def test_a_table_has_comments_scalars_and_sparse_rows(tmp_path):
-    path = tmp_path / "model.tsv"
-    path.write_text(
-        f"# of ours\n\n{HEADER}rows\t30, 4\tfloat16\tyes\nscale\t\tint64\n", encoding="utf-8-sig"
-    )
-    rows, scale = load_model(str(path))
-    assert (rows.shape, rows.elements, rows.dtype, rows.sparse) == ((30, 4), 120, "float16", True)
-    assert (scale.name, scale.shape, scale.elements, scale.sparse) == ("scale", (), 1, False)
-
-
-@pytest.mark.parametrize(
-    "table, message",
-    [
-        (
-            "# nothing\n",
-            ": empty; expected a header `name<TAB>shape<TAB>dtype` and one line per variable",
-        ),
-        (
-            "\nname shape dtype\n",
-            ", line 2: the header is ['name shape dtype']; expected name, shape, dtype",
-        ),
-        (HEADER, ": a header, but no variables"),
-        (f"{HEADER}a\t3\n", ", line 2: no dtype; expected name, shape, dtype, separated by tabs"),
-        (f"{HEADER}# b\n\t3\tfloat32\n", ", line 3: no name; expected"),
-        (f"{HEADER}a\t3\tfloat31\n", ", line 2: dtype 'float31'; did you mean 'float"),
-        (
-            f"{HEADER}a\t3,x\tfloat32\n",
-            ", line 2: shape '3,x'; expected whole numbers separated by commas",
-        ),
-        (f"{HEADER}a\t3,{10**18}\tfloat32\n", ", line 2: shape '3,1000000000000000000'; expected"),
-        (
-            f"{HEADER}a\t3\tfloat32\tmaybe\n",
-            ", line 2: sparse is 'maybe'; expected yes, no or nothing",
-        ),
-        (f"{HEADER}a\t\tfloat32\tyes\n", ", line 2: a scalar has no rows, so it cannot be sparse"),
-        (b"\x80", ": not readable as text: "),
-    ],
-)
-def test_a_table_that_cannot_be_read_is_an_error_that_names_the_line(tmp_path, table, message):
-    path = tmp_path / "model.tsv"
-    path.write_bytes(table if isinstance(table, bytes) else table.encode())
-    with pytest.raises(HierAllreduceError) as caught:
-        load_model(str(path))
-    assert str(caught.value).startswith(f"{path}{message}")

@@ -5,7 +5,7 @@ import numpy as np
 from helpers.project import TOP
 from hier_allreduce.planning import Gradient
 
-MODELS = TOP / "configs" / "models"
+MODELS = TOP / "benchmarks" / "models"
 
 
 def gradients(model):

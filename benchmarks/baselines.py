@@ -1,0 +1,93 @@
+"""The all-reduces of others, as they are shipped: real code, with its own defaults.
+
+Each is a function ``(gradients, devices, average) -> reduced gradients``; both are K×N.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Callable, Dict, Sequence
+
+import tensorflow as tf
+
+Matrix = Sequence[Sequence[Any]]  # K×N gradients
+Build = Callable[[Matrix, Sequence[str], bool], Matrix]
+
+
+def plain_sum(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
+    """Add up each variable's gradients on the first device, and copy the result to the others."""
+    results = []
+    for column in zip(*grads):
+        with tf.device(devices[0]):
+            total = tf.add_n(column)
+            results.append(total / len(devices) if average else total)
+    rows = []
+    for device in devices:
+        with tf.device(device):
+            rows.append([tf.identity(result) for result in results])
+    return rows
+
+
+def tensorpack_packed(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
+    """Do as tensorpack's trainer does: concatenate all gradients and cut them into K pieces."""
+    packer = _tensorpack().GradientPacker(len(devices))
+    if not packer.compute_strategy(grads[0]):
+        raise ValueError("tensorpack packs no mixed dtypes, unknown shapes or few elements")
+    packed = packer.pack_all(grads, devices)
+    return packer.unpack_all(tensorpack(packed, devices, average), devices)
+
+
+def tensorpack(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
+    """Reduce each gradient in two groups of four: tensorpack's mode "hierarchical"."""
+    return _tensorpack().allreduce_grads_hierarchical(grads, list(devices), average=average)
+
+
+def tensorpack_gpu(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
+    """Add up on the devices in rotation, and let each tower read: tensorpack's mode "gpu"."""
+    utils = _tensorpack()
+    row = utils.allreduce_grads_naive(grads, devices=list(devices), average=average)
+    return [row] * len(devices)
+
+
+def tensorpack_cpu(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
+    """Add up on the host: tensorpack's mode "cpu"."""
+    row = _tensorpack().allreduce_grads_naive(grads, devices=["/cpu:0"], average=average)
+    return [row] * len(devices)
+
+
+def reduction_to_one_device(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
+    """Reduce by ``tf.distribute.ReductionToOneDevice``."""
+    return _by_distribute(tf.distribute.ReductionToOneDevice(), grads, average)
+
+
+def hierarchical_copy(grads: Matrix, devices: Sequence[str], average: bool) -> Matrix:
+    """Reduce by ``tf.distribute.HierarchicalCopyAllReduce``."""
+    return _by_distribute(tf.distribute.HierarchicalCopyAllReduce(), grads, average)
+
+
+BASELINES: Dict[str, Build] = {
+    "tensorpack packed": tensorpack_packed,
+    "tensorpack": tensorpack,
+    "tensorpack gpu": tensorpack_gpu,
+    "tensorpack cpu": tensorpack_cpu,
+    "ReductionToOneDevice": reduction_to_one_device,
+    "HierarchicalCopyAllReduce": hierarchical_copy,
+    "plain sum": plain_sum,
+}
+OF_8_TOWERS = ("tensorpack packed", "tensorpack")  # tensorpack's two groups are of four towers
+
+
+def _tensorpack() -> Any:
+    logging.getLogger("tensorpack").setLevel(logging.ERROR)
+    from tensorpack.graph_builder import utils  # here, because importing it changes global state
+
+    return utils
+
+
+def _by_distribute(ops: Any, grads: Matrix, average: bool) -> Matrix:
+    from tensorflow.python.distribute.values import PerReplica  # it is not public
+
+    values = [PerReplica(tuple(column)) for column in zip(*grads)]
+    operation = tf.distribute.ReduceOp.MEAN if average else tf.distribute.ReduceOp.SUM
+    reduced = ops.batch_reduce(operation, [(value, value) for value in values])
+    return list(zip(*(value.values for value in reduced)))

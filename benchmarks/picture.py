@@ -1,0 +1,61 @@
+"""A picture of what ``emulated.py`` measured, from its JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Tuple
+
+OURS = "ours"
+COLORS = {
+    OURS: "tab:orange",
+    "tensorpack packed": "tab:blue",
+    "HierarchicalCopyAllReduce": "tab:green",
+    "ReductionToOneDevice": "tab:gray",
+}
+
+
+def draw(results: Dict[str, Any], path: str, model: Optional[str] = None) -> None:
+    """Draw the exposed times of ours and of known peers into a .png, .svg or .pdf file.
+
+    A row is a machine, a column a share of the host. Bars are medians, lines the rounds' range.
+
+    Args:
+        results: what ``emulated.py --json`` writes.
+        path: of the picture.
+        model: the only one to draw; None: all of them.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    cells = [cell for cell in results["cells"] if model in (None, cell["model"])]
+    rows = _without_repeats([(cell["machine"], cell["model"]) for cell in cells])
+    hosts = sorted({cell["host"] for cell in cells})
+    size = (4.5 * len(hosts), 0.4 + 1.3 * len(rows))
+    figure = Figure(figsize=size, dpi=120)
+    axes = figure.subplots(len(rows), len(hosts), squeeze=False)
+    for cell in cells:
+        row = rows.index((cell["machine"], cell["model"]))
+        _bars(axes[row][hosts.index(cell["host"])], cell)
+    for axis, host in zip(axes[0], hosts):
+        title = f"{axis.get_title(loc='left')}\nhost busy {host:g} of the step"
+        axis.set_title(title, loc="left", fontsize=9)
+    figure.tight_layout()
+    FigureCanvasAgg(figure).print_figure(path)
+
+
+def _without_repeats(items: List[Tuple[str, str]]) -> List[Tuple[str, str]]:
+    return list(dict.fromkeys(items))
+
+
+def _bars(axis: Any, cell: Dict[str, Any]) -> None:
+    shown = [name for name in COLORS if name in cell["contenders"]] or list(cell["contenders"])
+    for place, name in enumerate(reversed(shown)):
+        contender = cell["contenders"][name]
+        median = contender["median_ms"]
+        axis.barh(place, median, color=COLORS.get(name, "tab:purple"), height=0.7)
+        axis.hlines(place, min(contender["exposed_ms"]), max(contender["exposed_ms"]), color="k")
+        axis.text(median, place, f"  {median:.1f}", va="center", fontsize=8)
+    axis.set_yticks(range(len(shown)), list(reversed(shown)), fontsize=8)
+    axis.set_title(f"{cell['machine']}, {cell['model']}: exposed, ms", loc="left", fontsize=9)
+    axis.margins(x=0.15)
+    axis.tick_params(axis="x", labelsize=7)
+    axis.spines[["top", "right"]].set_visible(False)

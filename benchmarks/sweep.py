@@ -1,0 +1,48 @@
+"""The sweep behind the rule's constants: algorithms × chunk sizes over all cells.
+
+A cell is a machine, a model and a host's share. An algorithm with a chunk size scores (exposed +
+1 % of the step) ÷ (the same of the cell's best): 1 is the best there. The 1 % keeps a cell that
+exposes almost nothing from deciding everything.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from typing import Any, Dict, List, Sequence, Tuple
+
+from hier_allreduce.formatting import table
+from hier_allreduce.planning.algorithms import BY_NAME
+
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # MiB
+SWEPT = [f"{algorithm}/{size}" for algorithm in BY_NAME for size in SIZES]
+
+Result = Dict[str, Any]
+
+
+def scores(cell: Result) -> Dict[str, float]:
+    """Return the score of each candidate in a cell."""
+    costs = {
+        name: max(0.0, one["median_ms"]) + 0.01 * cell["base_ms"]
+        for name, one in cell["contenders"].items()
+    }
+    least = min(costs.values())
+    return {name: cost / least for name, cost in costs.items()}
+
+
+def sweep_table(cells: Sequence[Result]) -> str:
+    """Return the best candidates for each number of GPUs and each model."""
+    kinds: Dict[Tuple[int, str], List[Dict[str, float]]] = defaultdict(list)
+    for cell in cells:
+        kinds[cell["gpus"], cell["model"]].append(scores(cell))
+    parts = []
+    for (gpus, model), found in kinds.items():
+        rows = [["candidate", "mean", "median", "most"]]
+        shared = set.intersection(*(set(one) for one in found))
+        by_mean = sorted(shared, key=lambda name: statistics.mean(one[name] for one in found))
+        for name in by_mean[:12]:
+            values = [one[name] for one in found]
+            numbers = (statistics.mean(values), statistics.median(values), max(values))
+            rows.append([name, *(f"{number:.2f}" for number in numbers)])
+        parts.append(f"{gpus} GPUs, {model}, {len(found)} cells\n{table(rows)}")
+    return "\n\n".join(parts)
