@@ -25,10 +25,16 @@ settings.load_profile("same every time")
 
 MARKERS = (
     "tf2: needs eager execution and tf.function",
-    "no_gpu_kernel(ops): on GPUs these ops are moved to the CPU, since they have no kernel there",
+    "no_gpu_kernel(*ops): on GPUs TensorFlow moves these ops to the CPU: it has no kernel of them there",
+    "not_emulated(*ops): emulated GPUs have no kernel of these ops, which TensorFlow moves to the CPU",
     "cpu_only(reason): is about CPU devices, and not run on GPUs",
 )
-EXCEPTION = "exception on GPUs"  # the key of reports' properties
+EXCEPTIONS = {  # markers of tests that are not like others on GPUs, and words of the summary
+    "no_gpu_kernel": "no kernel on GPUs, moved to the CPU:",
+    "not_emulated": "no kernel on emulated GPUs, moved to the CPU:",
+    "cpu_only": "about CPU devices, not run:",
+}
+EXCEPTION = "exception on GPUs"  # the key in a report's properties
 
 
 def pytest_addoption(parser):
@@ -61,11 +67,12 @@ def emulate_gpus(seed):
 def pytest_collection_modifyitems(config, items):
     skip_on_tf1([item for item in items if item.get_closest_marker("tf2")])
     for item in items if config.getoption("devices") == "gpu" else []:
-        for marker in item.iter_markers("no_gpu_kernel"):
-            item.user_properties.append((EXCEPTION, f"no GPU kernel: {', '.join(marker.args)}"))
-        for marker in item.iter_markers("cpu_only"):
-            item.user_properties.append((EXCEPTION, f"not run: {marker.args[0]}"))
-            item.add_marker(pytest.mark.skip(reason=marker.args[0]))
+        for marker in map(item.get_closest_marker, EXCEPTIONS):
+            if marker is not None:
+                reason = f"{EXCEPTIONS[marker.name]} {', '.join(marker.args)}"
+                item.user_properties.append((EXCEPTION, reason))
+                if marker.name == "cpu_only":
+                    item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def skip_on_tf1(items):
@@ -81,7 +88,8 @@ def pytest_runtest_setup(item):
     if item.config.getoption("devices") == "gpu":
         from helpers.graphs import allow_soft_placement
 
-        allow_soft_placement(item.get_closest_marker("no_gpu_kernel") is not None)
+        moving = ("no_gpu_kernel", "not_emulated")
+        allow_soft_placement(any(map(item.get_closest_marker, moving)))
 
 
 def pytest_terminal_summary(terminalreporter, config):

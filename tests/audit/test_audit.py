@@ -322,6 +322,7 @@ def test_a_missing_and_an_extra_copy(graph):
         for part in metadata.partition_graphs
         for node in part.node
         if node.attr["send_device"].s.endswith(b"PU:3")
+        and node.attr["recv_device"].s.endswith(b"PU:2")
         and b"Placeholder" in node.attr["tensor_name"].s
     ]
     for node in moved:

@@ -23,7 +23,7 @@ ONE_DEVICE = "a device is a string such as '/gpu:0', a tf.DeviceSpec"
 
 def raises(words, function, *args, error=HierAllreduceError, **kwargs):
     """``function`` raises ``error`` with all the words, and leaves the graph as it was."""
-    words = [word.replace("/cpu:", f"/{XPU}:") for word in words]
+    words = [word.replace("(/cpu:", f"(/{XPU}:") for word in words]
     before = len(tf1.get_default_graph().get_operations())
     with pytest.raises(error) as caught:
         function(*args, **kwargs)

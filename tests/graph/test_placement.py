@@ -251,6 +251,7 @@ def test_mains_carry_about_equal_bytes(graph):
     assert max(loads.values()) - min(loads.values()) <= 1000
 
 
+@pytest.mark.no_gpu_kernel("Const of strings")
 def test_values_of_tower_0_go_to_all(graph):
     with tf.device(xpu(0)):
         values = [

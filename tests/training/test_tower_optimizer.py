@@ -82,6 +82,7 @@ def test_variables_do_not_travel_in_16_bits(graph, update):
         assert state(sess, rows) == [70000.0] * 3
 
 
+@pytest.mark.no_gpu_kernel("ResourceSparseApplyMomentum")
 @UPDATES
 def test_embedding_rows_that_a_step_did_not_read_are_not_changed(graph, update):
     """Momentum would move them if the gradient were made dense."""
