@@ -63,6 +63,11 @@ def devices_match(device: Optional[str], wanted: Optional[str]) -> bool:
     )
 
 
+def any_on_gpu(devices: Sequence[Any]) -> bool:
+    """Return whether some device is known to be a GPU."""
+    return any(isinstance(device, str) and device_fields(device)[3] == "GPU" for device in devices)
+
+
 def all_on_cpu(devices: Sequence[Any]) -> bool:
     """Return whether every device is known to be a CPU."""
     return all(isinstance(device, str) and device_fields(device)[3] == "CPU" for device in devices)

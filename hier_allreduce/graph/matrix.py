@@ -20,10 +20,18 @@ from ..compat import SUMMABLE_DTYPES, in_current_graph, is_resource, tf1
 from ..errors import HierAllreduceError
 from ..formatting import count
 from ..planning import Strategy
-from .devices import device_fields, devices_match
+from .devices import any_on_gpu, device_fields, devices_match
 from .names import names_of_gradients, names_within_towers, where
 
 VAR_LIST_ADVICE = "without var_list=, compute_gradients takes all towers' variables: give it those of its own tower"
+
+
+# Ops for which TensorFlow has no GPU kernel of a dtype, as its registry of kernels lists them. Without
+# AddN, sums of more than two fail in any order, since Grappler makes an AddN of them.
+_FEW_GPU_KERNELS = {
+    **dict.fromkeys(("int8", "int16", "uint8", "uint16", "uint64"), ("AddN", "UnsortedSegmentSum")),
+    **dict.fromkeys(("int64", "uint32"), ("UnsortedSegmentSum",)),
+}
 
 
 class Column(NamedTuple):
@@ -103,10 +111,15 @@ def check_matrix(
     check_average(average)
     rows = check_rows(all_grads, devices)
     names = names_of_gradients(rows) if names is None else names
+    on_gpus = any_on_gpu(devices)
     columns = []
     for variable, (name, grads) in enumerate(zip(names, zip(*rows))):
         place = partial(where, devices=devices, variable=variable, names=names)
-        columns.append(_checked_column(name, grads, average, strategy, place))
+        column = _checked_column(name, grads, average, strategy, place)
+        fault = _fault_on_gpus(column) if on_gpus else ""
+        if fault:
+            raise HierAllreduceError(f"{place(0)}: {fault}")
+        columns.append(column)
     return columns
 
 
@@ -195,6 +208,24 @@ def _fault(grad: Any) -> str:
         return (
             f"IndexedSlices with values of shape {grad.values.shape} and indices of shape {grad.indices.shape};"
             " expected one index for each row of the values"
+        )
+    return ""
+
+
+def _fault_on_gpus(column: Column) -> str:
+    """Return why GPUs cannot add up a column, for which TensorFlow has no kernels there; "" if they can."""
+    if column.is_sparse or column.dtype not in _FEW_GPU_KERNELS:
+        return ""
+    missing = _FEW_GPU_KERNELS[column.dtype]
+    if "AddN" in missing and len(column.grads) > 2:
+        return (
+            f"TensorFlow adds up {column.dtype} of more than two towers on CPU devices only; cast it"
+            " to int32 or int64"
+        )
+    if any(isinstance(grad, tf.IndexedSlices) for grad in column.grads):
+        return (
+            f"TensorFlow makes rows of {column.dtype} dense on CPU devices only; cast them to int32"
+            " or a float, or choose sparse='gather' and give rows on every tower"
         )
     return ""
 

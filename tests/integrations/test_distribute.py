@@ -52,7 +52,7 @@ def trained_in_graph(count, cross_device_ops=None, steps=10, audited=False):
         run = getattr(strategy, "run", None) or strategy.experimental_run_v2
         with strategy.scope():
             optimizer, start = (
-                tf1.train.MomentumOptimizer(1.0, 0.9),
+                tf1.train.AdagradOptimizer(0.5),  # its sparse update has a GPU kernel
                 tf1.glorot_uniform_initializer(seed=1),
             )
             tensors = [
@@ -110,7 +110,7 @@ def test_one_replica_trains_as_without_a_strategy(one_device):
 def test_tensorflows_hierarchical_copy_is_wrong_for_odd_k(one_device, count):
     """It drops the last replica's gradient. If this test fails, TensorFlow has repaired it."""
     theirs = tf.distribute.HierarchicalCopyAllReduce()
-    assert difference([row[0] for row in trained_in_graph(count, theirs)], one_device) > 0.1
+    assert difference([row[0] for row in trained_in_graph(count, theirs)], one_device) > 0.01
 
 
 def test_several_strategies_share_one_object_and_its_copy(one_device):
