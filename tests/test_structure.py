@@ -92,7 +92,7 @@ def test_docstrings_begin_with_a_noun_or_a_verb(here):
 
 
 def test_public_docstrings_have_an_example():
-    trainers = {"HierarchicalAllReduce", "HierarchicalTrainer", "HierarchicalClusterTrainer"}
+    trainers = {"HierarchicalAllReduce", "HierarchicalTrainer"}
     public = {name for name in hier_allreduce.__all__ if not name.endswith("Error")} | trainers
     nodes = [
         node

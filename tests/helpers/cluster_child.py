@@ -219,7 +219,7 @@ def tensorpack(cluster, options, reach):
     import tensorpack as tp
 
     from helpers import tensorpack_child as child
-    from hier_allreduce.integrations.cluster import HierarchicalClusterTrainer
+    from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
 
     towers, folder = cluster.devices_per_host, options["folder"]
     tp.utils.logger.set_logger_dir(os.path.join(folder, f"log{cluster.task}"), action="k")
@@ -232,7 +232,7 @@ def tensorpack(cluster, options, reach):
 
     child.Look._chief_only = False  # type: ignore[misc]
     return child.train(
-        HierarchicalClusterTrainer(devices_of(cluster), cluster, update=options["update"]),
+        HierarchicalTrainer(devices_of(cluster), cluster=cluster, update=options["update"]),
         options["optimizer"],
         data=tp.QueueInput(tp.dataflow.DataFromGenerator(share)),
         epochs=options["epoch"],

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from helpers.clusters import job
+from helpers.forks import run_forked
 
 
 def trained(hosts, folder, **options):
@@ -24,3 +25,16 @@ def test_two_hosts_train_like_one_with_all_their_towers(tmp_path, optimizer, upd
             for when in ("before", "after"):
                 np.testing.assert_allclose(host[when][name], alone[when][name], atol=1e-5)
                 assert host[when][name] == host[when][f"tower1/{name}"]
+
+
+def test_a_cluster_of_another_class_is_an_error(tmp_path):
+    program = """
+from hier_allreduce import ClusterError
+from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
+try:
+    HierarchicalTrainer(2, cluster="10.0.0.1:2222")
+except ClusterError as error:
+    print(error)
+"""
+    done = run_forked(program, folder=tmp_path)
+    assert "cluster='10.0.0.1:2222': expected a hier_allreduce.Cluster" in done.out, done.err

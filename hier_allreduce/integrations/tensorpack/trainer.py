@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable, List, Optional, Sequence, Union
+from typing import Any, Callable, List, Optional, Sequence, Union
 
 import tensorflow as tf
 from tensorpack.callbacks import Callback, CallbackFactory, PeriodicTrigger, RunOp
@@ -15,8 +15,9 @@ from tensorpack.train import SingleCostTrainer
 from tensorpack.utils import logger
 
 from ... import configs
+from ...cluster import Cluster
 from ...compat import tf1
-from ...errors import HierAllreduceError
+from ...errors import ClusterError, HierAllreduceError
 from ...graph import allreduce_grads_and_vars, device_strings
 from ...measured import measurement
 from ...planning import Strategy, strategy_from
@@ -26,11 +27,9 @@ from ...training.update import Pairs, check_options, check_variables, update_tow
 from ...training.wrappers import check_optimizer
 from .accumulation import with_ordered_accumulation
 from .devices import creator_for_towers
+from .hosts import broadcast_to_hosts, creator_for_hosts
 from .names import with_missing_pairs
 from .peers import reduced_by_peer
-
-if TYPE_CHECKING:
-    from ...cluster import Cluster
 
 _OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
 _THEIRS = {
@@ -61,18 +60,29 @@ class HierarchicalTrainer(SingleCostTrainer):
     - Sparse gradients (embeddings) remain sparse, with a row for each lookup. Processors that clip or measure gradients
       see these rows before they are added up, unless the strategy is ``Strategy(sparse="dense")``.
 
+    With a ``cluster``, the trainer reduces over all K·H towers of H hosts. The same program runs on every host::
+
+        cluster = Cluster.from_environment(devices_per_host=8)        # TF_CONFIG or Slurm
+        launch_train_with_config(config, HierarchicalTrainer(8, cluster=cluster))
+
+    Host 0 is the chief. It alone restores the checkpoint (``session_init`` of the other hosts is not used), saves,
+    evaluates and writes summaries, as tensorpack's chief-only callbacks do. Its variables, including optimizer slots
+    and the global step, go to all other hosts before training and, with ``BROADCAST_EVERY_EPOCH``, at the end of every
+    epoch. The other hosts wait for as long as it lives. All hosts must make the same number of steps, every host on its
+    share of the data.
+
     Models should use resource variables. A reference variable, TensorFlow 1.15's default, can be updated while a
     gradient still reads it. If several towers train one, a warning says so; with ``update="main"``, an error.
 
     Attributes:
         devices: K devices, one for each tower.
+        cluster: the hosts; None for one host.
         BROADCAST_EVERY_EPOCH: copy tower 0's variables (optimizer slots too) to the other towers also at the end of
             every epoch. Needed if towers have variables that are not trained, such as batch normalization's moving
             averages.
     """
 
     BROADCAST_EVERY_EPOCH = True
-    cluster: Optional[Cluster] = None  # of several hosts: see integrations.cluster
 
     def __init__(
         self,
@@ -82,6 +92,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         update: str = "replicated",
         broadcast_every: int = 0,
         check_replicas_every: int = 0,
+        cluster: Optional[Cluster] = None,
         **unknown: Any,
     ):
         """Check the options. This adds no ops to the current graph.
@@ -93,6 +104,7 @@ class HierarchicalTrainer(SingleCostTrainer):
                 :class:`hier_allreduce.TowerOptimizer`. Checkpoints are the same with either ``update``, but counters of
                 gradients' accumulation exist once with ``"main"``. Comparisons report ``replica_drift`` to the monitors
                 and the variable to the log. They exclude moving averages, which tensorpack updates on tower 0 only.
+            cluster: the hosts, each of which has K devices.
             unknown: options of tensorpack's trainer, or misspelled ones; the error names ours.
 
         Raises:
@@ -104,7 +116,8 @@ class HierarchicalTrainer(SingleCostTrainer):
                 raise HierAllreduceError(
                     f"{name}={value!r} is tensorpack's; HierarchicalTrainer has {_THEIRS[name]}"
                 )
-        configs.check(unknown, dict.fromkeys(_OPTIONS, configs.anything), "HierarchicalTrainer")
+        options = [*_OPTIONS, "cluster"]
+        configs.check(unknown, dict.fromkeys(options, configs.anything), "HierarchicalTrainer")
         check_options(
             average,
             update,
@@ -122,6 +135,10 @@ class HierarchicalTrainer(SingleCostTrainer):
         self._average, self._update = average, update
         self._broadcast_every, self._check_every = broadcast_every, check_replicas_every
         super().__init__()
+        if not isinstance(cluster, (Cluster, type(None))):
+            raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
+        self.cluster = cluster
+        self.is_chief = cluster is None or cluster.is_chief
 
     @classmethod
     def from_config(cls, name_or_path: str, **changes: Any) -> HierarchicalTrainer:
@@ -188,7 +205,11 @@ class HierarchicalTrainer(SingleCostTrainer):
         optimizer = with_ordered_accumulation(get_opt_fn())
         check_optimizer(optimizer, self._update, (ProxyOptimizer,))
         copies = self._update_towers(optimizer, with_missing_pairs(rows))
-        return self._syncing(copies) if len(self.devices) > 1 else []
+        callbacks = self._syncing(copies) if len(self.devices) > 1 else []
+        if self.cluster is None or self.cluster.size == 1:
+            return callbacks
+        across = broadcast_to_hosts(self.cluster, self.BROADCAST_EVERY_EPOCH)
+        return [each.set_chief_only(False) for each in [across, *callbacks]]
 
     def _update_towers(self, optimizer: Any, rows: Sequence[Pairs]) -> Copies:
         average, strategy, asked = self._average, self._strategy, measurement()
@@ -252,7 +273,11 @@ class HierarchicalTrainer(SingleCostTrainer):
 
         Raises:
             HierAllreduceError: the device of a tower does not exist; the message names those that do.
+            ClusterError: as :meth:`hier_allreduce.Cluster.session`; or there are several hosts, and the creator is not
+                a ``NewSessionCreator``.
         """
-        if isinstance(session_creator, NewSessionCreator):
+        if self.cluster is not None and self.cluster.size > 1:
+            session_creator = creator_for_hosts(session_creator, self.cluster, self.devices)
+        elif isinstance(session_creator, NewSessionCreator):
             session_creator = creator_for_towers(session_creator, self.devices)
         super().initialize(session_creator, session_init)
