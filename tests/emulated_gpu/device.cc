@@ -552,7 +552,7 @@ void stream_status(const SP_Device*, SP_Stream, TF_Status* status) {
 }
 
 void wait_for_stream(const SP_Device*, SP_Stream stream, TF_Status*) {
-  stream->queue->wait(stream->queue->last());
+  emulated_gpu::wait_for(stream);
 }
 
 void wait_for_device(const SP_Device* device, TF_Status*) {
@@ -704,6 +704,8 @@ double number_option(const char* name, double otherwise) {
 void enqueue(SP_Stream stream, Work prepare, Work work) {
   stream->queue->push(std::move(prepare), std::move(work));
 }
+
+void wait_for(SP_Stream stream) { stream->queue->wait(stream->queue->last()); }
 
 int device_of_stream(SP_Stream stream) { return stream->device; }
 

@@ -16,6 +16,8 @@ constexpr int HOST = -1;  // the number of the host, beside the GPUs' 0 … K - 
 // the work comes, waits for the random delay, and calls `work`.
 void enqueue(SP_Stream stream, Work prepare, Work work);
 
+void wait_for(SP_Stream stream);  // blocks until all that is queued has run
+
 int device_of_stream(SP_Stream stream);
 int device_of_memory(const void* address);  // HOST: no GPU has this address
 

@@ -1,6 +1,8 @@
-// What a kernel sees: views of tensors, and the call with its inputs, outputs and stream.
+// What all kernels use: views of tensors, a kernel's call with its inputs, outputs and stream, dtypes,
+// and walks over arrays.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <complex>
 #include <cstring>
@@ -62,13 +64,14 @@ class Call;
 using Body = void (*)(Call&);
 using Bodies = std::map<std::string, Body>;
 
-void add_array_bodies(Bodies& bodies);     // kernels.cc
-void add_variable_bodies(Bodies& bodies);  // variables.cc
+void add_math_bodies(Bodies& bodies);
+void add_array_bodies(Bodies& bodies);
+void add_variable_bodies(Bodies& bodies);
 
 struct Kernel {
   Body body;
   tensorflow::NodeDef def;
-  std::atomic<uint64_t> calls{0};
+  std::atomic<uint64_t> samples{0};  // random ones drawn so far
 };
 
 // One execution of a kernel. A body reads the arguments in host memory, allocates outputs, and
@@ -77,7 +80,6 @@ class Call {
  public:
   tensorflow::OpKernelContext* const context;
   const tensorflow::NodeDef& def;
-  const uint64_t number;  // of earlier calls of this kernel
 
   Call(TF_OpKernelContext* c_context, Kernel& kernel);
 
@@ -95,16 +97,22 @@ class Call {
   View input(int i);
   // The memory may be that of one of the inputs in `reuse`, if nobody else reads it.
   View output(int i, const Dims& dims, const std::vector<int>& reuse = {});
+  std::vector<View> inputs(int first, int count);
   View checked(View view, bool is_on_host, const char* what);
 
   Dims host_integers(int i);
   int64_t host_integer(int i) { return host_integers(i).at(0); }
   int axis(int64_t axis, size_t rank);  // from 0 on, for one that may count from the end
 
-  void run(Work work);                    // of this kernel, after all that is queued
+  void run(Work work);                          // of this kernel, after all that is queued
   void copy(const View& from, const View& to);  // queued, too, but no kernel
+  void wait() const;                            // blocks the host until all that is queued has run
+
+  // Random samples for the kernel's present call: how many all earlier calls have drawn.
+  uint64_t reserve_samples(uint64_t count) { return kernel_.samples.fetch_add(count); }
 
  private:
+  Kernel& kernel_;
   SP_Stream stream_;
   int device_;
   bool computes_on_host_;
@@ -182,8 +190,76 @@ template <class T>
 using Long = std::conditional_t<is_16_bits<T> || std::is_same_v<T, float>, double,
                                 std::conditional_t<std::is_same_v<T, complex64>, complex128, T>>;
 
+// Elements of integer arrays.
 inline int64_t integer_at(const View& view, int64_t n) {
-  return view.type == tensorflow::DT_INT32 ? view.as<int32_t>()[n] : view.as<int64_t>()[n];
+  switch (view.width) {
+    case 1:
+      return view.type == tensorflow::DT_INT8 ? view.as<int8_t>()[n] : view.as<uint8_t>()[n];
+    case 4:
+      return view.as<int32_t>()[n];
+    default:
+      return view.as<int64_t>()[n];
+  }
+}
+
+inline void set_integer(const View& view, int64_t n, int64_t value) {
+  if (view.type == tensorflow::DT_INT32) view.as<int32_t>()[n] = value;
+  else view.as<int64_t>()[n] = value;
+}
+
+// ---- Walks over arrays: broadcasting, reductions, slices and transposes are all such walks ----
+
+inline Dims strides_of(const Dims& dims) {
+  Dims strides(dims.size(), 1);
+  for (int d = int(dims.size()) - 2; d >= 0; --d) strides[d] = strides[d + 1] * dims[d + 1];
+  return strides;
+}
+
+// The strides of an array of `dims` that is broadcast to `wider`.
+inline Dims broadcast_strides(const Dims& dims, const Dims& wider) {
+  Dims own = strides_of(dims);
+  Dims strides(wider.size(), 0);
+  size_t added = wider.size() - dims.size();
+  for (size_t d = 0; d < dims.size(); ++d) {
+    if (dims[d] != 1) strides[added + d] = own[d];
+  }
+  return strides;
+}
+
+// Calls f(n, x, y) for each of `dims`' elements, in order: its number, and its two places by the two
+// lists of strides.
+template <class F>
+void walk(const Dims& dims, const Dims& x_strides, const Dims& y_strides, F f) {
+  Dims at(dims.size());
+  int64_t x = 0;
+  int64_t y = 0;
+  int64_t count = product(dims);
+  for (int64_t n = 0; n < count; ++n) {
+    f(n, x, y);
+    for (int d = int(dims.size()) - 1; d >= 0; --d) {
+      x += x_strides[d];
+      y += y_strides[d];
+      if (++at[d] < dims[d]) break;
+      x -= x_strides[d] * dims[d];
+      y -= y_strides[d] * dims[d];
+      at[d] = 0;
+    }
+  }
+}
+
+// The shape that x and y are broadcast to. Fails if there is none.
+inline Dims broadcast(Call& call, const Dims& x, const Dims& y) {
+  Dims wider(std::max(x.size(), y.size()), 1);
+  for (const Dims* dims : {&x, &y}) {
+    size_t added = wider.size() - dims->size();
+    for (size_t d = 0; d < dims->size(); ++d) {
+      int64_t dim = (*dims)[d];
+      int64_t& wide = wider[added + d];
+      if (dim != wide && dim != 1 && wide != 1) call.fail("the shapes do not fit");
+      if (dim != 1) wide = dim;
+    }
+  }
+  return wider;
 }
 
 }  // namespace emulated_gpu
