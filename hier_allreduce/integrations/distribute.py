@@ -24,42 +24,41 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         with strategy.scope():
             model = …                   # then fit or a training loop, as usual
 
-    All values that TensorFlow reduces together go through one :func:`hier_allreduce.allreduce_grads`, so that small
-    gradients share chunks. The parent class, ``ReductionToOneDevice``, handles everything that is not an all-reduce:
-    one destination (the host, say), variables as values, the mean of integers (float64 in TensorFlow), and
-    ``strategy.gather``. With one replica the result is the value itself: a script may use whatever GPUs there are.
+    All values that TensorFlow reduces together go through one
+    :func:`hier_allreduce.allreduce_grads`, so that small gradients share chunks. The parent class,
+    ``ReductionToOneDevice``, does everything that is not an all-reduce: one destination (such as the
+    host), variables as values, the mean of integers (float64 in TensorFlow), ``strategy.gather``.
+    With one replica the result is the value itself, so a program may use any number of GPUs.
 
-    ``tf.IndexedSlices`` remain sparse unless the strategy has ``sparse="dense"``: optimizers with momentum update other
-    rows for a dense gradient than for a sparse one.
+    ``tf.IndexedSlices`` remain sparse unless the strategy has ``sparse="dense"``. The difference
+    counts, because optimizers with momentum update other rows for a dense gradient.
     """
 
     def __init__(self, strategy: Union[str, Strategy, None] = None, **unknown: Any):
         """Choose how to reduce.
 
         Args:
-            strategy: a :class:`hier_allreduce.Strategy`, an algorithm's name, or the name or path of a strategy's YAML
-                file. None means the default strategy.
-            unknown: there are no others; the error says where an option belongs.
+            strategy: a :class:`hier_allreduce.Strategy`, an algorithm's name, or the name or path
+                of a strategy's YAML file. None means the default strategy.
+            unknown: options that do not exist here; the error says where each one belongs.
 
         Raises:
             HierAllreduceError: an unknown option, no such strategy, or one with a ``wire_dtype``.
         """
         super().__init__()
         for name, value in unknown.items():
-            right = (
-                f"; use strategy=Strategy({name}={value!r})"
-                if name in Strategy.__dataclass_fields__
-                else ""
-            )
+            is_field = name in Strategy.__dataclass_fields__
+            advice = f"; use strategy=Strategy({name}={value!r})" if is_field else ""
             raise HierAllreduceError(
-                f"HierarchicalAllReduce({name}={value!r}): the only option is strategy={right}"
+                f"HierarchicalAllReduce({name}={value!r}): the only option is strategy={advice}"
             )
         self._strategy = strategy_from(strategy)
         if self._strategy.wire_dtype:
             raise HierAllreduceError(
-                f"wire_dtype={self._strategy.wire_dtype!r}: TensorFlow does not say which values are gradients, and"
-                " statistics, metrics and losses would be rounded too; leave wire_dtype out, and cast the gradients to"
-                " 16 bits where they are reduced, as the page about Keras shows"
+                f"wire_dtype={self._strategy.wire_dtype!r}: TensorFlow does not say which values are"
+                " gradients, and statistics, metrics and losses would be rounded too; leave"
+                " wire_dtype out, and cast the gradients to 16 bits where they are reduced, as the"
+                " page about Keras shows"
             )
         self._peer = _measured_peer()
         self._makers: Dict[Tuple[str, ...], Callable[[Tuple[Any, ...]], Any]] = {}
@@ -67,40 +66,45 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     def reduce(
         self, reduce_op: Any, per_replica_value: Any, destinations: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Reduce one value as :meth:`batch_reduce` does; see ``tf.distribute.CrossDeviceOps.reduce``."""
+        """Reduce one value as :meth:`batch_reduce` does.
+
+        See ``tf.distribute.CrossDeviceOps.reduce``.
+        """
         _check(reduce_op, per_replica_value, destinations)
         return super().reduce(reduce_op, per_replica_value, destinations, *args, **kwargs)
 
     def batch_reduce(
         self, reduce_op: Any, value_destination_pairs: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Reduce values to their destinations together; see ``tf.distribute.CrossDeviceOps.batch_reduce``.
+        """Reduce values to their destinations together.
+
+        See ``tf.distribute.CrossDeviceOps.batch_reduce``.
 
         Raises:
-            HierAllreduceError: several replicas pass the very same tensor to a sum; or as ``allreduce_grads``.
+            HierAllreduceError: several replicas pass the very same tensor to a sum; or as
+                ``allreduce_grads``.
         """
         pairs = list(value_destination_pairs)
         for value, destinations in pairs:
             _check(reduce_op, value, destinations)
         return super().batch_reduce(reduce_op, pairs, *args, **kwargs)
 
+    # ---- TensorFlow's hooks behind both ------------------------------------------------------
+
     def reduce_implementation(
         self, reduce_op: Any, per_replica_value: Any, destinations: Any, *options: Any
     ) -> Any:
-        """Reduce one value: TensorFlow's hook behind ``reduce``."""
-        return self.batch_reduce_implementation(
-            reduce_op, [(per_replica_value, destinations)], *options
-        )[0]
+        """Reduce one value."""
+        pairs = [(per_replica_value, destinations)]
+        return self.batch_reduce_implementation(reduce_op, pairs, *options)[0]
 
     def batch_reduce_implementation(
         self, reduce_op: Any, value_destination_pairs: Sequence[Tuple[Any, Any]], *options: Any
     ) -> List[Any]:
-        """Reduce all values with the same destinations at once: TensorFlow's hook behind ``batch_reduce``."""
+        """Reduce all values with the same destinations at once."""
         average = reduce_op == tf.distribute.ReduceOp.MEAN
         results: List[Any] = [None] * len(value_destination_pairs)
-        groups: Dict[
-            Tuple[str, ...], List[int]
-        ] = {}  # numbers of the values for the same K devices
+        groups: Dict[Tuple[str, ...], List[int]] = {}  # numbers of values, by their K devices
         for number, (value, destinations) in enumerate(value_destination_pairs):
             devices = _devices(value, destinations, average)
             if devices is None:
@@ -114,16 +118,23 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             if self._peer:
                 reduced = _reduced_by(self._peer, reduce_op, pairs, *options)
             else:
-                rows = list(zip(*(replica_values(value) for value, _ in pairs)))
+                columns = [replica_values(value) for value, _ in pairs]
+                rows = list(zip(*columns))  # K × N
                 reduced = allreduce_grads(rows, devices, average, self._strategy)
-            if devices not in self._makers:
-                # the class of a Mirrored value is not public; the result of ``broadcast`` is an example of it
-                self._makers[devices] = mirrored_factory(
-                    self.broadcast(tf.constant(0.0), pairs[0][1])
-                )
+            mirrored = self._mirrored(devices, pairs[0][1])
             for number, column in zip(numbers, zip(*reduced)):
-                results[number] = self._makers[devices](column)
+                results[number] = mirrored(column)
         return results
+
+    def _mirrored(
+        self, devices: Tuple[str, ...], destinations: Any
+    ) -> Callable[[Tuple[Any, ...]], Any]:
+        """Return a function from K tensors, one on each device, to a ``Mirrored`` value."""
+        if devices not in self._makers:
+            # The class is not public. The result of ``broadcast``, which is, has it.
+            example = self.broadcast(tf.constant(0.0), destinations)
+            self._makers[devices] = mirrored_factory(example)
+        return self._makers[devices]
 
 
 def _measured_peer() -> Any:
@@ -143,34 +154,44 @@ def _reduced_by(peer: Any, reduce_op: Any, pairs: Any, *options: Any) -> List[Tu
 
 
 def _devices(value: Any, destinations: Any, average: bool) -> Optional[Tuple[str, ...]]:
-    """Return the K devices that get the result, in the replicas' order; None if it is not an all-reduce."""
+    """Return the K devices of the result, in the replicas' order; None if it is no all-reduce."""
     tensors = replica_values(value)
-    are_gradients = all(isinstance(tensor, (tf.Tensor, tf.IndexedSlices)) for tensor in tensors)
-    if not are_gradients or (average and any(tensor.dtype.is_integer for tensor in tensors)):
+    for tensor in tensors:
+        if not isinstance(tensor, (tf.Tensor, tf.IndexedSlices)):
+            return None
+        if average and tensor.dtype.is_integer:
+            return None
+    if isinstance(destinations, str):
         return None
-    devices = (
-        ()
-        if isinstance(destinations, str)
-        else tuple(value.device for value in replica_values(destinations))
-    )
-    is_all_reduce = len(devices) == len(tensors) == len(set(devices)) and all(devices)
-    return devices if is_all_reduce else None
+    devices = tuple(destination.device for destination in replica_values(destinations))
+    is_one_to_one = len(devices) == len(tensors) == len(set(devices))
+    return devices if is_one_to_one and all(devices) else None
 
 
 def _check(reduce_op: Any, value: Any, destinations: Any) -> None:
-    """Check that a value is no composite tensor, and for a sum no single tensor, which TensorFlow returns as it is."""
+    """Check a value before TensorFlow looks at it.
+
+    TensorFlow returns a single tensor as the sum of all replicas.
+
+    Raises:
+        HierAllreduceError: a tensor that is neither dense nor ``tf.IndexedSlices``; or several
+            replicas give the same tensor for a sum.
+    """
     tensors = replica_values(value)
     for replica, tensor in enumerate(tensors):
         if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)):
             raise HierAllreduceError(
-                f"replica {replica}: a {type(tensor).__name__} cannot be all-reduced; use a tf.Tensor, such as its"
-                " values if they have the same shape on all replicas, or tf.IndexedSlices"
+                f"replica {replica}: a {type(tensor).__name__} cannot be all-reduced; use a"
+                " tf.Tensor, such as its values if they have the same shape on all replicas, or"
+                " tf.IndexedSlices"
             )
-    replicas = max(
-        tf.distribute.get_strategy().num_replicas_in_sync, len(replica_values(destinations))
-    )
-    if reduce_op == tf.distribute.ReduceOp.SUM and len(tensors) == 1 < replicas:
+    if reduce_op != tf.distribute.ReduceOp.SUM or len(tensors) > 1:
+        return
+    strategy = tf.distribute.get_strategy()
+    replicas = max(strategy.num_replicas_in_sync, len(replica_values(destinations)))
+    if replicas > 1:
         raise HierAllreduceError(
-            f"{replicas} replicas pass the very same tensor, on {tensors[0].device!r}, and TensorFlow would take it for"
-            " their sum: create it inside the function that strategy.run calls"
+            f"{replicas} replicas pass the very same tensor, on {tensors[0].device!r}, and"
+            " TensorFlow would take it for their sum: create it inside the function that"
+            " strategy.run calls"
         )
