@@ -128,7 +128,7 @@ class Cluster:
     def from_environment(cls, devices_per_host: int, **options: Any) -> Cluster:
         """Return the cluster that TF_CONFIG or Slurm describes; without either, one of one host.
 
-        ``options`` are other arguments of :class:`Cluster`. TF_CONFIG is that of ``tf.distribute``::
+        ``options`` are other arguments of :class:`Cluster`. ``tf.distribute`` reads TF_CONFIG too::
 
             {"cluster": {"worker": ["10.0.0.1:2222", "10.0.0.2:2222"]},
              "task": {"type": "worker", "index": 1}}
@@ -174,9 +174,9 @@ class Cluster:
             facts: what else must be equal on all hosts.
 
         Raises:
-            ClusterError: the gradients are not for ``devices_per_host`` devices; or there are several
-                hosts and no graph for a session (eager execution, ``tf.function``, control flow of
-                TensorFlow 2).
+            ClusterError: the gradients are not for ``devices_per_host`` devices; or there are
+                several hosts and no graph for a session (eager execution, ``tf.function``, control
+                flow of TensorFlow 2).
             HierAllreduceError: no collective can add up a gradient's dtype.
         """
         if towers != self.devices_per_host:
@@ -205,8 +205,8 @@ class Cluster:
         """Return the sum of the tensors that all hosts give in this place of their programs.
 
         It is called under the device of tower ``root``, after :meth:`announce`. NCCL matches calls
-        by their order. So the calls of one all-reduce that have the same root run one after another,
-        in the order in which they were built.
+        by their order. So the calls of one all-reduce with the same root run one after another, in
+        the order in which they were built.
 
         Args:
             tensor: of one shape and dtype on all hosts.
@@ -415,6 +415,6 @@ def _check_graph() -> None:
     if tf.executing_eagerly() or is_function:
         raise ClusterError(
             "several hosts need a graph and a session: build under"
-            " `with tf.Graph().as_default():` and run it in `cluster.session()`, not eagerly and not"
-            " in a tf.function"
+            " `with tf.Graph().as_default():` and run it in `cluster.session()`, not eagerly and"
+            " not in a tf.function"
         )

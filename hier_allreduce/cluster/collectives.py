@@ -50,7 +50,7 @@ def can_cross(dtype: str) -> bool:
 
 
 def crossing_dtype(dtype: str) -> Any:
-    """Return the dtype in which a tensor crosses: its own if collectives add that, else a wider one."""
+    """Return the dtype in which a tensor crosses: its own, or a wider one that collectives add."""
     return tf.as_dtype(dtype if dtype in COLLECTIVE_DTYPES else _WIDER.get(dtype, dtype))
 
 
@@ -58,9 +58,9 @@ def crossing_dtype(dtype: str) -> Any:
 
 
 def add_up(tensor: Any, job: Job, group: int, number: int, engine: str) -> Any:
-    """Return the sum of the hosts' tensors; called under the device with which this host is in ``group``.
+    """Return the sum of this tensor and those of the collectives with this number on other hosts.
 
-    It meets the collective with the same number on the other hosts.
+    It is called under the device by which this host is in ``group``.
     """
     without_gradient = {"CollectiveReduce": _NO_GRADIENT}
     overridden = tf1.get_default_graph().gradient_override_map(without_gradient)
@@ -129,18 +129,21 @@ def checksums(graph: Any) -> List[Checksum]:
     """
     if not graph.finalized and not graph.get_collection(_CHECKSUMS):
         with graph.as_default(), forget_colocation(), tf1.name_scope(None), tf1.device(None):
-            before: List[Any] = []
-            for variable in graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES):
-                if not can_cross(variable.dtype.base_dtype.name):
-                    continue
-                is_set = tf1.is_variable_initialized(variable)
-                # one after another, because they need more memory than the variables
-                with tf1.device("/cpu:0"), tf1.control_dependencies(before):
-                    value = _checksum(variable)
-                before = [value]
-                checksum = Checksum(str(variable.op.name), is_set, value)
-                graph.add_to_collection(_CHECKSUMS, checksum)
+            _add_checksums(graph)
     return list(graph.get_collection(_CHECKSUMS))
+
+
+def _add_checksums(graph: Any) -> None:
+    before: List[Any] = []
+    for variable in graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES):
+        if can_cross(variable.dtype.base_dtype.name):
+            is_set = tf1.is_variable_initialized(variable)
+            # One after another, because they need more memory than the variables.
+            with tf1.device("/cpu:0"), tf1.control_dependencies(before):
+                value = _checksum(variable)
+            before = [value]
+            checksum = Checksum(str(variable.op.name), is_set, value)
+            graph.add_to_collection(_CHECKSUMS, checksum)
 
 
 def _checksum(variable: Any) -> Any:

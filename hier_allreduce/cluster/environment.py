@@ -136,23 +136,24 @@ def _nodes_of_batch_job(environ: Mapping[str, str]) -> Dict[str, int]:
     job execution" (``LSB_MCPU_HOSTS`` is ``"n1 4 n2 4"``); the user's guide of OpenPBS (a file with
     a line for each slot); the manual page of Grid Engine's qsub (a file with a line for each host).
     """
-    slurm = environ.get("SLURM_JOB_NUM_NODES", "")
-    lsf = environ.get("LSB_MCPU_HOSTS", "").split()
-    return {
-        "Slurm (SLURM_JOB_NUM_NODES)": int(slurm) if slurm.isdecimal() else 0,
-        "LSF (LSB_MCPU_HOSTS)": len(set(lsf[::2])),
-        "PBS (PBS_NODEFILE)": _hosts_in_file(environ.get("PBS_NODEFILE", "")),
-        "Grid Engine (PE_HOSTFILE)": _hosts_in_file(environ.get("PE_HOSTFILE", "")),
-    }
+    nodes = {}
+    number = environ.get("SLURM_JOB_NUM_NODES", "")
+    nodes["Slurm (SLURM_JOB_NUM_NODES)"] = int(number) if number.isdecimal() else 0
+    hosts_and_slots = environ.get("LSB_MCPU_HOSTS", "").split()
+    nodes["LSF (LSB_MCPU_HOSTS)"] = len(set(hosts_and_slots[::2]))
+    nodes["PBS (PBS_NODEFILE)"] = _hosts_in_file(environ.get("PBS_NODEFILE", ""))
+    nodes["Grid Engine (PE_HOSTFILE)"] = _hosts_in_file(environ.get("PE_HOSTFILE", ""))
+    return nodes
 
 
 def _hosts_in_file(path: str) -> int:
     """Return how many different words lines begin with; 0 if there is no such file."""
     try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines() if path else []
+        text = Path(path).read_text(encoding="utf-8") if path else ""
     except (OSError, ValueError):
         return 0
-    return len({line.split()[0] for line in lines if line.strip()})
+    lines = [line.split() for line in text.splitlines()]
+    return len({words[0] for words in lines if words})
 
 
 # ---- TF_CONFIG -------------------------------------------------------------------------------
@@ -171,7 +172,9 @@ def _from_tf_config(text: str) -> Job:
             raise _other_jobs(others)
         if not str(index).isdecimal():  # true, 1.7
             raise ValueError
-        tasks = [(job, number) for job in _JOBS for number in range(len(jobs.get(job, ())))]
+        tasks: List[Tuple[str, int]] = []
+        for job in _JOBS:
+            tasks += [(job, number) for number in range(len(jobs.get(job, ())))]
         hosts = tuple(jobs[job][number] for job, number in tasks)
         return Job(hosts, tasks.index((kind, int(index))))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

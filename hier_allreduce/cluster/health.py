@@ -2,7 +2,7 @@
 
 ::
 
-    caller    wait(step) ──► a heartbeat of each host, six a timeout ──► the result, or a ClusterError
+    caller    wait(step) ──► a heartbeat of each host, six a timeout ──► the result, or an error
                   │                                                      ▲     that names a host
     a thread      └──► step() blocks in a collective ────────────────────┘
 

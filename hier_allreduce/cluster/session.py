@@ -1,4 +1,4 @@
-"""The session of one host among several: it compares hosts, and raises errors where others would hang.
+"""The session of one host among several, which raises errors where others would hang.
 
 ::
 
@@ -58,8 +58,8 @@ class ClusterSession(tf1.Session):
     """A session whose steps end with an error that names the host if another host fails.
 
     After a step with the other hosts that ended with an error, the end of the data included, there
-    can be no other. TensorFlow would give the next step the same number, so it could meet hosts that
-    are still in the failed one.
+    can be no other. TensorFlow would give the next step the same number, so it could meet hosts
+    that are still in the failed one.
 
     Args:
         target: this host's server.
@@ -180,9 +180,9 @@ class ClusterSession(tf1.Session):
             cause = "the end of its data" if is_end else type(error).__name__
             self._state = _State.FAILED
             self._reason = (
-                f"this host's last step with the other hosts ended with {cause}, and after that this"
-                " session cannot run another: the others might still be in that step and take the"
-                " new one for it. Let the data repeat (dataset.repeat()) and run the same number of"
+                f"this host's last step with the other hosts ended with {cause}, and after that"
+                " this session cannot run another: the others might still be in that step and take"
+                " the new one for it. Let the data repeat (dataset.repeat()) and run the same number of"
                 " steps on every host; or open a session for each epoch. Runs that need no other"
                 " host are still possible"
             )
@@ -242,17 +242,15 @@ class ClusterSession(tf1.Session):
             return
         run = super().run
         are_set = run([checksum.is_set for checksum in self._checksums])
-        values = iter(run([each.value for each, is_set in zip(self._checksums, are_set) if is_set]))
-        row = [next(values) if is_set else 0 for is_set in are_set]
+        numbers = [number for number, is_set in enumerate(are_set) if is_set]
+        row = np.zeros(len(are_set), np.int64)
+        row[numbers] = run([self._checksums[number].value for number in numbers])
         rows = self._rows(row, self._stall_timeout, "to compare the weights")  # H × N
-        differing = [
-            checksum.name
-            for checksum, column in zip(self._checksums, rows.T)
-            if len(set(column)) > 1
-        ]
+        differs = rows != rows[0]
+        differing = [self._checksums[number].name for number in np.flatnonzero(differs.any(0))]
         if differing:
             self._end_together()
-            others = [f"host {task}" for task, row in enumerate(rows) if (row != rows[0]).any()]
+            others = [f"host {task}" for task in np.flatnonzero(differs.any(1))]
             raise ClusterError(
                 f"{found}: {len(differing)} of {len(self._checksums)} variables are not the same on"
                 f" host 0 and on {', '.join(others)}, {', '.join(differing[:_MOST_LISTED])} among"
@@ -367,9 +365,9 @@ def start_server(job: Job, config: Any) -> Any:
         )
     except tf.errors.OpError as error:
         raise ClusterError(
-            f"this host's server ({job.hosts[job.task]}) does not start: {error.message}. If another"
-            " process uses the port (an earlier run?), end it, or give this host another port in"
-            " every host's list"
+            f"this host's server ({job.hosts[job.task]}) does not start: {error.message}. If"
+            " another process uses the port (an earlier run?), end it, or give this host another"
+            " port in every host's list"
         ) from error
 
 

@@ -26,8 +26,8 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
 
     All values that TensorFlow reduces together go through one
     :func:`hier_allreduce.allreduce_grads`, so that small gradients share chunks. The parent class,
-    ``ReductionToOneDevice``, does everything that is not an all-reduce: one destination (such as the
-    host), variables as values, the mean of integers (float64 in TensorFlow), ``strategy.gather``.
+    ``ReductionToOneDevice``, does everything that is not an all-reduce: one destination (such as
+    the host), variables as values, the mean of integers (float64 in TensorFlow), ``strategy.gather``.
     With one replica the result is the value itself, so a program may use any number of GPUs.
 
     ``tf.IndexedSlices`` remain sparse unless the strategy has ``sparse="dense"``. The difference
@@ -55,8 +55,8 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         self._strategy = strategy_from(strategy)
         if self._strategy.wire_dtype:
             raise HierAllreduceError(
-                f"wire_dtype={self._strategy.wire_dtype!r}: TensorFlow does not say which values are"
-                " gradients, and statistics, metrics and losses would be rounded too; leave"
+                f"wire_dtype={self._strategy.wire_dtype!r}: TensorFlow does not say which values"
+                " are gradients, and statistics, metrics and losses would be rounded too; leave"
                 " wire_dtype out, and cast the gradients to 16 bits where they are reduced, as the"
                 " page about Keras shows"
             )
