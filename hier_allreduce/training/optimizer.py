@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
 
@@ -114,6 +115,7 @@ class TowerOptimizer:
         tower_grads_and_vars: Sequence[Pairs],
         global_step: Any = None,
         name: Optional[str] = None,
+        **arguments: Any,
     ) -> Any:
         """Build the train op: reduce, update every tower, count the step.
 
@@ -122,11 +124,13 @@ class TowerOptimizer:
                 gradient on any tower is left alone.
             global_step: a variable to add 1 to, once a step.
             name: the name of the op.
+            arguments: other arguments of the optimizer's ``apply_gradients``, such as ``decay_var_list`` of contrib's
+                ``AdamWOptimizer``. Each tower's update gets its own variables in place of any tower's.
 
         Raises:
-            HierAllreduceError: an invalid global step or name; or the rows, or their variables and gradients, do not
-                match the devices or each other; or the optimizer cannot update towers, see ``training/update.py`` and
-                ``main_update.py``; or there is no graph to build in.
+            HierAllreduceError: an invalid global step or name, or an argument that the optimizer does not have; or the
+                rows, or their variables and gradients, do not match the devices or each other; or the optimizer cannot
+                update towers, see ``training/update.py`` and ``sharded_update.py``; or there is no graph to build in.
             ValueError: from TensorFlow: no variable has a gradient.
         """
         if not builds_for_session():
@@ -141,6 +145,7 @@ class TowerOptimizer:
                 f"global_step={global_step!r}: expected a variable, such as"
                 " tf.compat.v1.train.get_or_create_global_step()"
             )
+        self._check_arguments(arguments)
         with outside_control_flow():  # apply_gradients may be called in a tf.cond
             graph = tf1.get_default_graph()
         earlier = self._updated if graph is self._graph else [[] for _ in self.devices]
@@ -154,13 +159,24 @@ class TowerOptimizer:
             reduced = allreduce_grads_and_vars(
                 rows, self.devices, average, strategy, cluster=cluster
             )
-            op, copies = update_towers(self._optimizer, reduced, self.devices)
+            op, copies = update_towers(self._optimizer, reduced, self.devices, arguments=arguments)
         if graph is not self._graph:
             self._graph, self._ops = graph, {}
         self._updated = [[*row, *others] for row, others in zip(earlier, copies)]
         with tf.control_dependencies([op]):
             counted = op if global_step is None else tf1.assign_add(global_step, 1).op
         return tf.group(counted, name=name or "train_op")
+
+    def _check_arguments(self, arguments: Dict[str, Any]) -> None:
+        """Check that the optimizer's ``apply_gradients`` has these arguments."""
+        known = inspect.signature(self._optimizer.apply_gradients).parameters
+        takes_all = any(each.kind is each.VAR_KEYWORD for each in known.values())
+        for name in arguments if not takes_all else ():
+            if name not in known:
+                kind = type(self._optimizer).__name__
+                raise HierAllreduceError(
+                    f"{kind}.apply_gradients has no argument {name!r}; it has {', '.join(known)}"
+                )
 
     @property
     def init_op(self) -> Any:

@@ -5,6 +5,7 @@ A separate optimizer for each tower would train most of them wrong in silence.
 
 import functools
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -206,11 +207,15 @@ CASES = {
 # ---- tests --------------------------------------------------------------------------------------------
 
 
-def towers(optimizer, count, names=("w", "b"), targets=None):
-    """Return rows of gradients of the distance of variables to a target, 3k on tower k."""
+def towers(optimizer, count, names=("w", "b"), targets=None, scope="tower{}"):
+    """Return rows of gradients of the distance of variables to a target, 3k on tower k.
+
+    Tower 0 has no scope in "tensorpack".
+    """
     rows = []
     for k in range(count):
-        with tf.device(xpu(k)), tf1.variable_scope(f"tower{k}"):
+        inside = scope.format(k) if scope != "tensorpack" else f"tower{k}" if k else ""
+        with tf.device(xpu(k)), tf1.variable_scope(inside or tf1.get_variable_scope()):
             ones = tf1.ones_initializer()
             variables = [
                 tf1.get_variable(name, [3], initializer=ones, use_resource=True) for name in names
@@ -393,3 +398,202 @@ def velocities(count):
         [(0.1 * var, var) for _, var in row]
         for row in towers(train.GradientDescentOptimizer(1.0), count)
     ]
+
+
+# ---- an optimizer that chooses by names ----------------------------------------------------------------
+
+LAYERS = ("norm/gamma", "dense/w", "norm/beta")
+
+
+class Chooses(tf.compat.v1.train.MomentumOptimizer):
+    """Momentum that decays the variables of a choice, before the update."""
+
+    def __init__(self, choice):
+        super().__init__(0.1, 0.9)
+        self.choice, self.chosen = choice, {}
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None, also=()):
+        variables = [var for _, var in grads_and_vars]
+        self.chosen = {id(var) for var in variables if self.choice(var) or var in also}
+        return super().apply_gradients(grads_and_vars, global_step, name)
+
+    def _resource_apply_dense(self, grad, var):
+        rate = 0.5 if id(var) in self.chosen else 0.0
+        with tf.control_dependencies([var.assign_sub(rate * var.read_value())]):
+            return super()._resource_apply_dense(grad, var)
+
+
+class OwnSlots(tf.compat.v1.train.Optimizer):
+    """Momentum as BERT's AdamWeightDecayOptimizer is written: slots and exceptions by names."""
+
+    def __init__(self, how):
+        super().__init__(False, "OwnSlots")
+        self.how = how
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        done = []
+        for grad, var in grads_and_vars:
+            own = re.match("^(.*):\\d+$", var.name).group(1)
+            velocity = self.how(own + "/velocity", var)
+            decay = 0.0 if any(re.search(each, own) for each in ("norm", "bias")) else 0.5
+            moved = velocity.assign(0.9 * velocity.read_value() + grad + decay * var.read_value())
+            done.append(var.assign_sub(0.1 * moved).op)
+        return tf.group(*done, name=name)
+
+
+def by_get_variable(name, var):
+    zeros = tf1.zeros_initializer()
+    return tf1.get_variable(name, var.shape, initializer=zeros, trainable=False, use_resource=True)
+
+
+def by_variable(name, var):
+    return tf1.Variable(tf.zeros(var.shape), trainable=False, name=name, use_resource=True)
+
+
+def by_slot_creator(name, var):
+    return SLOTS.create_zeros_slot(var, "velocity")
+
+
+SLOTS = sys.modules[tf1.train.Optimizer.__module__].slot_creator
+FIRST = "^(tower0/)?"  # as the names of one device, or of tower 0
+CHOICES = {
+    "match of op.name": lambda: Chooses(lambda var: re.match(FIRST + "norm/", var.op.name)),
+    "prefix": lambda: Chooses(lambda var: var.op.name.startswith(("tower0/norm", "norm"))),
+    "set of names": lambda: Chooses(lambda var: var.name in {"dense/w:0", "tower0/dense/w:0"}),
+    "list of op names": lambda: Chooses(
+        lambda var: var.op.name in ["norm/beta", "tower0/norm/beta"]
+    ),
+    "shared name": lambda: Chooses(lambda var: re.match(FIRST + "dense/", var._shared_name)),
+    "first variable": lambda: Chooses(lambda var: var in set(tf1.trainable_variables()[:1])),
+    "get_variable": lambda: OwnSlots(by_get_variable),
+    "Variable": lambda: OwnSlots(by_variable),
+    "slot creator": lambda: OwnSlots(by_slot_creator),
+}
+
+
+@pytest.mark.parametrize("scope", ["tower{}", "tensorpack"])
+@pytest.mark.parametrize("name", CHOICES)
+def test_each_tower_chooses_as_tower_0_does(name, scope):
+    """And names what it creates after its own variables."""
+    make = CHOICES[name]
+    variables, names = {}, {}
+    for count in (1, 3):
+        with tf.Graph().as_default():
+            optimizer = TowerOptimizer(make(), xpus(count))
+            rows = towers(optimizer, count, LAYERS, targets=[3.0] * count, scope=scope)
+            op = optimizer.apply_gradients(rows)
+            with started(optimizer.init_op) as sess:
+                for _ in range(3):
+                    sess.run(op)
+                variables[count] = np.array(sess.run([[var for _, var in row] for row in rows]))
+                assert optimizer.check_replicas(sess).difference == 0
+            names[count] = {var.op.name for var in tf1.global_variables()}
+    np.testing.assert_allclose(variables[3], np.repeat(variables[1], 3, axis=0), rtol=1e-6)
+    assert len(np.unique(variables[1][0, :, 0])) > 1  # the choice matters
+    of_tower = [{name for name in names[3] if name.startswith(f"tower{k}/")} for k in (1, 2)]
+    expected = {f"tower1/{name.replace('tower0/', '')}" for name in names[1]}
+    assert of_tower[0] == expected and names[1] <= names[3] and len(names[3]) == 3 * len(names[1])
+
+
+def test_arguments_of_the_optimizer_name_each_towers_variables(graph):
+    """Variables of any tower, in any container, are this tower's; with tower 0's alone it is the same."""
+    for listed in ([0, 1, 2], [0], [2]):
+        with tf.Graph().as_default():
+            optimizer = TowerOptimizer(Chooses(lambda var: False), xpus(3))
+            rows = towers(optimizer, 3, LAYERS, targets=[3.0] * 3)
+            also = {rows[k][1][1] for k in listed}
+            op = optimizer.apply_gradients(rows, also=also)
+            with started(optimizer.init_op, op) as sess:
+                gamma, dense, _ = sess.run([var for _, var in rows[1]])
+                # the gradient is 0.1 (1 - 3) = -0.2, and the rate 0.1; dense/w decays by a half first
+                assert gamma[0] == pytest.approx(1.02) and dense[0] == pytest.approx(0.52)
+                assert optimizer.check_replicas(sess).difference == 0
+
+
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_an_argument_that_the_optimizer_does_not_have_is_an_error(graph, update):
+    optimizer = TowerOptimizer(SGD(0.1), xpus(2), update=update)
+    rows = towers(optimizer, 2)
+    before = len(graph.get_operations())
+    words = r"GradientDescentOptimizer\.apply_gradients has no argument 'decay_var_list'; it has"
+    with pytest.raises(HierAllreduceError, match=words):
+        optimizer.apply_gradients(rows, decay_var_list=[])
+    assert len(graph.get_operations()) == before
+
+
+class DecaysFirst(tf.compat.v1.train.GradientDescentOptimizer):
+    """Decays each variable before its update, as AdamW of contrib does."""
+
+    def _resource_apply_dense(self, grad, var):
+        with tf.control_dependencies([var.assign_sub(0.1 * var.read_value())]):
+            return super()._resource_apply_dense(grad, var)
+
+    def _resource_apply_sparse_duplicate_indices(self, grad, var, indices):
+        with tf.control_dependencies([var.assign_sub(0.1 * var.read_value())]):
+            return super()._resource_apply_sparse_duplicate_indices(grad, var, indices)
+
+
+class DecaysAllFirst(tf.compat.v1.train.GradientDescentOptimizer):
+    """Decays all variables before all updates."""
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        decayed = [tf1.assign_sub(var, 0.1 * var.read_value()) for _, var in grads_and_vars]
+        with tf.control_dependencies(decayed):
+            return super().apply_gradients(grads_and_vars, global_step, name)
+
+
+class DecaysByOps(tf.compat.v1.train.GradientDescentOptimizer):
+    """Decays by an op, in the method that is called before all updates."""
+
+    def _create_slots(self, var_list):
+        self.listed = var_list
+
+    def _prepare(self):
+        super()._prepare()
+        for var in self.listed:
+            tf.raw_ops.AssignSubVariableOp(resource=var.handle, value=0.1 * var.read_value())
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+@pytest.mark.parametrize(
+    "make, update",
+    [
+        (DecaysFirst, "replicated"),
+        (DecaysFirst, "main"),
+        (DecaysAllFirst, "replicated"),
+        (DecaysByOps, "replicated"),
+        (DecaysByOps, "main"),
+    ],
+)
+def test_nothing_of_an_update_starts_before_the_reduced_gradient_is_there(
+    graph, make, update, is_sparse
+):
+    """The forward pass might still read the variable. Here the last tower's gradient is never there."""
+    optimizer = TowerOptimizer(make(0.5), xpus(3), update=update)
+    rows = towers(optimizer, 3)
+    absent = tf1.placeholder(tf.float32, [3])
+    grads = [tf.ones([3]), tf.ones([3]), absent]
+    if is_sparse:
+        grads = [tf.IndexedSlices(grad, tf.range(3), tf.constant([3])) for grad in grads]
+    op = optimizer.apply_gradients([[(grads[k], var) for _, var in rows[k]] for k in range(3)])
+    decays = [each for each in graph.get_operations() if each.type == "AssignSubVariableOp"]
+    assert len(decays) == (2 if update == "main" else 6)
+    with started(optimizer.init_op) as sess:
+        for decay in decays:
+            with pytest.raises(tf.errors.InvalidArgumentError, match="must feed a value"):
+                sess.run(decay)
+        sess.run(op, {absent: [1.0, 1.0, 1.0]})
+
+
+@pytest.mark.parametrize("make", [lambda: train.AdamOptimizer(0.1), lambda: Lamb(0.1)])
+@pytest.mark.parametrize("outer", ["m", ""])
+def test_a_scope_set_to_reuse_does_not_forbid_slots(graph, make, outer):
+    with tf1.variable_scope(outer or tf1.get_variable_scope()):
+        optimizer = TowerOptimizer(make(), xpus(2))
+        rows = towers(optimizer, 2)
+        tf1.get_variable_scope().reuse_variables()
+        op = optimizer.apply_gradients(rows)
+        with pytest.raises(ValueError, match="does not exist"):
+            tf1.get_variable("another", [])  # the scope is as it was
+    with started(optimizer.init_op, op) as sess:
+        assert optimizer.check_replicas(sess).difference == 0
