@@ -20,6 +20,7 @@ from ..compat import forget_colocation, tf1, without_autograph
 from ..errors import ClusterError
 from ..measured import with_candidate, with_clock
 from ..planning import Strategy, run, strategy_from
+from ..planning.chunks import Load
 from ..planning.plan import complete_on
 from .columns import Columns
 from .devices import all_on_cpu, device_strings
@@ -145,12 +146,12 @@ def begin(
     strategy: Strategy,
     cluster: Optional[Cluster] = None,
     names: Optional[Sequence[str]] = None,
-    whole: bool = False,
+    load: Optional[Load] = None,
 ) -> Layout:
     """Return the layout of checked gradients; no op is added.
 
-    ``names`` are those of the N variables, by default of the gradients. ``whole`` gives each variable one main. Raises:
-    as :func:`allreduce_grads`.
+    ``names`` are those of the N variables, by default of the gradients. With a ``load``, each variable has one main.
+    Raises: as :func:`allreduce_grads`.
     """
     if cluster is not None and not isinstance(cluster, hosts_of_a_job.Cluster):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
@@ -158,7 +159,7 @@ def begin(
     if hosts > 1:  # they have different rows, and a collective needs equal shapes
         strategy = replace(strategy, sparse="dense")
     columns = check_matrix(all_grads, devices, average, strategy, names)
-    return lay_out(columns, devices, strategy, hosts, whole)
+    return lay_out(columns, devices, strategy, hosts, load)
 
 
 @with_clock

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from ..formatting import count
 from ..planning import Chunk, Gradient, Plan, Schedule, Strategy, chunks_of, plan_for, root_of
-from ..planning.chunks import spread
+from ..planning.chunks import Load, spread
 from .devices import all_on_cpu
 from .matrix import Column, static_shape
 from .names import op_names
@@ -30,6 +30,10 @@ _PACKED = (
     "complex64",
     "complex128",
 )  # concat has a GPU kernel for these
+
+_LEAST_SHARE = (
+    1 << 18
+)  # bytes of variables on a main, for which smaller chunks would cost more than they save
 
 
 class Layout(NamedTuple):
@@ -70,9 +74,9 @@ def lay_out(
     devices: Sequence[Any],
     strategy: Strategy,
     hosts: int = 1,
-    whole: bool = False,
+    load: Optional[Load] = None,
 ) -> Layout:
-    """Return the layout of N columns; ``whole`` gives each variable one main, and mains about equal bytes.
+    """Return the layout of N columns; with a ``load``, each variable has one main, and mains about equal bytes.
 
     Raises:
         HierAllreduceError: the groups, the main or the algorithm's steps do not fit K towers.
@@ -83,11 +87,15 @@ def lay_out(
     plan = plan_for(strategy, added, len(devices), on_cpu)
     if len(devices) * hosts == 1:
         plan = plan._replace(chunk_bytes=0)  # nothing travels
-    chunks = chunks_of(gradients, plan.chunk_bytes, plan.pack_below, whole or plan.whole)
+    share = sum(load.variables) // len(devices) if load else 0
+    if share and strategy.chunk_bytes is None:
+        # one chunk with all variables of a small model would leave the other mains without any
+        plan = plan._replace(chunk_bytes=min(plan.chunk_bytes, max(share, _LEAST_SHARE)))
+    chunks = chunks_of(gradients, plan.chunk_bytes, plan.pack_below, bool(load) or plan.whole)
     chunks = [chunk for chunk in chunks if gradients[chunk.ranges[0].number].dtype]
     schedules = (
-        spread(chunks, plan.schedules)
-        if whole
+        spread(chunks, plan.schedules, load)
+        if load
         else [plan.schedule(chunk) for chunk in range(len(chunks))]
     )
     if len(devices) > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, List, Sequence, Tuple
 
 from ..planning import Strategy
+from ..planning.chunks import Load
 from ..planning.plan import copies_in, sums_in
 from .allreduce import travel
 from .layout import Layout, lay_out
@@ -42,5 +43,7 @@ def copy_from_mains(
 def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any]) -> List[Tuple[Any, ...]]:
     """Copy N tensors of any dtype from tower 0 to every tower, down a binomial tree; K×N out."""
     columns = [column_of(value.op.name, [value]) for value in values]
-    layout = lay_out(columns, devices, Strategy(algorithm="tree", main=0), whole=True)
+    everything_on_0 = Load([0] * len(columns), [0] * len(devices))
+    strategy = Strategy(algorithm="tree", main=0)
+    layout = lay_out(columns, devices, strategy, load=everything_on_0)
     return copy_from_mains(values, layout, "broadcast")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
-from .plan import Schedule
+from .plan import Schedule, root_of
 
 ALIGNMENT = (
     64  # bytes, of TensorFlow's allocator: a slice at such an offset shares its parent's buffer
@@ -107,11 +107,31 @@ def _cut(number: int, gradient: Gradient, chunk_bytes: int) -> List[Chunk]:
     ]
 
 
-def spread(chunks: Sequence[Chunk], schedules: Sequence[Schedule]) -> List[Schedule]:
-    """Return a schedule for each chunk such that their roots get about equal bytes."""
-    loads = dict.fromkeys(schedules, 0)
+class Load(NamedTuple):
+    """The bytes on each tower when every variable is updated on one of K towers.
+
+    Attributes:
+        variables: bytes of each of N variables.
+        towers: bytes of the variables that each of K towers updates already.
+    """
+
+    variables: Sequence[int]
+    towers: Sequence[int]
+
+
+def spread(chunks: Sequence[Chunk], schedules: Sequence[Schedule], load: Load) -> List[Schedule]:
+    """Return a schedule for each chunk such that their roots have about equal bytes in the end."""
+    on_towers = list(load.towers)
+    sizes = [sum(load.variables[part.number] for part in chunk.ranges) for chunk in chunks]
+    uses = dict.fromkeys(schedules, 0)
+
+    def burden(schedule: Schedule) -> Tuple[int, int]:
+        return on_towers[root_of(schedule)], uses[schedule]
+
     taken: Dict[int, Schedule] = {}
-    for number, chunk in sorted(enumerate(chunks), key=lambda numbered: -numbered[1].bytes):
-        taken[number] = min(loads, key=loads.__getitem__)
-        loads[taken[number]] += chunk.bytes
+    for number in sorted(range(len(chunks)), key=lambda number: -sizes[number]):
+        schedule = min(uses, key=burden)
+        on_towers[root_of(schedule)] += sizes[number]
+        uses[schedule] += 1
+        taken[number] = schedule
     return [taken[number] for number in range(len(chunks))]

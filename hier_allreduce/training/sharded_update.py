@@ -1,4 +1,8 @@
-"""``update="main"``: each variable's main updates it for all towers.
+"""``update="main"``: each variable's main updates it for all towers (ZeRO stage 1).
+
+::
+
+    K×N gradients ─► reduced to each variable's main ─► updated there, once ─► new values copied to all towers
 
 The optimizer gets the mains' variables under the names of tower 0's. So slots exist once, at the mains, and have the
 names that they have on one device: a ``Saver`` and ``tf.train.Checkpoint`` restore them on any number of towers.
@@ -6,15 +10,19 @@ names that they have on one device: a ``Saver`` and ``tf.train.Checkpoint`` rest
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple
+from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from ..compat import tf1
+from ..compat import outside_control_flow, tf1
 from ..errors import HierAllreduceError
 from ..graph import begin, copy_from_mains, first_half, reduce_layout
+from ..graph.layout import Layout
 from ..graph.names import variable_names, where
 from ..planning import Strategy
+from ..planning.chunks import Load
 from .replicas import Copies
 from .update import Pairs
 from .views import TowerViews, under_name_of
@@ -36,7 +44,7 @@ def update_at_mains(
     """Reduce to the mains, update there once, and copy the new values over the same plan to all towers.
 
     Source: Chainer's MultiprocessParallelUpdater. There one device is the main of all variables; here mains hold about
-    equal bytes.
+    equal bytes, also if a graph has several such updates.
 
     Arguments and errors are those of :func:`hier_allreduce.allreduce_grads_and_vars`, with ``rows`` from
     :func:`.update.check_variables`. A variable that is in its row twice, or has slots at another main, is an error too.
@@ -45,6 +53,47 @@ def update_at_mains(
     names = variable_names(rows, devices)
     grads = [[grad for grad, _ in row] for row in rows]
     variables = [[var for _, var in row] for row in rows]
+    _check_each_is_once(variables, devices, names)
+    updates = _updates_of_graph()
+    load = updates.load(optimizer, variables[0], devices)
+    layout = begin(grads, devices, average, strategy, cluster, names, load)
+    mains = layout.mains()
+    views = {n: under_name_of(variables[0][n], variables[main][n]) for n, main in mains.items()}
+    for n, main in mains.items():
+        _check_slots_are_here(optimizer, views[n], where(main, devices, n, names))
+    updates.add(layout, load)
+
+    reduced = reduce_layout(first_half(layout), average, "reduce_to_mains", cluster)
+    pairs = [(reduced[main][n], views[n]) for n, main in sorted(mains.items())]
+    graph = tf1.get_default_graph()
+    earlier = len(graph.get_operations())
+    with TowerViews(variables[:1], held_by(optimizer)).update_of(0):
+        updated = optimizer.apply_gradients(pairs)
+    on_mains = [(reduced[main][n], variables[main][n]) for n, main in mains.items()]
+    let_writes_wait(graph.get_operations()[earlier:], on_mains)
+    return tf.group(updated, *_copy_variables(variables, layout, updated)), variables
+
+
+def _copy_variables(variables: Copies, layout: Layout, updated: Any) -> List[Any]:
+    """Return ops that copy the mains' variables to all other towers, after the op ``updated``."""
+    mains = layout.mains()
+    values: List[Any] = [None] * len(layout.columns)
+    for n, main in mains.items():
+        with tf.control_dependencies([updated]), tf1.device(layout.devices[main]):
+            values[n] = variables[main][n].read_value()
+    ops = []
+    for tower, copied in enumerate(copy_from_mains(values, layout)):  # K × N
+        with tf1.device(layout.devices[tower]):
+            from_others = [n for n, main in mains.items() if main != tower]
+            ops += [variables[tower][n].assign(copied[n]).op for n in from_others]
+    return ops
+
+
+# ---- checks ------------------------------------------------------------------------------------------
+
+
+def _check_each_is_once(variables: Copies, devices: Sequence[Any], names: Sequence[str]) -> None:
+    """Check that no row has a variable twice."""
     first: Dict[int, int] = {}  # number of each variable
     for tower, row in enumerate(variables):
         for n, var in enumerate(row):
@@ -53,42 +102,50 @@ def update_at_mains(
                     f"{where(tower, devices, n, names)}: the variable is in this row twice, and two mains would update"
                     " it; add up its gradients, or use update='replicated'"
                 )
-    layout = begin(grads, devices, average, strategy, cluster, names, whole=True)
-    mains = layout.mains()
-    views = {n: under_name_of(variables[0][n], variables[main][n]) for n, main in mains.items()}
-    for n, main in mains.items():
-        slots = [optimizer.get_slot(views[n], name) for name in optimizer.get_slot_names()]
-        elsewhere = [
-            slot.device
-            for slot in slots
-            if slot is not None and slot.device != variables[main][n].device
-        ]
-        if elsewhere:
+
+
+def _check_slots_are_here(optimizer: Any, view: Any, place: str) -> None:
+    """Check that a variable has no slots on another device than its own."""
+    for name in optimizer.get_slot_names():
+        slot = optimizer.get_slot(view, name)
+        if slot is not None and slot.device != view.device:
             raise HierAllreduceError(
-                f"{where(main, devices, n, names)}: this would be the variable's main, and an earlier apply_gradients"
-                f" made its slots on {elsewhere[0]}; choose Strategy(main=0), or give each loss a TowerOptimizer with"
-                " another optimizer"
+                f"{place}: this would be the variable's main, and an earlier apply_gradients made its slots on"
+                f" {slot.device}; choose Strategy(main=0), or give each loss a TowerOptimizer with another optimizer"
             )
-    reduced = reduce_layout(first_half(layout), average, "reduce_to_mains", cluster)
-    pairs = [(reduced[main][n], views[n]) for n, main in sorted(mains.items())]
-    graph = tf1.get_default_graph()
-    number = len(graph.get_operations())
-    with TowerViews(variables[:1], held_by(optimizer)).update_of(0):
-        updated = optimizer.apply_gradients(pairs)
-    let_writes_wait(
-        graph.get_operations()[number:],
-        [(reduced[main][n], variables[main][n]) for n, main in mains.items()],
-    )
-    values: List[Any] = [None] * len(names)
-    for n, main in mains.items():
-        with tf.control_dependencies([updated]), tf1.device(devices[main]):
-            values[n] = variables[main][n].read_value()
-    ops = [updated]
-    for tower, copied in enumerate(copy_from_mains(values, layout)):
-        with tf1.device(devices[tower]):
-            ops += [
-                variables[tower][n].assign(copied[n]).op
-                for n, main in mains.items()
-                if main != tower
-            ]
-    return tf.group(*ops), variables
+
+
+# ---- bytes on the mains -------------------------------------------------------------------------------
+
+
+class _Updates:
+    """The bytes of variables that each device updates in one graph, over all updates at mains."""
+
+    def __init__(self) -> None:
+        self._bytes: Counter = Counter()  # by device
+        self._loads: Dict[Any, Load] = {}  # by optimizer and variables
+
+    def load(self, optimizer: Any, variables: Sequence[Any], devices: Sequence[Any]) -> Load:
+        """Return the bytes of N variables, and of all earlier ones on each of K devices.
+
+        An optimizer that updates the same variables again gets the same load, because their slots cannot move.
+        """
+        key = optimizer, tuple(map(id, variables)), tuple(devices)
+        if key not in self._loads:
+            sizes = [var.dtype.size * (var.shape.num_elements() or 0) for var in variables]
+            self._loads[key] = Load(sizes, [self._bytes[device] for device in devices])
+        return self._loads[key]
+
+    def add(self, layout: Layout, load: Load) -> None:
+        """Count the variables of one more update."""
+        for n, main in layout.mains().items():
+            self._bytes[layout.devices[main]] += load.variables[n]
+
+
+_updates: WeakKeyDictionary = WeakKeyDictionary()
+
+
+def _updates_of_graph() -> _Updates:
+    """Return the updates at mains of the graph that is being built."""
+    with outside_control_flow():  # apply_gradients may be called in a tf.cond
+        return _updates.setdefault(tf1.get_default_graph(), _Updates())

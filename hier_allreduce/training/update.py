@@ -136,7 +136,7 @@ def _check_has_no_state(optimizers: Sequence[Any]) -> None:
     with outside_control_flow():
         graph = tf1.get_default_graph()
     for inner in optimizers:
-        if any(var.graph is graph for var in inner._non_slot_dict.values()):
+        if any(var.graph is graph for var in getattr(inner, "_non_slot_dict", {}).values()):
             raise HierAllreduceError(
                 f"{type(inner).__name__}: an earlier apply_gradients has the same one. Each train op would change its"
                 " state (Adam: the beta powers) once a step, so that the towers of the other one would use it half"

@@ -135,8 +135,10 @@ class TowerViews:
 
         for name in _SLOT_METHODS:
             contexts.enter_context(patched(self._optimizers, name, of_variable))
-        contexts.enter_context(patched(self._optimizers, "_create_non_slot_variable", of_tower))
-        contexts.enter_context(patched(self._optimizers, "_non_slot_dict", lambda of_tower_0: {}))
+        # a wrapper may have no state, not even an empty one
+        with_state = [each for each in self._optimizers if hasattr(each, "_non_slot_dict")]
+        contexts.enter_context(patched(with_state, "_create_non_slot_variable", of_tower))
+        contexts.enter_context(patched(with_state, "_non_slot_dict", lambda of_tower_0: {}))
 
     def _get(self, tower: int, getter: Callable, name: str, **options: Any) -> Any:
         """Get or create the variable for which an update asks by ``name``, that of tower 0: a custom getter."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from hier_allreduce.planning import Gradient, Range, chunks_of
 from hier_allreduce.planning.algorithms import flat, schedules_of
-from hier_allreduce.planning.chunks import spread
+from hier_allreduce.planning.chunks import Load, spread
 
 KIB = 1 << 10
 
@@ -96,7 +96,8 @@ def test_each_element_travels_once_in_readiness_order(sizes, chunk_bytes):
 def test_whole_variables_go_to_roots_by_bytes():
     grads = gradients("resnet50")
     chunks = chunks_of(grads, 4 << 20, whole=True)
-    schedules = spread(chunks, schedules_of(flat, 8))
+    load = Load([gradient.bytes for gradient in grads], [0] * 8)
+    schedules = spread(chunks, schedules_of(flat, 8), load)
     loads = [
         sum(c.bytes for c, s in zip(chunks, schedules) if s[0].dst == root) for root in range(8)
     ]

@@ -1,5 +1,6 @@
 """TowerOptimizer: both updates, equal towers, names in checkpoints, hooks, and errors."""
 
+import collections
 import contextlib
 
 import numpy as np
@@ -363,21 +364,19 @@ def test_a_second_call_that_pairs_other_copies_is_an_error(graph, update):
         optimizer.apply_gradients([rows[0][:1], rows[1][1:], rows[2][1:]])
 
 
-def test_a_main_that_moves_away_from_its_slots_is_an_error(graph):
+@pytest.mark.parametrize("main", [0, None])
+def test_a_main_that_moves_away_from_its_slots_is_an_error(graph, main):
     rows = [[*longer, *short] for longer, short in zip(towers(["a"], shape=(9,)), towers(["b"]))]
-    for main, words in (
-        (0, ""),
-        (None, r"tower 0 .*'b'\): this would be .* its slots on /device:.PU:1; choose Strat"),
-    ):
-        optimizer = TowerOptimizer(
-            momentum(), xpus(3), update="main", strategy=Strategy(main=main, chunk_bytes=0)
-        )
-        optimizer.apply_gradients(rows)
-        optimizer.apply_gradients(rows)  # the same variables have the same mains
-        before = len(graph.get_operations())
-        with pytest.raises(HierAllreduceError, match=words) if words else contextlib.nullcontext():
-            optimizer.apply_gradients([row[1:] for row in rows])
-        assert not words or len(graph.get_operations()) == before
+    strategy = Strategy(main=main, chunk_bytes=0)
+    optimizer = TowerOptimizer(momentum(), xpus(3), update="main", strategy=strategy)
+    optimizer.apply_gradients(rows)
+    optimizer.apply_gradients(rows)  # the same variables have the same mains
+    before = len(graph.get_operations())
+    words = r"tower 2 .*'b'\): this would be .* its slots on /device:.PU:1; choose Strat"
+    refused = pytest.raises(HierAllreduceError, match=words)
+    with contextlib.nullcontext() if main == 0 else refused:
+        optimizer.apply_gradients([row[1:] for row in rows])
+    assert main == 0 or len(graph.get_operations()) == before
 
 
 def test_in_a_new_graph_an_optimizer_starts_anew_and_another_graph_does_not_disturb():
@@ -582,3 +581,57 @@ def test_without_a_graph_and_session_there_is_no_train_op(how):
 
     with pytest.raises(HierAllreduceError, match="builds the train op of a graph"):
         how(step, autograph=False)()
+
+
+# ---- slots at the mains --------------------------------------------------------------------------------
+
+
+def bytes_of_slots():
+    """Return the bytes of all Adam slots of the graph on each device."""
+    sizes = collections.Counter()
+    for var in tf1.global_variables():
+        if "/Adam" in var.op.name:
+            sizes[var.device] += var.dtype.size * var.shape.num_elements()
+    return sizes
+
+
+LAYERS = {
+    "large and small": [(512, 128), (128, 256), (256, 512), (512,), (64, 1024), (1024, 8)] * 4,
+    "small": [(64, 128)] * 80,
+}
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("losses", [1, 2, 4])
+def test_slots_are_balanced_over_all_optimizers_of_a_graph(graph, losses, layers):
+    """A GAN has two. Small variables that travel in one chunk have slots on one device, so chunks are small enough."""
+    variables = []
+    for k, device in enumerate(xpus(8)):
+        with tf.device(device), tf1.variable_scope(f"tower{k}"):
+            zeros = tf1.zeros_initializer()
+            row = [
+                tf1.get_variable(f"v{n}", shape, initializer=zeros, use_resource=True)
+                for n, shape in enumerate(LAYERS[layers])
+            ]
+        variables.append(row)
+    for loss in range(losses):
+        optimizer = TowerOptimizer(adam(), xpus(8), update="main")
+        rows = [[(tf.zeros(var.shape), var) for var in row[loss::losses]] for row in variables]
+        optimizer.apply_gradients(rows)
+    sizes = bytes_of_slots()
+    total = 2 * sum(4 * np.prod(shape) for shape in LAYERS[layers])
+    assert sum(sizes.values()) == total and len(sizes) == 8
+    assert max(sizes.values()) <= total / 8 + 2 * 4 * 512 * 256  # two slots of the largest layer
+    if losses == 4:
+        optimizer.apply_gradients(rows)  # the same variables again have the same mains
+        assert bytes_of_slots() == sizes
+
+
+def test_a_table_with_sparse_gradients_counts_among_the_slots(graph):
+    rows = towers(["table", "w"], shape=(1000, 8), count=2)
+    for row in rows:
+        rows_read = tf.IndexedSlices(tf.ones([1, 8]), tf.constant([0]), tf.constant([1000, 8]))
+        row[0] = (rows_read, row[0][1])
+    optimizer = TowerOptimizer(adam(), xpus(2), update="main", strategy=Strategy(chunk_bytes=0))
+    optimizer.apply_gradients(rows)
+    assert sorted(bytes_of_slots().values()) == [2 * 4 * 8000] * 2
