@@ -12,29 +12,51 @@ After placement, pruning and Grappler these pairs are exactly the copies that th
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any, Dict, Iterator, Sequence, Set, Tuple
+from typing import Any, Dict, FrozenSet, Iterator, NamedTuple, Sequence, Set, Tuple
+
+import tensorflow as tf
 
 _SENDS = ("_Send", "_HostSend")
 _RECVS = ("_Recv", "_HostRecv")
 
 
-def edges_in(partitions: Sequence[Any]) -> Iterator[Tuple[str, str, str, Set[str]]]:
-    """Yield the sender, the receiver, the op and the readers of each tensor that crossed in one step.
+class Crossing(NamedTuple):
+    """One tensor that crossed between two devices.
 
-    Control dependencies and fetches are left out. Sender and receiver are devices.
+    Attributes:
+        src, dst: the devices.
+        op: whose result it is.
+        readers: the nodes that read it there.
+        dtype: as it crossed.
     """
+
+    src: str
+    dst: str
+    op: str
+    readers: FrozenSet[str]
+    dtype: str
+
+
+def crossings(partitions: Sequence[Any]) -> Iterator[Crossing]:
+    """Yield each tensor that crossed in one step. Control dependencies and fetches are left out."""
     sent = dict(send for part in partitions for send in _sends(part))
     for part in partitions:
-        readers: Dict[str, Set[str]] = defaultdict(set)
-        for node in part.node:
-            for tensor in (
-                node.input if node.op != "_Retval" else ()
-            ):  # a _Retval brings a result to the client
-                readers[tensor.split(":")[0]].add(node.name)
+        readers = _readers(part)
         for node in part.node:
             key = _rendezvous_key(node)
             if node.op in _RECVS and key in sent and node.name in readers:
-                yield key[0], key[1], sent[key], readers[node.name]
+                dtype = tf.as_dtype(node.attr["tensor_type"].type).name
+                yield Crossing(key[0], key[1], sent[key], frozenset(readers[node.name]), dtype)
+
+
+def _readers(part: Any) -> Dict[str, Set[str]]:
+    """Return the nodes that read the results of each node of one partition."""
+    readers: Dict[str, Set[str]] = defaultdict(set)
+    for node in part.node:
+        if node.op != "_Retval":  # it brings a result to the client
+            for tensor in node.input:
+                readers[tensor.split(":")[0]].add(node.name)
+    return readers
 
 
 def _sends(part: Any) -> Iterator[Tuple[Tuple[str, str, str], str]]:
@@ -52,7 +74,6 @@ def _sends(part: Any) -> Iterator[Tuple[Tuple[str, str, str], str]]:
 
 def _rendezvous_key(node: Any) -> Tuple[str, str, str]:
     """Return the sender, the receiver and the tensor, which a ``_Send`` and its ``_Recv`` have in common."""
-    src, dst, tensor = (
-        node.attr[name].s.decode() for name in ("send_device", "recv_device", "tensor_name")
-    )
+    names = ("send_device", "recv_device", "tensor_name")
+    src, dst, tensor = (node.attr[name].s.decode() for name in names)
     return src, dst, tensor

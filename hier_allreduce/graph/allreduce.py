@@ -29,7 +29,7 @@ from .layout import Layout, lay_out
 from .matrix import check_matrix, check_pairs, warn_of_references
 from .names import check_scope, variable_names
 from .packing import Packing
-from .record import record
+from .record import describe, log_once, record
 from .rows import Rows, gradient
 from .sums import Shared, Sum
 
@@ -159,7 +159,10 @@ def begin(
     if hosts > 1:  # they have different rows, and a collective needs equal shapes
         strategy = replace(strategy, sparse="dense")
     columns = check_matrix(all_grads, devices, average, strategy, names)
-    return lay_out(columns, devices, strategy, hosts, load)
+    layout = lay_out(columns, devices, strategy, hosts, load)
+    if len(devices) > 1:
+        log_once(describe(layout))
+    return layout
 
 
 @with_clock
@@ -209,7 +212,7 @@ def _sums(layout: Layout, shared: Shared) -> List[Sum]:
         column = layout.columns[
             chunk.ranges[0].number
         ]  # all columns of a chunk have one dtype, a sparse one is alone
-        wire = layout.wire if layout.wire and column.dtype == "float32" else column.dtype
+        wire = layout.wire_dtype(column)
         if column.is_sparse:
             sums.append(Rows(name, shared, column))
         elif wire in NARROW_DTYPES and shared.contributions > 1:

@@ -8,8 +8,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
-from functools import lru_cache
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
@@ -21,7 +19,6 @@ from .devices import all_on_cpu
 from .matrix import Column, static_shape
 from .names import op_names
 
-_log = logging.getLogger("hier_allreduce")
 _PACKED = (
     "float16",
     "bfloat16",
@@ -63,6 +60,10 @@ class Layout(NamedTuple):
         digest = hashlib.sha256(repr((self.schedules, self.chunks, self.wire)).encode()).hexdigest()
         return f"{self.plan.algorithm}, {count(len(self.chunks), 'chunk')}, {digest[:12]}"
 
+    def wire_dtype(self, column: Column) -> str:
+        """Return the dtype in which a column's gradients travel."""
+        return self.wire if self.wire and column.dtype == "float32" else column.dtype
+
     def mains(self) -> Dict[int, int]:
         """Return the tower on which each variable is complete first; of a layout whose gradients are whole."""
         pairs = zip(self.chunks, map(root_of, self.schedules))
@@ -98,12 +99,6 @@ def lay_out(
         if load
         else [plan.schedule(chunk) for chunk in range(len(chunks))]
     )
-    if len(devices) > 1:
-        where = "CPU devices" if on_cpu else "GPUs"
-        copies = sum(len(step.srcs) for schedule in schedules for step in schedule)
-        _log_once(
-            f"{plan.towers} towers on {where}: {plan.algorithm}, {count(len(chunks), 'chunk')}, {copies} copies"
-        )
     names = [
         columns[chunk.ranges[0].number].name + ".packed" * (len(chunk.ranges) > 1)
         for chunk in chunks
@@ -111,12 +106,6 @@ def lay_out(
     return Layout(
         columns, tuple(devices), plan, chunks, schedules, op_names(names), strategy.wire_dtype
     )
-
-
-@lru_cache(maxsize=None)
-def _log_once(line: str) -> None:
-    """Log a line, the same one once in a process."""
-    _log.info(line)
 
 
 def size_of(column: Column, wire: Optional[str] = None) -> Gradient:

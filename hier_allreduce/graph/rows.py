@@ -50,9 +50,12 @@ class Rows(Sum):
             )
 
     def mean(self, root: int, total: Any) -> Any:
-        return tf.IndexedSlices(
-            super().mean(root, total.values), total.indices
-        )  # indices have no mean
+        if not self.shared.average:
+            return total
+        share = 1.0 / self.shared.contributions
+        with tf1.device(self.devices[root]):
+            values = tf.multiply(total.values, share, name=f"{self.name}.values/mean")
+        return tf.IndexedSlices(values, total.indices)  # indices have no mean
 
 
 def _concat(tensors: Sequence[Any], axis: Any, name: str) -> Any:

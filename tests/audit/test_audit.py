@@ -96,7 +96,7 @@ def test_every_strategy_is_executed_as_planned(graph, strategy, chunks):
     values = [[np.ones([60], np.float32), np.ones([7, 9], np.float32)]] * 5
     result = allreduce_grads(gradients_on(xpus(5), values), xpus(5), True, strategy=strategy)
     (call,) = audit(traced(consumed_in_place(result))).calls
-    assert (sum(call.copies.values()), len(call.call.tensors)) == (8 * chunks, chunks)
+    assert (sum(call.copies.values()), len(call.all_reduce.tensors)) == (8 * chunks, chunks)
 
 
 @pytest.mark.parametrize("how", [{"algorithm": "hierarchical"}, {"algorithm": "tree"}, {}], ids=str)
@@ -165,11 +165,38 @@ def test_the_report(graph):
         f"0  {xpu(0)}  .  1",
         f"1  {xpu(1)}  1  .",
         "total 2",
-        "a/: flat, 2 chunks, 8 copies, planned = executed",
-        "b/: flat, 2 chunks, 8 copies, planned = executed",
-        "c/: flat, 1 chunk, 2 copies, planned = executed",
+        "a/: flat, 2 chunks, 8 copies, 64 B in float32, planned = executed",
+        "b/: flat, 2 chunks, 8 copies, 64 B in float32, planned = executed",
+        "c/: flat, 1 chunk, 2 copies, 16 B in float32, planned = executed",
         "d/: not in this run",
     ]
+
+
+@pytest.mark.parametrize(
+    "wire, executed", [(None, {"float32": 4 * 240}), ("float16", {"float16": 4 * 120})]
+)
+def test_the_dtype_and_the_bytes_are_those_that_crossed(graph, wire, executed):
+    values = [[np.ones([60], np.float32)]] * 3
+    strategy = Strategy(algorithm="tree", wire_dtype=wire)
+    result = allreduce_grads(gradients_on(xpus(3), values), xpus(3), True, strategy)
+    (call,) = audit(traced(consumed_in_place(result))).calls
+    assert call.bytes == executed
+
+
+def test_every_dtype_of_a_step_is_named(graph):
+    """Rows have no known number."""
+
+    def row(tower):
+        rows = tf.IndexedSlices(tf1.random_uniform([2, 3]), tf.constant([0, 1], tf.int64))
+        return [rows, tf1.random_uniform([8], dtype=tf.float64)]
+
+    result = allreduce_grads(on_towers(xpus(2), row), xpus(2), strategy=ONE_BY_ONE["flat"])
+    used = on_towers(
+        xpus(2), lambda k: [*segment_sums(result[k][:1]), tf.identity(result[k][1]).op]
+    )
+    (call,) = audit(traced(used), graph).calls
+    assert call.bytes == {"float32": 0, "float64": 128, "int64": 0}
+    assert "float32 of unknown size, 128 B in float64, int64 of unknown size, " in str(call)
 
 
 def test_an_audit_keeps_neither_graph_nor_metadata():
@@ -262,7 +289,41 @@ def test_copies_that_a_sum_and_a_mean_have_in_common_are_made_once(graph):
         (3, 3),
         (6, 0),
     ]
-    assert "/: tree, 1 chunk, 3 copies and 3 not needed, planned = executed" in str(found)
+    assert (
+        "/: tree, 1 chunk, 3 copies and 3 not needed, 72 B in float32, planned = executed"
+        in str(found)
+    )
+
+
+@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_sum_and_the_mean_of_rows_that_are_read_on_their_tower(graph, algorithm, average):
+    def row(tower):
+        indices = tf.cast(9 * tf1.random_uniform([2]), tf.int64)
+        return [tf.IndexedSlices(tf1.random_uniform([2, 3]), indices)]
+
+    grads = on_towers(xpus(3), row)
+    result = allreduce_grads(grads, xpus(3), average, ONE_BY_ONE[algorithm])
+    used = on_towers(
+        xpus(3), lambda tower: [(result[tower][0].values + 1).op, (result[tower][0].indices + 1).op]
+    )
+    assert by_call(audit(traced(used), graph)) == [2 * 4]
+
+
+@pytest.mark.parametrize("owner", range(3))
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype", [tf.int32, tf.float32])
+def test_zeros_of_all_other_towers_need_no_copies(graph, dtype, algorithm, owner):
+    """Grappler drops the sums, and the gradient is copied as it is."""
+
+    def row(tower):
+        grads = [tf.cast(9 * tf1.random_uniform([4]), dtype) for _ in range(2)]
+        return grads if tower == owner else [grads[0], None]
+
+    strategy = Strategy(algorithm=algorithm, chunk_bytes=0, missing="zeros")
+    result = allreduce_grads(on_towers(xpus(3), row), xpus(3), strategy=strategy)
+    (call,) = audit(traced(consumed_in_place(result)), graph).calls
+    assert sum(call.copies.values()) + call.unneeded == 8 and call.unneeded <= 2
 
 
 def on_gpus(metadata):
@@ -283,6 +344,7 @@ def on_gpus(metadata):
             recv = part.node.add()
             recv.CopyFrom(send)
             recv.op, recv.name, recv.input[:] = "_HostRecv", f"{node.name}/in_host_memory", []
+            recv.attr["tensor_type"].type = tf.int32.as_datatype_enum
             part.node.add(
                 name=f"{node.name}/reader", op="Identity", device=node.device, input=[recv.name]
             )
@@ -408,6 +470,38 @@ def test_a_mean_that_only_one_tower_gets_beside_a_sum(graph):
         audit(traced([*consumed_in_place(sums), consumed_in_place(means[:1])]), graph)
 
 
+def test_soft_placement_that_moved_an_update(graph):
+    """As if tower 1's device had no kernel for it."""
+    optimizer = TowerOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), xpus(2))
+    rows = []
+    for tower, device in enumerate(xpus(2)):
+        with tf.device(device), tf1.variable_scope(f"t{tower}"):
+            weights = tf1.get_variable("w", [3], use_resource=True)
+            loss = tf.reduce_sum(weights * tf1.random_uniform([3]))
+            rows.append(optimizer.compute_gradients(loss, [weights]))
+    train = optimizer.apply_gradients(rows)
+    metadata = tf1.RunMetadata()
+    with session() as sess:
+        sess.run(tf1.global_variables_initializer())
+        options = tf1.RunOptions(output_partition_graphs=True)
+        sess.run(train, options=options, run_metadata=metadata)
+    nodes = [node for part in metadata.partition_graphs for node in part.node]
+    (update,) = (
+        node
+        for node in nodes
+        if node.op == "ResourceApplyMomentum" and node.device.endswith(f"{KIND}:1")
+    )
+    update.device = "/job:localhost/replica:0/task:0/device:CPU:9"
+    with pytest.raises(AuditError) as caught:
+        audit(metadata)
+    title, moved, remedy = str(caught.value).splitlines()
+    assert title == "hier_allreduce/: an update left its tower"
+    assert moved == (
+        f"tower 1 ({xpu(1)}): {update.name!r} (ResourceApplyMomentum) ran on {update.device}"
+    )
+    assert remedy.startswith("that device has no kernel for it, and soft placement moved it")
+
+
 def test_soft_placement_that_moved_a_tower(graph):
     devices = [xpu(0), xpu(1), f"/{XPU}:99"]
     result = allreduce_grads(gradients_on(devices, ones(3)), devices)
@@ -468,7 +562,7 @@ def test_control_flow_is_not_audited(graph, control_flow_v1, build):
         audit(traced(inside))
     outside = consumed_in_place(allreduce_grads(gradients_on(devices, ones(3)), devices))
     found = audit(traced([inside, outside]))
-    assert [call.call.scope for call in found.calls] == ["hier_allreduce/"]
+    assert [call.all_reduce.scope for call in found.calls] == ["hier_allreduce/"]
     assert str(found).endswith(
         "hier_allreduce/: in a tf.cond or tf.while_loop, which metadata do not show: not audited"
     )

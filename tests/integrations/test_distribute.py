@@ -251,7 +251,7 @@ def test_the_first_step_of_fit_is_audited(package):
         model.fit(values, values[:, :2], batch_size=6, verbose=0)
 
     audited = hier_allreduce.audit(fit)
-    assert [audited.call.algorithm for audited in audited.calls] == ["ring"]
+    assert [audited.all_reduce.algorithm for audited in audited.calls] == ["ring"]
     assert (
         sum(audited.copies.values()) == 2 * 2 * 2
     )  # a kernel and a bias along two hops, there and back
@@ -389,7 +389,7 @@ def test_small_values_of_one_step_share_a_chunk():
         assert all(
             np.array_equal(result, exact) for result in strategy.experimental_local_results(value)
         )
-    assert [len(call.call.tensors) for call in audited.calls] == [1]
+    assert [len(call.all_reduce.tensors) for call in audited.calls] == [1]
 
 
 def replica_number():

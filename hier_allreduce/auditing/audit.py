@@ -1,0 +1,281 @@
+"""Compare the copies that TensorFlow executed with the schedules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+from ..compat import collected_graphs, tf1
+from ..errors import AuditError
+from ..formatting import amount, count, table
+from ..graph.record import AllReduce, recorded_graphs, recorded_in
+from .executed import OTHER_HOSTS, Step, Traffic
+
+_LISTED = 5  # tensors or updates that an error message lists
+_FETCH = (
+    "fetch the results of all towers and variables: TensorFlow executes nothing else; and build"
+    " tower k's gradients under tf.device(devices[k]): one that is on its main already is not"
+    " copied there"
+)
+_PLACE = (
+    "build tower k's gradients under tf.device(devices[k]): a gradient on another device (a fed"
+    " placeholder is on the client's CPU:0) needs one more copy"
+)
+_KERNEL = (
+    "that device has no kernel for it, and soft placement moved it, with its variable. Take"
+    " Strategy(sparse='dense') if the gradient is sparse, or another optimizer; with"
+    " allow_soft_placement=False TensorFlow names the kernel that is missing"
+)
+
+
+class Audited(NamedTuple):
+    """One all-reduce of the step, executed as planned.
+
+    Attributes:
+        all_reduce: as it was built: its scope, algorithm, devices and tensors.
+        copies: the number of tensors that went from tower i's device to tower j's: ``{(i, j): count}``.
+        bytes: of these copies by dtype, as they crossed: ``{"float16": 1024}``; 0 where shapes are not known.
+        collectives: the number of tensors that crossed between the hosts; each counts once, on every host.
+        unneeded: the number of planned copies that were left out: of constants, or of values copied already.
+    """
+
+    all_reduce: AllReduce
+    copies: Counter
+    bytes: Counter
+    collectives: int
+    unneeded: int
+
+    def __str__(self) -> str:
+        built = self.all_reduce
+        facts = [built.algorithm, count(len(built.tensors), "chunk")]
+        facts.append(f"{sum(self.copies.values())} copies")
+        if self.unneeded:
+            facts[-1] += f" and {self.unneeded} not needed"
+        facts += [
+            f"{amount(size)} in {dtype}" if size else f"{dtype} of unknown size"
+            for dtype, size in sorted(self.bytes.items())
+        ]
+        if self.collectives:
+            facts.append(f"{count(self.collectives, 'collective')} over {built.hosts} hosts")
+        return f"{built.scope}: {', '.join(facts)}, planned = executed"
+
+
+class Audit(NamedTuple):
+    """The all-reduces of one step. Prints as a K×K table of copies and a line for each all-reduce.
+
+    Attributes:
+        calls: the all-reduces that ran.
+        skipped: the others in the graph, by name scope, with the reason.
+    """
+
+    calls: Tuple[Audited, ...]
+    skipped: Tuple[Tuple[str, str], ...] = ()
+
+    @property
+    def copies(self) -> Counter:
+        """The sum over all calls. Towers that share a device are counted as the first of them."""
+        return sum((audited.copies for audited in self.calls), Counter())
+
+    def __str__(self) -> str:
+        lines = ["copies between the devices, from row to column"]
+        for devices in dict.fromkeys(audited.all_reduce.devices for audited in self.calls):
+            calls = [audited for audited in self.calls if audited.all_reduce.devices == devices]
+            lines += _table(devices, Audit(tuple(calls)).copies)
+        return "\n".join([*lines, *map(str, self.calls), *map(": ".join, self.skipped)])
+
+
+def _table(devices: Sequence[Any], copies: Counter) -> List[str]:
+    """Return a K×K table of copies, and their number."""
+    towers = range(len(devices))
+    rows: List[List[object]] = [["", *towers]]
+    for src in towers:
+        rows.append([f"{src}  {devices[src]}", *(copies[src, dst] or "." for dst in towers)])
+    return [table(rows, all_right=True), f"total {sum(copies.values())}"]
+
+
+def audit(step: Any, graph: Optional[Any] = None) -> Audit:
+    """Compare the copies of an executed step with the schedules of the all-reduces in it.
+
+    ::
+
+        asked, seen = tf.compat.v1.RunOptions(output_partition_graphs=True), tf.compat.v1.RunMetadata()
+        session.run(train_op, options=asked, run_metadata=seen)
+        print(audit(seen, session.graph))
+        print(audit(lambda: model.fit(dataset, steps_per_epoch=1)))    # Keras, before any other fit
+
+    For every chunk each planned copy must have been executed, and no other tensor may come in. A planned copy may be
+    left out if its value is constant, or was copied there for another chunk. Where results go afterwards is not
+    compared. An update of a variable must have run on the tower for which it was built. On several hosts, every host
+    audits its devices and the sums over the hosts.
+
+    Args:
+        step: the RunMetadata of a ``session.run`` with ``RunOptions(output_partition_graphs=True)``; or a function that
+            runs the first step of a program with ``tf.function``s, such as Keras ``fit``. Of several functions the one
+            with most all-reduces is audited.
+        graph: the session's graph, by default the current one.
+
+    Returns:
+        The copies by pair of towers, and their bytes by dtype; ``print`` it.
+
+    Raises:
+        AuditError: copies are missing or too many (the message names chunks and pairs, the reason, and the remedy); or
+            an update left its tower; or the step ran no all-reduce outside of a ``tf.compat.v1.cond`` or
+            ``while_loop``; or the metadata has no partition graphs; or no ``tf.function`` with an all-reduce ran for
+            the first time.
+    """
+    prefix, partitions = "", getattr(step, "partition_graphs", ())
+    if callable(step):
+        partitions, prefix, graph = _first_step(step)
+    graph = graph or tf1.get_default_graph()
+    if not partitions:
+        raise AuditError(
+            f"the {type(step).__name__} has no partition graphs; run the step with"
+            " options=tf.compat.v1.RunOptions(output_partition_graphs=True), run_metadata=…"
+        )
+    if not recorded_in(graph):
+        raise AuditError(
+            f"no all-reduce was built in {graph}; pass graph=, the graph that the session ran (for a tf.function pass a"
+            " function that runs its first step; an all-reduce inside TensorFlow 2's tf.cond or tf.while_loop has other"
+            " names when it runs and cannot be audited)"
+        )
+    return _compare(Step(graph, partitions, prefix), graph)
+
+
+def _compare(executed: Step, graph: Any) -> Audit:
+    """Return the all-reduces of a graph that an executed step ran as planned.
+
+    Raises:
+        AuditError: it ran none, or not as planned.
+    """
+    ran: List[Tuple[AllReduce, List[Traffic]]] = []
+    skipped: List[Tuple[str, str]] = []
+    for built in recorded_in(graph):
+        traffics = [traffic for traffic in executed.traffics if traffic.all_reduce is built]
+        reason = _reason_to_skip(built, traffics, graph)
+        if reason:
+            skipped.append((built.scope, reason))
+        else:
+            ran.append((built, traffics))
+    if not ran:
+        reasons = "; ".join(map(": ".join, skipped))
+        raise AuditError(
+            f"the run has none of the graph's all-reduces ({reasons}); fetch their results"
+        )
+    if any(traffic.planned - traffic.executed for _, traffics in ran for traffic in traffics):
+        executed.find_unneeded()
+    calls = [_audited(built, traffics, executed) for built, traffics in ran]
+    return Audit(tuple(calls), tuple(skipped))
+
+
+def _reason_to_skip(built: AllReduce, traffics: Sequence[Traffic], graph: Any) -> str:
+    """Return why an all-reduce cannot be audited; empty if it can."""
+    if _in_control_flow(built, graph):
+        # partition graphs do not show which branch was taken, or how often
+        return "in a tf.cond or tf.while_loop, which metadata do not show: not audited"
+    is_planned = any(traffic.planned for traffic in traffics)
+    has_run = any(traffic.ran or traffic.executed for traffic in traffics)
+    return "not in this run" if is_planned and not has_run else ""
+
+
+def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
+    """Return the partition graphs of the function with most all-reduces, the prefix of names there, and its graph.
+
+    It must not have run before ``step``: TensorFlow tells only once which nodes it executes.
+    """
+    before = recorded_graphs()
+    with collected_graphs() as functions:
+        step()
+    new = [graph for graph in recorded_graphs() if all(graph is not other for other in before)]
+    for graph in sorted(new, key=lambda graph: -len(recorded_in(graph))):
+        scope = recorded_in(graph)[0].scope
+        for function in functions:
+            prefix = _prefix_of(scope, function.partition_graphs)
+            if prefix is not None:
+                return function.partition_graphs, prefix, graph
+    raise AuditError(
+        "no tf.function with an all-reduce ran for the first time; audit the first step of a program, before any other"
+        " call of its function. For a session, pass the RunMetadata of a step"
+    )
+
+
+def _prefix_of(scope: str, partitions: Sequence[Any]) -> Optional[str]:
+    """Return the text before a name scope in a function's partition graphs; None if the scope is not there."""
+    for part in partitions:
+        for node in part.node:
+            prefix, found, _ = node.name.partition(scope)
+            if found and (not prefix or prefix.endswith("/")):
+                return str(prefix)
+    return None
+
+
+def _in_control_flow(built: AllReduce, graph: Any) -> bool:
+    """Return whether its ops are in a TensorFlow 1 cond or while_loop, whose branches are in the same graph."""
+    ops = [op for op in graph.get_operations() if op.name.startswith(built.scope)]
+    contexts = [op._get_control_flow_context() for op in ops]
+    return any(
+        context and (context.IsCondContext() or context.IsWhileContext()) for context in contexts
+    )
+
+
+def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: Step) -> Audited:
+    """Return an all-reduce that was executed as planned.
+
+    Raises:
+        AuditError: copies are missing or too many, or an update left its tower.
+    """
+    _check_copies(built, traffics, executed)
+    moved = list(executed.moved_updates(built))
+    if moved:
+        title = f"{built.scope}: an update left its tower"
+        raise AuditError("\n".join([title, *_first_ones(moved, "updates"), _KERNEL]))
+    total: Counter = sum((traffic.executed for traffic in traffics), Counter())
+    copies = Counter({pair: times for pair, times in total.items() if pair[1] != OTHER_HOSTS})
+    return Audited(
+        built,
+        copies,
+        bytes=_bytes_by_dtype(traffics),
+        collectives=sum(total.values()) - sum(copies.values()),
+        unneeded=sum(sum(traffic.unneeded.values()) for traffic in traffics),
+    )
+
+
+def _bytes_by_dtype(traffics: Sequence[Traffic]) -> Counter:
+    found: Counter = Counter()
+    for traffic in traffics:
+        found.update(traffic.bytes_by_dtype())  # unlike +, this keeps zeros
+    return found
+
+
+def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: Step) -> None:
+    """Raise an AuditError that lists the copies that are missing or too many."""
+    faults: List[str] = []
+    advice = _FETCH
+    for traffic in traffics:
+        missing = traffic.planned - traffic.executed - traffic.unneeded
+        extra = traffic.executed - traffic.planned
+        parts = [f"missing {_arrows(missing)}"] if missing else []
+        if extra:
+            sources = sorted(set().union(*(traffic.sources[pair] for pair in extra)))
+            parts.append(f"not planned {_arrows(extra)} (of {', '.join(map(repr, sources))})")
+            advice = _PLACE
+        if parts:
+            first, *others = traffic.tensor.variables
+            more = f" and {len(others)} more" if others else ""
+            faults.append(f"{traffic.tensor.name} (variable {first!r}{more}): {', '.join(parts)}")
+    if not faults:
+        return
+    idle = executed.idle(built)
+    if idle:
+        advice = f"no op ran on {', '.join(idle)}: soft placement put its ops elsewhere; choose devices that exist"
+    title = f"{built.scope}: the step's copies are not those of the {built.algorithm} plan, by tower number"
+    raise AuditError("\n".join([title, *_first_ones(faults, "chunks"), advice]))
+
+
+def _first_ones(lines: Sequence[str], noun: str) -> List[str]:
+    """Return the lines that a message lists, and the number of the others."""
+    others = len(lines) - _LISTED
+    return [*lines[:_LISTED], *([f"and {others} more {noun}"] if others > 0 else [])]
+
+
+def _arrows(pairs: Counter) -> str:
+    return " ".join(f"{src}→{dst}" for src, dst in sorted(pairs, key=str))

@@ -1,0 +1,72 @@
+"""The line about an all-reduce that the log has once."""
+
+import logging
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from helpers.graphs import XPU, gradients_on, tf1, xpus
+
+from hier_allreduce import Strategy, TowerOptimizer, allreduce_grads
+
+WHERE = {"cpu": "CPU devices", "gpu": "GPUs"}[XPU]
+PROGRAM = """
+import tensorflow as tf
+from hier_allreduce import allreduce_grads
+with tf.Graph().as_default():
+    for _ in range(2):
+        allreduce_grads([[tf.ones([7])]] * 2, ["/cpu:0", "/cpu:1"], strategy="flat")
+"""
+
+
+@pytest.fixture
+def lines(caplog):
+    """``lines()``: the lines that the package has logged so far."""
+    caplog.set_level(logging.INFO, logger="hier_allreduce")
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    "how, said",
+    [
+        ({"algorithm": "flat"}, "flat, 2 chunks, 8 copies; each tower sends up to {} B in float32"),
+        (
+            {"algorithm": "tree", "wire_dtype": "float16"},
+            "tree, 2 chunks, 8 copies; each tower sends up to {} B in float16",
+        ),
+    ],
+)
+def test_it_has_the_algorithm_chunks_copies_bytes_and_dtype(graph, lines, how, said):
+    values = [[np.ones([50], np.float32), np.ones([25], np.float32)]] * 3
+    strategy = Strategy(chunk_bytes=0, main=0, **how)
+    allreduce_grads(gradients_on(xpus(3), values), xpus(3), strategy=strategy)
+    sent = 2 * 75 * (2 if "wire_dtype" in how else 4)  # the root sends most: to both others
+    assert lines() == [f"3 towers on {WHERE}: {said.format(sent)}"]
+
+
+def test_a_size_that_is_not_known_is_said(graph, lines):
+    unknown = [[tf1.placeholder(tf1.float64, [None])] for _ in range(2)]
+    allreduce_grads(unknown, xpus(2), strategy="flat")
+    assert lines()[0].endswith("sends up to 0 B in float64, and 1 tensor of unknown size")
+
+
+def test_the_same_line_is_logged_once(graph, lines):
+    optimizer = TowerOptimizer(tf1.train.GradientDescentOptimizer(0.1), xpus(2))
+    rows = []
+    for tower, device in enumerate(xpus(2)):
+        with tf1.device(device), tf1.variable_scope(f"t{tower}"):
+            weights = tf1.get_variable("w", [123], use_resource=True)
+            rows.append(optimizer.compute_gradients(tf1.reduce_sum(weights), [weights]))
+    optimizer.apply_gradients(rows)
+    allreduce_grads([[grad for grad, _ in row] for row in rows], xpus(2))
+    assert len(lines()) == 1 and "each tower sends up to 492 B in float32" in lines()[0]
+
+
+def test_a_program_without_logging_sees_it_on_standard_error():
+    done = subprocess.run([sys.executable, "-c", PROGRAM], stderr=subprocess.PIPE, timeout=280)
+    said = [line for line in done.stderr.decode().splitlines() if "towers" in line]
+    assert said == [
+        "hier_allreduce: 2 towers on CPU devices: flat, 1 chunk, 2 copies; "
+        "each tower sends up to 28 B in float32"
+    ]
