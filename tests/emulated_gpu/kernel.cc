@@ -2,6 +2,7 @@
 // the arguments in host memory.
 
 #include "kernel.h"
+#include "tensorflow/core/framework/kernel_def.pb.h"
 
 namespace emulated_gpu {
 
@@ -9,10 +10,8 @@ namespace emulated_gpu {
 
 namespace {
 
-bool has_only_host_memory(tensorflow::OpKernelContext* context) {
-  for (int i = 0; i < context->num_inputs(); ++i) {
-    if (context->input_memory_type(i) != tensorflow::HOST_MEMORY) return false;
-  }
+// Such a kernel computes at once, as TensorFlow's kernels for int32 do on GPUs.
+bool has_results_on_host(tensorflow::OpKernelContext* context) {
   for (int i = 0; i < context->num_outputs(); ++i) {
     if (context->output_memory_type(i) != tensorflow::HOST_MEMORY) return false;
   }
@@ -34,14 +33,14 @@ Call::Call(TF_OpKernelContext* c_context, Kernel& kernel)
       kernel_(kernel),
       stream_(stream_of(c_context)),
       device_(device_of_stream(stream_)),
-      computes_on_host_(has_only_host_memory(context)) {}
+      computes_on_host_(has_results_on_host(context)) {}
 
 void Call::fail(const std::string& why) {
   fail(absl::InvalidArgumentError(def.op() + " " + def.name() + ": " + why));
 }
 
 View Call::checked(View view, bool is_on_host, const char* what) {
-  if (view.size == 0 || computes_on_host_) return view;
+  if (view.size == 0) return view;
   int wanted = is_on_host ? HOST : device_;
   int found = device_of_memory(view.data);
   if (found == wanted) return view;
@@ -186,7 +185,22 @@ void delete_kernel(void* kernel) { delete static_cast<Kernel*>(kernel); }
 
 using Constraints = std::map<std::string, DataType>;
 
+// TensorFlow's builds without CUDA have a few kernels for GPUs, too.
+bool tensorflow_has(const char* op, const Constraints& constraints) {
+  const tensorflow::KernelList kernels = tensorflow::GetRegisteredKernelsForOp(op);
+  for (const tensorflow::KernelDef& kernel : kernels.kernel()) {
+    if (kernel.device_type() != tensorflow::DEVICE_GPU) continue;
+    Constraints found;
+    for (const auto& constraint : kernel.constraint()) {
+      found[constraint.name()] = constraint.allowed_values().list().type(0);
+    }
+    if (found == constraints) return true;
+  }
+  return false;
+}
+
 void register_kernel(const Registration& wanted, const Constraints& constraints) {
+  if (tensorflow_has(wanted.op, constraints)) return;
   TF_Status* status = TF_NewStatus();
   auto* builder =
       TF_NewKernelBuilder(wanted.op, "GPU", create_kernel, run_kernel, delete_kernel);
