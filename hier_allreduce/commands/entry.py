@@ -1,7 +1,7 @@
 """``hier-allreduce COMMAND``: the command line, and errors as one line.
 
-A command is a module with ``add_arguments(parser)`` and ``main(args) -> status``. Anything that it calls may raise a
-:class:`.HierAllreduceError`, whose message is that line.
+A command is a module with ``add_arguments(parser)`` and ``main(args) -> status``. Anything that it
+calls may raise a :class:`.HierAllreduceError`, whose message is that line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ examples:
   nvidia-smi topo -m | hier-allreduce doctor --topo -    groups along its NVLinks
   hier-allreduce tune -o best.yaml -- python train.py    your program's fastest all-reduce
 
-exit status: 0 if all went well, 1 if problems were found, 2 for invalid input or a missing package, 130 if interrupted
+exit status: 0 if all went well, 1 if problems were found, 2 for invalid input or a missing package,
+130 if interrupted
 """
 
 
@@ -53,9 +54,11 @@ def parser() -> Parser:
 
 
 def main(argv: Optional[List[str]] = None) -> int:
-    """Run one command; print an error of this package or of the system as one line, and return 2.
+    """Run one command, and return its exit status.
 
-    Characters that the encoding of standard output lacks are printed as ``?``: that of files on Windows has no ``→``.
+    An error of this package or of the system is printed as one line; the status is 2. Characters
+    that the encoding of standard output lacks are printed as ``?``, because files on Windows have
+    no ``→``.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -66,15 +69,21 @@ def main(argv: Optional[List[str]] = None) -> int:
         status: int = args.main(args)
         print(end="", flush=True)  # unlike sys.stdout.flush(), this works without standard output
         return status
+    except BrokenPipeError:  # `hier-allreduce doctor | head`
+        _forget_output()
+        return 0
     except (HierAllreduceError, OSError, KeyboardInterrupt) as error:
-        if isinstance(error, OSError) and sys.stdout is not None:
-            # a full disk, or `hier-allreduce doctor | head`: to write at exit what is left would raise another error
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if isinstance(error, BrokenPipeError):
-            return 0
+        if isinstance(error, OSError):  # a full disk, for example
+            _forget_output()
         name = f"hier-allreduce {command}" if command in COMMANDS else "hier-allreduce"
         print(f"{name}: {' '.join(str(error).split()) or 'interrupted'}", file=sys.stderr)
         return 130 if isinstance(error, KeyboardInterrupt) else 2
+
+
+def _forget_output() -> None:
+    """Drop the output that is left, because writing it at exit would raise another error."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parsed(command: str, argv: List[str]) -> argparse.Namespace:

@@ -1,10 +1,11 @@
-"""One form for every option of every command: times and sizes with a unit, files whose folders are made.
+"""One form for every option of every command.
 
-::
+Times and sizes have a unit, and the folders of a file to write are made::
 
     hier-allreduce tune --patience 60s -o folder/best.yaml --json -- python train.py
 
-A reader raises ``argparse.ArgumentTypeError`` with the right form; :class:`Parser` puts the option's name before it.
+A reader raises ``argparse.ArgumentTypeError`` with the right form; :class:`Parser` puts the
+option's name before it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import argparse
 import contextlib
 import re
 from pathlib import Path
-from typing import Any, Iterator, List, Mapping, NoReturn, Tuple
+from typing import Any, Iterator, List, Mapping, NoReturn, Sequence, Tuple
 
 from .. import configs
 from ..errors import HierAllreduceError
@@ -34,43 +35,51 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are a :class:`.HierAllreduceError` of one line."""
 
     def __init__(self, **keywords: Any):
-        super().__init__(
-            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **keywords
-        )
+        keep_lines = argparse.RawDescriptionHelpFormatter
+        super().__init__(allow_abbrev=False, formatter_class=keep_lines, **keywords)
 
     def error(self, message: str) -> NoReturn:
-        """Raise an error that begins with the option, and ends with the right form if no reader has said it."""
-        named = re.sub(r"^argument (?:-\w/)?", "", message).replace(
-            "ignored explicit argument", "takes no value, not"
-        )
-        option, _, fault = named.partition(": ")
-        wanted = [
-            action for action in self._actions if option in action.option_strings and action.metavar
-        ]
-        form = (
-            f" {wanted[0].metavar}, {wanted[0].help}"
-            if wanted
-            else f"; `{self.prog} --help` shows the form"
-        )
-        raise HierAllreduceError(named if fault.startswith("'") else named + form)
+        """Raise an error that begins with the option and ends with the right form.
+
+        ``message`` is that of argparse. A reader's own message quotes the value, and has the form.
+        """
+        text = re.sub(r"^argument (?:-\w/)?", "", message)
+        text = text.replace("ignored explicit argument", "takes no value, not")
+        option, _, fault = text.partition(": ")
+        if not fault.startswith("'"):
+            text += self._form_of(option)
+        raise HierAllreduceError(text)
+
+    def _form_of(self, option: str) -> str:
+        """Return an option's value and help, or where to find the form."""
+        for action in self._actions:
+            if option in action.option_strings and action.metavar:
+                return f" {action.metavar}, {action.help}"
+        return f"; `{self.prog} --help` shows the form"
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Tuple[Any, List[str]]:
-        """Return the values of all arguments; raise an error for one that is unknown, with the nearest option."""
+        """Return the values of all arguments.
+
+        Raises:
+            HierAllreduceError: an argument is unknown; the message names the nearest option.
+        """
         found, unknown = super().parse_known_args(args, namespace)
-        argument = next((argument for argument in unknown if argument != "--"), "")
-        if argument and getattr(found, "program", []) and "--" not in args:
-            raise HierAllreduceError(
-                f"write -- before the program: {self.prog} -- {found.program[0]} …"
-            )
+        unknown = [argument for argument in unknown if argument != "--"]
+        if unknown:
+            self._refuse(unknown[0], getattr(found, "program", []), args)
+        return found, []
+
+    def _refuse(self, argument: str, program: Sequence[str], args: Sequence[str]) -> NoReturn:
+        """Raise an error for an unknown argument, which may be one of the user's program."""
+        if program and "--" not in args:
+            raise HierAllreduceError(f"write -- before the program: {self.prog} -- {program[0]} …")
         if argument.startswith("-"):
             options = [name for name in self._option_string_actions if name != "-h"]
             hint = configs.nearest(argument.partition("=")[0], options)
             raise HierAllreduceError(f"{argument}: no such option{hint}")
-        if argument:
-            raise HierAllreduceError(
-                f"{argument!r} is one argument too many; `{self.prog} --help` shows the form"
-            )
-        return found, []
+        raise HierAllreduceError(
+            f"{argument!r} is one argument too many; `{self.prog} --help` shows the form"
+        )
 
 
 def time(text: str) -> float:
@@ -88,15 +97,19 @@ def size(text: str) -> int:
 def _number(
     text: str, units: Mapping[str, float], most: float, kind: str, example: str, forms: str
 ) -> float:
-    """Return a number times its unit, above 0; an error for a number without a unit shows its ``forms``."""
+    """Return a number times its unit, above 0.
+
+    An error for a number without a unit shows its ``forms``.
+    """
     match = re.match(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ]*)\s*$", text)
     number, unit = match.groups() if match else ("0", "?")
     if not unit:
         raise argparse.ArgumentTypeError(f"{text!r} has no unit; write {forms.format(number)}")
     value = float(number) * units.get(unit, 0)
     if not 0 < value <= most:
+        names = ", ".join(units)
         raise argparse.ArgumentTypeError(
-            f"{text!r}: expected {kind}, in {', '.join(units)}, such as {example}"
+            f"{text!r}: expected {kind}, in {names}, such as {example}"
         )
     return value
 
