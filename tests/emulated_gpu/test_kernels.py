@@ -1,7 +1,7 @@
 """Each kernel of the emulated GPU gives what TensorFlow's CPU kernel gives, for each dtype."""
 
 import inspect
-import os
+from typing import Callable, Dict
 
 import numpy as np
 import pytest
@@ -68,7 +68,7 @@ def as_arrays(values):
 
 
 # ---- The cases: a function of the dtypes by attribute for each op ----
-CASES = {}
+CASES: Dict[str, Callable[[Dict[str, str]], "Case"]] = {}
 
 
 def case(*ops):
