@@ -94,13 +94,16 @@ def pytest_runtest_setup(item):
 
 def pytest_terminal_summary(terminalreporter, config):
     """Count the tests that say why they are not like others on GPUs."""
+    if config.getoption("devices") != "gpu":
+        return
     found = collections.Counter()
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("skipped"):
-        found.update(value for key, value in report.user_properties if key == EXCEPTION)
-    if config.getoption("devices") == "gpu":
-        terminalreporter.section(f"{sum(found.values())} named exceptions on GPUs")
-        for reason, count in sorted(found.items()):
-            terminalreporter.line(f"{count:4} {reason}")
+        # The report of a file that skips itself has no properties.
+        properties = getattr(report, "user_properties", [])
+        found.update(value for key, value in properties if key == EXCEPTION)
+    terminalreporter.section(f"{sum(found.values())} named exceptions on GPUs")
+    for reason, count in sorted(found.items()):
+        terminalreporter.line(f"{count:4} {reason}")
 
 
 def pytest_collection_finish():
