@@ -95,7 +95,7 @@ class TowerOptimizer:
             broadcast_every=broadcast_every,
             check_replicas_every=check_replicas_every,
         )
-        check_optimizer(optimizer, update)
+        check_optimizer(optimizer)
         self.devices = device_strings(devices)
         self._optimizer, self._average, self._strategy = optimizer, average, strategy_from(strategy)
         self._at_mains, self._cluster = update == "main", cluster

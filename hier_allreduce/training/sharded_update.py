@@ -27,7 +27,7 @@ from .replicas import Copies
 from .update import Pairs
 from .views import TowerViews, under_name_of
 from .wrappers import held_by
-from .writes import let_writes_wait
+from .writes import let_writes_wait, used_by
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
@@ -48,6 +48,7 @@ def update_at_mains(
 
     Arguments and errors are those of :func:`hier_allreduce.allreduce_grads_and_vars`, with ``rows`` from
     :func:`.update.check_variables`. A variable that is in its row twice, or has slots at another main, is an error too.
+    So is an optimizer that uses a variable of another tower than its main; this is found only once the ops are there.
     Returns the op, and the copies that it updates.
     """
     names = variable_names(rows, devices)
@@ -59,18 +60,20 @@ def update_at_mains(
     layout = begin(grads, devices, average, strategy, cluster, names, load)
     mains = layout.mains()
     views = {n: under_name_of(variables[0][n], variables[main][n]) for n, main in mains.items()}
+    optimizers = held_by(optimizer)
     for n, main in mains.items():
-        _check_slots_are_here(optimizer, views[n], where(main, devices, n, names))
+        _check_slots_are_here(optimizers, views[n], where(main, devices, n, names))
     updates.add(layout, load)
 
     reduced = reduce_layout(first_half(layout), average, "reduce_to_mains", cluster)
     pairs = [(reduced[main][n], views[n]) for n, main in sorted(mains.items())]
     graph = tf1.get_default_graph()
     earlier = len(graph.get_operations())
-    with TowerViews(variables[:1], held_by(optimizer)).update_of(0):
+    with TowerViews(variables[:1], optimizers).update_of(0):
         updated = optimizer.apply_gradients(pairs)
-    on_mains = [(reduced[main][n], variables[main][n]) for n, main in mains.items()]
-    let_writes_wait(graph.get_operations()[earlier:], on_mains)
+    added = graph.get_operations()[earlier:]
+    _check_uses_mains_only(type(optimizer).__name__, added, variables, layout)
+    let_writes_wait(added, [(reduced[main][n], variables[main][n]) for n, main in mains.items()])
     return tf.group(updated, *_copy_variables(variables, layout, updated)), variables
 
 
@@ -104,10 +107,26 @@ def _check_each_is_once(variables: Copies, devices: Sequence[Any], names: Sequen
                 )
 
 
-def _check_slots_are_here(optimizer: Any, view: Any, place: str) -> None:
+def _check_uses_mains_only(
+    kind: str, ops: Sequence[Any], variables: Copies, layout: Layout
+) -> None:
+    """Check that an update, with these ``ops``, reads and writes each variable on its main only."""
+    used = used_by(ops)
+    for n, main in layout.mains().items():
+        for tower, row in enumerate(variables):
+            name = row[n].op.name
+            if tower != main and name in used:
+                raise HierAllreduceError(
+                    f"{kind}: the update uses {name!r} of {where(tower, layout.devices)}, and the variable's main is"
+                    f" {where(main, layout.devices)}. Use the variables that apply_gradients gets, or"
+                    " update='replicated'"
+                )
+
+
+def _check_slots_are_here(optimizers: Sequence[Any], view: Any, place: str) -> None:
     """Check that a variable has no slots on another device than its own."""
-    for name in optimizer.get_slot_names():
-        slot = optimizer.get_slot(view, name)
+    slots = [inner.get_slot(view, name) for inner in optimizers for name in inner.get_slot_names()]
+    for slot in slots:
         if slot is not None and slot.device != view.device:
             raise HierAllreduceError(
                 f"{place}: this would be the variable's main, and an earlier apply_gradients made its slots on"

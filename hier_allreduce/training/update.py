@@ -18,7 +18,7 @@ from .writes import let_writes_wait, unequal_ops, written_by
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 
-_AT_MAINS = "or use update='main' (not with a wrapper, unless it is tensorpack's), which updates each variable once"
+_AT_MAINS = "or use update='main', which updates each variable once"
 
 
 def check_options(average: Any, update: Any, **counts: Any) -> None:

@@ -6,7 +6,7 @@ K towers share one optimizer object, so some of its methods are replaced while t
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, Iterator, List, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Sequence
 
 from ..compat import tf1
 from ..errors import HierAllreduceError
@@ -28,12 +28,12 @@ def held_by(optimizer: Any) -> List[Any]:
     return optimizers
 
 
-def check_optimizer(optimizer: Any, update: str, pass_on: Tuple[Any, ...] = ()) -> None:
-    """Check that ``optimizer`` can update towers; wrappers of the classes ``pass_on`` pass all gradients to ``_opt``.
+def check_optimizer(optimizer: Any) -> None:
+    """Check that ``optimizer`` can update towers.
 
     Raises:
         HierAllreduceError: it is or wraps a ``SyncReplicasOptimizer``, one of contrib's optimizer_v2, or tensorpack's
-            ``AccumGradOptimizer``; or, at the mains, it does more than update each variable in place.
+            ``AccumGradOptimizer``.
     """
     for inner in held_by(optimizer):
         if isinstance(inner, tf1.train.SyncReplicasOptimizer):
@@ -51,16 +51,6 @@ def check_optimizer(optimizer: Any, update: str, pass_on: Tuple[Any, ...] = ()) 
                 f"{type(inner).__name__} reads its counter while the same step advances it, so that the towers would"
                 " diverge; use hier_allreduce.integrations.tensorpack.OrderedAccumGrad(optimizer, niter) instead"
             )
-    while isinstance(optimizer, pass_on):
-        optimizer = optimizer._opt
-    if (
-        update == "main"
-        and type(optimizer).apply_gradients is not tf1.train.Optimizer.apply_gradients
-    ):
-        raise HierAllreduceError(
-            f"{type(optimizer).__name__} does more than update each variable in place, so it cannot run on each"
-            " variable's main only; use update='replicated', or the optimizer inside it"
-        )
 
 
 @contextlib.contextmanager

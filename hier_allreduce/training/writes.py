@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any, Iterator, List, Sequence, Tuple
+from typing import Any, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf
 
@@ -31,6 +31,14 @@ def written_by(ops: Sequence[Any]) -> Counter:
         names = {_variable_name(tensor.op) for tensor in _written_inputs(op)}
         counts.update(name for name in names if op.name != f"{name}/Assign")
     return counts
+
+
+def used_by(ops: Sequence[Any]) -> Set[str]:
+    """Return the names of all variables that ``ops`` read or write, themselves or in functions that they run."""
+    tensors = [tensor for op in ops for tensor in op.inputs]
+    return {
+        _variable_name(t.op) for t in tensors if t.dtype == tf.resource or t.dtype._is_ref_dtype
+    }
 
 
 def let_writes_wait(ops: Sequence[Any], pairs: Sequence[Tuple[Any, Any]]) -> None:

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 from helpers.graphs import IS_TF2, started, xpu, xpus
 
-from hier_allreduce import HierAllreduceError, TowerOptimizer
+from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer
 
 tf1 = tf.compat.v1
 train = tf1.train
@@ -158,6 +158,29 @@ class Lamb(tf.compat.v1.train.GradientDescentOptimizer):
         return super().apply_gradients(grads_and_vars, global_step, name)
 
 
+class Clipped(tf.compat.v1.train.MomentumOptimizer):
+    """Clips the gradients by their global norm, as on one device: docs/how-to/towers.md."""
+
+    def __init__(self, rate):
+        super().__init__(rate, 0.9)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        grads, variables = zip(*grads_and_vars)
+        pairs = zip(tf.clip_by_global_norm(grads, 0.01)[0], variables)
+        return super().apply_gradients(pairs, global_step, name)
+
+
+class AveragesTrainable(tf.compat.v1.train.GradientDescentOptimizer):
+    """Reads the variables of the collection, not those that it gets."""
+
+    def __init__(self):
+        super().__init__(0.1)
+
+    def _prepare(self):
+        self._learning_rate = 0.1 + 0.0 * tf.reduce_sum(tf1.trainable_variables()[-1])
+        super()._prepare()
+
+
 def patched_outside():
     """Return an optimizer of which one object has another update than its class."""
     optimizer = train.MomentumOptimizer(0.1, 0.9)
@@ -174,7 +197,7 @@ def changed_later():
 
 
 TRAINS = ""
-MORE = "does more than update each variable in place"
+ELSEWHERE = "and the variable's main is"
 TWICE = "both write"
 # a function that makes the optimizer, and the words of the error, or "", with update="replicated" and update="main"
 CASES = {
@@ -197,10 +220,12 @@ CASES = {
     "wrapped": (
         lambda: Wrapper(Wrapper(train.AdamOptimizer(0.1)), lambda grad: grad * 0.5),
         TRAINS,
-        MORE,
+        TRAINS,
     ),
-    "state of a fixed name": (lambda: Lamb(0.1), TRAINS, MORE),
-    "free names of slots": (Velocity, TRAINS, MORE),
+    "state of a fixed name": (lambda: Lamb(0.1), TRAINS, TRAINS),
+    "free names of slots": (Velocity, TRAINS, TRAINS),
+    "clips by the global norm": (lambda: Clipped(0.1), TRAINS, TRAINS),
+    "uses another tower's": (AveragesTrainable, TRAINS, ELSEWHERE),
 }
 
 
@@ -229,7 +254,8 @@ def towers(optimizer, count, names=("w", "b"), targets=None, scope="tower{}"):
 def after(make, count, steps=4, targets=None, **options):
     """Return each tower's variables after some steps, with their largest difference."""
     with tf.Graph().as_default():
-        optimizer = TowerOptimizer(make(), xpus(count), **options)
+        strategy = Strategy(chunk_bytes=0)  # so that variables have several mains
+        optimizer = TowerOptimizer(make(), xpus(count), strategy=strategy, **options)
         rows = towers(optimizer, count, targets=targets)
         op = optimizer.apply_gradients(rows)
         with started(optimizer.init_op) as sess:

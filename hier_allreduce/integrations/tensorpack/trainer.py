@@ -9,7 +9,6 @@ from tensorpack.callbacks import Callback, CallbackFactory, PeriodicTrigger, Run
 from tensorpack.graph_builder.training import DataParallelBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
 from tensorpack.input_source import FeedfreeInput, StagingInput
-from tensorpack.tfutils.optimizer import ProxyOptimizer
 from tensorpack.tfutils.sesscreate import NewSessionCreator
 from tensorpack.train import SingleCostTrainer
 from tensorpack.utils import logger
@@ -203,7 +202,7 @@ class HierarchicalTrainer(SingleCostTrainer):
                 " the environment before TensorFlow is imported"
             ) from error
         optimizer = with_ordered_accumulation(get_opt_fn())
-        check_optimizer(optimizer, self._update, (ProxyOptimizer,))
+        check_optimizer(optimizer)
         copies = self._update_towers(optimizer, with_missing_pairs(rows))
         callbacks = self._syncing(copies) if len(self.devices) > 1 else []
         if self.cluster is None or self.cluster.size == 1:
