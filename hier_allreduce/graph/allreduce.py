@@ -54,10 +54,11 @@ def allreduce_grads(
         /gpu:0   a0   b0                            /gpu:0   a0+a1   b0+b1
         /gpu:1   a1   b1             ──►            /gpu:1   a0+a1   b0+b1
 
-    The result is plain dataflow: any tensor of it can be fetched, and it has gradients. If the forward pass uses it, for
-    statistics over all towers say, every loss depends on all towers' variables: then take each tower's gradients of the
-    sum of all towers' losses, ``tf.gradients(tf.add_n(losses), variables[k])``. Small gradients share a chunk,
+    The result is plain dataflow: any tensor of it can be fetched, and it has gradients. Small gradients share a chunk,
     which needs all of them (``Strategy(chunk_bytes=0)`` packs nothing).
+
+    Statistics over all towers, in the forward pass, let every loss depend on all towers' variables. So take each
+    tower's gradients of the sum of all towers' losses: ``tf.gradients(tf.add_n(losses), variables[k])``.
 
     A float16 or bfloat16 gradient is added in float32 and rounded once for each hop. Its mean is carried as a running
     mean, so that it is finite where the inputs are. The bound is in docs/how-it-works.md. ``tf.IndexedSlices``
