@@ -17,9 +17,7 @@ import socket
 import subprocess
 import sys
 
-os.environ.setdefault(
-    "TF_CPP_MIN_LOG_LEVEL", "2"
-)  # before TensorFlow: without the lines of its start
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # without the lines of TensorFlow's start
 
 TOWERS = 2  # of each host
 
@@ -57,6 +55,7 @@ def start_hosts(args: argparse.Namespace) -> int:
 
 
 def train(args: argparse.Namespace) -> None:
+    """Train a linear classifier of digits on this host's share of the data."""
     import numpy as np
     import tensorflow as tf
     from sklearn.datasets import load_digits
@@ -72,64 +71,59 @@ def train(args: argparse.Namespace) -> None:
     labels = tf1.placeholder(tf.int64, [None])
 
     optimizer = TowerOptimizer(tf1.train.GradientDescentOptimizer(0.5), devices, cluster=cluster)
-    rows, losses = [], []
-    for k, (device, x, y) in enumerate(
-        zip(devices, tf.split(images, TOWERS), tf.split(labels, TOWERS))
-    ):
-        with tf.device(device), tf1.variable_scope(f"tower{k}"):
+    rows = []
+    losses = []
+    shares = zip(tf.split(images, TOWERS), tf.split(labels, TOWERS))
+    for k, (x, y) in enumerate(shares):
+        with tf.device(devices[k]), tf1.variable_scope(f"tower{k}"):
             weights = tf1.get_variable("weights", [64, 10], initializer=tf1.zeros_initializer())
             bias = tf1.get_variable("bias", [10], initializer=tf1.zeros_initializer())
             logits = tf.matmul(x, weights) + bias
-            losses.append(
-                tf.reduce_mean(
-                    tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=y)
-                )
-            )
+            loss = tf.nn.sparse_softmax_cross_entropy_with_logits(logits=logits, labels=y)
+            losses.append(tf.reduce_mean(loss))
             rows.append(optimizer.compute_gradients(losses[-1], var_list=[weights, bias]))
     step = tf1.train.get_or_create_global_step()
     train_op = optimizer.apply_gradients(rows, step)  # with the mean over all towers of all hosts
-    everywhere, saver = cluster.broadcast(tf1.global_variables()), tf1.train.Saver()
+    everywhere = cluster.broadcast(tf1.global_variables())
+    saver = tf1.train.Saver()
 
     inputs, classes = load_digits(return_X_y=True)
-    inputs, classes = (
-        inputs[cluster.task :: cluster.size],
-        classes[cluster.task :: cluster.size],
-    )  # this host's share
+    inputs = inputs[cluster.task :: cluster.size] / 16.0  # this host's share
+    classes = classes[cluster.task :: cluster.size]
+
+    def batch(number: int) -> dict:
+        """Return the data of a step. They depend on its number only, also after a restart."""
+        numbers = np.random.RandomState([cluster.task, number])
+        chosen = numbers.choice(len(inputs), 40 * TOWERS)
+        return {images: inputs[chosen], labels: classes[chosen]}
+
+    def end_of_interval(session: tf1.Session, number: int, loss: float) -> None:
+        print(f"host {cluster.task}, step {number}: loss {loss:.3f}", flush=True)
+        if args.checkpoints and cluster.is_chief:
+            saver.save(session, os.path.join(args.checkpoints, "model"), step)
+        if args.kill and cluster.task == 1 and number == 20:
+            print("host 1 is killed", flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
     try:
         with cluster.session() as session:  # waits for both hosts, and compares their graphs
             session.run(tf1.global_variables_initializer())
-            last = (
-                tf.train.latest_checkpoint(args.checkpoints)
-                if args.checkpoints and cluster.is_chief
-                else None
-            )
-            if last:
-                saver.restore(session, last)
+            if args.checkpoints and cluster.is_chief:
+                last = tf.train.latest_checkpoint(args.checkpoints)
+                if last:
+                    saver.restore(session, last)
             session.run(everywhere)  # host 0's values on all hosts, and its step
             session.run(optimizer.init_op)  # and tower 0's on all towers
-            for number in range(
-                session.run(step), args.steps
-            ):  # the same number of steps on every host
-                # the number of the step decides on its data, so that a restart goes on where the last try was
-                chosen = np.random.RandomState([cluster.task, number]).choice(
-                    len(inputs), 40 * TOWERS
-                )
-                feed = {images: inputs[chosen] / 16.0, labels: classes[chosen]}
-                loss = np.mean(session.run([*losses, train_op], feed)[:-1])
+            # The number of steps is the same on every host.
+            for number in range(session.run(step), args.steps):
+                values = session.run([*losses, train_op], batch(number))
                 if (number + 1) % 20 == 0:
-                    print(f"host {cluster.task}, step {number + 1}: loss {loss:.3f}", flush=True)
-                    if args.checkpoints and cluster.is_chief:
-                        saver.save(session, os.path.join(args.checkpoints, "model"), step)
-                if args.kill and cluster.task == 1 and number + 1 == 20:
-                    print("host 1 is killed", flush=True)
-                    os.kill(os.getpid(), signal.SIGKILL)
+                    end_of_interval(session, number + 1, np.mean(values[:-1]))
             weights = session.run(rows[0][0][1])
-            print(
-                f"host {cluster.task}, sum of the weights' squares: {np.sum(weights**2):.4f}"
-            )  # the same on both
-    except (
-        ClusterError
-    ) as error:  # end this process; all hosts start again, from the last checkpoint
+            squares = np.sum(weights**2)  # the same on both hosts
+            print(f"host {cluster.task}, sum of the weights' squares: {squares:.4f}")
+    except ClusterError as error:
+        # This process ends. Then all hosts start again, from the last checkpoint.
         sys.exit(f"host {cluster.task} ends: {error}")
 
 
