@@ -1,11 +1,12 @@
 """Two hosts, each with its towers: TensorFlow's collectives between them. TensorFlow 1.15 and 2.
 
     pip install . scikit-learn               # in a checkout, beside your TensorFlow
-    python examples/two_hosts.py             # two hosts on this machine, two logical CPU devices each
+    python examples/two_hosts.py             # two hosts on this machine, two CPU devices each
     python examples/two_hosts.py --kill      # and what host 0 prints when host 1 is killed
 
-The program starts itself once for each host, with TF_CONFIG in the environment. On two machines, start it on each of
-them with its TF_CONFIG: docs/how-to/several-hosts.md has the text for Slurm and Kubernetes.
+The program starts itself once for each host, with TF_CONFIG in the environment. On two machines,
+start it on each of them with its TF_CONFIG: docs/how-to/several-hosts.md has the text for Slurm and
+Kubernetes.
 TensorFlow's gRPC has no authentication: private networks only.
 """
 
@@ -37,7 +38,7 @@ def main() -> None:
 
 
 def start_hosts(args: argparse.Namespace) -> int:
-    """Start this program once for each of two hosts on this machine; return the larger exit status."""
+    """Start this program for each of two hosts on this machine; return the larger exit status."""
     with socket.socket() as first, socket.socket() as second:  # two ports that are free
         first.bind(("127.0.0.1", 0))
         second.bind(("127.0.0.1", 0))

@@ -1,4 +1,7 @@
-"""Several hosts without faults: sums, training; and errors that need no other host. Hosts are those of helpers/."""
+"""Several hosts without faults: sums, training; and errors that need no other host.
+
+The hosts are the processes of helpers/clusters.py.
+"""
 
 import numpy as np
 import pytest
@@ -35,7 +38,10 @@ def summed(request):
 
 
 def test_every_tower_of_every_host_gets_the_sum_or_mean_over_all(summed):
-    """Packed or not; every dtype, scalars, no elements; a sparse gradient becomes dense; None stays None."""
+    """Packed or not. There are all dtypes, scalars, and tensors without elements.
+
+    A sparse gradient becomes dense, and None stays None.
+    """
     hosts, results = summed
     rows = [cluster_child.tower_row(tower) for tower in range(2 * hosts)]
     sums = [sum(column) for column in zip(*rows)]
@@ -64,7 +70,7 @@ def test_every_tower_of_every_host_gets_the_sum_or_mean_over_all(summed):
 
 
 def test_each_chunk_crosses_once_from_its_root(summed):
-    """One collective for each chunk, whatever the number of towers; a chunk without elements has none."""
+    """The number of towers does not matter. A chunk without elements does not cross."""
     for task, host in enumerate(summed[1]):
         names = [name for name, _ in host["crossed"]]
         assert len(names) == len(set(names))
@@ -78,7 +84,7 @@ def test_each_chunk_crosses_once_from_its_root(summed):
     "declared, last", [([None, None], [3, 2]), (None, [6])], ids=["shape", "rank"]
 )
 def test_a_shape_that_differs_between_hosts_is_an_error_on_all(declared, last):
-    """It has the same number of elements, so that a ring would add up what does not belong together."""
+    """The number of elements is equal, so a ring would add up elements of different places."""
     with job(
         "fed", 2, declared=declared, fed=[[2, 3], [2, 3]], each={1: {"fed": [[2, 3], last]}}
     ) as hosts:
@@ -103,7 +109,7 @@ def alone():
     ids=["flat", "main", "ring", "nccl"],
 )
 def test_two_hosts_of_two_towers_train_to_the_weights_of_one_host_of_four(alone, options):
-    """On CPU devices TensorFlow takes its ring for NCCL; the edges between NCCL's calls are there."""
+    """On CPU devices TensorFlow takes its ring for NCCL, with the edges between NCCL's calls."""
     with job("train", 2, check=True, **options) as hosts:
         results = [host.facts() for host in hosts]
     check_near(results, alone)
@@ -113,7 +119,7 @@ def test_two_hosts_of_two_towers_train_to_the_weights_of_one_host_of_four(alone,
 
 
 def test_hosts_that_restored_one_checkpoint_pass(alone, tmp_path):
-    """The chief saves after the third step. A second job restores on every host, and broadcasts nothing."""
+    """The chief saves after the third step. A second job restores, and broadcasts nothing."""
     folder = str(tmp_path / "model")
     with job("train", 2, steps=3, save_at=2, folder=folder) as hosts:
         assert all(host.facts() for host in hosts)
@@ -157,15 +163,15 @@ def test_several_hosts_need_a_graph_for_a_session():
 
 
 def test_bad_gradients_and_variables_leave_the_graph_unchanged(graph):
-    good, words = tf1.get_variable("good", [2]), tf1.get_variable("words", [], tf.string)
+    good = tf1.get_variable("good", [2])
+    words = tf1.get_variable("words", [], tf.string)
     with tf.Graph().as_default():
         foreign = tf1.get_variable("foreign", [2])
-    numbers, complexes = tf.constant(1.0), tf.zeros([2], tf.complex64)
-    before, cluster, of_pairs = (
-        graph.get_operations(),
-        two(),
-        hier_allreduce.allreduce_grads_and_vars,
-    )
+    numbers = tf.constant(1.0)
+    complexes = tf.zeros([2], tf.complex64)
+    before = graph.get_operations()
+    cluster = two()
+    of_pairs = hier_allreduce.allreduce_grads_and_vars
     for build, message in (
         (
             lambda: allreduce_grads([[numbers, complexes]] * 2, xpus(2), cluster=cluster),
@@ -230,7 +236,8 @@ def test_nccl_calls_of_a_root_follow_each_other_ring_ones_do_not(graph, engine):
 
 def test_two_all_reduces_over_nccl_need_an_order_in_one_step(graph):
     cluster = two("nccl")
-    first, second = reduced("nccl", cluster=cluster), reduced("nccl", cluster=cluster)
+    first = reduced("nccl", cluster=cluster)
+    second = reduced("nccl", cluster=cluster)
     check_order(collectives_of(first))
     with pytest.raises(
         ClusterError, match=r"'hier_allreduce/\S+' and 'hier_allreduce_1/\S+' would .* one step"

@@ -23,7 +23,7 @@ def tf_config(cluster, **task):
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
-# ---- one host ------------------------------------------------------------------------------------
+# ---- descriptions --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

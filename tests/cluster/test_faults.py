@@ -1,6 +1,7 @@
-"""All kinds of failure of a host: every other host ends with an error that names it, and none hangs.
+"""A host fails in any way: every other host ends with an error that names it, and none hangs.
 
-Hosts are real processes with real servers on loopback; see helpers/clusters.py and helpers/cluster_child.py.
+Hosts are real processes with real servers on loopback: see helpers/clusters.py and
+helpers/cluster_child.py.
 """
 
 import os
@@ -12,9 +13,8 @@ import pytest
 from helpers.clusters import free_addresses, job
 from helpers.graphs import IS_TF2
 
-TIMEOUT = (
-    12.0  # of clusters in which a host dies or freezes; a live host answers within a sixth of it
-)
+# of clusters in which a host dies or freezes; a live host answers within a sixth of it
+TIMEOUT = 12.0
 HOW = {signal.SIGKILL: "is not listening", signal.SIGSTOP: "does not answer"}
 
 
@@ -39,7 +39,9 @@ def test_every_survivor_names_the_host_that_died_or_froze(who, how):
 def test_a_fault_at_any_moment_is_found(seed):
     """The signal comes while the hosts start, compare their weights, train, or end."""
     chance = random.Random(100 * IS_TF2 + seed)
-    who, how, messages = chance.randrange(2), chance.choice(list(HOW)), chance.randrange(40)
+    who = chance.randrange(2)
+    how = chance.choice(list(HOW))
+    messages = chance.randrange(40)
     limits = {"start_timeout": 60.0}
     with job("train", 2, timeout=TIMEOUT, cluster=limits, steps=10000, heartbeats=True) as hosts:
         hosts[who].until("built")
@@ -63,7 +65,7 @@ def test_a_host_that_leaves_early_is_named(fault):
 
 
 def test_a_chief_may_save_for_longer_than_the_timeout():
-    """It stays in Python until the other host has asked for heartbeats for longer than the timeout."""
+    """It stays in Python until the other host has waited for longer than the timeout."""
     with job("train", 2, timeout=6.0, each={0: {"wait_at": 1}, 1: {"heartbeats": True}}) as hosts:
         hosts[1].until(1)
         for _ in range(8):  # six within the timeout
@@ -142,7 +144,7 @@ def test_a_proxy_is_not_asked_for_the_hosts():
     [
         (
             {"broadcast": False},
-            "hosts begin with different weights: 4 of 4 variables are not the same on host 0 and on",
+            "hosts begin with different weights: 4 of 4 variables are not the same on host 0 and",
         ),
         (
             {"check": True, "each": {1: {"spoil_at": 5}}},
@@ -159,7 +161,10 @@ def test_other_weights_are_an_error_on_all_hosts(options, words):
 
 
 def test_the_end_of_data_is_no_slow_hosts_last_step():
-    """The chief has not run its last step, so the other must not begin an epoch. Runs on one host are possible."""
+    """The chief has not run its last step, so the other host must not begin an epoch.
+
+    Runs that need no other host are possible.
+    """
     with job("epochs", 2, epochs=[3], each={0: {"wait_at": (1, 3)}}) as hosts:
         hosts[1].until((2, 0))
         hosts[0].go_on()

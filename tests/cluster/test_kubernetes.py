@@ -1,4 +1,4 @@
-"""The manifest for Kubernetes: it follows the published schemas, and gives each pod its index among the hosts."""
+"""The manifest for Kubernetes follows the published schemas, and gives each pod its index."""
 
 from pathlib import Path
 
@@ -21,7 +21,8 @@ def test_every_object_follows_the_published_schema(kind, version):
 
 
 def test_each_pod_is_one_of_the_hosts_and_only_they_reach_each_other():
-    job, service = BY_KIND["Job"], BY_KIND["Service"]
+    job = BY_KIND["Job"]
+    service = BY_KIND["Service"]
     pod = job["spec"]["template"]["spec"]
     index, config = pod["containers"][0]["env"]
     assert index["valueFrom"]["fieldRef"]["fieldPath"] == (
@@ -38,7 +39,8 @@ def test_each_pod_is_one_of_the_hosts_and_only_they_reach_each_other():
             names,
             task,
         )
-    labels, policy = job["spec"]["template"]["metadata"]["labels"], BY_KIND["NetworkPolicy"]["spec"]
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    policy = BY_KIND["NetworkPolicy"]["spec"]
     assert policy["podSelector"]["matchLabels"] == labels == service["spec"]["selector"]
     assert policy["policyTypes"] == ["Ingress"]
     assert policy["ingress"] == [{"from": [{"podSelector": {"matchLabels": labels}}]}]

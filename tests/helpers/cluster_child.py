@@ -1,7 +1,8 @@
 """One host of the jobs in helpers/clusters.py: the program of its process.
 
-It sends pairs to the test: ``("at", point)`` as it goes, ``("facts", …)`` or ``("error", text)`` at the end.
-Scenarios call ``reach(point)``, which also waits for the test if the option ``wait_at`` is that point.
+It sends pairs to the test: ``("at", point)`` as it goes, ``("facts", …)`` or ``("error", text)`` at
+the end. Scenarios call ``reach(point)``, which also waits for the test if the option ``wait_at`` is
+that point.
 """
 
 import contextlib
@@ -20,7 +21,8 @@ import hier_allreduce
 from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, allreduce_grads
 from hier_allreduce.cluster import health
 
-gc.freeze()  # in the fork server: its children's collector skips what the modules hold, and copies no page of it
+# In the fork server. Its children's collector skips the objects of modules, and copies no page.
+gc.freeze()
 
 tf1 = tf.compat.v1
 XPU = os.environ.get("TEST_DEVICES", "cpu")  # the kind under test, as in helpers.graphs
@@ -36,14 +38,15 @@ def devices_of(cluster):
 
 
 def tower_row(tower):
-    """Return a tower's small whole numbers, of several dtypes and shapes; tower counts over all hosts."""
+    """Return a tower's small whole numbers, of several shapes; ``tower`` counts over all hosts."""
     rng = np.random.RandomState(tower)
     return [rng.randint(0, 8, shape).astype(float) for shape in SHAPES]
 
 
 def sums(cluster, options, reach):
     """Sum all kinds of gradients; return every tower's results, the collectives and the audit."""
-    devices, rows = devices_of(cluster), []
+    devices = devices_of(cluster)
+    rows = []
     with tf.Graph().as_default() as graph:
         for tower, device in enumerate(devices):
             with tf.device(device):
@@ -69,7 +72,8 @@ def sums(cluster, options, reach):
             for name, result in built.items()
         }
         with cluster.session() as session:
-            asked, seen = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
+            asked = tf1.RunOptions(output_partition_graphs=True)
+            seen = tf1.RunMetadata()
             values = session.run(fetches, options=asked, run_metadata=seen)
             again = session.make_callable(fetches["sum"])()
     nodes = [
@@ -88,14 +92,16 @@ def sums(cluster, options, reach):
 
 
 def fed(cluster, options, reach):
-    """Add up ones of the shapes in ``fed``, step by step, in one thread or two; in a step with None nothing crosses."""
+    """Add up ones of the shapes in ``fed``, step by step, in one thread or two.
+
+    In a step with None nothing crosses.
+    """
     tf1.disable_control_flow_v2()
-    devices, results = devices_of(cluster), []
+    devices = devices_of(cluster)
+    results = []
     with tf.Graph().as_default():
-        x, crosses = (
-            tf1.placeholder(tf.float32, options.get("declared"), name="w"),
-            tf1.placeholder(tf.bool, []),
-        )
+        x = tf1.placeholder(tf.float32, options.get("declared"), name="w")
+        crosses = tf1.placeholder(tf.bool, [])
         rows = [[x + 0.0] for _ in devices]
         total = tf1.cond(
             crosses, lambda: allreduce_grads(rows, devices, cluster=cluster)[-1][0], lambda: x + 0.0
@@ -118,18 +124,18 @@ def fed(cluster, options, reach):
 
 
 def model(cluster, devices, options):
-    """Build a linear classifier; return its step's number, the loss, the train op, the start's ops, the variables."""
-    hidden, rows, losses, step = (
-        options.get("width", FEATURES),
-        [],
-        [],
-        tf1.placeholder(tf.int32, []),
-    )
+    """Build a linear classifier.
+
+    Return its step's number, the loss, the train op, the ops of the start, and the variables.
+    """
+    hidden = options.get("width", FEATURES)
+    step = tf1.placeholder(tf.int32, [])
+    rows = []
+    losses = []
     for tower, device in enumerate(devices):
         with tf.device(device), tf1.variable_scope(f"tower{tower}", use_resource=True):
-            rng = np.random.RandomState(
-                cluster.task * len(devices) + tower
-            )  # other examples on all towers of all hosts
+            # other examples on all towers of all hosts
+            rng = np.random.RandomState(cluster.task * len(devices) + tower)
             y = rng.randint(CLASSES, size=[BATCHES, BATCH])
             x = rng.randn(BATCHES, BATCH, FEATURES) + y[..., None]
             start = tf1.random_normal_initializer(seed=cluster.task)  # each host has other weights
@@ -161,7 +167,7 @@ def model(cluster, devices, options):
 
 
 def train(cluster, options, reach):
-    """Train for some steps from host 0's weights, or from a checkpoint that every host restores; or fail somewhere."""
+    """Train from host 0's weights, or from a checkpoint that every host restores; or fail."""
     os.environ.update(options.get("environ", {}))
     if options.get("heartbeats"):  # it reports them to the test
         heartbeat = health.heartbeat
@@ -192,7 +198,7 @@ def train(cluster, options, reach):
 
 
 def epochs(cluster, options, reach):
-    """Run epochs of three steps, ``epochs[s]`` of them in session s; return the results of each epoch."""
+    """Run epochs of three steps, ``epochs[s]`` of them in session s; return each epoch's results."""
     results: list = []
     with tf.Graph().as_default():
         batches = tf1.data.make_initializable_iterator(tf.data.Dataset.range(3))
@@ -215,13 +221,14 @@ def epochs(cluster, options, reach):
 
 
 def tensorpack(cluster, options, reach):
-    """Train the model of tensorpack_child for an epoch; each host takes its share of every step's batches."""
+    """Train the model of tensorpack_child for an epoch, each host on its share of the batches."""
     import tensorpack as tp
 
     from helpers import tensorpack_child as child
     from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
 
-    towers, folder = cluster.devices_per_host, options["folder"]
+    towers = cluster.devices_per_host
+    folder = options["folder"]
     tp.utils.logger.set_logger_dir(os.path.join(folder, f"log{cluster.task}"), action="k")
 
     def share():

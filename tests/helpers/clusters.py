@@ -1,4 +1,7 @@
-"""Jobs of several hosts for tests: real processes and servers on loopback, which end with their test."""
+"""Jobs of several hosts for tests: real processes and servers on loopback.
+
+They end with their test.
+"""
 
 import contextlib
 import functools
@@ -11,7 +14,7 @@ from helpers import cluster_child, forks
 
 SECONDS = cluster_child.SECONDS + 30  # for anything that should happen
 
-# below the ports that Linux gives to outgoing connections, and others for each worker of pytest-xdist
+# below the ports that Linux gives to outgoing connections; each worker of pytest-xdist has others
 _WORKER = int(re.sub(r"\D", "", os.environ.get("PYTEST_XDIST_WORKER", "")) or 10) % 11
 _PORTS = itertools.cycle(
     10000 + 2000 * _WORKER + (os.getpid() * 37 + k) % 2000 for k in range(2000)
@@ -24,7 +27,10 @@ def _is_free(port):
 
 
 def free_addresses(count):
-    """Return ``count`` different loopback addresses; no port is drawn twice in some minutes, nor by two workers."""
+    """Return ``count`` different loopback addresses.
+
+    No port is drawn twice in some minutes, nor by two workers.
+    """
     return [f"127.0.0.1:{port}" for port in itertools.islice(filter(_is_free, _PORTS), count)]
 
 
@@ -41,7 +47,7 @@ class Host:
         theirs.close()
 
     def receive(self, kind):
-        """Return the content of the next message of a kind; fail if the host has ended in another way."""
+        """Return the content of the next message of a kind; fail if the host ends before it."""
         while True:
             found, content = self._message()
             if found == kind:
@@ -79,9 +85,10 @@ def job(scenario, hosts, each=None, devices=2, timeout=30.0, **options):
     Args:
         each: ``{task: options}`` for some hosts only.
         devices, timeout: of each host's Cluster.
-        options: the scenario's, for all hosts; ``"cluster"`` has further arguments of their Cluster.
+        options: the scenario's, for all hosts; ``"cluster"`` has more arguments of their Cluster.
     """
-    addresses, started = free_addresses(hosts), []
+    addresses = free_addresses(hosts)
+    started = []
     try:
         for task in range(hosts):
             host_options = {**options, **(each or {}).get(task, {})}

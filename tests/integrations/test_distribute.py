@@ -1,4 +1,4 @@
-"""``tf.distribute``: training equals one device, every kind of value is right, and the rest raises errors."""
+"""``tf.distribute``: training equals one device, values are right, and the rest raises errors."""
 
 import contextlib
 import copy
@@ -37,11 +37,14 @@ def difference(ours, others):
     return max(np.abs(np.asarray(a, float) - b).max() for a, b in zip(ours, others))
 
 
-# ---- training in graphs, both versions -----------------------------------------------------------------
+# ---- training in graphs, both versions -----------------------------------------------------------
 
 
 def trained_in_graph(count, cross_device_ops=None, steps=10, audited=False):
-    """Train in a v1 graph with sparse, large and small gradients; return the weights, ``[variable][replica]``."""
+    """Train in a v1 graph with sparse, large and small gradients.
+
+    Return the weights, ``[variable][replica]``.
+    """
     words, labels = examples(BATCH)
     with tf.Graph().as_default():
         strategy = (
@@ -114,7 +117,7 @@ def test_tensorflows_hierarchical_copy_is_wrong_for_odd_k(one_device, count):
 
 
 def test_several_strategies_share_one_object_and_its_copy(one_device):
-    """tf.estimator copies its arguments. The object must not keep state of a strategy or a graph."""
+    """tf.estimator copies its arguments, so the object must not keep a strategy's state."""
     ours = HierarchicalAllReduce()
     for count in (3, 2, 3):
         for cross_device_ops in (ours, copy.deepcopy(ours)):
@@ -154,7 +157,7 @@ def test_an_estimator_trains_like_one_device(tmp_path):
     assert np.abs(alone).max() > 0.01 and difference([together], [alone]) <= 1e-6
 
 
-# ---- Keras ---------------------------------------------------------------------------------------------
+# ---- Keras ---------------------------------------------------------------------------------------
 
 
 def network(keras, normalized=False, policy="float32"):
@@ -202,7 +205,10 @@ def test_keras_3_fit(how):
     "how", [{"policy": "mixed_float16"}, {"samples": BATCH + 7}], ids=["mixed_float16", "uneven"]
 )
 def test_keras_3_fits_as_with_reduction_to_one_device(how):
-    """One device gives other weights: float16 rounds, and Keras averages the means of batches of different sizes."""
+    """One device gives other weights.
+
+    float16 rounds, and Keras averages the means of batches of different sizes.
+    """
     keras = pytest.importorskip("keras", "3")
     weights = fitted(keras, mirrored(3), **how)
     assert (
@@ -273,7 +279,7 @@ def test_the_first_step_of_a_function_is_audited():
     assert sum(audited.copies.values()) == 6
 
 
-# ---- kinds of values -----------------------------------------------------------------------------------
+# ---- kinds of values -----------------------------------------------------------------------------
 
 
 def full(replica, shape, dtype):
@@ -428,7 +434,7 @@ def test_gather_reduce_and_variables_that_are_summed_on_reading():
     assert total.numpy() == 3
 
 
-# ---- bad input -----------------------------------------------------------------------------------------
+# ---- bad input -----------------------------------------------------------------------------------
 
 
 @needs_tf2

@@ -1,4 +1,7 @@
-"""tensorpack on several hosts trains like one host with all towers; only the chief saves and restores."""
+"""tensorpack on several hosts trains like one host with all towers.
+
+Only the chief saves and restores.
+"""
 
 import numpy as np
 import pytest
@@ -7,7 +10,10 @@ from helpers.forks import run_forked
 
 
 def trained(hosts, folder, **options):
-    """Train four towers for an epoch, and again from its checkpoint, of which only the chief knows; return facts."""
+    """Train four towers for an epoch, and again from its checkpoint; return facts.
+
+    Only the chief knows of the checkpoint.
+    """
     for epoch, checkpoint in ((1, None), (2, f"{folder}/saved/model-6")):
         started = {"devices": 4 // hosts, "folder": str(folder), "epoch": epoch, "load": checkpoint}
         with job("tensorpack", hosts, **started, **options) as running:
