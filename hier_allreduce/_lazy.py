@@ -10,6 +10,7 @@ from typing import Any, Callable, Mapping, Sequence
 _EXTRAS = {
     "tensorflow": "tf",
     "tensorpack": "tensorpack",
+    "matplotlib": "picture",
 }  # what installs a package that may be missing
 
 

@@ -1,6 +1,6 @@
 """One form for every option of every command.
 
-Times and sizes have a unit, and the folders of a file to write are made::
+Times and sizes have a unit::
 
     hier-allreduce tune --patience 60s -o folder/best.yaml --json -- python train.py
 
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
+import sys
 from pathlib import Path
 from typing import Any, Iterator, List, Mapping, NoReturn, Sequence, Tuple
 
 from .. import configs
 from ..errors import HierAllreduceError
 
-_TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
+_TIMES = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _SIZES = {
     "B": 1,
     "kB": 10**3,
@@ -33,6 +35,8 @@ _SIZES = {
 
 class Parser(argparse.ArgumentParser):
     """A parser whose errors are a :class:`.HierAllreduceError` of one line."""
+
+    takes_program = False  # whether a program and its arguments stand after --
 
     def __init__(self, **keywords: Any):
         keep_lines = argparse.RawDescriptionHelpFormatter
@@ -58,32 +62,61 @@ class Parser(argparse.ArgumentParser):
         return f"; `{self.prog} --help` shows the form"
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Tuple[Any, List[str]]:
-        """Return the values of all arguments.
+        """Return the values of all arguments; a command that ``takes_program`` has it after ``--``.
 
         Raises:
             HierAllreduceError: an argument is unknown; the message names the nearest option.
         """
-        found, unknown = super().parse_known_args(args, namespace)
-        unknown = [argument for argument in unknown if argument != "--"]
-        if unknown:
-            self._refuse(unknown[0], getattr(found, "program", []), args)
+        given = sys.argv[1:] if args is None else list(args)
+        end = given.index("--") if self.takes_program and "--" in given else len(given)
+        self._check_short_options(given[:end])
+        found, unknown = super().parse_known_args(given[:end], namespace)
+        argument = next((argument for argument in unknown if argument != "--"), "")
+        if argument.startswith("-"):
+            self._fail_for(argument)
+        if argument and self.takes_program:
+            raise HierAllreduceError(_misplaced(self.prog, unknown, has_program=end < len(given)))
+        if argument:
+            raise HierAllreduceError(
+                f"{argument!r} is one argument too many; `{self.prog} --help` shows the form"
+            )
+        if self.takes_program:
+            found.program = given[end + 1 :]
         return found, []
 
-    def _refuse(self, argument: str, program: Sequence[str], args: Sequence[str]) -> NoReturn:
-        """Raise an error for an unknown argument, which may be one of the user's program."""
-        if program and "--" not in args:
-            raise HierAllreduceError(f"write -- before the program: {self.prog} -- {program[0]} …")
-        if argument.startswith("-"):
-            options = [name for name in self._option_string_actions if name != "-h"]
-            hint = configs.nearest(argument.partition("=")[0], options)
-            raise HierAllreduceError(f"{argument}: no such option{hint}")
-        raise HierAllreduceError(
-            f"{argument!r} is one argument too many; `{self.prog} --help` shows the form"
+    def _check_short_options(self, given: Sequence[str]) -> None:
+        """Refuse ``-output``, which argparse would read as ``-o utput``."""
+        for argument in given:
+            if re.match(r"-[A-Za-z][A-Za-z]", argument) and self.takes_program:
+                self._fail_for(argument)
+
+    def _fail_for(self, argument: str) -> NoReturn:
+        """Raise the error of an unknown option."""
+        short = self._option_string_actions.get(argument[:2])
+        if short is not None and short.metavar:
+            raise HierAllreduceError(
+                f"{argument}: no such option; write {argument[:2]} {short.metavar}"
+            )
+        names = [name for name in self._option_string_actions if name != "-h"]
+        word = "--" + argument.lstrip("-").partition("=")[0]
+        raise HierAllreduceError(f"{argument}: no such option{configs.nearest(word, names)}")
+
+
+def _misplaced(command: str, unknown: Sequence[str], has_program: bool) -> str:
+    """Return the error of arguments before ``--`` that belong to no option."""
+    if has_program:
+        return (
+            f"{unknown[0]!r} belongs to no option: names have commas between them (--only A,B), and"
+            " -- stands before the program"
         )
+    python = "python " if unknown[0].endswith(".py") else ""
+    return f"write -- before the program: {command} -- {python}{' '.join(unknown)}"
 
 
-def time(text: str) -> float:
-    """Read a time such as ``60ms``, up to a day, as seconds."""
+def time(text: str, unit: str = "") -> float:
+    """Read a time such as ``60ms``, up to a day, as seconds; a number alone may have a ``unit``."""
+    if unit and re.match(r"\s*\d+(\.\d+)?\s*$", text):
+        text += unit
     return _number(text, _TIMES, 86400, "a time above 0, up to a day", "60ms", "{0}ms or {0}s")
 
 
@@ -115,15 +148,24 @@ def _number(
 
 
 def output(text: str) -> Path:
-    """Read the path of a file to write; its folders are made."""
+    """Read the path of a file to write, in a folder that can be made; nothing is made yet."""
     path = Path(text)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         if not text or path.is_dir():
             raise argparse.ArgumentTypeError(f"{text!r} is no name of a file, such as folder/file")
+        above = next(folder for folder in path.absolute().parents if folder.exists())
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{text!r}: its folder cannot be made: {error}") from None
+    if not above.is_dir() or not os.access(str(above), os.W_OK):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: its folder cannot be made: {above} is no folder that can be written to"
+        )
     return path
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder of a file that is to be written now."""
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 @contextlib.contextmanager

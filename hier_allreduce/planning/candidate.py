@@ -11,12 +11,11 @@ from __future__ import annotations
 import re
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
-from .algorithms import BY_NAME, schedules_of
+from .algorithms import BY_NAME, WITH_GROUPS, schedules_of
 
 MIB = 1 << 20
 SIZES = (8, 4, 16, 2)  # MiB of a chunk; the first ones are measured if time is short
 NOW = "now"  # the program as it is
-NVLINK = "nvlink"
 DEFAULT = "default"
 NARROW = ("float16", "bfloat16")
 PEERS = {
@@ -29,7 +28,9 @@ PEERS = {
     ),
     "towers": ("tower-0-sum",),
 }
-NAMES = (*BY_NAME, NVLINK, DEFAULT, *NARROW, *(name for names in PEERS.values() for name in names))
+ALONG_NVLINK = {f"{name}-nvlink": name for name in WITH_GROUPS}  # groups along NVLink
+ALGORITHMS = (*BY_NAME, *ALONG_NVLINK)
+NAMES = (*ALGORITHMS, DEFAULT, *NARROW, *PEERS["keras"], *PEERS["tensorpack"], *PEERS["towers"])
 
 _FREE: Dict[str, Any] = {"algorithm": "auto", "chunk_bytes": None, "groups": None, "main": None}
 _TOWER_0 = {**_FREE, "algorithm": "flat", "chunk_bytes": 0, "main": 0}
@@ -65,7 +66,7 @@ class Candidates(NamedTuple):
 def is_name(name: str) -> bool:
     """Return whether ``--only`` may have a name, such as ``flat``, ``flat-64MiB`` or a peer's."""
     match = _WITH_SIZE.match(name)
-    return name in NAMES or bool(match and match[1] in (*BY_NAME, NVLINK))
+    return name in NAMES or bool(match and match[1] in ALGORITHMS)
 
 
 def candidates_for(
@@ -91,6 +92,10 @@ def candidates_for(
     else:
         left_out.update(dict.fromkeys(NARROW, "it rounds: --only names it"))
     if only:
+        known = [*left_out, *(candidate.name for candidate in found)]
+        strange = [name for name in only if not any(_asked(other, [name]) for other in known)]
+        front_end = facts["front_end"]
+        left_out.update(dict.fromkeys(strange, f"the program's front end is {front_end}"))
         left_out = {name: why for name, why in left_out.items() if _asked(name, only)}
         found = [candidate for candidate in found if _asked(candidate.name, only)]
     return Candidates(found, left_out)
@@ -146,7 +151,7 @@ def _sizes(total: int, only: Sequence[str], left_out: Dict[str, str]) -> List[in
     whole = min((size for size in SIZES if size * MIB >= total), default=max(SIZES))
     for size in SIZES:
         if size > whole:
-            left_out[f"…-{size}MiB"] = f"all gradients fit into a chunk of {whole} MiB"
+            left_out[f"chunks of {size} MiB"] = f"all gradients fit into a chunk of {whole} MiB"
     named = [int(match[2]) for match in map(_WITH_SIZE.match, only) if match]
     usual = [size for size in SIZES if size <= whole]
     return list(dict.fromkeys([*usual, *named]))
@@ -164,8 +169,10 @@ def _algorithms(
             found[name] = {"algorithm": name}
         else:
             left_out[name] = f"on {towers} towers it has the steps of {first}"
-    if groups is None:
-        left_out[NVLINK] = "nvidia-smi shows no groups along NVLink other than the halves"
-    else:
-        found[NVLINK] = {"algorithm": "hierarchical", "groups": [list(group) for group in groups]}
+    fitting = groups is not None and sum(map(len, groups)) == towers
+    for along, name in ALONG_NVLINK.items():
+        if groups is not None and fitting:
+            found[along] = {"algorithm": name, "groups": [list(group) for group in groups]}
+        else:
+            left_out[along] = "nvidia-smi shows no groups of these towers other than the halves"
     return found

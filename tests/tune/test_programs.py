@@ -1,7 +1,5 @@
 """The examples under ``tune``: one clock op a step in sessions, tensorpack and Keras, and each candidate trains."""
 
-import contextlib
-import itertools
 import json
 import os
 import subprocess
@@ -12,7 +10,7 @@ import pytest
 from helpers.graphs import IS_TF2
 
 from hier_allreduce import measured as measured_module
-from hier_allreduce import tune
+from hier_allreduce.commands.tune.faults import NothingMeasured
 from hier_allreduce.measured import Measurement, read_facts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -77,41 +75,56 @@ def test_a_candidate_changes_the_strategy(run):
     assert values == [[9.0, 18.0]] * 3 and facts["algorithm"] == "ring"
 
 
-def measured(tmp_path, monkeypatch, only, name, *arguments):
-    """Return {candidate: number of windows} of an example's first two runs, and the facts of the first."""
-    monkeypatch.chdir(tmp_path)
-    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
-    with contextlib.closing(tune.measure_all(command, 1.0, 60.0, only, tmp_path)) as measured:
-        runs = list(itertools.islice(measured, 2))
-    assert not any(run.fault for run in runs), runs
-    return {run.candidate.name: len(run.seconds) for run in runs}, runs[0].facts
+@pytest.fixture
+def measured(search, tmp_path, monkeypatch):
+    """``measured(peer, example, …)``: the facts of an example that runs as it is and with a peer."""
+
+    def measured(peer, name, *arguments):
+        monkeypatch.chdir(tmp_path)
+        command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
+        found = search(command, [peer], patience=100.0, start_patience=250.0, seconds=250.0)
+        monkeypatch.setattr("hier_allreduce.commands.tune.search.LAST_TURNS", 0)
+        found.run_all()
+        assert not any(run.fault for run in found.runs), found.runs
+        assert {run.candidate.name for run in found.runs} == {"now", peer}
+        return found.runs[0].facts
+
+    return measured
 
 
-def test_towers(tmp_path, monkeypatch):
-    found, facts = measured(
-        tmp_path, monkeypatch, ["tower-0-sum"], "towers", "--devices", "3", "--steps", "60"
-    )
-    assert list(found) == ["now", "tower-0-sum"] and min(found.values()) >= 1
-    assert (facts["front_end"], facts["towers"], facts["gpus"], facts["is_default"]) == (
-        "towers",
-        3,
-        False,
-        True,
-    )
+def test_towers(measured):
+    facts = measured("tower-0-sum", "towers", "--devices", "3", "--steps", "60")
+    assert (facts["front_end"], facts["towers"], facts["gpus"]) == ("towers", 3, False)
+    assert facts["is_default"]
 
 
-def test_tensorpack(tmp_path, monkeypatch):
+def test_tensorpack(measured):
     if IS_TF2:
         pytest.importorskip("tf_keras")
     arguments = ("tensorpack_resnet", "--devices", "2", "--steps", "60", *SMALL)
-    found, facts = measured(tmp_path, monkeypatch, ["tensorpack-cpu"], *arguments)
-    assert list(found) == ["now", "tensorpack-cpu"] and min(found.values()) >= 1
+    facts = measured("tensorpack-cpu", *arguments)
     assert (facts["front_end"], facts["update"], facts["towers"]) == ("tensorpack", "replicated", 2)
 
 
 @pytest.mark.tf2
-def test_keras(tmp_path, monkeypatch):
-    arguments = ("keras_mirrored", "--devices", "2", "--epochs", "3")
-    found, facts = measured(tmp_path, monkeypatch, ["ReductionToOneDevice"], *arguments)
-    assert list(found) == ["now", "ReductionToOneDevice"] and min(found.values()) >= 1
+def test_keras(measured):
+    facts = measured("ReductionToOneDevice", "keras_mirrored", "--devices", "2", "--epochs", "3")
     assert (facts["front_end"], facts["towers"]) == ("keras", 2)
+
+
+UNCHANGED = """
+import tensorflow as tf
+
+with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    value = tf.random.uniform([1000, 1000])
+    product = tf.linalg.matmul(value, value)
+    while True:
+        session.run(product)
+"""
+
+
+def test_tensorflow_is_seen_in_a_program_without_ours(search, tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(UNCHANGED)
+    with pytest.raises(NothingMeasured, match="TensorFlow runs, but no all-reduce"):
+        search([sys.executable, str(path)], seconds=250.0).run_all()

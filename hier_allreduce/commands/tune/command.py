@@ -1,0 +1,195 @@
+"""``hier-allreduce tune -- python train.py``: the step of your program with each all-reduce."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, List, Optional, Sequence, Tuple
+
+from ... import configs
+from ...cluster.environment import job_of
+from ...errors import HierAllreduceError
+from ...measured import VARIABLE
+from ...planning.candidate import NAMES, is_name
+from .. import options
+from ..doctor.nvidia_smi import groups_here
+from . import picture
+from .faults import NothingMeasured
+from .progress import Progress
+from .report import as_json, as_yaml, report
+from .run import Runner
+from .search import Search
+from .verdict import Verdict, verdict
+
+_PYTHON = re.compile(r"(.*/)?python[\d.]*$")
+
+
+def add_arguments(parser: Any) -> None:
+    """Add the command's options."""
+    parser.takes_program = True
+    parser.usage = "hier-allreduce tune [OPTIONS] -- PROGRAM [ARGUMENTS]"
+    add = parser.add_argument
+    add(
+        "--minutes",
+        type=minutes,
+        default=600.0,
+        metavar="M",
+        help="minutes of all runs together, such as 10 or 90s (default 10)",
+    )
+    add(
+        "--only",
+        type=names,
+        default=[],
+        metavar="A,B",
+        help="measure these beside the program as it is: an algorithm, or one with the size of its"
+        f" chunks (flat-8MiB), or another of {', '.join(NAMES)}",
+    )
+    add(
+        "--patience",
+        type=seconds,
+        default=60.0,
+        metavar="TIME",
+        help="longest time without a step, such as 60s or 2min (default 60s)",
+    )
+    add(
+        "--start-patience",
+        type=seconds,
+        default=600.0,
+        metavar="TIME",
+        help="longest time before the first step (default 10min); after the first run, --patience or"
+        " three times its start",
+    )
+    add(
+        "-o",
+        type=options.output,
+        metavar="FILE",
+        help="file for the best strategy, as strategy='FILE' reads it",
+    )
+    add(
+        "--picture",
+        type=options.output,
+        metavar="FILE",
+        help="file for a picture of the steps, such as steps.png (needs matplotlib)",
+    )
+    add("--json", action="store_true", help="one JSON object instead of the table")
+    parser.epilog = "example: hier-allreduce tune -o best.yaml -- python train.py --epochs 3"
+
+
+def minutes(text: str) -> float:
+    """Read a time as seconds; a number without a unit is minutes."""
+    return options.time(text, "min")
+
+
+def seconds(text: str) -> float:
+    """Read a time as seconds; a number without a unit is seconds."""
+    return options.time(text, "s")
+
+
+def names(text: str) -> List[str]:
+    """Read names of candidates."""
+    found = [name.strip() for name in text.split(",")]
+    for name in found:
+        if not is_name(name):
+            hint = configs.nearest(name, NAMES)
+            raise argparse.ArgumentTypeError(f"{name!r} is no candidate{hint}")
+    return found
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the command; return 1 if no two candidates were measured, 130 if interrupted."""
+    _check_program(args.program)
+    if args.picture:
+        try:
+            picture.check_matplotlib()
+        except ModuleNotFoundError as error:
+            raise HierAllreduceError(str(error)) from None
+    folder = Path(tempfile.mkdtemp(prefix="hier_allreduce_tune_"))
+    print(
+        f"First a short run of the program as it is. Each run really trains: let it have another"
+        f" log folder. {VARIABLE} is set, so that the program can skip checkpoints."
+        f"\nOutputs: {folder}",
+        file=sys.stderr,
+    )
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        # as Ctrl-C does: end the program, and print what there is
+        signal.signal(ending, signal.default_int_handler)
+    search, is_interrupted = _searched(args, folder)
+    if search is None:
+        return 1
+    found = verdict(search.runs, search.left_out)
+    print(json.dumps(as_json(found)) if args.json else report(found))
+    _write(args, found, search.runs[0].facts["kept"])
+    if is_interrupted:
+        return 130
+    return 0 if sum(bool(row.runs) for row in found.rows) > 1 else 1
+
+
+def _searched(args: argparse.Namespace, folder: Path) -> Tuple[Optional[Search], bool]:
+    """Return the search, and whether it was interrupted; None if nothing can be measured."""
+    progress = Progress(args.minutes)
+    runner = Runner(
+        args.program, args.patience, args.start_patience, args.minutes, folder, progress
+    )
+    search = Search(runner, groups_here(), args.only, progress)
+    try:
+        search.run_all()
+        return search, False
+    except NothingMeasured as error:
+        progress.close()
+        print(f"hier-allreduce tune: {error}", file=sys.stderr)
+        return None, False
+    except KeyboardInterrupt:
+        if not search.runs:
+            raise
+        return search, True
+    finally:
+        progress.close()
+
+
+def _check_program(program: Sequence[str]) -> None:
+    """Check that a program is given and can be started.
+
+    Raises:
+        HierAllreduceError: it is not, or this is not the place to measure.
+    """
+    if sys.platform == "win32":
+        raise HierAllreduceError("tune needs process groups: use Linux, macOS or WSL2")
+    if not program:
+        raise HierAllreduceError("expected a program: hier-allreduce tune -- python train.py")
+    if shutil.which(program[0]) is None:
+        hint = "expected a program"
+        if program[0].endswith(".py"):
+            hint = f"write: hier-allreduce tune -- python {' '.join(program)}"
+        raise HierAllreduceError(f"{program[0]!r} cannot be started; {hint}")
+    script = program[1] if len(program) > 1 and _PYTHON.match(program[0]) else ""
+    if script.endswith(".py") and not Path(script).is_file():
+        scripts = [path.name for path in Path(script).parent.glob("*.py")]
+        hint = configs.nearest(Path(script).name, scripts) if scripts else f" in {Path.cwd()}"
+        raise HierAllreduceError(f"{script!r}: there is no such file{hint}")
+    hosts = len(job_of(os.environ).hosts)
+    if hosts > 1:
+        raise HierAllreduceError(
+            f"this environment describes {hosts} hosts, and tune measures one: unset TF_CONFIG"
+        )
+
+
+def _write(args: argparse.Namespace, found: Verdict, kept: Any) -> None:
+    """Write the strategy and the picture that are asked for, where there are any."""
+    has_strategy = found.best is not None and not found.best.candidate.peer
+    if args.o and has_strategy:
+        options.make_folder(args.o)
+        args.o.write_text(as_yaml(found, kept), encoding="utf-8")
+        print(f"strategy={str(args.o)!r} is the best one", file=sys.stderr)
+    elif args.o:
+        print(f"{args.o} is not written: {found.sentences[0]}", file=sys.stderr)
+    if args.picture and any(row.runs for row in found.rows):
+        options.make_folder(args.picture)
+        picture.draw(found, args.picture, " ".join(args.program))
+        print(f"{args.picture} shows the steps", file=sys.stderr)

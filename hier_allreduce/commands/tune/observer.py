@@ -1,0 +1,130 @@
+"""Inside the user's program: does TensorFlow run there without an all-reduce of this package?
+
+``tune`` copies this file as ``sitecustomize.py`` into a folder on the program's PYTHONPATH, so it
+imports nothing of the package when it runs there. A thread looks at the stacks five times a second,
+and counts how often TensorFlow executes a graph or a function. It writes down the result.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, Dict
+
+VARIABLE = "HIER_ALLREDUCE_TUNE"
+PAUSE = 0.2  # seconds
+SEEN_AFTER = 4.0  # seconds in which TensorFlow executes something
+_EXECUTING = (
+    os.path.join("tensorflow", "python", "client", "session.py"),
+    os.path.join("tensorflow_core", "python", "client", "session.py"),  # TensorFlow 1.15
+    os.path.join("tensorflow", "python", "eager", "execute.py"),
+)
+_CHANGES = {
+    "keras": """\
+from hier_allreduce.integrations.distribute import HierarchicalAllReduce
+tf.distribute.MirroredStrategy(cross_device_ops=HierarchicalAllReduce())""",
+    "tensorpack": """\
+from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
+launch_train_with_config(config, HierarchicalTrainer(GPUS))""",
+    "towers": """\
+grads = hier_allreduce.allreduce_grads(grads, devices, average=True)    # K×N gradients of K towers
+tf.distribute.MirroredStrategy(cross_device_ops=HierarchicalAllReduce())    # or of a strategy""",
+}
+
+
+def check(clock: str, start_patience: float) -> None:
+    """End a run in which TensorFlow is seen without ours; in the process of ``tune``.
+
+    Raises:
+        NothingMeasured: TensorFlow runs, but no all-reduce of this package was built. A program
+            that imports this package gets a twentieth of ``start_patience`` to build one.
+    """
+    from .faults import NothingMeasured  # the copy in the program has no such module
+
+    path = Path(clock + ".seen")
+    if not path.exists() or Path(clock + ".facts").exists():
+        return
+    seen = json.loads(path.read_text(encoding="utf-8"))
+    if seen["imports_ours"] and seen["seconds"] < start_patience / 20:
+        return
+    change = "".join(f"\n    {line}" for line in _CHANGES[seen["front_end"]].splitlines())
+    raise NothingMeasured(
+        "TensorFlow runs, but no all-reduce of this package was built, so the program was ended."
+        f" Change one line of it first:{change}"
+    )
+
+
+def _observe(clock: str) -> None:
+    """Count executing TensorFlow, and write it down, until the all-reduce is built."""
+    seconds = 0.0
+    front_end = ""
+    while not os.path.exists(clock + ".facts"):
+        time.sleep(PAUSE)
+        if not any(map(_is_executing, sys._current_frames().values())):
+            continue
+        seconds += PAUSE
+        if seconds >= SEEN_AFTER:
+            front_end = front_end or _front_end()  # all objects are looked at once
+            _write(clock, seconds, front_end)
+
+
+def _is_executing(frame: Any) -> bool:
+    """Return whether a thread waits for TensorFlow's executor."""
+    return str(frame.f_code.co_filename).endswith(_EXECUTING)
+
+
+def _write(clock: str, seconds: float, front_end: str) -> None:
+    """Write the observation."""
+    seen: Dict[str, Any] = {
+        "seconds": seconds,
+        "imports_ours": "hier_allreduce" in sys.modules,
+        "front_end": front_end,
+    }
+    path = clock + ".seen"
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        json.dump(seen, file)
+    os.replace(path + ".new", path)  # the reader never sees half a file
+
+
+def _front_end() -> str:
+    """Return the front end of the running program."""
+    if "tensorpack" in sys.modules:
+        return "tensorpack"
+    mirrored = ("MirroredStrategy", "MirroredStrategyV1")
+    is_mirrored = any(type(thing).__name__ in mirrored for thing in gc.get_objects())
+    return "keras" if is_mirrored else "towers"
+
+
+class _OnImport:
+    """An entry of ``sys.meta_path`` that finds nothing, and begins when TensorFlow is imported."""
+
+    def __init__(self, clock: str):
+        self.clock = clock
+
+    def find_spec(self, name: str, *_: Any) -> None:
+        """Begin to observe at the import of TensorFlow: other processes get no thread."""
+        if name == "tensorflow" and self in sys.meta_path:
+            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            threading.Thread(target=_observe, args=(self.clock,), daemon=True).start()
+
+
+def _run_hidden_module() -> None:
+    """Run the ``sitecustomize`` of the machine, which this file hides."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [path for path in sys.path if os.path.abspath(path) != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if __name__ == "sitecustomize":
+    _run_hidden_module()
+    if VARIABLE in os.environ:
+        sys.meta_path.insert(0, _OnImport(json.loads(os.environ[VARIABLE])["clock"]))  # type: ignore[arg-type]

@@ -1,0 +1,95 @@
+"""The measured steps as a picture: a bar for each candidate, with the range of its runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, List
+
+from ..._lazy import require
+from ...planning.candidate import NOW
+from .verdict import Row, Verdict
+
+OURS, THEIRS = "#1f77b4", "#ff7f0e"
+
+
+def check_matplotlib() -> None:
+    """Check that a picture can be drawn, before anything is measured.
+
+    Raises:
+        ModuleNotFoundError: matplotlib is missing; the message says what installs it.
+    """
+    require("matplotlib", "tune --picture")
+
+
+def draw(found: Verdict, path: Path, program: str) -> None:
+    """Write a picture of a verdict, in the format that the name of the file asks for.
+
+    Raises:
+        ValueError: matplotlib does not know the format.
+    """
+    from matplotlib.figure import Figure  # needed for a picture only
+
+    rows = sorted((row for row in found.rows if row.runs), key=lambda row: row.step, reverse=True)
+    figure: Any = Figure(figsize=(9, 2 + 0.34 * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    for number, row in enumerate(rows):
+        _bar(axes, number, row)
+    now = next((row for row in rows if row.candidate.name == NOW), None)
+    if now is not None:
+        axes.axvline(1e3 * now.step, color="black", linestyle="--", linewidth=1, zorder=0.5)
+    axes.set_yticks(range(len(rows)), [_label(row, row is found.best) for row in rows])
+    axes.set_xlabel("time of a training step, ms (shorter is better); thin line: range of the runs")
+    axes.set_title(f"{program}\n{found.sentences[0]}", fontsize=10, loc="left", wrap=True)
+    axes.margins(y=0.02)
+    axes.set_xlim(0, 1.15 * max(_longest(row) for row in rows))
+    _legend(axes, rows)
+    figure.savefig(path, dpi=120)
+
+
+def _bar(axes: Any, number: int, row: Row) -> None:
+    """Draw the bar of a candidate, the range of its runs, and its step in figures."""
+    step = 1e3 * row.step
+    steps = [1e3 * run.step for run in row.runs]
+    color = THEIRS if row.candidate.peer else OURS
+    is_now = row.candidate.name == NOW
+    axes.barh(
+        number,
+        step,
+        color=color,
+        edgecolor="black" if is_now else color,
+        hatch="//" if is_now else None,
+        linewidth=1.5 if is_now else 0,
+    )
+    axes.plot([min(steps), max(steps)], [number, number], color="black", linewidth=1.2, marker="|")
+    axes.annotate(
+        f"{step:.3g}",
+        (_longest(row), number),
+        (6, 0),
+        textcoords="offset points",
+        va="center",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+    )
+
+
+def _longest(row: Row) -> float:
+    """Return the milliseconds of the longest run, or of the bar."""
+    return 1e3 * max(row.step, *(run.step for run in row.runs))
+
+
+def _label(row: Row, is_best: bool) -> str:
+    return f"use this → {row.title}" if is_best else row.title
+
+
+def _legend(axes: Any, rows: List[Row]) -> None:
+    """Explain the colours that the picture has."""
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(facecolor=OURS, label="hier_allreduce"),
+        Patch(facecolor=OURS, edgecolor="black", hatch="//", label="the program as it is"),
+    ]
+    if any(row.candidate.peer for row in rows):
+        handles.append(Patch(facecolor=THEIRS, label="of TensorFlow, tensorpack, NCCL"))
+    axes.legend(
+        handles=handles, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncol=3
+    )

@@ -1,0 +1,40 @@
+"""Programs that ``tune`` runs: they need no TensorFlow, since they write the clock file themselves.
+
+So their steps take exactly as long as they say.
+"""
+
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.timed_programs import BEGIN
+
+from hier_allreduce.commands.tune.progress import Progress
+from hier_allreduce.commands.tune.run import Runner
+from hier_allreduce.commands.tune.search import Search
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """``program(text)``: the command of a program that runs in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def program(text):
+        Path("train.py").write_text(BEGIN + text, encoding="utf-8")
+        return [sys.executable, "train.py"]
+
+    return program
+
+
+@pytest.fixture
+def search(tmp_path):
+    """``search(command)``: a search that may be run; its options are those of ``Runner``."""
+
+    def search(command, only=("flat",), patience=30.0, start_patience=60.0, seconds=300.0):
+        progress = Progress(seconds)
+        folder = tmp_path / f"outputs-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        runner = Runner(command, patience, start_patience, seconds, folder, progress)
+        return Search(runner, None, only, progress)
+
+    return search

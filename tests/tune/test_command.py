@@ -1,0 +1,119 @@
+"""``hier-allreduce tune``: its options, exit status and files."""
+
+import functools
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.timed_programs import WAITS, left_over
+
+from hier_allreduce import Strategy
+from hier_allreduce.commands import main
+
+FASTER = "train(200, 9.0 if algorithm == 'tree' else 10.0)"
+ONLY = ["--only", "tree", "--minutes", "5"]
+
+
+def test_the_fastest_candidate_is_written_with_the_table(program, capsys):
+    assert main(["tune", *ONLY, "-o", "new/best.yaml", "--", *program(FASTER)]) == 0
+    out = capsys.readouterr().out
+    assert "use tree-2MiB: it takes 10% less time a step" in out and "← use this" in out
+    assert Strategy.load("new/best.yaml") == Strategy("tree", chunk_bytes=2 << 20, missing="zeros")
+    assert "# use tree-2MiB" in Path("new/best.yaml").read_text(encoding="utf-8")
+
+
+def test_a_program_that_stays_gets_no_file_and_no_folder(program, capsys):
+    command = program("train(200)")
+    assert main(["tune", *ONLY, "-o", "new/best.yaml", "--json", "--", *command]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["best"] is None and not Path("new").exists()
+    assert "new/best.yaml is not written: no difference: leave the program as it is" in err
+
+
+def test_a_picture_is_written(program):
+    pytest.importorskip("matplotlib")
+    assert main(["tune", *ONLY, "--picture", "new/steps.png", "--", *program(FASTER)]) == 0
+    assert Path("new/steps.png").read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize(
+    "text", ["if algorithm:\n    build()\n    time.sleep(1000)\ntrain(200)", "sys.exit('no data')"]
+)
+def test_the_status_is_1_if_nothing_can_be_compared(program, text):
+    assert main(["tune", *ONLY, "--patience", "1", "--", *program(text)]) == 1
+    assert not left_over()
+
+
+def test_ctrl_c_ends_the_program_and_prints_what_there_is(program):
+    command = program("if algorithm:\n    time.sleep(1000)\ntrain(200)")
+    ours = [sys.executable, "-m", "hier_allreduce", "tune", *ONLY, "--json", "--", *command]
+    # a test run in the background ignores Ctrl-C, and its children would too
+    heed = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        ours, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=heed
+    ) as process:
+        while not Path("groups").exists() or len(Path("groups").read_text().split()) < 2:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 130 and not left_over()
+    (now,) = json.loads(out)["candidates"]
+    assert now["candidate"] == "now" and now["step"] == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "expected a program: hier-allreduce tune -- python train.py"),
+        (["noop.py"], "write -- before the program: hier-allreduce tune -- python noop.py"),
+        (["--", "noop.py"], "'noop.py' cannot be started; write: hier-allreduce tune -- python no"),
+        (["--", "no-such-program"], "'no-such-program' cannot be started"),
+        (["--", "python", "trian.py"], "'trian.py': there is no such file; did you mean 'train.py"),
+        (["-output", "best.yaml", "--", "python"], "-output: no such option; write -o FILE"),
+        (["--only", "flat", "ring", "--", "python"], "'ring' belongs to no option: names have com"),
+        (["--only", "rign", "--", "python"], "--only: 'rign' is no candidate; did you mean 'ring'"),
+        (["--only", "", "--", "python"], "--only: '' is no candidate; there are flat, tree,"),
+        (["--minutes", "soon", "--", "python"], "--minutes: 'soon': expected a time above 0"),
+    ],
+)
+def test_errors_have_one_line(program, arguments, message, capsys):
+    program("")
+    assert main(["tune", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "seconds"),
+    [
+        ("minutes", "5", 300),
+        ("minutes", "5min", 300),
+        ("minutes", "90s", 90),
+        ("minutes", "1h", 3600),
+        ("patience", "60", 60),
+        ("patience", "2min", 120),
+        ("start_patience", "0.5h", 1800),
+    ],
+)
+def test_times_have_the_usual_unit(option, text, seconds):
+    from hier_allreduce.commands.entry import parser
+
+    name = "--" + option.replace("_", "-")
+    args = parser().parse_args(["tune", name, text, "--", "python", "--minutes", "x"])
+    assert getattr(args, option) == seconds and args.program == ["python", "--minutes", "x"]
+
+
+def test_a_pipe_gets_a_line_now_and_then(program, monkeypatch, capsys):
+    monkeypatch.setattr("hier_allreduce.commands.tune.progress.BETWEEN_LINES", 0.2)
+    main(["tune", *ONLY, "--start-patience", "1", "--", *program(WAITS)])
+    assert " of 300 s, the program as it is: no step yet for " in capsys.readouterr().err
+
+
+def test_several_hosts_are_not_measured(monkeypatch, capsys):
+    cluster = {"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
+    assert main(["tune", "--", sys.executable, "-c", "pass"]) == 2
+    assert "this environment describes 2 hosts, and tune measures one" in capsys.readouterr().err

@@ -1,0 +1,129 @@
+"""What pairs of runs say: which all-reduce to use, and how certain that is."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hier_allreduce.commands.tune.report import as_json, report
+from hier_allreduce.commands.tune.run import Run
+from hier_allreduce.commands.tune.verdict import ratio, verdict
+from hier_allreduce.planning.candidate import Candidate
+
+PEER = "NcclAllReduce"
+
+
+def runs_of(name, milliseconds):
+    """Return runs whose steps are these, in turns 1, 2, …; None is a turn without this candidate."""
+    candidate = Candidate(name, PEER if name == PEER else "")
+    if milliseconds == "hangs":
+        return [Run(candidate, [], 1, Path("log"), "hung: no step")]
+    return [
+        Run(candidate, [step * 1e-3] * 5, turn, Path("log"))
+        for turn, step in enumerate(milliseconds, 1)
+        if step is not None
+    ]
+
+
+def runs_with(**milliseconds):
+    return [run for name, steps in milliseconds.items() for run in runs_of(name, steps)]
+
+
+def test_a_ratio_is_that_of_pairs():
+    slow = runs_of("now", [100, 200, 100, 200, 150, 120])
+    fast = runs_of("flat", [90, 180, 90, 180, 135, 108])
+    assert ratio(fast, slow) == pytest.approx((0.9, 0.9, 0.9))
+
+
+def test_the_interval_is_students():
+    # logarithms of the last four pairs: mean 0.02, standard deviation 0.00816, t = 3.182
+    steps = [100 * 2.718281828**value for value in (0.01, 0.02, 0.02, 0.03)]
+    now = runs_of("now", [100] * 6)
+    found = ratio(runs_of("flat", [50, 50, *steps]), now)
+    assert found == pytest.approx((1.0202, 1.0070, 1.0335), abs=2e-4)
+
+
+def test_one_pair_is_no_ratio():
+    assert ratio(runs_of("flat", [1]), runs_of("now", [1, 2])) is None
+
+
+QUIET = [100, 100, 100, 101, 99, 100]
+BUSY = [100, 140, 100, 180, 120, 150]
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "sentences"),
+    [
+        (
+            {"now": QUIET, "flat": [90] * 6},
+            ["use flat: it takes 10% less time a step (8.8% to 11.2%) than the program as it is"],
+        ),
+        ({"now": QUIET, "flat": [99] * 6}, ["no difference: leave the program as it is"]),
+        ({"now": QUIET, "flat": [110] * 6}, ["no difference: leave the program as it is"]),
+        (
+            {"now": QUIET, PEER: [120] * 6},
+            [
+                "no difference: leave the program as it is",
+                "ours (the program as it is) takes 17% less time a step",
+            ],
+        ),
+        (
+            {"now": QUIET, PEER: [100] * 6},
+            [
+                "no difference",
+                "ours (the program as it is) is not slower than NcclAllReduce (-1.3% to +1.3%",
+            ],
+        ),
+        (
+            {"now": QUIET, PEER: [80] * 6},
+            ["use NcclAllReduce: it takes 20% less", "takes 25% more time a step"],
+        ),
+        (
+            {"now": BUSY, PEER: [80, 140, 130, 90, 120, 190]},
+            ["no difference", "no difference is certain (", "runs differ much: end other programs"],
+        ),
+        # other programs slow both runs of a pair
+        ({"now": BUSY, "flat": [0.9 * step for step in BUSY]}, ["use flat: it takes 10% less"]),
+        ({"now": "hangs", "flat": [9] * 6, PEER: [10] * 6}, ["use flat: the program as it is was"]),
+        ({"now": [100], "flat": [50]}, ["no difference: leave the program as it is; the fastest"]),
+        ({"now": [100], "flat": "hangs"}, ["nothing to compare"]),
+        ({"now": "hangs"}, ["nothing to compare"]),
+    ],
+)
+def test_what_is_certain_is_said(milliseconds, sentences):
+    found = verdict(runs_with(**milliseconds))
+    assert len(found.sentences) == len(sentences) + (PEER in milliseconds and len(sentences) == 1)
+    for said, expected in zip(found.sentences, sentences):
+        assert expected in said
+    assert (found.best is not None) == sentences[0].startswith("use")
+    assert all(said in report(found) for said in found.sentences)
+
+
+def test_the_table_has_faults_and_left_out_candidates():
+    runs = runs_with(now=QUIET, flat=[90] * 6, tree="hangs")
+    found = verdict(runs, {"ring-8MiB": "no time", "tree-8MiB": "no time", PEER: "no GPUs"})
+    lines = report(found).splitlines()
+    assert lines[1].split() == ["the", "program", "as", "it", "is", "100", "(99–101)", "6"]
+    assert lines[2].split()[:2] == ["flat", "90"] and lines[2].endswith("6     ← use this")
+    assert lines[3].split() == ["tree", "hung:", "no", "step"]
+    assert "  ring-8MiB, tree-8MiB: no time" in lines and "  NcclAllReduce: no GPUs" in lines
+
+
+def test_json_has_the_same():
+    found = as_json(verdict(runs_with(now=QUIET, flat=[90] * 6), {"tree": "no time"}))
+    assert json.loads(json.dumps(found)) == found
+    assert (found["best"], found["left_out"]) == ("flat", {"tree": "no time"})
+    flat = found["candidates"][1]
+    assert flat["step"] == pytest.approx(0.09) and flat["runs"][2]["turn"] == 3
+
+
+def test_the_picture_has_a_bar_for_each_measured_candidate(tmp_path):
+    pytest.importorskip("matplotlib")
+    from hier_allreduce.commands.tune.picture import draw
+
+    runs = runs_with(now=QUIET, flat=[90] * 6, tree="hangs", **{PEER: [120] * 6})
+    path = tmp_path / "steps.svg"
+    draw(verdict(runs), path, "python train.py")
+    text = path.read_text(encoding="utf-8")
+    shown = {word for word in ("flat", "tree", PEER, "use this") if f"{word}" in text}
+    assert shown == {"flat", PEER, "use this"} and "the program as it is" in text
