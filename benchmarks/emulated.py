@@ -66,23 +66,21 @@ def anchors() -> List[Anchor]:
     ]
 
 
-def run(cell: Cell, trace: Optional[str] = None) -> Dict[str, Any]:
-    """Measure a cell in a process of its own.
+def run(cell: Cell, trace: Optional[str] = None) -> List[Dict[str, Any]]:
+    """Measure a cell in a process of its own, and return a result for each share of the host.
 
     Raises:
         SystemExit: the process failed; its output stands above.
     """
-    machine, work = load_machine(cell.machine), work_of(cell.model)
-    host_us = 1e3 * cell.host * work.kernels_ms / work.kernels
+    around = environment(load_machine(cell.machine), cell.scale, trace)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "cell.json")
         command = [sys.executable, str(HERE / "emulated_cell.py"), json.dumps(cell._asdict())]
-        around = environment(machine, cell.scale, host_us, trace)
         ended = subprocess.run([*command, str(path)], env=around, stderr=subprocess.PIPE, text=True)
         if ended.returncode:
             raise SystemExit(f"{ended.stderr}\n{cell} failed")
-        result: Dict[str, Any] = json.loads(path.read_text("utf-8"))
-    return {**result, "gpus": machine.gpus}
+        results: List[Dict[str, Any]] = json.loads(path.read_text("utf-8"))
+    return results
 
 
 def scale_of(model: str) -> float:
@@ -105,8 +103,8 @@ def run_anchors(scale: float) -> List[Dict[str, Any]]:
     """Return the anchors, with the milliseconds that are emulated."""
     found = []
     for anchor in anchors():
-        cell = Cell(ANCHOR_MACHINE, anchor.model, 0.0, scale, False, 5, [anchor.name])
-        result = run(cell)
+        cell = Cell(ANCHOR_MACHINE, anchor.model, [0.0], scale, False, 5, [anchor.name])
+        (result,) = run(cell)
         emulated = result["contenders"][anchor.name]["median_ms"]
         found.append({**anchor._asdict(), "emulated_ms": emulated, "cell": result})
     return found
@@ -137,10 +135,8 @@ def main() -> None:
     for machine, model in itertools.product(options.machines, options.models):
         scale = options.scale or scale_of(model)
         names = names_for(machine, options)
-        found = []
-        for host in options.host:
-            cell = Cell(machine, model, host, scale, not options.sum, options.rounds, names)
-            found.append(run(cell))
+        cell = Cell(machine, model, options.host, scale, not options.sum, options.rounds, names)
+        found = run(cell)
         print(f"{cell_table(found)}\n", flush=True)
         cells += found
     anchored = [] if options.sweep or options.only else run_anchors(MOST_SCALE)

@@ -1,4 +1,4 @@
-"""One cell of ``emulated.py`` in a process of its own, since a plug-in reads its options once.
+"""Cells of ``emulated.py`` in a process of its own, since a plug-in reads its options once.
 
     python benchmarks/emulated_cell.py '{"machine": "dgx-1v", …}' FILE
 
@@ -18,6 +18,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Sequence
 
 import tensorflow as tf
 from baselines import BASELINES, Build
+from emulation import plugin
 from machines import copies_in, limit, load_machine
 from shapes import GradientShape, load_model
 from training_step import Pass, TrainingStep, chains, tf1, training_step, usual_pass
@@ -30,17 +31,17 @@ MIB = 1 << 20
 
 
 class Cell(NamedTuple):
-    """A machine and a model, how far the host is ahead, and the all-reduces to run.
+    """A machine and a model, and the all-reduces to run.
 
     Attributes:
         model: a name, or ``"51 MB in 8"`` for 8 equal gradients without a pass.
-        host: the share of the kernels' time for which the host is busy launching them.
+        hosts: shares of the kernels' time for which the host is busy launching them.
         scale: by how much all times are stretched.
     """
 
     machine: str
     model: str
-    host: float
+    hosts: List[float]
     scale: float
     average: bool
     rounds: int
@@ -76,8 +77,11 @@ def _copied(grads: Sequence[Any], device: str) -> List[Any]:
         return [tf.identity(grad) for grad in grads]
 
 
-def measure(cell: Cell) -> Dict[str, Any]:
-    """Run the all-reduces of a cell in rounds, and return milliseconds of the emulated machine."""
+def measure(cell: Cell) -> List[Dict[str, Any]]:
+    """Run the all-reduces of a cell in rounds, and return a result for each share of the host.
+
+    Times are milliseconds of the emulated machine.
+    """
     machine, work = load_machine(cell.machine), work_of(cell.model)
     devices = [f"/gpu:{number}" for number in range(machine.gpus)]
     steps: Dict[str, Callable[[], Any]] = {}
@@ -90,22 +94,32 @@ def measure(cell: Cell) -> Dict[str, Any]:
         limit_ms = 1e3 * limit(machine, copies_in(built.graph, devices))
         about[name] = {"build_s": round(build_s, 2), "limit_ms": round(limit_ms, 3)}
         steps[name] = _runner(built, len(devices))
-    times = _rounds(steps, cell)
-    base = statistics.median(times[NOTHING])
-    contenders = {}
-    for name in cell.names:
-        exposed = [round(step - base, 3) for step in times[name]]
-        median = round(statistics.median(exposed), 3)
-        contenders[name] = {"exposed_ms": exposed, "median_ms": median, **about[name]}
-    return {
-        **cell._asdict(),
-        "base_ms": round(base, 3),
-        "base_rounds_ms": [round(step, 3) for step in times[NOTHING]],
+    shared = {
+        **{name: value for name, value in cell._asdict().items() if name not in ("hosts", "names")},
+        "gpus": machine.gpus,
         "kernels_ms": round(work.kernels_ms, 3),
         "host_us_an_op": round(_cost_of_an_op(devices, cell.scale), 3),
-        "contenders": contenders,
-        "load": [round(load, 2) for load in os.getloadavg()],
     }
+    results = []
+    for host in cell.hosts:
+        plugin.set_host_us(1e3 * host * work.kernels_ms / work.kernels)
+        times = _rounds(steps, cell)
+        load = [round(load, 2) for load in os.getloadavg()]
+        results.append({**shared, "host": host, **_exposed(times, about), "load": load})
+    return results
+
+
+def _exposed(times: Dict[str, List[float]], about: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
+    """Return each contender's steps without the median step that has no all-reduce."""
+    base = statistics.median(times[NOTHING])
+    contenders = {}
+    for name in times:
+        if name != NOTHING:
+            exposed = [round(step - base, 3) for step in times[name]]
+            median = round(statistics.median(exposed), 3)
+            contenders[name] = {"exposed_ms": exposed, "median_ms": median, **about[name]}
+    rounds = [round(step, 3) for step in times[NOTHING]]
+    return {"base_ms": round(base, 3), "base_rounds_ms": rounds, "contenders": contenders}
 
 
 def _runner(built: TrainingStep, towers: int) -> Callable[[], Any]:
@@ -146,11 +160,11 @@ def _cost_of_an_op(devices: List[str], scale: float) -> float:
 
 
 def main() -> None:
-    """Measure the cell of the first argument into the file of the second."""
+    """Measure what the first argument says, into the file that the second one names."""
     tf1.disable_eager_execution()
-    result = measure(Cell(**json.loads(sys.argv[1])))
+    results = measure(Cell(**json.loads(sys.argv[1])))
     with open(sys.argv[2], "w", encoding="utf-8") as file:
-        json.dump(result, file)
+        json.dump(results, file)
 
 
 if __name__ == "__main__":

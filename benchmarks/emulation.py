@@ -15,15 +15,12 @@ from emulated_gpu import plugin  # the tests are no installed package
 MEMORY_MB = 16000  # of a GPU; address space only, since nothing is computed
 
 
-def environment(
-    machine: Machine, scale: float, host_us: float, trace: Optional[str] = None
-) -> Dict[str, str]:
+def environment(machine: Machine, scale: float, trace: Optional[str] = None) -> Dict[str, str]:
     """Return the environment of a process that sees the GPUs of a machine.
 
     Args:
         machine: its number of GPUs, and its links.
         scale: by how much all times are stretched.
-        host_us: emulated microseconds for which a kernel's launch keeps the host busy.
         trace: a file that gets each kernel and copy: device, what, queued, begin, end.
     """
     emulated = plugin.environment(
@@ -31,7 +28,6 @@ def environment(
         memory_mb=MEMORY_MB,
         machine=str(machine.path),
         timing=scale,
-        host_us=host_us,
         trace=trace,
     )
     return {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **emulated}

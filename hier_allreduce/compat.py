@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 from typing import Any, Callable, ContextManager, Iterator, List, Tuple, TypeVar, cast
 
 import tensorflow as tf
 
 tf1 = tf.compat.v1
 IS_TF2 = tf.__version__ >= "2"
+_SESSION = tf1.Session.__mro__[1]  # the class that interactive sessions have too
 F = TypeVar("F", bound=Callable[..., Any])
 
 _UNSIGNED = ("uint16", "uint32", "uint64") if IS_TF2 else ()  # 1.15 adds three of them, but not two
@@ -63,6 +65,26 @@ def in_current_graph(tensor: Any) -> bool:
 def builds_for_session() -> bool:
     """Return whether ops added now are for a session: neither eager nor in a ``tf.function``."""
     return not getattr(tf1, "executing_eagerly_outside_functions", tf.executing_eagerly)()
+
+
+def takes_control_edges() -> bool:
+    """Return whether ops of the current graph can get control edges.
+
+    A session fails at an op that got an edge after the session had seen it. So a graph takes none if
+    it has a session; it does not list them.
+    """
+    if tf.executing_eagerly():
+        return False
+    graph = tf1.get_default_graph()
+    if hasattr(graph, "capture"):  # a function's, which no session runs
+        return True
+    sessions = (found for found in gc.get_objects() if issubclass(type(found), _SESSION))
+    return all(session.graph is not graph for session in sessions)
+
+
+def add_control_edge(before: Any, after: Any) -> None:
+    """Let an op that exists wait for another one of its graph."""
+    after._add_control_input(before)
 
 
 def is_eager(tensor: Any) -> bool:

@@ -21,11 +21,12 @@ from ..errors import ClusterError
 from ..measured import with_candidate, with_clock
 from ..planning import Strategy, run, strategy_from
 from ..planning.chunks import Load
-from ..planning.plan import complete_on
+from ..planning.plan import complete_on, root_of
 from .columns import Columns
 from .devices import all_on_cpu, device_strings
 from .half import NARROW_DTYPES, Half
 from .layout import Layout, lay_out
+from .lead import limit_lead
 from .matrix import check_matrix, check_pairs, warn_of_references
 from .names import check_scope, variable_names
 from .packing import Packing
@@ -204,6 +205,9 @@ def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:
                     for schedule, chunk, column in zip(layout.schedules, sums, chunks)
                 ]
                 results.append(tuple(packing.unpack(tower, reduced)))
+        totals = [row[root_of(schedule)] for row, schedule in zip(chunks, layout.schedules)]
+        if shared.hosts == 1:
+            limit_lead(layout, totals)
         return results
 
 

@@ -742,6 +742,11 @@ void queue_kernel_time(SP_Stream stream, double seconds, const std::string& what
   });
 }
 
+std::atomic<double>& host_us() {
+  static std::atomic<double> microseconds(number_option("HOST_US", 0));
+  return microseconds;
+}
+double host_seconds() { return host_us() * 1e-6; }
 void keep_host_busy(double seconds) { sleep_until(Clock::now() + scaled(seconds)); }
 
 }  // namespace emulated_gpu
@@ -755,6 +760,11 @@ EXPORTED const char* emulated_gpu_counters() {
   static std::string text;
   text = counters_as_json();
   return text.c_str();
+}
+
+// Changes EMULATED_GPU_HOST_US for the steps that follow.
+EXPORTED void emulated_gpu_set_host_us(double microseconds) {
+  emulated_gpu::host_us() = microseconds;
 }
 
 EXPORTED void SE_InitPlugin(SE_PlatformRegistrationParams* params, TF_Status*) {

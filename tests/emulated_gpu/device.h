@@ -27,6 +27,7 @@ void count_fault(const std::string& what);  // a pointer that a real GPU could n
 // ---- Timed mode: nothing is computed, and all work takes its time ----
 bool is_timed();
 void queue_kernel_time(SP_Stream stream, double seconds, const std::string& what);
+double host_seconds();  // for which the host is busy with one of the model's kernels
 void keep_host_busy(double seconds);
 
 double number_option(const char* name, double otherwise);  // of EMULATED_GPU_NAME

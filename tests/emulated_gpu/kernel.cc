@@ -97,9 +97,8 @@ void Call::run(Work work) {
   count_kernel(computes_on_host_ ? HOST : device_, def.op());
   if (computes_on_host_) return work();
   if (is_timed()) {
-    static const double host_seconds = number_option("HOST_US", 0) * 1e-6;
     bool is_of_the_model = def.op() == "Maximum" && absl::StrContains(def.name(), "_burn_");
-    if (host_seconds > 0 && is_of_the_model) keep_host_busy(host_seconds);
+    if (is_of_the_model && host_seconds() > 0) keep_host_busy(host_seconds());
     return queue_kernel_time(stream_, seconds(), def.op() + " " + def.name());
   }
   // TensorFlow's allocator hands memory out again, with an old value that may look right: so an

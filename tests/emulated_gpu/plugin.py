@@ -83,3 +83,10 @@ def counters() -> Dict[str, Dict]:
     library = ctypes.CDLL(LIBRARY)
     library.emulated_gpu_counters.restype = ctypes.c_char_p
     return json.loads(library.emulated_gpu_counters())
+
+
+def set_host_us(microseconds: float) -> None:
+    """Change ``host_us`` for the steps that follow in this process."""
+    library = ctypes.CDLL(LIBRARY)
+    library.emulated_gpu_set_host_us.argtypes = [ctypes.c_double]
+    library.emulated_gpu_set_host_us(microseconds)

@@ -1,0 +1,220 @@
+"""Control edges that hold the host near the sums of its GPU."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers.graphs import IS_TF2, session
+
+from hier_allreduce import Strategy, allreduce_grads
+
+tf1 = tf.compat.v1
+TOWERS, LAYERS, SIZE = 3, 12, 64
+ALONE = Strategy("flat", chunk_bytes=4 * SIZE)  # each gradient is a chunk
+
+
+def gpus(towers=TOWERS):
+    """Return GPUs by name; tests run on CPU devices where there are none."""
+    return [f"/gpu:{tower}" for tower in range(towers)]
+
+
+def tower(number):
+    """Return the weights of a tower, and the output of each of its layers."""
+    weights, layers = [], []
+    with tf.device(f"/gpu:{number}"), tf1.name_scope(f"tower{number}"):
+        value = tf.ones([SIZE]) * (1.0 + number)
+        for layer in range(LAYERS):
+            name = f"w{number}_{layer}"
+            weights.append(tf1.get_variable(name, [SIZE], use_resource=True))
+            value = tf.tanh(value * weights[-1])
+            layers.append(value)
+    return weights, layers
+
+
+def gradients(loss, weights, number):
+    """Return the gradients of a tower's loss."""
+    with tf.device(f"/gpu:{number}"):
+        return tf1.gradients(loss, weights)
+
+
+def usual():
+    """Return the gradients of towers that share nothing."""
+    rows = []
+    for number in range(TOWERS):
+        weights, layers = tower(number)
+        rows.append(gradients(tf.reduce_sum(layers[-1]), weights, number))
+    return rows
+
+
+def sharing():
+    """Return gradients of losses that read what another tower has computed."""
+    built = [tower(number) for number in range(TOWERS)]
+    rows = []
+    for number, (weights, layers) in enumerate(built):
+        _, others = built[number - 1]
+        loss = tf.reduce_sum(layers[-1] * others[2] + others[LAYERS // 2])
+        rows.append(gradients(loss, weights, number))
+    return rows
+
+
+def crossing():
+    """Return gradients that read late gradients of other towers."""
+    rows = usual()
+    first = [row[0] for row in rows]
+    return [[grad + first[number - 1] for grad in row] for number, row in enumerate(rows)]
+
+
+def of_reduced():
+    """Return gradients of losses that read gradients which are reduced already."""
+    reduced = allreduce_grads(usual(), gpus(), strategy=ALONE)
+    rows = []
+    with tf1.variable_scope("second"):
+        for number in range(TOWERS):
+            weights, layers = tower(number)
+            loss = tf.reduce_sum(layers[-1] + reduced[number][3])
+            rows.append(gradients(loss, weights, number))
+    return rows
+
+
+def reduced_before():
+    """Return gradients of two branches; another all-reduce has them in the other order."""
+    rows = []
+    for number in range(TOWERS):
+        weights, layers = tower(number)
+        with tf1.variable_scope("branch"):
+            more_weights, more_layers = tower(number)
+        loss = tf.reduce_sum(layers[-1] + more_layers[-1])
+        rows.append(gradients(loss, [*weights, *more_weights], number))
+    allreduce_grads([row[LAYERS:] + row[:LAYERS] for row in rows], gpus(), strategy=ALONE)
+    return rows
+
+
+def of_loops():
+    """Return gradients of losses in loops and branches."""
+    rows = []
+    for number in range(TOWERS):
+        weights, layers = tower(number)
+        with tf.device(f"/gpu:{number}"):
+            middle, end = layers[LAYERS // 2], layers[-1]
+            chosen = tf1.cond(tf.reduce_sum(middle) > 0, lambda m=middle: m * 2, lambda m=middle: m)
+            looped = tf1.while_loop(lambda n, _: n < 3, lambda n, e: (n + 1, e * 0.5), [0, end])[1]
+        rows.append(gradients(tf.reduce_sum(chosen + looped), weights, number))
+    return rows
+
+
+def ancestors(tensors):
+    """Return all ops that some tensors need."""
+    found, waiting = set(), [tensor.op for tensor in tensors]
+    while waiting:
+        op = waiting.pop()
+        if op not in found:
+            found.add(op)
+            waiting += [tensor.op for tensor in op.inputs] + list(op.control_inputs)
+    return found
+
+
+def edges(graph):
+    """Return the pairs (sum, op that waits for it) in a graph."""
+    return [
+        (before, op)
+        for op in graph.get_operations()
+        for before in op.control_inputs
+        if "hier_allreduce" in before.name and "hier_allreduce" not in op.name
+    ]
+
+
+def test_late_gradients_wait_for_early_sums_of_their_tower():
+    with tf.Graph().as_default() as graph:
+        rows = usual()
+        allreduce_grads(rows, gpus(), strategy=ALONE)
+        found = edges(graph)
+    assert found
+    assert {op.device for _, op in found} == {f"/device:GPU:{k}" for k in range(TOWERS)}
+    for before, op in found:
+        assert before.device == op.device
+        early = [grad for row in rows for grad in row[-3:]]
+        assert op not in ancestors(early)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [usual, sharing, crossing, of_reduced, reduced_before, of_loops],
+    ids=lambda f: f.__name__,
+)
+def test_sums_are_right_and_no_op_waits_for_itself(model):
+    with tf.Graph().as_default() as graph:
+        rows = model()
+        reduced = allreduce_grads(rows, gpus(), strategy=ALONE)
+        is_held = bool(edges(graph))
+        with session(allow_soft_placement=True) as sess:
+            sess.run(tf1.global_variables_initializer())
+            raw, sums = sess.run([rows, reduced])
+    assert is_held
+    for n in range(LAYERS):
+        expected = sum(np.float64(row[n]) for row in raw)
+        for row in sums:
+            np.testing.assert_allclose(row[n], expected, rtol=1e-5, atol=1e-6)
+            np.testing.assert_array_equal(row[n], sums[0][n])
+
+
+def test_no_loss_waits_even_of_an_early_layer():
+    with tf.Graph().as_default() as graph:
+        rows, losses = [], []
+        for number in range(TOWERS):
+            weights, layers = tower(number)
+            with tf.device(f"/gpu:{number}"):
+                early = tf.reduce_sum(tf.tanh(layers[1]))  # a head that only late gradients need
+                losses.append(tf.reduce_sum(layers[-1]) + early)
+            rows.append(gradients(losses[-1], weights, number))
+        allreduce_grads(rows, gpus(), strategy=ALONE)
+        assert edges(graph)
+        assert not any("hier_allreduce" in op.name for op in ancestors(losses))
+
+
+def test_ops_that_a_session_has_seen_are_left_alone():
+    with tf.Graph().as_default() as graph, session(allow_soft_placement=True) as sess:
+        rows = usual()
+        sess.run(tf1.global_variables_initializer())
+        raw = sess.run(rows)
+        reduced = allreduce_grads(rows, gpus(), strategy=ALONE)
+        assert not edges(graph)
+        np.testing.assert_allclose(sess.run(reduced)[0][0], sum(row[0] for row in raw), rtol=1e-5)
+
+
+def test_sums_of_sums_hold_nothing():
+    with tf.Graph().as_default() as graph:
+        allreduce_grads(usual(), gpus(), strategy=Strategy("hierarchical", chunk_bytes=4 * SIZE))
+        assert not edges(graph)
+
+
+def test_towers_on_cpu_devices_do_not_wait():
+    with tf.Graph().as_default() as graph:
+        with tf.device("/cpu:0"):
+            weights = [tf1.get_variable(f"w{n}", [SIZE]) for n in range(LAYERS)]
+        rows = []
+        for number in range(TOWERS):
+            with tf.device(f"/cpu:{number}"):
+                rows.append(tf1.gradients(tf.reduce_sum(tf.add_n(weights) ** 2), weights))
+        allreduce_grads(rows, [f"/cpu:{k}" for k in range(TOWERS)], strategy=ALONE)
+        assert not edges(graph)
+
+
+@pytest.mark.skipif(not IS_TF2, reason="in functions of 1.15, ops on GPUs do not move to the CPU")
+def test_the_graph_of_a_function_holds_its_towers_too():
+    graphs = []
+
+    @tf.function
+    def step(start):
+        rows = []
+        for number in range(TOWERS):
+            with tf.device(f"/gpu:{number}"):
+                values = [start]
+                for _ in range(LAYERS):
+                    values.append(tf.tanh(values[-1]))
+                rows.append(tf1.gradients(tf.reduce_sum(values[-1]), values[:-1]))
+        graphs.append(rows[0][0].graph)
+        return [row[0] for row in allreduce_grads(rows, gpus(), strategy=ALONE)]
+
+    with tf.Graph().as_default(), session(allow_soft_placement=True) as sess:
+        results = sess.run(step(tf.ones([SIZE])))
+    assert edges(graphs[0])
+    assert len({result.tobytes() for result in results}) == 1
