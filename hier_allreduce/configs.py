@@ -1,21 +1,19 @@
-"""The files of ``configs/``: found by name or path, and their YAML checked key by key.
+"""The files of ``configs/``, found by name or path, and values as people write them.
 
 ::
 
-    "dgx-1v" or a path ──find──► Path ──read_yaml──► {key: value} ──check──► {key: checked value}
-                                                                    │
-                                               {key: reader}  ──────┘
-
-A reader is a function ``(value, where) -> value`` that raises a :class:`.HierAllreduceError` beginning with ``where``.
+    "tensorpack" or a path ──find──► Path ──read_yaml──► {key: value}
 """
 
 from __future__ import annotations
 
 import difflib
+import operator
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, Mapping, Sequence, Union
+from typing import Any, Dict, Iterable, List, Sequence, Union
 
+import numpy as np
 import yaml
 
 from .errors import HierAllreduceError
@@ -27,17 +25,13 @@ _CONFIGS = next(
     _PACKAGE / "configs",
 )
 
-Reader = Callable[[Any, str], Any]
-
 
 # ---- files ------------------------------------------------------------------------------------------
 
 
 def names(kind: str) -> List[str]:
     """List the presets of a kind: ``"strategies"``, ``"trainers"``."""
-    return sorted(
-        path.stem for path in (_CONFIGS / kind).glob("*.*") if path.suffix in (".yaml", ".tsv")
-    )
+    return sorted(path.stem for path in (_CONFIGS / kind).glob("*.yaml"))
 
 
 def find(kind: str, name_or_path: Union[str, os.PathLike], also: Sequence[str] = ()) -> Path:
@@ -57,12 +51,10 @@ def find(kind: str, name_or_path: Union[str, os.PathLike], also: Sequence[str] =
         raise HierAllreduceError(
             f"{shown}: expected the name of one of the {kind}, or a file's path"
         )
-    for candidate in (
-        Path(name_or_path),
-        *(_CONFIGS / kind / f"{name_or_path}{end}" for end in (".yaml", ".tsv")),
-    ):
-        if _is_readable(candidate):
-            return candidate
+    preset = _CONFIGS / kind / f"{name_or_path}.yaml"
+    for path in (Path(name_or_path), preset):
+        if _is_readable(path):
+            return path
     hint = nearest(str(name_or_path), [*also, *names(kind)])
     raise HierAllreduceError(
         f"{os.fspath(name_or_path)!r} is neither a file nor one of the {kind}{hint}"
@@ -147,81 +139,28 @@ def parse_yaml(text: str) -> Dict[str, Any]:
     return content
 
 
-def check(values: Mapping[str, Any], readers: Mapping[str, Reader], where: str) -> Dict[str, Any]:
-    """Return the values of a file, each as its reader returns it.
-
-    Raises:
-        HierAllreduceError: a key is unknown (the message suggests the nearest one), or a value is invalid. The message
-            begins with ``where``, unless that is empty.
-    """
-    prefix = f"{where}: " if where else ""
-    for key in values:
-        if key not in readers:
-            raise HierAllreduceError(f"{prefix}{key!r} is unknown{nearest(str(key), readers)}")
-    return {key: readers[key](value, f"{prefix}{key}") for key, value in values.items()}
+def check_keys(keys: Iterable[Any], known: Iterable[str], where: str) -> None:
+    """Check that all keys are known; an error names the file, the key and the nearest known one."""
+    known = list(known)
+    for key in keys:
+        if key not in known:
+            raise HierAllreduceError(f"{where}: {key!r} is unknown{nearest(str(key), known)}")
 
 
-# ---- readers ----------------------------------------------------------------------------------------
+# ---- values -----------------------------------------------------------------------------------------
 
 
-def anything(value: Any, where: str) -> Any:
-    """Return the value as it is: the caller checks it."""
-    return value
-
-
-def bytes_per_second(value: Any, where: str) -> float:
-    """Return a bandwidth. The limits exclude GB/s written as bytes/s."""
-    return _number(
-        value, 1e6, 1e15, f"{where}: expected bytes/s from 1e6 to 1e15 (12 GB/s are 12e9)"
-    )
-
-
-def seconds(value: Any, where: str) -> float:
-    """Return a duration. The limits exclude µs written as seconds."""
-    return _number(value, 0.0, 1.0, f"{where}: expected seconds from 0 to 1 (10 µs are 10e-6)")
-
-
-def _number(value: Any, least: float, most: float, message: str) -> float:
+def whole_number(value: Any, where: str) -> int:
+    """Return a whole number of 0 or more; NumPy's integers are numbers, bools are none."""
     try:
-        number = float(value)  # YAML reads 1e9 as text
-    except (TypeError, ValueError, OverflowError):
-        number = -1.0
-    if isinstance(value, bool) or not least <= number <= most:
-        raise HierAllreduceError(f"{message}, not {value!r}")
-    return number
-
-
-def text_or_nothing(value: Any, where: str) -> str:
-    """Return a text; without a value it is empty."""
-    if not isinstance(value, (str, type(None))):
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        separator = "=" if where else ""
         raise HierAllreduceError(
-            f"{where}: expected a name, in quotes if it is a number, not {value!r}"
+            f"{where}{separator}{value!r}: expected a whole number of 0 or more"
         )
-    return value or ""
-
-
-def texts(value: Any, where: str) -> List[str]:
-    """Return a list of texts."""
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise HierAllreduceError(f"{where}: expected a list of names, not {value!r}")
-    return value
-
-
-def mapping(readers: Mapping[str, Reader]) -> Reader:
-    """Return the reader of a nested mapping with these keys; without a value it is empty."""
-    return lambda value, where: check(_lines(value, where), readers, where)
-
-
-def mapping_of(reader: Reader) -> Reader:
-    """Return the reader of a nested mapping from any key to a value of one kind."""
-    return lambda value, where: {
-        str(k): reader(v, f"{where}: {k}") for k, v in _lines(value, where).items()
-    }
-
-
-def _lines(value: Any, where: str) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        raise HierAllreduceError(f"{where}: expected `key: value` lines, not {value!r}")
-    return value
+    return number

@@ -1,4 +1,4 @@
-"""One K×N matrix of gradients in, one K×N matrix of reduced gradients out: a plan as TensorFlow ops.
+"""K×N gradients in, K×N reduced gradients out: a plan as TensorFlow ops.
 
 ``allreduce`` is to be read first. ``record`` is for the audit.
 """
@@ -6,25 +6,17 @@
 from __future__ import annotations
 
 from .allreduce import (
+    add_ops,
     allreduce_grads,
     allreduce_grads_and_vars,
     allreduce_grads_hierarchical,
-    begin,
-    reduce_layout,
+    copy_from_roots,
+    copy_from_tower_0,
+    plan_gradients,
+    sums_only,
 )
 from .devices import device_strings
-from .mains import copy_from_mains, copy_from_tower_0, first_half
 
-__all__ = [
-    "allreduce_grads",
-    "allreduce_grads_and_vars",
-    "allreduce_grads_hierarchical",
-]
-__all__ += [
-    "begin",
-    "copy_from_mains",
-    "copy_from_tower_0",
-    "device_strings",
-    "first_half",
-    "reduce_layout",
-]
+__all__ = ["add_ops", "allreduce_grads", "allreduce_grads_and_vars"]
+__all__ += ["allreduce_grads_hierarchical", "copy_from_roots", "copy_from_tower_0"]
+__all__ += ["device_strings", "plan_gradients", "sums_only"]

@@ -2,12 +2,13 @@
 
 ::
 
-    all_grads ─► check ─► columns ─► lay_out ─► pack ─► run(schedule, values, Sum) ─► unpack ─► result
-       K×N       matrix      N       layout    packing   planning, a Sum for each chunk  packing     K×N
+    all_grads ─► check ──► plan ───► pack ────► run ─────────────────────────► unpack ─► result
+       K×N      columns   layout    packing    each chunk's schedule, with     packing     K×N
+                   N     C chunks     K×C      Sum │ SixteenBitSum │ SparseSum   K×N
 
-Layouts hold every decision before the first op, so an error leaves the graph unchanged. Only this file knows which
-``Sum`` a chunk has: plain ``sums``; beside it ``columns`` on CPU devices, ``half`` for 16 bits, ``rows`` of sparse
-gradients.
+``plan_gradients`` checks and plans, and adds no op. So an error leaves the graph unchanged. ``add_ops``
+adds the ops. ``sums_only`` and ``copy_from_roots`` are the two parts of an all-reduce: between them
+``update="main"`` updates each variable once.
 """
 
 from __future__ import annotations
@@ -21,18 +22,24 @@ from ..errors import ClusterError
 from ..measured import with_candidate, with_clock
 from ..planning import Strategy, run, strategy_from
 from ..planning.chunks import Load
-from ..planning.plan import complete_on, root_of
-from .columns import Columns
-from .devices import all_on_cpu, device_strings
-from .half import NARROW_DTYPES, Half
+from ..planning.plan import complete_on, copies_in, root_of, sums_in
+from .columns import (
+    check_average,
+    checked_columns,
+    checked_pairs,
+    checked_rows,
+    column_of,
+    warn_of_references,
+)
+from .devices import device_strings
 from .layout import Layout, lay_out
 from .lead import limit_lead
-from .matrix import check_matrix, check_pairs, warn_of_references
 from .names import check_scope, variable_names
 from .packing import Packing
 from .record import describe, log_once, record
-from .rows import Rows, gradient
-from .sums import Shared, Sum
+from .sixteen_bit import NARROW_DTYPES, SixteenBitSum
+from .sparse import SparseSum, gradient
+from .sums import Context, Sum
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
@@ -55,39 +62,44 @@ def allreduce_grads(
         /gpu:0   a0   b0                            /gpu:0   a0+a1   b0+b1
         /gpu:1   a1   b1             ──►            /gpu:1   a0+a1   b0+b1
 
-    The result is plain dataflow: any tensor of it can be fetched, and it has gradients. Small gradients share a chunk,
-    which needs all of them (``Strategy(chunk_bytes=0)`` packs nothing).
+    The result is plain dataflow: any tensor of it can be fetched, and it has gradients. Small
+    gradients share a chunk, which needs all of them (``Strategy(chunk_bytes=0)`` packs nothing).
 
-    Statistics over all towers, in the forward pass, let every loss depend on all towers' variables. So take each
-    tower's gradients of the sum of all towers' losses: ``tf.gradients(tf.add_n(losses), variables[k])``.
+    Statistics over all towers, in the forward pass, let every loss depend on all towers' variables.
+    So take each tower's gradients of the sum of all towers' losses:
+    ``tf.gradients(tf.add_n(losses), variables[k])``.
 
-    A float16 or bfloat16 gradient is added in float32 and rounded once for each hop. Its mean is carried as a running
-    mean, so that it is finite where the inputs are. The bound is in docs/how-it-works.md. ``tf.IndexedSlices``
-    remain sparse: every tower gets the rows of all. None on every tower remains None.
+    A float16 or bfloat16 gradient is added in float32 and rounded once for each hop. Its mean is
+    carried as a running mean, so that it is finite where the inputs are. The bound is in
+    docs/how-it-works.md. ``tf.IndexedSlices`` stay sparse: every tower gets the rows of all. None on
+    every tower stays None.
 
     Args:
         all_grads: K×N, ``all_grads[tower][variable]``; rows may be any iterables.
-        devices: K devices, ``devices[tower]``: strings, ``tf.DeviceSpec``, ``tf.config.LogicalDevice``.
-        average: the mean instead of the sum. It is taken once, before the copies back, so that all towers hold
-            the same bits.
-        strategy: the name of an algorithm: ``"hierarchical"``, ``"tree"`` (caffe2 muji's), ``"flat"`` (one main for
-            each chunk), ``"ring"``, or ``"auto"``, the default; or a :class:`Strategy`; or the name or path of its
-            YAML file.
+        devices: K devices, ``devices[tower]``: strings, ``tf.DeviceSpec``,
+            ``tf.config.LogicalDevice``.
+        average: the mean instead of the sum. It is taken once, before the copies back, so that all
+            towers hold the same bits.
+        strategy: the name of an algorithm, such as ``"hierarchical"`` or ``"auto"``, the default; or
+            a :class:`Strategy`; or the name or path of its YAML file.
         name: the name scope of the ops.
-        cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. All hosts call this function
-            with the same arguments, and the sum, or mean, is over the towers of all hosts. Sparse gradients become
-            dense, and the result has no gradients.
+        cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. All hosts
+            call this function with the same arguments, and the sum, or mean, is over the towers of
+            all hosts. Sparse gradients become dense, and the result has no gradients.
 
     Returns:
         A list of K tuples of N tensors; entry (k, n) lives on ``devices[k]``.
 
     Raises:
-        HierAllreduceError: rows do not match the devices or each other, or an entry cannot be added up; or something in
-            ``devices`` is not a device; or an unknown choice, or groups that miss or repeat a tower.
+        HierAllreduceError: rows do not match the devices or each other, or an entry cannot be added
+            up; or something in ``devices`` is not a device; or an unknown choice, or groups that
+            miss or repeat a tower.
         ClusterError: not K towers on each host, or no graph for a session.
     """
-    layout = begin(all_grads, device_strings(devices), average, strategy_from(strategy), cluster)
-    return reduce_layout(layout, average, name, cluster)
+    towers = device_strings(devices)  # K
+    rows = checked_rows(all_grads, towers)  # K × N
+    layout = plan_gradients(rows, towers, average, strategy_from(strategy), cluster)  # C chunks
+    return add_ops(layout, average, name, cluster)  # K × N
 
 
 @without_autograph
@@ -96,9 +108,10 @@ def allreduce_grads_hierarchical(
 ) -> List[Tuple[Any, ...]]:
     """Reduce as tensorpack's function of this name does at K = 8, for any K ≥ 1: K×N in, K×N out.
 
-    Every variable travels alone, in groups of ⌈K/2⌉ and ⌊K/2⌋ towers whose mains rotate with the variable. For
-    variable 0 of 8 towers: 0 ← 0 + 1 + 2 + 3; 4 ← 4 + 5 + 6 + 7; 4 ← 4 + 0; copies from 4 to 0, 5, 6, 7, and from 0 to
-    1, 2, 3. Source of the schedule: tensorpack ``graph_builder/utils.py``.
+    Every variable travels alone, through two groups of ⌈K/2⌉ and ⌊K/2⌋ towers, and the root rotates
+    with the variable. For variable 0 of 8 towers: 0 ← 0 + 1 + 2 + 3; 4 ← 4 + 5 + 6 + 7; 4 ← 4 + 0;
+    copies from 4 to 0, 5, 6, 7, and from 0 to 1, 2, 3. Source of the schedule: tensorpack
+    ``graph_builder/utils.py``.
 
     ::
 
@@ -122,29 +135,38 @@ def allreduce_grads_and_vars(
 
     ::
 
-        rows = allreduce_grads_and_vars([optimizer.compute_gradients(loss, row) for loss, row in towers], devices)
+        rows = [optimizer.compute_gradients(loss, var_list) for loss, var_list in towers]
+        rows = allreduce_grads_and_vars(rows, devices, average=True)
 
-    A ``UserWarning`` says if some variables of several towers are reference variables, which TensorFlow 1 creates by
-    default: an update may overwrite one while a gradient still reads it.
+    A ``UserWarning`` says if some variables of several towers are reference variables, which
+    TensorFlow 1 creates by default: an update may overwrite one while a gradient still reads it.
 
     Returns:
         K lists of N pairs: the reduced gradients with each tower's variables.
 
     Raises: as :func:`allreduce_grads`; also where the towers list their variables in different orders.
     """
-    strategy, towers = strategy_from(strategy), device_strings(devices)
-    pairs = check_pairs(all_grads_and_vars, towers)
-    grads = [[grad for grad, _ in row] for row in pairs]
-    layout = begin(grads, towers, average, strategy, cluster, variable_names(pairs, towers))
-    reduced = reduce_layout(layout, average, name, cluster)
+    towers = device_strings(devices)  # K
+    strategy = strategy_from(strategy)
+    pairs = checked_pairs(all_grads_and_vars, towers)  # K × N pairs
+    names = variable_names(pairs, towers)  # N
+    grads = [[grad for grad, _ in row] for row in pairs]  # K × N
+    layout = plan_gradients(grads, towers, average, strategy, cluster, names)
+    reduced = add_ops(layout, average, name, cluster)  # K × N
     if len(towers) > 1:
-        warn_of_references(pairs[0])
-    return [[(grad, var) for grad, (_, var) in zip(*rows)] for rows in zip(reduced, pairs)]
+        warn_of_references([var for _, var in pairs[0]])
+    results = []
+    for row, new_grads in zip(pairs, reduced):
+        results.append([(grad, var) for grad, (_, var) in zip(new_grads, row)])
+    return results
+
+
+# ---- the road ----------------------------------------------------------------------------------------
 
 
 @with_candidate
-def begin(
-    all_grads: Any,
+def plan_gradients(
+    rows: Sequence[Sequence[Any]],
     devices: Sequence[Any],
     average: bool,
     strategy: Strategy,
@@ -152,78 +174,137 @@ def begin(
     names: Optional[Sequence[str]] = None,
     load: Optional[Load] = None,
 ) -> Layout:
-    """Return the layout of checked gradients; no op is added.
+    """Return the layout of K rows of N gradients; no op is added.
 
-    ``names`` are those of the N variables, by default of the gradients. With a ``load``, each variable has one main.
+    Args:
+        rows: K × N, from :func:`.columns.checked_rows`.
+        devices: K devices, from :func:`.devices.device_strings`.
+        average: the mean instead of the sum.
+        strategy: the user's choices.
+        cluster: the hosts.
+        names: of the N variables; by default those of the gradients.
+        load: with it, each variable has one root.
+
     Raises: as :func:`allreduce_grads`.
     """
+    # Compare the K gradients of each variable: their dtype, their shape, dense or sparse.
+    check_average(average)
     if cluster is not None and not isinstance(cluster, hosts_of_a_job.Cluster):
         raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
     hosts = 1 if cluster is None else cluster.size
     if hosts > 1:  # they have different rows, and a collective needs equal shapes
         strategy = replace(strategy, sparse="dense")
-    columns = check_matrix(all_grads, devices, average, strategy, names)
-    layout = lay_out(columns, devices, strategy, hosts, load)
+    columns = checked_columns(rows, devices, average, strategy, names)  # N columns of K gradients
+
+    # Decide which gradients share a chunk, and by which steps each chunk travels.
+    layout = lay_out(columns, devices, strategy, hosts, load)  # C chunks, C schedules
     if len(devices) > 1:
         log_once(describe(layout))
     return layout
 
 
 @with_clock
-def reduce_layout(
+def add_ops(
     layout: Layout, average: bool, name: Optional[str] = None, cluster: Optional[Cluster] = None
 ) -> List[Tuple[Any, ...]]:
-    """Return K rows of N reduced gradients; of a first half, None on all towers but the mains."""
+    """Add the ops of a layout, and return K rows of N reduced gradients.
+
+    With :func:`sums_only` a gradient is None on all towers but its root.
+    """
     name = name or "hier_allreduce"
     check_scope(name)
     if cluster is not None:
         gradients = [(column.name, column.dtype, column.shape) for column in layout.columns]
-        facts = {"average": average, "layout": layout.fingerprint}
+        facts = {"average": bool(average), "layout": layout.fingerprint}
         cluster.announce(name, len(layout.devices), gradients, facts)
-    return travel(layout, Shared(layout.devices, average, cluster), name)
+    return _reduced(layout, Context(layout.devices, average, cluster), name)
 
 
-def travel(layout: Layout, shared: Shared, name: str) -> List[Tuple[Any, ...]]:
-    """Add the ops of a layout, and return K rows of N results; None where a half of an all-reduce gives none."""
-    sums, packing = _sums(layout, shared), Packing(layout, shared)
+def _reduced(layout: Layout, context: Context, name: str) -> List[Tuple[Any, ...]]:
+    """Return K rows of N results; None where the schedules bring none."""
+    sums = _sums(layout, context)  # C
+    packing = Packing(layout, context)
     with forget_colocation(), tf1.name_scope(name) as scope:
-        values = []
+        # Pack each tower's gradients into its chunks: rows made dense, small ones joined, large cut.
+        packed = []  # K × C
         for tower, device in enumerate(layout.devices):
             with tf1.device(device):
                 grads = [gradient(column, tower, layout.devices) for column in layout.columns]
-                values.append(packing.pack(tower, grads))
-        chunks = [
-            run(schedule, row, chunk)
-            for schedule, row, chunk in zip(layout.schedules, zip(*values), sums)
-        ]
-        record(scope, layout, shared.hosts, values)
-        results = []
+                packed.append(packing.pack(tower, grads))
+
+        # Run each chunk's schedule: sums up to its root, the mean there, and copies from there.
+        chunks = []  # C × K
+        for schedule, values, chunk_sum in zip(layout.schedules, zip(*packed), sums):
+            chunks.append(run(schedule, values, chunk_sum))
+        record(scope, layout, context.hosts, packed)
+
+        # Unpack each tower's chunks into its gradients, in their dtypes and shapes.
+        results = []  # K × N
         for tower, device in enumerate(layout.devices):
             with tf1.device(device):
-                reduced = [
-                    chunk.end(tower, column[tower]) if tower in complete_on(schedule) else None
-                    for schedule, chunk, column in zip(layout.schedules, sums, chunks)
-                ]
+                reduced: List[Any] = []
+                for schedule, values, chunk_sum in zip(layout.schedules, chunks, sums):
+                    is_there = tower in complete_on(schedule)
+                    value = chunk_sum.as_result(tower, values[tower]) if is_there else None
+                    reduced.append(value)
                 results.append(tuple(packing.unpack(tower, reduced)))
-        totals = [row[root_of(schedule)] for row, schedule in zip(chunks, layout.schedules)]
-        if shared.hosts == 1:
-            limit_lead(layout, totals)
+        if context.hosts == 1:
+            roots = map(root_of, layout.schedules)
+            limit_lead(layout, [chunk[root] for chunk, root in zip(chunks, roots)])
         return results
 
 
-def _sums(layout: Layout, shared: Shared) -> List[Sum]:
-    """Return a ``Sum`` for each chunk, by its dtype and devices."""
-    plain = Columns if all_on_cpu(layout.devices) else Sum
+def _sums(layout: Layout, context: Context) -> List[Sum]:
+    """Return a ``Sum`` for each of C chunks, by its dtype."""
     sums: List[Sum] = []
     for chunk, name in zip(layout.chunks, layout.names):
-        column = layout.columns[
-            chunk.ranges[0].number
-        ]  # all columns of a chunk have one dtype, a sparse one is alone
+        # all columns of a chunk have one dtype, and a sparse one is alone
+        column = layout.columns[chunk.ranges[0].number]
         wire = layout.wire_dtype(column)
         if column.is_sparse:
-            sums.append(Rows(name, shared, column))
-        elif wire in NARROW_DTYPES and shared.contributions > 1:
-            sums.append(Half(plain(name, shared), wire, column.dtype))
+            sums.append(SparseSum(name, context, column))
+        elif wire in NARROW_DTYPES and context.contributions > 1:
+            sums.append(SixteenBitSum(name, context, wire, column.dtype))
         else:
-            sums.append(plain(name, shared))
+            sums.append(Sum(name, context))
     return sums
+
+
+# ---- its two parts -----------------------------------------------------------------------------------
+
+
+def sums_only(layout: Layout) -> Layout:
+    """Return a layout whose results are on the roots only: variable n's on ``layout.roots()[n]``."""
+    return layout._replace(schedules=[sums_in(schedule) for schedule in layout.schedules])
+
+
+def copy_from_roots(
+    values: Sequence[Any], layout: Layout, name: str = "copy_from_roots"
+) -> List[Tuple[Any, ...]]:
+    """Copy N values from their roots to every tower: the second part of an all-reduce.
+
+    ``values[n]`` is on the device of tower ``layout.roots()[n]``, and has the shape of a dense
+    gradient.
+
+    Returns:
+        K tuples of N tensors, entry (k, n) on the device of tower k; None for variables without
+        gradients.
+    """
+    columns = list(layout.columns)
+    for n, root in layout.roots().items():
+        at_root: List[Any] = [None] * len(layout.devices)
+        at_root[root] = values[n]
+        # without a dtype nothing is added up
+        columns[n] = columns[n]._replace(grads=tuple(at_root), dtype="", is_sparse=False)
+    copies = [copies_in(schedule) for schedule in layout.schedules]
+    back = layout._replace(columns=columns, schedules=copies)
+    return _reduced(back, Context(layout.devices), name)
+
+
+def copy_from_tower_0(values: Sequence[Any], devices: Sequence[Any]) -> List[Tuple[Any, ...]]:
+    """Copy N tensors of any dtype from tower 0 to every tower, down a binomial tree; K×N out."""
+    columns = [column_of(value.op.name, [value]) for value in values]
+    nothing_yet = Load([0] * len(columns), [0] * len(devices))
+    strategy = Strategy(algorithm="tree", main=0)
+    layout = lay_out(columns, devices, strategy, load=nothing_yet)
+    return copy_from_roots(values, layout, "broadcast")

@@ -27,40 +27,47 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
         )
     strings: List[Any] = []
     for tower, device in enumerate(devices):
-        if device is None or (callable(device) and not tf.executing_eagerly()):
+        is_function = callable(device) and not tf.executing_eagerly()
+        if device is None or is_function:
             strings.append(device)
             continue
-        name = (
-            device.to_string() if hasattr(device, "to_string") else getattr(device, "name", device)
-        )
-        try:
-            is_device = isinstance(name, str) and (device_fields(name)[4] or 0) >= 0
-        except ValueError:
-            is_device = False
-        if not is_device:
+        name = getattr(device, "name", device)
+        if hasattr(device, "to_string"):  # a DeviceSpec
+            name = device.to_string()
+        if not _is_device(name):
             hint = f" (did you mean '/gpu:{device}'?)" if str(device).isdigit() else ""
-            raise HierAllreduceError(
-                f"tower {tower}: {device!r} is not a device{hint}; {_EXPECTED}"
-            )
+            fault = f"{device!r} is not a device{hint}; {_EXPECTED}"
+            raise HierAllreduceError(f"tower {tower}: {fault}")
         strings.append(name)
     if not strings:
         raise HierAllreduceError(f"devices is empty: give one device for each tower; {_EXPECTED}")
     return tuple(strings)
 
 
+def _is_device(name: Any) -> bool:
+    """Return whether ``name`` is the name of a device."""
+    if not isinstance(name, str):
+        return False
+    try:
+        number = device_fields(name)[4]
+    except ValueError:
+        return False
+    return number is None or number >= 0
+
+
 @lru_cache(maxsize=4096)
 def device_fields(device: Optional[str]) -> Tuple[Any, ...]:
-    """Return job, replica, task, type and number of a device's name, None where the name leaves one out."""
+    """Return job, replica, task, type and number of a device's name; None for what it leaves out."""
     spec = tf.DeviceSpec.from_string(device or "")
     return spec.job, spec.replica, spec.task, spec.device_type, spec.device_index
 
 
 def devices_match(device: Optional[str], wanted: Optional[str]) -> bool:
     """Return whether two names may mean one device: either may leave out the job, the task or more."""
-    return all(
-        None in pair or pair[0] == pair[1]
-        for pair in zip(device_fields(device), device_fields(wanted))
-    )
+    for field, wanted_field in zip(device_fields(device), device_fields(wanted)):
+        if None not in (field, wanted_field) and field != wanted_field:
+            return False
+    return True
 
 
 def any_on_gpu(devices: Sequence[Any]) -> bool:

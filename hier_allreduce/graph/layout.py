@@ -13,24 +13,15 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from ..formatting import count
-from ..planning import Chunk, Gradient, Plan, Schedule, Strategy, chunks_of, plan_for, root_of
+from ..planning import Chunk, GradientSize, Plan, Schedule, Strategy, chunks_of, plan_for, root_of
 from ..planning.chunks import Load, spread
+from .columns import Column, static_shape
 from .devices import all_on_cpu
-from .matrix import Column, static_shape
 from .names import op_names
 
-_PACKED = (
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "complex64",
-    "complex128",
-)  # concat has a GPU kernel for these
-
-_LEAST_SHARE = (
-    1 << 18
-)  # bytes of variables on a main, for which smaller chunks would cost more than they save
+# concat has a GPU kernel for these
+_PACKED = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+_LEAST_SHARE = 1 << 18  # bytes: below it, smaller chunks would cost more than they save
 
 
 class Layout(NamedTuple):
@@ -64,10 +55,13 @@ class Layout(NamedTuple):
         """Return the dtype in which a column's gradients travel."""
         return self.wire if self.wire and column.dtype == "float32" else column.dtype
 
-    def mains(self) -> Dict[int, int]:
-        """Return the tower on which each variable is complete first; of a layout whose gradients are whole."""
-        pairs = zip(self.chunks, map(root_of, self.schedules))
-        return {part.number: root for chunk, root in pairs for part in chunk.ranges}
+    def roots(self) -> Dict[int, int]:
+        """Return the tower that has each variable's sum first; all gradients must be whole."""
+        roots = {}
+        for chunk, schedule in zip(self.chunks, self.schedules):
+            for part in chunk.ranges:
+                roots[part.number] = root_of(schedule)
+        return roots
 
 
 def lay_out(
@@ -77,44 +71,50 @@ def lay_out(
     hosts: int = 1,
     load: Optional[Load] = None,
 ) -> Layout:
-    """Return the layout of N columns; with a ``load``, each variable has one main, and mains about equal bytes.
+    """Return the layout of N columns.
+
+    With a ``load`` each variable has one root, and the roots have about equal bytes.
 
     Raises:
         HierAllreduceError: the groups, the main or the algorithm's steps do not fit K towers.
     """
-    gradients = [size_of(column, strategy.wire_dtype) for column in columns]
-    on_cpu = all_on_cpu(devices)
-    added = [size for size in gradients if size.dtype]
-    plan = plan_for(strategy, added, len(devices), on_cpu)
+    sizes = [size_of(column, strategy.wire_dtype) for column in columns]  # N
+    present = [size for size in sizes if size.dtype]
+    plan = plan_for(strategy, present, len(devices), all_on_cpu(devices))
     if len(devices) * hosts == 1:
         plan = plan._replace(chunk_bytes=0)  # nothing travels
     share = sum(load.variables) // len(devices) if load else 0
     if share and strategy.chunk_bytes is None:
-        # one chunk with all variables of a small model would leave the other mains without any
+        # one chunk with all variables of a small model would leave the other roots without any
         plan = plan._replace(chunk_bytes=min(plan.chunk_bytes, max(share, _LEAST_SHARE)))
-    chunks = chunks_of(gradients, plan.chunk_bytes, plan.pack_below, bool(load) or plan.whole)
-    chunks = [chunk for chunk in chunks if gradients[chunk.ranges[0].number].dtype]
-    schedules = (
-        spread(chunks, plan.schedules, load)
-        if load
-        else [plan.schedule(chunk) for chunk in range(len(chunks))]
-    )
-    names = [
-        columns[chunk.ranges[0].number].name + ".packed" * (len(chunk.ranges) > 1)
-        for chunk in chunks
-    ]
+    are_whole = plan.whole or load is not None
+    chunks = []  # C
+    for chunk in chunks_of(sizes, plan.chunk_bytes, plan.pack_below, are_whole):
+        if sizes[chunk.ranges[0].number].dtype:
+            chunks.append(chunk)
+    schedules = [plan.schedule(number) for number in range(len(chunks))]  # C
+    if load is not None:
+        schedules = spread(chunks, plan.schedules, load)
+    names = []
+    for chunk in chunks:
+        ending = ".packed" if len(chunk.ranges) > 1 else ""
+        names.append(columns[chunk.ranges[0].number].name + ending)
     return Layout(
         columns, tuple(devices), plan, chunks, schedules, op_names(names), strategy.wire_dtype
     )
 
 
-def size_of(column: Column, wire: Optional[str] = None) -> Gradient:
-    """Return the size of a column's gradients as they travel: float32 ones in the 16-bit dtype ``wire``, if any."""
-    shapes = [column.shape, *(static_shape(grad) for grad in column.grads if grad is not None)]
-    is_known = not column.is_sparse and all(shape.is_fully_defined() for shape in shapes)
-    elements = column.shape.num_elements() if is_known else None
-    itemsize = (
-        2 if wire and column.dtype == "float32" else tf.as_dtype(column.dtype or "float32").size
-    )
+def size_of(column: Column, wire: Optional[str] = None) -> GradientSize:
+    """Return the size of a column's gradients as they travel.
+
+    float32 gradients travel in the 16-bit dtype ``wire``, if there is one.
+    """
+    present = [grad for grad in column.grads if grad is not None]
+    are_known = all(static_shape(grad).is_fully_defined() for grad in present)
+    elements = None
+    if are_known and column.shape.is_fully_defined() and not column.is_sparse:
+        elements = column.shape.num_elements()
+    is_narrowed = wire and column.dtype == "float32"
+    itemsize = 2 if is_narrowed else tf.as_dtype(column.dtype or "float32").size
     packable = column.dtype in _PACKED and bool(elements)
-    return Gradient(elements, itemsize, column.dtype, packable, is_flat=column.shape.ndims == 1)
+    return GradientSize(elements, itemsize, column.dtype, packable)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import re
 from collections import Counter
-from itertools import chain, count, product, takewhile
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
@@ -20,20 +21,21 @@ def where(
     text = f"tower {tower} ({devices[tower]})"
     if variable is None:
         return text
-    return f"{text}, variable {variable}" + (f" ({names[variable]!r})" if names else "")
+    text = f"{text}, variable {variable}"
+    return f"{text} ({names[variable]!r})" if names else text
 
 
 def names_of_gradients(rows: Sequence[Sequence[Any]]) -> List[str]:
-    """Return names for N variables of which only gradients are known: of the first op in each column."""
+    """Return names for N variables of which only gradients are known: of each column's first op."""
     names = []
-    for variable, column in enumerate(zip(*rows)):
-        tensors = [grad.values if isinstance(grad, tf.IndexedSlices) else grad for grad in column]
-        ops = (
-            str(tensor.op.name)
-            for tensor in tensors
-            if isinstance(tensor, tf.Tensor) and not is_eager(tensor)
-        )
-        names.append(next(ops, f"gradient{variable}"))
+    for variable, grads in enumerate(zip(*rows)):
+        name = f"gradient{variable}"
+        for grad in grads:
+            tensor = grad.values if isinstance(grad, tf.IndexedSlices) else grad
+            if isinstance(tensor, tf.Tensor) and not is_eager(tensor):
+                name = str(tensor.op.name)
+                break
+        names.append(name)
     return names
 
 
@@ -41,63 +43,65 @@ def check_scope(name: str) -> None:
     """Raise a HierAllreduceError if ``name`` is not a name scope in both TensorFlows."""
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9.][A-Za-z0-9_./-]*", name):
         raise HierAllreduceError(
-            f"name={name!r} is not a name scope: expected letters, digits and any of ./_-, a letter or digit first"
+            f"name={name!r} is not a name scope: expected letters, digits and any of ./_-, a letter"
+            " or digit first"
         )
 
 
-def variable_names(
-    tower_grads_and_vars: Sequence[Sequence[Tuple[Any, Any]]], devices: Sequence[Any]
-) -> List[str]:
+def variable_names(pairs: Sequence[Sequence[Any]], devices: Sequence[Any]) -> List[str]:
     """Return the N names of K×N (gradient, variable) pairs, without the towers' scopes.
 
     Raises:
         HierAllreduceError: the towers list the same variables in different orders.
     """
-    rows = names_within_towers([[var for _, var in row] for row in tower_grads_and_vars])
+    rows = names_within_towers([[var for _, var in row] for row in pairs])
     # without scopes TensorFlow numbers the copies: w/kernel and w_1/kernel
-    plain = [[re.sub(r"_?\d+", "", name) for name in row] for row in rows]
-    for compared, tower in product((rows, plain), range(len(rows))):
-        row = compared[tower]
-        if row != compared[0] and sorted(row) == sorted(compared[0]):
-            variable = next(
-                number
-                for number, (name, first) in enumerate(zip(row, compared[0]))
-                if name != first
-            )
+    unnumbered = [[re.sub(r"_?\d+", "", name) for name in row] for row in rows]
+    for compared in (rows, unnumbered):
+        first = compared[0]
+        for tower, row in enumerate(compared):
+            if row == first or sorted(row) != sorted(first):
+                continue
+            differing = [n for n, name in enumerate(row) if name != first[n]]
+            place = where(tower, devices, differing[0], rows[tower])
             raise HierAllreduceError(
-                f"{where(tower, devices, variable, rows[tower])}: tower 0 has {rows[0][variable]!r} there; list the"
-                " variables in one order on every tower"
+                f"{place}: tower 0 has {rows[0][differing[0]]!r} there; list the variables in one"
+                " order on every tower"
             )
     return rows[0]
 
 
-def names_within_towers(rows: Sequence[Sequence[Any]]) -> List[List[str]]:
-    """Return the names of K rows of variables, without the towers' scopes.
+def names_within_towers(variables: Sequence[Sequence[Any]]) -> List[List[str]]:
+    """Return the names of K rows of variables, without the towers' scopes."""
+    rows = [[str(var.name).split(":")[0] for var in row] for row in variables]
+    within = []
+    for row, scope in zip(rows, tower_scopes(rows)):
+        within.append([name[len(scope) :] if name.startswith(scope) else name for name in row])
+    return within
+
+
+def tower_scopes(rows: Sequence[Sequence[str]]) -> List[str]:
+    """Return the scope of each tower, from K rows of variables' names.
 
     A tower's scope begins all names of its row, and ends with the last level that no other row has::
 
         tower 0                tower 1
-        w, layer/b             tower1/w, tower1/layer/b        "" and "tower1/", as tensorpack calls them
+        w, layer/b             tower1/w, tower1/layer/b        "" and "tower1/", as in tensorpack
         m_0/w, m_0/layer/b     m_1/w, m_1/layer/b              "m_0/" and "m_1/"
 
     A name in several rows is a variable that towers share, and does not count.
     """
-    names = [[str(var.name).split(":")[0] for var in row] for row in rows]
-    rows_with_name = Counter(name for row in names for name in set(row))
-    rows_with_level = Counter(
-        level for row in names for level in {lvl for name in row for lvl in name.split("/")[:-1]}
-    )
-    within = []
-    for row in names:
-        levels = zip(*(name.split("/")[:-1] for name in row if rows_with_name[name] == 1))
-        shared = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
-        depth = max(
-            (depth for depth, level in enumerate(shared, 1) if rows_with_level[level] == 1),
-            default=0,
-        )
-        scope = "".join(f"{level}/" for level in shared[:depth])
-        within.append([name[len(scope) :] if name.startswith(scope) else name for name in row])
-    return within
+    owners = Counter(name for row in rows for name in set(row))
+    levels_of = [[name.split("/")[:-1] for name in row] for row in rows]
+    homes = Counter(level for paths in levels_of for level in set(itertools.chain(*paths)))
+    scopes = []
+    for row, paths in zip(rows, levels_of):
+        own = [path for name, path in zip(row, paths) if owners[name] == 1]
+        scope = os.path.commonprefix(own)  # noqa: RUF071  of lists of levels
+        while scope and homes[scope[-1]] > 1:  # a level that other rows have too ends no scope
+            scope = scope[:-1]
+        scopes.append("".join(f"{level}/" for level in scope))
+    return scopes
 
 
 def op_names(names: Sequence[str]) -> List[str]:
@@ -105,6 +109,10 @@ def op_names(names: Sequence[str]) -> List[str]:
     safe: Dict[str, None] = {}
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9_.-]", ".", name).lstrip("._-") or "chunk"
-        numbered = chain([plain], (f"{plain}.{number}" for number in count(2)))
-        safe[next(free for free in numbered if free not in safe)] = None
+        free = plain
+        number = 2
+        while free in safe:
+            free = f"{plain}.{number}"
+            number += 1
+        safe[free] = None
     return list(safe)

@@ -30,7 +30,7 @@ from functools import partial
 from typing import Callable, Dict, Iterable, List, Sequence, Tuple, Union
 
 from ..errors import HierAllreduceError
-from .plan import Copy, Reduce, Schedule, Step, check, copies_in, root_of
+from .plan import Copy, Reduce, Schedule, Step, checked, copies_in, root_of
 
 Algorithm = Callable[[int, int], Iterable[Step]]
 Groups = Tuple[Tuple[int, ...], ...]
@@ -108,7 +108,7 @@ def hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step]:
     Raises:
         HierAllreduceError: the groups do not hold each tower once.
     """
-    groups = _checked(groups, towers)
+    groups = _checked_groups(groups, towers)
     root = _root_in_groups(towers, chunk)
     adders = _adders(groups, root)
     steps: List[Step] = []
@@ -172,7 +172,7 @@ def flat_hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step
     Raises:
         HierAllreduceError: the groups do not hold each tower once.
     """
-    groups = _checked(groups, towers)
+    groups = _checked_groups(groups, towers)
     root = _root_in_groups(towers, chunk)
     back = _back_through(groups, _adders(groups, root), root)
     return [*_all_to(root, towers), *back]
@@ -248,7 +248,7 @@ def two_groups(towers: int) -> Groups:
     return tuple(group for group in both if group)
 
 
-def _checked(groups: Groups, towers: int) -> Groups:
+def _checked_groups(groups: Groups, towers: int) -> Groups:
     """Return the groups, by default two; an error if they do not hold each tower once."""
     groups = groups or two_groups(towers)
     named = [tower for group in groups for tower in group]
@@ -289,7 +289,7 @@ def schedules_of(algorithm: Algorithm, towers: int) -> Tuple[Schedule, ...]:
     schedules: Dict[Schedule, None] = {}
     for chunk in range(towers):
         try:
-            schedules[check(algorithm(towers, chunk), towers)] = None
+            schedules[checked(algorithm(towers, chunk), towers)] = None
         except Exception as cause:  # a user's function may raise anything
             kind = "" if isinstance(cause, HierAllreduceError) else f"{type(cause).__name__}: "
             call = f"{name_of(algorithm)}({towers}, {chunk})"

@@ -12,13 +12,11 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .plan import Schedule, root_of
 
-ALIGNMENT = (
-    64  # bytes, of TensorFlow's allocator: a slice at such an offset shares its parent's buffer
-)
-_PACKED = 0.4  # of a chunk: smaller gradients are packed, as two of them still share a chunk
+ALIGNMENT = 64  # bytes: a slice at such an offset of a tensor shares the tensor's buffer
+_PACKED = 0.4  # of a chunk: two gradients below this share are packed into one chunk
 
 
-class Gradient(NamedTuple):
+class GradientSize(NamedTuple):
     """The size of one variable's gradient.
 
     Attributes:
@@ -26,14 +24,12 @@ class Gradient(NamedTuple):
         itemsize: bytes of an element.
         dtype: a chunk has one dtype.
         packable: False for a gradient that travels alone and whole: sparse ones, integers, strings.
-        is_flat: whether its shape is a vector, which needs no reshape in a chunk.
     """
 
     elements: Optional[int]
     itemsize: int
     dtype: str
     packable: bool = True
-    is_flat: bool = False
 
     @property
     def bytes(self) -> int:
@@ -42,7 +38,10 @@ class Gradient(NamedTuple):
 
 
 class Range(NamedTuple):
-    """Elements ``start:stop`` of gradient ``number``, flattened; ``stop`` None: the whole one, in its shape."""
+    """Elements ``start:stop`` of gradient ``number``, flattened.
+
+    With ``stop`` None it is the whole gradient, in its shape.
+    """
 
     number: int
     start: int
@@ -57,7 +56,7 @@ class Chunk(NamedTuple):
 
 
 def chunks_of(
-    gradients: Sequence[Gradient],
+    gradients: Sequence[GradientSize],
     chunk_bytes: int,
     pack_below: Optional[int] = None,
     whole: bool = False,
@@ -70,41 +69,56 @@ def chunks_of(
         pack_below: bytes below which gradients share chunks; None: 0.4 × ``chunk_bytes``.
         whole: whether large gradients are not cut.
     """
+    if not chunk_bytes:
+        return [_alone(number, gradient) for number, gradient in enumerate(gradients)]
     below = _PACKED * chunk_bytes if pack_below is None else pack_below
-    groups: List[List[int]] = []
-    packed: Dict[str, List[int]] = {}  # of each dtype, the group that is filled
-    filled: Dict[str, int] = {}  # and its bytes
-    for number, gradient in reversed(list(enumerate(gradients))):
+    groups: List[List[int]] = []  # gradients that share a chunk
+    open_groups: Dict[str, List[int]] = {}  # the one of each dtype that has room
+    room: Dict[str, int] = {}  # and the bytes that fit into it
+    for number in reversed(range(len(gradients))):
+        gradient = gradients[number]
         if not gradient.packable or not gradient.bytes or gradient.bytes >= below:
             groups.append([number])
             continue
-        if filled.get(gradient.dtype, chunk_bytes) + gradient.bytes > chunk_bytes:
-            groups.append([])
-            packed[gradient.dtype], filled[gradient.dtype] = groups[-1], 0
-        packed[gradient.dtype].append(number)
-        filled[gradient.dtype] += gradient.bytes
+        if gradient.bytes > room.get(gradient.dtype, 0):
+            group: List[int] = []
+            groups.append(group)
+            open_groups[gradient.dtype] = group
+            room[gradient.dtype] = chunk_bytes
+        open_groups[gradient.dtype].append(number)
+        room[gradient.dtype] -= gradient.bytes
     chunks: List[Chunk] = []
-    for group in sorted(groups, key=lambda group: -group[-1]):
-        if len(group) == 1:
-            chunks += _cut(group[0], gradients[group[0]], 0 if whole else chunk_bytes)
-        else:
+    for group in sorted(groups, key=lambda group: -group[-1]):  # its last gradient makes it ready
+        first = group[0]
+        if len(group) > 1:
             ranges = tuple(Range(number, 0, gradients[number].elements) for number in group)
             chunks.append(Chunk(ranges, sum(gradients[number].bytes for number in group)))
-    return chunks if chunk_bytes else chunks[::-1]
+        elif whole:
+            chunks.append(_alone(first, gradients[first]))
+        else:
+            chunks += _cut(first, gradients[first], chunk_bytes)
+    return chunks
 
 
-def _cut(number: int, gradient: Gradient, chunk_bytes: int) -> List[Chunk]:
-    """Return one gradient in equal chunks of at most ``chunk_bytes`` and a multiple of 64 bytes; 0: in one."""
-    if not chunk_bytes or not gradient.packable or gradient.bytes <= chunk_bytes:
-        return [Chunk((Range(number, 0, None),), gradient.bytes)]
-    elements, step = gradient.elements or 0, ALIGNMENT // gradient.itemsize
+def _alone(number: int, gradient: GradientSize) -> Chunk:
+    """Return the chunk of one gradient that travels whole and in its shape."""
+    return Chunk((Range(number, 0, None),), gradient.bytes)
+
+
+def _cut(number: int, gradient: GradientSize, chunk_bytes: int) -> List[Chunk]:
+    """Return one gradient in equal chunks of at most ``chunk_bytes`` and a multiple of 64 bytes."""
+    if not gradient.packable or gradient.bytes <= chunk_bytes:
+        return [_alone(number, gradient)]
+    elements = gradient.elements or 0
+    step = ALIGNMENT // gradient.itemsize  # elements
     most = max(1, chunk_bytes // ALIGNMENT) * step  # elements of a chunk
-    count = -(-elements // most)
-    size = -(-elements // count // step) * step
-    ends = [*range(0, elements, size), elements]
-    return [
-        Chunk((Range(number, a, b),), (b - a) * gradient.itemsize) for a, b in zip(ends, ends[1:])
-    ]
+    pieces = -(-elements // most)
+    size = -(-elements // pieces // step) * step
+    chunks = []
+    for start in range(0, elements, size):
+        stop = min(start + size, elements)
+        chunks.append(Chunk((Range(number, start, stop),), (stop - start) * gradient.itemsize))
+    return chunks
 
 
 class Load(NamedTuple):

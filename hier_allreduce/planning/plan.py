@@ -74,7 +74,7 @@ class Plan(NamedTuple):
         schedules: S schedules; chunk c takes schedule c mod S.
         chunk_bytes: the size of chunks; 0 leaves each gradient alone and whole.
         algorithm: its name, for reports.
-        pack_below: bytes below which gradients are packed; None: the usual share of ``chunk_bytes``.
+        pack_below: bytes below which gradients are packed; None: 0.4 × ``chunk_bytes``.
         whole: whether gradients above ``chunk_bytes`` are not cut.
     """
 
@@ -90,35 +90,48 @@ class Plan(NamedTuple):
         return self.schedules[chunk % len(self.schedules)]
 
 
-def root_of(schedule: Schedule) -> int:
-    """Return the tower that has the sum first: the destination of the last sum."""
-    sums = sums_in(schedule)
-    return sums[-1].dst if sums else (schedule[0].srcs[0] if schedule else 0)
+# ---- parts of a schedule -----------------------------------------------------------------------------
 
 
 def sums_in(schedule: Schedule) -> Tuple[Reduce, ...]:
-    """Return the first half of a schedule: afterwards its root has the sum."""
+    """Return the sums of a schedule; after them its root has the sum of all towers."""
     return tuple(step for step in schedule if isinstance(step, Reduce))
 
 
 def copies_in(schedule: Schedule) -> Tuple[Copy, ...]:
-    """Return the second half of a schedule: its root's value goes to all towers."""
+    """Return the copies of a schedule; they bring its root's value to all towers."""
     return tuple(step for step in schedule if isinstance(step, Copy))
+
+
+def root_of(schedule: Schedule) -> int:
+    """Return the tower that has the sum first: the destination of the last sum.
+
+    >>> root_of((Reduce((0,), 1), Copy(1, 0)))
+    1
+    """
+    sums = sums_in(schedule)
+    if sums:
+        return sums[-1].dst
+    # Without sums the root is where the first copy leaves; a lone tower is its own root.
+    return schedule[0].srcs[0] if schedule else 0
 
 
 def complete_on(schedule: Schedule) -> Set[int]:
     """Return the towers that have the sum in the end: the root, and those to which it is copied."""
-    return {root_of(schedule), *(step.dst for step in copies_in(schedule))}
+    return {root_of(schedule), *(copy.dst for copy in copies_in(schedule))}
 
 
-class Ops(Generic[V]):
-    """The operations of a schedule on one kind of value: tensors, arrays, sets of towers."""
+# ---- the interpreter ---------------------------------------------------------------------------------
+
+
+class ChunkOps(Generic[V]):
+    """The operations of a schedule on one kind of value: tensors, numbers, sets of towers."""
 
     def reduce(self, step: Reduce, here: V, others: List[V]) -> V:
         """Return the sum of the destination's value and of those of the sources."""
         raise NotImplementedError
 
-    def finish(self, root: int, total: V) -> V:
+    def at_root(self, root: int, total: V) -> V:
         """Return the value that a complete sum becomes before it is copied: the mean."""
         return total
 
@@ -127,19 +140,24 @@ class Ops(Generic[V]):
         return value
 
 
-def run(schedule: Schedule, values: Sequence[V], ops: Ops[V]) -> List[V]:
+def run(schedule: Schedule, values: Sequence[V], ops: ChunkOps[V]) -> List[V]:
     """Run a schedule on one chunk: K values in, K values out."""
-    held, root = list(values), root_of(schedule)
+    held = list(values)
     for step in sums_in(schedule):
-        held[step.dst] = ops.reduce(step, held[step.dst], [held[src] for src in step.srcs])
-    held[root] = ops.finish(root, held[root])
+        others = [held[src] for src in step.srcs]
+        held[step.dst] = ops.reduce(step, held[step.dst], others)
+    root = root_of(schedule)
+    held[root] = ops.at_root(root, held[root])
     for copy in copies_in(schedule):
         held[copy.dst] = ops.copy(copy, held[copy.src])
     return held
 
 
-class _Counting(Ops[FrozenSet[int]]):
-    """Counts contributions: a value is the set of towers in it, with -1 once it is the finished sum."""
+# ---- the check ---------------------------------------------------------------------------------------
+
+
+class _Counting(ChunkOps[FrozenSet[int]]):
+    """Counts contributions: a value is the set of towers in it, with -1 once it is complete."""
 
     def __init__(self, towers: int):
         self._all = frozenset(range(towers))
@@ -154,52 +172,58 @@ class _Counting(Ops[FrozenSet[int]]):
             total |= added
         return total
 
-    def finish(self, root: int, total: FrozenSet[int]) -> FrozenSet[int]:
+    def at_root(self, root: int, total: FrozenSet[int]) -> FrozenSet[int]:
         if total != self._all:
-            raise HierAllreduceError(
-                f"the last sum, on tower {root}, misses towers {sorted(self._all - total)}"
-            )
+            missing = sorted(self._all - total)
+            raise HierAllreduceError(f"the last sum, on tower {root}, misses towers {missing}")
         return total | {-1}
 
     def copy(self, step: Copy, value: FrozenSet[int]) -> FrozenSet[int]:
         if -1 not in value:
-            raise HierAllreduceError(
-                f"{step} copies the sum of towers {sorted(value)} only; copy the complete sum"
-            )
+            towers = sorted(value)
+            fault = f"{step} copies the sum of towers {towers} only; copy the complete sum"
+            raise HierAllreduceError(fault)
         return value
 
 
-def check(steps: Iterable[Step], towers: int) -> Schedule:
-    """Return a schedule of one chunk, after which each tower has the contribution of each tower exactly once.
+def check(steps: Iterable[Step], towers: int) -> None:
+    """Check that after a chunk's steps each tower has the gradient of each tower exactly once.
 
     ::
 
         check([Reduce((1, 2), 0), Copy(0, 1), Copy(0, 2)], towers=3)
 
     Raises:
-        HierAllreduceError: a step is no step, names a tower that does not exist, or adds or copies something else; or
-            a tower does not get the sum. The message names the step, or the towers.
+        HierAllreduceError: a step is no step, names a tower that does not exist, or adds or copies
+            something else; or a tower does not get the sum. The message names the step, or the
+            towers.
     """
-    most = 2 * towers * towers
-    schedule = [
-        _read(step, towers) for step in islice(steps, most + 1)
-    ]  # a user's generator may have no end
+    checked(steps, towers)
+
+
+def checked(steps: Iterable[Step], towers: int) -> Schedule:
+    """Return the schedule of a chunk's steps; raises the errors of :func:`check`.
+
+    >>> checked([Reduce((1,), 0)], towers=2)
+    Traceback (most recent call last):
+    ...
+    hier_allreduce.errors.HierAllreduceError: in the end towers [1] do not have the sum; copy it to them
+    """
+    most = 2 * towers * towers  # a user's generator may have no end
+    schedule = tuple(_read(step, towers) for step in islice(steps, most + 1))
     if len(schedule) > most:
         raise HierAllreduceError(f"more than {most} steps; {towers} towers need {2 * towers - 2}")
     for step, following in zip(schedule, schedule[1:]):
         if isinstance(step, Copy) and isinstance(following, Reduce):
-            raise HierAllreduceError(
-                f"{step} comes before a sum, {following}; copy the complete sum"
-            )
-    counted = run(
-        tuple(schedule), [frozenset([tower]) for tower in range(towers)], _Counting(towers)
-    )
+            fault = f"{step} comes before a sum, {following}; copy the complete sum"
+            raise HierAllreduceError(fault)
+    alone = [frozenset([tower]) for tower in range(towers)]
+    counted = run(schedule, alone, _Counting(towers))
     without = [tower for tower, value in enumerate(counted) if -1 not in value]
     if without:
-        raise HierAllreduceError(
-            f"in the end towers {without} do not have the sum; copy it to them"
-        )
-    return tuple(schedule)
+        fault = f"in the end towers {without} do not have the sum; copy it to them"
+        raise HierAllreduceError(fault)
+    return schedule
 
 
 def _read(step: Any, towers: int) -> Step:
@@ -207,12 +231,13 @@ def _read(step: Any, towers: int) -> Step:
     if not isinstance(step, (Reduce, Copy)):
         raise HierAllreduceError(f"{step!r}: expected a Reduce(srcs, dst) or a Copy(src, dst)")
     try:
-        sources, dst = tuple(map(index, step.srcs)), index(step.dst)
+        srcs = tuple(map(index, step.srcs))
+        dst = index(step.dst)
     except TypeError:
-        raise HierAllreduceError(
-            f"{step}: expected numbers of towers, in srcs a tuple of them"
-        ) from None
-    if not sources or dst in sources or not {*sources, dst} <= set(range(towers)):
+        fault = f"{step}: expected numbers of towers, in srcs a tuple of them"
+        raise HierAllreduceError(fault) from None
+    exist = {*srcs, dst} <= set(range(towers))
+    if not srcs or dst in srcs or not exist:
         expected = f"one destination and other towers as sources, from 0 to {towers - 1}"
         raise HierAllreduceError(f"{step}: expected {expected}")
-    return Reduce(sources, dst) if isinstance(step, Reduce) else Copy(sources[0], dst)
+    return Reduce(srcs, dst) if isinstance(step, Reduce) else Copy(srcs[0], dst)

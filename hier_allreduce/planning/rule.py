@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from .algorithms import BY_NAME, schedules_of
-from .chunks import Gradient
+from .chunks import GradientSize
 from .plan import Plan
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -23,7 +23,7 @@ FLAT_TOWERS = 4  # at most
 LARGE = 200e6  # bytes of gradients
 
 
-def rule(gradients: Sequence[Gradient], towers: int, on_cpu: bool = False) -> Plan:
+def rule(gradients: Sequence[GradientSize], towers: int, on_cpu: bool = False) -> Plan:
     """Return the plan of the rule for N gradients on K towers, which are GPUs or CPU devices."""
     if on_cpu:
         # CPU devices share one memory: `make bench` measures packed and whole gradients on them

@@ -1,4 +1,4 @@
-"""A user's choices about the all-reduce, as plain data from Python or a YAML file; and the plan that they select."""
+"""A user's choices about the all-reduce, from Python or a YAML file, and the plan that they select."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 from .. import configs
 from ..errors import HierAllreduceError
-from .algorithms import BY_NAME, WITH_GROUPS, Algorithm, in_groups, name_of, schedules_of, with_root
-from .chunks import Gradient
+from .algorithms import (
+    BY_NAME,
+    WITH_GROUPS,
+    Algorithm,
+    Groups,
+    in_groups,
+    name_of,
+    schedules_of,
+    with_root,
+)
+from .chunks import GradientSize
 from .plan import Plan
 from .rule import rule
 
 AUTO = "auto"
 NAMES = (AUTO, *BY_NAME)
-_WORDS = {
+_WORDS: Dict[str, Tuple[Optional[str], ...]] = {
     "sparse": ("gather", "dense"),
     "missing": ("error", "zeros"),
     "wire_dtype": (None, "float16", "bfloat16"),
 }
-_COUNT = (lambda value: type(value) is int and value >= 0), "a whole number of 0 or more"
-_OPTIONAL = {"chunk_bytes": _COUNT, "main": _COUNT}
 
 
 @dataclass(frozen=True)
@@ -40,16 +47,16 @@ class Strategy:
             ``"flat_hierarchical"``; or a function ``(towers, chunk) -> steps`` that returns the
             :class:`.Reduce` and :class:`.Copy` steps of a chunk. ``"auto"``: by the rule, from the
             number of towers and the bytes.
-        chunk_bytes: the size of chunks: smaller gradients are packed up to it, larger ones are cut. None: by the
-            rule. 0: each gradient travels alone and whole.
+        chunk_bytes: the size of chunks: smaller gradients are packed up to it, larger ones are cut.
+            None: by the rule. 0: each gradient travels alone and whole.
         groups: for ``"hierarchical"`` and ``"flat_hierarchical"``: tuples that hold each tower's
             number once, by default two groups of neighbours.
         main: the tower on which all sums are formed; by default chunks rotate over the towers.
-        sparse: ``"gather"`` keeps ``tf.IndexedSlices`` sparse: each tower gets the rows of all. ``"dense"`` makes them
-            dense.
+        sparse: ``"gather"`` keeps ``tf.IndexedSlices`` sparse: each tower gets the rows of all.
+            ``"dense"`` makes them dense.
         missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
-        wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in 16 bits and are added in float32. A
-            value above 65504 becomes infinite in float16.
+        wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in 16 bits and are
+            added in float32. A value above 65504 becomes infinite in float16.
 
     Raises:
         HierAllreduceError: an invalid value, or two that exclude each other.
@@ -72,27 +79,26 @@ class Strategy:
             if value not in words:
                 hint = configs.nearest(str(value), filter(None, words))
                 raise HierAllreduceError(f"{name}={value!r} is unknown{hint}")
-        for name, (fits, expected) in _OPTIONAL.items():
+        for name in ("chunk_bytes", "main"):
             value = getattr(self, name)
-            if value is not None and not fits(value):
-                raise HierAllreduceError(f"{name}={value!r}: expected {expected}")
-        if self.groups is not None and self.algorithm not in list(WITH_GROUPS):
-            names = " or ".join(f"algorithm={name!r}" for name in WITH_GROUPS)
-            raise HierAllreduceError(f"groups={self.groups!r} go with {names}; give one of them")
-        try:
-            object.__setattr__(self, "groups", self.groups and tuple(map(tuple, self.groups)))
-            hash(self.groups)
-        except TypeError:
-            raise HierAllreduceError(
-                f"groups={self.groups!r}: expected tuples of towers: ((0, 1), (2, 3))"
-            ) from None
+            if value is not None:
+                object.__setattr__(self, name, configs.whole_number(value, name))
+        if self.groups is not None:
+            object.__setattr__(self, "groups", _read_groups(self.groups))
+            if self.algorithm not in list(WITH_GROUPS):
+                names = " or ".join(f"algorithm={name!r}" for name in WITH_GROUPS)
+                fault = f"groups={self.groups!r} go with {names}; give one of them"
+                raise HierAllreduceError(fault)
 
     @classmethod
     def load(cls, name_or_path: Union[str, os.PathLike]) -> Strategy:
-        """Return the strategy in ``configs/strategies/NAME.yaml``, or in a YAML file. Its keys are the attributes.
+        """Return the strategy in ``configs/strategies/NAME.yaml``, or in a YAML file.
+
+        The keys of the file are the attributes.
 
         Raises:
-            HierAllreduceError: no such file or name, an unknown key (with the nearest one), or an invalid value.
+            HierAllreduceError: no such file or name, an unknown key (with the nearest one), or an
+                invalid value.
         """
         path = configs.find("strategies", name_or_path, NAMES)
         return cls.from_values(configs.read_yaml(path), path)
@@ -100,19 +106,27 @@ class Strategy:
     @classmethod
     def from_values(cls, values: Dict[str, Any], source: Path) -> Strategy:
         """Return the strategy of a file's keys and values; raises the errors of :meth:`load`."""
-        configs.check(
-            values,
-            dict.fromkeys((field.name for field in fields(cls)), configs.anything),
-            str(source),
-        )
+        names = [field.name for field in fields(cls)]
+        configs.check_keys(values, names, str(source))
         try:
             return cls(**values)
         except HierAllreduceError as error:
             raise HierAllreduceError(f"{source}: {error}") from None
 
 
+def _read_groups(groups: Any) -> Groups:
+    """Return groups of towers as tuples of plain whole numbers."""
+    try:
+        return tuple(tuple(configs.whole_number(tower, "") for tower in group) for group in groups)
+    except (TypeError, HierAllreduceError):
+        expected = "tuples of towers: ((0, 1), (2, 3))"
+        raise HierAllreduceError(f"groups={groups!r}: expected {expected}") from None
+
+
 def strategy_from(value: Union[str, os.PathLike, Strategy, None]) -> Strategy:
-    """Return a strategy, or that of an algorithm's name, or of the name or path of a YAML file; None is the default.
+    """Return a strategy, also that of an algorithm's name, or of a YAML file's name or path.
+
+    None is the default.
 
     Raises:
         HierAllreduceError: the argument ``strategy=`` is invalid.
@@ -129,7 +143,7 @@ def strategy_from(value: Union[str, os.PathLike, Strategy, None]) -> Strategy:
 
 
 def plan_for(
-    strategy: Strategy, gradients: Sequence[Gradient], towers: int, on_cpu: bool = False
+    strategy: Strategy, gradients: Sequence[GradientSize], towers: int, on_cpu: bool = False
 ) -> Plan:
     """Return the plan that a strategy selects for K towers.
 

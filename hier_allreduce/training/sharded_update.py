@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from ..compat import outside_control_flow, tf1
 from ..errors import HierAllreduceError
-from ..graph import begin, copy_from_mains, first_half, reduce_layout
+from ..graph import add_ops, copy_from_roots, plan_gradients, sums_only
 from ..graph.layout import Layout
 from ..graph.names import variable_names, where
 from ..planning import Strategy
@@ -57,15 +57,15 @@ def update_at_mains(
     _check_each_is_once(variables, devices, names)
     updates = _updates_of_graph()
     load = updates.load(optimizer, variables[0], devices)
-    layout = begin(grads, devices, average, strategy, cluster, names, load)
-    mains = layout.mains()
+    layout = plan_gradients(grads, devices, average, strategy, cluster, names, load)
+    mains = layout.roots()
     views = {n: under_name_of(variables[0][n], variables[main][n]) for n, main in mains.items()}
     optimizers = held_by(optimizer)
     for n, main in mains.items():
         _check_slots_are_here(optimizers, views[n], where(main, devices, n, names))
     updates.add(layout, load)
 
-    reduced = reduce_layout(first_half(layout), average, "reduce_to_mains", cluster)
+    reduced = add_ops(sums_only(layout), average, "reduce_to_mains", cluster)
     pairs = [(reduced[main][n], views[n]) for n, main in sorted(mains.items())]
     graph = tf1.get_default_graph()
     earlier = len(graph.get_operations())
@@ -79,13 +79,13 @@ def update_at_mains(
 
 def _copy_variables(variables: Copies, layout: Layout, updated: Any) -> List[Any]:
     """Return ops that copy the mains' variables to all other towers, after the op ``updated``."""
-    mains = layout.mains()
+    mains = layout.roots()
     values: List[Any] = [None] * len(layout.columns)
     for n, main in mains.items():
         with tf.control_dependencies([updated]), tf1.device(layout.devices[main]):
             values[n] = variables[main][n].read_value()
     ops = []
-    for tower, copied in enumerate(copy_from_mains(values, layout)):  # K × N
+    for tower, copied in enumerate(copy_from_roots(values, layout)):  # K × N
         with tf1.device(layout.devices[tower]):
             from_others = [n for n, main in mains.items() if main != tower]
             ops += [variables[tower][n].assign(copied[n]).op for n in from_others]
@@ -112,7 +112,7 @@ def _check_uses_mains_only(
 ) -> None:
     """Check that an update, with these ``ops``, reads and writes each variable on its main only."""
     used = used_by(ops)
-    for n, main in layout.mains().items():
+    for n, main in layout.roots().items():
         for tower, row in enumerate(variables):
             name = row[n].op.name
             if tower != main and name in used:
@@ -157,7 +157,7 @@ class _Updates:
 
     def add(self, layout: Layout, load: Load) -> None:
         """Count the variables of one more update."""
-        for n, main in layout.mains().items():
+        for n, main in layout.roots().items():
             self._bytes[layout.devices[main]] += load.variables[n]
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ..compat import is_resource, outside_control_flow, tf1
 from ..errors import HierAllreduceError
-from ..graph.matrix import VAR_LIST_ADVICE, check_average, check_pairs, dtype_of, static_shape
+from ..graph.columns import VAR_LIST_ADVICE, check_average, checked_pairs, dtype_of, static_shape
 from ..graph.names import where
 from .replicas import Copies, all_variables, with_created
 from .views import TowerViews
@@ -37,10 +37,10 @@ def check_variables(
     """Return K rows of N (gradient, variable) pairs, as tuples.
 
     Raises:
-        HierAllreduceError: as :func:`.matrix.check_pairs`; or towers share a variable, or pair it with others than
+        HierAllreduceError: as :func:`.columns.checked_pairs`; or towers share a variable, or pair it with others than
             ``earlier`` copies do; or it is a reference variable, or does not fit its gradient.
     """
-    rows = check_pairs(rows, devices)
+    rows = checked_pairs(rows, devices)
     tower_of: Dict[int, int] = {}  # of each id(variable)
     columns = {id(var): column for column in zip(*earlier) for var in column}
     for tower, row in enumerate(rows):

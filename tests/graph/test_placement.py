@@ -21,11 +21,11 @@ from helpers.graphs import (
 
 from hier_allreduce import Strategy, allreduce_grads, allreduce_grads_and_vars
 from hier_allreduce.graph import (
-    begin,
-    copy_from_mains,
+    add_ops,
+    copy_from_roots,
     copy_from_tower_0,
-    first_half,
-    reduce_layout,
+    plan_gradients,
+    sums_only,
 )
 from hier_allreduce.graph.names import op_names
 from hier_allreduce.graph.record import recorded_in
@@ -172,7 +172,7 @@ def test_no_variables_give_an_empty_row_for_each_tower(graph):
     assert graph.get_operations() == []
 
 
-@pytest.mark.parametrize("strategy", ["muji", "tensorpack", "half"])
+@pytest.mark.parametrize("strategy", ["muji", "tensorpack", "sixteen_bit"])
 def test_a_function_calls_it_as_it_is_written(graph, strategy):
     """The autograph of TensorFlow 1.15 cannot translate all of Python, and should not try."""
 
@@ -218,9 +218,9 @@ def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
     values = [[random.randint(-9, 9, shape).astype("float32") for shape in shapes] for _ in devices]
     rows = [[*row, None] for row in gradients_on(devices, values)]
     load = Load([4 * int(np.prod(shape)) for shape in shapes] + [4], [0] * towers)
-    layout = begin(rows, devices, False, strategy, load=load)
-    totals = reduce_layout(first_half(layout), False)
-    mains, updated = layout.mains(), []
+    layout = plan_gradients(rows, devices, False, strategy, load=load)
+    totals = add_ops(sums_only(layout), False)
+    mains, updated = layout.roots(), []
     assert sorted(mains) == [0, 1, 2, 3, 4]  # no variable without gradients
     for variable, main in sorted(mains.items()):
         total = totals[main][variable]
@@ -230,7 +230,7 @@ def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
         assert placed([[total]]) == [[devices[mains[variable]]]]
         with tf.device(devices[mains[variable]]):
             updated.append(2 * total)
-    result = copy_from_mains([*updated, None], layout)
+    result = copy_from_roots([*updated, None], layout)
     assert not any(
         "zeros" in op.name for op in graph.get_operations()
     )  # other towers have nothing to pack
@@ -246,9 +246,11 @@ def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
 def test_mains_carry_about_equal_bytes(graph, earlier):
     sizes = [5000, 1000, 1000, 3000] * 6
     rows = gradients_on(xpus(4), [[np.zeros([size], "float32") for size in sizes]] * 4)
-    layout = begin(rows, xpus(4), False, Strategy(chunk_bytes=0), load=Load(sizes, earlier))
+    layout = plan_gradients(
+        rows, xpus(4), False, Strategy(chunk_bytes=0), load=Load(sizes, earlier)
+    )
     loads = list(earlier)
-    for variable, main in layout.mains().items():
+    for variable, main in layout.roots().items():
         loads[main] += sizes[variable]
     assert max(loads) - min(loads) <= 1000
 

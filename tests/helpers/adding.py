@@ -1,9 +1,9 @@
 """Plans run on numbers."""
 
-from hier_allreduce.planning.plan import Ops
+from hier_allreduce.planning.plan import ChunkOps
 
 
-class Adding(Ops):
+class Adding(ChunkOps):
     """Runs a plan on numbers or arrays."""
 
     def reduce(self, step, own, others):

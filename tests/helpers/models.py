@@ -3,7 +3,7 @@
 import numpy as np
 
 from helpers.project import TOP
-from hier_allreduce.planning import Gradient
+from hier_allreduce.planning import GradientSize
 
 MODELS = TOP / "benchmarks" / "models"
 
@@ -15,5 +15,5 @@ def gradients(model):
         _, shape, dtype, *sparse = line.split("\t")
         sizes = [int(size) for size in shape.split(",")]
         if sparse != ["yes"]:
-            grads.append(Gradient(int(np.prod(sizes)), 4, dtype, is_flat=len(sizes) == 1))
+            grads.append(GradientSize(int(np.prod(sizes)), 4, dtype))
     return tuple(grads)

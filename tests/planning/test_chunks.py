@@ -5,7 +5,7 @@ from helpers.models import gradients
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hier_allreduce.planning import Gradient, Range, chunks_of
+from hier_allreduce.planning import GradientSize, Range, chunks_of
 from hier_allreduce.planning.algorithms import flat, schedules_of
 from hier_allreduce.planning.chunks import Load, spread
 
@@ -14,7 +14,7 @@ KIB = 1 << 10
 
 def of(*sizes, dtype="float32", **fields):
     """Return gradients of so many KiB."""
-    return [Gradient(size * 256, 4, dtype, **fields) for size in sizes]
+    return [GradientSize(size * 256, 4, dtype, **fields) for size in sizes]
 
 
 def numbers(chunks):
@@ -23,8 +23,8 @@ def numbers(chunks):
 
 
 UNKNOWN, TEXT = (
-    Gradient(None, 4, "float32", packable=False),
-    Gradient(8, 0, "string", packable=False),
+    GradientSize(None, 4, "float32", packable=False),
+    GradientSize(8, 0, "string", packable=False),
 )
 
 
@@ -76,7 +76,7 @@ def test_whole_gradients_are_packed_below_a_size_only():
 )
 def test_each_element_travels_once_in_readiness_order(sizes, chunk_bytes):
     grads = [
-        Gradient(elements, itemsize, f"f{itemsize}", packable)
+        GradientSize(elements, itemsize, f"f{itemsize}", packable)
         for elements, itemsize, packable in sizes
     ]
     chunks = chunks_of(grads, chunk_bytes)

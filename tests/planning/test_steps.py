@@ -19,7 +19,7 @@ from hier_allreduce.planning.algorithms import (
     schedules_of,
     tree,
 )
-from hier_allreduce.planning.plan import complete_on, copies_in, sums_in
+from hier_allreduce.planning.plan import checked, complete_on, copies_in, sums_in
 
 RIGHT = (Reduce((1,), 0), Reduce((0,), 2), Copy(2, 0), Copy(2, 1))
 
@@ -73,11 +73,11 @@ def test_check_names_the_step_and_the_fault(steps, message):
         check(steps, 3)
 
 
-def test_check_returns_a_schedule_that_is_right():
-    assert check(iter(RIGHT), 3) == RIGHT
+def test_a_schedule_that_is_right_is_kept():
+    assert check(iter(RIGHT), 3) is None and checked(iter(RIGHT), 3) == RIGHT
     assert root_of(RIGHT) == 2 and (sums_in(RIGHT), copies_in(RIGHT)) == (RIGHT[:2], RIGHT[2:])
     assert complete_on(RIGHT) == {0, 1, 2} and complete_on(sums_in(RIGHT)) == {2}
-    assert check([], 1) == () and root_of(()) == 0
+    assert checked([], 1) == () and root_of(()) == 0
 
 
 @given(
@@ -198,7 +198,7 @@ def test_any_groups_add_up(devices, chunk, rng):
     order = rng.sample(range(devices), devices)
     cuts = sorted(rng.sample(range(1, devices), rng.randint(0, devices - 1)))
     groups = tuple(tuple(order[a:b]) for a, b in zip([0, *cuts], [*cuts, devices]))
-    assert adds_up(check(in_groups(groups)(devices, chunk), devices), devices)
+    assert adds_up(checked(in_groups(groups)(devices, chunk), devices), devices)
 
 
 @pytest.mark.parametrize(

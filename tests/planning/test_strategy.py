@@ -5,14 +5,20 @@ import pytest
 from helpers.models import gradients
 
 from hier_allreduce import HierAllreduceError, Strategy, configs
-from hier_allreduce.planning import Gradient, plan_for, root_of, strategy_from
+from hier_allreduce.planning import GradientSize, plan_for, root_of, strategy_from
 from hier_allreduce.planning.algorithms import flat, schedules_of, tree
 
 GRADS = gradients("mobilenet_v2")
 
 
 def test_the_shipped_strategies_load_and_have_plans():
-    assert configs.names("strategies") == ["chainer", "half", "megengine", "muji", "tensorpack"]
+    assert configs.names("strategies") == [
+        "chainer",
+        "megengine",
+        "muji",
+        "sixteen_bit",
+        "tensorpack",
+    ]
     for name in configs.names("strategies"):
         assert strategy_from(name) == Strategy.load(name) != Strategy()
         assert plan_for(Strategy.load(name), GRADS, 8).towers == 8
@@ -47,7 +53,7 @@ def test_a_file_loads(tmp_path, encoding):
         ("wire_dtype: float8", "wire_dtype='float8' is unknown; did you mean 'float16'"),
         ("sparse: maybe", "sparse='maybe' is unknown; there are gather, dense"),
         ("missing: [zeros]", "missing=['zeros'] is unknown"),
-        ("algorithm: tree\ngroups: [[0, 1]]", "groups=[[0, 1]] go with algorithm='hierarchical'"),
+        ("algorithm: tree\ngroups: [[0, 1]]", "groups=((0, 1),) go with algorithm='hierarchical'"),
         ("algorithm: hierarchical\ngroups: [0, 1]", "groups=[0, 1]: expected tuples of towers"),
     ],
 )
@@ -77,6 +83,15 @@ def test_an_invalid_argument_is_an_error_that_names_the_right_one(value, expecte
 def test_groups_of_groups_are_an_error():
     with pytest.raises(HierAllreduceError, match=r"^groups=.*expected tuples"):
         Strategy("hierarchical", groups=[[[0], 1]])  # type: ignore[arg-type, list-item]
+
+
+def test_numbers_of_numpy_are_numbers():
+    numbers = np.arange(4)
+    strategy = Strategy(
+        "hierarchical", chunk_bytes=numbers[3], main=numbers[2], groups=numbers.reshape(2, 2)
+    )
+    assert strategy == Strategy("hierarchical", 3, ((0, 1), (2, 3)), 2)
+    assert {type(number) for group in strategy.groups for number in group} == {int}
 
 
 def test_a_name_or_nothing_is_a_strategy():
@@ -165,6 +180,6 @@ def test_numbers_of_numpy_are_numbers_of_towers():
     def numpy_flat(devices, chunk):
         return [step._replace(dst=numbers[step.dst]) for step in flat(devices, chunk)]  # type: ignore[arg-type]
 
-    assert plan_for(Strategy(numpy_flat), [Gradient(4, 4, "float32")], 3).schedules == schedules_of(
-        flat, 3
-    )
+    assert plan_for(
+        Strategy(numpy_flat), [GradientSize(4, 4, "float32")], 3
+    ).schedules == schedules_of(flat, 3)

@@ -76,7 +76,10 @@ def test_a_step_is_applied_and_counted_once_with_any_strategy(graph, update, str
 @UPDATES
 def test_variables_do_not_travel_in_16_bits(graph, update):
     """Only gradients do. The variable is too large for float16."""
-    optimizer, rows = TowerOptimizer(sgd(), xpus(3), update=update, strategy="half"), towers(["w"])
+    optimizer, rows = (
+        TowerOptimizer(sgd(), xpus(3), update=update, strategy="sixteen_bit"),
+        towers(["w"]),
+    )
     op = optimizer.apply_gradients(rows)
     with started(*(row[0][1].assign([70001.0, 0]) for row in rows)) as sess:
         sess.run(op)

@@ -116,7 +116,7 @@ class HierarchicalTrainer(SingleCostTrainer):
                     f"{name}={value!r} is tensorpack's; HierarchicalTrainer has {_THEIRS[name]}"
                 )
         options = [*_OPTIONS, "cluster"]
-        configs.check(unknown, dict.fromkeys(options, configs.anything), "HierarchicalTrainer")
+        configs.check_keys(unknown, options, "HierarchicalTrainer")
         check_options(
             average,
             update,
@@ -150,8 +150,9 @@ class HierarchicalTrainer(SingleCostTrainer):
             HierAllreduceError: no such file or name, an unknown key, an invalid value, or no ``devices``.
         """
         path = configs.find("trainers", name_or_path)
-        readers = dict.fromkeys(_OPTIONS, configs.anything)
-        values = {**configs.check(configs.read_yaml(path), readers, str(path)), **changes}
+        values = configs.read_yaml(path)
+        configs.check_keys(values, _OPTIONS, str(path))
+        values.update(changes)
         if "devices" not in values:
             raise HierAllreduceError(
                 f"{path}: 'devices' is missing: how many GPUs, or a list of devices"
