@@ -243,10 +243,9 @@ def _reduced(layout: Layout, context: Context, name: str) -> List[Tuple[Any, ...
         for tower, device in enumerate(layout.devices):
             with tf1.device(device):
                 reduced: List[Any] = []
-                for schedule, values, chunk_sum in zip(layout.schedules, chunks, sums):
+                for schedule, chunk, chunk_sum in zip(layout.schedules, chunks, sums):
                     is_there = tower in complete_on(schedule)
-                    value = chunk_sum.as_result(tower, values[tower]) if is_there else None
-                    reduced.append(value)
+                    reduced.append(chunk_sum.as_result(tower, chunk[tower]) if is_there else None)
                 results.append(tuple(packing.unpack(tower, reduced)))
         if context.hosts == 1:
             roots = map(root_of, layout.schedules)

@@ -239,7 +239,7 @@ def warn_of_references(variables: Sequence[Any]) -> None:
 
 
 def checked_columns(
-    rows: Rows,
+    rows: Sequence[Sequence[Any]],
     devices: Sequence[Any],
     average: bool,
     strategy: Strategy,
