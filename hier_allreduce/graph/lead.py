@@ -1,4 +1,4 @@
-"""How far the host may run ahead of the sums: control edges inside each tower.
+"""Control edges inside each tower: they limit how far the host runs ahead of the sums.
 
 ::
 
@@ -81,7 +81,7 @@ def _parts(grads: Sequence[List[Any]]) -> List[List[Any]]:
 
 
 def _ancestors(ends: Iterable[Any], known: Set[Any]) -> List[Any]:
-    """Return some ops and all that they need, but for those that are known."""
+    """Return some ops and all that they need, but for known ones."""
     found: Dict[Any, None] = {}
     waiting = list(ends)
     while waiting:
