@@ -1,0 +1,136 @@
+"""The emulated device: counters, memory, and the times of timed mode, which are exact."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from emulated_gpu import plugin
+from helpers.graphs import XPU
+
+if XPU != "gpu":
+    pytest.skip("needs emulated GPUs: pytest --devices gpu", allow_module_level=True)
+
+
+def test_counters_tell_kernels_and_copies():
+    with tf.device("/gpu:0"):
+        numbers = tf.square(tf.zeros([10]))
+    numbers.numpy()
+    before = plugin.counters()
+    with tf.device("/gpu:1"):
+        total = tf.reduce_sum(numbers)
+    total.numpy()
+    after = plugin.counters()
+    none = {"count": 0, "bytes": 0}
+    copies, copies_before = after["copies"]["0-1"], before["copies"].get("0-1", none)
+    assert copies["count"] - copies_before["count"] == 1
+    assert copies["bytes"] - copies_before["bytes"] == 40
+    assert after["kernels"]["1"]["Sum"] - before["kernels"].get("1", {}).get("Sum", 0) == 1
+    assert after["faults"] == {}
+
+
+def test_memory_without_a_value_is_nan():
+    """Also if it had one: TensorFlow's allocator hands out the memory of the array before."""
+    for _ in range(3):
+        with tf.device("/gpu:0"):
+            fresh = tf.raw_ops.Empty(shape=[1000], dtype=tf.float32, init=False)
+            assert np.isnan(fresh.numpy()).all()
+            del fresh
+            tf.ones([1000]).numpy()
+
+
+# ---- Timed mode ----
+TIMED = """
+import sys
+import tensorflow as tf
+tf1 = tf.compat.v1
+tf1.disable_eager_execution()
+with tf.device("/gpu:0"):
+    one = tf1.get_variable("one", [250000], initializer=tf1.zeros_initializer(), use_resource=True)
+    first = tf.maximum(one, one, name="first_burn_500")
+    second = tf.maximum(first, first, name="second_burn_250.5")
+copies = []
+for device in ("/gpu:1", "/gpu:2"):
+    with tf.device(device):
+        copies.append(tf.square(second, name="read"))
+with tf1.Session(config=tf1.ConfigProto(inter_op_parallelism_threads=8)) as session:
+    session.run(one.initializer)
+    session.run(copies)
+"""
+SCALE = 2
+LINKS = """# 1 MB takes 1 ms from 0 to 1, and half of it from 0 to 2. Both pass resource 7.
+0 1 1e9 1e-4 1 7 2e9
+0 2 2e9 1e-4 1 7 2e9
+"""
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory):
+    """The trace of a run in timed mode: ``{what: (queued, begin, end)}`` in seconds of the machine."""
+    folder = tmp_path_factory.mktemp("timed")
+    (folder / "links").write_text(LINKS)
+    options = plugin.environment(
+        count=3,
+        timing=SCALE,
+        machine=str(folder / "links"),
+        host_us=3000,
+        trace=str(folder / "trace"),
+        memory_gbs=1000,
+    )
+    environment = {**os.environ, **options}
+    subprocess.run([sys.executable, "-c", TIMED], env=environment, check=True)
+    lines = (folder / "trace").read_text().splitlines()[1:]
+    spans = {}
+    for line in lines:
+        _, what, *times = line.split("\t")
+        spans[what] = [float(time) / SCALE for time in times]
+    return spans
+
+
+def took(microseconds):
+    """The file has seven digits of a second."""
+    return pytest.approx(microseconds * 1e-6, abs=2e-7)
+
+
+def seconds(span):
+    return span[2] - span[1]
+
+
+def test_a_kernel_takes_the_time_in_its_name(trace):
+    assert seconds(trace["Maximum first_burn_500"]) == took(500)
+    assert seconds(trace["Maximum second_burn_250.5"]) == took(250.5)
+
+
+def test_other_kernels_take_a_launch_and_their_bytes(trace):
+    assert seconds(trace["Square read"]) == took(8 + 2)
+
+
+def test_a_copy_takes_the_time_of_its_link(trace):
+    assert seconds(trace["copy 0>1 1000000"]) == took(1000)
+    assert seconds(trace["copy 0>2 1000000"]) == took(500)
+
+
+def test_copies_share_what_they_both_pass(trace):
+    """The first copy has the resource for 1 MB at 2 GB/s: the other one waits, whatever its own link."""
+    begins = sorted(trace[f"copy 0>{receiver} 1000000"][1] for receiver in (1, 2))
+    assert begins[1] - begins[0] >= 499e-6
+
+
+def test_the_host_is_busy_with_kernels_of_the_model(trace):
+    between = trace["Maximum second_burn_250.5"][0] - trace["Maximum first_burn_500"][0]
+    assert between >= 3000e-6
+
+
+def test_a_missing_file_of_links_is_named():
+    options = plugin.environment(count=2, timing=1, machine="/no/such/file")
+    program = TIMED.replace('"/gpu:2"', '"/gpu:0"')
+    child = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **options},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert child.returncode == 1
+    assert "cannot read the links of EMULATED_GPU_MACHINE=/no/such/file" in child.stderr
