@@ -27,14 +27,22 @@ def program(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def search(tmp_path):
-    """``search(command)``: a search that may be run; its options are those of ``Runner``."""
+def runner(tmp_path):
+    """``runner(command)``: runs a program; its options are those of ``Runner``."""
 
-    def search(command, only=("flat",), patience=30.0, start_patience=60.0, seconds=300.0):
-        progress = Progress(seconds)
+    def runner(command, patience=30.0, start_patience=60.0, seconds=300.0):
         folder = tmp_path / f"outputs-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        runner = Runner(command, patience, start_patience, seconds, folder, progress)
-        return Search(runner, None, only, progress)
+        return Runner(command, patience, start_patience, seconds, folder, Progress(seconds))
+
+    return runner
+
+
+@pytest.fixture
+def search(runner):
+    """``search(command)``: a search that may be run; its options are those of ``Runner``."""
+
+    def search(command, only=("flat",), **options):
+        return Search(runner(command, **options), None, only, Progress(300.0))
 
     return search

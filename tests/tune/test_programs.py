@@ -12,6 +12,7 @@ from helpers.graphs import IS_TF2
 from hier_allreduce import measured as measured_module
 from hier_allreduce.commands.tune.faults import NothingMeasured
 from hier_allreduce.measured import Measurement, read_facts
+from hier_allreduce.planning.candidate import NOW, Candidate, candidates_for
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SMALL = ("--blocks", "1", "--channels", "4", "--batch", "2")
@@ -76,18 +77,19 @@ def test_a_candidate_changes_the_strategy(run):
 
 
 @pytest.fixture
-def measured(search, tmp_path, monkeypatch):
+def measured(runner, tmp_path, monkeypatch):
     """``measured(peer, example, …)``: the facts of an example that runs as it is and with a peer."""
 
     def measured(peer, name, *arguments):
         monkeypatch.chdir(tmp_path)
         command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
-        found = search(command, [peer], patience=100.0, start_patience=250.0, seconds=250.0)
-        monkeypatch.setattr("hier_allreduce.commands.tune.search.LAST_TURNS", 0)
-        found.run_all()
-        assert not any(run.fault for run in found.runs), found.runs
-        assert {run.candidate.name for run in found.runs} == {"now", peer}
-        return found.runs[0].facts
+        runs = runner(command, patience=100.0, start_patience=250.0)
+        now = runs.run(Candidate(NOW), 0.0, 1)
+        assert not now.fault and now.seconds
+        (candidate,) = candidates_for(now.facts, None, [peer]).chosen
+        other = runs.run(candidate, 0.0, 1)
+        assert not other.fault and other.seconds
+        return now.facts
 
     return measured
 
