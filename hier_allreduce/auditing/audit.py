@@ -33,10 +33,12 @@ class Audited(NamedTuple):
 
     Attributes:
         all_reduce: as it was built: its scope, algorithm, devices and tensors.
-        copies: the number of tensors that went from tower i's device to tower j's: ``{(i, j): count}``.
-        bytes: of these copies by dtype, as they crossed: ``{"float16": 1024}``; 0 where shapes are not known.
-        collectives: the number of tensors that crossed between the hosts; each counts once, on every host.
-        unneeded: the number of planned copies that were left out: of constants, or of values copied already.
+        copies: ``{(i, j): count}``, the number of tensors that tower i's device sent to tower j's.
+        bytes: ``{"float16": 1024}``, the bytes that crossed, by the dtype in which they did; 0
+            where shapes are not known.
+        collectives: the number of tensors that crossed between hosts, each counted once.
+        unneeded: the number of planned copies that were left out, because the value is a constant,
+            or was copied already.
     """
 
     all_reduce: AllReduce
@@ -47,14 +49,11 @@ class Audited(NamedTuple):
 
     def __str__(self) -> str:
         built = self.all_reduce
+        left_out = f" and {self.unneeded} not needed" if self.unneeded else ""
         facts = [built.algorithm, count(len(built.tensors), "chunk")]
-        facts.append(f"{sum(self.copies.values())} copies")
-        if self.unneeded:
-            facts[-1] += f" and {self.unneeded} not needed"
-        facts += [
-            f"{amount(size)} in {dtype}" if size else f"{dtype} of unknown size"
-            for dtype, size in sorted(self.bytes.items())
-        ]
+        facts.append(f"{sum(self.copies.values())} copies{left_out}")
+        for dtype, size in sorted(self.bytes.items()):
+            facts.append(f"{amount(size)} in {dtype}" if size else f"{dtype} of unknown size")
         if self.collectives:
             facts.append(f"{count(self.collectives, 'collective')} over {built.hosts} hosts")
         return f"{built.scope}: {', '.join(facts)}, planned = executed"
@@ -89,7 +88,8 @@ def _table(devices: Sequence[Any], copies: Counter) -> List[str]:
     towers = range(len(devices))
     rows: List[List[object]] = [["", *towers]]
     for src in towers:
-        rows.append([f"{src}  {devices[src]}", *(copies[src, dst] or "." for dst in towers)])
+        cells = [copies[src, dst] or "." for dst in towers]
+        rows.append([f"{src}  {devices[src]}", *cells])
     return [table(rows, all_right=True), f"total {sum(copies.values())}"]
 
 
@@ -98,19 +98,21 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
 
     ::
 
-        asked, seen = tf.compat.v1.RunOptions(output_partition_graphs=True), tf.compat.v1.RunMetadata()
+        asked = tf.compat.v1.RunOptions(output_partition_graphs=True)
+        seen = tf.compat.v1.RunMetadata()
         session.run(train_op, options=asked, run_metadata=seen)
         print(audit(seen, session.graph))
         print(audit(lambda: model.fit(dataset, steps_per_epoch=1)))    # Keras, before any other fit
 
-    For every chunk each planned copy must have been executed, and no other tensor may come in. A planned copy may be
-    left out if its value is constant, or was copied there for another chunk. Where results go afterwards is not
-    compared. An update of a variable must have run on the tower for which it was built. On several hosts, every host
-    audits its devices and the sums over the hosts.
+    For every chunk each planned copy must have been executed, and no other tensor may come in. A
+    planned copy may be left out if its value is constant, or was copied there for another chunk.
+    Where results go afterwards is not compared. An update of a variable must have run on the tower
+    for which it was built. On several hosts, every host audits its devices and the sums over hosts.
 
     Args:
-        step: the RunMetadata of a ``session.run`` with ``RunOptions(output_partition_graphs=True)``; or a function that
-            runs the first step of a program with ``tf.function``s, such as Keras ``fit``. Of several functions the one
+        step: the RunMetadata of a ``session.run`` with
+            ``RunOptions(output_partition_graphs=True)``; or a function that runs the first step of
+            a program with ``tf.function``s, such as Keras ``fit``. Of several functions the one
             with most all-reduces is audited.
         graph: the session's graph, by default the current one.
 
@@ -118,10 +120,10 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
         The copies by pair of towers, and their bytes by dtype; ``print`` it.
 
     Raises:
-        AuditError: copies are missing or too many (the message names chunks and pairs, the reason, and the remedy); or
-            an update left its tower; or the step ran no all-reduce outside of a ``tf.compat.v1.cond`` or
-            ``while_loop``; or the metadata has no partition graphs; or no ``tf.function`` with an all-reduce ran for
-            the first time.
+        AuditError: copies are missing or too many (the message names chunks and pairs, the reason,
+            and the remedy); or an update left its tower; or the step ran no all-reduce outside of a
+            ``tf.compat.v1.cond`` or ``while_loop``; or the metadata has no partition graphs; or no
+            ``tf.function`` with an all-reduce ran for the first time.
     """
     prefix, partitions = "", getattr(step, "partition_graphs", ())
     if callable(step):
@@ -134,9 +136,10 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
         )
     if not recorded_in(graph):
         raise AuditError(
-            f"no all-reduce was built in {graph}; pass graph=, the graph that the session ran (for a tf.function pass a"
-            " function that runs its first step; an all-reduce inside TensorFlow 2's tf.cond or tf.while_loop has other"
-            " names when it runs and cannot be audited)"
+            f"no all-reduce was built in {graph}; pass graph=, the graph that the session ran (for"
+            " a tf.function pass a function that runs its first step; an all-reduce inside"
+            " TensorFlow 2's tf.cond or tf.while_loop has other names when it runs and cannot be"
+            " audited)"
         )
     return _compare(Step(graph, partitions, prefix), graph)
 
@@ -178,9 +181,10 @@ def _reason_to_skip(built: AllReduce, traffics: Sequence[Traffic], graph: Any) -
 
 
 def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
-    """Return the partition graphs of the function with most all-reduces, the prefix of names there, and its graph.
+    """Return partition graphs, the prefix of names there, and the graph as it was built.
 
-    It must not have run before ``step``: TensorFlow tells only once which nodes it executes.
+    They are those of the function with most all-reduces. It must not have run before ``step``,
+    because TensorFlow tells only once which nodes it executes.
     """
     before = recorded_graphs()
     with collected_graphs() as functions:
@@ -193,13 +197,14 @@ def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
             if prefix is not None:
                 return function.partition_graphs, prefix, graph
     raise AuditError(
-        "no tf.function with an all-reduce ran for the first time; audit the first step of a program, before any other"
-        " call of its function. For a session, pass the RunMetadata of a step"
+        "no tf.function with an all-reduce ran for the first time; audit the first step of a"
+        " program, before any other call of its function. For a session, pass the RunMetadata of a"
+        " step"
     )
 
 
 def _prefix_of(scope: str, partitions: Sequence[Any]) -> Optional[str]:
-    """Return the text before a name scope in a function's partition graphs; None if the scope is not there."""
+    """Return the text before a name scope in a function's partitions; None if it is not there."""
     for part in partitions:
         for node in part.node:
             prefix, found, _ = node.name.partition(scope)
@@ -209,7 +214,10 @@ def _prefix_of(scope: str, partitions: Sequence[Any]) -> Optional[str]:
 
 
 def _in_control_flow(built: AllReduce, graph: Any) -> bool:
-    """Return whether its ops are in a TensorFlow 1 cond or while_loop, whose branches are in the same graph."""
+    """Return whether its ops are in a cond or while_loop of TensorFlow 1.
+
+    The branches of these are in the same graph.
+    """
     ops = [op for op in graph.get_operations() if op.name.startswith(built.scope)]
     contexts = [op._get_control_flow_context() for op in ops]
     return any(
@@ -224,26 +232,27 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: Step) -> A
         AuditError: copies are missing or too many, or an update left its tower.
     """
     _check_copies(built, traffics, executed)
+    _check_updates(built, executed)
+    copies: Counter = Counter()
+    bytes_by_dtype: Counter = Counter()
+    collectives = unneeded = 0
+    for traffic in traffics:
+        bytes_by_dtype.update(traffic.bytes_by_dtype())  # unlike +, this keeps zeros
+        unneeded += sum(traffic.unneeded.values())
+        for (src, dst), times in traffic.executed.items():
+            if dst == OTHER_HOSTS:
+                collectives += times
+            else:
+                copies[src, dst] += times
+    return Audited(built, copies, bytes_by_dtype, collectives, unneeded)
+
+
+def _check_updates(built: AllReduce, executed: Step) -> None:
+    """Raise an AuditError that lists the updates that left their tower."""
     moved = list(executed.moved_updates(built))
     if moved:
         title = f"{built.scope}: an update left its tower"
         raise AuditError("\n".join([title, *_first_ones(moved, "updates"), _KERNEL]))
-    total: Counter = sum((traffic.executed for traffic in traffics), Counter())
-    copies = Counter({pair: times for pair, times in total.items() if pair[1] != OTHER_HOSTS})
-    return Audited(
-        built,
-        copies,
-        bytes=_bytes_by_dtype(traffics),
-        collectives=sum(total.values()) - sum(copies.values()),
-        unneeded=sum(sum(traffic.unneeded.values()) for traffic in traffics),
-    )
-
-
-def _bytes_by_dtype(traffics: Sequence[Traffic]) -> Counter:
-    found: Counter = Counter()
-    for traffic in traffics:
-        found.update(traffic.bytes_by_dtype())  # unlike +, this keeps zeros
-    return found
 
 
 def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: Step) -> None:
@@ -253,22 +262,34 @@ def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: Step)
     for traffic in traffics:
         missing = traffic.planned - traffic.executed - traffic.unneeded
         extra = traffic.executed - traffic.planned
-        parts = [f"missing {_arrows(missing)}"] if missing else []
         if extra:
-            sources = sorted(set().union(*(traffic.sources[pair] for pair in extra)))
-            parts.append(f"not planned {_arrows(extra)} (of {', '.join(map(repr, sources))})")
             advice = _PLACE
-        if parts:
-            first, *others = traffic.tensor.variables
-            more = f" and {len(others)} more" if others else ""
-            faults.append(f"{traffic.tensor.name} (variable {first!r}{more}): {', '.join(parts)}")
+        if missing or extra:
+            faults.append(_fault(traffic, missing, extra))
     if not faults:
         return
     idle = executed.idle(built)
     if idle:
-        advice = f"no op ran on {', '.join(idle)}: soft placement put its ops elsewhere; choose devices that exist"
-    title = f"{built.scope}: the step's copies are not those of the {built.algorithm} plan, by tower number"
+        advice = (
+            f"no op ran on {', '.join(idle)}: soft placement put its ops elsewhere; choose devices"
+            " that exist"
+        )
+    title = (
+        f"{built.scope}: the step's copies are not those of the {built.algorithm} plan, by tower"
+        " number"
+    )
     raise AuditError("\n".join([title, *_first_ones(faults, "chunks"), advice]))
+
+
+def _fault(traffic: Traffic, missing: Counter, extra: Counter) -> str:
+    """Return a line about the copies of one tensor that are missing or too many."""
+    parts = [f"missing {_arrows(missing)}"] if missing else []
+    if extra:
+        sources = sorted(set().union(*(traffic.sources[pair] for pair in extra)))
+        parts.append(f"not planned {_arrows(extra)} (of {', '.join(map(repr, sources))})")
+    first, *others = traffic.tensor.variables
+    more = f" and {len(others)} more" if others else ""
+    return f"{traffic.tensor.name} (variable {first!r}{more}): {', '.join(parts)}"
 
 
 def _first_ones(lines: Sequence[str], noun: str) -> List[str]:

@@ -1,4 +1,7 @@
-"""Executed copies in the terms of a plan: towers instead of devices, recorded tensors instead of ops."""
+"""Executed copies in the terms of a plan.
+
+A plan has towers where TensorFlow has devices, and recorded tensors where it has ops.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class Traffic:
     Attributes:
         all_reduce: the tensor's.
         tensor: as recorded.
-        planned: the number of copies by pair of places; at most 1 between towers that share their devices.
+        planned: the number of copies by pair of places; at most 1 where towers share devices.
         executed: the same.
         unneeded: the missing copies that nobody needs, once :meth:`Step.find_unneeded` has run.
         dtypes: of the executed copies, by pair.
@@ -61,7 +64,11 @@ class Traffic:
         copies[pair] = 1 if share_devices else copies[pair] + 1
 
     def place(self, device: str) -> Place:
-        """Return the tower whose device fits an executed ``device`` and says most of it; else ``device`` itself."""
+        """Return the tower whose device is the executed ``device``; itself if there is none.
+
+        Of several devices that may be meant, such as ``""`` and ``"/cpu:1"``, this takes the one
+        that says most.
+        """
         place: Place = device
         most = -1
         for tower in sorted(set(self._first_there)):
@@ -80,7 +87,13 @@ class Traffic:
 
 
 class Step:
-    """The traffic of a graph's recorded tensors in one step, in whose partitions all names begin with ``prefix``."""
+    """The traffic of a graph's recorded tensors in one step.
+
+    Args:
+        graph: as it was built.
+        partitions: of the executed step.
+        prefix: with which all names in the partitions begin.
+    """
 
     def __init__(self, graph: Any, partitions: Sequence[Any], prefix: str):
         self._graph, self._prefix = graph, prefix
@@ -94,7 +107,7 @@ class Step:
         self._count_collectives()
 
     def _owner(self, op: str) -> Optional[Traffic]:
-        """Return the traffic of the tensor to which an op belongs by its name, if it belongs to one."""
+        """Return the traffic of the tensor to which an op belongs by its name; None for others."""
         while "/" in op:
             op = op.rpartition("/")[0]
             if op in self._by_scope:
@@ -117,8 +130,8 @@ class Step:
                     traffic.add(traffic.executed, pair)
                 else:
                     passing.append((traffic, pair))
-        # The op of a copy is pruned where its reader is on the same device: the tensor goes straight to the reader.
-        # Anything else that leaves is a result being read elsewhere.
+        # The op of a copy is pruned where its reader is on the same device: the tensor goes
+        # straight to the reader. Anything else that leaves is a result that is read elsewhere.
         for traffic, pair in passing:
             if traffic.planned[pair] and not traffic.executed[pair]:
                 traffic.add(traffic.executed, pair)
@@ -141,14 +154,14 @@ class Step:
     def idle(self, all_reduce: AllReduce) -> List[str]:
         """Return the devices of an all-reduce on which no op ran."""
         used = {node.device for node in self._nodes}
-        return [
-            device
-            for device in all_reduce.devices
-            if not any(devices_match(other, device) for other in used)
-        ]
+
+        def is_idle(device: Any) -> bool:
+            return not any(devices_match(other, device) for other in used)
+
+        return list(filter(is_idle, all_reduce.devices))
 
     def moved_updates(self, all_reduce: AllReduce) -> Iterator[str]:
-        """Yield ``tower 1: … ran on CPU:0`` for each update of a variable that left the tower it was built for."""
+        """Yield a line for each update of a variable that ran elsewhere than on its tower."""
         built = {self._prefix + op.name: op for op in self._graph.get_operations()}
         for node in self._nodes:
             op = built.get(node.name)
@@ -160,9 +173,11 @@ class Step:
                     break
 
     def find_unneeded(self) -> None:
-        """Note the missing copies that nobody needs: of constants, and of values that another copy has brought.
+        """Note the missing copies that nobody needs.
 
-        Grappler folds constants, and merges ops that compute the same, as in a sum and a mean of the same gradients.
+        These are copies of constants, which Grappler folds; and of values that another copy has
+        brought, because Grappler merges ops that compute the same, as in a sum and a mean of the
+        same gradients.
         """
         numbers, constants = _computations(self._graph)
         read = self._values_read(numbers)
@@ -177,7 +192,7 @@ class Step:
                 traffic.unneeded[pair] = max(0, missing)
 
     def _values_read(self, numbers: Dict[str, int]) -> Dict[Tuple[Traffic, Pair], Set[Any]]:
-        """Return the values that the ops of each tensor read from each pair's source, as built in the graph."""
+        """Return by tensor and pair the values that its ops read over that pair, as built."""
         read: Dict[Tuple[Traffic, Pair], Set[Any]] = defaultdict(set)
         for op in self._graph.get_operations():
             traffic = self._owner(self._prefix + op.name)
@@ -201,7 +216,10 @@ def check_devices(all_reduce: AllReduce) -> None:
 
 
 def _computations(graph: Any) -> Tuple[Dict[str, int], Set[int]]:
-    """Return a number for each op, the same for ops that compute the same; and the numbers of constants."""
+    """Return a number for each op, and the numbers of constants.
+
+    Ops that compute the same have the same number.
+    """
     numbers: Dict[str, int] = {}
     known: Dict[Any, int] = {}
     constants: Set[int] = set()

@@ -1,7 +1,7 @@
 """Partition graphs: the tensors that crossed between devices in one executed step.
 
-TensorFlow cuts a graph into one partition for each device. Where a tensor crosses, it puts a ``_Send`` into the
-sender's partition and a ``_Recv`` into the receiver's::
+TensorFlow cuts a graph into one partition for each device. Where a tensor crosses, it puts a
+``_Send`` into the sender's partition and a ``_Recv`` into the receiver's::
 
     partition of cpu:0                     partition of cpu:1
     sum ─► _Send ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ─ ► _Recv ─► copy
@@ -39,14 +39,17 @@ class Crossing(NamedTuple):
 
 def crossings(partitions: Sequence[Any]) -> Iterator[Crossing]:
     """Yield each tensor that crossed in one step. Control dependencies and fetches are left out."""
-    sent = dict(send for part in partitions for send in _sends(part))
+    sent: Dict[Tuple[str, str, str], str] = {}
+    for part in partitions:
+        sent.update(_sends(part))
     for part in partitions:
         readers = _readers(part)
         for node in part.node:
             key = _rendezvous_key(node)
             if node.op in _RECVS and key in sent and node.name in readers:
+                src, dst, _ = key
                 dtype = tf.as_dtype(node.attr["tensor_type"].type).name
-                yield Crossing(key[0], key[1], sent[key], frozenset(readers[node.name]), dtype)
+                yield Crossing(src, dst, sent[key], frozenset(readers[node.name]), dtype)
 
 
 def _readers(part: Any) -> Dict[str, Set[str]]:
@@ -65,15 +68,17 @@ def _sends(part: Any) -> Iterator[Tuple[Tuple[str, str, str], str]]:
     for node in part.node:
         if node.op in _SENDS and not node.attr["client_terminated"].b:
             key = _rendezvous_key(node)
-            source = key[2].split("_", 2)[2]  # edge_12_hier_allreduce/v0/sum
+            *_, tensor = key
+            op = tensor.split("_", 2)[2]  # edge_12_hier_allreduce/v0/sum
             value = nodes[node.input[0].split(":")[0]]
             # a control dependency crosses as a dummy constant that waits for the op
-            if not (value.op == "Const" and list(value.input) == [f"^{source}"]):
-                yield key, source
+            is_dependency = value.op == "Const" and list(value.input) == [f"^{op}"]
+            if not is_dependency:
+                yield key, op
 
 
 def _rendezvous_key(node: Any) -> Tuple[str, str, str]:
-    """Return the sender, the receiver and the tensor, which a ``_Send`` and its ``_Recv`` have in common."""
-    names = ("send_device", "recv_device", "tensor_name")
-    src, dst, tensor = (node.attr[name].s.decode() for name in names)
-    return src, dst, tensor
+    """Return the sender, the receiver and the tensor, which a ``_Send`` and its ``_Recv`` share."""
+    src = node.attr["send_device"].s.decode()
+    dst = node.attr["recv_device"].s.decode()
+    return src, dst, node.attr["tensor_name"].s.decode()

@@ -1,4 +1,7 @@
-"""The record of each all-reduce in a graph, which ``audit`` compares with the executed nodes; and the log's line."""
+"""The record of each all-reduce in a graph, and a line about it for the log.
+
+``audit`` compares the records with the nodes that TensorFlow executed.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import logging
 import sys
 import weakref
 from functools import lru_cache
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
@@ -16,6 +19,7 @@ from ..planning import Schedule, root_of
 from ..planning.plan import sums_in
 from .devices import all_on_cpu
 from .layout import Layout
+from .matrix import Column
 
 _log = logging.getLogger("hier_allreduce")
 
@@ -28,7 +32,7 @@ class SentTensor(NamedTuple):
         variables: the names of the variables in it.
         schedule: its steps.
         elements: of one copy; None where the shape is known only when the step runs.
-        copied: the op whose tensor is copied as it is, without a sum; else "", as for an eager tensor.
+        copied: the op whose tensor is copied as it is, without a sum; "" if there is none.
     """
 
     name: str
@@ -74,26 +78,34 @@ def record(scope: str, layout: Layout, hosts: int, values: Sequence[Sequence[Any
     if tf.executing_eagerly():
         return
     tensors: List[SentTensor] = []
-    for number, chunk in enumerate(layout.chunks):
-        schedule, name = layout.schedules[number], layout.names[number]
-        columns = [layout.columns[part.number] for part in chunk.ranges]
-        root = root_of(schedule)
-        value = values[root][number]
-        # TensorFlow drops zeros from a sum: if all other towers have them, the root's tensor is copied
-        is_lonely = all(
-            column.grads[tower] is None
-            for column in columns
-            for tower in range(len(layout.devices))
-            if tower != root
-        )
-        is_copied = is_lonely or not sums_in(schedule)
-        for part, tensor in _parts(value).items():
-            copied = str(tensor.op.name) if is_copied and not is_eager(tensor) else ""
-            elements = None if part else tensor.shape.num_elements()
-            variables = tuple(column.name for column in columns)
-            tensors.append(SentTensor(name + part, variables, schedule, elements, copied))
+    for number, schedule in enumerate(layout.schedules):
+        value = values[root_of(schedule)][number]
+        tensors += _sent_tensors(layout, number, value)
     recorded = AllReduce(scope, layout.plan.algorithm, layout.devices, hosts, tuple(tensors))
     _all_reduces.setdefault(tf1.get_default_graph(), []).append(recorded)
+
+
+def _sent_tensors(layout: Layout, number: int, value: Any) -> Iterator[SentTensor]:
+    """Yield the tensors of one chunk, whose ``value`` is that of its root."""
+    schedule = layout.schedules[number]
+    columns = [layout.columns[part.number] for part in layout.chunks[number].ranges]
+    variables = tuple(column.name for column in columns)
+    # TensorFlow drops zeros from a sum. If all other towers have them, the root's tensor is copied
+    # as it is.
+    is_copied = not sums_in(schedule) or _is_only_on(root_of(schedule), columns)
+    for part, tensor in _parts(value).items():
+        copied = str(tensor.op.name) if is_copied and not is_eager(tensor) else ""
+        elements = None if part else tensor.shape.num_elements()
+        yield SentTensor(layout.names[number] + part, variables, schedule, elements, copied)
+
+
+def _is_only_on(root: int, columns: Sequence[Column]) -> bool:
+    """Return whether no other tower has a gradient in these columns."""
+    for column in columns:
+        for tower, grad in enumerate(column.grads):
+            if tower != root and grad is not None:
+                return False
+    return True
 
 
 def _parts(value: Any) -> Dict[str, Any]:
@@ -117,22 +129,26 @@ def describe(layout: Layout) -> str:
             for src in step.srcs:
                 sent[src] += chunk.bytes
     copies = sum(len(step.srcs) for schedule in layout.schedules for step in schedule)
-    columns = [layout.columns[chunk.ranges[0].number] for chunk in layout.chunks]
-    dtypes = dict.fromkeys(layout.wire_dtype(column) for column in columns)
-    unknown = sum(not chunk.bytes for chunk in layout.chunks)
     where = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
+    chunks = count(len(layout.chunks), "chunk")
+    columns = [layout.columns[chunk.ranges[0].number] for chunk in layout.chunks]
+    dtypes = ", ".join(dict.fromkeys(map(layout.wire_dtype, columns)))
+    unknown = sum(not chunk.bytes for chunk in layout.chunks)
+    sizes = [f"up to {amount(max(sent))}"] if any(sent) else []
+    sizes += [f"{count(unknown, 'tensor')} of unknown size"] if unknown else []
     return (
-        f"{towers} towers on {where}: {layout.plan.algorithm}, "
-        f"{count(len(layout.chunks), 'chunk')}, {copies} copies; "
-        f"each tower sends up to {amount(max(sent))} in {', '.join(dtypes)}"
-        + (f", and {count(unknown, 'tensor')} of unknown size" if unknown else "")
+        f"{towers} towers on {where}: {layout.plan.algorithm}, {chunks}, {copies} copies; each tower"
+        f" sends {' and '.join(sizes)} in {dtypes}"
     )
 
 
 @lru_cache(maxsize=None)
 def log_once(line: str) -> None:
-    """Log a line, the same one once in a process; print it where the program has set up no logging."""
+    """Log a line, the same one once in a process.
+
+    Where the program has set up no logging it is printed, because nobody would see it otherwise.
+    """
     if _log.hasHandlers():
         _log.info(line)
-    else:  # nobody would see it
+    else:
         print(f"hier_allreduce: {line}", file=sys.stderr)

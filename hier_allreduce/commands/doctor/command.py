@@ -106,14 +106,11 @@ def _lines(facts: Facts) -> List[str]:
         "python": platform.python_version(),
         **facts.packages,
     }
-    return [
-        f"{platform.platform()}, {count(facts.cores, 'core')}{where}\n",
-        table([("package", "version"), *versions.items()]),
-        "",
-        *_nvidia_lines(facts),
-        *_tensorflow_lines(facts),
-        *(f"{name}={value}" for name, value in facts.variables.items()),
-    ]
+    lines = [f"{platform.platform()}, {count(facts.cores, 'core')}{where}", ""]
+    lines += [table([("package", "version"), *versions.items()]), ""]
+    lines += _nvidia_lines(facts)
+    lines += _tensorflow_lines(facts)
+    return lines + [f"{name}={value}" for name, value in facts.variables.items()]
 
 
 def _nvidia_lines(facts: Facts) -> List[str]:

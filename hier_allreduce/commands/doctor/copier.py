@@ -1,4 +1,4 @@
-"""A process that copies between two devices with TensorFlow, and prints a line of JSON for each pair.
+"""A process that copies between pairs of devices, and prints a line of JSON for each pair.
 
 ::
 
@@ -29,7 +29,7 @@ _WARM_UP, _REPEATS = 2, 7
 
 
 def bytes_that_differ(src: str, dst: str) -> int:
-    """Return how many of 32 MiB of random bytes arrive changed after a copy from ``src`` to ``dst``."""
+    """Return how many of 32 MiB of random bytes arrive changed after one copy."""
     sent = np.random.RandomState(0).randint(0, 256, BIG).astype(np.uint8).view(np.float32)
     with tf.Graph().as_default():
         with tf.device(src):

@@ -1,8 +1,9 @@
-"""Copies between every ordered pair of devices: bits compared, bytes/s, and a limit of 10 seconds each.
+"""Copies between every ordered pair of devices: equal bits, bytes/s, a limit of 10 seconds.
 
 ::
 
-    devices ─► pairs ─► copier (a process, which ends when a copy hangs) ─► {pair: Copy} ─► report, faults
+    devices ─► pairs ─► copier ─► {pair: Copy} ─► report, faults
+                        a process, which ends when a copy hangs
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from ...formatting import rounded, table
 Pair = Tuple[str, str]
 START = 180.0  # seconds until TensorFlow has the devices
 LIMIT = 10.0  # seconds for one pair
-_REMEDY = "turn off the IOMMU and ACS in the firmware, or update the driver; until then leave these GPUs out"
+_REMEDY = (
+    "turn off the IOMMU and ACS in the firmware, or update the driver; until then leave these GPUs"
+    " out"
+)
 
 
 class Copy(NamedTuple):
@@ -53,17 +57,8 @@ def copy_all(devices: Sequence[str]) -> Dict[Pair, Copy]:
 
 def _ask(first: str, pairs: List[Pair]) -> Iterator[Copy]:
     """Yield the copies of each pair; a process that hangs or dies is replaced by a new one."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     while pairs:
-        todo = {"first": first, "pairs": pairs, "start": START, "limit": LIMIT}
-        command = [sys.executable, "-m", f"{__package__}.copier", json.dumps(todo)]
-        with tempfile.TemporaryFile() as errors, subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-        ) as process:
+        with tempfile.TemporaryFile() as errors, _copier(first, pairs, errors) as process:
             lines: Any = process.stdout
             if not lines.readline():
                 fault = _fault(process, errors, START)
@@ -72,10 +67,21 @@ def _ask(first: str, pairs: List[Pair]) -> Iterator[Copy]:
             while pairs and line:
                 line = lines.readline()
                 pairs = pairs[1:]
-                yield (
-                    Copy(**json.loads(line)) if line else Copy(fault=_fault(process, errors, LIMIT))
-                )
+                answer = json.loads(line) if line else {"fault": _fault(process, errors, LIMIT)}
+                yield Copy(**answer)
             process.kill()  # the end of TensorFlow may hang, too
+
+
+def _copier(first: str, pairs: List[Pair], errors: Any) -> subprocess.Popen:
+    """Start a process that copies between pairs."""
+    todo = {"first": first, "pairs": pairs, "start": START, "limit": LIMIT}
+    return subprocess.Popen(
+        [sys.executable, "-m", f"{__package__}.copier", json.dumps(todo)],
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+    )
 
 
 def _fault(process: Any, errors: Any, limit: float) -> str:
@@ -90,12 +96,15 @@ def _fault(process: Any, errors: Any, limit: float) -> str:
 
 
 def report(devices: Sequence[str], found: Dict[Pair, Copy]) -> str:
-    """Return a K×K table of GB/s, from row to column; of ``equal`` for CPU devices, which share one memory."""
+    """Return a K×K table of GB/s, from row to column.
+
+    CPU devices share one memory, so that their copies have no speed: the table says ``equal``.
+    """
     are_gpus = all("gpu" in device for device in devices)
     title = "GB/s of copies of 32 MiB" if are_gpus else "bits after copies of 32 MiB"
     rows: List[List[str]] = [["", *devices]]
     for src in devices:
-        cells = [_cell(found[src, dst], are_gpus) if src != dst else "." for dst in devices]
+        cells = ["." if src == dst else _cell(found[src, dst], are_gpus) for dst in devices]
         rows.append([src, *cells])
     return f"{title}, from row to column\n{table(rows, all_right=True)}"
 
@@ -105,7 +114,9 @@ def _cell(copy: Copy, are_gpus: bool) -> str:
         return "NO END" if copy.fault.startswith("no answer") else "FAILED"
     if copy.differ:
         return "DIFFER"
-    return (rounded(copy.rate / 1e9) if copy.rate else "?") if are_gpus else "equal"
+    if not are_gpus:
+        return "equal"
+    return rounded(copy.rate / 1e9) if copy.rate else "?"
 
 
 def faults(found: Dict[Pair, Copy]) -> List[str]:

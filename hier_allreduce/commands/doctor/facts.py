@@ -1,4 +1,4 @@
-"""The facts about this machine that known problems are found by: packages, TensorFlow's GPUs, nvidia-smi's."""
+"""Facts about this machine: packages, variables, the GPUs of TensorFlow and of nvidia-smi."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _PACKAGES = (
 )
 # they change which GPUs there are, where copies go, or which ops run
 _VARIABLES = re.compile(
-    r"(CUDA_\w*DEVICE\w*|NVIDIA_VISIBLE_DEVICES|TF_(XLA|GPU|FORCE|USE|PLUGGABLE)_\w*|XLA_FLAGS|NCCL_\w*)$"
+    r"(CUDA_\w*DEVICE\w*|NVIDIA_VISIBLE_DEVICES|XLA_FLAGS|NCCL_\w*"
+    r"|TF_(XLA|GPU|FORCE|USE|PLUGGABLE)_\w*)$"
 )
 _TIMEOUT = 120  # seconds; the first use of many GPUs takes a while
 # the lines in which TensorFlow says why it uses no GPU
@@ -39,7 +40,7 @@ _CONTAINER_FILES = ("/.dockerenv", "/run/.containerenv")  # of Docker, of Podman
 
 
 class Gpu(NamedTuple):
-    """A GPU that TensorFlow sees, with the numbers of the GPUs that it can reach without the host."""
+    """A GPU that TensorFlow sees, and the numbers of the GPUs that it reaches without the host."""
 
     name: str
     model: str
@@ -79,16 +80,22 @@ class Facts(NamedTuple):
 def gather() -> Facts:
     """Return the facts about this machine."""
     versions = {name: _version(name) for name in _PACKAGES}
+    variables = {name: value for name, value in os.environ.items() if _VARIABLES.match(name)}
     return Facts(
         packages={name: version for name, version in versions.items() if version},
-        variables={name: value for name, value in os.environ.items() if _VARIABLES.match(name)},
+        variables=variables,
         tensorflow=_tensorflow(),
         nvidia=ask_nvidia_smi(),
-        cores=len(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else os.cpu_count() or 1,
+        cores=_cores(),
         in_container=_in_container(),
     )
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use; macOS and Windows do not tell."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _version(package: str) -> Optional[str]:
@@ -115,16 +122,15 @@ def _tensorflow() -> TensorFlow:
     except subprocess.TimeoutExpired:
         hint = "look at `dmesg`, reset the GPUs"
         return TensorFlow(fault=f"TensorFlow did not list its devices within {_TIMEOUT} s: {hint}")
-    lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
     errors = done.stderr.decode("utf-8", "replace").strip()
     if done.returncode:
         return TensorFlow(fault=_fault(done.returncode, errors.splitlines()))
+    lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
     found = json.loads(lines[-1])  # before it, plug-ins may have printed theirs
-    gpus = tuple(
-        Gpu(gpu["name"], gpu["model"], gpu["bytes"], tuple(gpu["peers"])) for gpu in found["gpus"]
-    )
+    gpus = [Gpu(*gpu) for gpu in found["gpus"]]
     complaint = _COMPLAINT.search(errors)
-    return TensorFlow(found["version"], found["cuda"], gpus, complaint.group() if complaint else "")
+    said = complaint.group() if complaint else ""
+    return TensorFlow(found["version"], found["cuda"], tuple(gpus), said)
 
 
 def _fault(status: int, errors: List[str]) -> str:
@@ -132,11 +138,10 @@ def _fault(status: int, errors: List[str]) -> str:
     last = errors[-1] if errors else ""
     if "No module named 'tensorflow'" in last:
         return "TensorFlow is missing"
-    ended = f"status {status}" if status > 0 else signal.Signals(-status).name
-    return (
-        "TensorFlow cannot be used, install one that fits this processor and Python: "
-        f"{last or f'it ended with {ended}'}"
-    )
+    if not last:
+        by = f"status {status}" if status > 0 else signal.Signals(-status).name
+        last = f"it ended with {by}"
+    return f"TensorFlow cannot be used, install one that fits this processor and Python: {last}"
 
 
 def _in_container() -> bool:

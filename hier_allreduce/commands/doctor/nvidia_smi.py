@@ -23,11 +23,11 @@ class NvidiaGpu(NamedTuple):
 
 
 class NvidiaSmi(NamedTuple):
-    """The GPUs in the order of their numbers, and the text of ``nvidia-smi topo -m``; or the ``fault``.
+    """The answers of nvidia-smi.
 
     Attributes:
-        gpus: none if there is a fault.
-        table: empty on a driver that prints none.
+        gpus: in the order of their numbers; none if there is a fault.
+        table: the output of ``nvidia-smi topo -m``; empty on a driver that prints none.
         fault: nvidia-smi's own line, or why there is none; empty if all is well.
     """
 
@@ -70,7 +70,7 @@ def _run(*command: str) -> Tuple[str, str]:
 
 
 def visible_gpus(nvidia: NvidiaSmi, setting: Optional[str]) -> Tuple[List[int], str]:
-    """Return the numbers of the GPUs that CUDA shows, and the first entry of the setting that is none.
+    """Return the numbers of the GPUs that CUDA shows, and the first entry that names none.
 
     Args:
         nvidia: all GPUs.
@@ -83,11 +83,10 @@ def visible_gpus(nvidia: NvidiaSmi, setting: Optional[str]) -> Tuple[List[int], 
     for entry in map(str.strip, setting.split(",")):
         if entry in _HIDE_THE_REST:
             break
-        found = [
-            number
-            for number, gpu in enumerate(nvidia.gpus)
-            if entry == str(number) or (not entry.isdigit() and gpu.uuid.startswith(entry))
-        ]
+        uuids = [gpu.uuid for gpu in nvidia.gpus]
+        by_uuid = [number for number, uuid in enumerate(uuids) if uuid.startswith(entry)]
+        by_number = [number for number in range(len(uuids)) if str(number) == entry]
+        found = by_number if entry.isdigit() else by_uuid
         if len(found) != 1:
             return shown, entry
         shown += found
@@ -104,7 +103,7 @@ def groups_here() -> Optional[Groups]:
 
 
 def groups_of(nvidia: NvidiaSmi, setting: Optional[str]) -> Optional[Groups]:
-    """Return the groups of the GPUs that CUDA_VISIBLE_DEVICES shows; None as :func:`groups_here`."""
+    """Return the groups of the GPUs that CUDA_VISIBLE_DEVICES shows, as :func:`groups_here`."""
     gpus, _ = visible_gpus(nvidia, setting)
     try:
         links = read_table(nvidia.table).links
@@ -112,4 +111,8 @@ def groups_of(nvidia: NvidiaSmi, setting: Optional[str]) -> Optional[Groups]:
         return None
     if len(links) != len(nvidia.gpus):
         return None
-    return linked_groups(tuple(tuple(links[a][b] for b in gpus) for a in gpus))
+    if not gpus:
+        return None
+    rows = [links[gpu] for gpu in gpus]
+    columns = list(zip(*rows))  # the matrix is symmetric
+    return linked_groups(tuple(columns[gpu] for gpu in gpus))

@@ -8,8 +8,8 @@
     GPU2    SYS   NV1    X    NV2   SYS         1 0 2 0           │      │
     GPU3    NV1   SYS   NV2    X    SYS       NVLinks           GPU3 ═ GPU2
 
-Other text may stand around the table: a prompt, plain ``nvidia-smi``, the legend. Only NVLinks count: whether two GPUs
-without one are ``PIX`` or ``SYS`` to each other changes nothing here.
+Other text may stand around the table: a prompt, plain ``nvidia-smi``, the legend. Only NVLinks
+count: whether two GPUs without one are ``PIX`` or ``SYS`` to each other changes nothing here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Links = Tuple[Tuple[int, ...], ...]  # K×K numbers of NVLinks: 0 on the diagona
 Groups = Tuple[Tuple[int, ...], ...]
 
 _MOST_GPUS = 16  # all groups of so many are tried in a second; larger machines have an NVSwitch
-# nvidia-smi underlines its header, even in a file. In a copied text the escape character may be lost.
+# nvidia-smi underlines its header, even in a file. A copied text may lack the escape character.
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\ufffd?\[[0-9;]+m")
 _LABEL = re.compile(r"GPU\d+")
 _KIND = re.compile(r"X|NV[1-9]\d{0,3}|PIX|PXB|PHB|NODE|SYS|PSB|SOC")  # the last two before 2018
@@ -46,14 +46,15 @@ def read_table(text: str) -> Table:
     """Return the NVLinks in the output of ``nvidia-smi topo -m``.
 
     Raises:
-        HierAllreduceError: no table, or one that is cut or contradicts itself; the message names row and column.
+        HierAllreduceError: no table, or one that is cut or contradicts itself; the message names
+            row and column.
     """
     lines = [line for line in _ESCAPES.sub("", text).splitlines() if line.strip()]
     start, labels, cards = _header(lines)
     rows = _rows(lines[start:], labels)
     warnings: List[str] = []
     kinds = [_kinds(label, rows[label], labels, cards, warnings) for label in labels]
-    links = [[int(kind[2:]) if kind.startswith("NV") else 0 for kind in row] for row in kinds]
+    links = [list(map(_nvlinks, row)) for row in kinds]
     for a, b in combinations(range(len(labels)), 2):
         if kinds[a][b] != kinds[b][a]:
             links[a][b] = links[b][a] = min(links[a][b], links[b][a])
@@ -64,18 +65,24 @@ def read_table(text: str) -> Table:
     return Table(tuple(map(tuple, links)), tuple(warnings))
 
 
+def _nvlinks(kind: str) -> int:
+    return int(kind[2:]) if kind.startswith("NV") else 0
+
+
 def linked_groups(links: Links) -> Optional[Groups]:
     """Return the two groups along the NVLinks of K GPUs, as ``Strategy(groups=…)`` takes them.
 
-    As many pairs as possible are linked inside the groups, then also the partners, which are at the same index of both
-    groups. Where K is odd, the first group has one GPU more, which has no partner.
+    As many pairs as possible are linked inside the groups; then as many partners as possible, which
+    stand at the same index of both groups. Where K is odd, the first group has one GPU more.
 
     ::
 
-        linked_groups(((0, 2, 0, 1), (2, 0, 1, 0), (0, 1, 0, 2), (1, 0, 2, 0)))    # ((0, 1), (3, 2))
+        linked_groups(((0, 2, 0, 1), (2, 0, 1, 0), (0, 1, 0, 2), (1, 0, 2, 0)))
+        ((0, 1), (3, 2))
 
     Returns:
-        None where these groups are the halves, which are the default: so it is without NVLinks and with an NVSwitch.
+        None where these groups are the halves, which are the default. So it is without NVLinks, and
+        with an NVSwitch.
     """
     gpus = tuple(range(len(links)))
     if not 4 <= len(gpus) <= _MOST_GPUS:
@@ -97,9 +104,9 @@ def linked_groups(links: Links) -> Optional[Groups]:
 
 
 def _header(lines: Sequence[str]) -> Tuple[int, Tuple[str, ...], Tuple[str, ...]]:
-    """Return the number of the first row, and the header's labels of GPUs and of network cards. Affinities follow.
+    """Return the number of the first row, and the header's labels of GPUs and of network cards.
 
-    The header is the first line of labels that has a row below.
+    The header is the first line of labels that has a row below. Affinities stand behind the labels.
     """
     for number, (line, below) in enumerate(zip(lines, lines[1:]), 1):
         found = _HEADER.match(line)
@@ -164,9 +171,10 @@ def _kinds(
 
 
 def _cells(words: Sequence[str], gpus: int, columns: int) -> List[str]:
-    """Return a row's cells of GPUs and network cards, whose own tabs may be lost: ``PIXNODE`` is two.
+    """Return a row's cells of GPUs and network cards.
 
-    The cards' cells are counted because a cell that was lost before them would go unnoticed without them.
+    The tabs between the cards' cells may be lost: ``PIXNODE`` is two of them. They are counted
+    because a cell that was lost before them would otherwise go unnoticed.
     """
     cells = list(words[:gpus])
     for word in words[gpus:]:

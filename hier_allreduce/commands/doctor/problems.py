@@ -1,4 +1,7 @@
-"""Known problems of a machine. Each has a function that returns the problem with its remedy, or nothing."""
+"""Known problems of a machine.
+
+Each has a function that returns the problem with its remedy, or an empty text.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +104,8 @@ def _more_gpus_than_peers(facts: Facts) -> str:
     return (
         f"CUDA lets a GPU reach {_MOST_PEERS} others without the host, unless an NVSwitch joins "
         f"them, and here are {number}: some copies go through the host's memory. `hier-allreduce "
-        f"doctor --copies` shows which; train on {_MOST_PEERS + 1} GPUs or fewer, or in several processes"
+        f"doctor --copies` shows which; train on {_MOST_PEERS + 1} GPUs or fewer, or in several "
+        "processes"
     )
 
 
