@@ -17,9 +17,9 @@ from ..compat import is_eager, tf1
 from ..formatting import amount, count
 from ..planning import Schedule, root_of
 from ..planning.plan import sums_in
+from .columns import Column
 from .devices import all_on_cpu
 from .layout import Layout
-from .matrix import Column
 
 _log = logging.getLogger("hier_allreduce")
 
