@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # without the lines of TensorFlow's start
 
@@ -98,7 +99,7 @@ def train(args: argparse.Namespace) -> None:
         chosen = numbers.choice(len(inputs), 40 * TOWERS)
         return {images: inputs[chosen], labels: classes[chosen]}
 
-    def end_of_interval(session: tf1.Session, number: int, loss: float) -> None:
+    def end_of_interval(session: Any, number: int, loss: float) -> None:
         print(f"host {cluster.task}, step {number}: loss {loss:.3f}", flush=True)
         if args.checkpoints and cluster.is_chief:
             saver.save(session, os.path.join(args.checkpoints, "model"), step)
