@@ -15,7 +15,7 @@ from ._lazy import lazy
 from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .auditing import audit as audit
+    from .auditing.audit import audit as audit
     from .cluster import Cluster as Cluster
     from .errors import AuditError as AuditError
     from .errors import ClusterError as ClusterError
