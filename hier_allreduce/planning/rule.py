@@ -1,10 +1,10 @@
-"""The rule: the plan of a strategy that leaves the choice open. It sees K and the bytes only.
+"""The rule: the plan of a strategy that leaves the choice open. It sees K only.
 
 ::
 
-    GPUs, up to 4 towers      flat            chunks of 4 MiB   ┐ of 16 MiB from 200 MB
-    GPUs, more towers         hierarchical    chunks of 8 MiB   ┘ of gradients on
-    CPU devices               flat            gradients below 64 KiB packed up to 10 MiB, others whole
+    GPUs, up to 4 towers    flat                 chunks of 4 MiB
+    GPUs, more towers       flat_hierarchical    chunks of 4 MiB
+    CPU devices             flat                 gradients below 64 KiB packed up to 10 MiB, others whole
 
 No rule knows how far the host is ahead of the GPUs, and that decides which plan is the fastest.
 ``hier-allreduce tune`` measures it.
@@ -20,7 +20,7 @@ from .plan import Plan
 
 KIB, MIB = 1 << 10, 1 << 20
 FLAT_TOWERS = 4  # at most
-LARGE = 200e6  # bytes of gradients
+CHUNK_BYTES = 4 * MIB  # `benchmarks/emulated.py … --sweep`
 
 
 def rule(gradients: Sequence[GradientSize], towers: int, on_cpu: bool = False) -> Plan:
@@ -29,9 +29,5 @@ def rule(gradients: Sequence[GradientSize], towers: int, on_cpu: bool = False) -
         # CPU devices share one memory: `make bench` measures packed and whole gradients on them
         schedules = schedules_of(BY_NAME["flat"], towers)
         return Plan(towers, schedules, 10 * MIB, "flat", pack_below=64 * KIB, whole=True)
-    is_flat = towers <= FLAT_TOWERS
-    name = "flat" if is_flat else "hierarchical"
-    size = 4 * MIB if is_flat else 8 * MIB
-    if sum(gradient.bytes for gradient in gradients) >= LARGE:
-        size = 16 * MIB
-    return Plan(towers, schedules_of(BY_NAME[name], towers), size, name)
+    name = "flat" if towers <= FLAT_TOWERS else "flat_hierarchical"
+    return Plan(towers, schedules_of(BY_NAME[name], towers), CHUNK_BYTES, name)
