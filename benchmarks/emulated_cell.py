@@ -94,10 +94,12 @@ def measure(cell: Cell) -> List[Dict[str, Any]]:
         limit_ms = 1e3 * limit(machine, copies_in(built.graph, devices))
         about[name] = {"build_s": round(build_s, 2), "limit_ms": round(limit_ms, 3)}
         steps[name] = _runner(built, len(devices))
+    is_first = _run_before_others()
     shared = {
         **{name: value for name, value in cell._asdict().items() if name not in ("hosts", "names")},
         "gpus": machine.gpus,
         "kernels_ms": round(work.kernels_ms, 3),
+        "real_time": is_first,
         "host_us_an_op": round(_cost_of_an_op(devices, cell.scale), 3),
     }
     results = []
@@ -107,6 +109,16 @@ def measure(cell: Cell) -> List[Dict[str, Any]]:
         load = [round(load, 2) for load in os.getloadavg()]
         results.append({**shared, "host": host, **_exposed(times, about), "load": load})
     return results
+
+
+def _run_before_others() -> bool:
+    """Give the threads of this process real-time priority if it may; other load counts less then."""
+    try:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(1))
+    except OSError:  # only root may, on Linux
+        return False
+    return True
 
 
 def _exposed(times: Dict[str, List[float]], about: Dict[str, Dict[str, Any]]) -> Dict[str, Any]:
