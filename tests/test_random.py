@@ -6,8 +6,9 @@ from helpers.graphs import XPU, dense, evaluate, held, on_towers, same_bits, xpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hier_allreduce import Copy, HierAllreduceError, Reduce, Strategy, allreduce_grads, check
+from hier_allreduce import Copy, HierAllreduceError, Reduce, Strategy, allreduce_grads
 from hier_allreduce.planning.algorithms import BY_NAME, in_groups, schedules_of
+from hier_allreduce.planning.plan import checked
 
 EXAMPLES = settings().max_examples
 SOAKS = EXAMPLES > 100  # with `make soak`; else few examples, for a quick run
@@ -161,7 +162,7 @@ def schedules(draw):
 @given(schedules())
 def test_schedules_of_all_algorithms_give_every_tower_each_contribution_once(drawn):
     towers, steps = drawn
-    assert (counted(steps, towers) == 1).all() and check(steps, towers) == tuple(steps)
+    assert (counted(steps, towers) == 1).all() and checked(steps, towers) == tuple(steps)
 
 
 @st.composite
@@ -195,7 +196,7 @@ def faults(draw):
 def test_the_check_lets_no_wrong_sum_pass(drawn):
     towers, steps = drawn
     try:
-        schedule = check(steps, towers)
+        schedule = checked(steps, towers)
     except HierAllreduceError:
         return
     assert (counted(schedule, towers) == 1).all()
