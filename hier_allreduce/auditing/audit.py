@@ -125,7 +125,8 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
             ``tf.compat.v1.cond`` or ``while_loop``; or the metadata has no partition graphs; or no
             ``tf.function`` with an all-reduce ran for the first time.
     """
-    prefix, partitions = "", getattr(step, "partition_graphs", ())
+    prefix = ""
+    partitions = getattr(step, "partition_graphs", ())
     if callable(step):
         partitions, prefix, graph = _first_step(step)
     graph = graph or tf1.get_default_graph()
@@ -187,9 +188,10 @@ def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:
     because TensorFlow tells only once which nodes it executes.
     """
     before = recorded_graphs()
+    known = set(map(id, before))
     with collected_graphs() as functions:
         step()
-    new = [graph for graph in recorded_graphs() if all(graph is not other for other in before)]
+    new = [graph for graph in recorded_graphs() if id(graph) not in known]
     for graph in sorted(new, key=lambda graph: -len(recorded_in(graph))):
         scope = recorded_in(graph)[0].scope
         for function in functions:

@@ -42,7 +42,8 @@ class Traffic:
     """
 
     def __init__(self, all_reduce: AllReduce, tensor: SentTensor):
-        self.all_reduce, self.tensor = all_reduce, tensor
+        self.all_reduce = all_reduce
+        self.tensor = tensor
         self.planned: Counter = Counter()
         self.executed: Counter = Counter()
         self.unneeded: Counter = Counter()
@@ -74,7 +75,8 @@ class Traffic:
         for tower in sorted(set(self._first_there)):
             said = sum(field is not None for field in self._fields[tower])
             if said > most and devices_match(device, self.all_reduce.devices[tower]):
-                place, most = tower, said
+                place = tower
+                most = said
         return place
 
     def bytes_by_dtype(self) -> Counter:
@@ -96,7 +98,8 @@ class Step:
     """
 
     def __init__(self, graph: Any, partitions: Sequence[Any], prefix: str):
-        self._graph, self._prefix = graph, prefix
+        self._graph = graph
+        self._prefix = prefix
         self._nodes = [node for part in partitions for node in part.node]
         self.traffics: List[Traffic] = []
         for all_reduce in recorded_in(graph):

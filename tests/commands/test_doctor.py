@@ -235,7 +235,7 @@ def test_packages_that_do_not_fit(machine, problems, monkeypatch, tmp_path, pack
     machine(TF_USE_LEGACY_KERAS=legacy)
     for package in packages:
         name, _, version = package.partition("-")
-        folder = tmp_path / "installed" / f"{name}.dist-info"
+        folder = tmp_path / "installed" / f"{name}-{version or 1}.dist-info"
         folder.mkdir(parents=True)
         (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version or 1}\n")
     monkeypatch.setattr("sys.path", [str(tmp_path / "installed")])

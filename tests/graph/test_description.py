@@ -24,7 +24,9 @@ with tf.Graph().as_default():
 def lines(caplog):
     """``lines()``: the lines that the package has logged so far."""
     caplog.set_level(logging.INFO, logger="hier_allreduce")
-    return lambda: [record.getMessage() for record in caplog.records]
+    return lambda: [
+        record.getMessage() for record in caplog.records if record.name == "hier_allreduce"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def _version(package: str) -> Optional[str]:
     if sys.version_info < (3, 8):
         import pkg_resources  # of setuptools, which every environment of Python 3.7 has
 
-        found = pkg_resources.working_set.by_key.get(package.replace("_", "-"))
+        found = pkg_resources.WorkingSet().by_key.get(package.replace("_", "-"))
         return str(found.version) if found else None
     from importlib import metadata
 
