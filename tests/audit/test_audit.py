@@ -50,7 +50,7 @@ def by_call(audited):
     return [sum(call.copies.values()) for call in audited.calls]
 
 
-# ---- planned = executed --------------------------------------------------------------------------------
+# ---- planned = executed ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("average", [False, True])
@@ -210,7 +210,7 @@ def test_an_audit_keeps_neither_graph_nor_metadata():
     assert sum(audited.copies.values()) == 2
 
 
-# ---- one copy less, and yet all is well ----------------------------------------------------------------
+# ---- one copy less, and yet all is well --------------------------------------------------------
 
 
 @pytest.mark.parametrize("shared", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0)])
@@ -327,7 +327,7 @@ def test_zeros_of_all_other_towers_need_no_copies(graph, dtype, algorithm, owner
 
 
 def on_gpus(metadata):
-    """Rename the devices of a step to GPUs, with the nodes that TensorFlow has there for values in host memory."""
+    """Rename the devices of a step to GPUs, and add the nodes for values in host memory."""
     for part in metadata.partition_graphs:
         for node in part.node:
             node.op = {"_Send": "_HostSend", "_Recv": "_HostRecv"}.get(node.op, node.op)
@@ -351,7 +351,7 @@ def on_gpus(metadata):
     return metadata
 
 
-def test_a_copy_to_host_memory_is_none_between_gpus(graph):
+def test_a_copy_to_host_memory_is_no_copy_between_gpus(graph):
     gpus = [f"/gpu:{tower}" for tower in range(3)]
     with tf.Graph().as_default():
         values = [[np.ones([5], np.int32)]] * 3
@@ -361,11 +361,11 @@ def test_a_copy_to_host_memory_is_none_between_gpus(graph):
     assert audit(metadata, graph).copies == {(1, 0): 1, (2, 0): 1, (0, 1): 1, (0, 2): 1}
 
 
-# ---- anything else is told -----------------------------------------------------------------------------
+# ---- anything else is told ---------------------------------------------------------------------
 
 
 def test_a_missing_and_an_extra_copy(graph):
-    """As if Grappler had let tower 3 send to the root itself, instead of to the main of its group."""
+    """As if Grappler had let tower 3 send to the root itself, not to the adder of its group."""
     result = allreduce_grads(
         gradients_on(xpus(4), ones(4, 2)),
         xpus(4),
@@ -394,7 +394,8 @@ def test_a_missing_and_an_extra_copy(graph):
     first, *chunks, remedy = str(caught.value).splitlines()
     assert (
         first
-        == "hier_allreduce/: the step's copies are not those of the hierarchical plan, by tower number"
+        == "hier_allreduce/: the step's copies are not those of the hierarchical plan, by tower"
+        " number"
     )
     assert len(moved) == 4 and len(chunks) == 2
     for line in chunks:

@@ -9,7 +9,7 @@ from hier_allreduce.commands import main
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """``run("doctor", "--topo", "-", stdin="…")``: exit status, standard output, standard error."""
+    """``run("doctor", "--topo", "-", stdin="…")``: exit status, output, and standard error."""
 
     def run(*arguments, stdin=""):
         data = stdin if isinstance(stdin, bytes) else stdin.encode()

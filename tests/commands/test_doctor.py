@@ -1,4 +1,4 @@
-"""``doctor``: the facts about a machine, known problems with their remedies, and groups along NVLinks."""
+"""``doctor``: facts about a machine, known problems with their remedies, groups along NVLinks."""
 
 import json
 import os
@@ -56,7 +56,11 @@ def machine(monkeypatch, tmp_path):
     """``machine(peers=[[1], [0]], …)``: make this machine one with such GPUs."""
 
     def made(peers=(), cuda=True, complaint="", model="Tesla V100", smi=None, **variables):
-        """``peers`` of each GPU that TensorFlow sees; ``smi``: the number of GPUs, or (listing, table, status)."""
+        """Make a machine.
+
+        ``peers`` has those of each GPU that TensorFlow sees; ``smi`` is the number of GPUs that
+        nvidia-smi sees, or its (listing, table, status).
+        """
         packages = tmp_path / "packages"
         client = packages / "tensorflow" / "python" / "client"
         client.mkdir(parents=True)
@@ -101,7 +105,7 @@ def problems(run):
     return problems
 
 
-# ---- a machine that is as it says -----------------------------------------------------------------------
+# ---- a machine that is as it says --------------------------------------------------------------
 
 
 def test_a_good_machine_has_no_problems(machine, problems):
@@ -136,7 +140,7 @@ def test_ten_gpus_on_an_nvswitch_are_all_peers(machine, problems):
     assert problems()[0] == []
 
 
-# ---- known problems -------------------------------------------------------------------------------------
+# ---- known problems ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -242,7 +246,7 @@ def test_packages_that_do_not_fit(machine, problems, monkeypatch, tmp_path, pack
     assert all(line in found for found in problems()[0]) and bool(problems()[0]) == bool(line)
 
 
-# ---- groups ---------------------------------------------------------------------------------------------
+# ---- groups ------------------------------------------------------------------------------------
 
 
 GROUPS = (
@@ -289,7 +293,7 @@ def test_a_text_without_a_table_is_an_error(fails, tmp_path):
     assert "No such file or directory" in fails("doctor", "--topo", tmp_path / "none.txt")
 
 
-# ---- copies ---------------------------------------------------------------------------------------------
+# ---- copies ------------------------------------------------------------------------------------
 
 
 def test_doctor_copies_between_cpu_devices(run):

@@ -1,4 +1,4 @@
-"""NVLinks in the output of `nvidia-smi topo -m`, as terminals and files have it; and groups along them.
+"""NVLinks in the output of `nvidia-smi topo -m`, and groups along them.
 
 Any other text, and one that is cut or contradicts itself, is an error that says where.
 """
@@ -292,7 +292,7 @@ def test_one_changed_cell_is_an_error_or_a_warning_that_names_it(row, column, ce
 
 @pytest.mark.parametrize("filler", [" ", "\t", "GPU 0: A ", "0, Tesla "])
 def test_a_line_of_a_megabyte_is_read_at_once(filler):
-    """Patterns that go back and forth in such a line would take hours: the limit of time of each test ends them."""
+    """Patterns that go back and forth in such a line would take hours, and time out."""
     assert read_table(QUAD + "\n" + filler * (2**20 // len(filler))).links == QUAD_LINKS
 
 
@@ -320,9 +320,10 @@ def test_rows_of_a_second_table_are_mentioned(before):
     assert table.warnings == ("the text has rows of another table too; only one table was read",)
 
 
-# ---- groups ------------------------------------------------------------------------------------------
+# ---- groups ------------------------------------------------------------------------------------
 
-# Eight V100: the same links in the four numberings that bug trackers show, as pairs of GPUs with NV1 and NV2.
+# Eight V100: the same links in the four numberings that bug trackers show. The first text has the
+# pairs of GPUs with one NVLink, the second those with two.
 DGX_1V = {
     "AWS": ("01 02 13 26 37 45 46 57", "03 04 12 15 23 47 56 67"),
     "Azure": ("02 03 12 15 37 46 47 56", "01 04 13 23 26 45 57 67"),
