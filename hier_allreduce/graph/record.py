@@ -120,7 +120,7 @@ def describe(layout: Layout) -> str:
 
     ::
 
-        8 towers on GPUs: flat_tree, 13 chunks, 182 copies; each tower sends up to 178 MB in float32
+        2 towers on GPUs: flat, 1 chunk, 2 copies; each tower sends up to 4 MB in float32
     """
     towers = len(layout.devices)
     sent = [0] * towers
