@@ -21,8 +21,8 @@ SUMMABLE_DTYPES = (
     *("int8", "int16", "int32", "int64", "uint8", *_UNSIGNED),
 )
 DTYPES_WITHOUT_ADD = () if IS_TF2 else ("uint16",)  # 1.15 has only AddN for it
-# the dtypes that collectives add on CPU devices and GPUs: 1.15 has no kernel for float16, no version adds int32 or
-# bfloat16 on GPUs
+# the dtypes that collectives add on CPU devices and GPUs: 1.15 has no kernel for float16, and no
+# version adds int32 or bfloat16 on GPUs
 COLLECTIVE_DTYPES = (*(("float16",) if IS_TF2 else ()), "float32", "float64", "int64")
 
 
@@ -34,8 +34,8 @@ def without_autograph(function: F) -> F:
 
 def forget_colocation() -> ContextManager:
     """Return a scope in which an outer ``colocate_with`` no longer places ops."""
-    # Leaving a colocation also leaves the device scopes around it. So without a colocation this does nothing, and an
-    # outer tf.device("/job:worker/task:1") still completes "/gpu:0".
+    # Leaving a colocation also leaves the device scopes around it. So without a colocation this does
+    # nothing, and an outer tf.device("/job:worker/task:1") still completes "/gpu:0".
     if tf.executing_eagerly():
         return contextlib.nullcontext()
     graph = tf1.get_default_graph()
@@ -46,7 +46,10 @@ def forget_colocation() -> ContextManager:
 
 @contextlib.contextmanager
 def outside_control_flow() -> Iterator[None]:
-    """Open a scope whose ops are outside of any ``tf.cond`` or loop around it, and wait for nothing; in graphs only."""
+    """Open a scope whose ops are outside of any ``tf.cond`` or loop, and wait for nothing.
+
+    It is for graphs only.
+    """
     with tf.init_scope():
         outermost_is_graph = (
             not tf.executing_eagerly()
@@ -56,7 +59,10 @@ def outside_control_flow() -> Iterator[None]:
 
 
 def in_current_graph(tensor: Any) -> bool:
-    """Return whether ops added now can read ``tensor``: it is in the same graph, or a function can capture it."""
+    """Return whether ops added now can read ``tensor``.
+
+    They can if it is in the same graph, or if a function can capture it.
+    """
     if tf.executing_eagerly():
         return is_eager(tensor)
     graph = tf1.get_default_graph()
@@ -71,8 +77,8 @@ def builds_for_session() -> bool:
 def takes_control_edges() -> bool:
     """Return whether ops of the current graph can get control edges.
 
-    A session fails at an op that got an edge after the session had seen it. So a graph takes none if
-    it has a session; it does not list them.
+    A session fails at an op that got an edge after the session had seen it. So a graph takes none
+    if it has a session; it does not list them.
     """
     if tf.executing_eagerly():
         return False
@@ -94,7 +100,7 @@ def is_eager(tensor: Any) -> bool:
 
 
 def replica_values(value: Any) -> Tuple[Any, ...]:
-    """Return the values that ``tf.distribute`` holds for the replicas; for any other object, that object."""
+    """Return the values that ``tf.distribute`` holds for replicas; for others the value itself."""
     if hasattr(tf.distribute, "DistributedValues"):
         distributed = isinstance(value, tf.distribute.DistributedValues)
     else:  # TensorFlow 1.15; an object with a device map but no values is only a destination
@@ -103,20 +109,23 @@ def replica_values(value: Any) -> Tuple[Any, ...]:
 
 
 def mirrored_factory(example: Any) -> Callable[[Tuple[Any, ...]], Any]:
-    """Return a function from K tensors, one on each device, to a ``Mirrored`` value like ``example``."""
+    """Return a function from K tensors, one for each device, to a ``Mirrored`` like ``example``."""
     mirrored: Any = type(example)
     is_tf1 = hasattr(example, "device_map")
     return functools.partial(mirrored, example.device_map) if is_tf1 else mirrored
 
 
 def is_resource(variable: Any) -> bool:
-    """Return whether ``variable`` is a resource variable, whose reads do not race with its updates."""
+    """Return whether ``variable`` is a resource variable: its reads do not race with updates."""
     return hasattr(variable, "handle") and variable.handle.dtype == tf.resource
 
 
 @contextlib.contextmanager
 def collected_graphs() -> Iterator[List[Any]]:
-    """Collect the partition graphs of functions that run first in the ``with`` block, at whose end they are there."""
+    """Collect the partition graphs of the functions that run for the first time in this context.
+
+    They are in the list once the context is left.
+    """
     from tensorflow.python.eager import (
         context,
     )  # tf.summary.trace_export, which is public, writes them into a file

@@ -26,7 +26,7 @@ _CONFIGS = next(
 )
 
 
-# ---- files ------------------------------------------------------------------------------------------
+# ---- files ---------------------------------------------------------------------------------------
 
 
 def names(kind: str) -> List[str]:
@@ -43,7 +43,8 @@ def find(kind: str, name_or_path: Union[str, os.PathLike], also: Sequence[str] =
         also: further names that the caller knows, to be suggested too.
 
     Raises:
-        HierAllreduceError: it is neither; the message lists the presets and suggests the nearest one.
+        HierAllreduceError: it is neither; the message lists the presets and suggests the nearest
+            one.
     """
     if not isinstance(name_or_path, (str, os.PathLike)) or "\n" in str(name_or_path):
         text = repr(name_or_path)
@@ -82,13 +83,13 @@ def read_text(path: Path) -> str:
 
 
 def decoded(data: bytes) -> str:
-    """Return bytes as text: UTF-8 with invalid bytes replaced, or UTF-16 as PowerShell's ``>`` writes."""
+    """Return bytes as text: UTF-8 with invalid bytes replaced, or UTF-16, as PowerShell writes."""
     is_utf16 = data[:2] in (b"\xff\xfe", b"\xfe\xff")
     return data.decode("utf-16" if is_utf16 else "utf-8-sig", errors="replace")
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'? there are …``, with all names that are as near; for the end of an error message."""
+    """Return ``; did you mean 'x'? there are …`` with the nearest names: the end of an error."""
     choices, written = list(known), str(word).lower()
     close = difflib.get_close_matches(written, choices, max(1, len(choices)))
     likeness = [difflib.SequenceMatcher(None, choice, written).ratio() for choice in close]
@@ -97,7 +98,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"{hint} there are {', '.join(choices)}"
 
 
-# ---- YAML -------------------------------------------------------------------------------------------
+# ---- YAML ----------------------------------------------------------------------------------------
 
 
 def read_yaml(path: Path) -> Dict[str, Any]:
@@ -114,7 +115,7 @@ def read_yaml(path: Path) -> Dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML without repeated keys, of which ``yaml.SafeLoader`` silently keeps the last one."""
+    """Reads YAML, and raises an error at a repeated key; ``yaml.SafeLoader`` keeps the last one."""
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -147,7 +148,7 @@ def check_keys(keys: Iterable[Any], known: Iterable[str], where: str) -> None:
             raise HierAllreduceError(f"{where}: {key!r} is unknown{nearest(str(key), known)}")
 
 
-# ---- values -----------------------------------------------------------------------------------------
+# ---- values --------------------------------------------------------------------------------------
 
 
 def whole_number(value: Any, where: str) -> int:

@@ -12,7 +12,7 @@ _BINARY = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"
 
 
 def amount(size: float, binary: bool = False) -> str:
-    """Return bytes as ``100 MB`` (powers of 1000), or with ``binary`` as ``64 KiB`` (powers of 1024)."""
+    """Return bytes as ``100 MB``, or with ``binary`` as ``64 KiB``."""
     for unit, name in _BINARY if binary else _DECIMAL:
         if size >= unit:
             return f"{size / unit:.4g} {name}"
@@ -45,7 +45,9 @@ def count(number: int, noun: str) -> str:
 
 
 def table(rows: Iterable[Sequence[object]], all_right: bool = False) -> str:
-    """Return a header and rows as text, with two blanks between columns; a row may lack its last cells.
+    """Return a header and rows as text, with two blanks between columns.
+
+    A row may lack its last cells.
 
     Columns of numbers are aligned right; with ``all_right``, every column but the first.
     """

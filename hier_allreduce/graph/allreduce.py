@@ -6,9 +6,9 @@
        K×N      columns   layout    packing    each chunk's schedule, with     packing     K×N
                    N     C chunks     K×C      Sum │ SixteenBitSum │ SparseSum   K×N
 
-``plan_gradients`` checks and plans, and adds no op. So an error leaves the graph unchanged. ``add_ops``
-adds the ops. ``sums_only`` and ``copy_from_roots`` are the two parts of an all-reduce: between them
-``update="main"`` updates each variable once.
+``plan_gradients`` checks and plans, and adds no op. So an error leaves the graph unchanged.
+``add_ops`` adds the ops. ``sums_only`` and ``copy_from_roots`` are the two parts of an all-reduce:
+between them ``update="main"`` updates each variable once.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from .columns import (
     checked_pairs,
     checked_rows,
     column_of,
+    grads_in,
+    variables_in,
     warn_of_references,
 )
 from .devices import device_strings
@@ -71,8 +73,8 @@ def allreduce_grads(
 
     A float16 or bfloat16 gradient is added in float32 and rounded once for each hop. Its mean is
     carried as a running mean, so that it is finite where the inputs are. The bound is in
-    docs/how-it-works.md. ``tf.IndexedSlices`` stay sparse: every tower gets the rows of all. None on
-    every tower stays None.
+    docs/how-it-works.md. ``tf.IndexedSlices`` stay sparse: every tower gets the rows of all. None
+    on every tower stays None.
 
     Args:
         all_grads: K×N, ``all_grads[tower][variable]``; rows may be any iterables.
@@ -80,8 +82,8 @@ def allreduce_grads(
             ``tf.config.LogicalDevice``.
         average: the mean instead of the sum. It is taken once, before the copies back, so that all
             towers hold the same bits.
-        strategy: the name of an algorithm, such as ``"hierarchical"`` or ``"auto"``, the default; or
-            a :class:`Strategy`; or the name or path of its YAML file.
+        strategy: the name of an algorithm, such as ``"hierarchical"`` or ``"auto"``, the default;
+            or a :class:`Strategy`; or the name or path of its YAML file.
         name: the name scope of the ops.
         cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. All hosts
             call this function with the same arguments, and the sum, or mean, is over the towers of
@@ -144,24 +146,24 @@ def allreduce_grads_and_vars(
     Returns:
         K lists of N pairs: the reduced gradients with each tower's variables.
 
-    Raises: as :func:`allreduce_grads`; also where the towers list their variables in different orders.
+    Raises: as :func:`allreduce_grads`; also if the towers list their variables in different orders.
     """
     towers = device_strings(devices)  # K
     strategy = strategy_from(strategy)
     pairs = checked_pairs(all_grads_and_vars, towers)  # K × N pairs
     names = variable_names(pairs, towers)  # N
-    grads = [[grad for grad, _ in row] for row in pairs]  # K × N
+    grads = [grads_in(row) for row in pairs]  # K × N
     layout = plan_gradients(grads, towers, average, strategy, cluster, names)
     reduced = add_ops(layout, average, name, cluster)  # K × N
     if len(towers) > 1:
-        warn_of_references([var for _, var in pairs[0]])
+        warn_of_references(variables_in(pairs[0]))
     results = []
     for row, new_grads in zip(pairs, reduced):
         results.append([(grad, var) for grad, (_, var) in zip(new_grads, row)])
     return results
 
 
-# ---- the road ----------------------------------------------------------------------------------------
+# ---- the road ------------------------------------------------------------------------------------
 
 
 @with_candidate
@@ -224,33 +226,42 @@ def _reduced(layout: Layout, context: Context, name: str) -> List[Tuple[Any, ...
     """Return K rows of N results; None where the schedules bring none."""
     sums = _sums(layout, context)  # C
     packing = Packing(layout, context)
+    towers = range(len(layout.devices))
     with forget_colocation(), tf1.name_scope(name) as scope:
-        # Pack each tower's gradients into its chunks: rows made dense, small ones joined, large cut.
-        packed = []  # K × C
-        for tower, device in enumerate(layout.devices):
-            with tf1.device(device):
-                grads = [gradient(column, tower, layout.devices) for column in layout.columns]
-                packed.append(packing.pack(tower, grads))
+        # Pack each tower's gradients into its chunks: small ones are joined, large ones cut.
+        packed = [_packed(layout, packing, tower) for tower in towers]  # K × C
 
         # Run each chunk's schedule: sums up to its root, the mean there, and copies from there.
-        chunks = []  # C × K
-        for schedule, values, chunk_sum in zip(layout.schedules, zip(*packed), sums):
-            chunks.append(run(schedule, values, chunk_sum))
+        of_each_chunk = zip(layout.schedules, zip(*packed), sums)
+        chunks = [run(schedule, values, ops) for schedule, values, ops in of_each_chunk]  # C × K
         record(scope, layout, context.hosts, packed)
 
         # Unpack each tower's chunks into its gradients, in their dtypes and shapes.
-        results = []  # K × N
-        for tower, device in enumerate(layout.devices):
-            with tf1.device(device):
-                reduced: List[Any] = []
-                for schedule, chunk, chunk_sum in zip(layout.schedules, chunks, sums):
-                    is_there = tower in complete_on(schedule)
-                    reduced.append(chunk_sum.as_result(tower, chunk[tower]) if is_there else None)
-                results.append(tuple(packing.unpack(tower, reduced)))
+        results = [_unpacked(layout, packing, sums, chunks, tower) for tower in towers]  # K × N
+
         if context.hosts == 1:
             roots = map(root_of, layout.schedules)
             limit_lead(layout, [chunk[root] for chunk, root in zip(chunks, roots)])
         return results
+
+
+def _packed(layout: Layout, packing: Packing, tower: int) -> List[Any]:
+    """Return the C chunks of one tower's gradients."""
+    with tf1.device(layout.devices[tower]):
+        grads = [gradient(column, tower, layout.devices) for column in layout.columns]
+        return packing.pack(tower, grads)
+
+
+def _unpacked(
+    layout: Layout, packing: Packing, sums: Sequence[Sum], chunks: Sequence[Any], tower: int
+) -> Tuple[Any, ...]:
+    """Return one tower's N results, from C chunks of K values."""
+    values: List[Any] = []
+    with tf1.device(layout.devices[tower]):
+        for schedule, chunk, ops in zip(layout.schedules, chunks, sums):
+            is_there = tower in complete_on(schedule)
+            values.append(ops.as_result(tower, chunk[tower]) if is_there else None)
+        return tuple(packing.unpack(tower, values))
 
 
 def _sums(layout: Layout, context: Context) -> List[Sum]:
@@ -269,11 +280,11 @@ def _sums(layout: Layout, context: Context) -> List[Sum]:
     return sums
 
 
-# ---- its two parts -----------------------------------------------------------------------------------
+# ---- its two parts -------------------------------------------------------------------------------
 
 
 def sums_only(layout: Layout) -> Layout:
-    """Return a layout whose results are on the roots only: variable n's on ``layout.roots()[n]``."""
+    """Return a layout whose results are on the roots only: result n on ``layout.roots()[n]``."""
     return layout._replace(schedules=[sums_in(schedule) for schedule in layout.schedules])
 
 

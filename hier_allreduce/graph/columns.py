@@ -1,4 +1,4 @@
-"""The K×N gradients as the caller passes them, alone or with variables, checked before the first op.
+"""K×N gradients as the caller passes them, alone or with variables, checked before the first op.
 
 ::
 
@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 import tensorflow as tf
 
-from ..compat import SUMMABLE_DTYPES, in_current_graph, is_resource, tf1
+from ..compat import DTYPES_WITHOUT_ADD, SUMMABLE_DTYPES, in_current_graph, is_resource, tf1
 from ..errors import HierAllreduceError
 from ..formatting import count
 from ..planning import Strategy
@@ -34,8 +34,8 @@ VAR_LIST_ADVICE = (
 Rows = Tuple[Tuple[Any, ...], ...]  # K × N
 Place = Callable[[int], str]  # a tower's words at the beginning of an error
 
-# Ops for which TensorFlow has no GPU kernel of a dtype, as its registry of kernels lists them. Without
-# AddN, sums of more than two fail in any order, since Grappler makes an AddN of them.
+# Ops for which TensorFlow has no GPU kernel of a dtype, as its registry of kernels lists them.
+# Without AddN, sums of more than two fail in any order, since Grappler makes an AddN of them.
 _FEW_GPU_KERNELS = {
     **dict.fromkeys(("int8", "int16", "uint8", "uint16", "uint64"), ("AddN", "UnsortedSegmentSum")),
     **dict.fromkeys(("int64", "uint32"), ("UnsortedSegmentSum",)),
@@ -85,7 +85,7 @@ def dtype_of(grad: Any) -> str:
 
 
 def static_shape(grad: Any) -> tf.TensorShape:
-    """Return the shape of a gradient as far as the graph shows it; of a sparse one its variable's."""
+    """Return the shape of a gradient as far as it is known; of a sparse one its variable's."""
     if not isinstance(grad, tf.IndexedSlices):
         return grad.shape
     height = None
@@ -95,7 +95,7 @@ def static_shape(grad: Any) -> tf.TensorShape:
     return tf.TensorShape([height]).concatenate(grad.values.shape[1:])
 
 
-# ---- the caller's arguments --------------------------------------------------------------------------
+# ---- the caller's arguments ----------------------------------------------------------------------
 
 
 def check_average(average: Any) -> None:
@@ -140,22 +140,31 @@ def _is_list(rows: Any) -> bool:
 
 def _unshared(rows: Rows) -> str:
     """Return a clause with the variables that only some towers have; "" for gradients alone."""
-    variables: List[List[Any]] = []
-    some_grad_is_none = False
-    for row in rows:
-        variables.append([])
-        for entry in row:
-            if isinstance(entry, (tuple, list)) and len(entry) == 2:
-                grad, var = entry
-                some_grad_is_none = some_grad_is_none or grad is None
-                if hasattr(var, "name"):
-                    variables[-1].append(var)
+    pairs = [_pairs_among(row) for row in rows]
+    variables = [variables_in(row) for row in pairs]
     names = names_within_towers(variables)
-    towers = Counter(name for row in names for name in set(row))
+    towers: Counter = Counter()
+    for row in names:
+        towers.update(set(row))
     unshared = sorted(name for name, number in towers.items() if number < len(rows))
     clause = f"; not on every tower: {', '.join(unshared)}" if unshared else ""
+    some_grad_is_none = any(grad is None for row in pairs for grad in grads_in(row))
     advice = f"; {VAR_LIST_ADVICE}" if some_grad_is_none else ""
     return clause + advice
+
+
+def _pairs_among(row: Sequence[Any]) -> List[Any]:
+    return [entry for entry in row if not _fault_of_pair(entry)]
+
+
+def grads_in(pairs: Sequence[Any]) -> List[Any]:
+    """Return the gradients of N (gradient, variable) pairs."""
+    return [grad for grad, _ in pairs]
+
+
+def variables_in(pairs: Sequence[Any]) -> List[Any]:
+    """Return the variables of N (gradient, variable) pairs."""
+    return [var for _, var in pairs]
 
 
 def checked_pairs(all_grads_and_vars: Any, devices: Sequence[Any]) -> Rows:
@@ -171,8 +180,7 @@ def checked_pairs(all_grads_and_vars: Any, devices: Sequence[Any]) -> Rows:
             fault = _fault_of_pair(pair)
             if fault:
                 raise HierAllreduceError(f"{where(tower, devices, variable)}: {fault}")
-    variables = [[var for _, var in row] for row in rows]
-    _check_homes(variables, devices)
+    _check_homes([variables_in(row) for row in rows], devices)
     return rows
 
 
@@ -192,7 +200,9 @@ def _check_homes(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
         # a function, or a job without a device, tells nothing
         if isinstance(device, str) and device_fields(device)[3]:
             known[tower] = device
-    homes = [[_home(var, tower, known) for var in row] for tower, row in enumerate(rows)]
+    homes = []  # K × N
+    for tower, row in enumerate(rows):
+        homes.append([_home(var, tower, known) for var in row])
     for tower, row in enumerate(rows):
         for variable, var in enumerate(row):
             home = homes[tower][variable]
@@ -228,14 +238,14 @@ def warn_of_references(variables: Sequence[Any]) -> None:
         warnings.warn(
             f"{len(references)} of {len(variables)} trained variables are reference variables, the"
             f" first is {references[0]!r}: an update may overwrite one while a gradient still reads"
-            " it, and training then goes wrong; call tf.compat.v1.enable_resource_variables() before"
-            " the model is built, or create them with use_resource=True (tf_cnn_benchmarks:"
+            " it, and training then goes wrong; call tf.compat.v1.enable_resource_variables()"
+            " before the model is built, or create them with use_resource=True (tf_cnn_benchmarks:"
             " --use_resource_vars=True)",
             stacklevel=4,  # without_autograph is in between
         )
 
 
-# ---- columns -----------------------------------------------------------------------------------------
+# ---- columns -------------------------------------------------------------------------------------
 
 
 def checked_columns(
@@ -288,7 +298,10 @@ def _checked_column(
         column = column_of(name, grads, strategy.sparse)
     except ValueError:
         shapes = {tower: static_shape(grad) for tower, grad in present.items()}
-        advice = "build the same model on every tower, and list the variables in one order on every tower"
+        advice = (
+            "build the same model on every tower, and list the variables in one order on every"
+            " tower"
+        )
         _check_equal("shape", shapes, advice, place)
         raise
     if average and column.dtype and tf.as_dtype(column.dtype).is_integer:
@@ -343,10 +356,11 @@ def _fault_on_gpus(column: Column) -> str:
     """Return why GPUs cannot add up a column: TensorFlow lacks a kernel; "" if they can."""
     if column.is_sparse or column.dtype not in _FEW_GPU_KERNELS:
         return ""
-    if "AddN" in _FEW_GPU_KERNELS[column.dtype] and len(column.grads) > 2:
+    fewest = 1 if column.dtype in DTYPES_WITHOUT_ADD else 2
+    if "AddN" in _FEW_GPU_KERNELS[column.dtype] and len(column.grads) > fewest:
         return (
-            f"TensorFlow adds up {column.dtype} of more than two towers on CPU devices only; cast it"
-            " to int32 or int64"
+            f"TensorFlow adds up {column.dtype} of more than {count(fewest, 'tower')} on CPU devices"
+            " only; cast it to int32 or int64"
         )
     if any(isinstance(grad, tf.IndexedSlices) for grad in column.grads):
         return (

@@ -16,7 +16,7 @@ _EXPECTED = (
 
 
 def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
-    """Return K values for ``tf.compat.v1.device``: strings, None, or (in graph mode) device functions.
+    """Return K values for ``tf.compat.v1.device``: strings, None, or, in graphs, device functions.
 
     Raises:
         HierAllreduceError: an entry is not a device, or not a valid device name.
@@ -57,13 +57,13 @@ def _is_device(name: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def device_fields(device: Optional[str]) -> Tuple[Any, ...]:
-    """Return job, replica, task, type and number of a device's name; None for what it leaves out."""
+    """Return job, replica, task, type and number of a device's name; None for missing ones."""
     spec = tf.DeviceSpec.from_string(device or "")
     return spec.job, spec.replica, spec.task, spec.device_type, spec.device_index
 
 
 def devices_match(device: Optional[str], wanted: Optional[str]) -> bool:
-    """Return whether two names may mean one device: either may leave out the job, the task or more."""
+    """Return whether two names may mean one device: either may leave out the job, or more."""
     for field, wanted_field in zip(device_fields(device), device_fields(wanted)):
         if None not in (field, wanted_field) and field != wanted_field:
             return False

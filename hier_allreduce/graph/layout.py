@@ -1,4 +1,4 @@
-"""Every decision about N columns, before the first op: which gradients travel together, and by which steps.
+"""Decisions before the first op: which gradients travel together, and by which steps.
 
 ::
 

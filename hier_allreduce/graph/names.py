@@ -54,9 +54,12 @@ def variable_names(pairs: Sequence[Sequence[Any]], devices: Sequence[Any]) -> Li
     Raises:
         HierAllreduceError: the towers list the same variables in different orders.
     """
-    rows = names_within_towers([[var for _, var in row] for row in pairs])
+    variables = []
+    for row in pairs:
+        variables.append([var for _, var in row])
+    rows = names_within_towers(variables)
     # without scopes TensorFlow numbers the copies: w/kernel and w_1/kernel
-    unnumbered = [[re.sub(r"_?\d+", "", name) for name in row] for row in rows]
+    unnumbered = [list(map(_without_numbers, row)) for row in rows]
     for compared in (rows, unnumbered):
         first = compared[0]
         for tower, row in enumerate(compared):
@@ -71,9 +74,15 @@ def variable_names(pairs: Sequence[Sequence[Any]], devices: Sequence[Any]) -> Li
     return rows[0]
 
 
+def _without_numbers(name: str) -> str:
+    return re.sub(r"_?\d+", "", name)
+
+
 def names_within_towers(variables: Sequence[Sequence[Any]]) -> List[List[str]]:
     """Return the names of K rows of variables, without the towers' scopes."""
-    rows = [[str(var.name).split(":")[0] for var in row] for row in variables]
+    rows = []
+    for row in variables:
+        rows.append([str(var.name).split(":")[0] for var in row])
     within = []
     for row, scope in zip(rows, tower_scopes(rows)):
         within.append([name[len(scope) :] if name.startswith(scope) else name for name in row])
@@ -83,7 +92,8 @@ def names_within_towers(variables: Sequence[Sequence[Any]]) -> List[List[str]]:
 def tower_scopes(rows: Sequence[Sequence[str]]) -> List[str]:
     """Return the scope of each tower, from K rows of variables' names.
 
-    A tower's scope begins all names of its row, and ends with the last level that no other row has::
+    A tower's scope begins all names of its row, and ends with the last level that no other row
+    has::
 
         tower 0                tower 1
         w, layer/b             tower1/w, tower1/layer/b        "" and "tower1/", as in tensorpack
@@ -91,9 +101,14 @@ def tower_scopes(rows: Sequence[Sequence[str]]) -> List[str]:
 
     A name in several rows is a variable that towers share, and does not count.
     """
-    owners = Counter(name for row in rows for name in set(row))
-    levels_of = [[name.split("/")[:-1] for name in row] for row in rows]
-    homes = Counter(level for paths in levels_of for level in set(itertools.chain(*paths)))
+    owners: Counter = Counter()  # the number of rows with a name
+    homes: Counter = Counter()  # and with a level
+    levels_of = []
+    for row in rows:
+        paths = [name.split("/")[:-1] for name in row]
+        levels_of.append(paths)
+        owners.update(set(row))
+        homes.update(set(itertools.chain(*paths)))
     scopes = []
     for row, paths in zip(rows, levels_of):
         own = [path for name, path in zip(row, paths) if owners[name] == 1]

@@ -43,7 +43,7 @@ class Packing:
         return chunks
 
     def unpack(self, tower: int, chunks: Sequence[Any]) -> List[Any]:
-        """Return the N gradients in C reduced chunks; None for a gradient that is in none of them."""
+        """Return the N gradients in C reduced chunks; None for one that is in none of them."""
         parts: Dict[Range, Any] = {}
         for chunk, name, value in zip(self._layout.chunks, self._layout.names, chunks):
             if value is not None:

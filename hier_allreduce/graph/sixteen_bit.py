@@ -17,8 +17,8 @@ class SixteenBitSum(Sum):
     """The sum of one chunk whose tensors travel in 16 bits.
 
     Each sum is formed in float32, and rounded before it is sent. A mean travels as the running mean
-    of the contributions so far. So it overflows nowhere if the gradients do not, and small gradients
-    do not vanish. docs/how-it-works.md has the error bound.
+    of the contributions so far. So it overflows nowhere if the gradients do not, and small
+    gradients do not vanish. docs/how-it-works.md has the error bound.
 
     Args:
         name: the chunk's, in op names.

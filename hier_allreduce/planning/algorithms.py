@@ -36,7 +36,7 @@ Algorithm = Callable[[int, int], Iterable[Step]]
 Groups = Tuple[Tuple[int, ...], ...]
 
 
-# ---- the algorithms --------------------------------------------------------------------------------
+# ---- the algorithms ------------------------------------------------------------------------------
 
 
 def flat(towers: int, chunk: int) -> List[Step]:
@@ -145,8 +145,8 @@ def flat_tree(towers: int, chunk: int) -> List[Step]:
             ├─ 2                       2 ──► 3
             └─ 3
 
-    The root waits once for all gradients, and copies leave several towers at the same time. The root
-    is tower ``chunk mod K``.
+    The root waits once for all gradients, and copies leave several towers at the same time. The
+    root is tower ``chunk mod K``.
 
     >>> flat_tree(4, chunk=0)  # doctest: +NORMALIZE_WHITESPACE
     [Reduce(srcs=(1, 2, 3), dst=0), Copy(src=0, dst=2), Copy(src=2, dst=3), Copy(src=0, dst=1)]
@@ -192,7 +192,7 @@ WITH_GROUPS: Dict[str, Callable[..., List[Step]]] = {
 }
 
 
-# ---- their parts -----------------------------------------------------------------------------------
+# ---- their parts ---------------------------------------------------------------------------------
 
 
 def _others(group: Iterable[int], tower: int) -> Tuple[int, ...]:
@@ -259,7 +259,7 @@ def _checked_groups(groups: Groups, towers: int) -> Groups:
     return groups
 
 
-# ---- algorithms for a plan ---------------------------------------------------------------------------
+# ---- algorithms for a plan -----------------------------------------------------------------------
 
 
 def in_groups(groups: Groups, algorithm: str = "hierarchical") -> Algorithm:

@@ -1,8 +1,8 @@
-"""Gradients in chunks of one size: small ones packed up to it in readiness order, larger ones cut evenly.
+"""Gradients in chunks of one size: small ones packed up to it, larger ones cut evenly.
 
 ::
 
-    variables   0 ────────────────  1 ─  2 ──  3 ─                 (bytes; the last one is ready first)
+    variables   0 ────────────────  1 ─  2 ──  3 ─        (bytes; the last one is ready first)
     chunks      0a | 0b | 0c        [3 2 1]
 """
 
@@ -49,7 +49,7 @@ class Range(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Ranges of gradients of one dtype that travel as one tensor, and their bytes (0 if not known)."""
+    """Ranges of gradients of one dtype that travel as one tensor, and their bytes, 0 if unknown."""
 
     ranges: Tuple[Range, ...]
     bytes: int
@@ -61,11 +61,12 @@ def chunks_of(
     pack_below: Optional[int] = None,
     whole: bool = False,
 ) -> List[Chunk]:
-    """Return chunks that hold each element of N gradients once, in the order in which they become ready.
+    """Return chunks that hold each element of N gradients once, in the order of their readiness.
 
     Args:
         gradients: N gradients; the last one is ready first.
-        chunk_bytes: the size of chunks. 0: each gradient alone and whole, in the order of the variables.
+        chunk_bytes: the size of chunks. 0: each gradient alone and whole, in the order of the
+            variables.
         pack_below: bytes below which gradients share chunks; None: 0.4 × ``chunk_bytes``.
         whole: whether large gradients are not cut.
     """
@@ -136,7 +137,9 @@ class Load(NamedTuple):
 def spread(chunks: Sequence[Chunk], schedules: Sequence[Schedule], load: Load) -> List[Schedule]:
     """Return a schedule for each chunk such that their roots have about equal bytes in the end."""
     on_towers = list(load.towers)
-    sizes = [sum(load.variables[part.number] for part in chunk.ranges) for chunk in chunks]
+    sizes = []
+    for chunk in chunks:
+        sizes.append(sum(load.variables[part.number] for part in chunk.ranges))
     uses = dict.fromkeys(schedules, 0)
 
     def burden(schedule: Schedule) -> Tuple[int, int]:

@@ -2,7 +2,7 @@
 
 ::
 
-    schedule 0          schedule 1          chunk c takes schedule c mod S, so the work rotates over the towers
+    schedule 0          schedule 1          chunk c takes schedule c mod S, so the roots rotate
     0 ← 0 + 1           1 ← 1 + 0
     copy 0 → 1          copy 1 → 0          at the end every tower has the sum of all
 
@@ -90,7 +90,7 @@ class Plan(NamedTuple):
         return self.schedules[chunk % len(self.schedules)]
 
 
-# ---- parts of a schedule -----------------------------------------------------------------------------
+# ---- parts of a schedule -------------------------------------------------------------------------
 
 
 def sums_in(schedule: Schedule) -> Tuple[Reduce, ...]:
@@ -121,7 +121,7 @@ def complete_on(schedule: Schedule) -> Set[int]:
     return {root_of(schedule), *(copy.dst for copy in copies_in(schedule))}
 
 
-# ---- the interpreter ---------------------------------------------------------------------------------
+# ---- the interpreter -----------------------------------------------------------------------------
 
 
 class ChunkOps(Generic[V]):
@@ -153,7 +153,7 @@ def run(schedule: Schedule, values: Sequence[V], ops: ChunkOps[V]) -> List[V]:
     return held
 
 
-# ---- the check ---------------------------------------------------------------------------------------
+# ---- the check -----------------------------------------------------------------------------------
 
 
 class _Counting(ChunkOps[FrozenSet[int]]):
@@ -204,10 +204,8 @@ def check(steps: Iterable[Step], towers: int) -> None:
 def checked(steps: Iterable[Step], towers: int) -> Schedule:
     """Return the schedule of a chunk's steps; raises the errors of :func:`check`.
 
-    >>> checked([Reduce((1,), 0)], towers=2)
-    Traceback (most recent call last):
-    ...
-    hier_allreduce.errors.HierAllreduceError: in the end towers [1] do not have the sum; copy it to them
+    >>> checked([Reduce((1,), 0), Copy(0, 1)], towers=2)
+    (Reduce(srcs=(1,), dst=0), Copy(src=0, dst=1))
     """
     most = 2 * towers * towers  # a user's generator may have no end
     schedule = tuple(_read(step, towers) for step in islice(steps, most + 1))

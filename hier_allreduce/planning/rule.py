@@ -4,7 +4,7 @@
 
     GPUs, up to 4 towers    flat                 chunks of 4 MiB
     GPUs, more towers       flat_hierarchical    chunks of 4 MiB
-    CPU devices             flat                 gradients below 64 KiB packed up to 10 MiB, others whole
+    CPU devices             flat                 below 64 KiB packed up to 10 MiB, others whole
 
 No rule knows how far the host is ahead of the GPUs, and that decides which plan is the fastest.
 ``hier-allreduce tune`` measures it.

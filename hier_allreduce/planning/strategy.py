@@ -1,4 +1,4 @@
-"""A user's choices about the all-reduce, from Python or a YAML file, and the plan that they select."""
+"""A user's choices about the all-reduce, and the plan that they select."""
 
 from __future__ import annotations
 
@@ -116,8 +116,11 @@ class Strategy:
 
 def _read_groups(groups: Any) -> Groups:
     """Return groups of towers as tuples of plain whole numbers."""
+    read = []
     try:
-        return tuple(tuple(configs.whole_number(tower, "") for tower in group) for group in groups)
+        for group in groups:
+            read.append(tuple(configs.whole_number(tower, "") for tower in group))
+        return tuple(read)
     except (TypeError, HierAllreduceError):
         expected = "tuples of towers: ((0, 1), (2, 3))"
         raise HierAllreduceError(f"groups={groups!r}: expected {expected}") from None

@@ -235,7 +235,7 @@ def test_integers_have_no_mean(graph, dtype):
 @pytest.mark.parametrize("dtype", ["int8", "int16", "uint8"])
 def test_small_integers_have_sums_on_two_gpus_only(graph, dtype, algorithm):
     gpus = [f"/gpu:{k}" for k in range(4)]
-    words = ["tower 0 (/gpu:0), variable 0 ('v0_of_tower0')", dtype, "more than two", "int32"]
+    words = ["tower 0 (/gpu:0), variable 0 ('v0_of_tower0')", dtype, "more than 2 towers", "int32"]
     raises(words, allreduce_grads, rows(dtype), gpus, strategy=algorithm)
     assert len(allreduce_grads(rows(dtype)[:2], gpus[:2], strategy=algorithm)) == 2
     assert len(allreduce_grads(rows(dtype), ["/cpu:0"] * 4, strategy=algorithm)) == 4
@@ -263,14 +263,13 @@ def test_rows_without_a_shape_cannot_be_made_dense(graph):
     )
 
 
-@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("dtype", ["uint32", "uint64"])
 def test_unsigned_integers_are_added_where_tensorflow_can(graph, dtype):
+    two = rows(dtype)[:2]
     if IS_TF2:
-        allreduce_grads(rows(dtype)[:2], xpus(2))
+        allreduce_grads(two, xpus(2))
     else:
-        raises(
-            [f"{dtype} has no sum in this TensorFlow"], allreduce_grads, rows(dtype)[:2], xpus(2)
-        )
+        raises([f"{dtype} has no sum in this TensorFlow"], allreduce_grads, two, xpus(2))
 
 
 @pytest.mark.tf2

@@ -23,6 +23,26 @@ tf1 = tf.compat.v1
 ALGORITHMS = ["flat", "tree", "hierarchical", "ring"]
 
 
+# ---- dtypes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cpu_only("GPUs add up two of them, and not three")
+@pytest.mark.parametrize("towers", [2, 3, 4])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_uint16_is_added_in_every_tensorflow(algorithm, towers):
+    values = [[np.full([3], 1 + tower, "uint16")] for tower in range(towers)]
+    rows = executed(values, xpus(towers), strategy=algorithm)
+    for (total,) in rows:
+        assert total.dtype == np.uint16
+        assert total.tolist() == [towers * (towers + 1) // 2] * 3
+
+
+def test_a_bool_of_numpy_asks_for_the_mean():
+    values = [[np.full([3], tower, "float32")] for tower in range(3)]
+    ((mean,), *_) = executed(values, xpus(3), average=np.bool_(True))
+    assert mean.tolist() == [1.0, 1.0, 1.0]
+
+
 # ---- shapes ------------------------------------------------------------------------------------------
 
 
