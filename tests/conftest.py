@@ -60,8 +60,11 @@ def emulate_gpus(seed):
     """Let TensorFlow find GPUs when it is imported, here and in the programs that tests start."""
     from emulated_gpu import plugin
 
-    options = plugin.environment(count=16, memory_mb=64, delay_us=100, seed=seed)
-    os.environ.update(options, TEST_DEVICES="gpu")
+    if plugin.missing():
+        raise pytest.UsageError(plugin.missing())
+    os.environ.update(plugin.environment(count=16, memory_mb=64, delay_us=100, seed=seed))
+    # at a step's end a thread for each GPU waits for it, and one more has to go on
+    os.environ.update(TEST_DEVICES="gpu", TF_NUM_INTEROP_THREADS="32")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -20,23 +20,20 @@ if IS_TF2:  # before TensorFlow starts; on 1.15 every session makes its own
         tf.config.list_physical_devices("CPU")[0],
         [tf.config.LogicalDeviceConfiguration()] * DEVICES,
     )
-# a step ends in a thread for each GPU that waits for it, and one goes on
-THREADS = 2 * DEVICES if XPU == "gpu" else 0
-if XPU == "gpu":
-    tf.config.threading.set_inter_op_parallelism_threads(THREADS)
 
 
 def allow_soft_placement(allowed):
     """Let TensorFlow move ops to the CPU where a GPU has no kernel, here and in programs started later."""
     os.environ["TEST_SOFT_PLACEMENT"] = str(int(allowed))
-    tf.config.set_soft_device_placement(allowed)
+    if IS_TF2:
+        tf.config.set_soft_device_placement(allowed)
 
 
 def config(**options):
     """Return the ConfigProto of sessions on 16 logical CPU devices, and on the emulated GPUs if there are some."""
     is_soft = os.environ.get("TEST_SOFT_PLACEMENT") == "1"
-    placed = {"allow_soft_placement": is_soft, "inter_op_parallelism_threads": THREADS, **options}
-    return tf1.ConfigProto(device_count={"CPU": DEVICES}, **placed)
+    options.setdefault("allow_soft_placement", is_soft)
+    return tf1.ConfigProto(device_count={"CPU": DEVICES}, **options)
 
 
 def session(**options):

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 tf1 = tf.compat.v1
 # The first session of a process fixes the number of threads for later ones: one thread is the worst case for staging.
-# On GPUs a step ends in a thread for each that waits for it.
-THREADS = 1 if os.environ.get("TEST_DEVICES", "cpu") == "cpu" else 32
+# GPUs have more, since at a step's end one for each waits for it.
+THREADS = int(os.environ.get("TF_NUM_INTEROP_THREADS", "1"))
 tf1.Session(config=tf1.ConfigProto(inter_op_parallelism_threads=THREADS)).close()
 
 import tensorpack as tp  # noqa: E402

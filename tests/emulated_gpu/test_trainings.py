@@ -1,0 +1,64 @@
+"""Whole programs on eight emulated GPUs: what they train does not depend on the devices' random delays."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from emulated_gpu import plugin
+from helpers.forks import run_forked
+from helpers.graphs import XPU
+
+pytestmark = pytest.mark.skipif(XPU != "gpu", reason="make test-gpu")
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TRAININGS = ["replicated", "main", "loop", "fit", "tensorpack"]
+
+
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """``trained(name, SEED="2")``: what a training in trainings.py prints, with options of the plug-in."""
+
+    def trained(name, **options):
+        for option, value in {"COUNT": "8", "DELAY_US": "300", **options}.items():
+            monkeypatch.setenv(f"EMULATED_GPU_{option}", value)
+        program = f"from emulated_gpu import trainings\ntrainings.run({name!r})"
+        done = run_forked(program, folder=tmp_path)
+        return done.out.splitlines()[-1] if done.status == 0 else f"failed: {done.err[-3000:]}"
+
+    return trained
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_other_delays_give_the_same_bits(trained, name):
+    first = trained(name, SEED="1")
+    assert first.startswith("finite ") and trained(name, SEED="2") == first
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_without_the_order_of_streams_a_training_fails(trained, name):
+    """The test of the test above: TensorFlow orders streams, and here no stream waits for another."""
+    assert not trained(name, SEED="1", WAITS="0").startswith("finite ")
+
+
+def command(*arguments, folder):
+    """Run ``hier-allreduce`` on two GPUs; return its status and what it prints."""
+    gpus = plugin.environment(count=2, memory_mb=512)
+    program = [sys.executable, "-m", "hier_allreduce", *map(str, arguments)]
+    output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "timeout": 250}
+    done = subprocess.run(program, cwd=folder, env={**os.environ, **gpus}, **output)
+    return done.returncode, done.stdout.decode()
+
+
+def test_doctor_compares_copies_of_gpus(tmp_path):
+    _, out = command("doctor", "--copies", folder=tmp_path)
+    assert "sees 2 GPUs" in out
+    assert re.search(r"^/gpu:0 +\. +[\d.?]+\n/gpu:1 +[\d.?]+ +\.$", out, re.MULTILINE), out
+
+
+def test_tune_measures_a_program_on_gpus(tmp_path):
+    program = [sys.executable, EXAMPLES / "towers.py", "--gpus", "--devices", "2", "--steps", "50"]
+    options = ["--minutes", "0.1", "--only", "tower-0-sum"]
+    status, out = command("tune", *options, "--", *program, folder=tmp_path)
+    assert status == 0 and re.search(r"^tower-0-sum +\d", out, re.MULTILINE), out
