@@ -9,15 +9,19 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # Three workers for two cores, since tests of several hosts wait for timeouts.
 PYTEST = -m pytest -n 3 --dist loadgroup $(PYTEST_OPTIONS)
+# the tests that say what programs meet: on GPUs too, which are emulated
+ON_GPUS = tests/graph tests/training tests/audit tests/integrations tests/cluster/test_cluster.py \
+          tests/test_random.py tests/emulated_gpu
 QUICK = tests/commands/test_nvlinks.py tests/planning tests/docs/test_pages.py
 
-.PHONY: help venv venv-tf1 demo test test-tf1 test-quick test-compat bench soak wheel-test docs lint clean
+.PHONY: help venv venv-tf1 demo test test-tf1 test-quick test-gpu test-compat bench soak wheel-test docs lint clean
 
 help:
 	@echo "make demo        train on handwritten digits, 8 devices, and check the result"
 	@echo "make test        the tests, on TensorFlow 2"
 	@echo "make test-tf1    the same tests on TensorFlow 1.15 and Python 3.7"
 	@echo "make test-quick  the tests that need no TensorFlow"
+	@echo "make test-gpu    the tests of all-reduces and training, on emulated GPUs"
 	@echo "make test-compat the core of the tests on TensorFlow 2.10, 2.15 and the newest, in environments of their own"
 	@echo "make bench       this all-reduce beside those of others, on 8 CPU devices"
 	@echo "make soak        the random tests with more examples and another seed"
@@ -64,12 +68,16 @@ demo: .venv/.demo
 
 test: .venv/.done
 	.venv/bin/python $(PYTEST)
+	@command -v $(CXX) >/dev/null || echo "make test: without a C++ compiler ($(CXX)) make test-gpu is left out"
 
 test-tf1: .venv-tf1/.done
 	.venv-tf1/bin/python $(PYTEST)
 
 test-quick: .venv/.done
 	.venv/bin/python $(PYTEST) --no-tensorflow $(QUICK)
+
+test-gpu: build/emulated_gpu.so
+	.venv/bin/python $(PYTEST) --devices gpu $(ON_GPUS)
 
 test-compat:
 	.ci/test-compat

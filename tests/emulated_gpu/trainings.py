@@ -99,6 +99,7 @@ def fit():
 
 def tensorpack():
     """HierarchicalTrainer(8): GPUs by number."""
+    import tensorpack as tp
     from helpers import tensorpack_child
 
     from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
@@ -107,8 +108,8 @@ def tensorpack():
     trainer.BROADCAST_EVERY_EPOCH = False
     # the towers take batches in any order, so all are the same one
     batch = next(iter(tensorpack_child.Data(tensorpack_child.BATCH)))
-    batches = tensorpack_child.tp.dataflow.DataFromGenerator(lambda: itertools.repeat(batch))
-    data = tensorpack_child.tp.QueueInput(batches)
+    batches = tp.dataflow.DataFromGenerator(lambda: itertools.repeat(batch))
+    data = tp.QueueInput(batches)
     after = tensorpack_child.train(trainer, "momentum", data=data)["after"]
     trained = [name for name in sorted(after) if name.split("/")[0] in ("hidden", "out")]
     prefixes = ["", *(f"tower{k}/" for k in range(1, 8))]
