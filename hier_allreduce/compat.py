@@ -5,7 +5,18 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from typing import Any, Callable, ContextManager, Iterator, List, Tuple, TypeVar, cast
+from typing import (
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    Iterator,
+    List,
+    Optional,
+    Tuple,
+    TypeVar,
+    cast,
+)
 
 import tensorflow as tf
 
@@ -137,3 +148,31 @@ def collected_graphs() -> Iterator[List[Any]]:
         collected += context.context().export_run_metadata().function_graphs
     finally:
         context.context().disable_graph_collection()
+
+
+def has_gpu_kernel(op: Any) -> bool:
+    """Return whether TensorFlow has a GPU kernel of an op; True if it was built without any, and cannot tell."""
+    if not _gpu_kernels("MatMul"):
+        return True
+    return any(
+        all(_dtype_number(op, name) in (None, *numbers) for name, numbers in kernel.items())
+        for kernel in _gpu_kernels(op.type)
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _gpu_kernels(op_type: str) -> Tuple[Dict[str, Tuple[int, ...]], ...]:
+    """Return the dtypes, as numbers, that each GPU kernel of an op takes, by the name of the op's attribute."""
+    from tensorflow.python.framework import kernels
+
+    listed = kernels.get_registered_kernels_for_op(op_type).kernel
+    return tuple(
+        {needed.name: tuple(needed.allowed_values.list.type) for needed in kernel.constraint}
+        for kernel in listed
+        if kernel.device_type in ("GPU", "DEFAULT")
+    )
+
+
+def _dtype_number(op: Any, name: str) -> Optional[int]:
+    value = op.get_attr(name)
+    return int(value.as_datatype_enum) if isinstance(value, tf.DType) else None

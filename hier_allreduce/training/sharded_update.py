@@ -24,7 +24,7 @@ from ..graph.names import variable_names, where
 from ..planning import Strategy
 from ..planning.chunks import Load
 from .replicas import Copies
-from .update import Pairs
+from .update import Pairs, warn_of_moved_updates, with_rows_on_gpu
 from .views import TowerViews, under_name_of
 from .wrappers import held_by
 from .writes import let_writes_wait, used_by
@@ -66,13 +66,17 @@ def update_at_mains(
     updates.add(layout, load)
 
     reduced = add_ops(sums_only(layout), average, "reduce_to_mains", cluster)
-    pairs = [(reduced[main][n], views[n]) for n, main in sorted(mains.items())]
+    pairs = []
+    for n, main in sorted(mains.items()):
+        with tf1.device(devices[main]):
+            pairs.append((with_rows_on_gpu(reduced[main][n]), views[n]))
     graph = tf1.get_default_graph()
     earlier = len(graph.get_operations())
     with TowerViews(variables[:1], optimizers).update_of(0):
         updated = optimizer.apply_gradients(pairs)
     added = graph.get_operations()[earlier:]
     _check_uses_mains_only(type(optimizer).__name__, added, variables, layout)
+    warn_of_moved_updates(type(optimizer).__name__, added)
     let_writes_wait(added, [(reduced[main][n], variables[main][n]) for n, main in mains.items()])
     return tf.group(updated, *_copy_variables(variables, layout, updated)), variables
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
@@ -10,11 +11,12 @@ import tensorflow as tf
 from ..compat import is_resource, outside_control_flow, tf1
 from ..errors import HierAllreduceError
 from ..graph.columns import VAR_LIST_ADVICE, check_average, checked_pairs, dtype_of, static_shape
+from ..graph.devices import device_fields
 from ..graph.names import where
 from .replicas import Copies, all_variables, with_created
 from .views import TowerViews
 from .wrappers import held_by, once, patched
-from .writes import let_writes_wait, unequal_ops, written_by
+from .writes import let_writes_wait, unequal_ops, without_gpu_kernel, written_by
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 
@@ -121,14 +123,46 @@ def update_towers(
             given = {name: views.argument(of, tower) for name, of in (arguments or {}).items()}
             number, known = len(graph.get_operations()), set(map(id, all_variables()))
             with tf1.device(device), scope(tower), views.update_of(tower):
-                pairs = list(zip(grads, views.rows[tower]))
+                pairs = list(zip(map(with_rows_on_gpu, grads), views.rows[tower]))
                 ops.append(optimizer.apply_gradients(pairs, name=f"apply_grad_{tower}", **given))
             created.append([var for var in all_variables() if id(var) not in known])
             added.append(graph.get_operations()[number:])
             let_writes_wait(added[-1], rows[tower])
     if len(devices) > 1:
         _check_updates(type(optimizer).__name__, rows, devices, added)
+    warn_of_moved_updates(type(optimizer).__name__, [op for ops in added for op in ops])
     return tf.group(*ops), with_created(variables, created, views.names_on_tower_0)
+
+
+def with_rows_on_gpu(grad: Any) -> Any:
+    """Return a gradient whose indices, if it is sparse, are int64 on a GPU.
+
+    There TensorFlow has int32 in host memory. An optimizer that adds up rows of equal indices would wait in each step
+    until the GPU has come so far that its unique indices can be copied to the host.
+    """
+    if not isinstance(grad, tf.IndexedSlices) or grad.indices.dtype != tf.int32:
+        return grad
+    if device_fields(grad.values.device)[3] != "GPU":
+        return grad
+    return tf.IndexedSlices(grad.values, tf.cast(grad.indices, tf.int64), grad.dense_shape)
+
+
+def warn_of_moved_updates(kind: str, ops: Sequence[Any]) -> None:
+    """Warn, if among the ``ops`` of an optimizer are updates that TensorFlow cannot make on their GPU."""
+    for op_type, names in without_gpu_kernel(ops).items():
+        others = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        advice = "use another optimizer"
+        if "Sparse" in op_type:
+            advice = (
+                "use an optimizer whose sparse update has one (Adagrad, Adam, Ftrl, gradient descent), or"
+                " Strategy(sparse='dense'), with which a step also changes the rows that it did not read"
+            )
+        warnings.warn(
+            f"{kind}: TensorFlow has no GPU kernel of {op_type}, which updates {names[0]!r}{others}. With"
+            " allow_soft_placement=True it keeps these variables on the CPU and says nothing, else the session fails;"
+            f" {advice}",
+            stacklevel=5,  # the call of apply_gradients
+        )
 
 
 def _check_has_no_state(optimizers: Sequence[Any]) -> None:

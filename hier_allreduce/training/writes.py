@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import Any, Iterator, List, Sequence, Set, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Set, Tuple
 
 import tensorflow as tf
+
+from ..compat import has_gpu_kernel
+from ..graph.devices import device_fields
 
 # patterns of op types
 _WRITES = re.compile("(Resource)?(Sparse)?(Assign|Apply|Scatter|StridedSliceAssign)")
@@ -31,6 +34,16 @@ def written_by(ops: Sequence[Any]) -> Counter:
         names = {_variable_name(tensor.op) for tensor in _written_inputs(op)}
         counts.update(name for name in names if op.name != f"{name}/Assign")
     return counts
+
+
+def without_gpu_kernel(ops: Sequence[Any]) -> Dict[str, List[str]]:
+    """Return the variables on GPUs whose update TensorFlow has no GPU kernel for, by the type of its op."""
+    found: Dict[str, List[str]] = {}
+    for op in ops:
+        names = [_variable_name(tensor.op) for tensor in _written_inputs(op)]
+        if names and device_fields(op.device)[3] == "GPU" and not has_gpu_kernel(op):
+            found.setdefault(op.type, []).extend(names)
+    return found
 
 
 def used_by(ops: Sequence[Any]) -> Set[str]:

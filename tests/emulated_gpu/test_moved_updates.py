@@ -1,0 +1,83 @@
+"""Updates without a GPU kernel, which TensorFlow moves to the CPU: who says so, and what stays on its GPU."""
+
+import warnings
+
+import pytest
+import tensorflow as tf
+from helpers.graphs import XPU, on_towers, session, tf1, xpus
+
+from hier_allreduce import AuditError, Strategy, TowerOptimizer, audit
+
+pytestmark = pytest.mark.skipif(XPU != "gpu", reason="make test-gpu")
+train = tf1.train
+WITHOUT_KERNEL = {
+    "ResourceSparseApplyMomentum": lambda: train.MomentumOptimizer(0.1, 0.9),
+    "ResourceSparseApplyRMSProp": lambda: train.RMSPropOptimizer(0.1),
+    "ResourceSparseApplyCenteredRMSProp": lambda: train.RMSPropOptimizer(0.1, centered=True),
+    "ResourceSparseApplyProximalGradientDescent": lambda: train.ProximalGradientDescentOptimizer(1),
+}
+WITH_KERNEL = {
+    "Adagrad": lambda: train.AdagradOptimizer(0.1),
+    "Adam": lambda: train.AdamOptimizer(0.1),
+    "Ftrl": lambda: train.FtrlOptimizer(0.1),
+    "gradient descent": lambda: train.GradientDescentOptimizer(0.1),
+}
+UPDATES = pytest.mark.parametrize("update", ["replicated", "main"])
+
+
+def step_of(make, **options):
+    """Return the train op of a table on two GPUs, and the op that initializes the towers."""
+    optimizer = TowerOptimizer(make(), xpus(2), **options)
+
+    def row(tower):
+        with tf1.variable_scope(f"tower{tower}", use_resource=True):
+            table = tf1.get_variable("table", [50, 8], initializer=tf1.ones_initializer())
+        ids = tf1.placeholder_with_default([tower, 3, 3], [3])
+        return optimizer.compute_gradients(tf.reduce_sum(tf.gather(table, ids)), [table])
+
+    return optimizer.apply_gradients(on_towers(xpus(2), row)), optimizer.init_op
+
+
+def audited(step, start):
+    options, seen = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
+    with session() as running:
+        running.run(tf1.global_variables_initializer())
+        running.run(start)
+        running.run(step, options=options, run_metadata=seen)
+    return audit(seen)
+
+
+@UPDATES
+@pytest.mark.parametrize("op_type", WITHOUT_KERNEL)
+def test_a_sparse_update_without_a_kernel_is_told(graph, op_type, update):
+    with pytest.warns(UserWarning, match=rf"no GPU kernel of {op_type}, .*'tower\d/table'.*dense"):
+        step, start = step_of(WITHOUT_KERNEL[op_type], update=update)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Cannot assign a device"):
+        audited(step, start)
+
+
+@pytest.mark.no_gpu_kernel("ResourceSparseApplyMomentum")
+@UPDATES
+def test_the_audit_finds_an_update_that_left_its_tower(graph, update):
+    with pytest.warns(UserWarning, match="no GPU kernel of"):
+        step, start = step_of(WITHOUT_KERNEL["ResourceSparseApplyMomentum"], update=update)
+    with pytest.raises(AuditError, match="an update left its tower"):
+        audited(step, start)
+
+
+@UPDATES
+@pytest.mark.parametrize("name", WITH_KERNEL)
+def test_other_sparse_updates_stay_on_their_gpu(graph, name, update):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        step, start = step_of(WITH_KERNEL[name], update=update)
+    assert audited(step, start).calls
+
+
+@UPDATES
+def test_rows_made_dense_let_momentum_stay_on_its_gpu(graph, update):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        momentum = WITHOUT_KERNEL["ResourceSparseApplyMomentum"]
+        step, start = step_of(momentum, update=update, strategy=Strategy(sparse="dense"))
+    assert audited(step, start).calls
