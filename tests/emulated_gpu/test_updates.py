@@ -1,9 +1,10 @@
-"""Updates without a GPU kernel, which TensorFlow moves to the CPU: who says so, and what stays on its GPU."""
+"""Updates on GPUs: those without a kernel, which TensorFlow moves to the CPU, and copies to the host."""
 
 import warnings
 
 import pytest
 import tensorflow as tf
+from emulated_gpu import plugin
 from helpers.graphs import XPU, on_towers, session, tf1, xpus
 
 from hier_allreduce import AuditError, Strategy, TowerOptimizer, audit
@@ -81,3 +82,22 @@ def test_rows_made_dense_let_momentum_stay_on_its_gpu(graph, update):
         momentum = WITHOUT_KERNEL["ResourceSparseApplyMomentum"]
         step, start = step_of(momentum, update=update, strategy=Strategy(sparse="dense"))
     assert audited(step, start).calls
+
+
+@UPDATES
+@pytest.mark.parametrize("name", WITH_KERNEL)
+def test_no_step_waits_for_indices_on_the_host(graph, name, update):
+    """Optimizers need the number of unique indices, which for int32 ones is found in host memory."""
+    step, start = step_of(WITH_KERNEL[name], update=update)
+    with session() as running:
+        for op in (tf1.global_variables_initializer(), start, step):
+            running.run(op)
+        before = to_host()
+        running.run(step)
+        assert to_host() == before
+
+
+def to_host():
+    """Return how many copies from GPUs to the host there were."""
+    copies = plugin.counters()["copies"].items()
+    return sum(pair["count"] for name, pair in copies if name.endswith("-host"))
