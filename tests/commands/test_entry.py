@@ -164,4 +164,4 @@ def test_commands_import_no_more_than_they_need():
         )
         lines = done.stdout.decode().splitlines()
         assert __version__ in lines[0] or "tune" in lines[0]
-        assert not {"tensorflow", "matplotlib", "numpy"} & set(lines[-1].split())
+        assert not {"tensorflow", "matplotlib"} & set(lines[-1].split())
