@@ -494,7 +494,7 @@ void pad(Call& call) {
   });
 }
 
-// ---- Random numbers: TensorFlow's generator and distributions, in the order of its CPU kernels ----
+// ---- Random numbers: TensorFlow's generator and distributions, in its CPU kernels' order ----
 
 using Philox = tensorflow::random::PhiloxRandom;
 constexpr int64_t RESERVED = 256;  // samples for an element
@@ -559,8 +559,8 @@ void draw_integers(const View& y, const Philox& generator, int64_t least, int64_
   }
 }
 
-// Where this call of the kernel begins. Without seeds TensorFlow draws them: here the op's name takes
-// their place, so that a run is like the one before.
+// Where this call of the kernel begins. Without seeds TensorFlow draws them. Here the op's name
+// takes their place, so that a run is like the one before.
 Philox next_generator(Call& call, int64_t size) {
   uint64_t seed = call.attr<int64_t>("seed");
   uint64_t seed2 = call.attr<int64_t>("seed2");

@@ -1,5 +1,5 @@
-// A kernel's call, and TensorFlow's registration of all kernels: registrations.inc tells the dtypes and
-// the arguments in host memory.
+// A kernel's call, and the registration of all kernels: registrations.inc tells their dtypes and
+// their arguments in host memory.
 
 #include "kernel.h"
 #include "tensorflow/core/framework/kernel_def.pb.h"

@@ -1,5 +1,5 @@
-// What all kernels use: views of tensors, a kernel's call with its inputs, outputs and stream, dtypes,
-// and walks over arrays.
+// What all kernels use: views of tensors, a kernel's call with its inputs, outputs and stream,
+// dtypes, and walks over arrays.
 #pragma once
 
 #include <algorithm>
@@ -34,8 +34,8 @@ inline int64_t product(const Dims& dims, size_t first, size_t last) {
 }
 inline int64_t product(const Dims& dims) { return product(dims, 0, dims.size()); }
 
-// A tensor's memory, without a reference to it. As on a GPU, where a queued kernel has pointers, too,
-// it is TensorFlow that keeps the memory until the kernel has run.
+// A tensor's memory, without a reference to it. A queued kernel of a GPU has only pointers, too:
+// TensorFlow keeps the memory until the kernel has run.
 struct View {
   char* data = nullptr;
   DataType type = tensorflow::DT_INVALID;
@@ -226,8 +226,8 @@ inline Dims broadcast_strides(const Dims& dims, const Dims& wider) {
   return strides;
 }
 
-// Calls f(n, x, y) for each of `dims`' elements, in order: its number, and its two places by the two
-// lists of strides.
+// Calls f(n, x, y) for each of `dims`' elements, in order: its number, and its two places by the
+// two lists of strides.
 template <class F>
 void walk(const Dims& dims, const Dims& x_strides, const Dims& y_strides, F f) {
   Dims at(dims.size());

@@ -1,5 +1,5 @@
-// Kernels that compute: of each element, reductions, and a small model's layers. GPUs also have kernels
-// for convolutions, pooling and batch normalization (cuDNN's): these are not emulated.
+// Kernels that compute: ops of each element, reductions, and a small model's layers. GPUs also have
+// convolutions, pooling and batch normalization (cuDNN's), which are not emulated.
 
 #include <cmath>
 #include <deque>

@@ -44,7 +44,7 @@ def environment(
         stats: a file for the counters when the process ends; ``%p`` in it is the process id.
         machine: a file of links. Copies between the devices take the time of their link.
         timing: timed mode: nothing is computed, and all takes so many times its time.
-        host_us: timed mode: microseconds for which the host is busy with one of the model's kernels.
+        host_us: timed mode: microseconds for which one of the model's kernels keeps the host busy.
         kernel_us: timed mode: microseconds of a kernel beside those of its bytes.
         memory_gbs: timed mode: GB/s of the devices' memory.
         trace: a file for timed mode's kernels and copies when the process ends.
@@ -77,8 +77,9 @@ def counters() -> Dict[str, Dict]:
     """What this process's emulated GPUs have done so far.
 
     Returns:
-        ``{"kernels": {"0": {"AddN": 3}}, "copies": {"0-1": {"count": 1, "bytes": 400}}, "faults": {}}``.
-        A device is its number, or ``"host"``. A fault is a pointer that a real GPU could not read.
+        ``{"kernels": {"0": {"AddN": 3}}, "copies": {"0-1": {"count": 1, "bytes": 400}},
+        "faults": {}}``. A device is its number, or ``"host"``. A fault is a pointer that a real
+        GPU could not read.
     """
     library = ctypes.CDLL(LIBRARY)
     library.emulated_gpu_counters.restype = ctypes.c_char_p

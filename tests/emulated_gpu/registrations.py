@@ -1,4 +1,4 @@
-"""The kernels that TensorFlow's build with CUDA registers for GPUs, for the ops of the emulated GPU.
+"""The kernels that TensorFlow with CUDA registers for GPUs, for the ops of the emulated GPU.
 
     pip install --no-deps --target build/tensorflow-cuda tensorflow==2.21.0
     PYTHONPATH=build/tensorflow-cuda python tests/emulated_gpu/registrations.py [OP …]
@@ -13,8 +13,8 @@ import sys
 from typing import Dict, FrozenSet, List, NamedTuple, Sequence, Set, Tuple
 
 FILE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "registrations.inc")
-# Those that the plug-in's kernels compute. TensorFlow also has kernels for quantized dtypes, 4 and 8
-# bits, strings and variants.
+# Those that the plug-in's kernels compute. TensorFlow also has kernels for quantized dtypes, floats
+# of 8 bits, integers of 4, strings and variants.
 DTYPES = (
     *("half", "bfloat16", "float", "double"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),

@@ -67,7 +67,7 @@ LINKS = """# 40 MB take 1 ms from 0 and 0.5 ms from 1. Both occupy resource 7 fo
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory):
-    """The trace of a run in timed mode: ``{what: (queued, begin, end)}`` in seconds of the machine."""
+    """The trace of a run in timed mode: ``{what: (queued, begin, end)}``, the machine's seconds."""
     folder = tmp_path_factory.mktemp("timed")
     (folder / "links").write_text(LINKS)
     options = plugin.environment(

@@ -28,7 +28,7 @@ NOT_COMPARED = {
 
 
 def some(dtype, *shape, above=None):
-    """Small numbers of this dtype, with fractions and signs if it has them; all greater than ``above``."""
+    """Small numbers of this dtype, with fractions and signs if it has them, and above ``above``."""
     dtype = tf.as_dtype(dtype)
     numbers = np.random.RandomState(0).randint(-8, 9, shape or (2, 3)).astype("float64")
     if above is not None:
@@ -437,7 +437,7 @@ def test_kernel_gives_what_the_cpu_gives(op):
 
 
 def test_registrations_are_those_of_tensorflow_with_cuda():
-    """TensorFlow has registered the plug-in's kernels and its own for all devices in this process."""
+    """In this process TensorFlow has the plug-in's kernels, and its own for all devices."""
     lines = []
     for op in registrations.ops_in_file():
         lines += registrations.as_lines(op, registrations.kernels_of(op))

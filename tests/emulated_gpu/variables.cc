@@ -1,5 +1,5 @@
-// Kernels of resource variables and optimizers. They use TensorFlow's C++ classes, because the wheel
-// does not export the part of its C API that is for variables.
+// Kernels of resource variables and optimizers. They use TensorFlow's C++ classes, because its
+// wheel does not export the C API for variables.
 
 #include <algorithm>
 #include <cmath>
@@ -81,7 +81,8 @@ class Variables {
 
   void prepare(Call& call, Var& variable, Access access) {
     if (!variable.is_initialized) {
-      return call.fail(absl::FailedPreconditionError("an uninitialized variable: " + call.def.name()));
+      std::string why = "an uninitialized variable: " + call.def.name();
+      return call.fail(absl::FailedPreconditionError(why));
     }
     bool is_shared = variable.copy_on_read_mode.load() || !variable.tensor()->RefCountIsOne();
     if (access == Access::WHOLE && is_shared) {
@@ -276,7 +277,8 @@ struct Adadelta {  // v: variable, accumulator, accumulated updates; s: learning
   }
 };
 
-struct Adam {  // v: variable, m, v; s: beta1 power, beta2 power, learning rate, beta1, beta2, epsilon
+// v: variable, m, v; s: beta1 power, beta2 power, learning rate, beta1, beta2, epsilon
+struct Adam {
   static constexpr int SLOTS = 3, GRADIENT = 9;
   const bool is_nesterov;
   explicit Adam(const Call& call) : is_nesterov(call.attr<bool>("use_nesterov")) {}
