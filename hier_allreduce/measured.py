@@ -98,7 +98,8 @@ def with_candidate(plan: F) -> F:
     ) -> Any:
         if cluster is not None and cluster.size > 1:
             raise ClusterError(
-                f"tune measures one host, and this program has {cluster.size}: run it without a cluster"
+                f"tune measures one host, and this program has {cluster.size}:"
+                " run it without a cluster"
             )
         changed = replace(strategy, **changes)
         layout = plan(all_grads, devices, average, changed, cluster, *others, **options)

@@ -17,6 +17,11 @@ FASTER = "train(200, 9.0 if algorithm == 'tree' else 10.0)"
 ONLY = ["--only", "tree", "--minutes", "5"]
 
 
+@pytest.fixture(autouse=True)
+def few_turns(monkeypatch):
+    monkeypatch.setattr("hier_allreduce.commands.tune.search.MOST_LAST_TURNS", 1)
+
+
 def test_the_fastest_candidate_is_written_with_the_table(program, capsys):
     assert main(["tune", *ONLY, "-o", "new/best.yaml", "--", *program(FASTER)]) == 0
     out = capsys.readouterr().out

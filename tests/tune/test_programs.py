@@ -1,4 +1,4 @@
-"""The examples under ``tune``: one clock op a step in sessions, tensorpack and Keras, and each candidate trains."""
+"""The examples under ``tune``: a clock op a step in sessions, tensorpack and Keras."""
 
 import json
 import os
@@ -46,7 +46,7 @@ if tf.__version__ >= "2":
 
 @pytest.fixture
 def run(tmp_path):
-    """``run(**changes)``: what PROGRAM prints for a candidate, the facts, and the lines of its clock."""
+    """``run(**changes)``: PROGRAM's output with a candidate, the facts, the lines of its clock."""
 
     def run(**changes):
         clock = tmp_path / "clock"
@@ -67,7 +67,7 @@ def test_a_function_is_not_changed_without_the_variable():
 def test_the_first_allreduce_of_a_graph_has_the_clock(run):
     (values, clocks), facts, lines = run()
     assert values == [[9.0, 18.0]] * 3 and clocks == 1 and facts["towers"] == 3
-    # one line for each of two steps, also if a step needs one sum only; and one for each of four calls
+    # a line for each of two steps, also if a step needs one sum only, and for each of four calls
     assert len(lines) == (6 if IS_TF2 else 2)
 
 

@@ -1,5 +1,6 @@
 """Programs that hang, stop, die, fork: what ``tune`` says, and that nobody is left over."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -7,28 +8,21 @@ import pytest
 from helpers.timed_programs import WAITS, left_over
 
 from hier_allreduce.commands.tune.faults import NothingMeasured, own_last_line
+from hier_allreduce.planning.candidate import Candidate
+
+NOW = Candidate("now")
 
 
-def test_a_program_that_trains_is_measured_in_windows(program, search):
-    found = search(program("train(200)"))
-    found.run_all()
-    assert {len(run.seconds) for run in found.runs} == {9}
-    assert all(run.step == pytest.approx(0.01) for run in found.runs)
+def test_a_program_that_trains_is_measured_in_windows(program, runner):
+    run = runner(program("train(200)")).run(NOW, 0.0, 1)
+    assert len(run.seconds) == 9 and run.step == pytest.approx(0.01)
     assert not left_over()
 
 
-def test_a_program_without_a_step_hangs(program, search):
-    with pytest.raises(NothingMeasured, match=r"hung: no step at all for 1 s.*last line: waits"):
-        search(program(WAITS), start_patience=1.0).run_all()
-    assert not left_over()
-
-
-def test_a_hang_after_some_steps_has_the_programs_last_line(program, search):
-    found = search(program("train(5)" + WAITS), patience=1.0)
-    found.run_all()
-    now = found.runs[0]
-    assert now.fault == "hung: no step after step 5 for 1 s, killed; last line: waits"
-    assert now.output.read_text() == "waits\n" and not left_over()
+def test_a_hang_after_some_steps_has_the_programs_last_line(program, runner):
+    run = runner(program("train(5)" + WAITS), patience=1.0).run(NOW, 0.0, 1)
+    assert run.fault == "hung: no step after step 5 for 1 s, killed; last line: waits"
+    assert run.output.read_text() == "waits\n" and not left_over()
 
 
 @pytest.mark.parametrize(
@@ -39,55 +33,46 @@ def test_a_hang_after_some_steps_has_the_programs_last_line(program, search):
         ("os.kill(os.getpid(), signal.SIGKILL)", "failed: SIGKILL after 5 steps; last line: none"),
     ],
 )
-def test_a_program_that_dies_too_early_has_failed(program, search, end, fault):
-    found = search(program(f"train(5)\n{end}"))
-    found.run_all()
-    assert fault in found.runs[0].fault and not left_over()
+def test_a_program_that_dies_too_early_has_failed(program, runner, end, fault):
+    run = runner(program(f"train(5)\n{end}")).run(NOW, 0.0, 1)
+    assert fault in run.fault and not left_over()
+
+
+def test_a_run_without_enough_time_is_none(program, runner):
+    assert runner(program(WAITS), seconds=1.0).run(NOW, 0.0, 1) is None
+    assert not left_over()
 
 
 @pytest.mark.parametrize(
     ("text", "cause"),
     [
-        ("train(5)", "ended after 5 steps, 31 are needed; last line: none: let it train longer"),
+        ("train(5)", "train.py ended after 5 steps, 31 are needed; last line: none: let it train"),
         ("sys.exit('no data')", "failed: status 1 before its first step; last line: no data"),
-        ("build()\nsys.exit('no data')", "failed: status 1 before its first step"),
+        (WAITS, "hung: no step at all for 2 s, killed; last line: waits"),
         ("input('really? ')", "the program reads its standard input, which is closed here"),
         ("import torch.nn_", "last line: ModuleNotFoundError: No module named 'torch"),
-        ("", "built no all-reduce of this package: ended after 0 steps"),
+        ("", "ended after 0 steps, 31 are needed; last line: none: it built no all-reduce of this"),
     ],
 )
 def test_the_cause_is_named_where_nothing_can_be_measured(program, search, text, cause):
-    found = search(program(text))
-    try:
-        found.run_all()
-    except NothingMeasured as error:
-        assert cause in str(error)
-    else:
-        assert cause in found.runs[0].fault
-
-
-def test_children_that_ignore_sigterm_are_ended_too(program, search, monkeypatch):
-    monkeypatch.setattr("hier_allreduce.commands.tune.run.MERCY", 0.3)
-    found = search(
-        program(
-            "train(200)\nif os.fork() == 0:\n"
-            "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(1000)"
-        )
-    )
-    found.run_all()
-    assert {len(run.seconds) for run in found.runs} == {9} and not left_over()
-
-
-def test_children_that_have_left_the_process_group_are_ended_too(program, search):
-    found = search(
-        program(
-            "import subprocess\n"
-            "child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
-            "with open('groups', 'a') as file:\n    print(child.pid, file=file)\ntrain(200)"
-        )
-    )
-    found.run_all()
+    start_patience = 2.0 if text == WAITS else 60.0
+    with pytest.raises(NothingMeasured, match=re.escape(cause)):
+        search(program(text), start_patience=start_patience).run_all()
     assert not left_over()
+
+
+def test_children_that_ignore_sigterm_are_ended_too(program, runner, monkeypatch):
+    monkeypatch.setattr("hier_allreduce.commands.tune.run.MERCY", 0.3)
+    forks = "train(200)\nif os.fork() == 0:\n"
+    forks += "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(1000)"
+    assert runner(program(forks)).run(NOW, 0.0, 1).seconds and not left_over()
+
+
+def test_children_that_have_left_the_process_group_are_ended_too(program, runner):
+    leaves = "import subprocess\n"
+    leaves += "child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+    leaves += "with open('groups', 'a') as file:\n    print(child.pid, file=file)\ntrain(200)"
+    assert runner(program(leaves)).run(NOW, 0.0, 1).seconds and not left_over()
 
 
 def test_the_last_line_is_the_programs_own():

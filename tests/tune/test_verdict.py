@@ -86,8 +86,8 @@ BUSY = [100, 140, 100, 180, 120, 150]
         ({"now": BUSY, "flat": [0.9 * step for step in BUSY]}, ["use flat: it takes 10% less"]),
         ({"now": "hangs", "flat": [9] * 6, PEER: [10] * 6}, ["use flat: the program as it is was"]),
         ({"now": [100], "flat": [50]}, ["no difference: leave the program as it is; the fastest"]),
-        ({"now": [100], "flat": "hangs"}, ["nothing to compare"]),
-        ({"now": "hangs"}, ["nothing to compare"]),
+        ({"now": [100], "flat": "hangs"}, ["nothing to compare: only the program as it is was"]),
+        ({"now": "hangs"}, ["nothing was measured"]),
     ],
 )
 def test_what_is_certain_is_said(milliseconds, sentences):

@@ -127,4 +127,6 @@ def _run_hidden_module() -> None:
 if __name__ == "sitecustomize":
     _run_hidden_module()
     if VARIABLE in os.environ:
-        sys.meta_path.insert(0, _OnImport(json.loads(os.environ[VARIABLE])["clock"]))  # type: ignore[arg-type]
+        setting = json.loads(os.environ[VARIABLE])
+        on_import: Any = _OnImport(setting["clock"])
+        sys.meta_path.insert(0, on_import)

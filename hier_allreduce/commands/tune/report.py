@@ -37,12 +37,18 @@ def _line(row: Row, is_best: bool) -> Sequence[str]:
     """Return the cells of a candidate."""
     if row.fault:
         return (row.title, "", "", "", row.fault)
-    steps = sorted(1e3 * run.step for run in row.runs)
-    step = f"{1e3 * row.step:.4g} ({steps[0]:.4g}–{steps[-1]:.4g})"
-    beside = ""
+    steps = [run.step for run in row.runs]
+    step = f"{_ms(row.step)} ({_ms(min(steps))}–{_ms(max(steps))})"
+    ratio = ""
     if row.ratio and row.candidate.name != NOW:
-        beside = f"{row.ratio.middle:.3f} ({row.ratio.low:.3f}–{row.ratio.high:.3f})"
-    return (row.title, step, beside, str(len(row.runs)), "← use this" if is_best else "")
+        middle, low, high = row.ratio
+        ratio = f"{middle:.3f} ({low:.3f}–{high:.3f})"
+    mark = "← use this" if is_best else ""
+    return (row.title, step, ratio, str(len(row.runs)), mark)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.4g}"
 
 
 def as_json(found: Verdict) -> Dict[str, Any]:
@@ -58,13 +64,14 @@ def as_json(found: Verdict) -> Dict[str, Any]:
 
 def _as_object(row: Row) -> Dict[str, Any]:
     """Return a row: its runs have the number of the turn and the seconds of a step in windows."""
+    runs = [{"turn": run.turn, "windows": run.seconds} for run in row.runs]
     return {
         "candidate": row.candidate.name,
         "peer": bool(row.candidate.peer),
         "changes": row.candidate.changes,
         "step": row.step if row.runs else None,
         "ratio": list(row.ratio) if row.ratio else None,
-        "runs": [{"turn": run.turn, "windows": run.seconds} for run in row.runs],
+        "runs": runs,
         "fault": row.fault,
     }
 
@@ -73,5 +80,6 @@ def as_yaml(found: Verdict, kept: Dict[str, Any]) -> str:
     """Return the best candidate's strategy, with ``kept`` fields, and the table as comments."""
     changes = found.best.candidate.changes if found.best else {}
     given = {name: value for name, value in changes.items() if value is not None}
-    comments = "".join(f"# {line}".rstrip() + "\n" for line in report(found).splitlines())
-    return comments + yaml.safe_dump({**kept, **given}, sort_keys=False)
+    comments = [f"# {line}".rstrip() for line in report(found).splitlines()]
+    values = yaml.safe_dump({**kept, **given}, sort_keys=False)
+    return "\n".join([*comments, values])

@@ -24,6 +24,7 @@ from .run import LEAST, Run, Runner
 FINALISTS = 3  # of ours
 LAST_TURNS = 4  # at least, if there is time; in both orders, so an even number
 MOST_LAST_TURNS = 8
+MOST_HANGS = 3  # runs, if none has made steps
 SLOWEST_START = 3  # times the start of the first run
 NEAR = 1.10  # times the fastest step: slower finalists leave after a turn in both orders
 FIRST_LAST_TURN = 3
@@ -108,13 +109,13 @@ class Search:
             raise NothingMeasured(
                 f"{program}: the time was over before step {LEAST}: more --minutes"
             )
-        if "towers" not in first.facts:
-            reason = first.fault or "it made its steps without one"
-            raise NothingMeasured(
-                f"{program} built no all-reduce of this package: {reason}; see {first.output}"
-            )
         if first.fault.startswith("ended"):
-            raise NothingMeasured(f"{program} {first.fault}: let it train longer")
+            built = "let it train longer"
+            if "towers" not in first.facts:
+                built = "it built no all-reduce of this package"
+            raise NothingMeasured(f"{program} {first.fault}: {built}")
+        if "towers" not in first.facts:
+            raise NothingMeasured(f"{program} {first.fault}; see {first.output}")
         self.runs.append(first)
         return first
 
@@ -124,9 +125,10 @@ class Search:
         if not chosen:
             reasons = "; ".join(f"{name}: {why}" for name, why in self.left_out.items())
             raise HierAllreduceError(f"no candidate is for this program: {reasons}")
-        least = LEAST * first.step if first.seconds else 0.0
-        self._budget = Budget(first.overhead, least)
-        self._share = 2 * least
+        self._budget = Budget(1.0, 0.0)  # of a program that hangs, nothing is known
+        if first.seconds:
+            self._budget = Budget(first.overhead, LEAST * first.step)
+        self._share = 2 * self._budget.least
         if first.seconds:
             # the others start as the first one did, and a hang must not take all the time
             usual = max(self._runner.patience, SLOWEST_START * first.overhead)
@@ -150,16 +152,22 @@ class Search:
                 f" about {candidates[0].name} alone."
             )
             return
+        number = count(len(candidates), "candidate")
         self._progress.say(
-            f"{start} Now a short run of each of {count(len(candidates), 'candidate')}, a longer one"
-            f" of the better half, then the best and the peers in both orders: at most"
-            f" {_minutes(seconds)}. Ctrl-C prints what is measured."
+            f"{start} Now a short run of each of {number}, a longer one of the better half, then"
+            f" the best and the peers in both orders: at most {_minutes(seconds)}."
+            " Ctrl-C prints the table so far."
         )
 
     def _turn(self, order: Sequence[Candidate], turn: int, share: float) -> None:
         """Run candidates once; those with a fault run no more."""
         for candidate in order:
+            if self._runner.left() <= 0:
+                return
             if candidate.name in self._faulty() or self._has_hung_brother(candidate):
+                continue
+            if self._all_hung():
+                self.left_out[candidate.name] = f"the program hangs with {MOST_HANGS} others"
                 continue
             run = self._runner.run(candidate, share, turn)
             if run is None:
@@ -173,6 +181,11 @@ class Search:
         if same:
             self.left_out[candidate.name] = f"{same[0]} has hung"
         return bool(same)
+
+    def _all_hung(self) -> bool:
+        """Return whether all runs have hung, and enough to say that the program always hangs."""
+        hung = sum(run.fault.startswith("hung") for run in self.runs)
+        return hung == len(self.runs) >= MOST_HANGS
 
     def _faulty(self) -> List[str]:
         return [run.candidate.name for run in self.runs if run.fault]
@@ -191,6 +204,8 @@ class Search:
     def _last_turns(self) -> Iterator[List[Candidate]]:
         """Yield the candidates of the last turns, forwards and backwards in turn."""
         ranked = [run.candidate for run in self._ranked()]
+        if len(ranked) < 2:
+            return
         best = [candidate for candidate in ranked if candidate.is_new][:FINALISTS]
         peers = [candidate for candidate in ranked if candidate.peer]
         order = [Candidate(NOW), *peers, *best]
@@ -206,7 +221,7 @@ class Search:
         least = candidates * self._budget.run(2)
         # half of the time is for steps where there is enough
         pairs = int(left / (2 * candidates * 2 * self._budget.run(1)))
-        affordable = max(1, int(left / least)) if least else LAST_TURNS
+        affordable = max(1, int(left / least))
         turns = min(max(LAST_TURNS, 2 * pairs), affordable, MOST_LAST_TURNS)
         share = left / (turns * candidates) - self._budget.overhead
         self._share = max(share, 2 * self._budget.least)

@@ -97,10 +97,11 @@ def verdict(runs: Sequence[Run], left_out: Optional[Dict[str, str]] = None) -> V
     rows = _rows(runs)
     left_out = left_out or {}
     measured = sorted((row for row in rows if row.runs), key=_speed)
-    if len(measured) < 2:
-        return Verdict(
-            rows, None, ["nothing to compare: one candidate at most was measured"], left_out
-        )
+    if not measured:
+        return Verdict(rows, None, ["nothing was measured"], left_out)
+    if len(measured) == 1:
+        sentence = f"nothing to compare: only {measured[0].title} was measured"
+        return Verdict(rows, None, [sentence], left_out)
     now = next((row for row in measured if row.candidate.name == NOW), None)
     fastest = measured[0]
     if now is None:
@@ -173,17 +174,20 @@ def _beside(ours: Row, peer: Row) -> str:
 
 
 def _less(found: Ratio) -> str:
-    share = f"{1 - found.middle:.0%}"
-    return f"{share} less time a step ({1 - found.high:.1%} to {1 - found.low:.1%})"
+    middle = f"{1 - found.middle:.0%}"
+    most = f"{1 - found.low:.1%}"
+    return f"{middle} less time a step ({1 - found.high:.1%} to {most})"
 
 
 def _more(found: Ratio) -> str:
-    share = f"{found.middle - 1:.0%}"
-    return f"{share} more time a step ({found.low - 1:.1%} to {found.high - 1:.1%})"
+    middle = f"{found.middle - 1:.0%}"
+    most = f"{found.high - 1:.1%}"
+    return f"{middle} more time a step ({found.low - 1:.1%} to {most})"
 
 
-def _between(found: Optional[Ratio]) -> str:
-    return f"{found.low - 1:+.1%} to {found.high - 1:+.1%} time a step" if found else ""
+def _between(found: Ratio) -> str:
+    low = f"{found.low - 1:+.1%}"
+    return f"{low} to {found.high - 1:+.1%} time a step"
 
 
 def _is_busy(measured: Sequence[Row]) -> bool:
