@@ -40,6 +40,11 @@ class Ratio(NamedTuple):
         return self.low > 1 and self.middle >= 1 + LEAST_GAIN
 
     @property
+    def is_equal(self) -> bool:
+        """Whether the difference is certainly at most 2 %."""
+        return self.low >= 1 - LEAST_GAIN and self.is_not_slower
+
+    @property
     def is_not_slower(self) -> bool:
         """Whether the first one is certainly not slower by more than 2 %."""
         return self.high <= 1 + LEAST_GAIN
@@ -112,7 +117,7 @@ def verdict(runs: Sequence[Run], left_out: Optional[Dict[str, str]] = None) -> V
         sentences = [f"use {fastest.title}: it takes {_less(fastest.ratio)} than {AS_IT_IS}"]
     else:
         best = None
-        sentences = [_no_difference(now, measured)]
+        sentences = [_stays(now, measured)]
     ours = _fastest_of_ours(best or now, measured)
     if ours is not None:
         sentences += [_beside(ours, row) for row in measured if row.candidate.peer]
@@ -149,13 +154,16 @@ def _fastest_of_ours(chosen: Optional[Row], measured: Sequence[Row]) -> Optional
     return next((row for row in measured if not row.candidate.peer), None)
 
 
-def _no_difference(now: Row, measured: Sequence[Row]) -> str:
+def _stays(now: Row, measured: Sequence[Row]) -> str:
     """Return the sentence of a program that stays as it is."""
     other = next(row for row in measured if row is not now)
-    known = f" ({_between(other.ratio)})" if other.ratio else ", which has run once"
-    return (
-        f"no difference: leave the program as it is; the fastest other one is {other.title}{known}"
-    )
+    found = other.ratio
+    if found is None:
+        return "nothing is certain: no other candidate has run twice; give more --minutes"
+    if found.is_slower:
+        return f"use {AS_IT_IS}: {other.title}, the fastest other one, takes {_more(found)}"
+    words = "no difference" if found.is_equal else "no difference is certain"
+    return f"{words}: leave {AS_IT_IS}; the fastest other one is {other.title} ({_between(found)})"
 
 
 def _beside(ours: Row, peer: Row) -> str:
