@@ -14,7 +14,7 @@ from typing import Any, Dict, List, Sequence, Tuple
 from hier_allreduce.formatting import table
 from hier_allreduce.planning.algorithms import BY_NAME
 
-SIZES = (1, 2, 4, 8, 16, 32, 64)  # MiB
+SIZES = (2, 4, 8, 16)  # MiB
 SWEPT = [f"{algorithm}/{size}" for algorithm in BY_NAME for size in SIZES]
 
 Result = Dict[str, Any]
