@@ -8,11 +8,16 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from .plan import Schedule, root_of
 
 ALIGNMENT = 64  # bytes: a slice at such an offset of a tensor shares the tensor's buffer
+# The last packed chunks are smaller, since no backward pass overlaps with the last one: each has at
+# most a quarter of the bytes that are left, but not less than 256 KiB, which cost about one copy.
+_OF_REST = 4
+_LEAST = 256 << 10
 _PACKED = 0.4  # of a chunk: two gradients below this share are packed into one chunk
 
 
@@ -65,8 +70,8 @@ def chunks_of(
 
     Args:
         gradients: N gradients; the last one is ready first.
-        chunk_bytes: the size of chunks. 0: each gradient alone and whole, in the order of the
-            variables.
+        chunk_bytes: the size of chunks; the last packed ones are smaller. 0: each gradient alone
+            and whole, in the order of the variables.
         pack_below: bytes below which gradients share chunks; None: 0.4 × ``chunk_bytes``.
         whole: whether large gradients are not cut.
     """
@@ -76,6 +81,7 @@ def chunks_of(
     groups: List[List[int]] = []  # gradients that share a chunk
     open_groups: Dict[str, List[int]] = {}  # the one of each dtype that has room
     room: Dict[str, int] = {}  # and the bytes that fit into it
+    left = list(accumulate(gradient.bytes for gradient in gradients))  # from each one to the end
     for number in reversed(range(len(gradients))):
         gradient = gradients[number]
         if not gradient.packable or not gradient.bytes or gradient.bytes >= below:
@@ -85,7 +91,8 @@ def chunks_of(
             group: List[int] = []
             groups.append(group)
             open_groups[gradient.dtype] = group
-            room[gradient.dtype] = chunk_bytes
+            late = max(_LEAST, left[number] // _OF_REST)
+            room[gradient.dtype] = chunk_bytes if pack_below else min(chunk_bytes, late)
         open_groups[gradient.dtype].append(number)
         room[gradient.dtype] -= gradient.bytes
     chunks: List[Chunk] = []

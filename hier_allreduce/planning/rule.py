@@ -1,10 +1,10 @@
-"""The rule: the plan of a strategy that leaves the choice open. It sees K only.
+"""The rule: the plan of a strategy that leaves the choice open. It sees K and the bytes only.
 
 ::
 
-    GPUs, up to 4 towers    flat                 chunks of 4 MiB
-    GPUs, more towers       flat_hierarchical    chunks of 4 MiB
-    CPU devices             flat                 below 64 KiB packed up to 10 MiB, others whole
+    GPUs           flat                 chunks of 4 MiB
+                   flat_hierarchical    from 5 towers and 200 MB of gradients on, chunks of 4 MiB
+    CPU devices    flat                 gradients below 64 KiB packed up to 10 MiB, others whole
 
 No rule knows how far the host is ahead of the GPUs, and that decides which plan is the fastest.
 ``hier-allreduce tune`` measures it.
@@ -19,8 +19,9 @@ from .chunks import GradientSize
 from .plan import Plan
 
 KIB, MIB = 1 << 10, 1 << 20
-FLAT_TOWERS = 4  # at most
-CHUNK_BYTES = 4 * MIB  # `benchmarks/emulated.py … --sweep`
+CHUNK_BYTES = 4 * MIB
+MANY_TOWERS = 5
+MANY_BYTES = 200e6  # of gradients
 
 
 def rule(gradients: Sequence[GradientSize], towers: int, on_cpu: bool = False) -> Plan:
@@ -29,5 +30,7 @@ def rule(gradients: Sequence[GradientSize], towers: int, on_cpu: bool = False) -
         # CPU devices share one memory: `make bench` measures packed and whole gradients on them
         schedules = schedules_of(BY_NAME["flat"], towers)
         return Plan(towers, schedules, 10 * MIB, "flat", pack_below=64 * KIB, whole=True)
-    name = "flat" if towers <= FLAT_TOWERS else "flat_hierarchical"
+    total = sum(gradient.bytes for gradient in gradients)
+    is_large = towers >= MANY_TOWERS and total >= MANY_BYTES
+    name = "flat_hierarchical" if is_large else "flat"
     return Plan(towers, schedules_of(BY_NAME[name], towers), CHUNK_BYTES, name)

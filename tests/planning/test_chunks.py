@@ -59,6 +59,15 @@ def test_small_gradients_are_packed_and_large_ones_cut(sizes, chunk_kib, expecte
     assert numbers(chunks_of(sizes, chunk_kib * KIB)) == expected
 
 
+def test_the_last_packed_chunks_are_smaller():
+    chunks = chunks_of(of(*[64] * 256), 4096 * KIB)
+    sizes = [chunk.bytes // KIB for chunk in chunks]
+    assert sum(sizes) == 256 * 64
+    assert sizes[0] == 4096
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1] <= 256
+
+
 def test_whole_gradients_are_packed_below_a_size_only():
     assert numbers(chunks_of(of(900, 70, 1, 1), 100 * KIB, pack_below=64 * KIB, whole=True)) == [
         [3, 2],

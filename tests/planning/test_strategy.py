@@ -108,11 +108,11 @@ MIB = 1 << 20
 @pytest.mark.parametrize(
     "strategy, on_cpu, expected",
     [
-        (Strategy(), False, ("flat_hierarchical", 4 * MIB, None, False)),
+        (Strategy(), False, ("flat", 4 * MIB, None, False)),
         (Strategy(), True, ("flat", 10 * MIB, 64 << 10, True)),
         (Strategy("tree"), True, ("tree", 10 * MIB, 64 << 10, True)),
         (Strategy("tree", chunk_bytes=0), True, ("tree", 0, None, False)),
-        (Strategy(chunk_bytes=MIB), False, ("flat_hierarchical", MIB, None, False)),
+        (Strategy(chunk_bytes=MIB), False, ("flat", MIB, None, False)),
         (Strategy("ring", chunk_bytes=3 * MIB), False, ("ring", 3 * MIB, None, False)),
         (Strategy(tree, chunk_bytes=0), True, ("tree", 0, None, False)),
     ],
@@ -123,11 +123,16 @@ def test_a_strategy_selects_a_plan(strategy, on_cpu, expected):
 
 
 @pytest.mark.parametrize(
-    "towers, algorithm",
-    [(2, "flat"), (4, "flat"), (5, "flat_hierarchical"), (8, "flat_hierarchical")],
+    "towers, model, algorithm",
+    [
+        (2, "bert_base", "flat"),
+        (4, "bert_base", "flat"),
+        (5, "bert_base", "flat_hierarchical"),
+        (8, "resnet50", "flat"),
+        (8, "bert_base", "flat_hierarchical"),
+    ],
 )
-@pytest.mark.parametrize("model", ["resnet50", "bert_base"])
-def test_the_rule_sees_towers(towers, algorithm, model):
+def test_the_rule_sees_towers_and_bytes(towers, model, algorithm):
     plan = plan_for(Strategy(), gradients(model), towers)
     assert (plan.algorithm, plan.chunk_bytes, plan.whole) == (algorithm, 4 * MIB, False)
 
