@@ -99,7 +99,7 @@ def pytest_terminal_summary(terminalreporter, config):
     """Count the tests that say why they are not like others on GPUs."""
     if config.getoption("devices") != "gpu":
         return
-    found = collections.Counter()
+    found: collections.Counter = collections.Counter()
     for report in terminalreporter.getreports("passed") + terminalreporter.getreports("skipped"):
         # The report of a file that skips itself has no properties.
         properties = getattr(report, "user_properties", [])

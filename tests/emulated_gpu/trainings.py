@@ -118,6 +118,7 @@ def tensorpack():
 
 def run(name):
     """Print ``finite`` and a hash of all towers' weights, or what is wrong with them."""
+    tf.config.set_visible_devices(tf.config.list_physical_devices("GPU")[: len(GPUS)], "GPU")
     rows = [[np.asarray(value) for value in row] for row in globals()[name]()]
     bits = [hashlib.sha256(b"".join(value.tobytes() for value in row)).hexdigest() for row in rows]
     finite = all(np.isfinite(value).all() for row in rows for value in row)
