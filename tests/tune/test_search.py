@@ -1,6 +1,7 @@
 """Which all-reduces are measured, how often, and in which order."""
 
 from pathlib import Path
+from typing import Dict, List
 
 import pytest
 
@@ -60,7 +61,7 @@ def searched(runner, *only):
     """Return the search of a runner, and its candidates in each turn."""
     search = Search(runner, None, only, Progress(600.0))
     search.run_all()
-    turns = {}
+    turns: Dict[int, List[str]] = {}
     for run in search.runs:
         turns.setdefault(run.turn, []).append(run.candidate.name)
     return search, turns
