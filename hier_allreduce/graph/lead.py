@@ -46,7 +46,8 @@ def limit_lead(layout: Layout, totals: Sequence[Any]) -> None:
         layout: C chunks, in the order in which they become ready.
         totals: C complete sums, on the roots of the chunks.
     """
-    if len(layout.devices) == 1 or all_on_cpu(layout.devices) or not takes_control_edges():
+    nothing_travels = len(layout.devices) == 1 or not layout.chunks
+    if nothing_travels or all_on_cpu(layout.devices) or not takes_control_edges():
         return
     grads = [_grads_of(layout, chunk) for chunk in range(len(layout.chunks))]
     parts = _parts(grads)

@@ -218,3 +218,7 @@ def test_the_graph_of_a_function_holds_its_towers_too():
         results = sess.run(step(tf.ones([SIZE])))
     assert edges(graphs[0])
     assert len({result.tobytes() for result in results}) == 1
+
+
+def test_towers_without_any_gradient_need_no_edge(graph):
+    assert allreduce_grads([[None, None]] * TOWERS, gpus()) == [(None, None)] * TOWERS
