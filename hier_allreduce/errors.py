@@ -2,13 +2,15 @@
 
 ::
 
-    HierAllreduceError    mend the input: gradients, devices, strategies, files; raised before the first op is added
-    ├── ClusterError      start the hosts again: one is gone, silent or different, or the job is described wrongly
+    HierAllreduceError    mend the input (gradients, devices, strategies, files)
+    ├── ClusterError      start the hosts again: one is gone, silent, different or wrongly described
     └── AuditError        stop training: TensorFlow executed something other than the plan
 
-The classes differ in the next step of the program. ``except HierAllreduceError`` catches all of them. ``ClusterError``
-and ``AuditError`` are also ``RuntimeError``, because a correct program can meet them. None is a ``ValueError``: an
-``except ValueError`` around the parsing of data must not hide them, nor must one inside TensorFlow or Keras.
+The classes differ in the next step of the program. ``except HierAllreduceError`` catches all of
+them; invalid input raises it before the first op is added. ``ClusterError`` and ``AuditError`` are
+also ``RuntimeError``, because a correct program can meet them. None is a ``ValueError``: an
+``except ValueError`` around the parsing of data must not hide them, nor must one inside TensorFlow
+or Keras.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from __future__ import annotations
 class HierAllreduceError(Exception):
     """Invalid input, and the base of all errors of this package.
 
-    A message may quote a file. Its control characters are shown as escapes, because a terminal would obey them.
+    A message may quote a file. Its control characters are shown as escapes, because a terminal
+    would obey them.
     """
 
     # With this constructor a tf.function knows that it can raise the error in its class.
@@ -32,7 +35,7 @@ class HierAllreduceError(Exception):
 
 
 class ClusterError(HierAllreduceError, RuntimeError):
-    """A host is gone or silent, or builds another graph; or the hosts of a job are described wrongly."""
+    """A host is gone, silent, or builds another graph; or a job's hosts are described wrongly."""
 
 
 class AuditError(HierAllreduceError, RuntimeError):

@@ -1,4 +1,4 @@
-"""tensorpack on several hosts: the callback and the session that ``HierarchicalTrainer`` then needs."""
+"""tensorpack on several hosts: the callback and the session that the trainer then needs."""
 
 from __future__ import annotations
 
