@@ -13,7 +13,7 @@ from ..errors import HierAllreduceError
 from ..graph import allreduce_grads_and_vars, device_strings
 from ..graph.names import check_scope
 from ..planning import Strategy, strategy_from
-from .replicas import Copies, Drift, broadcast, comparison, find_copies
+from .replicas import Drift, ReplicatedVariables, broadcast, comparison, find_copies
 from .sharded_update import update_at_mains
 from .update import Pairs, check_options, check_variables, update_towers
 from .wrappers import check_optimizer
@@ -101,7 +101,7 @@ class TowerOptimizer:
         self._at_mains, self._cluster = update == "main", cluster
         self._broadcast_every, self._check_every = broadcast_every, check_replicas_every
         self._graph: Any = None
-        self._updated: Copies = []  # in this graph
+        self._updated: ReplicatedVariables = []  # in this graph
         self._ops: Dict[Any, Any] = {}  # for the copies that existed when they were built
 
     @without_autograph
@@ -233,7 +233,7 @@ class TowerOptimizer:
             options.setdefault("local_init_op", tf.group(*start))
             return tf1.train.Scaffold(**options)
 
-    def _copies(self) -> Copies:
+    def _copies(self) -> ReplicatedVariables:
         """Return the copies among the variables that exist now."""
         if not any(self._updated):
             raise HierAllreduceError(

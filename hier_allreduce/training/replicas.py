@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +21,7 @@ import tensorflow as tf
 from ..compat import tf1
 from ..graph import copy_from_tower_0
 
-Copies = List[List[Any]]  # K×V variables; a column holds copies of one variable
+ReplicatedVariables = List[List[Any]]  # K×V variables; a column holds the copies of one variable
 
 
 def all_variables() -> List[Any]:
@@ -29,102 +29,136 @@ def all_variables() -> List[Any]:
     return list({id(var): var for var in tf1.global_variables() + tf1.local_variables()}.values())
 
 
+# ---- which variables are copies -----------------------------------------------------------------------
+
+
 def with_created(
-    trained: Copies, created: Sequence[Sequence[Any]], names_on_tower_0: Dict[int, str]
-) -> Copies:
+    trained: ReplicatedVariables,
+    created: Sequence[Sequence[Any]],
+    names_on_tower_0: Dict[int, str],
+) -> ReplicatedVariables:
     """Return the K×N trained variables, and after them the copies among the variables that K updates created.
 
     Copies have the same name but for the towers' scopes, or the name in ``names_on_tower_0`` by ``id(variable)``.
     Otherwise they have the same name but for numbers, and the same order. A variable that only some updates created is
     left out.
     """
-    find = finder(trained)
-    names = [
-        [names_on_tower_0.get(id(var)) or find(var.op.name)[1] for var in row] for row in created
-    ]
+    tower_names = TowerNames(trained)
+    names = [[tower_names.name_on_tower_0(var.op.name) for var in row] for row in created]
+    for row, row_names in zip(created, names):
+        for number, var in enumerate(row):
+            row_names[number] = names_on_tower_0.get(id(var), row_names[number])
     shared = set(names[0]).intersection(*names[1:])
+
     towers: List[Dict[str, List[Any]]] = [defaultdict(list) for _ in created]
-    for tower, row, row_names in zip(towers, created, names):
+    for by_name, row, row_names in zip(towers, created, names):
         for var, name in zip(row, row_names):
-            tower[name if name in shared else re.sub(r"_\d+(?=/|$)", "", name)].append(var)
+            unnumbered = re.sub(r"_\d+(?=/|$)", "", name)
+            by_name[name if name in shared else unnumbered].append(var)
     return [[*row, *others] for row, others in zip(trained, _columns(towers))]
 
 
-def find_copies(copies: Copies) -> Copies:
-    """Return ``copies``, each once, and the other copies among all variables of the current graph.
+def find_copies(known: ReplicatedVariables) -> ReplicatedVariables:
+    """Return ``known`` copies, each once, and the other copies among all variables of the current graph.
 
     Variables that are local on tower 0, such as metrics, count differently on every tower and are no copies.
     """
-    columns = {id(column[0]): column for column in zip(*copies)}
-    known = {id(var) for column in columns.values() for var in column}
-    private = set(map(id, tf1.local_variables()))
-    find = finder(copies)
-    towers: List[Dict[str, List[Any]]] = [defaultdict(list) for _ in copies]
+    columns = list({id(column[0]): column for column in zip(*known)}.values())
+    is_known = {id(var) for column in columns for var in column}
+    local = set(map(id, tf1.local_variables()))
+    tower_names = TowerNames(known)
+    towers: List[Dict[str, List[Any]]] = [defaultdict(list) for _ in known]
     for var in all_variables():
-        tower, name = find(var.op.name)
-        if id(var) not in known and not (tower == 0 and id(var) in private):
+        tower, name = tower_names.find(var.op.name)
+        is_private = tower == 0 and id(var) in local
+        if id(var) not in is_known and not is_private:
             towers[tower][name].append(var)
-    return [[*row, *others] for row, others in zip(zip(*columns.values()), _columns(towers))]
+    return [[*row, *others] for row, others in zip(zip(*columns), _columns(towers))]
 
 
-def _columns(towers: Sequence[Dict[str, List[Any]]]) -> Copies:
-    """Return the variables with a key of which all towers have equally many."""
-    keys = [
-        key
-        for key, found in towers[0].items()
-        if all(len(tower.get(key, ())) == len(found) for tower in towers)
-    ]
-    return [[var for key in keys for var in tower[key]] for tower in towers]
+def _columns(towers: Sequence[Dict[str, List[Any]]]) -> ReplicatedVariables:
+    """Return the variables with a name of which all towers have equally many."""
+    rows: ReplicatedVariables = [[] for _ in towers]
+    for name, first in towers[0].items():
+        found = [tower.get(name, []) for tower in towers]
+        if all(len(variables) == len(first) for variables in found):
+            for row, variables in zip(rows, found):
+                row += variables
+    return rows
 
 
-def finder(copies: Copies) -> Callable[[str], Tuple[int, str]]:
-    """Return a function that takes a variable's name and returns its tower, and the name of its copy on tower 0.
+class TowerNames:
+    """The tower of a variable, and the name of its copy on tower 0, by the variable's name.
 
-    The first trained variable or scope of a tower in the name tells the tower. Names without any are tower 0's. If
+    The first trained variable, or scope of a tower, in the name tells the tower. Names without any are tower 0's. If
     towers have no scopes, ``w_1`` counts as one.
     """
-    known = {
-        var.op.name: (tower, first.op.name)
-        for tower, row in enumerate(copies)
-        for var, first in zip(row, copies[0])
-    }
-    scopes: Dict[str, Tuple[int, str]] = {}
-    for name, (tower, first) in known.items():
-        levels, firsts = name.split("/"), first.split("/")
-        while levels and firsts and levels[-1] == firsts[-1]:
+
+    def __init__(self, copies: ReplicatedVariables):
+        self._variables: Dict[str, Tuple[int, str]] = {}  # tower, and name on tower 0
+        self._scopes: Dict[str, Tuple[int, str]] = {}
+        for tower, row in enumerate(copies):
+            for var, first in zip(row, copies[0]):
+                self._variables[var.op.name] = tower, first.op.name
+                if tower:
+                    self._add_scope(tower, var.op.name, first.op.name)
+
+    def _add_scope(self, tower: int, name: str, first: str) -> None:
+        """Note the scopes in which a variable and its copy on tower 0 have the same name."""
+        levels = name.split("/")
+        first_levels = first.split("/")
+        while levels and first_levels and levels[-1] == first_levels[-1]:
             levels.pop()
-            firsts.pop()
-        if tower:
-            scopes["/".join(levels)] = tower, "/".join(firsts)
-            scopes.setdefault("/".join(firsts), (0, "/".join(firsts)))
+            first_levels.pop()
+        on_tower_0 = "/".join(first_levels)
+        self._scopes["/".join(levels)] = tower, on_tower_0
+        self._scopes.setdefault(on_tower_0, (0, on_tower_0))
 
-    def find(name: str) -> Tuple[int, str]:
-        levels, tower = name.split("/"), -1
+    def find(self, name: str) -> Tuple[int, str]:
+        """Return the tower of a variable, and the name of its copy on tower 0."""
+        tower: Optional[int] = None
         renamed: List[str] = []
+        levels = name.split("/")
         while levels:
-            for end in range(len(levels), 0, -1):
-                key = "/".join(levels[:end])
-                found = known.get(key) or (
-                    scopes.get(key) if tower < 0 and end < len(levels) else None
-                )
-                if found and tower in (-1, found[0]):
-                    tower, renamed, levels = found[0], [*renamed, found[1]], levels[end:]
-                    break
-            else:
+            found, length = self._beginning(levels, tower)
+            if found is None:
                 renamed.append(levels.pop(0))
-        return max(tower, 0), "/".join(filter(None, renamed))
+                continue
+            tower, on_tower_0 = found
+            renamed.append(on_tower_0)
+            levels = levels[length:]
+        return tower or 0, "/".join(filter(None, renamed))
 
-    return find
+    def name_on_tower_0(self, name: str) -> str:
+        """Return the name of a variable's copy on tower 0."""
+        return self.find(name)[1]
+
+    def _beginning(
+        self, levels: Sequence[str], tower: Optional[int]
+    ) -> Tuple[Optional[Tuple[int, str]], int]:
+        """Return the longest variable or scope with which ``levels`` begin, and its length; of ``tower`` if known."""
+        for length in range(len(levels), 0, -1):
+            key = "/".join(levels[:length])
+            found = self._variables.get(key)
+            if found is None and tower is None and length < len(levels):
+                found = self._scopes.get(key)
+            if found is not None and tower in (None, found[0]):
+                return found, length
+        return None, 0
 
 
-def broadcast(copies: Copies, devices: Sequence[Any]) -> Any:
+# ---- copying and comparing ----------------------------------------------------------------------------
+
+
+def broadcast(copies: ReplicatedVariables, devices: Sequence[Any]) -> Any:
     """Return an op that copies tower 0's variables to the other towers."""
     with tf1.device(devices[0]):
         values = [var.read_value() for var in copies[0]]
     assigned = []
     for tower, row in enumerate(copy_from_tower_0(values, devices)):
         with tf1.device(devices[tower]):
-            assigned += [var.assign(value).op for var, value in zip(copies[tower], row) if tower]
+            others = zip(copies[tower], row) if tower else []
+            assigned += [var.assign(value).op for var, value in others]
     return tf.group(*assigned)
 
 
@@ -137,26 +171,28 @@ class Drift(NamedTuple):
     alone: Tuple[str, ...] = ()  # trainable variables that are not on every tower
 
     def __str__(self) -> str:
-        largest = f"{self.variable!r} differs by {self.difference:.3g} between tower 0 and tower {self.tower}"
-        alone = (
-            f"; not on every tower, and so not compared: {', '.join(map(repr, self.alone))}"
-            if self.alone
-            else ""
-        )
-        return (largest if self.difference else "all towers are equal") + alone
+        text = "all towers are equal"
+        if self.difference:
+            size = f"{self.difference:.3g}"
+            text = f"{self.variable!r} differs by {size} between tower 0 and tower {self.tower}"
+        if self.alone:
+            names = ", ".join(map(repr, self.alone))
+            text += f"; not on every tower, and so not compared: {names}"
+        return text
 
 
-def comparison(copies: Copies, devices: Sequence[Any]) -> Callable[[Any], Drift]:
+def comparison(copies: ReplicatedVariables, devices: Sequence[Any]) -> Callable[[Any], Drift]:
     """Return a function that takes a session and compares tower 0 with the others in it; its ops are added now.
 
     NaN differs from any number by infinity, and from NaN by 0. Complex numbers and strings, which no optimizer has,
     count as equal.
     """
-    first, *others = copies
+    first = copies[0]
     rows = []
-    for row, device in zip(others, devices[1:]):
+    for row, device in zip(copies[1:], devices[1:]):
         with tf1.device(device):
-            rows.append(tf.stack([_largest_difference(*pair) for pair in zip(row, first)]))
+            differences = [_largest_difference(var, other) for var, other in zip(row, first)]
+            rows.append(tf.stack(differences))
 
     def compare(session: Any) -> Drift:
         values = np.asarray(session.run(rows))
@@ -172,8 +208,10 @@ def _largest_difference(var: Any, first: Any) -> Any:
     dtype = var.dtype.base_dtype
     if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
         return tf.constant(0.0, tf.float64)
-    value, other = (tf.cast(tf.reshape(v.read_value(), [-1]), tf.float64) for v in (var, first))
-    is_nan, zeros = tf.math.is_nan, tf.zeros_like(value)
-    same = tf.equal(value, other) | (is_nan(value) & is_nan(other))
-    difference = tf.where(is_nan(value - other), zeros + float("inf"), tf.abs(value - other))
-    return tf.reduce_max(tf.where(same, zeros, difference))
+    value = tf.cast(tf.reshape(var.read_value(), [-1]), tf.float64)
+    other = tf.cast(tf.reshape(first.read_value(), [-1]), tf.float64)
+    zeros = tf.zeros_like(value)
+    are_both_nan = tf.math.is_nan(value) & tf.math.is_nan(other)
+    is_one_nan = tf.math.is_nan(value - other)
+    difference = tf.where(is_one_nan, zeros + float("inf"), tf.abs(value - other))
+    return tf.reduce_max(tf.where(tf.equal(value, other) | are_both_nan, zeros, difference))

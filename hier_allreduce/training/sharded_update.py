@@ -23,7 +23,7 @@ from ..graph.layout import Layout
 from ..graph.names import variable_names, where
 from ..planning import Strategy
 from ..planning.chunks import Load
-from .replicas import Copies
+from .replicas import ReplicatedVariables
 from .update import Pairs, warn_of_moved_updates, with_rows_on_gpu
 from .views import TowerViews, under_name_of
 from .wrappers import held_by
@@ -40,7 +40,7 @@ def update_at_mains(
     average: bool,
     strategy: Strategy,
     cluster: Optional[Cluster] = None,
-) -> Tuple[Any, Copies]:
+) -> Tuple[Any, ReplicatedVariables]:
     """Reduce to the mains, update there once, and copy the new values over the same plan to all towers.
 
     Source: Chainer's MultiprocessParallelUpdater. There one device is the main of all variables; here mains hold about
@@ -81,7 +81,7 @@ def update_at_mains(
     return tf.group(updated, *_copy_variables(variables, layout, updated)), variables
 
 
-def _copy_variables(variables: Copies, layout: Layout, updated: Any) -> List[Any]:
+def _copy_variables(variables: ReplicatedVariables, layout: Layout, updated: Any) -> List[Any]:
     """Return ops that copy the mains' variables to all other towers, after the op ``updated``."""
     mains = layout.roots()
     values: List[Any] = [None] * len(layout.columns)
@@ -99,7 +99,9 @@ def _copy_variables(variables: Copies, layout: Layout, updated: Any) -> List[Any
 # ---- checks ------------------------------------------------------------------------------------------
 
 
-def _check_each_is_once(variables: Copies, devices: Sequence[Any], names: Sequence[str]) -> None:
+def _check_each_is_once(
+    variables: ReplicatedVariables, devices: Sequence[Any], names: Sequence[str]
+) -> None:
     """Check that no row has a variable twice."""
     first: Dict[int, int] = {}  # number of each variable
     for tower, row in enumerate(variables):
@@ -112,7 +114,7 @@ def _check_each_is_once(variables: Copies, devices: Sequence[Any], names: Sequen
 
 
 def _check_uses_mains_only(
-    kind: str, ops: Sequence[Any], variables: Copies, layout: Layout
+    kind: str, ops: Sequence[Any], variables: ReplicatedVariables, layout: Layout
 ) -> None:
     """Check that an update, with these ``ops``, reads and writes each variable on its main only."""
     used = used_by(ops)

@@ -13,7 +13,7 @@ from ..errors import HierAllreduceError
 from ..graph.columns import VAR_LIST_ADVICE, check_average, checked_pairs, dtype_of, static_shape
 from ..graph.devices import device_fields
 from ..graph.names import where
-from .replicas import Copies, all_variables, with_created
+from .replicas import ReplicatedVariables, all_variables, with_created
 from .views import TowerViews
 from .wrappers import held_by, once, patched
 from .writes import let_writes_wait, unequal_ops, without_gpu_kernel, written_by
@@ -43,40 +43,46 @@ def check_variables(
             ``earlier`` copies do; or it is a reference variable, or does not fit its gradient.
     """
     rows = checked_pairs(rows, devices)
-    tower_of: Dict[int, int] = {}  # of each id(variable)
+    owner: Dict[int, int] = {}  # the tower of each id(variable)
     columns = {id(var): column for column in zip(*earlier) for var in column}
     for tower, row in enumerate(rows):
+        names = [var.op.name for _, var in row]
         for n, (grad, var) in enumerate(row):
-            owner, first = tower_of.setdefault(id(var), tower), rows[0][n][1]
-            column = columns.get(id(var)) or columns.get(id(first))
-            if owner != tower:
+            first = rows[0][n][1]
+            fault = _fault_of_variable(var, grad)
+            if owner.setdefault(id(var), tower) != tower:
                 fault = (
-                    f"the same variable is in the row of {where(owner, devices)}; give every tower a copy;"
+                    f"the same variable is in the row of {where(owner[id(var)], devices)}; give every tower a copy;"
                     f" {VAR_LIST_ADVICE}"
                 )
-            elif column and not (column[0] is first and column[tower] is var):
+            column = columns.get(id(var)) or columns.get(id(first))
+            if column and not fault and (column[0] is not first or column[tower] is not var):
                 fault = (
                     f"it is listed as a copy of {first.op.name!r}, but in an earlier apply_gradients"
                     f" {column[tower].op.name!r} was the copy of {column[0].op.name!r}; list the variables in one order"
                     " on every tower"
                 )
-            elif not is_resource(var):
-                fault = (
-                    "a reference variable, which an update may overwrite while a gradient still reads it; create it"
-                    " with use_resource=True, or call tf.compat.v1.enable_resource_variables() first"
-                )
-            elif isinstance(grad, (tf.Tensor, tf.IndexedSlices)) and not (
-                dtype_of(grad) == dtype_of(var) and static_shape(grad).is_compatible_with(var.shape)
-            ):
-                fault = (
-                    f"a gradient of {grad.dtype.name} {static_shape(grad)} for {var.dtype.name} {var.shape}; pair each"
-                    " gradient with its variable, and cast it to the variable's dtype"
-                )
-            else:
-                continue
-            names = [var.op.name for _, var in row]
-            raise HierAllreduceError(f"{where(tower, devices, n, names)}: {fault}")
+            if fault:
+                raise HierAllreduceError(f"{where(tower, devices, n, names)}: {fault}")
     return rows
+
+
+def _fault_of_variable(var: Any, grad: Any) -> str:
+    """Return why a variable cannot be updated with a gradient; "" if it can."""
+    if not is_resource(var):
+        return (
+            "a reference variable, which an update may overwrite while a gradient still reads it; create it with"
+            " use_resource=True, or call tf.compat.v1.enable_resource_variables() first"
+        )
+    if not isinstance(grad, (tf.Tensor, tf.IndexedSlices)):
+        return ""  # None; anything else is refused before it is added up
+    shape = static_shape(grad)
+    if dtype_of(grad) == dtype_of(var) and shape.is_compatible_with(var.shape):
+        return ""
+    return (
+        f"a gradient of {grad.dtype.name} {shape} for {var.dtype.name} {var.shape}; pair each gradient with its"
+        " variable, and cast it to the variable's dtype"
+    )
 
 
 def update_towers(
@@ -85,7 +91,7 @@ def update_towers(
     devices: Sequence[Any],
     scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext(),
     arguments: Optional[Dict[str, Any]] = None,
-) -> Tuple[Any, Copies]:
+) -> Tuple[Any, ReplicatedVariables]:
     """Update the variables of each tower on its device; return the op, and the copies that it updates or created.
 
     The towers share ``optimizer``. In every update it sees the variables under tower 0's names, and has a state of the
@@ -107,31 +113,33 @@ def update_towers(
     optimizers = held_by(optimizer)
     if len(devices) > 1:
         _check_has_no_state(optimizers)
-    scales = [
-        inner._loss_scale
-        for inner in optimizers
-        if hasattr(getattr(inner, "_loss_scale", None), "update")
-    ]
     variables = [[var for _, var in row] for row in rows]
     views = TowerViews(variables, optimizers)
     graph = tf1.get_default_graph()
     ops: List[Any] = []
     created, added = [], []
-    with patched(scales, "update", once):
+    with patched(_loss_scales(optimizers), "update", once):
         for tower, device in enumerate(devices):
-            grads = [grad for grad, _ in rows[tower]]
+            earlier_ops = len(graph.get_operations())
+            earlier_variables = set(map(id, all_variables()))
             given = {name: views.argument(of, tower) for name, of in (arguments or {}).items()}
-            number, known = len(graph.get_operations()), set(map(id, all_variables()))
             with tf1.device(device), scope(tower), views.update_of(tower):
-                pairs = list(zip(map(with_rows_on_gpu, grads), views.rows[tower]))
+                grads = [with_rows_on_gpu(grad) for grad, _ in rows[tower]]
+                pairs = list(zip(grads, views.rows[tower]))
                 ops.append(optimizer.apply_gradients(pairs, name=f"apply_grad_{tower}", **given))
-            created.append([var for var in all_variables() if id(var) not in known])
-            added.append(graph.get_operations()[number:])
-            let_writes_wait(added[-1], rows[tower])
+            created.append([var for var in all_variables() if id(var) not in earlier_variables])
+            added.append(graph.get_operations()[earlier_ops:])
+            let_writes_wait(added[tower], rows[tower])
     if len(devices) > 1:
         _check_updates(type(optimizer).__name__, rows, devices, added)
     warn_of_moved_updates(type(optimizer).__name__, [op for ops in added for op in ops])
     return tf.group(*ops), with_created(variables, created, views.names_on_tower_0)
+
+
+def _loss_scales(optimizers: Sequence[Any]) -> List[Any]:
+    """Return the dynamic loss scales of optimizers."""
+    scales = [getattr(inner, "_loss_scale", None) for inner in optimizers]
+    return [scale for scale in scales if hasattr(scale, "update")]
 
 
 def with_rows_on_gpu(grad: Any) -> Any:
@@ -188,20 +196,23 @@ def _check_updates(
             f"{kind}: the update of {where(0, devices)} {phrase}, which no two towers would do alike, and they would"
             f" diverge. Do this once, before the all-reduce, {_AT_MAINS}"
         )
-    writes = [written_by(of_tower) for of_tower in added]
+    writes = [written_by(ops) for ops in added]
     writer: Dict[str, int] = {}
     for tower, counts in enumerate(writes):
         for name in counts:
-            if writer.setdefault(name, tower) != tower:
+            first = writer.setdefault(name, tower)
+            if first != tower:
                 raise HierAllreduceError(
-                    f"{kind}: the updates of {where(writer[name], devices)} and of {where(tower, devices)} both write"
+                    f"{kind}: the updates of {where(first, devices)} and of {where(tower, devices)} both write"
                     f" {name!r}, which would change more than once a step. Create one for each tower, {_AT_MAINS}"
                 )
-        for (_, var), (_, first) in zip(rows[tower], rows[0]):
-            count, on_tower_0 = counts[var.op.name], writes[0][first.op.name]
-            if count != on_tower_0:
+    for tower, row in enumerate(rows):
+        for (_, var), (_, first_var) in zip(row, rows[0]):
+            count = writes[tower][var.op.name]
+            expected = writes[0][first_var.op.name]
+            if count != expected:
                 raise HierAllreduceError(
                     f"{kind}: the update of {where(tower, devices)} writes {var.op.name!r} {count} times, that of"
-                    f" tower 0 writes {first.op.name!r} {on_tower_0} times, and the towers would diverge. Let the"
+                    f" tower 0 writes {first_var.op.name!r} {expected} times, and the towers would diverge. Let the"
                     f" optimizer do the same for every tower, {_AT_MAINS}"
                 )

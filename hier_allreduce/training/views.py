@@ -40,7 +40,8 @@ def under_name_of(first: Any, var: Any) -> Any:
     A set or a list of variables that has ``first`` has the view too, because a choice by variables lists tower 0's
     at least. TensorFlow keys state by ``ref()``, which is that of ``var``.
     """
-    view: Any = object.__new__(_view_class(type(var)))
+    kind: Any = type(var)
+    view: Any = object.__new__(_view_class(kind))
     # A constructor would add a variable to the graph. So the view is made without it, from the variable's attributes.
     vars(view).update(vars(var), _named_like=first, _viewed=var)
     vars(view).update(_save_slice_info=first._save_slice_info)

@@ -20,7 +20,7 @@ from ...errors import ClusterError, HierAllreduceError
 from ...graph import allreduce_grads_and_vars, device_strings
 from ...measured import measurement
 from ...planning import Strategy, strategy_from
-from ...training.replicas import Copies, Drift, broadcast, comparison, find_copies
+from ...training.replicas import Drift, ReplicatedVariables, broadcast, comparison, find_copies
 from ...training.sharded_update import update_at_mains
 from ...training.update import Pairs, check_options, check_variables, update_towers
 from ...training.wrappers import check_optimizer
@@ -211,7 +211,7 @@ class HierarchicalTrainer(SingleCostTrainer):
         across = broadcast_to_hosts(self.cluster, self.BROADCAST_EVERY_EPOCH)
         return [each.set_chief_only(False) for each in [across, *callbacks]]
 
-    def _update_towers(self, optimizer: Any, rows: Sequence[Pairs]) -> Copies:
+    def _update_towers(self, optimizer: Any, rows: Sequence[Pairs]) -> ReplicatedVariables:
         average, strategy, asked = self._average, self._strategy, measurement()
         if asked:
             asked.note(front_end="tensorpack", update=self._update)
@@ -241,7 +241,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             self.train_op = tf.group(op, name="train_op")
         return copies
 
-    def _syncing(self, copies: Copies) -> List[Callback]:
+    def _syncing(self, copies: ReplicatedVariables) -> List[Callback]:
         """Return the callbacks that copy tower 0's variables to the others, and compare them."""
         with tf1.name_scope("sync_variables"):
             sync = broadcast(find_copies(copies), self.devices)
