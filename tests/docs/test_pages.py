@@ -65,6 +65,16 @@ def test_files_and_names_on_pages_exist(page):
         assert name in hier_allreduce.__all__, f"{page} names hier_allreduce.{name}"
 
 
+def test_measured_numbers_are_those_of_the_committed_results():
+    sys.path.insert(0, str(TOP / "docs" / "generate"))
+    import measured
+
+    for page in measured.PAGES:
+        text = text_of(page)
+        assert "<!-- measured: " in text
+        assert measured.with_tables(text) == text, f"{page}: python docs/generate/measured.py"
+
+
 def test_the_pages_are_short():
     assert len(text_of("README.md").splitlines()) <= 120
     assert sum(len(text_of(page).split()) for page in DOCS) <= 10_000

@@ -1,0 +1,160 @@
+"""``make figures``: the pictures of README and of the site, drawn again from code and measured JSON."""
+
+import sys
+from pathlib import Path
+
+import measured
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from hier_allreduce.planning import Copy, Reduce
+from hier_allreduce.planning.algorithms import hierarchical
+
+TOP = Path(__file__).parents[2]
+sys.path.append(str(TOP / "benchmarks"))
+import picture  # noqa: E402, because the line above makes it known
+
+FIGURES = TOP / "docs" / "figures"
+LINKS = TOP / "benchmarks" / "machines" / "dgx-1v.links"
+
+# Okabe and Ito (2008), "Color Universal Design": colours that colour-blind people tell apart.
+BLUE, GREEN = "#0072B2", "#009E73"
+INK, PALE = "#22262b", "#c3c9d0"
+STYLE = {"font.size": 10, "axes.titlesize": 11, "text.color": INK}
+
+# Where the picture has each GPU of a DGX-1: two squares, side by side.
+PLACES = {
+    0: (0, 1),
+    1: (1, 1),
+    2: (1, 0),
+    3: (0, 0),
+    4: (2.6, 1),
+    5: (3.6, 1),
+    6: (3.6, 0),
+    7: (2.6, 0),
+}
+NVLINK = 20e9  # bytes/s: slower copies between these GPUs go through PCIe
+
+
+def nvlinks(path):
+    """Return the speed in bytes/s of each pair of GPUs that an NVLink joins."""
+    speeds = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#"):
+            continue
+        src, dst, speed = line.split()[:3]
+        if int(src) < int(dst) and float(speed) > NVLINK:
+            speeds[int(src), int(dst)] = float(speed)
+    return speeds
+
+
+def draw_gpus(axes):
+    """Draw the eight GPUs of a DGX-1 in their two groups."""
+    for gpu, place in PLACES.items():
+        axes.plot(*place, "o", color=INK, markersize=21, zorder=3)
+        axes.text(*place, str(gpu), color="white", ha="center", va="center", zorder=4)
+    axes.set_xlim(-0.5, 4.1)
+    axes.set_ylim(-0.6, 1.65)
+    axes.set_aspect("equal")
+    axes.axis("off")
+
+
+def curve(src, dst):
+    """Return how much the line between two GPUs bends: lines between the squares pass the GPUs."""
+    crosses = (src < 4) != (dst < 4)
+    if not crosses:
+        return 0.0
+    return -0.3 if PLACES[src][1] == 1 else 0.3
+
+
+def draw_links(axes):
+    """Draw a line for each pair with NVLinks, which is wider if it has two."""
+    for (src, dst), speed in nvlinks(LINKS).items():
+        width = 3.5 if speed > 1.5 * min(nvlinks(LINKS).values()) else 1.3
+        arrow(axes, src, dst, color=BLUE, linewidth=width, arrowstyle="-")
+    draw_gpus(axes)
+    axes.set_title("NVLinks of a DGX-1: one (thin), two (thick)")
+
+
+def arrow(axes, src, dst, arrowstyle="-|>", **look):
+    """Draw an arrow from one GPU to another."""
+    bend = curve(min(src, dst), max(src, dst))
+    bend = bend if src < dst else -bend
+    properties = {
+        "arrowstyle": arrowstyle,
+        "connectionstyle": f"arc3,rad={bend}",
+        "shrinkA": 11,
+        "shrinkB": 11,
+        **look,
+    }
+    axes.annotate("", xy=PLACES[dst], xytext=PLACES[src], arrowprops=properties)
+
+
+def draw_steps(axes, steps, numbers, color, title):
+    """Draw an arrow for each copy of some steps, with the number of its round."""
+    for step in steps:
+        for src in step.srcs:
+            arrow(axes, src, step.dst, color=color, linewidth=1.8)
+            label(axes, src, step.dst, numbers[step], color)
+    draw_gpus(axes)
+    axes.set_title(title)
+
+
+def label(axes, src, dst, number, color):
+    """Write the number of a step's round on its arrow."""
+    (x, y), (to_x, to_y) = PLACES[src], PLACES[dst]
+    bend = curve(min(src, dst), max(src, dst))
+    lift = -0.5 * bend * abs(to_x - x)
+    box = {"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": color}
+    axes.text(
+        (x + to_x) / 2,
+        (y + to_y) / 2 + lift,
+        str(number),
+        fontsize=8,
+        ha="center",
+        va="center",
+        bbox=box,
+    )
+
+
+def rounds_of(steps):
+    """Return the round in which each step can run: one after the last step that it reads."""
+    ready = {}
+    numbers = {}
+    for step in steps:
+        read = [*step.srcs, step.dst] if isinstance(step, Reduce) else step.srcs
+        numbers[step] = 1 + max(ready.get(gpu, 0) for gpu in read)
+        ready[step.dst] = numbers[step]
+    return numbers
+
+
+def draw_two_groups(path):
+    """Draw the NVLinks of a DGX-1, and the sums and copies of chunk 0 in its two groups."""
+    steps = hierarchical(8, 0)
+    numbers = rounds_of(steps)
+    sums = [step for step in steps if isinstance(step, Reduce)]
+    copies = [step for step in steps if isinstance(step, Copy)]
+    with rc_context(STYLE):
+        figure = Figure(figsize=(12.5, 2.7), constrained_layout=True)
+        links, adding, copying = figure.subplots(1, 3)
+        draw_links(links)
+        draw_steps(
+            adding, sums, numbers, BLUE, "steps 1 and 2: add up in each group, then over both"
+        )
+        draw_steps(copying, copies, numbers, GREEN, "steps 3 and 4: copy the sum back")
+        figure.savefig(path, dpi=110)
+
+
+def main():
+    """Draw all pictures, and print their paths."""
+    FIGURES.mkdir(exist_ok=True)
+    groups = FIGURES / "two-groups.png"
+    draw_two_groups(groups)
+    print(groups)
+    steps = FIGURES / "measured-steps.png"
+    picture.draw(measured.results(), str(steps), model="resnet50")
+    print(steps)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Tables of what was measured, as Markdown, from the committed JSON of ``benchmarks/emulated.py``.
+
+::
+
+    python docs/generate/measured.py     # writes the tables into the pages again
+
+A page says ``<!-- measured: NAME -->`` before such a table and ``<!-- end -->`` after it.
+"""
+
+import json
+import re
+from pathlib import Path
+
+TOP = Path(__file__).parents[2]
+RESULTS = TOP / "benchmarks" / "results" / "emulated.json"
+PAGES = ("README.md", "docs/index.md", "docs/measured.md")
+BLOCK = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+OURS = "ours"
+PEERS = {
+    "tensorpack packed": 'tensorpack, mode "hierarchical"',
+    "HierarchicalCopyAllReduce": "HierarchicalCopyAllReduce",
+    "ReductionToOneDevice": "ReductionToOneDevice",
+}
+MACHINES = {
+    "dgx-1v": "8 × V100, NVLink",
+    "dgx-1p": "8 × P100, NVLink",
+    "dgx-a100": "8 × A100, NVSwitch",
+    "pcie-pairs": "8 × L40S, PCIe in pairs",
+    "pcie-switch": "8 GPUs, two PCIe switches",
+    "4x-rtx-4090": "4 × RTX 4090, no peer access",
+    "2x-rtx-5090": "2 × RTX 5090, no peer access",
+}
+MODELS = {"resnet50": "ResNet-50", "bert_base": "BERT-base", "vgg16": "VGG-16"}
+
+
+def results():
+    """Return the committed results."""
+    return json.loads(RESULTS.read_text(encoding="utf-8"))
+
+
+def cells_of(machine, model, average):
+    """Return the cells of a machine and a model, the least share of the host first."""
+    wanted = (machine, model, average)
+    cells = [
+        cell
+        for cell in results()["cells"]
+        if (cell["machine"], cell["model"], cell["average"]) == wanted
+    ]
+    return sorted(cells, key=lambda cell: cell["host"])
+
+
+def exposed(cells, name):
+    """Return the medians of one all-reduce, in ms, as one cell of a table; a dash if it did not run."""
+    medians = [
+        cell["contenders"][name]["median_ms"] for cell in cells if name in cell["contenders"]
+    ]
+    return ", ".join(f"{median:.1f}" for median in medians) or "–"
+
+
+def short_table():
+    """Return the table of README: ResNet-50's mean on each machine, ours beside the peers."""
+    rows = [["exposed, ms", OURS, *PEERS.values()]]
+    for machine, words in MACHINES.items():
+        cells = cells_of(machine, "resnet50", True)
+        numbers = [exposed(cells, name) for name in (OURS, *PEERS)]
+        rows.append([f"{words} (`{machine}`)", *numbers])
+    return markdown(rows)
+
+
+def best_peer(cell):
+    """Return the name and the median of the peer that leaves the least time exposed."""
+    medians = {name: one["median_ms"] for name, one in cell["contenders"].items() if name != OURS}
+    name = min(medians, key=medians.__getitem__)
+    return name, medians[name]
+
+
+def long_table():
+    """Return the table of all cells: ours beside the best peer, and the ratio."""
+    head = [
+        "machine",
+        "model",
+        "",
+        "host",
+        "ours, ms",
+        "range",
+        "limit, ms",
+        "best peer, ms",
+        "",
+        "ours ÷ peer",
+    ]
+    rows = [head]
+    for cell in results()["cells"]:
+        ours = cell["contenders"][OURS]
+        name, median = best_peer(cell)
+        least, most = min(ours["exposed_ms"]), max(ours["exposed_ms"])
+        rows.append(
+            [
+                f"`{cell['machine']}`",
+                MODELS[cell["model"]],
+                "mean" if cell["average"] else "sum",
+                f"{cell['host']:g}",
+                f"{ours['median_ms']:.1f}",
+                f"{least:.1f} to {most:.1f}",
+                f"{ours['limit_ms']:.1f}",
+                f"{median:.1f}",
+                name,
+                f"{ours['median_ms'] / median:.2f}",
+            ]
+        )
+    return markdown(rows)
+
+
+def ratios():
+    """Return ours divided by the best peer, of all cells, in ascending order."""
+    found = [
+        cell["contenders"][OURS]["median_ms"] / best_peer(cell)[1] for cell in results()["cells"]
+    ]
+    return sorted(found)
+
+
+def ratio_sentence():
+    """Return a sentence about all cells."""
+    values = ratios()
+    middle = (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
+    return (
+        f"In {len(values)} cells, ours leaves {values[0]:.2f} to {values[-1]:.2f} of the exposed time"
+        f" of the best peer, {middle:.2f} in the median."
+    )
+
+
+def about():
+    """Return where and when the cells were measured, as a sentence."""
+    found = results()
+    rounds = {len(cell["contenders"][OURS]["exposed_ms"]) for cell in found["cells"]}
+    return (
+        f"Measured on {found['date']} at commit {found['commit']}, TensorFlow {found['tensorflow']},"
+        f" {found['cores']} cores, {'/'.join(map(str, sorted(rounds)))} rounds."
+    )
+
+
+def markdown(rows):
+    """Return a Markdown table of a header and rows."""
+    head, *others = rows
+    cells = [head, ["---"] * len(head), *others]
+    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+
+
+TABLES = {"short": short_table, "long": long_table, "ratios": ratio_sentence, "about": about}
+
+
+def with_tables(text):
+    """Return a page's text with each table as it is today."""
+    return BLOCK.sub(lambda match: f"{match[1]}\n{TABLES[match[2]]()}\n\n{match[3]}", text)
+
+
+def main():
+    """Write the tables into the pages."""
+    for page in PAGES:
+        path = TOP / page
+        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
+        print(page)
+
+
+if __name__ == "__main__":
+    main()
