@@ -8,6 +8,7 @@ OURS = "ours"
 COLORS = {
     OURS: "tab:orange",
     "tensorpack packed": "tab:blue",
+    "tensorpack gpu": "tab:cyan",
     "HierarchicalCopyAllReduce": "tab:green",
     "ReductionToOneDevice": "tab:gray",
 }
@@ -29,7 +30,7 @@ def draw(results: Dict[str, Any], path: str, model: Optional[str] = None) -> Non
     cells = [cell for cell in results["cells"] if model in (None, cell["model"])]
     rows = _without_repeats([(cell["machine"], cell["model"]) for cell in cells])
     hosts = sorted({cell["host"] for cell in cells})
-    size = (4.5 * len(hosts), 0.4 + 1.3 * len(rows))
+    size = (4.5 * len(hosts), 0.4 + 1.2 * len(rows))
     figure = Figure(figsize=size, dpi=120)
     axes = figure.subplots(len(rows), len(hosts), squeeze=False)
     for cell in cells:

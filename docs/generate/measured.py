@@ -18,7 +18,8 @@ BLOCK = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 OURS = "ours"
 PEERS = {
-    "tensorpack packed": 'tensorpack, mode "hierarchical"',
+    "tensorpack packed": "tensorpack, hierarchical",
+    "tensorpack gpu": "tensorpack, gpu",
     "HierarchicalCopyAllReduce": "HierarchicalCopyAllReduce",
     "ReductionToOneDevice": "ReductionToOneDevice",
 }
