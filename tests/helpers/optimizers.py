@@ -196,7 +196,7 @@ class Chooses(tf.compat.v1.train.MomentumOptimizer):
 
     def __init__(self, choice):
         super().__init__(0.1, 0.9)
-        self.choice, self.chosen = choice, {}
+        self.choice, self.chosen = choice, set()
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None, also=()):
         variables = [var for _, var in grads_and_vars]
@@ -219,7 +219,7 @@ class OwnSlots(tf.compat.v1.train.Optimizer):
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         done = []
         for grad, var in grads_and_vars:
-            own = re.match("^(.*):\\d+$", var.name).group(1)
+            own = re.sub(":\\d+$", "", var.name)
             velocity = self.how(own + "/velocity", var)
             decay = 0.0 if any(re.search(each, own) for each in ("norm", "bias")) else 0.5
             moved = velocity.assign(0.9 * velocity.read_value() + grad + decay * var.read_value())

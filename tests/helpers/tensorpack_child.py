@@ -48,7 +48,7 @@ def look_ahead():
     )
 
 
-class DecayAllBut(tf1.train.MomentumOptimizer):
+class DecayAllBut(tf.compat.v1.train.MomentumOptimizer):
     """Momentum that decays weights, but not biases and not the first layer: it chooses by names, as many do."""
 
     def _create_slots(self, var_list):

@@ -27,6 +27,7 @@ from hier_allreduce import Strategy, TowerOptimizer
 tf1 = tf.compat.v1
 train = tf1.train
 EXAMPLES = settings().max_examples
+NORM = re.compile(r"^(tower0/|model/replica_0/)?norm/")
 OPTIMIZERS = {
     "sgd": lambda: SGD(0.1),
     "momentum": lambda: train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
@@ -50,7 +51,6 @@ WRAPPERS = {
     "halves": lambda optimizer: Wrapper(optimizer, lambda grad: grad * 0.5),
     "twice": lambda optimizer: Wrapper(Wrapper(optimizer), lambda grad: grad * 2.0),
 }
-NORM = re.compile(r"^(tower0/|model/replica_0/)?norm/")
 NAMES = ("w", "norm/beta", "tower0/w", "block_1/w", "block_1/norm/w_1", "x/y/z")
 SCOPES = ("tower{}", "tensorpack", "model/replica_{}", "")
 
@@ -90,7 +90,7 @@ def trained(case, towers):
             with tf.device(xpu(k)), tf1.variable_scope(inside or tf1.get_variable_scope()):
                 create = tf1.get_variable if case["scope"] else variable
                 variables = [
-                    create(name, initializer=np.float32([1, 2, 3]) + n, use_resource=True)
+                    create(name, initializer=np.array([1, 2, 3], "float32") + n, use_resource=True)
                     for n, name in enumerate(case["names"])
                 ]
                 target = float(k + 2) if towers > 1 else (case["towers"] - 1) / 2 + 2
@@ -98,7 +98,9 @@ def trained(case, towers):
                 loss = tf.add_n([tf.reduce_sum((var - target) ** 2) for var in variables]) * scale
                 row = optimizer.compute_gradients(loss, variables)
                 if case["has_unused"]:
-                    unused = create("unused", initializer=np.float32([0]), use_resource=True)
+                    unused = create(
+                        "unused", initializer=np.array([0], "float32"), use_resource=True
+                    )
                     row.insert(1, (None, unused))
                 rows.append(row)
         op = optimizer.apply_gradients(rows)

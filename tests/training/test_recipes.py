@@ -35,11 +35,11 @@ def normalized(towers, batch, goal, of_sum):
             weights.append(tf1.get_variable("w", [3, 3], initializer=start, use_resource=True))
             outputs.append(tf.matmul(batch[k * share : (k + 1) * share], weights[-1]))
     moments = [[tf.reduce_mean(out, 0), tf.reduce_mean(out * out, 0)] for out in outputs]
-    moments = allreduce_grads(moments, xpus(towers), average=True)
+    reduced = allreduce_grads(moments, xpus(towers), average=True)
     losses = []
     for k in range(towers):
         with tf.device(xpu(k)):
-            mean, square = moments[k]
+            mean, square = reduced[k]
             scaled = (outputs[k] - mean) / tf.sqrt(square - mean * mean + 1e-3)
             losses.append(tf.reduce_mean((scaled - goal[k * share : (k + 1) * share]) ** 2))
     total = tf.add_n(losses)

@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+from typing import Counter, Dict, List, Tuple
 
 import numpy as np
 import pytest
@@ -591,14 +592,14 @@ def test_without_a_graph_and_session_there_is_no_train_op(how):
 
 def bytes_of_slots():
     """Return the bytes of all Adam slots of the graph on each device."""
-    sizes = collections.Counter()
+    sizes: Counter = collections.Counter()
     for var in tf1.global_variables():
         if "/Adam" in var.op.name:
             sizes[var.device] += var.dtype.size * var.shape.num_elements()
     return sizes
 
 
-LAYERS = {
+LAYERS: Dict[str, List[Tuple[int, ...]]] = {
     "large and small": [(512, 128), (128, 256), (256, 512), (512,), (64, 1024), (1024, 8)] * 4,
     "small": [(64, 128)] * 80,
 }
