@@ -53,8 +53,9 @@ def _bars(axis: Any, cell: Dict[str, Any]) -> None:
         contender = cell["contenders"][name]
         median = contender["median_ms"]
         axis.barh(place, median, color=COLORS.get(name, "tab:purple"), height=0.7)
-        axis.hlines(place, min(contender["exposed_ms"]), max(contender["exposed_ms"]), color="k")
-        axis.text(median, place, f"  {median:.1f}", va="center", fontsize=8)
+        least, most = min(contender["exposed_ms"]), max(contender["exposed_ms"])
+        axis.hlines(place, least, most, color="k")
+        axis.text(max(median, most), place, f"  {median:.1f}", va="center", fontsize=8)
     axis.set_yticks(range(len(shown)), list(reversed(shown)), fontsize=8)
     axis.set_title(f"{cell['machine']}, {cell['model']}: exposed, ms", loc="left", fontsize=9)
     axis.margins(x=0.15)
