@@ -131,26 +131,30 @@ def main() -> None:
     options = parser().parse_args()
     where = about()
     print(ABOUT.format(**where), flush=True)
-    cells = []
+    results: Dict[str, Any] = {"cells": [], "anchors": [], **where}
     for machine, model in itertools.product(options.machines, options.models):
         scale = options.scale or scale_of(model)
         names = names_for(machine, options)
         cell = Cell(machine, model, options.host, scale, not options.sum, options.rounds, names)
         found = run(cell)
         print(f"{cell_table(found)}\n", flush=True)
-        cells += found
-    anchored = [] if options.sweep or options.only else run_anchors(MOST_SCALE)
-    results = {"cells": cells, "anchors": anchored, **where}
+        results["cells"] += found
+        write(results, options.json)  # after each cell: an interrupted run keeps what it has
     if options.sweep:
-        print(sweep_table(cells))
-    elif OURS in cells[0]["contenders"]:
-        print(f"{summary(cells)}\n")
-    if anchored:
-        print(anchors_table(anchored))
-    if options.json:
-        Path(options.json).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        print(sweep_table(results["cells"]))
+    elif not options.only:
+        print(f"{summary(results['cells'])}\n")
+        results["anchors"] = run_anchors(MOST_SCALE)
+        print(anchors_table(results["anchors"]))
+        write(results, options.json)
     if options.picture:
         draw(results, options.picture)
+
+
+def write(results: Dict[str, Any], path: Optional[str]) -> None:
+    """Write the results as JSON, if there is a path."""
+    if path is not None:
+        Path(path).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -14,31 +14,38 @@ Result = Dict[str, Any]  # of one cell, as in the JSON file
 
 def cell_table(cells: Sequence[Result]) -> str:
     """Return the table of cells that differ in the host's share only."""
-    first = cells[0]
-    kind = "mean" if first["average"] else "sum"
-    shares = "  ".join(
-        f"host {cell['host']:g}: a step without all-reduce {cell['base_ms']:.1f} ms,"
-        f" an op costs the host {cell['host_us_an_op']:.2f} µs."
-        for cell in cells
-    )
-    title = f"{first['machine']}, {first['model']}, {kind}, scale {first['scale']:g}. {shares}"
     header = ["exposed, ms"]
     for cell in cells:
         header += [f"host {cell['host']:g}", "least–most", "÷ limit"]
-    rows: List[List[str]] = [header + ["limit, ms"]]
-    for name, contender in first["contenders"].items():
+    rows: List[List[str]] = [[*header, "limit, ms"]]
+    for name, contender in cells[0]["contenders"].items():
         row = [name]
         for cell in cells:
             row += _numbers(cell["contenders"][name])
-        rows.append([*row, f"{contender['limit_ms']:.1f}"])
-    return f"{title}\n{table(rows, all_right=True)}"
+        row.append(f"{contender['limit_ms']:.1f}")
+        rows.append(row)
+    return f"{_title(cells)}\n{table(rows, all_right=True)}"
+
+
+def _title(cells: Sequence[Result]) -> str:
+    first = cells[0]
+    bases = [f"{cell['base_ms']:.1f} (host {cell['host']:g})" for cell in cells]
+    return (
+        f"{first['machine']}, {first['model']}, {_kind(first)}, scale {first['scale']:g}."
+        f" A step without all-reduce: {', '.join(bases)} ms."
+        f" An op costs the host {first['host_us_an_op']:.2f} µs."
+    )
+
+
+def _kind(cell: Result) -> str:
+    return "mean" if cell["average"] else "sum"
 
 
 def _numbers(contender: Result) -> List[str]:
     median = contender["median_ms"]
-    least, most = min(contender["exposed_ms"]), max(contender["exposed_ms"])
-    of_limit = median / contender["limit_ms"] if contender["limit_ms"] else 0
-    return [f"{median:.1f}", f"{least:.1f}–{most:.1f}", f"{of_limit:.2f}"]
+    rounds = contender["exposed_ms"]
+    of_limit = median / contender["limit_ms"]
+    return [f"{median:.1f}", f"{min(rounds):.1f}–{max(rounds):.1f}", f"{of_limit:.2f}"]
 
 
 def best_peer(cell: Result) -> str:
@@ -56,16 +63,16 @@ def ours_of_best_peer(cell: Result) -> float:
 
 def summary(cells: Sequence[Result]) -> str:
     """Return ours beside the best peer in each cell, and the median of the ratios."""
-    rows = [["machine", "model", "", "host", "ours", "limit", "best peer", "", "ours ÷ peer"]]
-    ratios = []
+    rows = [["machine", "model", "", "host", "ours", "÷ limit", "best peer", "", "ours ÷ peer"]]
     for cell in cells:
-        peer = best_peer(cell)
-        ratios.append(ours_of_best_peer(cell))
         ours = cell["contenders"][OURS]
-        where = [cell["machine"], cell["model"], "mean" if cell["average"] else "sum"]
-        numbers = [f"{cell['host']:g}", f"{ours['median_ms']:.1f}", f"{ours['limit_ms']:.1f}"]
-        beside = [f"{cell['contenders'][peer]['median_ms']:.1f}", peer, f"{ratios[-1]:.2f}"]
-        rows.append([*where, *numbers, *beside])
+        peer = best_peer(cell)
+        row = [cell["machine"], cell["model"], _kind(cell), f"{cell['host']:g}"]
+        row += [f"{ours['median_ms']:.1f}", f"{ours['median_ms'] / ours['limit_ms']:.2f}"]
+        row += [f"{cell['contenders'][peer]['median_ms']:.1f}", peer]
+        row.append(f"{ours_of_best_peer(cell):.2f}")
+        rows.append(row)
+    ratios = [ours_of_best_peer(cell) for cell in cells]
     middle = statistics.median(ratios)
     last = f"ours ÷ best peer: median {middle:.2f}, least {min(ratios):.2f}, most {max(ratios):.2f}"
     return f"{table(rows)}\n{last}"
