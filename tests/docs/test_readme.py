@@ -19,7 +19,10 @@ CALLBACK = programs("docs/how-to/tensorpack.md")[-1]
 
 
 def named(text):
-    names = r"HierarchicalTrainer|TowerOptimizer|HierarchicalAllReduce|main=|algorithm=|allreduce_grads\w*"
+    names = (
+        r"HierarchicalTrainer|TowerOptimizer|HierarchicalAllReduce|Clipped|main=|algorithm="
+        r"|allreduce_grads\w*"
+    )
     return re.findall(names, text)[0]
 
 
