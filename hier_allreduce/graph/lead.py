@@ -12,9 +12,10 @@ whole backward pass by then: the sum waits for its end, and no copy back overlap
 later part of a tower's backward pass waits, on the host, until earlier sums of this tower are
 queued. For the distance between them the GPU has work. `benchmarks/emulated.py` measures the effect.
 
-No cycle: an op that waits for the sum of chunk c is needed by no gradient of chunks 0 to c, on no
-tower, by data or control edges. This includes edges of an earlier all-reduce. An edge of this call
-leads from a chunk to a later one.
+No cycle: an op that waits for the sum of chunk c is needed by no gradient and no sum of chunks 0 to
+c, on no tower, by data or control edges. This includes edges of an earlier all-reduce, and of a user
+who checks all gradients before any is reduced. An edge of this call leads from a chunk to a later
+one.
 
 An op that waits was made after the first gradients, so no loss waits. A ``session.run`` that
 fetches gradients before they are reduced also runs the sums that these wait for; it then needs
@@ -35,6 +36,12 @@ from .layout import Layout
 
 DISTANCE = 0.5  # of the ops of a backward pass; less stops a host that is hardly ahead
 
+# ops with a state that a tf.function does not order among each other: reads and random numbers
+WITHOUT_ORDER = (
+    *("ReadVariableOp", "ResourceGather", "VarHandleOp", "VariableShape"),
+    *("RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal"),
+)
+
 
 def limit_lead(layout: Layout, totals: Sequence[Any]) -> None:
     """Let the backward pass of each GPU run at most ``DISTANCE`` ahead of the sums on it.
@@ -53,14 +60,19 @@ def limit_lead(layout: Layout, totals: Sequence[Any]) -> None:
     parts = _parts(grads)
     starts = _starts(parts, grads[0])
     done = list(accumulate(len(part) for part in [[], *parts[1:]]))  # without the forward pass
+    if _orders_effects(grads[0]):
+        return
+    needed: Set[Any] = set()  # by the sums so far, also through control edges of the user
     for chunk, (schedule, total) in enumerate(zip(layout.schedules, totals)):
+        needed.update(_ancestors(_ops_of(total), needed))
         root = layout.columns[layout.chunks[chunk].ranges[0].number].grads[root_of(schedule)]
         is_direct = len(sums_in(schedule)) == 1  # a sum of sums comes too late for the pass
         if is_direct and _is_in_straight_line(total) and _is_of_this_graph(root):
             last = done[chunk] + DISTANCE * done[-1]
             later = [ops for ops, at in zip(starts, done) if at > last]
             for op in _first_on(root.op.device, later):
-                add_control_edge(total.op, op)
+                if op not in needed:
+                    add_control_edge(total.op, op)
 
 
 def _grads_of(layout: Layout, chunk: int) -> List[Any]:
@@ -68,6 +80,27 @@ def _grads_of(layout: Layout, chunk: int) -> List[Any]:
     columns = [layout.columns[part.number] for part in layout.chunks[chunk].ranges]
     grads = [grad for column in columns for grad in column.grads]
     return [grad.op for grad in grads if _is_of_this_graph(grad)]
+
+
+def _ops_of(total: Any) -> List[Any]:
+    """Return the ops of a sum, which may be sparse."""
+    tensors = [total.values, total.indices] if isinstance(total, tf.IndexedSlices) else [total]
+    return [tensor.op for tensor in tensors if _is_of_this_graph(tensor)]
+
+
+def _orders_effects(first_grads: Sequence[Any]) -> bool:
+    """Return whether the graph is a ``tf.function``'s that has effects behind its first gradient.
+
+    A ``tf.function`` runs ops with effects, such as prints and assignments, in the order in which
+    they were made, and adds the edges for that when it is complete. Then an edge from a sum to an
+    earlier op could close a cycle.
+    """
+    graph = tf1.get_default_graph()
+    if not hasattr(graph, "capture"):
+        return False
+    ops = graph.get_operations()
+    behind = ops[min(ops.index(op) for op in first_grads) :] if first_grads else ops
+    return any(op.op_def.is_stateful and op.type not in WITHOUT_ORDER for op in behind)
 
 
 def _parts(grads: Sequence[List[Any]]) -> List[List[Any]]:

@@ -222,3 +222,41 @@ def test_the_graph_of_a_function_holds_its_towers_too():
 
 def test_towers_without_any_gradient_need_no_edge(graph):
     assert allreduce_grads([[None, None]] * TOWERS, gpus()) == [(None, None)] * TOWERS
+
+
+def test_gradients_that_are_checked_before_all_sums_close_no_cycle(graph):
+    """Every sum needs every gradient then, through the control edges of the user."""
+    rows = usual()
+    checks = [tf1.check_numerics(grad, "not finite") for row in rows for grad in row]
+    with tf.control_dependencies(checks):
+        reduced = allreduce_grads(rows, gpus(), strategy=ALONE)
+    with session(allow_soft_placement=True) as sess:
+        sess.run(tf1.global_variables_initializer())
+        expected, got = sess.run([rows, reduced])
+    for row in got:
+        np.testing.assert_allclose(row, np.sum(expected, 0), rtol=1e-5)
+
+
+@pytest.mark.skipif(not IS_TF2, reason="in functions of 1.15, ops on GPUs do not move to the CPU")
+def test_effects_of_a_function_close_no_cycle():
+    """A function orders effects by the time they were made, and late gradients come first here."""
+
+    @tf.function
+    def step(start):
+        rows = []
+        for number in range(TOWERS):
+            with tf.device(f"/gpu:{number}"):
+                values = [start]
+                for _ in range(LAYERS):
+                    values.append(tf.tanh(values[-1]))
+                row = tf1.gradients(tf.reduce_sum(values[-1]), values[:-1])
+                counted = []
+                for grad in row:
+                    tf.print("effect", output_stream="file:///dev/null")
+                    counted.append(tf.identity(grad))
+                rows.append(counted)
+        return [row[0] for row in allreduce_grads(rows, gpus(), strategy=ALONE)]
+
+    with tf.Graph().as_default(), session(allow_soft_placement=True) as sess:
+        results = sess.run(step(tf.ones([SIZE])))
+    assert len({result.tobytes() for result in results}) == 1
