@@ -2,7 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
-from helpers.graphs import XPU, dense, evaluate, held, on_towers, same_bits, xpus
+from helpers.graphs import XPU, dense, evaluate, gpus_or_cpus, held, on_towers, same_bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -117,8 +117,8 @@ def test_sums_and_means_are_those_of_float64_on_every_tower(case):
             arrays.append([array for _, array in pairs])
             return [grad for grad, _ in pairs]
 
-        rows = on_towers(xpus(towers), row)
-        result = allreduce_grads(rows, xpus(towers), average, strategy)
+        rows = on_towers(gpus_or_cpus(towers), row)
+        result = allreduce_grads(rows, gpus_or_cpus(towers), average, strategy)
         is_none = [all(kind == "none" for kind in kinds) for *_, kinds in matrix]
         assert all([grad is None for grad in reduced] == is_none for reduced in result)
         got = evaluate([[grad for grad in reduced if grad is not None] for reduced in result])

@@ -10,13 +10,13 @@ import tensorflow as tf
 from helpers.graphs import (
     XPU,
     consumed_in_place,
+    gpu_or_cpu,
+    gpus_or_cpus,
     gradients_on,
     on_towers,
     session,
     tf1,
     traced,
-    xpu,
-    xpus,
 )
 
 from hier_allreduce import (
@@ -59,14 +59,16 @@ def by_call(audited):
 def test_every_algorithm_makes_two_copies_less_than_two_for_each_tower(
     graph, devices, algorithm, average
 ):
-    grads = gradients_on(xpus(devices), ones(devices, 5))
-    result = allreduce_grads(grads, xpus(devices), average, strategy=ONE_BY_ONE[algorithm])
+    grads = gradients_on(gpus_or_cpus(devices), ones(devices, 5))
+    result = allreduce_grads(grads, gpus_or_cpus(devices), average, strategy=ONE_BY_ONE[algorithm])
     for fetched in (result, consumed_in_place(result)):
         assert sum(audit(traced(fetched)).copies.values()) == 5 * 2 * (devices - 1)
 
 
 def test_eight_devices_make_twelve_copies_inside_and_two_across(graph):
-    result = allreduce_grads_hierarchical(gradients_on(xpus(8), ones(8, 16)), xpus(8), average=True)
+    result = allreduce_grads_hierarchical(
+        gradients_on(gpus_or_cpus(8), ones(8, 16)), gpus_or_cpus(8), average=True
+    )
     copies = audit(traced(consumed_in_place(result))).copies
     inside = {pair: count for pair, count in copies.items() if (pair[0] < 4) == (pair[1] < 4)}
     across = {pair: count for pair, count in copies.items() if pair not in inside}
@@ -94,7 +96,9 @@ def through_two_mains(towers, chunk):
 )
 def test_every_strategy_is_executed_as_planned(graph, strategy, chunks):
     values = [[np.ones([60], np.float32), np.ones([7, 9], np.float32)]] * 5
-    result = allreduce_grads(gradients_on(xpus(5), values), xpus(5), True, strategy=strategy)
+    result = allreduce_grads(
+        gradients_on(gpus_or_cpus(5), values), gpus_or_cpus(5), True, strategy=strategy
+    )
     (call,) = audit(traced(consumed_in_place(result))).calls
     assert (sum(call.copies.values()), len(call.all_reduce.tensors)) == (8 * chunks, chunks)
 
@@ -110,14 +114,18 @@ def test_rows_gathered_on_levels_take_planned_links(graph, how):
             )
         ]
 
-    result = allreduce_grads(on_towers(xpus(8), row), xpus(8), strategy=Strategy(**how))
-    used = on_towers(xpus(8), lambda tower: segment_sums(result[tower]))
+    result = allreduce_grads(
+        on_towers(gpus_or_cpus(8), row), gpus_or_cpus(8), strategy=Strategy(**how)
+    )
+    used = on_towers(gpus_or_cpus(8), lambda tower: segment_sums(result[tower]))
     assert by_call(audit(traced(used), graph)) == [2 * 14]  # values and indices
 
 
 @pytest.mark.parametrize("update", ["replicated", "main"])
 @pytest.mark.parametrize(
-    "there", [xpus(3), [xpu(0), xpu(1), xpu(0)]], ids=["3 devices", "2 devices"]
+    "there",
+    [gpus_or_cpus(3), [gpu_or_cpu(0), gpu_or_cpu(1), gpu_or_cpu(0)]],
+    ids=["3 devices", "2 devices"],
 )
 def test_the_steps_of_tower_optimizer(graph, update, there):
     optimizer, rows = (
@@ -145,8 +153,8 @@ def test_the_steps_of_tower_optimizer(graph, update, there):
 
 def test_the_report(graph):
     def reduced(name, devices, variables):
-        grads = gradients_on(xpus(devices), ones(devices, variables))
-        return allreduce_grads(grads, xpus(devices), name=name, strategy=ONE_BY_ONE["flat"])
+        grads = gradients_on(gpus_or_cpus(devices), ones(devices, variables))
+        return allreduce_grads(grads, gpus_or_cpus(devices), name=name, strategy=ONE_BY_ONE["flat"])
 
     fetched = [reduced("a", 3, 2), reduced("b", 3, 2), reduced("c", 2, 1)]
     reduced("d", 3, 2)
@@ -157,13 +165,13 @@ def test_the_report(graph):
     assert str(found).splitlines() == [
         "copies between the devices, from row to column",
         "           0  1  2",
-        f"0  {xpu(0)}  .  4  2",
-        f"1  {xpu(1)}  4  .  2",
-        f"2  {xpu(2)}  2  2  .",
+        f"0  {gpu_or_cpu(0)}  .  4  2",
+        f"1  {gpu_or_cpu(1)}  4  .  2",
+        f"2  {gpu_or_cpu(2)}  2  2  .",
         "total 16",
         "           0  1",
-        f"0  {xpu(0)}  .  1",
-        f"1  {xpu(1)}  1  .",
+        f"0  {gpu_or_cpu(0)}  .  1",
+        f"1  {gpu_or_cpu(1)}  1  .",
         "total 2",
         "a/: flat, 2 chunks, 8 copies, 64 B in float32, planned = executed",
         "b/: flat, 2 chunks, 8 copies, 64 B in float32, planned = executed",
@@ -178,7 +186,7 @@ def test_the_report(graph):
 def test_the_dtype_and_the_bytes_are_those_that_crossed(graph, wire, executed):
     values = [[np.ones([60], np.float32)]] * 3
     strategy = Strategy(algorithm="tree", wire_dtype=wire)
-    result = allreduce_grads(gradients_on(xpus(3), values), xpus(3), True, strategy)
+    result = allreduce_grads(gradients_on(gpus_or_cpus(3), values), gpus_or_cpus(3), True, strategy)
     (call,) = audit(traced(consumed_in_place(result))).calls
     assert call.bytes == executed
 
@@ -190,9 +198,11 @@ def test_every_dtype_of_a_step_is_named(graph):
         rows = tf.IndexedSlices(tf1.random_uniform([2, 3]), tf.constant([0, 1], tf.int64))
         return [rows, tf1.random_uniform([8], dtype=tf.float64)]
 
-    result = allreduce_grads(on_towers(xpus(2), row), xpus(2), strategy=ONE_BY_ONE["flat"])
+    result = allreduce_grads(
+        on_towers(gpus_or_cpus(2), row), gpus_or_cpus(2), strategy=ONE_BY_ONE["flat"]
+    )
     used = on_towers(
-        xpus(2), lambda k: [*segment_sums(result[k][:1]), tf.identity(result[k][1]).op]
+        gpus_or_cpus(2), lambda k: [*segment_sums(result[k][:1]), tf.identity(result[k][1]).op]
     )
     (call,) = audit(traced(used), graph).calls
     assert call.bytes == {"float32": 0, "float64": 128, "int64": 0}
@@ -202,7 +212,7 @@ def test_every_dtype_of_a_step_is_named(graph):
 def test_an_audit_keeps_neither_graph_nor_metadata():
     graph = tf.Graph()
     with graph.as_default():
-        metadata = traced(allreduce_grads(gradients_on(xpus(2), ones(2)), xpus(2)))
+        metadata = traced(allreduce_grads(gradients_on(gpus_or_cpus(2), ones(2)), gpus_or_cpus(2)))
     audited, gone = audit(metadata, graph), weakref.ref(graph)
     del graph, metadata
     gc.collect()
@@ -216,7 +226,7 @@ def test_an_audit_keeps_neither_graph_nor_metadata():
 @pytest.mark.parametrize("shared", [(0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 0)])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_towers_that_share_a_device_need_no_copy_between_them(graph, shared, algorithm):
-    devices = [xpu(index) for index in shared]
+    devices = [gpu_or_cpu(index) for index in shared]
     result = allreduce_grads(
         gradients_on(devices, ones(4, 5)), devices, strategy=ONE_BY_ONE[algorithm]
     )
@@ -228,12 +238,15 @@ def test_towers_that_share_a_device_need_no_copy_between_them(graph, shared, alg
     "devices, pairs",
     [
         ([None, "", None], {}),
-        (["", xpu(2)], {(0, 1): 1, (1, 0): 1}),
+        (["", gpu_or_cpu(2)], {(0, 1): 1, (1, 0): 1}),
         (
             [f"/device:{KIND}:1", f"/job:localhost/replica:0/task:0/device:{KIND}:2"],
             {(0, 1): 1, (1, 0): 1},
         ),
-        ([f"/job:localhost/task:0{xpu(1)}", f"/task:0{xpu(2)}"], {(0, 1): 1, (1, 0): 1}),
+        (
+            [f"/job:localhost/task:0{gpu_or_cpu(1)}", f"/task:0{gpu_or_cpu(2)}"],
+            {(0, 1): 1, (1, 0): 1},
+        ),
     ],
 )
 def test_devices_are_compared_by_what_they_say(graph, devices, pairs):
@@ -244,28 +257,32 @@ def test_devices_are_compared_by_what_they_say(graph, devices, pairs):
 
 
 def test_copies_of_results_are_the_callers_business(graph):
-    result = allreduce_grads(gradients_on(xpus(4), ones(4, 2)), xpus(4), strategy="hierarchical")
-    with tf.device(xpu(9)):
+    result = allreduce_grads(
+        gradients_on(gpus_or_cpus(4), ones(4, 2)), gpus_or_cpus(4), strategy="hierarchical"
+    )
+    with tf.device(gpu_or_cpu(9)):
         norm = tf.add_n([tf.norm(tensor) for row in result for tensor in row])
-    with tf.device(xpu(1)):
+    with tf.device(gpu_or_cpu(1)):
         neighbour = result[2][0] * norm
     through = tf1.gradients(neighbour, result[0])
     assert by_call(audit(traced([result, neighbour, through]))) == [6]
 
 
 def test_waiting_for_another_device_is_no_copy(graph):
-    first, mine = gradients_on([xpu(3), xpu(1)], [[np.float32(1)], [np.float32(1)]])
-    grads = gradients_on(xpus(3), ones(3, 2))
+    first, mine = gradients_on([gpu_or_cpu(3), gpu_or_cpu(1)], [[np.float32(1)], [np.float32(1)]])
+    grads = gradients_on(gpus_or_cpus(3), ones(3, 2))
     with tf.control_dependencies(first):
-        result = allreduce_grads(grads, xpus(3), strategy=ONE_BY_ONE["tree"])
-    with tf.device(xpu(1)), tf.control_dependencies(result[2][:1]):
+        result = allreduce_grads(grads, gpus_or_cpus(3), strategy=ONE_BY_ONE["tree"])
+    with tf.device(gpu_or_cpu(1)), tf.control_dependencies(result[2][:1]):
         after = -mine[0]
     assert by_call(audit(traced([result, after]))) == [2 * 4]
 
 
 def test_constants_need_no_copies(graph):
     result = allreduce_grads(
-        on_towers(xpus(3), lambda tower: [tf.ones([4])]), xpus(3), strategy=TO_ONE_MAIN
+        on_towers(gpus_or_cpus(3), lambda tower: [tf.ones([4])]),
+        gpus_or_cpus(3),
+        strategy=TO_ONE_MAIN,
     )
     (call,) = audit(traced(consumed_in_place(result))).calls
     assert (
@@ -275,15 +292,17 @@ def test_constants_need_no_copies(graph):
 
 def test_values_that_are_only_copied_go_straight_to_their_readers(graph):
     """Grappler prunes the op of a copy, and the value comes from outside."""
-    (value,) = gradients_on(xpus(1), [[np.ones([2], np.float32)]])[0]
-    result = copy_from_tower_0([value], xpus(4))
+    (value,) = gradients_on(gpus_or_cpus(1), [[np.ones([2], np.float32)]])[0]
+    result = copy_from_tower_0([value], gpus_or_cpus(4))
     (call,) = audit(traced(consumed_in_place(result))).calls
     assert (sum(call.copies.values()), call.unneeded) == (3, 0)
 
 
 def test_copies_that_a_sum_and_a_mean_have_in_common_are_made_once(graph):
-    grads = gradients_on(xpus(4), ones(4, 3))
-    results = [allreduce_grads(grads, xpus(4), average, "tree") for average in (False, True)]
+    grads = gradients_on(gpus_or_cpus(4), ones(4, 3))
+    results = [
+        allreduce_grads(grads, gpus_or_cpus(4), average, "tree") for average in (False, True)
+    ]
     found = audit(traced([consumed_in_place(result) for result in results]), graph)
     assert sorted((sum(call.copies.values()), call.unneeded) for call in found.calls) == [
         (3, 3),
@@ -302,10 +321,11 @@ def test_the_sum_and_the_mean_of_rows_that_are_read_on_their_tower(graph, algori
         indices = tf.cast(9 * tf1.random_uniform([2]), tf.int64)
         return [tf.IndexedSlices(tf1.random_uniform([2, 3]), indices)]
 
-    grads = on_towers(xpus(3), row)
-    result = allreduce_grads(grads, xpus(3), average, ONE_BY_ONE[algorithm])
+    grads = on_towers(gpus_or_cpus(3), row)
+    result = allreduce_grads(grads, gpus_or_cpus(3), average, ONE_BY_ONE[algorithm])
     used = on_towers(
-        xpus(3), lambda tower: [(result[tower][0].values + 1).op, (result[tower][0].indices + 1).op]
+        gpus_or_cpus(3),
+        lambda tower: [(result[tower][0].values + 1).op, (result[tower][0].indices + 1).op],
     )
     assert by_call(audit(traced(used), graph)) == [2 * 4]
 
@@ -321,7 +341,7 @@ def test_zeros_of_all_other_towers_need_no_copies(graph, dtype, algorithm, owner
         return grads if tower == owner else [grads[0], None]
 
     strategy = Strategy(algorithm=algorithm, chunk_bytes=0, missing="zeros")
-    result = allreduce_grads(on_towers(xpus(3), row), xpus(3), strategy=strategy)
+    result = allreduce_grads(on_towers(gpus_or_cpus(3), row), gpus_or_cpus(3), strategy=strategy)
     (call,) = audit(traced(consumed_in_place(result)), graph).calls
     assert sum(call.copies.values()) + call.unneeded == 8 and call.unneeded <= 2
 
@@ -355,7 +375,9 @@ def test_a_copy_to_host_memory_is_no_copy_between_gpus(graph):
     gpus = [f"/gpu:{tower}" for tower in range(3)]
     with tf.Graph().as_default():
         values = [[np.ones([5], np.int32)]] * 3
-        fetched = allreduce_grads(gradients_on(xpus(3), values), xpus(3), strategy=TO_ONE_MAIN)
+        fetched = allreduce_grads(
+            gradients_on(gpus_or_cpus(3), values), gpus_or_cpus(3), strategy=TO_ONE_MAIN
+        )
         metadata = on_gpus(traced([row[0].op for row in fetched]))
     allreduce_grads(gradients_on(gpus, values), gpus, strategy=TO_ONE_MAIN)
     assert audit(metadata, graph).copies == {(1, 0): 1, (2, 0): 1, (0, 1): 1, (0, 2): 1}
@@ -367,17 +389,17 @@ def test_a_copy_to_host_memory_is_no_copy_between_gpus(graph):
 def test_a_missing_and_an_extra_copy(graph):
     """As if Grappler had let tower 3 send to the root itself, not to the adder of its group."""
     result = allreduce_grads(
-        gradients_on(xpus(4), ones(4, 2)),
-        xpus(4),
+        gradients_on(gpus_or_cpus(4), ones(4, 2)),
+        gpus_or_cpus(4),
         strategy=Strategy(algorithm="hierarchical", main=0, chunk_bytes=0),
     )
     metadata = traced(consumed_in_place(result))
     lines = str(audit(metadata)).splitlines()
     assert lines[1:5] == [
         "           0  1  2  3",
-        f"0  {xpu(0)}  .  2  2  .",
-        f"1  {xpu(1)}  2  .  .  .",
-        f"2  {xpu(2)}  2  .  .  2",
+        f"0  {gpu_or_cpu(0)}  .  2  2  .",
+        f"1  {gpu_or_cpu(1)}  2  .  .  .",
+        f"2  {gpu_or_cpu(2)}  2  .  .  2",
     ]
     moved = [
         node
@@ -407,7 +429,9 @@ def test_a_missing_and_an_extra_copy(graph):
 
 
 def test_a_tensor_that_comes_in_twice(graph):
-    result = allreduce_grads(gradients_on(xpus(3), ones(3)), xpus(3), strategy=TO_ONE_MAIN)
+    result = allreduce_grads(
+        gradients_on(gpus_or_cpus(3), ones(3)), gpus_or_cpus(3), strategy=TO_ONE_MAIN
+    )
     metadata = traced(consumed_in_place(result))
     for part in metadata.partition_graphs:
         for node in [node for node in part.node if node.op in ("_Send", "_Recv")]:
@@ -422,14 +446,18 @@ def test_a_tensor_that_comes_in_twice(graph):
 
 
 def test_a_gradient_that_lives_on_no_towers_device(graph):
-    result = allreduce_grads(gradients_on([xpu(0), xpu(9)], ones(2)), xpus(2), strategy=TO_ONE_MAIN)
+    result = allreduce_grads(
+        gradients_on([gpu_or_cpu(0), gpu_or_cpu(9)], ones(2)), gpus_or_cpus(2), strategy=TO_ONE_MAIN
+    )
     with pytest.raises(AuditError, match=r"missing 1→0, not planned /job:localhost/.*PU:9→0"):
         audit(traced(result))
 
 
 def test_a_step_that_fetches_some_results_only(graph):
     result = allreduce_grads(
-        gradients_on(xpus(4), ones(4, 9)), xpus(4), strategy=ONE_BY_ONE["hierarchical"]
+        gradients_on(gpus_or_cpus(4), ones(4, 9)),
+        gpus_or_cpus(4),
+        strategy=ONE_BY_ONE["hierarchical"],
     )
     with pytest.raises(AuditError) as caught:
         audit(traced(result[1]))
@@ -443,9 +471,9 @@ def test_a_step_that_fetches_some_results_only(graph):
 
 def test_a_step_of_another_plan(graph):
     def built(main):
-        rows = on_towers(xpus(3), lambda _: [tf1.random_uniform([2])])
+        rows = on_towers(gpus_or_cpus(3), lambda _: [tf1.random_uniform([2])])
         return allreduce_grads(
-            rows, xpus(3), strategy=Strategy(algorithm="flat", main=main, chunk_bytes=0)
+            rows, gpus_or_cpus(3), strategy=Strategy(algorithm="flat", main=main, chunk_bytes=0)
         )
 
     with tf.Graph().as_default():
@@ -456,16 +484,16 @@ def test_a_step_of_another_plan(graph):
 
 
 def test_copies_of_values_that_look_alike(graph):
-    rows = on_towers(xpus(3), lambda _: tf.split(tf1.random_uniform([6]), 2))
-    result = allreduce_grads(rows, xpus(3), strategy=TO_ONE_MAIN)
+    rows = on_towers(gpus_or_cpus(3), lambda _: tf.split(tf1.random_uniform([6]), 2))
+    result = allreduce_grads(rows, gpus_or_cpus(3), strategy=TO_ONE_MAIN)
     with pytest.raises(AuditError, match=r"missing 0→1 0→2 1→0 2→0\nfetch"):
         audit(traced([row[0].op for row in result]), graph)
 
 
 def test_a_mean_that_only_one_tower_gets_beside_a_sum(graph):
-    grads = gradients_on(xpus(3), ones(3))
+    grads = gradients_on(gpus_or_cpus(3), ones(3))
     sums, means = (
-        allreduce_grads(grads, xpus(3), average, TO_ONE_MAIN) for average in (False, True)
+        allreduce_grads(grads, gpus_or_cpus(3), average, TO_ONE_MAIN) for average in (False, True)
     )
     with pytest.raises(AuditError, match=r"missing 0→1 0→2\nfetch"):
         audit(traced([*consumed_in_place(sums), consumed_in_place(means[:1])]), graph)
@@ -473,9 +501,9 @@ def test_a_mean_that_only_one_tower_gets_beside_a_sum(graph):
 
 def test_soft_placement_that_moved_an_update(graph):
     """As if tower 1's device had no kernel for it."""
-    optimizer = TowerOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), xpus(2))
+    optimizer = TowerOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), gpus_or_cpus(2))
     rows = []
-    for tower, device in enumerate(xpus(2)):
+    for tower, device in enumerate(gpus_or_cpus(2)):
         with tf.device(device), tf1.variable_scope(f"t{tower}"):
             weights = tf1.get_variable("w", [3], use_resource=True)
             loss = tf.reduce_sum(weights * tf1.random_uniform([3]))
@@ -498,13 +526,13 @@ def test_soft_placement_that_moved_an_update(graph):
     title, moved, remedy = str(caught.value).splitlines()
     assert title == "hier_allreduce/: an update left its tower"
     assert moved == (
-        f"tower 1 ({xpu(1)}): {update.name!r} (ResourceApplyMomentum) ran on {update.device}"
+        f"tower 1 ({gpu_or_cpu(1)}): {update.name!r} (ResourceApplyMomentum) ran on {update.device}"
     )
     assert remedy.startswith("that device has no kernel for it, and soft placement moved it")
 
 
 def test_soft_placement_that_moved_a_tower(graph):
-    devices = [xpu(0), xpu(1), f"/{XPU}:99"]
+    devices = [gpu_or_cpu(0), gpu_or_cpu(1), f"/{XPU}:99"]
     result = allreduce_grads(gradients_on(devices, ones(3)), devices)
     with pytest.raises(
         AuditError, match=r"missing .*2→.*\nno op ran on /.pu:99: soft placement put its ops"
@@ -521,7 +549,7 @@ def test_metadata_without_partition_graphs(graph):
 
 
 def test_a_step_without_an_all_reduce(graph):
-    allreduce_grads(gradients_on(xpus(2), ones(2)), xpus(2), name="sync")
+    allreduce_grads(gradients_on(gpus_or_cpus(2), ones(2)), gpus_or_cpus(2), name="sync")
     with pytest.raises(
         AuditError, match=r"none of the graph's all-reduces \(sync/: not in this run\); fetch"
     ):
@@ -557,7 +585,7 @@ def in_loop(devices):
 @pytest.mark.parametrize("build", [in_cond, in_loop])
 def test_control_flow_is_not_audited(graph, control_flow_v1, build):
     """Partition graphs have the branch that was not taken too."""
-    devices = xpus(3)
+    devices = gpus_or_cpus(3)
     inside = build(devices)
     with pytest.raises(AuditError, match=r"/hier_allreduce/: in a tf.cond or tf.while_loop"):
         audit(traced(inside))
@@ -570,7 +598,7 @@ def test_control_flow_is_not_audited(graph, control_flow_v1, build):
 
 
 def test_another_graph_than_the_one_that_ran(graph):
-    result = allreduce_grads(gradients_on(xpus(2), ones(2)), xpus(2))
+    result = allreduce_grads(gradients_on(gpus_or_cpus(2), ones(2)), gpus_or_cpus(2))
     metadata = traced(result)
     with tf.Graph().as_default(), pytest.raises(
         AuditError, match=r"no all-reduce was built in .*; pass graph="
@@ -581,7 +609,9 @@ def test_another_graph_than_the_one_that_ran(graph):
 
 
 def test_towers_placed_by_a_function_have_no_names_to_compare(graph):
-    devices = [xpu(0), lambda op: xpu(1)]
-    result = allreduce_grads(gradients_on(xpus(2), ones(2)), devices, strategy="hierarchical")
+    devices = [gpu_or_cpu(0), lambda op: gpu_or_cpu(1)]
+    result = allreduce_grads(
+        gradients_on(gpus_or_cpus(2), ones(2)), devices, strategy="hierarchical"
+    )
     with pytest.raises(AuditError, match=r"tower 1: its device is a function"):
         audit(traced(result))

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 from helpers import cluster_child
 from helpers.clusters import job
-from helpers.graphs import session, xpus
+from helpers.graphs import gpus_or_cpus, session
 
 import hier_allreduce
 from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, allreduce_grads
@@ -129,7 +129,9 @@ def test_hosts_that_restored_one_checkpoint_pass(alone, tmp_path):
 
 def test_one_host_has_no_server_and_no_collective(graph):
     cluster = Cluster(["127.0.0.1:1"], 0, 2)  # no server could listen on port 1
-    rows = allreduce_grads([[tf.constant(1.0)], [tf.constant(2.0)]], xpus(2), cluster=cluster)
+    rows = allreduce_grads(
+        [[tf.constant(1.0)], [tf.constant(2.0)]], gpus_or_cpus(2), cluster=cluster
+    )
     assert not collectives_of(graph.get_operations())
     cluster.broadcast([])
     with cluster.session() as alone:
@@ -145,7 +147,7 @@ def test_one_host_has_no_server_and_no_collective(graph):
 @pytest.mark.tf2
 def test_several_hosts_need_a_graph_for_a_session():
     def reduced():
-        return allreduce_grads([[tf.constant(1.0)]] * 2, xpus(2), cluster=two())
+        return allreduce_grads([[tf.constant(1.0)]] * 2, gpus_or_cpus(2), cluster=two())
 
     for build in (
         reduced,
@@ -174,11 +176,11 @@ def test_bad_gradients_and_variables_leave_the_graph_unchanged(graph):
     of_pairs = hier_allreduce.allreduce_grads_and_vars
     for build, message in (
         (
-            lambda: allreduce_grads([[numbers, complexes]] * 2, xpus(2), cluster=cluster),
+            lambda: allreduce_grads([[numbers, complexes]] * 2, gpus_or_cpus(2), cluster=cluster),
             "complex64 cannot be added up",
         ),
         (
-            lambda: of_pairs([[(numbers, good)]] * 3, xpus(3), cluster=cluster),
+            lambda: of_pairs([[(numbers, good)]] * 3, gpus_or_cpus(3), cluster=cluster),
             "is for 3 devices, and .* has 2",
         ),
         (
@@ -198,7 +200,7 @@ def test_bad_gradients_and_variables_leave_the_graph_unchanged(graph):
 
 def test_the_result_has_no_gradient_and_the_error_says_so(graph):
     x = tf1.placeholder(tf.float32, [2])
-    rows = allreduce_grads([[x]] * 2, xpus(2), cluster=two())
+    rows = allreduce_grads([[x]] * 2, gpus_or_cpus(2), cluster=two())
     with pytest.raises(
         ClusterError, match=r"'hier_allreduce/Placeholder/across/\w+': .* has no gradient\. Take"
     ):
@@ -206,7 +208,9 @@ def test_the_result_has_no_gradient_and_the_error_says_so(graph):
 
 
 def test_a_plain_session_ends_with_an_error_instead_of_waiting(graph):
-    rows = allreduce_grads([[tf1.placeholder_with_default(1.0, [])]] * 2, xpus(2), cluster=two())
+    rows = allreduce_grads(
+        [[tf1.placeholder_with_default(1.0, [])]] * 2, gpus_or_cpus(2), cluster=two()
+    )
     with session() as plain, pytest.raises(
         tf.errors.InvalidArgumentError, match="/job:worker/replica:0/task:0"
     ):
@@ -217,7 +221,10 @@ def reduced(communication, cluster=None):
     """Return an all-reduce of five vectors, each in a chunk, as ops."""
     rows = [[tf.zeros([n + 1]) for n in range(5)]] * 2
     results = allreduce_grads(
-        rows, xpus(2), strategy=Strategy(chunk_bytes=0), cluster=cluster or two(communication)
+        rows,
+        gpus_or_cpus(2),
+        strategy=Strategy(chunk_bytes=0),
+        cluster=cluster or two(communication),
     )
     return [tensor.op for row in results for tensor in row]
 

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import tensorflow as tf
 from emulated_gpu import plugin
-from helpers.graphs import XPU, on_towers, session, tf1, xpus
+from helpers.graphs import XPU, gpus_or_cpus, on_towers, session, tf1
 
 from hier_allreduce import AuditError, Strategy, TowerOptimizer, audit
 
@@ -28,7 +28,7 @@ UPDATES = pytest.mark.parametrize("update", ["replicated", "main"])
 
 def step_of(make, **options):
     """Return the train op of a table on two GPUs, and the op that initializes the towers."""
-    optimizer = TowerOptimizer(make(), xpus(2), **options)
+    optimizer = TowerOptimizer(make(), gpus_or_cpus(2), **options)
 
     def row(tower):
         with tf1.variable_scope(f"tower{tower}", use_resource=True):
@@ -36,7 +36,7 @@ def step_of(make, **options):
         ids = tf1.placeholder_with_default([tower, 3, 3], [3])
         return optimizer.compute_gradients(tf.reduce_sum(tf.gather(table, ids)), [table])
 
-    return optimizer.apply_gradients(on_towers(xpus(2), row)), optimizer.init_op
+    return optimizer.apply_gradients(on_towers(gpus_or_cpus(2), row)), optimizer.init_op
 
 
 def audited(step, start):

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers.graphs import XPU, gradients_on, tf1, xpus
+from helpers.graphs import XPU, gpus_or_cpus, gradients_on, tf1
 
 from hier_allreduce import Strategy, TowerOptimizer, allreduce_grads
 
@@ -42,26 +42,26 @@ def lines(caplog):
 def test_it_has_the_algorithm_chunks_copies_bytes_and_dtype(graph, lines, how, said):
     values = [[np.ones([50], np.float32), np.ones([25], np.float32)]] * 3
     strategy = Strategy(chunk_bytes=0, main=0, **how)
-    allreduce_grads(gradients_on(xpus(3), values), xpus(3), strategy=strategy)
+    allreduce_grads(gradients_on(gpus_or_cpus(3), values), gpus_or_cpus(3), strategy=strategy)
     sent = 2 * 75 * (2 if "wire_dtype" in how else 4)  # the root sends most: to both others
     assert lines() == [f"3 towers on {WHERE}: {said.format(sent)}"]
 
 
 def test_a_size_that_is_not_known_is_said(graph, lines):
     unknown = [[tf1.placeholder(tf1.float64, [None])] for _ in range(2)]
-    allreduce_grads(unknown, xpus(2), strategy="flat")
+    allreduce_grads(unknown, gpus_or_cpus(2), strategy="flat")
     assert lines()[0].endswith("each tower sends 1 tensor of unknown size in float64")
 
 
 def test_the_same_line_is_logged_once(graph, lines):
-    optimizer = TowerOptimizer(tf1.train.GradientDescentOptimizer(0.1), xpus(2))
+    optimizer = TowerOptimizer(tf1.train.GradientDescentOptimizer(0.1), gpus_or_cpus(2))
     rows = []
-    for tower, device in enumerate(xpus(2)):
+    for tower, device in enumerate(gpus_or_cpus(2)):
         with tf1.device(device), tf1.variable_scope(f"t{tower}"):
             weights = tf1.get_variable("w", [123], use_resource=True)
             rows.append(optimizer.compute_gradients(tf1.reduce_sum(weights), [weights]))
     optimizer.apply_gradients(rows)
-    allreduce_grads([[grad for grad, _ in row] for row in rows], xpus(2))
+    allreduce_grads([[grad for grad, _ in row] for row in rows], gpus_or_cpus(2))
     assert len(lines()) == 1 and "each tower sends up to 492 B in float32" in lines()[0]
 
 

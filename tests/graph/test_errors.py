@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import IS_TF2, XPU, on_towers, tf1, xpu, xpus
+from helpers.graphs import IS_TF2, XPU, gpu_or_cpu, gpus_or_cpus, on_towers, tf1
 
 from hier_allreduce import (
     ClusterError,
@@ -164,7 +164,7 @@ MATRICES = [
 @pytest.mark.parametrize("number", range(len(MATRICES)))
 def test_a_matrix_that_cannot_be_reduced(graph, number):
     make, *words = MATRICES[number]
-    raises(words, allreduce_grads, make(), xpus(4))
+    raises(words, allreduce_grads, make(), gpus_or_cpus(4))
 
 
 # devices, and words of the message
@@ -222,13 +222,13 @@ OPTIONS = [
 @pytest.mark.parametrize("number", range(len(OPTIONS)))
 def test_options_that_do_not_fit(graph, number):
     options, *words = OPTIONS[number]
-    raises(words, allreduce_grads, rows(), xpus(4), **options)
+    raises(words, allreduce_grads, rows(), gpus_or_cpus(4), **options)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])
 def test_integers_have_no_mean(graph, dtype):
     words = ["variable 0 ('v0_of_tower0')", f"{dtype} has no exact mean", "sums it"]
-    raises(words, allreduce_grads, rows(dtype), xpus(4), True)
+    raises(words, allreduce_grads, rows(dtype), gpus_or_cpus(4), True)
 
 
 @pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "ring"])
@@ -258,7 +258,7 @@ def test_rows_without_a_shape_cannot_be_made_dense(graph):
         words,
         allreduce_grads,
         [[slices(shape=None)] for _ in range(2)],
-        xpus(2),
+        gpus_or_cpus(2),
         strategy=Strategy(sparse="dense"),
     )
 
@@ -267,9 +267,9 @@ def test_rows_without_a_shape_cannot_be_made_dense(graph):
 def test_unsigned_integers_are_added_where_tensorflow_can(graph, dtype):
     two = rows(dtype)[:2]
     if IS_TF2:
-        allreduce_grads(two, xpus(2))
+        allreduce_grads(two, gpus_or_cpus(2))
     else:
-        raises([f"{dtype} has no sum in this TensorFlow"], allreduce_grads, two, xpus(2))
+        raises([f"{dtype} has no sum in this TensorFlow"], allreduce_grads, two, gpus_or_cpus(2))
 
 
 @pytest.mark.tf2
@@ -278,24 +278,24 @@ def test_eagerly_the_checks_are_the_same():
     with pytest.raises(
         HierAllreduceError, match=r"tower \d \(/.pu:\d\), variable 0 .*the shape differs"
     ):
-        allreduce_grads(two, xpus(2))
+        allreduce_grads(two, gpus_or_cpus(2))
     with pytest.raises(HierAllreduceError, match=r"tower 1: <function .* is not a device"):
-        allreduce_grads([[tf.zeros([3])]] * 2, [xpu(0), lambda op: xpu(1)])
+        allreduce_grads([[tf.zeros([3])]] * 2, [gpu_or_cpu(0), lambda op: gpu_or_cpu(1)])
     with pytest.raises(HierAllreduceError, match=r"tower 0: PhysicalDevice.*list_logical_devices"):
         allreduce_grads([[tf.zeros([3])]] * 2, tf.config.list_physical_devices("CPU") * 2)
     with pytest.raises(
         HierAllreduceError, match=r"tower 1 \(/.pu:1\), variable 0 .*does not belong"
     ):
-        allreduce_grads([[tf.zeros([3])], [of_another_graph()]], xpus(2))
+        allreduce_grads([[tf.zeros([3])], [of_another_graph()]], gpus_or_cpus(2))
     with tf.Graph().as_default(), pytest.raises(
         HierAllreduceError, match=r"tower 1 .*variable 0 .*does not belong"
     ):
-        allreduce_grads([[of("float32")], two[0]], xpus(2))
+        allreduce_grads([[of("float32")], two[0]], gpus_or_cpus(2))
     with pytest.raises(
         HierAllreduceError, match=r"tower \d \(/.pu:\d\), variable 0 .*the shape differs"
     ):
         tf.function(
-            lambda: allreduce_grads(two, xpus(2))
+            lambda: allreduce_grads(two, gpus_or_cpus(2))
         )()  # translated by autograph, which wraps other errors
 
 
@@ -333,12 +333,12 @@ def test_towers_that_list_their_variables_in_another_order(graph, names):
         ["tower 1 (/cpu:1), variable 0", "tower 0 has ", IN_ORDER],
         allreduce_grads_and_vars,
         pairs,
-        xpus(2),
+        gpus_or_cpus(2),
     )
     assert (
         len(
             allreduce_grads_and_vars(
-                [sorted(row, key=lambda pair: pair[1].name) for row in pairs], xpus(2)
+                [sorted(row, key=lambda pair: pair[1].name) for row in pairs], gpus_or_cpus(2)
             )
         )
         == 2
@@ -360,8 +360,8 @@ NAMES = [
 
 @pytest.mark.parametrize("names, shown", NAMES)
 def test_variables_are_called_by_their_names_in_the_model(graph, names, shown):
-    assert variable_names(named(names), xpus(len(names))) == shown
-    assert len(allreduce_grads_and_vars(named_again(names), xpus(len(names)))) == len(names)
+    assert variable_names(named(names), gpus_or_cpus(len(names))) == shown
+    assert len(allreduce_grads_and_vars(named_again(names), gpus_or_cpus(len(names)))) == len(names)
 
 
 def named_again(names):
@@ -378,7 +378,9 @@ UNEVEN = [
 
 @pytest.mark.parametrize("names, some", UNEVEN)
 def test_towers_with_more_or_fewer_variables(graph, names, some):
-    raises([f"; not on every tower: {some}"], allreduce_grads_and_vars, named(names), xpus(2))
+    raises(
+        [f"; not on every tower: {some}"], allreduce_grads_and_vars, named(names), gpus_or_cpus(2)
+    )
 
 
 @pytest.mark.parametrize("mixed_up", [lambda pairs: list(zip(*pairs)), lambda pairs: pairs[::-1]])
@@ -386,15 +388,16 @@ def test_towers_with_more_or_fewer_variables(graph, names, some):
 def test_rows_and_towers_mixed_up(graph, mixed_up, count):
     """As many towers as variables: N rows of K would be added up in silence."""
     pairs = on_towers(
-        xpus(count), lambda tower: named([[f"tower{tower}/{name}" for name in "wbc"[:count]]])[0]
+        gpus_or_cpus(count),
+        lambda tower: named([[f"tower{tower}/{name}" for name in "wbc"[:count]]])[0],
     )
     words = [" (/cpu:", "the variable is on", "rows[tower][variable]"]
-    raises(words, allreduce_grads_and_vars, mixed_up(pairs), xpus(count))
+    raises(words, allreduce_grads_and_vars, mixed_up(pairs), gpus_or_cpus(count))
 
 
 def test_variables_that_towers_share_may_be_anywhere(graph):
-    (first,), (second,) = on_towers(xpus(2), lambda tower: named([[f"shared{tower}"]])[0])
-    assert len(allreduce_grads_and_vars([[second, first]] * 2, xpus(2))) == 2
+    (first,), (second,) = on_towers(gpus_or_cpus(2), lambda tower: named([[f"shared{tower}"]])[0])
+    assert len(allreduce_grads_and_vars([[second, first]] * 2, gpus_or_cpus(2))) == 2
 
 
 PAIRS = [
@@ -410,7 +413,9 @@ def test_pairs_that_are_none(graph, number):
     make, *words = PAIRS[number]
     pairs = named([["w", "b"], ["tower1/w", "tower1/b"]])
     pairs[1][1] = make(*pairs[1][1])
-    raises(["tower 1 (/cpu:1), variable 1", *words], allreduce_grads_and_vars, pairs, xpus(2))
+    raises(
+        ["tower 1 (/cpu:1), variable 1", *words], allreduce_grads_and_vars, pairs, gpus_or_cpus(2)
+    )
 
 
 def test_several_towers_with_reference_variables_get_a_warning(graph):
@@ -423,9 +428,9 @@ def test_several_towers_with_reference_variables_get_a_warning(graph):
     with pytest.warns(
         UserWarning, match="1 of 2 .* 'False0'.*enable_resource_variables.*--use_resource_vars"
     ) as seen:
-        allreduce_grads_and_vars(pairs, xpus(2))
+        allreduce_grads_and_vars(pairs, gpus_or_cpus(2))
     assert seen[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        allreduce_grads_and_vars(pairs[:1], xpus(1))
-        allreduce_grads_and_vars([row[:1] for row in pairs], xpus(2))
+        allreduce_grads_and_vars(pairs[:1], gpus_or_cpus(1))
+        allreduce_grads_and_vars([row[:1] for row in pairs], gpus_or_cpus(2))

@@ -10,13 +10,13 @@ from helpers.graphs import (
     XPU,
     evaluate,
     floats,
+    gpu_or_cpu,
+    gpus_or_cpus,
     gradients_on,
     held,
     same_bits,
     session,
     tf1,
-    xpu,
-    xpus,
 )
 
 from hier_allreduce import Strategy, allreduce_grads, allreduce_grads_and_vars
@@ -48,15 +48,15 @@ def placed(result):
 @pytest.mark.parametrize("towers", [1, 3, 8])
 def test_each_result_lives_on_its_towers_device(graph, towers, strategy):
     rows = gradients_on(
-        xpus(towers), [[np.full([99], 2.0**k, "float32")] * 3 for k in range(towers)]
+        gpus_or_cpus(towers), [[np.full([99], 2.0**k, "float32")] * 3 for k in range(towers)]
     )
-    result = allreduce_grads(rows, xpus(towers), True, strategy)
+    result = allreduce_grads(rows, gpus_or_cpus(towers), True, strategy)
     assert type(result) is list and [type(row) for row in result] == [tuple] * towers
-    assert placed(result) == [[device] * 3 for device in xpus(towers)]
+    assert placed(result) == [[device] * 3 for device in gpus_or_cpus(towers)]
 
 
 def scopes(graph, anchor):
-    yield graph.device(xpu(7))
+    yield graph.device(gpu_or_cpu(7))
     yield graph.colocate_with(anchor)
     yield graph.colocate_with(anchor, ignore_existing=True)
     yield graph.name_scope("tower0")
@@ -67,13 +67,13 @@ def scopes(graph, anchor):
     "number", range(5), ids=["device", "colocate", "colocate_only", "name", "control"]
 )
 def test_surrounding_scopes_do_not_move_anything(graph, number):
-    with tf.device(xpu(9)):
+    with tf.device(gpu_or_cpu(9)):
         anchor = tf1.placeholder_with_default(1.0, [], name="anchor").op
-    grads = gradients_on(xpus(3), powers_of_two(3))
+    grads = gradients_on(gpus_or_cpus(3), powers_of_two(3))
     with list(scopes(graph, anchor))[number]:
-        result = allreduce_grads(grads, xpus(3))
+        result = allreduce_grads(grads, gpus_or_cpus(3))
         after = tf.constant(0.0)
-    assert placed(result) == [[device] * 2 for device in xpus(3)]
+    assert placed(result) == [[device] * 2 for device in gpus_or_cpus(3)]
     ours = [op for op in graph.get_operations() if "hier_allreduce" in op.name]
     assert ours and not any(b"loc:@anchor" in op.colocation_groups() for op in ours)
     assert [row[0].tolist() for row in evaluate(result)] == [[7, 7]] * 3
@@ -95,20 +95,26 @@ def test_an_outer_device_completes_the_towers_device(graph):
 
 KIND = XPU.upper()
 DEVICES: dict = {
-    "shared": ([xpu(0), xpu(0), xpu(1)], [xpu(0), xpu(0), xpu(1)]),
-    "anywhere": ([None, "", xpu(1)], ["", "", xpu(1)]),
+    "shared": (
+        [gpu_or_cpu(0), gpu_or_cpu(0), gpu_or_cpu(1)],
+        [gpu_or_cpu(0), gpu_or_cpu(0), gpu_or_cpu(1)],
+    ),
+    "anywhere": ([None, "", gpu_or_cpu(1)], ["", "", gpu_or_cpu(1)]),
     "spellings": (
         [f"/{KIND}:1", f"/device:{KIND}:2", f"{XPU}:3"],
-        [xpu(1), xpu(2), xpu(3)],
+        [gpu_or_cpu(1), gpu_or_cpu(2), gpu_or_cpu(3)],
     ),
     "full": (
         [f"/job:localhost/replica:0/task:0/device:{KIND}:1"] * 3,
-        [f"/job:localhost/replica:0/task:0{xpu(1)}"] * 3,
+        [f"/job:localhost/replica:0/task:0{gpu_or_cpu(1)}"] * 3,
     ),
-    "spec": ([tf.DeviceSpec(device_type=KIND, device_index=i) for i in range(3)], xpus(3)),
-    **({"logical": (tf.config.list_logical_devices(KIND)[:3], xpus(3))} if IS_TF2 else {}),
-    "spec_v1": ([tf1.DeviceSpec(device_type=KIND, device_index=i) for i in range(3)], xpus(3)),
-    "functions": ([lambda op, i=i: xpu(i) for i in range(3)], xpus(3)),
+    "spec": ([tf.DeviceSpec(device_type=KIND, device_index=i) for i in range(3)], gpus_or_cpus(3)),
+    **({"logical": (tf.config.list_logical_devices(KIND)[:3], gpus_or_cpus(3))} if IS_TF2 else {}),
+    "spec_v1": (
+        [tf1.DeviceSpec(device_type=KIND, device_index=i) for i in range(3)],
+        gpus_or_cpus(3),
+    ),
+    "functions": ([lambda op, i=i: gpu_or_cpu(i) for i in range(3)], gpus_or_cpus(3)),
 }
 
 
@@ -116,7 +122,7 @@ DEVICES: dict = {
 def test_devices_in_every_notation(graph, case):
     """Gradients live on another device than their towers."""
     devices, expected = DEVICES[case]
-    with tf.device(xpu(4)):
+    with tf.device(gpu_or_cpu(4)):
         grads = [[held(np.float32(2**tower)) for _ in range(4)] for tower in range(3)]
     result = allreduce_grads(grads, devices, strategy="hierarchical")
     assert placed(result) == [[device] * 4 for device in expected]
@@ -143,15 +149,17 @@ def test_a_job_or_a_type_alone_is_a_device(graph, devices):
 
 
 def test_any_one_result_can_be_fetched_alone(graph):
-    rows: Any = (iter(row) for row in gradients_on(xpus(5), powers_of_two(5, 3)))  # any iterables
-    for row in allreduce_grads(rows, iter(xpus(5))):
+    rows: Any = (
+        iter(row) for row in gradients_on(gpus_or_cpus(5), powers_of_two(5, 3))
+    )  # any iterables
+    for row in allreduce_grads(rows, iter(gpus_or_cpus(5))):
         for variable, tensor in enumerate(row):
             assert evaluate(tensor).tolist() == [31 + 5 * variable] * 2
 
 
 def test_one_gradient_alone_in_its_chunk_needs_no_other(graph):
     rows = [[tf1.placeholder("float32", [2]), tf1.placeholder("float32", [2])] for _ in range(3)]
-    result = allreduce_grads(rows, xpus(3), strategy=Strategy(chunk_bytes=0))
+    result = allreduce_grads(rows, gpus_or_cpus(3), strategy=Strategy(chunk_bytes=0))
     with session() as sess:
         assert sess.run(result[2][0], {row[0]: [1, 2] for row in rows}).tolist() == [3, 6]
 
@@ -159,8 +167,8 @@ def test_one_gradient_alone_in_its_chunk_needs_no_other(graph):
 @pytest.mark.parametrize("algorithm", ["flat", "tree", "hierarchical", "ring"])
 @pytest.mark.parametrize("average, share", [(False, 1), (True, 1 / 5)])
 def test_gradients_flow_through(graph, algorithm, average, share):
-    grads = gradients_on(xpus(5), powers_of_two(5))
-    result = allreduce_grads(grads, xpus(5), average, algorithm)
+    grads = gradients_on(gpus_or_cpus(5), powers_of_two(5))
+    result = allreduce_grads(grads, gpus_or_cpus(5), average, algorithm)
     loss = tf.add_n([(tower + 1) * tf.reduce_sum(row[1]) for tower, row in enumerate(result)])
     through = evaluate(tf1.gradients(loss, [row[1] for row in grads]))
     np.testing.assert_allclose(through, np.full([5, 2], (1 + 2 + 3 + 4 + 5) * share), rtol=1e-6)
@@ -168,7 +176,7 @@ def test_gradients_flow_through(graph, algorithm, average, share):
 
 def test_no_variables_give_an_empty_row_for_each_tower(graph):
     rows: Any = [[], (), iter([])]
-    assert allreduce_grads(rows, xpus(3)) == [(), (), ()]
+    assert allreduce_grads(rows, gpus_or_cpus(3)) == [(), (), ()]
     assert graph.get_operations() == []
 
 
@@ -178,7 +186,7 @@ def test_a_function_calls_it_as_it_is_written(graph, strategy):
 
     @tf.function
     def reduce(one, other):
-        return allreduce_grads([[one], [other]], xpus(2), strategy=strategy)[1][0]
+        return allreduce_grads([[one], [other]], gpus_or_cpus(2), strategy=strategy)[1][0]
 
     assert evaluate(reduce(tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0]))).tolist() == [4, 6]
 
@@ -192,7 +200,9 @@ def test_a_function_calls_it_as_it_is_written(graph, strategy):
 )
 def test_ops_carry_the_name_that_was_asked_for(graph, name, scopes):
     for scope in scopes:
-        result = allreduce_grads(gradients_on(xpus(3), powers_of_two(3)), xpus(3), name=name)
+        result = allreduce_grads(
+            gradients_on(gpus_or_cpus(3), powers_of_two(3)), gpus_or_cpus(3), name=name
+        )
         assert all(tensor.op.name.startswith(scope) for row in result for tensor in row)
     assert [call.scope for call in recorded_in(graph)] == scopes
 
@@ -213,7 +223,7 @@ def test_names_of_ops_are_unique_and_those_that_are_keep_theirs():
 @pytest.mark.parametrize("towers", [1, 3, 8])
 def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
     strategy = Strategy(**how)
-    devices, shapes = xpus(towers), [(300, 100), (7,), (0, 3), (129,), (20, 20)]
+    devices, shapes = gpus_or_cpus(towers), [(300, 100), (7,), (0, 3), (129,), (20, 20)]
     random = np.random.RandomState(towers)
     values = [[random.randint(-9, 9, shape).astype("float32") for shape in shapes] for _ in devices]
     rows = [[*row, None] for row in gradients_on(devices, values)]
@@ -245,9 +255,9 @@ def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
 @pytest.mark.parametrize("earlier", [[0, 0, 0, 0], [0, 9000, 0, 12000]])
 def test_mains_carry_about_equal_bytes(graph, earlier):
     sizes = [5000, 1000, 1000, 3000] * 6
-    rows = gradients_on(xpus(4), [[np.zeros([size], "float32") for size in sizes]] * 4)
+    rows = gradients_on(gpus_or_cpus(4), [[np.zeros([size], "float32") for size in sizes]] * 4)
     layout = plan_gradients(
-        rows, xpus(4), False, Strategy(chunk_bytes=0), load=Load(sizes, earlier)
+        rows, gpus_or_cpus(4), False, Strategy(chunk_bytes=0), load=Load(sizes, earlier)
     )
     loads = list(earlier)
     for variable, main in layout.roots().items():
@@ -257,13 +267,13 @@ def test_mains_carry_about_equal_bytes(graph, earlier):
 
 @pytest.mark.no_gpu_kernel("Const of strings")
 def test_values_of_tower_0_go_to_all(graph):
-    with tf.device(xpu(0)):
+    with tf.device(gpu_or_cpu(0)):
         values = [
             held(value)
             for value in (floats([1, 2]), np.int64(7), np.array(["a", "b"]), np.zeros([0, 2]))
         ]
-    result = copy_from_tower_0(values, xpus(5))
-    assert placed(result) == [[device] * 4 for device in xpus(5)]
+    result = copy_from_tower_0(values, gpus_or_cpus(5))
+    assert placed(result) == [[device] * 4 for device in gpus_or_cpus(5)]
     for row in evaluate(result):
         assert (
             row[0].tolist() == [1, 2]

@@ -7,14 +7,14 @@ from helpers.graphs import (
     dense,
     evaluate,
     executed,
+    gpu_or_cpu,
+    gpus_or_cpus,
     gradients_on,
     held,
     on_towers,
     same_bits,
     sparse,
     started,
-    xpu,
-    xpus,
 )
 
 from hier_allreduce import Cluster, HierAllreduceError, Strategy, allreduce_grads
@@ -31,7 +31,7 @@ ALGORITHMS = ["flat", "tree", "hierarchical", "ring"]
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_uint16_is_added_in_every_tensorflow(algorithm, towers):
     values = [[np.full([3], 1 + tower, "uint16")] for tower in range(towers)]
-    rows = executed(values, xpus(towers), strategy=algorithm)
+    rows = executed(values, gpus_or_cpus(towers), strategy=algorithm)
     for (total,) in rows:
         assert total.dtype == np.uint16
         assert total.tolist() == [towers * (towers + 1) // 2] * 3
@@ -39,7 +39,7 @@ def test_uint16_is_added_in_every_tensorflow(algorithm, towers):
 
 def test_a_bool_of_numpy_asks_for_the_mean():
     values = [[np.full([3], tower, "float32")] for tower in range(3)]
-    ((mean,), *_) = executed(values, xpus(3), average=np.bool_(True))
+    ((mean,), *_) = executed(values, gpus_or_cpus(3), average=np.bool_(True))
     assert mean.tolist() == [1.0, 1.0, 1.0]
 
 
@@ -52,7 +52,9 @@ def test_a_bool_of_numpy_asks_for_the_mean():
 def test_shapes_that_differ_when_the_step_runs_fail(graph, algorithm, towers, shapes):
     values = [[np.ones(shapes[min(tower, 1)], "float32")] for tower in range(towers)]
     result = allreduce_grads(
-        gradients_on(xpus(towers), values, static=False), xpus(towers), strategy=algorithm
+        gradients_on(gpus_or_cpus(towers), values, static=False),
+        gpus_or_cpus(towers),
+        strategy=algorithm,
     )
     with pytest.raises(tf.errors.InvalidArgumentError):
         evaluate(result)
@@ -72,10 +74,10 @@ def test_a_dense_gradient_and_rows_of_a_smaller_one_are_never_broadcast(graph, t
         with pytest.raises(
             HierAllreduceError, match=r"the shape differs.*tower 0: \(5, 2\), tower 1: \(1, 2\)"
         ):
-            allreduce_grads(rows, xpus(towers))
+            allreduce_grads(rows, gpus_or_cpus(towers))
     else:
         with pytest.raises(tf.errors.InvalidArgumentError):
-            evaluate(allreduce_grads(rows, xpus(towers)))
+            evaluate(allreduce_grads(rows, gpus_or_cpus(towers)))
 
 
 @pytest.mark.parametrize(
@@ -83,17 +85,18 @@ def test_a_dense_gradient_and_rows_of_a_smaller_one_are_never_broadcast(graph, t
 )
 def test_shapes_that_the_towers_know_in_part_are_one_shape(graph, known):
     rows = [[tf1.placeholder_with_default(np.ones([2, 3], "float32"), shape)] for shape in known]
-    result = allreduce_grads(rows, xpus(3))
+    result = allreduce_grads(rows, gpus_or_cpus(3))
     assert all((total == 3).all() for (total,) in evaluate(result))
 
 
 def test_static_shapes_and_slopes_survive_packing_and_cutting(graph):
     rows = gradients_on(
-        xpus(4), [[np.full([60, 50], 2.0**k, "float32"), np.float32(2.0**k)] for k in range(4)]
+        gpus_or_cpus(4),
+        [[np.full([60, 50], 2.0**k, "float32"), np.float32(2.0**k)] for k in range(4)],
     )
     for chunk_bytes in (None, 0, 1000):
         result = allreduce_grads(
-            rows, xpus(4), strategy=Strategy(algorithm="ring", chunk_bytes=chunk_bytes)
+            rows, gpus_or_cpus(4), strategy=Strategy(algorithm="ring", chunk_bytes=chunk_bytes)
         )
         assert [[grad.shape.as_list() for grad in row] for row in result] == [[[60, 50], []]] * 4
         back = tf.gradients(
@@ -113,9 +116,9 @@ def test_static_shapes_and_slopes_survive_packing_and_cutting(graph):
 @pytest.mark.parametrize("average", [False, True])
 def test_sparse_gradients_stay_sparse_on_every_tower(graph, algorithm, dense_shape, average):
     rows = on_towers(
-        xpus(5), lambda tower: [sparse(tower, tower, dense_shape)]
+        gpus_or_cpus(5), lambda tower: [sparse(tower, tower, dense_shape)]
     )  # tower 0 has no rows at all
-    result = allreduce_grads(rows, xpus(5), average, strategy=algorithm)
+    result = allreduce_grads(rows, gpus_or_cpus(5), average, strategy=algorithm)
     for tower, (grad,) in enumerate(result):
         assert isinstance(grad, tf.IndexedSlices) and grad.dense_shape is rows[tower][0].dense_shape
         assert {
@@ -131,9 +134,9 @@ def test_sparse_gradients_stay_sparse_on_every_tower(graph, algorithm, dense_sha
 
 @pytest.mark.parametrize("towers", [1, 3])
 def test_rows_from_elsewhere_end_on_their_towers(graph, towers):
-    with tf.device(xpu(7)):
+    with tf.device(gpu_or_cpu(7)):
         rows = [[sparse(tower, 2)] for tower in range(towers)]
-    for tower, (grad,) in enumerate(allreduce_grads(rows, xpus(towers), average=True)):
+    for tower, (grad,) in enumerate(allreduce_grads(rows, gpus_or_cpus(towers), average=True)):
         assert {
             tf.DeviceSpec.from_string(t.device).device_index for t in (grad.values, grad.indices)
         } == {tower}
@@ -143,7 +146,7 @@ def test_sparse_on_one_tower_and_dense_on_another(graph):
     table = np.ones([100, 2], "float32")
     rows = [[sparse(0, 4, None)], [held(table)], [sparse(2, 3)]]
     got, first, third = evaluate(
-        [[row[0] for row in allreduce_grads(rows, xpus(3))], rows[0][0], rows[2][0]]
+        [[row[0] for row in allreduce_grads(rows, gpus_or_cpus(3))], rows[0][0], rows[2][0]]
     )
     assert np.array_equal(got[0], table + dense(first) + dense(third))
     assert same_bits([[value] for value in got])
@@ -163,7 +166,7 @@ def test_sparse_gradients_made_dense(graph, is_known):
         [tf.IndexedSlices(held(np.array([[1, k]] * 2, "float32")), indices, shape())]
         for k in range(3)
     ]
-    got = evaluate(allreduce_grads(rows, xpus(3), strategy=Strategy(sparse="dense")))
+    got = evaluate(allreduce_grads(rows, gpus_or_cpus(3), strategy=Strategy(sparse="dense")))
     assert got[2][0].tolist() == [[0, 0]] * 4 + [[6, 6], [0, 0]]
 
 
@@ -171,7 +174,7 @@ def test_sparse_gradients_made_dense(graph, is_known):
 def test_5000_float16_rows_of_one_index_are_added_in_float32(graph, average, total):
     values, indices = held(np.ones([5000, 1], "float16")), held(np.zeros(5000, "int64"))
     rows = [[tf.IndexedSlices(values, indices, tf.constant([2, 1], tf.int64))]] * 2
-    (first, _) = evaluate(allreduce_grads(rows, xpus(2), average, Strategy(sparse="dense")))
+    (first, _) = evaluate(allreduce_grads(rows, gpus_or_cpus(2), average, Strategy(sparse="dense")))
     assert first[0].tolist() == [[total], [0]]
 
 
@@ -190,7 +193,9 @@ def test_none_on_some_towers_counts_as_zeros(graph, without):
     ]
     given = evaluate([row[0] for row in matrix])
     matrix[without] = [None] * 3
-    for row in evaluate(allreduce_grads(matrix, xpus(3), strategy=Strategy(missing="zeros"))):
+    for row in evaluate(
+        allreduce_grads(matrix, gpus_or_cpus(3), strategy=Strategy(missing="zeros"))
+    ):
         others = [dense(slices) for k, slices in enumerate(given) if k != without]
         assert np.array_equal(dense(row[0]), sum(others)) and len(row[0].indices) == 4
         assert row[1].tolist() == [2, 2, 2] and row[2].tolist() == [2, 2]
@@ -200,12 +205,14 @@ def test_zeros_take_their_shape_from_who_has_one(graph):
     values = tf1.placeholder_with_default(np.array([[1, 2]], "float32"), [None, None])
     full = tf1.placeholder_with_default(np.ones([5, 2], "float32"), [5, None])
     rows = [[tf.IndexedSlices(values, tf.constant([4]), None)], [full], [None]]
-    got = allreduce_grads(rows, xpus(3), strategy=Strategy(missing="zeros"))
+    got = allreduce_grads(rows, gpus_or_cpus(3), strategy=Strategy(missing="zeros"))
     assert evaluate(got)[2][0].tolist() == [[1, 1]] * 4 + [[2, 3]]
 
 
 def test_none_on_every_tower_stays_none(graph):
-    result = allreduce_grads([[None, held(np.array([1], "float32"))] for _ in range(3)], xpus(3))
+    result = allreduce_grads(
+        [[None, held(np.array([1], "float32"))] for _ in range(3)], gpus_or_cpus(3)
+    )
     assert [row[0] for row in result] == [None] * 3 and evaluate(result[1][1]).tolist() == [3]
 
 
@@ -216,7 +223,7 @@ def test_none_on_every_tower_stays_none(graph):
 @pytest.mark.parametrize("towers", [2, 3, 8])
 def test_float16_means_are_finite_where_sums_overflow(towers, algorithm):
     values = [[np.full([3], 60000 + 32 * k, "float16")] for k in range(towers)]
-    rows = executed(values, xpus(towers), average=True, strategy=algorithm)
+    rows = executed(values, gpus_or_cpus(towers), average=True, strategy=algorithm)
     assert same_bits(rows)
     hops = {"flat": 1, "hierarchical": 2, "tree": int(np.ceil(np.log2(towers)))}.get(
         algorithm, towers - 1
@@ -232,7 +239,10 @@ def test_float16_means_are_finite_where_sums_overflow(towers, algorithm):
 def test_means_of_small_gradients_do_not_vanish(algorithm, dtype, wire):
     values = [[np.full([4], 1.8e-7, dtype)] for _ in range(8)]
     rows = executed(
-        values, xpus(8), average=True, strategy=Strategy(algorithm=algorithm, wire_dtype=wire)
+        values,
+        gpus_or_cpus(8),
+        average=True,
+        strategy=Strategy(algorithm=algorithm, wire_dtype=wire),
     )
     np.testing.assert_allclose(
         rows[5][0].astype("float64"), np.float16(1.8e-7).astype("float64"), rtol=1e-6
@@ -242,14 +252,19 @@ def test_means_of_small_gradients_do_not_vanish(algorithm, dtype, wire):
 def test_one_tower_is_returned_exactly_even_in_half_precision():
     value = np.array([1.0001, 1e-9], "float32")
     assert np.array_equal(
-        executed([[value]], xpus(1), strategy=Strategy(wire_dtype="float16"))[0][0], value
+        executed([[value]], gpus_or_cpus(1), strategy=Strategy(wire_dtype="float16"))[0][0], value
     )
 
 
 def test_the_wire_dtype_is_that_of_every_copy(graph):
-    rows = gradients_on(xpus(4), [[np.ones([1000], "float32"), np.ones([3], "float64")]] * 4)
+    rows = gradients_on(
+        gpus_or_cpus(4), [[np.ones([1000], "float32"), np.ones([3], "float64")]] * 4
+    )
     allreduce_grads(
-        rows, xpus(4), average=True, strategy=Strategy("ring", wire_dtype="bfloat16", chunk_bytes=0)
+        rows,
+        gpus_or_cpus(4),
+        average=True,
+        strategy=Strategy("ring", wire_dtype="bfloat16", chunk_bytes=0),
     )
     read = [(tensor, op) for op in graph.get_operations() for tensor in op.inputs]
     dtypes = [tensor.dtype.base_dtype.name for tensor, op in read if tensor.device != op.device]
@@ -264,14 +279,14 @@ def test_the_wire_dtype_is_that_of_every_copy(graph):
 def test_accumulated_references_are_added_in_float32(graph, average):
     """Their dtype is float16_ref."""
     rows = []
-    for k, device in enumerate(xpus(3)):
+    for k, device in enumerate(gpus_or_cpus(3)):
         with tf.device(device):
             total = tf1.get_variable(
                 f"total{k}", initializer=np.array([0], "float16"), use_resource=False
             )
             rows.append([tf1.assign_add(total, np.array([60000 if average else 20000], "float16"))])
     with started() as sess:
-        assert sess.run(allreduce_grads(rows, xpus(3), average)) == [(60000,)] * 3
+        assert sess.run(allreduce_grads(rows, gpus_or_cpus(3), average)) == [(60000,)] * 3
 
 
 # ---- sums on CPU devices -----------------------------------------------------------------------------
@@ -295,7 +310,7 @@ def test_sums_of_more_than_two_are_columns_on_cpu_devices_alone(graph, devices, 
 
 def adding_ops_where_memory_is_short(reduce):
     """The ops that add up a gradient of 2 MiB on three devices whose other tensors take 100 MB."""
-    devices, rows, finished = xpus(3), [], []
+    devices, rows, finished = gpus_or_cpus(3), [], []
     with tf.Graph().as_default():
         for device in devices:
             with tf.device(device):
@@ -363,11 +378,16 @@ class Hosts(Cluster):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_the_mean_is_that_of_all_towers_of_all_hosts(graph, dtype):
     grads = [[tf.constant([tower], dtype)] for tower in (1, 2, 6)]
-    assert evaluate(allreduce_grads(grads, xpus(3), True, "flat", cluster=Hosts())) == [(3,)] * 3
+    assert (
+        evaluate(allreduce_grads(grads, gpus_or_cpus(3), True, "flat", cluster=Hosts()))
+        == [(3,)] * 3
+    )
 
 
 def test_rows_of_several_hosts_are_made_dense(graph):
-    (first, _) = allreduce_grads([[sparse(k, 3)] for k in range(2)], xpus(2), cluster=Hosts())
+    (first, _) = allreduce_grads(
+        [[sparse(k, 3)] for k in range(2)], gpus_or_cpus(2), cluster=Hosts()
+    )
     assert isinstance(first[0], tf.Tensor) and first[0].shape.as_list() == [100, 2]
 
 
@@ -379,8 +399,8 @@ def test_hosts_compare_what_decides_their_collectives(graph):
         Strategy("tree"),
         Strategy("flat"),
     ):
-        rows = gradients_on(xpus(2), [[np.ones([1], "float32")] * 2] * 2)
-        allreduce_grads(rows, xpus(2), cluster=hosts, strategy=strategy, name="mine")
+        rows = gradients_on(gpus_or_cpus(2), [[np.ones([1], "float32")] * 2] * 2)
+        allreduce_grads(rows, gpus_or_cpus(2), cluster=hosts, strategy=strategy, name="mine")
     layouts = [facts["layout"] for _, facts in hosts.facts]
     assert layouts[0] == layouts[3] and len(set(layouts)) == 3
     assert [(name, facts["average"]) for name, facts in hosts.facts] == [("mine", False)] * 4

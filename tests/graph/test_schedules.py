@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import evaluate, floats, gradients_on, tf1, xpus
+from helpers.graphs import evaluate, floats, gpus_or_cpus, gradients_on, tf1
 
 from hier_allreduce import Copy, Reduce, Strategy, allreduce_grads, allreduce_grads_hierarchical
 from hier_allreduce.graph.record import recorded_in
@@ -68,12 +68,12 @@ def up_a_tree(all_grads, devices, average=False):
 )
 def test_the_ops_are_those_written_by_hand(ours, by_hand, average):
     """Device functions keep the columns away, which sums on CPU devices have beside these ops."""
-    functions = [lambda op, device=device: device for device in xpus(8)]
+    functions = [lambda op, device=device: device for device in gpus_or_cpus(8)]
     reduce_by_name = functools.partial(allreduce_grads, strategy=ours)
     edges, values = [], []
     for reduce in (by_hand, reduce_by_name if ours else allreduce_grads_hierarchical):
         with tf.Graph().as_default() as graph:
-            rows = gradients_on(xpus(8), VALUES)
+            rows = gradients_on(gpus_or_cpus(8), VALUES)
             before = set(graph.get_operations())
             values.append(evaluate(reduce(rows, functions, average)))
             ops = [op for op in graph.get_operations() if op not in before and op.type != "Const"]
@@ -93,9 +93,9 @@ def test_the_ops_are_those_written_by_hand(ours, by_hand, average):
 
 @pytest.mark.parametrize("towers", [2, 3, 4, 5, 8])
 def test_muji_takes_a_tree_to_gpu_0_and_its_fallback_is_flat(graph, towers):
-    rows = gradients_on(xpus(towers), [row[:2] for row in VALUES[:towers]])
-    allreduce_grads(rows, xpus(towers), strategy="muji")
-    allreduce_grads(rows, xpus(towers), strategy=Strategy("flat", main=0))
+    rows = gradients_on(gpus_or_cpus(towers), [row[:2] for row in VALUES[:towers]])
+    allreduce_grads(rows, gpus_or_cpus(towers), strategy="muji")
+    allreduce_grads(rows, gpus_or_cpus(towers), strategy=Strategy("flat", main=0))
     tree, flat = recorded_in(graph)
     others = tuple(range(1, towers))
     assert {tensor.schedule for tensor in flat.tensors} == {
@@ -115,10 +115,10 @@ def test_muji_takes_a_tree_to_gpu_0_and_its_fallback_is_flat(graph, towers):
 @pytest.mark.parametrize("towers", [1, 2, 3, 5, 7, 8, 16])
 def test_the_drop_in_rotates_mains_for_any_number_of_towers(graph, towers):
     grads = gradients_on(
-        xpus(towers),
+        gpus_or_cpus(towers),
         [[np.full([2], 2.0**k + v, "float32") for v in range(10)] for k in range(towers)],
     )
-    result = allreduce_grads_hierarchical(grads, xpus(towers))
+    result = allreduce_grads_hierarchical(grads, gpus_or_cpus(towers))
     (call,) = recorded_in(graph)
     half = (towers + 1) // 2
     for variable, tensor in enumerate(call.tensors):
@@ -136,11 +136,11 @@ def test_the_drop_in_rotates_mains_for_any_number_of_towers(graph, towers):
 @pytest.mark.parametrize("name", ["chainer", "megengine"])
 def test_presets_that_pack_share_chunks(graph, name):
     rows = gradients_on(
-        xpus(4), [[np.ones([size], "float32") for size in (9, 300, 1000)] for _ in range(4)]
+        gpus_or_cpus(4), [[np.ones([size], "float32") for size in (9, 300, 1000)] for _ in range(4)]
     )
-    allreduce_grads(rows, xpus(4), strategy=name)
+    allreduce_grads(rows, gpus_or_cpus(4), strategy=name)
     (call,) = recorded_in(graph)
     assert [len(tensor.variables) for tensor in call.tensors] == [3]
     if name == "chainer":  # one main, and None counts as zeros
         assert call.tensors[0].schedule[0] == Reduce((1, 2, 3), 0)
-        allreduce_grads([[tf1.placeholder("float32", [3])], [None]], xpus(2), strategy=name)
+        allreduce_grads([[tf1.placeholder("float32", [3])], [None]], gpus_or_cpus(2), strategy=name)

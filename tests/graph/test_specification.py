@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import XPU, dense, evaluate, held, on_towers, same_bits, tensors, tf1, xpus
+from helpers.graphs import (
+    XPU,
+    dense,
+    evaluate,
+    gpus_or_cpus,
+    held,
+    on_towers,
+    same_bits,
+    tensors,
+    tf1,
+)
 
 from hier_allreduce import Strategy, allreduce_grads
 
@@ -90,7 +100,7 @@ CASES += [
 @pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "ring"])
 @pytest.mark.parametrize("front_end, towers", CASES)
 def test_every_kind_on_every_tower(front_end, algorithm, towers, average):
-    devices = xpus(towers)
+    devices = gpus_or_cpus(towers)
     chunk_bytes = {"ring": 4096, "tree": 0}.get(algorithm)  # small chunks cut the large gradient
     strategy = Strategy(algorithm=algorithm, missing="zeros", chunk_bytes=chunk_bytes)
     given, got = front_end(

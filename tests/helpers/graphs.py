@@ -56,14 +56,14 @@ def floats(numbers):
     return np.asarray(numbers, "float32")
 
 
-def xpu(number):
+def gpu_or_cpu(number):
     """Return the name of a device of the kind under test: a logical CPU device, or an emulated GPU."""
     return f"/{XPU}:{number}"
 
 
-def xpus(count):
+def gpus_or_cpus(count):
     """Return the names of ``count`` devices of the kind under test."""
-    return [xpu(number) for number in range(count)]
+    return [gpu_or_cpu(number) for number in range(count)]
 
 
 def on_towers(devices, row_of):

@@ -8,7 +8,7 @@ from typing import Any, Dict
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import IS_TF2, XPU, config, dense, started, xpu, xpus
+from helpers.graphs import IS_TF2, XPU, config, dense, gpu_or_cpu, gpus_or_cpus, started
 
 import hier_allreduce
 from hier_allreduce import AuditError, HierAllreduceError, Strategy
@@ -24,7 +24,7 @@ WORDS, LENGTH, CLASSES, BATCH = 40, 5, 4, 840  # 840 is a multiple of 2, 3, … 
 def mirrored(count, cross_device_ops=None):
     """Return a MirroredStrategy on ``count`` devices, by default with our all-reduce."""
     return tf.distribute.MirroredStrategy(
-        xpus(count), cross_device_ops=cross_device_ops or HierarchicalAllReduce()
+        gpus_or_cpus(count), cross_device_ops=cross_device_ops or HierarchicalAllReduce()
     )
 
 
@@ -408,7 +408,7 @@ def replica_number():
 def test_destinations():
     strategy = mirrored(3)
     value = strategy.run(lambda: tf.fill([2], 2.0 ** replica_number()))
-    for device in (xpu(0), xpu(5)):
+    for device in (gpu_or_cpu(0), gpu_or_cpu(5)):
         for got in (
             strategy.extended.reduce_to(SUM, value, device),
             *strategy.extended.batch_reduce_to(SUM, [(value, device)]),

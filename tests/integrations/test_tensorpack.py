@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.forks import run_forked
-from helpers.graphs import IS_TF2, XPU, xpu, xpus
+from helpers.graphs import IS_TF2, XPU, gpu_or_cpu, gpus_or_cpus
 
 from hier_allreduce import HierAllreduceError
 
@@ -47,7 +47,7 @@ def on_xpus(count, every_epoch=False, **options):
     """Return our trainer on so many devices, by default without rounds of copying between epochs."""
     from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
 
-    trainer = HierarchicalTrainer(xpus(count), **options)
+    trainer = HierarchicalTrainer(gpus_or_cpus(count), **options)
     trainer.BROADCAST_EVERY_EPOCH = every_epoch
     return trainer
 
@@ -113,9 +113,9 @@ def test_a_file_selects_the_trainer_and_an_argument_changes_it():
     Path("mine.yaml").write_text(
         "devices: 8\nupdate: main\nstrategy: {algorithm: flat, chunk_bytes: 0}\n"
     )
-    after = train(HierarchicalTrainer.from_config("mine.yaml", devices=xpus(3)), "momentum")[
-        "after"
-    ]
+    after = train(
+        HierarchicalTrainer.from_config("mine.yaml", devices=gpus_or_cpus(3)), "momentum"
+    )["after"]
     assert difference(after, train(1, "momentum", BATCH * 3)["after"]) < 1e-6
     assert "tower2/out/b" in after and "tower3/out/b" not in after
 
@@ -225,7 +225,7 @@ def test_processors_summaries_checkpoints_and_copies_of_every_epoch():
     config = tf1.ConfigProto(allow_soft_placement=True, inter_op_parallelism_threads=16)
     before = str(config)
     after = train(
-        HierarchicalTrainer([xpu(0), xpu(1), xpu(0)], check_replicas_every=2),
+        HierarchicalTrainer([gpu_or_cpu(0), gpu_or_cpu(1), gpu_or_cpu(0)], check_replicas_every=2),
         "clip",
         epochs=2,
         extra=moving_average,
@@ -339,7 +339,7 @@ ERRORS = {
         lambda ours, child: train(
             3, "sgd", session_creator=child.NewSessionCreator(config=TWO_DEVICES)
         ),
-        [f"tower 2: {xpu(2)} does not exist", f"{XPU.upper()}:1"],
+        [f"tower 2: {gpu_or_cpu(2)} does not exist", f"{XPU.upper()}:1"],
     ),
     "feed": (
         lambda ours, child: train(2, "sgd", data=child.tp.FeedInput(child.Data(BATCH))),
@@ -357,7 +357,11 @@ ERRORS = {
     ),
     "no variable": (
         lambda ours, child: train(2, "sgd", extra=lambda cost: on_tower_1(cost, everywhere=False)),
-        [f"tower 0 ({xpu(0)}) has 4", f"tower 1 ({xpu(1)}) has 5", "not on every tower: extra"],
+        [
+            f"tower 0 ({gpu_or_cpu(0)}) has 4",
+            f"tower 1 ({gpu_or_cpu(1)}) has 5",
+            "not on every tower: extra",
+        ],
     ),
     "accumulation": (
         lambda ours, child: train(

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import IS_TF2, started, xpu, xpus
+from helpers.graphs import IS_TF2, gpu_or_cpu, gpus_or_cpus, started
 from helpers.optimizers import (
     FIRST,
     SGD,
@@ -85,7 +85,7 @@ def towers(optimizer, count, names=("w", "b"), targets=None, scope="tower{}"):
     rows = []
     for k in range(count):
         inside = scope.format(k) if scope != "tensorpack" else f"tower{k}" if k else ""
-        with tf.device(xpu(k)), tf1.variable_scope(inside or tf1.get_variable_scope()):
+        with tf.device(gpu_or_cpu(k)), tf1.variable_scope(inside or tf1.get_variable_scope()):
             ones = tf1.ones_initializer()
             variables = [
                 tf1.get_variable(name, [3], initializer=ones, use_resource=True) for name in names
@@ -100,7 +100,7 @@ def after(make, count, steps=4, targets=None, **options):
     """Return each tower's variables after some steps, with their largest difference."""
     with tf.Graph().as_default():
         strategy = Strategy(chunk_bytes=0)  # so that variables have several mains
-        optimizer = TowerOptimizer(make(), xpus(count), strategy=strategy, **options)
+        optimizer = TowerOptimizer(make(), gpus_or_cpus(count), strategy=strategy, **options)
         rows = towers(optimizer, count, targets=targets)
         op = optimizer.apply_gradients(rows)
         with started(optimizer.init_op) as sess:
@@ -138,7 +138,7 @@ def test_adams_beta_powers_advance_once_a_step_also_in_a_wrapper():
     for wrapped in (False, True):
         with tf.Graph().as_default():
             adam = train.AdamOptimizer(0.1)
-            optimizer = TowerOptimizer(Wrapper(adam) if wrapped else adam, xpus(3))
+            optimizer = TowerOptimizer(Wrapper(adam) if wrapped else adam, gpus_or_cpus(3))
             op = optimizer.apply_gradients(towers(optimizer, 3))
             with started(optimizer.init_op) as sess:
                 for _ in range(4):
@@ -149,7 +149,7 @@ def test_adams_beta_powers_advance_once_a_step_also_in_a_wrapper():
 @pytest.mark.parametrize("make", [lambda: train.AdamOptimizer(0.1), lambda: Counting(0.1)])
 def test_a_towers_update_reads_nothing_from_another_towers_device(make, graph):
     """Not even the beta powers, which the others would wait for at the end of a step."""
-    optimizer = TowerOptimizer(make(), xpus(3))
+    optimizer = TowerOptimizer(make(), gpus_or_cpus(3))
     op = optimizer.apply_gradients(towers(optimizer, 3))
     options, metadata = tf1.RunOptions(output_partition_graphs=True), tf1.RunMetadata()
     with started(optimizer.init_op) as sess:
@@ -172,7 +172,7 @@ def test_a_loss_scale_is_adapted_once_a_step():
     with tf.Graph().as_default():
         scale = kinds.DynamicLossScale(initial_loss_scale=1024.0, increment_period=2)
         wrapped = kinds.MixedPrecisionLossScaleOptimizer(train.AdamOptimizer(0.01), scale)
-        optimizer = TowerOptimizer(wrapped, xpus(3))
+        optimizer = TowerOptimizer(wrapped, gpus_or_cpus(3))
         rows = towers(optimizer, 3)
         infinite, now = tf1.placeholder_with_default(1.0, []), scale()
         op = optimizer.apply_gradients([[(g * infinite, v) for g, v in row] for row in rows])
@@ -191,7 +191,7 @@ def test_an_optimizer_of_contribs_other_protocol_is_an_error_at_once():
     from tensorflow.contrib.optimizer_v2 import adam
 
     with pytest.raises(HierAllreduceError, match=r"optimizer_v2, .* in tf\.compat\.v1\.train"):
-        TowerOptimizer(Wrapper(adam.AdamOptimizer()), xpus(2))
+        TowerOptimizer(Wrapper(adam.AdamOptimizer()), gpus_or_cpus(2))
 
 
 @pytest.mark.skipif(IS_TF2, reason="tf.contrib")
@@ -207,12 +207,12 @@ def test_an_optimizer_that_contribs_multitask_wrapper_patches_trains_alike():
 def test_one_adam_in_two_train_ops_is_refused_but_at_the_mains(graph):
     adam = train.AdamOptimizer(0.1)
     first, second, third = (towers(adam, 3, names) for names in ("ab", "cd", "ef"))
-    TowerOptimizer(adam, xpus(3)).apply_gradients(first)
+    TowerOptimizer(adam, gpus_or_cpus(3)).apply_gradients(first)
     with pytest.raises(
         HierAllreduceError, match=r"AdamOptimizer: .*beta powers.*another optimizer.*update='main'"
     ):
-        TowerOptimizer(adam, xpus(3)).apply_gradients(second)
-    at_mains = TowerOptimizer(train.AdamOptimizer(0.1), xpus(3), update="main")
+        TowerOptimizer(adam, gpus_or_cpus(3)).apply_gradients(second)
+    at_mains = TowerOptimizer(train.AdamOptimizer(0.1), gpus_or_cpus(3), update="main")
     ops = [at_mains.apply_gradients(rows) for rows in (second, third)]
     with started(at_mains.init_op) as sess:
         for _ in range(3):
@@ -237,7 +237,7 @@ class OtherOrder(tf.compat.v1.train.MomentumOptimizer):
 def test_slots_are_made_equal_whatever_their_names_and_order(make, scope):
     with tf.Graph().as_default():
         with tf1.variable_scope(scope or tf1.get_variable_scope()):
-            optimizer = TowerOptimizer(make(), xpus(2))
+            optimizer = TowerOptimizer(make(), gpus_or_cpus(2))
             rows = towers(optimizer, 2) if not isinstance(make(), Velocity) else velocities(2)
             op = optimizer.apply_gradients(rows)
         trained = {var.op.name for row in rows for _, var in row}
@@ -299,7 +299,7 @@ def test_each_tower_chooses_as_tower_0_does(name, scope):
     variables, names = {}, {}
     for count in (1, 3):
         with tf.Graph().as_default():
-            optimizer = TowerOptimizer(make(), xpus(count))
+            optimizer = TowerOptimizer(make(), gpus_or_cpus(count))
             rows = towers(optimizer, count, LAYERS, targets=[3.0] * count, scope=scope)
             op = optimizer.apply_gradients(rows)
             with started(optimizer.init_op) as sess:
@@ -319,7 +319,7 @@ def test_arguments_of_the_optimizer_name_each_towers_variables(graph):
     """Variables of any tower, in any container, are this tower's; with tower 0's alone it is the same."""
     for listed in ([0, 1, 2], [0], [2]):
         with tf.Graph().as_default():
-            optimizer = TowerOptimizer(Chooses(lambda var: False), xpus(3))
+            optimizer = TowerOptimizer(Chooses(lambda var: False), gpus_or_cpus(3))
             rows = towers(optimizer, 3, LAYERS, targets=[3.0] * 3)
             also = {rows[k][1][1] for k in listed}
             op = optimizer.apply_gradients(rows, also=also)
@@ -332,7 +332,7 @@ def test_arguments_of_the_optimizer_name_each_towers_variables(graph):
 
 @pytest.mark.parametrize("update", ["replicated", "main"])
 def test_an_argument_that_the_optimizer_does_not_have_is_an_error(graph, update):
-    optimizer = TowerOptimizer(SGD(0.1), xpus(2), update=update)
+    optimizer = TowerOptimizer(SGD(0.1), gpus_or_cpus(2), update=update)
     rows = towers(optimizer, 2)
     before = len(graph.get_operations())
     words = r"GradientDescentOptimizer\.apply_gradients has no argument 'decay_var_list'; it has"
@@ -389,7 +389,7 @@ def test_nothing_of_an_update_starts_before_the_reduced_gradient_is_there(
     graph, make, update, is_sparse
 ):
     """The forward pass might still read the variable. Here the last tower's gradient is never there."""
-    optimizer = TowerOptimizer(make(0.5), xpus(3), update=update)
+    optimizer = TowerOptimizer(make(0.5), gpus_or_cpus(3), update=update)
     rows = towers(optimizer, 3)
     absent = tf1.placeholder(tf.float32, [3])
     grads = [tf.ones([3]), tf.ones([3]), absent]
@@ -409,7 +409,7 @@ def test_nothing_of_an_update_starts_before_the_reduced_gradient_is_there(
 @pytest.mark.parametrize("outer", ["m", ""])
 def test_a_scope_set_to_reuse_does_not_forbid_slots(graph, make, outer):
     with tf1.variable_scope(outer or tf1.get_variable_scope()):
-        optimizer = TowerOptimizer(make(), xpus(2))
+        optimizer = TowerOptimizer(make(), gpus_or_cpus(2))
         rows = towers(optimizer, 2)
         tf1.get_variable_scope().reuse_variables()
         op = optimizer.apply_gradients(rows)

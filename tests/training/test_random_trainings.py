@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import tensorflow as tf
-from helpers.graphs import started, xpu, xpus
+from helpers.graphs import gpu_or_cpu, gpus_or_cpus, started
 from helpers.optimizers import (
     SGD,
     Chooses,
@@ -77,7 +77,7 @@ def trained(case, towers):
         strategy = Strategy(algorithm=case["algorithm"], chunk_bytes=case["chunk_bytes"])
         optimizer = TowerOptimizer(
             WRAPPERS[case["wrapper"]](OPTIMIZERS[case["optimizer"]]()),
-            xpus(towers),
+            gpus_or_cpus(towers),
             average=case["average"],
             strategy=strategy,
             update=case["update"],
@@ -87,7 +87,7 @@ def trained(case, towers):
             inside = case["scope"].format(k)
             if case["scope"] == "tensorpack":
                 inside = f"tower{k}" if k else ""
-            with tf.device(xpu(k)), tf1.variable_scope(inside or tf1.get_variable_scope()):
+            with tf.device(gpu_or_cpu(k)), tf1.variable_scope(inside or tf1.get_variable_scope()):
                 create = tf1.get_variable if case["scope"] else variable
                 variables = [
                     create(name, initializer=np.array([1, 2, 3], "float32") + n, use_resource=True)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import started, xpu, xpus
+from helpers.graphs import gpu_or_cpu, gpus_or_cpus, started
 
 from hier_allreduce import TowerOptimizer, allreduce_grads, allreduce_grads_and_vars
 
@@ -15,11 +15,11 @@ def test_towers_that_share_variables_apply_one_row(graph):
     """As cifar10_multi_gpu_train does with average_gradients. All rows would apply the mean K times."""
     sgd, rows = train.GradientDescentOptimizer(0.1), []
     for k in range(3):
-        with tf.device(xpu(k)), tf1.variable_scope("model", reuse=tf1.AUTO_REUSE):
+        with tf.device(gpu_or_cpu(k)), tf1.variable_scope("model", reuse=tf1.AUTO_REUSE):
             ones = tf1.ones_initializer()
             w = tf1.get_variable("w", [1], initializer=ones, use_resource=True)
             rows.append(sgd.compute_gradients((k + 1) * w * w, [w]))
-    grads = allreduce_grads_and_vars(rows, xpus(3), average=True)[0]
+    grads = allreduce_grads_and_vars(rows, gpus_or_cpus(3), average=True)[0]
     op = sgd.apply_gradients(grads)
     with started(op) as sess:
         assert sess.run(w) == pytest.approx([1 - 0.1 * 4])
@@ -30,22 +30,22 @@ def normalized(towers, batch, goal, of_sum):
     weights, outputs = [], []
     share = len(batch) // towers
     for k in range(towers):
-        with tf.device(xpu(k)), tf1.variable_scope(f"tower{k}"):
+        with tf.device(gpu_or_cpu(k)), tf1.variable_scope(f"tower{k}"):
             start = tf1.constant_initializer(np.eye(3) * 0.5 + 0.1)
             weights.append(tf1.get_variable("w", [3, 3], initializer=start, use_resource=True))
             outputs.append(tf.matmul(batch[k * share : (k + 1) * share], weights[-1]))
     moments = [[tf.reduce_mean(out, 0), tf.reduce_mean(out * out, 0)] for out in outputs]
-    reduced = allreduce_grads(moments, xpus(towers), average=True)
+    reduced = allreduce_grads(moments, gpus_or_cpus(towers), average=True)
     losses = []
     for k in range(towers):
-        with tf.device(xpu(k)):
+        with tf.device(gpu_or_cpu(k)):
             mean, square = reduced[k]
             scaled = (outputs[k] - mean) / tf.sqrt(square - mean * mean + 1e-3)
             losses.append(tf.reduce_mean((scaled - goal[k * share : (k + 1) * share]) ** 2))
     total = tf.add_n(losses)
     rows = [tf.gradients(total if of_sum else loss, [w]) for loss, w in zip(losses, weights)]
     with started() as sess:
-        return sess.run(allreduce_grads(rows, xpus(towers), average=True)[0][0])
+        return sess.run(allreduce_grads(rows, gpus_or_cpus(towers), average=True)[0][0])
 
 
 def test_statistics_over_towers_need_gradients_of_the_summed_losses():
@@ -67,10 +67,10 @@ def test_a_checkpoint_of_tower_0_goes_on_with_other_towers_and_another_update(tm
 
     def trained(count, update, path):
         with tf.Graph().as_default():
-            optimizer = TowerOptimizer(train.AdamOptimizer(0.1), xpus(count), update=update)
+            optimizer = TowerOptimizer(train.AdamOptimizer(0.1), gpus_or_cpus(count), update=update)
             rows = []
             for k in range(count):
-                with tf.device(xpu(k)), tf1.variable_scope(f"tower{k}"):
+                with tf.device(gpu_or_cpu(k)), tf1.variable_scope(f"tower{k}"):
                     zeros = tf1.zeros_initializer()
                     names = ("w", "b")
                     row = [

@@ -7,7 +7,7 @@ from typing import Counter, Dict, List, Tuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import config, session, started, xpus
+from helpers.graphs import config, gpus_or_cpus, session, started
 
 from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer
 
@@ -23,7 +23,7 @@ adam = lambda: train.AdamOptimizer(0.1)  # noqa: E731
 def towers(names=("d", "g"), scope="tower{}", count=3, shape=(2,), **options):
     """Return K rows of (1, variable); on tower k the variable begins with k. Tower 0 has no scope in "tensorpack"."""
     rows = []
-    for k, device in enumerate(xpus(count)):
+    for k, device in enumerate(gpus_or_cpus(count)):
         inside = scope.format(k) if scope != "tensorpack" else f"tower{k}" if k else ""
         with tf.device(device), tf1.variable_scope(inside) if inside else contextlib.nullcontext():
             values = np.full(shape, float(k), "float32")
@@ -62,7 +62,7 @@ def state(sess, rows):
     "strategy", [None, "tensorpack", "tree", Strategy(algorithm="ring", chunk_bytes=4)]
 )
 def test_a_step_is_applied_and_counted_once_with_any_strategy(graph, update, strategy):
-    optimizer = TowerOptimizer(momentum(), xpus(3), update=update, strategy=strategy)
+    optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update, strategy=strategy)
     rows = [[*row, (None, unused)] for row, unused in zip(towers(), later("unused"))]
     steps = train.get_or_create_global_step()
     op = optimizer.apply_gradients(rows, global_step=steps, name="step")
@@ -78,7 +78,7 @@ def test_a_step_is_applied_and_counted_once_with_any_strategy(graph, update, str
 def test_variables_do_not_travel_in_16_bits(graph, update):
     """Only gradients do. The variable is too large for float16."""
     optimizer, rows = (
-        TowerOptimizer(sgd(), xpus(3), update=update, strategy="sixteen_bit"),
+        TowerOptimizer(sgd(), gpus_or_cpus(3), update=update, strategy="sixteen_bit"),
         towers(["w"]),
     )
     op = optimizer.apply_gradients(rows)
@@ -91,7 +91,10 @@ def test_variables_do_not_travel_in_16_bits(graph, update):
 @UPDATES
 def test_embedding_rows_that_a_step_did_not_read_are_not_changed(graph, update):
     """Momentum would move them if the gradient were made dense."""
-    optimizer, rows = TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), xpus(3), update=update), []
+    optimizer, rows = (
+        TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), gpus_or_cpus(3), update=update),
+        [],
+    )
     read = tf1.placeholder_with_default([1] * 4, [4])
     for _, table in [row[0] for row in towers(["table"], shape=(3, 4))]:
         rows.append(
@@ -111,7 +114,7 @@ def test_embedding_rows_that_a_step_did_not_read_are_not_changed(graph, update):
 @SCOPES
 def test_towers_start_equal_also_in_a_condition_and_without_scopes(graph, update, scope, cond):
     """Without scopes the variables are d and d_1; the rows tell their towers."""
-    optimizer, rows = TowerOptimizer(adam(), xpus(3), update=update), towers(scope=scope)
+    optimizer, rows = TowerOptimizer(adam(), gpus_or_cpus(3), update=update), towers(scope=scope)
     wanted = tf1.placeholder_with_default(True, [])
     build = lambda: optimizer.apply_gradients(rows)  # noqa: E731
     op = tf.cond(wanted, build, tf.no_op) if cond else build()
@@ -135,7 +138,7 @@ def created(update, count, scope, losses=((0, 2),)):
             rows = towers(("w", "b"), "tensorpack", count)
             for first, last in losses:
                 optimizer = TowerOptimizer(
-                    adam(), xpus(count), update=update, strategy=Strategy(chunk_bytes=0)
+                    adam(), gpus_or_cpus(count), update=update, strategy=Strategy(chunk_bytes=0)
                 )
                 optimizer.apply_gradients([row[first:last] for row in rows])
         return {
@@ -161,10 +164,10 @@ def test_two_optimizers_number_slots_as_tensorflow_does():
 @UPDATES
 def test_pieces_of_a_partitioned_variable_are_saved_as_one(graph, tmp_path, update):
     optimizer, rows = (
-        TowerOptimizer(adam(), xpus(2), update=update, strategy=Strategy(chunk_bytes=0)),
+        TowerOptimizer(adam(), gpus_or_cpus(2), update=update, strategy=Strategy(chunk_bytes=0)),
         [],
     )
-    for k, device in enumerate(xpus(2)):
+    for k, device in enumerate(gpus_or_cpus(2)):
         with tf.device(device), tf1.variable_scope(f"tower{k}" if k else tf1.get_variable_scope()):
             cut = {
                 "partitioner": tf1.fixed_size_partitioner(2),
@@ -190,7 +193,7 @@ def test_another_number_of_towers_goes_on_from_a_checkpoint_of_tower_0(tmp_path,
     for count in (2, 3, 1):
         with tf.Graph().as_default():
             optimizer, rows = (
-                TowerOptimizer(momentum(), xpus(count), update=update),
+                TowerOptimizer(momentum(), gpus_or_cpus(count), update=update),
                 towers(scope="tensorpack", count=count),
             )
             op = optimizer.apply_gradients(rows, global_step=train.get_or_create_global_step())
@@ -211,7 +214,7 @@ def test_another_number_of_towers_goes_on_from_a_checkpoint_of_tower_0(tmp_path,
 
 
 def test_differences_are_reported_and_broadcast_away(graph):
-    optimizer, rows = TowerOptimizer(sgd(0.0), xpus(3)), towers()
+    optimizer, rows = TowerOptimizer(sgd(0.0), gpus_or_cpus(3)), towers()
     optimizer.apply_gradients(rows)
     with started(optimizer.init_op) as sess:
         sess.run(spoil(rows))
@@ -226,7 +229,7 @@ def test_differences_are_reported_and_broadcast_away(graph):
 
 
 def test_flags_counts_and_texts_are_copied(graph):
-    optimizer, rows = TowerOptimizer(sgd(0.0), xpus(2)), towers(count=2)
+    optimizer, rows = TowerOptimizer(sgd(0.0), gpus_or_cpus(2)), towers(count=2)
     optimizer.apply_gradients(rows)
     values: dict = {"flag": [True, False], "seed": [1, 3], "text": ["a", "b"]}
     variables = [
@@ -247,7 +250,7 @@ def test_flags_counts_and_texts_are_copied(graph):
     "first, second, largest", [(np.nan, 0.5, np.inf), (np.nan, np.nan, 0), (np.inf, np.inf, 0)]
 )
 def test_nan_differs_from_everything_but_nan(graph, first, second, largest):
-    optimizer, rows = TowerOptimizer(sgd(), xpus(2)), towers(count=2)
+    optimizer, rows = TowerOptimizer(sgd(), gpus_or_cpus(2)), towers(count=2)
     optimizer.apply_gradients(rows)
     with started(optimizer.init_op) as sess:
         sess.run([row[0][1].assign([value, 0]) for row, value in zip(rows, (first, second))])
@@ -255,7 +258,7 @@ def test_nan_differs_from_everything_but_nan(graph, first, second, largest):
 
 
 def test_a_trainable_variable_without_copies_is_named(graph):
-    optimizer, rows = TowerOptimizer(sgd(), xpus(3)), towers()
+    optimizer, rows = TowerOptimizer(sgd(), gpus_or_cpus(3)), towers()
     tf1.get_variable("tower0/head", initializer=0.0, use_resource=True)
     optimizer.apply_gradients(rows)
     with started(optimizer.init_op) as sess:
@@ -268,7 +271,7 @@ def test_a_trainable_variable_without_copies_is_named(graph):
 )
 def test_statistics_are_copied(graph, scopes):
     optimizer, rows = (
-        TowerOptimizer(adam(), xpus(2)),
+        TowerOptimizer(adam(), gpus_or_cpus(2)),
         towers(scope="tower{}" if scopes[0] else "tensorpack", count=2),
     )
     statistics, alone = later("bn/mean", scopes), later("only_here", scopes[1:])
@@ -282,8 +285,8 @@ def test_statistics_are_copied(graph, scopes):
 @UPDATES
 @pytest.mark.parametrize("scopes", [("v0", "v1"), ("left", "right")])
 def test_a_model_may_have_scopes_that_are_called_as_towers(graph, update, scopes):
-    optimizer, rows, statistics = TowerOptimizer(momentum(), xpus(2), update=update), [], []
-    for k, (tower, device) in enumerate(zip(scopes, xpus(2))):
+    optimizer, rows, statistics = TowerOptimizer(momentum(), gpus_or_cpus(2), update=update), [], []
+    for k, (tower, device) in enumerate(zip(scopes, gpus_or_cpus(2))):
         with tf.device(device), tf1.variable_scope(tower):
             inside = [tf1.get_variable(f"{scope}/w", [2], use_resource=True) for scope in scopes]
             statistics += [
@@ -313,7 +316,7 @@ def test_metrics_are_not_copied_but_variables_local_on_other_towers_are(graph):
         *later("mean", ["tower0/"]),
         tf1.get_variable("tower1/mean", initializer=9.0, collections=local, use_resource=True),
     ]
-    optimizer = TowerOptimizer(sgd(), xpus(2))
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
     optimizer.apply_gradients(
         towers(count=2, collections=local)
     )  # trained, so copied though they are local
@@ -326,7 +329,7 @@ def test_metrics_are_not_copied_but_variables_local_on_other_towers_are(graph):
 @pytest.mark.parametrize("places", [[""] * 3, ["ema"] * 3, ["tower0", "tower1", "tower2"]])
 def test_moving_averages_created_later_are_kept_equal(graph, update, places):
     """In the scope of tower 1, one is called tower1/tower1/d/ExponentialMovingAverage."""
-    optimizer, rows = TowerOptimizer(momentum(), xpus(3), update=update), towers(["d"])
+    optimizer, rows = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update), towers(["d"])
     ema = train.ExponentialMovingAverage(0.5)
     with tf.control_dependencies([optimizer.apply_gradients(rows)]):
         updates = []
@@ -345,7 +348,7 @@ def test_moving_averages_created_later_are_kept_equal(graph, update, places):
 @UPDATES
 @pytest.mark.parametrize("scopes", [("tower{}", "tower{}"), ("", ""), ("tower{}", "")])
 def test_a_second_call_adds_to_the_copies_of_the_first_one(graph, update, scopes):
-    optimizer = TowerOptimizer(momentum(), xpus(3), update=update)
+    optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update)
     losses = [towers([name], scope) for name, scope in zip("dg", scopes)]
     statistics = later("mean") if scopes[0] else []
     ops = [optimizer.apply_gradients(rows) for rows in losses]
@@ -361,7 +364,7 @@ def test_a_second_call_adds_to_the_copies_of_the_first_one(graph, update, scopes
 
 @UPDATES
 def test_a_second_call_that_pairs_other_copies_is_an_error(graph, update):
-    optimizer, rows = TowerOptimizer(momentum(), xpus(3), update=update), towers()
+    optimizer, rows = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update), towers()
     optimizer.apply_gradients(rows)
     words = r"tower 1 .*'tower1/g'\): it is listed as a copy of 'tower0/d', but .*'tower1/g' was the copy of 'tower0/g'"
     with pytest.raises(HierAllreduceError, match=words):
@@ -372,7 +375,7 @@ def test_a_second_call_that_pairs_other_copies_is_an_error(graph, update):
 def test_a_main_that_moves_away_from_its_slots_is_an_error(graph, main):
     rows = [[*longer, *short] for longer, short in zip(towers(["a"], shape=(9,)), towers(["b"]))]
     strategy = Strategy(main=main, chunk_bytes=0)
-    optimizer = TowerOptimizer(momentum(), xpus(3), update="main", strategy=strategy)
+    optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), update="main", strategy=strategy)
     optimizer.apply_gradients(rows)
     optimizer.apply_gradients(rows)  # the same variables have the same mains
     before = len(graph.get_operations())
@@ -384,7 +387,7 @@ def test_a_main_that_moves_away_from_its_slots_is_an_error(graph, main):
 
 
 def test_in_a_new_graph_an_optimizer_starts_anew_and_another_graph_does_not_disturb():
-    optimizer = TowerOptimizer(momentum(), xpus(3))
+    optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3))
     for _ in range(2):
         with tf.Graph().as_default():
             op = optimizer.apply_gradients(towers(["d"]))
@@ -399,7 +402,7 @@ def test_in_a_new_graph_an_optimizer_starts_anew_and_another_graph_does_not_dist
 
 
 def test_a_finalized_graph_is_not_added_to(graph):
-    optimizer, rows = TowerOptimizer(sgd(), xpus(3)), towers()
+    optimizer, rows = TowerOptimizer(sgd(), gpus_or_cpus(3)), towers()
     optimizer.apply_gradients(rows)
     built = optimizer.init_op
     graph.finalize()
@@ -413,7 +416,7 @@ def test_a_finalized_graph_is_not_added_to(graph):
 def test_the_hook_starts_compares_and_broadcasts(graph, caplog):
     caplog.set_level("INFO", "hier_allreduce")
     optimizer, rows = (
-        TowerOptimizer(sgd(0.0), xpus(2), check_replicas_every=2, broadcast_every=3),
+        TowerOptimizer(sgd(0.0), gpus_or_cpus(2), check_replicas_every=2, broadcast_every=3),
         towers(count=2),
     )
     op, spoilt = optimizer.apply_gradients(rows), spoil(rows, 1)
@@ -446,11 +449,11 @@ def test_the_hook_starts_compares_and_broadcasts(graph, caplog):
 def test_after_an_error_or_an_update_the_optimizer_is_as_it_was(graph, update):
     optimizer = train.AdamOptimizer(0.1)
     optimizer._resource_apply_dense = lambda grad, var: 1 / 0
-    wrapped, rows = TowerOptimizer(optimizer, xpus(3), update=update), towers()
+    wrapped, rows = TowerOptimizer(optimizer, gpus_or_cpus(3), update=update), towers()
     with pytest.raises(ZeroDivisionError):
         wrapped.apply_gradients(rows)
     assert "_finish" not in vars(optimizer)
-    TowerOptimizer(momentum(), xpus(3), update=update).apply_gradients(rows)
+    TowerOptimizer(momentum(), gpus_or_cpus(3), update=update).apply_gradients(rows)
 
 
 def changed(change):
@@ -479,7 +482,7 @@ def changed(change):
     ],
 )
 def test_wrong_rows_are_refused_before_anything_is_built(graph, update, change, words):
-    optimizer, rows = TowerOptimizer(momentum(), xpus(3), update=update), change(towers())
+    optimizer, rows = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update), change(towers())
     before = len(graph.get_operations())
     with pytest.raises(HierAllreduceError, match=words):
         optimizer.apply_gradients(rows)
@@ -495,7 +498,7 @@ def test_wrong_rows_are_refused_before_anything_is_built(graph, update, change, 
     ],
 )
 def test_a_wrong_step_or_name_is_refused_before_anything_is_built(graph, update, options, words):
-    optimizer, rows = TowerOptimizer(momentum(), xpus(3), update=update), towers()
+    optimizer, rows = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update), towers()
     before = len(graph.get_operations())
     with pytest.raises(HierAllreduceError, match=words):
         optimizer.apply_gradients(rows, **options)
@@ -507,8 +510,8 @@ def test_a_variable_twice_in_a_row_is_updated_twice_or_refused(graph):
     with pytest.raises(
         HierAllreduceError, match=r"tower 0 .*variable 1 .*in this row twice.*update='replicated'"
     ):
-        TowerOptimizer(sgd(), xpus(3), update="main").apply_gradients(rows)
-    optimizer = TowerOptimizer(sgd(), xpus(3))
+        TowerOptimizer(sgd(), gpus_or_cpus(3), update="main").apply_gradients(rows)
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(3))
     op = optimizer.apply_gradients(rows)
     with started(optimizer.init_op) as sess:
         sess.run(op)
@@ -517,7 +520,7 @@ def test_a_variable_twice_in_a_row_is_updated_twice_or_refused(graph):
 
 @UPDATES
 def test_without_any_gradient_there_is_no_training(graph, update):
-    optimizer = TowerOptimizer(momentum(), xpus(3), update=update)
+    optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update)
     with pytest.raises(ValueError, match=r"No (gradients|variables) provided"):
         optimizer.apply_gradients([[(None, var) for _, var in row] for row in towers()])
 
@@ -525,7 +528,7 @@ def test_without_any_gradient_there_is_no_training(graph, update):
 @pytest.mark.parametrize("all_towers_first", [False, True])
 def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
     """TensorFlow then differentiates by the variables of all towers that exist by now."""
-    optimizer, rows, losses = TowerOptimizer(sgd(), xpus(2)), [], []
+    optimizer, rows, losses = TowerOptimizer(sgd(), gpus_or_cpus(2)), [], []
     for tower in range(2):
         losses.append(tf.reduce_sum(tf1.get_variable(f"tower{tower}/w", [3], use_resource=True)))
         if not all_towers_first:
@@ -556,11 +559,11 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
 )
 def test_wrong_options_are_refused_at_once(options, words):
     with pytest.raises(HierAllreduceError, match=words):
-        TowerOptimizer(**{"optimizer": momentum(), "devices": xpus(2), **options})
+        TowerOptimizer(**{"optimizer": momentum(), "devices": gpus_or_cpus(2), **options})
 
 
 def test_copies_are_known_only_after_apply_gradients():
-    optimizer = TowerOptimizer(sgd(), xpus(2))
+    optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
     for ask in (
         lambda: optimizer.check_replicas(None),
         lambda: optimizer.init_op,
@@ -576,7 +579,7 @@ def test_copies_are_known_only_after_apply_gradients():
 )
 def test_without_a_graph_and_session_there_is_no_train_op(how):
     optimizer, variables = (
-        TowerOptimizer(sgd(), xpus(2)),
+        TowerOptimizer(sgd(), gpus_or_cpus(2)),
         [tf.Variable([1.0, 2.0]) for _ in range(2)],
     )
 
@@ -610,7 +613,7 @@ LAYERS: Dict[str, List[Tuple[int, ...]]] = {
 def test_slots_are_balanced_over_all_optimizers_of_a_graph(graph, losses, layers):
     """A GAN has two. Small variables that travel in one chunk have slots on one device, so chunks are small enough."""
     variables = []
-    for k, device in enumerate(xpus(8)):
+    for k, device in enumerate(gpus_or_cpus(8)):
         with tf.device(device), tf1.variable_scope(f"tower{k}"):
             zeros = tf1.zeros_initializer()
             row = [
@@ -619,7 +622,7 @@ def test_slots_are_balanced_over_all_optimizers_of_a_graph(graph, losses, layers
             ]
         variables.append(row)
     for loss in range(losses):
-        optimizer = TowerOptimizer(adam(), xpus(8), update="main")
+        optimizer = TowerOptimizer(adam(), gpus_or_cpus(8), update="main")
         rows = [[(tf.zeros(var.shape), var) for var in row[loss::losses]] for row in variables]
         optimizer.apply_gradients(rows)
     sizes = bytes_of_slots()
@@ -636,6 +639,8 @@ def test_a_table_with_sparse_gradients_counts_among_the_slots(graph):
     for row in rows:
         rows_read = tf.IndexedSlices(tf.ones([1, 8]), tf.constant([0]), tf.constant([1000, 8]))
         row[0] = (rows_read, row[0][1])
-    optimizer = TowerOptimizer(adam(), xpus(2), update="main", strategy=Strategy(chunk_bytes=0))
+    optimizer = TowerOptimizer(
+        adam(), gpus_or_cpus(2), update="main", strategy=Strategy(chunk_bytes=0)
+    )
     optimizer.apply_gradients(rows)
     assert sorted(bytes_of_slots().values()) == [2 * 4 * 8000] * 2
