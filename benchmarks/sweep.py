@@ -12,12 +12,24 @@ from collections import defaultdict
 from typing import Any, Dict, List, Sequence, Tuple
 
 from hier_allreduce.formatting import table
-from hier_allreduce.planning.algorithms import BY_NAME
+from hier_allreduce.planning.algorithms import BY_NAME, schedules_of
 
-SIZES = (2, 4, 8, 16)  # MiB
-SWEPT = [f"{algorithm}/{size}" for algorithm in BY_NAME for size in SIZES]
+SIZES = (2, 4, 8, 16, 32)  # MiB
+OF_BEST = ("flat", "flat_hierarchical")  # these with all sizes, the other algorithms with two
+FEW_SIZES = (4, 16)
 
 Result = Dict[str, Any]
+
+
+def swept(gpus: int) -> List[str]:
+    """Return the candidates for so many GPUs; of algorithms with equal schedules the first."""
+    by_schedules: Dict[Any, str] = {}
+    for name in sorted(BY_NAME, key=lambda name: name not in OF_BEST):
+        by_schedules.setdefault(schedules_of(BY_NAME[name], gpus), name)
+    found = []
+    for name in by_schedules.values():
+        found += [f"{name}/{size}" for size in (SIZES if name in OF_BEST else FEW_SIZES)]
+    return found
 
 
 def scores(cell: Result) -> Dict[str, float]:
