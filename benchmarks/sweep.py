@@ -22,12 +22,13 @@ Result = Dict[str, Any]
 
 
 def swept(gpus: int) -> List[str]:
-    """Return the candidates for so many GPUs; of algorithms with equal schedules the first."""
-    by_schedules: Dict[Any, str] = {}
+    """Return the candidates for so many GPUs; of algorithms with equal steps the first."""
+    by_steps: Dict[Any, str] = {}
     for name in sorted(BY_NAME, key=lambda name: name not in OF_BEST):
-        by_schedules.setdefault(schedules_of(BY_NAME[name], gpus), name)
+        schedules = schedules_of(BY_NAME[name], gpus)
+        by_steps.setdefault(frozenset(frozenset(schedule) for schedule in schedules), name)
     found = []
-    for name in by_schedules.values():
+    for name in by_steps.values():
         found += [f"{name}/{size}" for size in (SIZES if name in OF_BEST else FEW_SIZES)]
     return found
 
