@@ -240,7 +240,7 @@ class TowerOptimizer:
                 "call apply_gradients first: which variables to initialize and compare is known only afterwards"
             )
         with self._graph.as_default():
-            return find_copies(self._updated)
+            return find_copies(self._updated, self.devices)
 
     def _op(self, function: Any) -> Any:
         """Return the op, or the comparison, of the copies: built once for the variables that exist now."""

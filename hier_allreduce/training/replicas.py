@@ -14,11 +14,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
 
-from ..compat import tf1
+from ..compat import outside_control_flow, tf1
 from ..graph import copy_from_tower_0
 
 ReplicatedVariables = List[List[Any]]  # K×V variables; a column holds the copies of one variable
@@ -43,7 +44,7 @@ def with_created(
     Otherwise they have the same name but for numbers, and the same order. A variable that only some updates created is
     left out.
     """
-    tower_names = TowerNames(trained)
+    tower_names = TowerNames(_names_of(trained))
     names = [[tower_names.name_on_tower_0(var.op.name) for var in row] for row in created]
     for row, row_names in zip(created, names):
         for number, var in enumerate(row):
@@ -58,15 +59,28 @@ def with_created(
     return [[*row, *others] for row, others in zip(trained, _columns(towers))]
 
 
-def find_copies(known: ReplicatedVariables) -> ReplicatedVariables:
+def note_copies(copies: ReplicatedVariables, devices: Sequence[Any]) -> None:
+    """Note the copies of one update, for :func:`find_copies` of any update on the same K devices.
+
+    The names of the variables are kept, because the variables would keep their graph alive.
+    """
+    noted = _noted_names(devices)
+    for names, new_names in zip(noted, _names_of(copies)):
+        names += new_names
+
+
+def find_copies(known: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
     """Return ``known`` copies, each once, and the other copies among all variables of the current graph.
 
-    Variables that are local on tower 0, such as metrics, count differently on every tower and are no copies.
+    The other copies are those of other updates on these K devices, and variables whose names
+    differ by the towers' scopes only. Variables that are local on tower 0, such as metrics, count
+    differently on every tower and are no copies.
     """
     columns = list({id(column[0]): column for column in zip(*known)}.values())
     is_known = {id(var) for column in columns for var in column}
     local = set(map(id, tf1.local_variables()))
-    tower_names = TowerNames(known)
+    noted = _noted_names(devices)
+    tower_names = TowerNames([[*own, *all_of] for own, all_of in zip(_names_of(known), noted)])
     towers: List[Dict[str, List[Any]]] = [defaultdict(list) for _ in known]
     for var in all_variables():
         tower, name = tower_names.find(var.op.name)
@@ -74,6 +88,21 @@ def find_copies(known: ReplicatedVariables) -> ReplicatedVariables:
         if id(var) not in is_known and not is_private:
             towers[tower][name].append(var)
     return [[*row, *others] for row, others in zip(zip(*columns), _columns(towers))]
+
+
+_noted: WeakKeyDictionary = WeakKeyDictionary()  # by graph, and by devices: K rows of names
+
+
+def _noted_names(devices: Sequence[Any]) -> List[List[str]]:
+    """Return K rows of the names of copies that updates in the current graph noted."""
+    with outside_control_flow():  # apply_gradients may be called in a tf.cond
+        by_devices = _noted.setdefault(tf1.get_default_graph(), {})
+    rows: List[List[str]] = by_devices.setdefault(tuple(devices), [[] for _ in devices])
+    return rows
+
+
+def _names_of(variables: ReplicatedVariables) -> List[List[str]]:
+    return [[var.op.name for var in row] for row in variables]
 
 
 def _columns(towers: Sequence[Dict[str, List[Any]]]) -> ReplicatedVariables:
@@ -90,18 +119,22 @@ def _columns(towers: Sequence[Dict[str, List[Any]]]) -> ReplicatedVariables:
 class TowerNames:
     """The tower of a variable, and the name of its copy on tower 0, by the variable's name.
 
-    The first trained variable, or scope of a tower, in the name tells the tower. Names without any are tower 0's. If
-    towers have no scopes, ``w_1`` counts as one.
+    The first known variable, or scope of a tower, in the name tells the tower. Names without any
+    are tower 0's. If towers have no scopes, ``w_1`` counts as one.
+
+    Args:
+        names: K×N names of known copies. Trained variables come first, because what else an update
+            creates may have a scope on other towers only: ``steps``, ``tower1/steps``.
     """
 
-    def __init__(self, copies: ReplicatedVariables):
+    def __init__(self, names: Sequence[Sequence[str]]):
         self._variables: Dict[str, Tuple[int, str]] = {}  # tower, and name on tower 0
         self._scopes: Dict[str, Tuple[int, str]] = {}
-        for tower, row in enumerate(copies):
-            for var, first in zip(row, copies[0]):
-                self._variables[var.op.name] = tower, first.op.name
+        for tower, row in enumerate(names):
+            for name, first in zip(row, names[0]):
+                self._variables[name] = tower, first
                 if tower:
-                    self._add_scope(tower, var.op.name, first.op.name)
+                    self._add_scope(tower, name, first)
 
     def _add_scope(self, tower: int, name: str, first: str) -> None:
         """Note the scopes in which a variable and its copy on tower 0 have the same name."""
@@ -111,7 +144,7 @@ class TowerNames:
             levels.pop()
             first_levels.pop()
         on_tower_0 = "/".join(first_levels)
-        self._scopes["/".join(levels)] = tower, on_tower_0
+        self._scopes.setdefault("/".join(levels), (tower, on_tower_0))
         self._scopes.setdefault(on_tower_0, (0, on_tower_0))
 
     def find(self, name: str) -> Tuple[int, str]:

@@ -23,7 +23,7 @@ from ..graph.layout import Layout
 from ..graph.names import variable_names, where
 from ..planning import Strategy
 from ..planning.chunks import Load
-from .replicas import ReplicatedVariables
+from .replicas import ReplicatedVariables, note_copies
 from .update import Pairs, warn_of_moved_updates, with_rows_on_gpu
 from .views import TowerViews, under_name_of
 from .wrappers import held_by
@@ -78,6 +78,7 @@ def update_at_mains(
     _check_uses_mains_only(type(optimizer).__name__, added, variables, layout)
     warn_of_moved_updates(type(optimizer).__name__, added)
     let_writes_wait(added, [(reduced[main][n], variables[main][n]) for n, main in mains.items()])
+    note_copies(variables, devices)
     return tf.group(updated, *_copy_variables(variables, layout, updated)), variables
 
 
@@ -148,14 +149,15 @@ class _Updates:
 
     def __init__(self) -> None:
         self._bytes: Counter = Counter()  # by device
-        self._loads: Dict[Any, Load] = {}  # by optimizer and variables
+        self._loads: Dict[Any, Load] = {}  # by the ids of optimizer and variables
 
     def load(self, optimizer: Any, variables: Sequence[Any], devices: Sequence[Any]) -> Load:
         """Return the bytes of N variables, and of all earlier ones on each of K devices.
 
-        An optimizer that updates the same variables again gets the same load, because their slots cannot move.
+        An optimizer that updates the same variables again gets the same load, because their slots
+        cannot move. It is known by its id, because its slots would keep the graph alive.
         """
-        key = optimizer, tuple(map(id, variables)), tuple(devices)
+        key = id(optimizer), tuple(map(id, variables)), tuple(devices)
         if key not in self._loads:
             sizes = [var.dtype.size * (var.shape.num_elements() or 0) for var in variables]
             self._loads[key] = Load(sizes, [self._bytes[device] for device in devices])

@@ -13,7 +13,7 @@ from ..errors import HierAllreduceError
 from ..graph.columns import VAR_LIST_ADVICE, check_average, checked_pairs, dtype_of, static_shape
 from ..graph.devices import device_fields
 from ..graph.names import where
-from .replicas import ReplicatedVariables, all_variables, with_created
+from .replicas import ReplicatedVariables, all_variables, note_copies, with_created
 from .views import TowerViews
 from .wrappers import held_by, once, patched
 from .writes import let_writes_wait, unequal_ops, without_gpu_kernel, written_by
@@ -133,7 +133,9 @@ def update_towers(
     if len(devices) > 1:
         _check_updates(type(optimizer).__name__, rows, devices, added)
     warn_of_moved_updates(type(optimizer).__name__, [op for ops in added for op in ops])
-    return tf.group(*ops), with_created(variables, created, views.names_on_tower_0)
+    copies = with_created(variables, created, views.names_on_tower_0)
+    note_copies(copies, devices)
+    return tf.group(*ops), copies
 
 
 def _loss_scales(optimizers: Sequence[Any]) -> List[Any]:

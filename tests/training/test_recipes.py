@@ -100,3 +100,76 @@ def test_a_checkpoint_of_tower_0_goes_on_with_other_towers_and_another_update(tm
     assert set(names) == set(others.get_variable_to_shape_map()) and "beta1_power" in names
     for name in names:
         np.testing.assert_allclose(whole.get_tensor(name), others.get_tensor(name), rtol=1e-5)
+
+
+def two_losses(towers, scope, update):
+    """Return two TowerOptimizers with Adam, with their train ops; tower k has a statistic k."""
+    goals, ops, variables = ([1.0, 7.0], [3.0, -2.0]), [], []
+    for k in range(towers):
+        inside = f"tower{k}" if scope == "towers" or (scope == "tensorpack" and k) else ""
+        with tf.device(gpu_or_cpu(k)), tf1.variable_scope(inside or tf1.get_variable_scope()):
+            row = [tf1.Variable(np.zeros(2, "float32"), name=n, use_resource=True) for n in "vw"]
+            if scope != "none":
+                tf1.Variable(float(k), trainable=False, name="mean", use_resource=True)
+        variables.append(row)
+    optimizers = [
+        TowerOptimizer(train.AdamOptimizer(0.1), gpus_or_cpus(towers), update=update) for _ in goals
+    ]
+    for number, optimizer in enumerate(optimizers):
+        rows = []
+        for row in variables:
+            loss = tf.reduce_sum((row[number] - goals[number]) ** 2)
+            rows.append(optimizer.compute_gradients(loss, [row[number]]))
+        ops.append(optimizer.apply_gradients(rows))
+    return optimizers, ops
+
+
+@pytest.mark.parametrize("update", ["replicated", "main"])
+@pytest.mark.parametrize("scope", ["towers", "tensorpack", "none"])
+def test_a_checkpoint_of_several_optimizers_fits_any_number_of_towers(tmp_path, scope, update):
+    """And one init_op, of either of them, is for all variables."""
+
+    def trained(towers, number, path):
+        with tf.Graph().as_default():
+            optimizers, ops = two_losses(towers, scope, update)
+            saver = optimizers[number].scaffold().saver
+            with started() as sess:
+                if path:
+                    saver.restore(sess, path)
+                sess.run(optimizers[number].init_op)
+                for _ in range(2):
+                    sess.run(ops)
+                for optimizer in optimizers:
+                    assert optimizer.check_replicas(sess) == ("", 0, 0.0, ())
+                return saver.save(sess, str(tmp_path / f"{towers}{number}{bool(path)}"))
+
+    parted, whole = None, None
+    for towers in (3, 2, 1):
+        parted = trained(towers, towers % 2, parted)
+        whole = trained(1, 0, whole)
+    got, expected = train.load_checkpoint(parted), train.load_checkpoint(whole)
+    names = set(expected.get_variable_to_shape_map())
+    assert set(got.get_variable_to_shape_map()) == names and "beta1_power_1" in names
+    for name in names:
+        np.testing.assert_allclose(got.get_tensor(name), expected.get_tensor(name), rtol=1e-5)
+
+
+class CountsLast(tf.compat.v1.train.MomentumOptimizer):
+    """Creates its count of steps after all slots, so that its name is the last that an update makes."""
+
+    def _create_slots(self, var_list):
+        super()._create_slots(var_list)
+        self._create_non_slot_variable(0.0, "steps", colocate_with=var_list[0])
+
+
+def test_a_state_without_a_scope_hides_no_statistics(graph):
+    optimizer, rows = TowerOptimizer(CountsLast(0.1, 0.9), gpus_or_cpus(3)), []
+    for k in range(3):
+        with tf.device(gpu_or_cpu(k)), tf1.variable_scope(f"tower{k}"):
+            w = tf1.get_variable("w", [2], use_resource=True)
+            mean = tf1.get_variable("bn/mean", initializer=float(k), use_resource=True)
+            rows.append(optimizer.compute_gradients(tf.reduce_sum(w * w), [w]))
+    optimizer.apply_gradients(rows)
+    with started(optimizer.init_op) as sess:
+        assert sess.run(mean) == 0
+        assert optimizer.check_replicas(sess) == ("", 0, 0.0, ())

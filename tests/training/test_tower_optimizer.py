@@ -2,6 +2,8 @@
 
 import collections
 import contextlib
+import gc
+import weakref
 from typing import Counter, Dict, List, Tuple
 
 import numpy as np
@@ -399,6 +401,18 @@ def test_in_a_new_graph_an_optimizer_starts_anew_and_another_graph_does_not_dist
                 sess.run(fetched)
             assert str(optimizer.check_replicas(sess)) == "all towers are equal"
         sess.close()
+
+
+@UPDATES
+def test_a_graph_that_nobody_holds_is_freed(update):
+    with tf.Graph().as_default() as graph:
+        optimizer = TowerOptimizer(adam(), gpus_or_cpus(3), update=update)
+        optimizer.apply_gradients(towers())
+        assert optimizer.init_op.graph is graph
+    held = weakref.ref(graph)
+    del graph, optimizer
+    gc.collect()
+    assert held() is None
 
 
 def test_a_finalized_graph_is_not_added_to(graph):

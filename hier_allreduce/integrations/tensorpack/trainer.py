@@ -244,7 +244,7 @@ class HierarchicalTrainer(SingleCostTrainer):
     def _syncing(self, copies: ReplicatedVariables) -> List[Callback]:
         """Return the callbacks that copy tower 0's variables to the others, and compare them."""
         with tf1.name_scope("sync_variables"):
-            sync = broadcast(find_copies(copies), self.devices)
+            sync = broadcast(find_copies(copies, self.devices), self.devices)
         at_epochs = RunOp(
             sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True
         )
