@@ -1,7 +1,7 @@
-"""Equal towers: which variables are copies of each other, copying tower 0's to the others, and comparing them.
+"""Equal towers: which variables are copies, how tower 0's get to the others, and how they compare.
 
-Trained variables are copies by their index in the rows. Their names show the towers' scopes. Other variables are copies
-if their names differ by these scopes only, wherever the scope is::
+Trained variables are copies by their index in the rows. Their names show the towers' scopes. Other
+variables are copies if their names differ by these scopes only, wherever the scope is::
 
     tower1/w/Adam, tower1/bn/mean            tower0/w/Adam, tower0/bn/mean
     ema/tower1/w/Average                     ema/tower0/w/Average
@@ -11,6 +11,7 @@ tensorpack's tower 0 has no scope: there "tower1/bn/mean" is the copy of "bn/mea
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
@@ -23,14 +24,16 @@ from ..compat import outside_control_flow, tf1
 from ..graph import copy_from_tower_0
 
 ReplicatedVariables = List[List[Any]]  # K×V variables; a column holds the copies of one variable
+ByName = Dict[str, List[Any]]  # a tower's variables, by their names on tower 0
 
 
 def all_variables() -> List[Any]:
     """Return the global and the local variables of the current graph, each once."""
-    return list({id(var): var for var in tf1.global_variables() + tf1.local_variables()}.values())
+    variables = tf1.global_variables() + tf1.local_variables()
+    return list({id(var): var for var in variables}.values())
 
 
-# ---- which variables are copies -----------------------------------------------------------------------
+# ---- which variables are copies ------------------------------------------------------------------
 
 
 def with_created(
@@ -38,25 +41,28 @@ def with_created(
     created: Sequence[Sequence[Any]],
     names_on_tower_0: Dict[int, str],
 ) -> ReplicatedVariables:
-    """Return the K×N trained variables, and after them the copies among the variables that K updates created.
+    """Return the K×N trained variables, and after them the copies that K updates created.
 
-    Copies have the same name but for the towers' scopes, or the name in ``names_on_tower_0`` by ``id(variable)``.
-    Otherwise they have the same name but for numbers, and the same order. A variable that only some updates created is
-    left out.
+    Copies have the same name but for the towers' scopes, or the name in ``names_on_tower_0`` by
+    ``id(variable)``. Otherwise they have the same name but for numbers, and the same order. A
+    variable that only some updates created is left out.
     """
     tower_names = TowerNames(_names_of(trained))
-    names = [[tower_names.name_on_tower_0(var.op.name) for var in row] for row in created]
-    for row, row_names in zip(created, names):
-        for number, var in enumerate(row):
-            row_names[number] = names_on_tower_0.get(id(var), row_names[number])
+    names = []
+    for row in created:
+        row_names = []
+        for var in row:
+            by_scope = tower_names.name_on_tower_0(var.op.name)
+            row_names.append(names_on_tower_0.get(id(var), by_scope))
+        names.append(row_names)
     shared = set(names[0]).intersection(*names[1:])
 
-    towers: List[Dict[str, List[Any]]] = [defaultdict(list) for _ in created]
+    towers: List[ByName] = [defaultdict(list) for _ in created]
     for by_name, row, row_names in zip(towers, created, names):
         for var, name in zip(row, row_names):
             unnumbered = re.sub(r"_\d+(?=/|$)", "", name)
             by_name[name if name in shared else unnumbered].append(var)
-    return [[*row, *others] for row, others in zip(trained, _columns(towers))]
+    return _appended(trained, _columns(towers))
 
 
 def note_copies(copies: ReplicatedVariables, devices: Sequence[Any]) -> None:
@@ -70,24 +76,24 @@ def note_copies(copies: ReplicatedVariables, devices: Sequence[Any]) -> None:
 
 
 def find_copies(known: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
-    """Return ``known`` copies, each once, and the other copies among all variables of the current graph.
+    """Return ``known`` copies, each once, and the other copies in the current graph.
 
-    The other copies are those of other updates on these K devices, and variables whose names
-    differ by the towers' scopes only. Variables that are local on tower 0, such as metrics, count
+    These are the copies of other updates on the same K devices, and variables whose names differ by
+    the towers' scopes only. Variables that are local on tower 0, such as metrics, count
     differently on every tower and are no copies.
     """
-    columns = list({id(column[0]): column for column in zip(*known)}.values())
-    is_known = {id(var) for column in columns for var in column}
+    columns = {id(column[0]): column for column in zip(*known)}
+    once = list(zip(*columns.values()))
+    is_known = set(map(id, itertools.chain(*once)))
     local = set(map(id, tf1.local_variables()))
-    noted = _noted_names(devices)
-    tower_names = TowerNames([[*own, *all_of] for own, all_of in zip(_names_of(known), noted)])
-    towers: List[Dict[str, List[Any]]] = [defaultdict(list) for _ in known]
+    tower_names = TowerNames(_appended(_names_of(known), _noted_names(devices)))
+    towers: List[ByName] = [defaultdict(list) for _ in known]
     for var in all_variables():
         tower, name = tower_names.find(var.op.name)
         is_private = tower == 0 and id(var) in local
         if id(var) not in is_known and not is_private:
             towers[tower][name].append(var)
-    return [[*row, *others] for row, others in zip(zip(*columns), _columns(towers))]
+    return _appended(once, _columns(towers))
 
 
 _noted: WeakKeyDictionary = WeakKeyDictionary()  # by graph, and by devices: K rows of names
@@ -102,10 +108,19 @@ def _noted_names(devices: Sequence[Any]) -> List[List[str]]:
 
 
 def _names_of(variables: ReplicatedVariables) -> List[List[str]]:
-    return [[var.op.name for var in row] for row in variables]
+    """Return the names of K rows of variables."""
+    rows = []
+    for row in variables:
+        rows.append([var.op.name for var in row])
+    return rows
 
 
-def _columns(towers: Sequence[Dict[str, List[Any]]]) -> ReplicatedVariables:
+def _appended(rows: Sequence[Sequence[Any]], others: Sequence[Sequence[Any]]) -> List[List[Any]]:
+    """Return K rows, each followed by its row of ``others``."""
+    return [[*row, *after] for row, after in zip(rows, others)]
+
+
+def _columns(towers: Sequence[ByName]) -> ReplicatedVariables:
     """Return the variables with a name of which all towers have equally many."""
     rows: ReplicatedVariables = [[] for _ in towers]
     for name, first in towers[0].items():
@@ -169,7 +184,10 @@ class TowerNames:
     def _beginning(
         self, levels: Sequence[str], tower: Optional[int]
     ) -> Tuple[Optional[Tuple[int, str]], int]:
-        """Return the longest variable or scope with which ``levels`` begin, and its length; of ``tower`` if known."""
+        """Return the longest variable or scope with which ``levels`` begin, and its length.
+
+        It belongs to ``tower``, if that is known.
+        """
         for length in range(len(levels), 0, -1):
             key = "/".join(levels[:length])
             found = self._variables.get(key)
@@ -180,7 +198,7 @@ class TowerNames:
         return None, 0
 
 
-# ---- copying and comparing ----------------------------------------------------------------------------
+# ---- copying and comparing -----------------------------------------------------------------------
 
 
 def broadcast(copies: ReplicatedVariables, devices: Sequence[Any]) -> Any:
@@ -196,12 +214,19 @@ def broadcast(copies: ReplicatedVariables, devices: Sequence[Any]) -> Any:
 
 
 class Drift(NamedTuple):
-    """The largest difference between tower 0 and another tower of this host: its variable, tower and size."""
+    """The largest difference between tower 0 and another tower of this host.
+
+    Attributes:
+        variable: that differs most; "" if none does.
+        tower: where it differs.
+        difference: of one of its elements.
+        alone: trainable variables that are not on every tower.
+    """
 
     variable: str
     tower: int
     difference: float
-    alone: Tuple[str, ...] = ()  # trainable variables that are not on every tower
+    alone: Tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = "all towers are equal"
@@ -215,10 +240,10 @@ class Drift(NamedTuple):
 
 
 def comparison(copies: ReplicatedVariables, devices: Sequence[Any]) -> Callable[[Any], Drift]:
-    """Return a function that takes a session and compares tower 0 with the others in it; its ops are added now.
+    """Return a function that compares tower 0 with the others in a session; its ops are added now.
 
-    NaN differs from any number by infinity, and from NaN by 0. Complex numbers and strings, which no optimizer has,
-    count as equal.
+    NaN differs from any number by infinity, and from NaN by 0. Complex numbers and strings, which
+    no optimizer has, count as equal.
     """
     first = copies[0]
     rows = []

@@ -1,7 +1,8 @@
 """Variables as the update of each tower sees them: with one device's names, and a state of the tower's own.
 
-An optimizer may choose by a variable's name, and may keep state under names that it makes up. On K towers every update
-shall choose and keep alike, so the optimizer gets tower 1's variables as *views* that have the names of tower 0's::
+An optimizer may choose by a variable's name, and may keep state under names that it makes up. On K
+towers every update shall choose and keep alike. So the optimizer gets tower 1's variables as
+*views* that have the names of tower 0's::
 
     tower 1's variable         tower1/norm/gamma
     the optimizer sees         tower0/norm/gamma              "no decay for norm/" holds on every tower
@@ -35,37 +36,57 @@ _SLOT_METHODS = (
 
 
 def under_name_of(first: Any, var: Any) -> Any:
-    """Return a view of ``var`` with the names of its copy ``first``: for itself, for its slots and in checkpoints.
+    """Return a view of ``var`` with the names of its copy ``first``, also for slots and checkpoints.
 
-    A set or a list of variables that has ``first`` has the view too, because a choice by variables lists tower 0's
-    at least. TensorFlow keys state by ``ref()``, which is that of ``var``.
+    A set or a list of variables that has ``first`` has the view too, because a choice by variables
+    lists tower 0's at least. TensorFlow keys state by ``ref()``, which is that of ``var``.
     """
     kind: Any = type(var)
+    # A constructor would add a variable to the graph. So the view gets the variable's attributes.
     view: Any = object.__new__(_view_class(kind))
-    # A constructor would add a variable to the graph. So the view is made without it, from the variable's attributes.
     vars(view).update(vars(var), _named_like=first, _viewed=var)
     vars(view).update(_save_slice_info=first._save_slice_info)
     return view
 
 
+class _View:
+    """What a view has of its own: the names of another variable, and the identity of its own."""
+
+    _named_like: Any
+    _viewed: Any
+
+    @property
+    def name(self) -> Any:
+        return self._named_like.name
+
+    @property
+    def op(self) -> Any:
+        return self._named_like.op
+
+    @property
+    def _shared_name(self) -> Any:
+        return self._named_like._shared_name
+
+    def ref(self) -> Any:
+        return self._viewed.ref()
+
+    def experimental_ref(self) -> Any:
+        return self._viewed.experimental_ref()
+
+    def __hash__(self) -> int:
+        return hash(self._named_like)
+
+    def __eq__(self, other: Any) -> Any:
+        return self._named_like is getattr(other, "_named_like", other)
+
+    def __ne__(self, other: Any) -> Any:
+        return not self == other
+
+
 @functools.lru_cache(maxsize=None)
 def _view_class(kind: Any) -> Any:
-    """Return a class of views, derived from their variables' class, so that TensorFlow takes them for variables."""
-
-    def original(other: Any) -> Any:
-        return getattr(other, "_named_like", other)
-
-    members = {
-        "name": property(lambda view: view._named_like.name),
-        "op": property(lambda view: view._named_like.op),
-        "_shared_name": property(lambda view: view._named_like._shared_name),
-        "ref": lambda view: view._viewed.ref(),
-        "experimental_ref": lambda view: view._viewed.experimental_ref(),
-        "__hash__": lambda view: hash(view._named_like),
-        "__eq__": lambda view, other: original(view) is original(other),
-        "__ne__": lambda view, other: original(view) is not original(other),
-    }
-    return type(f"Renamed{kind.__name__}", (kind,), members)
+    """Return a class of views of variables of a class, so that TensorFlow takes them for such."""
+    return type(f"Renamed{kind.__name__}", (_View, kind), {})
 
 
 class TowerViews:
@@ -77,29 +98,29 @@ class TowerViews:
 
     Attributes:
         rows: K rows of N variables as the optimizer sees them: tower 0's are the variables themselves.
-        names_on_tower_0: of variables that the updates of other towers created, by ``id(variable)``.
+        names_on_tower_0: of variables that other towers' updates created, by ``id(variable)``.
     """
 
     def __init__(self, variables: Sequence[Sequence[Any]], optimizers: Sequence[Any]):
         self.names_on_tower_0: Dict[int, str] = {}
         self.rows = [_views(row, variables[0]) for row in variables]
         self._own_names = [_own_names(row, variables[0]) for row in variables]
-        self._numbers = {id(var): n for row in variables for n, var in enumerate(row)}
+        self._numbers: Dict[int, int] = {}  # of each variable in its row
+        for row in variables:
+            self._numbers.update({id(var): number for number, var in enumerate(row)})
         self._local_towers = _local_towers(variables)
         self._optimizers = optimizers
         self._earlier = _names_now()
         self._asked_on_tower_0: Set[str] = set()
-        self._keeps_names = (
-            False  # while a variable is created under a name that is the tower's own
-        )
+        # True while a variable is created under a name that is the tower's own
+        self._keeps_names = False
 
     def argument(self, value: Any, tower: int) -> Any:
-        """Return an argument of ``apply_gradients``, with ``tower``'s view in place of each trained variable."""
+        """Return an argument of ``apply_gradients``, with ``tower``'s views for trained variables."""
         if isinstance(value, dict):
-            items = [
-                (self.argument(key, tower), self.argument(of, tower)) for key, of in value.items()
-            ]
-            return dict(items)
+            keys = self.argument(list(value), tower)
+            values = self.argument(list(value.values()), tower)
+            return dict(zip(keys, values))
         if isinstance(value, (list, tuple, set, frozenset)):
             return type(value)([self.argument(item, tower) for item in value])
         number = self._numbers.get(id(value))
@@ -111,25 +132,27 @@ class TowerViews:
         with contextlib.ExitStack() as contexts:
             if tower:
                 self._enter_own_state(contexts, tower)
-            contexts.enter_context(_getting(functools.partial(self._get, tower)))
-            contexts.enter_context(
-                tf.variable_creator_scope(functools.partial(self._create, tower))
-            )
+            get = functools.partial(self._get, tower)
+            create = functools.partial(self._create, tower)
+            contexts.enter_context(_getting(get))
+            contexts.enter_context(tf.variable_creator_scope(create))
             yield
 
     def _enter_own_state(self, contexts: contextlib.ExitStack, tower: int) -> None:
-        """Give the optimizers empty state for this tower; slots are those of the variable behind a view."""
+        """Give the optimizers empty state for this tower; slots belong to the variables themselves."""
+        create_non_slot = functools.partial(self._create_non_slot, tower)
 
         def of_variable(method: Callable) -> Callable:
             def call(var: Any, *args: Any, **options: Any) -> Any:
+                viewed = getattr(var, "_viewed", var)
                 with self._keeping_names():
-                    return method(getattr(var, "_viewed", var), *args, **options)
+                    return method(viewed, *args, **options)
 
             return call
 
         def of_tower(method: Callable) -> Callable:
             def call(*args: Any, **options: Any) -> Any:
-                with tf.variable_creator_scope(functools.partial(self._create_non_slot, tower)):
+                with tf.variable_creator_scope(create_non_slot):
                     return method(*args, **options)
 
             return call
@@ -142,9 +165,12 @@ class TowerViews:
         contexts.enter_context(patched(with_state, "_non_slot_dict", lambda of_tower_0: {}))
 
     def _get(self, tower: int, getter: Callable, name: str, **options: Any) -> Any:
-        """Get or create the variable for which an update asks by ``name``, that of tower 0: a custom getter."""
-        if options.get("reuse") is True:
-            options["reuse"] = tf1.AUTO_REUSE  # a scope set to reuse shall not forbid new slots
+        """Get or create the variable for which an update asks by its name on tower 0.
+
+        This is a custom getter.
+        """
+        if options.get("reuse") is True:  # a scope set to reuse shall not forbid new slots
+            options["reuse"] = tf1.AUTO_REUSE
         if not tower:
             self._asked_on_tower_0.add(name)
         own = self._own_name(name, tower)
@@ -162,7 +188,7 @@ class TowerViews:
         return create(**options)
 
     def _create_non_slot(self, tower: int, create: Callable, **options: Any) -> Any:
-        """Create a variable of the optimizer that belongs to no other variable, such as Adam's beta powers."""
+        """Create a variable of the optimizer that is no slot, such as Adam's beta powers."""
         scope = f"tower{tower}/"
         options["name"] = scope + options["name"]
         if tower in self._local_towers:
@@ -203,7 +229,11 @@ def _views(row: Sequence[Any], first_row: Sequence[Any]) -> List[Any]:
 def _local_towers(rows: Sequence[Sequence[Any]]) -> Set[int]:
     """Return the towers whose variables are local, as tensorpack makes them: they are not saved."""
     local = set(map(id, tf1.local_variables()))
-    return {tower for tower, row in enumerate(rows) if any(id(var) in local for var in row)}
+    towers = set()
+    for tower, row in enumerate(rows):
+        if not local.isdisjoint(map(id, row)):
+            towers.add(tower)
+    return towers
 
 
 def _own_names(row: Sequence[Any], first_row: Sequence[Any]) -> Dict[str, str]:
@@ -214,7 +244,7 @@ def _own_names(row: Sequence[Any], first_row: Sequence[Any]) -> Dict[str, str]:
 
 
 def _renamed(name: str, own_names: Dict[str, str]) -> Optional[str]:
-    """Return a name in which a variable's name is replaced by the tower's own one; None if it has none in it."""
+    """Return a name with a tower's own variable's name in it; None if it has no variable's."""
     levels = name.split("/")
     for start in range(len(levels)):
         for end in range(len(levels), start, -1):
@@ -229,8 +259,11 @@ def _free(name: str) -> str:
     taken = _names_now()
     end = "/" if name.endswith("/") else ""
     base = name.rstrip("/")
-    numbered = itertools.chain([base], (f"{base}_{number}" for number in itertools.count(1)))
-    return next(each for each in numbered if each not in taken) + end
+    free = base
+    numbers = itertools.count(1)
+    while free in taken:
+        free = f"{base}_{next(numbers)}"
+    return free + end
 
 
 def _names_now() -> Set[str]:
@@ -247,7 +280,8 @@ def _getting(get: Callable) -> Iterator[None]:
     outer = scope.custom_getter
 
     def composed(getter: Callable, name: str, **options: Any) -> Any:
-        return get(functools.partial(outer, getter) if outer else getter, name, **options)
+        inner = functools.partial(outer, getter) if outer else getter
+        return get(inner, name, **options)
 
     scope.set_custom_getter(composed)
     try:
