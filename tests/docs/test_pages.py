@@ -65,6 +65,14 @@ def test_files_and_names_on_pages_exist(page):
         assert name in hier_allreduce.__all__, f"{page} names hier_allreduce.{name}"
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_tables_have_a_header_and_no_gaps(page):
+    text = CODE_FENCE.sub("", text_of(page))
+    for table in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        rows = table.splitlines()
+        assert len(rows) > 2 and re.match(r"^\|( ?-+ ?\|)+$", rows[1]), f"{page}: {rows[0]}"
+
+
 def test_measured_numbers_are_those_of_the_committed_results():
     sys.path.insert(0, str(TOP / "docs" / "generate"))
     import measured
