@@ -1,10 +1,11 @@
-"""Four algorithms from the literature, as functions that are checked and run like the built-in ones.
+"""Four algorithms from the literature, as functions that run like the built-in ones.
 
     pip install .                 # in a checkout, beside your TensorFlow
     python examples/algorithms.py --devices 8
 
-A function gets the number of devices and a chunk's number, and returns that chunk's steps: sums that bring everything
-to one device, then copies back. ``Reduce((1, 2), 0)`` is 0 ← 0 + 1 + 2, ``Copy(0, 1)`` is 1 ← 0.
+A function gets the number of devices and a chunk's number. It returns that chunk's steps, which are
+sums that bring everything to one device, then copies back. ``Reduce((1, 2), 0)`` is 0 ← 0 + 1 + 2,
+``Copy(0, 1)`` is 1 ← 0. The steps are checked before they run.
 """
 
 import argparse
@@ -14,7 +15,10 @@ from hier_allreduce import Copy, Reduce
 
 
 def two_quads(devices, chunk):
-    """Add up inside two halves, then across. Source: tensorpack's ``allreduce_grads_hierarchical``, for 8 devices."""
+    """Add up inside two halves, then across.
+
+    Source: tensorpack's ``allreduce_grads_hierarchical``, for 8 devices.
+    """
     if devices % 2:
         raise ValueError("two quads need an even number of devices")
     half = devices // 2
@@ -34,8 +38,9 @@ def two_quads(devices, chunk):
 def halving_and_doubling(devices, chunk):
     """Exchange halves with partners that are nearer each time, and back.
 
-    Source: Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005. Chunk c
-    ends on device c mod P, the largest power of two. Devices from P on first send their values to a partner.
+    Chunk c ends on device c mod P, where P is the largest power of two. Devices from P on first send
+    their values to a partner. Source: Thakur, Rabenseifner, Gropp: Optimization of Collective
+    Communication Operations in MPICH, 2005.
     """
     power = 1 << (devices.bit_length() - 1)
     root = chunk % power
@@ -51,8 +56,9 @@ def halving_and_doubling(devices, chunk):
 def double_binary_trees(devices, chunk):
     """Add up in one of two binary trees; a device that adds in one of them is a leaf of the other.
 
-    Source: Sanders, Speck, Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009; the
-    second tree as in NCCL 2.4. Numbered from 1, a device's height in a tree is that of its lowest bit.
+    Numbered from 1, a device's height in a tree is that of its lowest bit. Source: Sanders, Speck,
+    Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009; the second tree
+    is as in NCCL 2.4.
     """
 
     def parent(node):
@@ -73,7 +79,8 @@ def double_binary_trees(devices, chunk):
 def rows_then_columns(devices, chunk):
     """Add up along the rows of a grid, then along one column: rings in two dimensions.
 
-    Source: Mikami et al.: Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash, 2018 (2D-Torus).
+    Source: Mikami et al.: Massively Distributed SGD: ImageNet/ResNet-50 Training in a Flash, 2018
+    (2D-Torus).
     """
     rows = max(
         count

@@ -3,16 +3,15 @@
     pip install . scikit-learn    # in a checkout, beside your TensorFlow
     python examples/custom_loop.py --devices 3 --steps 100
 
-The all-reduce happens in ``optimizer.apply_gradients`` inside ``strategy.run``, as with any ``cross_device_ops``.
-TensorFlow 2.13 or later.
+The all-reduce happens in ``optimizer.apply_gradients`` inside ``strategy.run``, as with any
+``cross_device_ops``. TensorFlow 2.13 or later.
 """
 
 import argparse
 import os
 
-os.environ.setdefault(
-    "TF_CPP_MIN_LOG_LEVEL", "2"
-)  # before TensorFlow: without the lines of its start
+# before TensorFlow is imported, because it reads this once: no lines of its start
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
@@ -69,9 +68,8 @@ def main():
         return strategy.reduce("SUM", strategy.run(replica_step, args=(x, y)), axis=None)
 
     losses = [float(step(*next(batches))) for _ in range(args.steps)]
-    print(
-        f"{args.devices} replicas, loss of the first and the last step: {losses[0]:.3f} {losses[-1]:.3f}"
-    )
+    first, last = losses[0], losses[-1]
+    print(f"{args.devices} replicas, loss of the first and the last step: {first:.3f} {last:.3f}")
     copies = [strategy.experimental_local_results(weight) for weight in model.trainable_variables]
     equal = all(np.array_equal(copy.numpy(), same[0].numpy()) for same in copies for copy in same)
     print("all replicas are equal" if equal else "the replicas differ")

@@ -1,23 +1,22 @@
-"""Handwritten digits on K devices, checked against the same training on one device. TensorFlow 1.15 and 2.
+"""Handwritten digits on K devices, checked against the same training on one device.
 
-    make demo                                        # sets up an environment, and runs the next line in it
+    make demo       # sets up an environment, and runs the next line in it
     .venv/bin/python examples/digits.py --devices 8
 
-A small convnet learns scikit-learn's digits: 1797 images of 8×8 pixels. K towers train with a ``TowerOptimizer``. Then
-one device trains with the K-fold batch. The losses of each step and the weights at the end must be equal to rounding,
-the towers' weights to the bit, and the copies that TensorFlow executed in one step must be those that were planned.
+A small convnet learns scikit-learn's digits: 1797 images of 8×8 pixels. K towers train with a
+``TowerOptimizer``. Then one device trains with the K-fold batch. The losses of each step and the
+weights at the end must be equal to rounding, and the towers' weights to the bit. The copies that
+TensorFlow executed in one step must be those that were planned. TensorFlow 1.15 and 2.
 """
 
 import argparse
 import os
 import sys
 
-os.environ.setdefault(
-    "TF_CPP_MIN_LOG_LEVEL", "2"
-)  # before TensorFlow: without the lines of its start
-os.environ.setdefault(
-    "NVIDIA_TF32_OVERRIDE", "0"
-)  # TF32 rounds to 1e-3, which is more than is allowed below
+# before TensorFlow is imported, because it reads this once: no lines of its start
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# TF32 rounds to 1e-3, which is more than is allowed below
+os.environ.setdefault("NVIDIA_TF32_OVERRIDE", "0")
 
 import numpy as np
 import tensorflow as tf
@@ -39,8 +38,8 @@ DIFFERENCE = 1e-5  # allowed, of a loss or a weight
 def convnet(images):
     """Return the logits of one tower; its variables go to the current device and variable scope.
 
-    The net is smooth. A ReLU turns a rounding error of 1e-8 into another gradient once in a while, and the comparison
-    with one device would show that instead of the all-reduce.
+    The net is smooth, because a ReLU turns a rounding error of 1e-8 into another gradient once in a
+    while. The comparison with one device would show that instead of the all-reduce.
     """
 
     def layer(number, x, shape, op, activation):
@@ -71,7 +70,10 @@ def load():
 
 
 def batches(training, size, epochs):
-    """Yield the images and labels of each step: every image shifted by up to one pixel, in a new order each epoch."""
+    """Yield the images and labels of each step, in a new order each epoch.
+
+    Every image is shifted by up to one pixel.
+    """
     (images, labels), random = training, np.random.RandomState(0)
     padded = np.pad(images, ((0, 0), (1, 1), (1, 1), (0, 0)), "constant")
     for _ in range(epochs):
@@ -89,8 +91,8 @@ def batches(training, size, epochs):
 def train(devices, training, test, size, epochs, strategy, title):
     """Train in a graph with one tower on each device.
 
-    Returns: the loss of each step, tower 0's weights, the accuracy on the test, the audit of one step, the largest
-    difference between towers.
+    Returns: the loss of each step, tower 0's weights, the accuracy on the test, the audit of one
+    step, the largest difference between towers.
     """
     with tf.Graph().as_default():
         images, labels = (

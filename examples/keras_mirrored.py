@@ -1,4 +1,4 @@
-"""Keras under MirroredStrategy: handwritten digits on all GPUs, or on logical CPU devices where there are none.
+"""Keras under MirroredStrategy: handwritten digits on GPUs, or else on logical CPU devices.
 
     pip install . scikit-learn    # in a checkout, beside your TensorFlow
     python examples/keras_mirrored.py --devices 4 --epochs 5
@@ -9,9 +9,8 @@ The line that matters is the one with ``cross_device_ops``. TensorFlow 2.13 or l
 import argparse
 import os
 
-os.environ.setdefault(
-    "TF_CPP_MIN_LOG_LEVEL", "2"
-)  # before TensorFlow: without the lines of its start
+# before TensorFlow is imported, because it reads this once: no lines of its start
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf

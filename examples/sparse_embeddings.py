@@ -1,10 +1,11 @@
-"""Word embeddings, whose gradients stay sparse from the towers to the optimizer. TensorFlow 1.15 and 2.
+"""Word embeddings, whose gradients stay sparse from the towers to the optimizer.
 
     pip install .    # in a checkout, beside your TensorFlow
     python examples/sparse_embeddings.py --devices 4 --steps 200
 
-A batch uses few rows of the table, and the gradient of ``embedding_lookup`` has only these (``tf.IndexedSlices``). Each
-tower gets the rows of all. The text is Python's own help; the model guesses a word from the four before it.
+A batch uses few rows of the table, and the gradient of ``embedding_lookup`` has only these
+(``tf.IndexedSlices``). Each tower gets the rows of all. The text is Python's own help; the model
+guesses a word from the four before it. TensorFlow 1.15 and 2.
 """
 
 import argparse
@@ -14,9 +15,8 @@ import re
 import zlib
 from pydoc_data.topics import topics
 
-os.environ.setdefault(
-    "TF_CPP_MIN_LOG_LEVEL", "2"
-)  # before TensorFlow: without the lines of its start
+# before TensorFlow is imported, because it reads this once: no lines of its start
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
@@ -28,7 +28,10 @@ ROWS, WIDTH, WORDS, BEFORE, BATCH = 1 << 15, 32, 500, 4, 64
 
 
 def load():
-    """Return four hashed words (N×4), and the number of the next word (N) among the most frequent ones, or 0."""
+    """Return four hashed words (N×4), and the number of the next word (N).
+
+    The number is among the most frequent words; 0 stands for all others.
+    """
     words = re.findall(r"\w+|[^\w\s]", " ".join(topics[name] for name in sorted(topics)).lower())
     numbers = {word: n for n, (word, _) in enumerate(collections.Counter(words).most_common(WORDS))}
     hashed = np.array([zlib.crc32(word.encode()) % ROWS for word in words])
@@ -82,9 +85,8 @@ def main():
         session.run(tf1.global_variables_initializer())
         session.run(optimizer.init_op)  # towers start equal
         history = [np.mean(session.run([*losses, train_op])[:-1]) for _ in range(args.steps)]
-        print(
-            f"{args.devices} towers, loss of the first and the last step: {history[0]:.3f} {history[-1]:.3f}"
-        )
+        first, last = history[0], history[-1]
+        print(f"{args.devices} towers, loss of the first and the last step: {first:.3f} {last:.3f}")
         print("different rows in the towers' gradients:", *session.run(used), "of", ROWS)
         print(optimizer.check_replicas(session))
 

@@ -1,18 +1,19 @@
-"""tensorpack: a ResNet for 32×32 images, as for CIFAR-10, on generated images. TensorFlow 1.15 and 2.
+"""tensorpack: a ResNet for 32×32 images, as for CIFAR-10, on generated images.
 
-    pip install ".[tensorpack]" tf_keras    # in a checkout, beside your TensorFlow; tf_keras: TensorFlow 2 only
+    pip install ".[tensorpack]"                   # in a checkout, beside your TensorFlow
+    pip install --no-deps "tf_keras==2.21.*"      # TensorFlow 2.16 or later: of its version
     python examples/tensorpack_resnet.py --devices 4 --steps 50
 
-The line that matters is the trainer. tensorpack's layers need Keras 2 on TensorFlow 2, with any trainer. For real
-images, replace ``Images`` with ``tensorpack.dataflow.dataset.Cifar10("train")``.
+The line that matters is the trainer. tensorpack's layers need Keras 2, with any trainer. For real
+images, replace ``Images`` with ``tensorpack.dataflow.dataset.Cifar10("train")``. TensorFlow 1.15
+and 2.
 """
 
 import argparse
 import os
 
-os.environ.setdefault(
-    "TF_CPP_MIN_LOG_LEVEL", "2"
-)  # before TensorFlow: without the lines of its start
+# before TensorFlow is imported, because it reads this once: no lines of its start
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
 import numpy as np

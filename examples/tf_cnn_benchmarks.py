@@ -2,27 +2,27 @@ r"""tf_cnn_benchmarks with our all-reduce, without a change of its files.
 
     git clone https://github.com/tensorflow/benchmarks
     python examples/tf_cnn_benchmarks.py benchmarks/scripts/tf_cnn_benchmarks \
-        --model=resnet20 --data_name=cifar10 --num_gpus=4 --device=cpu --local_parameter_device=cpu \
-        --data_format=NHWC --batch_size=4 --num_batches=5 --variable_update=replicated --use_resource_vars=True
+        --model=resnet20 --data_name=cifar10 --num_gpus=4 --device=cpu \
+        --local_parameter_device=cpu --data_format=NHWC --batch_size=4 --num_batches=5 \
+        --variable_update=replicated --use_resource_vars=True
 
-The first argument is the folder of tf_cnn_benchmarks; all others are its own. Its reference variables
-(``--use_resource_vars=False``, its default) train wrong now and then, with its own all-reduce too: an update may
-overwrite a variable while a gradient still reads it.
+The first argument is the folder of tf_cnn_benchmarks; all others are its own. Its reference
+variables (``--use_resource_vars=False``, its default) train wrong now and then, with its own
+all-reduce too, because an update may overwrite a variable while a gradient still reads it.
 """
 
 import os
 import sys
 from typing import Any
 
-os.environ.setdefault(
-    "TF_CPP_MIN_LOG_LEVEL", "2"
-)  # before TensorFlow: without the lines of its start
+# before TensorFlow is imported, because it reads this once: no lines of its start
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import hier_allreduce
 
 
 def use_our_allreduce(batch_allreduce):
-    """Make the module ``batch_allreduce`` of tf_cnn_benchmarks use our all-reduce, whatever its flags say."""
+    """Make ``batch_allreduce`` of tf_cnn_benchmarks use our all-reduce, whatever its flags say."""
     base: Any = batch_allreduce.BatchAllReduceAlgorithm
 
     class HierarchicalAlgorithm(base):

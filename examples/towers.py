@@ -1,18 +1,17 @@
-"""Towers as in TensorFlow 1: a graph, a session, a copy of the model on each device. TensorFlow 1.15 and 2.
+"""Towers as in TensorFlow 1: a graph, a session, a copy of the model on each device.
 
     pip install . scikit-learn    # in a checkout, beside your TensorFlow
     python examples/towers.py --devices 4 --steps 100 --update main
 
-``--update main`` shards the optimizer (ZeRO stage 1): each variable is updated on one device, where its slots are, and
-its new value is copied to the others.
+``--update main`` shards the optimizer (ZeRO stage 1): each variable is updated on one device, where
+its slots are, and its new value is copied to the others. TensorFlow 1.15 and 2.
 """
 
 import argparse
 import os
 
-os.environ.setdefault(
-    "TF_CPP_MIN_LOG_LEVEL", "2"
-)  # before TensorFlow: without the lines of its start
+# before TensorFlow is imported, because it reads this once: no lines of its start
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
@@ -80,9 +79,8 @@ def main():
             chosen = order.choice(len(inputs), batch)
             feed = {images: inputs[chosen] / 16.0, labels: classes[chosen]}
             history.append(np.mean(session.run([*losses, train_op], feed)[:-1]))
-        print(
-            f"{args.devices} towers, loss of the first and the last step: {history[0]:.3f} {history[-1]:.3f}"
-        )
+        first, last = history[0], history[-1]
+        print(f"{args.devices} towers, loss of the first and the last step: {first:.3f} {last:.3f}")
         print(optimizer.check_replicas(session))
 
 
