@@ -99,10 +99,12 @@ class HierarchicalTrainer(SingleCostTrainer):
         Args:
             devices: the number of GPUs, or a list of GPU ids or TensorFlow device strings, one for each tower.
                 CPU devices are created as needed, so ``["/cpu:0", …, "/cpu:7"]`` works on any machine.
-            average, strategy, update, broadcast_every, check_replicas_every: as in
-                :class:`hier_allreduce.TowerOptimizer`. Checkpoints are the same with either ``update``, but counters of
-                gradients' accumulation exist once with ``"main"``. Comparisons report ``replica_drift`` to the monitors
-                and the variable to the log. They exclude moving averages, which tensorpack updates on tower 0 only.
+            average, strategy, broadcast_every: as in :class:`hier_allreduce.TowerOptimizer`.
+            update: the same. Checkpoints are the same with both values, but counters of gradients'
+                accumulation exist once with ``"main"``.
+            check_replicas_every: the same. Comparisons report ``replica_drift`` to the monitors and
+                the variable to the log. They exclude moving averages, which tensorpack updates on
+                tower 0 only.
             cluster: the hosts, each of which has K devices.
             unknown: options of tensorpack's trainer, or misspelled ones; the error names ours.
 
