@@ -18,6 +18,7 @@ PAGES = (
     "docs/tutorial.md",
     "docs/how-to/towers.md",
     "docs/how-to/own-algorithm.md",
+    "docs/how-to/several-hosts.md",
 )
 PROGRAMS = [*README, *(program for page in PAGES for program in programs(page))]
 CALLBACK = programs("docs/how-to/tensorpack.md")[-1]
