@@ -14,7 +14,6 @@ algorithm              communication steps       bytes on the wire
 ``flat``               2                         (K-1)·S
 ``tree``               2·⌈log₂ K⌉                ⌈log₂ K⌉·S
 ``hierarchical``       4                         ⌈K/2⌉·S
-``ring``               2·(K-1)                   2·S
 ``flat_tree``          1 + ⌈log₂ K⌉              ⌈log₂ K⌉·S
 ``flat_hierarchical``  3                         ⌈K/2⌉·S
 =====================  ========================  ====================
@@ -120,22 +119,6 @@ def hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step]:
     return steps + _back_through(groups, adders, root)
 
 
-def ring(towers: int, chunk: int) -> List[Step]:
-    """Add up from tower to tower around a ring, and copy back around it.
-
-    ::
-
-        0 ──► 1 ──► 2 ──► 3        3 ──► 2 ──► 1 ──► 0
-
-    The root is tower ``chunk - 1 mod K``.
-
-    >>> ring(3, chunk=0)  # doctest: +NORMALIZE_WHITESPACE
-    [Reduce(srcs=(0,), dst=1), Reduce(srcs=(1,), dst=2), Copy(src=2, dst=1), Copy(src=1, dst=0)]
-    """
-    path = [(chunk + step) % towers for step in range(towers)]
-    return _there_and_back(list(zip(path, path[1:])))
-
-
 def flat_tree(towers: int, chunk: int) -> List[Step]:
     """Add up everything on the root, as ``flat``, and copy back along a ``tree``.
 
@@ -182,7 +165,6 @@ BY_NAME: Dict[str, Algorithm] = {
     "flat": flat,
     "tree": tree,
     "hierarchical": hierarchical,
-    "ring": ring,
     "flat_tree": flat_tree,
     "flat_hierarchical": flat_hierarchical,
 }

@@ -43,7 +43,7 @@ class Strategy:
         Strategy.load("tensorpack")
 
     Attributes:
-        algorithm: ``"flat"``, ``"tree"``, ``"hierarchical"``, ``"ring"``, ``"flat_tree"``,
+        algorithm: ``"flat"``, ``"tree"``, ``"hierarchical"``, ``"flat_tree"``,
             ``"flat_hierarchical"``; or a function ``(towers, chunk) -> steps`` that returns the
             :class:`.Reduce` and :class:`.Copy` steps of a chunk. ``"auto"``: by the rule, from the
             number of towers and the bytes.

@@ -32,7 +32,7 @@ from hier_allreduce import (
 from hier_allreduce.graph import copy_from_tower_0
 
 KIND = XPU.upper()
-ALGORITHMS = ("flat", "tree", "hierarchical", "ring")
+ALGORITHMS = ("flat", "tree", "hierarchical", "flat_tree")
 TO_ONE_MAIN = Strategy(algorithm="tree", main=0, chunk_bytes=0)
 ONE_BY_ONE = {name: Strategy(algorithm=name, chunk_bytes=0) for name in ALGORITHMS}
 

@@ -231,7 +231,7 @@ def test_integers_have_no_mean(graph, dtype):
     raises(words, allreduce_grads, rows(dtype), gpus_or_cpus(4), True)
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "ring"])
+@pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "flat_tree"])
 @pytest.mark.parametrize("dtype", ["int8", "int16", "uint8"])
 def test_small_integers_have_sums_on_two_gpus_only(graph, dtype, algorithm):
     gpus = [f"/gpu:{k}" for k in range(4)]

@@ -10,7 +10,7 @@ DEVICES = [f"/gpu:{k}" for k in range(3)]
 FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 STRATEGIES = [
     Strategy("flat"),
-    Strategy("ring", chunk_bytes=0),
+    Strategy("flat_tree", chunk_bytes=0),
     Strategy("hierarchical"),
     Strategy("tree"),
 ]

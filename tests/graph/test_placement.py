@@ -43,7 +43,7 @@ def placed(result):
 
 @pytest.mark.parametrize(
     "strategy",
-    [None, "hierarchical", Strategy("tree", chunk_bytes=0), Strategy("ring", chunk_bytes=128)],
+    [None, "hierarchical", Strategy("tree", chunk_bytes=0), Strategy("flat_tree", chunk_bytes=128)],
 )
 @pytest.mark.parametrize("towers", [1, 3, 8])
 def test_each_result_lives_on_its_towers_device(graph, towers, strategy):
@@ -164,7 +164,7 @@ def test_one_gradient_alone_in_its_chunk_needs_no_other(graph):
         assert sess.run(result[2][0], {row[0]: [1, 2] for row in rows}).tolist() == [3, 6]
 
 
-@pytest.mark.parametrize("algorithm", ["flat", "tree", "hierarchical", "ring"])
+@pytest.mark.parametrize("algorithm", ["flat", "tree", "hierarchical", "flat_tree"])
 @pytest.mark.parametrize("average, share", [(False, 1), (True, 1 / 5)])
 def test_gradients_flow_through(graph, algorithm, average, share):
     grads = gradients_on(gpus_or_cpus(5), powers_of_two(5))

@@ -20,7 +20,7 @@ from helpers.graphs import (
 from hier_allreduce import Cluster, HierAllreduceError, Strategy, allreduce_grads
 
 tf1 = tf.compat.v1
-ALGORITHMS = ["flat", "tree", "hierarchical", "ring"]
+ALGORITHMS = ["flat", "tree", "hierarchical", "flat_tree"]
 
 
 # ---- dtypes ------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ def test_static_shapes_and_slopes_survive_packing_and_cutting(graph):
     )
     for chunk_bytes in (None, 0, 1000):
         result = allreduce_grads(
-            rows, gpus_or_cpus(4), strategy=Strategy(algorithm="ring", chunk_bytes=chunk_bytes)
+            rows, gpus_or_cpus(4), strategy=Strategy(algorithm="flat_tree", chunk_bytes=chunk_bytes)
         )
         assert [[grad.shape.as_list() for grad in row] for row in result] == [[[60, 50], []]] * 4
         back = tf.gradients(
@@ -264,7 +264,7 @@ def test_the_wire_dtype_is_that_of_every_copy(graph):
         rows,
         gpus_or_cpus(4),
         average=True,
-        strategy=Strategy("ring", wire_dtype="bfloat16", chunk_bytes=0),
+        strategy=Strategy("flat_tree", wire_dtype="bfloat16", chunk_bytes=0),
     )
     read = [(tensor, op) for op in graph.get_operations() for tensor in op.inputs]
     dtypes = [tensor.dtype.base_dtype.name for tensor, op in read if tensor.device != op.device]

@@ -125,7 +125,6 @@ COSTS = {
     "flat": lambda K: (2, K - 1),
     "tree": lambda K: (2 * log2(K), log2(K)),
     "hierarchical": lambda K: (4, (K + 1) // 2),
-    "ring": lambda K: (2 * (K - 1), 2),
     "flat_tree": lambda K: (1 + log2(K), log2(K)),
     "flat_hierarchical": lambda K: (3, (K + 1) // 2),
 }

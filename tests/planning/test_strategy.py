@@ -113,7 +113,7 @@ MIB = 1 << 20
         (Strategy("tree"), True, ("tree", 10 * MIB, 64 << 10, True)),
         (Strategy("tree", chunk_bytes=0), True, ("tree", 0, None, False)),
         (Strategy(chunk_bytes=MIB), False, ("flat", MIB, None, False)),
-        (Strategy("ring", chunk_bytes=3 * MIB), False, ("ring", 3 * MIB, None, False)),
+        (Strategy("flat_tree", chunk_bytes=3 * MIB), False, ("flat_tree", 3 * MIB, None, False)),
         (Strategy(tree, chunk_bytes=0), True, ("tree", 0, None, False)),
     ],
 )
@@ -137,7 +137,7 @@ def test_the_rule_sees_towers_and_bytes(towers, model, algorithm):
     assert (plan.algorithm, plan.chunk_bytes, plan.whole) == (algorithm, 4 * MIB, False)
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "ring", tree])
+@pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "flat_tree", tree])
 def test_one_main_has_all_sums(algorithm):
     plan = plan_for(Strategy(algorithm, main=3), GRADS, 8)
     assert [root_of(schedule) for schedule in plan.schedules] == [3]
@@ -165,7 +165,7 @@ def test_groups_of_a_user_are_kept():
     assert len(plan.schedules[0]) == 6
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "ring"])
+@pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "flat_tree"])
 @pytest.mark.parametrize("towers", [2, 3, 5, 16, 24])
 def test_any_number_of_towers_has_a_plan_of_any_name(algorithm, towers):
     assert plan_for(Strategy(algorithm), GRADS, towers).towers == towers

@@ -64,7 +64,7 @@ def trainings(draw):
         "optimizer": draw(st.sampled_from(sorted(OPTIMIZERS))),
         "wrapper": draw(st.sampled_from(sorted(WRAPPERS))),
         "names": draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True)),
-        "algorithm": draw(st.sampled_from(["auto", "hierarchical", "tree", "ring"])),
+        "algorithm": draw(st.sampled_from(["auto", "hierarchical", "tree", "flat_tree"])),
         "chunk_bytes": draw(st.sampled_from([None, 0, 16])),
         "average": draw(st.booleans()),
         "has_unused": draw(st.booleans()),

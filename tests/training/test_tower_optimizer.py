@@ -61,7 +61,7 @@ def state(sess, rows):
 
 @UPDATES
 @pytest.mark.parametrize(
-    "strategy", [None, "tensorpack", "tree", Strategy(algorithm="ring", chunk_bytes=4)]
+    "strategy", [None, "tensorpack", "tree", Strategy(algorithm="flat_tree", chunk_bytes=4)]
 )
 def test_a_step_is_applied_and_counted_once_with_any_strategy(graph, update, strategy):
     optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update, strategy=strategy)

@@ -78,8 +78,14 @@ def test_ctrl_c_ends_the_program_and_prints_what_there_is(program):
         (["--", "no-such-program"], "'no-such-program' cannot be started"),
         (["--", "python", "trian.py"], "'trian.py': there is no such file; did you mean 'train.py"),
         (["-output", "best.yaml", "--", "python"], "-output: no such option; write -o FILE"),
-        (["--only", "flat", "ring", "--", "python"], "'ring' belongs to no option: names have com"),
-        (["--only", "rign", "--", "python"], "--only: 'rign' is no candidate; did you mean 'ring'"),
+        (
+            ["--only", "flat", "flat_tree", "--", "python"],
+            "'flat_tree' belongs to no option: names have com",
+        ),
+        (
+            ["--only", "flat_tre", "--", "python"],
+            "--only: 'flat_tre' is no candidate; did you mean 'flat_tree'",
+        ),
         (["--only", "", "--", "python"], "--only: '' is no candidate; there are flat, tree,"),
         (["--minutes", "soon", "--", "python"], "--minutes: 'soon': expected a time above 0"),
     ],

@@ -72,8 +72,8 @@ def test_the_first_allreduce_of_a_graph_has_the_clock(run):
 
 
 def test_a_candidate_changes_the_strategy(run):
-    (values, _), facts, _ = run(algorithm="ring")
-    assert values == [[9.0, 18.0]] * 3 and facts["algorithm"] == "ring"
+    (values, _), facts, _ = run(algorithm="flat_tree")
+    assert values == [[9.0, 18.0]] * 3 and facts["algorithm"] == "flat_tree"
 
 
 @pytest.fixture

@@ -53,7 +53,7 @@ class VirtualRunner:
 
 
 def steps(candidate):
-    usual = {"tree": 80.0, "ring": 130.0, "hierarchical": 110.0, "flat": 125.0}
+    usual = {"tree": 80.0, "flat_tree": 130.0, "hierarchical": 110.0, "flat": 125.0}
     return usual.get(candidate.changes.get("algorithm"), 100.0)
 
 
@@ -126,11 +126,11 @@ def test_every_candidate_is_a_strategy():
 
 def test_the_best_and_the_peers_run_last_in_both_orders():
     runner = VirtualRunner(steps, gpus=False)
-    _, turns = searched(runner, "ReductionToOneDevice", "flat", "tree", "ring")
+    _, turns = searched(runner, "ReductionToOneDevice", "flat", "tree", "flat_tree")
     peer = "ReductionToOneDevice"
-    assert turns[1] == ["now", peer, "flat-2MiB", "tree-2MiB", "ring-2MiB"]
+    assert turns[1] == ["now", peer, "flat-2MiB", "tree-2MiB", "flat_tree-2MiB"]
     assert turns[2] == ["now", "tree-2MiB", peer]
-    assert turns[3] == ["now", peer, "tree-2MiB", "flat-2MiB", "ring-2MiB"]
+    assert turns[3] == ["now", peer, "tree-2MiB", "flat-2MiB", "flat_tree-2MiB"]
     assert turns[4] == turns[3][::-1]
     assert turns[5] == ["now", "tree-2MiB"]  # the others are clearly slower
     assert turns[6] == ["tree-2MiB", "now"]
@@ -161,12 +161,12 @@ def test_with_more_time_more_candidates_are_measured():
 
 def test_an_algorithm_that_hangs_is_not_tried_with_other_sizes():
     def hangs(candidate):
-        return None if candidate.changes.get("algorithm") == "ring" else steps(candidate)
+        return None if candidate.changes.get("algorithm") == "flat_tree" else steps(candidate)
 
     runner = VirtualRunner(hangs, bytes=100 << 20)
-    search, _ = searched(runner, "tree", "ring-2MiB", "ring-4MiB")
+    search, _ = searched(runner, "tree", "flat_tree-2MiB", "flat_tree-4MiB")
     assert sum(run.fault.startswith("hung") for run in search.runs) == 1
-    assert "ring-4MiB has hung" in search.left_out.values()
+    assert "flat_tree-4MiB has hung" in search.left_out.values()
     assert runner.start_patience == 60.0  # the others start as fast as the program as it is
 
 

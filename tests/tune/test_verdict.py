@@ -107,12 +107,12 @@ def test_what_is_certain_is_said(milliseconds, sentences):
 
 def test_the_table_has_faults_and_left_out_candidates():
     runs = runs_with(now=QUIET, flat=[90] * 6, tree="hangs")
-    found = verdict(runs, {"ring-8MiB": "no time", "tree-8MiB": "no time", PEER: "no GPUs"})
+    found = verdict(runs, {"flat_tree-8MiB": "no time", "tree-8MiB": "no time", PEER: "no GPUs"})
     lines = report(found).splitlines()
     assert lines[1].split() == ["the", "program", "as", "it", "is", "100", "(99–101)", "6"]
     assert lines[2].split()[:2] == ["flat", "90"] and lines[2].endswith("6     ← use this")
     assert lines[3].split() == ["tree", "hung:", "no", "step"]
-    assert "  ring-8MiB, tree-8MiB: no time" in lines and "  NcclAllReduce: no GPUs" in lines
+    assert "  flat_tree-8MiB, tree-8MiB: no time" in lines and "  NcclAllReduce: no GPUs" in lines
 
 
 def test_json_has_the_same():
