@@ -14,6 +14,11 @@ SGD = train.GradientDescentOptimizer
 # ---- with more state than slots ------------------------------------------------------------------------
 
 
+def with_gradients(grads_and_vars):
+    """Return the pairs that have a gradient, as TensorFlow's optimizers choose them."""
+    return [(grad, var) for grad, var in grads_and_vars if grad is not None]
+
+
 class CountingSinceInit(tf.compat.v1.train.GradientDescentOptimizer):
     """A learning rate that falls with a count of steps, whose variable is made by the constructor."""
 
@@ -133,7 +138,7 @@ class Velocity(tf.compat.v1.train.Optimizer):
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         done = []
-        for grad, var in grads_and_vars:
+        for grad, var in with_gradients(grads_and_vars):
             velocity = tf1.Variable(
                 tf.zeros(var.shape), trainable=False, name="velocity", use_resource=True
             )
@@ -218,7 +223,7 @@ class OwnSlots(tf.compat.v1.train.Optimizer):
 
     def apply_gradients(self, grads_and_vars, global_step=None, name=None):
         done = []
-        for grad, var in grads_and_vars:
+        for grad, var in with_gradients(grads_and_vars):
             own = re.sub(":\\d+$", "", var.name)
             velocity = self.how(own + "/velocity", var)
             decay = 0.0 if any(re.search(each, own) for each in ("norm", "bias")) else 0.5

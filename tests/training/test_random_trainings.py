@@ -89,8 +89,10 @@ def trained(case, towers):
                 inside = f"tower{k}" if k else ""
             with tf.device(gpu_or_cpu(k)), tf1.variable_scope(inside or tf1.get_variable_scope()):
                 create = tf1.get_variable if case["scope"] else variable
+                # no variable starts at a target: Adam would make a step of a gradient that is noise
+                start = np.array([1.25, 2.25, 3.25], "float32")
                 variables = [
-                    create(name, initializer=np.array([1, 2, 3], "float32") + n, use_resource=True)
+                    create(name, initializer=start + n, use_resource=True)
                     for n, name in enumerate(case["names"])
                 ]
                 target = float(k + 2) if towers > 1 else (case["towers"] - 1) / 2 + 2
@@ -108,7 +110,9 @@ def trained(case, towers):
         with started(*spoilt, optimizer.init_op) as sess:
             for _ in range(3):
                 sess.run(op)
-            assert optimizer.check_replicas(sess).difference == 0
+            # Grappler may add the terms of a sum of plain ops in another order on another tower
+            rounding = 1e-5 if case["optimizer"].startswith("own slots") else 0.0
+            assert optimizer.check_replicas(sess).difference <= rounding
             return np.array(sess.run([[v for g, v in row if g is not None] for row in rows]))
 
 
