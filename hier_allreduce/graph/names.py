@@ -85,8 +85,13 @@ def names_within_towers(variables: Sequence[Sequence[Any]]) -> List[List[str]]:
         rows.append([str(var.name).split(":")[0] for var in row])
     within = []
     for row, scope in zip(rows, tower_scopes(rows)):
-        within.append([name[len(scope) :] if name.startswith(scope) else name for name in row])
+        within.append([name_within(scope, name) for name in row])
     return within
+
+
+def name_within(scope: str, name: str) -> str:
+    """Return a variable's name without its tower's scope, such as ``tower1/``, if it has that."""
+    return name[len(scope) :] if name.startswith(scope) else name
 
 
 def tower_scopes(rows: Sequence[Sequence[str]]) -> List[str]:

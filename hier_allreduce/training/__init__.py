@@ -2,11 +2,11 @@
 
 ::
 
-    K×N (gradient, variable) pairs ─► all-reduce ─► update_towers       every tower updates its variables
-                                   └► update_at_mains                   each variable is updated once, and copied
-                                          └► copies ─► find_copies ─► broadcast, comparison
+    K×N pairs ─► all-reduce ─► update_towers       every tower updates its variables
+              └► update_at_mains                   each variable is updated once, and copied
+                     └► copies ─► find_copies ─► broadcast, comparison
 
-``update`` is to be read first. Both front ends, ``optimizer`` here and tensorpack's trainer, call it.
+Read ``update`` first. Both front ends, ``optimizer`` here and tensorpack's trainer, call it.
 """
 
 from .optimizer import TowerOptimizer

@@ -29,9 +29,11 @@ class TowerOptimizer:
 
     ::
 
-        optimizer = hier_allreduce.TowerOptimizer(tf.compat.v1.train.AdamOptimizer(1e-3), ["/gpu:0", "/gpu:1"])
+        devices = ["/gpu:0", "/gpu:1"]
+        adam = tf.compat.v1.train.AdamOptimizer(1e-3)
+        optimizer = hier_allreduce.TowerOptimizer(adam, devices)
         rows = []
-        for k, device in enumerate(["/gpu:0", "/gpu:1"]):
+        for k, device in enumerate(devices):
             with tf.device(device), tf.compat.v1.variable_scope(f"tower{k}"):
                 loss = model(batches[k])
                 rows.append(optimizer.compute_gradients(loss, var_list=…))
@@ -40,12 +42,13 @@ class TowerOptimizer:
         session.run(tf.compat.v1.global_variables_initializer())   # or restore a checkpoint
         session.run(optimizer.init_op)
 
-    On one host, ``MonitoredTrainingSession(hooks=[optimizer.hook()])`` runs ``init_op`` by itself. With several losses,
-    call ``apply_gradients`` for each, of another optimizer if it has work once a step, such as Adam. Run two train ops
-    for the same variables in different steps.
+    On one host, ``MonitoredTrainingSession(hooks=[optimizer.hook()])`` runs ``init_op`` by itself.
+    With several losses, call ``apply_gradients`` for each, of another optimizer if it has work once
+    a step, such as Adam. Run two train ops for the same variables in different steps.
 
-    ``init_op`` and ``check_replicas`` cover the variables of all calls in the graph. They also cover variables created
-    later, such as moving averages, whose names differ by the towers' scopes only. Read them when all of these exist.
+    ``init_op`` and ``check_replicas`` cover the variables of all calls in the graph. They also
+    cover variables created later, such as moving averages, whose names differ by the towers' scopes
+    only. Read them when all of these exist.
 
     Attributes:
         devices: the K devices.
@@ -65,24 +68,29 @@ class TowerOptimizer:
         """Check the options. This adds no ops.
 
         Args:
-            optimizer: a ``tf.compat.v1.train.Optimizer``. It is called once for each tower, with ``update="main"`` only
-                once, and does not get the global step.
+            optimizer: a ``tf.compat.v1.train.Optimizer``. It is called once for each tower, with
+                ``update="main"`` only once, and does not get the global step.
             devices: K devices, as in :func:`hier_allreduce.allreduce_grads`.
-            average: True for the mean of the gradients over all towers, False for their sum. If the optimizer was tuned
-                for the mean, divide its learning rate by K, or multiply the epsilon of Adam, Adagrad or RMSProp by K.
+            average: True for the mean of the gradients over all towers, False for their sum. If the
+                optimizer was tuned for the mean, divide its learning rate by K, or multiply the
+                epsilon of Adam, Adagrad or RMSProp by K.
             strategy: how to reduce, as in :func:`hier_allreduce.allreduce_grads`.
-            update: ``"replicated"``: every tower updates its variables. ``"main"``: each variable's main updates it
-                once and copies the new value to the other towers, so that slots exist once, spread over the devices.
-                They have the names of tower 0's slots: checkpoints restore them on any number of towers.
-            broadcast_every: the number of steps after which the hook runs ``init_op`` again; 0: only at the start.
-            check_replicas_every: the number of steps between the hook's comparisons of the towers; 0: never. A step of
-                the hook is a call of the session's ``run``.
-            cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. The gradients of all of
-                them are reduced. Run ``cluster.broadcast(tf.compat.v1.global_variables())`` on all hosts before
+            update: ``"replicated"``: every tower updates its variables. ``"main"``: each variable's
+                main updates it once and copies the new value to the other towers, so that slots
+                exist once, spread over the devices. They have the names of tower 0's slots:
+                checkpoints restore them on any number of towers.
+            broadcast_every: the number of steps after which the hook runs ``init_op`` again; 0:
+                only at the start.
+            check_replicas_every: the number of steps between the hook's comparisons of the towers;
+                0: never. A step of the hook is a call of the session's ``run``.
+            cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. The
+                gradients of all of them are reduced. Run
+                ``cluster.broadcast(tf.compat.v1.global_variables())`` on all hosts before
                 ``init_op``, which copies inside this host only.
 
         Raises:
-            HierAllreduceError: a device or another option is invalid, or ``optimizer`` is not a v1 optimizer.
+            HierAllreduceError: a device or another option is invalid, or ``optimizer`` is not a v1
+                optimizer.
         """
         if not isinstance(optimizer, tf1.train.Optimizer):
             raise HierAllreduceError(
@@ -97,16 +105,20 @@ class TowerOptimizer:
         )
         check_optimizer(optimizer)
         self.devices = device_strings(devices)
-        self._optimizer, self._average, self._strategy = optimizer, average, strategy_from(strategy)
-        self._at_mains, self._cluster = update == "main", cluster
-        self._broadcast_every, self._check_every = broadcast_every, check_replicas_every
+        self._optimizer = optimizer
+        self._average = average
+        self._strategy = strategy_from(strategy)
+        self._at_mains = update == "main"
+        self._cluster = cluster
+        self._broadcast_every = broadcast_every
+        self._check_every = check_replicas_every
         self._graph: Any = None
         self._updated: ReplicatedVariables = []  # in this graph
         self._ops: Dict[Any, Any] = {}  # for the copies that existed when they were built
 
     @without_autograph
     def compute_gradients(self, *args: Any, **kwargs: Any) -> List[Any]:
-        """Return one tower's N (gradient, variable) pairs: the optimizer's ``compute_gradients``."""
+        """Return one tower's N (gradient, variable) pairs, which the optimizer computes."""
         return list(self._optimizer.compute_gradients(*args, **kwargs))
 
     @without_autograph
@@ -120,23 +132,26 @@ class TowerOptimizer:
         """Build the train op: reduce, update every tower, count the step.
 
         Args:
-            tower_grads_and_vars: K×N (gradient, variable) pairs, each tower with its variables. A variable without a
-                gradient on any tower is left alone.
+            tower_grads_and_vars: K×N (gradient, variable) pairs, each tower with its variables. A
+                variable without a gradient on any tower is left alone.
             global_step: a variable to add 1 to, once a step.
             name: the name of the op.
-            arguments: other arguments of the optimizer's ``apply_gradients``, such as ``decay_var_list`` of contrib's
-                ``AdamWOptimizer``. Each tower's update gets its own variables in place of any tower's.
+            arguments: other arguments of the optimizer's ``apply_gradients``, such as
+                ``decay_var_list`` of contrib's ``AdamWOptimizer``. Each tower's update gets its own
+                variables in place of any tower's.
 
         Raises:
-            HierAllreduceError: an invalid global step or name, or an argument that the optimizer does not have; or the
-                rows, or their variables and gradients, do not match the devices or each other; or the optimizer cannot
-                update towers, see ``training/update.py`` and ``sharded_update.py``; or there is no graph to build in.
+            HierAllreduceError: an invalid global step or name, or an argument that the optimizer
+                does not have; or the rows, or their variables and gradients, do not match the
+                devices or each other; or the optimizer cannot update towers, see
+                ``training/update.py`` and ``sharded_update.py``; or there is no graph to build in.
             ValueError: from TensorFlow: no variable has a gradient.
         """
         if not builds_for_session():
             raise HierAllreduceError(
-                "a TowerOptimizer builds the train op of a graph: call tf.compat.v1.disable_eager_execution() first, or"
-                " build inside `with tf.Graph().as_default():`; eagerly and in a tf.function, use"
+                "a TowerOptimizer builds the train op of a graph: call"
+                " tf.compat.v1.disable_eager_execution() first, or build inside `with"
+                " tf.Graph().as_default():`; eagerly and in a tf.function, use"
                 " hier_allreduce.allreduce_grads"
             )
         check_scope(name or "train_op")
@@ -161,7 +176,8 @@ class TowerOptimizer:
             )
             op, copies = update_towers(self._optimizer, reduced, self.devices, arguments=arguments)
         if graph is not self._graph:
-            self._graph, self._ops = graph, {}
+            self._graph = graph
+            self._ops = {}
         self._updated = [[*row, *others] for row, others in zip(earlier, copies)]
         with tf.control_dependencies([op]):
             counted = op if global_step is None else tf1.assign_add(global_step, 1).op
@@ -182,20 +198,22 @@ class TowerOptimizer:
     def init_op(self) -> Any:
         """Copies tower 0's variables to the other towers.
 
-        Run it once the variables have their values, and whenever the towers are to be equal again. Variables that are
-        local on tower 0, such as metrics, are not copied. Others that have to differ, such as the state of a
-        ``tf.random.Generator``, belong outside the towers' scopes.
+        Run it once the variables have their values, and whenever the towers are to be equal again.
+        Variables that are local on tower 0, such as metrics, are not copied. Others that have to
+        differ, such as the state of a ``tf.random.Generator``, belong outside the towers' scopes.
 
         Raises:
-            HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a finalized graph.
+            HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a
+                finalized graph.
         """
         return self._op(broadcast)
 
     def check_replicas(self, session: Any) -> Drift:
-        """Return the largest difference between this host's towers now; ``print`` shows it as a sentence.
+        """Return the largest difference between this host's towers now; it prints as a sentence.
 
         Raises:
-            HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a finalized graph.
+            HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a
+                finalized graph.
         """
         drift: Drift = self._op(comparison)(session)
         compared = {id(var) for row in self._copies() for var in row}
@@ -205,20 +223,23 @@ class TowerOptimizer:
         )
 
     def hook(self) -> Any:
-        """Return a ``SessionRunHook`` that runs ``init_op`` and later broadcasts, and compares the towers.
+        """Return a ``SessionRunHook`` that runs ``init_op``, broadcasts again, and compares towers.
 
-        With a cluster of several hosts, the hook raises a ``ClusterError`` for a session that is not the cluster's.
+        With a cluster of several hosts, the hook raises a ``ClusterError`` for a session that is
+        not the cluster's.
         """
         return _Hook(self)
 
     def scaffold(self, **options: Any) -> Any:
-        """Return a ``Scaffold``, with other ``options``, that saves tower 0 only: any number of towers can restore it.
+        """Return a ``Scaffold`` that saves tower 0 only, for any number of towers to restore.
 
         ::
 
-            MonitoredTrainingSession(checkpoint_dir=…, scaffold=optimizer.scaffold(), hooks=[optimizer.hook()])
+            scaffold, hook = optimizer.scaffold(), optimizer.hook()
+            MonitoredTrainingSession(checkpoint_dir=…, scaffold=scaffold, hooks=[hook])
 
-        Variables of the other towers get initial values in every new session, and tower 0's by the hook.
+        Variables of the other towers get initial values in every new session, and tower 0's by the
+        hook.
         """
         others = [var for row in self._copies()[1:] for var in row]
         copied = set(map(id, others))
@@ -237,20 +258,22 @@ class TowerOptimizer:
         """Return the copies among the variables that exist now."""
         if not any(self._updated):
             raise HierAllreduceError(
-                "call apply_gradients first: which variables to initialize and compare is known only afterwards"
+                "call apply_gradients first: which variables to initialize and compare is known"
+                " only afterwards"
             )
         with self._graph.as_default():
             return find_copies(self._updated, self.devices)
 
     def _op(self, function: Any) -> Any:
-        """Return the op, or the comparison, of the copies: built once for the variables that exist now."""
+        """Return the op, or the comparison, of the copies that exist now; it is built once."""
         copies = self._copies()
         key = function, tuple(var.op.name for var in copies[0])
         if key not in self._ops:
             if self._graph.finalized:
                 raise HierAllreduceError(
-                    "the graph is finalized, and copying or comparing the towers' variables needs new ops; read init_op"
-                    " and call check_replicas once before, when all variables exist, or use TowerOptimizer.hook()"
+                    "the graph is finalized, and copying or comparing the towers' variables needs"
+                    " new ops; read init_op and call check_replicas once before, when all"
+                    " variables exist, or use TowerOptimizer.hook()"
                 )
             with self._graph.as_default(), outside_control_flow():
                 self._ops[key] = function(copies, self.devices)
@@ -259,7 +282,8 @@ class TowerOptimizer:
 
 class _Hook(tf1.train.SessionRunHook):
     def __init__(self, owner: TowerOptimizer):
-        self._owner, self._steps = owner, 0
+        self._owner = owner
+        self._steps = 0
 
     def begin(self) -> None:
         self._start = self._owner.init_op
@@ -272,7 +296,8 @@ class _Hook(tf1.train.SessionRunHook):
         session.run(self._start)
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        owner, session = self._owner, run_context.session
+        owner = self._owner
+        session = run_context.session
         self._steps += 1
         if owner._check_every and self._steps % owner._check_every == 0:
             found = owner.check_replicas(session)

@@ -2,10 +2,11 @@
 
 ::
 
-    K×N gradients ─► reduced to each variable's main ─► updated there, once ─► new values copied to all towers
+    K×N gradients ─► reduced to each variable's main ─► updated there ─► new values copied to all
 
-The optimizer gets the mains' variables under the names of tower 0's. So slots exist once, at the mains, and have the
-names that they have on one device: a ``Saver`` and ``tf.train.Checkpoint`` restore them on any number of towers.
+The optimizer gets the mains' variables under the names of tower 0's. So slots exist once, at the
+mains, and have the names that they have on one device: a ``Saver`` and ``tf.train.Checkpoint``
+restore them on any number of towers.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import tensorflow as tf
 from ..compat import outside_control_flow, tf1
 from ..errors import HierAllreduceError
 from ..graph import add_ops, copy_from_roots, plan_gradients, sums_only
+from ..graph.columns import grads_in, variables_in
 from ..graph.layout import Layout
 from ..graph.names import variable_names, where
 from ..planning import Strategy
@@ -41,27 +43,28 @@ def update_at_mains(
     strategy: Strategy,
     cluster: Optional[Cluster] = None,
 ) -> Tuple[Any, ReplicatedVariables]:
-    """Reduce to the mains, update there once, and copy the new values over the same plan to all towers.
+    """Reduce to the mains, update there once, and copy the new values back over the same plan.
 
-    Source: Chainer's MultiprocessParallelUpdater. There one device is the main of all variables; here mains hold about
-    equal bytes, also if a graph has several such updates.
+    Source: Chainer's MultiprocessParallelUpdater. There one device is the main of all variables;
+    here mains hold about equal bytes, also if a graph has several such updates.
 
-    Arguments and errors are those of :func:`hier_allreduce.allreduce_grads_and_vars`, with ``rows`` from
-    :func:`.update.check_variables`. A variable that is in its row twice, or has slots at another main, is an error too.
-    So is an optimizer that uses a variable of another tower than its main; this is found only once the ops are there.
-    Returns the op, and the copies that it updates.
+    Arguments and errors are those of :func:`hier_allreduce.allreduce_grads_and_vars`, with ``rows``
+    from :func:`.update.check_variables`. A variable that is in its row twice, or has slots at
+    another main, is an error too. So is an optimizer that uses a variable of another tower than its
+    main; this is found only once the ops are there. Returns the op, and the copies that it updates.
     """
     names = variable_names(rows, devices)
-    grads = [[grad for grad, _ in row] for row in rows]
-    variables = [[var for _, var in row] for row in rows]
+    grads = list(map(grads_in, rows))
+    variables = list(map(variables_in, rows))
     _check_each_is_once(variables, devices, names)
     updates = _updates_of_graph()
     load = updates.load(optimizer, variables[0], devices)
     layout = plan_gradients(grads, devices, average, strategy, cluster, names, load)
     mains = layout.roots()
-    views = {n: under_name_of(variables[0][n], variables[main][n]) for n, main in mains.items()}
     optimizers = held_by(optimizer)
+    views = {}
     for n, main in mains.items():
+        views[n] = under_name_of(variables[0][n], variables[main][n])
         _check_slots_are_here(optimizers, views[n], where(main, devices, n, names))
     updates.add(layout, load)
 
@@ -77,7 +80,8 @@ def update_at_mains(
     added = graph.get_operations()[earlier:]
     _check_uses_mains_only(type(optimizer).__name__, added, variables, layout)
     warn_of_moved_updates(type(optimizer).__name__, added)
-    let_writes_wait(added, [(reduced[main][n], variables[main][n]) for n, main in mains.items()])
+    updates_of_mains = [(reduced[main][n], variables[main][n]) for n, main in mains.items()]
+    let_writes_wait(added, updates_of_mains)
     note_copies(variables, devices)
     return tf.group(updated, *_copy_variables(variables, layout, updated)), variables
 
@@ -92,12 +96,13 @@ def _copy_variables(variables: ReplicatedVariables, layout: Layout, updated: Any
     ops = []
     for tower, copied in enumerate(copy_from_roots(values, layout)):  # K × N
         with tf1.device(layout.devices[tower]):
-            from_others = [n for n, main in mains.items() if main != tower]
-            ops += [variables[tower][n].assign(copied[n]).op for n in from_others]
+            for n, main in mains.items():
+                if main != tower:
+                    ops.append(variables[tower][n].assign(copied[n]).op)
     return ops
 
 
-# ---- checks ------------------------------------------------------------------------------------------
+# ---- checks --------------------------------------------------------------------------------------
 
 
 def _check_each_is_once(
@@ -109,8 +114,8 @@ def _check_each_is_once(
         for n, var in enumerate(row):
             if first.setdefault(id(var), n) != n:
                 raise HierAllreduceError(
-                    f"{where(tower, devices, n, names)}: the variable is in this row twice, and two mains would update"
-                    " it; add up its gradients, or use update='replicated'"
+                    f"{where(tower, devices, n, names)}: the variable is in this row twice, and two"
+                    " mains would update it; add up its gradients, or use update='replicated'"
                 )
 
 
@@ -124,24 +129,27 @@ def _check_uses_mains_only(
             name = row[n].op.name
             if tower != main and name in used:
                 raise HierAllreduceError(
-                    f"{kind}: the update uses {name!r} of {where(tower, layout.devices)}, and the variable's main is"
-                    f" {where(main, layout.devices)}. Use the variables that apply_gradients gets, or"
-                    " update='replicated'"
+                    f"{kind}: the update uses {name!r} of {where(tower, layout.devices)}, and the"
+                    f" variable's main is {where(main, layout.devices)}. Use the variables that"
+                    " apply_gradients gets, or update='replicated'"
                 )
 
 
 def _check_slots_are_here(optimizers: Sequence[Any], view: Any, place: str) -> None:
     """Check that a variable has no slots on another device than its own."""
-    slots = [inner.get_slot(view, name) for inner in optimizers for name in inner.get_slot_names()]
+    slots = []
+    for inner in optimizers:
+        slots += [inner.get_slot(view, name) for name in inner.get_slot_names()]
     for slot in slots:
         if slot is not None and slot.device != view.device:
             raise HierAllreduceError(
-                f"{place}: this would be the variable's main, and an earlier apply_gradients made its slots on"
-                f" {slot.device}; choose Strategy(main=0), or give each loss a TowerOptimizer with another optimizer"
+                f"{place}: this would be the variable's main, and an earlier apply_gradients made"
+                f" its slots on {slot.device}; choose Strategy(main=0), or give each loss a"
+                " TowerOptimizer with another optimizer"
             )
 
 
-# ---- bytes on the mains -------------------------------------------------------------------------------
+# ---- bytes on the mains --------------------------------------------------------------------------
 
 
 class _Updates:
@@ -157,7 +165,8 @@ class _Updates:
         An optimizer that updates the same variables again gets the same load, because their slots
         cannot move. It is known by its id, because its slots would keep the graph alive.
         """
-        key = id(optimizer), tuple(map(id, variables)), tuple(devices)
+        ids = tuple(map(id, variables))
+        key = id(optimizer), ids, tuple(devices)
         if key not in self._loads:
             sizes = [var.dtype.size * (var.shape.num_elements() or 0) for var in variables]
             self._loads[key] = Load(sizes, [self._bytes[device] for device in devices])

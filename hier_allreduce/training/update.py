@@ -1,16 +1,25 @@
-"""The update of K towers, for every front end: each tower updates its variables, with one optimizer object."""
+"""The update of K towers, for every front end: one optimizer updates each tower's variables."""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import warnings
+from collections import Counter
 from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence, Tuple
 
 import tensorflow as tf
 
 from ..compat import is_resource, outside_control_flow, tf1
 from ..errors import HierAllreduceError
-from ..graph.columns import VAR_LIST_ADVICE, check_average, checked_pairs, dtype_of, static_shape
+from ..graph.columns import (
+    VAR_LIST_ADVICE,
+    check_average,
+    checked_pairs,
+    dtype_of,
+    static_shape,
+    variables_in,
+)
 from ..graph.devices import device_fields
 from ..graph.names import where
 from .replicas import ReplicatedVariables, all_variables, note_copies, with_created
@@ -24,7 +33,7 @@ _AT_MAINS = "or use update='main', which updates each variable once"
 
 
 def check_options(average: Any, update: Any, **counts: Any) -> None:
-    """Raise a HierAllreduceError if an option of ``TowerOptimizer`` or ``HierarchicalTrainer`` is invalid."""
+    """Raise a HierAllreduceError if an option of a front end is invalid."""
     check_average(average)
     if update not in ("replicated", "main"):
         raise HierAllreduceError(f"update={update!r} is unknown; there are 'replicated', 'main'")
@@ -39,12 +48,15 @@ def check_variables(
     """Return K rows of N (gradient, variable) pairs, as tuples.
 
     Raises:
-        HierAllreduceError: as :func:`.columns.checked_pairs`; or towers share a variable, or pair it with others than
-            ``earlier`` copies do; or it is a reference variable, or does not fit its gradient.
+        HierAllreduceError: as :func:`.columns.checked_pairs`; or towers share a variable, or pair
+            it with others than ``earlier`` copies do; or it is a reference variable, or does not
+            fit its gradient.
     """
     rows = checked_pairs(rows, devices)
     owner: Dict[int, int] = {}  # the tower of each id(variable)
-    columns = {id(var): column for column in zip(*earlier) for var in column}
+    columns: Dict[int, Any] = {}  # the column of each id(variable)
+    for column in zip(*earlier):
+        columns.update({id(var): column for var in column})
     for tower, row in enumerate(rows):
         names = [var.op.name for _, var in row]
         for n, (grad, var) in enumerate(row):
@@ -52,15 +64,15 @@ def check_variables(
             fault = _fault_of_variable(var, grad)
             if owner.setdefault(id(var), tower) != tower:
                 fault = (
-                    f"the same variable is in the row of {where(owner[id(var)], devices)}; give every tower a copy;"
-                    f" {VAR_LIST_ADVICE}"
+                    f"the same variable is in the row of {where(owner[id(var)], devices)}; give"
+                    f" every tower a copy; {VAR_LIST_ADVICE}"
                 )
             column = columns.get(id(var)) or columns.get(id(first))
             if column and not fault and (column[0] is not first or column[tower] is not var):
                 fault = (
-                    f"it is listed as a copy of {first.op.name!r}, but in an earlier apply_gradients"
-                    f" {column[tower].op.name!r} was the copy of {column[0].op.name!r}; list the variables in one order"
-                    " on every tower"
+                    f"it is listed as a copy of {first.op.name!r}, but in an earlier"
+                    f" apply_gradients {column[tower].op.name!r} was the copy of"
+                    f" {column[0].op.name!r}; list the variables in one order on every tower"
                 )
             if fault:
                 raise HierAllreduceError(f"{where(tower, devices, n, names)}: {fault}")
@@ -71,8 +83,9 @@ def _fault_of_variable(var: Any, grad: Any) -> str:
     """Return why a variable cannot be updated with a gradient; "" if it can."""
     if not is_resource(var):
         return (
-            "a reference variable, which an update may overwrite while a gradient still reads it; create it with"
-            " use_resource=True, or call tf.compat.v1.enable_resource_variables() first"
+            "a reference variable, which an update may overwrite while a gradient still reads it;"
+            " create it with use_resource=True, or call tf.compat.v1.enable_resource_variables()"
+            " first"
         )
     if not isinstance(grad, (tf.Tensor, tf.IndexedSlices)):
         return ""  # None; anything else is refused before it is added up
@@ -80,8 +93,8 @@ def _fault_of_variable(var: Any, grad: Any) -> str:
     if dtype_of(grad) == dtype_of(var) and shape.is_compatible_with(var.shape):
         return ""
     return (
-        f"a gradient of {grad.dtype.name} {shape} for {var.dtype.name} {var.shape}; pair each gradient with its"
-        " variable, and cast it to the variable's dtype"
+        f"a gradient of {grad.dtype.name} {shape} for {var.dtype.name} {var.shape}; pair each"
+        " gradient with its variable, and cast it to the variable's dtype"
     )
 
 
@@ -92,11 +105,13 @@ def update_towers(
     scope: Callable[[int], ContextManager] = lambda tower: contextlib.nullcontext(),
     arguments: Optional[Dict[str, Any]] = None,
 ) -> Tuple[Any, ReplicatedVariables]:
-    """Update the variables of each tower on its device; return the op, and the copies that it updates or created.
+    """Update the variables of each tower on its device.
 
-    The towers share ``optimizer``. In every update it sees the variables under tower 0's names, and has a state of the
-    tower: see ``views.py``. Only a loss scale is one for all towers, and is adapted once, from the first tower's
-    gradients.
+    Returns the op, and the copies among the variables that it updates or created.
+
+    The towers share ``optimizer``. In every update it sees the variables under tower 0's names, and
+    has a state of the tower: see ``views.py``. Only a loss scale is one for all towers, and is
+    adapted once, from the first tower's gradients.
 
     Args:
         optimizer: a ``tf.compat.v1.train.Optimizer``.
@@ -106,18 +121,20 @@ def update_towers(
         arguments: more arguments of the optimizer's ``apply_gradients``.
 
     Raises:
-        HierAllreduceError: an earlier update has the same optimizer, and it has a state of its own. Or, found only once
-            the ops are there: updates of several towers write one variable, or do not write alike, or one draws random
-            numbers, calls Python or reads the clock. Then the graph keeps the ops: build the model in a new graph.
+        HierAllreduceError: an earlier update has the same optimizer, and it has a state of its own.
+            Or, found only once the ops are there: updates of several towers write one variable, or
+            do not write alike, or one draws random numbers, calls Python or reads the clock. Then
+            the graph keeps the ops: build the model in a new graph.
     """
     optimizers = held_by(optimizer)
     if len(devices) > 1:
         _check_has_no_state(optimizers)
-    variables = [[var for _, var in row] for row in rows]
+    variables = list(map(variables_in, rows))
     views = TowerViews(variables, optimizers)
     graph = tf1.get_default_graph()
     ops: List[Any] = []
-    created, added = [], []
+    created = []
+    added = []
     with patched(_loss_scales(optimizers), "update", once):
         for tower, device in enumerate(devices):
             earlier_ops = len(graph.get_operations())
@@ -127,12 +144,13 @@ def update_towers(
                 grads = [with_rows_on_gpu(grad) for grad, _ in rows[tower]]
                 pairs = list(zip(grads, views.rows[tower]))
                 ops.append(optimizer.apply_gradients(pairs, name=f"apply_grad_{tower}", **given))
-            created.append([var for var in all_variables() if id(var) not in earlier_variables])
+            now = all_variables()
+            created.append([var for var in now if id(var) not in earlier_variables])
             added.append(graph.get_operations()[earlier_ops:])
             let_writes_wait(added[tower], rows[tower])
     if len(devices) > 1:
         _check_updates(type(optimizer).__name__, rows, devices, added)
-    warn_of_moved_updates(type(optimizer).__name__, [op for ops in added for op in ops])
+    warn_of_moved_updates(type(optimizer).__name__, list(itertools.chain(*added)))
     copies = with_created(variables, created, views.names_on_tower_0)
     note_copies(copies, devices)
     return tf.group(*ops), copies
@@ -147,8 +165,9 @@ def _loss_scales(optimizers: Sequence[Any]) -> List[Any]:
 def with_rows_on_gpu(grad: Any) -> Any:
     """Return a gradient whose indices, if it is sparse, are int64 on a GPU.
 
-    There TensorFlow has int32 in host memory. An optimizer that adds up rows of equal indices would wait in each step
-    until the GPU has come so far that its unique indices can be copied to the host.
+    There TensorFlow has int32 in host memory. An optimizer that adds up rows of equal indices would
+    wait in each step until the GPU has come so far that its unique indices can be copied to the
+    host.
     """
     if not isinstance(grad, tf.IndexedSlices) or grad.indices.dtype != tf.int32:
         return grad
@@ -158,19 +177,20 @@ def with_rows_on_gpu(grad: Any) -> Any:
 
 
 def warn_of_moved_updates(kind: str, ops: Sequence[Any]) -> None:
-    """Warn, if among the ``ops`` of an optimizer are updates that TensorFlow cannot make on their GPU."""
+    """Warn if an optimizer's ``ops`` have updates that TensorFlow cannot make on their GPU."""
     for op_type, names in without_gpu_kernel(ops).items():
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
         advice = "use another optimizer"
         if "Sparse" in op_type:
             advice = (
-                "use an optimizer whose sparse update has one (Adagrad, Adam, Ftrl, gradient descent), or"
-                " Strategy(sparse='dense'), with which a step also changes the rows that it did not read"
+                "use an optimizer whose sparse update has one (Adagrad, Adam, Ftrl, gradient"
+                " descent), or Strategy(sparse='dense'), with which a step also changes the rows"
+                " that it did not read"
             )
         warnings.warn(
-            f"{kind}: TensorFlow has no GPU kernel of {op_type}, which updates {names[0]!r}{others}. With"
-            " allow_soft_placement=True it keeps these variables on the CPU and says nothing, else the session fails;"
-            f" {advice}",
+            f"{kind}: TensorFlow has no GPU kernel of {op_type}, which updates"
+            f" {names[0]!r}{others}. With allow_soft_placement=True it keeps these variables on"
+            f" the CPU and says nothing, else the session fails; {advice}",
             stacklevel=5,  # the call of apply_gradients
         )
 
@@ -182,39 +202,50 @@ def _check_has_no_state(optimizers: Sequence[Any]) -> None:
     for inner in optimizers:
         if any(var.graph is graph for var in getattr(inner, "_non_slot_dict", {}).values()):
             raise HierAllreduceError(
-                f"{type(inner).__name__}: an earlier apply_gradients has the same one. Each train op would change its"
-                " state (Adam: the beta powers) once a step, so that the towers of the other one would use it half"
-                " changed, and would diverge. Give each loss a TowerOptimizer with another optimizer, or add the losses"
-                " up, or use update='main'"
+                f"{type(inner).__name__}: an earlier apply_gradients has the same one. Each train"
+                " op would change its state (Adam: the beta powers) once a step, so that the"
+                " towers of the other one would use it half changed, and would diverge. Give each"
+                " loss a TowerOptimizer with another optimizer, or add the losses up, or use"
+                " update='main'"
             )
 
 
 def _check_updates(
     kind: str, rows: Sequence[Pairs], devices: Sequence[Any], added: Sequence[Sequence[Any]]
 ) -> None:
-    """Check that K updates, with K lists of ``added`` ops, change the towers alike and no variable twice."""
+    """Check that K updates, with K lists of ``added`` ops, are alike and share no variable."""
     for phrase in unequal_ops(added[0]):
         raise HierAllreduceError(
-            f"{kind}: the update of {where(0, devices)} {phrase}, which no two towers would do alike, and they would"
-            f" diverge. Do this once, before the all-reduce, {_AT_MAINS}"
+            f"{kind}: the update of {where(0, devices)} {phrase}, which no two towers would do"
+            f" alike, and they would diverge. Do this once, before the all-reduce, {_AT_MAINS}"
         )
     writes = [written_by(ops) for ops in added]
+    _check_each_writes_its_own(kind, devices, writes)
+    for tower, row in enumerate(rows):
+        for n, (_, var) in enumerate(row):
+            first_var = rows[0][n][1]
+            count = writes[tower][var.op.name]
+            expected = writes[0][first_var.op.name]
+            if count != expected:
+                raise HierAllreduceError(
+                    f"{kind}: the update of {where(tower, devices)} writes {var.op.name!r} {count}"
+                    f" times, that of tower 0 writes {first_var.op.name!r} {expected} times, and"
+                    " the towers would diverge. Let the optimizer do the same for every tower,"
+                    f" {_AT_MAINS}"
+                )
+
+
+def _check_each_writes_its_own(
+    kind: str, devices: Sequence[Any], writes: Sequence[Counter]
+) -> None:
+    """Check that no variable is written by several towers' updates."""
     writer: Dict[str, int] = {}
     for tower, counts in enumerate(writes):
         for name in counts:
             first = writer.setdefault(name, tower)
             if first != tower:
                 raise HierAllreduceError(
-                    f"{kind}: the updates of {where(first, devices)} and of {where(tower, devices)} both write"
-                    f" {name!r}, which would change more than once a step. Create one for each tower, {_AT_MAINS}"
-                )
-    for tower, row in enumerate(rows):
-        for (_, var), (_, first_var) in zip(row, rows[0]):
-            count = writes[tower][var.op.name]
-            expected = writes[0][first_var.op.name]
-            if count != expected:
-                raise HierAllreduceError(
-                    f"{kind}: the update of {where(tower, devices)} writes {var.op.name!r} {count} times, that of"
-                    f" tower 0 writes {first_var.op.name!r} {expected} times, and the towers would diverge. Let the"
-                    f" optimizer do the same for every tower, {_AT_MAINS}"
+                    f"{kind}: the updates of {where(first, devices)} and of {where(tower, devices)}"
+                    f" both write {name!r}, which would change more than once a step. Create one"
+                    f" for each tower, {_AT_MAINS}"
                 )

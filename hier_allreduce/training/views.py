@@ -1,12 +1,12 @@
-"""Variables as the update of each tower sees them: with one device's names, and a state of the tower's own.
+"""Variables as the update of each tower sees them: with one device's names, and their own state.
 
 An optimizer may choose by a variable's name, and may keep state under names that it makes up. On K
 towers every update shall choose and keep alike. So the optimizer gets tower 1's variables as
 *views* that have the names of tower 0's::
 
     tower 1's variable         tower1/norm/gamma
-    the optimizer sees         tower0/norm/gamma              "no decay for norm/" holds on every tower
-    its slot                   tower1/norm/gamma/Adam         slots belong to the variable, not to the view
+    the optimizer sees         tower0/norm/gamma        "no decay for norm/" holds on every tower
+    its slot                   tower1/norm/gamma/Adam   a slot belongs to the variable, not the view
     its get_variable(…)        tower0/norm/gamma/adam_m  ─►   tower1/norm/gamma/adam_m
                                lamb/step                 ─►   tower1/lamb/step
     its beta powers            beta1_power               ─►   tower1/beta1_power
@@ -36,7 +36,7 @@ _SLOT_METHODS = (
 
 
 def under_name_of(first: Any, var: Any) -> Any:
-    """Return a view of ``var`` with the names of its copy ``first``, also for slots and checkpoints.
+    """Return a view of ``var`` with the names of its copy ``first``, for slots and checkpoints too.
 
     A set or a list of variables that has ``first`` has the view too, because a choice by variables
     lists tower 0's at least. TensorFlow keys state by ``ref()``, which is that of ``var``.
@@ -97,7 +97,8 @@ class TowerViews:
         optimizers: an optimizer, and all optimizers that it wraps.
 
     Attributes:
-        rows: K rows of N variables as the optimizer sees them: tower 0's are the variables themselves.
+        rows: K rows of N variables as the optimizer sees them: tower 0's are the variables
+            themselves.
         names_on_tower_0: of variables that other towers' updates created, by ``id(variable)``.
     """
 
@@ -116,7 +117,7 @@ class TowerViews:
         self._keeps_names = False
 
     def argument(self, value: Any, tower: int) -> Any:
-        """Return an argument of ``apply_gradients``, with ``tower``'s views for trained variables."""
+        """Return an argument of ``apply_gradients``, in which variables are ``tower``'s views."""
         if isinstance(value, dict):
             keys = self.argument(list(value), tower)
             values = self.argument(list(value.values()), tower)
@@ -139,7 +140,7 @@ class TowerViews:
             yield
 
     def _enter_own_state(self, contexts: contextlib.ExitStack, tower: int) -> None:
-        """Give the optimizers empty state for this tower; slots belong to the variables themselves."""
+        """Give the optimizers empty state for this tower; a slot belongs to a view's variable."""
         create_non_slot = functools.partial(self._create_non_slot, tower)
 
         def of_variable(method: Callable) -> Callable:
@@ -238,8 +239,9 @@ def _local_towers(rows: Sequence[Sequence[Any]]) -> Set[int]:
 
 def _own_names(row: Sequence[Any], first_row: Sequence[Any]) -> Dict[str, str]:
     """Return a tower's name for each variable, by tower 0's name and by the tower's own one."""
-    names = {var.op.name: var.op.name for var in row}
-    names.update({first.op.name: var.op.name for var, first in zip(row, first_row)})
+    names = {var.op.name: str(var.op.name) for var in row}
+    for var, first in zip(row, first_row):
+        names[first.op.name] = str(var.op.name)
     return names
 
 
@@ -250,12 +252,13 @@ def _renamed(name: str, own_names: Dict[str, str]) -> Optional[str]:
         for end in range(len(levels), start, -1):
             own = own_names.get("/".join(levels[start:end]))
             if own is not None:
-                return "/".join([*levels[:start], own, *levels[end:]])
+                renamed = [*levels[:start], own, *levels[end:]]
+                return "/".join(renamed)
     return None
 
 
 def _free(name: str) -> str:
-    """Return ``name``, with a number if a variable is called so already: as TensorFlow numbers slots."""
+    """Return ``name``, numbered as TensorFlow numbers slots if a variable is called so already."""
     taken = _names_now()
     end = "/" if name.endswith("/") else ""
     base = name.rstrip("/")

@@ -1,6 +1,7 @@
 """Optimizers inside other optimizers: finding them, checking them, and patching them for a while.
 
-K towers share one optimizer object, so some of its methods are replaced while the towers' updates are built.
+K towers share one optimizer object, so some of its methods are replaced while the towers' updates
+are built.
 """
 
 from __future__ import annotations
@@ -16,46 +17,56 @@ _UNORDERED = ("tensorpack.tfutils.optimizer", "AccumGradOptimizer")
 
 
 def held_by(optimizer: Any) -> List[Any]:
-    """Return ``optimizer`` and all optimizers that it wraps, also in lists, from outside to inside."""
+    """Return ``optimizer`` and all that it wraps, also in lists, from outside to inside."""
     optimizers = [optimizer]
     for holder in optimizers:  # the list grows while it is read
         for value in vars(holder).values():
-            values = value.values() if isinstance(value, dict) else value
-            is_container = isinstance(value, (dict, list, tuple))
-            for inner in values if is_container else [value]:
-                if isinstance(inner, tf1.train.Optimizer) and inner not in optimizers:
-                    optimizers.append(inner)
+            inside = _optimizers_in(value)
+            optimizers += [inner for inner in inside if inner not in optimizers]
     return optimizers
+
+
+def _optimizers_in(value: Any) -> List[Any]:
+    """Return a value, or the values of a container, if they are optimizers, each once."""
+    values = [value]
+    if isinstance(value, dict):
+        values = list(value.values())
+    elif isinstance(value, (list, tuple)):
+        values = list(value)
+    optimizers = [each for each in values if isinstance(each, tf1.train.Optimizer)]
+    return list(dict.fromkeys(optimizers))
 
 
 def check_optimizer(optimizer: Any) -> None:
     """Check that ``optimizer`` can update towers.
 
     Raises:
-        HierAllreduceError: it is or wraps a ``SyncReplicasOptimizer``, one of contrib's optimizer_v2, or tensorpack's
-            ``AccumGradOptimizer``.
+        HierAllreduceError: it is or wraps a ``SyncReplicasOptimizer``, one of contrib's
+            optimizer_v2, or tensorpack's ``AccumGradOptimizer``.
     """
     for inner in held_by(optimizer):
         if isinstance(inner, tf1.train.SyncReplicasOptimizer):
             raise HierAllreduceError(
-                f"{type(inner).__name__} collects gradients of parameter servers' workers; towers' gradients are added"
-                " up already: use the optimizer inside it"
+                f"{type(inner).__name__} collects gradients of parameter servers' workers; towers'"
+                " gradients are added up already: use the optimizer inside it"
             )
         if any(base.__module__.startswith(_OTHER_METHODS) for base in type(inner).__mro__):
             raise HierAllreduceError(
-                f"{type(inner).__name__} is one of {_OTHER_METHODS}, whose methods have other arguments; use the"
-                " optimizer of this name in tf.compat.v1.train"
+                f"{type(inner).__name__} is one of {_OTHER_METHODS}, whose methods have other"
+                " arguments; use the optimizer of this name in tf.compat.v1.train"
             )
         if any((base.__module__, base.__name__) == _UNORDERED for base in type(inner).__mro__):
             raise HierAllreduceError(
-                f"{type(inner).__name__} reads its counter while the same step advances it, so that the towers would"
-                " diverge; use hier_allreduce.integrations.tensorpack.OrderedAccumGrad(optimizer, niter) instead"
+                f"{type(inner).__name__} reads its counter while the same step advances it, so that"
+                " the towers would diverge; use"
+                " hier_allreduce.integrations.tensorpack.OrderedAccumGrad(optimizer, niter)"
+                " instead"
             )
 
 
 @contextlib.contextmanager
 def patched(objects: Sequence[Any], method: str, change: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace a method of several objects by ``change(method)`` inside the context; then they are as before."""
+    """Replace a method of several objects by ``change(method)`` while the context is open."""
     with contextlib.ExitStack() as restore:
         for obj in objects:
             if method in vars(obj):
@@ -67,7 +78,7 @@ def patched(objects: Sequence[Any], method: str, change: Callable[[Any], Any]) -
 
 
 def once(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function that calls ``function`` the first time, and later returns that result again."""
+    """Return a function that calls ``function`` once, and later returns that result again."""
     results: List[Any] = []
 
     def call(argument: Any) -> Any:

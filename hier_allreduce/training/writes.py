@@ -1,9 +1,9 @@
-"""Effects of a tower's update: the variables that it writes, and the ops that no two towers do alike.
+"""Effects of a tower's update: the variables that it writes, and what no two towers do alike.
 
 The graph shows both, whoever built the ops::
 
-    AssignAddVariableOp ◄── Switch ◄── VarHandleOp "steps"       a write of "steps", in a condition of TensorFlow 1
-    If ◄── VarHandleOp "steps"                                   one too, unless its branches only read that input
+    AssignAddVariableOp ◄── Switch ◄── VarHandleOp "steps"   a write, in TensorFlow 1's condition
+    If ◄── VarHandleOp "steps"                               one too, unless its branches only read
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from ..graph.devices import device_fields
 # patterns of op types
 _WRITES = re.compile("(Resource)?(Sparse)?(Assign|Apply|Scatter|StridedSliceAssign)")
 _UNEQUAL = {
-    "draws random numbers": "Random|Stateful(?!Partitioned)|(Parameterized)?Truncated|Multinomial|Rng",
+    "draws random numbers": (
+        "Random|Stateful(?!Partitioned)|(Parameterized)?Truncated|Multinomial|Rng"
+    ),
     "calls a function in Python": "(Eager)?PyFunc",
     "reads the clock": "Timestamp",
 }
@@ -28,7 +30,7 @@ _PASS_ON = ("Identity", "Switch", "Enter", "RefIdentity", "RefSwitch", "RefEnter
 
 
 def written_by(ops: Sequence[Any]) -> Counter:
-    """Count how often ``ops`` write each variable, by the name of its op; initial values do not count."""
+    """Count how often ``ops`` write each variable, by its op's name, but for initial values."""
     counts: Counter = Counter()
     for op in ops:
         names = {_variable_name(tensor.op) for tensor in _written_inputs(op)}
@@ -37,7 +39,7 @@ def written_by(ops: Sequence[Any]) -> Counter:
 
 
 def without_gpu_kernel(ops: Sequence[Any]) -> Dict[str, List[str]]:
-    """Return the variables on GPUs whose update TensorFlow has no GPU kernel for, by the type of its op."""
+    """Return the variables on GPUs whose update has no GPU kernel, by the type of its op."""
     found: Dict[str, List[str]] = {}
     for op in ops:
         names = [_variable_name(tensor.op) for tensor in _written_inputs(op)]
@@ -47,55 +49,60 @@ def without_gpu_kernel(ops: Sequence[Any]) -> Dict[str, List[str]]:
 
 
 def used_by(ops: Sequence[Any]) -> Set[str]:
-    """Return the names of all variables that ``ops`` read or write, themselves or in functions that they run."""
-    tensors = [tensor for op in ops for tensor in op.inputs]
-    return {
-        _variable_name(t.op) for t in tensors if t.dtype == tf.resource or t.dtype._is_ref_dtype
-    }
+    """Return the names of all variables that ``ops``, or functions that they run, read or write."""
+    names = set()
+    for op in ops:
+        variables = filter(_is_variable, op.inputs)
+        names.update(_variable_name(tensor.op) for tensor in variables)
+    return names
+
+
+def _is_variable(tensor: Any) -> bool:
+    return bool(tensor.dtype == tf.resource or tensor.dtype._is_ref_dtype)
 
 
 def let_writes_wait(ops: Sequence[Any], pairs: Sequence[Tuple[Any, Any]]) -> None:
-    """Let each of ``ops`` that writes a variable of N (gradient, variable) pairs wait for its gradient.
+    """Let each of ``ops`` that writes a variable of N pairs wait for the variable's gradient.
 
-    AdamW, say, decays a variable before it applies the gradient. Without this, the decay could run while the forward
-    pass still reads the variable.
+    AdamW, say, decays a variable before it applies the gradient. Without this, the decay could run
+    while the forward pass still reads the variable.
     """
-    tensors = {
-        var.op.name: [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [grad]
-        for grad, var in pairs
-        if grad is not None
-    }
+    gradient_ops: Dict[str, Set[Any]] = {}
+    for grad, var in pairs:
+        if isinstance(grad, tf.IndexedSlices):
+            gradient_ops[var.op.name] = {grad.values.op, grad.indices.op}
+        elif grad is not None:
+            gradient_ops[var.op.name] = {grad.op}
     for op in ops:
+        # An edge into a loop is not allowed, and none into a condition is needed: it waits itself.
         if op._get_control_flow_context() is not None:
-            continue  # an edge into a loop is not allowed, and into a condition not needed: it waits itself
+            continue
         for written in _written_inputs(op):
-            needed = tensors.get(_variable_name(written.op), [])
+            needed = gradient_ops.get(_variable_name(written.op), set())
             # an edge for an input of the op itself would tell nothing new
-            missing = {tensor.op for tensor in needed} - {tensor.op for tensor in op.inputs}
+            missing = needed.difference(tensor.op for tensor in op.inputs)
             op._add_control_inputs(list(missing))
 
 
 def unequal_ops(ops: Sequence[Any]) -> Iterator[str]:
-    """Yield a phrase for each op that draws random numbers, calls Python or reads the clock; initial values may."""
+    """Yield a phrase for each op that draws random numbers, calls Python or reads the clock."""
     for op in ops:
-        for kind in _types(op.node_def, op.graph) if "/Initializer" not in op.name else ():
-            yield from (
-                f"{does} ({op.name!r}, {kind})"
-                for does, kinds in _UNEQUAL.items()
-                if re.match(kinds, kind)
-            )
+        if "/Initializer" in op.name:
+            continue  # init_op copies tower 0's initial values
+        for kind in _types(op.node_def, op.graph):
+            matching = [does for does, kinds in _UNEQUAL.items() if re.match(kinds, kind)]
+            yield from (f"{does} ({op.name!r}, {kind})" for does in matching)
 
 
 def _written_inputs(op: Any) -> List[Any]:
-    """Return the variables among an op's inputs that it writes, itself or in a function that it runs."""
+    """Return the variables among an op's inputs that it, or a function that it runs, writes."""
     if _WRITES.match(op.type):
-        return [t for t in op.inputs[:1] if t.dtype == tf.resource or t.dtype._is_ref_dtype]
+        return list(filter(_is_variable, op.inputs[:1]))
     resources = [(index, t) for index, t in enumerate(op.inputs) if t.dtype == tf.resource]
     if not resources or not _functions(op.node_def):
         return []
-    read_only = op.node_def.attr[
-        "_read_only_resource_inputs"
-    ].list.i  # TensorFlow 2 finds these; 1.15 does not
+    # TensorFlow 2 finds these; 1.15 does not
+    read_only = op.node_def.attr["_read_only_resource_inputs"].list.i
     return [t for index, t in resources if index not in read_only]
 
 
@@ -115,5 +122,9 @@ def _types(node: Any, graph: Any) -> Iterator[str]:
 
 def _functions(node: Any) -> List[str]:
     """Return the names of the functions that an op, a NodeDef, runs."""
-    names = [value.func.name for value in node.attr.values() if value.HasField("func")]
-    return names + [function.name for value in node.attr.values() for function in value.list.func]
+    names = []
+    for value in node.attr.values():
+        names += [function.name for function in value.list.func]
+        if value.HasField("func"):
+            names.append(value.func.name)
+    return names

@@ -1,4 +1,4 @@
-"""tensorpack's accumulation of gradients over several steps, with a counter that is read in order."""
+"""tensorpack's accumulation of gradients over several steps, with its counter read in order."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from tensorpack.tfutils.gradproc import FilterNoneGrad
 from tensorpack.tfutils.optimizer import AccumGradOptimizer, ProxyOptimizer
 
 from ...compat import tf1
+from ...graph.columns import grads_in, variables_in
 from ...training.update import Pairs
 
 
 class OrderedAccumGrad(ProxyOptimizer):
-    """tensorpack's ``AccumGradOptimizer``, which reads its counter only after it has counted the step.
+    """tensorpack's ``AccumGradOptimizer``, but reading its counter after it has counted the step.
 
-    tensorpack's reads the counter while the same step advances it. Now and then it applies the sums a step too early,
-    or skips a step. As each tower has a counter, the towers then diverge. The variables and their names are the same.
+    tensorpack's reads the counter while the same step advances it. Now and then it applies the sums
+    a step too early, or skips a step. As each tower has a counter, the towers then diverge. The
+    variables and their names are the same.
 
     Args:
         opt: the optimizer that gets the sums.
@@ -30,9 +32,9 @@ class OrderedAccumGrad(ProxyOptimizer):
     def apply_gradients(
         self, grads_and_vars: Pairs, global_step: Any = None, name: Optional[str] = None
     ) -> Any:
-        """Add N gradients to their sums; in every ``niter``-th step apply the sums and clear them."""
+        """Add N gradients to their sums; each ``niter``-th step applies and clears the sums."""
         pairs = FilterNoneGrad().process(grads_and_vars)
-        variables = [var for _, var in pairs]
+        variables = variables_in(pairs)
         with tf.control_dependencies(None):
             sums = [self._zeros_slot(var, "accum", self._name) for var in variables]
             with tf1.variable_scope(self._name), tf.device("/cpu:0"):
@@ -41,23 +43,21 @@ class OrderedAccumGrad(ProxyOptimizer):
                 )
 
         def apply_sums() -> Any:
-            update = self._opt.apply_gradients(
-                [(total.read_value(), var) for total, var in zip(sums, variables)]
-            )
+            values = [total.read_value() for total in sums]
+            update = self._opt.apply_gradients(list(zip(values, variables)))
             with tf.control_dependencies([update]):
-                return tf.group(*[tf1.assign(total, tf.zeros_like(total)) for total in sums])
+                cleared = [tf1.assign(total, tf.zeros_like(total)) for total in sums]
+                return tf.group(*cleared)
 
         with tf1.name_scope("AccumGradOptimizer"):
-            added = [total.assign_add(grad) for total, (grad, _) in zip(sums, pairs)]
+            added = [total.assign_add(grad) for total, grad in zip(sums, grads_in(pairs))]
             with tf.control_dependencies([*added, counter.assign_add(1)]):
-                is_due = tf.equal(counter.read_value() % self._niter, 0)
-                applied = tf.cond(is_due, apply_sums, tf.no_op)
+                number = counter.read_value() % self._niter
+                applied = tf.cond(tf.equal(number, 0), apply_sums, tf.no_op)
             with tf.control_dependencies([applied]):
-                return (
-                    tf.no_op(name)
-                    if global_step is None
-                    else tf1.assign_add(global_step, 1, name=name).op
-                )
+                if global_step is None:
+                    return tf.no_op(name)
+                return tf1.assign_add(global_step, 1, name=name).op
 
 
 def with_ordered_accumulation(optimizer: Any) -> Any:

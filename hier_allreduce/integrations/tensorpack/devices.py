@@ -16,10 +16,12 @@ from ...graph.devices import device_fields, devices_match
 def creator_for_towers(creator: Any, devices: Sequence[Any]) -> Any:
     """Return a copy of a ``NewSessionCreator`` with the CPU devices and threads that K towers need.
 
-    All CPU devices share one processor, so they are created as requested, unless the configuration sets their number.
+    All CPU devices share one processor, so they are created as requested, unless the configuration
+    sets their number.
 
     Raises:
-        HierAllreduceError: a tower's device does not exist. Soft placement would move it to another one in silence.
+        HierAllreduceError: a tower's device does not exist. Soft placement would move it to another
+            one in silence.
     """
     creator = copy.copy(creator)
     creator.config = config = copy.deepcopy(creator.config)
@@ -28,11 +30,11 @@ def creator_for_towers(creator: Any, devices: Sequence[Any]) -> Any:
     if cpus and "CPU" not in config.device_count:
         config.device_count["CPU"] = max(cpus) + 1
     if len(devices) > 1:
-        # tensorpack stages each tower's input with an op that blocks its thread until the tower has taken the previous
-        # input. With too few threads, all towers wait forever.
+        # tensorpack stages each tower's input with an op that blocks its thread until the tower
+        # has taken the previous input. With too few threads, all towers wait forever.
         threads = len(devices) + max(2, os.cpu_count() or 1)
         config.inter_op_parallelism_threads = max(config.inter_op_parallelism_threads, threads)
-        # without this, the first session of the process sets the number of threads for all later ones
+        # without this, the process's first session sets the number of threads for all later ones
         config.use_per_session_threads = True
     with tf1.Session(creator.target, tf.Graph(), config) as probe:
         names = [device.name for device in probe.list_devices()]
@@ -40,7 +42,7 @@ def creator_for_towers(creator: Any, devices: Sequence[Any]) -> Any:
         # device functions and None are left to TensorFlow
         if isinstance(device, str) and not any(devices_match(name, device) for name in names):
             raise HierAllreduceError(
-                f"tower {tower}: {device} does not exist. There are {', '.join(names)}; without GPUs,"
-                ' devices=["/cpu:0", "/cpu:1", …] creates every CPU device that it names'
+                f"tower {tower}: {device} does not exist. There are {', '.join(names)};"
+                ' without GPUs, devices=["/cpu:0", "/cpu:1", …] creates all CPU devices in it'
             )
     return creator

@@ -1,4 +1,4 @@
-"""tensorpack's all-reduces, for ``hier-allreduce tune``: as in ``SyncMultiGPUReplicatedBuilder``."""
+"""tensorpack's all-reduces, as its ``SyncMultiGPUReplicatedBuilder`` has them, for ``tune``."""
 
 from __future__ import annotations
 

@@ -31,54 +31,58 @@ from .names import with_missing_pairs
 from .peers import reduced_by_peer
 
 _OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
-_THEIRS = {
-    "mode": "strategy='hierarchical'",
-    "gpus": "devices",
-}  # options of tensorpack's trainer, and ours
+# options of tensorpack's trainer, and ours
+_THEIRS = {"mode": "strategy='hierarchical'", "gpus": "devices"}
 
 
 class HierarchicalTrainer(SingleCostTrainer):
-    """tensorpack's ``SyncMultiGPUTrainerReplicated`` with the hierarchical all-reduce, on K ≥ 1 devices.
+    """tensorpack's ``SyncMultiGPUTrainerReplicated`` with our all-reduce, on K ≥ 1 devices.
 
     ::
 
-        launch_train_with_config(config, HierarchicalTrainer(8))      # or HierarchicalTrainer(["/gpu:0", "/gpu:2"])
+        trainer = HierarchicalTrainer(8)              # or HierarchicalTrainer(["/gpu:0", "/gpu:2"])
+        launch_train_with_config(config, trainer)
 
-    Every device holds a whole copy of the model: a *tower*. Names are tensorpack's, so that either trainer reads the
-    other's checkpoints: tower 0's variables have no prefix and are saved, the others are called ``towerK/…`` and are
-    local.
+    Every device holds a whole copy of the model: a *tower*. Names are tensorpack's, so that either
+    trainer reads the other's checkpoints: tower 0's variables have no prefix and are saved, the
+    others are called ``towerK/…`` and are local.
 
     It differs from tensorpack's trainer where that one goes wrong:
 
-    - K towers share one optimizer. Its once-a-step work (Adam: advancing its beta powers) is done once a step instead
-      of K times. So Adam is Adam, and the towers remain equal.
+    - K towers share one optimizer. Its once-a-step work (Adam: advancing its beta powers) is done
+      once a step instead of K times. So Adam is Adam, and the towers remain equal.
     - ``AccumGradOptimizer`` applies its sum at exactly every k-th step, in all towers.
-    - Gradient processors that match variables by name, and the function of ``PostProcessOptimizer``, see tower 0's
-      names in every tower: ``ScaleGradient(("hidden/.*", 0.))`` freezes these layers in all towers. A processor with a
-      variable, which all towers would change, is an error; use ``update="main"``, which calls it once.
-    - Sparse gradients (embeddings) remain sparse, with a row for each lookup. Processors that clip or measure gradients
-      see these rows before they are added up, unless the strategy is ``Strategy(sparse="dense")``.
+    - Gradient processors that match variables by name, and the function of
+      ``PostProcessOptimizer``, see tower 0's names in every tower. So
+      ``ScaleGradient(("hidden/.*", 0.))`` freezes these layers in all towers. A processor with a
+      variable, which all towers would change, is an error; use ``update="main"``, which calls it
+      once.
+    - Sparse gradients (embeddings) remain sparse, with a row for each lookup. Processors that clip
+      or measure gradients see these rows before they are added up, unless the strategy is
+      ``Strategy(sparse="dense")``.
 
-    With a ``cluster``, the trainer reduces over all K·H towers of H hosts. The same program runs on every host::
+    With a ``cluster``, the trainer reduces over all K·H towers of H hosts. The same program runs on
+    every host::
 
         cluster = Cluster.from_environment(devices_per_host=8)        # TF_CONFIG or Slurm
         launch_train_with_config(config, HierarchicalTrainer(8, cluster=cluster))
 
-    Host 0 is the chief. It alone restores the checkpoint (``session_init`` of the other hosts is not used), saves,
-    evaluates and writes summaries, as tensorpack's chief-only callbacks do. Its variables, including optimizer slots
-    and the global step, go to all other hosts before training and, with ``BROADCAST_EVERY_EPOCH``, at the end of every
-    epoch. The other hosts wait for as long as it lives. All hosts must make the same number of steps, every host on its
-    share of the data.
+    Host 0 is the chief. It alone restores the checkpoint (``session_init`` of the other hosts is
+    not used), saves, evaluates and writes summaries, as tensorpack's chief-only callbacks do. Its
+    variables, including optimizer slots and the global step, go to all other hosts before training
+    and, with ``BROADCAST_EVERY_EPOCH``, at the end of every epoch. The other hosts wait for as long
+    as it lives. All hosts must make the same number of steps, every host on its share of the data.
 
-    Models should use resource variables. A reference variable, TensorFlow 1.15's default, can be updated while a
-    gradient still reads it. If several towers train one, a warning says so; with ``update="main"``, an error.
+    Models should use resource variables. A reference variable, TensorFlow 1.15's default, can be
+    updated while a gradient still reads it. If several towers train one, a warning says so; with
+    ``update="main"``, an error.
 
     Attributes:
         devices: K devices, one for each tower.
         cluster: the hosts; None for one host.
-        BROADCAST_EVERY_EPOCH: copy tower 0's variables (optimizer slots too) to the other towers also at the end of
-            every epoch. Needed if towers have variables that are not trained, such as batch normalization's moving
-            averages.
+        BROADCAST_EVERY_EPOCH: copy tower 0's variables (optimizer slots too) to the other towers
+            also at the end of every epoch. Needed if towers have variables that are not trained,
+            such as batch normalization's moving averages.
     """
 
     BROADCAST_EVERY_EPOCH = True
@@ -97,8 +101,9 @@ class HierarchicalTrainer(SingleCostTrainer):
         """Check the options. This adds no ops to the current graph.
 
         Args:
-            devices: the number of GPUs, or a list of GPU ids or TensorFlow device strings, one for each tower.
-                CPU devices are created as needed, so ``["/cpu:0", …, "/cpu:7"]`` works on any machine.
+            devices: the number of GPUs, or a list of GPU ids or TensorFlow device strings, one for
+                each tower. CPU devices are created as needed, so ``["/cpu:0", …, "/cpu:7"]`` works
+                on any machine.
             average, strategy, broadcast_every: as in :class:`hier_allreduce.TowerOptimizer`.
             update: the same. Checkpoints are the same with both values, but counters of gradients'
                 accumulation exist once with ``"main"``.
@@ -109,8 +114,8 @@ class HierarchicalTrainer(SingleCostTrainer):
             unknown: options of tensorpack's trainer, or misspelled ones; the error names ours.
 
         Raises:
-            HierAllreduceError: an invalid or unknown option. A device that does not exist is an error when training
-                starts, before its session does.
+            HierAllreduceError: an invalid or unknown option. A device that does not exist is an
+                error when training starts, before its session does.
         """
         for name, value in unknown.items():
             if name in _THEIRS:
@@ -128,13 +133,13 @@ class HierarchicalTrainer(SingleCostTrainer):
         if isinstance(devices, int):
             devices = list(range(devices))
         if isinstance(devices, (list, tuple)):
-            devices = [
-                f"/gpu:{device}" if isinstance(device, int) else device for device in devices
-            ]
+            devices = [f"/gpu:{each}" if isinstance(each, int) else each for each in devices]
         self.devices = list(device_strings(devices))
         self._strategy = strategy_from(strategy)
-        self._average, self._update = average, update
-        self._broadcast_every, self._check_every = broadcast_every, check_replicas_every
+        self._average = average
+        self._update = update
+        self._broadcast_every = broadcast_every
+        self._check_every = check_replicas_every
         super().__init__()
         if not isinstance(cluster, (Cluster, type(None))):
             raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
@@ -145,11 +150,13 @@ class HierarchicalTrainer(SingleCostTrainer):
     def from_config(cls, name_or_path: str, **changes: Any) -> HierarchicalTrainer:
         """Return the trainer of ``configs/trainers/NAME.yaml`` or of the YAML file at a path.
 
-        The keys are arguments of the constructor; ``strategy`` is a name, a path, or a mapping of a strategy's keys.
-        ``changes`` have other values than the file's: ``from_config("chainer", devices=4)``.
+        The keys are arguments of the constructor; ``strategy`` is a name, a path, or a mapping of a
+        strategy's keys. ``changes`` have other values than the file's: ``from_config("chainer",
+        devices=4)``.
 
         Raises:
-            HierAllreduceError: no such file or name, an unknown key, an invalid value, or no ``devices``.
+            HierAllreduceError: no such file or name, an unknown key, an invalid value, or no
+                ``devices``.
         """
         path = configs.find("trainers", name_or_path)
         values = configs.read_yaml(path)
@@ -169,29 +176,29 @@ class HierarchicalTrainer(SingleCostTrainer):
         """Build everything, as tensorpack's method does.
 
         Raises:
-            HierAllreduceError: an input that would give every tower the same batch, or wait forever; or an optimizer or
-                a gradient processor that cannot update towers; or tensorpack's layers meet Keras 3.
+            HierAllreduceError: an input that would give every tower the same batch, or wait
+                forever; or an optimizer or a gradient processor that cannot update towers; or
+                tensorpack's layers meet Keras 3.
         """
         if isinstance(input, StagingInput) and input._nr_stage > 1:
             raise HierAllreduceError(
-                f"StagingInput({type(input._input).__name__}, nr_stage={input._nr_stage}): tensorpack's holds one"
-                " element for each tower, and would wait forever for room for the second; nr_stage=1 works"
+                f"StagingInput({type(input._input).__name__}, nr_stage={input._nr_stage}):"
+                " tensorpack's holds one element for each tower, and would wait forever for room"
+                " for the second; nr_stage=1 works"
             )
         if len(self.devices) > 1 and not isinstance(input, FeedfreeInput):
             raise HierAllreduceError(
-                f"{type(input).__name__} would give every tower the same batch; use QueueInput, TensorInput, or another"
-                " FeedfreeInput, from which each tower takes other batches"
+                f"{type(input).__name__} would give every tower the same batch; use QueueInput,"
+                " TensorInput, or another FeedfreeInput, from which each tower takes other batches"
             )
         super().setup_graph(input_signature, input, get_cost_fn, get_opt_fn)
 
     def _setup_graph(
         self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]
     ) -> List[Callback]:
-        """Build the towers, the all-reduce and the updates, and return the callbacks: tensorpack's hook."""
-        towers, get_grads = (
-            range(len(self.devices)),
-            self._make_get_grad_fn(input, get_cost_fn, get_opt_fn),
-        )
+        """Build towers, all-reduce and updates, and return the callbacks: tensorpack's hook."""
+        towers = range(len(self.devices))
+        get_grads = self._make_get_grad_fn(input, get_cost_fn, get_opt_fn)
         use_vs = [tower > 0 for tower in towers]  # tower 0's variables have no prefix
         try:
             rows = DataParallelBuilder.call_for_each_tower(
@@ -201,8 +208,8 @@ class HierarchicalTrainer(SingleCostTrainer):
             if "Keras 3" not in str(error):
                 raise
             raise HierAllreduceError(
-                f"tensorpack's layers need Keras 2 ({error}): pip install tf_keras, and set TF_USE_LEGACY_KERAS=1 in"
-                " the environment before TensorFlow is imported"
+                f"tensorpack's layers need Keras 2 ({error}): pip install tf_keras, and set"
+                " TF_USE_LEGACY_KERAS=1 in the environment before TensorFlow is imported"
             ) from error
         optimizer = with_ordered_accumulation(get_opt_fn())
         check_optimizer(optimizer)
@@ -214,7 +221,9 @@ class HierarchicalTrainer(SingleCostTrainer):
         return [each.set_chief_only(False) for each in [across, *callbacks]]
 
     def _update_towers(self, optimizer: Any, rows: Sequence[Pairs]) -> ReplicatedVariables:
-        average, strategy, asked = self._average, self._strategy, measurement()
+        average = self._average
+        strategy = self._strategy
+        asked = measurement()
         if asked:
             asked.note(front_end="tensorpack", update=self._update)
         if self._update == "main":
@@ -225,9 +234,8 @@ class HierarchicalTrainer(SingleCostTrainer):
             pairs = allreduce_grads_and_vars(
                 rows, self.devices, average, strategy, cluster=self.cluster
             )
-        with tf1.name_scope(
-            "apply_gradients"
-        ):  # as in tensorpack's trainer; it is in the names of saved variables
+        # the scope of tensorpack's trainer, which is in the names of saved variables
+        with tf1.name_scope("apply_gradients"):
             if self._update == "main":
                 op, copies = update_at_mains(
                     optimizer, pairs, self.devices, average, strategy, self.cluster
@@ -270,13 +278,15 @@ class HierarchicalTrainer(SingleCostTrainer):
     def initialize(self, session_creator: Any, session_init: Any) -> None:
         """Create the session, and check that it has the devices: tensorpack's hook.
 
-        A ``NewSessionCreator`` gets CPU devices and threads as needed. Sessions of other creators must already have the
-        devices, more than K threads for K towers, and ``use_per_session_threads``.
+        A ``NewSessionCreator`` gets CPU devices and threads as needed. Sessions of other creators
+        must already have the devices, more than K threads for K towers, and
+        ``use_per_session_threads``.
 
         Raises:
-            HierAllreduceError: the device of a tower does not exist; the message names those that do.
-            ClusterError: as :meth:`hier_allreduce.Cluster.session`; or there are several hosts, and the creator is not
-                a ``NewSessionCreator``.
+            HierAllreduceError: the device of a tower does not exist; the message names those that
+                do.
+            ClusterError: as :meth:`hier_allreduce.Cluster.session`; or there are several hosts, and
+                the creator is not a ``NewSessionCreator``.
         """
         if self.cluster is not None and self.cluster.size > 1:
             session_creator = creator_for_hosts(session_creator, self.cluster, self.devices)
