@@ -26,6 +26,8 @@ _UNEQUAL = {
     "calls a function in Python": "(Eager)?PyFunc",
     "reads the clock": "Timestamp",
 }
+_SCALES = ("Mul", "RealDiv", "Add", "AddV2", "Sub")
+_IDENTITIES = ("Identity", "StopGradient", "PreventGradient", "Snapshot")
 _PASS_ON = ("Identity", "Switch", "Enter", "RefIdentity", "RefSwitch", "RefEnter")
 
 
@@ -69,10 +71,10 @@ def let_writes_wait(ops: Sequence[Any], pairs: Sequence[Tuple[Any, Any]]) -> Non
     """
     gradient_ops: Dict[str, Set[Any]] = {}
     for grad, var in pairs:
-        if isinstance(grad, tf.IndexedSlices):
-            gradient_ops[var.op.name] = {grad.values.op, grad.indices.op}
-        elif grad is not None:
-            gradient_ops[var.op.name] = {grad.op}
+        tensors = [grad.values, grad.indices] if isinstance(grad, tf.IndexedSlices) else [grad]
+        found = gradient_ops.setdefault(var.op.name, set())
+        for tensor in tensors if grad is not None else ():
+            found.update(_ops_that_make(tensor))
     for op in ops:
         # An edge into a loop is not allowed, and none into a condition is needed: it waits itself.
         if op._get_control_flow_context() is not None:
@@ -82,6 +84,21 @@ def let_writes_wait(ops: Sequence[Any], pairs: Sequence[Tuple[Any, Any]]) -> Non
             # an edge for an input of the op itself would tell nothing new
             missing = needed.difference(tensor.op for tensor in op.inputs)
             op._add_control_inputs(list(missing))
+
+
+def _ops_that_make(tensor: Any) -> Iterator[Any]:
+    """Yield a tensor's op, and the ops before it on its device that it only scales or passes on.
+
+    Grappler joins two products with constants, such as a mean and a wrapper's scaling. The op of
+    the inner product is then a constant, and who waits for it waits for nothing.
+    """
+    op = tensor.op
+    yield op
+    is_scaled = op.type in _SCALES and any(tf.get_static_value(t) is not None for t in op.inputs)
+    if is_scaled or op.type in _IDENTITIES:
+        for before in op.inputs:
+            if before.op.device == op.device:
+                yield from _ops_that_make(before)
 
 
 def unequal_ops(ops: Sequence[Any]) -> Iterator[str]:

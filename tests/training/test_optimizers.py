@@ -67,6 +67,12 @@ CASES = {
         TRAINS,
         TRAINS,
     ),
+    # Grappler multiplies the constants of a mean and of a wrapper, and so drops the mean's op
+    "decays first, in a wrapper": (
+        lambda: Wrapper(Chooses(lambda var: True), lambda grad: grad * 0.5),
+        TRAINS,
+        TRAINS,
+    ),
     "state of a fixed name": (lambda: Lamb(0.1), TRAINS, TRAINS),
     "free names of slots": (Velocity, TRAINS, TRAINS),
     "clips by the global norm": (lambda: Clipped(0.1), TRAINS, TRAINS),
