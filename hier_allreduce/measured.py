@@ -84,7 +84,8 @@ def with_candidate(plan: F) -> F:
     asked = measurement()
     if asked is None:
         return plan
-    changes, note = asked.changes, asked.note
+    changes = asked.changes
+    note = asked.note
 
     @functools.wraps(plan)
     def planned(
@@ -113,15 +114,15 @@ def _facts(layout: Any, strategy: Any) -> Dict[str, Any]:
     """Return the facts about an all-reduce: its size, its plan, and the program's strategy."""
     default = type(strategy)()
     kept = {name: getattr(strategy, name) for name in KEPT}
-    return {
-        "towers": len(layout.devices),
-        "gpus": not all("CPU" in str(device).upper() for device in layout.devices),
-        "bytes": sum(chunk.bytes for chunk in layout.chunks),
-        "algorithm": layout.plan.algorithm,
-        "chunk_bytes": layout.plan.chunk_bytes,
-        "is_default": strategy == replace(default, **kept),
-        "kept": {name: value for name, value in kept.items() if value != getattr(default, name)},
-    }
+    given = {name: value for name, value in kept.items() if value != getattr(default, name)}
+    on_cpus = all("CPU" in str(device).upper() for device in layout.devices)
+    facts: Dict[str, Any] = {"towers": len(layout.devices), "gpus": not on_cpus}
+    facts["bytes"] = sum(chunk.bytes for chunk in layout.chunks)
+    facts["algorithm"] = layout.plan.algorithm
+    facts["chunk_bytes"] = layout.plan.chunk_bytes
+    facts["is_default"] = strategy == replace(default, **kept)
+    facts["kept"] = given
+    return facts
 
 
 def with_clock(reduce: F) -> F:

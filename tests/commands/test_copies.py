@@ -3,6 +3,7 @@
 from itertools import permutations
 
 import pytest
+from helpers.graphs import XPU
 
 from hier_allreduce import HierAllreduceError
 from hier_allreduce.commands.doctor import copies
@@ -33,6 +34,14 @@ def test_a_copy_that_does_not_end_is_a_fault_of_its_pair(monkeypatch):
     assert fault.startswith(f"{pairs}: no answer for 0.001 s{REMEDY}")
 
 
+@pytest.mark.skipif(XPU != "gpu", reason="CPU devices have the machine's memory")
+def test_a_gpu_without_memory_is_a_fault_of_its_pairs(monkeypatch):
+    monkeypatch.setenv("EMULATED_GPU_MEMORY_MB", "256")  # TensorFlow leaves most of it alone
+    found = copies.copy_all(["/gpu:0", "/gpu:1"])
+    for (src, _), copy in found.items():
+        assert copy.fault == f"out of memory: {src} has no 64 MiB for TensorFlow"
+
+
 def test_a_device_that_does_not_exist_is_an_error():
     with pytest.raises(
         HierAllreduceError, match=r"TensorFlow cannot use /gpu:7: the process ended: .*Error"
@@ -46,15 +55,18 @@ def test_speeds_and_faults_of_gpus_are_in_one_table():
     found["/gpu:1", "/gpu:2"] = Copy(fault="no answer for 10 s")
     found["/gpu:2", "/gpu:0"] = Copy(fault="the process ended: InternalError")
     found["/gpu:2", "/gpu:1"] = Copy(rate=0.0)
+    found["/gpu:1", "/gpu:0"] = Copy(fault="out of memory: /gpu:1 has no 64 MiB for TensorFlow")
     assert copies.report(GPUS, found).splitlines() == [
         "GB/s of copies of 32 MiB, from row to column",
-        "        /gpu:0  /gpu:1  /gpu:2",
-        "/gpu:0       .      22  DIFFER",
-        "/gpu:1      22       .  NO END",
-        "/gpu:2  FAILED       ?       .",
+        "           /gpu:0  /gpu:1  /gpu:2",
+        "/gpu:0          .      22  DIFFER",
+        "/gpu:1  NO MEMORY       .  NO END",
+        "/gpu:2     FAILED       ?       .",
     ]
+    full = "out of memory: /gpu:1 has no 64 MiB for TensorFlow; end other programs on it"
     assert [line.partition(REMEDY)[0] for line in copies.faults(found)] == [
         "copies /gpu:0 → /gpu:2: 3 bytes of 32 MiB arrive changed",
+        f"copies /gpu:1 → /gpu:0: {full} (`nvidia-smi` lists them), and try again",
         "copies /gpu:1 → /gpu:2: no answer for 10 s",
         "copies /gpu:2 → /gpu:0: the process ended: InternalError",
     ]

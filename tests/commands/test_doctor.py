@@ -229,7 +229,11 @@ def test_a_tensorflow_that_cannot_be_imported_is_the_first_problem(
     "packages, legacy, line",
     [
         (["tensorflow", "tensorflow_cpu"], "1", "overwrite each other's files: uninstall all"),
-        (["tensorpack", "keras-10.1"], "1", "pip install tf_keras, and set TF_USE_LEGACY_KERAS=1"),
+        (
+            ["tensorpack", "keras-10.1"],
+            "1",
+            'Keras 2: pip install --no-deps "tf_keras==2.21.*", and set TF_USE_LEGACY_KERAS=1',
+        ),
         (["tensorpack", "keras-3.1", "tf_keras"], "0", "need Keras 2: set TF_USE_LEGACY_KERAS=1"),
         (["tensorpack", "keras-3.1", "tf_keras"], "1", ""),
         (["tensorpack", "keras-2.15"], "0", ""),

@@ -5,27 +5,47 @@
     {"first": "/gpu:0", "pairs": [["/gpu:0", "/gpu:1"], …], "start": 180, "limit": 10}
         ─►  {}                                     TensorFlow has the first device
             {"differ": 0, "rate": 2.2e10}          bytes that arrive changed; bytes/s
+            {"fault": "out of memory: …"}         a device has too little memory left
             …
 
 A pair that takes longer than its limit ends the process: broken copies hang, and TensorFlow cannot
-end them.
+end them. TensorFlow waits 10 seconds for memory, as long as a copy may take, and so the memory is
+tried before the copies.
 """
 
 from __future__ import annotations
 
 import faulthandler
+import functools
 import json
 import sys
 import time
 from statistics import median
-from typing import Any, List, Sequence
+from typing import Any, Dict, List, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 tf1 = tf.compat.v1
-SMALL, BIG = 4, 32 << 20  # bytes
-_WARM_UP, _REPEATS = 2, 7
+SMALL = 4  # bytes
+BIG = 32 << 20  # bytes
+NEEDED = 2 * BIG  # bytes of a device's memory: a value, and the variable that keeps it
+_WARM_UP = 2
+_REPEATS = 7
+
+
+@functools.lru_cache(maxsize=None)
+def lack_of_memory(device: str) -> str:
+    """Return the fault of a device with too little memory for a copy; empty if it has enough."""
+    with tf.Graph().as_default():
+        with tf.device(device):
+            end = tf.ones([NEEDED // 4])[0]
+        try:
+            with _session([device]) as session:
+                session.run(end)
+        except tf.errors.ResourceExhaustedError:
+            return f"out of memory: {device} has no {NEEDED >> 20} MiB for TensorFlow"
+    return ""
 
 
 def bytes_that_differ(src: str, dst: str) -> int:
@@ -66,6 +86,11 @@ def rate_of(src: str, dst: str) -> float:
     return BIG / seconds if seconds > 0 else 0.0
 
 
+def _copies(src: str, dst: str) -> Dict[str, float]:
+    """Return the figures of a pair."""
+    return {"differ": bytes_that_differ(src, dst), "rate": rate_of(src, dst)}
+
+
 def _session(devices: Sequence[str]) -> Any:
     numbers = [int(device.rpartition(":")[2]) for device in devices if "cpu" in device]
     config = tf1.ConfigProto(device_count={"CPU": max(numbers, default=0) + 1})
@@ -83,8 +108,10 @@ def main(text: str) -> None:
     seconds_of(todo["first"], todo["first"], SMALL)
     print("{}", flush=True)
     for src, dst in todo["pairs"]:
+        faulthandler.dump_traceback_later(todo["start"], exit=True)
+        fault = lack_of_memory(src) or lack_of_memory(dst)
         faulthandler.dump_traceback_later(todo["limit"], exit=True)
-        answer = {"differ": bytes_that_differ(src, dst), "rate": rate_of(src, dst)}
+        answer = {"fault": fault} if fault else _copies(src, dst)
         print(json.dumps(answer), flush=True)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,12 +23,15 @@ from ...errors import HierAllreduceError
 from ...formatting import rounded, table
 
 Pair = Tuple[str, str]
-START = 180.0  # seconds until TensorFlow has the devices
+START = 180.0  # seconds until TensorFlow has the devices, and then their memory
 LIMIT = 10.0  # seconds for one pair
 _REMEDY = (
     "turn off the IOMMU and ACS in the firmware, or update the driver; until then leave these GPUs"
     " out"
 )
+_NO_MEMORY = "out of memory"
+_MORE_MEMORY = "end other programs on it (`nvidia-smi` lists them), and try again"
+_TIMEOUT = re.compile(r"^Timeout \((\d+):(\d+):([\d.]+)\)!", re.MULTILINE)  # of faulthandler
 
 
 class Copy(NamedTuple):
@@ -61,13 +65,13 @@ def _ask(first: str, pairs: List[Pair]) -> Iterator[Copy]:
         with tempfile.TemporaryFile() as errors, _copier(first, pairs, errors) as process:
             lines: Any = process.stdout
             if not lines.readline():
-                fault = _fault(process, errors, START)
+                fault = _fault(process, errors)
                 raise HierAllreduceError(f"TensorFlow cannot use {first}: {fault}")
             line = b"{}"
             while pairs and line:
                 line = lines.readline()
                 pairs = pairs[1:]
-                answer = json.loads(line) if line else {"fault": _fault(process, errors, LIMIT)}
+                answer = json.loads(line) if line else {"fault": _fault(process, errors)}
                 yield Copy(**answer)
             process.kill()  # the end of TensorFlow may hang, too
 
@@ -84,14 +88,16 @@ def _copier(first: str, pairs: List[Pair], errors: Any) -> subprocess.Popen:
     )
 
 
-def _fault(process: Any, errors: Any, limit: float) -> str:
+def _fault(process: Any, errors: Any) -> str:
     """Return why a process has ended."""
     process.wait()
     errors.seek(0)
-    lines = errors.read().decode("utf-8", "replace").split("\n")
-    if any(line.startswith("Timeout (") for line in lines):
-        return f"no answer for {limit:g} s"
-    told = [line.strip() for line in lines if "Error" in line] or ["no message"]
+    text = errors.read().decode("utf-8", "replace")
+    timeout = _TIMEOUT.search(text)
+    if timeout:
+        hours, minutes, seconds = map(float, timeout.groups())
+        return f"no answer for {3600 * hours + 60 * minutes + seconds:g} s"
+    told = [line.strip() for line in text.split("\n") if "Error" in line] or ["no message"]
     return f"the process ended: {told[-1][:150]}"
 
 
@@ -110,8 +116,12 @@ def report(devices: Sequence[str], found: Dict[Pair, Copy]) -> str:
 
 
 def _cell(copy: Copy, are_gpus: bool) -> str:
+    if copy.fault.startswith("no answer"):
+        return "NO END"
+    if copy.fault.startswith(_NO_MEMORY):
+        return "NO MEMORY"
     if copy.fault:
-        return "NO END" if copy.fault.startswith("no answer") else "FAILED"
+        return "FAILED"
     if copy.differ:
         return "DIFFER"
     if not are_gpus:
@@ -127,4 +137,10 @@ def faults(found: Dict[Pair, Copy]) -> List[str]:
         kind = copy.fault or changed
         if kind:
             by_kind.setdefault(kind, []).append(f"{src} → {dst}")
-    return [f"copies {', '.join(pairs)}: {kind}; {_REMEDY}" for kind, pairs in by_kind.items()]
+    return [
+        f"copies {', '.join(pairs)}: {kind}; {_remedy_of(kind)}" for kind, pairs in by_kind.items()
+    ]
+
+
+def _remedy_of(kind: str) -> str:
+    return _MORE_MEMORY if kind.startswith(_NO_MEMORY) else _REMEDY

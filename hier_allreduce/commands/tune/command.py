@@ -36,10 +36,33 @@ def add_arguments(parser: Any) -> None:
     parser.takes_program = True
     parser.usage = "hier-allreduce tune [OPTIONS] -- PROGRAM [ARGUMENTS]"
     parser.epilog = "example: hier-allreduce tune -o best.yaml -- python train.py --epochs 3"
-    for name, metavar, reader, default, text in _OPTIONS:
-        parser.add_argument(name, metavar=metavar, type=reader, default=default, help=text)
-    text = "one JSON object instead of the table"
-    parser.add_argument("--json", action="store_true", help=text)
+    add = parser.add_argument
+
+    text = "minutes of all runs together, such as 10 or 90s (default 10)"
+    add("--minutes", metavar="M", type=minutes, default=600.0, help=text)
+
+    text = (
+        "measure these beside the program as it is: an algorithm, or one with the size of its"
+        f" chunks (flat-8MiB), or another of {', '.join(NAMES)}"
+    )
+    add("--only", metavar="A,B", type=names, default=[], help=text)
+
+    text = "longest time without a step, such as 60s or 2min (default 60s)"
+    add("--patience", metavar="TIME", type=seconds, default=60.0, help=text)
+
+    text = (
+        "longest time before the first step (default 10min); in later runs --patience, or three"
+        " times the start of the first run"
+    )
+    add("--start-patience", metavar="TIME", type=seconds, default=600.0, help=text)
+
+    text = "file for the best strategy, for strategy='FILE'"
+    add("-o", metavar="FILE", type=options.output, help=text)
+
+    text = "file for a picture of the steps, such as steps.png (needs matplotlib)"
+    add("--picture", metavar="FILE", type=options.output, help=text)
+
+    add("--json", action="store_true", help="one JSON object instead of the table")
 
 
 def minutes(text: str) -> float:
@@ -60,49 +83,6 @@ def names(text: str) -> List[str]:
             hint = configs.nearest(name, NAMES)
             raise argparse.ArgumentTypeError(f"{name!r} is no candidate{hint}")
     return found
-
-
-# the name of an option, its value in --help, its reader, its default, and its help
-_OPTIONS: List[Tuple[str, str, Any, Any, str]] = [
-    (
-        "--minutes",
-        "M",
-        minutes,
-        600.0,
-        "minutes of all runs together, such as 10 or 90s (default 10)",
-    ),
-    (
-        "--only",
-        "A,B",
-        names,
-        [],
-        "measure these beside the program as it is: an algorithm, or one with the size of its"
-        f" chunks (flat-8MiB), or another of {', '.join(NAMES)}",
-    ),
-    (
-        "--patience",
-        "TIME",
-        seconds,
-        60.0,
-        "longest time without a step, such as 60s or 2min (default 60s)",
-    ),
-    (
-        "--start-patience",
-        "TIME",
-        seconds,
-        600.0,
-        "longest time before the first step (default 10min); in later runs --patience, or three"
-        " times the start of the first run",
-    ),
-    ("-o", "FILE", options.output, None, "file for the best strategy, for strategy='FILE'"),
-    (
-        "--picture",
-        "FILE",
-        options.output,
-        None,
-        "file for a picture of the steps, such as steps.png (needs matplotlib)",
-    ),
-]
 
 
 def main(args: argparse.Namespace) -> int:

@@ -9,7 +9,8 @@ from ..._lazy import require
 from ...planning.candidate import NOW
 from .verdict import Row, Verdict
 
-OURS, THEIRS = "#1f77b4", "#ff7f0e"
+OURS = "#1f77b4"
+THEIRS = "#ff7f0e"
 
 
 def check_matplotlib() -> None:

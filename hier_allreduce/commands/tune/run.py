@@ -181,7 +181,7 @@ class Runner:
             )
 
     def _wait(self, process: Any, clock: _Clock, share: float, name: str) -> Optional[str]:
-        """Wait until a run has enough steps; return its fault, "" without one, None if time is up."""
+        """Wait until a run has enough steps; return its fault, or "", or None if time is up."""
         while True:
             status = process.poll()  # before the clock: a program that has ended writes no more
             clock.look()
