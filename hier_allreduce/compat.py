@@ -86,16 +86,18 @@ def builds_for_session() -> bool:
 
 
 def takes_control_edges() -> bool:
-    """Return whether ops of the current graph can get control edges.
+    """Return whether ops of the current graph can get control edges from ops that are added now.
 
     A session fails at an op that got an edge after the session had seen it. So a graph takes none
-    if it has a session; it does not list them.
+    if it has a session; it does not list them. A function's graph takes none, because TensorFlow
+    adds edges of its own when the function is complete. Nor does an op take one from inside a loop
+    or a branch.
     """
     if tf.executing_eagerly():
         return False
     graph = tf1.get_default_graph()
-    if hasattr(graph, "capture"):  # a function's, which no session runs
-        return True
+    if hasattr(graph, "capture") or graph._get_control_flow_context() is not None:
+        return False
     sessions = (found for found in gc.get_objects() if issubclass(type(found), _SESSION))
     return all(session.graph is not graph for session in sessions)
 

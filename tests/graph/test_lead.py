@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import IS_TF2, session
+from helpers.graphs import session
 
 from hier_allreduce import Strategy, allreduce_grads
 
@@ -198,28 +198,6 @@ def test_towers_on_cpu_devices_do_not_wait():
         assert not edges(graph)
 
 
-@pytest.mark.skipif(not IS_TF2, reason="in functions of 1.15, ops on GPUs do not move to the CPU")
-def test_the_graph_of_a_function_holds_its_towers_too():
-    graphs = []
-
-    @tf.function
-    def step(start):
-        rows = []
-        for number in range(TOWERS):
-            with tf.device(f"/gpu:{number}"):
-                values = [start]
-                for _ in range(LAYERS):
-                    values.append(tf.tanh(values[-1]))
-                rows.append(tf1.gradients(tf.reduce_sum(values[-1]), values[:-1]))
-        graphs.append(rows[0][0].graph)
-        return [row[0] for row in allreduce_grads(rows, gpus(), strategy=ALONE)]
-
-    with tf.Graph().as_default(), session(allow_soft_placement=True) as sess:
-        results = sess.run(step(tf.ones([SIZE])))
-    assert edges(graphs[0])
-    assert len({result.tobytes() for result in results}) == 1
-
-
 def test_towers_without_any_gradient_need_no_edge(graph):
     assert allreduce_grads([[None, None]] * TOWERS, gpus()) == [(None, None)] * TOWERS
 
@@ -237,9 +215,17 @@ def test_gradients_that_are_checked_before_all_sums_close_no_cycle(graph):
         np.testing.assert_allclose(row, np.sum(expected, 0), rtol=1e-5)
 
 
-@pytest.mark.skipif(not IS_TF2, reason="in functions of 1.15, ops on GPUs do not move to the CPU")
-def test_effects_of_a_function_close_no_cycle():
-    """A function orders effects by the time they were made, and late gradients come first here."""
+@pytest.mark.tf2
+@pytest.mark.no_gpu_kernel("EagerPyFunc")
+def test_a_function_holds_nothing_since_it_orders_effects_itself():
+    """The effects that its late gradients need were made before those of its early ones."""
+
+    def with_effect(grad):
+        after = tf.py_function(lambda value: value, [grad], tf.float32)
+        after.set_shape(grad.shape)
+        return after
+
+    graphs = []
 
     @tf.function
     def step(start):
@@ -250,13 +236,85 @@ def test_effects_of_a_function_close_no_cycle():
                 for _ in range(LAYERS):
                     values.append(tf.tanh(values[-1]))
                 row = tf1.gradients(tf.reduce_sum(values[-1]), values[:-1])
-                counted = []
-                for grad in row:
-                    tf.print("effect", output_stream="file:///dev/null")
-                    counted.append(tf.identity(grad))
-                rows.append(counted)
+                rows.append([with_effect(grad) for grad in row])
+        graphs.append(start.graph)
         return [row[0] for row in allreduce_grads(rows, gpus(), strategy=ALONE)]
 
     with tf.Graph().as_default(), session(allow_soft_placement=True) as sess:
         results = sess.run(step(tf.ones([SIZE])))
+    assert not edges(graphs[0])
     assert len({result.tobytes() for result in results}) == 1
+
+
+def test_rows_beside_dense_gradients_close_no_cycle_without_devices(graph):
+    """Rows become dense after all gradients were made, where no device tells towers apart."""
+    rows = []
+    for number in range(TOWERS):
+        weights = [tf1.get_variable(f"w{number}_{n}", [SIZE], use_resource=True) for n in range(12)]
+        table = tf1.get_variable(f"table{number}", [4, SIZE], use_resource=True)
+        read = tf.nn.embedding_lookup(table, [1, 2, 1]) if number else table
+        value = tf.reduce_sum(read, 0)
+        for weight in weights:
+            value = tf.tanh(value * weight)
+        rows.append(tf1.gradients(tf.reduce_sum(value), [*weights, table]))
+    dense = [[tf.convert_to_tensor(grad) for grad in row] for row in rows]
+    reduced = allreduce_grads(rows, gpus(), strategy=ALONE)
+    assert edges(graph)
+    with session(allow_soft_placement=True) as sess:
+        sess.run(tf1.global_variables_initializer())
+        raw, sums = sess.run([dense, reduced])
+    for row in sums:
+        for n, total in enumerate(row):
+            expected = sum(grads[n] for grads in raw)
+            np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6)
+
+
+def reading_again():
+    """Return gradients that read their variable in the backward pass."""
+    rows = []
+    for number in range(TOWERS):
+        with tf.device(f"/gpu:{number}"), tf1.variable_scope(f"tower{number}"):
+            weights, value = [], tf.ones([SIZE]) * (1.0 + number)
+            for layer in range(LAYERS):
+                weight = tf1.get_variable(f"w{layer}", [SIZE], use_resource=True)
+                value = tf.tanh(times(value, weight))
+                weights.append(weight)
+            rows.append(tf1.gradients(tf.reduce_sum(value), weights))
+    return rows
+
+
+def times(value, weight):
+    """Return a product; its gradient reads the variable once more, as recomputed layers do."""
+
+    @tf.custom_gradient
+    def product(value, read):
+        def grad(upstream):
+            return upstream * weight.read_value(), upstream * value
+
+        return value * read, grad
+
+    return product(value, weight.value())
+
+
+def test_an_op_that_reads_a_variable_does_not_wait_since_its_update_does_not():
+    with tf.Graph().as_default() as graph:
+        allreduce_grads(reading_again(), gpus(), strategy=ALONE)
+        held = {op.type for _, op in edges(graph)}
+    assert held
+    assert "ReadVariableOp" not in held
+
+
+def test_towers_with_reference_variables_do_not_wait():
+    """An update overwrites them in place, under the ops that have still to read them."""
+    rows = []
+    with tf.Graph().as_default() as graph:
+        for number in range(TOWERS):
+            with tf.device(f"/gpu:{number}"):
+                weights, value = [], tf.ones([SIZE])
+                for n in range(LAYERS):
+                    name = f"w{number}_{n}"
+                    weights.append(tf1.get_variable(name, [SIZE], use_resource=False))
+                    value = tf.tanh(value * weights[-1])
+                rows.append(tf1.gradients(tf.reduce_sum(value), weights))
+        allreduce_grads(rows, gpus(), strategy=ALONE)
+        assert not edges(graph)
