@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from itertools import accumulate
-from typing import Any, DefaultDict, Dict, List, Sequence
+from typing import Any, DefaultDict, Dict, Iterable, List, Sequence, Set
 
 from ..compat import add_control_edge, takes_control_edges, tf1
 from ..planning.plan import root_of, sums_in
@@ -57,10 +57,13 @@ def limit_lead(layout: Layout, totals: Sequence[Any]) -> None:
         return  # a sum of sums comes too late for the pass
     if not takes_control_edges():
         return
-    needed_by = _first_sums(totals)
+    needed_by = _first_needs([total.op] for total in totals)
     if any(op.type in REFERENCE_VARIABLES for op in needed_by):
         return
-    starts = _starts(needed_by, _grads_of(layout, 0))
+    # the ops of the pass, in the order of chunks, without those of the all-reduce
+    of_pass = _first_needs([_ends_of(layout)])
+    needed_by = {op: chunk for op, chunk in needed_by.items() if op in of_pass}
+    starts = _starts(needed_by, layout)
     sizes = Counter(needed_by.values())
     sizes[0] = 0  # it has the forward pass
     done = list(accumulate(sizes[chunk] for chunk in range(len(totals))))
@@ -79,32 +82,38 @@ def _grads_of(layout: Layout, chunk: int) -> Sequence[Any]:
     return layout.columns[layout.chunks[chunk].ranges[0].number].grads
 
 
-def _first_sums(totals: Sequence[Any]) -> Dict[Any, int]:
-    """Return the ops that sums need, each with the number of the first sum that needs it."""
+def _ends_of(layout: Layout) -> Set[Any]:
+    """Return the ops of all gradients. The pass does not go on there, so they need not wait."""
+    return {grad.op for column in layout.columns for grad in column.grads if grad is not None}
+
+
+def _first_needs(ends: Iterable[Iterable[Any]]) -> Dict[Any, int]:
+    """Return the ops that some ends need, each with the number of the first end that needs it."""
     needed_by: Dict[Any, int] = {}
-    for chunk, total in enumerate(totals):
-        waiting = [total.op]
+    for number, ops in enumerate(ends):
+        waiting = list(ops)
         while waiting:
             op = waiting.pop()
             if op not in needed_by:
-                needed_by[op] = chunk
+                needed_by[op] = number
                 waiting.extend(_sources(op))
     return needed_by
 
 
-def _starts(needed_by: Dict[Any, int], first_grads: Sequence[Any]) -> Starts:
+def _starts(needed_by: Dict[Any, int], layout: Layout) -> Starts:
     """Return the ops by which the backward pass of each GPU comes from a chunk to a later one."""
     made = {op: place for place, op in enumerate(tf1.get_default_graph().get_operations())}
     begun: Dict[str, int] = {}  # on each GPU, the place of its first gradient
-    for grad in first_grads:
+    for grad in _grads_of(layout, 0):
         if grad is not None and any_on_gpu([grad.device]):
             begun[grad.device] = min(made[grad.op], begun.get(grad.device, len(made)))
+    ends = _ends_of(layout)
     backward = {op for op in needed_by if made[op] >= begun.get(op.device, len(made))}
     starts: Starts = defaultdict(lambda: defaultdict(list))
     for op in filter(backward.__contains__, needed_by):  # in the order of chunks
         chunk = needed_by[op]
         is_start = any(src in backward and needed_by[src] < chunk for src in _sources(op))
-        if is_start and _may_wait(op):
+        if is_start and op not in ends and _may_wait(op):
             starts[op.device][chunk].append(op)
     return starts
 
