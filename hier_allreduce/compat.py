@@ -99,7 +99,8 @@ def takes_control_edges() -> bool:
     if hasattr(graph, "capture") or graph._get_control_flow_context() is not None:
         return False
     sessions = (found for found in gc.get_objects() if issubclass(type(found), _SESSION))
-    return all(session.graph is not graph for session in sessions)
+    # a session that failed to start has no graph, and a traceback may still hold it
+    return all(getattr(session, "graph", None) is not graph for session in sessions)
 
 
 def add_control_edge(before: Any, after: Any) -> None:

@@ -180,6 +180,15 @@ def test_ops_that_a_session_has_seen_are_left_alone():
         np.testing.assert_allclose(sess.run(reduced)[0][0], sum(row[0] for row in raw), rtol=1e-5)
 
 
+def test_a_session_that_failed_to_start_does_not_matter(graph):
+    """It has no graph, and the traceback of its error holds it."""
+    with pytest.raises(TypeError) as error:
+        tf1.Session(graph="not a graph")
+    allreduce_grads(usual(), gpus(), strategy=ALONE)
+    assert edges(graph)
+    assert error.traceback
+
+
 def test_sums_of_sums_hold_nothing():
     with tf.Graph().as_default() as graph:
         allreduce_grads(usual(), gpus(), strategy=Strategy("hierarchical", chunk_bytes=4 * SIZE))
