@@ -2,7 +2,8 @@
 
 ::
 
-    reduced = hier_allreduce.allreduce_grads(grads, ["/gpu:0", "/gpu:1", …], average=True)   # K×N in, K×N out
+    devices = ["/gpu:0", "/gpu:1", …]
+    reduced = hier_allreduce.allreduce_grads(grads, devices, average=True)   # K×N in, K×N out
 
 Importing this package imports no TensorFlow; the first use of a name that needs it does.
 """

@@ -1,4 +1,4 @@
-"""Lazy attributes of a package (PEP 562): a submodule is imported when one of its names is first used."""
+"""Lazy attributes of a package (PEP 562): a name's first use imports its submodule."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def lazy(package: str, names_by_module: Mapping[str, Sequence[str]]) -> Callable
         package: the package's ``__name__``.
         names_by_module: ``{submodule: names}``.
 
-    The function raises AttributeError for any other name, as a module does, and ModuleNotFoundError with advice where
-    TensorFlow or tensorpack is missing.
+    The function raises AttributeError for any other name, as a module does, and
+    ModuleNotFoundError with advice where TensorFlow or tensorpack is missing.
     """
     module_of = {name: module for module, names in names_by_module.items() for name in names}
 
@@ -47,7 +47,7 @@ def with_advice(error: ModuleNotFoundError, feature: str) -> ModuleNotFoundError
 
 
 def advice(feature: str, package: str, extras: str) -> str:
-    """Return the command that installs the missing package; every shell understands its double quotes."""
+    """Return the command that installs the missing package, with quotes for every shell."""
     gpus = (
         " installs TensorFlow for CPUs; for GPUs see tensorflow.org/install"
         if package == "tensorflow"

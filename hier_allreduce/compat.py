@@ -45,8 +45,8 @@ def without_autograph(function: F) -> F:
 
 def forget_colocation() -> ContextManager:
     """Return a scope in which an outer ``colocate_with`` no longer places ops."""
-    # Leaving a colocation also leaves the device scopes around it. So without a colocation this does
-    # nothing, and an outer tf.device("/job:worker/task:1") still completes "/gpu:0".
+    # Leaving a colocation also leaves the device scopes around it. So without a colocation this
+    # does nothing, and an outer tf.device("/job:worker/task:1") still completes "/gpu:0".
     if tf.executing_eagerly():
         return contextlib.nullcontext()
     graph = tf1.get_default_graph()
@@ -154,26 +154,28 @@ def collected_graphs() -> Iterator[List[Any]]:
 
 
 def has_gpu_kernel(op: Any) -> bool:
-    """Return whether TensorFlow has a GPU kernel of an op; True if it was built without any, and cannot tell."""
+    """Return whether TensorFlow has a GPU kernel of an op; True if it was built without any."""
     if not _gpu_kernels("MatMul"):
         return True
-    return any(
-        all(_dtype_number(op, name) in (None, *numbers) for name, numbers in kernel.items())
-        for kernel in _gpu_kernels(op.type)
-    )
+    return any(_takes(kernel, op) for kernel in _gpu_kernels(op.type))
+
+
+def _takes(kernel: Dict[str, Tuple[int, ...]], op: Any) -> bool:
+    """Return whether a kernel takes the dtypes of an op."""
+    return all(_dtype_number(op, name) in (None, *numbers) for name, numbers in kernel.items())
 
 
 @functools.lru_cache(maxsize=None)
 def _gpu_kernels(op_type: str) -> Tuple[Dict[str, Tuple[int, ...]], ...]:
-    """Return the dtypes, as numbers, that each GPU kernel of an op takes, by the name of the op's attribute."""
+    """Return the dtypes, as numbers, of each GPU kernel of an op, by the op's attribute."""
     from tensorflow.python.framework import kernels
 
-    listed = kernels.get_registered_kernels_for_op(op_type).kernel
-    return tuple(
-        {needed.name: tuple(needed.allowed_values.list.type) for needed in kernel.constraint}
-        for kernel in listed
-        if kernel.device_type in ("GPU", "DEFAULT")
-    )
+    found = []
+    for kernel in kernels.get_registered_kernels_for_op(op_type).kernel:
+        if kernel.device_type in ("GPU", "DEFAULT"):
+            needed = kernel.constraint
+            found.append({one.name: tuple(one.allowed_values.list.type) for one in needed})
+    return tuple(found)
 
 
 def _dtype_number(op: Any, name: str) -> Optional[int]:

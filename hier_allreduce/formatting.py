@@ -52,7 +52,8 @@ def table(rows: Iterable[Sequence[object]], all_right: bool = False) -> str:
     Columns of numbers are aligned right; with ``all_right``, every column but the first.
     """
     padded: List[List[str]] = []
-    for column in zip_longest(*([str(cell) for cell in row] for row in rows), fillvalue=""):
+    texts = [list(map(str, row)) for row in rows]
+    for column in zip_longest(*texts, fillvalue=""):
         width = max(map(len, column))
         is_right = bool(padded) if all_right else all(map(_NUMBER.match, column[1:]))
         padded.append([cell.rjust(width) if is_right else cell.ljust(width) for cell in column])

@@ -144,7 +144,8 @@ def _timed_rows(rows: Sequence[Tuple[Any, ...]], clock: str) -> List[Tuple[Any, 
     import tensorflow as tf  # only a measured process gets here, and the ground needs no TensorFlow
 
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    tower = next((k for k, row in enumerate(rows) if any(entry is not None for entry in row)), None)
+    with_grads = [k for k, row in enumerate(rows) if set(map(type, row)) - {type(None)}]
+    tower = with_grads[0] if with_grads else None
     if tower is None or graph in _timed:
         return list(rows)
     if graph is not None:

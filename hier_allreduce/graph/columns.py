@@ -359,8 +359,8 @@ def _fault_on_gpus(column: Column) -> str:
     fewest = 1 if column.dtype in DTYPES_WITHOUT_ADD else 2
     if "AddN" in _FEW_GPU_KERNELS[column.dtype] and len(column.grads) > fewest:
         return (
-            f"TensorFlow adds up {column.dtype} of more than {count(fewest, 'tower')} on CPU devices"
-            " only; cast it to int32 or int64"
+            f"TensorFlow adds up {column.dtype} of more than {count(fewest, 'tower')} on CPU"
+            " devices only; cast it to int32 or int64"
         )
     if any(isinstance(grad, tf.IndexedSlices) for grad in column.grads):
         return (

@@ -6,11 +6,12 @@
                                                   │ control edge
                         first op that gradients 4, 3, … need, and 5 to 9 do not
 
-TensorFlow adds up on the stream that computes gradients. The operands of a sum come from other GPUs,
-so the host can queue the sum only when they have arrived. A host that runs far ahead has queued the
-whole backward pass by then: the sum waits for its end, and no copy back overlaps with it. So the
-later part of a tower's backward pass waits, on the host, until earlier sums of this tower are
-queued. For the distance between them the GPU has work. `benchmarks/emulated.py` measures the effect.
+TensorFlow adds up on the stream that computes gradients. The operands of a sum come from other
+GPUs, so the host can queue the sum only when they have arrived. A host that runs far ahead has
+queued the whole backward pass by then: the sum waits for its end, and no copy back overlaps with
+it. So the later part of a tower's backward pass waits, on the host, until earlier sums of this
+tower are queued. For the distance between them the GPU has work. `benchmarks/emulated.py` measures
+the effect.
 
 No cycle: give each op the number of the first sum that needs it, by data or control edges, on any
 tower. Along an edge of the graph this number never falls. An edge of this module leads from the sum

@@ -124,11 +124,12 @@ def describe(layout: Layout) -> str:
     """
     towers = len(layout.devices)
     sent = [0] * towers
+    copies = 0
     for chunk, schedule in zip(layout.chunks, layout.schedules):
         for step in schedule:
+            copies += len(step.srcs)
             for src in step.srcs:
                 sent[src] += chunk.bytes
-    copies = sum(len(step.srcs) for schedule in layout.schedules for step in schedule)
     where = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
     chunks = count(len(layout.chunks), "chunk")
     columns = [layout.columns[chunk.ranges[0].number] for chunk in layout.chunks]
@@ -137,8 +138,8 @@ def describe(layout: Layout) -> str:
     sizes = [f"up to {amount(max(sent))}"] if any(sent) else []
     sizes += [f"{count(unknown, 'tensor')} of unknown size"] if unknown else []
     return (
-        f"{towers} towers on {where}: {layout.plan.algorithm}, {chunks}, {copies} copies; each tower"
-        f" sends {' and '.join(sizes)} in {dtypes}"
+        f"{towers} towers on {where}: {layout.plan.algorithm}, {chunks}, {copies} copies; each"
+        f" tower sends {' and '.join(sizes)} in {dtypes}"
     )
 
 

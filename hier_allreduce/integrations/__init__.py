@@ -2,8 +2,8 @@
 
 ::
 
-    integrations.tensorpack   HierarchicalTrainer          imports tensorpack, which changes TensorFlow's globals
-    integrations.distribute   HierarchicalAllReduce        for tf.distribute.MirroredStrategy and Keras
+    integrations.tensorpack   HierarchicalTrainer      imports tensorpack, which changes global state
+    integrations.distribute   HierarchicalAllReduce    for tf.distribute.MirroredStrategy and Keras
 """
 
 from .._lazy import require

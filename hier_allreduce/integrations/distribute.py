@@ -28,7 +28,8 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     :func:`hier_allreduce.allreduce_grads`, so that small gradients share chunks. The parent class,
     ``ReductionToOneDevice``, does everything that is not an all-reduce: one destination (such as
     the host), variables as values, the mean of integers (float64 in TensorFlow), and
-    ``strategy.gather``. With one replica the result is the value itself, so a program may use any number of GPUs.
+    ``strategy.gather``. With one replica the result is the value itself, so a program may use
+    any number of GPUs.
 
     ``tf.IndexedSlices`` remain sparse unless the strategy has ``sparse="dense"``. The difference
     counts, because optimizers with momentum update other rows for a dense gradient.

@@ -2,8 +2,8 @@
 
 ::
 
-    facts of a first run ──► peers │ algorithms × chunk sizes │ groups along NVLink ──► Candidate, …
-                                                                                   └──► left out: why
+    facts of a first run ──► peers │ algorithms × chunk sizes │ groups of NVLink ──► Candidate, …
+                                                                                └──► left out: why
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def candidates_for(
         left_out.update(dict.fromkeys(NARROW, "it rounds: --only names it"))
     if only:
         known = [*left_out, *(candidate.name for candidate in found)]
-        strange = [name for name in only if not any(_asked(other, [name]) for other in known)]
+        strange = [name for name in only if not _names_one_of(name, known)]
         front_end = facts["front_end"]
         left_out.update(dict.fromkeys(strange, f"the program's front end is {front_end}"))
         left_out = {name: why for name, why in left_out.items() if _asked(name, only)}
@@ -107,19 +107,32 @@ def _asked(name: str, only: Iterable[str]) -> bool:
     return name in only or bool(match and match[1] in only)
 
 
+def _names_one_of(name: str, known: Iterable[str]) -> bool:
+    """Return whether a name in ``--only`` means a known candidate."""
+    return any(_asked(other, [name]) for other in known)
+
+
 def _peers(facts: Dict[str, Any], left_out: Dict[str, str]) -> List[Candidate]:
     """Return the peers that run in the program's front end."""
     found = []
     for name in PEERS[facts["front_end"]]:
-        if facts.get("update") == "main":
-            left_out[name] = "it has no equal of update='main'"
-        elif "nccl" in name.lower() and not facts["gpus"]:
-            left_out[name] = "NCCL needs GPUs"
-        elif name == "tensorpack-hierarchical" and facts["towers"] != 8:
-            left_out[name] = f"it needs 8 towers, and there are {facts['towers']}"
+        why_not = _why_not(name, facts)
+        if why_not:
+            left_out[name] = why_not
         else:
             found.append(Candidate(name, name, _TOWER_0 if name == "tower-0-sum" else {}))
     return found
+
+
+def _why_not(peer: str, facts: Dict[str, Any]) -> str:
+    """Return why a peer cannot run in the program; "" if it can."""
+    if facts.get("update") == "main":
+        return "it has no equal of update='main'"
+    if "nccl" in peer.lower() and not facts["gpus"]:
+        return "NCCL needs GPUs"
+    if peer == "tensorpack-hierarchical" and facts["towers"] != 8:
+        return f"it needs 8 towers, and there are {facts['towers']}"
+    return ""
 
 
 def _ours(
@@ -147,7 +160,7 @@ def _ours(
 
 
 def _sizes(total: int, only: Sequence[str], left_out: Dict[str, str]) -> List[int]:
-    """Return the usual sizes of chunks in MiB, and the sizes in ``--only``; larger ones are equal."""
+    """Return the usual sizes of chunks in MiB, and those in ``--only``; larger ones are equal."""
     whole = min((size for size in SIZES if size * MIB >= total), default=max(SIZES))
     for size in SIZES:
         if size > whole:

@@ -95,10 +95,9 @@ def _copy_variables(variables: ReplicatedVariables, layout: Layout, updated: Any
             values[n] = variables[main][n].read_value()
     ops = []
     for tower, copied in enumerate(copy_from_roots(values, layout)):  # K × N
+        others = [n for n, main in mains.items() if main != tower]
         with tf1.device(layout.devices[tower]):
-            for n, main in mains.items():
-                if main != tower:
-                    ops.append(variables[tower][n].assign(copied[n]).op)
+            ops += [variables[tower][n].assign(copied[n]).op for n in others]
     return ops
 
 
