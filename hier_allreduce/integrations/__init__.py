@@ -2,7 +2,7 @@
 
 ::
 
-    integrations.tensorpack   HierarchicalTrainer      imports tensorpack, which changes global state
+    integrations.tensorpack   HierarchicalTrainer      imports tensorpack, which changes globals
     integrations.distribute   HierarchicalAllReduce    for tf.distribute.MirroredStrategy and Keras
 """
 
