@@ -183,8 +183,8 @@ class ClusterSession(tf1.Session):
                 f"this host's last step with the other hosts ended with {cause}, and after that"
                 " this session cannot run another: the others might still be in that step and take"
                 " the new one for it. Let the data repeat (dataset.repeat()) and run the same"
-                " number of steps on every host; or open a session for each epoch. Runs that need no"
-                " other host are still possible"
+                " number of steps on every host; or open a session for each epoch. Runs that need"
+                " no other host are still possible"
             )
             raise
 

@@ -67,12 +67,12 @@ def check_variables(
                     f"the same variable is in the row of {where(owner[id(var)], devices)}; give"
                     f" every tower a copy; {VAR_LIST_ADVICE}"
                 )
-            column = columns.get(id(var)) or columns.get(id(first))
-            if column and not fault and (column[0] is not first or column[tower] is not var):
+            known = columns.get(id(var)) or columns.get(id(first))
+            if known and not fault and (known[0] is not first or known[tower] is not var):
                 fault = (
                     f"it is listed as a copy of {first.op.name!r}, but in an earlier"
-                    f" apply_gradients {column[tower].op.name!r} was the copy of"
-                    f" {column[0].op.name!r}; list the variables in one order on every tower"
+                    f" apply_gradients {known[tower].op.name!r} was the copy of"
+                    f" {known[0].op.name!r}; list the variables in one order on every tower"
                 )
             if fault:
                 raise HierAllreduceError(f"{where(tower, devices, n, names)}: {fault}")

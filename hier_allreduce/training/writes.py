@@ -52,7 +52,7 @@ def without_gpu_kernel(ops: Sequence[Any]) -> Dict[str, List[str]]:
 
 def used_by(ops: Sequence[Any]) -> Set[str]:
     """Return the names of all variables that ``ops``, or functions that they run, read or write."""
-    names = set()
+    names: Set[str] = set()
     for op in ops:
         variables = filter(_is_variable, op.inputs)
         names.update(_variable_name(tensor.op) for tensor in variables)

@@ -22,8 +22,8 @@ def with_missing_pairs(rows: Sequence[Pairs]) -> List[Pairs]:
         towers.append({name_within(scope, var.op.name): (grad, var) for grad, var in row})
     names = list(dict.fromkeys(chain(*towers)))
     without_gradient = {var.op.name: (None, var) for var in tf1.trainable_variables()}
-    completed = []
+    completed: List[Pairs] = []
     for scope, pairs in zip(scopes, towers):
-        row = [pairs.get(name, without_gradient.get(scope + name)) for name in names]
-        completed.append([pair for pair in row if pair])
+        found = [pairs.get(name, without_gradient.get(scope + name)) for name in names]
+        completed.append([pair for pair in found if pair])
     return completed
