@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 from helpers.graphs import (
     XPU,
+    chain,
     consumed_in_place,
     gpu_or_cpu,
     gpus_or_cpus,
@@ -32,7 +33,7 @@ from hier_allreduce import (
 from hier_allreduce.graph import copy_from_tower_0
 
 KIND = XPU.upper()
-ALGORITHMS = ("flat", "tree", "hierarchical", "flat_tree")
+ALGORITHMS = ("flat", "tree", "hierarchical", "flat_tree", chain)
 TO_ONE_MAIN = Strategy(algorithm="tree", main=0, chunk_bytes=0)
 ONE_BY_ONE = {name: Strategy(algorithm=name, chunk_bytes=0) for name in ALGORITHMS}
 

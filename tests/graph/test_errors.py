@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import IS_TF2, XPU, gpu_or_cpu, gpus_or_cpus, on_towers, tf1
+from helpers.graphs import IS_TF2, XPU, chain, gpu_or_cpu, gpus_or_cpus, on_towers, tf1
 
 from hier_allreduce import (
     ClusterError,
@@ -231,14 +231,14 @@ def test_integers_have_no_mean(graph, dtype):
     raises(words, allreduce_grads, rows(dtype), gpus_or_cpus(4), True)
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "flat_tree"])
+@pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "flat_tree", chain])
 @pytest.mark.parametrize("dtype", ["int8", "int16", "uint8"])
 def test_small_integers_have_sums_on_two_gpus_only(graph, dtype, algorithm):
     gpus = [f"/gpu:{k}" for k in range(4)]
     words = ["tower 0 (/gpu:0), variable 0 ('v0_of_tower0')", dtype, "more than 2 towers", "int32"]
-    raises(words, allreduce_grads, rows(dtype), gpus, strategy=algorithm)
-    assert len(allreduce_grads(rows(dtype)[:2], gpus[:2], strategy=algorithm)) == 2
-    assert len(allreduce_grads(rows(dtype), ["/cpu:0"] * 4, strategy=algorithm)) == 4
+    raises(words, allreduce_grads, rows(dtype), gpus, strategy=Strategy(algorithm))
+    assert len(allreduce_grads(rows(dtype)[:2], gpus[:2], strategy=Strategy(algorithm))) == 2
+    assert len(allreduce_grads(rows(dtype), ["/cpu:0"] * 4, strategy=Strategy(algorithm))) == 4
 
 
 def test_rows_of_int64_stay_sparse_on_gpus(graph):

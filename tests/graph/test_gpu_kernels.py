@@ -2,7 +2,7 @@
 
 import pytest
 import tensorflow as tf
-from helpers.graphs import on_towers, tf1
+from helpers.graphs import chain, on_towers, tf1
 
 from hier_allreduce import Strategy, allreduce_grads
 
@@ -10,7 +10,7 @@ DEVICES = [f"/gpu:{k}" for k in range(3)]
 FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 STRATEGIES = [
     Strategy("flat"),
-    Strategy("flat_tree", chunk_bytes=0),
+    Strategy(chain, chunk_bytes=0),
     Strategy("hierarchical"),
     Strategy("tree"),
 ]

@@ -8,6 +8,7 @@ import tensorflow as tf
 from helpers.graphs import (
     IS_TF2,
     XPU,
+    chain,
     evaluate,
     floats,
     gpu_or_cpu,
@@ -43,7 +44,7 @@ def placed(result):
 
 @pytest.mark.parametrize(
     "strategy",
-    [None, "hierarchical", Strategy("tree", chunk_bytes=0), Strategy("flat_tree", chunk_bytes=128)],
+    [None, "hierarchical", Strategy("tree", chunk_bytes=0), Strategy(chain, chunk_bytes=128)],
 )
 @pytest.mark.parametrize("towers", [1, 3, 8])
 def test_each_result_lives_on_its_towers_device(graph, towers, strategy):
@@ -164,11 +165,11 @@ def test_one_gradient_alone_in_its_chunk_needs_no_other(graph):
         assert sess.run(result[2][0], {row[0]: [1, 2] for row in rows}).tolist() == [3, 6]
 
 
-@pytest.mark.parametrize("algorithm", ["flat", "tree", "hierarchical", "flat_tree"])
+@pytest.mark.parametrize("algorithm", ["flat", "tree", "hierarchical", "flat_tree", chain])
 @pytest.mark.parametrize("average, share", [(False, 1), (True, 1 / 5)])
 def test_gradients_flow_through(graph, algorithm, average, share):
     grads = gradients_on(gpus_or_cpus(5), powers_of_two(5))
-    result = allreduce_grads(grads, gpus_or_cpus(5), average, algorithm)
+    result = allreduce_grads(grads, gpus_or_cpus(5), average, Strategy(algorithm))
     loss = tf.add_n([(tower + 1) * tf.reduce_sum(row[1]) for tower, row in enumerate(result)])
     through = evaluate(tf1.gradients(loss, [row[1] for row in grads]))
     np.testing.assert_allclose(through, np.full([5, 2], (1 + 2 + 3 + 4 + 5) * share), rtol=1e-6)

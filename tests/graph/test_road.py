@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import (
+    chain,
     dense,
     evaluate,
     executed,
@@ -20,7 +21,7 @@ from helpers.graphs import (
 from hier_allreduce import Cluster, HierAllreduceError, Strategy, allreduce_grads
 
 tf1 = tf.compat.v1
-ALGORITHMS = ["flat", "tree", "hierarchical", "flat_tree"]
+ALGORITHMS = ["flat", "tree", "hierarchical", "flat_tree", chain]
 
 
 # ---- dtypes ------------------------------------------------------------------------------------------
@@ -31,7 +32,7 @@ ALGORITHMS = ["flat", "tree", "hierarchical", "flat_tree"]
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_uint16_is_added_in_every_tensorflow(algorithm, towers):
     values = [[np.full([3], 1 + tower, "uint16")] for tower in range(towers)]
-    rows = executed(values, gpus_or_cpus(towers), strategy=algorithm)
+    rows = executed(values, gpus_or_cpus(towers), strategy=Strategy(algorithm))
     for (total,) in rows:
         assert total.dtype == np.uint16
         assert total.tolist() == [towers * (towers + 1) // 2] * 3
@@ -54,7 +55,7 @@ def test_shapes_that_differ_when_the_step_runs_fail(graph, algorithm, towers, sh
     result = allreduce_grads(
         gradients_on(gpus_or_cpus(towers), values, static=False),
         gpus_or_cpus(towers),
-        strategy=algorithm,
+        strategy=Strategy(algorithm),
     )
     with pytest.raises(tf.errors.InvalidArgumentError):
         evaluate(result)
@@ -96,7 +97,7 @@ def test_static_shapes_and_slopes_survive_packing_and_cutting(graph):
     )
     for chunk_bytes in (None, 0, 1000):
         result = allreduce_grads(
-            rows, gpus_or_cpus(4), strategy=Strategy(algorithm="flat_tree", chunk_bytes=chunk_bytes)
+            rows, gpus_or_cpus(4), strategy=Strategy(chain, chunk_bytes=chunk_bytes)
         )
         assert [[grad.shape.as_list() for grad in row] for row in result] == [[[60, 50], []]] * 4
         back = tf.gradients(
@@ -118,7 +119,7 @@ def test_sparse_gradients_stay_sparse_on_every_tower(graph, algorithm, dense_sha
     rows = on_towers(
         gpus_or_cpus(5), lambda tower: [sparse(tower, tower, dense_shape)]
     )  # tower 0 has no rows at all
-    result = allreduce_grads(rows, gpus_or_cpus(5), average, strategy=algorithm)
+    result = allreduce_grads(rows, gpus_or_cpus(5), average, strategy=Strategy(algorithm))
     for tower, (grad,) in enumerate(result):
         assert isinstance(grad, tf.IndexedSlices) and grad.dense_shape is rows[tower][0].dense_shape
         assert {
@@ -223,11 +224,11 @@ def test_none_on_every_tower_stays_none(graph):
 @pytest.mark.parametrize("towers", [2, 3, 8])
 def test_float16_means_are_finite_where_sums_overflow(towers, algorithm):
     values = [[np.full([3], 60000 + 32 * k, "float16")] for k in range(towers)]
-    rows = executed(values, gpus_or_cpus(towers), average=True, strategy=algorithm)
+    rows = executed(values, gpus_or_cpus(towers), average=True, strategy=Strategy(algorithm))
     assert same_bits(rows)
-    hops = {"flat": 1, "hierarchical": 2, "tree": int(np.ceil(np.log2(towers)))}.get(
-        algorithm, towers - 1
-    )
+    halvings = int(np.ceil(np.log2(towers)))
+    hops_of = {"flat": 1, "flat_tree": 1, "hierarchical": 2, "tree": halvings, chain: towers - 1}
+    hops = hops_of[algorithm]
     error = np.abs(
         rows[0][0].astype("float64") - np.mean([row[0].astype("float64") for row in values], 0)
     )
@@ -264,7 +265,7 @@ def test_the_wire_dtype_is_that_of_every_copy(graph):
         rows,
         gpus_or_cpus(4),
         average=True,
-        strategy=Strategy("flat_tree", wire_dtype="bfloat16", chunk_bytes=0),
+        strategy=Strategy(chain, wire_dtype="bfloat16", chunk_bytes=0),
     )
     read = [(tensor, op) for op in graph.get_operations() for tensor in op.inputs]
     dtypes = [tensor.dtype.base_dtype.name for tensor, op in read if tensor.device != op.device]

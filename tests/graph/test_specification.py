@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 from helpers.graphs import (
     XPU,
+    chain,
     dense,
     evaluate,
     gpus_or_cpus,
@@ -97,12 +98,12 @@ CASES += [
 
 
 @pytest.mark.parametrize("average", [False, True], ids=["sum", "mean"])
-@pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "flat_tree"])
+@pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", chain])
 @pytest.mark.parametrize("front_end, towers", CASES)
 def test_every_kind_on_every_tower(front_end, algorithm, towers, average):
     devices = gpus_or_cpus(towers)
     # small chunks cut the large gradient
-    chunk_bytes = {"flat_tree": 4096, "tree": 0}.get(algorithm)
+    chunk_bytes = {chain: 4096, "tree": 0}.get(algorithm)
     strategy = Strategy(algorithm=algorithm, missing="zeros", chunk_bytes=chunk_bytes)
     given, got = front_end(
         lambda: on_towers(devices, lambda tower: list(tensors_of(tower, average, towers).values())),

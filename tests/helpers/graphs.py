@@ -9,7 +9,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 import numpy as np
 import tensorflow as tf
 
-from hier_allreduce import allreduce_grads
+from hier_allreduce import Copy, Reduce, allreduce_grads
 
 tf1 = tf.compat.v1
 IS_TF2 = tf.__version__.startswith("2")
@@ -73,6 +73,14 @@ def on_towers(devices, row_of):
         with tf.device(device):
             rows.append(row_of(tower))
     return rows
+
+
+def chain(towers, chunk):
+    """Add up from tower to tower, as a user's algorithm may: each sum waits for the one before."""
+    path = [(chunk + step) % towers for step in range(towers)]
+    hops = list(zip(path, path[1:]))
+    sums = [Reduce((src,), dst) for src, dst in hops]
+    return sums + [Copy(dst, src) for src, dst in reversed(hops)]
 
 
 def held(value, static=True):

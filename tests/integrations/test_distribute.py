@@ -8,7 +8,7 @@ from typing import Any, Dict
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import IS_TF2, XPU, config, dense, gpu_or_cpu, gpus_or_cpus, started
+from helpers.graphs import IS_TF2, XPU, chain, config, dense, gpu_or_cpu, gpus_or_cpus, started
 
 import hier_allreduce
 from hier_allreduce import AuditError, HierAllreduceError, Strategy
@@ -249,7 +249,7 @@ def test_keras_3_limits_of_every_all_reduce(kind):
 @pytest.mark.parametrize("package", ["keras", "tf_keras"])
 def test_the_first_step_of_fit_is_audited(package):
     keras = pytest.importorskip(package)
-    strategy = mirrored(3, HierarchicalAllReduce(Strategy("flat_tree", chunk_bytes=0)))
+    strategy = mirrored(3, HierarchicalAllReduce(Strategy(chain, chunk_bytes=0)))
     with strategy.scope():
         model = keras.Sequential([keras.layers.Dense(2)])
         model.compile("sgd", "mse")
@@ -259,7 +259,7 @@ def test_the_first_step_of_fit_is_audited(package):
         model.fit(values, values[:, :2], batch_size=6, verbose=0)
 
     audited = hier_allreduce.audit(fit)
-    assert [audited.all_reduce.algorithm for audited in audited.calls] == ["flat_tree"]
+    assert [audited.all_reduce.algorithm for audited in audited.calls] == ["chain"]
     assert (
         sum(audited.copies.values()) == 2 * 2 * 2
     )  # a kernel and a bias along two hops, there and back

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 import tensorflow as tf
-from helpers.graphs import gpu_or_cpu, gpus_or_cpus, started
+from helpers.graphs import chain, gpu_or_cpu, gpus_or_cpus, started
 from helpers.optimizers import (
     SGD,
     Chooses,
@@ -64,7 +64,7 @@ def trainings(draw):
         "optimizer": draw(st.sampled_from(sorted(OPTIMIZERS))),
         "wrapper": draw(st.sampled_from(sorted(WRAPPERS))),
         "names": draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True)),
-        "algorithm": draw(st.sampled_from(["auto", "hierarchical", "tree", "flat_tree"])),
+        "algorithm": draw(st.sampled_from(["auto", "hierarchical", "tree", chain])),
         "chunk_bytes": draw(st.sampled_from([None, 0, 16])),
         "average": draw(st.booleans()),
         "has_unused": draw(st.booleans()),

@@ -9,7 +9,7 @@ from typing import Counter, Dict, List, Tuple
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import config, gpus_or_cpus, session, started
+from helpers.graphs import chain, config, gpus_or_cpus, session, started
 
 from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer
 
@@ -60,9 +60,7 @@ def state(sess, rows):
 
 
 @UPDATES
-@pytest.mark.parametrize(
-    "strategy", [None, "tensorpack", "tree", Strategy(algorithm="flat_tree", chunk_bytes=4)]
-)
+@pytest.mark.parametrize("strategy", [None, "tensorpack", "tree", Strategy(chain, chunk_bytes=4)])
 def test_a_step_is_applied_and_counted_once_with_any_strategy(graph, update, strategy):
     optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update, strategy=strategy)
     rows = [[*row, (None, unused)] for row, unused in zip(towers(), later("unused"))]
