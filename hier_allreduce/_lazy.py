@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from typing import Any, Callable, Mapping, Sequence
 
@@ -54,6 +55,16 @@ def advice(feature: str, package: str, extras: str) -> str:
         else ""
     )
     return f'{feature} needs {package}: python -m pip install ".[{extras}]" in the checkout{gpus}'
+
+
+def keras_2_install(tensorflow: str) -> str:
+    """Return the command that installs the Keras 2 of a TensorFlow's version, and no more.
+
+    tf_keras depends on the package ``tensorflow``, which would overwrite ``tensorflow-cpu``.
+    """
+    release = re.match(r"\d+\.\d+", tensorflow)
+    wanted = f"=={release.group()}.*" if release else ""
+    return f'pip install --no-deps "tf_keras{wanted}"'
 
 
 def require(package: str, feature: str) -> None:

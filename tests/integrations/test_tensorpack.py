@@ -375,7 +375,7 @@ ERRORS = {
             "sgd",
             extra=lambda cost: child.tp.FullyConnected("layer", tf.reshape(cost, [1, 1]), 1),
         ),
-        ["tf_keras", "TF_USE_LEGACY_KERAS=1"],
+        ['pip install --no-deps "tf_keras==', "TF_USE_LEGACY_KERAS=1"],
     ),
 }
 

@@ -5,10 +5,9 @@ Each has a function that returns the problem with its remedy, or an empty text.
 
 from __future__ import annotations
 
-import re
 from typing import List
 
-from ..._lazy import advice
+from ..._lazy import advice, keras_2_install
 from ...errors import HierAllreduceError
 from ...formatting import count
 from .facts import Facts
@@ -41,18 +40,9 @@ def _tensorpack_with_keras_3(facts: Facts) -> str:
     is_old = int(facts.packages.get("keras", "2").split(".")[0]) < 3
     if "tensorpack" not in facts.packages or is_old or is_legacy:
         return ""
-    install = "" if "tf_keras" in facts.packages else f"{_install_keras_2(facts)}, and "
+    command = keras_2_install(facts.tensorflow.version)
+    install = "" if "tf_keras" in facts.packages else f"{command}, and "
     return f"tensorpack's layers need Keras 2: {install}set TF_USE_LEGACY_KERAS=1"
-
-
-def _install_keras_2(facts: Facts) -> str:
-    """Return the command that installs the Keras 2 of this TensorFlow, and nothing beside it.
-
-    tf_keras depends on the package ``tensorflow``, which would overwrite ``tensorflow-cpu``.
-    """
-    release = re.match(r"\d+\.\d+", facts.tensorflow.version)
-    wanted = f"=={release.group()}.*" if release else ""
-    return f'pip install --no-deps "tf_keras{wanted}"'
 
 
 def _nvidia_smi_fails(facts: Facts) -> str:

@@ -14,6 +14,7 @@ from tensorpack.train import SingleCostTrainer
 from tensorpack.utils import logger
 
 from ... import configs
+from ..._lazy import keras_2_install
 from ...cluster import Cluster
 from ...compat import tf1
 from ...errors import ClusterError, HierAllreduceError
@@ -208,8 +209,8 @@ class HierarchicalTrainer(SingleCostTrainer):
             if "Keras 3" not in str(error):
                 raise
             raise HierAllreduceError(
-                f"tensorpack's layers need Keras 2 ({error}): pip install tf_keras, and set"
-                " TF_USE_LEGACY_KERAS=1 in the environment before TensorFlow is imported"
+                f"tensorpack's layers need Keras 2 ({error}): {keras_2_install(tf.__version__)}, and"
+                " set TF_USE_LEGACY_KERAS=1 in the environment before TensorFlow is imported"
             ) from error
         optimizer = with_ordered_accumulation(get_opt_fn())
         check_optimizer(optimizer)
