@@ -62,11 +62,16 @@ def outside_control_flow() -> Iterator[None]:
     It is for graphs only.
     """
     with tf.init_scope():
-        outermost_is_graph = (
-            not tf.executing_eagerly()
-        )  # if not, a tf.function's graph is the outermost one
+        outermost_is_graph = not tf.executing_eagerly()
+    # if not, a tf.function's graph is the outermost one
     with tf.init_scope() if outermost_is_graph else contextlib.nullcontext():
         yield
+
+
+def outer_graph() -> Any:
+    """Return the graph that is being built, also from inside a ``tf.cond``."""
+    with outside_control_flow():
+        return tf1.get_default_graph()
 
 
 def in_current_graph(tensor: Any) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Union
 
 import tensorflow as tf
 
-from ..compat import builds_for_session, outside_control_flow, tf1, without_autograph
+from ..compat import builds_for_session, outer_graph, outside_control_flow, tf1, without_autograph
 from ..errors import HierAllreduceError
 from ..graph import allreduce_grads_and_vars, device_strings
 from ..graph.names import check_scope
@@ -161,8 +161,7 @@ class TowerOptimizer:
                 " tf.compat.v1.train.get_or_create_global_step()"
             )
         self._check_arguments(arguments)
-        with outside_control_flow():  # apply_gradients may be called in a tf.cond
-            graph = tf1.get_default_graph()
+        graph = outer_graph()  # apply_gradients may be called in a tf.cond
         earlier = self._updated if graph is self._graph else [[] for _ in self.devices]
         rows = check_variables(tower_grads_and_vars, self.devices, earlier)
         average, strategy, cluster = self._average, self._strategy, self._cluster

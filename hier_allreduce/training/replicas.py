@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
-from ..compat import outside_control_flow, tf1
+from ..compat import outer_graph, tf1
 from ..graph import copy_from_tower_0
 
 ReplicatedVariables = List[List[Any]]  # K×V variables; a column holds the copies of one variable
@@ -101,8 +101,7 @@ _noted: WeakKeyDictionary = WeakKeyDictionary()  # by graph, and by devices: K r
 
 def _noted_names(devices: Sequence[Any]) -> List[List[str]]:
     """Return K rows of the names of copies that updates in the current graph noted."""
-    with outside_control_flow():  # apply_gradients may be called in a tf.cond
-        by_devices = _noted.setdefault(tf1.get_default_graph(), {})
+    by_devices = _noted.setdefault(outer_graph(), {})
     rows: List[List[str]] = by_devices.setdefault(tuple(devices), [[] for _ in devices])
     return rows
 

@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
-from ..compat import outside_control_flow, tf1
+from ..compat import outer_graph, tf1
 from ..errors import HierAllreduceError
 from ..graph import add_ops, copy_from_roots, plan_gradients, sums_only
 from ..graph.columns import grads_in, variables_in
@@ -182,5 +182,5 @@ _updates: WeakKeyDictionary = WeakKeyDictionary()
 
 def _updates_of_graph() -> _Updates:
     """Return the updates at mains of the graph that is being built."""
-    with outside_control_flow():  # apply_gradients may be called in a tf.cond
-        return _updates.setdefault(tf1.get_default_graph(), _Updates())
+    updates: _Updates = _updates.setdefault(outer_graph(), _Updates())
+    return updates

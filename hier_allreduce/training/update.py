@@ -10,7 +10,7 @@ from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence
 
 import tensorflow as tf
 
-from ..compat import is_resource, outside_control_flow, tf1
+from ..compat import is_resource, outer_graph, tf1
 from ..errors import HierAllreduceError
 from ..graph.columns import (
     VAR_LIST_ADVICE,
@@ -197,8 +197,7 @@ def warn_of_moved_updates(kind: str, ops: Sequence[Any]) -> None:
 
 def _check_has_no_state(optimizers: Sequence[Any]) -> None:
     """Check that no optimizer has variables of its own in this graph, from an earlier update."""
-    with outside_control_flow():
-        graph = tf1.get_default_graph()
+    graph = outer_graph()
     for inner in optimizers:
         if any(var.graph is graph for var in getattr(inner, "_non_slot_dict", {}).values()):
             raise HierAllreduceError(
