@@ -62,9 +62,10 @@ def limit_lead(layout: Layout, totals: Sequence[Any]) -> None:
     if any(op.type in REFERENCE_VARIABLES for op in needed_by):
         return
     # the ops of the pass, in the order of chunks, without those of the all-reduce
-    of_pass = _first_needs([_ends_of(layout)])
+    ends = _ends_of(layout)
+    of_pass = _first_needs([ends])
     needed_by = {op: chunk for op, chunk in needed_by.items() if op in of_pass}
-    starts = _starts(needed_by, layout)
+    starts = _starts(needed_by, ends, _grads_of(layout, 0))
     sizes = Counter(needed_by.values())
     sizes[0] = 0  # it has the forward pass
     done = list(accumulate(sizes[chunk] for chunk in range(len(totals))))
@@ -101,14 +102,13 @@ def _first_needs(ends: Iterable[Iterable[Any]]) -> Dict[Any, int]:
     return needed_by
 
 
-def _starts(needed_by: Dict[Any, int], layout: Layout) -> Starts:
+def _starts(needed_by: Dict[Any, int], ends: Set[Any], first_grads: Sequence[Any]) -> Starts:
     """Return the ops by which the backward pass of each GPU comes from a chunk to a later one."""
     made = {op: place for place, op in enumerate(tf1.get_default_graph().get_operations())}
     begun: Dict[str, int] = {}  # on each GPU, the place of its first gradient
-    for grad in _grads_of(layout, 0):
+    for grad in first_grads:
         if grad is not None and any_on_gpu([grad.device]):
             begun[grad.device] = min(made[grad.op], begun.get(grad.device, len(made)))
-    ends = _ends_of(layout)
     backward = {op for op in needed_by if made[op] >= begun.get(op.device, len(made))}
     starts: Starts = defaultdict(lambda: defaultdict(list))
     for op in filter(backward.__contains__, needed_by):  # in the order of chunks
