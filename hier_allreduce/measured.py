@@ -116,13 +116,15 @@ def _facts(layout: Any, strategy: Any) -> Dict[str, Any]:
     kept = {name: getattr(strategy, name) for name in KEPT}
     given = {name: value for name, value in kept.items() if value != getattr(default, name)}
     on_cpus = all("CPU" in str(device).upper() for device in layout.devices)
-    facts: Dict[str, Any] = {"towers": len(layout.devices), "gpus": not on_cpus}
-    facts["bytes"] = sum(chunk.bytes for chunk in layout.chunks)
-    facts["algorithm"] = layout.plan.algorithm
-    facts["chunk_bytes"] = layout.plan.chunk_bytes
-    facts["is_default"] = strategy == replace(default, **kept)
-    facts["kept"] = given
-    return facts
+    return {
+        "towers": len(layout.devices),
+        "gpus": not on_cpus,
+        "bytes": sum(chunk.bytes for chunk in layout.chunks),
+        "algorithm": layout.plan.algorithm,
+        "chunk_bytes": layout.plan.chunk_bytes,
+        "is_default": strategy == replace(default, **kept),
+        "kept": given,
+    }
 
 
 def with_clock(reduce: F) -> F:
@@ -139,13 +141,16 @@ def with_clock(reduce: F) -> F:
     return cast(F, timed)
 
 
+def _has_gradient(row: Sequence[Any]) -> bool:
+    return any(entry is not None for entry in row)
+
+
 def _timed_rows(rows: Sequence[Tuple[Any, ...]], clock: str) -> List[Tuple[Any, ...]]:
     """Return K rows of N reduced gradients, one of which waits for the clock op."""
     import tensorflow as tf  # only a measured process gets here, and the ground needs no TensorFlow
 
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    with_grads = [k for k, row in enumerate(rows) if set(map(type, row)) - {type(None)}]
-    tower = with_grads[0] if with_grads else None
+    tower = next((k for k, row in enumerate(rows) if _has_gradient(row)), None)
     if tower is None or graph in _timed:
         return list(rows)
     if graph is not None:

@@ -65,13 +65,15 @@ def as_json(found: Verdict) -> Dict[str, Any]:
 def _as_object(row: Row) -> Dict[str, Any]:
     """Return a row: its runs have the number of the turn and the seconds of a step in windows."""
     candidate = row.candidate
-    found: Dict[str, Any] = {"candidate": candidate.name, "peer": bool(candidate.peer)}
-    found["changes"] = candidate.changes
-    found["step"] = row.step if row.runs else None
-    found["ratio"] = list(row.ratio) if row.ratio else None
-    found["runs"] = [{"turn": run.turn, "windows": run.seconds} for run in row.runs]
-    found["fault"] = row.fault
-    return found
+    return {
+        "candidate": candidate.name,
+        "peer": bool(candidate.peer),
+        "changes": candidate.changes,
+        "step": row.step if row.runs else None,
+        "ratio": list(row.ratio) if row.ratio else None,
+        "runs": [{"turn": run.turn, "windows": run.seconds} for run in row.runs],
+        "fault": row.fault,
+    }
 
 
 def as_yaml(found: Verdict, kept: Dict[str, Any]) -> str:
