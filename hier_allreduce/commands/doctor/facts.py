@@ -13,6 +13,11 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from .nvidia_smi import NvidiaSmi, ask_nvidia_smi
 
+if sys.version_info < (3, 8):
+    import pkg_resources  # of setuptools, which every environment of Python 3.7 has
+else:
+    from importlib import metadata
+
 _PACKAGES = (
     "tensorflow",
     "tensorflow-cpu",
@@ -100,12 +105,8 @@ def _cores() -> int:
 
 def _version(package: str) -> Optional[str]:
     if sys.version_info < (3, 8):
-        import pkg_resources  # of setuptools, which every environment of Python 3.7 has
-
         found = pkg_resources.WorkingSet().by_key.get(package.replace("_", "-"))
         return str(found.version) if found else None
-    from importlib import metadata
-
     return next((found.version for found in metadata.distributions(name=package)), None)
 
 
