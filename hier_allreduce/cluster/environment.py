@@ -39,14 +39,20 @@ _NUMBERS = {
     "PMI_SIZE": "mpiexec",
     # MVAPICH2: github.com/huggingface/accelerate, utils/environment.py
     "MV2_COMM_WORLD_SIZE": "mpirun_rsh",
+    "MVP_COMM_WORLD_SIZE": "mpirun_rsh",  # MVAPICH 3
     # IBM: github.com/Lightning-AI/pytorch-lightning, fabric/plugins/environments/lsf.py
     "JSM_NAMESPACE_SIZE": "jsrun",
     # github.com/horovod/horovod, runner/gloo_run.py
     "HOROVOD_SIZE": "horovodrun",
+    # github.com/bytedance/byteps, docs/env.md: on one host, and hosts
+    "BYTEPS_LOCAL_SIZE": "bpslaunch",
+    "DMLC_NUM_WORKER": "bpslaunch",
     # docs.pytorch.org/docs/stable/elastic/run.html; also accelerate, deepspeed and Kubeflow
     "WORLD_SIZE": "a launcher such as torchrun",
     # github.com/flux-framework/flux-core, doc/man7/flux-environment.rst
     "FLUX_JOB_SIZE": "flux",
+    # htcondor.readthedocs.io/en/latest/users-manual/parallel-applications.html
+    "_CONDOR_NPROCS": "HTCondor's parallel universe",
     # docs.aws.amazon.com/batch/latest/userguide/mnp-env-vars.html
     "AWS_BATCH_JOB_NUM_NODES": "AWS Batch",
     # lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables
@@ -61,6 +67,9 @@ _INDICES = {
 }
 # The index that PMIx tells; Open MPI and Slurm tell the number too, its own launcher does not.
 _PMIX_INDEX = "PMIX_RANK"  # github.com/openpmix/openpmix, PMIx_server_setup_fork
+# The step of salloc's own shell, if it is on a node: slurm/slurm.h, SLURM_INTERACTIVE_STEP. Its
+# task is the shell.
+_SHELL_STEP = "4294967290"
 # The hosts of a job on SageMaker as a JSON list; it starts the program on each of them.
 _SAGEMAKER = "SM_HOSTS"  # github.com/aws/sagemaker-training-toolkit, ENVIRONMENT_VARIABLES.md
 
@@ -109,9 +118,10 @@ def _check_that_it_is_alone(environ: Mapping[str, str]) -> None:
     if environ.get(_SAGEMAKER, "").count(",") > 0:
         hosts = environ[_SAGEMAKER]
         raise _without_description(f"SageMaker has started a process on each of {hosts}")
-    if any(numbers.values()):
+    is_in_shell = environ.get("SLURM_STEP_ID", "") == _SHELL_STEP
+    if any(numbers.values()) and not is_in_shell:
         return  # A launcher was told to start one process, whatever the number of nodes.
-    if _PMIX_INDEX in environ:
+    if _PMIX_INDEX in environ and not is_in_shell:
         index = f"{_PMIX_INDEX}={environ[_PMIX_INDEX]}"
         raise _without_description(f"a launcher with PMIx has started this process ({index})")
     for batch_system, nodes in _nodes_of_batch_job(environ).items():
@@ -134,7 +144,8 @@ def _nodes_of_batch_job(environ: Mapping[str, str]) -> Dict[str, int]:
 
     Sources: slurm.schedmd.com/sbatch.html; IBM Spectrum LSF 10.1, "Environment variables set for
     job execution" (``LSB_MCPU_HOSTS`` is ``"n1 4 n2 4"``); the user's guide of OpenPBS (a file with
-    a line for each slot); the manual page of Grid Engine's qsub (a file with a line for each host).
+    a line for each slot), and OAR's (the same); the manual page of Grid Engine's qsub (a file with
+    a line for each host).
     """
     nodes = {}
     number = environ.get("SLURM_JOB_NUM_NODES", "")
@@ -142,6 +153,7 @@ def _nodes_of_batch_job(environ: Mapping[str, str]) -> Dict[str, int]:
     hosts_and_slots = environ.get("LSB_MCPU_HOSTS", "").split()
     nodes["LSF (LSB_MCPU_HOSTS)"] = len(set(hosts_and_slots[::2]))
     nodes["PBS (PBS_NODEFILE)"] = _hosts_in_file(environ.get("PBS_NODEFILE", ""))
+    nodes["OAR (OAR_NODEFILE)"] = _hosts_in_file(environ.get("OAR_NODEFILE", ""))
     nodes["Grid Engine (PE_HOSTFILE)"] = _hosts_in_file(environ.get("PE_HOSTFILE", ""))
     return nodes
 

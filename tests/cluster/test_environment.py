@@ -16,6 +16,7 @@ STEP = {
     "SLURM_JOB_ID": "7",
 }
 ALLOCATION = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+SHELL = {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1", "PMIX_RANK": "0"}  # of salloc
 TWO_LINES = "hosts of a batch job"  # stands for the path of a file
 
 
@@ -49,6 +50,7 @@ def test_the_environment_says_which_host_this_is(environ, expected):
         {**ALLOCATION, "TF_CONFIG": "{}"},
         {**ALLOCATION, "SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "8"},
         {**ALLOCATION, "SLURM_STEP_NUM_TASKS": "1"},
+        {**ALLOCATION, "SLURM_JOB_NUM_NODES": "1", **SHELL},
         {**ALLOCATION, "PMI_SIZE": "1"},
         {"OMPI_COMM_WORLD_SIZE": "1", "PMIX_RANK": "0"},
         {"LSB_MCPU_HOSTS": "n1 8"},
@@ -72,8 +74,12 @@ def test_one_process_is_one_host(environ):
         ({"OMPI_COMM_WORLD_SIZE": "4"}, "mpirun has started 4"),
         ({"PMI_SIZE": "2"}, "mpiexec has started 2"),
         ({"MV2_COMM_WORLD_SIZE": "2"}, "mpirun_rsh has started 2"),
+        ({"MVP_COMM_WORLD_SIZE": "2"}, "mpirun_rsh has started 2"),
         ({"JSM_NAMESPACE_SIZE": "2"}, "jsrun has started 2"),
         ({"HOROVOD_SIZE": "4", "HOROVOD_RANK": "1"}, "horovodrun has started 4"),
+        ({"BYTEPS_LOCAL_SIZE": "2", "DMLC_NUM_WORKER": "1"}, "bpslaunch has started 2"),
+        ({"BYTEPS_LOCAL_SIZE": "1", "DMLC_NUM_WORKER": "3"}, "bpslaunch has started 3"),
+        ({"_CONDOR_NPROCS": "2", "_CONDOR_PROCNO": "0"}, "HTCondor's parallel universe has"),
         ({"WORLD_SIZE": "2"}, "torchrun has started 2"),
         ({"FLUX_JOB_SIZE": "2"}, "flux has started 2"),
         ({"AWS_BATCH_JOB_NUM_NODES": "2"}, "AWS Batch has started 2"),
@@ -86,6 +92,8 @@ def test_one_process_is_one_host(environ):
         (ALLOCATION, r"Slurm \(SLURM_JOB_NUM_NODES\) gives this job 2 nodes.*--ntasks-per-node=1"),
         ({"LSB_MCPU_HOSTS": "n1 8 n2 8"}, "LSF .* gives this job 2 nodes"),
         ({"PBS_NODEFILE": TWO_LINES}, "PBS .* gives this job 2 nodes"),
+        ({**ALLOCATION, **SHELL}, "Slurm .* gives this job 2 nodes"),
+        ({"OAR_NODEFILE": TWO_LINES}, "OAR .* gives this job 2 nodes"),
         ({"PE_HOSTFILE": TWO_LINES}, "Grid Engine .* gives this job 2 nodes"),
     ],
 )
