@@ -175,8 +175,8 @@ def _from_tf_config(text: str) -> Job:
     try:
         content = json.loads(text)
         jobs = {job: hosts for job, hosts in content.get("cluster", {}).items() if hosts}
-        if not jobs:  # one host for TensorFlow's resolver too
-            return ALONE
+        if not jobs and content.get("task", {}).get("index", 0) in (0, "0"):
+            return ALONE  # one host for TensorFlow's resolver too
         kind = content["task"]["type"]
         index = content["task"]["index"]
         others = sorted({*jobs, kind} - set(_JOBS))
@@ -198,7 +198,11 @@ def _from_tf_config(text: str) -> Job:
 def _other_jobs(others: Sequence[str]) -> ClusterError:
     """Return the same error on every host, whatever its own job."""
     names = ", ".join(map(repr, others))
-    renamed = "; call a 'master' 'chief'" if "master" in others else ""
+    renamed = ""
+    for job in others:
+        known = "chief" if job == "master" else job.lower()
+        if known in _JOBS:
+            renamed += f"; call a {job!r} {known!r}"
     return ClusterError(
         f"TF_CONFIG has {names}: the jobs here are 'chief' and 'worker', and all of their tasks"
         f' train. Remove {names} from "cluster" on every host, and start no such task{renamed}'
@@ -281,7 +285,8 @@ def check_hosts(hosts: Sequence[str], task: int) -> None:
         raise ClusterError(
             f"hosts={hosts!r}: expected a list of addresses such as ['10.0.0.1:2222', …]"
         )
-    if len(set(map(split_address, hosts))) < len(hosts):
+    addresses = [split_address(host) for host in hosts]
+    if len({(name.lower(), port) for name, port in addresses}) < len(hosts):
         raise ClusterError(f"hosts={list(hosts)}: an address is there more than once")
     if not is_whole_number(task) or not 0 <= task < len(hosts):
         raise ClusterError(f"task={task!r}: expected the index of a host, 0 to {len(hosts) - 1}")

@@ -58,6 +58,7 @@ def test_the_environment_says_which_host_this_is(environ, expected):
         {"SM_HOSTS": '["algo-1"]'},
         {"WORLD_SIZE": ""},
         tf_config({"worker": [], "ps": []}, type="worker", index=0),
+        {"TF_CONFIG": '{"task": {"type": "master", "index": "0"}, "job": {}}'},
     ],
 )
 def test_one_process_is_one_host(environ):
@@ -115,6 +116,8 @@ def test_several_processes_without_a_description_are_an_error(environ, words, tm
         ({"TF_CONFIG": "[]"}, "expected {"),
         (tf_config(HOSTS, type="worker", index=2), "with this process in the list"),
         (tf_config(HOSTS, type=["worker"], index=0), "with this process in the list"),
+        (tf_config({}, type="worker", index=1), "with this process in the list"),
+        ({"TF_CONFIG": '{"Cluster": {}, "task": {"index": "1"}}'}, "with this process in the list"),
         (tf_config(HOSTS, type="worker", index=True), "with this process in the list"),
     ],
 )
@@ -131,6 +134,8 @@ def test_a_wrong_description_is_an_error(environ, words, monkeypatch):
     [
         ({**HOSTS, "evaluator": ["e:1"]}, "Remove 'evaluator' from \"cluster\" on every host"),
         ({**HOSTS, "ps": ["p:1"], "evaluator": ["e:1"]}, "Remove 'evaluator', 'ps' from"),
+        ({"Worker": ["w:1", "x:1"]}, "Remove 'Worker' .* call a 'Worker' 'worker'"),
+        ({"CHIEF": ["m:1"], "master": ["n:1"]}, "'CHIEF' 'chief'; call a 'master' 'chief'"),
         ({"master": ["m:1"], "worker": ["w:1"], "ps": []}, "Remove 'master' .* call a 'master'"),
     ],
 )
@@ -165,6 +170,7 @@ def test_node_lists_and_ports_of_slurm():
         ({"hosts": []}, "expected a list of addresses"),
         ({"hosts": ["here:²"]}, "'here:²' is not an address"),
         ({"hosts": ["a:1", "b:1", "a:1"]}, "there more than once"),
+        ({"hosts": ["node:1", "Node:1"]}, "there more than once"),
         ({"task": 2}, "task=2: expected the index of a host, 0 to 1"),
         ({"task": True}, "task=True: expected the index"),
         ({"devices_per_host": 0}, "devices_per_host=0"),
