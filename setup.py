@@ -11,7 +11,7 @@ LINK = re.compile(r"(!?)(\[[^\]]*\])\((?!https?:|mailto:|#)([^)\s]+)\)")
 
 
 def absolute(text):
-    """Return Markdown whose relative links and pictures are absolute: an index has only this one page."""
+    """Return Markdown with absolute links and pictures, since an index has only this one page."""
     return LINK.sub(
         lambda link: f"{link[1]}{link[2]}({PICTURES if link[1] else PAGES}{link[3]})", text
     )
@@ -20,7 +20,8 @@ def absolute(text):
 if __name__ == "__main__":
     top = Path(__file__).parent
     readme = (top / "README.md").read_text(encoding="utf-8")
-    # configs/ is at the top of the checkout, where people look for it, and inside the package once installed
+    # configs/ is at the top of the checkout, where people look for it. An installed package has
+    # no such top, so that the files go inside it.
     configs = ["hier_allreduce.configs"]
     configs += [
         f"hier_allreduce.configs.{path.name}"

@@ -112,7 +112,7 @@ def measure(cell: Cell) -> List[Dict[str, Any]]:
 
 
 def _run_before_others() -> bool:
-    """Give the threads of this process real-time priority if it may; other load counts less then."""
+    """Give the threads of this process real-time priority, if it may, against other load."""
     try:
         for thread in os.listdir("/proc/self/task"):
             os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(1))

@@ -1,10 +1,12 @@
-"""The all-reduce of this package beside those of tensorpack and tf.distribute and a plain sum, on CPU devices.
+r"""Our all-reduce beside those of tensorpack and tf.distribute and a plain sum, on CPU devices.
 
-    .venv/bin/python benchmarks/peers.py --models resnet50,mobilenet_v2 --json peers.json --picture peers.png
+    .venv/bin/python benchmarks/peers.py --models resnet50,mobilenet_v2 \
+        --json peers.json --picture peers.png
 
-All contenders reduce the same gradients in one session. A round runs one step of each, in random order, so that other
-load on the machine affects all alike. Steps without an all-reduce are timed too, and their median is subtracted. A step
-ends when each device has each of its results. Before that, every result is compared with the sum in float64.
+All contenders reduce the same gradients in one session. A round runs one step of each, in random
+order, so that other load on the machine affects all alike. A step ends when each device has each
+of its results. Steps without an all-reduce are timed too, and their median is subtracted. Before
+the first round, every result is compared with the sum in float64.
 """
 
 from __future__ import annotations
@@ -41,11 +43,15 @@ NOTHING = "no all-reduce"
 CONTENDERS: Dict[str, Build] = {OURS: allreduce_grads, **BASELINES}
 
 
-# ---- the graph -----------------------------------------------------------------------------------------------------
+# ---- the graph -----------------------------------------------------------------------------------
 
 
 class Case(NamedTuple):
-    """Gradients of a model on K devices, the kind of result, and the bytes of another tensor that lives on each."""
+    """Gradients of a model on K devices, and what is done with them.
+
+    ``average`` asks for means instead of sums. ``live`` is the size, in bytes, of another tensor
+    that each device holds during the step.
+    """
 
     model: str
     shapes: Sequence[GradientShape]
@@ -55,9 +61,11 @@ class Case(NamedTuple):
 
 
 def _variable(name: str, shape: Sequence[int], fills: List[Any]) -> Any:
-    """Return the value of a new variable; ``fills`` gets the op that fills it with numbers from 0 to 1.
+    """Return the value of a new variable.
 
-    TensorFlow folds no variable into a sum, and overwrites none, so that each step adds the same numbers.
+    ``fills`` gets the op that fills the variable with numbers from 0 to 1.
+    Each step adds the same numbers, since TensorFlow neither folds a variable into a sum nor
+    overwrites it.
     """
     raw = tf.raw_ops  # tf.get_variable would add many more ops
     handle = raw.VarHandleOp(dtype=tf.float32, shape=shape, shared_name=name, name=name)
@@ -92,8 +100,8 @@ def _live(case: Case, fills: List[Any]) -> List[Any]:
 
 def _consumed(rows: Matrix, case: Case, live: Sequence[Any]) -> Any:
     """Return an op that waits for each result on its device, and then for the live tensors."""
-    # The default of a placeholder is passed on without a look at its elements. A control dependency would not do:
-    # Grappler replaces a sum that nothing reads.
+    # A placeholder passes its default on without a look at the elements. A control dependency
+    # would not do, because Grappler replaces a sum that nothing reads.
     readers = []
     for tower, (device, row) in enumerate(zip(case.devices, rows)):
         with tf.device(device):
@@ -120,11 +128,15 @@ def _largest_error(reduced: Matrix, exact: Sequence[np.ndarray]) -> float:
     return float(np.max(errors))
 
 
-# ---- the measurement -----------------------------------------------------------------------------------------------
+# ---- the measurement -----------------------------------------------------------------------------
 
 
 class Result(NamedTuple):
-    """One contender: seconds of each step without those of :data:`NOTHING`, of the graph's building, or an error."""
+    """One contender's seconds, or the error that it raised.
+
+    ``steps`` has the seconds of each step less the median of :data:`NOTHING`, and ``build`` those
+    that the graph took to build.
+    """
 
     name: str
     steps: List[float]
@@ -194,15 +206,16 @@ def ours_of(results: Sequence[Result]) -> Optional[float]:
     return None if ours is None or peer is None else ours.step / peer.step
 
 
-# ---- tables and JSON ------------------------------------------------------------------------------------------------
+# ---- tables and JSON -----------------------------------------------------------------------------
 
 
 def title(case: Case, rounds: int) -> str:
     """Return the heading of a case's table."""
     total = sum(shape.bytes for shape in case.shapes)
     live = f", {case.live / 1e6:.0f} MB live on each" if case.live else ""
+    kind = "mean" if case.average else "sum"
     return (
-        f"{case.model}, {'mean' if case.average else 'sum'} of {len(case.shapes)} gradients ({total / 1e6:.0f} MB) on "
+        f"{case.model}, {kind} of {len(case.shapes)} gradients ({total / 1e6:.0f} MB) on "
         f"{len(case.devices)} CPU devices{live}: medians of {rounds} steps"
     )
 

@@ -38,8 +38,8 @@ def two_quads(devices, chunk):
 def halving_and_doubling(devices, chunk):
     """Exchange halves with partners that are nearer each time, and back.
 
-    Chunk c ends on device c mod P, where P is the largest power of two. Devices from P on first send
-    their values to a partner. Source: Thakur, Rabenseifner, Gropp: Optimization of Collective
+    Chunk c ends on device c mod P, where P is the largest power of two. Devices from P on first
+    send their values to a partner. Source: Thakur, Rabenseifner, Gropp: Optimization of Collective
     Communication Operations in MPICH, 2005.
     """
     power = 1 << (devices.bit_length() - 1)
@@ -57,8 +57,8 @@ def double_binary_trees(devices, chunk):
     """Add up in one of two binary trees; a device that adds in one of them is a leaf of the other.
 
     Numbered from 1, a device's height in a tree is that of its lowest bit. Source: Sanders, Speck,
-    Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009; the second tree
-    is as in NCCL 2.4.
+    Träff: Two-tree algorithms for full bandwidth broadcast, reduction and scan, 2009; the second
+    tree is as in NCCL 2.4.
     """
 
     def parent(node):

@@ -1,4 +1,7 @@
-"""pytest's options, markers and fixtures for all tests. Only the tests that need TensorFlow import it."""
+"""pytest's options, markers and fixtures for all tests.
+
+Only the tests that need TensorFlow import it.
+"""
 
 import collections
 import gc
@@ -8,8 +11,8 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Every run has the same examples, so that a failure is everybody's. `make soak` draws more, and new ones.
-# There is no deadline, since the machine may be busy with something else.
+# Every run has the same examples, so that a failure is everybody's. `make soak` draws more, and
+# new ones. There is no deadline, since the machine may be busy with something else.
 settings.register_profile(
     "same every time", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -25,8 +28,8 @@ settings.load_profile("same every time")
 
 MARKERS = (
     "tf2: needs eager execution and tf.function",
-    "no_gpu_kernel(*ops): on GPUs TensorFlow moves these ops to the CPU: it has no kernel of them there",
-    "not_emulated(*ops): emulated GPUs have no kernel of these ops, which TensorFlow moves to the CPU",
+    "no_gpu_kernel(*ops): TensorFlow has no GPU kernel of these ops, and moves them to the CPU",
+    "not_emulated(*ops): emulated GPUs have no kernel of these ops: they move to the CPU",
     "cpu_only(reason): is about CPU devices, and not run on GPUs",
 )
 EXCEPTIONS = {  # markers of tests that are not like others on GPUs, and words of the summary
@@ -110,7 +113,10 @@ def pytest_terminal_summary(terminalreporter, config):
 
 
 def pytest_collection_finish():
-    """Let the garbage collector skip what all modules hold: with TensorFlow, a full collection takes 0.3 seconds."""
+    """Let the garbage collector skip what all modules hold.
+
+    With TensorFlow among them, a full collection would take 0.3 seconds.
+    """
     gc.collect()
     gc.freeze()
 

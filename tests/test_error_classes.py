@@ -23,7 +23,7 @@ def test_errors_that_a_correct_program_can_meet_are_runtime_errors():
 @pytest.mark.tf2
 @pytest.mark.parametrize("error", CLASSES)
 def test_a_tf_function_raises_an_error_in_its_class(error):
-    """Autograph translates the function, and raises classes that it cannot make as a StagingError."""
+    """Autograph would raise a StagingError in place of a class that it cannot make."""
     import tensorflow as tf
 
     @tf.function

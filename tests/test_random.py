@@ -1,4 +1,7 @@
-"""Random all-reduces against float64, and random faults in schedules against the check; `make soak` runs more."""
+"""Random all-reduces agree with float64, and the check finds random faults in schedules.
+
+`make soak` runs more of both.
+"""
 
 import numpy as np
 import tensorflow as tf
@@ -23,7 +26,7 @@ def examples(few):
     return settings(max_examples=EXAMPLES if SOAKS else few)
 
 
-# ---- all-reduces -------------------------------------------------------------------------------------
+# ---- all-reduces ---------------------------------------------------------------------------------
 
 
 @st.composite
@@ -84,7 +87,10 @@ def cases(draw):
 
 
 def made(random, dtype, shape, is_known, kind):
-    """A gradient as a tensor, ``tf.IndexedSlices`` or None, and as an array of float64 or complex128."""
+    """Return a gradient for TensorFlow, and its exact value as a NumPy array.
+
+    The first is a tensor, ``tf.IndexedSlices`` or None, the second of float64 or complex128.
+    """
     if kind == "none":
         return None, np.zeros(shape)
     indices = random.randint(0, ROWS, random.randint(0, 6))
@@ -132,16 +138,17 @@ def test_sums_and_means_are_those_of_float64_on_every_tower(case):
         )
         wire = strategy.wire_dtype if dtype == "float32" and towers > 1 else None
         unit = ROUGH.get(wire or dtype, 2.0**-23)
-        # rounded at each of up to K hops; the smallest numbers of 16 bits, and inputs rounded to bfloat16, have more
+        # A sum is rounded at each of up to K hops. The second term is for the smallest numbers of
+        # 16 bits and for inputs that were rounded to bfloat16, which lose more than ``unit``.
         bound = 3 * (towers + 2) * unit * size + (towers + 2) * 1e-6
         assert (np.abs(dense(grad, shape) - exact) <= bound).all(), (dtype, strategy)
 
 
-# ---- schedules ---------------------------------------------------------------------------------------
+# ---- schedules -----------------------------------------------------------------------------------
 
 
 def counted(steps, towers):
-    """Run steps on counts of contributions, in the plainest terms: how often tower k is in the value of tower t."""
+    """Run steps, and return how often the value of tower t contains that of tower k."""
     held_counts = np.eye(towers, dtype=int)
     for step in steps:
         if isinstance(step, Reduce):

@@ -34,7 +34,10 @@ TREES = {
 
 
 def imports_of(here):
-    """Return the (module, name) pairs that a module imports from the package; a module is a tuple of names."""
+    """Return the (module, name) pairs that a module imports from the package.
+
+    A module is a tuple of names.
+    """
     found = [
         node for node in ast.walk(TREES[here]) if isinstance(node, ast.ImportFrom) and node.level
     ]

@@ -35,7 +35,10 @@ reveal_type(h.allreduce_grads)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """The wheel's file, built from a copy of the sources, since setuptools leaves its build folder next to them."""
+    """The wheel's file, built from a copy of the sources.
+
+    A copy, because setuptools leaves its build folder next to the sources.
+    """
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     for name in ("hier_allreduce", "configs"):

@@ -25,7 +25,10 @@ class Markdown(griffe.Extension):
 
 
 def _link(name, obj):
-    """Return a link to a name as the object's module knows it; one without an entry in the API stays text."""
+    """Return a link to a name, found as the object's module knows it.
+
+    A name without an entry in the API stays text.
+    """
     try:
         path = name if "." in name else obj.resolve(name)
     except griffe.NameResolutionError:

@@ -1,4 +1,4 @@
-"""``make figures``: the pictures of README and of the site, drawn again from code and measured JSON."""
+"""``make figures`` draws the pictures of README and of the site from code and measured JSON."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,8 @@
-"""mkdocs' hooks: tables from the code where a page says ``<!-- include: NAME -->``, and links out of ``docs/``."""
+"""mkdocs' hooks, which complete the pages.
+
+A page that says ``<!-- include: NAME -->`` gets a table from the code there. A link out of
+``docs/`` leads into the repository.
+"""
 
 import re
 import sys
@@ -13,7 +17,10 @@ import tables
 INCLUDE = re.compile(r"<!-- include: (\w+) -->")
 FIGURE = re.compile(r'(<img [^>]*?src="([^"]+)"[^>]*>)')
 OUTSIDE = re.compile(
-    r"\]\((?:\.\./)+((?:tests|benchmarks|examples|configs|hier_allreduce)/[^)]*|[A-Z]+\.md(?:#[\w-]+)?)\)"
+    r"\]\((?:\.\./)+("
+    r"(?:tests|benchmarks|examples|configs|hier_allreduce)/[^)]*"  # a file in a folder
+    r"|[A-Z]+\.md(?:#[\w-]+)?"  # a page at the top, such as CONTRIBUTING.md#rules
+    r")\)"
 )
 
 
@@ -29,7 +36,7 @@ def on_page_content(html, page, config, files):
 
 
 def on_post_page(output, page, config):
-    """Stop at a page that loads a script, a style or a picture from another server when it is read."""
+    """Stop at a page that a browser would complete with a file of another server."""
     loaded = re.search(
         r"<(?:script|img|iframe)[^>]+https?:[^>]*>|<link[^>]+stylesheet[^>]+https?:[^>]*>", output
     )

@@ -52,7 +52,7 @@ def cells_of(machine, model, average):
 
 
 def exposed(cells, name):
-    """Return the medians of one all-reduce, in ms, as one cell of a table; a dash if it did not run."""
+    """Return one all-reduce's medians, in ms, as a cell of a table: a dash if it did not run."""
     medians = [
         cell["contenders"][name]["median_ms"] for cell in cells if name in cell["contenders"]
     ]
@@ -125,8 +125,8 @@ def ratio_sentence():
     values = ratios()
     middle = (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
     return (
-        f"In {len(values)} cells, ours leaves {values[0]:.2f} to {values[-1]:.2f} of the exposed time"
-        f" of the best peer, {middle:.2f} in the median."
+        f"In {len(values)} cells, ours leaves {values[0]:.2f} to {values[-1]:.2f} of the"
+        f" exposed time of the best peer, {middle:.2f} in the median."
     )
 
 
@@ -135,7 +135,8 @@ def about():
     found = results()
     rounds = {len(cell["contenders"][OURS]["exposed_ms"]) for cell in found["cells"]}
     return (
-        f"Measured on {found['date']} at commit {found['commit']}, TensorFlow {found['tensorflow']},"
+        f"Measured on {found['date']} at commit {found['commit']},"
+        f" TensorFlow {found['tensorflow']},"
         f" {found['cores']} cores, {'/'.join(map(str, sorted(rounds)))} rounds."
     )
 

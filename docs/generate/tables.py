@@ -1,4 +1,7 @@
-"""Tables of the reference from the code, as Markdown: ``INCLUDED[NAME]()``. Nothing here needs TensorFlow."""
+"""Tables of the reference, made from the code: ``INCLUDED[NAME]()`` is one, as Markdown.
+
+Nothing here needs TensorFlow.
+"""
 
 import argparse
 import html

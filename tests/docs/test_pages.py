@@ -1,4 +1,4 @@
-"""Pages: links lead somewhere, outputs are those of the commands, words and numbers are those of the code."""
+"""Pages agree with the repository: links, outputs of commands, words and numbers of the code."""
 
 import re
 import subprocess
@@ -93,7 +93,7 @@ def test_the_pages_are_short():
 
 @pytest.mark.parametrize("page", ["README.md", *DOCS])
 def test_outputs_on_pages_are_those_of_the_commands(page, capsys):
-    """``<!-- output: COMMAND -->`` stands before some lines of the output of ``hier-allreduce COMMAND``."""
+    """``<!-- output: COMMAND -->`` marks lines of the output of ``hier-allreduce COMMAND``."""
     for command, shown in re.findall(
         r"<!-- output: (.*?) -->\n```\n(.*?)```", text_of(page), re.DOTALL
     ):

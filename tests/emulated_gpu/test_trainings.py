@@ -1,4 +1,4 @@
-"""Whole programs on eight emulated GPUs: what they train does not depend on the devices' random delays."""
+"""Whole programs on eight emulated GPUs train the same weights, however long a device delays."""
 
 import os
 import re
@@ -18,7 +18,10 @@ TRAININGS = ["replicated", "main", "loop", "fit", "tensorpack"]
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
-    """``trained(name, SEED="2")``: what a training in trainings.py prints, with options of the plug-in."""
+    """``trained(name, SEED="2")`` runs a training of trainings.py, and returns what it prints.
+
+    The keywords are options of the plug-in.
+    """
 
     def trained(name, **options):
         for option, value in {"DELAY_US": "300", **options}.items():
@@ -38,7 +41,7 @@ def test_other_delays_give_the_same_bits(trained, name):
 
 @pytest.mark.parametrize("name", TRAININGS)
 def test_without_the_order_of_streams_a_training_fails(trained, name):
-    """The test of the test above: TensorFlow orders streams, and here no stream waits for another."""
+    """The test above can fail: it does if no stream waits for another."""
     assert not trained(name, SEED="1", WAITS="0").startswith("finite ")
 
 

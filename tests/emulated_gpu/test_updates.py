@@ -1,4 +1,4 @@
-"""Updates on GPUs: those without a kernel, which TensorFlow moves to the CPU, and copies to the host."""
+"""Updates on GPUs: which of them TensorFlow moves to the CPU, and which copy to the host."""
 
 import warnings
 
@@ -87,7 +87,7 @@ def test_rows_made_dense_let_momentum_stay_on_its_gpu(graph, update):
 @UPDATES
 @pytest.mark.parametrize("name", WITH_KERNEL)
 def test_no_step_waits_for_indices_on_the_host(graph, name, update):
-    """Optimizers need the number of unique indices, which for int32 ones is found in host memory."""
+    """Optimizers need the number of unique indices. For int32 ones it is found in host memory."""
     step, start = step_of(WITH_KERNEL[name], update=update)
     with session() as running:
         for op in (tf1.global_variables_initializer(), start, step):

@@ -1,4 +1,4 @@
-"""Trainings on the eight GPUs of a process, which print their weights' bits; see test_trainings.py."""
+"""Trainings on eight GPUs, for test_trainings.py: each prints the bits of its weights."""
 
 import hashlib
 import itertools
@@ -21,7 +21,10 @@ def examples(tower):
 
 
 def towers(update):
-    """Train a table and two matrices, with sparse, large and small gradients, and a TowerOptimizer."""
+    """Train a table and two matrices with a TowerOptimizer.
+
+    Their gradients are sparse, large and small.
+    """
     optimizer = TowerOptimizer(tf1.train.AdagradOptimizer(0.1), GPUS, update=update)
     rows = []
     for tower, gpu in enumerate(GPUS):

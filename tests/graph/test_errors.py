@@ -1,4 +1,4 @@
-"""Wrong input is an error while the graph is built, in words that say where and what, before the first op is added."""
+"""Wrong input is an error before the first op is added, in words that say where and what."""
 
 import warnings
 
@@ -299,7 +299,7 @@ def test_eagerly_the_checks_are_the_same():
         )()  # translated by autograph, which wraps other errors
 
 
-# ---- pairs -------------------------------------------------------------------------------------------
+# ---- pairs ---------------------------------------------------------------------------------------
 
 
 def named(names):
@@ -311,7 +311,7 @@ def named(names):
     return [[(tf.identity(made[name]), made[name]) for name in row] for row in names]
 
 
-# names of the towers' variables: in other orders, with the variable that tower 1 has instead of the first
+# The names of two towers' variables. Tower 1 lists them in another order.
 ORDERS = [
     [["tower0/w", "tower0/b"], ["tower1/b", "tower1/w"]],
     [["net/gpu_0/w", "net/gpu_0/b"], ["net/gpu_1/b", "net/gpu_1/w"]],

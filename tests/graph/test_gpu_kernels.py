@@ -1,4 +1,7 @@
-"""Every op that an all-reduce adds has a GPU kernel: TensorFlow tells only on a GPU, when it places the graph."""
+"""Every op that an all-reduce adds has a GPU kernel.
+
+Without a GPU TensorFlow would not tell, because it looks for kernels when it places a graph.
+"""
 
 import pytest
 import tensorflow as tf
@@ -14,9 +17,10 @@ STRATEGIES = [
     Strategy("hierarchical"),
     Strategy("tree"),
 ]
-ADDED, MOVED = frozenset([*FLOATS, "int32"]) - {"bfloat16"}, frozenset([*FLOATS, "int32", "int64"])
-# The dtypes of kernels for GPUs in both TensorFlow 1.15.0 and 2.21.0, as `get_registered_kernels_for_op` of
-# tensorflow.python.framework.kernels lists them in the wheels for GPUs. Ops that are missing here have to be looked up.
+MOVED = frozenset([*FLOATS, "int32", "int64"])
+ADDED = MOVED - {"bfloat16", "int64"}
+# The dtypes of kernels for GPUs in both TensorFlow 1.15.0 and 2.21.0. To add an op, call
+# `get_registered_kernels_for_op` of tensorflow.python.framework.kernels in both wheels for GPUs.
 KERNELS = {
     **dict.fromkeys(["Add", "AddN", "AddV2", "Mul"], ADDED | {"int64"}),
     **dict.fromkeys(["Cast", "ConcatV2", "Const", "Fill", "Identity", "Reshape"], MOVED),
@@ -39,8 +43,9 @@ def without_kernel(graph):
 
 @pytest.mark.parametrize("dtype", [*FLOATS, "int32", "int64"])
 def test_every_op_for_dense_gradients_has_a_kernel(graph, dtype):
-    """Small ones that share a chunk, large ones that do not, a scalar, and one of which only the rank is known."""
-    shapes: list = [[3, 4], [5], [], [300, 80], [20000], [None, 2]]
+    small: list = [[3, 4], [5], []]  # they share a chunk
+    large: list = [[300, 80], [20000]]  # they do not
+    shapes = [*small, *large, [None, 2]]
     rows = on_towers(DEVICES, lambda tower: [tf1.placeholder(dtype, shape) for shape in shapes])
     for strategy in [*STRATEGIES, Strategy(wire_dtype="float16", chunk_bytes=1000)]:
         allreduce_grads(rows, DEVICES, dtype in FLOATS, strategy)

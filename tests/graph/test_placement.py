@@ -1,4 +1,4 @@
-"""Devices of results and ops, whatever the scopes around the call; names of ops; the two halves of an all-reduce."""
+"""Devices and names of ops, whatever the scopes around the call, and the parts of an all-reduce."""
 
 from typing import Any
 
@@ -146,7 +146,7 @@ def test_a_job_or_a_type_alone_is_a_device(graph, devices):
     )
 
 
-# ---- plain dataflow ----------------------------------------------------------------------------------
+# ---- plain dataflow ------------------------------------------------------------------------------
 
 
 def test_any_one_result_can_be_fetched_alone(graph):
@@ -192,7 +192,7 @@ def test_a_function_calls_it_as_it_is_written(graph, strategy):
     assert evaluate(reduce(tf.constant([1.0, 2.0]), tf.constant([3.0, 4.0]))).tolist() == [4, 6]
 
 
-# ---- names -------------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_names_of_ops_are_unique_and_those_that_are_keep_theirs():
     assert op_names(safe) == safe
 
 
-# ---- the halves: to the mains, and from them -----------------------------------------------------------
+# ---- the two parts: sums at the roots, and copies from them --------------------------------------
 
 
 @pytest.mark.parametrize(

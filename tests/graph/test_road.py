@@ -1,4 +1,4 @@
-"""Gradients that are unusual: sparse, missing, 16 bits, shapes known in part, and memory that is short."""
+"""Unusual gradients: sparse, missing, of 16 bits, of shapes known in part; and short memory."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ tf1 = tf.compat.v1
 ALGORITHMS = ["flat", "tree", "hierarchical", "flat_tree", chain]
 
 
-# ---- dtypes ------------------------------------------------------------------------------------------
+# ---- dtypes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.cpu_only("GPUs add up two of them, and not three")
@@ -44,7 +44,7 @@ def test_a_bool_of_numpy_asks_for_the_mean():
     assert mean.tolist() == [1.0, 1.0, 1.0]
 
 
-# ---- shapes ------------------------------------------------------------------------------------------
+# ---- shapes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("towers", [2, 3])
@@ -109,7 +109,7 @@ def test_static_shapes_and_slopes_survive_packing_and_cutting(graph):
         )
 
 
-# ---- sparse ------------------------------------------------------------------------------------------
+# ---- sparse --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -179,7 +179,7 @@ def test_5000_float16_rows_of_one_index_are_added_in_float32(graph, average, tot
     assert first[0].tolist() == [[total], [0]]
 
 
-# ---- missing -----------------------------------------------------------------------------------------
+# ---- missing -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("without", [0, 2])
@@ -217,7 +217,7 @@ def test_none_on_every_tower_stays_none(graph):
     assert [row[0] for row in result] == [None] * 3 and evaluate(result[1][1]).tolist() == [3]
 
 
-# ---- 16 bits -----------------------------------------------------------------------------------------
+# ---- 16 bits -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -290,7 +290,7 @@ def test_accumulated_references_are_added_in_float32(graph, average):
         assert sess.run(allreduce_grads(rows, gpus_or_cpus(3), average)) == [(60000,)] * 3
 
 
-# ---- sums on CPU devices -----------------------------------------------------------------------------
+# ---- sums on CPU devices -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -359,7 +359,7 @@ def test_a_sum_stays_one_pass_where_memory_is_short(wire_dtype):
     assert adding_ops_where_memory_is_short(ours) == (1, 0)
 
 
-# ---- several hosts -----------------------------------------------------------------------------------
+# ---- several hosts -------------------------------------------------------------------------------
 
 
 class Hosts(Cluster):

@@ -1,6 +1,7 @@
-"""Graphs of the all-reduces that this package began from, held against their schedules written by hand.
+"""Graphs of the all-reduces that this package began from, and their schedules by hand.
 
-Sources: tensorpack ``graph_builder/utils.py``, caffe2 ``muji.py``; of Chainer and MegEngine, the packing.
+Sources: ``graph_builder/utils.py`` of tensorpack, ``muji.py`` of caffe2, and for the packing
+Chainer and MegEngine.
 """
 
 import functools
@@ -44,7 +45,7 @@ def in_two_quads(all_grads, devices, average=False):
 
 
 def up_a_tree(all_grads, devices, average=False):
-    """caffe2's ``Allreduce8`` in plain TensorFlow: pairs, quads, all, and back by the same links."""
+    """caffe2's ``Allreduce8`` in plain TensorFlow: pairs, quads, all, and back the same way."""
     columns = []
     for grads in zip(*all_grads):
         held = list(grads)

@@ -1,4 +1,4 @@
-"""The table of sums and means: algorithm × towers × kind of gradient × front end, against float64."""
+"""Sums and means against float64: each algorithm × towers × kind of gradient × front end."""
 
 import numpy as np
 import pytest

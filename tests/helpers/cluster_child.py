@@ -198,7 +198,7 @@ def train(cluster, options, reach):
 
 
 def epochs(cluster, options, reach):
-    """Run epochs of three steps, ``epochs[s]`` of them in session s; return each epoch's results."""
+    """Run ``epochs[s]`` epochs of three steps in session s, and return each epoch's results."""
     results: list = []
     with tf.Graph().as_default():
         batches = tf1.data.make_initializable_iterator(tf.data.Dataset.range(3))

@@ -1,6 +1,8 @@
-"""Python programs in forked processes: they start in 0.1 seconds, since TensorFlow is imported already.
+"""Python programs in forked processes, which start in 0.1 seconds.
 
-test process ──→ fork server: imports TensorFlow, does nothing else ──→ a process for each program or host
+TensorFlow is imported already in the process that they are forked from.
+
+test process ──→ fork server, which imports TensorFlow ──→ a process for each program or host
 """
 
 import faulthandler
@@ -42,7 +44,10 @@ def context():
 
 
 def run_forked(program, *arguments, folder):
-    """Run a program's text as ``python -c PROGRAM ARGUMENTS`` would, in ``folder``, without a keyboard."""
+    """Run a program's text in ``folder`` as ``python -c PROGRAM ARGUMENTS`` would.
+
+    It cannot read a keyboard.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         out, err = os.path.join(scratch, "out"), os.path.join(scratch, "err")
         process = context().Process(

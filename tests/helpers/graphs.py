@@ -1,4 +1,4 @@
-"""Small graphs on sixteen devices, CPU ones or GPUs: gradients on towers in, all-reduced gradients out."""
+"""Small graphs on sixteen CPU devices or GPUs: gradients on towers in, all-reduced ones out."""
 
 import contextlib
 import os
@@ -23,14 +23,17 @@ if IS_TF2:  # before TensorFlow starts; on 1.15 every session makes its own
 
 
 def allow_soft_placement(allowed):
-    """Let TensorFlow move ops to the CPU where a GPU has no kernel, here and in programs started later."""
+    """Let TensorFlow move an op to the CPU if a GPU has no kernel of it.
+
+    It holds in this process and in programs that are started later.
+    """
     os.environ["TEST_SOFT_PLACEMENT"] = str(int(allowed))
     if IS_TF2:
         tf.config.set_soft_device_placement(allowed)
 
 
 def config(**options):
-    """Return the ConfigProto of sessions on 16 logical CPU devices, and on the emulated GPUs if there are some."""
+    """Return the options of sessions on 16 CPU devices and, if there are any, emulated GPUs."""
     is_soft = os.environ.get("TEST_SOFT_PLACEMENT") == "1"
     options.setdefault("allow_soft_placement", is_soft)
     return tf1.ConfigProto(device_count={"CPU": DEVICES}, **options)
@@ -43,7 +46,7 @@ def session(**options):
 
 @contextlib.contextmanager
 def started(*ops):
-    """Yield a session in which all global variables are initialized; then it has run ``ops``, one after another."""
+    """Yield a session that has initialized all global variables, and then run ``ops`` in order."""
     with session() as sess:
         sess.run(tf1.global_variables_initializer())
         for op in ops:
@@ -57,7 +60,7 @@ def floats(numbers):
 
 
 def gpu_or_cpu(number):
-    """Return the name of a device of the kind under test: a logical CPU device, or an emulated GPU."""
+    """Return the name of a device under test: a logical CPU device, or an emulated GPU."""
     return f"/{XPU}:{number}"
 
 
@@ -107,7 +110,10 @@ def executed(values, devices, static=True, **how):
 
 
 def consumed_in_place(rows):
-    """Return an op for each tower that reads its results on its device, so that none is copied to be fetched."""
+    """Return an op for each tower that reads its results on its own device.
+
+    A result that a session returns would be copied to the host.
+    """
     consumers = []
     for row in rows:
         with tf.device(row[0].device):
@@ -143,7 +149,10 @@ def same_bits(rows):
 
 
 def dense(grad, shape=(100, 2)):
-    """Return a gradient as an array of float64 or complex128, in which the rows of a sparse one are added up."""
+    """Return a gradient as an array of float64 or complex128.
+
+    Rows of a sparse gradient that have the same index are added up.
+    """
     array = np.asarray(tensors(grad)[0])
     array = array.astype("complex128" if array.dtype.kind == "c" else "float64")
     if not hasattr(grad, "indices"):

@@ -1,4 +1,4 @@
-"""Optimizers as users write them: with more state than slots, wrapped, clipping, and choosing by names."""
+"""Optimizers as users write them: with state beside slots, wrapped, clipping, choosing by name."""
 
 import functools
 import re
@@ -11,7 +11,7 @@ train = tf1.train
 SGD = train.GradientDescentOptimizer
 
 
-# ---- with more state than slots ------------------------------------------------------------------------
+# ---- with more state than slots ------------------------------------------------------------------
 
 
 def with_gradients(grads_and_vars):
@@ -20,7 +20,7 @@ def with_gradients(grads_and_vars):
 
 
 class CountingSinceInit(tf.compat.v1.train.GradientDescentOptimizer):
-    """A learning rate that falls with a count of steps, whose variable is made by the constructor."""
+    """A learning rate that falls with a count of steps. The constructor makes its variable."""
 
     def __init__(self):
         super().__init__(0.1)
@@ -193,7 +193,7 @@ def changed_later():
     return optimizer
 
 
-# ---- choosing by names -----------------------------------------------------------------------------
+# ---- choosing by names ---------------------------------------------------------------------------
 
 
 class Chooses(tf.compat.v1.train.MomentumOptimizer):

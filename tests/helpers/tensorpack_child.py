@@ -1,4 +1,7 @@
-"""A small model and its training with tensorpack, for child processes: importing tensorpack changes global state."""
+"""A small model and its training with tensorpack, in a child process.
+
+The process is a child, because importing tensorpack changes global state.
+"""
 
 import os
 import re
@@ -7,13 +10,18 @@ import numpy as np
 import tensorflow as tf
 
 tf1 = tf.compat.v1
-# The first session of a process fixes the number of threads for later ones: one thread is the worst case for staging.
-# GPUs have more, since at a step's end one for each waits for it.
+# The first session of a process fixes the number of threads for later ones. One thread is the
+# worst case for staging. GPUs need more, since at a step's end a thread waits for each GPU.
 THREADS = int(os.environ.get("TF_NUM_INTEROP_THREADS", "1"))
 tf1.Session(config=tf1.ConfigProto(inter_op_parallelism_threads=THREADS)).close()
 
 import tensorpack as tp  # noqa: E402
-from tensorpack.tfutils.gradproc import GlobalNormClip, MapGradient, ScaleGradient, SummaryGradient  # noqa: E402
+from tensorpack.tfutils.gradproc import (  # noqa: E402
+    GlobalNormClip,
+    MapGradient,
+    ScaleGradient,
+    SummaryGradient,
+)
 from tensorpack.tfutils.optimizer import (  # noqa: E402
     AccumGradOptimizer,
     PostProcessOptimizer,
@@ -26,7 +34,7 @@ from tensorpack.tfutils.summary import add_moving_summary  # noqa: E402
 FEATURES, CLASSES, BATCH, STEPS = 5, 3, 4, 6
 
 
-# ---- optimizers --------------------------------------------------------------------------------------
+# ---- optimizers ----------------------------------------------------------------------------------
 
 
 def momentum():
@@ -49,7 +57,10 @@ def look_ahead():
 
 
 class DecayAllBut(tf.compat.v1.train.MomentumOptimizer):
-    """Momentum that decays weights, but not biases and not the first layer: it chooses by names, as many do."""
+    """Momentum that decays all weights but those of the first layer, and no bias.
+
+    As many optimizers do, it knows them by their names.
+    """
 
     def _create_slots(self, var_list):
         super()._create_slots(var_list)
@@ -61,7 +72,10 @@ class DecayAllBut(tf.compat.v1.train.MomentumOptimizer):
 
 
 def counted(grad, var):
-    """Divide a gradient by the number of steps, counted in a variable named after the one that it gets."""
+    """Divide a gradient by the number of steps.
+
+    They are counted in a variable that is named after ``var``.
+    """
     with tf1.variable_scope("counted", reuse=tf1.AUTO_REUSE):
         name, zeros = f"{var.op.name}/steps", tf1.zeros_initializer()
         steps = tf1.get_variable(name, [], initializer=zeros, trainable=False, use_resource=True)
@@ -91,7 +105,7 @@ OPTIMIZERS = {
 }
 
 
-# ---- training ----------------------------------------------------------------------------------------
+# ---- training ------------------------------------------------------------------------------------
 
 
 class Data(tp.DataFlow):
@@ -167,9 +181,13 @@ def train(
     extra=None,
     **config,
 ):
-    """Train in a fresh graph with an optimizer, by name or a function; return the variables before and after."""
+    """Train in a fresh graph, and return the variables before and after.
+
+    ``optimizer`` is a name or a function that makes one.
+    """
     look = Look()
-    SummaryGradient._summaried_gradient.clear()  # tensorpack makes each summary once in a process, not in a graph
+    # tensorpack makes each summary once in a process, where once in a graph would be right
+    SummaryGradient._summaried_gradient.clear()
     with tf.Graph().as_default():
         data = config.pop("data", None) or tp.QueueInput(Data(batch))
         tp.launch_train_with_config(

@@ -179,7 +179,8 @@ def fitted(keras, strategy=None, samples=2 * BATCH, steps_per_execution=1, eager
             keras.losses.SparseCategoricalCrossentropy(from_logits=True),
             steps_per_execution=steps_per_execution,
             run_eagerly=eager,
-            jit_compile=False,  # Keras 3 would compile a step on one GPU, and emulated ones have no XLA
+            # Keras 3 would compile a step on one GPU, and emulated GPUs have no XLA
+            jit_compile=False,
         )
     model.fit(data, verbose=0, shuffle=False)
     return model.get_weights()

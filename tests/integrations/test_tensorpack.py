@@ -1,4 +1,4 @@
-"""HierarchicalTrainer: trained like one tower, saved like tensorpack's own trainer, and its errors."""
+"""HierarchicalTrainer trains like one tower, saves like tensorpack's trainer, and raises errors."""
 
 import functools
 import logging
@@ -21,22 +21,30 @@ UPDATES = ("replicated", "main")
 
 
 def in_child(test):
-    """Run a test in a child process and an empty folder: importing tensorpack changes global state."""
+    """Run a test in a child process and an empty folder.
+
+    The process is a child, because importing tensorpack changes global state.
+    """
 
     @functools.wraps(test)
     def run(**arguments):
-        program = f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nimport {test.__module__} as tests\n"
+        program = [
+            f"import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})",
+            f"import {test.__module__} as tests",
+            f"tests.{test.__name__}.__wrapped__(**{arguments!r})",
+        ]
         with tempfile.TemporaryDirectory() as folder:
-            done = run_forked(
-                f"{program}tests.{test.__name__}.__wrapped__(**{arguments!r})", folder=folder
-            )
+            done = run_forked("\n".join(program), folder=folder)
         assert done.status == 0, (done.out + done.err)[-5000:]
 
     return run
 
 
 def train(trainer, *arguments, **options):
-    """Train with a trainer, or on that many devices of a HierarchicalTrainer, in a child process."""
+    """Train with a trainer, or with a HierarchicalTrainer on that many devices.
+
+    This is called in a child process.
+    """
     from helpers.tensorpack_child import train
 
     trainer = on_xpus(trainer) if isinstance(trainer, int) else trainer
@@ -44,7 +52,10 @@ def train(trainer, *arguments, **options):
 
 
 def on_xpus(count, every_epoch=False, **options):
-    """Return our trainer on so many devices, by default without rounds of copying between epochs."""
+    """Return our trainer on ``count`` devices.
+
+    Without ``every_epoch`` it does not copy variables between towers after an epoch.
+    """
     from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
 
     trainer = HierarchicalTrainer(gpus_or_cpus(count), **options)
@@ -53,7 +64,10 @@ def on_xpus(count, every_epoch=False, **options):
 
 
 def difference(variables, others):
-    """Return the largest difference of the trained variables, which both must have, and of the slots that both have."""
+    """Return the largest difference of the trained variables and of the slots that both have.
+
+    Both must have the same trained variables.
+    """
     a, b = (
         {
             name: np.array(value)
@@ -74,13 +88,13 @@ def replicas_are_equal(variables):
     )
 
 
-# ---- training ----------------------------------------------------------------------------------------
+# ---- training ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "accumulate adam", "clip"])
 @in_child
 def test_towers_train_like_one_with_a_larger_batch(optimizer):
-    """No rounds of copying between epochs here; and inputs are staged though the process has a pool of one thread."""
+    """No copy between epochs makes the towers alike, and one thread is enough to stage inputs."""
     one = train(1, optimizer, BATCH * 3, epochs=2)["after"]
     for update in UPDATES:
         many = train(on_xpus(3, update=update), optimizer, epochs=2)["after"]
@@ -123,7 +137,7 @@ def test_a_file_selects_the_trainer_and_an_argument_changes_it():
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "accumulate adam"])
 @in_child
 def test_checkpoints_restore_bit_for_bit(optimizer):
-    """Between tensorpack's trainer and ours, between different numbers of towers and both updates, slots too."""
+    """Variables and slots go from tensorpack's trainer to ours, and to other numbers of towers."""
     import tensorpack as tp
     from helpers.tensorpack_child import NewSessionCreator
 
@@ -131,7 +145,10 @@ def test_checkpoints_restore_bit_for_bit(optimizer):
     config = tf1.ConfigProto(
         allow_soft_placement=True, inter_op_parallelism_threads=16, use_per_session_threads=True
     )
-    stock = lambda towers: tp.SyncMultiGPUTrainerReplicated(list(range(towers)), mode="gpu")  # noqa: E731
+
+    def stock(towers):
+        return tp.SyncMultiGPUTrainerReplicated(list(range(towers)), mode="gpu")
+
     slots = {
         "momentum": {"Momentum"},
         "adam": {"Adam", "Adam_1"},
@@ -198,11 +215,14 @@ def test_matches_of_names_see_tower_0s_in_every_tower(optimizer):
             )
 
 
-# ---- what is around training -------------------------------------------------------------------------
+# ---- what is around training ---------------------------------------------------------------------
 
 
 def moving_average(cost):
-    """Add a variable that is not trained and that only tower 0 updates, like batch normalization's averages."""
+    """Add a variable that only tower 0 updates, and does not train.
+
+    Batch normalization's averages are such variables.
+    """
     import tensorpack as tp
 
     average = tf1.get_variable(
@@ -289,7 +309,7 @@ def test_warnings_name_drift_and_reference_variables():
         assert words in text
 
 
-# ---- errors ------------------------------------------------------------------------------------------
+# ---- errors --------------------------------------------------------------------------------------
 
 
 def on_tower_1(cost, everywhere):

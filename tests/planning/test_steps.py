@@ -32,7 +32,7 @@ def adds_up(schedule, towers):
     )
 
 
-# ---- the check ---------------------------------------------------------------------------------------
+# ---- the check -----------------------------------------------------------------------------------
 
 
 def changed(number, *steps):
@@ -62,7 +62,10 @@ def changed(number, *steps):
             changed(0, RIGHT[0]._replace(srcs=1)),  # type: ignore[arg-type]
             r"Reduce\(srcs=1, dst=0\): expected numbers of towers, in srcs a tuple",
         ),
-        (changed(3, RIGHT[3]._replace(src="2")), "expected numbers of towers"),  # type: ignore[arg-type]
+        (
+            changed(3, RIGHT[3]._replace(src="2")),  # type: ignore[arg-type]
+            "expected numbers of towers",
+        ),
         (changed(3, (2, 1)), r"\(2, 1\): expected a Reduce\(srcs, dst\) or a Copy\(src, dst\)"),
         ([], r"in the end towers|misses towers"),
         ((Reduce((1,), 0) for _ in iter(int, 1)), r"more than 18 steps; 3 towers need 4"),
@@ -103,7 +106,7 @@ def test_random_faults_in_schedules_are_found(algorithm, towers, chunk, rng):
     assert adds_up(steps, towers)  # another road to the sum, or a copy twice
 
 
-# ---- the algorithms ----------------------------------------------------------------------------------
+# ---- the algorithms ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("towers", [1, 2, 3, 4, 5, 7, 8, 13, 16, 24])
@@ -168,7 +171,10 @@ FALLBACK = {3: "1,2→0 | 0→1 0→2", 6: "1,2,3,4,5→0 | 0→1 0→2 0→3 0�
 
 
 def in_rounds(schedule, expected):
-    """Return a schedule cut into as many steps as each round of ``expected`` has, and these rounds, as sets."""
+    """Return the rounds of a schedule and of ``expected``, as sets.
+
+    The schedule is cut into as many steps as each round of ``expected`` has.
+    """
     steps = [f"{','.join(map(str, step.srcs))}→{step.dst}" for step in schedule]
     rounds, cut = [set(text.split()) for text in expected.split("|")], []
     for texts in rounds:
@@ -212,7 +218,7 @@ def test_groups_that_miss_repeat_or_invent_towers_are_an_error(groups):
         in_groups(groups)(3, 0)
 
 
-# ---- functions of users ------------------------------------------------------------------------------
+# ---- functions of users --------------------------------------------------------------------------
 
 EXAMPLES = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "algorithms.py"))
 

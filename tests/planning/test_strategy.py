@@ -100,7 +100,7 @@ def test_a_name_or_nothing_is_a_strategy():
     assert strategy_from(None) == Strategy() and strategy_from("tree") == Strategy(algorithm="tree")
 
 
-# ---- the plan that a strategy selects ----------------------------------------------------------------
+# ---- the plan that a strategy selects ------------------------------------------------------------
 
 MIB = 1 << 20
 
@@ -180,7 +180,10 @@ def test_numbers_of_numpy_are_numbers_of_towers():
     numbers = list(np.arange(3))
 
     def numpy_flat(devices, chunk):
-        return [step._replace(dst=numbers[step.dst]) for step in flat(devices, chunk)]  # type: ignore[arg-type]
+        return [
+            step._replace(dst=numbers[step.dst])  # type: ignore[arg-type]
+            for step in flat(devices, chunk)
+        ]
 
     assert plan_for(
         Strategy(numpy_flat), [GradientSize(4, 4, "float32")], 3

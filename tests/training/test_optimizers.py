@@ -1,4 +1,4 @@
-"""Optimizers and wrappers: on K towers they train like one device, or an error says why they cannot.
+"""Optimizers and wrappers on K towers train like one device, or an error says why they cannot.
 
 A separate optimizer for each tower would train most of them wrong in silence.
 """
@@ -44,7 +44,8 @@ train = tf1.train
 TRAINS = ""
 ELSEWHERE = "and the variable's main is"
 TWICE = "both write"
-# a function that makes the optimizer, and the words of the error, or "", with update="replicated" and update="main"
+# A case has a function that makes the optimizer, and the words of its error with
+# update="replicated" and with update="main". TRAINS stands for no error.
 CASES = {
     "momentum": (lambda: train.MomentumOptimizer(0.1, 0.9, use_nesterov=True), TRAINS, TRAINS),
     "adam": (lambda: train.AdamOptimizer(0.1), TRAINS, TRAINS),
@@ -80,7 +81,7 @@ CASES = {
 }
 
 
-# ---- tests --------------------------------------------------------------------------------------------
+# ---- tests ---------------------------------------------------------------------------------------
 
 
 def towers(optimizer, count, names=("w", "b"), targets=None, scope="tower{}"):
@@ -277,7 +278,7 @@ def velocities(count):
     ]
 
 
-# ---- an optimizer that chooses by names ----------------------------------------------------------------
+# ---- an optimizer that chooses by names ----------------------------------------------------------
 
 LAYERS = ("norm/gamma", "dense/w", "norm/beta")
 
@@ -322,7 +323,7 @@ def test_each_tower_chooses_as_tower_0_does(name, scope):
 
 
 def test_arguments_of_the_optimizer_name_each_towers_variables(graph):
-    """Variables of any tower, in any container, are this tower's; with tower 0's alone it is the same."""
+    """An argument may list variables of any towers: each tower takes its own copies of them."""
     for listed in ([0, 1, 2], [0], [2]):
         with tf.Graph().as_default():
             optimizer = TowerOptimizer(Chooses(lambda var: False), gpus_or_cpus(3))
@@ -331,7 +332,7 @@ def test_arguments_of_the_optimizer_name_each_towers_variables(graph):
             op = optimizer.apply_gradients(rows, also=also)
             with started(optimizer.init_op, op) as sess:
                 gamma, dense, _ = sess.run([var for _, var in rows[1]])
-                # the gradient is 0.1 (1 - 3) = -0.2, and the rate 0.1; dense/w decays by a half first
+                # The gradient is 0.1 (1 - 3) = -0.2 and the rate 0.1. dense/w is halved first.
                 assert gamma[0] == pytest.approx(1.02) and dense[0] == pytest.approx(0.52)
                 assert optimizer.check_replicas(sess).difference == 0
 
@@ -394,7 +395,7 @@ class DecaysByOps(tf.compat.v1.train.GradientDescentOptimizer):
 def test_nothing_of_an_update_starts_before_the_reduced_gradient_is_there(
     graph, make, update, is_sparse
 ):
-    """The forward pass might still read the variable. Here the last tower's gradient is never there."""
+    """The forward pass might still read the variable. Here the last gradient never comes."""
     optimizer = TowerOptimizer(make(0.5), gpus_or_cpus(3), update=update)
     rows = towers(optimizer, 3)
     absent = tf1.placeholder(tf.float32, [3])

@@ -1,4 +1,7 @@
-"""Random trainings: K towers against one device with the mean of their targets; `make soak` runs more."""
+"""K towers train random models like one device that has the mean of their targets.
+
+`make soak` runs more.
+"""
 
 import re
 

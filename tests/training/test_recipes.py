@@ -1,4 +1,4 @@
-"""Recipes of the pages: shared variables, statistics over towers, checkpoints of another number of towers."""
+"""Recipes of the pages: shared variables, statistics over towers, another number of towers."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ train = tf1.train
 
 
 def test_towers_that_share_variables_apply_one_row(graph):
-    """As cifar10_multi_gpu_train does with average_gradients. All rows would apply the mean K times."""
+    """cifar10_multi_gpu_train does so. All rows would apply the mean K times."""
     sgd, rows = train.GradientDescentOptimizer(0.1), []
     for k in range(3):
         with tf.device(gpu_or_cpu(k)), tf1.variable_scope("model", reuse=tf1.AUTO_REUSE):
@@ -26,7 +26,10 @@ def test_towers_that_share_variables_apply_one_row(graph):
 
 
 def normalized(towers, batch, goal, of_sum):
-    """Return the mean gradient of a layer normalized over all towers: of the summed losses, or of each."""
+    """Return the mean gradient of a layer that is normalized over all towers.
+
+    It is the gradient of the summed losses, or without ``of_sum`` that of each tower's loss.
+    """
     weights, outputs = [], []
     share = len(batch) // towers
     for k in range(towers):
@@ -155,7 +158,7 @@ def test_a_checkpoint_of_several_optimizers_fits_any_number_of_towers(tmp_path, 
 
 
 class CountsLast(tf.compat.v1.train.MomentumOptimizer):
-    """Creates its count of steps after all slots, so that its name is the last that an update makes."""
+    """Creates its count of steps after all slots, so that an update makes this name last."""
 
     def _create_slots(self, var_list):
         super()._create_slots(var_list)

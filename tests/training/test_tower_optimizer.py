@@ -23,7 +23,10 @@ adam = lambda: train.AdamOptimizer(0.1)  # noqa: E731
 
 
 def towers(names=("d", "g"), scope="tower{}", count=3, shape=(2,), **options):
-    """Return K rows of (1, variable); on tower k the variable begins with k. Tower 0 has no scope in "tensorpack"."""
+    """Return K rows of (1, variable); on tower k the variable begins with k.
+
+    With the scope "tensorpack", tower 0 has none.
+    """
     rows = []
     for k, device in enumerate(gpus_or_cpus(count)):
         inside = scope.format(k) if scope != "tensorpack" else f"tower{k}" if k else ""
@@ -56,7 +59,7 @@ def state(sess, rows):
     return [float(value.flat[0]) for value in sess.run([row[0][1] for row in rows])]
 
 
-# ---- both updates ------------------------------------------------------------------------------------
+# ---- both updates --------------------------------------------------------------------------------
 
 
 @UPDATES
@@ -128,7 +131,7 @@ def test_towers_start_equal_also_in_a_condition_and_without_scopes(graph, update
         assert optimizer.check_replicas(sess).difference == 0
 
 
-# ---- names in checkpoints ----------------------------------------------------------------------------
+# ---- names in checkpoints ------------------------------------------------------------------------
 
 
 def created(update, count, scope, losses=((0, 2),)):
@@ -210,7 +213,7 @@ def test_another_number_of_towers_goes_on_from_a_checkpoint_of_tower_0(tmp_path,
     assert seen == [[-1.0] * 2, [-2.5] * 3, [-4.25]]
 
 
-# ---- copies ------------------------------------------------------------------------------------------
+# ---- copies --------------------------------------------------------------------------------------
 
 
 def test_differences_are_reported_and_broadcast_away(graph):
@@ -342,7 +345,7 @@ def test_moving_averages_created_later_are_kept_equal(graph, update, places):
         assert len(np.unique(sess.run([ema.average(row[0][1]) for row in rows]), axis=0)) == 1
 
 
-# ---- several train ops, graphs and sessions ------------------------------------------------------------
+# ---- several train ops, graphs and sessions ------------------------------------------------------
 
 
 @UPDATES
@@ -366,7 +369,10 @@ def test_a_second_call_adds_to_the_copies_of_the_first_one(graph, update, scopes
 def test_a_second_call_that_pairs_other_copies_is_an_error(graph, update):
     optimizer, rows = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update), towers()
     optimizer.apply_gradients(rows)
-    words = r"tower 1 .*'tower1/g'\): it is listed as a copy of 'tower0/d', but .*'tower1/g' was the copy of 'tower0/g'"
+    words = (
+        r"tower 1 .*'tower1/g'\): it is listed as a copy of 'tower0/d',"
+        r" but .*'tower1/g' was the copy of 'tower0/g'"
+    )
     with pytest.raises(HierAllreduceError, match=words):
         optimizer.apply_gradients([rows[0][:1], rows[1][1:], rows[2][1:]])
 
@@ -454,7 +460,7 @@ def test_the_hook_starts_compares_and_broadcasts(graph, caplog):
     ]
 
 
-# ---- advice and errors -------------------------------------------------------------------------------
+# ---- advice and errors ---------------------------------------------------------------------------
 
 
 @UPDATES
@@ -602,7 +608,7 @@ def test_without_a_graph_and_session_there_is_no_train_op(how):
         how(step, autograph=False)()
 
 
-# ---- slots at the mains --------------------------------------------------------------------------------
+# ---- slots at the mains --------------------------------------------------------------------------
 
 
 def bytes_of_slots():
@@ -623,7 +629,11 @@ LAYERS: Dict[str, List[Tuple[int, ...]]] = {
 @pytest.mark.parametrize("layers", LAYERS)
 @pytest.mark.parametrize("losses", [1, 2, 4])
 def test_slots_are_balanced_over_all_optimizers_of_a_graph(graph, losses, layers):
-    """A GAN has two. Small variables that travel in one chunk have slots on one device, so chunks are small enough."""
+    """A GAN has two optimizers.
+
+    Variables that share a chunk have their slots on one device, so that chunks must be small enough
+    for a balance.
+    """
     variables = []
     for k, device in enumerate(gpus_or_cpus(8)):
         with tf.device(device), tf1.variable_scope(f"tower{k}"):

@@ -78,7 +78,7 @@ def test_a_candidate_changes_the_strategy(run):
 
 @pytest.fixture
 def measured(runner, tmp_path, monkeypatch):
-    """``measured(peer, example, …)``: the facts of an example that runs as it is and with a peer."""
+    """``measured(peer, example, …)`` runs an example as it is and with a peer, for its facts."""
 
     def measured(peer, name, *arguments):
         monkeypatch.chdir(tmp_path)

@@ -14,7 +14,7 @@ PEER = "NcclAllReduce"
 
 
 def runs_of(name, milliseconds):
-    """Return runs whose steps are these, in turns 1, 2, …; None is a turn without this candidate."""
+    """Return runs with these steps, in turns 1, 2, …; None is a turn without this candidate."""
     candidate = Candidate(name, PEER if name == PEER else "")
     if milliseconds == "hangs":
         return [Run(candidate, [], 1, Path("log"), "hung: no step")]

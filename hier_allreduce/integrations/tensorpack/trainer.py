@@ -208,8 +208,9 @@ class HierarchicalTrainer(SingleCostTrainer):
         except AttributeError as error:
             if "Keras 3" not in str(error):
                 raise
+            install = keras_2_install(tf.__version__)
             raise HierAllreduceError(
-                f"tensorpack's layers need Keras 2 ({error}): {keras_2_install(tf.__version__)}, and"
+                f"tensorpack's layers need Keras 2 ({error}): {install}, and"
                 " set TF_USE_LEGACY_KERAS=1 in the environment before TensorFlow is imported"
             ) from error
         optimizer = with_ordered_accumulation(get_opt_fn())
