@@ -1,6 +1,7 @@
 """What pairs of runs say: which all-reduce to use, and how certain that is."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -103,6 +104,35 @@ def test_what_is_certain_is_said(milliseconds, sentences):
     changed = sentences[0].startswith("use") and "use the program as it is" not in sentences[0]
     assert (found.best is not None) == changed
     assert all(said in report(found) for said in found.sentences)
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "words", "cell"),
+    [
+        ({"now": [100, 100], "flat": [70, 140]}, "flat (the runs are too few, or dif", "0.990 (un"),
+        ({"now": [100, 100], "flat": [300, 150]}, "flat (the runs are too few, or", "2.121 (unsur"),
+        (
+            {"now": [100] * 4, "flat": [40, 40, 40, 10]},
+            "use flat: it takes 72% less time a step (14.8% or m",
+            "",
+        ),
+        (
+            {"now": [100] * 4, "flat": [240, 300, 200, 900]},
+            "takes 237% more time a step (15.3% or m",
+            "",
+        ),
+        # a great difference is said in figures where it is certain
+        (
+            {"now": [100] * 4, "flat": [400, 401, 399, 400]},
+            "300% more time a step (298",
+            "4.000 (3.9",
+        ),
+    ],
+)
+def test_an_interval_that_is_too_wide_is_not_shown(milliseconds, words, cell):
+    found = verdict(runs_with(**milliseconds))
+    assert words in found.sentences[0] and cell in report(found)
+    assert all(len(end) < 7 for end in re.findall(r"[\d.]+%", " ".join(found.sentences)))
 
 
 def test_the_table_has_faults_and_left_out_candidates():

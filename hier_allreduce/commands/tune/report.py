@@ -42,7 +42,8 @@ def _line(row: Row, is_best: bool) -> Sequence[str]:
     ratio = ""
     if row.ratio and row.candidate.name != NOW:
         middle, low, high = row.ratio
-        ratio = f"{middle:.3f} ({low:.3f}–{high:.3f})"
+        ends = "unsure" if row.ratio.is_vague else f"{low:.3f}–{high:.3f}"
+        ratio = f"{middle:.3f} ({ends})"
     mark = "← use this" if is_best else ""
     return (row.title, step, ratio, str(len(row.runs)), mark)
 

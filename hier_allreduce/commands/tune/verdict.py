@@ -17,6 +17,7 @@ from .search import FIRST_LAST_TURN
 
 LEAST_GAIN = 0.02  # of a step; less decides nothing
 BUSY = 0.05  # half of an interval; with more, other programs run on the machine
+WIDEST = 2.0  # high / low of an interval; one that is wider tells a person nothing
 AS_IT_IS = "the program as it is"
 # Student's t for 95 %, two-sided, by degrees of freedom
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
@@ -28,6 +29,11 @@ class Ratio(NamedTuple):
     middle: float
     low: float
     high: float
+
+    @property
+    def is_vague(self) -> bool:
+        """Whether the interval is too wide to be shown."""
+        return self.high > WIDEST * self.low
 
     @property
     def is_faster(self) -> bool:
@@ -182,18 +188,20 @@ def _beside(ours: Row, peer: Row) -> str:
 
 
 def _less(found: Ratio) -> str:
-    middle = f"{1 - found.middle:.0%}"
-    most = f"{1 - found.low:.1%}"
-    return f"{middle} less time a step ({1 - found.high:.1%} to {most})"
+    least = f"{1 - found.high:.1%}"
+    ends = f"{least} or more" if found.is_vague else f"{least} to {1 - found.low:.1%}"
+    return f"{1 - found.middle:.0%} less time a step ({ends})"
 
 
 def _more(found: Ratio) -> str:
-    middle = f"{found.middle - 1:.0%}"
-    most = f"{found.high - 1:.1%}"
-    return f"{middle} more time a step ({found.low - 1:.1%} to {most})"
+    least = f"{found.low - 1:.1%}"
+    ends = f"{least} or more" if found.is_vague else f"{least} to {found.high - 1:.1%}"
+    return f"{found.middle - 1:.0%} more time a step ({ends})"
 
 
 def _between(found: Ratio) -> str:
+    if found.is_vague:
+        return "the runs are too few, or differ too much: give more --minutes"
     low = f"{found.low - 1:+.1%}"
     return f"{low} to {found.high - 1:+.1%} time a step"
 
