@@ -107,32 +107,23 @@ def _misplaced(command: str, unknown: Sequence[str], has_program: bool) -> str:
     return f"write -- before the program: {command} -- {python}{' '.join(unknown)}"
 
 
-def time(text: str, unit: str = "") -> float:
-    """Read a time such as ``60ms``, up to a day, as seconds; a number alone may have a ``unit``."""
-    if unit and re.match(r"\s*\d+(\.\d+)?\s*$", text):
-        text += unit
-    return _number(text, _TIMES, 86400, "a time above 0, up to a day", "60ms", "{0}ms or {0}s")
+def time(text: str, unit: str) -> float:
+    """Read a time such as ``60ms``, up to a day, as seconds; a number alone has the ``unit``."""
+    return _number(text, _TIMES, 86400, "a time above 0, up to a day", f"10{unit}", unit)
 
 
 def size(text: str) -> int:
     """Read bytes such as ``16MB`` (powers of 1000) or ``4MiB`` (of 1024), up to 1000 GB."""
-    return round(
-        _number(text, _SIZES, 1e12, "bytes above 0, up to 1000GB", "16MB", "{0}MB or {0}B")
-    )
+    return round(_number(text, _SIZES, 1e12, "bytes above 0, up to 1000GB", "16MB"))
 
 
 def _number(
-    text: str, units: Mapping[str, float], most: float, kind: str, example: str, forms: str
+    text: str, units: Mapping[str, float], most: float, kind: str, example: str, usual: str = ""
 ) -> float:
-    """Return a number times its unit, above 0.
-
-    An error for a number without a unit shows its ``forms``.
-    """
+    """Return a number times its unit, or the ``usual`` one, above 0."""
     match = re.match(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-zµ]*)\s*$", text)
-    number, unit = match.groups() if match else ("0", "?")
-    if not unit:
-        raise argparse.ArgumentTypeError(f"{text!r} has no unit; write {forms.format(number)}")
-    value = float(number) * units.get(unit, 0)
+    number, unit = match.groups() if match else ("0", "")
+    value = float(number) * units.get(unit or usual, 0)
     if not 0 < value <= most:
         names = ", ".join(units)
         raise argparse.ArgumentTypeError(

@@ -26,9 +26,11 @@ def in_a_shell(redirected, *arguments):
     "command, option, value, form",
     [
         ("tune", "--patience", "25000h", "expected a time above 0, up to a day, in us"),
-        ("tune", "--patience", "-5ms", "in us, µs, ms, s, min, h, such as 60ms"),
+        ("tune", "--patience", "-5ms", "in us, µs, ms, s, min, h, such as 10s"),
         ("tune", "--patience", "0ms", "above 0"),
-        ("tune", "--patience", "fast", "such as 60ms"),
+        ("tune", "--patience", "fast", "such as 10s"),
+        ("tune", "--minutes", "0", "--minutes: '0': expected a time above 0"),
+        ("tune", "--minutes", "soon", "such as 10min"),
         ("tune", "-o", "/dev/null/x.yaml", "its folder cannot be made"),
         ("tune", "-o", ".", "such as folder/file"),
         ("doctor", "--copies", "yes", "takes no value, not 'yes'"),
@@ -79,7 +81,7 @@ def test_typos_are_one_line(fails, arguments, words):
     ],
 )
 def test_times_are_read_with_their_units(text, seconds):
-    assert options.time(text) == pytest.approx(seconds)
+    assert options.time(text, "s") == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
