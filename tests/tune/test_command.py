@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.timed_programs import WAITS, left_over
 
 from hier_allreduce import Strategy
 from hier_allreduce.commands import main
+from hier_allreduce.commands.tune.progress import Progress
 
 FASTER = "train(200, 9.0 if algorithm == 'tree' else 10.0)"
 ONLY = ["--only", "tree", "--minutes", "5"]
@@ -42,6 +44,14 @@ def test_a_picture_is_written(program):
     pytest.importorskip("matplotlib")
     assert main(["tune", *ONLY, "--picture", "new/steps.png", "--", *program(FASTER)]) == 0
     assert Path("new/steps.png").read_bytes()[1:4] == b"PNG"
+
+
+@pytest.mark.parametrize("name", ["steps", "steps.bmpp"])
+def test_a_picture_of_no_format_is_an_error_before_any_run(program, capsys, name):
+    pytest.importorskip("matplotlib")
+    assert main(["tune", "--picture", name, "--", *program("train(200)")]) == 2
+    assert f"--picture: '{name}' ends with no format of matplotlib" in capsys.readouterr().err
+    assert not Path("groups").exists()
 
 
 @pytest.mark.parametrize(
@@ -117,8 +127,17 @@ def test_times_have_the_usual_unit(option, text, seconds):
     assert getattr(args, option) == seconds and args.program == ["python", "--minutes", "x"]
 
 
-def test_a_pipe_gets_a_line_now_and_then(program, monkeypatch, capsys):
-    monkeypatch.setattr("hier_allreduce.commands.tune.progress.BETWEEN_LINES", 0.2)
+def test_a_pipe_gets_a_line_every_30_seconds(monkeypatch, capsys):
+    clock = SimpleNamespace(monotonic=iter([0, 29, 31, 59, 62]).__next__)
+    monkeypatch.setattr("hier_allreduce.commands.tune.progress.time", clock)
+    progress = Progress(300.0)
+    for look in range(1, 5):
+        progress.show(f"look {look}")
+    assert capsys.readouterr().err == "31 of 300 s, look 2\n62 of 300 s, look 4\n"
+
+
+def test_a_line_says_how_far_the_run_is(program, monkeypatch, capsys):
+    monkeypatch.setattr("hier_allreduce.commands.tune.progress.BETWEEN_LINES", 0.0)
     main(["tune", *ONLY, "--start-patience", "1", "--", *program(WAITS)])
     assert " of 300 s, the program as it is: no step yet for " in capsys.readouterr().err
 

@@ -89,10 +89,7 @@ def main(args: argparse.Namespace) -> int:
     """Run the command; return 1 if no two candidates were measured, 130 if interrupted."""
     _check_program(args.program)
     if args.picture:
-        try:
-            picture.check_matplotlib()
-        except ModuleNotFoundError as error:
-            raise HierAllreduceError(str(error)) from None
+        picture.check(args.picture)
     folder = Path(tempfile.mkdtemp(prefix="hier_allreduce_tune_"))
     print(
         f"First a short run of the program as it is. Each run really trains: let it have another"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, List
 
 from ..._lazy import require
+from ...errors import HierAllreduceError
 from ...planning.candidate import NOW
 from .verdict import Row, Verdict
 
@@ -13,22 +14,29 @@ OURS = "#1f77b4"
 THEIRS = "#ff7f0e"
 
 
-def check_matplotlib() -> None:
+def check(path: Path) -> None:
     """Check that a picture can be drawn, before anything is measured.
 
     Raises:
-        ModuleNotFoundError: matplotlib is missing; the message says what installs it.
+        HierAllreduceError: matplotlib is missing, or has no such format.
     """
-    require("matplotlib", "tune --picture")
+    try:
+        require("matplotlib", "tune --picture")
+    except ModuleNotFoundError as error:
+        raise HierAllreduceError(str(error)) from None
+    from matplotlib.figure import Figure  # needed for a picture only
+
+    formats = Figure().canvas.get_supported_filetypes()
+    if path.suffix[1:] not in formats:
+        raise HierAllreduceError(
+            f"--picture: {str(path)!r} ends with no format of matplotlib, such as steps.png;"
+            f" there are {', '.join(formats)}"
+        )
 
 
 def draw(found: Verdict, path: Path, program: str) -> None:
-    """Write a picture of a verdict, in the format that the name of the file asks for.
-
-    Raises:
-        ValueError: matplotlib does not know the format.
-    """
-    from matplotlib.figure import Figure  # needed for a picture only
+    """Write a picture of a verdict, in the format that the name of the file asks for."""
+    from matplotlib.figure import Figure
 
     rows = sorted((row for row in found.rows if row.runs), key=lambda row: row.step, reverse=True)
     figure: Any = Figure(figsize=(9, 2 + 0.34 * len(rows)), layout="constrained")

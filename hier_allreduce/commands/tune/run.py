@@ -186,6 +186,7 @@ class Runner:
             status = process.poll()  # before the clock: a program that has ended writes no more
             clock.look()
             now = time.monotonic()
+            self._show(clock, now, name)
             if clock.steps >= LEAST:
                 is_long = now - clock.begun - clock.first > share
                 if is_long or status is not None or clock.steps >= MOST or now > self.deadline:
@@ -197,7 +198,6 @@ class Runner:
             fault = self._hang(clock, now)
             if fault:
                 return fault
-            self._show(clock, now, name)
             time.sleep(0.1)
 
     def _hang(self, clock: _Clock, now: float) -> str:
