@@ -100,5 +100,10 @@ def _legend(axes: Any, rows: List[Row]) -> None:
     if any(row.candidate.peer for row in rows):
         handles.append(Patch(facecolor=THEIRS, label="of TensorFlow, tensorpack, NCCL"))
     axes.legend(
-        handles=handles, fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncol=3
+        handles=handles,
+        fontsize=8,
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        borderaxespad=5.5,  # letters: below the axis' own words, however many bars there are
+        ncol=3,
     )
