@@ -170,12 +170,14 @@ def test_an_algorithm_that_hangs_is_not_tried_with_other_sizes():
     assert runner.start_patience == 60.0  # the others start as fast as the program as it is
 
 
-def test_a_program_that_always_hangs_is_not_run_with_all_candidates():
+def test_a_program_that_always_hangs_is_not_run_with_all_candidates(capsys):
     runner = VirtualRunner(lambda candidate: None, gpus=False)
     runner.start_patience = 20.0
     search, _ = searched(runner)
     assert len(search.runs) == 3
     assert "the program hangs with 3 others" in search.left_out.values()
+    told = capsys.readouterr().err
+    assert told.startswith("The program as it is hung: no step at all. Now a short run of each of")
 
 
 def test_a_name_that_is_not_for_the_program_is_an_error():

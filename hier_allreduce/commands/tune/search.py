@@ -139,14 +139,16 @@ class Search:
         needed = _minutes(self._budget.all_runs(chosen))
         for candidate in chosen[number:]:
             self.left_out[candidate.name] = f"no time: all candidates take about {needed}"
-        self._announce(chosen[:number], seconds)
+        self._announce(first, chosen[:number], seconds)
         return chosen[:number]
 
-    def _announce(self, candidates: Sequence[Candidate], seconds: float) -> None:
+    def _announce(self, first: Run, candidates: Sequence[Candidate], seconds: float) -> None:
         """Tell the user the next turns, and how long they take."""
         needed = self._budget.all_runs(candidates)
-        start = f"A start of the program takes {self._budget.overhead:.0f} s."
-        if needed > seconds:
+        start = f"A start of the program takes {first.overhead:.0f} s."
+        if first.fault:
+            start = f"The program as it is {first.fault}."
+        elif needed > seconds:
             self._progress.say(
                 f"{start} The time is short: give --minutes {needed / 60 + 1:.0f} to be certain"
                 f" about {candidates[0].name} alone."
