@@ -151,6 +151,19 @@ def test_candidates_without_time_are_left_out():
     assert 1 < len(turns[1]) < 8
 
 
+def test_a_candidate_that_fails_makes_room_for_another():
+    def hangs(candidate):
+        return None if candidate.peer else steps(candidate)
+
+    runner = VirtualRunner(hangs, seconds=120.0, overhead=10.0, gpus=False)
+    runner.start_patience = 3.0
+    search, turns = searched(runner, "ReductionToOneDevice", "tree", "flat")
+    assert turns[1] == ["now", "ReductionToOneDevice", "flat-2MiB"]
+    assert list(search.left_out) == ["tree-2MiB"]
+    assert search.left_out["tree-2MiB"].startswith("no time")
+    assert turns[3] == ["now", "flat-2MiB"]
+
+
 def test_with_more_time_more_candidates_are_measured():
     budget = Budget(overhead=10.0, least=1.0)
     candidates = [Candidate("peer", "peer"), *(Candidate(f"flat-{size}MiB") for size in range(20))]

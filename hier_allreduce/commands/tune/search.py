@@ -90,8 +90,8 @@ class Search:
             OSError: the program cannot be started.
         """
         first = self._first_run()
-        candidates = self._affordable(first)
-        self._turn(candidates, 1, 0.0)
+        candidates = self._candidates(first)
+        self._first_turn(candidates)
         half = self._better_half()
         self._turn(half, 2, 2 * self._budget.least)
         for turn, order in enumerate(self._last_turns(), FIRST_LAST_TURN):
@@ -119,8 +119,8 @@ class Search:
         self.runs.append(first)
         return first
 
-    def _affordable(self, first: Run) -> List[Candidate]:
-        """Return the candidates for which there is time, beside the program as it is."""
+    def _candidates(self, first: Run) -> List[Candidate]:
+        """Return the candidates in the order in which time is spent on them."""
         chosen, self.left_out = candidates_for(first.facts, self._groups, self._only)
         if not chosen:
             reasons = "; ".join(f"{name}: {why}" for name, why in self.left_out.items())
@@ -136,11 +136,24 @@ class Search:
         chosen = _peers_and_ours(chosen)
         seconds = self._runner.left()
         number = self._budget.affordable(chosen, seconds)
-        needed = _minutes(self._budget.all_runs(chosen))
-        for candidate in chosen[number:]:
-            self.left_out[candidate.name] = f"no time: all candidates take about {needed}"
         self._announce(first, chosen[:number], seconds)
-        return chosen[:number]
+        return chosen
+
+    def _first_turn(self, candidates: Sequence[Candidate]) -> None:
+        """Run those for which there is time; one that fails makes room for another one."""
+        measured: List[Candidate] = []
+        rest = list(candidates)
+        while rest:
+            number = self._budget.affordable([*measured, *rest], self._runner.left())
+            now = rest[: max(0, number - len(measured))]
+            if not now:
+                break
+            self._turn(now, 1, 0.0)
+            rest = rest[len(now) :]
+            measured = [run.candidate for run in self._ranked() if run.candidate.name != NOW]
+        needed = _minutes(self._budget.all_runs(candidates))
+        for candidate in rest:
+            self.left_out[candidate.name] = f"no time: all candidates take about {needed}"
 
     def _announce(self, first: Run, candidates: Sequence[Candidate], seconds: float) -> None:
         """Tell the user the next turns, and how long they take."""
