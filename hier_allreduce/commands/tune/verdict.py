@@ -129,7 +129,8 @@ def verdict(runs: Sequence[Run], left_out: Optional[Dict[str, str]] = None) -> V
         sentences += [_beside(ours, row) for row in measured if row.candidate.peer]
     if _is_busy(measured):
         sentences.append(
-            "runs differ much: end other programs on this machine, or give more --minutes"
+            "the runs are too few, or differ much: end other programs on this machine, or give more"
+            " --minutes"
         )
     return Verdict(rows, best, sentences, left_out)
 
@@ -201,13 +202,13 @@ def _more(found: Ratio) -> str:
 
 def _between(found: Ratio) -> str:
     if found.is_vague:
-        return "the runs are too few, or differ too much: give more --minutes"
+        return "unsure"
     low = f"{found.low - 1:+.1%}"
     return f"{low} to {found.high - 1:+.1%} time a step"
 
 
 def _is_busy(measured: Sequence[Row]) -> bool:
-    """Return whether the intervals of candidates that ran in the last turns are wide."""
-    often = [row.ratio for row in measured if row.ratio and len(row.runs) > FIRST_LAST_TURN]
-    halves = [log(found.high / found.low) / 2 for found in often if found.high > found.low]
-    return bool(halves) and median(halves) > BUSY
+    """Return whether the intervals are wide, of the candidates that ran in the last turns."""
+    often = [row for row in measured if len(row.runs) > FIRST_LAST_TURN] or measured
+    ratios = [row.ratio for row in often if row.ratio and row.candidate.name != NOW]
+    return bool(ratios) and median(log(found.high / found.low) / 2 for found in ratios) > BUSY
