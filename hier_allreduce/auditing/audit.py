@@ -9,7 +9,7 @@ from ..compat import collected_graphs, tf1
 from ..errors import AuditError
 from ..formatting import amount, count, table
 from ..graph.record import AllReduce, recorded_graphs, recorded_in
-from .executed import OTHER_HOSTS, Step, Traffic
+from .executed import OTHER_HOSTS, ExecutedStep, Traffic
 
 _LISTED = 5  # tensors or updates that an error message lists
 _FETCH = (
@@ -142,10 +142,10 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
             " TensorFlow 2's tf.cond or tf.while_loop has other names when it runs and cannot be"
             " audited)"
         )
-    return _compare(Step(graph, partitions, prefix), graph)
+    return _compare(ExecutedStep(graph, partitions, prefix), graph)
 
 
-def _compare(executed: Step, graph: Any) -> Audit:
+def _compare(executed: ExecutedStep, graph: Any) -> Audit:
     """Return the all-reduces of a graph that an executed step ran as planned.
 
     Raises:
@@ -227,7 +227,7 @@ def _in_control_flow(built: AllReduce, graph: Any) -> bool:
     )
 
 
-def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: Step) -> Audited:
+def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep) -> Audited:
     """Return an all-reduce that was executed as planned.
 
     Raises:
@@ -249,7 +249,7 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: Step) -> A
     return Audited(built, copies, bytes_by_dtype, collectives, unneeded)
 
 
-def _check_updates(built: AllReduce, executed: Step) -> None:
+def _check_updates(built: AllReduce, executed: ExecutedStep) -> None:
     """Raise an AuditError that lists the updates that left their tower."""
     moved = list(executed.moved_updates(built))
     if moved:
@@ -257,7 +257,7 @@ def _check_updates(built: AllReduce, executed: Step) -> None:
         raise AuditError("\n".join([title, *_first_ones(moved, "updates"), _KERNEL]))
 
 
-def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: Step) -> None:
+def _check_copies(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep) -> None:
     """Raise an AuditError that lists the copies that are missing or too many."""
     faults: List[str] = []
     advice = _FETCH

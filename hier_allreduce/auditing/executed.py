@@ -35,7 +35,8 @@ class Traffic:
         tensor: as recorded.
         planned: the number of copies by pair of places; at most 1 where towers share devices.
         executed: the same.
-        unneeded: the missing copies that nobody needs, once :meth:`Step.find_unneeded` has run.
+        unneeded: the missing copies that nobody needs, once :meth:`ExecutedStep.find_unneeded` has
+            run.
         dtypes: of the executed copies, by pair.
         sources: by pair, the ops whose results were copied.
         ran: whether an op of the tensor was executed.
@@ -88,7 +89,7 @@ class Traffic:
         return found
 
 
-class Step:
+class ExecutedStep:
     """The traffic of a graph's recorded tensors in one step.
 
     Args:
