@@ -153,15 +153,19 @@ def check_keys(keys: Iterable[Any], known: Iterable[str], where: str) -> None:
 
 def whole_number(value: Any, where: str) -> int:
     """Return a whole number of 0 or more; NumPy's integers are numbers, bools are none."""
-    try:
-        if isinstance(value, (bool, np.bool_)):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        number = -1
-    if number < 0:
+    if not is_whole_number(value):
         separator = "=" if where else ""
         raise HierAllreduceError(
             f"{where}{separator}{value!r}: expected a whole number of 0 or more"
         )
-    return number
+    return operator.index(value)
+
+
+def is_whole_number(value: Any) -> bool:
+    """Return whether a value is a whole number of 0 or more; NumPy's are, and bools are none."""
+    if isinstance(value, (bool, np.bool_)):
+        return False
+    try:
+        return operator.index(value) >= 0
+    except TypeError:
+        return False

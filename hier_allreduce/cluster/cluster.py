@@ -23,6 +23,7 @@ from typing import Any, Dict, Mapping, Optional, Sequence, Tuple
 import tensorflow as tf
 
 from ..compat import builds_for_session, in_current_graph, tf1
+from ..configs import is_whole_number
 from ..errors import ClusterError, HierAllreduceError
 from .collectives import (
     ENGINES,
@@ -37,7 +38,7 @@ from .collectives import (
     gather,
     send,
 )
-from .environment import Job, check_hosts, is_whole_number, job_of
+from .environment import Job, check_hosts, job_of
 from .health import HealthCheck
 from .session import ClusterSession, start_server
 

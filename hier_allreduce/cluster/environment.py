@@ -17,10 +17,10 @@ from __future__ import annotations
 
 import json
 import re
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, NamedTuple, Sequence, Tuple
 
+from ..configs import is_whole_number
 from ..errors import ClusterError
 
 _JOBS = ("chief", "worker")
@@ -288,10 +288,5 @@ def check_hosts(hosts: Sequence[str], task: int) -> None:
     addresses = [split_address(host) for host in hosts]
     if len({(name.lower(), port) for name, port in addresses}) < len(hosts):
         raise ClusterError(f"hosts={list(hosts)}: an address is there more than once")
-    if not is_whole_number(task) or not 0 <= task < len(hosts):
+    if not is_whole_number(task) or task >= len(hosts):
         raise ClusterError(f"task={task!r}: expected the index of a host, 0 to {len(hosts) - 1}")
-
-
-def is_whole_number(value: Any) -> bool:
-    """Return whether a value is an integer, NumPy's included, and not a bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)

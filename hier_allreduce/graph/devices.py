@@ -21,12 +21,13 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
     Raises:
         HierAllreduceError: an entry is not a device, or not a valid device name.
     """
-    if isinstance(devices, (str, bytes, set, frozenset)) or not hasattr(devices, "__iter__"):
+    listed = _listed(devices)
+    if listed is None:
         raise HierAllreduceError(
             f"devices must be a list with one device for each tower, not {devices!r}; {_EXPECTED}"
         )
     strings: List[Any] = []
-    for tower, device in enumerate(devices):
+    for tower, device in enumerate(listed):
         is_function = callable(device) and not tf.executing_eagerly()
         if device is None or is_function:
             strings.append(device)
@@ -42,6 +43,16 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
     if not strings:
         raise HierAllreduceError(f"devices is empty: give one device for each tower; {_EXPECTED}")
     return tuple(strings)
+
+
+def _listed(devices: Any) -> Optional[List[Any]]:
+    """Return what can be iterated, in order, as a list; None for anything else."""
+    if isinstance(devices, (str, bytes, set, frozenset)):
+        return None
+    try:
+        return list(devices)
+    except TypeError:  # a number, an array without dimensions, a tensor in a graph
+        return None
 
 
 def _is_device(name: Any) -> bool:

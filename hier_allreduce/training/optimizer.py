@@ -110,8 +110,8 @@ class TowerOptimizer:
         self._strategy = strategy_from(strategy)
         self._at_mains = update == "main"
         self._cluster = cluster
-        self._broadcast_every = broadcast_every
-        self._check_every = check_replicas_every
+        self._broadcast_every = int(broadcast_every)
+        self._check_every = int(check_replicas_every)
         self._graph: Any = None
         self._updated: ReplicatedVariables = []  # in this graph
         self._ops: Dict[Any, Any] = {}  # for the copies that existed when they were built

@@ -11,6 +11,7 @@ from typing import Any, Callable, ContextManager, Dict, List, Optional, Sequence
 import tensorflow as tf
 
 from ..compat import is_resource, outer_graph, tf1
+from ..configs import is_whole_number
 from ..errors import HierAllreduceError
 from ..graph.columns import (
     VAR_LIST_ADVICE,
@@ -38,7 +39,7 @@ def check_options(average: Any, update: Any, **counts: Any) -> None:
     if update not in ("replicated", "main"):
         raise HierAllreduceError(f"update={update!r} is unknown; there are 'replicated', 'main'")
     for name, value in counts.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not is_whole_number(value):
             raise HierAllreduceError(f"{name}={value!r}: expected a number of steps, or 0")
 
 

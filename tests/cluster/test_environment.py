@@ -187,7 +187,7 @@ def test_an_invalid_cluster_is_an_error(arguments, words):
 
 
 def test_numbers_of_numpy_are_numbers():
-    numbers: dict = {"task": np.int64(1), "devices_per_host": np.int32(2), "timeout": np.float32(4)}
+    numbers: dict = {"task": np.int64(1), "devices_per_host": np.array(2), "timeout": np.float32(4)}
     cluster = Cluster(["a:1", "b:1"], **numbers)
     assert str(cluster) == "Cluster(['a:1', 'b:1'], task=1, devices_per_host=2)"
     assert cluster.timeout == 4 and not cluster.is_chief

@@ -179,6 +179,8 @@ DEVICES = [
     ("/cpu:0", "devices must be a list with one device for each tower, not '/cpu:0'"),
     ({"/cpu:0"}, "devices must be a list with one device for each tower, not {'/cpu:0'}"),
     (None, "devices must be a list with one device for each tower, not None"),
+    (np.int64(4), "devices must be a list with one device for each tower, not "),
+    (np.array(4), "devices must be a list with one device for each tower, not array(4)"),
     ([], "devices is empty"),
 ]
 

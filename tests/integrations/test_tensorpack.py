@@ -134,6 +134,14 @@ def test_a_file_selects_the_trainer_and_an_argument_changes_it():
     assert "tower2/out/b" in after and "tower3/out/b" not in after
 
 
+@in_child
+def test_devices_are_counted_and_listed_by_numbers_of_numpy_too():
+    from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
+
+    for devices in (2, np.int64(2), [0, np.int32(1)], np.arange(2)):
+        assert HierarchicalTrainer(devices).devices == ["/gpu:0", "/gpu:1"]
+
+
 @pytest.mark.parametrize("optimizer", ["momentum", "adam", "accumulate adam"])
 @in_child
 def test_checkpoints_restore_bit_for_bit(optimizer):
@@ -347,6 +355,7 @@ ERRORS = {
         lambda ours, child: ours(8, mode="hierarchical"),
         ["mode='hierarchical' is tensorpack's", "strategy='hierarchical'"],
     ),
+    "a bool": (lambda ours, child: ours(True), ["one device for each tower, not True"]),
     "option": (
         lambda ours, child: ours(8, strategi="flat"),
         ["'strategi' is unknown; did you mean 'strategy'"],

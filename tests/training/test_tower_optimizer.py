@@ -433,10 +433,8 @@ def test_a_finalized_graph_is_not_added_to(graph):
 
 def test_the_hook_starts_compares_and_broadcasts(graph, caplog):
     caplog.set_level("INFO", "hier_allreduce")
-    optimizer, rows = (
-        TowerOptimizer(sgd(0.0), gpus_or_cpus(2), check_replicas_every=2, broadcast_every=3),
-        towers(count=2),
-    )
+    options: dict = {"check_replicas_every": np.uint8(2), "broadcast_every": np.array(3)}
+    optimizer, rows = TowerOptimizer(sgd(0.0), gpus_or_cpus(2), **options), towers(count=2)
     op, spoilt = optimizer.apply_gradients(rows), spoil(rows, 1)
     with train.MonitoredTrainingSession(config=config(), hooks=[optimizer.hook()]) as sess:
         for fetches in (
@@ -566,6 +564,8 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
         ({"broadcast_every": -2}, "broadcast_every=-2: expected a number of steps"),
         ({"check_replicas_every": -1}, "check_replicas_every=-1: expected"),
         ({"check_replicas_every": True}, "check_replicas_every=True: expected"),
+        ({"check_replicas_every": np.bool_(True)}, "check_replicas_every=.*True.*: expected"),
+        ({"broadcast_every": np.float32(2)}, r"broadcast_every=.*2\.0.*: expected"),
         ({"optimizer": "adam"}, r"optimizer='adam': expected a tf\.compat\.v1\.train\.Optimizer"),
         (
             {"optimizer": tf1.train.SyncReplicasOptimizer(momentum(), 2)},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, List, Optional, Sequence, Union
 
+import numpy as np
 import tensorflow as tf
 from tensorpack.callbacks import Callback, CallbackFactory, PeriodicTrigger, RunOp
 from tensorpack.graph_builder.training import DataParallelBuilder
@@ -131,16 +132,17 @@ class HierarchicalTrainer(SingleCostTrainer):
             broadcast_every=broadcast_every,
             check_replicas_every=check_replicas_every,
         )
-        if isinstance(devices, int):
+        if configs.is_whole_number(devices):
             devices = list(range(devices))
-        if isinstance(devices, (list, tuple)):
-            devices = [f"/gpu:{each}" if isinstance(each, int) else each for each in devices]
+        if isinstance(devices, (list, tuple, np.ndarray)) and np.ndim(devices):
+            is_id = configs.is_whole_number
+            devices = [f"/gpu:{each}" if is_id(each) else each for each in devices]
         self.devices = list(device_strings(devices))
         self._strategy = strategy_from(strategy)
         self._average = average
         self._update = update
-        self._broadcast_every = broadcast_every
-        self._check_every = check_replicas_every
+        self._broadcast_every = int(broadcast_every)
+        self._check_every = int(check_replicas_every)
         super().__init__()
         if not isinstance(cluster, (Cluster, type(None))):
             raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
