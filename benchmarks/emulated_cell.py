@@ -95,8 +95,10 @@ def measure(cell: Cell) -> List[Dict[str, Any]]:
         about[name] = {"build_s": round(build_s, 2), "limit_ms": round(limit_ms, 3)}
         steps[name] = _runner(built, len(devices))
     is_first = _run_before_others()
+    about_cell = cell._asdict()
+    del about_cell["hosts"], about_cell["names"]
     shared = {
-        **{name: value for name, value in cell._asdict().items() if name not in ("hosts", "names")},
+        **about_cell,
         "gpus": machine.gpus,
         "kernels_ms": round(work.kernels_ms, 3),
         "real_time": is_first,

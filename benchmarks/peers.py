@@ -115,11 +115,12 @@ def _consumed(rows: Matrix, case: Case, live: Sequence[Any]) -> Any:
 
 def _samples(matrix: Matrix) -> List[np.ndarray]:
     """Return K×S elements of K×N arrays, for each variable, in float64."""
-    columns = [[np.ravel(array) for array in column] for column in zip(*matrix)]
-    return [
-        np.array([array[:: 1 + array.size // SAMPLES] for array in column], np.float64)
-        for column in columns
-    ]
+    samples = []
+    for column in zip(*matrix):
+        distance = 1 + column[0].size // SAMPLES
+        some = [np.ravel(array)[::distance] for array in column]
+        samples.append(np.array(some, np.float64))
+    return samples
 
 
 def _largest_error(reduced: Matrix, exact: Sequence[np.ndarray]) -> float:
@@ -184,8 +185,11 @@ def measure(case: Case, rounds: int, names: Sequence[str]) -> List[Result]:
                 if number >= WARM_UP:
                     seconds[name].append(time.perf_counter() - start)
     nothing = statistics.median(seconds[NOTHING])
-    net = {name: [second - nothing for second in measured] for name, measured in seconds.items()}
-    return [Result(name, net.get(name, []), builds[name], failures.get(name)) for name in names]
+    results = []
+    for name in names:
+        steps_alone = [second - nothing for second in seconds.get(name, [])]
+        results.append(Result(name, steps_alone, builds[name], failures.get(name)))
+    return results
 
 
 def best_peer(results: Sequence[Result]) -> Optional[Result]:

@@ -53,8 +53,11 @@ def _markdown(text):
 
 
 def _table(head, rows):
-    cells = [head, ["---"] * len(head), *rows]
-    return [f"| {' | '.join(str(cell).replace('|', '&#124;') for cell in row)} |" for row in cells]
+    lines = []
+    for row in (head, ["---"] * len(head), *rows):
+        cells = [str(cell).replace("|", "&#124;") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
 
 
 INCLUDED = {

@@ -387,6 +387,14 @@ def test_a_copy_to_host_memory_is_no_copy_between_gpus(graph):
 # ---- anything else is told ---------------------------------------------------------------------
 
 
+def goes_from_3_to_2(node):
+    """Whether a node is one end of a copy of a gradient from tower 3 to tower 2."""
+    src = node.attr["send_device"].s
+    dst = node.attr["recv_device"].s
+    is_gradient = b"Placeholder" in node.attr["tensor_name"].s
+    return is_gradient and src.endswith(b"PU:3") and dst.endswith(b"PU:2")
+
+
 def test_a_missing_and_an_extra_copy(graph):
     """As if Grappler had let tower 3 send to the root itself, not to the adder of its group."""
     result = allreduce_grads(
@@ -403,12 +411,7 @@ def test_a_missing_and_an_extra_copy(graph):
         f"2  {gpu_or_cpu(2)}  2  .  .  2",
     ]
     moved = [
-        node
-        for part in metadata.partition_graphs
-        for node in part.node
-        if node.attr["send_device"].s.endswith(b"PU:3")
-        and node.attr["recv_device"].s.endswith(b"PU:2")
-        and b"Placeholder" in node.attr["tensor_name"].s
+        node for part in metadata.partition_graphs for node in part.node if goes_from_3_to_2(node)
     ]
     for node in moved:
         node.attr["recv_device"].s = node.attr["recv_device"].s.replace(b"PU:2", b"PU:0")

@@ -235,10 +235,10 @@ def test_nccl_calls_of_a_root_follow_each_other_ring_ones_do_not(graph, engine):
     assert {op.get_attr("communication_hint") for op in found} == {engine.encode()}
     for device in {op.device for op in found}:
         ops = [op for op in found if op.device == device]
-        followed = [[other for other in op.control_inputs if other in ops] for op in ops]
-        assert followed == (
-            [[]] + [[op] for op in ops[:-1]] if engine == "nccl" else [[]] * len(ops)
-        )
+        waits_for = [set(op.control_inputs) & set(ops) for op in ops]
+        one_by_one = [set(), *({op} for op in ops[:-1])]
+        all_at_once: list = [set()] * len(ops)
+        assert waits_for == (one_by_one if engine == "nccl" else all_at_once)
 
 
 def test_two_all_reduces_over_nccl_need_an_order_in_one_step(graph):

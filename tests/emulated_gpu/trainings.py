@@ -6,6 +6,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 from helpers.graphs import started
+from helpers.rows import for_each, variables_of
 
 from hier_allreduce import TowerOptimizer
 from hier_allreduce.integrations.distribute import HierarchicalAllReduce
@@ -42,7 +43,7 @@ def towers(update):
             rows.append(optimizer.compute_gradients(tf.reduce_mean(losses), var_list=variables))
     step = optimizer.apply_gradients(rows)
     with started(optimizer.init_op, *[step] * STEPS) as session:
-        return session.run([[var for _, var in row] for row in rows])
+        return session.run(variables_of(rows))
 
 
 def replicated():
@@ -94,10 +95,8 @@ def fit():
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(keras.optimizers.SGD(0.3, momentum=0.9), loss)
     model.fit(words, labels, batch_size=256, epochs=2, shuffle=False, verbose=0)
-    return [
-        [value.values[tower] for value in (var.value for var in model.trainable_variables)]
-        for tower in range(len(GPUS))
-    ]
+    columns = [variable.value.values for variable in model.trainable_variables]
+    return list(zip(*columns))
 
 
 def tensorpack():
@@ -116,13 +115,23 @@ def tensorpack():
     after = tensorpack_child.train(trainer, "momentum", data=data)["after"]
     trained = [name for name in sorted(after) if name.split("/")[0] in ("hidden", "out")]
     prefixes = ["", *(f"tower{k}/" for k in range(1, 8))]
-    return [[np.float32(after[prefix + name]) for name in trained] for prefix in prefixes]
+    rows = []
+    for prefix in prefixes:
+        rows.append([np.float32(after[prefix + name]) for name in trained])
+    return rows
 
 
 def run(name):
     """Print ``finite`` and a hash of all towers' weights, or what is wrong with them."""
     tf.config.set_visible_devices(tf.config.list_physical_devices("GPU")[: len(GPUS)], "GPU")
-    rows = [[np.asarray(value) for value in row] for row in globals()[name]()]
-    bits = [hashlib.sha256(b"".join(value.tobytes() for value in row)).hexdigest() for row in rows]
-    finite = all(np.isfinite(value).all() for row in rows for value in row)
-    print("towers differ" if len(set(bits)) > 1 else "finite" if finite else "NaN", bits[0])
+    train = globals()[name]
+    hashes = set()
+    is_finite = True
+    for row in for_each(np.asarray, train()):
+        is_finite = is_finite and all(np.isfinite(value).all() for value in row)
+        bits = b"".join(value.tobytes() for value in row)
+        hashes.add(hashlib.sha256(bits).hexdigest())
+    if len(hashes) > 1:
+        print("towers differ", *hashes)
+    else:
+        print("finite" if is_finite else "NaN", *hashes)

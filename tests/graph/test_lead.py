@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import session
+from helpers.rows import for_each
 
 from hier_allreduce import Strategy, allreduce_grads
 
@@ -60,7 +61,10 @@ def crossing():
     """Return gradients that read late gradients of other towers; they leave no op to hold."""
     rows = usual()
     first = [row[0] for row in rows]
-    return [[grad + first[number - 1] for grad in row] for number, row in enumerate(rows)]
+    crossed = []
+    for number, row in enumerate(rows):
+        crossed.append([grad + first[number - 1] for grad in row])
+    return crossed
 
 
 def of_reduced():
@@ -276,7 +280,7 @@ def test_gradients_without_a_device_hold_nothing(graph):
         for weight in weights:
             value = tf.tanh(value * weight)
         rows.append(tf1.gradients(tf.reduce_sum(value), [table, *weights]))
-    dense = [[tf.convert_to_tensor(grad) for grad in row] for row in rows]
+    dense = for_each(tf.convert_to_tensor, rows)
     reduced = allreduce_grads(rows, gpus(), strategy=ALONE)
     assert not edges(graph)
     with session(allow_soft_placement=True) as sess:

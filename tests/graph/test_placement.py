@@ -19,6 +19,7 @@ from helpers.graphs import (
     session,
     tf1,
 )
+from helpers.rows import for_each, powers_of_two
 
 from hier_allreduce import Strategy, allreduce_grads, allreduce_grads_and_vars
 from hier_allreduce.graph import (
@@ -33,13 +34,9 @@ from hier_allreduce.graph.record import recorded_in
 from hier_allreduce.planning.chunks import Load
 
 
-def powers_of_two(towers, variables=2):
-    """Tower k holds 2^k, so that a sum shows who is in it, and how often."""
-    return [[np.full([2], 2.0**k + v, np.float32) for v in range(variables)] for k in range(towers)]
-
-
 def placed(result):
-    return [[tensor.device.lower().replace("device:", "") for tensor in row] for row in result]
+    """Return the device of each tensor, in the notation of the tests."""
+    return for_each(lambda tensor: tensor.device.lower().replace("device:", ""), result)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +67,7 @@ def scopes(graph, anchor):
 def test_surrounding_scopes_do_not_move_anything(graph, number):
     with tf.device(gpu_or_cpu(9)):
         anchor = tf1.placeholder_with_default(1.0, [], name="anchor").op
-    grads = gradients_on(gpus_or_cpus(3), powers_of_two(3))
+    grads = gradients_on(gpus_or_cpus(3), powers_of_two(3, 2))
     with list(scopes(graph, anchor))[number]:
         result = allreduce_grads(grads, gpus_or_cpus(3))
         after = tf.constant(0.0)
@@ -95,28 +92,25 @@ def test_an_outer_device_completes_the_towers_device(graph):
 
 
 KIND = XPU.upper()
+HOST = "/job:localhost/replica:0/task:0"
+FIRST, SECOND, THIRD = gpus_or_cpus(3)
+# three devices as users write them, and as TensorFlow names them
 DEVICES: dict = {
-    "shared": (
-        [gpu_or_cpu(0), gpu_or_cpu(0), gpu_or_cpu(1)],
-        [gpu_or_cpu(0), gpu_or_cpu(0), gpu_or_cpu(1)],
-    ),
-    "anywhere": ([None, "", gpu_or_cpu(1)], ["", "", gpu_or_cpu(1)]),
-    "spellings": (
-        [f"/{KIND}:1", f"/device:{KIND}:2", f"{XPU}:3"],
-        [gpu_or_cpu(1), gpu_or_cpu(2), gpu_or_cpu(3)],
-    ),
-    "full": (
-        [f"/job:localhost/replica:0/task:0/device:{KIND}:1"] * 3,
-        [f"/job:localhost/replica:0/task:0{gpu_or_cpu(1)}"] * 3,
-    ),
-    "spec": ([tf.DeviceSpec(device_type=KIND, device_index=i) for i in range(3)], gpus_or_cpus(3)),
-    **({"logical": (tf.config.list_logical_devices(KIND)[:3], gpus_or_cpus(3))} if IS_TF2 else {}),
-    "spec_v1": (
-        [tf1.DeviceSpec(device_type=KIND, device_index=i) for i in range(3)],
-        gpus_or_cpus(3),
-    ),
-    "functions": ([lambda op, i=i: gpu_or_cpu(i) for i in range(3)], gpus_or_cpus(3)),
+    "shared": ([FIRST, FIRST, SECOND], [FIRST, FIRST, SECOND]),
+    "anywhere": ([None, "", SECOND], ["", "", SECOND]),
+    "spellings": ([f"/{KIND}:0", f"/device:{KIND}:1", f"{XPU}:2"], [FIRST, SECOND, THIRD]),
+    "full": ([f"{HOST}/device:{KIND}:1"] * 3, [f"{HOST}{SECOND}"] * 3),
 }
+# ways to name the first three devices
+NOTATIONS = {
+    "spec": [tf.DeviceSpec(device_type=KIND, device_index=i) for i in range(3)],
+    "spec_v1": [tf1.DeviceSpec(device_type=KIND, device_index=i) for i in range(3)],
+    "functions": [lambda op, i=i: gpu_or_cpu(i) for i in range(3)],
+}
+if IS_TF2:
+    NOTATIONS["logical"] = tf.config.list_logical_devices(KIND)[:3]
+for notation, devices in NOTATIONS.items():
+    DEVICES[notation] = (devices, [FIRST, SECOND, THIRD])
 
 
 @pytest.mark.parametrize("case", DEVICES)
@@ -124,7 +118,9 @@ def test_devices_in_every_notation(graph, case):
     """Gradients live on another device than their towers."""
     devices, expected = DEVICES[case]
     with tf.device(gpu_or_cpu(4)):
-        grads = [[held(np.float32(2**tower)) for _ in range(4)] for tower in range(3)]
+        grads = []
+        for tower in range(3):
+            grads.append([held(np.float32(2**tower)) for _ in range(4)])
     result = allreduce_grads(grads, devices, strategy="hierarchical")
     assert placed(result) == [[device] * 4 for device in expected]
     assert evaluate(result) == [(7.0,) * 4] * 3
@@ -168,7 +164,7 @@ def test_one_gradient_alone_in_its_chunk_needs_no_other(graph):
 @pytest.mark.parametrize("algorithm", ["flat", "tree", "hierarchical", "flat_tree", chain])
 @pytest.mark.parametrize("average, share", [(False, 1), (True, 1 / 5)])
 def test_gradients_flow_through(graph, algorithm, average, share):
-    grads = gradients_on(gpus_or_cpus(5), powers_of_two(5))
+    grads = gradients_on(gpus_or_cpus(5), powers_of_two(5, 2))
     result = allreduce_grads(grads, gpus_or_cpus(5), average, Strategy(algorithm))
     loss = tf.add_n([(tower + 1) * tf.reduce_sum(row[1]) for tower, row in enumerate(result)])
     through = evaluate(tf1.gradients(loss, [row[1] for row in grads]))
@@ -202,7 +198,7 @@ def test_a_function_calls_it_as_it_is_written(graph, strategy):
 def test_ops_carry_the_name_that_was_asked_for(graph, name, scopes):
     for scope in scopes:
         result = allreduce_grads(
-            gradients_on(gpus_or_cpus(3), powers_of_two(3)), gpus_or_cpus(3), name=name
+            gradients_on(gpus_or_cpus(3), powers_of_two(3, 2)), gpus_or_cpus(3), name=name
         )
         assert all(tensor.op.name.startswith(scope) for row in result for tensor in row)
     assert [call.scope for call in recorded_in(graph)] == scopes
@@ -224,33 +220,38 @@ def test_names_of_ops_are_unique_and_those_that_are_keep_theirs():
 @pytest.mark.parametrize("towers", [1, 3, 8])
 def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
     strategy = Strategy(**how)
-    devices, shapes = gpus_or_cpus(towers), [(300, 100), (7,), (0, 3), (129,), (20, 20)]
+    devices = gpus_or_cpus(towers)
+    shapes = [(300, 100), (7,), (0, 3), (129,), (20, 20)]
     random = np.random.RandomState(towers)
-    values = [[random.randint(-9, 9, shape).astype("float32") for shape in shapes] for _ in devices]
+    values = []
+    for _ in devices:
+        values.append([random.randint(-9, 9, shape).astype("float32") for shape in shapes])
     rows = [[*row, None] for row in gradients_on(devices, values)]
     load = Load([4 * int(np.prod(shape)) for shape in shapes] + [4], [0] * towers)
     layout = plan_gradients(rows, devices, False, strategy, load=load)
     totals = add_ops(sums_only(layout), False)
-    mains, updated = layout.roots(), []
-    assert sorted(mains) == [0, 1, 2, 3, 4]  # no variable without gradients
-    for variable, main in sorted(mains.items()):
-        total = totals[main][variable]
-        assert [row[variable] is None for row in totals] == [
-            tower != main for tower in range(towers)
-        ]
-        assert placed([[total]]) == [[devices[mains[variable]]]]
-        with tf.device(devices[mains[variable]]):
+    roots = layout.roots()
+    assert sorted(roots) == [0, 1, 2, 3, 4]  # the variable without gradients has none
+    assert strategy.main is None or set(roots.values()) == {strategy.main}
+
+    updated = []
+    for variable, root in sorted(roots.items()):
+        assert [k for k in range(towers) if totals[k][variable] is not None] == [root]
+        total = totals[root][variable]
+        assert placed([[total]]) == [[devices[root]]]
+        with tf.device(devices[root]):
             updated.append(2 * total)
     result = copy_from_roots([*updated, None], layout)
-    assert not any(
-        "zeros" in op.name for op in graph.get_operations()
-    )  # other towers have nothing to pack
-    assert placed([row[:-1] for row in result]) == [[device] * 5 for device in devices]
-    got = evaluate([row[:-1] for row in result])
-    assert same_bits(got) and [row[-1] for row in result] == [None] * towers
+    # the other towers have no tensors to pack, and need no zeros in their place
+    assert not any("zeros" in op.name for op in graph.get_operations())
+
+    assert [row[-1] for row in result] == [None] * towers
+    copies = [row[:-1] for row in result]
+    assert placed(copies) == [[device] * 5 for device in devices]
+    got = evaluate(copies)
+    assert same_bits(got)
     for variable in range(5):
         np.testing.assert_array_equal(got[-1][variable], 2 * sum(row[variable] for row in values))
-    assert strategy.main is None or set(mains.values()) == {strategy.main}
 
 
 @pytest.mark.parametrize("earlier", [[0, 0, 0, 0], [0, 9000, 0, 12000]])

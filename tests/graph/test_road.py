@@ -17,6 +17,7 @@ from helpers.graphs import (
     sparse,
     started,
 )
+from helpers.rows import for_each
 
 from hier_allreduce import Cluster, HierAllreduceError, Strategy, allreduce_grads
 
@@ -99,7 +100,8 @@ def test_static_shapes_and_slopes_survive_packing_and_cutting(graph):
         result = allreduce_grads(
             rows, gpus_or_cpus(4), strategy=Strategy(chain, chunk_bytes=chunk_bytes)
         )
-        assert [[grad.shape.as_list() for grad in row] for row in result] == [[[60, 50], []]] * 4
+        shapes = for_each(lambda grad: grad.shape.as_list(), result)
+        assert shapes == [[[60, 50], []]] * 4
         back = tf.gradients(
             tf.reduce_sum(result[3][0]) + result[0][1], [grad for row in rows for grad in row]
         )
@@ -350,10 +352,8 @@ def test_a_sum_stays_one_pass_where_memory_is_short(wire_dtype):
 
     def ours(grads, devices):
         strategy = Strategy(algorithm="flat", wire_dtype=wire_dtype)
-        return [
-            grad
-            for (grad,) in allreduce_grads([[grad] for grad in grads], devices, strategy=strategy)
-        ]
+        rows = [[grad] for grad in grads]
+        return [row[0] for row in allreduce_grads(rows, devices, strategy=strategy)]
 
     assert adding_ops_where_memory_is_short(plain) == (0, 3)  # the expansion by Grappler
     assert adding_ops_where_memory_is_short(ours) == (1, 0)

@@ -10,12 +10,13 @@ from collections import Counter
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import evaluate, floats, gpus_or_cpus, gradients_on, tf1
+from helpers.graphs import evaluate, gpus_or_cpus, gradients_on, tf1
+from helpers.rows import powers_of_two
 
 from hier_allreduce import Copy, Reduce, Strategy, allreduce_grads, allreduce_grads_hierarchical
 from hier_allreduce.graph.record import recorded_in
 
-VALUES = [[floats([2.0**tower, variable]) for variable in range(9)] for tower in range(8)]
+VALUES = powers_of_two(towers=8, variables=9)
 
 
 def in_two_quads(all_grads, devices, average=False):
@@ -63,6 +64,15 @@ def up_a_tree(all_grads, devices, average=False):
     return list(zip(*columns))
 
 
+def edges_of(ops):
+    """Return how often each type of op is on a device with inputs from such devices."""
+    edges: Counter = Counter()
+    for op in ops:
+        sources = sorted(tensor.device for tensor in op.inputs if tensor.op.type != "Const")
+        edges[(op.type, op.device, *sources)] += 1
+    return edges
+
+
 @pytest.mark.parametrize("average", [False, True])
 @pytest.mark.parametrize(
     "ours, by_hand", [(None, in_two_quads), ("tensorpack", in_two_quads), ("muji", up_a_tree)]
@@ -78,16 +88,7 @@ def test_the_ops_are_those_written_by_hand(ours, by_hand, average):
             before = set(graph.get_operations())
             values.append(evaluate(reduce(rows, functions, average)))
             ops = [op for op in graph.get_operations() if op not in before and op.type != "Const"]
-            edges.append(
-                Counter(
-                    (
-                        op.type,
-                        op.device,
-                        *sorted(t.device for t in op.inputs if t.op.type != "Const"),
-                    )
-                    for op in ops
-                )
-            )
+            edges.append(edges_of(ops))
     assert edges[0] == edges[1]
     np.testing.assert_array_equal(*values)
 
@@ -115,10 +116,7 @@ def test_muji_takes_a_tree_to_gpu_0_and_its_fallback_is_flat(graph, towers):
 
 @pytest.mark.parametrize("towers", [1, 2, 3, 5, 7, 8, 16])
 def test_the_drop_in_rotates_mains_for_any_number_of_towers(graph, towers):
-    grads = gradients_on(
-        gpus_or_cpus(towers),
-        [[np.full([2], 2.0**k + v, "float32") for v in range(10)] for k in range(towers)],
-    )
+    grads = gradients_on(gpus_or_cpus(towers), powers_of_two(towers, variables=10))
     result = allreduce_grads_hierarchical(grads, gpus_or_cpus(towers))
     (call,) = recorded_in(graph)
     half = (towers + 1) // 2
@@ -129,16 +127,15 @@ def test_the_drop_in_rotates_mains_for_any_number_of_towers(graph, towers):
         assert not sums or sums[-1].dst == (variable + half) % towers
         for step in sums[:-1]:
             assert len({tower < half for tower in (*step.srcs, step.dst)}) == 1  # inside a group
-    assert [v.tolist() for v in evaluate(result)[-1]] == [
-        [2.0**towers - 1 + towers * v] * 2 for v in range(10)
-    ]
+    for variable, value in enumerate(evaluate(result)[-1]):
+        total = 2.0**towers - 1 + towers * variable
+        assert value.tolist() == [total, total]
 
 
 @pytest.mark.parametrize("name", ["chainer", "megengine"])
 def test_presets_that_pack_share_chunks(graph, name):
-    rows = gradients_on(
-        gpus_or_cpus(4), [[np.ones([size], "float32") for size in (9, 300, 1000)] for _ in range(4)]
-    )
+    values = [np.ones([size], "float32") for size in (9, 300, 1000)]
+    rows = gradients_on(gpus_or_cpus(4), [values] * 4)
     allreduce_grads(rows, gpus_or_cpus(4), strategy=name)
     (call,) = recorded_in(graph)
     assert [len(tensor.variables) for tensor in call.tensors] == [3]

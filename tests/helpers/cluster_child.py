@@ -7,6 +7,7 @@ that point.
 
 import contextlib
 import faulthandler
+import functools
 import gc
 import os
 from concurrent import futures
@@ -18,6 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import hier_allreduce
+from helpers.rows import for_each, variables_of, without_none
 from hier_allreduce import Cluster, ClusterError, HierAllreduceError, Strategy, allreduce_grads
 from hier_allreduce.cluster import health
 
@@ -67,10 +69,7 @@ def sums(cluster, options, reach):
                 [row[:8] for row in rows], devices, average=True, cluster=cluster
             ),
         }
-        fetches = {
-            name: [[x for x in row if x is not None] for row in result]
-            for name, result in built.items()
-        }
+        fetches = {name: list(map(without_none, result)) for name, result in built.items()}
         with cluster.session() as session:
             asked = tf1.RunOptions(output_partition_graphs=True)
             seen = tf1.RunMetadata()
@@ -82,10 +81,12 @@ def sums(cluster, options, reach):
         for node in part.node
         if node.op.startswith("CollectiveReduce")
     ]
-    found = {**values, "again": again}
-    return {
+    results = {}
+    for name, found in {**values, "again": again}.items():
         # the bfloat16 of TensorFlow 1.15 cannot be sent to another process
-        "results": {k: [[np.asarray(x, float) for x in row] for row in found[k]] for k in found},
+        results[name] = for_each(functools.partial(np.asarray, dtype=float), found)
+    return {
+        "results": results,
         "crossed": sorted((node.name, node.device) for node in nodes),
         "audit": str(hier_allreduce.audit(seen, graph)),
     }
@@ -157,13 +158,8 @@ def model(cluster, devices, options):
     optimizer = hier_allreduce.TowerOptimizer(momentum, devices, cluster=cluster, **choices)
     train_op = optimizer.apply_gradients(rows)
     start = [cluster.broadcast(tf1.global_variables()), optimizer.init_op]
-    return (
-        step,
-        tf.add_n(losses) / len(losses),
-        train_op,
-        start,
-        [[v for _, v in row] for row in rows],
-    )
+    loss = tf.add_n(losses) / len(losses)
+    return step, loss, train_op, start, variables_of(rows)
 
 
 def train(cluster, options, reach):

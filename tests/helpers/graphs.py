@@ -142,9 +142,10 @@ def tensors(grad):
 
 def same_bits(rows):
     """Return whether all K rows of gradients are equal to the last bit."""
-    bits = [
-        [np.asarray(tensor).tobytes() for grad in row for tensor in tensors(grad)] for row in rows
-    ]
+    bits = []
+    for row in rows:
+        arrays = [np.asarray(tensor) for grad in row for tensor in tensors(grad)]
+        bits.append([array.tobytes() for array in arrays])
     return all(row == bits[0] for row in bits)
 
 

@@ -19,7 +19,10 @@ def of(*sizes, dtype="float32", **fields):
 
 def numbers(chunks):
     """Return for each chunk its gradients' numbers."""
-    return [[part.number for part in chunk.ranges] for chunk in chunks]
+    found = []
+    for chunk in chunks:
+        found.append([part.number for part in chunk.ranges])
+    return found
 
 
 UNKNOWN, TEXT = (
@@ -107,7 +110,8 @@ def test_whole_variables_go_to_roots_by_bytes():
     chunks = chunks_of(grads, 4 << 20, whole=True)
     load = Load([gradient.bytes for gradient in grads], [0] * 8)
     schedules = spread(chunks, schedules_of(flat, 8), load)
-    loads = [
-        sum(c.bytes for c, s in zip(chunks, schedules) if s[0].dst == root) for root in range(8)
-    ]
+    loads = [0] * 8
+    for chunk, schedule in zip(chunks, schedules):
+        root = schedule[0].dst
+        loads[root] += chunk.bytes
     assert max(loads) <= sum(loads) / 8 + max(gradient.bytes for gradient in grads) / 2

@@ -116,7 +116,10 @@ def trained(case, towers):
             # Grappler may add the terms of a sum of plain ops in another order on another tower
             rounding = 1e-5 if case["optimizer"].startswith("own slots") else 0.0
             assert optimizer.check_replicas(sess).difference <= rounding
-            return np.array(sess.run([[v for g, v in row if g is not None] for row in rows]))
+            used = []
+            for row in rows:
+                used.append([var for grad, var in row if grad is not None])
+            return np.array(sess.run(used))
 
 
 def variable(name, initializer, use_resource):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import chain, config, gpus_or_cpus, session, started
+from helpers.rows import for_each
 
 from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer
 
@@ -29,7 +30,9 @@ def towers(names=("d", "g"), scope="tower{}", count=3, shape=(2,), **options):
     """
     rows = []
     for k, device in enumerate(gpus_or_cpus(count)):
-        inside = scope.format(k) if scope != "tensorpack" else f"tower{k}" if k else ""
+        inside = scope.format(k)
+        if scope == "tensorpack":
+            inside = f"tower{k}" if k else ""
         with tf.device(device), tf1.variable_scope(inside) if inside else contextlib.nullcontext():
             values = np.full(shape, float(k), "float32")
             variables = [
@@ -56,7 +59,8 @@ def spoil(rows, n=0):
 
 def state(sess, rows):
     """Return the first number of the first variable on each tower."""
-    return [float(value.flat[0]) for value in sess.run([row[0][1] for row in rows])]
+    values = sess.run([row[0][1] for row in rows])
+    return [float(value.flat[0]) for value in values]
 
 
 # ---- both updates --------------------------------------------------------------------------------
@@ -235,13 +239,12 @@ def test_flags_counts_and_texts_are_copied(graph):
     optimizer, rows = TowerOptimizer(sgd(0.0), gpus_or_cpus(2)), towers(count=2)
     optimizer.apply_gradients(rows)
     values: dict = {"flag": [True, False], "seed": [1, 3], "text": ["a", "b"]}
-    variables = [
-        [
-            tf1.get_variable(f"tower{k}/{name}", initializer=value[k], use_resource=True)
-            for name, value in values.items()
-        ]
-        for k in range(2)
-    ]
+    variables: list = [[], []]
+    for name, of_towers in values.items():
+        for tower, value in enumerate(of_towers):
+            name_there = f"tower{tower}/{name}"
+            variable = tf1.get_variable(name_there, initializer=value, use_resource=True)
+            variables[tower].append(variable)
     with started(*(rows[1][n][1].assign([0, 0]) for n in range(2))) as sess:
         assert optimizer.check_replicas(sess)[:3] == ("tower0/seed", 1, 2.0)
         sess.run(optimizer.init_op)
@@ -474,7 +477,12 @@ def test_after_an_error_or_an_update_the_optimizer_is_as_it_was(graph, update):
 
 def changed(change):
     """Return a function that changes the first pair of the last tower's row."""
-    return lambda rows: [*rows[:-1], [change(*rows[-1][0]), *rows[-1][1:]]]
+
+    def change_first_pair(rows):
+        *others, (first, *rest) = rows
+        return [*others, [change(*first), *rest]]
+
+    return change_first_pair
 
 
 @UPDATES
@@ -492,7 +500,7 @@ def changed(change):
             r"'tower2/d'\): a gradient of float32 \(4,\) for float32 \(2,\)",
         ),
         (
-            lambda rows: [[(tf.cast(grad, tf.float64), var) for grad, var in row] for row in rows],
+            lambda rows: for_each(lambda pair: (tf.cast(pair[0], tf.float64), pair[1]), rows),
             r"tower 0 \(/.pu:0\).*a gradient of float64 \(2,\) for float32 \(2,\)",
         ),
     ],
@@ -538,7 +546,7 @@ def test_a_variable_twice_in_a_row_is_updated_twice_or_refused(graph):
 def test_without_any_gradient_there_is_no_training(graph, update):
     optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update)
     with pytest.raises(ValueError, match=r"No (gradients|variables) provided"):
-        optimizer.apply_gradients([[(None, var) for _, var in row] for row in towers()])
+        optimizer.apply_gradients(for_each(lambda pair: (None, pair[1]), towers()))
 
 
 @pytest.mark.parametrize("all_towers_first", [False, True])
@@ -645,7 +653,8 @@ def test_slots_are_balanced_over_all_optimizers_of_a_graph(graph, losses, layers
         variables.append(row)
     for loss in range(losses):
         optimizer = TowerOptimizer(adam(), gpus_or_cpus(8), update="main")
-        rows = [[(tf.zeros(var.shape), var) for var in row[loss::losses]] for row in variables]
+        trained = [row[loss::losses] for row in variables]
+        rows = for_each(lambda var: (tf.zeros(var.shape), var), trained)
         optimizer.apply_gradients(rows)
     sizes = bytes_of_slots()
     total = 2 * sum(4 * np.prod(shape) for shape in LAYERS[layers])
