@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers.nvidia_smi import table_of
 
 from hier_allreduce.commands.doctor.nvidia_smi import groups_here
 
@@ -40,15 +41,12 @@ FAILS = (
 )
 MISMATCH = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 535.1"
 THIRD_DGX_1V = Path(__file__).parent / "nvidia_smi" / "8x-v100-sxm2-32gb-sys-nv1-nv2-nic18.txt"
-ALL_PEERS = [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
 
 
-def table_of(number, kind):
-    """An output of ``nvidia-smi topo -m`` in which all pairs are of one kind."""
-    gpus = range(number)
-    rows = ["\t".join(" X " if a == b else kind for b in gpus) for a in gpus]
-    lines = ["\t" + "\t".join(f"GPU{gpu}" for gpu in gpus)]
-    return "\n".join([*lines, *(f"GPU{gpu}\t{row}" for gpu, row in enumerate(rows))])
+def all_peers(count):
+    """Return for each GPU the numbers of all others, which it can reach."""
+    gpus = range(count)
+    return [[*gpus[:gpu], *gpus[gpu + 1 :]] for gpu in gpus]
 
 
 @pytest.fixture
@@ -109,7 +107,7 @@ def problems(run):
 
 
 def test_a_good_machine_has_no_problems(machine, problems):
-    machine(ALL_PEERS, smi=4)
+    machine(all_peers(4), smi=4)
     found, text = problems()
     assert found == []
     assert "nvidia-smi: Tesla V100, driver 535.1\n" * 4 in text
@@ -119,7 +117,7 @@ def test_a_good_machine_has_no_problems(machine, problems):
 
 def test_gpus_that_nvidia_smi_does_not_see_are_no_problem(machine, problems):
     """As in a container without nvidia-smi."""
-    machine(ALL_PEERS)
+    machine(all_peers(4))
     found, text = problems()
     assert found == []
     assert "nvidia-smi: not found on PATH" in text and "sees 4 GPUs" in text
@@ -135,8 +133,7 @@ def test_gpus_of_a_plug_in_have_no_known_peers(machine, problems):
 
 def test_ten_gpus_on_an_nvswitch_are_all_peers(machine, problems):
     listing = "".join(f"Tesla V100, 535.1, GPU-{k}\n" for k in range(10))
-    everyone = [[peer for peer in range(10) if peer != gpu] for gpu in range(10)]
-    machine(everyone, smi=(listing, table_of(10, "NV6"), 0))
+    machine(all_peers(10), smi=(listing, table_of(10, "NV6"), 0))
     assert problems()[0] == []
 
 
@@ -148,7 +145,7 @@ def test_ten_gpus_on_an_nvswitch_are_all_peers(machine, problems):
     [
         ({"smi": (FAILS, "", 9)}, f"nvidia-smi fails ({FAILS}): "),
         ({"smi": (MISMATCH, "", 18)}, "NVML library version: 535.1): the driver was updated"),
-        ({"peers": ALL_PEERS, "smi": (FAILS, "", 9)}, f"nvidia-smi fails ({FAILS}): "),
+        ({"peers": all_peers(4), "smi": (FAILS, "", 9)}, f"nvidia-smi fails ({FAILS}): "),
         ({"smi": 1, "cuda": False}, "uses 0 of 1 GPU, since it is built without CUDA: see"),
         (
             {"smi": 2, "complaint": "W gpu: Could not load dynamic library 'libcudnn.so.8'; x"},
@@ -175,11 +172,11 @@ def test_ten_gpus_on_an_nvswitch_are_all_peers(machine, problems):
             "no peer access from /device:GPU:0 to all others, so that copies go through the host's",
         ),
         (
-            {"peers": [[peer for peer in range(10) if peer != gpu] for gpu in range(10)]},
+            {"peers": all_peers(10)},
             "CUDA lets a GPU reach 8 others without the host, unless an NVSwitch joins them, and",
         ),
         (
-            {"peers": ALL_PEERS, "TF_XLA_FLAGS": "--tf_xla_auto_jit=2"},
+            {"peers": all_peers(4), "TF_XLA_FLAGS": "--tf_xla_auto_jit=2"},
             "leave auto_jit out of TF_XLA_FLAGS",
         ),
     ],
@@ -191,7 +188,7 @@ def test_a_problem_has_its_remedy(machine, problems, facts, line):
 
 
 def test_fewer_cores_than_gpus_want_more_threads(machine, problems, monkeypatch):
-    machine(ALL_PEERS)
+    machine(all_peers(4))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
     found, _ = problems()
     assert len(found) == 1 and found[0].startswith("2 cores for 4 GPUs: ")
@@ -260,7 +257,7 @@ GROUPS = (
 
 def test_groups_along_the_nvlinks_are_printed(machine, problems, monkeypatch):
     listing = "".join(f"Tesla V100, 535.1, GPU-{k}\n" for k in range(8))
-    machine(ALL_PEERS * 2, smi=(listing, THIRD_DGX_1V.read_text(), 0))
+    machine(all_peers(4) * 2, smi=(listing, THIRD_DGX_1V.read_text(), 0))
     assert GROUPS in problems()[1].splitlines()
     assert groups_here() == ((0, 1, 2, 3), (7, 6, 5, 4))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0,1,2,GPU-3,7,6,5,4")

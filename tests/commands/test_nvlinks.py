@@ -11,6 +11,7 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+from helpers.nvidia_smi import table_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -62,15 +63,8 @@ def counted(links):
     return Counter(links[a][b] for a, b in pairs if links[a][b])
 
 
-def grid(count, kind):
-    """A table in which all pairs are of one kind."""
-    rows = [["X" if i == j else kind for j in range(count)] for i in range(count)]
-    lines = ["\t" + "\t".join(f"GPU{i}" for i in range(count))]
-    return "\n".join(lines + [f"GPU{i}\t" + "\t".join(row) for i, row in enumerate(rows)]) + "\n"
-
-
 @pytest.mark.parametrize("name", COUNTED)
-def test_real_outputs(name):
+def test_links_are_those_that_a_person_counted(name):
     text = (REAL / f"{name}.txt").read_text(encoding="utf-8", errors="replace")
     table = read_table(text)
     assert (len(table.links), counted(table.links)) == COUNTED[name]
@@ -162,85 +156,104 @@ def test_damaged_cells_of_network_cards_are_a_warning(text):
 
 
 def test_sixteen_gpus():
-    table = read_table(grid(16, "NV6"))
+    table = read_table(table_of(16, "NV6"))
     assert (len(table.links), counted(table.links)) == (16, {6: 120})
 
 
 def test_old_names_of_kinds():
-    assert read_table(grid(3, "SOC")) == (((0,) * 3,) * 3, ())
+    assert read_table(table_of(3, "SOC")) == (((0,) * 3,) * 3, ())
 
 
-WRONG = {
-    "no table": ("nvidia-smi: command not found", "no table of GPUs"),
-    "empty": ("", "no table of GPUs"),
-    "no header": ("\n".join(QUAD.splitlines()[1:]), "no table of GPUs, with a header row"),
-    "a row above itself": ("GPU0\t X \tNV1\n" * 2, "no table of GPUs, with a header row"),
-    "a word among the columns": (
-        QUAD.replace("\tGPU2", "\tX\tGPU2", 1),
-        "no table of GPUs, with a header row",
-    ),
-    "rows missing": ("\n".join(QUAD.splitlines()[:-1]), "row GPU3 is missing"),
-    "row cut": (
-        QUAD.replace("GPU3\tSYS\tNV2\tNV1\t X \t24-47,72-95\t1\n", "GPU3\tSYS\tNV2"),
-        "row GPU3, column GPU2",
-    ),
-    "cell cut": (QUAD[: QUAD.index("GPU3\tSYS") + 11], "row GPU3, column GPU1"),
-    "unknown kind": (
-        QUAD.replace("NV1\tNV2\tSYS", "NV1\tQPI\tSYS"),
-        "row GPU0, column GPU2.*'QPI'",
-    ),
-    "a kind and an affinity": (
-        QUAD.replace("SYS\t0-", "SYS0-"),
-        "row GPU0, column GPU3.*'SYS0-23,48-71'",
-    ),
-    "not available": (
-        QUAD.replace("NV1\tNV2\tSYS", "NV1\tN/A\tSYS"),
-        "row GPU0, column GPU2.*'N/A'",
-    ),
+NO_HEADER = {
+    "no table": "nvidia-smi: command not found",
+    "empty": "",
+    "no header": "\n".join(QUAD.splitlines()[1:]),
+    "a row above itself": "GPU0\t X \tNV1\n" * 2,
+    "a word among the columns": QUAD.replace("\tGPU2", "\tX\tGPU2", 1),
+}
+
+
+@pytest.mark.parametrize("text", NO_HEADER.values(), ids=NO_HEADER)
+def test_a_text_without_a_header_row_is_an_error(text):
+    with pytest.raises(HierAllreduceError, match="no table of GPUs, with a header row"):
+        read_table(text)
+
+
+# a text of QUAD, what replaces it, and the message
+WRONG_CELLS = {
+    "unknown kind": ("NV1\tNV2\tSYS", "NV1\tQPI\tSYS", "row GPU0, column GPU2.*'QPI'"),
+    "not available": ("NV1\tNV2\tSYS", "NV1\tN/A\tSYS", "row GPU0, column GPU2.*'N/A'"),
+    "a kind and an affinity": ("SYS\t0-", "SYS0-", "row GPU0, column GPU3.*'SYS0-23,48-71'"),
     "X off the diagonal": (
-        QUAD.replace("NV1\tNV2\tSYS", "NV1\tX\tSYS"),
+        "NV1\tNV2\tSYS",
+        "NV1\tX\tSYS",
         "row GPU0, column GPU2.*diagonal",
     ),
     "no X on the diagonal": (
-        QUAD.replace("GPU1\tNV1\t X ", "GPU1\tNV1\tNV1"),
+        "GPU1\tNV1\t X ",
+        "GPU1\tNV1\tNV1",
         "row GPU1, column GPU1.*diagonal",
     ),
-    "row twice": (QUAD.replace("GPU3\tSYS", "GPU2\tSYS"), "GPU2 appears twice"),
-    "column twice": (QUAD.replace("GPU2\tGPU3", "GPU2\tGPU2", 1), "GPU2 appears twice"),
-    "row without column": (QUAD.replace("\tGPU3\tCPU", "\tCPU"), "row GPU3.*no column GPU3"),
-    "a cell lost before a card's": (
-        QUAD.replace("GPU3\tCPU", "GPU3\tNIC0\tCPU")
-        .replace("\t0-23", "\tPIX\t0-23")
-        .replace("\t24-", "\tSYS\t24-")
-        .replace("GPU2\tNV2\t", "GPU2\t"),
-        "row GPU2, column GPU1.*diagonal",
+    "a bond of nothing": (
+        "NV1\tNV2\tSYS",
+        "NV00\tNV2\tSYS",
+        "row GPU0, column GPU1.*NV00",
+    ),
+    "a bond of very many links": (
+        "NV1\tNV2\tSYS",
+        f"NV{'1' * 5000}\tNV2\tSYS",
+        "row GPU0, column GPU1.*NV111",
+    ),
+    "row twice": ("GPU3\tSYS", "GPU2\tSYS", "GPU2 appears twice"),
+    "column twice": ("GPU2\tGPU3\t", "GPU2\tGPU2\t", "GPU2 appears twice"),
+    "row without column": ("\tGPU3\tCPU", "\tCPU", "row GPU3.*no column GPU3"),
+    "row cut": (
+        "GPU3\tSYS\tNV2\tNV1\t X \t24-47,72-95\t1\n",
+        "GPU3\tSYS\tNV2",
+        "row GPU3, column GPU2",
     ),
     "a cell lost after the diagonal": (
-        QUAD.replace("\tSYS\tNV2\t0-23", "\tNV2\t0-23"),
+        "\tSYS\tNV2\t0-23",
+        "\tNV2\t0-23",
         "row GPU1, column GPU3",
     ),
+}
+
+
+@pytest.mark.parametrize("right, wrong, message", WRONG_CELLS.values(), ids=WRONG_CELLS)
+def test_an_error_names_the_row_and_column_of_a_wrong_cell(right, wrong, message):
+    assert right in QUAD
+    with pytest.raises(HierAllreduceError, match=message):
+        read_table(QUAD.replace(right, wrong))
+
+
+ONE_CARD = (
+    QUAD.replace("GPU3\tCPU", "GPU3\tNIC0\tCPU")
+    .replace("\t0-23", "\tPIX\t0-23")
+    .replace("\t24-", "\tSYS\t24-")
+)
+# a text, and the message
+WRONG = {
+    "rows missing": ("\n".join(QUAD.splitlines()[:-1]), "row GPU3 is missing"),
+    "cell cut": (QUAD[: QUAD.index("GPU3\tSYS") + 11], "row GPU3, column GPU1"),
     "the last row twice": (QUAD + QUAD.splitlines()[-1], "GPU3 appears twice"),
     "cut on the right, to one column": ("\tGPU0\nGPU0\t X\nGPU1\tSY\n", "row GPU1.*no column GPU1"),
+    "a cell lost before a card's": (
+        ONE_CARD.replace("GPU2\tNV2\t", "GPU2\t"),
+        "row GPU2, column GPU1.*diagonal",
+    ),
     "cells cut in the middle of the cards'": (
         CARDS.replace("PIX\tNODE\tSYS\tSYS\tSYS\t", "PIX\tNO"),
         "row GPU0, column NIC1",
     ),
     "peer access": (PEERS, "row GPU0, column GPU1.*'OK'.*not the output of `nvidia-smi topo -m`"),
-    "AMD's links": (
-        "       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n",
-        "row GPU0, column GPU0.*found '0'",
-    ),
     "another maker's links": (
         QUAD.replace("CPU", "Node").replace("NV", "MX"),
         "row GPU0, column GPU1.*'MX1'",
     ),
-    "a bond of nothing": (
-        QUAD.replace("NV1\tNV2\tSYS", "NV00\tNV2\tSYS"),
-        "row GPU0, column GPU1.*NV00",
-    ),
-    "a bond of very many links": (
-        QUAD.replace("NV1\tNV2\tSYS", f"NV{'1' * 5000}\tNV2\tSYS"),
-        "row GPU0, column GPU1.*NV111",
+    "AMD's links": (
+        "       GPU0  GPU1\nGPU0   0     XGMI\nGPU1   XGMI  0\n",
+        "row GPU0, column GPU0.*found '0'",
     ),
 }
 
@@ -265,11 +278,10 @@ def test_a_table_cut_anywhere_is_never_misread(end):
 @given(st.integers(0, 60))
 @settings(max_examples=60, deadline=None)
 def test_a_table_cut_on_its_right_is_never_misread(width):
+    lines = QUAD.expandtabs(8).splitlines()
+    left_part = "\n".join(line[:width] for line in lines)
     with contextlib.suppress(HierAllreduceError):
-        assert (
-            read_table("\n".join(line.expandtabs(8)[:width] for line in QUAD.splitlines())).links
-            == QUAD_LINKS
-        )
+        assert read_table(left_part).links == QUAD_LINKS
 
 
 @given(
@@ -355,7 +367,7 @@ def test_groups_are_named_only_where_they_are_not_the_halves():
     assert found["AWS"] is found["Azure"] is None
     assert found["third"] == ((0, 1, 2, 3), (6, 7, 4, 5))
     assert found["fourth"] == ((0, 1, 2, 3), (7, 6, 5, 4))
-    for none in (grid(8, "SYS"), grid(16, "NV6"), grid(2, "NV2"), grid(3, "NV12")):
+    for none in (table_of(8, "SYS"), table_of(16, "NV6"), table_of(2, "NV2"), table_of(3, "NV12")):
         assert linked_groups(read_table(none).links) is None
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import IS_TF2, XPU, chain, gpu_or_cpu, gpus_or_cpus, on_towers, tf1
+from helpers.rows import for_each
 
 from hier_allreduce import (
     ClusterError,
@@ -33,17 +34,11 @@ def raises(words, function, *args, error=HierAllreduceError, **kwargs):
 
 def rows(dtype="float32"):
     """Gradients ``v0`` and ``v1`` of shapes [3] and [2, 2] on four towers."""
-    shapes = {"v0": [3], "v1": [2, 2]}
-    return [
-        [tf1.placeholder(dtype, shapes[v], name=f"{v}_of_tower{tower}") for v in shapes]
-        for tower in range(4)
-    ]
-
-
-def entry(tower, variable, value):
-    """The rows with another entry, and where that is."""
-    matrix = rows()
-    matrix[tower][variable] = value
+    matrix = []
+    for tower in range(4):
+        v0 = tf1.placeholder(dtype, [3], name=f"v0_of_tower{tower}")
+        v1 = tf1.placeholder(dtype, [2, 2], name=f"v1_of_tower{tower}")
+        matrix.append([v0, v1])
     return matrix
 
 
@@ -61,110 +56,136 @@ def slices(values=(1, 2), indices=(1,), dtype="int64", shape=(3, 2)):
     return tf.IndexedSlices(of("float32", values), of(dtype, indices), dense_shape)
 
 
-# all_grads, and words of the message
-MATRICES = [
-    (lambda: rows()[:3], "3 rows of gradients for 4 devices", "one row for each device"),
-    (lambda: rows() + rows()[:1], "5 rows of gradients for 4 devices"),
-    (lambda: list(zip(*rows())), "2 rows of gradients for 4 devices", "zip(*all_grads)"),
-    (lambda: of("float32", [4, 2]), SHAPES, "it is one ", "Tensor"),
-    (lambda: None, SHAPES, "it is one NoneType"),
-    (lambda: [row[0] for row in rows()], "tower 0 (/cpu:0): its row is one", "Tensor"),
-    (lambda: dict(enumerate(rows())), "tower 0 (/cpu:0): its row is one int"),
-    (
-        lambda: [row[: 1 + (k != 2)] for k, row in enumerate(rows())],
+def row_of_tower_2_is(changed):
+    """Return the rows with ``changed(row)`` as tower 2's."""
+    matrix = rows()
+    matrix[2] = changed(matrix[2])
+    return matrix
+
+
+def iterators():
+    """Return the rows as iterators, of which tower 3's has one gradient."""
+    matrix = rows()
+    del matrix[3][0]
+    return list(map(iter, matrix))
+
+
+def rows_of_pairs():
+    return for_each(lambda grad: (grad, "v"), rows())
+
+
+def indices_of_two_dtypes():
+    return [[slices(dtype=dtype)] for dtype in ("int64", "int32", "int64", "int32")]
+
+
+# a function that makes all_grads, and words of the message
+MATRICES: dict = {
+    "a row is missing": (
+        lambda: rows()[:3],
+        "3 rows of gradients for 4 devices",
+        "one row for each device",
+    ),
+    "a row too many": (lambda: rows() + rows()[:1], "5 rows of gradients for 4 devices"),
+    "columns": (
+        lambda: list(zip(*rows())),
+        "2 rows of gradients for 4 devices",
+        "zip(*all_grads)",
+    ),
+    "a tensor": (lambda: of("float32", [4, 2]), SHAPES, "it is one ", "Tensor"),
+    "None": (lambda: None, SHAPES, "it is one NoneType"),
+    "one gradient a tower": (
+        lambda: [row[0] for row in rows()],
+        "tower 0 (/cpu:0): its row is one",
+        "Tensor",
+    ),
+    "a dict": (lambda: dict(enumerate(rows())), "tower 0 (/cpu:0): its row is one int"),
+    "a shorter row": (
+        lambda: row_of_tower_2_is(lambda row: row[:1]),
         "tower 1 (/cpu:1) has 2, tower 2 (/cpu:2) has 1",
     ),
-    (
-        lambda: [(g for g in row[k // 3 :]) for k, row in enumerate(rows())],
-        "tower 3 (/cpu:3) has 1",
-    ),
-    (
-        lambda: [[(grad, "v") for grad in row] for row in rows()],
-        "expected a gradient, not a tuple",
-        "allreduce_grads_and_vars",
-    ),
-    (
-        lambda: entry(2, 1, [1.0, 2.0]),
-        "tower 2 (/cpu:2), variable 1",
-        "expected a gradient, not a list",
-    ),
-    (
-        lambda: entry(3, 0, np.zeros(3)),
-        "tower 3 (/cpu:3), variable 0 ('v0_of_tower0')",
-        "not ndarray",
-        "convert_to",
-    ),
-    (
-        lambda: entry(2, 0, of(tf.bool)),
-        "tower 2 (/cpu:2), variable 0",
-        "bool has no sum",
-        "cast it to a number",
-    ),
-    (
-        lambda: entry(3, 0, of_another_graph()),
-        "tower 3 (/cpu:3), variable 0",
-        "does not belong",
-        "graph.as_default()",
-    ),
-    (
-        lambda: entry(2, 0, of("float16")),
-        "tower 2 (/cpu:2), variable 0",
-        "tower 1: float32, tower 2: float16",
-        "cast",
-    ),
-    (
-        lambda: entry(1, 1, of("float32", [2, 3])),
-        "tower 1 (/cpu:1), variable 1",
-        "tower 0: (2, 2), tower 1: (2, 3)",
-    ),
-    (
-        lambda: entry(3, 0, of("float32", [1])),
-        "tower 3 (/cpu:3), variable 0",
-        "tower 2: (3,), tower 3: (1,)",
-    ),
-    (
-        lambda: entry(3, 1, of("float32", [None, 5])),
-        "tower 3 (/cpu:3), variable 1",
-        ", 5))",
-        "build the same model",
-    ),
-    (
-        lambda: [row[:: 1 - 2 * (k == 2)] for k, row in enumerate(rows())],
+    "a shorter iterator": (iterators, "tower 3 (/cpu:3) has 1"),
+    "another order": (
+        lambda: row_of_tower_2_is(lambda row: row[::-1]),
         "tower 2 (/cpu:2), variable 0",
         IN_ORDER,
     ),
-    (
-        lambda: entry(1, 0, None),
-        "tower 1 (/cpu:1), variable 0",
-        "None on towers [1]",
-        "missing='zeros'",
-    ),
-    (
-        lambda: entry(1, 0, slices((3, 2), (2,))),
-        "values of shape (3, 2) and indices of shape (2,)",
-        "one index for",
-    ),
-    (
-        lambda: entry(1, 0, tf.IndexedSlices(of("float32", [1, 2]), np.array([0]))),
-        "not with indices that are ndarray",
-    ),
-    (
-        lambda: entry(1, 1, slices(shape=(1, 2))),
-        "tower 1 (/cpu:1), variable 1",
-        "tower 0: (2, 2), tower 1: (1, 2)",
-    ),
-    (
-        lambda: [[slices(dtype=d)] for d in ("int64", "int32") * 2],
+    "pairs": (rows_of_pairs, "expected a gradient, not a tuple", "allreduce_grads_and_vars"),
+    "indices of two dtypes": (
+        indices_of_two_dtypes,
         "variable 0",
         "dtype of the indices differs",
     ),
-]
+}
 
 
-@pytest.mark.parametrize("number", range(len(MATRICES)))
-def test_a_matrix_that_cannot_be_reduced(graph, number):
-    make, *words = MATRICES[number]
+@pytest.mark.parametrize("case", MATRICES)
+def test_a_matrix_of_another_form_is_an_error(graph, case):
+    make, *words = MATRICES[case]
     raises(words, allreduce_grads, make(), gpus_or_cpus(4))
+
+
+# tower, variable, a function that makes its gradient, and words of the message
+GRADIENTS: dict = {
+    "a list": (2, 1, lambda: [1.0, 2.0], "expected a gradient, not a list"),
+    "an array": (3, 0, lambda: np.zeros(3), "('v0_of_tower0')", "not ndarray", "convert_to"),
+    "a bool": (2, 0, lambda: of(tf.bool), "bool has no sum", "cast it to a number"),
+    "of another graph": (3, 0, of_another_graph, "does not belong", "graph.as_default()"),
+    "another dtype": (
+        2,
+        0,
+        lambda: of("float16"),
+        "tower 1: float32, tower 2: float16",
+        "cast",
+    ),
+    "another shape": (
+        1,
+        1,
+        lambda: of("float32", [2, 3]),
+        "tower 0: (2, 2), tower 1: (2, 3)",
+    ),
+    "a shape that would be broadcast": (
+        3,
+        0,
+        lambda: of("float32", [1]),
+        "tower 2: (3,), tower 3: (1,)",
+    ),
+    "another shape, known in part": (
+        3,
+        1,
+        lambda: of("float32", [None, 5]),
+        ", 5))",
+        "build the same model",
+    ),
+    "missing": (1, 0, lambda: None, "None on towers [1]", "missing='zeros'"),
+    "fewer indices than rows": (
+        1,
+        0,
+        lambda: slices((3, 2), (2,)),
+        "values of shape (3, 2) and indices of shape (2,)",
+        "one index for",
+    ),
+    "indices in an array": (
+        1,
+        0,
+        lambda: tf.IndexedSlices(of("float32", [1, 2]), np.array([0])),
+        "not with indices that are ndarray",
+    ),
+    "rows of another shape": (
+        1,
+        1,
+        lambda: slices(shape=(1, 2)),
+        "tower 0: (2, 2), tower 1: (1, 2)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", GRADIENTS)
+def test_an_error_names_the_tower_and_variable_of_a_wrong_gradient(graph, case):
+    tower, variable, make, *words = GRADIENTS[case]
+    matrix = rows()
+    matrix[tower][variable] = make()
+    place = f"tower {tower} (/cpu:{tower}), variable {variable}"
+    raises([place, *words], allreduce_grads, matrix, gpus_or_cpus(4))
 
 
 # devices, and words of the message
@@ -186,21 +207,13 @@ DEVICES = [
 
 
 @pytest.mark.parametrize("number", range(len(DEVICES)))
-def test_devices_that_are_none(graph, number):
+def test_what_is_not_a_device_is_an_error(graph, number):
     devices, *words = DEVICES[number]
     raises(words, allreduce_grads, rows(), devices)
 
 
 # options, and words of the message
-OPTIONS = [
-    *(
-        ({"average": value}, f"average={value!r}", "True for the mean, False for the sum")
-        for value in ("sum", 1, None)
-    ),
-    *(
-        ({"name": name}, f"name={name!r} is not a name scope")
-        for name in ("a b", "/x", "_a", "-a", "é", 7)
-    ),
+OPTIONS: list = [
     (
         {"strategy": Strategy("hierarchical", groups=((0, 1), (2,)))},
         "groups=((0, 1), (2,))",
@@ -222,9 +235,21 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("number", range(len(OPTIONS)))
-def test_options_that_do_not_fit(graph, number):
+def test_a_wrong_option_is_an_error(graph, number):
     options, *words = OPTIONS[number]
     raises(words, allreduce_grads, rows(), gpus_or_cpus(4), **options)
+
+
+@pytest.mark.parametrize("average", ["sum", 1, None])
+def test_average_is_true_or_false(graph, average):
+    words = [f"average={average!r}", "True for the mean, False for the sum"]
+    raises(words, allreduce_grads, rows(), gpus_or_cpus(4), average=average)
+
+
+@pytest.mark.parametrize("name", ["a b", "/x", "_a", "-a", "é", 7])
+def test_the_name_is_a_name_scope(graph, name):
+    words = [f"name={name!r} is not a name scope"]
+    raises(words, allreduce_grads, rows(), gpus_or_cpus(4), name=name)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "uint8"])
@@ -306,11 +331,10 @@ def test_eagerly_the_checks_are_the_same():
 
 def named(names):
     """Rows of (gradient, variable) for variables of these names; one name is one variable."""
-    made = {
-        name: tf1.get_variable(name, [2], use_resource=True)
-        for name in sorted({n for row in names for n in row})
-    }
-    return [[(tf.identity(made[name]), made[name]) for name in row] for row in names]
+    made = {}
+    for name in sorted(set().union(*names)):
+        made[name] = tf1.get_variable(name, [2], use_resource=True)
+    return for_each(lambda name: (tf.identity(made[name]), made[name]), names)
 
 
 # The names of two towers' variables. Tower 1 lists them in another order.
@@ -337,14 +361,8 @@ def test_towers_that_list_their_variables_in_another_order(graph, names):
         pairs,
         gpus_or_cpus(2),
     )
-    assert (
-        len(
-            allreduce_grads_and_vars(
-                [sorted(row, key=lambda pair: pair[1].name) for row in pairs], gpus_or_cpus(2)
-            )
-        )
-        == 2
-    )
+    in_one_order = [sorted(row, key=lambda pair: pair[1].name) for row in pairs]
+    assert len(allreduce_grads_and_vars(in_one_order, gpus_or_cpus(2))) == 2
 
 
 NAMES = [
@@ -389,30 +407,36 @@ def test_towers_with_more_or_fewer_variables(graph, names, some):
 @pytest.mark.parametrize("count", [2, 3])
 def test_rows_and_towers_mixed_up(graph, mixed_up, count):
     """As many towers as variables: N rows of K would be added up in silence."""
-    pairs = on_towers(
-        gpus_or_cpus(count),
-        lambda tower: named([[f"tower{tower}/{name}" for name in "wbc"[:count]]])[0],
-    )
+
+    def row_of(tower):
+        (row,) = named([[f"tower{tower}/{name}" for name in "wbc"[:count]]])
+        return row
+
+    pairs = on_towers(gpus_or_cpus(count), row_of)
     words = [" (/cpu:", "the variable is on", "rows[tower][variable]"]
     raises(words, allreduce_grads_and_vars, mixed_up(pairs), gpus_or_cpus(count))
 
 
 def test_variables_that_towers_share_may_be_anywhere(graph):
-    (first,), (second,) = on_towers(gpus_or_cpus(2), lambda tower: named([[f"shared{tower}"]])[0])
+    first, second = on_towers(gpus_or_cpus(2), lambda tower: named([[f"shared{tower}"]])[0][0])
     assert len(allreduce_grads_and_vars([[second, first]] * 2, gpus_or_cpus(2))) == 2
 
 
-PAIRS = [
-    (lambda grad, var: (grad, None), "expected a variable after the gradient, not None"),
-    (lambda grad, var: (tf.cast(grad, tf.bool), var), "('b')", "bool has no sum"),
-    (lambda grad, var: grad, "expected a (gradient, variable) pair"),
-    (lambda grad, var: (grad,), "expected a (gradient, variable) pair"),
-]
+# a function that makes what stands for a pair, and words of the message
+PAIRS: dict = {
+    "no variable": (
+        lambda grad, var: (grad, None),
+        "expected a variable after the gradient, not None",
+    ),
+    "a bool": (lambda grad, var: (tf.cast(grad, tf.bool), var), "('b')", "bool has no sum"),
+    "a gradient": (lambda grad, var: grad, "expected a (gradient, variable) pair"),
+    "a tuple of one": (lambda grad, var: (grad,), "expected a (gradient, variable) pair"),
+}
 
 
-@pytest.mark.parametrize("number", range(len(PAIRS)))
-def test_pairs_that_are_none(graph, number):
-    make, *words = PAIRS[number]
+@pytest.mark.parametrize("case", PAIRS)
+def test_an_error_names_the_place_of_a_wrong_pair(graph, case):
+    make, *words = PAIRS[case]
     pairs = named([["w", "b"], ["tower1/w", "tower1/b"]])
     pairs[1][1] = make(*pairs[1][1])
     raises(
@@ -421,14 +445,13 @@ def test_pairs_that_are_none(graph, number):
 
 
 def test_several_towers_with_reference_variables_get_a_warning(graph):
-    def made(tower, resource):
-        return tf1.get_variable(f"{resource}{tower}", [2], use_resource=resource)
-
-    pairs = [
-        [(tf.zeros([2]), made(tower, resource)) for resource in (True, False)] for tower in range(2)
-    ]
+    pairs = []
+    for tower in range(2):
+        resource = tf1.get_variable(f"resource{tower}", [2], use_resource=True)
+        reference = tf1.get_variable(f"reference{tower}", [2], use_resource=False)
+        pairs.append([(tf.zeros([2]), resource), (tf.zeros([2]), reference)])
     with pytest.warns(
-        UserWarning, match="1 of 2 .* 'False0'.*enable_resource_variables.*--use_resource_vars"
+        UserWarning, match="1 of 2 .* 'reference0'.*enable_resource_variables.*--use_resource_vars"
     ) as seen:
         allreduce_grads_and_vars(pairs, gpus_or_cpus(2))
     assert seen[0].filename == __file__

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import IS_TF2, XPU, chain, config, dense, gpu_or_cpu, gpus_or_cpus, started
+from helpers.rows import for_each
 
 import hier_allreduce
 from hier_allreduce import AuditError, HierAllreduceError, Strategy
@@ -58,13 +59,10 @@ def trained_in_graph(count, cross_device_ops=None, steps=10, audited=False):
                 tf1.train.AdagradOptimizer(0.5),  # its sparse update has a GPU kernel
                 tf1.glorot_uniform_initializer(seed=1),
             )
+            shapes = {"table": [WORDS, 8], "kernel": [LENGTH * 8, CLASSES], "bias": [1, CLASSES]}
             tensors = [
                 tf1.get_variable(name, shape, initializer=start, use_resource=True)
-                for name, shape in (
-                    ("table", [WORDS, 8]),
-                    ("kernel", [LENGTH * 8, CLASSES]),
-                    ("bias", [1, CLASSES]),
-                )
+                for name, shape in shapes.items()
             ]
 
             def step():
@@ -86,7 +84,7 @@ def trained_in_graph(count, cross_device_ops=None, steps=10, audited=False):
             sess.run(train, options=options, run_metadata=metadata)
             if audited:
                 assert len(hier_allreduce.audit(metadata, sess.graph).calls) == 1
-            return sess.run([[variable.read_value() for variable in row] for row in copies])
+            return sess.run(for_each(lambda variable: variable.read_value(), copies))
 
 
 @pytest.fixture(scope="module")
@@ -301,6 +299,17 @@ def of_dtype(dtype, replica):
     return [full(replica, [2, 3], dtype)]
 
 
+def sparse_on_replica_0(replica):
+    if tf.get_static_value(replica) == 0:
+        return [sparse(replica)]
+    return [full(replica, [16, 3], "float32")]
+
+
+def of_unknown_shape(replica):
+    shape = tf.stack([2 + 0 * replica, -1])
+    return [tf.reshape(full(replica, [6], "float32"), shape)]
+
+
 # of replica r, the values that are reduced together
 KINDS: Dict[str, Any] = {
     **{dtype: functools.partial(of_dtype, dtype) for dtype in DTYPES},
@@ -309,20 +318,26 @@ KINDS: Dict[str, Any] = {
     "IndexedSlices": lambda r: [sparse(r)],
     "IndexedSlices without dense_shape": lambda r: [sparse(r, None)],
     "IndexedSlices and dense": lambda r: [sparse(r), full(r, [4], "float32")],
-    "IndexedSlices on some": lambda r: [
-        full(r, [16, 3], "float32") if tf.get_static_value(r) else sparse(r)
-    ],
-    "unknown shape": lambda r: [tf.reshape(full(r, [6], "float32"), tf.stack([2 + 0 * r, -1]))],
+    "IndexedSlices on some": sparse_on_replica_0,
+    "unknown shape": of_unknown_shape,
     "no elements": lambda r: [full(r, [0, 3], "float32"), full(r, [4], "float32")],
     "scalar": lambda r: [full(r, [], "float32")],
 }
+
+
+def other_shape_on_replica_2(replica):
+    shape = [1, 4] if tf.get_static_value(replica) == 2 else [3, 1]
+    return [full(replica, shape, "float32")]
+
+
+def other_dtype_on_replica_2(replica):
+    dtype = "float64" if tf.get_static_value(replica) == 2 else "float32"
+    return [full(replica, [3], dtype)]
+
+
 FAULTY = {
-    "shape differs": lambda r: [
-        full(r, [3, 1] if tf.get_static_value(r) < 2 else [1, 4], "float32")
-    ],
-    "dtype differs": lambda r: [
-        full(r, [3], "float64" if tf.get_static_value(r) == 2 else "float32")
-    ],
+    "shape differs": other_shape_on_replica_2,
+    "dtype differs": other_dtype_on_replica_2,
     "bool": lambda r: [full(r, [3], "bool")],
 }
 
@@ -354,9 +369,8 @@ def test_every_kind_of_value_is_right(kind, count, compiled):
     make, share = KINDS[kind], {SUM: 1, MEAN: count}
     for operation in (SUM, MEAN):
         got = reduced(count, HierarchicalAllReduce(), operation, make, compiled)
-        for results, values in zip(
-            got, zip(*(make(tf.constant(replica)) for replica in range(count)))
-        ):
+        rows = [make(tf.constant(replica)) for replica in range(count)]
+        for results, values in zip(got, zip(*rows)):
             exact = sum(dense(value, (16, 3)) for value in values) / share[operation]
             tolerance = 1e-2 if results[0].dtype.size == 2 else 1e-6
             assert len(results) == count

@@ -68,16 +68,14 @@ def difference(variables, others):
 
     Both must have the same trained variables.
     """
-    a, b = (
-        {
-            name: np.array(value)
-            for name, value in values.items()
-            if name.split("/")[0] in ("hidden", "out")
-        }
-        for values in (variables, others)
-    )
-    assert {"hidden/W", "hidden/b", "out/W", "out/b"} <= set(a) & set(b)
-    return max(np.abs(a[name] - b[name]).max() for name in set(a) & set(b))
+    in_both = set(variables) & set(others)
+    compared = [name for name in in_both if name.startswith(("hidden/", "out/"))]
+    assert {"hidden/W", "hidden/b", "out/W", "out/b"} <= set(compared)
+    differences = []
+    for name in compared:
+        apart = np.subtract(variables[name], others[name])
+        differences.append(np.abs(apart).max())
+    return max(differences)
 
 
 def replicas_are_equal(variables):
@@ -331,99 +329,116 @@ def on_tower_1(cost, everywhere):
     return cost + tf.square(extra) if here else cost
 
 
-TWO_DEVICES = tf1.ConfigProto(allow_soft_placement=True, device_count={XPU.upper(): 2})
-# functions of HierarchicalTrainer and of the module tensorpack_child, and words of their errors
-ERRORS = {
-    "no devices": (lambda ours, child: ours([]), ["devices is empty"]),
-    "no GPUs": (lambda ours, child: ours(0), ["devices is empty"]),
-    "no list": (lambda ours, child: ours("0,1"), ["must be a list", "'0,1'"]),
-    "quoted id": (lambda ours, child: ours(["0"]), ["tower 0: '0'"]),
+def fails(words, function, *arguments, **options):
+    """``function`` raises an error with all the words."""
+    with pytest.raises(HierAllreduceError) as caught:
+        function(*arguments, **options)
+    assert [word for word in words if word not in str(caught.value)] == [], str(caught.value)
+
+
+# the arguments of HierarchicalTrainer, and words of its error
+ARGUMENTS: dict = {
+    "no devices": ({"devices": []}, ["devices is empty"]),
+    "no GPUs": ({"devices": 0}, ["devices is empty"]),
+    "no list": ({"devices": "0,1"}, ["must be a list", "'0,1'"]),
+    "quoted id": ({"devices": ["0"]}, ["tower 0: '0'"]),
     "algorithm": (
-        lambda ours, child: ours(8, strategy="hierarchic"),
+        {"devices": 8, "strategy": "hierarchic"},
         ["did you mean 'hierarchical'", "tree", "flat"],
     ),
-    "update": (
-        lambda ours, child: ours(8, update="mian"),
-        ["update='mian'", "'replicated', 'main'"],
-    ),
-    "preset": (lambda ours, child: ours.from_config("chaner"), ["did you mean 'chainer'"]),
-    "key": (
-        lambda ours, child: ours.from_config("slip.yaml"),
-        ["slip.yaml: 'devises' is unknown; did you mean 'devices'"],
-    ),
+    "update": ({"devices": 8, "update": "mian"}, ["update='mian'", "'replicated', 'main'"]),
     "mode": (
-        lambda ours, child: ours(8, mode="hierarchical"),
+        {"devices": 8, "mode": "hierarchical"},
         ["mode='hierarchical' is tensorpack's", "strategy='hierarchical'"],
     ),
     "a bool": (lambda ours, child: ours(True), ["one device for each tower, not True"]),
     "option": (
-        lambda ours, child: ours(8, strategi="flat"),
+        {"devices": 8, "strategi": "flat"},
         ["'strategi' is unknown; did you mean 'strategy'"],
-    ),
-    "gpus": (
-        lambda ours, child: train(ours(8), "sgd"),
-        ["tower 0: /gpu:0 does not exist", "CPU:0", 'devices=["/cpu:0", "/cpu:1", …]'],
-    ),
-    "few devices": (
-        lambda ours, child: train(
-            3, "sgd", session_creator=child.NewSessionCreator(config=TWO_DEVICES)
-        ),
-        [f"tower 2: {gpu_or_cpu(2)} does not exist", f"{XPU.upper()}:1"],
-    ),
-    "feed": (
-        lambda ours, child: train(2, "sgd", data=child.tp.FeedInput(child.Data(BATCH))),
-        ["FeedInput", "same batch", "QueueInput"],
-    ),
-    "two staged": (
-        lambda ours, child: train(
-            2, "sgd", data=child.tp.StagingInput(child.tp.QueueInput(child.Data(BATCH)), 2)
-        ),
-        ["StagingInput", "QueueInput", "nr_stage=2", "nr_stage=1"],
-    ),
-    "no gradient": (
-        lambda ours, child: train(2, "sgd", extra=lambda cost: on_tower_1(cost, everywhere=True)),
-        ["tower 0", "'extra'", "None on towers [0]", "missing='zeros'"],
-    ),
-    "no variable": (
-        lambda ours, child: train(2, "sgd", extra=lambda cost: on_tower_1(cost, everywhere=False)),
-        [
-            f"tower 0 ({gpu_or_cpu(0)}) has 4",
-            f"tower 1 ({gpu_or_cpu(1)}) has 5",
-            "not on every tower: extra",
-        ],
-    ),
-    "accumulation": (
-        lambda ours, child: train(
-            2, lambda: type("Theirs", (child.AccumGradOptimizer,), {})(child.sgd(), 3)
-        ),
-        ["Theirs reads its counter while", "OrderedAccumGrad"],
-    ),
-    "keras 3": (
-        lambda ours, child: train(
-            2,
-            "sgd",
-            extra=lambda cost: child.tp.FullyConnected("layer", tf.reshape(cost, [1, 1]), 1),
-        ),
-        ['pip install --no-deps "tf_keras==', "TF_USE_LEGACY_KERAS=1"],
     ),
 }
 
 
-def cases():
-    for name in [name for name in ERRORS if IS_TF2 or name != "keras 3"]:
-        there_are_gpus = [pytest.mark.cpu_only("an error where there are no GPUs")]
-        yield pytest.param(name, marks=there_are_gpus if name == "gpus" else [])
-
-
-@pytest.mark.parametrize("case", cases())
+@pytest.mark.parametrize("case", ARGUMENTS)
 @in_child
-def test_a_wrong_choice_is_an_error_before_training(case):
-    from helpers import tensorpack_child
-
+def test_a_wrong_argument_is_an_error_of_the_constructor(case):
     from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
 
+    arguments, words = ARGUMENTS[case]
+    fails(words, HierarchicalTrainer, **arguments)
+
+
+@in_child
+def test_a_wrong_name_of_a_preset_or_key_is_an_error():
+    from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
+
+    fails(["did you mean 'chainer'"], HierarchicalTrainer.from_config, "chaner")
     Path("slip.yaml").write_text("devises: 2\n")
-    with pytest.raises(HierAllreduceError) as caught:
-        ERRORS[case][0](HierarchicalTrainer, tensorpack_child)
-    for words in ERRORS[case][1]:
-        assert words in str(caught.value)
+    words = ["slip.yaml: 'devises' is unknown; did you mean 'devices'"]
+    fails(words, HierarchicalTrainer.from_config, "slip.yaml")
+
+
+@pytest.mark.cpu_only("an error where there are no GPUs")
+@in_child
+def test_devices_that_do_not_exist_are_an_error_before_training():
+    from hier_allreduce.integrations.tensorpack import HierarchicalTrainer
+
+    words = ["tower 0: /gpu:0 does not exist", "CPU:0", 'devices=["/cpu:0", "/cpu:1", …]']
+    fails(words, train, HierarchicalTrainer(8), "sgd")
+
+
+@in_child
+def test_a_session_with_too_few_devices_is_an_error_before_training():
+    from helpers.tensorpack_child import NewSessionCreator
+
+    two = tf1.ConfigProto(allow_soft_placement=True, device_count={XPU.upper(): 2})
+    words = [f"tower 2: {gpu_or_cpu(2)} does not exist", f"{XPU.upper()}:1"]
+    fails(words, train, 3, "sgd", session_creator=NewSessionCreator(config=two))
+
+
+@in_child
+def test_an_input_that_towers_cannot_share_is_an_error_before_training():
+    import tensorpack as tp
+    from helpers.tensorpack_child import Data
+
+    feed = tp.FeedInput(Data(BATCH))
+    fails(["FeedInput", "same batch", "QueueInput"], train, 2, "sgd", data=feed)
+    staged = tp.StagingInput(tp.QueueInput(Data(BATCH)), 2)
+    words = ["StagingInput", "QueueInput", "nr_stage=2", "nr_stage=1"]
+    fails(words, train, 2, "sgd", data=staged)
+
+
+@in_child
+def test_a_gradient_or_variable_of_one_tower_only_is_an_error_before_training():
+    words = ["tower 0", "'extra'", "None on towers [0]", "missing='zeros'"]
+    fails(words, train, 2, "sgd", extra=lambda cost: on_tower_1(cost, everywhere=True))
+    words = [
+        f"tower 0 ({gpu_or_cpu(0)}) has 4",
+        f"tower 1 ({gpu_or_cpu(1)}) has 5",
+        "not on every tower: extra",
+    ]
+    fails(words, train, 2, "sgd", extra=lambda cost: on_tower_1(cost, everywhere=False))
+
+
+@in_child
+def test_another_class_of_accumulation_is_an_error_before_training():
+    from helpers.tensorpack_child import sgd
+    from tensorpack.tfutils.optimizer import AccumGradOptimizer
+
+    class Theirs(AccumGradOptimizer):
+        """A class of a user, which reads its counter as tensorpack's does."""
+
+    words = ["Theirs reads its counter while", "OrderedAccumGrad"]
+    fails(words, train, 2, lambda: Theirs(sgd(), 3))
+
+
+@pytest.mark.skipif(not IS_TF2, reason="TensorFlow 1.15 has Keras 2")
+@in_child
+def test_layers_of_keras_3_are_an_error_that_says_how_to_install_keras_2():
+    import tensorpack as tp
+
+    def with_layer(cost):
+        return tp.FullyConnected("layer", tf.reshape(cost, [1, 1]), 1)
+
+    words = ['pip install --no-deps "tf_keras==', "TF_USE_LEGACY_KERAS=1"]
+    fails(words, train, 2, "sgd", extra=with_layer)

@@ -34,6 +34,7 @@ from helpers.optimizers import (
     changed_later,
     patched_outside,
 )
+from helpers.rows import for_each, variables_of
 
 from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer
 
@@ -41,43 +42,35 @@ tf1 = tf.compat.v1
 train = tf1.train
 
 
-TRAINS = ""
-ELSEWHERE = "and the variable's main is"
-TWICE = "both write"
-# A case has a function that makes the optimizer, and the words of its error with
-# update="replicated" and with update="main". TRAINS stands for no error.
-CASES = {
-    "momentum": (lambda: train.MomentumOptimizer(0.1, 0.9, use_nesterov=True), TRAINS, TRAINS),
-    "adam": (lambda: train.AdamOptimizer(0.1), TRAINS, TRAINS),
-    "rmsprop": (lambda: train.RMSPropOptimizer(0.01, centered=True), TRAINS, TRAINS),
-    "adagrad DA": (lambda: train.AdagradDAOptimizer(0.1, tf.constant(1, tf.int64)), TRAINS, TRAINS),
-    "ftrl": (lambda: train.FtrlOptimizer(0.1), TRAINS, TRAINS),
-    "counter in the constructor": (CountingSinceInit, TWICE, TRAINS),
-    "counter": (lambda: Counting(0.1), TRAINS, TRAINS),
-    "counter in a condition": (lambda: CountingInACondition(0.1), TRAINS, TRAINS),
-    "clips at the end": (lambda: Clipping(0.1), TRAINS, TRAINS),
-    "set by compute_gradients": (lambda: SetByComputeGradients(0.1), TRAINS, TRAINS),
-    "changed later": (changed_later, TRAINS, TRAINS),
-    "keeps functions": (KeepingFunctions, TRAINS, TRAINS),
-    "patched from outside": (patched_outside, TRAINS, TRAINS),
-    "noise": (lambda: Noisy(0.1), "draws random numbers", TRAINS),
-    "clock": (lambda: Timed(0.1), "reads the clock", TRAINS),
-    "Python": (lambda: CallingPython(0.1), "calls a function in Python", TRAINS),
-    "wrapped": (
-        lambda: Wrapper(Wrapper(train.AdamOptimizer(0.1)), lambda grad: grad * 0.5),
-        TRAINS,
-        TRAINS,
-    ),
+# functions that make an optimizer which trains with both updates
+TRAINS = {
+    "momentum": lambda: train.MomentumOptimizer(0.1, 0.9, use_nesterov=True),
+    "adam": lambda: train.AdamOptimizer(0.1),
+    "rmsprop": lambda: train.RMSPropOptimizer(0.01, centered=True),
+    "adagrad DA": lambda: train.AdagradDAOptimizer(0.1, tf.constant(1, tf.int64)),
+    "ftrl": lambda: train.FtrlOptimizer(0.1),
+    "counter": lambda: Counting(0.1),
+    "counter in a condition": lambda: CountingInACondition(0.1),
+    "clips at the end": lambda: Clipping(0.1),
+    "set by compute_gradients": lambda: SetByComputeGradients(0.1),
+    "changed later": changed_later,
+    "keeps functions": KeepingFunctions,
+    "patched from outside": patched_outside,
+    "wrapped": lambda: Wrapper(Wrapper(train.AdamOptimizer(0.1)), lambda grad: grad * 0.5),
     # Grappler multiplies the constants of a mean and of a wrapper, and so drops the mean's op
-    "decays first, in a wrapper": (
-        lambda: Wrapper(Chooses(lambda var: True), lambda grad: grad * 0.5),
-        TRAINS,
-        TRAINS,
+    "decays first, in a wrapper": lambda: Wrapper(
+        Chooses(lambda var: True), lambda grad: grad * 0.5
     ),
-    "state of a fixed name": (lambda: Lamb(0.1), TRAINS, TRAINS),
-    "free names of slots": (Velocity, TRAINS, TRAINS),
-    "clips by the global norm": (lambda: Clipped(0.1), TRAINS, TRAINS),
-    "uses another tower's": (AveragesTrainable, TRAINS, ELSEWHERE),
+    "state of a fixed name": lambda: Lamb(0.1),
+    "free names of slots": Velocity,
+    "clips by the global norm": lambda: Clipped(0.1),
+}
+# those that only train with update="main", and the words of the error with "replicated"
+TRAINS_AT_MAINS = {
+    "counter in the constructor": (CountingSinceInit, "both write"),
+    "noise": (lambda: Noisy(0.1), "draws random numbers"),
+    "clock": (lambda: Timed(0.1), "reads the clock"),
+    "Python": (lambda: CallingPython(0.1), "calls a function in Python"),
 }
 
 
@@ -91,7 +84,9 @@ def towers(optimizer, count, names=("w", "b"), targets=None, scope="tower{}"):
     """
     rows = []
     for k in range(count):
-        inside = scope.format(k) if scope != "tensorpack" else f"tower{k}" if k else ""
+        inside = scope.format(k)
+        if scope == "tensorpack":
+            inside = f"tower{k}" if k else ""
         with tf.device(gpu_or_cpu(k)), tf1.variable_scope(inside or tf1.get_variable_scope()):
             ones = tf1.ones_initializer()
             variables = [
@@ -113,7 +108,7 @@ def after(make, count, steps=4, targets=None, **options):
         with started(optimizer.init_op) as sess:
             for _ in range(steps):
                 sess.run(op)
-            values = sess.run([[var for _, var in row] for row in rows])
+            values = sess.run(variables_of(rows))
             return np.array(values), optimizer.check_replicas(sess).difference
 
 
@@ -126,19 +121,33 @@ def marked(name):
     return pytest.param(name, marks=[pytest.mark.no_gpu_kernel(op)] if op else [])
 
 
-@pytest.mark.parametrize("name", map(marked, CASES))
-@pytest.mark.parametrize("update", ["replicated", "main"])
-def test_towers_train_like_one_device_or_the_error_says_why_not(name, update):
-    make, *errors = CASES[name]
-    words = errors[update == "main"]
-    if words:
-        with pytest.raises(HierAllreduceError, match=words.replace("(", r"\(").replace(")", r"\)")):
-            after(make, 3, update=update)
-        return
+def check_training(make, update):
+    """Three towers train like one device, and the steps change something."""
     (alone,), _ = after(make, 1, targets=[3.0])
     values, difference = after(make, 3, update=update)
-    assert difference == 0 and np.abs(values - alone).max() <= 1e-6
+    assert difference == 0
+    assert np.abs(values - alone).max() <= 1e-6
     assert np.abs(alone - 1).max() > 1e-4
+
+
+@pytest.mark.parametrize("name", map(marked, TRAINS))
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_towers_train_like_one_device(name, update):
+    check_training(TRAINS[name], update)
+
+
+@pytest.mark.parametrize("name", map(marked, TRAINS_AT_MAINS))
+def test_an_update_that_towers_cannot_repeat_is_an_error_but_at_the_mains(name):
+    make, words = TRAINS_AT_MAINS[name]
+    with pytest.raises(HierAllreduceError, match=words):
+        after(make, 3, update="replicated")
+    check_training(make, "main")
+
+
+def test_an_update_that_uses_another_towers_variables_is_an_error_at_the_mains():
+    check_training(AveragesTrainable, "replicated")
+    with pytest.raises(HierAllreduceError, match="and the variable's main is"):
+        after(AveragesTrainable, 3, update="main")
 
 
 def test_adams_beta_powers_advance_once_a_step_also_in_a_wrapper():
@@ -181,11 +190,13 @@ def test_a_loss_scale_is_adapted_once_a_step():
         wrapped = kinds.MixedPrecisionLossScaleOptimizer(train.AdamOptimizer(0.01), scale)
         optimizer = TowerOptimizer(wrapped, gpus_or_cpus(3))
         rows = towers(optimizer, 3)
-        infinite, now = tf1.placeholder_with_default(1.0, []), scale()
-        op = optimizer.apply_gradients([[(g * infinite, v) for g, v in row] for row in rows])
+        factor = tf1.placeholder_with_default(1.0, [])
+        now = scale()
+        scaled = for_each(lambda pair: (pair[0] * factor, pair[1]), rows)
+        op = optimizer.apply_gradients(scaled)
         with started(optimizer.init_op) as sess:
             before = sess.run(rows[2][0][1])
-            sess.run(op, {infinite: np.inf})
+            sess.run(op, {factor: np.inf})
             assert sess.run(now) == 512 and (sess.run(rows[2][0][1]) == before).all()
             for _ in range(2):
                 sess.run(op)
@@ -272,10 +283,8 @@ def test_slots_are_made_equal_whatever_their_names_and_order(make, scope):
 
 
 def velocities(count):
-    return [
-        [(0.1 * var, var) for _, var in row]
-        for row in towers(train.GradientDescentOptimizer(1.0), count)
-    ]
+    rows = towers(train.GradientDescentOptimizer(1.0), count)
+    return for_each(lambda pair: (0.1 * pair[1], pair[1]), rows)
 
 
 # ---- an optimizer that chooses by names ----------------------------------------------------------
@@ -312,14 +321,15 @@ def test_each_tower_chooses_as_tower_0_does(name, scope):
             with started(optimizer.init_op) as sess:
                 for _ in range(3):
                     sess.run(op)
-                variables[count] = np.array(sess.run([[var for _, var in row] for row in rows]))
+                variables[count] = np.array(sess.run(variables_of(rows)))
                 assert optimizer.check_replicas(sess).difference == 0
             names[count] = {var.op.name for var in tf1.global_variables()}
     np.testing.assert_allclose(variables[3], np.repeat(variables[1], 3, axis=0), rtol=1e-6)
     assert len(np.unique(variables[1][0, :, 0])) > 1  # the choice matters
-    of_tower = [{name for name in names[3] if name.startswith(f"tower{k}/")} for k in (1, 2)]
-    expected = {f"tower1/{name.replace('tower0/', '')}" for name in names[1]}
-    assert of_tower[0] == expected and names[1] <= names[3] and len(names[3]) == 3 * len(names[1])
+    expected = set(names[1])  # tower 0's names are those of one device
+    for tower in ("tower1/", "tower2/"):
+        expected |= {tower + name.replace("tower0/", "") for name in names[1]}
+    assert names[3] == expected
 
 
 def test_arguments_of_the_optimizer_name_each_towers_variables(graph):
@@ -402,7 +412,10 @@ def test_nothing_of_an_update_starts_before_the_reduced_gradient_is_there(
     grads = [tf.ones([3]), tf.ones([3]), absent]
     if is_sparse:
         grads = [tf.IndexedSlices(grad, tf.range(3), tf.constant([3])) for grad in grads]
-    op = optimizer.apply_gradients([[(grads[k], var) for _, var in rows[k]] for k in range(3)])
+    given = []
+    for grad, variables in zip(grads, variables_of(rows)):
+        given.append([(grad, var) for var in variables])
+    op = optimizer.apply_gradients(given)
     decays = [each for each in graph.get_operations() if each.type == "AssignSubVariableOp"]
     assert len(decays) == (2 if update == "main" else 6)
     with started(optimizer.init_op) as sess:
