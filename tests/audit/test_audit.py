@@ -152,7 +152,7 @@ def test_the_steps_of_tower_optimizer(graph, update, there):
     assert sum(copies.values()) == (2 if len(set(there)) == 2 else 4)
 
 
-def test_the_report(graph):
+def test_the_report_has_tables_of_copies_and_a_line_for_each_all_reduce(graph):
     def reduced(name, devices, variables):
         grads = gradients_on(gpus_or_cpus(devices), ones(devices, variables))
         return allreduce_grads(grads, gpus_or_cpus(devices), name=name, strategy=ONE_BY_ONE["flat"])
@@ -250,14 +250,14 @@ def test_towers_that_share_a_device_need_no_copy_between_them(graph, shared, alg
         ),
     ],
 )
-def test_devices_are_compared_by_what_they_say(graph, devices, pairs):
+def test_a_device_may_be_spelled_in_any_way(graph, devices, pairs):
     result = allreduce_grads(
         gradients_on(devices, ones(len(devices))), devices, strategy="hierarchical"
     )
     assert audit(traced(result)).copies == pairs
 
 
-def test_copies_of_results_are_the_callers_business(graph):
+def test_copies_of_results_to_other_devices_are_not_counted(graph):
     result = allreduce_grads(
         gradients_on(gpus_or_cpus(4), ones(4, 2)), gpus_or_cpus(4), strategy="hierarchical"
     )
@@ -395,7 +395,7 @@ def goes_from_3_to_2(node):
     return is_gradient and src.endswith(b"PU:3") and dst.endswith(b"PU:2")
 
 
-def test_a_missing_and_an_extra_copy(graph):
+def test_an_error_names_the_missing_and_the_extra_copy(graph):
     """As if Grappler had let tower 3 send to the root itself, not to the adder of its group."""
     result = allreduce_grads(
         gradients_on(gpus_or_cpus(4), ones(4, 2)),
@@ -432,7 +432,7 @@ def test_a_missing_and_an_extra_copy(graph):
     assert remedy.startswith("build tower k's gradients under tf.device(devices[k])")
 
 
-def test_a_tensor_that_comes_in_twice(graph):
+def test_a_tensor_that_is_copied_twice_is_an_error(graph):
     result = allreduce_grads(
         gradients_on(gpus_or_cpus(3), ones(3)), gpus_or_cpus(3), strategy=TO_ONE_MAIN
     )
@@ -449,7 +449,7 @@ def test_a_tensor_that_comes_in_twice(graph):
         audit(metadata)
 
 
-def test_a_gradient_that_lives_on_no_towers_device(graph):
+def test_a_gradient_on_a_device_of_no_tower_is_an_error(graph):
     result = allreduce_grads(
         gradients_on([gpu_or_cpu(0), gpu_or_cpu(9)], ones(2)), gpus_or_cpus(2), strategy=TO_ONE_MAIN
     )
@@ -457,7 +457,7 @@ def test_a_gradient_that_lives_on_no_towers_device(graph):
         audit(traced(result))
 
 
-def test_a_step_that_fetches_some_results_only(graph):
+def test_a_step_that_fetches_only_some_results_is_an_error(graph):
     result = allreduce_grads(
         gradients_on(gpus_or_cpus(4), ones(4, 9)),
         gpus_or_cpus(4),
@@ -473,7 +473,7 @@ def test_a_step_that_fetches_some_results_only(graph):
     )
 
 
-def test_a_step_of_another_plan(graph):
+def test_a_step_of_a_graph_with_another_main_is_an_error(graph):
     def built(main):
         rows = on_towers(gpus_or_cpus(3), lambda _: [tf1.random_uniform([2])])
         return allreduce_grads(
@@ -487,7 +487,7 @@ def test_a_step_of_another_plan(graph):
         audit(metadata, graph)
 
 
-def test_copies_of_values_that_look_alike(graph):
+def test_a_copy_of_another_variable_does_not_replace_a_missing_one(graph):
     rows = on_towers(gpus_or_cpus(3), lambda _: tf.split(tf1.random_uniform([6]), 2))
     result = allreduce_grads(rows, gpus_or_cpus(3), strategy=TO_ONE_MAIN)
     with pytest.raises(AuditError, match=r"missing 0→1 0→2 1→0 2→0\nfetch"):
@@ -503,7 +503,7 @@ def test_a_mean_that_only_one_tower_gets_beside_a_sum(graph):
         audit(traced([*consumed_in_place(sums), consumed_in_place(means[:1])]), graph)
 
 
-def test_soft_placement_that_moved_an_update(graph):
+def test_an_update_that_ran_on_another_device_is_an_error(graph):
     """As if tower 1's device had no kernel for it."""
     optimizer = TowerOptimizer(tf1.train.MomentumOptimizer(0.1, 0.9), gpus_or_cpus(2))
     rows = []
@@ -535,7 +535,7 @@ def test_soft_placement_that_moved_an_update(graph):
     assert remedy.startswith("that device has no kernel for it, and soft placement moved it")
 
 
-def test_soft_placement_that_moved_a_tower(graph):
+def test_a_tower_on_a_device_that_does_not_exist_is_an_error(graph):
     devices = [gpu_or_cpu(0), gpu_or_cpu(1), f"/{XPU}:99"]
     result = allreduce_grads(gradients_on(devices, ones(3)), devices)
     with pytest.raises(
@@ -552,7 +552,7 @@ def test_metadata_without_partition_graphs(graph):
             audit(wrong)
 
 
-def test_a_step_without_an_all_reduce(graph):
+def test_a_step_that_ran_no_all_reduce_is_an_error(graph):
     allreduce_grads(gradients_on(gpus_or_cpus(2), ones(2)), gpus_or_cpus(2), name="sync")
     with pytest.raises(
         AuditError, match=r"none of the graph's all-reduces \(sync/: not in this run\); fetch"

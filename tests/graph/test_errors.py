@@ -353,7 +353,7 @@ ORDERS = [
 
 
 @pytest.mark.parametrize("names", ORDERS)
-def test_towers_that_list_their_variables_in_another_order(graph, names):
+def test_variables_in_another_order_on_a_tower_are_an_error(graph, names):
     pairs = named(names)
     raises(
         ["tower 1 (/cpu:1), variable 0", "tower 0 has ", IN_ORDER],
@@ -397,7 +397,7 @@ UNEVEN = [
 
 
 @pytest.mark.parametrize("names, some", UNEVEN)
-def test_towers_with_more_or_fewer_variables(graph, names, some):
+def test_variables_that_a_tower_lacks_are_an_error(graph, names, some):
     raises(
         [f"; not on every tower: {some}"], allreduce_grads_and_vars, named(names), gpus_or_cpus(2)
     )
@@ -405,7 +405,7 @@ def test_towers_with_more_or_fewer_variables(graph, names, some):
 
 @pytest.mark.parametrize("mixed_up", [lambda pairs: list(zip(*pairs)), lambda pairs: pairs[::-1]])
 @pytest.mark.parametrize("count", [2, 3])
-def test_rows_and_towers_mixed_up(graph, mixed_up, count):
+def test_rows_of_variables_or_of_other_towers_are_an_error(graph, mixed_up, count):
     """As many towers as variables: N rows of K would be added up in silence."""
 
     def row_of(tower):

@@ -211,7 +211,7 @@ def test_a_session_that_failed_to_start_does_not_matter(graph):
     assert error.traceback
 
 
-def test_sums_of_sums_hold_nothing():
+def test_a_hierarchical_sum_holds_no_gradient():
     with tf.Graph().as_default() as graph:
         allreduce_grads(usual(), gpus(), strategy=Strategy("hierarchical", chunk_bytes=4 * SIZE))
         assert not edges(graph)

@@ -178,7 +178,7 @@ def test_no_variables_give_an_empty_row_for_each_tower(graph):
 
 
 @pytest.mark.parametrize("strategy", ["muji", "tensorpack", "sixteen_bit"])
-def test_a_function_calls_it_as_it_is_written(graph, strategy):
+def test_autograph_does_not_translate_the_package(graph, strategy):
     """The autograph of TensorFlow 1.15 cannot translate all of Python, and should not try."""
 
     @tf.function
@@ -204,7 +204,7 @@ def test_ops_carry_the_name_that_was_asked_for(graph, name, scopes):
     assert [call.scope for call in recorded_in(graph)] == scopes
 
 
-def test_names_of_ops_are_unique_and_those_that_are_keep_theirs():
+def test_names_of_ops_are_made_unique_and_valid():
     names = ["a", "a.2", "a/2", "a", "a.2.2", "/", "", "b", "é", "_c"]
     safe = op_names(names)
     assert safe == ["a", "a.2", "a.2.2", "a.3", "a.2.2.2", "chunk", "chunk.2", "b", "chunk.3", "c"]
@@ -218,7 +218,7 @@ def test_names_of_ops_are_unique_and_those_that_are_keep_theirs():
     "how", [{}, {"wire_dtype": "float16"}, {"algorithm": "hierarchical"}, {"main": 0}]
 )
 @pytest.mark.parametrize("towers", [1, 3, 8])
-def test_sums_go_to_mains_and_what_they_become_goes_back(graph, towers, how):
+def test_roots_get_the_sums_and_all_towers_get_the_roots_values(graph, towers, how):
     strategy = Strategy(**how)
     devices = gpus_or_cpus(towers)
     shapes = [(300, 100), (7,), (0, 3), (129,), (20, 20)]

@@ -136,7 +136,7 @@ def test_sparse_gradients_stay_sparse_on_every_tower(graph, algorithm, dense_sha
 
 
 @pytest.mark.parametrize("towers", [1, 3])
-def test_rows_from_elsewhere_end_on_their_towers(graph, towers):
+def test_sparse_results_are_on_their_towers_wherever_the_gradients_are(graph, towers):
     with tf.device(gpu_or_cpu(7)):
         rows = [[sparse(tower, 2)] for tower in range(towers)]
     for tower, (grad,) in enumerate(allreduce_grads(rows, gpus_or_cpus(towers), average=True)):
@@ -145,7 +145,7 @@ def test_rows_from_elsewhere_end_on_their_towers(graph, towers):
         } == {tower}
 
 
-def test_sparse_on_one_tower_and_dense_on_another(graph):
+def test_sparse_and_dense_gradients_of_a_variable_have_a_dense_sum(graph):
     table = np.ones([100, 2], "float32")
     rows = [[sparse(0, 4, None)], [held(table)], [sparse(2, 3)]]
     got, first, third = evaluate(
@@ -204,7 +204,7 @@ def test_none_on_some_towers_counts_as_zeros(graph, without):
         assert row[1].tolist() == [2, 2, 2] and row[2].tolist() == [2, 2]
 
 
-def test_zeros_take_their_shape_from_who_has_one(graph):
+def test_zeros_have_the_shape_that_another_tower_knows(graph):
     values = tf1.placeholder_with_default(np.array([[1, 2]], "float32"), [None, None])
     full = tf1.placeholder_with_default(np.ones([5, 2], "float32"), [5, None])
     rows = [[tf.IndexedSlices(values, tf.constant([4]), None)], [full], [None]]
@@ -303,7 +303,7 @@ def test_accumulated_references_are_added_in_float32(graph, average):
         (["/gpu:0", "/gpu:1", "/cpu:0"], 0),
     ],
 )
-def test_sums_of_more_than_two_are_columns_on_cpu_devices_alone(graph, devices, columns):
+def test_gradients_are_reshaped_for_sums_of_three_on_cpu_devices_only(graph, devices, columns):
     allreduce_grads([[tf1.placeholder("float32", [3])] for _ in devices], devices, strategy="flat")
     assert (
         sum(op.type == "Reshape" and "/column" in op.name for op in graph.get_operations())
@@ -392,7 +392,7 @@ def test_rows_of_several_hosts_are_made_dense(graph):
     assert isinstance(first[0], tf.Tensor) and first[0].shape.as_list() == [100, 2]
 
 
-def test_hosts_compare_what_decides_their_collectives(graph):
+def test_hosts_with_another_algorithm_or_main_find_it_out(graph):
     hosts = Hosts()
     for strategy in (
         Strategy("flat"),

@@ -195,7 +195,7 @@ FITS = {
 
 @needs_tf2
 @pytest.mark.parametrize("how", FITS.values(), ids=FITS)
-def test_keras_3_fit(how):
+def test_keras_3_fits_three_replicas_like_one_device(how):
     keras = pytest.importorskip("keras", "3")
     assert difference(fitted(keras, mirrored(3), **how), fitted(keras, **how)) <= 1e-6
 
@@ -219,7 +219,7 @@ def test_keras_3_fits_as_with_reduction_to_one_device(how):
 
 
 @needs_tf2
-def test_keras_2_fit():
+def test_keras_2_fits_three_replicas_like_one_device():
     keras = pytest.importorskip("tf_keras")
     assert difference(fitted(keras, mirrored(3)), fitted(keras)) <= 1e-6
 
@@ -420,7 +420,7 @@ def replica_number():
 
 
 @needs_tf2
-def test_destinations():
+def test_results_are_on_the_devices_that_were_asked_for():
     strategy = mirrored(3)
     value = strategy.run(lambda: tf.fill([2], 2.0 ** replica_number()))
     for device in (gpu_or_cpu(0), gpu_or_cpu(5)):
@@ -456,7 +456,7 @@ def test_gather_reduce_and_variables_that_are_summed_on_reading():
 
 @needs_tf2
 @pytest.mark.parametrize("others", [0, 1])
-def test_one_tensor_for_all_replicas(others):
+def test_the_sum_of_one_tensor_for_all_replicas_is_an_error(others):
     """TensorFlow would take it for the sum: 2 instead of 6."""
     constant = tf.constant(2.0)
     with pytest.raises(HierAllreduceError, match="3 replicas pass the very same tensor"):
@@ -478,7 +478,7 @@ def test_errors_name_the_replica_and_the_value(kind, where):
 @pytest.mark.parametrize(
     "make", [lambda x: tf.RaggedTensor.from_row_lengths(x, [1, 2]), tf.sparse.from_dense]
 )
-def test_composite_tensors_are_named(make):
+def test_ragged_and_sparse_tensors_are_an_error(make):
     def replica():
         with tf.device("/cpu:0"):  # GPUs have no kernel of some op that makes it
             value = make(tf.ones([3]))
@@ -502,6 +502,6 @@ def test_composite_tensors_are_named(make):
         ),
     ],
 )
-def test_wrong_options(arguments, words):
+def test_a_wrong_option_is_an_error_that_names_the_right_one(arguments, words):
     with pytest.raises(HierAllreduceError, match=words):
         HierarchicalAllReduce(**arguments)
