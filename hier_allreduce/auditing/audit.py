@@ -104,10 +104,11 @@ def audit(step: Any, graph: Optional[Any] = None) -> Audit:
         print(audit(seen, session.graph))
         print(audit(lambda: model.fit(dataset, steps_per_epoch=1)))    # Keras, before any other fit
 
-    For every chunk each planned copy must have been executed, and no other tensor may come in. A
-    planned copy may be left out if its value is constant, or was copied there for another chunk.
-    Where results go afterwards is not compared. An update of a variable must have run on the tower
-    for which it was built. On several hosts, every host audits its devices and the sums over hosts.
+    For every chunk each planned copy must have been executed, and its ops may read nothing else
+    from another device. A planned copy may be left out if its value is constant, or was copied
+    there for another chunk. Where results go afterwards is not compared. An update of a variable
+    must have run on the tower for which it was built. On several hosts, every host audits its
+    devices and the sums over hosts.
 
     Args:
         step: the RunMetadata of a ``session.run`` with
@@ -165,6 +166,7 @@ def _compare(executed: ExecutedStep, graph: Any) -> Audit:
         raise AuditError(
             f"the run has none of the graph's all-reduces ({reasons}); fetch their results"
         )
+    # copies are missing: some of them nobody needs
     if any(traffic.planned - traffic.executed for _, traffics in ran for traffic in traffics):
         executed.find_unneeded()
     calls = [_audited(built, traffics, executed) for built, traffics in ran]

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, List, Optional, Sequence, Tuple, Union
 
-from .. import cluster as hosts_of_a_job  # imports the class at its first use
+from .. import cluster as hosts_of_a_job  # renamed, because arguments are called cluster
 from ..compat import forget_colocation, tf1, without_autograph
 from ..errors import ClusterError
 from ..measured import with_candidate, with_clock
@@ -65,11 +65,12 @@ def allreduce_grads(
         /gpu:1   a1   b1             ──►            /gpu:1   a0+a1   b0+b1
 
     The result is plain dataflow: any tensor of it can be fetched, and it has gradients. Small
-    gradients share a chunk, which needs all of them (``Strategy(chunk_bytes=0)`` packs nothing).
+    gradients share a chunk, so fetching one computes all of its chunk (``Strategy(chunk_bytes=0)``
+    packs nothing).
 
-    Statistics over all towers, in the forward pass, let every loss depend on all towers' variables.
-    So take each tower's gradients of the sum of all towers' losses:
-    ``tf.gradients(tf.add_n(losses), variables[k])``.
+    If the forward pass has statistics over all towers, such as synchronized batch normalization,
+    every loss depends on all towers' variables. So take each tower's gradients of the sum of all
+    towers' losses: ``tf.gradients(tf.add_n(losses), variables[k])``.
 
     A float16 or bfloat16 gradient is added in float32 and rounded once for each hop. Its mean is
     carried as a running mean, so that it is finite where the inputs are. The bound is in
@@ -98,9 +99,9 @@ def allreduce_grads(
             miss or repeat a tower.
         ClusterError: not K towers on each host, or no graph for a session.
     """
-    towers = device_strings(devices)  # K
-    rows = checked_rows(all_grads, towers)  # K × N
-    layout = plan_gradients(rows, towers, average, strategy_from(strategy), cluster)  # C chunks
+    devices = device_strings(devices)  # K
+    rows = checked_rows(all_grads, devices)  # K × N
+    layout = plan_gradients(rows, devices, average, strategy_from(strategy), cluster)  # C chunks
     return add_ops(layout, average, name, cluster)  # K × N
 
 
@@ -148,14 +149,14 @@ def allreduce_grads_and_vars(
 
     Raises: as :func:`allreduce_grads`; also if the towers list their variables in different orders.
     """
-    towers = device_strings(devices)  # K
+    devices = device_strings(devices)  # K
     strategy = strategy_from(strategy)
-    pairs = checked_pairs(all_grads_and_vars, towers)  # K × N pairs
-    names = variable_names(pairs, towers)  # N
+    pairs = checked_pairs(all_grads_and_vars, devices)  # K × N pairs
+    names = variable_names(pairs, devices)  # N
     grads = [grads_in(row) for row in pairs]  # K × N
-    layout = plan_gradients(grads, towers, average, strategy, cluster, names)
+    layout = plan_gradients(grads, devices, average, strategy, cluster, names)
     reduced = add_ops(layout, average, name, cluster)  # K × N
-    if len(towers) > 1:
+    if len(devices) > 1:
         warn_of_references(variables_in(pairs[0]))
     results = []
     for row, new_grads in zip(pairs, reduced):
@@ -233,15 +234,16 @@ def _reduced(layout: Layout, context: Context, name: str) -> List[Tuple[Any, ...
 
         # Run each chunk's schedule: sums up to its root, the mean there, and copies from there.
         of_each_chunk = zip(layout.schedules, zip(*packed), sums)
-        chunks = [run(schedule, values, ops) for schedule, values, ops in of_each_chunk]  # C × K
+        reduced = [run(schedule, values, ops) for schedule, values, ops in of_each_chunk]  # C × K
         record(scope, layout, context.hosts, packed)
 
         # Unpack each tower's chunks into its gradients, in their dtypes and shapes.
-        results = [_unpacked(layout, packing, sums, chunks, tower) for tower in towers]  # K × N
+        results = [_unpacked(layout, packing, sums, reduced, tower) for tower in towers]  # K × N
 
+        # On one host, a tower's backward pass waits for its earlier sums, as `lead` says.
         if context.hosts == 1:
             roots = map(root_of, layout.schedules)
-            limit_lead(layout, [chunk[root] for chunk, root in zip(chunks, roots)])
+            limit_lead(layout, [values[root] for values, root in zip(reduced, roots)])
         return results
 
 
@@ -253,14 +255,14 @@ def _packed(layout: Layout, packing: Packing, tower: int) -> List[Any]:
 
 
 def _unpacked(
-    layout: Layout, packing: Packing, sums: Sequence[Sum], chunks: Sequence[Any], tower: int
+    layout: Layout, packing: Packing, sums: Sequence[Sum], reduced: Sequence[Any], tower: int
 ) -> Tuple[Any, ...]:
     """Return one tower's N results, from C chunks of K values."""
     values: List[Any] = []
     with tf1.device(layout.devices[tower]):
-        for schedule, chunk, ops in zip(layout.schedules, chunks, sums):
+        for schedule, of_chunk, ops in zip(layout.schedules, reduced, sums):
             is_there = tower in complete_on(schedule)
-            values.append(ops.as_result(tower, chunk[tower]) if is_there else None)
+            values.append(ops.as_result(tower, of_chunk[tower]) if is_there else None)
         return tuple(packing.unpack(tower, values))
 
 
@@ -304,7 +306,7 @@ def copy_from_roots(
     for n, root in layout.roots().items():
         at_root: List[Any] = [None] * len(layout.devices)
         at_root[root] = values[n]
-        # without a dtype nothing is added up
+        # without a dtype nothing is cast, and no zeros stand for missing gradients
         columns[n] = columns[n]._replace(grads=tuple(at_root), dtype="", is_sparse=False)
     copies = [copies_in(schedule) for schedule in layout.schedules]
     back = layout._replace(columns=columns, schedules=copies)

@@ -18,8 +18,8 @@ algorithm              communication steps       bytes on the wire
 ``flat_hierarchical``  3                         ⌈K/2⌉·S
 =====================  ========================  ====================
 
-These are upper bounds, and exact for K = 4, 8 and 16. In each algorithm all towers together send
-2·(K-1)·S for a chunk. Over K chunks, which have K different roots, each tower sends 2·(K-1)·S.
+These are upper bounds, and exact for K = 4, 8 and 16. For one chunk all towers together send
+2·(K-1)·S, whatever the algorithm. Since the root rotates, each tower sends as much in K chunks.
 A user's algorithm is a function like these.
 """
 
@@ -96,13 +96,15 @@ def hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step]:
         2 ◄─┬─ 3                                    2 ─┬─► 3
             └─ …                                       └─► …
 
-    In each group one tower adds up: the root, and in other groups its *partner*, the tower at the
-    same place. Without ``groups`` these are two groups of ⌈K/2⌉ and ⌊K/2⌋ neighbours, and the root
-    is tower ``⌈K/2⌉ + chunk mod K``. Source: tensorpack's ``allreduce_grads_hierarchical``, K = 8.
+    In each group one tower adds up: the root, and in other groups the tower at the same place,
+    counted in a circle if the group is smaller. Without ``groups`` these are two groups of ⌈K/2⌉
+    and ⌊K/2⌋ neighbours, and the root is tower ``(⌈K/2⌉ + chunk) mod K``. Source: tensorpack's
+    ``allreduce_grads_hierarchical``, K = 8.
 
-    >>> hierarchical(4, chunk=2)  # doctest: +NORMALIZE_WHITESPACE
-    [Reduce(srcs=(1,), dst=0), Reduce(srcs=(3,), dst=2), Reduce(srcs=(2,), dst=0),
-     Copy(src=0, dst=2), Copy(src=2, dst=3), Copy(src=0, dst=1)]
+    >>> hierarchical(6, chunk=3)  # doctest: +NORMALIZE_WHITESPACE
+    [Reduce(srcs=(1, 2), dst=0), Reduce(srcs=(4, 5), dst=3), Reduce(srcs=(3,), dst=0),
+     Copy(src=0, dst=3), Copy(src=3, dst=4), Copy(src=3, dst=5), Copy(src=0, dst=1),
+     Copy(src=0, dst=2)]
 
     Raises:
         HierAllreduceError: the groups do not hold each tower once.
@@ -131,8 +133,9 @@ def flat_tree(towers: int, chunk: int) -> List[Step]:
     The root waits once for all gradients, and copies leave several towers at the same time. The
     root is tower ``chunk mod K``.
 
-    >>> flat_tree(4, chunk=0)  # doctest: +NORMALIZE_WHITESPACE
-    [Reduce(srcs=(1, 2, 3), dst=0), Copy(src=0, dst=2), Copy(src=2, dst=3), Copy(src=0, dst=1)]
+    >>> flat_tree(6, chunk=0)  # doctest: +NORMALIZE_WHITESPACE
+    [Reduce(srcs=(1, 2, 3, 4, 5), dst=0), Copy(src=0, dst=4), Copy(src=0, dst=2),
+     Copy(src=4, dst=5), Copy(src=2, dst=3), Copy(src=0, dst=1)]
     """
     back = copies_in(tuple(tree(towers, chunk)))
     return [*_all_to(chunk % towers, towers), *back]
@@ -147,10 +150,11 @@ def flat_hierarchical(towers: int, chunk: int, groups: Groups = ()) -> List[Step
             ├─ 2                       2 ──► 3
             └─ 3
 
-    Groups, partners and roots are those of ``hierarchical``.
+    Groups and roots are those of ``hierarchical``.
 
-    >>> flat_hierarchical(4, chunk=2)  # doctest: +NORMALIZE_WHITESPACE
-    [Reduce(srcs=(1, 2, 3), dst=0), Copy(src=0, dst=2), Copy(src=2, dst=3), Copy(src=0, dst=1)]
+    >>> flat_hierarchical(6, chunk=3)  # doctest: +NORMALIZE_WHITESPACE
+    [Reduce(srcs=(1, 2, 3, 4, 5), dst=0), Copy(src=0, dst=3), Copy(src=3, dst=4),
+     Copy(src=3, dst=5), Copy(src=0, dst=1), Copy(src=0, dst=2)]
 
     Raises:
         HierAllreduceError: the groups do not hold each tower once.
@@ -205,7 +209,7 @@ def _root_in_groups(towers: int, chunk: int) -> int:
 
 
 def _adders(groups: Groups, root: int) -> List[int]:
-    """Return for each group the tower that adds up: the root, or its partner."""
+    """Return for each group the tower that adds up: the root, or the one at the same place."""
     home = next(group for group in groups if root in group)
     place = home.index(root)
     return [group[place % len(group)] for group in groups]

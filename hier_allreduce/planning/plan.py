@@ -156,8 +156,11 @@ def run(schedule: Schedule, values: Sequence[V], ops: ChunkOps[V]) -> List[V]:
 # ---- the check -----------------------------------------------------------------------------------
 
 
+_COMPLETE = -1  # in a set of towers: the sum has all of them, and may be copied
+
+
 class _Counting(ChunkOps[FrozenSet[int]]):
-    """Counts contributions: a value is the set of towers in it, with -1 once it is complete."""
+    """Counts contributions: a value is the set of the towers whose gradients it has."""
 
     def __init__(self, towers: int):
         self._all = frozenset(range(towers))
@@ -176,10 +179,10 @@ class _Counting(ChunkOps[FrozenSet[int]]):
         if total != self._all:
             missing = sorted(self._all - total)
             raise HierAllreduceError(f"the last sum, on tower {root}, misses towers {missing}")
-        return total | {-1}
+        return total | {_COMPLETE}
 
     def copy(self, step: Copy, value: FrozenSet[int]) -> FrozenSet[int]:
-        if -1 not in value:
+        if _COMPLETE not in value:
             towers = sorted(value)
             fault = f"{step} copies the sum of towers {towers} only; copy the complete sum"
             raise HierAllreduceError(fault)
@@ -207,7 +210,7 @@ def checked(steps: Iterable[Step], towers: int) -> Schedule:
     >>> checked([Reduce((1,), 0), Copy(0, 1)], towers=2)
     (Reduce(srcs=(1,), dst=0), Copy(src=0, dst=1))
     """
-    most = 2 * towers * towers  # a user's generator may have no end
+    most = 2 * towers * towers  # far more than are needed: a user's generator may have no end
     schedule = tuple(_read(step, towers) for step in islice(steps, most + 1))
     if len(schedule) > most:
         raise HierAllreduceError(f"more than {most} steps; {towers} towers need {2 * towers - 2}")
@@ -217,7 +220,7 @@ def checked(steps: Iterable[Step], towers: int) -> Schedule:
             raise HierAllreduceError(fault)
     alone = [frozenset([tower]) for tower in range(towers)]
     counted = run(schedule, alone, _Counting(towers))
-    without = [tower for tower, value in enumerate(counted) if -1 not in value]
+    without = [tower for tower, value in enumerate(counted) if _COMPLETE not in value]
     if without:
         fault = f"in the end towers {without} do not have the sum; copy it to them"
         raise HierAllreduceError(fault)

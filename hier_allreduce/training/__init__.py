@@ -6,7 +6,7 @@
               └► update_at_mains                   each variable is updated once, and copied
                      └► copies ─► find_copies ─► broadcast, comparison
 
-Read ``update`` first. Both front ends, ``optimizer`` here and tensorpack's trainer, call it.
+Read ``update`` first. ``optimizer`` here and tensorpack's trainer call it.
 """
 
 from .optimizer import TowerOptimizer

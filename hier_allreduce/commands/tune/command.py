@@ -156,7 +156,7 @@ def _check_program(program: Sequence[str]) -> None:
     hosts = len(job_of(os.environ).hosts)
     if hosts > 1:
         raise HierAllreduceError(
-            f"this environment describes {hosts} hosts, and tune measures one: unset TF_CONFIG"
+            f"this environment describes {hosts} hosts, and tune measures one: set TF_CONFIG={{}}"
         )
 
 
