@@ -7,7 +7,7 @@ from helpers.graphs import XPU
 
 from hier_allreduce import HierAllreduceError
 from hier_allreduce.commands.doctor import copies
-from hier_allreduce.commands.doctor.copies import Copy
+from hier_allreduce.commands.doctor.copies import MeasuredCopy
 
 CPUS = ["/cpu:0", "/cpu:1"]
 GPUS = ["/gpu:0", "/gpu:1", "/gpu:2"]
@@ -50,12 +50,14 @@ def test_a_device_that_does_not_exist_is_an_error():
 
 
 def test_speeds_and_faults_of_gpus_are_in_one_table():
-    found = {pair: Copy(rate=22.4e9) for pair in permutations(GPUS, 2)}
-    found["/gpu:0", "/gpu:2"] = Copy(differ=3, rate=9e9)
-    found["/gpu:1", "/gpu:2"] = Copy(fault="no answer for 10 s")
-    found["/gpu:2", "/gpu:0"] = Copy(fault="the process ended: InternalError")
-    found["/gpu:2", "/gpu:1"] = Copy(rate=0.0)
-    found["/gpu:1", "/gpu:0"] = Copy(fault="out of memory: /gpu:1 has no 64 MiB for TensorFlow")
+    found = {pair: MeasuredCopy(rate=22.4e9) for pair in permutations(GPUS, 2)}
+    found["/gpu:0", "/gpu:2"] = MeasuredCopy(differ=3, rate=9e9)
+    found["/gpu:1", "/gpu:2"] = MeasuredCopy(fault="no answer for 10 s")
+    found["/gpu:2", "/gpu:0"] = MeasuredCopy(fault="the process ended: InternalError")
+    found["/gpu:2", "/gpu:1"] = MeasuredCopy(rate=0.0)
+    found["/gpu:1", "/gpu:0"] = MeasuredCopy(
+        fault="out of memory: /gpu:1 has no 64 MiB for TensorFlow"
+    )
     assert copies.report(GPUS, found).splitlines() == [
         "GB/s of copies of 32 MiB, from row to column",
         "           /gpu:0  /gpu:1  /gpu:2",

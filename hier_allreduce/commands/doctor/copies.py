@@ -2,7 +2,7 @@
 
 ::
 
-    devices ─► pairs ─► copier ─► {pair: Copy} ─► report, faults
+    devices ─► pairs ─► copier ─► {pair: MeasuredCopy} ─► report, faults
                         a process, which ends when a copy hangs
 """
 
@@ -34,7 +34,7 @@ _MORE_MEMORY = "end other programs on it (`nvidia-smi` lists them), and try agai
 _TIMEOUT = re.compile(r"^Timeout \((\d+):(\d+):([\d.]+)\)!", re.MULTILINE)  # of faulthandler
 
 
-class Copy(NamedTuple):
+class MeasuredCopy(NamedTuple):
     """The copies of one ordered pair of devices.
 
     Attributes:
@@ -48,7 +48,7 @@ class Copy(NamedTuple):
     fault: str = ""
 
 
-def copy_all(devices: Sequence[str]) -> Dict[Pair, Copy]:
+def copy_all(devices: Sequence[str]) -> Dict[Pair, MeasuredCopy]:
     """Copy between every ordered pair of K ≥ 2 devices of TensorFlow; show a bar.
 
     Raises:
@@ -59,7 +59,7 @@ def copy_all(devices: Sequence[str]) -> Dict[Pair, Copy]:
     return dict(zip(pairs, bar))
 
 
-def _ask(first: str, pairs: List[Pair]) -> Iterator[Copy]:
+def _ask(first: str, pairs: List[Pair]) -> Iterator[MeasuredCopy]:
     """Yield the copies of each pair; a process that hangs or dies is replaced by a new one."""
     while pairs:
         with tempfile.TemporaryFile() as errors, _copier(first, pairs, errors) as process:
@@ -72,7 +72,7 @@ def _ask(first: str, pairs: List[Pair]) -> Iterator[Copy]:
                 line = lines.readline()
                 pairs = pairs[1:]
                 answer = json.loads(line) if line else {"fault": _fault(process, errors)}
-                yield Copy(**answer)
+                yield MeasuredCopy(**answer)
             process.kill()  # the end of TensorFlow may hang, too
 
 
@@ -101,7 +101,7 @@ def _fault(process: Any, errors: Any) -> str:
     return f"the process ended: {told[-1][:150]}"
 
 
-def report(devices: Sequence[str], found: Dict[Pair, Copy]) -> str:
+def report(devices: Sequence[str], found: Dict[Pair, MeasuredCopy]) -> str:
     """Return a K×K table of GB/s, from row to column.
 
     CPU devices share one memory, so that their copies have no speed: the table says ``equal``.
@@ -115,7 +115,7 @@ def report(devices: Sequence[str], found: Dict[Pair, Copy]) -> str:
     return f"{title}, from row to column\n{table(rows, all_right=True)}"
 
 
-def _cell(copy: Copy, are_gpus: bool) -> str:
+def _cell(copy: MeasuredCopy, are_gpus: bool) -> str:
     if copy.fault.startswith("no answer"):
         return "NO END"
     if copy.fault.startswith(_NO_MEMORY):
@@ -129,7 +129,7 @@ def _cell(copy: Copy, are_gpus: bool) -> str:
     return rounded(copy.rate / 1e9) if copy.rate else "?"
 
 
-def faults(found: Dict[Pair, Copy]) -> List[str]:
+def faults(found: Dict[Pair, MeasuredCopy]) -> List[str]:
     """Return a line for every kind of broken copy, with its remedy."""
     by_kind: Dict[str, List[str]] = {}
     for (src, dst), copy in found.items():

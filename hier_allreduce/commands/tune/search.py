@@ -131,7 +131,7 @@ class Search:
         self._share = 2 * self._budget.least
         if first.seconds:
             # the others start as the first one did, and a hang must not take all the time
-            usual = max(self._runner.patience, SLOWEST_START * first.overhead)
+            usual = round(max(self._runner.patience, SLOWEST_START * first.overhead))
             self._runner.start_patience = min(self._runner.start_patience, usual)
         chosen = _peers_and_ours(chosen)
         seconds = self._runner.left()
