@@ -39,6 +39,7 @@ class VirtualRunner:
         return self._left
 
     def run(self, candidate, share, turn):
+        assert self._left > 0
         step = self._milliseconds(candidate)
         if step is None:
             self._left -= self.start_patience
@@ -126,11 +127,12 @@ def test_every_candidate_is_a_strategy():
 
 def test_the_best_and_the_peers_run_last_in_both_orders():
     runner = VirtualRunner(steps, gpus=False)
-    _, turns = searched(runner, "ReductionToOneDevice", "flat", "tree", "flat_tree")
     peer = "ReductionToOneDevice"
-    assert turns[1] == ["now", peer, "flat-2MiB", "tree-2MiB", "flat_tree-2MiB"]
-    assert turns[2] == ["now", "tree-2MiB", peer]
-    assert turns[3] == ["now", peer, "tree-2MiB", "flat-2MiB", "flat_tree-2MiB"]
+    _, turns = searched(runner, peer, "flat", "tree", "flat_tree", "hierarchical")
+    ours = ["flat-2MiB", "tree-2MiB", "hierarchical-2MiB", "flat_tree-2MiB"]
+    assert turns[1] == ["now", peer, *ours]
+    assert turns[2] == ["now", "tree-2MiB", peer, "hierarchical-2MiB"]
+    assert turns[3] == ["now", peer, "tree-2MiB", "hierarchical-2MiB", "flat-2MiB"]
     assert turns[4] == turns[3][::-1]
     assert turns[5] == ["now", "tree-2MiB"]  # the others are clearly slower
     assert turns[6] == ["tree-2MiB", "now"]
@@ -170,6 +172,14 @@ def test_with_more_time_more_candidates_are_measured():
     numbers = [budget.affordable(candidates, seconds) for seconds in (1, 300, 600, 1e5)]
     assert numbers[0] == 1 and numbers[-1] == 21 and numbers == sorted(numbers)
     assert budget.all_runs(candidates[: numbers[2]]) <= 600
+
+
+def test_the_least_time_has_all_turns():
+    budget = Budget(overhead=10.0, least=1.0)
+    names = [Candidate("peer", "peer"), *(Candidate(name) for name in ("flat", "tree", "auto", "x"))]
+    # 5 short runs; longer ones of the program as it is and 3 others; 4 times it, the peer, 3 of ours
+    assert budget.all_runs(names) == 5 * 11 + 4 * 12 + 4 * 5 * 12
+    assert budget.affordable(names, 343.0) == 5 and budget.affordable(names, 342.0) == 4
 
 
 def test_an_algorithm_that_hangs_is_not_tried_with_other_sizes():

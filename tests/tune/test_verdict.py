@@ -60,6 +60,7 @@ BUSY = [100, 140, 100, 180, 120, 150]
         ),
         ({"now": QUIET, "flat": [99.8] * 6}, ["no difference: leave the program as it is"]),
         ({"now": QUIET, "flat": [98] * 6}, ["no difference is certain: leave the program"]),
+        ({"now": [100] * 6, "flat": [101] * 6}, ["no difference: leave the program as it is"]),
         ({"now": QUIET, "flat": [110] * 6}, ["use the program as it is: flat, the fastest other"]),
         (
             {"now": QUIET, PEER: [120] * 6},
@@ -87,6 +88,23 @@ BUSY = [100, 140, 100, 180, 120, 150]
                 "the runs are too few, or differ much: end other programs",
             ],
         ),
+        (
+            {"now": [100] * 6, PEER: [100, 100, 97, 103, 98, 102]},
+            [
+                "no difference is certain: leave",
+                "ours (the program as it is) and NcclAllReduce: no difference is certain (-4",
+            ],
+        ),
+        (
+            {"now": [100] * 6, "flat": [100, 100, 96, 104, 96, 104]},
+            ["no difference is certain: leave", "the runs are too few, or differ much"],
+        ),
+        # neither one candidate that differs, nor one that has run seldom, makes the machine busy
+        (
+            {"now": QUIET, "flat": [90] * 6, "tree": [91] * 6, "other": BUSY, "seldom": [100, 190]},
+            ["use flat"],
+        ),
+        ({"now": QUIET, "flat": [90] * 6, "once": [5]}, ["use flat: it takes 10% less time a step"]),
         # other programs slow both runs of a pair
         ({"now": BUSY, "flat": [0.9 * step for step in BUSY]}, ["use flat: it takes 10% less"]),
         ({"now": "hangs", "flat": [9] * 6, PEER: [10] * 6}, ["use flat: the program as it is was"]),
@@ -131,6 +149,13 @@ def test_the_table_has_faults_and_left_out_candidates():
     assert lines[2].split()[:2] == ["flat", "90"] and lines[2].endswith("6     ← use this")
     assert lines[3].split() == ["tree", "hung:", "no", "step"]
     assert "  flat_tree-8MiB, tree-8MiB: no time" in lines and "  NcclAllReduce: no GPUs" in lines
+
+
+def test_a_candidate_that_hangs_once_is_not_measured():
+    hung = Run(Candidate("flat"), [], 7, Path("log"), "hung: no step")
+    found = verdict([*runs_with(now=QUIET, flat=[90] * 6, tree=[101] * 6), hung])
+    assert found.best is None and "the fastest other one is tree" in found.sentences[0]
+    assert report(found).splitlines()[2].split() == ["flat", "hung:", "no", "step"]
 
 
 def test_json_has_the_same():
