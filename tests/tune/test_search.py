@@ -34,12 +34,14 @@ class VirtualRunner:
         self._left = seconds
         self._overhead = overhead
         self._facts = {**FACTS, "bytes": 1 << 20, "kept": {}, **facts}
+        self.shares = {}
 
     def left(self):
         return self._left
 
     def run(self, candidate, share, turn):
         assert self._left > 0
+        self.shares[turn] = share
         step = self._milliseconds(candidate)
         if step is None:
             self._left -= self.start_patience
@@ -136,6 +138,27 @@ def test_the_best_and_the_peers_run_last_in_both_orders():
     assert turns[4] == turns[3][::-1]
     assert turns[5] == ["now", "tree-2MiB"]  # the others are clearly slower
     assert turns[6] == ["tree-2MiB", "now"]
+    assert max(turns) == 10  # there is time for more than four last turns
+    assert 0 == runner.shares[1] < runner.shares[2] < runner.shares[3]
+
+
+def test_slow_candidates_go_on_if_no_other_is_near():
+    runner = VirtualRunner(lambda found: 130.0 if found.changes else 100.0, gpus=False)
+    _, turns = searched(runner, "tree", "flat")
+    assert turns[5] == ["now", "flat-2MiB", "tree-2MiB"]
+
+
+def test_a_program_without_any_other_candidate_is_not_run_again():
+    runner = VirtualRunner(lambda found: None if found.changes else 100.0, gpus=False)
+    runner.start_patience = 3.0
+    _, turns = searched(runner, "tree", "flat")
+    assert turns == {1: ["now", "flat-2MiB", "tree-2MiB"]}
+
+
+def test_the_program_as_it_is_runs_last_too_if_it_is_slow():
+    runner = VirtualRunner(lambda found: 70.0 if found.changes else 100.0, gpus=False)
+    _, turns = searched(runner, "tree", "flat")
+    assert turns[5][0] == "now"
 
 
 def test_all_runs_end_in_time():
@@ -176,7 +199,10 @@ def test_with_more_time_more_candidates_are_measured():
 
 def test_the_least_time_has_all_turns():
     budget = Budget(overhead=10.0, least=1.0)
-    names = [Candidate("peer", "peer"), *(Candidate(name) for name in ("flat", "tree", "auto", "x"))]
+    names = [
+        Candidate("peer", "peer"),
+        *(Candidate(name) for name in ("flat", "tree", "auto", "x")),
+    ]
     # 5 short runs; longer ones of the program as it is and 3 others; 4 times it, the peer, 3 of ours
     assert budget.all_runs(names) == 5 * 11 + 4 * 12 + 4 * 5 * 12
     assert budget.affordable(names, 343.0) == 5 and budget.affordable(names, 342.0) == 4

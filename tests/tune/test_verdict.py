@@ -104,7 +104,10 @@ BUSY = [100, 140, 100, 180, 120, 150]
             {"now": QUIET, "flat": [90] * 6, "tree": [91] * 6, "other": BUSY, "seldom": [100, 190]},
             ["use flat"],
         ),
-        ({"now": QUIET, "flat": [90] * 6, "once": [5]}, ["use flat: it takes 10% less time a step"]),
+        (
+            {"now": QUIET, "flat": [90] * 6, "once": [5]},
+            ["use flat: it takes 10% less time a step"],
+        ),
         # other programs slow both runs of a pair
         ({"now": BUSY, "flat": [0.9 * step for step in BUSY]}, ["use flat: it takes 10% less"]),
         ({"now": "hangs", "flat": [9] * 6, PEER: [10] * 6}, ["use flat: the program as it is was"]),

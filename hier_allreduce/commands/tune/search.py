@@ -128,8 +128,6 @@ class Search:
         self._budget = Budget(1.0, 0.0)  # of a program that hangs, nothing is known
         if first.seconds:
             self._budget = Budget(first.overhead, LEAST * first.step)
-        self._share = 2 * self._budget.least
-        if first.seconds:
             # the others start as the first one did, and a hang must not take all the time
             usual = round(max(self._runner.patience, SLOWEST_START * first.overhead))
             self._runner.start_patience = min(self._runner.start_patience, usual)
@@ -212,9 +210,10 @@ class Search:
         return sorted(newest.values(), key=lambda run: run.step)
 
     def _better_half(self) -> List[Candidate]:
-        """Return the program as it is, and the faster half of the others."""
+        """Return the program as it is, and the faster half of the others; none without others."""
         others = [run.candidate for run in self._ranked() if run.candidate.name != NOW]
-        return [Candidate(NOW), *others[: (len(others) + 1) // 2]]
+        half = others[: (len(others) + 1) // 2]
+        return [Candidate(NOW), *half] if half else []
 
     def _last_turns(self) -> Iterator[List[Candidate]]:
         """Yield the candidates of the last turns, forwards and backwards in turn."""
@@ -238,8 +237,7 @@ class Search:
         pairs = int(left / (2 * candidates * 2 * self._budget.run(1)))
         affordable = max(1, int(left / least))
         turns = min(max(LAST_TURNS, 2 * pairs), affordable, MOST_LAST_TURNS)
-        share = left / (turns * candidates) - self._budget.overhead
-        self._share = max(share, 2 * self._budget.least)
+        self._share = left / (turns * candidates) - self._budget.overhead
         return turns
 
     def _near(self, order: Sequence[Candidate]) -> List[Candidate]:
