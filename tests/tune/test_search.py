@@ -203,7 +203,7 @@ def test_the_least_time_has_all_turns():
         Candidate("peer", "peer"),
         *(Candidate(name) for name in ("flat", "tree", "auto", "x")),
     ]
-    # 5 short runs; longer ones of the program as it is and 3 others; 4 times it, the peer, 3 of ours
+    # 5 short runs; longer ones of now and 3 others; 4 times now, the peer and 3 of ours
     assert budget.all_runs(names) == 5 * 11 + 4 * 12 + 4 * 5 * 12
     assert budget.affordable(names, 343.0) == 5 and budget.affordable(names, 342.0) == 4
 
