@@ -9,10 +9,11 @@ A page says ``<!-- measured: NAME -->`` before such a table and ``<!-- end -->``
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 TOP = Path(__file__).parents[2]
-RESULTS = TOP / "benchmarks" / "results" / "emulated.json"
+RESULTS = TOP / "benchmarks" / "results" / "emulated"  # a file for each run
 PAGES = ("README.md", "docs/index.md", "docs/measured.md")
 BLOCK = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -35,18 +36,21 @@ MACHINES = {
 MODELS = {"resnet50": "ResNet-50", "bert_base": "BERT-base", "vgg16": "VGG-16"}
 
 
-def results():
-    """Return the committed results."""
-    return json.loads(RESULTS.read_text(encoding="utf-8"))
+def runs():
+    """Return the committed runs of the benchmark, the first one first."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+
+
+def all_cells():
+    """Return the cells of all runs."""
+    return [cell for run in runs() for cell in run["cells"]]
 
 
 def cells_of(machine, model, average):
     """Return the cells of a machine and a model, the least share of the host first."""
     wanted = (machine, model, average)
     cells = [
-        cell
-        for cell in results()["cells"]
-        if (cell["machine"], cell["model"], cell["average"]) == wanted
+        cell for cell in all_cells() if (cell["machine"], cell["model"], cell["average"]) == wanted
     ]
     return sorted(cells, key=lambda cell: cell["host"])
 
@@ -77,47 +81,46 @@ def best_peer(cell):
 
 
 def long_table():
-    """Return the table of all cells: ours beside the best peer, and the ratio."""
-    head = [
-        "machine",
-        "model",
-        "",
-        "host",
-        "ours, ms",
-        "range",
-        "limit, ms",
-        "best peer, ms",
-        "",
-        "ours ÷ peer",
-    ]
+    """Return the table of all cells: ours beside the best peer, and the ratio.
+
+    A row has two numbers where the shares of the host differ.
+    """
+    head = ["machine", "model", "ours, ms", "range", "limit, ms", "best peer, ms", "ours ÷ peer"]
     rows = [head]
-    for cell in results()["cells"]:
-        ours = cell["contenders"][OURS]
-        name, median = best_peer(cell)
-        least, most = min(ours["exposed_ms"]), max(ours["exposed_ms"])
+    kinds = {(cell["model"], cell["average"], cell["machine"]): cell for cell in all_cells()}
+    for model, average, machine in sorted(kinds, key=_place):
+        cells = cells_of(machine, model, average)
+        ours = [cell["contenders"][OURS] for cell in cells]
+        peers = [best_peer(cell) for cell in cells]
+        ranges = [f"{min(one['exposed_ms']):.1f}–{max(one['exposed_ms']):.1f}" for one in ours]
         rows.append(
             [
-                f"`{cell['machine']}`",
-                MODELS[cell["model"]],
-                "mean" if cell["average"] else "sum",
-                f"{cell['host']:g}",
-                f"{ours['median_ms']:.1f}",
-                f"{least:.1f} to {most:.1f}",
-                f"{ours['limit_ms']:.1f}",
-                f"{median:.1f}",
-                name,
-                f"{ours['median_ms'] / median:.2f}",
+                f"`{machine}`",
+                f"{MODELS[model]}, {'mean' if average else 'sum'}",
+                ", ".join(f"{one['median_ms']:.1f}" for one in ours),
+                ", ".join(ranges),
+                f"{ours[0]['limit_ms']:.1f}",
+                ", ".join(f"{median:.1f} ({name})" for name, median in peers),
+                ", ".join(f"{ratio(cell):.2f}" for cell in cells),
             ]
         )
     return markdown(rows)
 
 
+def _place(kind):
+    """Return where a row stands: means before sums, models and machines in the order above."""
+    model, average, machine = kind
+    return not average, list(MODELS).index(model), list(MACHINES).index(machine)
+
+
+def ratio(cell):
+    """Return ours divided by the best peer."""
+    return cell["contenders"][OURS]["median_ms"] / best_peer(cell)[1]
+
+
 def ratios():
     """Return ours divided by the best peer, of all cells, in ascending order."""
-    found = [
-        cell["contenders"][OURS]["median_ms"] / best_peer(cell)[1] for cell in results()["cells"]
-    ]
-    return sorted(found)
+    return sorted(map(ratio, all_cells()))
 
 
 def ratio_sentence():
@@ -132,12 +135,16 @@ def ratio_sentence():
 
 def about():
     """Return where and when the cells were measured, as a sentence."""
-    found = results()
-    rounds = {len(cell["contenders"][OURS]["exposed_ms"]) for cell in found["cells"]}
+    rounds = {len(cell["contenders"][OURS]["exposed_ms"]) for cell in all_cells()}
+    found = runs()
+    first = found[0]
+    cells = Counter()
+    for run in found:
+        cells[run["date"], run["commit"]] += len(run["cells"])
+    made = [f"{count} on {day} at commit {commit}" for (day, commit), count in cells.items()]
     return (
-        f"Measured on {found['date']} at commit {found['commit']},"
-        f" TensorFlow {found['tensorflow']},"
-        f" {found['cores']} cores, {'/'.join(map(str, sorted(rounds)))} rounds."
+        f"Cells: {', '.join(made)}. TensorFlow {first['tensorflow']}, {first['cores']} cores,"
+        f" {'/'.join(map(str, sorted(rounds)))} rounds."
     )
 
 
