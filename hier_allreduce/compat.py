@@ -103,7 +103,10 @@ def takes_control_edges() -> bool:
     graph = tf1.get_default_graph()
     if hasattr(graph, "capture") or graph._get_control_flow_context() is not None:
         return False
-    sessions = (found for found in gc.get_objects() if issubclass(type(found), _SESSION))
+    objects = gc.get_objects()
+    # first the few types, because a large model has millions of objects
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, _SESSION)}
+    sessions = (found for found in objects if type(found) in kinds) if kinds else ()
     # a session that failed to start has no graph, and a traceback may still hold it
     return all(getattr(session, "graph", None) is not graph for session in sessions)
 
