@@ -229,6 +229,14 @@ def test_a_program_that_always_hangs_is_not_run_with_all_candidates(capsys):
     assert told.startswith("The program as it is hung: no step at all. Now a short run of each of")
 
 
+def test_candidates_that_the_time_does_not_reach_are_left_out():
+    runner = VirtualRunner(lambda candidate: None, seconds=100.0, gpus=False)
+    runner.start_patience = 60.0
+    search, turns = searched(runner, "ReductionToOneDevice", "tree")
+    assert turns == {1: ["now", "ReductionToOneDevice"]}
+    assert search.left_out["tree-2MiB"] == "the time was over"
+
+
 def test_a_name_that_is_not_for_the_program_is_an_error():
     fault = "no candidate is for this program: tensorpack-cpu: the program's front end is keras"
     with pytest.raises(HierAllreduceError, match=fault):

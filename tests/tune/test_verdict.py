@@ -162,10 +162,12 @@ def test_a_candidate_that_hangs_once_is_not_measured():
 
 
 def test_json_has_the_same():
-    found = as_json(verdict(runs_with(now=QUIET, flat=[90] * 6), {"tree": "no time"}))
+    runs = runs_with(now=QUIET, flat=[90] * 6, **{PEER: "hangs"})
+    found = as_json(verdict(runs, {"tree": "no time"}))
     assert json.loads(json.dumps(found)) == found
     assert (found["best"], found["left_out"]) == ("flat", {"tree": "no time"})
-    flat = found["candidates"][1]
+    _, flat, peer = found["candidates"]
+    assert (flat["peer"], peer["peer"], peer["step"]) == (False, True, None)
     assert flat["step"] == pytest.approx(0.09) and flat["runs"][2]["turn"] == 3
 
 
