@@ -3,6 +3,7 @@
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.timed_programs import WAITS, left_over
@@ -11,6 +12,13 @@ from hier_allreduce.commands.tune.faults import NothingMeasured, own_last_line
 from hier_allreduce.planning.candidate import Candidate
 
 NOW = Candidate("now")
+SLOW_AT_FIRST = """
+def train(steps):
+    build()
+    with open(asked.clock, "a") as file:
+        for step in range(steps):
+            print(min(step, 10) + 0.01 * step, file=file)
+"""
 
 
 def test_a_program_that_trains_is_measured_in_windows(program, runner):
@@ -19,9 +27,60 @@ def test_a_program_that_trains_is_measured_in_windows(program, runner):
     assert not left_over()
 
 
-def test_a_hang_after_some_steps_has_the_programs_last_line(program, runner):
-    run = runner(program("train(5)" + WAITS), patience=1.0).run(NOW, 0.0, 1)
-    assert run.fault == "hung: no step after step 5 for 1 s, killed; last line: waits"
+@pytest.mark.parametrize(("steps", "windows"), [(31, 1), (50, 1), (51, 2), (3000, 149)])
+def test_windows_have_20_steps_after_the_first_10(program, runner, steps, windows):
+    run = runner(program(SLOW_AT_FIRST + f"train({steps})")).run(NOW, 1e6, 1)
+    assert run.seconds == pytest.approx([0.01] * windows)
+
+
+def test_a_run_ends_when_it_has_many_steps(program, runner):
+    run = runner(program("train(2100)" + WAITS)).run(NOW, 1e6, 1)
+    assert not run.fault and len(run.seconds) == 104
+
+
+def test_a_run_with_enough_steps_counts_at_the_deadline(program, runner, monkeypatch):
+    runs = runner(program("train(200)" + WAITS))
+
+    def end_now(_, text):
+        runs.deadline = 0.0 if text.endswith("step 200") else runs.deadline
+
+    monkeypatch.setattr("hier_allreduce.commands.tune.progress.Progress.show", end_now)
+    run = runs.run(NOW, 1e6, 1)
+    assert not run.fault and len(run.seconds) == 9
+
+
+@pytest.fixture
+def virtual_time(monkeypatch, tmp_path):
+    """``virtual_time(start=100.0)``: after these seconds a program has a step in every look."""
+
+    def virtual_time(start):
+        now = [0.0]
+
+        def sleep(_):
+            now[0] += 10.0
+            for clock in tmp_path.glob("outputs-*/*.log"):
+                with clock.with_suffix(".clock").open("a") as file:
+                    file.write(f"{now[0]}\n" if now[0] > start else "")
+
+        clock = SimpleNamespace(monotonic=lambda: now[0], sleep=sleep)
+        monkeypatch.setattr("hier_allreduce.commands.tune.run.time", clock)
+
+    return virtual_time
+
+
+def test_patience_is_for_one_step_and_a_share_begins_with_the_first(program, runner, virtual_time):
+    virtual_time(start=100.0)
+    run = runner(program(WAITS), start_patience=150.0, seconds=1e5).run(NOW, 1000.0, 1)
+    # the first step is at 110 s, and after more than 1000 s with steps the run ends
+    assert run.fault == "" and run.seconds == [10.0] * 4
+    assert 110 <= run.overhead < 130
+
+
+@pytest.mark.parametrize("steps", [5, 200])
+def test_a_hang_after_some_steps_has_the_programs_last_line(program, runner, steps):
+    run = runner(program(f"train({steps}){WAITS}"), patience=1.0).run(NOW, 1e6, 1)
+    assert run.fault == f"hung: no step after step {steps} for 1 s, killed; last line: waits"
+    assert run.seconds == []
     assert run.output.read_text() == "waits\n" and not left_over()
 
 
@@ -73,6 +132,11 @@ def test_children_that_have_left_the_process_group_are_ended_too(program, runner
     leaves += "child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
     leaves += "with open('groups', 'a') as file:\n    print(child.pid, file=file)\ntrain(200)"
     assert runner(program(leaves)).run(NOW, 0.0, 1).seconds and not left_over()
+
+
+def test_children_without_an_environment_are_ended_too(program, runner):
+    child = "import subprocess\nsubprocess.Popen(['env', '-i', 'sleep', '1000'])\ntrain(200)"
+    assert runner(program(child)).run(NOW, 0.0, 1).seconds and not left_over()
 
 
 def test_the_last_line_is_the_programs_own():
