@@ -136,7 +136,7 @@ def output(text: str) -> Path:
     """Read the path of a file to write, in a folder that can be made; nothing is made yet."""
     path = Path(text)
     try:
-        if not text or path.is_dir():
+        if path.is_dir():
             raise argparse.ArgumentTypeError(f"{text!r} is no name of a file, such as folder/file")
         above = next(folder for folder in path.absolute().parents if folder.exists())
     except (OSError, ValueError) as error:

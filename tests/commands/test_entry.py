@@ -33,6 +33,7 @@ def in_a_shell(redirected, *arguments):
         ("tune", "--minutes", "soon", "such as 10min"),
         ("tune", "-o", "/dev/null/x.yaml", "its folder cannot be made"),
         ("tune", "-o", ".", "such as folder/file"),
+        ("tune", "-o", "", "such as folder/file"),
         ("doctor", "--copies", "yes", "takes no value, not 'yes'"),
     ],
 )
@@ -57,7 +58,7 @@ def test_an_error_names_the_option_and_the_right_form(fails, command, option, va
         (["doctor", "--", "x"], "'x' is one argument too many"),
         (["doctor", "dgx-1v"], "'dgx-1v' is one argument too many"),
         (["doctor", "--devces", "/gpu:0"], "--devces: no such option; did you mean '--devices'?"),
-        (["doctor", "--devces=/gpu:0"], "did you mean '--devices'?"),
+        (["doctor", "--devces=/gpu:0,/gpu:1,/gpu:2,/gpu:3"], "did you mean '--devices'?"),
         (["tune", "--minutes"], "--minutes: expected one argument M, "),
         (
             ["tune", "python", "train.py", "--lr", "3"],
@@ -103,6 +104,12 @@ def test_the_folder_of_an_output_is_made_when_it_is_written(tmp_path):
     assert not (tmp_path / "a").exists()
     options.make_folder(path)
     assert path.parent.is_dir()
+
+
+def test_a_folder_that_may_not_be_written_to_is_an_error(fails, monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))  # root may always
+    error = fails("tune", "-o", tmp_path / "best.yaml")
+    assert f"its folder cannot be made: {tmp_path} is no folder that can be written to" in error
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device here")

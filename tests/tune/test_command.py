@@ -114,7 +114,7 @@ def test_errors_have_one_line(program, arguments, message, capsys):
         ("minutes", "5", 300),
         ("minutes", "5min", 300),
         ("minutes", "90s", 90),
-        ("minutes", "1h", 3600),
+        ("minutes", "24h", 86400),
         ("patience", "60", 60),
         ("patience", "2min", 120),
         ("start_patience", "0.5h", 1800),
