@@ -51,7 +51,7 @@ def test_a_run_with_enough_steps_counts_at_the_deadline(program, runner, monkeyp
 
 @pytest.fixture
 def virtual_time(monkeypatch, tmp_path):
-    """``virtual_time(start=100.0)``: after these seconds a program has a step in every look."""
+    """``virtual_time(start=300.0)``: after these seconds a program has a step in every look."""
 
     def virtual_time(start):
         now = [0.0]
@@ -69,11 +69,11 @@ def virtual_time(monkeypatch, tmp_path):
 
 
 def test_patience_is_for_one_step_and_a_share_begins_with_the_first(program, runner, virtual_time):
-    virtual_time(start=100.0)
-    run = runner(program(WAITS), start_patience=150.0, seconds=1e5).run(NOW, 1000.0, 1)
-    # the first step is at 110 s, and after more than 1000 s with steps the run ends
+    virtual_time(start=300.0)
+    run = runner(program(WAITS), start_patience=400.0, seconds=1e5).run(NOW, 1000.0, 1)
+    # the first step is at 310 s, and the run ends after more than 1000 s with steps
     assert run.fault == "" and run.seconds == [10.0] * 4
-    assert 110 <= run.overhead < 130
+    assert 310 <= run.overhead < 330
 
 
 @pytest.mark.parametrize("steps", [5, 200])
