@@ -7,6 +7,12 @@ import pytest
 from hier_allreduce.commands import main
 
 
+@pytest.fixture(autouse=True)
+def patient_copier(monkeypatch):
+    """``doctor --copies`` waits longer for a pair, because other tests use the cores too."""
+    monkeypatch.setattr("hier_allreduce.commands.doctor.copies.LIMIT", 240.0)
+
+
 @pytest.fixture
 def run(capsys, monkeypatch):
     """``run("doctor", "--topo", "-", stdin="…")``: exit status, output, and standard error."""
