@@ -16,6 +16,8 @@ import tables
 
 INCLUDE = re.compile(r"<!-- include: (\w+) -->")
 FIGURE = re.compile(r'(<img [^>]*?src="([^"]+)"[^>]*>)')
+INLINE_CODE = re.compile(r"(?<!<span></span>)<code>[^<]+</code>")  # not that of a block
+HYPHENATED = re.compile(r"(?<![^ >])[^ <>]*-[^ <>]{1,24}(?![^ <])")  # such as --minutes, test-tf1
 OUTSIDE = re.compile(
     r"\]\((?:\.\./)+("
     r"(?:tests|benchmarks|examples|configs|hier_allreduce)/[^)]*"  # a file in a folder
@@ -31,8 +33,11 @@ def on_page_markdown(markdown, page, config, files):
 
 
 def on_page_content(html, page, config, files):
-    """Link each figure to its file."""
-    return FIGURE.sub(r'<a class="figure" href="\2">\1</a>', html)
+    """Link each figure to its file, and keep options such as --minutes on one line."""
+    html = FIGURE.sub(r'<a class="figure" href="\2">\1</a>', html)
+    return INLINE_CODE.sub(
+        lambda code: HYPHENATED.sub(r'<span class="whole">\g<0></span>', code.group()), html
+    )
 
 
 def on_post_page(output, page, config):
