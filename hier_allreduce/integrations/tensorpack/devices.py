@@ -41,8 +41,10 @@ def creator_for_towers(creator: Any, devices: Sequence[Any]) -> Any:
     for tower, device in enumerate(devices):
         # device functions and None are left to TensorFlow
         if isinstance(device, str) and not any(devices_match(name, device) for name in names):
+            local = "/job:localhost/replica:0/task:0/device:"
+            there = ", ".join(name.replace(local, "/") for name in names)
             raise HierAllreduceError(
-                f"tower {tower}: {device} does not exist. There are {', '.join(names)};"
+                f"tower {tower}: {device} does not exist. There are {there};"
                 ' without GPUs, devices=["/cpu:0", "/cpu:1", …] creates all CPU devices in it'
             )
     return creator
