@@ -138,7 +138,7 @@ class TowerOptimizer:
             name: the name of the op.
             arguments: other arguments of the optimizer's ``apply_gradients``, such as
                 ``decay_var_list`` of contrib's ``AdamWOptimizer``. Each tower's update gets its own
-                variables in place of any tower's.
+                variables in place of any tower's, with ``update="main"`` those of the mains.
 
         Raises:
             HierAllreduceError: an invalid global step or name, or an argument that the optimizer
@@ -167,7 +167,7 @@ class TowerOptimizer:
         average, strategy, cluster = self._average, self._strategy, self._cluster
         if self._at_mains:
             op, copies = update_at_mains(
-                self._optimizer, rows, self.devices, average, strategy, cluster
+                self._optimizer, rows, self.devices, average, strategy, cluster, arguments
             )
         else:
             reduced = allreduce_grads_and_vars(

@@ -27,7 +27,7 @@ from ..planning import Strategy
 from ..planning.chunks import Load
 from .replicas import ReplicatedVariables, note_copies
 from .update import Pairs, warn_of_moved_updates, with_rows_on_gpu
-from .views import TowerViews, under_name_of
+from .views import TowerViews, listed, under_name_of
 from .wrappers import held_by
 from .writes import let_writes_wait, used_by
 
@@ -42,6 +42,7 @@ def update_at_mains(
     average: bool,
     strategy: Strategy,
     cluster: Optional[Cluster] = None,
+    arguments: Optional[Dict[str, Any]] = None,
 ) -> Tuple[Any, ReplicatedVariables]:
     """Reduce to the mains, update there once, and copy the new values back over the same plan.
 
@@ -49,7 +50,8 @@ def update_at_mains(
     here mains hold about equal bytes, also if a graph has several such updates.
 
     Arguments and errors are those of :func:`hier_allreduce.allreduce_grads_and_vars`, with ``rows``
-    from :func:`.update.check_variables`. A variable that is in its row twice, or has slots at
+    from :func:`.update.check_variables`; ``arguments`` are more ones of the optimizer's
+    ``apply_gradients``. A variable that is in its row twice, or has slots at
     another main, is an error too. So is an optimizer that uses a variable of another tower than its
     main; this is found only once the ops are there. Returns the op, and the copies that it updates.
     """
@@ -62,21 +64,23 @@ def update_at_mains(
     layout = plan_gradients(grads, devices, average, strategy, cluster, names, load)
     mains = layout.roots()
     optimizers = held_by(optimizer)
-    views = {}
+    views = TowerViews(variables, optimizers)
+    at_mains = views.rows[0]  # the update is built as tower 0's
     for n, main in mains.items():
-        views[n] = under_name_of(variables[0][n], variables[main][n])
-        _check_slots_are_here(optimizers, views[n], where(main, devices, n, names))
+        at_mains[n] = under_name_of(variables[0][n], variables[main][n])
+        _check_slots_are_here(optimizers, at_mains[n], where(main, devices, n, names))
     updates.add(layout, load)
 
     reduced = add_ops(sums_only(layout), average, "reduce_to_mains", cluster)
     pairs = []
     for n, main in sorted(mains.items()):
         with tf1.device(devices[main]):
-            pairs.append((with_rows_on_gpu(reduced[main][n]), views[n]))
+            pairs.append((with_rows_on_gpu(reduced[main][n]), at_mains[n]))
+    given = {name: views.argument(listed(of), 0) for name, of in (arguments or {}).items()}
     graph = tf1.get_default_graph()
     earlier = len(graph.get_operations())
-    with TowerViews(variables[:1], optimizers).update_of(0):
-        updated = optimizer.apply_gradients(pairs)
+    with views.update_of(0):
+        updated = optimizer.apply_gradients(pairs, **given)
     added = graph.get_operations()[earlier:]
     _check_uses_mains_only(type(optimizer).__name__, added, variables, layout)
     warn_of_moved_updates(type(optimizer).__name__, added)
@@ -138,6 +142,8 @@ def _check_slots_are_here(optimizers: Sequence[Any], view: Any, place: str) -> N
     """Check that a variable has no slots on another device than its own."""
     slots = []
     for inner in optimizers:
+        if not hasattr(inner, "_slots"):
+            continue  # a wrapper that does not call its base's constructor
         slots += [inner.get_slot(view, name) for name in inner.get_slot_names()]
     for slot in slots:
         if slot is not None and slot.device != view.device:

@@ -23,10 +23,16 @@ from ..graph.columns import (
 )
 from ..graph.devices import device_fields
 from ..graph.names import where
-from .replicas import ReplicatedVariables, all_variables, note_copies, with_created
-from .views import TowerViews
+from .replicas import (
+    ReplicatedVariables,
+    all_variables,
+    find_copies,
+    note_copies,
+    with_created,
+)
+from .views import TowerViews, listed
 from .wrappers import held_by, once, patched
-from .writes import let_writes_wait, unequal_ops, without_gpu_kernel, written_by
+from .writes import Expressions, let_writes_wait, unequal_ops, without_gpu_kernel, written_by
 
 Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
 
@@ -132,6 +138,7 @@ def update_towers(
         _check_has_no_state(optimizers)
     variables = list(map(variables_in, rows))
     views = TowerViews(variables, optimizers)
+    known = {name: listed(value) for name, value in (arguments or {}).items()}
     graph = tf1.get_default_graph()
     ops: List[Any] = []
     created = []
@@ -140,7 +147,7 @@ def update_towers(
         for tower, device in enumerate(devices):
             earlier_ops = len(graph.get_operations())
             earlier_variables = set(map(id, all_variables()))
-            given = {name: views.argument(of, tower) for name, of in (arguments or {}).items()}
+            given = {name: views.argument(of, tower) for name, of in known.items()}
             with tf1.device(device), scope(tower), views.update_of(tower):
                 grads = [with_rows_on_gpu(grad) for grad, _ in rows[tower]]
                 pairs = list(zip(grads, views.rows[tower]))
@@ -149,10 +156,12 @@ def update_towers(
             created.append([var for var in now if id(var) not in earlier_variables])
             added.append(graph.get_operations()[earlier_ops:])
             let_writes_wait(added[tower], rows[tower])
-    if len(devices) > 1:
-        _check_updates(type(optimizer).__name__, rows, devices, added)
-    warn_of_moved_updates(type(optimizer).__name__, list(itertools.chain(*added)))
     copies = with_created(variables, created, views.names_on_tower_0)
+    if len(devices) > 1:
+        kind = type(optimizer).__name__
+        _check_updates(kind, rows, devices, added)
+        _check_expressions(kind, rows, devices, added, find_copies(copies, devices), created)
+    warn_of_moved_updates(type(optimizer).__name__, list(itertools.chain(*added)))
     note_copies(copies, devices)
     return tf.group(*ops), copies
 
@@ -233,6 +242,44 @@ def _check_updates(
                     " the towers would diverge. Let the optimizer do the same for every tower,"
                     f" {_AT_MAINS}"
                 )
+
+
+def _check_expressions(
+    kind: str,
+    rows: Sequence[Pairs],
+    devices: Sequence[Any],
+    added: Sequence[Sequence[Any]],
+    copies: ReplicatedVariables,
+    created: Sequence[Sequence[Any]],
+) -> None:
+    """Check that K updates write the same values, computed from each tower's own variables."""
+    # a variable that only some updates created counts as any other
+    names: Dict[str, str] = {var.op.name: "" for var in itertools.chain(*created)}
+    for row in copies:
+        names.update({var.op.name: first.op.name for var, first in zip(row, copies[0])})
+    for row in rows:
+        for n, (grad, _) in enumerate(row):
+            names.update({tensor.name: f"{part} of gradient {n}" for part, tensor in _parts(grad)})
+    expressions = Expressions(names)
+    written = [expressions.written_by(ops) for ops in added]
+    for tower, row in enumerate(rows):
+        for (_, var), (_, first) in zip(row, rows[0]):
+            if written[tower].get(var.op.name) != written[0].get(first.op.name):
+                raise HierAllreduceError(
+                    f"{kind}: the update of {where(tower, devices)} computes {var.op.name!r}"
+                    f" otherwise than that of tower 0 computes {first.op.name!r}, and the towers"
+                    " would diverge. If the optimizer chooses variables by id(), `is` or ref(), let"
+                    " it choose by their names, which are tower 0's in every update; it must do the"
+                    " same in each call"
+                )
+
+
+def _parts(grad: Any) -> List[Tuple[str, Any]]:
+    """Return the tensors of a gradient, with what each is."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return [] if grad is None else [("values", grad)]
+    parts = [("values", grad.values), ("indices", grad.indices), ("shape", grad.dense_shape)]
+    return [(part, tensor) for part, tensor in parts if tensor is not None]
 
 
 def _check_each_writes_its_own(

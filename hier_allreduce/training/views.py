@@ -18,6 +18,7 @@ import contextlib
 import functools
 import itertools
 import re
+from collections import abc
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set
 
 import tensorflow as tf
@@ -47,6 +48,14 @@ def under_name_of(first: Any, var: Any) -> Any:
     vars(view).update(vars(var), _named_like=first, _viewed=var)
     vars(view).update(_save_slice_info=first._save_slice_info)
     return view
+
+
+def listed(value: Any) -> Any:
+    """Return an argument of ``apply_gradients`` that several updates can read.
+
+    A generator, which can be read once, and a view of a dict become lists.
+    """
+    return list(value) if isinstance(value, (abc.Iterator, abc.MappingView)) else value
 
 
 class _View:
@@ -123,7 +132,8 @@ class TowerViews:
             values = self.argument(list(value.values()), tower)
             return dict(zip(keys, values))
         if isinstance(value, (list, tuple, set, frozenset)):
-            return type(value)([self.argument(item, tower) for item in value])
+            make = getattr(value, "_make", type(value))  # of a namedtuple
+            return make([self.argument(item, tower) for item in value])
         number = self._numbers.get(id(value))
         return value if number is None else self.rows[tower][number]
 

@@ -40,6 +40,61 @@ def written_by(ops: Sequence[Any]) -> Counter:
     return counts
 
 
+class Expressions:
+    """What ops compute, as numbers that are equal for towers' ops that compute alike.
+
+    ::
+
+        tower 0   AssignSub(w, Mul(0.1, gradient of w))   ─► a number
+        tower 1   AssignSub(w, Mul(0.1, gradient of w))   ─► the same
+        tower 2   AssignSub(w, gradient of w)             ─► another one
+
+    They see types of ops, constants, and names that towers share. They do not see attributes,
+    control inputs and the bodies of functions.
+
+    Args:
+        names: of gradients by their tensors' names, and of variables by their ops' names.
+    """
+
+    def __init__(self, names: Dict[str, str]):
+        self._names = names
+        self._numbers: Dict[str, int] = {}  # by the op's name
+
+    def written_by(self, ops: Sequence[Any]) -> Dict[str, Counter]:
+        """Return the expressions that ``ops`` write to each variable, but for initial values."""
+        written: Dict[str, Counter] = {}
+        for op in ops:
+            for name in {_variable_name(tensor.op) for tensor in _written_inputs(op)}:
+                if op.name != f"{name}/Assign":
+                    written.setdefault(name, Counter())[self._number(op)] += 1
+        return written
+
+    def _number(self, last: Any) -> int:
+        """Return the number of an op, after those of all ops before it."""
+        stack = [last]
+        while stack:
+            op = stack[-1]
+            before = [t.op for t in op.inputs if t.name not in self._names]
+            missing = [each for each in before if each.name not in self._numbers]
+            if missing and op.name not in self._numbers:
+                self._numbers[op.name] = 0  # a loop leads back to it
+                stack += missing
+                continue
+            self._numbers[op.name] = hash((op.type, self._own(op), *map(self._input, op.inputs)))
+            stack.pop()
+        return self._numbers[last.name]
+
+    def _own(self, op: Any) -> Any:
+        """Return what an op without inputs is."""
+        if op.type == "Const":
+            return op.get_attr("value").SerializeToString()
+        return "" if op.inputs else self._names.get(op.name, op.name)
+
+    def _input(self, tensor: Any) -> Any:
+        own = self._names.get(tensor.name)
+        return own or (self._numbers[tensor.op.name], tensor.value_index)
+
+
 def without_gpu_kernel(ops: Sequence[Any]) -> Dict[str, List[str]]:
     """Return the variables on GPUs whose update has no GPU kernel, by the type of its op."""
     found: Dict[str, List[str]] = {}

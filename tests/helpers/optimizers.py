@@ -130,6 +130,19 @@ class Wrapper(tf.compat.v1.train.Optimizer):
         return self.inside[0].apply_gradients(pairs, global_step, name)
 
 
+class WithoutState(tf.compat.v1.train.Optimizer):
+    """A wrapper that does not call the constructor of its base, as contrib's moving averages."""
+
+    def __init__(self, inside):
+        self.inside = inside
+
+    def compute_gradients(self, *args, **kwargs):
+        return self.inside.compute_gradients(*args, **kwargs)
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        return self.inside.apply_gradients(grads_and_vars, global_step, name)
+
+
 class Velocity(tf.compat.v1.train.Optimizer):
     """Momentum whose slots all have the same name, in all towers."""
 

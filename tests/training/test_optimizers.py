@@ -3,6 +3,7 @@
 A separate optimizer for each tower would train most of them wrong in silence.
 """
 
+import collections
 import re
 
 import numpy as np
@@ -27,6 +28,7 @@ from helpers.optimizers import (
     SetByComputeGradients,
     Timed,
     Velocity,
+    WithoutState,
     Wrapper,
     by_get_variable,
     by_slot_creator,
@@ -57,6 +59,7 @@ TRAINS = {
     "keeps functions": KeepingFunctions,
     "patched from outside": patched_outside,
     "wrapped": lambda: Wrapper(Wrapper(train.AdamOptimizer(0.1)), lambda grad: grad * 0.5),
+    "wrapped without a state": lambda: WithoutState(train.MomentumOptimizer(0.1, 0.9)),
     # Grappler multiplies the constants of a mean and of a wrapper, and so drops the mean's op
     "decays first, in a wrapper": lambda: Wrapper(
         Chooses(lambda var: True), lambda grad: grad * 0.5
@@ -332,13 +335,59 @@ def test_each_tower_chooses_as_tower_0_does(name, scope):
     assert names[3] == expected
 
 
-def test_arguments_of_the_optimizer_name_each_towers_variables(graph):
+class CountsCalls(tf.compat.v1.train.GradientDescentOptimizer):
+    """A learning rate for each position among the variables, which it never counts anew."""
+
+    position = 0
+
+    def _resource_apply_dense(self, grad, var):
+        self.position += 1
+        return super()._resource_apply_dense(grad * float(self.position), var)
+
+
+def norms():
+    return [var for var in tf1.trainable_variables() if re.match(FIRST + "norm/", var.op.name)]
+
+
+UNLIKE = {
+    "is": lambda: Chooses(lambda var: any(var is norm for norm in norms())),
+    "id": lambda: Chooses(lambda var: id(var) in set(map(id, norms()))),
+    "ref": lambda: Chooses(
+        lambda var: var.experimental_ref() in {norm.experimental_ref() for norm in norms()}
+    ),
+    "name of the handle": lambda: Chooses(lambda var: re.match(FIRST + "norm/", var.handle.name)),
+    "counts its calls": lambda: CountsCalls(0.1),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_an_update_that_computes_something_else_on_another_tower_is_an_error(graph, name):
+    optimizer = TowerOptimizer(UNLIKE[name](), gpus_or_cpus(2))
+    rows = towers(optimizer, 2, LAYERS)
+    words = r"update of tower 1 .* computes 'tower1/norm/gamma' otherwise than .* by their names"
+    with pytest.raises(HierAllreduceError, match=words):
+        optimizer.apply_gradients(rows)
+
+
+Pair = collections.namedtuple("Pair", "first last")
+CONTAINERS = {
+    "set": set,
+    "iterator": iter,
+    "values": lambda variables: dict(enumerate(variables)).values(),
+    "Pair": lambda variables: Pair(variables[0], variables[-1]),
+}
+
+
+@pytest.mark.parametrize("container", CONTAINERS)
+@pytest.mark.parametrize("update", ["replicated", "main"])
+def test_arguments_of_the_optimizer_name_each_towers_variables(update, container):
     """An argument may list variables of any towers: each tower takes its own copies of them."""
     for listed in ([0, 1, 2], [0], [2]):
         with tf.Graph().as_default():
-            optimizer = TowerOptimizer(Chooses(lambda var: False), gpus_or_cpus(3))
+            chooses, whole = Chooses(lambda var: False), Strategy(chunk_bytes=0)
+            optimizer = TowerOptimizer(chooses, gpus_or_cpus(3), update=update, strategy=whole)
             rows = towers(optimizer, 3, LAYERS, targets=[3.0] * 3)
-            also = {rows[k][1][1] for k in listed}
+            also = CONTAINERS[container]([rows[k][1][1] for k in listed])
             op = optimizer.apply_gradients(rows, also=also)
             with started(optimizer.init_op, op) as sess:
                 gamma, dense, _ = sess.run([var for _, var in rows[1]])
