@@ -255,8 +255,8 @@ def _check_expressions(
     """Check that K updates write the same values, computed from each tower's own variables."""
     # a variable that only some updates created counts as any other
     names: Dict[str, str] = {var.op.name: "" for var in itertools.chain(*created)}
-    for row in copies:
-        names.update({var.op.name: first.op.name for var, first in zip(row, copies[0])})
+    for variables in copies:
+        names.update({var.op.name: first.op.name for var, first in zip(variables, copies[0])})
     for row in rows:
         for n, (grad, _) in enumerate(row):
             names.update({tensor.name: f"{part} of gradient {n}" for part, tensor in _parts(grad)})

@@ -55,7 +55,8 @@ def listed(value: Any) -> Any:
 
     A generator, which can be read once, and a view of a dict become lists.
     """
-    return list(value) if isinstance(value, (abc.Iterator, abc.MappingView)) else value
+    lists = (abc.Iterator, abc.KeysView, abc.ValuesView, abc.ItemsView)
+    return list(value) if isinstance(value, lists) else value
 
 
 class _View:

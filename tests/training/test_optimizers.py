@@ -370,7 +370,7 @@ def test_an_update_that_computes_something_else_on_another_tower_is_an_error(gra
 
 
 Pair = collections.namedtuple("Pair", "first last")
-CONTAINERS = {
+CONTAINERS: dict = {
     "set": set,
     "iterator": iter,
     "values": lambda variables: dict(enumerate(variables)).values(),
