@@ -143,6 +143,7 @@ def update_towers(
     ops: List[Any] = []
     created = []
     added = []
+    used: List[Pairs] = []  # rows, with the gradients that the updates get
     with patched(_loss_scales(optimizers), "update", once):
         for tower, device in enumerate(devices):
             earlier_ops = len(graph.get_operations())
@@ -151,6 +152,7 @@ def update_towers(
             with tf1.device(device), scope(tower), views.update_of(tower):
                 grads = [with_rows_on_gpu(grad) for grad, _ in rows[tower]]
                 pairs = list(zip(grads, views.rows[tower]))
+                used.append([(grad, var) for grad, (_, var) in zip(grads, rows[tower])])
                 ops.append(optimizer.apply_gradients(pairs, name=f"apply_grad_{tower}", **given))
             now = all_variables()
             created.append([var for var in now if id(var) not in earlier_variables])
@@ -160,7 +162,7 @@ def update_towers(
     if len(devices) > 1:
         kind = type(optimizer).__name__
         _check_updates(kind, rows, devices, added)
-        _check_expressions(kind, rows, devices, added, find_copies(copies, devices), created)
+        _check_expressions(kind, used, devices, added, find_copies(copies, devices), created)
     warn_of_moved_updates(type(optimizer).__name__, list(itertools.chain(*added)))
     note_copies(copies, devices)
     return tf.group(*ops), copies
