@@ -7,8 +7,8 @@
     CPU devices    flat                 gradients below 64 KiB packed up to 10 MiB, others whole
 
 The constants for GPUs are from a sweep of seven emulated machines: ``benchmarks/sweep.py`` has the
-score, and ``benchmarks/results/sweep-*.json`` the runs, of models of 102 and 438 MB. Between these,
-200 MB is a round number.
+score, and ``benchmarks/results/sweep-*.json`` the runs, of models of 102, 438 and 553 MB. Between
+the first two, 200 MB is a round number.
 
 No rule knows how far the host is ahead of the GPUs, and that decides which plan is the fastest.
 ``hier-allreduce tune`` measures it.
