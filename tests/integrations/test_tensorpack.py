@@ -351,7 +351,7 @@ ARGUMENTS: dict = {
         {"devices": 8, "mode": "hierarchical"},
         ["mode='hierarchical' is tensorpack's", "strategy='hierarchical'"],
     ),
-    "a bool": (lambda ours, child: ours(True), ["one device for each tower, not True"]),
+    "a bool": ({"devices": True}, ["one device for each tower, not True"]),
     "option": (
         {"devices": 8, "strategi": "flat"},
         ["'strategi' is unknown; did you mean 'strategy'"],
