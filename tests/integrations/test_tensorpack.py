@@ -352,6 +352,7 @@ ARGUMENTS: dict = {
         ["mode='hierarchical' is tensorpack's", "strategy='hierarchical'"],
     ),
     "a bool": ({"devices": True}, ["one device for each tower, not True"]),
+    "lists of devices": ({"devices": [[0], [0, 1]]}, ["tower 0: [0] is not a device"]),
     "option": (
         {"devices": 8, "strategi": "flat"},
         ["'strategi' is unknown; did you mean 'strategy'"],

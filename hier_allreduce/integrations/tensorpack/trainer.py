@@ -134,7 +134,9 @@ class HierarchicalTrainer(SingleCostTrainer):
         )
         if configs.is_whole_number(devices):
             devices = list(range(devices))
-        if isinstance(devices, (list, tuple, np.ndarray)) and np.ndim(devices):
+        if isinstance(devices, np.ndarray) and devices.ndim:
+            devices = list(devices)
+        if isinstance(devices, (list, tuple)):
             is_id = configs.is_whole_number
             devices = [f"/gpu:{each}" if is_id(each) else each for each in devices]
         self.devices = list(device_strings(devices))
