@@ -106,7 +106,9 @@ def takes_control_edges() -> bool:
     objects = gc.get_objects()
     # first the few types, because a large model has millions of objects
     kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, _SESSION)}
-    sessions = (found for found in objects if type(found) in kinds) if kinds else ()
+    if not kinds:
+        return True
+    sessions = (found for found in objects if type(found) in kinds)
     # a session that failed to start has no graph, and a traceback may still hold it
     return all(getattr(session, "graph", None) is not graph for session in sessions)
 

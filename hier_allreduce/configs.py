@@ -152,7 +152,7 @@ def check_keys(keys: Iterable[Any], known: Iterable[str], where: str) -> None:
 
 
 def whole_number(value: Any, where: str) -> int:
-    """Return a whole number of 0 or more; NumPy's integers are numbers, bools are none."""
+    """Return a whole number of 0 or more. NumPy's integers are numbers, bools are not."""
     if not is_whole_number(value):
         separator = "=" if where else ""
         raise HierAllreduceError(
@@ -162,7 +162,7 @@ def whole_number(value: Any, where: str) -> int:
 
 
 def is_whole_number(value: Any) -> bool:
-    """Return whether a value is a whole number of 0 or more; NumPy's are, and bools are none."""
+    """Return whether a value is a whole number of 0 or more, NumPy's included; a bool is not."""
     if isinstance(value, (bool, np.bool_)):
         return False
     try:

@@ -7,6 +7,7 @@
 A page says ``<!-- measured: NAME -->`` before such a table and ``<!-- end -->`` after it.
 """
 
+import functools
 import json
 import re
 from collections import Counter
@@ -36,6 +37,7 @@ MACHINES = {
 MODELS = {"resnet50": "ResNet-50", "bert_base": "BERT-base", "vgg16": "VGG-16"}
 
 
+@functools.lru_cache(maxsize=None)
 def runs():
     """Return the committed runs of the benchmark, the first one first."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
@@ -87,7 +89,7 @@ def long_table():
     """
     head = ["machine", "model", "ours, ms", "range", "limit, ms", "best peer, ms", "ours ÷ peer"]
     rows = [head]
-    kinds = {(cell["model"], cell["average"], cell["machine"]): cell for cell in all_cells()}
+    kinds = {(cell["model"], cell["average"], cell["machine"]) for cell in all_cells()}
     for model, average, machine in sorted(kinds, key=_place):
         cells = cells_of(machine, model, average)
         ours = [cell["contenders"][OURS] for cell in cells]
