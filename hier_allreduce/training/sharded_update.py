@@ -27,7 +27,7 @@ from ..planning import Strategy
 from ..planning.chunks import Load
 from .replicas import ReplicatedVariables, note_copies
 from .update import Pairs, warn_of_moved_updates, with_rows_on_gpu
-from .views import TowerViews, listed, under_name_of
+from .views import TowerViews, under_name_of
 from .wrappers import held_by
 from .writes import let_writes_wait, used_by
 
@@ -50,10 +50,10 @@ def update_at_mains(
     here mains hold about equal bytes, also if a graph has several such updates.
 
     Arguments and errors are those of :func:`hier_allreduce.allreduce_grads_and_vars`, with ``rows``
-    from :func:`.update.check_variables`; ``arguments`` are more ones of the optimizer's
-    ``apply_gradients``. A variable that is in its row twice, or has slots at
-    another main, is an error too. So is an optimizer that uses a variable of another tower than its
-    main; this is found only once the ops are there. Returns the op, and the copies that it updates.
+    from :func:`.update.check_variables`. The optimizer's ``apply_gradients`` gets ``arguments``,
+    too. A variable that is in its row twice, or has slots at another main, is an error too. So is
+    an optimizer that uses a variable of another tower than its main; this is found only once the
+    ops are there. Returns the op, and the copies that it updates.
     """
     names = variable_names(rows, devices)
     grads = list(map(grads_in, rows))
@@ -64,7 +64,7 @@ def update_at_mains(
     layout = plan_gradients(grads, devices, average, strategy, cluster, names, load)
     mains = layout.roots()
     optimizers = held_by(optimizer)
-    views = TowerViews(variables, optimizers)
+    views = TowerViews(variables, optimizers, arguments)
     at_mains = views.rows[0]  # the update is built as tower 0's
     for n, main in mains.items():
         at_mains[n] = under_name_of(variables[0][n], variables[main][n])
@@ -76,11 +76,10 @@ def update_at_mains(
     for n, main in sorted(mains.items()):
         with tf1.device(devices[main]):
             pairs.append((with_rows_on_gpu(reduced[main][n]), at_mains[n]))
-    given = {name: views.argument(listed(of), 0) for name, of in (arguments or {}).items()}
     graph = tf1.get_default_graph()
     earlier = len(graph.get_operations())
     with views.update_of(0):
-        updated = optimizer.apply_gradients(pairs, **given)
+        updated = optimizer.apply_gradients(pairs, **views.arguments(0))
     added = graph.get_operations()[earlier:]
     _check_uses_mains_only(type(optimizer).__name__, added, variables, layout)
     warn_of_moved_updates(type(optimizer).__name__, added)

@@ -18,6 +18,7 @@ from ..graph.columns import (
     check_average,
     checked_pairs,
     dtype_of,
+    grads_in,
     static_shape,
     variables_in,
 )
@@ -30,7 +31,7 @@ from .replicas import (
     note_copies,
     with_created,
 )
-from .views import TowerViews, listed
+from .views import TowerViews
 from .wrappers import held_by, once, patched
 from .writes import Expressions, let_writes_wait, unequal_ops, without_gpu_kernel, written_by
 
@@ -137,8 +138,7 @@ def update_towers(
     if len(devices) > 1:
         _check_has_no_state(optimizers)
     variables = list(map(variables_in, rows))
-    views = TowerViews(variables, optimizers)
-    known = {name: listed(value) for name, value in (arguments or {}).items()}
+    views = TowerViews(variables, optimizers, arguments)
     graph = tf1.get_default_graph()
     ops: List[Any] = []
     created = []
@@ -148,12 +148,12 @@ def update_towers(
         for tower, device in enumerate(devices):
             earlier_ops = len(graph.get_operations())
             earlier_variables = set(map(id, all_variables()))
-            given = {name: views.argument(of, tower) for name, of in known.items()}
+            given = views.arguments(tower)
             with tf1.device(device), scope(tower), views.update_of(tower):
-                grads = [with_rows_on_gpu(grad) for grad, _ in rows[tower]]
-                pairs = list(zip(grads, views.rows[tower]))
-                used.append([(grad, var) for grad, (_, var) in zip(grads, rows[tower])])
-                ops.append(optimizer.apply_gradients(pairs, name=f"apply_grad_{tower}", **given))
+                used.append([(with_rows_on_gpu(grad), var) for grad, var in rows[tower]])
+                pairs = list(zip(grads_in(used[tower]), views.rows[tower]))
+                name = f"apply_grad_{tower}"
+                ops.append(optimizer.apply_gradients(pairs, name=name, **given))
             now = all_variables()
             created.append([var for var in now if id(var) not in earlier_variables])
             added.append(graph.get_operations()[earlier_ops:])

@@ -50,7 +50,7 @@ def under_name_of(first: Any, var: Any) -> Any:
     return view
 
 
-def listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     """Return an argument of ``apply_gradients`` that several updates can read.
 
     A generator, which can be read once, and a view of a dict become lists.
@@ -105,6 +105,7 @@ class TowerViews:
     Args:
         variables: K rows of N variables.
         optimizers: an optimizer, and all optimizers that it wraps.
+        arguments: more arguments of the optimizer's ``apply_gradients``.
 
     Attributes:
         rows: K rows of N variables as the optimizer sees them: tower 0's are the variables
@@ -112,7 +113,12 @@ class TowerViews:
         names_on_tower_0: of variables that other towers' updates created, by ``id(variable)``.
     """
 
-    def __init__(self, variables: Sequence[Sequence[Any]], optimizers: Sequence[Any]):
+    def __init__(
+        self,
+        variables: Sequence[Sequence[Any]],
+        optimizers: Sequence[Any],
+        arguments: Optional[Dict[str, Any]] = None,
+    ):
         self.names_on_tower_0: Dict[int, str] = {}
         self.rows = [_views(row, variables[0]) for row in variables]
         self._own_names = [_own_names(row, variables[0]) for row in variables]
@@ -121,20 +127,25 @@ class TowerViews:
             self._numbers.update({id(var): number for number, var in enumerate(row)})
         self._local_towers = _local_towers(variables)
         self._optimizers = optimizers
+        self._arguments = {name: _as_list(value) for name, value in (arguments or {}).items()}
         self._earlier = _names_now()
         self._asked_on_tower_0: Set[str] = set()
         # True while a variable is created under a name that is the tower's own
         self._keeps_names = False
 
-    def argument(self, value: Any, tower: int) -> Any:
-        """Return an argument of ``apply_gradients``, in which variables are ``tower``'s views."""
+    def arguments(self, tower: int) -> Dict[str, Any]:
+        """Return the arguments of ``apply_gradients``, in which variables are ``tower``'s views."""
+        return {name: self._argument(value, tower) for name, value in self._arguments.items()}
+
+    def _argument(self, value: Any, tower: int) -> Any:
+        """Return a value, or a container of values, in which variables are ``tower``'s views."""
         if isinstance(value, dict):
-            keys = self.argument(list(value), tower)
-            values = self.argument(list(value.values()), tower)
+            keys = self._argument(list(value), tower)
+            values = self._argument(list(value.values()), tower)
             return dict(zip(keys, values))
         if isinstance(value, (list, tuple, set, frozenset)):
             make = getattr(value, "_make", type(value))  # of a namedtuple
-            return make([self.argument(item, tower) for item in value])
+            return make([self._argument(item, tower) for item in value])
         number = self._numbers.get(id(value))
         return value if number is None else self.rows[tower][number]
 

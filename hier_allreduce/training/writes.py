@@ -33,11 +33,15 @@ _PASS_ON = ("Identity", "Switch", "Enter", "RefIdentity", "RefSwitch", "RefEnter
 
 def written_by(ops: Sequence[Any]) -> Counter:
     """Count how often ``ops`` write each variable, by its op's name, but for initial values."""
-    counts: Counter = Counter()
+    return Counter(name for _, name in _writes(ops))
+
+
+def _writes(ops: Sequence[Any]) -> Iterator[Tuple[Any, str]]:
+    """Yield each op that writes a variable, and the variable's name, but for initial values."""
     for op in ops:
-        names = {_variable_name(tensor.op) for tensor in _written_inputs(op)}
-        counts.update(name for name in names if op.name != f"{name}/Assign")
-    return counts
+        for name in {_variable_name(tensor.op) for tensor in _written_inputs(op)}:
+            if op.name != f"{name}/Assign":
+                yield op, name
 
 
 class Expressions:
@@ -63,10 +67,8 @@ class Expressions:
     def written_by(self, ops: Sequence[Any]) -> Dict[str, Counter]:
         """Return the expressions that ``ops`` write to each variable, but for initial values."""
         written: Dict[str, Counter] = {}
-        for op in ops:
-            for name in {_variable_name(tensor.op) for tensor in _written_inputs(op)}:
-                if op.name != f"{name}/Assign":
-                    written.setdefault(name, Counter())[self._number(op)] += 1
+        for op, name in _writes(ops):
+            written.setdefault(name, Counter())[self._number(op)] += 1
         return written
 
     def _number(self, last: Any) -> int:
