@@ -88,7 +88,7 @@ bench: .venv/.done build/emulated_gpu.so
 	.venv/bin/python benchmarks/emulated.py dgx-1v,pcie-pairs,4x-rtx-4090 resnet50 --rounds 3
 
 soak: .venv/.done
-	.venv/bin/python -m pytest -n 2 --hypothesis-profile soak --timeout 3600 tests/test_random.py $(PYTEST_OPTIONS)
+	.venv/bin/python -m pytest -n 2 --hypothesis-profile soak --timeout 3600 tests/test_random.py tests/training/test_random_trainings.py $(PYTEST_OPTIONS)
 
 # strict: a link that leads nowhere is an error; with --quiet, mkdocs would not count it
 docs: .venv/.done

@@ -162,7 +162,7 @@ def update_towers(
     if len(devices) > 1:
         kind = type(optimizer).__name__
         _check_updates(kind, rows, devices, added)
-        _check_expressions(kind, used, devices, added, find_copies(copies, devices), created)
+        _check_expressions(kind, used, devices, added, copies, created)
     warn_of_moved_updates(type(optimizer).__name__, list(itertools.chain(*added)))
     note_copies(copies, devices)
     return tf.group(*ops), copies
@@ -256,14 +256,18 @@ def _check_expressions(
 ) -> None:
     """Check that K updates write the same values, computed from each tower's own variables."""
     # a variable that only some updates created counts as any other
-    names: Dict[str, str] = {var.op.name: "" for var in itertools.chain(*created)}
-    for variables in copies:
-        names.update({var.op.name: first.op.name for var, first in zip(variables, copies[0])})
+    shared: Dict[str, str] = {var.op.name: "" for var in itertools.chain(*created)}
+    all_copies = find_copies(copies, devices)
+    for variables in all_copies:
+        shared.update({var.op.name: first.op.name for var, first in zip(variables, all_copies[0])})
     for row in rows:
         for n, (grad, _) in enumerate(row):
-            names.update({tensor.name: f"{part} of gradient {n}" for part, tensor in _parts(grad)})
-    expressions = Expressions(names)
-    written = [expressions.written_by(ops) for ops in added]
+            shared.update({tensor.name: f"{part} of gradient {n}" for part, tensor in _parts(grad)})
+    written = []
+    for tower, ops in enumerate(added):
+        # only the tower's own update may use these, because no order is set between two updates
+        own = {var.op.name: f"its {first.op.name}" for var, first in zip(copies[tower], copies[0])}
+        written.append(Expressions({**shared, **own}).written_by(ops))
     for tower, row in enumerate(rows):
         for (_, var), (_, first) in zip(row, rows[0]):
             if written[tower].get(var.op.name) != written[0].get(first.op.name):
@@ -272,7 +276,7 @@ def _check_expressions(
                     f" otherwise than that of tower 0 computes {first.op.name!r}, and the towers"
                     " would diverge. If the optimizer chooses variables by id(), `is` or ref(), let"
                     " it choose by their names, which are tower 0's in every update; it must do the"
-                    " same in each call"
+                    " same in each call, with the variables of that call"
                 )
 
 

@@ -32,20 +32,19 @@ _PASS_ON = ("Identity", "Switch", "Enter", "RefIdentity", "RefSwitch", "RefEnter
 
 
 def written_by(ops: Sequence[Any]) -> Counter:
-    """Count how often ``ops`` write each variable, by its op's name, but for initial values."""
+    """Count how often ``ops`` write each variable, by its op's name."""
     return Counter(name for _, name in _writes(ops))
 
 
 def _writes(ops: Sequence[Any]) -> Iterator[Tuple[Any, str]]:
-    """Yield each op that writes a variable, and the variable's name, but for initial values."""
+    """Yield each op that writes a variable, and the variable's name."""
     for op in ops:
         for name in {_variable_name(tensor.op) for tensor in _written_inputs(op)}:
-            if op.name != f"{name}/Assign":
-                yield op, name
+            yield op, name
 
 
 class Expressions:
-    """What ops compute, as numbers that are equal for towers' ops that compute alike.
+    """What a tower's ops compute, as numbers that are equal for towers that compute alike.
 
     ::
 
@@ -57,7 +56,8 @@ class Expressions:
     control inputs and the bodies of functions.
 
     Args:
-        names: of gradients by their tensors' names, and of variables by their ops' names.
+        names: that towers share, of gradients by their tensors' names, and of the tower's own
+            variables by their ops' names.
     """
 
     def __init__(self, names: Dict[str, str]):
@@ -65,7 +65,7 @@ class Expressions:
         self._numbers: Dict[str, int] = {}  # by the op's name
 
     def written_by(self, ops: Sequence[Any]) -> Dict[str, Counter]:
-        """Return the expressions that ``ops`` write to each variable, but for initial values."""
+        """Return the expressions that ``ops`` write to each variable."""
         written: Dict[str, Counter] = {}
         for op, name in _writes(ops):
             written.setdefault(name, Counter())[self._number(op)] += 1

@@ -147,10 +147,13 @@ def test_an_update_that_towers_cannot_repeat_is_an_error_but_at_the_mains(name):
     check_training(make, "main")
 
 
-def test_an_update_that_uses_another_towers_variables_is_an_error_at_the_mains():
-    check_training(AveragesTrainable, "replicated")
-    with pytest.raises(HierAllreduceError, match="and the variable's main is"):
-        after(AveragesTrainable, 3, update="main")
+@pytest.mark.parametrize(
+    ("update", "words"),
+    [("replicated", "with the variables of that call"), ("main", "and the variable's main is")],
+)
+def test_an_update_that_uses_another_towers_variables_is_an_error(update, words):
+    with pytest.raises(HierAllreduceError, match=words):
+        after(AveragesTrainable, 3, update=update)
 
 
 def test_adams_beta_powers_advance_once_a_step_also_in_a_wrapper():
@@ -345,6 +348,38 @@ class CountsCalls(tf.compat.v1.train.GradientDescentOptimizer):
         return super()._resource_apply_dense(grad * float(self.position), var)
 
 
+class Remembers(tf.compat.v1.train.GradientDescentOptimizer):
+    """Decays the variable that it has first seen under a name, which is tower 0's."""
+
+    def __init__(self):
+        super().__init__(0.1)
+        self.seen = {}
+
+    def apply_gradients(self, grads_and_vars, global_step=None, name=None):
+        pairs = []
+        for grad, var in grads_and_vars:
+            first = self.seen.setdefault(var.op.name, var)
+            pairs.append((grad + 0.1 * first.read_value(), var))
+        return super().apply_gradients(pairs, global_step, name)
+
+
+class TwoRates(tf.compat.v1.train.GradientDescentOptimizer):
+    """A learning rate for normalizations, and another one, which are tensors."""
+
+    def __init__(self, rates):
+        super().__init__(1.0)
+        self.slow, self.fast = rates
+
+    def _resource_apply_dense(self, grad, var):
+        rate = self.fast if any(var is norm for norm in norms()) else self.slow
+        return super()._resource_apply_dense(grad * rate, var)
+
+
+def rate_in_variable(name):
+    rate = tf1.get_variable(name, initializer=0.1, use_resource=True, trainable=False)
+    return rate.read_value()
+
+
 def norms():
     return [var for var in tf1.trainable_variables() if re.match(FIRST + "norm/", var.op.name)]
 
@@ -357,6 +392,9 @@ UNLIKE = {
     ),
     "name of the handle": lambda: Chooses(lambda var: re.match(FIRST + "norm/", var.handle.name)),
     "counts its calls": lambda: CountsCalls(0.1),
+    "rates in variables": lambda: TwoRates(map(rate_in_variable, ("slow", "fast"))),
+    "rates of one op": lambda: TwoRates(tf.unstack([0.1, 0.5])),
+    "remembers tower 0's variables": Remembers,
 }
 
 
