@@ -171,7 +171,7 @@ def parser() -> argparse.ArgumentParser:
     add("--rounds", type=int, default=4, metavar="N", help="measured steps of each (4)")
     add("--sum", action="store_true", help="the sum instead of the mean")
     add("--only", metavar="NAMES", help="these all-reduces: ours,tree/8,tensorpack packed")
-    add("--sweep", action="store_true", help="all algorithms × 2 to 32 MiB")
+    add("--sweep", action="store_true", help="all algorithms × 1 to 64 MiB")
     add("--json", metavar="FILE", help="write each round's milliseconds")
     add("--picture", metavar="FILE", help="draw the exposed times into a .png, .svg or .pdf")
     return described

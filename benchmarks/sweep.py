@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from shapes import load_model
 
 from hier_allreduce.formatting import table
 from hier_allreduce.planning.algorithms import BY_NAME, schedules_of
+from hier_allreduce.planning.chunks import GradientSize
+from hier_allreduce.planning.rule import MIB, rule
 
-SIZES = (2, 4, 8, 16, 32)  # MiB
+SIZES = (1, 2, 4, 8, 16, 32, 64)  # MiB
 OF_BEST = ("flat", "flat_hierarchical")  # these with all sizes, the other algorithms with two
 FEW_SIZES = (4, 16)
 
@@ -41,6 +45,20 @@ def scores(cell: Result) -> Dict[str, float]:
     }
     least = min(costs.values())
     return {name: cost / least for name, cost in costs.items()}
+
+
+def score_of_rule(cell: Result) -> Optional[float]:
+    """Return the score of the rule's candidate in a cell; None if it was not measured."""
+    sizes = [GradientSize(shape.bytes // 4, 4, "float32") for shape in load_model(cell["model"])]
+    plan = rule(sizes, cell["gpus"])
+    for name, score in scores(cell).items():
+        algorithm, size = name.split("/")
+        if algorithm not in BY_NAME or float(size) * MIB != plan.chunk_bytes:
+            continue
+        # on 2 GPUs several algorithms have the same steps
+        if set(schedules_of(BY_NAME[algorithm], cell["gpus"])) == set(plan.schedules):
+            return score
+    return None
 
 
 def sweep_table(cells: Sequence[Result]) -> str:

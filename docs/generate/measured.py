@@ -10,11 +10,18 @@ A page says ``<!-- measured: NAME -->`` before such a table and ``<!-- end -->``
 import functools
 import json
 import re
-from collections import Counter
+import statistics
+import sys
+from collections import Counter, defaultdict
 from pathlib import Path
 
 TOP = Path(__file__).parents[2]
+sys.path.insert(0, str(TOP / "benchmarks"))
+
+from sweep import score_of_rule  # noqa: E402  the line above shows where it is
+
 RESULTS = TOP / "benchmarks" / "results" / "emulated"  # a file for each run
+SWEEPS = TOP / "benchmarks" / "results"  # sweep-*.json
 PAGES = ("README.md", "docs/index.md", "docs/measured.md")
 BLOCK = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -135,6 +142,23 @@ def ratio_sentence():
     )
 
 
+def sweep_sentence():
+    """Return a sentence about the rule's score in the cells that were swept."""
+    found = defaultdict(list)
+    for path in sorted(SWEEPS.glob("sweep-*.json")):
+        for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
+            score = score_of_rule(cell)
+            if score is not None:
+                found[cell["machine"], cell["model"], cell["host"]].append(score)
+    worse = {kind: max(cell_scores) for kind, cell_scores in found.items()}
+    machine, model, host = max(worse, key=worse.__getitem__)
+    return (
+        f"In {len(worse)} cells, the rule scores {statistics.median(worse.values()):.2f} in the"
+        f" median, of two runs the worse one, and {max(worse.values()):.2f} at most, for"
+        f" {MODELS[model]} on `{machine}` at host {host}."
+    )
+
+
 def about():
     """Return where and when the cells were measured, as a sentence."""
     rounds = {len(cell["contenders"][OURS]["exposed_ms"]) for cell in all_cells()}
@@ -157,7 +181,13 @@ def markdown(rows):
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
-TABLES = {"short": short_table, "long": long_table, "ratios": ratio_sentence, "about": about}
+TABLES = {
+    "short": short_table,
+    "long": long_table,
+    "ratios": ratio_sentence,
+    "sweep": sweep_sentence,
+    "about": about,
+}
 
 
 def with_tables(text):
