@@ -363,16 +363,19 @@ class Remembers(tf.compat.v1.train.GradientDescentOptimizer):
         return super().apply_gradients(pairs, global_step, name)
 
 
-class TwoRates(tf.compat.v1.train.GradientDescentOptimizer):
-    """A learning rate for normalizations, and another one, which are tensors."""
+class Changes(tf.compat.v1.train.GradientDescentOptimizer):
+    """Gradient descent with changed gradients."""
 
-    def __init__(self, rates):
-        super().__init__(1.0)
-        self.slow, self.fast = rates
+    def __init__(self, change):
+        super().__init__(0.1)
+        self.change = change
 
     def _resource_apply_dense(self, grad, var):
-        rate = self.fast if any(var is norm for norm in norms()) else self.slow
-        return super()._resource_apply_dense(grad * rate, var)
+        return super()._resource_apply_dense(self.change(grad, var), var)
+
+
+def two_rates(slow, fast):
+    return Changes(lambda grad, var: grad * (fast if is_norm(var) else slow))
 
 
 def rate_in_variable(name):
@@ -384,16 +387,23 @@ def norms():
     return [var for var in tf1.trainable_variables() if re.match(FIRST + "norm/", var.op.name)]
 
 
+def is_norm(var):
+    return any(var is norm for norm in norms())
+
+
 UNLIKE = {
-    "is": lambda: Chooses(lambda var: any(var is norm for norm in norms())),
+    "is": lambda: Chooses(is_norm),
     "id": lambda: Chooses(lambda var: id(var) in set(map(id, norms()))),
     "ref": lambda: Chooses(
         lambda var: var.experimental_ref() in {norm.experimental_ref() for norm in norms()}
     ),
     "name of the handle": lambda: Chooses(lambda var: re.match(FIRST + "norm/", var.handle.name)),
     "counts its calls": lambda: CountsCalls(0.1),
-    "rates in variables": lambda: TwoRates(map(rate_in_variable, ("slow", "fast"))),
-    "rates of one op": lambda: TwoRates(tf.unstack([0.1, 0.5])),
+    "another op": lambda: Changes(
+        lambda grad, var: tf.sign(grad) if is_norm(var) else tf.square(grad)
+    ),
+    "rates in variables": lambda: two_rates(*map(rate_in_variable, ("slow", "fast"))),
+    "rates of one op": lambda: two_rates(*tf.unstack([0.1, 0.5])),
     "remembers tower 0's variables": Remembers,
 }
 
