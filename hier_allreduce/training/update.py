@@ -143,15 +143,14 @@ def update_towers(
     ops: List[Any] = []
     created = []
     added = []
-    used: List[Pairs] = []  # rows, with the gradients that the updates get
     with patched(_loss_scales(optimizers), "update", once):
         for tower, device in enumerate(devices):
             earlier_ops = len(graph.get_operations())
             earlier_variables = set(map(id, all_variables()))
             given = views.arguments(tower)
             with tf1.device(device), scope(tower), views.update_of(tower):
-                used.append([(with_rows_on_gpu(grad), var) for grad, var in rows[tower]])
-                pairs = list(zip(grads_in(used[tower]), views.rows[tower]))
+                grads = map(with_rows_on_gpu, grads_in(rows[tower]))
+                pairs = list(zip(grads, views.rows[tower]))
                 name = f"apply_grad_{tower}"
                 ops.append(optimizer.apply_gradients(pairs, name=name, **given))
             now = all_variables()
@@ -162,7 +161,7 @@ def update_towers(
     if len(devices) > 1:
         kind = type(optimizer).__name__
         _check_updates(kind, rows, devices, added)
-        _check_expressions(kind, used, devices, added, copies, created)
+        _check_expressions(kind, rows, devices, added, copies, created)
     warn_of_moved_updates(type(optimizer).__name__, list(itertools.chain(*added)))
     note_copies(copies, devices)
     return tf.group(*ops), copies

@@ -369,6 +369,18 @@ def test_a_second_call_adds_to_the_copies_of_the_first_one(graph, update, scopes
 
 
 @UPDATES
+def test_a_second_call_on_the_same_variables_has_the_same_slots(graph, update):
+    optimizer, rows = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update), towers(["d"])
+    ops = [optimizer.apply_gradients(rows) for _ in range(2)]
+    with started(optimizer.init_op) as sess:
+        values = []
+        for op in ops:
+            sess.run(op)
+            values.append(state(sess, rows))
+    assert values == [[-1.0] * 3, [-2.5] * 3]
+
+
+@UPDATES
 def test_a_second_call_that_pairs_other_copies_is_an_error(graph, update):
     optimizer, rows = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update), towers()
     optimizer.apply_gradients(rows)
