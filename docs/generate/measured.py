@@ -90,36 +90,48 @@ def best_peer(cell):
 
 
 def long_table():
-    """Return the table of all cells: ours beside the best peer, and the ratio.
+    """Return the table of the means: ours beside the best peer, and the ratio.
 
     A row has two numbers where the shares of the host differ.
     """
     head = ["machine", "model", "ours, ms", "range", "limit, ms", "best peer, ms", "ours ÷ peer"]
     rows = [head]
-    kinds = {(cell["model"], cell["average"], cell["machine"]) for cell in all_cells()}
-    for model, average, machine in sorted(kinds, key=_place):
-        cells = cells_of(machine, model, average)
-        ours = [cell["contenders"][OURS] for cell in cells]
-        peers = [best_peer(cell) for cell in cells]
-        ranges = [f"{min(one['exposed_ms']):.1f}–{max(one['exposed_ms']):.1f}" for one in ours]
-        rows.append(
-            [
-                f"`{machine}`",
-                f"{MODELS[model]}, {'mean' if average else 'sum'}",
-                ", ".join(f"{one['median_ms']:.1f}" for one in ours),
-                ", ".join(ranges),
-                f"{ours[0]['limit_ms']:.1f}",
-                ", ".join(f"{median:.1f} ({name})" for name, median in peers),
-                ", ".join(f"{ratio(cell):.2f}" for cell in cells),
-            ]
-        )
+    for model, model_words in MODELS.items():
+        for machine in MACHINES:
+            cells = cells_of(machine, model, True)
+            ours = [cell["contenders"][OURS] for cell in cells]
+            peers = [best_peer(cell) for cell in cells]
+            names = ", ".join(dict.fromkeys(name for name, _ in peers))
+            ranges = [f"{min(one['exposed_ms']):.1f}–{max(one['exposed_ms']):.1f}" for one in ours]
+            rows.append(
+                [
+                    f"`{machine}`",
+                    model_words,
+                    exposed(cells, OURS),
+                    ", ".join(ranges),
+                    f"{ours[0]['limit_ms']:.1f}",
+                    f"{', '.join(f'{median:.1f}' for _, median in peers)} ({names})",
+                    ratios_of(cells),
+                ]
+            )
     return markdown(rows)
 
 
-def _place(kind):
-    """Return where a row stands: means before sums, models and machines in the order above."""
-    model, average, machine = kind
-    return not average, list(MODELS).index(model), list(MACHINES).index(machine)
+def sums_table():
+    """Return the table of the sums: ours, and the ratio to the best peer."""
+    rows = [["ours, ms (÷ best peer)", *MODELS.values()]]
+    for machine in MACHINES:
+        row = [f"`{machine}`"]
+        for model in MODELS:
+            cells = cells_of(machine, model, False)
+            row.append(f"{exposed(cells, OURS)} ({ratios_of(cells)})")
+        rows.append(row)
+    return markdown(rows)
+
+
+def ratios_of(cells):
+    """Return ours divided by the best peer, of cells, as a cell of a table."""
+    return ", ".join(f"{ratio(cell):.2f}" for cell in cells)
 
 
 def ratio(cell):
@@ -184,6 +196,7 @@ def markdown(rows):
 TABLES = {
     "short": short_table,
     "long": long_table,
+    "sums": sums_table,
     "ratios": ratio_sentence,
     "sweep": sweep_sentence,
     "about": about,
