@@ -131,8 +131,9 @@ def update_towers(
     Raises:
         HierAllreduceError: an earlier update has the same optimizer, and it has a state of its own.
             Or, found only once the ops are there: updates of several towers write one variable, or
-            do not write alike, or one draws random numbers, calls Python or reads the clock. Then
-            the graph keeps the ops: build the model in a new graph.
+            do not compute alike from their own towers' variables, or one draws random numbers,
+            calls Python or reads the clock. Then the graph keeps the ops: build the model in a new
+            graph.
     """
     optimizers = held_by(optimizer)
     if len(devices) > 1:
