@@ -144,6 +144,13 @@ def test_an_interval_that_is_too_wide_is_not_shown(now, flat, words, is_shown):
     assert ("the runs are too few, or differ much" in found.sentences[-1]) != is_shown
 
 
+@pytest.mark.parametrize(("tree", "named"), [([103, 98] * 3, "tree"), ([110] * 6, "flat")])
+def test_the_fastest_other_one_is_measured_well_if_one_is(tree, named):
+    found = verdict(runs_with(now=QUIET, flat=[70, 140], tree=tree))
+    assert "no difference is certain: leave the program as it is" in found.sentences[0]
+    assert f"the fastest other one is {named} (" in found.sentences[0]
+
+
 def test_the_table_has_faults_and_left_out_candidates():
     runs = runs_with(now=QUIET, flat=[90] * 6, tree="hangs")
     found = verdict(runs, {"flat_tree-8MiB": "no time", "tree-8MiB": "no time", PEER: "no GPUs"})
