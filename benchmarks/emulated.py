@@ -61,7 +61,7 @@ def anchors() -> List[Anchor]:
     """Return TensorFlow's two groups on a DGX-1 with P100, and a copy at its link's speed."""
     link = load_machine(ANCHOR_MACHINE).links[0, 1]
     copy_ms = 1e3 * (link.seconds + 64 * MIB / link.bytes_per_second)
-    published = "told of tf_cnn_benchmarks, hierarchical_copy; no address"
+    published = "reported for tf_cnn_benchmarks, hierarchical_copy; no address"
     return [
         Anchor("two groups, 51 MB in 8 packs", "51 MB in 8", "tensorpack", 10.0, published),
         Anchor("two groups, 51 MB in 161 tensors", "51 MB in 161", "tensorpack", 26.0, published),

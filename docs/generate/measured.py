@@ -20,8 +20,8 @@ sys.path.insert(0, str(TOP / "benchmarks"))
 
 from sweep import score_of_rule  # noqa: E402  the line above shows where it is
 
-RESULTS = TOP / "benchmarks" / "results" / "emulated"  # a file for each run
-SWEEPS = TOP / "benchmarks" / "results"  # sweep-*.json
+RESULTS = TOP / "benchmarks" / "results"  # of the sweep: sweep-*.json
+RUNS = RESULTS / "emulated"  # a file for each run
 PAGES = ("README.md", "docs/index.md", "docs/measured.md")
 BLOCK = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -47,7 +47,7 @@ MODELS = {"resnet50": "ResNet-50", "bert_base": "BERT-base", "vgg16": "VGG-16"}
 @functools.lru_cache(maxsize=None)
 def runs():
     """Return the committed runs of the benchmark, the first one first."""
-    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RUNS.glob("*.json"))]
 
 
 def all_cells():
@@ -147,17 +147,16 @@ def ratios():
 def ratio_sentence():
     """Return a sentence about all cells."""
     values = ratios()
-    middle = (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2
     return (
         f"In {len(values)} cells, ours leaves {values[0]:.2f} to {values[-1]:.2f} of the"
-        f" exposed time of the best peer, {middle:.2f} in the median."
+        f" exposed time of the best peer, {statistics.median(values):.2f} in the median."
     )
 
 
 def sweep_sentence():
     """Return a sentence about the rule's score in the cells that were swept."""
     found = defaultdict(list)
-    for path in sorted(SWEEPS.glob("sweep-*.json")):
+    for path in sorted(RESULTS.glob("sweep-*.json")):
         for cell in json.loads(path.read_text(encoding="utf-8"))["cells"]:
             score = score_of_rule(cell)
             if score is not None:

@@ -173,7 +173,8 @@ def _stays(now: Row, measured: Sequence[Row]) -> str:
     # chance makes a candidate of few runs the fastest one; the next one may be measured better
     for row in measured:
         if row is not now and row.ratio and not row.ratio.is_vague and not row.ratio.is_slower:
-            other, found = row, row.ratio
+            other = row
+            found = row.ratio
             break
     return f"{words}: leave {AS_IT_IS}; the fastest other one is {other.title} ({_between(found)})"
 
