@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from ..formatting import count
 from ..planning import Chunk, GradientSize, Plan, Schedule, Strategy, chunks_of, plan_for, root_of
-from ..planning.chunks import Load, spread
+from ..planning.algorithms import BY_NAME, schedules_of
+from ..planning.chunks import Load, chunks_of_last, spread
 from .columns import Column, static_shape
 from .devices import all_on_cpu
 from .names import op_names
@@ -93,6 +94,13 @@ def lay_out(
         if sizes[chunk.ranges[0].number].dtype:
             chunks.append(chunk)
     schedules = [plan.schedule(number) for number in range(len(chunks))]  # C
+    of_last = chunks_of_last(chunks, plan.chunk_bytes) if plan.last else []
+    if of_last:
+        last = schedules_of(BY_NAME[plan.last], len(devices))
+        for number in of_last:
+            schedules[number] = last[number % len(last)]
+    else:
+        plan = plan._replace(last="")
     if load is not None:
         schedules = spread(chunks, plan.schedules, load)
     names = []

@@ -130,6 +130,9 @@ def describe(layout: Layout) -> str:
             copies += len(step.srcs)
             for src in step.srcs:
                 sent[src] += chunk.bytes
+    algorithm = layout.plan.algorithm
+    if layout.plan.last:
+        algorithm += f" ({layout.plan.last} for the last gradient)"
     where = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
     chunks = count(len(layout.chunks), "chunk")
     columns = [layout.columns[chunk.ranges[0].number] for chunk in layout.chunks]
@@ -138,8 +141,8 @@ def describe(layout: Layout) -> str:
     sizes = [f"up to {amount(max(sent))}"] if any(sent) else []
     sizes += [f"{count(unknown, 'tensor')} of unknown size"] if unknown else []
     return (
-        f"{towers} towers on {where}: {layout.plan.algorithm}, {chunks}, {copies} copies; each"
-        f" tower sends {' and '.join(sizes)} in {dtypes}"
+        f"{towers} towers on {where}: {algorithm}, {chunks}, {copies} copies; each tower"
+        f" sends {' and '.join(sizes)} in {dtypes}"
     )
 
 

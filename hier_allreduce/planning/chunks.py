@@ -129,6 +129,26 @@ def _cut(number: int, gradient: GradientSize, chunk_bytes: int) -> List[Chunk]:
     return chunks
 
 
+def chunks_of_last(chunks: Sequence[Chunk], chunk_bytes: int) -> List[int]:
+    """Return the numbers of the chunks into which the last gradient is cut; none if it is not.
+
+    Gradients that become ready after it do not count, if they have less than ``chunk_bytes``.
+
+    Args:
+        chunks: C chunks, in the order of their readiness.
+        chunk_bytes: their size.
+    """
+    after = 0
+    for chunk in reversed(chunks):
+        first = chunk.ranges[0]
+        if len(chunk.ranges) == 1 and first.stop is not None:
+            return [c for c, other in enumerate(chunks) if other.ranges[0].number == first.number]
+        after += chunk.bytes
+        if after >= chunk_bytes:
+            break
+    return []
+
+
 class Load(NamedTuple):
     """The bytes on each tower when every variable is updated on one of K towers.
 

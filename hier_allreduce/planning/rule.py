@@ -3,12 +3,16 @@
 ::
 
     GPUs           flat                 chunks of 4 MiB
-                   flat_hierarchical    from 5 towers and 200 MB of gradients on, chunks of 4 MiB
+                   flat_hierarchical    from 5 towers and 200 MB of gradients on, chunks of 4 MiB;
+                                        hierarchical for the last gradient, if it is cut
     CPU devices    flat                 gradients below 64 KiB packed up to 10 MiB, others whole
 
 The constants for GPUs are from a sweep of seven emulated machines: ``benchmarks/sweep.py`` has the
 score, and ``benchmarks/results/sweep-*.json`` the runs, of models of 102, 438 and 553 MB. Between
 the first two, 200 MB is a round number.
+
+With the last gradient no backward pass overlaps. So its sums wait for no kernels, one more of them
+costs little, and the bytes over the slowest links decide: ``hierarchical`` sends the fewest there.
 
 No rule knows how far the host is ahead of the GPUs, and that decides which plan is the fastest.
 ``hier-allreduce tune`` measures it.
@@ -36,5 +40,5 @@ def rule(gradients: Sequence[GradientSize], towers: int, on_cpu: bool = False) -
         return Plan(towers, schedules, 10 * MIB, "flat", pack_below=64 * KIB, whole=True)
     total = sum(gradient.bytes for gradient in gradients)
     is_large = towers >= MANY_TOWERS and total >= MANY_BYTES
-    name = "flat_hierarchical" if is_large else "flat"
-    return Plan(towers, schedules_of(BY_NAME[name], towers), CHUNK_BYTES, name)
+    name, last = ("flat_hierarchical", "hierarchical") if is_large else ("flat", "")
+    return Plan(towers, schedules_of(BY_NAME[name], towers), CHUNK_BYTES, name, last=last)
