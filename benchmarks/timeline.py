@@ -1,0 +1,137 @@
+"""What is left of a step after the backward pass: each GPU's copies and kernels, from a trace.
+
+::
+
+    python benchmarks/timeline.py dgx-1v bert_base --host 0.8 --picture FILE
+
+The step has the all-reduce of this package, or another one of ``emulated.py`` (``--only``). A GPU
+that neither sends nor computes waits for other GPUs' copies, for a shared bus, or for the host.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple
+
+from emulated import run, scale_of
+from emulated_cell import OURS, Cell
+
+from hier_allreduce.formatting import table
+
+FIRST, LAST = "forward0_burn", "backward0_burn"  # in the names of a pass's kernels
+
+
+class Span(NamedTuple):
+    """A kernel of a GPU or a copy that it sends. Times are the emulated machine's, in ms."""
+
+    gpu: int
+    what: str
+    begin: float
+    end: float
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it is a copy to another GPU."""
+        return self.what.startswith("copy")
+
+
+def spans_in(path: Path, scale: float) -> List[Span]:
+    """Return the kernels and copies of a trace that was stretched by ``scale``."""
+    spans = []
+    for line in path.read_text("utf-8").splitlines()[1:]:
+        gpu, what, _, begin, end = line.split("\t")
+        spans.append(Span(int(gpu), what, 1e3 * float(begin) / scale, 1e3 * float(end) / scale))
+    return spans
+
+
+def after_pass(spans: List[Span]) -> List[Span]:
+    """Return what ends after the last backward pass of the trace's last all-reduce.
+
+    Times are from the end of that pass.
+    """
+    begins = [span.begin for span in spans if FIRST in span.what and span.gpu == 0]
+    steps = Counter(_step_of(span, begins) for span in spans if span.is_copy)
+    step = max(number for number, copies in steps.items() if copies > max(steps.values()) / 2)
+    own = [span for span in spans if _step_of(span, begins) == step]
+    pass_end = max(span.end for span in own if LAST in span.what)
+    late = []
+    for span in own:
+        if span.end > pass_end:
+            begin = max(0.0, span.begin - pass_end)
+            late.append(span._replace(begin=begin, end=span.end - pass_end))
+    return late
+
+
+def _step_of(span: Span, begins: List[float]) -> int:
+    """Return the number of a span's step; all GPUs begin a step within a millisecond."""
+    return sum(begin - 1 < span.begin for begin in begins)
+
+
+def report(late: List[Span]) -> str:
+    """Return a table of each GPU's work after the pass."""
+    rows = [["GPU", "copies", "sends, ms", "last copy", "kernels", "computes, ms", "last kernel"]]
+    for gpu in sorted({span.gpu for span in late}):
+        row = [str(gpu)]
+        for is_copy in (True, False):
+            own = [span for span in late if span.gpu == gpu and span.is_copy == is_copy]
+            busy = sum(span.end - span.begin for span in own)
+            end = max((span.end for span in own), default=0.0)
+            row += [str(len(own)), f"{busy:.1f}", f"{end:.1f}"]
+        rows.append(row)
+    return table(rows)
+
+
+def draw(late: List[Span], title: str, path: str) -> None:
+    """Draw two bars for each GPU, what it sends and what it computes, into a .png, .svg or .pdf."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    gpus = sorted({span.gpu for span in late})
+    figure = Figure(figsize=(9, 0.8 + 0.45 * len(gpus)), dpi=120)
+    axes = figure.subplots()
+    bars_of_a_gpu = (("sends", True, 0.0, "tab:orange"), ("computes", False, 0.4, "black"))
+    for word, is_copy, place, color in bars_of_a_gpu:
+        for gpu in gpus:
+            own = [span for span in late if span.gpu == gpu and span.is_copy == is_copy]
+            bars = [(span.begin, span.end - span.begin) for span in own]
+            label = word if gpu == gpus[0] else None  # once in the legend
+            axes.broken_barh(bars, (gpu + place, 0.35), color=color, label=label)
+    axes.set_yticks([gpu + 0.35 for gpu in gpus], [f"GPU {gpu}" for gpu in gpus], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("ms after the backward pass", fontsize=8)
+    axes.set_title(title, loc="left", fontsize=9)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    FigureCanvasAgg(figure).print_figure(path)
+
+
+def main() -> None:
+    """Run a cell with a trace, and print and draw the end of its last step."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("machine", help="of benchmarks/machines")
+    parser.add_argument("model", help="of benchmarks/models")
+    parser.add_argument("--host", type=float, default=0.8, help="share of the kernels' time (0.8)")
+    parser.add_argument("--only", default=OURS, metavar="NAME", help="another all-reduce")
+    parser.add_argument("--picture", metavar="FILE", help="draw it into a .png, .svg or .pdf")
+    options = parser.parse_args()
+    scale = scale_of(options.model)
+    names = [options.only]
+    cell = Cell(options.machine, options.model, [options.host], scale, True, 2, names)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace")
+        (result,) = run(cell, str(path))
+        late = after_pass(spans_in(path, scale))
+    contender: Dict[str, Any] = result["contenders"][options.only]
+    exposed = ", ".join(f"{step:.1f}" for step in contender["exposed_ms"])
+    title = f"{options.only} on {options.machine}, {options.model}, host {options.host:g}"
+    print(f"{title}: {exposed} ms exposed. After the backward pass of the last step:")
+    print(report(late))
+    if options.picture:
+        draw(late, title, options.picture)
+
+
+if __name__ == "__main__":
+    main()
