@@ -93,14 +93,7 @@ def lay_out(
     for chunk in chunks_of(sizes, plan.chunk_bytes, plan.pack_below, are_whole):
         if sizes[chunk.ranges[0].number].dtype:
             chunks.append(chunk)
-    schedules = [plan.schedule(number) for number in range(len(chunks))]  # C
-    of_last = chunks_of_last(chunks, plan.chunk_bytes) if plan.last else []
-    if of_last:
-        last = schedules_of(BY_NAME[plan.last], len(devices))
-        for number in of_last:
-            schedules[number] = last[number % len(last)]
-    else:
-        plan = plan._replace(last="")
+    schedules = _schedules(plan, chunks)  # C
     if load is not None:
         schedules = spread(chunks, plan.schedules, load)
     names = []
@@ -110,6 +103,16 @@ def lay_out(
     return Layout(
         columns, tuple(devices), plan, chunks, schedules, op_names(names), strategy.wire_dtype
     )
+
+
+def _schedules(plan: Plan, chunks: Sequence[Chunk]) -> List[Schedule]:
+    """Return the schedule of each of C chunks."""
+    schedules = [plan.schedule(number) for number in range(len(chunks))]
+    if plan.last:
+        of_last = schedules_of(BY_NAME[plan.last], plan.towers)
+        for number in chunks_of_last(chunks, plan.chunk_bytes):
+            schedules[number] = of_last[number % len(of_last)]
+    return schedules
 
 
 def size_of(column: Column, wire: Optional[str] = None) -> GradientSize:

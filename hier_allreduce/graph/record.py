@@ -16,6 +16,7 @@ import tensorflow as tf
 from ..compat import is_eager, tf1
 from ..formatting import amount, count
 from ..planning import Schedule, root_of
+from ..planning.chunks import chunks_of_last
 from ..planning.plan import sums_in
 from .columns import Column
 from .devices import all_on_cpu
@@ -131,7 +132,7 @@ def describe(layout: Layout) -> str:
             for src in step.srcs:
                 sent[src] += chunk.bytes
     algorithm = layout.plan.algorithm
-    if layout.plan.last:
+    if layout.plan.last and chunks_of_last(layout.chunks, layout.plan.chunk_bytes):
         algorithm += f" ({layout.plan.last} for the last gradient)"
     where = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
     chunks = count(len(layout.chunks), "chunk")
