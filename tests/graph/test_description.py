@@ -55,6 +55,18 @@ def test_a_size_that_is_not_known_is_said(graph, lines):
     assert lines()[0].endswith("each tower sends 1 tensor of unknown size in float64")
 
 
+def test_it_says_how_the_last_gradient_travels(graph, lines):
+    devices = [f"/gpu:{tower}" for tower in range(5)]
+    for size, said in ((60_000_000, " (hierarchical for the last gradient)"), (1_000_000, "")):
+        rows = []
+        for device in devices:
+            with tf1.device(device):
+                shapes = ([size], [size], [60_000_000])
+                rows.append([tf1.placeholder("float32", shape) for shape in shapes])
+        allreduce_grads(rows, devices)
+        assert f"5 towers on GPUs: flat_hierarchical{said}, " in lines()[-1]
+
+
 def test_the_same_line_is_logged_once(graph, lines):
     optimizer = TowerOptimizer(tf1.train.GradientDescentOptimizer(0.1), gpus_or_cpus(2))
     rows = []

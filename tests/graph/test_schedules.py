@@ -184,7 +184,7 @@ def test_on_gpus_the_last_gradient_goes_through_two_groups(
             roots[root_of(tensor.schedule)] += 1
     expected = set() if cut_last is None else {rows[0][cut_last].op.name}
     assert through_groups == expected
-    assert not roots or max(roots.values()) - min(roots.values()) <= 1  # every tower has its share
+    assert len(roots) == min(towers, sum(roots.values()))  # every tower has its share
 
 
 @pytest.mark.parametrize("average", [False, True])
