@@ -171,12 +171,14 @@ def _stays(now: Row, measured: Sequence[Row]) -> str:
         return f"use {AS_IT_IS}: {other.title}, the fastest other one, takes {_more(found)}"
     words = "no difference" if found.is_equal else "no difference is certain"
     # chance makes a candidate of few runs the fastest one; the next one may be measured better
-    for row in measured:
-        if row is not now and row.ratio and not row.ratio.is_vague and not row.ratio.is_slower:
-            other = row
-            found = row.ratio
-            break
-    return f"{words}: leave {AS_IT_IS}; the fastest other one is {other.title} ({_between(found)})"
+    other = next((row for row in measured if row is not now and _is_clear(row)), other)
+    between = _between(other.ratio or found)
+    return f"{words}: leave {AS_IT_IS}; the fastest other one is {other.title} ({between})"
+
+
+def _is_clear(row: Row) -> bool:
+    """Return whether a candidate was measured well, and is not slower."""
+    return row.ratio is not None and not row.ratio.is_vague and not row.ratio.is_slower
 
 
 def _beside(ours: Row, peer: Row) -> str:
