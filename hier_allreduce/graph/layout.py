@@ -93,9 +93,7 @@ def lay_out(
     for chunk in chunks_of(sizes, plan.chunk_bytes, plan.pack_below, are_whole):
         if sizes[chunk.ranges[0].number].dtype:
             chunks.append(chunk)
-    schedules = _schedules(plan, chunks)  # C
-    if load is not None:
-        schedules = spread(chunks, plan.schedules, load)
+    schedules = _schedules(plan, chunks, load)  # C
     names = []
     for chunk in chunks:
         ending = ".packed" if len(chunk.ranges) > 1 else ""
@@ -105,8 +103,10 @@ def lay_out(
     )
 
 
-def _schedules(plan: Plan, chunks: Sequence[Chunk]) -> List[Schedule]:
+def _schedules(plan: Plan, chunks: Sequence[Chunk], load: Optional[Load]) -> Sequence[Schedule]:
     """Return the schedule of each of C chunks."""
+    if load is not None:
+        return spread(chunks, plan.schedules, load)
     schedules = [plan.schedule(number) for number in range(len(chunks))]
     if plan.last:
         of_last = schedules_of(BY_NAME[plan.last], plan.towers)
