@@ -48,7 +48,10 @@ def scores(cell: Result) -> Dict[str, float]:
 
 
 def score_of_rule(cell: Result) -> Optional[float]:
-    """Return the score of the rule's candidate in a cell; None if it was not measured."""
+    """Return the score of the rule's candidate in a cell; None if it was not measured.
+
+    A candidate has one algorithm for all gradients, so the rule's for the last one does not count.
+    """
     sizes = [GradientSize(shape.bytes // 4, 4, "float32") for shape in load_model(cell["model"])]
     plan = rule(sizes, cell["gpus"])
     for name, score in scores(cell).items():

@@ -70,13 +70,18 @@ def _step_of(span: Span, begins: List[float]) -> int:
     return sum(begin - 1 < span.begin for begin in begins)
 
 
+def _work_of(spans: List[Span], gpu: int, is_copy: bool) -> List[Span]:
+    """Return the copies of a GPU, or its kernels."""
+    return [span for span in spans if span.gpu == gpu and span.is_copy == is_copy]
+
+
 def report(late: List[Span]) -> str:
     """Return a table of each GPU's work after the pass."""
     rows = [["GPU", "copies", "sends, ms", "last copy", "kernels", "computes, ms", "last kernel"]]
     for gpu in sorted({span.gpu for span in late}):
         row = [str(gpu)]
         for is_copy in (True, False):
-            own = [span for span in late if span.gpu == gpu and span.is_copy == is_copy]
+            own = _work_of(late, gpu, is_copy)
             busy = sum(span.end - span.begin for span in own)
             end = max((span.end for span in own), default=0.0)
             row += [str(len(own)), f"{busy:.1f}", f"{end:.1f}"]
@@ -95,7 +100,7 @@ def draw(late: List[Span], title: str, path: str) -> None:
     bars_of_a_gpu = (("sends", True, 0.0, "tab:orange"), ("computes", False, 0.4, "black"))
     for word, is_copy, place, color in bars_of_a_gpu:
         for gpu in gpus:
-            own = [span for span in late if span.gpu == gpu and span.is_copy == is_copy]
+            own = _work_of(late, gpu, is_copy)
             bars = [(span.begin, span.end - span.begin) for span in own]
             label = word if gpu == gpus[0] else None  # once in the legend
             axes.broken_barh(bars, (gpu + place, 0.35), color=color, label=label)
@@ -103,7 +108,7 @@ def draw(late: List[Span], title: str, path: str) -> None:
     axes.invert_yaxis()
     axes.set_xlabel("ms after the backward pass", fontsize=8)
     axes.set_title(title, loc="left", fontsize=9)
-    axes.legend(fontsize=8)
+    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=8)  # above the bars
     figure.tight_layout()
     FigureCanvasAgg(figure).print_figure(path)
 
@@ -118,8 +123,7 @@ def main() -> None:
     parser.add_argument("--picture", metavar="FILE", help="draw it into a .png, .svg or .pdf")
     options = parser.parse_args()
     scale = scale_of(options.model)
-    names = [options.only]
-    cell = Cell(options.machine, options.model, [options.host], scale, True, 2, names)
+    cell = Cell(options.machine, options.model, [options.host], scale, True, 2, [options.only])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "trace")
         (result,) = run(cell, str(path))

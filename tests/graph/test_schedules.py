@@ -19,6 +19,7 @@ from hier_allreduce.planning import root_of, rule
 from hier_allreduce.planning.algorithms import flat_hierarchical, hierarchical, schedules_of
 
 VALUES = powers_of_two(towers=8, variables=9)
+MB = 1_000_000 // 4  # elements of float32
 
 
 def in_two_quads(all_grads, devices, average=False):
@@ -144,9 +145,6 @@ def test_presets_that_pack_share_chunks(graph, name):
     if name == "chainer":  # one main, and None counts as zeros
         assert call.tensors[0].schedule[0] == Reduce((1, 2, 3), 0)
         allreduce_grads([[tf1.placeholder("float32", [3])], [None]], gpus_or_cpus(2), strategy=name)
-
-
-MB = 1_000_000 // 4  # elements of float32
 
 
 @pytest.mark.parametrize(
