@@ -108,8 +108,8 @@ def _schedules(plan: Plan, chunks: Sequence[Chunk], load: Optional[Load]) -> Seq
     if load is not None:
         return spread(chunks, plan.schedules, load)
     schedules = [plan.schedule(number) for number in range(len(chunks))]
-    if plan.last:
-        of_last = schedules_of(BY_NAME[plan.last], plan.towers)
+    if plan.algorithm_of_last:
+        of_last = schedules_of(BY_NAME[plan.algorithm_of_last], plan.towers)
         for number in chunks_of_last(chunks, plan.chunk_bytes):
             schedules[number] = of_last[number % len(of_last)]
     return schedules

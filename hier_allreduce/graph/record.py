@@ -132,8 +132,8 @@ def describe(layout: Layout) -> str:
             for src in step.srcs:
                 sent[src] += chunk.bytes
     algorithm = layout.plan.algorithm
-    if layout.plan.last and chunks_of_last(layout.chunks, layout.plan.chunk_bytes):
-        algorithm += f" ({layout.plan.last} for the last gradient)"
+    if layout.plan.algorithm_of_last and chunks_of_last(layout.chunks, layout.plan.chunk_bytes):
+        algorithm += f" ({layout.plan.algorithm_of_last} for the last gradient)"
     where = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
     chunks = count(len(layout.chunks), "chunk")
     columns = [layout.columns[chunk.ranges[0].number] for chunk in layout.chunks]

@@ -76,7 +76,7 @@ class Plan(NamedTuple):
         algorithm: its name, for reports.
         pack_below: bytes below which gradients are packed; None: 0.4 × ``chunk_bytes``.
         whole: whether gradients above ``chunk_bytes`` are not cut.
-        last: the algorithm for the gradient that is ready last, if it is cut; empty: as all others.
+        algorithm_of_last: for the gradient that is ready last, if it is cut; empty: as for all.
     """
 
     towers: int
@@ -85,7 +85,7 @@ class Plan(NamedTuple):
     algorithm: str
     pack_below: Optional[int] = None
     whole: bool = False
-    last: str = ""
+    algorithm_of_last: str = ""
 
     def schedule(self, chunk: int) -> Schedule:
         """Return the schedule of a chunk."""

@@ -41,5 +41,6 @@ def rule(gradients: Sequence[GradientSize], towers: int, on_cpu: bool = False) -
         return Plan(towers, schedules, 10 * MIB, "flat", pack_below=64 * KIB, whole=True)
     total = sum(gradient.bytes for gradient in gradients)
     is_large = towers >= MANY_TOWERS and total >= MANY_BYTES
-    name, last = ("flat_hierarchical", "hierarchical") if is_large else ("flat", "")
-    return Plan(towers, schedules_of(BY_NAME[name], towers), CHUNK_BYTES, name, last=last)
+    name, of_last = ("flat_hierarchical", "hierarchical") if is_large else ("flat", "")
+    schedules = schedules_of(BY_NAME[name], towers)
+    return Plan(towers, schedules, CHUNK_BYTES, name, algorithm_of_last=of_last)

@@ -157,10 +157,11 @@ def plan_for(
     if strategy.algorithm != AUTO:
         function = _function_of(strategy)
         name = name_of(strategy.algorithm)
-        plan = plan._replace(algorithm=name, schedules=schedules_of(function, towers), last="")
+        schedules = schedules_of(function, towers)
+        plan = plan._replace(algorithm=name, schedules=schedules, algorithm_of_last="")
     if strategy.main is not None:
         schedules = with_root(plan.schedules, strategy.main, plan.algorithm)
-        plan = plan._replace(schedules=schedules, last="")
+        plan = plan._replace(schedules=schedules, algorithm_of_last="")
     if strategy.chunk_bytes is not None:
         plan = plan._replace(chunk_bytes=strategy.chunk_bytes, pack_below=None, whole=False)
     return plan
