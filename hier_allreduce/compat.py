@@ -191,3 +191,15 @@ def _gpu_kernels(op_type: str) -> Tuple[Dict[str, Tuple[int, ...]], ...]:
 def _dtype_number(op: Any, name: str) -> Optional[int]:
     value = op.get_attr(name)
     return int(value.as_datatype_enum) if isinstance(value, tf.DType) else None
+
+
+@contextlib.contextmanager
+def slots_in_any_scope() -> Iterator[None]:
+    """Open a context in which a variable scope that is set to reuse does not forbid new slots."""
+    scope = tf1.get_variable_scope()
+    reuse = scope._reuse
+    scope._reuse = tf1.AUTO_REUSE if reuse is True else reuse
+    try:
+        yield
+    finally:
+        scope._reuse = reuse

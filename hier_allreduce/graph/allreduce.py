@@ -7,8 +7,8 @@
                    N     C chunks     K×C      Sum │ SixteenBitSum │ SparseSum   K×N
 
 ``plan_gradients`` checks and plans, and adds no op. So an error leaves the graph unchanged.
-``add_ops`` adds the ops. ``sums_only`` and ``copy_from_roots`` are the two parts of an all-reduce:
-between them ``update="main"`` updates each variable once.
+``add_ops`` adds the ops. Updates that run once take an all-reduce in two parts: ``sums_on`` one
+tower and ``copy_from_tower_0``, or ``sums_only`` on all roots and ``copy_from_roots``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..errors import ClusterError
 from ..measured import with_candidate, with_clock
 from ..planning import Strategy, run, strategy_from
 from ..planning.chunks import Load
-from ..planning.plan import complete_on, copies_in, root_of, sums_in
+from ..planning.plan import complete_on, copies_in, root_of, sums_in, sums_to
 from .columns import (
     check_average,
     checked_columns,
@@ -288,6 +288,11 @@ def _sums(layout: Layout, context: Context) -> List[Sum]:
 def sums_only(layout: Layout) -> Layout:
     """Return a layout whose results are on the roots only: result n on ``layout.roots()[n]``."""
     return layout._replace(schedules=[sums_in(schedule) for schedule in layout.schedules])
+
+
+def sums_on(layout: Layout, tower: int) -> Layout:
+    """Return a layout whose results are complete on one tower only."""
+    return layout._replace(schedules=[sums_to(schedule, tower) for schedule in layout.schedules])
 
 
 def copy_from_roots(

@@ -68,8 +68,8 @@ class Packing:
     def _joined(
         self, tower: int, parts: Dict[Range, Any], ranges: Sequence[Range], name: str
     ) -> Optional[Any]:
-        """Return the tensor of some ranges; None if they have no tensors."""
-        if not any(part in parts for part in ranges):
+        """Return the tensor of some ranges; None if one has no tensor."""
+        if not ranges or not all(part in parts for part in ranges):
             return None
         tensors = [parts[part] for part in ranges]
         if len(tensors) == 1:

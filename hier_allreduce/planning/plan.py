@@ -105,6 +105,20 @@ def copies_in(schedule: Schedule) -> Tuple[Copy, ...]:
     return tuple(step for step in schedule if isinstance(step, Copy))
 
 
+def sums_to(schedule: Schedule, tower: int) -> Schedule:
+    """Return the sums of a schedule, and those of its copies that bring the sum to one tower.
+
+    >>> sums_to((Reduce((0, 2), 1), Copy(1, 0), Copy(0, 2)), 0)
+    (Reduce(srcs=(0, 2), dst=1), Copy(src=1, dst=0))
+    """
+    copy_to = {copy.dst: copy for copy in copies_in(schedule)}
+    way: List[Copy] = []
+    while tower != root_of(schedule):
+        way.insert(0, copy_to[tower])
+        tower = copy_to[tower].src
+    return (*sums_in(schedule), *way)
+
+
 def root_of(schedule: Schedule) -> int:
     """Return the tower that has the sum first: the destination of the last sum.
 

@@ -2,9 +2,11 @@
 
 ::
 
-    K×N pairs ─► all-reduce ─► update_towers       every tower updates its variables
-              └► update_at_mains                   each variable is updated once, and copied
-                     └► copies ─► find_copies ─► broadcast, comparison
+                    ┌─► replicated    every tower updates its variables ──────────┐
+    K×N gradients ──┼─► sharded       each variable is updated on its root ─► copies ─► equal towers
+     and variables  └─► once          tower 0 calls the optimizer ─────────► copies ─┘      │
+                                                                                replicas: broadcast,
+                                                                                comparison
 
 Read ``update`` first. ``optimizer`` here and tensorpack's trainer call it.
 """

@@ -10,18 +10,28 @@ import tensorflow as tf
 
 from ..compat import builds_for_session, outer_graph, outside_control_flow, tf1, without_autograph
 from ..errors import HierAllreduceError
-from ..graph import allreduce_grads_and_vars, device_strings
+from ..graph import device_strings
 from ..graph.names import check_scope
 from ..planning import Strategy, strategy_from
-from .replicas import Drift, ReplicatedVariables, broadcast, comparison, find_copies
-from .sharded_update import update_at_mains
-from .update import Pairs, check_options, check_variables, update_towers
-from .wrappers import check_optimizer
+from .attributes import unchanged
+from .replicas import (
+    Drift,
+    broadcast,
+    check_equal,
+    comparison,
+    copies_by_name,
+    copies_of_model,
+    is_step_to_compare,
+)
+from .towers import Pairs, ReplicatedVariables, Towers, Transform
+from .update import check_optimizer, check_options, check_variables, update_towers
 
 if TYPE_CHECKING:
     from ..cluster import Cluster
 
 _log = logging.getLogger("hier_allreduce")
+# a variable that init_op writes: in no collection, so that nothing else initializes or saves it
+_STARTED = "hier_allreduce_started"
 
 
 class TowerOptimizer:
@@ -46,9 +56,8 @@ class TowerOptimizer:
     With several losses, call ``apply_gradients`` for each, of another optimizer if it has work once
     a step, such as Adam. Run two train ops for the same variables in different steps.
 
-    ``init_op`` and ``check_replicas`` cover the variables of all calls in the graph. They also
-    cover variables created later, such as moving averages, whose names differ by the towers' scopes
-    only. Read them when all of these exist.
+    ``init_op`` covers the variables of all calls in the graph, their slots, and the rest of the
+    model, as its documentation says. Read it when all of these exist.
 
     Attributes:
         devices: the K devices.
@@ -61,28 +70,35 @@ class TowerOptimizer:
         average: bool = True,
         strategy: Union[str, Strategy, None] = None,
         update: str = "replicated",
+        transform: Optional[Transform] = None,
         broadcast_every: int = 0,
-        check_replicas_every: int = 0,
+        check_replicas_every: Optional[int] = None,
         cluster: Optional[Cluster] = None,
     ):
         """Check the options. This adds no ops.
 
         Args:
-            optimizer: a ``tf.compat.v1.train.Optimizer``. It is called once for each tower, with
-                ``update="main"`` only once, and does not get the global step.
+            optimizer: a ``tf.compat.v1.train.Optimizer``.
             devices: K devices, as in :func:`hier_allreduce.allreduce_grads`.
             average: True for the mean of the gradients over all towers, False for their sum. If the
                 optimizer was tuned for the mean, divide its learning rate by K, or multiply the
                 epsilon of Adam, Adagrad or RMSProp by K.
             strategy: how to reduce, as in :func:`hier_allreduce.allreduce_grads`.
-            update: ``"replicated"``: every tower updates its variables. ``"main"``: each variable's
-                main updates it once and copies the new value to the other towers, so that slots
-                exist once, spread over the devices. They have the names of tower 0's slots:
-                checkpoints restore them on any number of towers.
+            update: ``"replicated"``: every tower updates its variables. ``"once"``: the optimizer
+                is called once, on tower 0 with all its arguments, as on one device, and the new
+                values are copied to the other towers; all its state is on tower 0. ``"sharded"``:
+                each variable is updated on one tower and copied, so that slots exist once, spread
+                over the devices. An optimizer that is not TensorFlow's own runs ``"once"``,
+                whatever is asked. Slots have the names of one device's, and checkpoints restore
+                on any number of towers.
+            transform: a function from a list of N reduced gradients to N gradients, called for
+                each tower before its update, such as ``lambda grads:
+                tf.clip_by_global_norm(grads, 1.0)[0]``. It must do the same in each call.
             broadcast_every: the number of steps after which the hook runs ``init_op`` again; 0:
                 only at the start.
-            check_replicas_every: the number of steps between the hook's comparisons of the towers;
-                0: never. A step of the hook is a call of the session's ``run``.
+            check_replicas_every: the number of steps between the hook's comparisons of the towers,
+                and of the hosts; 0: never; None: in steps 1, 2, 4, 8, … and each 1000. A step of
+                the hook is a call of the session's ``run``.
             cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. The
                 gradients of all of them are reduced. Run
                 ``cluster.broadcast(tf.compat.v1.global_variables())`` on all hosts before
@@ -100,6 +116,7 @@ class TowerOptimizer:
         check_options(
             average,
             update,
+            transform,
             broadcast_every=broadcast_every,
             check_replicas_every=check_replicas_every,
         )
@@ -108,18 +125,25 @@ class TowerOptimizer:
         self._optimizer = optimizer
         self._average = average
         self._strategy = strategy_from(strategy)
-        self._at_mains = update == "main"
+        self._update = update
+        self._transform = transform
         self._cluster = cluster
         self._broadcast_every = int(broadcast_every)
-        self._check_every = int(check_replicas_every)
+        self._check_every = check_replicas_every
         self._graph: Any = None
         self._updated: ReplicatedVariables = []  # in this graph
         self._ops: Dict[Any, Any] = {}  # for the copies that existed when they were built
 
     @without_autograph
     def compute_gradients(self, *args: Any, **kwargs: Any) -> List[Any]:
-        """Return one tower's N (gradient, variable) pairs, which the optimizer computes."""
-        return list(self._optimizer.compute_gradients(*args, **kwargs))
+        """Return one tower's N (gradient, variable) pairs, which the optimizer computes.
+
+        Raises:
+            HierAllreduceError: there are several towers, and the optimizer keeps something of one,
+                such as its loss or the norms of its gradients, for the update of all.
+        """
+        with unchanged(self._optimizer, len(self.devices)):
+            return list(self._optimizer.compute_gradients(*args, **kwargs))
 
     @without_autograph
     def apply_gradients(
@@ -137,14 +161,15 @@ class TowerOptimizer:
             global_step: a variable to add 1 to, once a step.
             name: the name of the op.
             arguments: other arguments of the optimizer's ``apply_gradients``, such as
-                ``decay_var_list`` of contrib's ``AdamWOptimizer``. Each tower's update gets its own
-                variables in place of any tower's, with ``update="main"`` those of the mains.
+                ``decay_var_list`` of contrib's ``AdamWOptimizer``. Variables of any tower stand for
+                those of tower 0.
 
         Raises:
             HierAllreduceError: an invalid global step or name, or an argument that the optimizer
                 does not have; or the rows, or their variables and gradients, do not match the
-                devices or each other; or the optimizer cannot update towers, see
-                ``training/update.py`` and ``sharded_update.py``; or there is no graph to build in.
+                devices or each other; or the optimizer has state of an earlier update that this
+                one cannot use; or its update uses another tower's variables; or the transform
+                does not return N gradients; or there is no graph to build in.
             ValueError: from TensorFlow: no variable has a gradient.
         """
         if not builds_for_session():
@@ -164,28 +189,21 @@ class TowerOptimizer:
         graph = outer_graph()  # apply_gradients may be called in a tf.cond
         earlier = self._updated if graph is self._graph else [[] for _ in self.devices]
         rows = check_variables(tower_grads_and_vars, self.devices, earlier)
-        average, strategy, cluster = self._average, self._strategy, self._cluster
-        if self._at_mains:
-            op, copies = update_at_mains(
-                self._optimizer, rows, self.devices, average, strategy, cluster, arguments
-            )
-        else:
-            reduced = allreduce_grads_and_vars(
-                rows, self.devices, average, strategy, cluster=cluster
-            )
-            op, copies = update_towers(self._optimizer, reduced, self.devices, arguments=arguments)
+        towers = Towers(
+            rows, self.devices, self._average, self._strategy, self._cluster, self._transform
+        )
+        op, copies = update_towers(self._update, self._optimizer, towers, global_step, arguments)
         if graph is not self._graph:
             self._graph = graph
             self._ops = {}
         self._updated = [[*row, *others] for row, others in zip(earlier, copies)]
-        with tf.control_dependencies([op]):
-            counted = op if global_step is None else tf1.assign_add(global_step, 1).op
-        return tf.group(counted, name=name or "train_op")
+        started = _assert_started() if len(self.devices) > 1 else tf.no_op()
+        return tf.group(op, started, name=name or "train_op")
 
     def _check_arguments(self, arguments: Dict[str, Any]) -> None:
         """Check that the optimizer's ``apply_gradients`` has these arguments."""
         known = inspect.signature(self._optimizer.apply_gradients).parameters
-        takes_all = any(each.kind is each.VAR_KEYWORD for each in known.values())
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
         for name in arguments if not takes_all else ():
             if name not in known:
                 kind = type(self._optimizer).__name__
@@ -195,27 +213,33 @@ class TowerOptimizer:
 
     @property
     def init_op(self) -> Any:
-        """Copies tower 0's variables to the other towers.
+        """Copies tower 0's variables to the other towers; no step trains before it has run.
 
-        Run it once the variables have their values, and whenever the towers are to be equal again.
-        Variables that are local on tower 0, such as metrics, are not copied. Others that have to
-        differ, such as the state of a ``tf.random.Generator``, belong outside the towers' scopes.
+        Run it once the variables have their values, in each session, and whenever the towers are to
+        be equal again. It copies trained variables and all that is named after them, such as slots
+        and moving averages; variables in the collections ``TRAINABLE_VARIABLES``,
+        ``MODEL_VARIABLES`` and ``MOVING_AVERAGE_VARIABLES``; and batch normalization's
+        ``moving_mean`` and ``moving_variance``. All others in a tower's scope are left alone, and
+        the log names them: they may be the tower's share of the data, or the state of its recurrent
+        layers.
 
         Raises:
             HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a
                 finalized graph.
         """
-        return self._op(broadcast)
+        return self._op(_start, copies_of_model)
 
     def check_replicas(self, session: Any) -> Drift:
-        """Return the largest difference between this host's towers now; it prints as a sentence.
+        """Compare this host's towers to the bit: the variables that updates write.
+
+        Returns a :class:`Drift`, which prints as a sentence.
 
         Raises:
             HierAllreduceError: ``apply_gradients`` was not called, or this would add ops to a
                 finalized graph.
         """
-        drift: Drift = self._op(comparison)(session)
-        compared = {id(var) for row in self._copies() for var in row}
+        drift: Drift = self._op(comparison, _known)(session)
+        compared = {id(var) for row in self._copies(copies_of_model) for var in row}
         trainable = self._graph.get_collection(tf1.GraphKeys.TRAINABLE_VARIABLES)
         return drift._replace(
             alone=tuple(var.op.name for var in trainable if id(var) not in compared)
@@ -224,8 +248,9 @@ class TowerOptimizer:
     def hook(self) -> Any:
         """Return a ``SessionRunHook`` that runs ``init_op``, broadcasts again, and compares towers.
 
-        With a cluster of several hosts, the hook raises a ``ClusterError`` for a session that is
-        not the cluster's.
+        It ends the training with a ``HierAllreduceError`` if towers differ, which names the
+        variables and the step. With a cluster of several hosts it also compares these, and raises a
+        ``ClusterError`` if they differ, or for a session that is not the cluster's.
         """
         return _Hook(self)
 
@@ -240,7 +265,7 @@ class TowerOptimizer:
         Variables of the other towers get initial values in every new session, and tower 0's by the
         hook.
         """
-        others = [var for row in self._copies()[1:] for var in row]
+        others = [var for row in self._copies(copies_by_name)[1:] for var in row]
         copied = set(map(id, others))
         with self._graph.as_default():
             saved = [var for var in tf1.global_variables() if id(var) not in copied]
@@ -253,19 +278,20 @@ class TowerOptimizer:
             options.setdefault("local_init_op", tf.group(*start))
             return tf1.train.Scaffold(**options)
 
-    def _copies(self) -> ReplicatedVariables:
-        """Return the copies among the variables that exist now."""
+    def _copies(self, choose: Any) -> ReplicatedVariables:
+        """Return the copies of a choice among the variables that exist now."""
         if not any(self._updated):
             raise HierAllreduceError(
                 "call apply_gradients first: which variables to initialize and compare is known"
                 " only afterwards"
             )
         with self._graph.as_default():
-            return find_copies(self._updated, self.devices)
+            copies: ReplicatedVariables = choose(self._updated, self.devices)
+            return copies
 
-    def _op(self, function: Any) -> Any:
+    def _op(self, function: Any, choose: Any) -> Any:
         """Return the op, or the comparison, of the copies that exist now; it is built once."""
-        copies = self._copies()
+        copies = self._copies(choose)
         key = function, tuple(var.op.name for var in copies[0])
         if key not in self._ops:
             if self._graph.finalized:
@@ -279,15 +305,46 @@ class TowerOptimizer:
         return self._ops[key]
 
 
+def _known(updated: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
+    """Return the copies that updates write, each once."""
+    columns = {id(column[0]): column for column in zip(*updated)}
+    return [list(row) for row in zip(*columns.values())]
+
+
+# ---- a step trains only once init_op has run -----------------------------------------------------
+
+
+def _start(copies: ReplicatedVariables, devices: Sequence[Any]) -> Any:
+    """Return the op that copies tower 0's variables, and notes that it has run."""
+    with tf.control_dependencies([broadcast(copies, devices)]), tf1.device("/cpu:0"):
+        return tf.raw_ops.AssignVariableOp(resource=_started(), value=tf.constant(True))
+
+
+def _assert_started() -> Any:
+    with tf1.device("/cpu:0"):
+        return tf.raw_ops.Assert(
+            condition=tf.raw_ops.VarIsInitializedOp(resource=_started()),
+            data=[
+                "hier_allreduce: the towers have not been made equal in this session. Run the"
+                " init_op of the TowerOptimizer after the variables' initializers, or after a"
+                " restore; or use TowerOptimizer.hook()"
+            ],
+        )
+
+
+def _started() -> Any:
+    return tf.raw_ops.VarHandleOp(dtype=tf.bool, shape=[], shared_name=_STARTED)
+
+
 class _Hook(tf1.train.SessionRunHook):
     def __init__(self, owner: TowerOptimizer):
         self._owner = owner
         self._steps = 0
+        self._equal_after = 0  # the last step after which all towers were equal
 
     def begin(self) -> None:
         self._start = self._owner.init_op
-        if self._owner._check_every:
-            self._owner._op(comparison)
+        self._compare = self._owner._op(comparison, _known)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
         if self._owner._cluster:
@@ -298,13 +355,10 @@ class _Hook(tf1.train.SessionRunHook):
         owner = self._owner
         session = run_context.session
         self._steps += 1
-        if owner._check_every and self._steps % owner._check_every == 0:
-            found = owner.check_replicas(session)
-            _log.log(
-                logging.WARNING if found.difference else logging.INFO,
-                "step %d: %s",
-                self._steps,
-                found,
-            )
+        if is_step_to_compare(self._steps, owner._check_every):
+            check_equal(self._compare(session), self._steps, self._equal_after)
+            self._equal_after = self._steps
+            if owner._cluster:
+                owner._cluster.check_weights(session)
         if owner._broadcast_every and self._steps % owner._broadcast_every == 0:
             session.run(self._start)

@@ -3,28 +3,33 @@
 Trained variables are copies by their index in the rows. Their names show the towers' scopes. Other
 variables are copies if their names differ by these scopes only, wherever the scope is::
 
-    tower1/w/Adam, tower1/bn/mean            tower0/w/Adam, tower0/bn/mean
+    tower1/w/Adam, tower1/bn/moving_mean     tower0/w/Adam, tower0/bn/moving_mean
     ema/tower1/w/Average                     ema/tower0/w/Average
 
-tensorpack's tower 0 has no scope: there "tower1/bn/mean" is the copy of "bn/mean".
+tensorpack's tower 0 has no scope: there "tower1/bn/mean/EMA" is the copy of "bn/mean/EMA".
 """
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections import defaultdict
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import tensorflow as tf
 
+from ..checksums import checksum_of
 from ..compat import outer_graph, tf1
+from ..errors import HierAllreduceError
 from ..graph import copy_from_tower_0
+from ..graph.record import log_once
+from .towers import ReplicatedVariables
 
-ReplicatedVariables = List[List[Any]]  # K×V variables; a column holds the copies of one variable
 ByName = Dict[str, List[Any]]  # a tower's variables, by their names on tower 0
+
+# the last level in the names of batch normalization's averages, in Keras and in tf.layers
+_AVERAGES = ("moving_mean", "moving_variance")
 
 
 def all_variables() -> List[Any]:
@@ -36,37 +41,8 @@ def all_variables() -> List[Any]:
 # ---- which variables are copies ------------------------------------------------------------------
 
 
-def with_created(
-    trained: ReplicatedVariables,
-    created: Sequence[Sequence[Any]],
-    names_on_tower_0: Dict[int, str],
-) -> ReplicatedVariables:
-    """Return the K×N trained variables, and after them the copies that K updates created.
-
-    Copies have the same name but for the towers' scopes, or the name in ``names_on_tower_0`` by
-    ``id(variable)``. Otherwise they have the same name but for numbers, and the same order. A
-    variable that only some updates created is left out.
-    """
-    tower_names = TowerNames(_names_of(trained))
-    names = []
-    for row in created:
-        row_names = []
-        for var in row:
-            by_scope = tower_names.name_on_tower_0(var.op.name)
-            row_names.append(names_on_tower_0.get(id(var), by_scope))
-        names.append(row_names)
-    shared = set(names[0]).intersection(*names[1:])
-
-    towers: List[ByName] = [defaultdict(list) for _ in created]
-    for by_name, row, row_names in zip(towers, created, names):
-        for var, name in zip(row, row_names):
-            unnumbered = re.sub(r"_\d+(?=/|$)", "", name)
-            by_name[name if name in shared else unnumbered].append(var)
-    return _appended(trained, _columns(towers))
-
-
 def note_copies(copies: ReplicatedVariables, devices: Sequence[Any]) -> None:
-    """Note the copies of one update, for :func:`find_copies` of any update on the same K devices.
+    """Note the copies of one update, for :func:`copies_by_name` of any update on the same devices.
 
     The names of the variables are kept, because the variables would keep their graph alive.
     """
@@ -75,12 +51,11 @@ def note_copies(copies: ReplicatedVariables, devices: Sequence[Any]) -> None:
         names += new_names
 
 
-def find_copies(known: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
-    """Return ``known`` copies, each once, and the other copies in the current graph.
+def copies_by_name(known: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
+    """Return ``known`` copies, each once, and all variables that have copies by their names.
 
-    These are the copies of other updates on the same K devices, and variables whose names differ by
-    the towers' scopes only. Variables that are local on tower 0, such as metrics, count
-    differently on every tower and are no copies.
+    Variables that are local on tower 0, such as metrics, count differently on every tower and are
+    no copies.
     """
     columns = {id(column[0]): column for column in zip(*known)}
     once = list(zip(*columns.values()))
@@ -94,6 +69,41 @@ def find_copies(known: ReplicatedVariables, devices: Sequence[Any]) -> Replicate
         if id(var) not in is_known and not is_private:
             towers[tower][name].append(var)
     return _appended(once, _columns(towers))
+
+
+def copies_of_model(known: ReplicatedVariables, devices: Sequence[Any]) -> ReplicatedVariables:
+    """Return those :func:`copies_by_name` that belong to the model, and not to a tower alone.
+
+    These are trained variables and what is named after them, such as slots; variables in the
+    collections ``TRAINABLE_VARIABLES``, ``MODEL_VARIABLES`` and ``MOVING_AVERAGE_VARIABLES``; and
+    the averages of batch normalization. Others in a tower's scope are its own: its share of the
+    data, the state of its recurrent layers.
+    """
+    in_model: Set[int] = set()
+    keys = tf1.GraphKeys
+    collections = keys.TRAINABLE_VARIABLES, keys.MODEL_VARIABLES, keys.MOVING_AVERAGE_VARIABLES
+    for collection in collections:
+        in_model.update(map(id, tf1.get_collection(collection)))
+    names_of_known = {*_names_of(known)[0], *_noted_names(devices)[0]}
+
+    def is_of_model(var: Any) -> bool:
+        levels = var.op.name.split("/")
+        if id(var) in in_model or levels[-1] in _AVERAGES:
+            return True
+        paths = itertools.combinations(range(len(levels) + 1), 2)
+        return any("/".join(levels[start:end]) in names_of_known for start, end in paths)
+
+    columns = list(zip(*copies_by_name(known, devices)))
+    own = [column[0].op.name for column in columns if not is_of_model(column[0])]
+    if own:
+        listed = ", ".join(map(repr, own[:3])) + (", …" if own[3:] else "")
+        log_once(
+            f"not copied from tower 0 to the others, because each tower may have its own: {listed};"
+            " tf.compat.v1.add_to_collection(tf.compat.v1.GraphKeys.MODEL_VARIABLES, variable)"
+            " makes it one of the model"
+        )
+    kept = [column for column in columns if is_of_model(column[0])]
+    return [list(row) for row in zip(*kept)]
 
 
 _noted: WeakKeyDictionary = WeakKeyDictionary()  # by graph, and by devices: K rows of names
@@ -213,25 +223,24 @@ def broadcast(copies: ReplicatedVariables, devices: Sequence[Any]) -> Any:
 
 
 class Drift(NamedTuple):
-    """The largest difference between tower 0 and another tower of this host.
+    """How the towers of this host differ.
 
     Attributes:
-        variable: that differs most; "" if none does.
-        tower: where it differs.
-        difference: of one of its elements.
+        variables: names on tower 0 of those that are not the same, to the bit, on all towers.
+        tower: the first one that differs from tower 0.
         alone: trainable variables that are not on every tower.
     """
 
-    variable: str
-    tower: int
-    difference: float
+    variables: Tuple[str, ...] = ()
+    tower: int = 0
     alone: Tuple[str, ...] = ()
 
     def __str__(self) -> str:
         text = "all towers are equal"
-        if self.difference:
-            size = f"{self.difference:.3g}"
-            text = f"{self.variable!r} differs by {size} between tower 0 and tower {self.tower}"
+        if self.variables:
+            more = f" and {len(self.variables) - 1} more" if self.variables[1:] else ""
+            verb = "differ" if more else "differs"
+            text = f"{self.variables[0]!r}{more} {verb} between tower 0 and tower {self.tower}"
         if self.alone:
             names = ", ".join(map(repr, self.alone))
             text += f"; not on every tower, and so not compared: {names}"
@@ -239,36 +248,49 @@ class Drift(NamedTuple):
 
 
 def comparison(copies: ReplicatedVariables, devices: Sequence[Any]) -> Callable[[Any], Drift]:
-    """Return a function that compares tower 0 with the others in a session; its ops are added now.
+    """Return a function that compares all towers in a session; its ops are added now.
 
-    NaN differs from any number by infinity, and from NaN by 0. Complex numbers and strings, which
-    no optimizer has, count as equal.
+    Two checksums of each variable are compared, so that 16 bytes of it leave its device.
     """
-    first = copies[0]
+    compared = [column for column in zip(*copies) if column[0].dtype.base_dtype != tf.string]
     rows = []
-    for row, device in zip(copies[1:], devices[1:]):
+    for tower, device in enumerate(devices):
         with tf1.device(device):
-            differences = [_largest_difference(var, other) for var, other in zip(row, first)]
-            rows.append(tf.stack(differences))
+            sums = [checksum_of(column[tower].read_value()) for column in compared]
+            rows.append(tf.stack(sums) if sums else tf.zeros([0, 2], tf.int64))
 
     def compare(session: Any) -> Drift:
-        values = np.asarray(session.run(rows))
-        if not values.size or values.max() <= 0:
-            return Drift("", 0, 0.0)
-        tower, index = np.unravel_index(values.argmax(), values.shape)
-        return Drift(first[index].op.name, int(tower) + 1, float(values[tower, index]))
+        sums = np.asarray(session.run(rows))  # K×V×2
+        are_other = (sums != sums[0]).any(axis=2)
+        names = [compared[n][0].op.name for n in np.flatnonzero(are_other.any(axis=0))]
+        towers = np.flatnonzero(are_other.any(axis=1))
+        return Drift(tuple(names), int(towers[0])) if names else Drift()
 
     return compare
 
 
-def _largest_difference(var: Any, first: Any) -> Any:
-    dtype = var.dtype.base_dtype
-    if not (dtype.is_floating or dtype.is_integer or dtype.is_bool):
-        return tf.constant(0.0, tf.float64)
-    value = tf.cast(tf.reshape(var.read_value(), [-1]), tf.float64)
-    other = tf.cast(tf.reshape(first.read_value(), [-1]), tf.float64)
-    zeros = tf.zeros_like(value)
-    are_both_nan = tf.math.is_nan(value) & tf.math.is_nan(other)
-    is_one_nan = tf.math.is_nan(value - other)
-    difference = tf.where(is_one_nan, zeros + float("inf"), tf.abs(value - other))
-    return tf.reduce_max(tf.where(tf.equal(value, other) | are_both_nan, zeros, difference))
+def check_equal(drift: Drift, step: int, equal_after: int) -> None:
+    """Raise a HierAllreduceError if towers differ after a step.
+
+    Args:
+        drift: how they differ.
+        step: the number of the step, counted from 1.
+        equal_after: the last step after which they were equal, 0 for the start.
+    """
+    if drift.variables:
+        raise HierAllreduceError(
+            f"after step {step} {drift}; they were equal after step {equal_after}. Either the"
+            " program assigns to a variable on one tower only, or init_op has not run after the"
+            " variables got their values, or two train ops update these variables in one run, or"
+            " the transform does not do the same on each tower"
+        )
+
+
+def is_step_to_compare(step: int, every: Optional[int] = None) -> bool:
+    """Return whether towers are compared after a step, counted from 1.
+
+    By default that is in steps 1, 2, 4, 8, … and then each thousandth: most faults show at once.
+    """
+    if every is None:
+        return step & (step - 1) == 0 or step % 1000 == 0
+    return bool(every) and step % every == 0

@@ -73,6 +73,19 @@ class SetByComputeGradients(tf.compat.v1.train.GradientDescentOptimizer):
         return super().compute_gradients(*args, **kwargs)
 
 
+class KeepsNorms(tf.compat.v1.train.GradientDescentOptimizer):
+    """Keeps the norm of each gradient, which compute_gradients has, for the update."""
+
+    def __init__(self, rate):
+        super().__init__(rate)
+        self.norms: dict = {"of": []}
+
+    def compute_gradients(self, *args, **kwargs):
+        pairs = super().compute_gradients(*args, **kwargs)
+        self.norms["of"] += [tf.norm(grad) for grad, _ in pairs]
+        return pairs
+
+
 class KeepingFunctions(tf.compat.v1.train.AdamOptimizer):
     """Keeps a method of its own, a partial and a lambda of it, which all belong to this object."""
 

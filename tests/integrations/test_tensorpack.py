@@ -17,7 +17,7 @@ from hier_allreduce import HierAllreduceError
 
 tf1 = tf.compat.v1
 BATCH = 4
-UPDATES = ("replicated", "main")
+UPDATES = ("replicated", "sharded")
 
 
 def in_child(test):
@@ -161,7 +161,7 @@ def test_checkpoints_restore_bit_for_bit(optimizer):
         "accumulate adam": {"Adam", "Adam_1", "AccumGrad"},
     }
     checkpoint, steps = None, 0
-    for trainer in (stock(3), on_xpus(2), on_xpus(3, update="main"), stock(2)):
+    for trainer in (stock(3), on_xpus(2), on_xpus(3, update="sharded"), stock(2)):
         theirs = isinstance(trainer, tp.SyncMultiGPUTrainerReplicated)
         session = {"session_creator": NewSessionCreator(config=config)} if theirs else {}
         saver = tp.ModelSaver(checkpoint_dir=f"after{steps}")

@@ -62,7 +62,7 @@ SCOPES = ("tower{}", "tensorpack", "model/replica_{}", "")
 def trainings(draw):
     return {
         "towers": draw(st.integers(1, 5)),
-        "update": draw(st.sampled_from(["replicated", "main"])),
+        "update": draw(st.sampled_from(["replicated", "once", "sharded"])),
         "scope": draw(st.sampled_from(SCOPES)),
         "optimizer": draw(st.sampled_from(sorted(OPTIMIZERS))),
         "wrapper": draw(st.sampled_from(sorted(WRAPPERS))),
@@ -113,9 +113,7 @@ def trained(case, towers):
         with started(*spoilt, optimizer.init_op) as sess:
             for _ in range(3):
                 sess.run(op)
-            # Grappler may add the terms of a sum of plain ops in another order on another tower
-            rounding = 1e-5 if case["optimizer"].startswith("own slots") else 0.0
-            assert optimizer.check_replicas(sess).difference <= rounding
+            assert optimizer.check_replicas(sess).variables == ()
             used = []
             for row in rows:
                 used.append([var for grad, var in row if grad is not None])

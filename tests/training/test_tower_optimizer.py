@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import chain, config, gpus_or_cpus, session, started
+from helpers.optimizers import Clipped
 from helpers.rows import for_each
 
 from hier_allreduce import HierAllreduceError, Strategy, TowerOptimizer
+from hier_allreduce.graph.record import log_once
+from hier_allreduce.training.replicas import comparison
 
 tf1 = tf.compat.v1
 train = tf1.train
-UPDATES = pytest.mark.parametrize("update", ["replicated", "main"])
+UPDATES = pytest.mark.parametrize("update", ["replicated", "once", "sharded"])
 SCOPES = pytest.mark.parametrize("scope", ["tower{}", ""], ids=["scopes", "no scopes"])
 sgd = lambda rate=1.0: train.GradientDescentOptimizer(rate)  # noqa: E731
 momentum = lambda: train.MomentumOptimizer(1.0, 0.5)  # noqa: E731
@@ -63,7 +66,7 @@ def state(sess, rows):
     return [float(value.flat[0]) for value in values]
 
 
-# ---- both updates --------------------------------------------------------------------------------
+# ---- all updates ---------------------------------------------------------------------------------
 
 
 @UPDATES
@@ -89,7 +92,7 @@ def test_variables_do_not_travel_in_16_bits(graph, update):
         towers(["w"]),
     )
     op = optimizer.apply_gradients(rows)
-    with started(*(row[0][1].assign([70001.0, 0]) for row in rows)) as sess:
+    with started(rows[0][0][1].assign([70001.0, 0]), optimizer.init_op) as sess:
         sess.run(op)
         assert state(sess, rows) == [70000.0] * 3
 
@@ -113,7 +116,7 @@ def test_embedding_rows_that_a_step_did_not_read_are_not_changed(graph, update):
         sess.run(op, {read: [0] * 4})
         sess.run(op)
         assert sess.run(rows[1][0][1])[:, 0] == pytest.approx([-0.1 / 4, -0.1 / 4, 0])
-        assert optimizer.check_replicas(sess).difference == 0
+        assert optimizer.check_replicas(sess).variables == ()
 
 
 @pytest.mark.parametrize("cond", [False, True])
@@ -126,13 +129,13 @@ def test_towers_start_equal_also_in_a_condition_and_without_scopes(graph, update
     build = lambda: optimizer.apply_gradients(rows)  # noqa: E731
     op = tf.cond(wanted, build, tf.no_op) if cond else build()
     with started() as sess:
-        assert optimizer.check_replicas(sess).difference == 2
+        assert optimizer.check_replicas(sess).variables[0] == "tower0/d"[0 if scope else 7 :]
         sess.run(optimizer.init_op)
         sess.run(op, {wanted: False})
         assert not cond or state(sess, rows) == [0] * 3
         sess.run(op)
         assert len(set(state(sess, rows))) == 1 and state(sess, rows) != [0] * 3
-        assert optimizer.check_replicas(sess).difference == 0
+        assert optimizer.check_replicas(sess).variables == ()
 
 
 # ---- names in checkpoints ------------------------------------------------------------------------
@@ -154,15 +157,16 @@ def created(update, count, scope, losses=((0, 2),)):
 
 
 @pytest.mark.parametrize("scope", ["", "train"])
-def test_slots_at_the_mains_have_the_same_names_as_on_one_device(scope):
-    one, mains = created("replicated", 1, scope), created("main", 3, scope)
-    assert set(mains) == set(one) == set(created("replicated", 3, scope))
-    slots = {name: device for name, device in mains.items() if "Adam" in name}
-    assert len(slots) == 4 and len(set(slots.values())) == 2  # once, on the mains of two variables
+def test_slots_have_the_same_names_as_on_one_device(scope):
+    one, roots = created("replicated", 1, scope), created("sharded", 3, scope)
+    assert set(roots) == set(one) == set(created("replicated", 3, scope))
+    assert set(one) == set(created("once", 3, scope))
+    slots = {name: device for name, device in roots.items() if "Adam" in name}
+    assert len(slots) == 4 and len(set(slots.values())) == 2  # once, on the roots of two variables
 
 
 def test_two_optimizers_number_slots_as_tensorflow_does():
-    names = set(created("main", 3, "", losses=[(0, 2), (1, 2)]))
+    names = set(created("sharded", 3, "", losses=[(0, 2), (1, 2)]))
     assert (
         names == set(created("replicated", 1, "", losses=[(0, 2), (1, 2)])) and "b/Adam_3" in names
     )
@@ -226,8 +230,11 @@ def test_differences_are_reported_and_broadcast_away(graph):
     with started(optimizer.init_op) as sess:
         sess.run(spoil(rows))
         drift = optimizer.check_replicas(sess)
-        assert drift == ("tower0/d", 2, 7.0, ())
-        assert str(drift) == "'tower0/d' differs by 7 between tower 0 and tower 2"
+        assert drift == (("tower0/d",), 2, ())
+        assert str(drift) == "'tower0/d' differs between tower 0 and tower 2"
+        sess.run([spoil(rows, 1), rows[1][0][1].assign([1.0, 0.0])])
+        text = "'tower0/d' and 1 more differ between tower 0 and tower 1"
+        assert str(optimizer.check_replicas(sess)) == text
         sess.run(optimizer.init_op)
         assert str(optimizer.check_replicas(sess)) == "all towers are equal"
     assert {var.op.name for var in tf1.global_variables()} == {
@@ -240,27 +247,50 @@ def test_flags_counts_and_texts_are_copied(graph):
     optimizer.apply_gradients(rows)
     values: dict = {"flag": [True, False], "seed": [1, 3], "text": ["a", "b"]}
     variables: list = [[], []]
+    model = [tf1.GraphKeys.GLOBAL_VARIABLES, tf1.GraphKeys.MODEL_VARIABLES]
     for name, of_towers in values.items():
         for tower, value in enumerate(of_towers):
-            name_there = f"tower{tower}/{name}"
-            variable = tf1.get_variable(name_there, initializer=value, use_resource=True)
+            variable = tf1.get_variable(
+                f"tower{tower}/{name}", initializer=value, use_resource=True, collections=model
+            )
             variables[tower].append(variable)
-    with started(*(rows[1][n][1].assign([0, 0]) for n in range(2))) as sess:
-        assert optimizer.check_replicas(sess)[:3] == ("tower0/seed", 1, 2.0)
-        sess.run(optimizer.init_op)
+    with started(optimizer.init_op) as sess:
         first, second = sess.run(variables)
-        assert first == second and optimizer.check_replicas(sess).difference == 0
+        assert first == second
 
 
-@pytest.mark.parametrize(
-    "first, second, largest", [(np.nan, 0.5, np.inf), (np.nan, np.nan, 0), (np.inf, np.inf, 0)]
-)
-def test_nan_differs_from_everything_but_nan(graph, first, second, largest):
-    optimizer, rows = TowerOptimizer(sgd(), gpus_or_cpus(2)), towers(count=2)
+BITS = {
+    "int64": (tf.int64, 2**53, 2**53 + 1),
+    "complex": (tf.complex64, 1 + 2j, 1 + 2.0000002j),
+    "bfloat16": (tf.bfloat16, 1.0, 1.0078125),
+    "bool": (tf.bool, True, False),
+    "nan": (tf.float32, np.nan, 0.5),
+    "sign": (tf.float64, 0.0, -0.0),
+}
+
+
+@pytest.mark.parametrize("kind", BITS)
+def test_towers_are_compared_to_the_bit(graph, kind):
+    dtype, value, other = BITS[kind]
+    rows = []
+    for k, device in enumerate(gpus_or_cpus(2)):
+        with tf.device(device), tf1.variable_scope(f"tower{k}"):
+            w = tf1.get_variable("w", [2], use_resource=True)
+            options = {"initializer": tf.constant([value, value], dtype), "use_resource": True}
+            rows.append([w, tf1.get_variable("w/own", trainable=False, **options)])
+    compare = comparison(rows, gpus_or_cpus(2))
+    with started(rows[1][0].assign(rows[0][0])) as sess:
+        assert compare(sess).variables == ()
+        sess.run(rows[1][1].assign([value, other]))
+        assert compare(sess).variables == ("tower0/w/own",)
+
+
+def test_elements_that_change_places_are_seen(graph):
+    optimizer, rows = TowerOptimizer(sgd(0.0), gpus_or_cpus(2)), towers(count=2)
     optimizer.apply_gradients(rows)
     with started(optimizer.init_op) as sess:
-        sess.run([row[0][1].assign([value, 0]) for row, value in zip(rows, (first, second))])
-        assert optimizer.check_replicas(sess).difference == largest
+        sess.run([rows[0][0][1].assign([1.0, 2.0]), rows[1][0][1].assign([2.0, 1.0])])
+        assert optimizer.check_replicas(sess).variables == ("tower0/d",)
 
 
 def test_a_trainable_variable_without_copies_is_named(graph):
@@ -275,12 +305,12 @@ def test_a_trainable_variable_without_copies_is_named(graph):
 @pytest.mark.parametrize(
     "scopes", [("tower0/", "tower1/"), ("", "tower1/")], ids=["scopes", "tensorpack's"]
 )
-def test_statistics_are_copied(graph, scopes):
+def test_averages_of_batch_normalization_are_copied(graph, scopes):
     optimizer, rows = (
         TowerOptimizer(adam(), gpus_or_cpus(2)),
         towers(scope="tower{}" if scopes[0] else "tensorpack", count=2),
     )
-    statistics, alone = later("bn/mean", scopes), later("only_here", scopes[1:])
+    statistics, alone = later("bn/moving_mean", scopes), later("only_here", scopes[1:])
     steps = train.get_or_create_global_step()  # exists once, and belongs to no tower
     optimizer.apply_gradients(rows, global_step=steps)
     with started(alone[0].assign(5.0), optimizer.init_op) as sess:
@@ -296,7 +326,7 @@ def test_a_model_may_have_scopes_that_are_called_as_towers(graph, update, scopes
         with tf.device(device), tf1.variable_scope(tower):
             inside = [tf1.get_variable(f"{scope}/w", [2], use_resource=True) for scope in scopes]
             statistics += [
-                tf1.Variable(9.0 * k, False, name=f"{scope}/mean", use_resource=True)
+                tf1.Variable(9.0 * k, False, name=f"{scope}/moving_mean", use_resource=True)
                 for scope in scopes
             ]
             rows.append([(tf.fill([2], n + 1.0), var) for n, var in enumerate(inside)])
@@ -319,8 +349,10 @@ def test_metrics_are_not_copied_but_variables_local_on_other_towers_are(graph):
     local = [tf1.GraphKeys.LOCAL_VARIABLES]
     metrics = later("seen", ("tower0/", "tower1/"), collections=local)
     mean = [
-        *later("mean", ["tower0/"]),
-        tf1.get_variable("tower1/mean", initializer=9.0, collections=local, use_resource=True),
+        *later("moving_mean", ["tower0/"]),
+        tf1.get_variable(
+            "tower1/moving_mean", initializer=9.0, collections=local, use_resource=True
+        ),
     ]
     optimizer = TowerOptimizer(sgd(), gpus_or_cpus(2))
     optimizer.apply_gradients(
@@ -328,7 +360,7 @@ def test_metrics_are_not_copied_but_variables_local_on_other_towers_are(graph):
     )  # trained, so copied though they are local
     with started(tf1.local_variables_initializer(), mean[0].assign(9.0), optimizer.init_op) as sess:
         assert sess.run(metrics) == [0, 1] and sess.run(mean) == [9, 9]
-        assert optimizer.check_replicas(sess).difference == 0
+        assert optimizer.check_replicas(sess).variables == ()
 
 
 @UPDATES
@@ -356,7 +388,7 @@ def test_moving_averages_created_later_are_kept_equal(graph, update, places):
 def test_a_second_call_adds_to_the_copies_of_the_first_one(graph, update, scopes):
     optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), update=update)
     losses = [towers([name], scope) for name, scope in zip("dg", scopes)]
-    statistics = later("mean") if scopes[0] else []
+    statistics = later("moving_mean") if scopes[0] else []
     ops = [optimizer.apply_gradients(rows) for rows in losses]
     with started(optimizer.init_op) as sess:
         sess.run(ops)
@@ -365,7 +397,7 @@ def test_a_second_call_adds_to_the_copies_of_the_first_one(graph, update, scopes
         assert len(set(sess.run(statistics))) <= 1
         assert str(optimizer.check_replicas(sess)) == "all towers are equal"
         sess.run(spoil(losses[0]))
-        assert optimizer.check_replicas(sess).difference > 0
+        assert optimizer.check_replicas(sess).variables
 
 
 @UPDATES
@@ -393,14 +425,14 @@ def test_a_second_call_that_pairs_other_copies_is_an_error(graph, update):
 
 
 @pytest.mark.parametrize("main", [0, None])
-def test_a_main_that_moves_away_from_its_slots_is_an_error(graph, main):
+def test_a_root_that_moves_away_from_its_slots_is_an_error(graph, main):
     rows = [[*longer, *short] for longer, short in zip(towers(["a"], shape=(9,)), towers(["b"]))]
     strategy = Strategy(main=main, chunk_bytes=0)
-    optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), update="main", strategy=strategy)
+    optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), update="sharded", strategy=strategy)
     optimizer.apply_gradients(rows)
-    optimizer.apply_gradients(rows)  # the same variables have the same mains
+    optimizer.apply_gradients(rows)  # the same variables have the same roots
     before = len(graph.get_operations())
-    words = r"tower 2 .*'b'\): this would be .* its slots on /device:.PU:1; choose Strat"
+    words = r"tower 2 .*'tower0_1/b'\): this tower would .* its slots on /device:.PU:1; choose"
     refused = pytest.raises(HierAllreduceError, match=words)
     with contextlib.nullcontext() if main == 0 else refused:
         optimizer.apply_gradients([row[1:] for row in rows])
@@ -446,31 +478,92 @@ def test_a_finalized_graph_is_not_added_to(graph):
     assert optimizer.init_op is built
 
 
-def test_the_hook_starts_compares_and_broadcasts(graph, caplog):
-    caplog.set_level("INFO", "hier_allreduce")
+def test_the_hook_starts_compares_and_broadcasts(graph):
     options: dict = {"check_replicas_every": np.uint8(2), "broadcast_every": np.array(3)}
     optimizer, rows = TowerOptimizer(sgd(0.0), gpus_or_cpus(2), **options), towers(count=2)
     op, spoilt = optimizer.apply_gradients(rows), spoil(rows, 1)
     with train.MonitoredTrainingSession(config=config(), hooks=[optimizer.hook()]) as sess:
-        for fetches in (
-            op,
-            op,
-            [op, spoilt],
-            op,
-            [op, spoilt],
-            op,
-        ):  # the third step is followed by a broadcast
+        for fetches in (op, op, [op, spoilt], op, [op, spoilt]):
+            sess.run(fetches)  # the third step is followed by a broadcast
+        words = r"after step 6 'tower0/g' differs between tower 0 and tower 1; .* after step 4\."
+        with pytest.raises(HierAllreduceError, match=words):
+            sess.run(op)
+
+
+def test_by_default_the_hook_compares_in_steps_1_2_4_8(graph):
+    optimizer, rows = TowerOptimizer(sgd(0.0), gpus_or_cpus(2)), towers(count=2)
+    op, spoilt = optimizer.apply_gradients(rows), spoil(rows, 1)
+    with train.MonitoredTrainingSession(config=config(), hooks=[optimizer.hook()]) as sess:
+        for fetches in (op, op, op, op, [op, spoilt], op, op):
             sess.run(fetches)
-    shown = [
-        (record.levelname, record.getMessage())
-        for record in caplog.records
-        if "step" in record.getMessage()
-    ]
-    assert shown == [
-        ("INFO", "step 2: all towers are equal"),
-        ("INFO", "step 4: all towers are equal"),
-        ("WARNING", "step 6: 'tower0/g' differs by 7 between tower 0 and tower 1"),
-    ]
+        with pytest.raises(HierAllreduceError, match=r"after step 8 .* equal after step 4\."):
+            sess.run(op)
+
+
+@UPDATES
+def test_a_step_before_init_op_ends_with_an_error_that_names_it(graph, update):
+    optimizer, rows = TowerOptimizer(sgd(), gpus_or_cpus(2), update=update), towers(count=2)
+    op = optimizer.apply_gradients(rows)
+    start = optimizer.init_op
+    with started() as sess:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="init_op of the TowerOptimizer"):
+            sess.run(op)
+        sess.run(start)
+        sess.run(op)
+
+
+def test_what_a_tower_has_of_its_own_is_left_alone(graph, caplog):
+    """Its share of the data, or the state of its recurrent layers, of any shape."""
+    caplog.set_level("INFO", "hier_allreduce")
+    log_once.cache_clear()
+    rows, data = [], []
+    optimizer = TowerOptimizer(sgd(0.05), gpus_or_cpus(2))
+    for k, device in enumerate(gpus_or_cpus(2)):
+        with tf.device(device), tf1.variable_scope(f"tower{k}"):
+            w = tf1.get_variable("w", [1], use_resource=True)
+            share = tf1.Variable([1.0 + k] * (2 + k), False, name="data", use_resource=True)
+            data.append(share)
+            loss = tf.reduce_mean((share.read_value() - w) ** 2)
+            rows.append(optimizer.compute_gradients(loss, [w]))
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op) as sess:
+        for _ in range(100):
+            sess.run(op)
+        assert [list(share) for share in sess.run(data)] == [[1, 1], [2, 2, 2]]
+        assert sess.run(rows[1][0][1]) == pytest.approx([1.5], rel=1e-4)
+    assert "each tower may have its own: 'tower0/data'; tf.compat.v1.add_to" in caplog.text
+
+
+# ---- transform -----------------------------------------------------------------------------------
+
+
+@UPDATES
+@pytest.mark.parametrize("make", [momentum, lambda: Clipped(1.0)])
+def test_a_transform_changes_the_reduced_gradients_of_each_tower(graph, update, make):
+    """Of one (1, 1) and one (1, 1), scaled to the norm 1, each becomes 0.5."""
+    clip = lambda grads: tf.clip_by_global_norm(grads, 1.0)[0]  # noqa: E731
+    optimizer = TowerOptimizer(make(), gpus_or_cpus(3), update=update, transform=clip)
+    rows = towers()
+    op = optimizer.apply_gradients(rows)
+    with started(optimizer.init_op) as sess:
+        sess.run(op)
+        assert state(sess, rows) == pytest.approx([-0.5 if make is momentum else -0.005] * 3)
+        assert optimizer.check_replicas(sess).variables == ()
+
+
+@pytest.mark.parametrize(
+    "transform, words",
+    [
+        (lambda grads: grads[:1], "a list of 2 gradients and must return as many"),
+        (lambda grads: grads[0], "a list of 2 gradients and must return as many"),
+        (lambda grads: [grads[0], 1.0], r"variable 1 \('tower0/g'\): transform returned 1.0 for"),
+        (lambda grads: [tf.zeros([3]), grads[1]], r"variable 0 .* a gradient of float32 \(2,\)"),
+    ],
+)
+def test_a_transform_that_does_not_return_the_gradients_is_an_error(graph, transform, words):
+    optimizer = TowerOptimizer(momentum(), gpus_or_cpus(3), transform=transform)
+    with pytest.raises(HierAllreduceError, match=words):
+        optimizer.apply_gradients(towers())
 
 
 # ---- advice and errors ---------------------------------------------------------------------------
@@ -546,7 +639,7 @@ def test_a_variable_twice_in_a_row_is_updated_twice_or_refused(graph):
     with pytest.raises(
         HierAllreduceError, match=r"tower 0 .*variable 1 .*in this row twice.*update='replicated'"
     ):
-        TowerOptimizer(sgd(), gpus_or_cpus(3), update="main").apply_gradients(rows)
+        TowerOptimizer(sgd(), gpus_or_cpus(3), update="sharded").apply_gradients(rows)
     optimizer = TowerOptimizer(sgd(), gpus_or_cpus(3))
     op = optimizer.apply_gradients(rows)
     with started(optimizer.init_op) as sess:
@@ -579,7 +672,7 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"update": "mian"}, "update='mian' is unknown; there are 'replicated', 'main'"),
+        ({"update": "mian"}, "update='mian' is unknown; there are 'replicated', 'once', 'sharded'"),
         ({"average": "sum"}, "average='sum': it is True for the mean"),
         ({"broadcast_every": -2}, "broadcast_every=-2: expected a number of steps"),
         ({"check_replicas_every": -1}, "check_replicas_every=-1: expected"),
@@ -591,6 +684,7 @@ def test_without_var_list_the_error_asks_for_it(graph, all_towers_first):
             {"optimizer": tf1.train.SyncReplicasOptimizer(momentum(), 2)},
             "SyncReplicasOptimizer .* the optimizer inside it",
         ),
+        ({"transform": 1.0}, "transform=1.0: expected a function from N reduced gradients"),
         ({"strategy": "flatt"}, "did you mean 'flat'"),
         ({"devices": []}, "devices is empty"),
     ],
@@ -628,7 +722,7 @@ def test_without_a_graph_and_session_there_is_no_train_op(how):
         how(step, autograph=False)()
 
 
-# ---- slots at the mains --------------------------------------------------------------------------
+# ---- slots on the roots --------------------------------------------------------------------------
 
 
 def bytes_of_slots():
@@ -664,7 +758,7 @@ def test_slots_are_balanced_over_all_optimizers_of_a_graph(graph, losses, layers
             ]
         variables.append(row)
     for loss in range(losses):
-        optimizer = TowerOptimizer(adam(), gpus_or_cpus(8), update="main")
+        optimizer = TowerOptimizer(adam(), gpus_or_cpus(8), update="sharded")
         trained = [row[loss::losses] for row in variables]
         rows = for_each(lambda var: (tf.zeros(var.shape), var), trained)
         optimizer.apply_gradients(rows)
@@ -673,7 +767,7 @@ def test_slots_are_balanced_over_all_optimizers_of_a_graph(graph, losses, layers
     assert sum(sizes.values()) == total and len(sizes) == 8
     assert max(sizes.values()) <= total / 8 + 2 * 4 * 512 * 256  # two slots of the largest layer
     if losses == 4:
-        optimizer.apply_gradients(rows)  # the same variables again have the same mains
+        optimizer.apply_gradients(rows)  # the same variables again have the same roots
         assert bytes_of_slots() == sizes
 
 
@@ -683,7 +777,7 @@ def test_a_table_with_sparse_gradients_counts_among_the_slots(graph):
         rows_read = tf.IndexedSlices(tf.ones([1, 8]), tf.constant([0]), tf.constant([1000, 8]))
         row[0] = (rows_read, row[0][1])
     optimizer = TowerOptimizer(
-        adam(), gpus_or_cpus(2), update="main", strategy=Strategy(chunk_bytes=0)
+        adam(), gpus_or_cpus(2), update="sharded", strategy=Strategy(chunk_bytes=0)
     )
     optimizer.apply_gradients(rows)
     assert sorted(bytes_of_slots().values()) == [2 * 4 * 8000] * 2

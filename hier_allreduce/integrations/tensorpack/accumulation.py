@@ -10,7 +10,7 @@ from tensorpack.tfutils.optimizer import AccumGradOptimizer, ProxyOptimizer
 
 from ...compat import tf1
 from ...graph.columns import grads_in, variables_in
-from ...training.update import Pairs
+from ...training.towers import Pairs
 
 
 class OrderedAccumGrad(ProxyOptimizer):

@@ -7,7 +7,7 @@ from typing import List, Sequence
 
 from ...compat import tf1
 from ...graph.names import name_within
-from ...training.update import Pairs
+from ...training.towers import Pairs
 
 
 def with_missing_pairs(rows: Sequence[Pairs]) -> List[Pairs]:

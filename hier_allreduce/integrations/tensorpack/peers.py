@@ -7,7 +7,7 @@ from typing import Any, List, Sequence
 from tensorpack.graph_builder import utils
 
 from ...measured import with_clock
-from ...training.update import Pairs
+from ...training.towers import Pairs
 
 
 def reduced_by_peer(

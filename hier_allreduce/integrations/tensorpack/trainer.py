@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Callable, List, Optional, Sequence, Union
 
 import numpy as np
 import tensorflow as tf
-from tensorpack.callbacks import Callback, CallbackFactory, PeriodicTrigger, RunOp
+from tensorpack.callbacks import Callback, PeriodicTrigger, RunOp
 from tensorpack.graph_builder.training import DataParallelBuilder
 from tensorpack.graph_builder.utils import override_to_local_variable
 from tensorpack.input_source import FeedfreeInput, StagingInput
 from tensorpack.tfutils.sesscreate import NewSessionCreator
 from tensorpack.train import SingleCostTrainer
-from tensorpack.utils import logger
 
 from ... import configs
 from ..._lazy import keras_2_install
 from ...cluster import Cluster
 from ...compat import tf1
 from ...errors import ClusterError, HierAllreduceError
-from ...graph import allreduce_grads_and_vars, device_strings
+from ...graph import device_strings
+from ...graph.columns import checked_pairs, grads_in, variables_in, warn_of_references
 from ...measured import measurement
 from ...planning import Strategy, strategy_from
-from ...training.replicas import Drift, ReplicatedVariables, broadcast, comparison, find_copies
-from ...training.sharded_update import update_at_mains
-from ...training.update import Pairs, check_options, check_variables, update_towers
-from ...training.wrappers import check_optimizer
+from ...training.attributes import unchanged
+from ...training.replicas import (
+    broadcast,
+    check_equal,
+    comparison,
+    copies_by_name,
+    is_step_to_compare,
+)
+from ...training.towers import Pairs, ReplicatedVariables, Towers, Transform
+from ...training.update import check_optimizer, check_options, update_towers
 from .accumulation import with_ordered_accumulation
 from .devices import creator_for_towers
 from .hosts import broadcast_to_hosts, creator_for_hosts
@@ -33,6 +40,7 @@ from .names import with_missing_pairs
 from .peers import reduced_by_peer
 
 _OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
+_NOT_IN_FILES = ("transform", "cluster")
 # options of tensorpack's trainer, and ours
 _THEIRS = {"mode": "strategy='hierarchical'", "gpus": "devices"}
 
@@ -51,14 +59,12 @@ class HierarchicalTrainer(SingleCostTrainer):
 
     It differs from tensorpack's trainer where that one goes wrong:
 
-    - K towers share one optimizer. Its once-a-step work (Adam: advancing its beta powers) is done
-      once a step instead of K times. So Adam is Adam, and the towers remain equal.
-    - ``AccumGradOptimizer`` applies its sum at exactly every k-th step, in all towers.
-    - Gradient processors that match variables by name, and the function of
-      ``PostProcessOptimizer``, see tower 0's names in every tower. So
-      ``ScaleGradient(("hidden/.*", 0.))`` freezes these layers in all towers. A processor with a
-      variable, which all towers would change, is an error; use ``update="main"``, which calls it
-      once.
+    - The optimizer is called once, or is one of TensorFlow's own, whose update is the same on each
+      tower. Adam's once-a-step work is done once a step instead of K times. So Adam is Adam, and
+      the towers remain equal, which is checked while they train.
+    - ``AccumGradOptimizer`` applies its sum at exactly every k-th step.
+    - Gradient processors, and the function of ``PostProcessOptimizer``, run once, on tower 0's
+      variables and names, as on one device.
     - Sparse gradients (embeddings) remain sparse, with a row for each lookup. Processors that clip
       or measure gradients see these rows before they are added up, unless the strategy is
       ``Strategy(sparse="dense")``.
@@ -95,8 +101,9 @@ class HierarchicalTrainer(SingleCostTrainer):
         average: bool = True,
         strategy: Union[str, Strategy, None] = None,
         update: str = "replicated",
+        transform: Optional[Transform] = None,
         broadcast_every: int = 0,
-        check_replicas_every: int = 0,
+        check_replicas_every: Optional[int] = None,
         cluster: Optional[Cluster] = None,
         **unknown: Any,
     ):
@@ -106,12 +113,11 @@ class HierarchicalTrainer(SingleCostTrainer):
             devices: the number of GPUs, or a list of GPU ids or TensorFlow device strings, one for
                 each tower. CPU devices are created as needed, so ``["/cpu:0", …, "/cpu:7"]`` works
                 on any machine.
-            average, strategy, broadcast_every: as in :class:`hier_allreduce.TowerOptimizer`.
-            update: the same. Checkpoints are the same with both values, but counters of gradients'
-                accumulation exist once with ``"main"``.
-            check_replicas_every: the same. Comparisons report ``replica_drift`` to the monitors and
-                the variable to the log. They exclude moving averages, which tensorpack updates on
-                tower 0 only.
+            average, strategy, update, transform, broadcast_every: as in
+                :class:`hier_allreduce.TowerOptimizer`. An optimizer with gradient processors runs
+                ``"once"``; a ``transform`` clips without that.
+            check_replicas_every: the same. Moving averages, which tensorpack updates on tower 0
+                only, are not compared.
             cluster: the hosts, each of which has K devices.
             unknown: options of tensorpack's trainer, or misspelled ones; the error names ours.
 
@@ -124,11 +130,12 @@ class HierarchicalTrainer(SingleCostTrainer):
                 raise HierAllreduceError(
                     f"{name}={value!r} is tensorpack's; HierarchicalTrainer has {_THEIRS[name]}"
                 )
-        options = [*_OPTIONS, "cluster"]
+        options = [*_OPTIONS, *_NOT_IN_FILES]
         configs.check_keys(unknown, options, "HierarchicalTrainer")
         check_options(
             average,
             update,
+            transform,
             broadcast_every=broadcast_every,
             check_replicas_every=check_replicas_every,
         )
@@ -143,8 +150,9 @@ class HierarchicalTrainer(SingleCostTrainer):
         self._strategy = strategy_from(strategy)
         self._average = average
         self._update = update
+        self._transform = transform
         self._broadcast_every = int(broadcast_every)
-        self._check_every = int(check_replicas_every)
+        self._check_every = check_replicas_every
         super().__init__()
         if not isinstance(cluster, (Cluster, type(None))):
             raise ClusterError(f"cluster={cluster!r}: expected a hier_allreduce.Cluster")
@@ -203,7 +211,7 @@ class HierarchicalTrainer(SingleCostTrainer):
     ) -> List[Callback]:
         """Build towers, all-reduce and updates, and return the callbacks: tensorpack's hook."""
         towers = range(len(self.devices))
-        get_grads = self._make_get_grad_fn(input, get_cost_fn, get_opt_fn)
+        get_grads = self._watched_gradients(input, get_cost_fn, get_opt_fn)
         use_vs = [tower > 0 for tower in towers]  # tower 0's variables have no prefix
         try:
             rows = DataParallelBuilder.call_for_each_tower(
@@ -226,60 +234,66 @@ class HierarchicalTrainer(SingleCostTrainer):
         across = broadcast_to_hosts(self.cluster, self.BROADCAST_EVERY_EPOCH)
         return [each.set_chief_only(False) for each in [across, *callbacks]]
 
+    def _watched_gradients(
+        self, input: Any, get_cost_fn: Any, get_opt_fn: Callable[[], Any]
+    ) -> Callable[[], Any]:
+        """Return the function that builds a tower; the optimizer must keep nothing of it."""
+        towers = len(self.devices)
+        with contextlib.ExitStack() as tower:
+
+            def get_watched() -> Any:  # tensorpack calls it just before compute_gradients
+                optimizer = get_opt_fn()
+                tower.enter_context(unchanged(optimizer, towers))
+                return optimizer
+
+            get_grads = self._make_get_grad_fn(input, get_cost_fn, get_watched)
+
+            def get() -> Any:
+                with tower:
+                    return get_grads()
+
+        return get
+
     def _update_towers(self, optimizer: Any, rows: Sequence[Pairs]) -> ReplicatedVariables:
-        average = self._average
-        strategy = self._strategy
+        towers = Towers(
+            checked_pairs(rows, self.devices),
+            self.devices,
+            self._average,
+            self._strategy,
+            self.cluster,
+            self._transform,
+            # the state of all towers but the first is local, and so not saved
+            scope=lambda tower: override_to_local_variable(enable=tower > 0),
+        )
+        if len(self.devices) > 1:
+            warn_of_references(variables_in(towers.rows[0]))
         asked = measurement()
         if asked:
             asked.note(front_end="tensorpack", update=self._update)
-        if self._update == "main":
-            pairs: Sequence[Pairs] = check_variables(rows, self.devices)
-        elif asked and asked.peer:
-            pairs = reduced_by_peer(asked.peer, rows, self.devices, average)
-        else:
-            pairs = allreduce_grads_and_vars(
-                rows, self.devices, average, strategy, cluster=self.cluster
-            )
+        if asked and asked.peer:
+            pairs = reduced_by_peer(asked.peer, rows, self.devices, self._average)
+            towers = towers._replace(reduced=list(map(grads_in, pairs)))
         # the scope of tensorpack's trainer, which is in the names of saved variables
         with tf1.name_scope("apply_gradients"):
-            if self._update == "main":
-                op, copies = update_at_mains(
-                    optimizer, pairs, self.devices, average, strategy, self.cluster
-                )
-            else:
-                # the state of all towers but the first is local, and so not saved
-                op, copies = update_towers(
-                    optimizer,
-                    pairs,
-                    self.devices,
-                    scope=lambda tower: override_to_local_variable(enable=tower > 0),
-                )
+            op, copies = update_towers(self._update, optimizer, towers)
             self.train_op = tf.group(op, name="train_op")
         return copies
 
     def _syncing(self, copies: ReplicatedVariables) -> List[Callback]:
         """Return the callbacks that copy tower 0's variables to the others, and compare them."""
         with tf1.name_scope("sync_variables"):
-            sync = broadcast(find_copies(copies, self.devices), self.devices)
+            sync = broadcast(copies_by_name(copies, self.devices), self.devices)
         at_epochs = RunOp(
             sync, run_before=True, run_as_trigger=self.BROADCAST_EVERY_EPOCH, verbose=True
         )
         at_epochs.name_scope = "SyncVariables"
-        callbacks = [at_epochs]
-        if self._check_every:
-            compare = comparison(copies, self.devices)
-            check = CallbackFactory(trigger=lambda callback: self._report(compare(self.sess)))
-            callbacks.append(PeriodicTrigger(check, every_k_steps=self._check_every))
+        compare = comparison(copies, self.devices)
+        callbacks = [at_epochs, _CompareTowers(compare, self.cluster, self._check_every)]
         if self._broadcast_every:
             callbacks.append(
                 PeriodicTrigger(RunOp(sync, run_before=False), every_k_steps=self._broadcast_every)
             )
         return callbacks
-
-    def _report(self, drift: Drift) -> None:
-        self.monitors.put_scalar("replica_drift", drift.difference)
-        if drift.difference:
-            logger.warning(str(drift))
 
     def initialize(self, session_creator: Any, session_init: Any) -> None:
         """Create the session, and check that it has the devices: tensorpack's hook.
@@ -299,3 +313,24 @@ class HierarchicalTrainer(SingleCostTrainer):
         elif isinstance(session_creator, NewSessionCreator):
             session_creator = creator_for_towers(session_creator, self.devices)
         super().initialize(session_creator, session_init)
+
+
+class _CompareTowers(Callback):
+    """Ends the training with an error if towers, or hosts, are not equal."""
+
+    def __init__(
+        self, compare: Callable[[Any], Any], cluster: Optional[Cluster], every: Optional[int]
+    ):
+        self._compare = compare
+        self._cluster = cluster
+        self._every = every
+        self._steps = 0
+        self._equal_after = 0
+
+    def _trigger_step(self) -> None:
+        self._steps += 1
+        if is_step_to_compare(self._steps, self._every):
+            check_equal(self._compare(self.trainer.sess), self._steps, self._equal_after)
+            self._equal_after = self._steps
+            if self._cluster is not None:
+                self._cluster.check_weights(self.trainer.sess)

@@ -1,0 +1,21 @@
+"""Checksums by which towers, and hosts, compare variables to the bit without sending them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+
+def checksum_of(value: Any) -> Any:
+    """Return two int64: the sum of a tensor's words, and the sum weighted by their places.
+
+    Two words of one value that change places change the second sum. A single word that changes
+    always changes both, because its weight is odd.
+    """
+    if value.dtype.is_bool:
+        value = tf.cast(value, tf.int8)
+    word = {1: tf.int8, 2: tf.int16, 4: tf.int32}.get(value.dtype.size, tf.int64)
+    words = tf.reshape(tf.cast(tf.bitcast(value, word), tf.int64), [-1])
+    weights = 2 * tf.range(tf.size(words, out_type=tf.int64), dtype=tf.int64) + 1
+    return tf.stack([tf.reduce_sum(words), tf.reduce_sum(words * weights)])

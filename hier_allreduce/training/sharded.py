@@ -1,0 +1,162 @@
+"""``update="sharded"``: each variable's root updates it for all towers, and has its slots.
+
+::
+
+    K×N gradients ─► sums on roots ─► each root: its variables' update ─► new values to all towers
+
+Slots exist once, spread over the towers, under tower 0's names, so that checkpoints are those of
+one device. Source: ZeRO stage 1 (Rajbhandari and others, 2020).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from typing import Any, Dict, List, Sequence, Tuple
+from weakref import WeakKeyDictionary
+
+import tensorflow as tf
+
+from ..compat import outer_graph, slots_in_any_scope, tf1
+from ..errors import HierAllreduceError
+from ..graph import copy_from_roots
+from ..graph.layout import Layout
+from ..graph.names import where
+from ..planning.chunks import Load
+from .reads import Reads, last_writes
+from .towers import ReplicatedVariables, Towers, check_slots, warn_of_moved_updates
+
+
+def update_sharded(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVariables]:
+    """Update each variable on its root, by one of the ``KNOWN`` optimizers, and copy it.
+
+    Roots have about equal bytes, also if a graph has several such updates. Returns the op, and the
+    copies: the variables.
+
+    Raises:
+        HierAllreduceError: a variable is in its row twice, or has slots on another tower.
+    """
+    variables = towers.variables
+    _check_each_is_once(towers)
+    shards = _shards_of_graph()
+    load = shards.load(optimizer, variables[0], towers.devices)
+    layout = towers.plan(load)
+    roots = layout.roots()
+    named = {n: _named_like(variables[0][n], variables[root][n]) for n, root in roots.items()}
+    for n, root in roots.items():
+        check_slots(optimizer, {n: named[n]}, root, towers.devices)
+    shards.add(layout, load)
+
+    reads = Reads(towers.grads)
+    reduced = towers.reduce_to_roots(layout)
+    graph = tf1.get_default_graph()
+    made_before = len(graph.get_operations())
+    pairs = [(reduced[root][n], named[n]) for n, root in sorted(roots.items())]
+    with slots_in_any_scope():
+        updated = optimizer.apply_gradients(pairs)
+    added = set(graph.get_operations()[made_before:])
+    on_roots = [variables[root][n] for n, root in roots.items()]
+    reads.hold_writes(on_roots, added)
+    warn_of_moved_updates(optimizer, on_roots, added)
+
+    values: List[Any] = [None] * len(layout.columns)
+    for n, root in roots.items():
+        var = variables[root][n]
+        after = last_writes(var, added) or [updated]
+        with tf.control_dependencies(after), tf1.device(towers.devices[root]):
+            values[n] = var.read_value()
+    copied = []
+    for tower, row in enumerate(copy_from_roots(values, layout)):
+        for n, root in roots.items():
+            var = variables[tower][n]
+            if tower != root:
+                with tf1.device(towers.devices[tower]), tf.control_dependencies(reads.of(var)):
+                    copied.append(var.assign(row[n], read_value=False))
+    return tf.group(updated, *copied), variables
+
+
+def _check_each_is_once(towers: Towers) -> None:
+    """Check that no row has a variable twice."""
+    for tower, row in enumerate(towers.variables):
+        names = [var.op.name for var in row]
+        first: Dict[int, int] = {}  # place in the row, by id(variable)
+        for n, var in enumerate(row):
+            if first.setdefault(id(var), n) != n:
+                raise HierAllreduceError(
+                    f"{where(tower, towers.devices, n, names)}: the variable is in this row twice,"
+                    " and two roots would update it; add up its gradients, or use"
+                    " update='replicated'"
+                )
+
+
+# ---- names of slots ------------------------------------------------------------------------------
+
+
+class _Named:
+    """A variable under the names of its copy on tower 0, by which TensorFlow names its slots."""
+
+    _tower_0: Any
+
+    @property
+    def name(self) -> Any:
+        return self._tower_0.name
+
+    @property
+    def op(self) -> Any:
+        return self._tower_0.op
+
+    @property
+    def _shared_name(self) -> Any:
+        return self._tower_0._shared_name
+
+
+def _named_like(tower_0: Any, var: Any) -> Any:
+    """Return ``var`` under the names of its copy on tower 0."""
+    # A constructor would add a variable to the graph. So this one gets the variable's attributes.
+    kind: Any = type(var)
+    named: Any = object.__new__(_named_class(kind))
+    vars(named).update(vars(var), _tower_0=tower_0, _save_slice_info=tower_0._save_slice_info)
+    return named
+
+
+@functools.lru_cache(maxsize=None)
+def _named_class(kind: Any) -> Any:
+    """Return a class that TensorFlow takes for a variable's class."""
+    return type(f"Named{kind.__name__}", (_Named, kind), {})
+
+
+# ---- bytes on the roots --------------------------------------------------------------------------
+
+
+class _Shards:
+    """The bytes of variables that each device updates in one graph, over all sharded updates."""
+
+    def __init__(self) -> None:
+        self._bytes_by_device: Counter = Counter()
+        self._loads: Dict[Any, Load] = {}  # by the ids of optimizer and variables
+
+    def load(self, optimizer: Any, variables: Sequence[Any], devices: Sequence[Any]) -> Load:
+        """Return the bytes of N variables, and of all earlier ones on each of K devices.
+
+        An optimizer that updates the same variables again gets the same load, because their slots
+        cannot move. It is known by its id, because its slots would keep the graph alive.
+        """
+        ids = tuple(map(id, variables))
+        key = id(optimizer), ids, tuple(devices)
+        if key not in self._loads:
+            sizes = [var.dtype.size * (var.shape.num_elements() or 0) for var in variables]
+            self._loads[key] = Load(sizes, [self._bytes_by_device[device] for device in devices])
+        return self._loads[key]
+
+    def add(self, layout: Layout, load: Load) -> None:
+        """Count the variables of one more update."""
+        for n, root in layout.roots().items():
+            self._bytes_by_device[layout.devices[root]] += load.variables[n]
+
+
+_shards: WeakKeyDictionary = WeakKeyDictionary()  # by graph
+
+
+def _shards_of_graph() -> _Shards:
+    shards: _Shards = _shards.setdefault(outer_graph(), _Shards())
+    return shards

@@ -1,0 +1,200 @@
+"""What every update needs: K rows of gradients and variables, and how they are reduced."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    ContextManager,
+    Dict,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
+
+import tensorflow as tf
+
+from ..compat import has_gpu_kernel, tf1
+from ..errors import HierAllreduceError
+from ..graph import add_ops, plan_gradients, sums_on, sums_only
+from ..graph.columns import dtype_of, grads_in, static_shape, variables_in
+from ..graph.devices import device_fields
+from ..graph.layout import Layout
+from ..graph.names import variable_names, where
+from ..planning import Strategy
+from ..planning.chunks import Load
+from .reads import writers_of
+
+if TYPE_CHECKING:
+    from ..cluster import Cluster
+
+Pairs = Sequence[Tuple[Any, Any]]  # N (gradient, variable) pairs of one tower
+Transform = Callable[[List[Any]], Sequence[Any]]  # N reduced gradients to N gradients
+ReplicatedVariables = List[List[Any]]  # K×V variables; a column holds the copies of one variable
+
+
+def _no_scope(tower: int) -> ContextManager:
+    return contextlib.nullcontext()
+
+
+class Towers(NamedTuple):
+    """K towers whose gradients are ready, from :func:`.update.check_variables`.
+
+    Attributes:
+        rows: K×N gradients, which are not reduced, and variables.
+        devices: K devices.
+        average: the mean of the gradients instead of their sum.
+        strategy: of the all-reduce.
+        cluster: of several hosts.
+        transform: changes a tower's N reduced gradients, before the update.
+        scope: ``scope(tower)`` is the context of a tower's update.
+        reduced: K×N gradients that another all-reduce has reduced.
+    """
+
+    rows: Sequence[Pairs]
+    devices: Sequence[Any]
+    average: bool
+    strategy: Strategy
+    cluster: Optional[Cluster] = None
+    transform: Optional[Transform] = None
+    scope: Callable[[int], ContextManager] = _no_scope
+    reduced: Optional[Sequence[Sequence[Any]]] = None
+
+    @property
+    def grads(self) -> List[Any]:
+        """K×N gradients."""
+        return list(map(grads_in, self.rows))
+
+    @property
+    def variables(self) -> ReplicatedVariables:
+        """K×N variables."""
+        return list(map(variables_in, self.rows))
+
+    def plan(self, load: Optional[Load] = None) -> Layout:
+        """Return the layout of the all-reduce; with a ``load`` each variable has one root."""
+        names = variable_names(self.rows, self.devices)
+        options = self.average, self.strategy, self.cluster
+        return plan_gradients(self.grads, self.devices, *options, names, load)
+
+    def reduce(self, layout: Layout) -> List[Sequence[Any]]:
+        """Return K×N reduced gradients, transformed, on their towers."""
+        rows = self._reduced(layout, "hier_allreduce")
+        return [self._transformed(tower, row) for tower, row in enumerate(rows)]
+
+    def reduce_on(self, tower: int) -> Sequence[Any]:
+        """Return N reduced gradients, transformed, on one tower only."""
+        rows = self._reduced(sums_on(self.plan(), tower), f"reduce_to_tower_{tower}")
+        return self._transformed(tower, rows[tower])
+
+    def reduce_to_roots(self, layout: Layout) -> List[Sequence[Any]]:
+        """Return K×N reduced gradients, transformed; without a transform only those on roots.
+
+        A transform may need all gradients of a tower, such as their norm.
+        """
+        if self.transform is not None:
+            return self.reduce(layout)
+        rows = self._reduced(sums_only(layout), "reduce_to_roots")
+        return [self._transformed(tower, row) for tower, row in enumerate(rows)]
+
+    def _reduced(self, layout: Layout, name: str) -> Sequence[Sequence[Any]]:
+        if self.reduced is not None:
+            return self.reduced
+        return add_ops(layout, self.average, name, self.cluster)
+
+    def _transformed(self, tower: int, row: Sequence[Any]) -> Sequence[Any]:
+        """Return a tower's N reduced gradients as its update gets them."""
+        with tf1.device(self.devices[tower]):
+            if self.transform is not None:
+                with tf1.name_scope("transform"):
+                    row = self._checked(tower, row, self.transform(list(row)))
+            return list(map(_with_rows_on_gpu, row))
+
+    def _checked(self, tower: int, row: Sequence[Any], changed: Any) -> Sequence[Any]:
+        """Return a transform's result, if each gradient still fits its variable."""
+        names = [var.op.name for _, var in self.rows[tower]]
+        grads = list(changed) if isinstance(changed, (list, tuple)) else []
+        if len(grads) != len(row):
+            raise HierAllreduceError(
+                f"{where(tower, self.devices)}: transform gets a list of {len(row)} gradients and"
+                f" must return as many, in the same order, not {changed!r}"
+            )
+        for n, (grad, before) in enumerate(zip(grads, row)):
+            fits = grad is None or before is None
+            if not fits and isinstance(grad, (tf.Tensor, tf.IndexedSlices)):
+                is_shape = static_shape(grad).is_compatible_with(static_shape(before))
+                fits = is_shape and dtype_of(grad) == dtype_of(before)
+            if not fits:
+                raise HierAllreduceError(
+                    f"{where(tower, self.devices, n, names)}: transform returned {grad!r} for a"
+                    f" gradient of {dtype_of(before)} {static_shape(before)}"
+                )
+        return grads
+
+
+def _with_rows_on_gpu(grad: Any) -> Any:
+    """Return a gradient whose indices, if it is sparse, are int64 on a GPU.
+
+    There TensorFlow has int32 in host memory. An optimizer that adds up rows of equal indices would
+    wait in each step until the GPU has come so far that its unique indices can be copied to the
+    host.
+    """
+    if not isinstance(grad, tf.IndexedSlices) or grad.indices.dtype != tf.int32:
+        return grad
+    if device_fields(grad.values.device)[3] != "GPU":
+        return grad
+    return tf.IndexedSlices(grad.values, tf.cast(grad.indices, tf.int64), grad.dense_shape)
+
+
+# ---- checks that every update makes --------------------------------------------------------------
+
+
+def check_slots(optimizer: Any, row: Dict[int, Any], tower: int, devices: Sequence[Any]) -> None:
+    """Check that the slots which variables have are on the device that is to update these.
+
+    Args:
+        optimizer: that has made the slots.
+        row: variables by their place in the tower's row.
+        tower: that is to update them.
+        devices: K devices.
+    """
+    if not hasattr(optimizer, "_slots"):
+        return  # a wrapper that does not call its base's constructor
+    for n, var in row.items():
+        slots = [optimizer.get_slot(var, name) for name in optimizer.get_slot_names()]
+        for slot in slots:
+            if slot is not None and slot.device != var.device:
+                raise HierAllreduceError(
+                    f"{where(tower, devices)}, variable {n} ({var.op.name!r}): this tower would"
+                    f" update it, and an earlier apply_gradients made its slots on {slot.device};"
+                    " choose the same update= for both and, if it is 'sharded', Strategy(main=0);"
+                    " or give each loss a TowerOptimizer with another optimizer"
+                )
+
+
+def warn_of_moved_updates(optimizer: Any, row: Sequence[Any], added: Set[Any]) -> None:
+    """Warn if the ``added`` ops update one of N variables in a way that its GPU does not have."""
+    kind = type(optimizer).__name__
+    for var in row:
+        for op in writers_of(var, added):
+            if device_fields(op.device)[3] != "GPU" or has_gpu_kernel(op):
+                continue
+            advice = "use another optimizer"
+            if "Sparse" in op.type:
+                advice = (
+                    "use an optimizer whose sparse update has one (Adagrad, Adam, Ftrl, gradient"
+                    " descent), or Strategy(sparse='dense'), with which a step also changes the"
+                    " rows that it did not read"
+                )
+            warnings.warn(
+                f"{kind}: TensorFlow has no GPU kernel of {op.type}, which updates {var.op.name!r}."
+                " With allow_soft_placement=True it keeps the variable on the CPU and says"
+                f" nothing, else the session fails; {advice}",
+                stacklevel=6,  # the call of apply_gradients
+            )
+            return
