@@ -23,7 +23,7 @@ import hier_allreduce as h
 
 def reduced(grads: List[List[Any]], optimizer: Any, cluster: h.Cluster) -> List[Tuple[Any, ...]]:
     devices = ["/gpu:0", "/gpu:1"]
-    h.TowerOptimizer(optimizer, devices, strategy="auto", update="main", cluster=cluster)
+    h.TowerOptimizer(optimizer, devices, strategy="auto", update="sharded", cluster=cluster)
     h.Strategy(algoritm="tree")  # type: ignore[call-arg]
     return h.allreduce_grads(grads, devices, average=True, strategy=h.Strategy(main=0))
 

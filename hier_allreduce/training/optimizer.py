@@ -323,6 +323,7 @@ def _start(copies: ReplicatedVariables, devices: Sequence[Any]) -> Any:
 def _assert_started() -> Any:
     with tf1.device("/cpu:0"):
         return tf.raw_ops.Assert(
+            name="hier_allreduce/towers_are_equal",
             condition=tf.raw_ops.VarIsInitializedOp(resource=_started()),
             data=[
                 "hier_allreduce: the towers have not been made equal in this session. Run the"

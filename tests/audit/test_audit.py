@@ -122,7 +122,7 @@ def test_rows_gathered_on_levels_take_planned_links(graph, how):
     assert by_call(audit(traced(used), graph)) == [2 * 14]  # values and indices
 
 
-@pytest.mark.parametrize("update", ["replicated", "main"])
+@pytest.mark.parametrize("update", ["replicated", "once", "sharded"])
 @pytest.mark.parametrize(
     "there",
     [gpus_or_cpus(3), [gpu_or_cpu(0), gpu_or_cpu(1), gpu_or_cpu(0)]],
@@ -516,6 +516,7 @@ def test_an_update_that_ran_on_another_device_is_an_error(graph):
     metadata = tf1.RunMetadata()
     with session() as sess:
         sess.run(tf1.global_variables_initializer())
+        sess.run(optimizer.init_op)
         options = tf1.RunOptions(output_partition_graphs=True)
         sess.run(train, options=options, run_metadata=metadata)
     nodes = [node for part in metadata.partition_graphs for node in part.node]
