@@ -44,7 +44,7 @@ def main():
         "--gpus", action="store_true", help="towers on /gpu:0 … instead of logical CPU devices"
     )
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--update", choices=["replicated", "main"], default="main")
+    parser.add_argument("--update", choices=["replicated", "once", "sharded"], default="replicated")
     args = parser.parse_args()
 
     tf1.disable_eager_execution()

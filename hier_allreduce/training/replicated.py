@@ -93,7 +93,8 @@ def update_replicated(optimizer: Any, towers: Towers) -> Tuple[Any, ReplicatedVa
             ops.append(own.apply_gradients(list(pairs), name=f"apply_grad_{tower}"))
         added = set(graph.get_operations()[made_before:])
         reads.hold_writes(variables[tower], added)
-        warn_of_moved_updates(optimizer, variables[tower], added)
+        if not tower:
+            warn_of_moved_updates(optimizer, variables[tower], added)
         copies.append([*variables[tower], *_state_of(own, variables[tower])])
     return tf.group(*ops), copies
 

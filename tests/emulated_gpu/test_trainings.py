@@ -13,7 +13,7 @@ from helpers.graphs import XPU
 
 pytestmark = pytest.mark.skipif(XPU != "gpu", reason="make test-gpu")
 EXAMPLES = Path(__file__).parents[2] / "examples"
-TRAININGS = ["replicated", "main", "loop", "fit", "tensorpack"]
+TRAININGS = ["replicated", "once", "sharded", "loop", "fit", "tensorpack"]
 
 
 @pytest.fixture

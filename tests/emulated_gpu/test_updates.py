@@ -23,7 +23,7 @@ WITH_KERNEL = {
     "Ftrl": lambda: train.FtrlOptimizer(0.1),
     "gradient descent": lambda: train.GradientDescentOptimizer(0.1),
 }
-UPDATES = pytest.mark.parametrize("update", ["replicated", "main"])
+UPDATES = pytest.mark.parametrize("update", ["replicated", "once", "sharded"])
 
 
 def step_of(make, **options):

@@ -51,9 +51,14 @@ def replicated():
         return towers("replicated")
 
 
-def main():
+def once():
     with tf.Graph().as_default():
-        return towers("main")
+        return towers("once")
+
+
+def sharded():
+    with tf.Graph().as_default():
+        return towers("sharded")
 
 
 def loop():

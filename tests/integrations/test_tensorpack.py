@@ -347,7 +347,10 @@ ARGUMENTS: dict = {
         {"devices": 8, "strategy": "hierarchic"},
         ["did you mean 'hierarchical'", "tree", "flat"],
     ),
-    "update": ({"devices": 8, "update": "mian"}, ["update='mian'", "'replicated', 'once', 'sharded'"]),
+    "update": (
+        {"devices": 8, "update": "mian"},
+        ["update='mian'", "'replicated', 'once', 'sharded'"],
+    ),
     "mode": (
         {"devices": 8, "mode": "hierarchical"},
         ["mode='hierarchical' is tensorpack's", "strategy='hierarchical'"],

@@ -21,7 +21,7 @@ def trained(hosts, folder, **options):
     return facts
 
 
-@pytest.mark.parametrize("optimizer, update", [("adam", "replicated"), ("momentum", "main")])
+@pytest.mark.parametrize("optimizer, update", [("adam", "replicated"), ("momentum", "sharded")])
 def test_two_hosts_train_like_one_with_all_their_towers(tmp_path, optimizer, update):
     options = {"optimizer": optimizer, "update": update}
     (alone,) = trained(1, tmp_path / "one", **options)

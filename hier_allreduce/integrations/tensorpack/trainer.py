@@ -83,7 +83,7 @@ class HierarchicalTrainer(SingleCostTrainer):
 
     Models should use resource variables. A reference variable, TensorFlow 1.15's default, can be
     updated while a gradient still reads it. If several towers train one, a warning says so; with
-    ``update="main"``, an error.
+    ``update="once"`` or ``"sharded"``, an error.
 
     Attributes:
         devices: K devices, one for each tower.
