@@ -45,8 +45,8 @@ def draw(
         rows: their names.
         title: above the picture.
         path: of a file in a format of matplotlib, such as cost.png.
-        pass_ends: ms at which the pass of each row ends. With them the picture has a second part:
-            the end of the step, enlarged.
+        pass_ends: ms at which the pass of each row ends. With them the picture has a second part,
+            the end of the step enlarged, if that is short.
         time: the words below the axis of time.
 
     Raises:
@@ -59,10 +59,10 @@ def draw(
     from matplotlib.figure import Figure  # needed for a picture only
 
     end = max((bar.end for bar in bars), default=1.0)
-    windows = [(min(0.0, *(bar.begin for bar in bars), 0.0), end)]
-    if pass_ends:
-        first = min(pass_ends)
-        windows.append((max(0.0, first - 0.5 * (end - first)), end))
+    windows = [(min([0.0, *(bar.begin for bar in bars)]), end)]
+    tail = end - min(pass_ends, default=0.0)
+    if tail < end / 3:
+        windows.append((end - 1.5 * tail, end))
     height = 1.4 + len(windows) * (0.6 + _PER_ROW * len(rows))
     figure: Any = Figure(figsize=(11, height), dpi=110, layout="constrained")
     formats = figure.canvas.get_supported_filetypes()
@@ -76,8 +76,8 @@ def draw(
         _draw_window(part, bars, rows, window, pass_ends)
     parts[-1].set_xlabel(time)
     if len(windows) > 1:
-        parts[0].set_title("the whole step", loc="left", fontsize=8)
-        parts[1].set_title("its end; black: the end of each pass", loc="left", fontsize=8)
+        parts[0].set_title("the whole step; black: the end of each pass", loc="left", fontsize=8)
+        parts[1].set_title("its end", loc="left", fontsize=8)
     figure.suptitle(title, fontsize=9, wrap=True, x=0.01, ha="left")
     _add_legend(parts[-1], bars)
     figure.savefig(path)
