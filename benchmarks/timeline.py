@@ -51,7 +51,9 @@ class Span(NamedTuple):
         """What it is for; all kernels without another name are sums."""
         if self.is_copy:
             return COPY
-        return PASS if "_burn_" in self.what else KINDS.get(self.what.split()[0], SUM)
+        op, name = self.what.split(" ", 1)
+        is_pass = "_burn_" in name.rpartition("/")[2]  # chunks are named after gradients
+        return PASS if is_pass else KINDS.get(op, SUM)
 
 
 def spans_in(path: Path, scale: float) -> List[Span]:
