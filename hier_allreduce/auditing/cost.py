@@ -165,6 +165,7 @@ def cost_of(step_stats: Any, all_reduces: Sequence[AllReduce] = ()) -> Cost:
 
     Raises: as :func:`cost`.
     """
+    all_reduces = [built for built in all_reduces if len(built.devices) > 1]
     step = TracedStep(Trace(step_stats), all_reduces)
     if all_reduces and not step.all_reduces:
         raise AuditError("the run has none of the graph's all-reduces; fetch the updates")
@@ -209,8 +210,7 @@ def _chunk_rows(chunks: Sequence[Chunk]) -> List[List[str]]:
     """Return the header and the rows of the table of chunks."""
     rows = [["chunk, ms", "root", "hops", "ready", "sent", "summed", "copied", "updated"]]
     for chunk in chunks:
-        times = (chunk.ready, chunk.sent, chunk.summed, chunk.copied, chunk.updated)
-        texts = ["–" if time is None else f"{time:.1f}" for time in times]
+        texts = ["–" if time is None else f"{time:.1f}" for time in chunk.times]
         rows.append([chunk.name, str(chunk.root), str(chunk.hops), *texts])
     return rows
 

@@ -64,6 +64,11 @@ class Chunk(NamedTuple):
     updated: Optional[float]
 
     @property
+    def times(self) -> Tuple[Optional[float], ...]:
+        """The five times."""
+        return self.ready, self.sent, self.summed, self.copied, self.updated
+
+    @property
     def complete(self) -> float:
         """When all towers have the sum."""
         return max(self.copied or 0.0, self.summed or 0.0)
@@ -125,9 +130,10 @@ def chunks_in(step: TracedStep) -> List[Chunk]:
         for tensor in built.tensors:
             prefix = f"{built.scope}{tensor.name}/"
             own = {name for name in step.trace.nodes if name.startswith(prefix)}
-            if own:
-                root = step.tower_on(built.devices[root_of(tensor.schedule)])
-                chunks.append(_chunk(step, tensor, root, own))
+            root = step.tower_on(built.devices[root_of(tensor.schedule)])
+            chunk = _chunk(step, tensor, root, own)
+            if any(time is not None for time in chunk.times):
+                chunks.append(chunk)
     return sorted(chunks, key=lambda chunk: chunk.ready or 0.0)
 
 

@@ -153,6 +153,7 @@ def test_the_numbers_that_were_read_by_hand():
     assert "busiest sender GPU 5" in busy.summary and not busy.remedy
     assert packed.step - packed.last.pass_end > 5 * (busy.step - busy.last.pass_end)
     assert [tower.updates_after for tower in packed.towers] == [161] * 8
+    assert packed.remedy.startswith("The updates waited 5.2 ms for the host, which launches 161 of")
 
 
 @pytest.mark.parametrize("name", [OURS_FAR, OURS_BUSY], indirect=True)
@@ -258,19 +259,25 @@ def test_a_step_on_cpu_devices_is_told_from_its_ops(graph):
         assert tower.device.endswith(f"CPU:{number}")
         pieces = [*tower.busy.values(), *tower.gaps.values(), *tower.after.values()]
         assert sum(pieces) == pytest.approx(tower.end)
-        assert {"pass"} <= set(tower.busy) and 0 < tower.pass_end < tower.end <= found.step
+        assert {"pass"} <= set(tower.busy) and 0 < tower.pass_end <= tower.end <= found.step
     assert len(found.chunks) == 4
     for chunk in found.chunks:
         times = [chunk.ready or 0, chunk.summed or 0, chunk.updated or 0]
         assert times[0] > 0 and times == sorted(times)
         assert chunk.sent is None and chunk.copied is None
-    assert re.match(r"step [\d.]+ ms; after the pass [\d.]+ ms: ", found.summary)
+    assert re.match(r"step [\d.]+ ms; after the pass [\d.]+ ms[:;] ", found.summary)
     assert "GPU" not in str(found)
 
 
 @STEP_ON_CPU
 def test_the_current_graph_is_the_default(graph):
     assert len(cost(metadata_of(training_step())).chunks) == 4
+
+
+@STEP_ON_CPU
+def test_one_tower_has_a_cost_too(graph):
+    (tower,) = cost(metadata_of(training_step(towers=1)), graph).towers
+    assert 0 < tower.pass_end <= tower.end
 
 
 def test_a_step_without_a_trace_is_an_error_that_says_how_to_trace(graph):
