@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import Dict, List, NamedTuple, Tuple
 
-from .trace import Kernel
+from .trace import Input, Kernel, Node
 from .traced import TracedStep
 
 # why a tower had no kernel: operands that another tower sent were missing; values from a device
 # that is no tower; the host launched too late; the next kernel had been launched already
 COPIES, INPUT, HOST, BETWEEN = "copies", "input", "host", "between"
+_SOON = 0.1  # ms, within which a node is scheduled when its last input is there
 
 
 class Segment(NamedTuple):
@@ -77,12 +78,7 @@ class Gaps:
         nodes = self._step.trace.nodes
         seen = {name}
         while nodes[name].scheduled > since and nodes[name].inputs:
-            last = max(
-                nodes[name].inputs,
-                key=lambda read: self._arrivals.get(
-                    (read.node, read.receive), nodes[read.node].end
-                ),
-            )
+            last = self._last_input(nodes[name])
             if last.receive:
                 return INPUT if self._step.tower(last.node) is None else COPIES
             if last.node in seen:  # a loop of the graph
@@ -90,3 +86,17 @@ class Gaps:
             name = last.node
             seen.add(name)
         return HOST
+
+    def _last_input(self, node: Node) -> Input:
+        """Return the input of a node that came last."""
+
+        def arrival(read: Input) -> float:
+            made = self._step.trace.nodes[read.node].end
+            return self._arrivals.get((read.node, read.receive), made)
+
+        last = max(node.inputs, key=arrival)
+        if node.scheduled - arrival(last) > _SOON:
+            for read in node.inputs:  # one that was not traced, as from the host's memory
+                if read.receive and (read.node, read.receive) not in self._arrivals:
+                    return read
+        return last

@@ -3,6 +3,7 @@
 import json
 import re
 from collections import defaultdict
+from typing import DefaultDict
 
 import pytest
 import tensorflow as tf
@@ -114,6 +115,21 @@ def test_the_pieces_of_each_tower_add_up_to_its_step(found, hand):
         assert sum(tower.after.values()) == pytest.approx(tower.end - tower.pass_end, abs=0.002)
         busy = hand.busy(number, tower.pass_end)
         assert sum(tower.busy.values()) == pytest.approx(busy, abs=TO_THE_MICROSECOND)
+
+
+def test_kernels_in_the_pass_have_the_kinds_of_their_ops(found, hand):
+    if not found.chunks:
+        return
+    kinds = {"pack": "pack", "sum": "sum", "mean": "sum", "unpack": "unpack", "joined": "unpack"}
+    for number, tower in enumerate(found.towers):
+        busy: DefaultDict[str, float] = defaultdict(float)
+        for begin, end, node, op in hand.works(number):
+            name = re.sub(r"_\d+$", "", node.rpartition("/")[2])
+            is_update = op == "ResourceApplyGradientDescent"
+            kind = "update" if is_update else kinds.get(name, "pass")
+            busy[kind] += max(0.0, min(end, tower.pass_end) - begin)
+        for kind, ms in busy.items():  # some kernels overlap by a microsecond
+            assert tower.busy.get(kind, 0) == pytest.approx(ms, abs=0.01)
 
 
 def test_updates_after_the_pass_are_counted(found, hand):
