@@ -358,7 +358,7 @@ def test_training_goes_on_if_the_step_has_no_cost(graph, caplog):
     hook = CostHook(step=1)
     train(2, hook)
     assert hook.cost is None
-    assert "no cost of this step: the run has none of the graph's" in caplog.text
+    assert "no cost of this step: " in caplog.text
 
 
 @pytest.mark.parametrize("step", [0, -1, 1.0, True, "1"])
