@@ -66,7 +66,7 @@ def _slow_link(
     if slowest is None or len(links) < 3:
         return
     usual = median(link.speed for link in links if link is not slowest)
-    if slowest.speed > _SLOW * usual:
+    if slowest.speed >= _SLOW * usual:
         return
     pair = (slowest.src, slowest.dst)
     ms = _overlap(waits, [copy for copy in copies if (copy.src, copy.dst) == pair])

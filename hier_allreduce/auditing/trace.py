@@ -21,7 +21,7 @@ from ..errors import AuditError
 _LABEL = re.compile(r"(?:\[.*?\] )?\S+ = (\w+)\((.*)\)$", re.DOTALL)
 _STREAM = re.compile(r"(?:.*/)?device:GPU:\d+/stream:\d+(?:<.*>)?$", re.IGNORECASE)
 _NUMBERED = re.compile(r"(.+)/_(\d+)$")  # a _Send or _Recv
-_SIZE = re.compile(r"\bsize:(\d+)")
+_SIZE = re.compile(r"\b(?:size|bytes):(\d+)")  # CUDA says size, ROCm bytes
 _TRANSFERS = ("_Send", "_HostSend", "_Recv", "_HostRecv")
 _TRACE = "options=tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)"
 

@@ -64,6 +64,8 @@ def test_a_slow_link_that_nobody_waited_for_is_not_named():
     waited = waits(COPIES, SUM, 8.0)
     assert remedy(chunks(0, 1), links(0.1), copies(1, 2, 10.0, 20.0), waited) == ""
     assert remedy(chunks(0, 1), links(0.9), copies(1, 2, 80.0, 88.0), waited) == ""
+    unknown = [link._replace(bytes=0) for link in links()]
+    assert remedy(chunks(0, 1), unknown, copies(0, 1, 80.0, 88.0), waited) == ""
 
 
 def test_one_root_is_named_if_its_copies_were_waited_for():
