@@ -2,7 +2,7 @@
 
 ::
 
-    step 103.7 ms; after the pass 3.2 ms: updates 1.9, copies 1.1, sums 0.2; …
+    step 103.7 ms; after the pass 3.1 ms: updates 1.9, waiting for copies 1.1, sums 0.1; …
 """
 
 from __future__ import annotations

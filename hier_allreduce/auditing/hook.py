@@ -21,7 +21,7 @@ class CostHook(_BASE):  # type: ignore[misc]
 
         hook = hier_allreduce.CostHook(step=100, folder="cost")
         with tf.compat.v1.train.MonitoredTrainingSession(hooks=[hook]) as session:
-            …                      # hier_allreduce: step 103.7 ms; after the pass 3.2 ms: …
+            …                      # hier_allreduce: step 103.7 ms; after the pass 3.1 ms: …
 
     The line goes to the logger ``hier_allreduce``, or to standard error if the program has set up
     no logging. No other step is traced, and training goes on if this one could not be.
