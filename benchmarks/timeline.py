@@ -18,10 +18,19 @@ from typing import Any, Dict, List, NamedTuple
 
 from emulated import run, scale_of
 from emulated_cell import OURS, Cell
+from emulated_gpu import trace  # the tests are no installed package: emulation.py knows their place
 
+from hier_allreduce.auditing import picture
+from hier_allreduce.auditing.traced import COPY, PACK, PASS, SUM, UNPACK, UPDATE
 from hier_allreduce.formatting import table
 
 FIRST, LAST = "forward0_burn", "backward0_burn"  # in the names of a pass's kernels
+KINDS = {
+    "ConcatV2": PACK,
+    "Split": UNPACK,
+    "SplitV": UNPACK,
+    "ResourceApplyGradientDescent": UPDATE,
+}
 
 
 class Span(NamedTuple):
@@ -37,13 +46,22 @@ class Span(NamedTuple):
         """Whether it is a copy to another GPU."""
         return self.what.startswith("copy")
 
+    @property
+    def kind(self) -> str:
+        """What it is for; all kernels without another name are sums."""
+        if self.is_copy:
+            return COPY
+        op, name = self.what.split(" ", 1)
+        is_pass = "_burn_" in name.rpartition("/")[2]  # chunks are named after gradients
+        return PASS if is_pass else KINDS.get(op, SUM)
+
 
 def spans_in(path: Path, scale: float) -> List[Span]:
     """Return the kernels and copies of a trace that was stretched by ``scale``."""
     spans = []
-    for line in path.read_text("utf-8").splitlines()[1:]:
-        gpu, what, _, begin, end = line.split("\t")
-        spans.append(Span(int(gpu), what, 1e3 * float(begin) / scale, 1e3 * float(end) / scale))
+    for span in trace.spans_in(path):
+        times = (1e3 * span.begin / scale, 1e3 * span.end / scale)
+        spans.append(Span(span.gpu, span.what, *times))
     return spans
 
 
@@ -90,27 +108,11 @@ def report(late: List[Span]) -> str:
 
 
 def draw(late: List[Span], title: str, path: str) -> None:
-    """Draw two bars for each GPU, what it sends and what it computes, into a .png, .svg or .pdf."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    """Draw what each GPU computes and sends after the pass into a .png, .svg or .pdf."""
     gpus = sorted({span.gpu for span in late})
-    figure = Figure(figsize=(9, 0.8 + 0.45 * len(gpus)), dpi=120)
-    axes = figure.subplots()
-    bars_of_a_gpu = (("sends", True, 0.0, "tab:orange"), ("computes", False, 0.4, "black"))
-    for word, is_copy, place, color in bars_of_a_gpu:
-        for gpu in gpus:
-            own = _work_of(late, gpu, is_copy)
-            bars = [(span.begin, span.end - span.begin) for span in own]
-            label = word if gpu == gpus[0] else None  # once in the legend
-            axes.broken_barh(bars, (gpu + place, 0.35), color=color, label=label)
-    axes.set_yticks([gpu + 0.35 for gpu in gpus], [f"GPU {gpu}" for gpu in gpus], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel("ms after the backward pass", fontsize=8)
-    axes.set_title(title, loc="left", fontsize=9)
-    axes.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, fontsize=8)  # above the bars
-    figure.tight_layout()
-    FigureCanvasAgg(figure).print_figure(path)
+    bars = [picture.Bar(gpus.index(span.gpu), span.kind, span.begin, span.end) for span in late]
+    rows = [f"GPU {gpu}" for gpu in gpus]
+    picture.draw(bars, rows, title, path, time="ms after the backward pass")
 
 
 def main() -> None:

@@ -17,6 +17,8 @@ from ._version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .auditing.audit import audit as audit
+    from .auditing.cost import cost as cost
+    from .auditing.hook import CostHook as CostHook
     from .cluster import Cluster as Cluster
     from .errors import AuditError as AuditError
     from .errors import ClusterError as ClusterError
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from .training import TowerOptimizer as TowerOptimizer
 
 _PUBLIC = {
-    "auditing": ["audit"],
+    "auditing": ["CostHook", "audit", "cost"],
     "cluster": ["Cluster"],
     "errors": ["AuditError", "ClusterError", "HierAllreduceError"],
     "graph": ["allreduce_grads", "allreduce_grads_and_vars", "allreduce_grads_hierarchical"],

@@ -7,12 +7,14 @@ import measured
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from hier_allreduce.auditing.cost import cost_of
 from hier_allreduce.planning import Copy, Reduce
 from hier_allreduce.planning.algorithms import hierarchical
 
 TOP = Path(__file__).parents[2]
-sys.path.append(str(TOP / "benchmarks"))
+sys.path += [str(TOP / "benchmarks"), str(TOP / "tests")]
 import picture  # noqa: E402, because the line above makes it known
+from helpers import traces  # noqa: E402, likewise
 
 FIGURES = TOP / "docs" / "figures"
 LINKS = TOP / "benchmarks" / "machines" / "dgx-1v.links"
@@ -155,6 +157,10 @@ def main():
     means = [cell for cell in measured.all_cells() if cell["average"]]
     picture.draw({"cells": means}, str(steps), model="resnet50")
     print(steps)
+    cost = FIGURES / "step-cost.png"
+    traced = "h100-ours-0.5"
+    cost_of(traces.step_stats(traced), traces.all_reduces(traced)).draw(cost)
+    print(cost)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""The audit: planned = executed. ``audit`` is to be read first."""
+"""What ran: planned = executed, and what it cost. ``audit`` and ``cost`` are to be read first."""
 
 from __future__ import annotations
 
 from .audit import Audit, Audited, audit
+from .cost import Cost, cost
+from .hook import CostHook
 
-__all__ = ["Audit", "Audited", "audit"]
+__all__ = ["Audit", "Audited", "Cost", "CostHook", "audit", "cost"]

@@ -16,6 +16,7 @@ README = programs("README.md")
 PAGES = (
     "docs/index.md",
     "docs/tutorial.md",
+    "docs/how-to/step-cost.md",
     "docs/how-to/towers.md",
     "docs/how-to/own-algorithm.md",
     "docs/how-to/several-hosts.md",

@@ -435,3 +435,20 @@ def test_layers_of_keras_3_are_an_error_that_says_how_to_install_keras_2():
 
     words = ['pip install --no-deps "tf_keras==', "TF_USE_LEGACY_KERAS=1"]
     fails(words, train, 2, "sgd", extra=with_layer)
+
+
+# ---- the cost of a step --------------------------------------------------------------------------
+
+
+@pytest.mark.cpu_only("emulated GPUs have no streams in a trace: see test_costs.py")
+@in_child
+def test_the_callback_tells_what_a_step_costs():
+    from hier_allreduce.integrations.tensorpack import CostCallback
+
+    callback = CostCallback(step=4, folder="told")
+    train(3, "adam", callbacks=[callback])
+    found = callback.cost
+    assert found is not None and len(found.towers) == 3 and found.chunks
+    assert all(tower.pass_end > 0 for tower in found.towers)
+    with open("told/cost.txt", encoding="utf-8") as file:
+        assert file.read().startswith(found.summary)

@@ -1,0 +1,217 @@
+"""The pieces of a traced step: towers, chunks, links."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import DefaultDict, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from ..graph.record import SentTensor
+from ..planning import Schedule, root_of
+from .gaps import COPIES, HOST, INPUT, Segment
+from .trace import reached
+from .traced import SUM, UPDATE, TowerCopy, TracedStep
+
+
+class Tower(NamedTuple):
+    """The step on one tower. Times are ms after the first kernel of the step.
+
+    Attributes:
+        device: its name.
+        pass_end: the end of the last kernel that makes a gradient.
+        end: the end of its last kernel.
+        busy: of the pass's time, ms with a kernel by kind: ``pass``, ``pack``, ``sum``, ``unpack``,
+            ``update``.
+        gaps: of the pass's time, ms without a kernel by reason: ``copies`` from other towers that
+            had not arrived; ``input`` from a device that is no tower; ``host``, which launched too
+            late; ``between`` a launch and its kernel, or two kernels.
+        after: ms from ``pass_end`` to ``end``: ``copies`` or input, for which it waited, and by
+            kind all other time.
+        host_after: the part of ``after`` in which it waited for the host, ms by kind.
+        updates_after: the updates that began after the pass.
+    """
+
+    device: str
+    pass_end: float
+    end: float
+    busy: Dict[str, float]
+    gaps: Dict[str, float]
+    after: Dict[str, float]
+    host_after: Dict[str, float]
+    updates_after: int
+
+
+class Chunk(NamedTuple):
+    """The way of one chunk. Times are ms after the first kernel of the step; None: not seen.
+
+    Attributes:
+        name: with which the names of its ops begin.
+        root: the tower that has the sum first.
+        hops: copies one after the other, up and down.
+        ready: all towers have the gradient.
+        sent: the last copy of a gradient has arrived.
+        summed: the root has the sum, or the mean.
+        copied: the last copy of the sum has arrived.
+        updated: the last update that reads it has ended.
+    """
+
+    name: str
+    root: int
+    hops: int
+    ready: Optional[float]
+    sent: Optional[float]
+    summed: Optional[float]
+    copied: Optional[float]
+    updated: Optional[float]
+
+    @property
+    def times(self) -> Tuple[Optional[float], ...]:
+        """The five times."""
+        return self.ready, self.sent, self.summed, self.copied, self.updated
+
+    @property
+    def complete(self) -> float:
+        """When all towers have the sum."""
+        return max(self.copied or 0.0, self.summed or 0.0)
+
+
+class Link(NamedTuple):
+    """The copies from tower ``src`` to tower ``dst``: how many, their bytes, their ms together."""
+
+    src: int
+    dst: int
+    copies: int
+    bytes: int
+    ms: float
+
+    @property
+    def speed(self) -> float:
+        """Bytes/s while a copy runs."""
+        return 1e3 * self.bytes / self.ms if self.ms else 0.0
+
+
+# ---- towers --------------------------------------------------------------------------------------
+
+
+def tower_of(step: TracedStep, device: str, segments: Sequence[Segment]) -> Tower:
+    """Return the pieces of one tower, from the segments of its time."""
+    kernels = step.trace.kernels[device]
+    made = [kernel.end for kernel in kernels if kernel.node in step.gradients]
+    pass_end = max(made, default=0.0)
+    busy: DefaultDict[str, float] = defaultdict(float)
+    gaps: DefaultDict[str, float] = defaultdict(float)
+    after: DefaultDict[str, float] = defaultdict(float)
+    host_after: DefaultDict[str, float] = defaultdict(float)
+    for part in segments:
+        early = min(part.end, pass_end) - part.begin
+        late = part.end - max(part.begin, pass_end)
+        if early > 0 and part.reason:
+            gaps[part.reason] += early
+        elif early > 0:
+            busy[part.kind] += early
+        if late > 0:
+            after[COPIES if part.reason in (COPIES, INPUT) else part.kind] += late
+        if late > 0 and part.reason == HOST:
+            host_after[part.kind] += late
+    late_nodes = {kernel.node for kernel in kernels if kernel.begin >= pass_end}
+    updates = sum(step.kind(node) == UPDATE for node in late_nodes)
+    end = max((kernel.end for kernel in kernels), default=0.0)
+    return Tower(
+        device, pass_end, end, dict(busy), dict(gaps), dict(after), dict(host_after), updates
+    )
+
+
+# ---- chunks --------------------------------------------------------------------------------------
+
+
+def chunks_in(step: TracedStep) -> List[Chunk]:
+    """Return the chunks of a step in the order in which they are ready."""
+    chunks = []
+    for built in step.all_reduces:
+        for tensor in built.tensors:
+            prefix = f"{built.scope}{tensor.name}/"
+            own = {name for name in step.trace.nodes if name.startswith(prefix)}
+            root = step.tower_on(built.devices[root_of(tensor.schedule)])
+            chunk = _chunk(step, tensor, root, own)
+            if any(time is not None for time in chunk.times):
+                chunks.append(chunk)
+    return sorted(chunks, key=lambda chunk: chunk.ready or 0.0)
+
+
+def _chunk(step: TracedStep, tensor: SentTensor, root: int, own: Set[str]) -> Chunk:
+    sums = {name for name in own if step.kind(name) == SUM}
+    gradients = {source for name in sums for source in step.sources[name]} - sums
+    up, down = _copies_of(step.copies, sums, own)
+    updates = [name for name in reached(own, step.readers) if step.kind(name) == UPDATE]
+    return Chunk(
+        tensor.name,
+        root,
+        hops_in(tensor.schedule),
+        max(filter(None, (_made(step, name) for name in gradients)), default=None),
+        max((copy.end for copy in up), default=None),
+        _last_end(step, sums),
+        max((copy.end for copy in down), default=None),
+        _last_end(step, updates),
+    )
+
+
+def _copies_of(
+    copies: Iterable[TowerCopy], sums: Set[str], own: Set[str]
+) -> Tuple[List[TowerCopy], List[TowerCopy]]:
+    """Return the copies of a chunk on the way to its sums, and those on the way back."""
+    up: List[TowerCopy] = []
+    down: List[TowerCopy] = []
+    for copy in copies:
+        if sums & set(copy.readers):
+            up.append(copy)
+        elif copy.node in own or own & set(copy.readers):
+            down.append(copy)
+    return up, down
+
+
+def _last_end(step: TracedStep, names: Iterable[str]) -> Optional[float]:
+    return max((step.ends[name] for name in names if name in step.ends), default=None)
+
+
+def _made(step: TracedStep, name: str) -> Optional[float]:
+    """Return when a node's result was there; that of a node without a kernel is a view."""
+    made: Optional[float] = None
+    waiting = [name]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node in step.ends:
+            made = max(step.ends[node], made or 0.0)
+            continue
+        views = [source for source in step.sources[node] if source not in seen]
+        seen.update(views)
+        waiting += views
+    return made
+
+
+def hops_in(schedule: Schedule) -> int:
+    """Return the copies that follow one another in a schedule.
+
+    >>> from hier_allreduce import Copy, Reduce
+    >>> hops_in((Reduce((1, 2), 0), Copy(0, 1), Copy(0, 2)))
+    2
+    """
+    hops: Counter = Counter()
+    for step in schedule:
+        before = max(hops[src] for src in step.srcs) + 1
+        hops[step.dst] = max(hops[step.dst], before)
+    return max(hops.values(), default=0)
+
+
+# ---- links ---------------------------------------------------------------------------------------
+
+
+def links_in(copies: Iterable[TowerCopy]) -> List[Link]:
+    """Return the links over which copies went."""
+    by_pair: Dict[Tuple[int, int], List[TowerCopy]] = defaultdict(list)
+    for copy in copies:
+        by_pair[copy.src, copy.dst].append(copy)
+    links = []
+    for (src, dst), of_pair in sorted(by_pair.items()):
+        ms = sum(copy.end - copy.begin for copy in of_pair)
+        links.append(Link(src, dst, len(of_pair), sum(copy.bytes for copy in of_pair), ms))
+    return links

@@ -1,0 +1,147 @@
+"""What would help most, where a traced step shows it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from statistics import median
+from typing import DefaultDict, Iterable, Iterator, List, NamedTuple, Sequence, Tuple
+
+from ..formatting import rate, rounded
+from .gaps import COPIES, HOST, Segment
+from .pieces import Chunk, Link, Tower
+from .traced import PACK, SUM, UNPACK, UPDATE, TowerCopy
+
+_LEAST = 0.03  # of a step: what a remedy must be worth
+_SLOW = 0.5  # of the median speed of the other links
+
+
+class Remedy(NamedTuple):
+    """A sentence, and the ms for which the last tower waited that it explains."""
+
+    text: str
+    ms: float
+
+
+def place_of(device: str) -> str:
+    """Return the short name of a device: ``GPU 5``."""
+    return device.rpartition("device:")[2].replace(":", " ")
+
+
+def remedy_for(
+    towers: Sequence[Tower],
+    chunks: Sequence[Chunk],
+    links: Sequence[Link],
+    copies: Sequence[TowerCopy],
+    segments: Sequence[Segment],
+) -> str:
+    """Return the remedy that explains most of what the last tower waited; empty if none does.
+
+    Args:
+        towers: all.
+        chunks: all.
+        links: all.
+        copies: between the towers.
+        segments: of the tower that ends last.
+    """
+    last = max(towers, key=lambda tower: tower.end)
+    places = [place_of(tower.device) for tower in towers]
+    waits = [part for part in segments if part.reason == COPIES]
+    remedies = [
+        *_slow_link(links, copies, waits, places),
+        *_one_root(chunks, copies, waits, places),
+        *_host(last, segments),
+    ]
+    best = max(remedies, key=lambda remedy: remedy.ms, default=None)
+    return best.text if best is not None and best.ms >= _LEAST * last.end else ""
+
+
+def _slow_link(
+    links: Sequence[Link],
+    copies: Sequence[TowerCopy],
+    waits: Sequence[Segment],
+    places: Sequence[str],
+) -> Iterator[Remedy]:
+    """Yield a remedy if one link is slow, and copies were on it while the last tower waited."""
+    slowest = min(links, key=lambda link: link.speed, default=None)
+    if slowest is None or len(links) < 3:
+        return
+    usual = median(link.speed for link in links if link is not slowest)
+    if slowest.speed >= _SLOW * usual:
+        return
+    pair = (slowest.src, slowest.dst)
+    ms = _overlap(waits, [copy for copy in copies if (copy.src, copy.dst) == pair])
+    yield Remedy(
+        f"The copies from {places[slowest.src]} to {places[slowest.dst]} reach"
+        f" {rate(slowest.speed)}, others {rate(usual)}: look at this link with"
+        " `hier-allreduce doctor --copies`, or choose groups that avoid it",
+        ms,
+    )
+
+
+def _one_root(
+    chunks: Sequence[Chunk],
+    copies: Sequence[TowerCopy],
+    waits: Sequence[Segment],
+    places: Sequence[str],
+) -> Iterator[Remedy]:
+    """Yield a remedy if all chunks have one root, and the last tower waited for its copies."""
+    roots = {chunk.root for chunk in chunks}
+    if len(roots) != 1 or len(chunks) < 2 or len(places) < 3:
+        return
+    (root,) = roots
+    ms = _overlap(waits, [copy for copy in copies if root in (copy.src, copy.dst)])
+    yield Remedy(
+        f"{places[root]} receives all gradients, and sends all sums: let the roots rotate, as they"
+        " do by default",
+        ms,
+    )
+
+
+def _host(last: Tower, segments: Sequence[Segment]) -> Iterator[Remedy]:
+    """Yield remedies for the time in which the last tower, a GPU, waited for the host."""
+    if "GPU:" not in last.device:  # the threads of a CPU device are the host
+        return
+    late: DefaultDict[str, float] = defaultdict(float)
+    early = 0.0
+    for part in segments:
+        if part.reason == HOST and part.begin >= last.pass_end:
+            late[part.kind] += part.ms
+        elif part.reason == HOST:
+            early += part.ms
+    of_chunks = sum(late[kind] for kind in (PACK, SUM, UNPACK))
+    yield Remedy(
+        f"The pass waited {rounded(early)} ms for the host, which launches its kernels too late:"
+        " fewer or larger ops in the model help, another all-reduce does not",
+        early,
+    )
+    yield Remedy(
+        f"The last chunks waited {rounded(of_chunks)} ms for the host: larger chunks help",
+        of_chunks,
+    )
+    yield Remedy(
+        f"The updates waited {rounded(late[UPDATE])} ms for the host, which launches"
+        f" {last.updates_after} of them after the pass: fewer variables, or fewer ops in an update,"
+        " help",
+        late[UPDATE],
+    )
+
+
+def _overlap(waits: Iterable[Segment], copies: Iterable[TowerCopy]) -> float:
+    """Return the ms of the waits in which one of the copies ran, or more."""
+    ms = 0.0
+    of_copies = _united([(copy.begin, copy.end) for copy in copies])
+    for wait in waits:
+        for begin, end in of_copies:
+            ms += max(0.0, min(end, wait.end) - max(begin, wait.begin))
+    return ms
+
+
+def _united(spans: List[Tuple[float, float]]) -> List[Tuple[float, float]]:
+    """Return the same time as spans that do not overlap."""
+    united: List[Tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if united and begin <= united[-1][1]:
+            united[-1] = (united[-1][0], max(end, united[-1][1]))
+        else:
+            united.append((begin, end))
+    return united

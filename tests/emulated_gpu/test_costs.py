@@ -1,0 +1,119 @@
+"""The cost of a step on emulated GPUs in timed mode: its pieces, and the faults planted in it."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from helpers import timed_step
+from helpers.graphs import XPU, gpus_or_cpus, gradients_on, session, tf1
+from helpers.timed_step import SCALE, TOWERS, VARIABLES
+
+from hier_allreduce import AuditError, allreduce_grads, cost
+
+if XPU != "gpu":
+    pytest.skip("needs emulated GPUs: pytest --devices gpu", allow_module_level=True)
+
+PASS_MS = 2 * VARIABLES * timed_step.KERNEL_US / 1e3
+COPY_MS = 4 * timed_step.ELEMENTS / timed_step.GBS / 1e6
+
+
+def traced(tmp_path_factory, algorithm, links, host_us=0.0):
+    """Return the cost of a step, in stretched ms, and the spans of its process."""
+    folder = tmp_path_factory.mktemp("step")
+    metadata, spans = timed_step.run(folder, algorithm, links, host_us)
+    with tf.Graph().as_default() as graph:
+        timed_step.build(algorithm)
+    return cost(metadata, graph), spans
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory):
+    return traced(tmp_path_factory, "rotating", timed_step.links())
+
+
+@pytest.fixture(scope="module")
+def slow_link(tmp_path_factory):
+    return traced(tmp_path_factory, "rotating", timed_step.links((2, 3), timed_step.GBS / 50))[0]
+
+
+@pytest.fixture(scope="module")
+def one_root(tmp_path_factory):
+    return traced(tmp_path_factory, "to_tower_0", timed_step.links())[0]
+
+
+@pytest.fixture(scope="module")
+def slow_host(tmp_path_factory):
+    return traced(tmp_path_factory, "rotating", timed_step.links(), 3.0 * timed_step.KERNEL_US)[0]
+
+
+def test_the_pieces_add_up_to_the_step(usual):
+    """The step is taken from the emulator's own trace."""
+    found, spans = usual
+    begins = []
+    for tower in range(TOWERS):
+        runs = [span.begin for span in spans if f"tower{tower}/forward0_burn" in span.what]
+        begins.append(max(runs))
+    own = [span for span in spans if span.begin >= min(begins)]
+    step = 1e3 * (max(span.end for span in own) - min(begins))
+    assert found.step == pytest.approx(step, rel=0.02)
+    last = found.last
+    pieces = [*last.busy.values(), *last.gaps.values(), *last.after.values()]
+    assert sum(pieces) == pytest.approx(step, rel=0.02)
+    assert last.busy["pass"] == pytest.approx(SCALE * PASS_MS, rel=0.02)
+
+
+def test_all_copies_are_found_with_their_links(usual):
+    found = usual[0]
+    assert [(link.src, link.dst) for link in found.links] == [
+        (src, dst) for src in range(TOWERS) for dst in range(TOWERS) if src != dst
+    ]
+    for link in found.links:
+        assert link.copies == 2 * VARIABLES / TOWERS
+        assert link.bytes == link.copies * 4 * timed_step.ELEMENTS
+        assert link.speed == pytest.approx(1e9 * timed_step.GBS / SCALE, rel=0.05)
+
+
+def test_chunks_go_up_and_back_in_this_order(usual, slow_link, one_root, slow_host):
+    for found in (usual[0], slow_link, one_root, slow_host):
+        assert len(found.chunks) == VARIABLES
+        for chunk in found.chunks:
+            times = [chunk.ready, chunk.sent, chunk.summed, chunk.copied, chunk.updated]
+            assert times == sorted(times), chunk
+            assert chunk.sent - chunk.ready >= 0.99 * SCALE * COPY_MS
+            assert chunk.hops == 2
+
+
+def test_without_a_fault_there_is_no_word_of_one(usual):
+    found = usual[0]
+    assert found.remedy == ""
+    assert "waiting for copies" in found.summary and "GPU" in found.summary
+
+
+def test_a_slow_link_is_named(slow_link):
+    assert slow_link.remedy.startswith("The copies from GPU 2 to GPU 3 reach 0.04 GB/s, others 2 G")
+    assert slow_link.summary.endswith(slow_link.remedy)
+    assert "busiest sender GPU 2" in slow_link.summary
+
+
+def test_a_tower_with_all_roots_is_named(one_root):
+    assert one_root.remedy.startswith("GPU 0 receives all gradients, and sends all sums: let the")
+    assert {chunk.root for chunk in one_root.chunks} == {0}
+
+
+def test_a_host_that_holds_the_launches_is_named(slow_host):
+    assert "for the host, which launches its kernels too late" in slow_host.remedy
+    assert slow_host.last.gaps["host"] > slow_host.last.busy["pass"]
+
+
+def test_a_trace_without_streams_says_so(graph):
+    """TensorFlow gets none from emulated GPUs, as from real ones without CUPTI."""
+    devices = gpus_or_cpus(2)
+    reduced = allreduce_grads(gradients_on(devices, [[np.ones([2], "float32")]] * 2), devices)
+    seen = tf1.RunMetadata()
+    with session() as sess:
+        sess.run(
+            reduced,
+            options=tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE),
+            run_metadata=seen,
+        )
+    with pytest.raises(AuditError, match=r"no stream of a GPU.*could not use CUPTI"):
+        cost(seen, graph)
