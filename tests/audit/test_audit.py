@@ -105,13 +105,12 @@ def test_every_strategy_is_executed_as_planned(graph, strategy, chunks):
 
 @pytest.mark.parametrize("algorithm", ["auto", *ALGORITHMS])
 def test_rows_added_on_levels_take_planned_links(graph, algorithm):
+    """Grappler would merge a concat, as of a table that is read twice, into the one that adds."""
 
     def row(tower):
-        return [
-            tf.IndexedSlices(
-                tf1.random_uniform([2, 3]), tf.cast(9 * tf1.random_uniform([2]), tf.int64)
-            )
-        ]
+        values = tf.concat([tf1.random_uniform([2, 3]), tf1.random_uniform([1, 3])], 0)
+        indices = [tf1.random_uniform([n], maxval=9, dtype=tf.int64) for n in (2, 1)]
+        return [tf.IndexedSlices(values, tf.concat(indices, 0))]
 
     result = allreduce_grads(
         on_towers(gpus_or_cpus(8), row), gpus_or_cpus(8), strategy=Strategy(algorithm)
