@@ -59,9 +59,8 @@ class HierarchicalTrainer(SingleCostTrainer):
       ``ScaleGradient(("hidden/.*", 0.))`` freezes these layers in all towers. A processor with a
       variable, which all towers would change, is an error; use ``update="main"``, which calls it
       once.
-    - Sparse gradients (embeddings) remain sparse, with a row for each lookup. Processors that clip
-      or measure gradients see these rows before they are added up, unless the strategy is
-      ``Strategy(sparse="dense")``.
+    - Sparse gradients (embeddings) remain sparse where that is fewer bytes. Processors that clip or
+      measure gradients see one row for each index, the sum of all lookups.
 
     With a ``cluster``, the trainer reduces over all K·H towers of H hosts. The same program runs on
     every host::
