@@ -44,10 +44,10 @@ CASES = {
     "mixed dtypes": lambda tower: [whole([9, 3], d) for d in ("float64", "float16", "complex64")],
     "few rows": lambda tower: [rows(6, 1000, 8), rows(6, 1000, 3, "float64")],
     "as many rows as in the table": lambda tower: [rows(20, 20, 8)],
-    "many rows": lambda tower: [rows(4096, 2, 768)],
+    "many rows": lambda tower: [rows(4096, 2, 96)],
     "towers without rows": lambda tower: [rows(0 if tower in (2, 4) else 5, 1000, 8)],
     "no rows": lambda tower: [rows(0, 1000, 8)],
-    "rows and dense": lambda tower: [rows(6, 1000, 8), whole([300]), rows(4096, 2, 768)],
+    "rows and dense": lambda tower: [rows(6, 1000, 8), whole([300]), rows(4096, 2, 96)],
     "rows of 16 bits": lambda tower: [rows(6, 1000, 8, "float16")],
 }
 
