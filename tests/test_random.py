@@ -18,7 +18,7 @@ EXAMPLES = settings().max_examples
 SOAKS = EXAMPLES > 100  # with `make soak`; else few examples, for a quick run
 ROWS = 11  # of the sparse gradients' variables
 DTYPES = ("float32", "float32", "float16", "bfloat16", "float64", "complex64", "int32", "int64")
-# rows of int64 cannot be made dense on GPUs
+# rows of int64 cannot be added up on GPUs
 NEVER_SPARSE = ("bfloat16",) if XPU == "cpu" else ("bfloat16", "int64")
 ROUGH = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float64": 2.0**-52}  # others: of float32
 
@@ -50,7 +50,7 @@ def strategies(draw, towers):
         algorithm=algorithm,
         **options,
         chunk_bytes=draw(st.sampled_from([None, 0, 64, 100, 1000, 10**6])),
-        sparse=draw(st.sampled_from(["gather", "dense"])),
+        sparse=draw(st.sampled_from(["auto", "rows", "dense"])),
         missing="zeros",
         wire_dtype=draw(st.sampled_from([None, None, "float16", "bfloat16"])),
     )

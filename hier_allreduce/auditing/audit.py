@@ -34,8 +34,10 @@ class Audited(NamedTuple):
     Attributes:
         all_reduce: as it was built: its scope, algorithm, devices and tensors.
         copies: ``{(i, j): count}``, the number of tensors that tower i's device sent to tower j's.
-        bytes: ``{"float16": 1024}``, the bytes that crossed, by the dtype in which they did; 0
-            where shapes are not known.
+        bytes: ``{"float16": 1024}``, the bytes that crossed, by the dtype in which they did.
+        row_bytes: those of sparse gradients, with their indices, which are not in ``bytes``: no
+            more crossed.
+        unknown: the number of tensors that crossed and are in neither: their size is not known.
         collectives: the number of tensors that crossed between hosts, each counted once.
         unneeded: the number of planned copies that were left out, because the value is a constant,
             or was copied already.
@@ -44,6 +46,8 @@ class Audited(NamedTuple):
     all_reduce: AllReduce
     copies: Counter
     bytes: Counter
+    row_bytes: int
+    unknown: int
     collectives: int
     unneeded: int
 
@@ -53,7 +57,11 @@ class Audited(NamedTuple):
         facts = [built.algorithm, count(len(built.tensors), "chunk")]
         facts.append(f"{sum(self.copies.values())} copies{left_out}")
         for dtype, size in sorted(self.bytes.items()):
-            facts.append(f"{amount(size)} in {dtype}" if size else f"{dtype} of unknown size")
+            facts.append(f"{amount(size)} in {dtype}")
+        if self.row_bytes:
+            facts.append(f"≤ {amount(self.row_bytes)} of rows")
+        if self.unknown:
+            facts.append(f"{count(self.unknown, 'tensor')} of unknown size")
         if self.collectives:
             facts.append(f"{count(self.collectives, 'collective')} over {built.hosts} hosts")
         return f"{built.scope}: {', '.join(facts)}, planned = executed"
@@ -239,16 +247,22 @@ def _audited(built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedSt
     _check_updates(built, executed)
     copies: Counter = Counter()
     bytes_by_dtype: Counter = Counter()
-    collectives = unneeded = 0
+    row_bytes = unknown = collectives = unneeded = 0
     for traffic in traffics:
-        bytes_by_dtype.update(traffic.bytes_by_dtype())  # unlike +, this keeps zeros
+        has_crossed = any(traffic.executed.values())
+        if traffic.tensor.elements is None:
+            unknown += has_crossed
+        elif traffic.tensor.is_rows:
+            row_bytes += sum(traffic.bytes_by_dtype().values())
+        else:
+            bytes_by_dtype.update(traffic.bytes_by_dtype())  # unlike +, this keeps zeros
         unneeded += sum(traffic.unneeded.values())
         for (src, dst), times in traffic.executed.items():
             if dst == OTHER_HOSTS:
                 collectives += times
             else:
                 copies[src, dst] += times
-    return Audited(built, copies, bytes_by_dtype, collectives, unneeded)
+    return Audited(built, copies, bytes_by_dtype, row_bytes, unknown, collectives, unneeded)
 
 
 def _check_updates(built: AllReduce, executed: ExecutedStep) -> None:

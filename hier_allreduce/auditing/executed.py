@@ -81,11 +81,12 @@ class Traffic:
         return place
 
     def bytes_by_dtype(self) -> Counter:
-        """Return the bytes of the executed copies by dtype; 0 where their shape is not known."""
+        """Return the bytes of the executed copies by dtype; none where the size is not known."""
         found: Counter = Counter()
-        for pair, times in self.executed.items():
-            dtype = self.dtypes[pair]
-            found[dtype] += times * (self.tensor.elements or 0) * tf.as_dtype(dtype).size
+        if self.tensor.elements is not None:
+            for pair, times in self.executed.items():
+                dtype = self.dtypes[pair]
+                found[dtype] += times * self.tensor.elements * tf.as_dtype(dtype).size
         return found
 
 

@@ -4,7 +4,7 @@
 
     all_grads ─► check ──► plan ───► pack ────► run ─────────────────────────► unpack ─► result
        K×N      columns   layout    packing    each chunk's schedule, with     packing     K×N
-                   N     C chunks     K×C      Sum │ SixteenBitSum │ SparseSum   K×N
+                   N     C chunks     K×C      Sum │ SixteenBitSum │ RowSum      K×N
 
 ``plan_gradients`` checks and plans, and adds no op. So an error leaves the graph unchanged.
 ``add_ops`` adds the ops. Updates that run once take an all-reduce in two parts: ``sums_on`` one
@@ -40,7 +40,7 @@ from .names import check_scope, variable_names
 from .packing import Packing
 from .record import describe, log_once, record
 from .sixteen_bit import NARROW_DTYPES, SixteenBitSum
-from .sparse import SparseSum, gradient
+from .sparse import RowSum, gradient, made_dense
 from .sums import Context, Sum
 
 if TYPE_CHECKING:
@@ -74,8 +74,9 @@ def allreduce_grads(
 
     A float16 or bfloat16 gradient is added in float32 and rounded once for each hop. Its mean is
     carried as a running mean, so that it is finite where the inputs are. The bound is in
-    docs/how-it-works.md. ``tf.IndexedSlices`` stay sparse: every tower gets the rows of all. None
-    on every tower stays None.
+    docs/how-it-works.md. ``tf.IndexedSlices`` stay sparse where that is fewer bytes: every tower
+    gets the same rows, one for each index, with int64 indices on GPUs. None on every tower stays
+    None.
 
     Args:
         all_grads: K×N, ``all_grads[tower][variable]``; rows may be any iterables.
@@ -114,7 +115,8 @@ def allreduce_grads_hierarchical(
     Every variable travels alone, through two groups of ⌈K/2⌉ and ⌊K/2⌋ towers, and the root rotates
     with the variable. For variable 0 of 8 towers: 0 ← 0 + 1 + 2 + 3; 4 ← 4 + 5 + 6 + 7; 4 ← 4 + 0;
     copies from 4 to 0, 5, 6, 7, and from 0 to 1, 2, 3. Source of the schedule: tensorpack
-    ``graph_builder/utils.py``.
+    ``graph_builder/utils.py``. Results are dense, but of ``tf.IndexedSlices`` whose ``dense_shape``
+    no tower knows.
 
     ::
 
@@ -122,7 +124,14 @@ def allreduce_grads_hierarchical(
 
     Raises: as :func:`allreduce_grads`.
     """
-    return allreduce_grads(all_grads, devices, average, Strategy("hierarchical", chunk_bytes=0))
+    devices = device_strings(devices)  # K
+    strategy = Strategy("hierarchical", chunk_bytes=0)
+    results = []
+    # Few rows travel as rows, as they do on the original's way to its adders.
+    for device, row in zip(devices, allreduce_grads(all_grads, devices, average, strategy)):
+        with forget_colocation(), tf1.device(device):
+            results.append(tuple(map(made_dense, row)))
+    return results
 
 
 @without_autograph
@@ -273,12 +282,11 @@ def _sums(layout: Layout, context: Context) -> List[Sum]:
         # all columns of a chunk have one dtype, and a sparse one is alone
         column = layout.columns[chunk.ranges[0].number]
         wire = layout.wire_dtype(column)
-        if column.is_sparse:
-            sums.append(SparseSum(name, context, column))
-        elif wire in NARROW_DTYPES and context.contributions > 1:
-            sums.append(SixteenBitSum(name, context, wire, column.dtype))
-        else:
-            sums.append(Sum(name, context))
+        tensor = f"{name}.values" if column.is_sparse else name
+        total = Sum(tensor, context)
+        if wire in NARROW_DTYPES and context.contributions > 1:
+            total = SixteenBitSum(tensor, context, wire, column.dtype)
+        sums.append(RowSum(name, context, column, total) if column.is_sparse else total)
     return sums
 
 

@@ -60,7 +60,7 @@ class Column(NamedTuple):
     is_sparse: bool
 
 
-def column_of(name: str, grads: Sequence[Any], sparse: str = "gather") -> Column:
+def column_of(name: str, grads: Sequence[Any], sparse: str = "auto") -> Column:
     """Return a column with the dtype and shape of its gradients.
 
     Raises:
@@ -73,9 +73,44 @@ def column_of(name: str, grads: Sequence[Any], sparse: str = "gather") -> Column
         is_equal = shape.is_fully_defined() and shape == other
         if not is_equal:  # merging is slow, and nearly all are equal
             shape = shape.merge_with(other)
-    are_slices = [isinstance(grad, tf.IndexedSlices) for grad in present]
-    is_sparse = sparse == "gather" and bool(present) and all(are_slices)
-    return Column(name, tuple(grads), dtype, shape, is_sparse)
+    column = Column(name, tuple(grads), dtype, shape, is_sparse=False)
+    if sparse == "dense" or not has_rows_only(column):
+        return column
+    is_smaller_dense = sparse == "auto" and len(grads) > 1 and _rows_exceed_dense(column)
+    return column._replace(is_sparse=not is_smaller_dense)
+
+
+def has_rows_only(column: Column) -> bool:
+    """Return whether all gradients, at least one, are ``tf.IndexedSlices``."""
+    present = [grad for grad in column.grads if grad is not None]
+    return bool(present) and all(isinstance(grad, tf.IndexedSlices) for grad in present)
+
+
+def _rows_exceed_dense(column: Column) -> bool:
+    """Return whether the rows of all towers can be more bytes than the dense gradient.
+
+    They are at least those whose number is known before the step runs.
+    """
+    height = column.shape[:1].num_elements()
+    if height is None:
+        return False
+    rows = sum(count for count in row_counts(column) if count is not None)
+    width = column.shape[1:].num_elements()
+    if width is None:
+        return rows > height
+    itemsize = tf.as_dtype(column.dtype).size
+    return rows * bytes_of_row(column, itemsize) > height * width * itemsize
+
+
+def row_counts(column: Column) -> List[Optional[int]]:
+    """Return the number of rows in each sparse gradient; None where only the step will know."""
+    present = [grad for grad in column.grads if grad is not None]
+    return [grad.values.shape[:1].num_elements() for grad in present]
+
+
+def bytes_of_row(column: Column, itemsize: int) -> int:
+    """Return the bytes of a row and its index, in a column whose rows have a known shape."""
+    return int(column.shape[1:].num_elements()) * itemsize + tf.int64.size
 
 
 def dtype_of(grad: Any) -> str:
@@ -354,7 +389,7 @@ def _fault(grad: Any) -> str:
 
 def _fault_on_gpus(column: Column) -> str:
     """Return why GPUs cannot add up a column: TensorFlow lacks a kernel; "" if they can."""
-    if column.is_sparse or column.dtype not in _FEW_GPU_KERNELS:
+    if column.dtype not in _FEW_GPU_KERNELS or (column.is_sparse and len(column.grads) == 1):
         return ""
     fewest = 1 if column.dtype in DTYPES_WITHOUT_ADD else 2
     if "AddN" in _FEW_GPU_KERNELS[column.dtype] and len(column.grads) > fewest:
@@ -364,8 +399,8 @@ def _fault_on_gpus(column: Column) -> str:
         )
     if any(isinstance(grad, tf.IndexedSlices) for grad in column.grads):
         return (
-            f"TensorFlow makes rows of {column.dtype} dense on CPU devices only; cast them to int32"
-            " or a float, or choose sparse='gather' and give rows on every tower"
+            f"TensorFlow adds up rows of {column.dtype} on CPU devices only; cast them to int32 or"
+            " a float"
         )
     return ""
 
@@ -378,7 +413,7 @@ def _check_height(column: Column, slices: Dict[int, Any], place: Place) -> None:
         if grad.dense_shape is None:
             raise HierAllreduceError(
                 f"{place(tower)}: its IndexedSlices has no dense_shape, so it cannot be made dense;"
-                " give dense_shape, or choose sparse='gather'"
+                " give dense_shape, or choose sparse='rows'"
             )
 
 

@@ -16,7 +16,7 @@ from ..formatting import count
 from ..planning import Chunk, GradientSize, Plan, Schedule, Strategy, chunks_of, plan_for, root_of
 from ..planning.algorithms import BY_NAME, schedules_of
 from ..planning.chunks import Load, chunks_of_last, spread
-from .columns import Column, static_shape
+from .columns import Column, bytes_of_row, row_counts, static_shape
 from .devices import all_on_cpu
 from .names import op_names
 
@@ -116,16 +116,28 @@ def _schedules(plan: Plan, chunks: Sequence[Chunk], load: Optional[Load]) -> Seq
 
 
 def size_of(column: Column, wire: Optional[str] = None) -> GradientSize:
-    """Return the size of a column's gradients as they travel.
+    """Return the size of a column's gradients as they travel; of sparse ones at most.
 
     float32 gradients travel in the 16-bit dtype ``wire``, if there is one.
     """
+    is_narrowed = wire and column.dtype == "float32"
+    itemsize = 2 if is_narrowed else tf.as_dtype(column.dtype or "float32").size
+    if column.is_sparse:
+        return _size_of_rows(column, itemsize)
     present = [grad for grad in column.grads if grad is not None]
     are_known = all(static_shape(grad).is_fully_defined() for grad in present)
     elements = None
-    if are_known and column.shape.is_fully_defined() and not column.is_sparse:
+    if are_known and column.shape.is_fully_defined():
         elements = column.shape.num_elements()
-    is_narrowed = wire and column.dtype == "float32"
-    itemsize = 2 if is_narrowed else tf.as_dtype(column.dtype or "float32").size
     packable = column.dtype in _PACKED and bool(elements)
     return GradientSize(elements, itemsize, column.dtype, packable)
+
+
+def _size_of_rows(column: Column, itemsize: int) -> GradientSize:
+    """Return the size of the rows of all towers: a sum has no more, and fewer if some are equal."""
+    counts = [count for count in row_counts(column) if count is not None]
+    are_known = len(counts) == len(row_counts(column)) and column.shape[1:].is_fully_defined()
+    if not are_known:
+        return GradientSize(None, itemsize, column.dtype, packable=False)
+    row = bytes_of_row(column, itemsize)
+    return GradientSize(sum(counts), row, column.dtype, packable=False)

@@ -18,9 +18,9 @@ from ..formatting import amount, count
 from ..planning import Schedule, root_of
 from ..planning.chunks import chunks_of_last
 from ..planning.plan import sums_in
-from .columns import Column
+from .columns import Column, has_rows_only
 from .devices import all_on_cpu
-from .layout import Layout
+from .layout import Layout, size_of
 
 _log = logging.getLogger("hier_allreduce")
 
@@ -33,6 +33,7 @@ class SentTensor(NamedTuple):
         variables: the names of the variables in it.
         schedule: its steps.
         elements: of one copy; None where the shape is known only when the step runs.
+        is_rows: whether it is of a sparse gradient, and has as many ``elements`` at most.
         copied: the op whose tensor is copied as it is, without a sum; "" if there is none.
     """
 
@@ -40,6 +41,7 @@ class SentTensor(NamedTuple):
     variables: Tuple[str, ...]
     schedule: Schedule
     elements: Optional[int]
+    is_rows: bool
     copied: str
 
 
@@ -96,8 +98,12 @@ def _sent_tensors(layout: Layout, number: int, value: Any) -> Iterator[SentTenso
     is_copied = not sums_in(schedule) or _is_only_on(root_of(schedule), columns)
     for part, tensor in _parts(value).items():
         copied = str(tensor.op.name) if is_copied and not is_eager(tensor) else ""
-        elements = None if part else tensor.shape.num_elements()
-        yield SentTensor(layout.names[number] + part, variables, schedule, elements, copied)
+        elements = tensor.shape.num_elements()
+        if columns[0].is_sparse:
+            rows = size_of(columns[0]).elements
+            elements = None if rows is None else rows * tensor.shape[1:].num_elements()
+        name = layout.names[number] + part
+        yield SentTensor(name, variables, schedule, elements, columns[0].is_sparse, copied)
 
 
 def _is_only_on(root: int, columns: Sequence[Column]) -> bool:
@@ -124,27 +130,45 @@ def describe(layout: Layout) -> str:
         2 towers on GPUs: flat, 1 chunk, 2 copies; each tower sends up to 4 MB in float32
     """
     towers = len(layout.devices)
-    sent = [0] * towers
-    copies = 0
-    for chunk, schedule in zip(layout.chunks, layout.schedules):
-        for step in schedule:
-            copies += len(step.srcs)
-            for src in step.srcs:
-                sent[src] += chunk.bytes
+    columns = [layout.columns[chunk.ranges[0].number] for chunk in layout.chunks]
+    sent_by_kind: Dict[bool, List[int]] = {}  # bytes from each tower: rows (True), others (False)
+    unknown = copies = 0
+    for chunk, column, schedule in zip(layout.chunks, columns, layout.schedules):
+        sources = [src for step in schedule for src in step.srcs]
+        copies += len(sources)
+        if size_of(column).elements is None:
+            unknown += 1
+            continue
+        sent = sent_by_kind.setdefault(column.is_sparse, [0] * towers)
+        for src in sources:
+            sent[src] += chunk.bytes
     algorithm = layout.plan.algorithm
     if layout.plan.algorithm_of_last and chunks_of_last(layout.chunks, layout.plan.chunk_bytes):
         algorithm += f" ({layout.plan.algorithm_of_last} for the last gradient)"
     where = "CPU devices" if all_on_cpu(layout.devices) else "GPUs"
     chunks = count(len(layout.chunks), "chunk")
-    columns = [layout.columns[chunk.ranges[0].number] for chunk in layout.chunks]
     dtypes = ", ".join(dict.fromkeys(map(layout.wire_dtype, columns)))
-    unknown = sum(not chunk.bytes for chunk in layout.chunks)
-    sizes = [f"up to {amount(max(sent))}"] if any(sent) else []
+    sizes = [f"up to {amount(max(sent_by_kind[False]))}"] if False in sent_by_kind else []
+    sizes += [f"≤ {amount(max(sent_by_kind[True]))} of rows"] if True in sent_by_kind else []
     sizes += [f"{count(unknown, 'tensor')} of unknown size"] if unknown else []
     return (
         f"{towers} towers on {where}: {algorithm}, {chunks}, {copies} copies; each tower"
-        f" sends {' and '.join(sizes)} in {dtypes}"
+        f" sends {' and '.join(sizes)} in {dtypes}{_sent_dense(layout)}"
     )
+
+
+def _sent_dense(layout: Layout) -> str:
+    """Return a clause about the sparse gradients that are made dense; empty if there are none."""
+    columns = [c for c in layout.columns if has_rows_only(c) and not c.is_sparse]
+    if not columns:
+        return ""
+    dense = [size_of(column, layout.wire) for column in columns]
+    rows = [size_of(column._replace(is_sparse=True), layout.wire) for column in columns]
+    clause = f"; {count(len(columns), 'sparse gradient')} made dense"
+    if any(size.elements is None for size in (*dense, *rows)):
+        return clause
+    sizes = [amount(sum(size.bytes for size in kind)) for kind in (dense, rows)]
+    return f"{clause}, {sizes[0]} instead of ≤ {sizes[1]} of rows"
 
 
 @lru_cache(maxsize=None)

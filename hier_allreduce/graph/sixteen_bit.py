@@ -34,6 +34,10 @@ class SixteenBitSum(Sum):
         self._contributions = [1] * len(self.devices)  # in each tower's sum so far
 
     def reduce(self, step: Reduce, here: Any, others: List[Any]) -> Any:
+        wide = self.terms(step, here, others)
+        return self.add(wide, [step.dst] * len(wide), step.dst)
+
+    def terms(self, step: Reduce, here: Any, others: List[Any]) -> List[Any]:
         towers = (step.dst, *step.srcs)
         contributions = sum(self._contributions[tower] for tower in towers)
         values = [here]
@@ -45,7 +49,7 @@ class SixteenBitSum(Sum):
                 share = self._contributions[tower] / contributions
                 wide.append(self._wide(value, share))
         self._contributions[step.dst] = contributions
-        return self.add(wide, [step.dst] * len(wide), step.dst)
+        return wide
 
     def at_root(self, root: int, total: Any) -> Any:
         share = self._contributions[root] / self.context.contributions

@@ -1,7 +1,11 @@
-"""Sparse and missing gradients: gathered rows, rows made dense, zeros.
+"""Sparse and missing gradients: sums of rows, rows made dense, zeros.
 
-The "sum" of sparse gradients is the rows of all towers, one tower's after another's. TensorFlow's
-optimizers add up the rows of equal indices.
+::
+
+    tower 0      tower 1           root, and then every tower
+    7  1.0       3  1.0
+    3  2.0       9  4.0     ──►    7  9.0,  3  3.0,  9  4.0        an index, and a row
+    7  8.0
 """
 
 from __future__ import annotations
@@ -13,46 +17,53 @@ import tensorflow as tf
 from ..compat import tf1
 from ..planning import Copy, Reduce
 from .columns import Column, dtype_of, static_shape
+from .devices import any_on_gpu
 from .sixteen_bit import NARROW_DTYPES
 from .sums import Context, Sum
 
 
-class SparseSum(Sum):
-    """The rows of one sparse gradient: ``tf.IndexedSlices``.
+class RowSum(Sum):
+    """The sum of one sparse gradient, ``tf.IndexedSlices``: a row for each index on any tower.
+
+    Rows of equal index are added up here, once. CUDA adds them in an order that varies, so towers
+    that each added up the same rows would part.
 
     Args:
         name: the chunk's, in op names.
         context: of the all-reduce.
         column: of the gradient.
+        values: the sum in whose dtypes rows travel and are added.
     """
 
-    def __init__(self, name: str, context: Context, column: Column):
+    def __init__(self, name: str, context: Context, column: Column, values: Sum):
         super().__init__(name, context)
         self._column = column
+        self._values = values
 
     def reduce(self, step: Reduce, here: Any, others: List[Any]) -> Any:
-        slices = [here, *others]
+        rows = self._values.terms(step, here.values, [other.values for other in others])
+        indices = [here.indices, *(other.indices for other in others)]
         axis = self.context.constant(step.dst, 0, is_hidden=True)
         with tf1.device(self.devices[step.dst]):
-            rows = [each.values for each in slices]
-            values = _concat(rows, axis, f"{self.name}.values/gather")
-            numbers = [each.indices for each in slices]
-            indices = _concat(numbers, axis, f"{self.name}.indices/gather")
-        return tf.IndexedSlices(values, indices)
+            all_rows = _concat(rows, axis, f"{self.name}.values/gather")
+            all_indices = _concat(indices, axis, f"{self.name}.indices/gather")
+            # TensorFlow 2 has this on GPUs. 1.15 has it on the host only, where indices then go.
+            unique, places = tf.unique(all_indices, name=f"{self.name}.indices/unique")
+            height = tf.size(unique, name=f"{self.name}.indices/height")
+            total = tf.math.unsorted_segment_sum(
+                all_rows, places, height, name=f"{self.name}.values/sum"
+            )
+        return tf.IndexedSlices(total, unique)
+
+    def at_root(self, root: int, total: Any) -> Any:
+        if self.context.contributions == 1:
+            return self.copy(Copy(root, root), total)
+        return tf.IndexedSlices(self._values.at_root(root, total.values), total.indices)
 
     def copy(self, step: Copy, value: Any) -> Any:
         with tf1.device(self.devices[step.dst]):
-            values = tf.identity(value.values, name=f"{self.name}.values/copy")
             indices = tf.identity(value.indices, name=f"{self.name}.indices/copy")
-        return tf.IndexedSlices(values, indices)
-
-    def mean(self, root: int, total: Any) -> Any:
-        if not self.context.average:
-            return total
-        share = 1.0 / self.context.contributions
-        with tf1.device(self.devices[root]):
-            values = tf.multiply(total.values, share, name=f"{self.name}.values/mean")
-        return tf.IndexedSlices(values, total.indices)  # indices have no mean
+        return tf.IndexedSlices(self._values.copy(step, value.values), indices)
 
     def as_result(self, tower: int, value: Any) -> Any:
         # a tower without dense_shape gets another tower's
@@ -60,12 +71,14 @@ class SparseSum(Sum):
             shape = getattr(grad, "dense_shape", None)
             if shape is not None:
                 break
-        return tf.IndexedSlices(value.values, value.indices, shape)
+        values = self._values.as_result(tower, value.values)
+        return tf.IndexedSlices(values, value.indices, shape)
 
 
 def _concat(tensors: Sequence[Any], axis: Any, name: str) -> Any:
-    # Grappler fuses a concat into its only consumer, another concat, even across devices. Then each
-    # tower would send straight to the root. An axis that Grappler cannot read prevents this.
+    # Grappler fuses a concat into its only consumer, another concat, even across devices, and a
+    # gradient may be one. Then its parts would be sent. An axis that Grappler cannot read prevents
+    # this.
     joined = tf.concat(tensors, axis, name=name)
     joined.set_shape(tf.TensorShape([None]).concatenate(tensors[0].shape[1:]))
     return joined
@@ -81,20 +94,31 @@ def gradient(column: Column, tower: int, devices: Sequence[Any]) -> Any:
         return grad
     if grad is None:
         return _nothing(column, devices)
-    if isinstance(grad, tf.IndexedSlices) and not column.is_sparse:
-        return _dense(column, grad)
-    return grad
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    if column.is_sparse:
+        return tf.IndexedSlices(grad.values, _on_gpus(grad.indices, devices), grad.dense_shape)
+    # Its shape when the step runs is that of the slices' tower, so that sums can check it.
+    return _dense(grad, column.shape if grad.dense_shape is None else static_shape(grad))
 
 
-def _dense(column: Column, grad: Any) -> Any:
-    """Return the dense gradient of ``tf.IndexedSlices``.
+def _on_gpus(indices: Any, devices: Sequence[Any]) -> Any:
+    """Return indices in int64 for GPUs, where TensorFlow has int32 in host memory."""
+    return tf.cast(indices, tf.int64) if any_on_gpu(devices) else indices
 
-    Its shape when the step runs is that of the slices' tower, so that sums can check it.
-    """
+
+def made_dense(grad: Any) -> Any:
+    """Return the dense gradient of ``tf.IndexedSlices`` with a ``dense_shape``; others as it is."""
+    if not isinstance(grad, tf.IndexedSlices) or grad.dense_shape is None:
+        return grad
+    return _dense(grad, static_shape(grad))
+
+
+def _dense(grad: Any, shape: tf.TensorShape) -> Any:
+    """Return the dense gradient of ``tf.IndexedSlices``, in a shape whose height may be unknown."""
     values = grad.values
     if dtype_of(grad) in NARROW_DTYPES:
         values = tf.cast(values, tf.float32)  # rows of equal indices are added, in float32 too
-    shape = column.shape if grad.dense_shape is None else static_shape(grad)
     known_height = shape[:1].num_elements()
     height = grad.dense_shape[0] if known_height is None else known_height
     total = tf.math.unsorted_segment_sum(values, grad.indices, height)
@@ -119,5 +143,6 @@ def _nothing(column: Column, devices: Sequence[Any]) -> Any:
                 shape = tf.shape(gradient(column, home, devices))
     zeros = tf.zeros(shape, column.dtype)
     if column.is_sparse:
-        return tf.IndexedSlices(zeros, tf.zeros([0], other.indices.dtype))
+        indices = tf.zeros([0], other.indices.dtype)
+        return tf.IndexedSlices(zeros, _on_gpus(indices, devices))
     return zeros

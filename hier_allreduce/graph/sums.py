@@ -63,7 +63,12 @@ class Sum(ChunkOps[Any]):
         self.devices = context.devices
 
     def reduce(self, step: Reduce, here: Any, others: List[Any]) -> Any:
-        return self.add([here, *others], (step.dst, *step.srcs), step.dst)
+        terms = self.terms(step, here, others)
+        return self.add(terms, (step.dst, *step.srcs), step.dst)
+
+    def terms(self, step: Reduce, here: Any, others: List[Any]) -> List[Any]:
+        """Return what a step adds up: the values of its destination and of its sources."""
+        return [here, *others]
 
     def at_root(self, root: int, total: Any) -> Any:
         if self.context.contributions == 1:

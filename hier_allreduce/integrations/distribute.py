@@ -31,8 +31,8 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
     ``strategy.gather``. With one replica the result is the value itself, so a program may use
     any number of GPUs.
 
-    ``tf.IndexedSlices`` remain sparse unless the strategy has ``sparse="dense"``. The difference
-    counts, because optimizers with momentum update other rows for a dense gradient.
+    ``tf.IndexedSlices`` remain sparse where that is fewer bytes, or as ``Strategy(sparse=…)`` says.
+    The difference counts, because optimizers with momentum update other rows for a dense gradient.
     """
 
     def __init__(self, strategy: Union[str, Strategy, None] = None, **unknown: Any):

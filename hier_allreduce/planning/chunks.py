@@ -25,8 +25,8 @@ class GradientSize(NamedTuple):
     """The size of one variable's gradient.
 
     Attributes:
-        elements: None if the shape is known only when the step runs.
-        itemsize: bytes of an element.
+        elements: of a sparse gradient its rows, at most; None if only the step will know.
+        itemsize: bytes of an element, or of a row with its index.
         dtype: a chunk has one dtype.
         packable: False for a gradient that travels alone and whole: sparse ones, integers, strings.
     """

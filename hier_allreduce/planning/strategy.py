@@ -26,7 +26,7 @@ from .rule import rule
 AUTO = "auto"
 NAMES = (AUTO, *BY_NAME)
 _WORDS: Dict[str, Tuple[Optional[str], ...]] = {
-    "sparse": ("gather", "dense"),
+    "sparse": (AUTO, "rows", "dense"),
     "missing": ("error", "zeros"),
     "wire_dtype": (None, "float16", "bfloat16"),
 }
@@ -52,8 +52,9 @@ class Strategy:
         groups: for ``"hierarchical"`` and ``"flat_hierarchical"``: tuples that hold each tower's
             number once, by default two groups of neighbours.
         main: the tower on which all sums are formed; by default chunks rotate over the towers.
-        sparse: ``"gather"`` keeps ``tf.IndexedSlices`` sparse: each tower gets the rows of all.
-            ``"dense"`` makes them dense.
+        sparse: ``"rows"`` keeps ``tf.IndexedSlices`` sparse: each tower gets the sum with one row
+            for each index. ``"dense"`` makes them dense on their tower. ``"auto"``: dense if the
+            rows of all towers, as far as their number is known, could be more bytes than that.
         missing: None on some towers only is an ``"error"``, or counts as ``"zeros"``.
         wire_dtype: ``"float16"`` or ``"bfloat16"``: float32 gradients travel in 16 bits and are
             added in float32. A value above 65504 becomes infinite in float16.
@@ -66,7 +67,7 @@ class Strategy:
     chunk_bytes: Optional[int] = None
     groups: Optional[Tuple[Tuple[int, ...], ...]] = None
     main: Optional[int] = None
-    sparse: str = "gather"
+    sparse: str = AUTO
     missing: str = "error"
     wire_dtype: Optional[str] = None
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import (
+    ALGORITHMS,
     XPU,
-    chain,
     consumed_in_place,
     gpu_or_cpu,
     gpus_or_cpus,
@@ -33,7 +33,6 @@ from hier_allreduce import (
 from hier_allreduce.graph import copy_from_tower_0
 
 KIND = XPU.upper()
-ALGORITHMS = ("flat", "tree", "hierarchical", "flat_tree", chain)
 TO_ONE_MAIN = Strategy(algorithm="tree", main=0, chunk_bytes=0)
 ONE_BY_ONE = {name: Strategy(algorithm=name, chunk_bytes=0) for name in ALGORITHMS}
 
@@ -104,19 +103,17 @@ def test_every_strategy_is_executed_as_planned(graph, strategy, chunks):
     assert (sum(call.copies.values()), len(call.all_reduce.tensors)) == (8 * chunks, chunks)
 
 
-@pytest.mark.parametrize("how", [{"algorithm": "hierarchical"}, {"algorithm": "tree"}, {}], ids=str)
-def test_rows_gathered_on_levels_take_planned_links(graph, how):
-    """Grappler would merge the concats of all levels into one, to which everybody sends."""
+@pytest.mark.parametrize("algorithm", ["auto", *ALGORITHMS])
+def test_rows_added_on_levels_take_planned_links(graph, algorithm):
+    """Grappler would merge a concat, as of a table that is read twice, into the one that adds."""
 
     def row(tower):
-        return [
-            tf.IndexedSlices(
-                tf1.random_uniform([2, 3]), tf.cast(9 * tf1.random_uniform([2]), tf.int64)
-            )
-        ]
+        values = tf.concat([tf1.random_uniform([2, 3]), tf1.random_uniform([1, 3])], 0)
+        indices = [tf1.random_uniform([n], maxval=9, dtype=tf.int64) for n in (2, 1)]
+        return [tf.IndexedSlices(values, tf.concat(indices, 0))]
 
     result = allreduce_grads(
-        on_towers(gpus_or_cpus(8), row), gpus_or_cpus(8), strategy=Strategy(**how)
+        on_towers(gpus_or_cpus(8), row), gpus_or_cpus(8), strategy=Strategy(algorithm)
     )
     used = on_towers(gpus_or_cpus(8), lambda tower: segment_sums(result[tower]))
     assert by_call(audit(traced(used), graph)) == [2 * 14]  # values and indices
@@ -193,21 +190,24 @@ def test_the_dtype_and_the_bytes_are_those_that_crossed(graph, wire, executed):
 
 
 def test_every_dtype_of_a_step_is_named(graph):
-    """Rows have no known number."""
+    """The number of rows is known at most, and that of one gradient not at all."""
 
     def row(tower):
         rows = tf.IndexedSlices(tf1.random_uniform([2, 3]), tf.constant([0, 1], tf.int64))
-        return [rows, tf1.random_uniform([8], dtype=tf.float64)]
+        unknown = tf1.placeholder_with_default(np.ones([7], "float32"), [None])
+        return [rows, tf1.random_uniform([8], dtype=tf.float64), unknown, tf1.zeros([0, 4])]
 
     result = allreduce_grads(
         on_towers(gpus_or_cpus(2), row), gpus_or_cpus(2), strategy=ONE_BY_ONE["flat"]
     )
     used = on_towers(
-        gpus_or_cpus(2), lambda k: [*segment_sums(result[k][:1]), tf.identity(result[k][1]).op]
+        gpus_or_cpus(2),
+        lambda k: [*segment_sums(result[k][:1]), *(tf.identity(grad).op for grad in result[k][1:])],
     )
     (call,) = audit(traced(used), graph).calls
-    assert call.bytes == {"float32": 0, "float64": 128, "int64": 0}
-    assert "float32 of unknown size, 128 B in float64, int64 of unknown size, " in str(call)
+    # two copies of up to four rows of three numbers and an index
+    assert (call.bytes, call.row_bytes, call.unknown) == ({"float64": 128}, 2 * 4 * (12 + 8), 1)
+    assert ", 128 B in float64, ≤ 160 B of rows, 1 tensor of unknown size, " in str(call)
 
 
 def test_an_audit_keeps_neither_graph_nor_metadata():

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numeric>
+#include <random>
 #include <string_view>
 
 #include "kernel.h"
@@ -358,6 +360,16 @@ void gather_v2(Call& call) {
   if (call.ok()) gather_along(call, axis);
 }
 
+// The order in which a device adds up `count` rows: with SUM_SEED another one on each device, as the
+// order of a GPU's atomic additions varies.
+Dims order_of_sum(int device, int64_t count) {
+  static const double seed = number_option("SUM_SEED", 0);
+  Dims order(count);
+  std::iota(order.begin(), order.end(), 0);
+  if (seed) std::shuffle(order.begin(), order.end(), std::mt19937(64 * int(seed) + device));
+  return order;
+}
+
 void unsorted_segment_sum(Call& call) {
   View rows = call.input(0);
   View indices = call.input(1);
@@ -365,11 +377,12 @@ void unsorted_segment_sum(Call& call) {
   dims.insert(dims.end(), rows.dims.begin() + indices.dims.size(), rows.dims.end());
   View sums = call.output(0, dims);
   int64_t row = product(dims, 1, dims.size());
+  int device = call.device();
   call.run([=] {
     for_number(sums.type, [&](auto zero) {
       using T = decltype(zero);
       std::fill_n(sums.as<T>(), sums.size, T(0));
-      for (int64_t n = 0; n < indices.size; ++n) {
+      for (int64_t n : order_of_sum(device, indices.size)) {
         int64_t index = integer_at(indices, n);
         if (index < 0 || index >= dims[0]) continue;  // a GPU drops it
         T* sum = sums.as<T>() + index * row;

@@ -84,6 +84,7 @@ class Call {
   Call(TF_OpKernelContext* c_context, Kernel& kernel);
 
   bool ok() const { return context->status().ok(); }
+  int device() const { return device_; }
   void fail(const std::string& why);
   void fail(const absl::Status& status) { context->CtxFailure(status); }
 

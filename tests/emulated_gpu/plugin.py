@@ -22,6 +22,7 @@ def environment(
     memory_mb: int = 512,
     delay_us: int = 0,
     seed: int = 0,
+    sum_seed: int = 0,
     waits: bool = True,
     stats: Optional[str] = None,
     machine: Optional[str] = None,
@@ -40,6 +41,8 @@ def environment(
         memory_mb: the memory of each, in MiB.
         delay_us: one item in four of a stream waits for a random time up to so many microseconds.
         seed: of these random times.
+        sum_seed: of the orders in which devices add up rows of equal index, each device in its own.
+            0: all in the order of the rows.
         waits: ``False``: no stream waits for another, and results are wrong.
         stats: a file for the counters when the process ends; ``%p`` in it is the process id.
         machine: a file of links. Copies between the devices take the time of their link.
@@ -57,6 +60,7 @@ def environment(
         "MEMORY_MB": memory_mb,
         "DELAY_US": delay_us,
         "SEED": seed,
+        "SUM_SEED": sum_seed,
         "WAITS": int(waits),
         "STATS": stats,
         "MACHINE": machine,

@@ -7,6 +7,7 @@ from operator import itemgetter
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from helpers.graphs import XPU, gpus_or_cpus, gradients_on, tf1
 from helpers.rows import for_each
 
@@ -53,6 +54,47 @@ def test_a_size_that_is_not_known_is_said(graph, lines):
     unknown = [[tf1.placeholder(tf1.float64, [None])] for _ in range(2)]
     allreduce_grads(unknown, gpus_or_cpus(2), strategy="flat")
     assert lines()[0].endswith("each tower sends 1 tensor of unknown size in float64")
+
+
+def rows(count, height, dtype="float32"):
+    shape = tf.constant([height, 2], tf.int64)
+    values = tf1.placeholder(dtype, [count, 2])
+    return tf.IndexedSlices(values, tf1.placeholder("int64", [count]), shape)
+
+
+# the gradients of each of two towers, and the end of the line
+SENT = [
+    (lambda: [rows(5, 100)], "sends ≤ 160 B of rows in float32"),
+    (lambda: [rows(5, 100), np.ones([3], "float32")], "up to 12 B and ≤ 160 B of rows in float32"),
+    (
+        lambda: [rows(5, 4), rows(50, 4)],
+        "up to 64 B in float32; 2 sparse gradients made dense, 64 B instead of ≤ 1.76 kB of rows",
+    ),
+    (lambda: [rows(None, 100, "complex64")], "sends 1 tensor of unknown size in complex64"),
+    (lambda: [np.ones([0, 4], "complex64")], "sends up to 0 B in complex64"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(SENT)))
+def test_it_has_the_bytes_of_sparse_gradients_and_says_which_are_made_dense(graph, lines, number):
+    row, end = SENT[number]
+    grads = []
+    for _ in range(2):
+        grads.append([tf.convert_to_tensor(g) if hasattr(g, "size") else g for g in row()])
+    strategy = Strategy("flat", main=0)
+    allreduce_grads(grads, gpus_or_cpus(2), strategy=strategy)
+    assert lines()[0].endswith(end)
+
+
+def test_bytes_of_rows_count_for_the_rule(graph, lines):
+    devices = [f"/gpu:{tower}" for tower in range(5)]
+    for count, algorithm in ((2_400_000, "flat"), (2_600_000, "flat_hierarchical")):
+        grads = []
+        for device in devices:
+            with tf1.device(device):
+                grads.append([rows(count, 100_000_000)])
+        allreduce_grads(grads, devices)
+        assert f"5 towers on GPUs: {algorithm}, " in lines()[-1]
 
 
 def test_it_says_how_the_last_gradient_travels(graph, lines):

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers.graphs import IS_TF2, XPU, chain, gpu_or_cpu, gpus_or_cpus, on_towers, tf1
+from helpers.graphs import ALGORITHMS, IS_TF2, XPU, gpu_or_cpu, gpus_or_cpus, on_towers, tf1
 from helpers.rows import for_each
 
 from hier_allreduce import (
@@ -258,7 +258,7 @@ def test_integers_have_no_mean(graph, dtype):
     raises(words, allreduce_grads, rows(dtype), gpus_or_cpus(4), True)
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "flat_tree", chain])
+@pytest.mark.parametrize("algorithm", ["auto", *ALGORITHMS])
 @pytest.mark.parametrize("dtype", ["int8", "int16", "uint8"])
 def test_small_integers_have_sums_on_two_gpus_only(graph, dtype, algorithm):
     gpus = [f"/gpu:{k}" for k in range(4)]
@@ -268,19 +268,20 @@ def test_small_integers_have_sums_on_two_gpus_only(graph, dtype, algorithm):
     assert len(allreduce_grads(rows(dtype), ["/cpu:0"] * 4, strategy=Strategy(algorithm))) == 4
 
 
-def test_rows_of_int64_stay_sparse_on_gpus(graph):
+def test_rows_of_int64_have_sums_on_cpu_devices_only(graph):
     sparse = [
         [tf.IndexedSlices(of("int64", [1, 2]), of("int64", [1]), of("int64", [2]))]
         for _ in range(2)
     ]
-    gpus = ["/gpu:0", "/gpu:1"]
-    assert len(allreduce_grads(sparse, gpus)) == 2
-    words = ["tower 0 (/gpu:0), variable 0", "rows of int64", "sparse='gather'"]
-    raises(words, allreduce_grads, sparse, gpus, strategy=Strategy(sparse="dense"))
+    words = ["tower 0 (/gpu:0), variable 0", "rows of int64", "cast them to int32"]
+    for kind in ("auto", "rows", "dense"):
+        raises(words, allreduce_grads, sparse, ["/gpu:0", "/gpu:1"], strategy=Strategy(sparse=kind))
+    assert len(allreduce_grads(sparse, ["/cpu:0", "/cpu:1"])) == 2
+    assert len(allreduce_grads(sparse[:1], ["/gpu:0"])) == 1
 
 
 def test_rows_without_a_shape_cannot_be_made_dense(graph):
-    words = ["tower 0 (/cpu:0), variable 0", "no dense_shape", "sparse='gather'"]
+    words = ["tower 0 (/cpu:0), variable 0", "no dense_shape", "sparse='rows'"]
     raises(
         words,
         allreduce_grads,

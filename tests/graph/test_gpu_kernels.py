@@ -5,18 +5,13 @@ Without a GPU TensorFlow would not tell, because it looks for kernels when it pl
 
 import pytest
 import tensorflow as tf
-from helpers.graphs import chain, on_towers, tf1
+from helpers.graphs import ALGORITHMS, chain, on_towers, tf1
 
 from hier_allreduce import Strategy, allreduce_grads
 
 DEVICES = [f"/gpu:{k}" for k in range(3)]
 FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
-STRATEGIES = [
-    Strategy("flat"),
-    Strategy(chain, chunk_bytes=0),
-    Strategy("hierarchical"),
-    Strategy("tree"),
-]
+STRATEGIES = [*map(Strategy, ALGORITHMS), Strategy(chain, chunk_bytes=0)]
 MOVED = frozenset([*FLOATS, "int32", "int64"])
 ADDED = MOVED - {"bfloat16", "int64"}
 # The dtypes of kernels for GPUs in both TensorFlow 1.15.0 and 2.21.0. To add an op, call
@@ -25,6 +20,7 @@ KERNELS = {
     **dict.fromkeys(["Add", "AddN", "AddV2", "Mul"], ADDED | {"int64"}),
     **dict.fromkeys(["Cast", "ConcatV2", "Const", "Fill", "Identity", "Reshape"], MOVED),
     **dict.fromkeys(["Placeholder", "PlaceholderWithDefault"], MOVED),
+    **dict.fromkeys(["Size", "Unique"], frozenset(["int64"])),  # 1.15 has Unique on the host
     "SplitV": MOVED - {"int64"},
     "UnsortedSegmentSum": ADDED,
 }
@@ -57,19 +53,18 @@ def test_every_op_for_dense_gradients_has_a_kernel(graph, dtype):
 )  # for rows of int64 GPUs have no UnsortedSegmentSum
 def test_every_op_for_sparse_and_missing_gradients_has_a_kernel(graph, dtype):
     def row(tower):
-        rows, indices = tf1.placeholder(dtype, [6, 2]), tf1.placeholder("int64", [6])
+        rows, indices = tf1.placeholder(dtype, [6, 2]), tf1.placeholder("int32", [6])
         grads = [
-            tf.IndexedSlices(rows, indices, tf.constant([50, 2], tf.int64)),
+            tf.IndexedSlices(rows, tf.cast(indices, tf.int64), tf.constant([50, 2], tf.int64)),
+            tf.IndexedSlices(rows, indices, tf.constant([50, 2])),
             tf1.placeholder(dtype, [9, 9]),
         ]
-        return [grads[0], *(grads if tower else [None, None])]
+        return [*grads[:2], *(grads if tower else [None] * 3)]
 
-    for sparse in ("gather", "dense"):
-        allreduce_grads(
-            on_towers(DEVICES, row),
-            DEVICES,
-            strategy=Strategy("flat", sparse=sparse, missing="zeros"),
-        )
+    for algorithm in ALGORITHMS:
+        for sparse, wire_dtype in (("rows", None), ("rows", "float16"), ("dense", None)):
+            strategy = Strategy(algorithm, sparse=sparse, missing="zeros", wire_dtype=wire_dtype)
+            allreduce_grads(on_towers(DEVICES, row), DEVICES, dtype in FLOATS, strategy)
     assert without_kernel(graph) == set()
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import (
+    ALGORITHMS,
     IS_TF2,
     XPU,
     chain,
@@ -161,7 +162,7 @@ def test_one_gradient_alone_in_its_chunk_needs_no_other(graph):
         assert sess.run(result[2][0], {row[0]: [1, 2] for row in rows}).tolist() == [3, 6]
 
 
-@pytest.mark.parametrize("algorithm", ["flat", "tree", "hierarchical", "flat_tree", chain])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("average, share", [(False, 1), (True, 1 / 5)])
 def test_gradients_flow_through(graph, algorithm, average, share):
     grads = gradients_on(gpus_or_cpus(5), powers_of_two(5, 2))

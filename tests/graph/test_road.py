@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import (
+    ALGORITHMS,
     chain,
     dense,
     evaluate,
@@ -22,7 +23,6 @@ from helpers.rows import for_each
 from hier_allreduce import Cluster, HierAllreduceError, Strategy, allreduce_grads
 
 tf1 = tf.compat.v1
-ALGORITHMS = ["flat", "tree", "hierarchical", "flat_tree", chain]
 
 
 # ---- dtypes --------------------------------------------------------------------------------------
@@ -135,6 +135,75 @@ def test_sparse_gradients_stay_sparse_on_every_tower(graph, algorithm, dense_sha
     )
 
 
+def rows_of(heights, counts, are_known=True, dtype="float32"):
+    """Return a row for each tower: its gradient has ``counts[tower]`` rows of one index, 0.
+
+    The shape of the table is [heights[tower], 2], or unknown for None.
+    """
+    rows = []
+    for tower, (height, count) in enumerate(zip(heights, counts)):
+        with tf.device(gpu_or_cpu(tower)):
+            values = held(np.ones([count, 2], dtype), are_known)
+            indices = held(np.zeros([count], "int64"), are_known)
+            values.set_shape([None, 2])
+            shape = None if height is None else tf.constant([height, 2], tf.int64)
+            rows.append([tf.IndexedSlices(values, indices, shape)])
+    return rows
+
+
+# For each tower the table's height and the number of its rows, whether that is known; and whether
+# the sum is sparse: a row has 16 bytes with its index, and 8 in the table.
+SIZES = [
+    ([8, 8], [2, 2], True, True),
+    ([8, 8], [2, 3], True, False),
+    ([8, 8], [0, 5], True, False),
+    ([8, 8], [0, 0], True, True),
+    ([8, 8], [2, 3], False, True),
+    ([None, 8], [2, 3], True, False),
+    ([None, None], [2, 3], True, True),
+    ([8], [9], True, True),  # nothing is sent
+]
+
+
+@pytest.mark.parametrize("heights, counts, are_known, is_sparse", SIZES)
+def test_rows_are_sent_where_they_are_no_more_bytes_than_the_table(
+    graph, heights, counts, are_known, is_sparse
+):
+    rows = rows_of(heights, counts, are_known)
+    for sparse_as, expected in (("auto", is_sparse), ("rows", True)):
+        strategy = Strategy(sparse=sparse_as)
+        result = allreduce_grads(rows, gpus_or_cpus(len(rows)), strategy=strategy)
+        assert [isinstance(grad, tf.IndexedSlices) for (grad,) in result] == [expected] * len(rows)
+        for (grad,) in evaluate(result):
+            assert dense(grad, (8, 2)).tolist() == [[sum(counts)] * 2] + [[0, 0]] * 7
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_sum_of_rows_has_each_index_once(graph, algorithm):
+    rows = rows_of([100] * 5, [3, 0, 1, 2, 3])
+    for (grad,) in evaluate(allreduce_grads(rows, gpus_or_cpus(5), strategy=Strategy(algorithm))):
+        assert grad.indices.tolist() == [0] and grad.values.tolist() == [[9, 9]]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("dtype, wire", [("float16", None), ("float32", "float16")])
+def test_rows_of_16_bits_are_added_in_float32(graph, algorithm, dtype, wire):
+    """The sum of all is 80000, which float16 has not, and 6000 times 1 is 2048 there."""
+    strategy = Strategy(algorithm, sparse="rows", wire_dtype=wire)
+    for count, total in ((10000, 10000), (6000, 6000)):
+        rows = rows_of([50000] * 8, [count] * 8, dtype=dtype)
+        for (grad,) in evaluate(allreduce_grads(rows, gpus_or_cpus(8), True, strategy)):
+            assert grad.values.dtype == dtype and grad.values.tolist() == [[total] * 2]
+
+
+def test_indices_of_sums_are_int64_on_gpus(graph):
+    for devices, dtype in ((["/gpu:0", "/gpu:1"], tf.int64), (["/cpu:0", "/cpu:1"], tf.int32)):
+        slices = tf.IndexedSlices(held(np.ones([1, 2], "float32")), held(np.array([3], "int32")))
+        for towers in (1, 2):
+            for (grad,) in allreduce_grads([[slices]] * towers, devices[:towers]):
+                assert grad.indices.dtype == dtype
+
+
 @pytest.mark.parametrize("towers", [1, 3])
 def test_sparse_results_are_on_their_towers_wherever_the_gradients_are(graph, towers):
     with tf.device(gpu_or_cpu(7)):
@@ -229,8 +298,8 @@ def test_float16_means_are_finite_where_sums_overflow(towers, algorithm):
     rows = executed(values, gpus_or_cpus(towers), average=True, strategy=Strategy(algorithm))
     assert same_bits(rows)
     halvings = int(np.ceil(np.log2(towers)))
-    hops_of = {"flat": 1, "flat_tree": 1, "hierarchical": 2, "tree": halvings, chain: towers - 1}
-    hops = hops_of[algorithm]
+    hops_of = {"hierarchical": 2, "tree": halvings, chain: towers - 1}
+    hops = hops_of.get(algorithm, 1)  # all to one
     error = np.abs(
         rows[0][0].astype("float64") - np.mean([row[0].astype("float64") for row in values], 0)
     )

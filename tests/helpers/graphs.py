@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hier_allreduce import Copy, Reduce, allreduce_grads
+from hier_allreduce.planning.algorithms import BY_NAME
 
 tf1 = tf.compat.v1
 IS_TF2 = tf.__version__.startswith("2")
@@ -84,6 +85,9 @@ def chain(towers, chunk):
     hops = list(zip(path, path[1:]))
     sums = [Reduce((src,), dst) for src, dst in hops]
     return sums + [Copy(dst, src) for src, dst in reversed(hops)]
+
+
+ALGORITHMS: list = [*BY_NAME, chain]
 
 
 def held(value, static=True):

@@ -385,8 +385,10 @@ def test_dtypes_and_sparsity_of_results():
         3, HierarchicalAllReduce(), MEAN, lambda r: [full(0 * r, [2], "float16") * 40000]
     )
     assert all(np.array_equal(value, [40000, 40000]) for value in large)
-    for strategy, is_sparse in ((None, True), (Strategy(sparse="dense"), False)):
-        (got,) = reduced(8, HierarchicalAllReduce(strategy), SUM, KINDS["IndexedSlices"])
+    kinds = ((None, 16, False), (None, 32, True), ("rows", 16, True), ("dense", 32, False))
+    for sparse_as, height, is_sparse in kinds:  # 16 rows have more bytes than a table of 16 rows
+        ours = HierarchicalAllReduce(Strategy(sparse=sparse_as) if sparse_as else None)
+        (got,) = reduced(8, ours, SUM, lambda r, height=height: [sparse(r, (height, 3))])
         assert all(isinstance(value, tf.IndexedSlices) == is_sparse for value in got)
 
 

@@ -8,7 +8,7 @@ from helpers.models import gradients
 
 from hier_allreduce import HierAllreduceError, Strategy, configs
 from hier_allreduce.planning import GradientSize, plan_for, root_of, strategy_from
-from hier_allreduce.planning.algorithms import flat, schedules_of, tree
+from hier_allreduce.planning.algorithms import BY_NAME, flat, schedules_of, tree
 
 GRADS = gradients("mobilenet_v2")
 
@@ -53,7 +53,7 @@ def test_a_file_loads(tmp_path, encoding):
         ("mains: 0", "'mains' is unknown; did you mean 'main'"),
         ("topology: dgx-1v", "'topology' is unknown"),
         ("wire_dtype: float8", "wire_dtype='float8' is unknown; did you mean 'float16'"),
-        ("sparse: maybe", "sparse='maybe' is unknown; there are gather, dense"),
+        ("sparse: maybe", "sparse='maybe' is unknown; there are auto, rows, dense"),
         ("missing: [zeros]", "missing=['zeros'] is unknown"),
         ("algorithm: tree\ngroups: [[0, 1]]", "groups=((0, 1),) go with algorithm='hierarchical'"),
         ("algorithm: hierarchical\ngroups: [0, 1]", "groups=[0, 1]: expected tuples of towers"),
@@ -137,7 +137,7 @@ def test_the_rule_sees_towers_and_bytes(towers, model, algorithm):
     assert (plan.algorithm, plan.chunk_bytes, plan.whole) == (algorithm, 4 * MIB, False)
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "flat_tree", tree])
+@pytest.mark.parametrize("algorithm", ["auto", *BY_NAME, tree])
 def test_one_main_has_all_sums(algorithm):
     plan = plan_for(Strategy(algorithm, main=3), GRADS, 8)
     assert [root_of(schedule) for schedule in plan.schedules] == [3]
@@ -165,7 +165,7 @@ def test_groups_of_a_user_are_kept():
     assert len(plan.schedules[0]) == 6
 
 
-@pytest.mark.parametrize("algorithm", ["auto", "flat", "tree", "hierarchical", "flat_tree"])
+@pytest.mark.parametrize("algorithm", ["auto", *BY_NAME])
 @pytest.mark.parametrize("towers", [2, 3, 5, 16, 24])
 def test_any_number_of_towers_has_a_plan_of_any_name(algorithm, towers):
     assert plan_for(Strategy(algorithm), GRADS, towers).towers == towers

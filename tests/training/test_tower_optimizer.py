@@ -102,7 +102,12 @@ def test_variables_do_not_travel_in_16_bits(graph, update):
 def test_embedding_rows_that_a_step_did_not_read_are_not_changed(graph, update):
     """Momentum would move them if the gradient were made dense."""
     optimizer, rows = (
-        TowerOptimizer(train.MomentumOptimizer(0.1, 0.9), gpus_or_cpus(3), update=update),
+        TowerOptimizer(
+            train.MomentumOptimizer(0.1, 0.9),
+            gpus_or_cpus(3),
+            strategy=Strategy(sparse="rows"),
+            update=update,
+        ),
         [],
     )
     read = tf1.placeholder_with_default([1] * 4, [4])

@@ -65,9 +65,8 @@ class HierarchicalTrainer(SingleCostTrainer):
     - ``AccumGradOptimizer`` applies its sum at exactly every k-th step.
     - Gradient processors, and the function of ``PostProcessOptimizer``, run once, on tower 0's
       variables and names, as on one device.
-    - Sparse gradients (embeddings) remain sparse, with a row for each lookup. Processors that clip
-      or measure gradients see these rows before they are added up, unless the strategy is
-      ``Strategy(sparse="dense")``.
+    - Sparse gradients (embeddings) remain sparse where that is fewer bytes. Processors that clip or
+      measure gradients see one row for each index, the sum of all lookups.
 
     With a ``cluster``, the trainer reduces over all K·H towers of H hosts. The same program runs on
     every host::
