@@ -24,7 +24,7 @@ from ..errors import HierAllreduceError
 from ..formatting import count
 from ..planning import Strategy
 from .devices import any_on_gpu, device_fields, devices_match
-from .names import names_of_gradients, names_within_towers, where
+from .names import name_of, names_of_gradients, names_within_towers, where
 
 VAR_LIST_ADVICE = (
     "without var_list=, compute_gradients takes all towers' variables: give it those of its own"
@@ -212,7 +212,7 @@ def _check_homes(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
             home_is_mixed = any(other != home for other in homes[home])
             is_shared = any(var is other for other in rows[home])
             if home_is_mixed and not is_shared:
-                place = where(tower, devices, variable, [var.name for var in row])
+                place = where(tower, devices, variable, list(map(name_of, row)))
                 raise HierAllreduceError(
                     f"{place}: the variable is on {var.device}, tower {home}'s device; give one row"
                     " for each tower, in the order of the devices: rows[tower][variable]"
