@@ -90,8 +90,8 @@ class HealthCheck:
             if not fault and time.monotonic() > end:
                 fault = (
                     f"waited {seconds:g} s for the other hosts {doing}; all of them answer, but one"
-                    " is stuck, runs another number of steps, or has another list of hosts than"
-                    f" {list(self._others.values())}"
+                    " is stuck, has started again, runs another number of steps, or has another"
+                    f" list of hosts than {list(self._others.values())}"
                 )
             if fault and not call.done():
                 self._fault = fault

@@ -475,6 +475,24 @@ def test_errors_name_the_replica_and_the_value(kind, where):
 
 
 @needs_tf2
+def test_a_class_as_the_all_reduce_is_an_error():
+    """MirroredStrategy calls its methods without an object."""
+    strategy = mirrored(2, HierarchicalAllReduce)
+    value = strategy.run(lambda: tf.constant(1.0))
+    words = r"write cross_device_ops=HierarchicalAllReduce\(\)"
+    with pytest.raises(HierAllreduceError, match=words):
+        strategy.extended.batch_reduce_to(SUM, [(value, value)])
+    with pytest.raises(HierAllreduceError, match=words):
+        HierarchicalAllReduce.reduce(SUM, value, destinations=value)  # to GPUs
+
+
+def test_the_all_reduce_in_the_place_of_devices_is_an_error():
+    words = r"write MirroredStrategy\(cross_device_ops=HierarchicalAllReduce\(\)\)"
+    with pytest.raises(HierAllreduceError, match=words):
+        tf.distribute.MirroredStrategy(HierarchicalAllReduce())
+
+
+@needs_tf2
 @pytest.mark.parametrize(
     "make", [lambda x: tf.RaggedTensor.from_row_lengths(x, [1, 2]), tf.sparse.from_dense]
 )
