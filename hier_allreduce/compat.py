@@ -90,13 +90,13 @@ def builds_for_session() -> bool:
     return not getattr(tf1, "executing_eagerly_outside_functions", tf.executing_eagerly)()
 
 
-def devices_of_eager_calls() -> Optional[List[str]]:
-    """Return the names of the devices on which ops that are added now will run.
+def devices_of_eager_calls() -> List[str]:
+    """Return the names of the devices on which ops that are added now can run.
 
-    None if they are for a session, which may be anywhere.
+    There are none if the ops are for a session, which may be anywhere.
     """
     if builds_for_session():
-        return None
+        return []
     config = tf.config if hasattr(tf.config, "list_logical_devices") else tf.config.experimental
     return [str(device.name) for device in config.list_logical_devices()]
 

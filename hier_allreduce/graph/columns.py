@@ -14,12 +14,13 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from ..compat import DTYPES_WITHOUT_ADD, SUMMABLE_DTYPES, in_current_graph, is_resource, tf1
+from ..configs import check_keys
 from ..errors import HierAllreduceError
 from ..formatting import count
 from ..planning import Strategy
@@ -102,6 +103,14 @@ def check_average(average: Any) -> None:
     """Raise a HierAllreduceError if ``average`` is not a bool; NumPy's bools are bools."""
     if not isinstance(average, (bool, np.bool_)):
         raise HierAllreduceError(f"average={average!r}: it is True for the mean, False for the sum")
+
+
+def check_names(unknown: Mapping[str, Any], function: str, known: Sequence[str]) -> None:
+    """Raise a HierAllreduceError that says what the arguments of a function are called here."""
+    if "mean" in unknown:
+        value = unknown["mean"]
+        raise HierAllreduceError(f"{function}(mean={value!r}): it is called average={value!r} here")
+    check_keys(unknown, known, function)
 
 
 def checked_rows(all_grads: Any, devices: Sequence[Any]) -> Rows:

@@ -30,9 +30,7 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
     Two names of one device become equal strings. Towers that share a device get a warning.
 
     Raises:
-        HierAllreduceError: an entry is not a device, or not a valid device name, or a device that
-            no op runs on: one of XLA, or one that does not exist. A graph for a session cannot know
-            which devices exist.
+        HierAllreduceError: an entry is not a device, or not a valid device name, or one of XLA's.
     """
     listed = _listed(devices)
     if listed is None:
@@ -52,10 +50,14 @@ def device_strings(devices: Sequence[Any]) -> Tuple[Any, ...]:
             hint = f" (did you mean '/gpu:{device}'?)" if str(device).isdigit() else ""
             fault = f"{device!r} is not a device{hint}; {_EXPECTED}"
             raise HierAllreduceError(f"tower {tower}: {fault}")
+        if str(device_fields(name)[3]).startswith("XLA_"):
+            raise HierAllreduceError(
+                f"tower {tower}: {name} is a device of XLA, on which TensorFlow runs compiled"
+                " clusters only; name the device itself, such as '/gpu:0'"
+            )
         strings.append(_spelled(name))
     if not strings:
         raise HierAllreduceError(f"devices is empty: give one device for each tower; {_EXPECTED}")
-    _check_there(strings)
     _warn_of_shared(strings)
     return tuple(strings)
 
@@ -74,21 +76,14 @@ def _spelled(name: str) -> str:
     return f"{spec.to_string()}{short}:{number or 0}"
 
 
-def _check_there(devices: Sequence[Any]) -> None:
-    """Check that no device is XLA's, and outside of sessions that each one exists.
+def check_existence(devices: Sequence[Any]) -> None:
+    """Check that K devices exist, if ops that are added now will run here, not in a session.
 
-    Soft placement would move its ops to another one in silence.
+    Soft placement would move their ops to another device in silence.
     """
     there = devices_of_eager_calls()
-    for tower, device in enumerate(devices):
-        if not isinstance(device, str):
-            continue
-        if str(device_fields(device)[3]).startswith("XLA_"):
-            raise HierAllreduceError(
-                f"tower {tower}: {device} is a device of XLA, on which TensorFlow runs compiled"
-                " clusters only; name the device itself, such as '/gpu:0'"
-            )
-        if there is not None and not any(devices_match(name, device) for name in there):
+    for tower, device in enumerate(devices if there else ()):
+        if isinstance(device, str) and not any(devices_match(name, device) for name in there):
             names = ", ".join(dict.fromkeys(map(_spelled, there)))
             raise HierAllreduceError(
                 f"tower {tower}: {device} does not exist. There are {names};"

@@ -8,6 +8,7 @@ import tensorflow as tf
 from helpers.graphs import IS_TF2, XPU, chain, gpu_or_cpu, gpus_or_cpus, on_towers, tf1
 from helpers.rows import for_each
 
+import hier_allreduce
 from hier_allreduce import (
     ClusterError,
     HierAllreduceError,
@@ -239,6 +240,15 @@ OPTIONS: list = [
 def test_a_wrong_option_is_an_error(graph, number):
     options, *words = OPTIONS[number]
     raises(words, allreduce_grads, rows(), gpus_or_cpus(4), **options)
+
+
+@pytest.mark.parametrize("function", ["", "_and_vars", "_hierarchical"])
+def test_an_unknown_option_is_an_error_that_names_ours(graph, function):
+    name = f"allreduce_grads{function}"
+    words = [f"{name}(mean=True): it is called average=True here"]
+    raises(words, getattr(hier_allreduce, name), rows(), gpus_or_cpus(4), mean=True)
+    words = [f"{name}: 'avreage' is unknown; did you mean 'average'?"]
+    raises(words, getattr(hier_allreduce, name), rows(), gpus_or_cpus(4), avreage=True)
 
 
 @pytest.mark.parametrize("average", ["sum", 1, None])
