@@ -11,6 +11,7 @@ TensorFlow's gRPC has no authentication: private networks only.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import signal
@@ -32,6 +33,8 @@ def main() -> None:
         "--checkpoints", metavar="FOLDER", help="save there every 20 steps; go on from the last one"
     )
     args = parser.parse_args()
+    if importlib.util.find_spec("sklearn") is None:
+        sys.exit("the digits are in scikit-learn: python -m pip install scikit-learn")
     if "TF_CONFIG" in os.environ:
         train(args)
     else:

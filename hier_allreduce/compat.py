@@ -90,6 +90,17 @@ def builds_for_session() -> bool:
     return not getattr(tf1, "executing_eagerly_outside_functions", tf.executing_eagerly)()
 
 
+def devices_of_eager_calls() -> List[str]:
+    """Return the names of the devices on which ops that are added now can run.
+
+    There are none if the ops are for a session, which may be anywhere.
+    """
+    if builds_for_session():
+        return []
+    config = tf.config if hasattr(tf.config, "list_logical_devices") else tf.config.experimental
+    return [str(device.name) for device in config.list_logical_devices()]
+
+
 def takes_control_edges() -> bool:
     """Return whether ops of the current graph can get control edges from ops that are added now.
 

@@ -115,7 +115,17 @@ def read_yaml(path: Path) -> Dict[str, Any]:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads YAML, and raises an error at a repeated key; ``yaml.SafeLoader`` keeps the last one."""
+    """Reads YAML without aliases, and with each key once.
+
+    A few aliases of aliases are a text of gigabytes as soon as an error shows them. Of a repeated
+    key ``yaml.SafeLoader`` keeps the last one.
+    """
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            name = self.peek_event().anchor
+            raise yaml.YAMLError(f"*{name} is an alias, which is not read; write its value there")
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Dict[Any, Any]:
         keys = [key.value for key, _ in node.value]
@@ -133,8 +143,14 @@ def parse_yaml(text: str) -> Dict[str, Any]:
     """
     try:
         content = _Loader(text).get_single_data()
+    except yaml.MarkedYAMLError as cause:
+        mark = cause.problem_mark or cause.context_mark
+        line = f", line {mark.line + 1}" if mark else ""
+        raise HierAllreduceError(f"not readable as YAML{line}: {cause.problem}") from None
     except Exception as cause:  # PyYAML raises errors of many kinds
         raise HierAllreduceError(f"not readable as YAML: {' '.join(str(cause).split())}") from None
+    if content is None:
+        raise HierAllreduceError("it is empty: expected `key: value` lines")
     if not isinstance(content, dict):
         raise HierAllreduceError(f"expected `key: value` lines, not {type(content).__name__}")
     return content

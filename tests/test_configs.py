@@ -26,6 +26,12 @@ def test_anything_else_is_no_whole_number(value):
         configs.whole_number(value, "main")
 
 
+# read in full, it would be a list of 9**8 words
+BOMB = "b0: &b0 [x, x, x, x, x, x, x, x, x]\n" + "\n".join(
+    f"b{n}: &b{n} [{', '.join([f'*b{n - 1}'] * 9)}]" for n in range(1, 9)
+)
+
+
 @pytest.mark.parametrize(
     "text, words",
     [
@@ -35,9 +41,15 @@ def test_anything_else_is_no_whole_number(value):
         ("main: 0\nsparse: dense\nmain: 1", "the key 'main' is there twice; keep one of them"),
         ("links:\n  SYS: 9e9\n  SYS: 8e9", "the key 'SYS' is there twice"),
         ("4", "expected `key: value` lines, not int"),
-        ("", "expected `key: value` lines, not NoneType"),
+        ("", "it is empty: expected `key: value` lines"),
+        ("# no key", "it is empty: expected `key: value` lines"),
+        ("main: 0\nsparse: [dense\n", "not readable as YAML, line 3: expected ',' or ']'"),
+        (BOMB, "*b0 is an alias, which is not read; write its value there"),
     ],
-    ids=["deep", "a date", "code", "a key twice", "an inner key twice", "a number", "empty"],
+    ids=[
+        *("deep", "a date", "code", "a key twice", "an inner key twice", "a number", "empty"),
+        *("a comment", "no end", "aliases"),
+    ],
 )
 def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, text, words):
     (tmp_path / "f.yaml").write_text(text, encoding="utf-8")
@@ -47,8 +59,5 @@ def test_a_file_that_cannot_be_read_is_an_error_that_names_it(tmp_path, text, wo
     assert "\n" not in str(caught.value)
 
 
-def test_a_yaml_text_may_use_aliases():
-    assert configs.parse_yaml("a: &x [1, 2]\nb: *x\nc: {<<: {d: 3, e: 4}, e: 5}") == {
-        **{"a": [1, 2], "b": [1, 2]},
-        "c": {"d": 3, "e": 5},
-    }
+def test_keys_may_be_merged_from_a_mapping_that_stands_there():
+    assert configs.parse_yaml("c: {<<: {d: 3, e: 4}, e: 5}") == {"c": {"d": 3, "e": 5}}

@@ -107,6 +107,19 @@ def test_two_hosts_end_with_the_same_weights(tmp_path):
     assert len(sums) >= 2 and len(set(sums)) == 1, out[-3000:]
 
 
+def test_two_hosts_without_scikit_learn_say_so_once(tmp_path):
+    program = f"""if True:
+        import runpy, sys
+        sys.modules["sklearn"] = None
+        runpy.run_path({str(EXAMPLES / "two_hosts.py")!r}, run_name="__main__")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=str(tmp_path), stderr=subprocess.PIPE, timeout=280
+    )
+    words = "the digits are in scikit-learn: python -m pip install scikit-learn"
+    assert done.returncode == 1 and done.stderr.decode().splitlines() == [words]
+
+
 def test_digits_train_as_on_one_device(tmp_path):
     out = run("digits", "--devices", 3, "--epochs", 2, folder=tmp_path)
     assert out.count(" ok\n") == 4 and "FAILED" not in out

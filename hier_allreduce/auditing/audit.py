@@ -28,6 +28,9 @@ _KERNEL = (
 )
 
 
+_CONSTANT = "its gradients are constants: TensorFlow has added them up before the step"
+
+
 class Audited(NamedTuple):
     """One all-reduce of the step, executed as planned.
 
@@ -164,12 +167,12 @@ def _compare(executed: ExecutedStep, graph: Any) -> Audit:
     skipped: List[Tuple[str, str]] = []
     for built in recorded_in(graph):
         traffics = [traffic for traffic in executed.traffics if traffic.all_reduce is built]
-        reason = _reason_to_skip(built, traffics, graph)
+        reason = _reason_to_skip(built, traffics, executed, graph)
         if reason:
             skipped.append((built.scope, reason))
         else:
             ran.append((built, traffics))
-    if not ran:
+    if not ran and _CONSTANT not in dict(skipped).values():
         reasons = "; ".join(map(": ".join, skipped))
         raise AuditError(
             f"the run has none of the graph's all-reduces ({reasons}); fetch their results"
@@ -181,14 +184,18 @@ def _compare(executed: ExecutedStep, graph: Any) -> Audit:
     return Audit(tuple(calls), tuple(skipped))
 
 
-def _reason_to_skip(built: AllReduce, traffics: Sequence[Traffic], graph: Any) -> str:
+def _reason_to_skip(
+    built: AllReduce, traffics: Sequence[Traffic], executed: ExecutedStep, graph: Any
+) -> str:
     """Return why an all-reduce cannot be audited; empty if it can."""
     if _in_control_flow(built, graph):
         # partition graphs do not show which branch was taken, or how often
         return "in a tf.cond or tf.while_loop, which metadata do not show: not audited"
     is_planned = any(traffic.planned for traffic in traffics)
     has_run = any(traffic.ran or traffic.executed for traffic in traffics)
-    return "not in this run" if is_planned and not has_run else ""
+    if has_run or not is_planned:
+        return ""
+    return _CONSTANT if executed.is_constant(built) else "not in this run"
 
 
 def _first_step(step: Callable[[], Any]) -> Tuple[Sequence[Any], str, Any]:

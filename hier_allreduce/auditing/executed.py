@@ -165,6 +165,16 @@ class ExecutedStep:
 
         return list(filter(is_idle, all_reduce.devices))
 
+    def is_constant(self, all_reduce: AllReduce) -> bool:
+        """Return whether all ops of an all-reduce compute constants, so that no step needs them."""
+        numbers, constants = _computations(self._graph)
+        for op in self._graph.get_operations():
+            owner = self._owner(self._prefix + op.name)
+            is_its_op = owner is not None and owner.all_reduce is all_reduce
+            if is_its_op and numbers[op.name] not in constants:
+                return False
+        return True
+
     def moved_updates(self, all_reduce: AllReduce) -> Iterator[str]:
         """Yield a line for each update of a variable that ran elsewhere than on its tower."""
         built = {self._prefix + op.name: op for op in self._graph.get_operations()}

@@ -10,6 +10,10 @@
 Without either there is one host. If the job has several processes or nodes, that is an error,
 because every process would train a model alone. ``TF_CONFIG={}`` says that this is wanted.
 
+TensorFlow's resolvers would be shorter. But ``TFConfigClusterResolver`` takes a TF_CONFIG without
+"cluster" for one host. ``SlurmClusterResolver`` sorts the nodes as texts, and then takes
+SLURM_PROCID for an index of them; it has one port for all jobs, and on 1.15 it asks ``scontrol``.
+
 This module needs no TensorFlow.
 """
 
@@ -57,13 +61,23 @@ _NUMBERS = {
     "AWS_BATCH_JOB_NUM_NODES": "AWS Batch",
     # lws.sigs.k8s.io/docs/reference/labels-annotations-and-environment-variables
     "LWS_GROUP_SIZE": "a Kubernetes LeaderWorkerSet",
+    # github.com/PaddlePaddle/Paddle, python/paddle/distributed/launch
+    "PADDLE_TRAINERS_NUM": "Paddle's launcher",
 }
+# The number of components of a heterogeneous job, of which each step's variables describe one:
+# slurm.schedmd.com/heterogeneous_jobs.html; before Slurm 20.02 they were packs.
+_COMPONENTS = ("SLURM_HET_SIZE", "SLURM_PACK_SIZE")
+# The beginning of OpenPAI's variables, each with the number of processes of one role:
+# openpai.readthedocs.io, manual of cluster users, environmental variables.
+_OF_A_ROLE = "PAI_TASK_ROLE_TASK_COUNT_"
 # The variable in which a system of containers tells each one its index, but not how many there are.
 _INDICES = {
     # kubernetes.io/docs/concepts/workloads/controllers/job, completion mode
     "JOB_COMPLETION_INDEX": "a Kubernetes Indexed Job",
     # volcano.sh, user guide of the plugin "env"
     "VC_TASK_INDEX": "a Volcano Job",
+    # Cray's manual page of aprun
+    "ALPS_APP_PE": "aprun",
 }
 # The index that PMIx tells; Open MPI and Slurm tell the number too, its own launcher does not.
 _PMIX_INDEX = "PMIX_RANK"  # github.com/openpmix/openpmix, PMIx_server_setup_fork
@@ -94,6 +108,7 @@ def job_of(environ: Mapping[str, str]) -> Job:
     text = environ.get("TF_CONFIG", "").strip()
     if text:
         return _from_tf_config(text)
+    _check_components(environ)
     tasks = environ.get("SLURM_STEP_NUM_TASKS", "1")
     if "SLURM_STEP_NODELIST" in environ and tasks != "1":
         return _from_slurm(environ, tasks)
@@ -104,6 +119,16 @@ def job_of(environ: Mapping[str, str]) -> Job:
 # ---- launchers -------------------------------------------------------------------------------
 
 
+def _check_components(environ: Mapping[str, str]) -> None:
+    """Raise a ClusterError in a heterogeneous job of Slurm: each component would train alone."""
+    for variable in _COMPONENTS:
+        number = environ.get(variable, "").strip()
+        if number not in ("", "1"):
+            raise _without_description(
+                f"Slurm has {number} components in this heterogeneous job ({variable})"
+            )
+
+
 def _check_that_it_is_alone(environ: Mapping[str, str]) -> None:
     """Raise a ClusterError if there are several processes, or the job has several nodes."""
     numbers = {variable: environ.get(variable, "").strip() for variable in _NUMBERS}
@@ -111,6 +136,9 @@ def _check_that_it_is_alone(environ: Mapping[str, str]) -> None:
         if number not in ("", "1"):
             launcher = _NUMBERS[variable]
             raise _without_description(f"{launcher} has started {number} processes ({variable})")
+    processes = sum(map(_number, _values(environ, _OF_A_ROLE)))
+    if processes > 1:
+        raise _without_description(f"OpenPAI has started {processes} processes ({_OF_A_ROLE}…)")
     for variable, launcher in _INDICES.items():
         if variable in environ:
             index = f"{variable}={environ[variable]}"
@@ -145,17 +173,30 @@ def _nodes_of_batch_job(environ: Mapping[str, str]) -> Dict[str, int]:
     Sources: slurm.schedmd.com/sbatch.html; IBM Spectrum LSF 10.1, "Environment variables set for
     job execution" (``LSB_MCPU_HOSTS`` is ``"n1 4 n2 4"``); the user's guide of OpenPBS (a file with
     a line for each slot), and OAR's (the same); the manual page of Grid Engine's qsub (a file with
-    a line for each host).
+    a line for each host, and their number); learn.microsoft.com/azure/batch, environment variables
+    of a compute node (``AZ_BATCH_HOST_LIST`` is ``"10.0.0.4,10.0.0.5"``).
     """
     nodes = {}
-    number = environ.get("SLURM_JOB_NUM_NODES", "")
-    nodes["Slurm (SLURM_JOB_NUM_NODES)"] = int(number) if number.isdecimal() else 0
+    nodes["Slurm (SLURM_JOB_NUM_NODES)"] = _number(environ.get("SLURM_JOB_NUM_NODES", ""))
     hosts_and_slots = environ.get("LSB_MCPU_HOSTS", "").split()
     nodes["LSF (LSB_MCPU_HOSTS)"] = len(set(hosts_and_slots[::2]))
     nodes["PBS (PBS_NODEFILE)"] = _hosts_in_file(environ.get("PBS_NODEFILE", ""))
     nodes["OAR (OAR_NODEFILE)"] = _hosts_in_file(environ.get("OAR_NODEFILE", ""))
     nodes["Grid Engine (PE_HOSTFILE)"] = _hosts_in_file(environ.get("PE_HOSTFILE", ""))
+    nodes["Grid Engine (NHOSTS)"] = _number(environ.get("NHOSTS", ""))
+    azure = environ.get("AZ_BATCH_HOST_LIST", "").replace(",", " ").split()
+    nodes["Azure Batch (AZ_BATCH_HOST_LIST)"] = len(set(azure))
     return nodes
+
+
+def _number(text: str) -> int:
+    """Return a whole number; 0 for any other text."""
+    return int(text) if text.strip().isdecimal() else 0
+
+
+def _values(environ: Mapping[str, str], beginning: str) -> List[str]:
+    """Return the values of all variables whose names begin so."""
+    return [value for name, value in environ.items() if name.startswith(beginning)]
 
 
 def _hosts_in_file(path: str) -> int:
@@ -174,9 +215,14 @@ def _hosts_in_file(path: str) -> int:
 def _from_tf_config(text: str) -> Job:
     try:
         content = json.loads(text)
+        if content and "cluster" not in content:
+            raise _without_cluster(list(content))
         jobs = {job: hosts for job, hosts in content.get("cluster", {}).items() if hosts}
         if not jobs and content.get("task", {}).get("index", 0) in (0, "0"):
             return ALONE  # one host for TensorFlow's resolver too
+        for job, hosts in jobs.items():
+            if not isinstance(hosts, list):
+                raise _not_a_list(job, hosts)
         kind = content["task"]["type"]
         index = content["task"]["index"]
         others = sorted({*jobs, kind} - set(_JOBS))
@@ -193,6 +239,22 @@ def _from_tf_config(text: str) -> Job:
         raise ClusterError(
             f"TF_CONFIG={text!r}: expected {_EXAMPLE}, with this process in the list"
         ) from None
+
+
+def _without_cluster(keys: Sequence[str]) -> ClusterError:
+    names = ", ".join(map(repr, keys))
+    return ClusterError(
+        f'TF_CONFIG has {names} and no "cluster", the list of hosts, without which every process'
+        f" would train a model alone. Set TF_CONFIG={_EXAMPLE}; or TF_CONFIG={{}} if they shall"
+        " train alone"
+    )
+
+
+def _not_a_list(job: str, hosts: Any) -> ClusterError:
+    return ClusterError(
+        f'TF_CONFIG has {job!r}: {hosts!r}: expected a list of addresses, such as ["a:2222",'
+        ' "b:2222"]'
+    )
 
 
 def _other_jobs(others: Sequence[str]) -> ClusterError:
@@ -287,6 +349,9 @@ def check_hosts(hosts: Sequence[str], task: int) -> None:
         )
     addresses = [split_address(host) for host in hosts]
     if len({(name.lower(), port) for name, port in addresses}) < len(hosts):
-        raise ClusterError(f"hosts={list(hosts)}: an address is there more than once")
+        raise ClusterError(
+            f"hosts={list(hosts)}: an address is there more than once; give each host its own, and"
+            " hosts on one machine different ports"
+        )
     if not is_whole_number(task) or task >= len(hosts):
         raise ClusterError(f"task={task!r}: expected the index of a host, 0 to {len(hosts) - 1}")

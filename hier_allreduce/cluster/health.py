@@ -9,7 +9,8 @@
 A collective cannot tell a host that saves from one that is dead, and neither can a time limit on
 it. A gRPC server can: it answers a new connection with its HTTP/2 settings, from a thread that
 nothing else uses, whatever its process computes. That answer is the heartbeat. A process that has
-ended refuses the connection. One that is frozen, or whose machine is down, stays silent.
+ended refuses the connection. One that is frozen, or whose machine is down, stays silent. Another
+program on the port, such as a web server, gives another answer.
 
 This module needs no TensorFlow.
 """
@@ -31,10 +32,13 @@ GONE = (
     " never started"
 )
 SILENT = "does not answer: its process is frozen, or its machine or network is down"
+STRANGE = "is no TensorFlow server: another program listens at this address"
 _INTERRUPTED = "an earlier run was interrupted and still waits for other hosts"
 
 # the client's connection preface, then an empty SETTINGS frame (RFC 7540, section 3.5)
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+# a server's SETTINGS frame begins with its length, of three bytes, then its type and no flags
+_SETTINGS = b"\4\0"
 _PAUSE = 0.1  # seconds between two looks at a host that is expected to change
 
 
@@ -86,8 +90,8 @@ class HealthCheck:
             if not fault and time.monotonic() > end:
                 fault = (
                     f"waited {seconds:g} s for the other hosts {doing}; all of them answer, but one"
-                    " is stuck, runs another number of steps, or has another list of hosts than"
-                    f" {list(self._others.values())}"
+                    " is stuck, has started again, runs another number of steps, or has another"
+                    f" list of hosts than {list(self._others.values())}"
                 )
             if fault and not call.done():
                 self._fault = fault
@@ -172,7 +176,10 @@ def heartbeat(address: str, seconds: float) -> str:
     try:
         with socket.create_connection(split_address(address), seconds) as connection:
             connection.sendall(_PREFACE)
-            return "" if connection.recv(1) else GONE
+            answer = connection.makefile("rb").read(5)
+            if not answer:
+                return GONE
+            return "" if answer[3:] == _SETTINGS else STRANGE
     except (ConnectionRefusedError, ConnectionResetError, BrokenPipeError):
         return GONE
     except (socket.timeout, TimeoutError):

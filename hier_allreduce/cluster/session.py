@@ -31,10 +31,15 @@ from .health import START_AGAIN, HealthCheck
 _FIRST_SEQUENCE = 0x48410000
 # the errors of a step that fails because it has failed on another host
 _FROM_OTHER_HOSTS = (
-    tf.errors.UnavailableError,
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.InternalError,
+)
+# what TensorFlow calls a process; after a restart it is another one
+_INCARNATION = "incarnation"
+_RESTARTED = (
+    "all hosts answer, but one was lost for a moment: it has started again while the others still"
+    " ran, or the network between them failed"
 )
 _CLOSING_SECONDS = 1.0  # A process that ends may close its connections before its port.
 _MOST_LISTED = 5  # differences that an error message lists
@@ -196,12 +201,15 @@ class ClusterSession(tf1.Session):
         """
         try:
             return self._health.wait(step, seconds, doing)
-        except _FROM_OTHER_HOSTS as error:
+        except tf.errors.OpError as error:
+            was_lost = _is_of_lost_host(error)
+            if not (was_lost or isinstance(error, _FROM_OTHER_HOSTS)):
+                raise
             fault = self._health.fault(_CLOSING_SECONDS)
-            if not fault:
+            if not (fault or was_lost):
                 raise
             self._health.let_others_find_it()
-            raise ClusterError(f"{fault}. {START_AGAIN}") from error
+            raise ClusterError(f"{fault or _RESTARTED}. {START_AGAIN}") from error
 
     # ---- comparisons -------------------------------------------------------------------------
 
@@ -315,6 +323,11 @@ class ClusterSession(tf1.Session):
         if _is_failure(error):
             self._leave()
         super().__exit__(kind, error, trace)
+
+
+def _is_of_lost_host(error: Any) -> bool:
+    """Return whether a step has met a host that was gone, or another process in its place."""
+    return isinstance(error, tf.errors.UnavailableError) or _INCARNATION in str(error.message)
 
 
 def _leaves(fetches: Any) -> Iterator[Any]:

@@ -25,6 +25,7 @@ from ..planning.chunks import Load
 from ..planning.plan import complete_on, copies_in, root_of, sums_in, sums_to
 from .columns import (
     check_average,
+    check_names,
     checked_columns,
     checked_pairs,
     checked_rows,
@@ -33,7 +34,7 @@ from .columns import (
     variables_in,
     warn_of_references,
 )
-from .devices import device_strings
+from .devices import check_existence, device_strings
 from .layout import Layout, lay_out
 from .lead import limit_lead
 from .names import check_scope, variable_names
@@ -46,6 +47,8 @@ from .sums import Context, Sum
 if TYPE_CHECKING:
     from ..cluster import Cluster
 
+_OPTIONS = ("average", "strategy", "name", "cluster")
+
 
 @without_autograph
 def allreduce_grads(
@@ -55,6 +58,7 @@ def allreduce_grads(
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
     cluster: Optional[Cluster] = None,
+    **unknown: Any,
 ) -> List[Tuple[Any, ...]]:
     """Return the sum (or mean) of all towers' gradients on every tower.
 
@@ -90,17 +94,20 @@ def allreduce_grads(
         cluster: the :class:`hier_allreduce.Cluster` of several hosts with K towers each. All hosts
             call this function with the same arguments, and the sum, or mean, is over the towers of
             all hosts. Sparse gradients become dense, and the result has no gradients.
+        unknown: options of other libraries, or misspelled ones; the error names ours.
 
     Returns:
         A list of K tuples of N tensors; entry (k, n) lives on ``devices[k]``.
 
     Raises:
         HierAllreduceError: rows do not match the devices or each other, or an entry cannot be added
-            up; or something in ``devices`` is not a device; or an unknown choice, or groups that
-            miss or repeat a tower.
+            up; or something in ``devices`` is not a device, or in an eager call does not exist; or
+            an unknown choice, or groups that miss or repeat a tower.
         ClusterError: not K towers on each host, or no graph for a session.
     """
+    check_names(unknown, "allreduce_grads", _OPTIONS)
     devices = device_strings(devices)  # K
+    check_existence(devices)
     rows = checked_rows(all_grads, devices)  # K × N
     layout = plan_gradients(rows, devices, average, strategy_from(strategy), cluster)  # C chunks
     return add_ops(layout, average, name, cluster)  # K × N
@@ -108,7 +115,10 @@ def allreduce_grads(
 
 @without_autograph
 def allreduce_grads_hierarchical(
-    all_grads: Sequence[Sequence[Any]], devices: Sequence[Any], average: bool = False
+    all_grads: Sequence[Sequence[Any]],
+    devices: Sequence[Any],
+    average: bool = False,
+    **unknown: Any,
 ) -> List[Tuple[Any, ...]]:
     """Reduce as tensorpack's function of this name does at K = 8, for any K ≥ 1: K×N in, K×N out.
 
@@ -124,6 +134,7 @@ def allreduce_grads_hierarchical(
 
     Raises: as :func:`allreduce_grads`.
     """
+    check_names(unknown, "allreduce_grads_hierarchical", ["average"])
     devices = device_strings(devices)  # K
     strategy = Strategy("hierarchical", chunk_bytes=0)
     results = []
@@ -142,6 +153,7 @@ def allreduce_grads_and_vars(
     strategy: Union[str, Strategy, None] = None,
     name: Optional[str] = None,
     cluster: Optional[Cluster] = None,
+    **unknown: Any,
 ) -> List[List[Tuple[Any, Any]]]:
     """Reduce K rows of N (gradient, variable) pairs, as ``compute_gradients`` returns them.
 
@@ -158,7 +170,9 @@ def allreduce_grads_and_vars(
 
     Raises: as :func:`allreduce_grads`; also if the towers list their variables in different orders.
     """
+    check_names(unknown, "allreduce_grads_and_vars", _OPTIONS)
     devices = device_strings(devices)  # K
+    check_existence(devices)
     strategy = strategy_from(strategy)
     pairs = checked_pairs(all_grads_and_vars, devices)  # K × N pairs
     names = variable_names(pairs, devices)  # N

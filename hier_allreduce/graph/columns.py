@@ -14,17 +14,18 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from functools import partial
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import tensorflow as tf
 
 from ..compat import DTYPES_WITHOUT_ADD, SUMMABLE_DTYPES, in_current_graph, is_resource, tf1
+from ..configs import check_keys
 from ..errors import HierAllreduceError
 from ..formatting import count
 from ..planning import Strategy
 from .devices import any_on_gpu, device_fields, devices_match
-from .names import names_of_gradients, names_within_towers, where
+from .names import name_of, names_of_gradients, names_within_towers, where
 
 VAR_LIST_ADVICE = (
     "without var_list=, compute_gradients takes all towers' variables: give it those of its own"
@@ -139,6 +140,14 @@ def check_average(average: Any) -> None:
         raise HierAllreduceError(f"average={average!r}: it is True for the mean, False for the sum")
 
 
+def check_names(unknown: Mapping[str, Any], function: str, known: Sequence[str]) -> None:
+    """Raise a HierAllreduceError that says what the arguments of a function are called here."""
+    if "mean" in unknown:
+        value = unknown["mean"]
+        raise HierAllreduceError(f"{function}(mean={value!r}): it is called average={value!r} here")
+    check_keys(unknown, known, function)
+
+
 def checked_rows(all_grads: Any, devices: Sequence[Any]) -> Rows:
     """Return the K rows of N gradients, or of N (gradient, variable) pairs, as tuples.
 
@@ -247,7 +256,7 @@ def _check_homes(rows: Sequence[Sequence[Any]], devices: Sequence[Any]) -> None:
             home_is_mixed = any(other != home for other in homes[home])
             is_shared = any(var is other for other in rows[home])
             if home_is_mixed and not is_shared:
-                place = where(tower, devices, variable, [var.name for var in row])
+                place = where(tower, devices, variable, list(map(name_of, row)))
                 raise HierAllreduceError(
                     f"{place}: the variable is on {var.device}, tower {home}'s device; give one row"
                     " for each tower, in the order of the devices: rows[tower][variable]"

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import os
 import re
-from collections import Counter
-from typing import Any, Dict, List, Optional, Sequence
+from collections import Counter, defaultdict
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Set, Tuple
 
 import tensorflow as tf
 
 from ..compat import is_eager
 from ..errors import HierAllreduceError
+
+Numbers = Tuple[Tuple[int, ...], ...]  # in each level of a name
 
 
 def where(
@@ -60,7 +62,8 @@ def variable_names(pairs: Sequence[Sequence[Any]], devices: Sequence[Any]) -> Li
     rows = names_within_towers(variables)
     # without scopes TensorFlow numbers the copies: w/kernel and w_1/kernel
     unnumbered = [list(map(_without_numbers, row)) for row in rows]
-    for compared in (rows, unnumbered):
+    comparisons: List[Sequence[Sequence[Any]]] = [rows, unnumbered, _ranks(rows)]
+    for compared in comparisons:
         first = compared[0]
         for tower, row in enumerate(compared):
             if row == first or sorted(row) != sorted(first):
@@ -78,11 +81,59 @@ def _without_numbers(name: str) -> str:
     return re.sub(r"_?\d+", "", name)
 
 
+def _ranks(rows: Sequence[Sequence[str]]) -> List[List[Tuple[str, int]]]:
+    """Return for each name its rank among those of its row that differ from it by numbers only.
+
+    ::
+
+        dense_3/b, dense_4/b, out_1/b    ──►    (dense/b, 0), (dense/b, 1), (out/b, 0)
+
+    Numbers tell an order only where all have one meaning. In ``w_2, w_1_1`` TensorFlow's are beside
+    the model's own, so the ranks of such names are 0, on every tower.
+    """
+    numbers = list(map(_numbers_by_text, rows))
+    unordered = {text for row in numbers for text in row if _are_mixed(row[text])}
+    ranks = []
+    for row, by_text in zip(rows, numbers):
+        in_order = {text: sorted(by_text[text]) for text in by_text}
+        ranked = []
+        for name in row:
+            text = _without_numbers(name)
+            rank = 0 if text in unordered else in_order[text].index(_numbers(name))
+            ranked.append((text, rank))
+        ranks.append(ranked)
+    return ranks
+
+
+def _numbers_by_text(row: Sequence[str]) -> Dict[str, Set[Numbers]]:
+    """Return the numbers in names, by what the names are without them."""
+    found: Dict[str, Set[Numbers]] = defaultdict(set)
+    for name in row:
+        found[_without_numbers(name)].add(_numbers(name))
+    return found
+
+
+def _numbers(name: str) -> Numbers:
+    """Return the numbers in each level of a name: ``a/b2_3`` has ``((), (2, 3))``."""
+    return tuple(tuple(map(int, re.findall(r"\d+", level))) for level in name.split("/"))
+
+
+def _are_mixed(numbers: Iterable[Numbers]) -> bool:
+    """Return whether some names have more numbers in a level than others that have any."""
+    lengths = [{len(level) for level in levels if level} for levels in zip(*numbers)]
+    return any(len(different) > 1 for different in lengths)
+
+
+def name_of(variable: Any) -> str:
+    """Return a variable's name, or its path in Keras 3, where every kernel is called "kernel"."""
+    return str(getattr(variable, "path", variable.name)).split(":")[0]
+
+
 def names_within_towers(variables: Sequence[Sequence[Any]]) -> List[List[str]]:
     """Return the names of K rows of variables, without the towers' scopes."""
     rows = []
     for row in variables:
-        rows.append([str(var.name).split(":")[0] for var in row])
+        rows.append(list(map(name_of, row)))
     within = []
     for row, scope in zip(rows, tower_scopes(rows)):
         within.append([name_within(scope, name) for name in row])

@@ -41,7 +41,7 @@ class SentTensor(NamedTuple):
     variables: Tuple[str, ...]
     schedule: Schedule
     elements: Optional[int]
-    is_rows: bool
+    is_rows: bool = False
     copied: str
 
 

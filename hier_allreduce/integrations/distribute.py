@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, NoReturn, Optional, Sequence, Tuple, Union
 
 import tensorflow as tf
 
@@ -64,18 +64,30 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
         self._peer = _measured_peer()
         self._makers: Dict[Tuple[str, ...], Callable[[Tuple[Any, ...]], Any]] = {}
 
+    def __iter__(self) -> NoReturn:
+        raise HierAllreduceError(
+            "the first argument of MirroredStrategy is a list of devices: write"
+            " MirroredStrategy(cross_device_ops=HierarchicalAllReduce())"
+        )
+
     def reduce(
-        self, reduce_op: Any, per_replica_value: Any, destinations: Any, *args: Any, **kwargs: Any
+        self,
+        reduce_op: Any,
+        per_replica_value: Any = None,  # all have a default, because of _check_is_object
+        destinations: Any = None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         """Reduce one value as :meth:`batch_reduce` does.
 
         See ``tf.distribute.CrossDeviceOps.reduce``.
         """
+        _check_is_object(self)
         _check(reduce_op, per_replica_value, destinations)
         return super().reduce(reduce_op, per_replica_value, destinations, *args, **kwargs)
 
     def batch_reduce(
-        self, reduce_op: Any, value_destination_pairs: Any, *args: Any, **kwargs: Any
+        self, reduce_op: Any, value_destination_pairs: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         """Reduce values to their destinations together.
 
@@ -85,6 +97,7 @@ class HierarchicalAllReduce(tf.distribute.ReductionToOneDevice):
             HierAllreduceError: several replicas pass the very same tensor to a sum; or as
                 ``allreduce_grads``.
         """
+        _check_is_object(self)
         pairs = list(value_destination_pairs)
         for value, destinations in pairs:
             _check(reduce_op, value, destinations)
@@ -167,6 +180,15 @@ def _devices(value: Any, destinations: Any, average: bool) -> Optional[Tuple[str
     devices = tuple(destination.device for destination in replica_values(destinations))
     is_one_to_one = len(devices) == len(tensors) == len(set(devices))
     return devices if is_one_to_one and all(devices) else None
+
+
+def _check_is_object(ops: Any) -> None:
+    """Check that MirroredStrategy, which calls this method, got no class as its all-reduce."""
+    if not isinstance(ops, HierarchicalAllReduce):
+        raise HierAllreduceError(
+            "cross_device_ops is the class HierarchicalAllReduce: write"
+            " cross_device_ops=HierarchicalAllReduce(), with parentheses"
+        )
 
 
 def _check(reduce_op: Any, value: Any, destinations: Any) -> None:

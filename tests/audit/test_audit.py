@@ -14,6 +14,7 @@ from helpers.graphs import (
     gpu_or_cpu,
     gpus_or_cpus,
     gradients_on,
+    held,
     on_towers,
     session,
     tf1,
@@ -35,6 +36,9 @@ from hier_allreduce.graph import copy_from_tower_0
 KIND = XPU.upper()
 TO_ONE_MAIN = Strategy(algorithm="tree", main=0, chunk_bytes=0)
 ONE_BY_ONE = {name: Strategy(algorithm=name, chunk_bytes=0) for name in ALGORITHMS}
+
+
+CONSTANTS = "its gradients are constants: TensorFlow has added them up before the step"
 
 
 def ones(devices, variables=1):
@@ -289,6 +293,18 @@ def test_constants_need_no_copies(graph):
     assert (
         str(call) == "hier_allreduce/: tree, 1 chunk, 0 copies and 4 not needed, planned = executed"
     )
+
+
+def test_an_all_reduce_of_constants_is_done_before_the_step(graph):
+    """Grappler folds it into its readers, and no op of it is left."""
+    rows = on_towers(gpus_or_cpus(3), lambda tower: [tf.ones([4])])
+    result = allreduce_grads(rows, gpus_or_cpus(3), strategy="tree")
+    read = on_towers(gpus_or_cpus(3), lambda tower: result[tower][0] * held(np.float32(2)))
+    found = audit(traced(read))
+    assert not found.calls and str(found).endswith(f"\nhier_allreduce/: {CONSTANTS}")
+    allreduce_grads(gradients_on(gpus_or_cpus(3), ones(3)), gpus_or_cpus(3), name="fed")
+    found = audit(traced(read))
+    assert str(found).endswith(f"\nhier_allreduce/: {CONSTANTS}\nfed/: not in this run")
 
 
 def test_values_that_are_only_copied_go_straight_to_their_readers(graph):

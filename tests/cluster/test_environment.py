@@ -58,7 +58,11 @@ def test_the_environment_says_which_host_this_is(environ, expected):
         {"SM_HOSTS": '["algo-1"]'},
         {"WORLD_SIZE": ""},
         tf_config({"worker": [], "ps": []}, type="worker", index=0),
-        {"TF_CONFIG": '{"task": {"type": "master", "index": "0"}, "job": {}}'},
+        {"TF_CONFIG": '{"cluster": {}, "task": {"type": "master", "index": "0"}, "job": {}}'},
+        {"PAI_TASK_ROLE_COUNT": "1", "PAI_TASK_ROLE_TASK_COUNT_worker": "1"},
+        {"SLURM_HET_SIZE": "2", "TF_CONFIG": "{}"},
+        {"NHOSTS": "1", "NSLOTS": "8", "SGE_TASK_ID": "3"},
+        {"AZ_BATCH_HOST_LIST": "10.0.0.4", "PADDLE_TRAINERS_NUM": "1"},
     ],
 )
 def test_one_process_is_one_host(environ):
@@ -85,6 +89,16 @@ def test_one_process_is_one_host(environ):
         ({"FLUX_JOB_SIZE": "2"}, "flux has started 2"),
         ({"AWS_BATCH_JOB_NUM_NODES": "2"}, "AWS Batch has started 2"),
         ({"LWS_GROUP_SIZE": "2"}, "LeaderWorkerSet has started 2"),
+        ({"PADDLE_TRAINERS_NUM": "2", "PADDLE_TRAINER_ID": "1"}, "Paddle's launcher has started 2"),
+        ({"PAI_TASK_ROLE_TASK_COUNT_worker": "2"}, "OpenPAI has started 2"),
+        (
+            {"PAI_TASK_ROLE_TASK_COUNT_worker": "1", "PAI_TASK_ROLE_TASK_COUNT_master": "1"},
+            "OpenPAI has started 2",
+        ),
+        # the step of one component looks like a whole job
+        ({**STEP, "SLURM_HET_SIZE": "2"}, "Slurm has 2 components in this heterogeneous job"),
+        ({"SLURM_PACK_SIZE": "3", "SLURM_STEP_NUM_TASKS": "1"}, "Slurm has 3 components"),
+        ({"ALPS_APP_PE": "0"}, "aprun has started this process"),
         ({"JOB_COMPLETION_INDEX": "0"}, "a Kubernetes Indexed Job has started this process"),
         ({"VC_TASK_INDEX": "0", "WORLD_SIZE": "1"}, "a Volcano Job has started this process"),
         ({"PMIX_RANK": "0"}, "PMIx has started this process"),
@@ -96,6 +110,8 @@ def test_one_process_is_one_host(environ):
         ({**ALLOCATION, **SHELL}, "Slurm .* gives this job 2 nodes"),
         ({"OAR_NODEFILE": TWO_LINES}, "OAR .* gives this job 2 nodes"),
         ({"PE_HOSTFILE": TWO_LINES}, "Grid Engine .* gives this job 2 nodes"),
+        ({"NHOSTS": "2", "NSLOTS": "16"}, r"Grid Engine \(NHOSTS\) gives this job 2 nodes"),
+        ({"AZ_BATCH_HOST_LIST": "10.0.0.4,10.0.0.5"}, "Azure Batch .* gives this job 2 nodes"),
     ],
 )
 def test_several_processes_without_a_description_are_an_error(environ, words, tmp_path):
@@ -117,7 +133,20 @@ def test_several_processes_without_a_description_are_an_error(environ, words, tm
         (tf_config(HOSTS, type="worker", index=2), "with this process in the list"),
         (tf_config(HOSTS, type=["worker"], index=0), "with this process in the list"),
         (tf_config({}, type="worker", index=1), "with this process in the list"),
-        ({"TF_CONFIG": '{"Cluster": {}, "task": {"index": "1"}}'}, "with this process in the list"),
+        (
+            {"TF_CONFIG": '{"Cluster": {"worker": ["a:1"]}, "task": {"type": "worker"}}'},
+            "TF_CONFIG has 'Cluster', 'task' and no \"cluster\".*alone. Set TF_CONFIG=",
+        ),
+        (
+            {"TF_CONFIG": '{"sparseCluster": {}, "task": {"type": "chief", "index": 0}}'},
+            "TF_CONFIG has 'sparseCluster', 'task' and no",
+        ),
+        ({"TF_CONFIG": '{"environment": "cloud"}'}, "TF_CONFIG has 'environment' and no"),
+        (
+            tf_config({"worker": "a:1,b:1"}, type="worker", index=0),
+            "TF_CONFIG has 'worker': 'a:1,b:1': expected a list of addresses",
+        ),
+        (tf_config({"worker": {"0": "a:1"}}, type="worker", index=0), "expected a list of"),
         (tf_config(HOSTS, type="worker", index=True), "with this process in the list"),
     ],
 )
@@ -170,7 +199,7 @@ def test_node_lists_and_ports_of_slurm():
         ({"hosts": []}, "expected a list of addresses"),
         ({"hosts": ["here:²"]}, "'here:²' is not an address"),
         ({"hosts": ["a:1", "b:1", "a:1"]}, "there more than once"),
-        ({"hosts": ["node:1", "Node:1"]}, "there more than once"),
+        ({"hosts": ["node:1", "Node:1"]}, "there more than once; .* one machine different ports"),
         ({"task": 2}, "task=2: expected the index of a host, 0 to 1"),
         ({"task": True}, "task=True: expected the index"),
         ({"devices_per_host": 0}, "devices_per_host=0"),

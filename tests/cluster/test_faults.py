@@ -8,6 +8,8 @@ import os
 import random
 import signal
 import socket
+import socketserver
+import threading
 
 import pytest
 from helpers.clusters import free_addresses, job
@@ -116,6 +118,42 @@ def test_hosts_that_build_another_graph_are_named(options, words):
         assert errors[task].startswith("ClusterError: host 1 (127.0.0.1:")
         assert f"differs from this host ({task})" in errors[task] and words in errors[task]
     assert "differs from this host (1)" in errors[1]
+
+
+class Stranger(socketserver.BaseRequestHandler):
+    """A service with an answer to everything."""
+
+    answer = b""
+
+    def handle(self):
+        self.request.recv(1024)
+        self.request.sendall(self.answer)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.6\r\n"]
+)
+def test_another_program_on_a_hosts_port_is_no_host(answer):
+    handler = type("Handler", (Stranger,), {"answer": answer})
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        hosts = [*free_addresses(1), f"127.0.0.1:{server.server_address[1]}"]
+        with job(
+            "train", 2, timeout=6.0, cluster={"hosts": hosts, "start_timeout": 0.5}
+        ) as started:
+            text = started[0].error()
+        server.shutdown()
+    assert f"not all hosts are there: host 1 ({hosts[1]}) is no TensorFlow server" in text
+
+
+def test_a_host_that_starts_again_alone_tells_all_to_start_again():
+    """A supervisor has started it before the others have found that it was gone."""
+    with job("train", 2, timeout=30.0, steps=10000, each={1: {"wait_at": 2}}) as hosts:
+        hosts[1].until(2)
+        with hosts[1].again() as again:
+            for text in (again.error(), hosts[0].error()):
+                assert text.startswith("ClusterError: ") and "Start all hosts again" in text, text
+                assert "was lost for a moment" in text or "host 1 (" in text, text
 
 
 def test_a_port_that_is_taken_is_named():

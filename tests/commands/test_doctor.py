@@ -111,6 +111,7 @@ def test_a_good_machine_has_no_problems(machine, problems):
     found, text = problems()
     assert found == []
     assert "nvidia-smi: Tesla V100, driver 535.1\n" * 4 in text
+    assert f"\n\n{table_of(4, 'SYS')}" in text  # with the tab before its header
     assert "TensorFlow 2.21.0, built with CUDA, sees 4 GPUs" in text
     assert "  /device:GPU:2 Tesla V100, 16 GiB, peers: 0, 1, 3" in text
 
@@ -291,7 +292,11 @@ def test_a_text_without_a_table_is_an_error(fails, tmp_path):
     (tmp_path / "topo.txt").write_text("bash: nvidia-smi: command not found")
     error = fails("doctor", "--topo", tmp_path / "topo.txt")
     assert f"doctor: --topo {tmp_path}/topo.txt: no table of GPUs" in error
-    assert "No such file or directory" in fails("doctor", "--topo", tmp_path / "none.txt")
+    error = fails("doctor", "--topo", tmp_path / "none.txt")
+    assert (
+        error.count("none.txt") == 2 and "none.txt: no such file; `nvidia-smi topo -m > " in error
+    )
+    assert "Is a directory" in fails("doctor", "--topo", tmp_path)
 
 
 # ---- copies ------------------------------------------------------------------------------------
@@ -300,7 +305,7 @@ def test_a_text_without_a_table_is_an_error(fails, tmp_path):
 def test_doctor_copies_between_cpu_devices(run):
     status, out, err = run("doctor", "--copies", "--devices", "/cpu:0,/cpu:1")
     assert "/cpu:0       .   equal\n/cpu:1   equal       .\n" in out
-    assert err == "asking TensorFlow for its devices …\ncopying …\n"
+    assert err == "asking nvidia-smi …\nasking TensorFlow for its devices …\ncopying …\n"
     assert status == (0 if out.endswith("no known problems\n") else 1)
 
 

@@ -20,6 +20,7 @@ PAGES = (
     "docs/how-to/towers.md",
     "docs/how-to/own-algorithm.md",
     "docs/how-to/several-hosts.md",
+    "docs/how-to/keras.md",
 )
 PROGRAMS = [*README, *(program for page in PAGES for program in programs(page))]
 CALLBACK = programs("docs/how-to/tensorpack.md")[-1]

@@ -8,6 +8,7 @@ import tensorflow as tf
 from helpers.graphs import ALGORITHMS, IS_TF2, XPU, gpu_or_cpu, gpus_or_cpus, on_towers, tf1
 from helpers.rows import for_each
 
+import hier_allreduce
 from hier_allreduce import (
     ClusterError,
     HierAllreduceError,
@@ -197,6 +198,7 @@ DEVICES = [
     (["/cpu:0", "nonsense", "/cpu:2", "/cpu:3"], "tower 1: 'nonsense' is not a device", ONE_DEVICE),
     (["/cpu:0", "/cpu:one", "/cpu:2", "/cpu:3"], "tower 1: '/cpu:one' is not a device"),
     (["/cpu:0", "/cpu:-1", "/cpu:2", "/cpu:3"], "tower 1: '/cpu:-1' is not a device"),
+    (["/cpu:0", "/device:XLA_CPU:1"], "tower 1: /device:XLA_CPU:1 is a device of XLA", "'/gpu:0'"),
     ("/cpu:0", "devices must be a list with one device for each tower, not '/cpu:0'"),
     ({"/cpu:0"}, "devices must be a list with one device for each tower, not {'/cpu:0'}"),
     (None, "devices must be a list with one device for each tower, not None"),
@@ -238,6 +240,15 @@ OPTIONS: list = [
 def test_a_wrong_option_is_an_error(graph, number):
     options, *words = OPTIONS[number]
     raises(words, allreduce_grads, rows(), gpus_or_cpus(4), **options)
+
+
+@pytest.mark.parametrize("function", ["", "_and_vars", "_hierarchical"])
+def test_an_unknown_option_is_an_error_that_names_ours(graph, function):
+    name = f"allreduce_grads{function}"
+    words = [f"{name}(mean=True): it is called average=True here"]
+    raises(words, getattr(hier_allreduce, name), rows(), gpus_or_cpus(4), mean=True)
+    words = [f"{name}: 'avreage' is unknown; did you mean 'average'?"]
+    raises(words, getattr(hier_allreduce, name), rows(), gpus_or_cpus(4), avreage=True)
 
 
 @pytest.mark.parametrize("average", ["sum", 1, None])
@@ -315,6 +326,15 @@ def test_eagerly_the_checks_are_the_same():
         HierAllreduceError, match=r"tower 1 \(/.pu:1\), variable 0 .*does not belong"
     ):
         allreduce_grads([[tf.zeros([3])], [of_another_graph()]], gpus_or_cpus(2))
+    absent = [gpu_or_cpu(0), "/gpu:99"]
+    for call in (
+        lambda: allreduce_grads(two, absent),
+        lambda: tf.function(allreduce_grads)(two, absent),
+    ):
+        with pytest.raises(
+            HierAllreduceError, match=r"tower 1: /gpu:99 does not exist. There are /cpu:0, "
+        ):
+            call()
     with tf.Graph().as_default(), pytest.raises(
         HierAllreduceError, match=r"tower 1 .*variable 0 .*does not belong"
     ):
@@ -350,6 +370,11 @@ ORDERS = [
     [["gpu_0/t1/w", "gpu_0/t2/w"], ["gpu_1/t2/w", "gpu_1/t1/w"]],
     [["t1/w", "t2/w"], ["t2/w", "t1/w"]],
     [["tower0/t1/w", "shared", "tower0/t2/w"], ["tower1/t2/w", "shared", "tower1/t1/w"]],
+    # layers of one kind, without scopes: the numbers tell the order
+    [["dense/k", "dense_1/k", "dense_2/k"], ["dense_5/k", "dense_4/k", "dense_3/k"]],
+    [["dense/k", "dense_2/k", "dense_8/k"], ["dense_13/k", "dense_11/k", "dense_12/k"]],
+    [["net/fc/k", "net/fc_1/k"], ["net_1/fc_1/k", "net_1/fc/k"]],
+    [["a/k", "a_1/k", "w", "w_1"], ["a_3/k", "a_2/k", "w_2", "w_1_1"]],
 ]
 
 
@@ -376,6 +401,14 @@ NAMES = [
         [["conv/w", "conv_1/w", "out/w"], ["conv_2/w", "conv_3/w", "out_1/w"]],
         ["conv/w", "conv_1/w", "out/w"],
     ),
+    # the model's own numbers; TensorFlow adds others to them if it has to
+    ([["w", "w_1"], ["w_2", "w_1_1"]], ["w", "w_1"]),
+    ([["w1", "w2"], ["w1_1", "w2_1"]], ["w1", "w2"]),
+    ([["b1/w2", "b2/w1"], ["b1_1/w2", "b2_1/w1"]], ["b1/w2", "b2/w1"]),
+    (
+        [["fc/k", "fc_2/k", "fc_10/k"], ["fc_1/k", "fc_3/k", "fc_11/k"]],
+        ["fc/k", "fc_2/k", "fc_10/k"],
+    ),
 ]
 
 
@@ -383,6 +416,30 @@ NAMES = [
 def test_variables_are_called_by_their_names_in_the_model(graph, names, shown):
     assert variable_names(named(names), gpus_or_cpus(len(names))) == shown
     assert len(allreduce_grads_and_vars(named_again(names), gpus_or_cpus(len(names)))) == len(names)
+
+
+@pytest.mark.parametrize("order, is_right", [((0, 1, 2), True), ((0, 2, 1), False)])
+def test_variables_of_keras_3_are_called_by_their_paths(graph, order, is_right):
+    """There the name of every layer's kernel is "kernel"."""
+    pairs = named([["a", "b", "c"], ["d", "e", "f"]])
+    for row, model in zip(pairs, ("model", "model_1")):
+        for n, path in zip((0, 1, 2) if row is pairs[0] else order, ("first", "second", "bias")):
+            row[n] = row[n][0], KerasVariable(row[n][1], f"{model}/{path}/kernel")
+    if is_right:
+        assert variable_names(pairs, gpus_or_cpus(2))[0] == "first/kernel"
+        assert len(allreduce_grads_and_vars(pairs, gpus_or_cpus(2))) == 2
+    else:
+        words = ["variable 1 ('bias/kernel')", "tower 0 has 'second/kernel' there", IN_ORDER]
+        raises(words, allreduce_grads_and_vars, pairs, gpus_or_cpus(2))
+
+
+class KerasVariable:
+    """What is read of a variable of Keras 3."""
+
+    def __init__(self, value, path):
+        self.value = value
+        self.path = path
+        self.name = path.split("/")[-1]
 
 
 def named_again(names):

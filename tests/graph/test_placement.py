@@ -1,5 +1,6 @@
 """Devices and names of ops, whatever the scopes around the call, and the parts of an all-reduce."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from hier_allreduce.graph import (
     add_ops,
     copy_from_roots,
     copy_from_tower_0,
+    device_strings,
     plan_gradients,
     sums_only,
 )
@@ -100,7 +102,7 @@ DEVICES: dict = {
     "shared": ([FIRST, FIRST, SECOND], [FIRST, FIRST, SECOND]),
     "anywhere": ([None, "", SECOND], ["", "", SECOND]),
     "spellings": ([f"/{KIND}:0", f"/device:{KIND}:1", f"{XPU}:2"], [FIRST, SECOND, THIRD]),
-    "full": ([f"{HOST}/device:{KIND}:1"] * 3, [f"{HOST}{SECOND}"] * 3),
+    "full": ([f"{HOST}/device:{KIND}:1"] * 3, [SECOND] * 3),
 }
 # ways to name the first three devices
 NOTATIONS = {
@@ -139,8 +141,48 @@ def test_a_job_or_a_type_alone_is_a_device(graph, devices):
             rows.append([(tf.zeros([2]), variable)])
     result = allreduce_grads_and_vars(rows, devices)
     assert [tf.DeviceSpec.from_string(row[0][0].device) for row in result] == list(
-        map(tf.DeviceSpec.from_string, devices)
+        map(tf.DeviceSpec.from_string, device_strings(devices))
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("/gpu:0", "/GPU:0", "gpu:0", "/device:GPU:0", "/gpu", "/device:GPU:*"),
+        f"{HOST}/device:GPU:0",
+        "/job:localhost/gpu:0",
+        tf.DeviceSpec(device_type="GPU", device_index=0),
+    ],
+)
+def test_a_device_has_one_spelling(graph, name):
+    assert device_strings([name]) == ("/gpu:0",)
+
+
+@pytest.mark.parametrize(
+    "name, spelled",
+    [
+        ("/job:worker/task:1/device:GPU:10", "/job:worker/task:1/gpu:10"),
+        ("/job:worker", "/job:worker"),
+        ("/device:NPU:3", "/device:NPU:3"),
+        ("", ""),
+        (None, None),
+    ],
+)
+def test_the_spelling_says_which_host_and_kind(graph, name, spelled):
+    """``None`` and "" leave the choice to TensorFlow, and a job may have any device."""
+    assert device_strings([name]) == (spelled,)
+
+
+def test_towers_on_one_device_get_a_warning(graph):
+    words = "2 towers are on one device, /gpu:0, .* name another device for each tower"
+    grads = gradients_on([""] * 3, powers_of_two(3, 1))
+    with pytest.warns(UserWarning, match=words) as seen:
+        allreduce_grads(grads, ["/gpu", "/gpu:1", "/device:GPU:0"])
+    assert [warning.filename for warning in seen] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for devices in (["/gpu:0", "/gpu:1", "/job:worker/gpu:0"], [None, "", ""]):
+            allreduce_grads(grads, devices)
 
 
 # ---- plain dataflow ------------------------------------------------------------------------------

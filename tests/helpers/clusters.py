@@ -39,12 +39,28 @@ class Host:
 
     def __init__(self, *arguments):
         context = forks.context()
+        self._arguments = arguments
         self._line, theirs = context.Pipe()
         self.process = context.Process(
             target=cluster_child.main, args=(*arguments, theirs), daemon=True
         )
         self.process.start()
         theirs.close()
+
+    def kill(self):
+        """End the process, and wait until it has ended."""
+        self.process.kill()
+        self.process.join(SECONDS)
+
+    @contextlib.contextmanager
+    def again(self):
+        """Kill this host, and start another process that runs the same."""
+        self.kill()
+        other = Host(*self._arguments)
+        try:
+            yield other
+        finally:
+            other.kill()
 
     def receive(self, kind):
         """Return the content of the next message of a kind; fail if the host ends before it."""
@@ -103,5 +119,4 @@ def job(scenario, hosts, each=None, devices=2, timeout=30.0, **options):
         yield started
     finally:
         for host in started:
-            host.process.kill()
-            host.process.join(SECONDS)
+            host.kill()

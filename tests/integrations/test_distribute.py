@@ -3,12 +3,14 @@
 import contextlib
 import copy
 import functools
+import re
 from typing import Any, Dict
 
 import numpy as np
 import pytest
 import tensorflow as tf
 from helpers.graphs import IS_TF2, XPU, chain, config, dense, gpu_or_cpu, gpus_or_cpus, started
+from helpers.project import TOP
 from helpers.rows import for_each
 
 import hier_allreduce
@@ -231,17 +233,54 @@ def test_keras_3_limits_of_every_all_reduce(kind):
     """The page about Keras has them. If this test fails, Keras has repaired one."""
     keras = pytest.importorskip("keras", "3")
 
-    def fit(batch, **options):
+    def fit(batch, validation_data=None, **options):
         with mirrored(3, kind()).scope():
             model = keras.Sequential([keras.layers.Dense(2)])
             model.compile(keras.optimizers.SGD(0.1, **options), "mse")
-        model.fit(np.ones([batch, 4]), np.ones([batch, 2]), batch_size=6, verbose=0)
+        x, y = np.ones([batch, 4]), np.ones([batch, 2])
+        model.fit(x, y, batch_size=6, validation_data=validation_data, verbose=0)
+        return model
 
-    fit(6 + 4)  # the second batch may be of any size
-    with pytest.raises(tf.errors.InvalidArgumentError, match="same size and shape"):
-        fit(4)
+    model = fit(6 + 4)  # the second batch may be of any size
+    values = np.ones([4, 4]), np.ones([4, 2])
+    for first_batch in (
+        lambda: fit(4),
+        lambda: model.evaluate(*values, verbose=0),
+        lambda: model.fit(*values, verbose=0),
+        lambda: fit(6, validation_data=values),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="same size and shape"):
+            first_batch()
     with pytest.raises(RuntimeError, match="merge_call"):
         fit(6, gradient_accumulation_steps=2)
+
+
+@needs_tf2
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_clipping_as_on_the_page_is_that_of_one_device(policy):
+    """Clipped gradients of a scaled loss would move the weights by a 256th of a step."""
+    keras = pytest.importorskip("keras", "3")
+    page = (TOP / "docs/how-to/keras.md").read_text(encoding="utf-8")
+    names = {"keras": keras, "tf": tf}
+    exec(re.findall(r"<!-- tested: clipping -->\n```\n(.*?)```", page, re.DOTALL)[0], names)
+
+    def trained(strategy=None, policy="float32"):
+        keras.utils.set_random_seed(0)
+        with strategy.scope() if strategy else contextlib.nullcontext():
+            layers = [keras.layers.Input([4]), keras.layers.Dense(3, dtype=policy)]
+            model = names["Clipped"]([*layers, keras.layers.Activation("linear", dtype="float32")])
+            optimizer = keras.optimizers.SGD(0.1)
+            if policy == "mixed_float16":  # as compile() does under a global policy
+                optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=256)
+            model.compile(optimizer, "mse", jit_compile=False)
+            before = model.get_weights()
+        x = np.random.RandomState(0).rand(12, 4)
+        model.fit(x, 50 * x[:, :3], batch_size=6, shuffle=False, verbose=0)
+        return [after - start for start, after in zip(before, model.get_weights())]
+
+    moved, expected = trained(mirrored(3), policy), trained()
+    assert np.sqrt(sum((array**2).sum() for array in expected)) == pytest.approx(0.2, rel=0.01)
+    assert difference(moved, expected) <= (1e-6 if policy == "float32" else 1e-3)
 
 
 @needs_tf2
@@ -471,9 +510,27 @@ def test_the_sum_of_one_tensor_for_all_replicas_is_an_error(others):
 @needs_tf2
 @pytest.mark.parametrize("kind, where", [("shape differs", 2), ("dtype differs", 2), ("bool", 0)])
 def test_errors_name_the_replica_and_the_value(kind, where):
-    words = rf"tower {where} \(.*{XPU.upper()}:{where}\), variable 0.*{kind}"
+    words = rf"tower {where} \(/{XPU}:{where}\), variable 0.*{kind}"
     with pytest.raises(HierAllreduceError, match=words):
         reduced(3, HierarchicalAllReduce(), SUM, FAULTY[kind])
+
+
+@needs_tf2
+def test_a_class_as_the_all_reduce_is_an_error():
+    """MirroredStrategy calls its methods without an object."""
+    strategy = mirrored(2, HierarchicalAllReduce)
+    value = strategy.run(lambda: tf.constant(1.0))
+    words = r"write cross_device_ops=HierarchicalAllReduce\(\)"
+    with pytest.raises(HierAllreduceError, match=words):
+        strategy.extended.batch_reduce_to(SUM, [(value, value)])
+    with pytest.raises(HierAllreduceError, match=words):
+        HierarchicalAllReduce.reduce(SUM, value, destinations=value)  # to GPUs
+
+
+def test_the_all_reduce_in_the_place_of_devices_is_an_error():
+    words = r"write MirroredStrategy\(cross_device_ops=HierarchicalAllReduce\(\)\)"
+    with pytest.raises(HierAllreduceError, match=words):
+        tf.distribute.MirroredStrategy(HierarchicalAllReduce())
 
 
 @needs_tf2

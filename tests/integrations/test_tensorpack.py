@@ -312,8 +312,8 @@ def test_a_warning_names_reference_variables():
         "use_resource=True",
     ):
         assert words in text
-    words = ["'first'", "a reference variable", "tf.compat.v1.enable_resource_variables()"]
-    fails(words, train, on_xpus(2, update="once"), "sgd", extra=with_reference)
+    told = ["'first'", "a reference variable", "tf.compat.v1.enable_resource_variables()"]
+    fails(told, train, on_xpus(2, update="once"), "sgd", extra=with_reference)
 
 
 # ---- errors --------------------------------------------------------------------------------------
@@ -340,8 +340,12 @@ def fails(words, function, *arguments, **options):
 # the arguments of HierarchicalTrainer, and words of its error
 ARGUMENTS: dict = {
     "no devices": ({"devices": []}, ["devices is empty"]),
-    "no GPUs": ({"devices": 0}, ["devices is empty"]),
-    "no list": ({"devices": "0,1"}, ["must be a list", "'0,1'"]),
+    "no GPUs": ({"devices": 0}, ["HierarchicalTrainer(0): expected the number of GPUs"]),
+    "fewer": ({"devices": -3}, ["HierarchicalTrainer(-3): expected the number of GPUs"]),
+    "half a GPU": ({"devices": 1.5}, ["HierarchicalTrainer(1.5): expected the number"]),
+    "a text": ({"devices": "8"}, ["HierarchicalTrainer('8'): expected the number", "such as 8"]),
+    "no list": ({"devices": "0,1"}, ["HierarchicalTrainer('0,1')", "a list of devices"]),
+    "nothing": ({"devices": None}, ["one device for each tower, not None"]),
     "quoted id": ({"devices": ["0"]}, ["tower 0: '0'"]),
     "algorithm": (
         {"devices": 8, "strategy": "hierarchic"},
@@ -353,9 +357,13 @@ ARGUMENTS: dict = {
     ),
     "mode": (
         {"devices": 8, "mode": "hierarchical"},
-        ["mode='hierarchical' is tensorpack's", "strategy='hierarchical'"],
+        ["(mode='hierarchical'): the option is tensorpack's", "strategy='hierarchical'"],
     ),
-    "a bool": ({"devices": True}, ["one device for each tower, not True"]),
+    "mode gpu": ({"devices": 8, "mode": "gpu"}, ["strategy='flat'"]),
+    "mode nccl": ({"devices": 8, "mode": "nccl"}, ["keep tensorpack's trainer", "mode='nccl'"]),
+    "no mode": ({"devices": 8, "mode": None}, ["for 'gpu' write strategy='flat'; for 'cpu' "]),
+    "gpus": ({"devices": 8, "gpus": 8}, ["tensorpack's; it is called devices here"]),
+    "a bool": ({"devices": True}, ["HierarchicalTrainer(True): expected the number"]),
     "lists of devices": ({"devices": [[0], [0, 1]]}, ["tower 0: [0] is not a device"]),
     "option": (
         {"devices": 8, "strategi": "flat"},

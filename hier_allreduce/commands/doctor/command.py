@@ -17,7 +17,7 @@ from ...formatting import amount, count, table
 from ..options import naming
 from .copies import copy_all, faults, report
 from .facts import Facts, gather
-from .nvidia_smi import groups_of
+from .nvidia_smi import ask_nvidia_smi, groups_of
 from .nvlinks import Groups, linked_groups, read_table
 from .problems import problems
 
@@ -54,8 +54,10 @@ def main(args: argparse.Namespace) -> int:
         raise HierAllreduceError("--topo reads a file, --copies uses this machine: leave one out")
     if args.topo:
         return _read_topo(args.topo)
+    print("asking nvidia-smi …", file=sys.stderr)
+    nvidia = ask_nvidia_smi()
     print("asking TensorFlow for its devices …", file=sys.stderr)
-    facts = gather()
+    facts = gather(nvidia)
     todo = problems(facts)
     lines = _lines(facts)
     if args.copies:
@@ -74,9 +76,15 @@ def _read_topo(name: str) -> int:
     """Print the groups in a saved output of nvidia-smi; on standard error its warnings."""
     if name == "-" and sys.stdin is None:
         raise HierAllreduceError("--topo -: standard input is closed")
+    if name == "-":
+        text = decoded(sys.stdin.buffer.read())
+    elif Path(name).exists():
+        text = read_text(Path(name))
+    else:
+        raise HierAllreduceError(
+            f"--topo {name}: no such file; `nvidia-smi topo -m > {name}` writes it"
+        )
     with naming(f"--topo {name}"):
-        is_piped = name == "-"
-        text = decoded(sys.stdin.buffer.read()) if is_piped else read_text(Path(name))
         found = read_table(text)
     for warning in found.warnings:
         print(f"warning: {warning}", file=sys.stderr)

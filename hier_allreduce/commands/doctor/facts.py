@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from .nvidia_smi import NvidiaSmi, ask_nvidia_smi
+from .nvidia_smi import NvidiaSmi
 
 if sys.version_info < (3, 8):
     import pkg_resources  # of setuptools, which every environment of Python 3.7 has
@@ -82,15 +82,15 @@ class Facts(NamedTuple):
     in_container: bool
 
 
-def gather() -> Facts:
-    """Return the facts about this machine."""
+def gather(nvidia: NvidiaSmi) -> Facts:
+    """Return the facts about this machine, with the answers of its nvidia-smi."""
     versions = {name: _version(name) for name in _PACKAGES}
     variables = {name: value for name, value in os.environ.items() if _VARIABLES.match(name)}
     return Facts(
         packages={name: version for name, version in versions.items() if version},
         variables=variables,
         tensorflow=_tensorflow(),
-        nvidia=ask_nvidia_smi(),
+        nvidia=nvidia,
         cores=_cores(),
         in_container=_in_container(),
     )

@@ -63,7 +63,8 @@ def _run(*command: str) -> Tuple[str, str]:
         return "", f"no answer for {_PATIENCE} s"
     except OSError as error:
         return "", str(error)
-    output = done.stdout.decode("utf-8", errors="replace").strip()
+    # a table begins with a tab, above its column of labels
+    output = done.stdout.decode("utf-8", errors="replace").strip("\r\n")
     if done.returncode:
         return "", " ".join(output.split())[:300] or f"it ended with status {done.returncode}"
     return output, ""

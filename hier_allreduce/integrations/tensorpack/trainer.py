@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any, Callable, List, Optional, Sequence, Union
+from numbers import Number
+from typing import Any, Callable, List, Mapping, Optional, Sequence, Union
 
 import numpy as np
 import tensorflow as tf
@@ -41,8 +42,18 @@ from .peers import reduced_by_peer
 
 _OPTIONS = ("devices", "average", "strategy", "update", "broadcast_every", "check_replicas_every")
 _NOT_IN_FILES = ("transform", "cluster")
-# options of tensorpack's trainer, and ours
-_THEIRS = {"mode": "strategy='hierarchical'", "gpus": "devices"}
+_NCCL = (
+    "TensorFlow's NCCL is no strategy of ours; if it works, keep tensorpack's trainer,"
+    " SyncMultiGPUTrainerReplicated(…, mode='nccl')"
+)
+# what tensorpack's modes are here
+_MODES = {
+    "hierarchical": "write strategy='hierarchical'",
+    "gpu": "write strategy='flat'",
+    "cpu": "write strategy=Strategy(algorithm='flat', main=0), whose sums are on the first GPU",
+    "nccl": _NCCL,
+    "collective": _NCCL,
+}
 
 
 class HierarchicalTrainer(SingleCostTrainer):
@@ -124,13 +135,7 @@ class HierarchicalTrainer(SingleCostTrainer):
             HierAllreduceError: an invalid or unknown option. A device that does not exist is an
                 error when training starts, before its session does.
         """
-        for name, value in unknown.items():
-            if name in _THEIRS:
-                raise HierAllreduceError(
-                    f"{name}={value!r} is tensorpack's; HierarchicalTrainer has {_THEIRS[name]}"
-                )
-        options = [*_OPTIONS, *_NOT_IN_FILES]
-        configs.check_keys(unknown, options, "HierarchicalTrainer")
+        _check_names(unknown)
         check_options(
             average,
             update,
@@ -138,8 +143,13 @@ class HierarchicalTrainer(SingleCostTrainer):
             broadcast_every=broadcast_every,
             check_replicas_every=check_replicas_every,
         )
-        if configs.is_whole_number(devices):
+        if configs.is_whole_number(devices) and devices > 0:
             devices = list(range(devices))
+        if isinstance(devices, (Number, str)):
+            raise HierAllreduceError(
+                f"HierarchicalTrainer({devices!r}): expected the number of GPUs, such as 8, or a"
+                " list of devices, such as ['/gpu:0', '/gpu:2']"
+            )
         if isinstance(devices, np.ndarray) and devices.ndim:
             devices = list(devices)
         if isinstance(devices, (list, tuple)):
@@ -333,3 +343,15 @@ class _CompareTowers(Callback):
             self._equal_after = self._steps
             if self._cluster is not None:
                 self._cluster.check_weights(self.trainer.sess)
+
+
+def _check_names(unknown: Mapping[str, Any]) -> None:
+    """Raise a HierAllreduceError about an option that the trainer does not have."""
+    for name, value in unknown.items():
+        theirs = f"HierarchicalTrainer({name}={value!r}): the option is tensorpack's"
+        if name == "gpus":
+            raise HierAllreduceError(f"{theirs}; it is called devices here")
+        if name == "mode":
+            modes = "; ".join(f"for {mode!r} {advice}" for mode, advice in _MODES.items())
+            raise HierAllreduceError(f"{theirs}; {_MODES.get(str(value), modes)}")
+    configs.check_keys(unknown, [*_OPTIONS, *_NOT_IN_FILES], "HierarchicalTrainer")
