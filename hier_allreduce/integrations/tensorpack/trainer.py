@@ -20,7 +20,7 @@ from ...cluster import Cluster
 from ...compat import tf1
 from ...errors import ClusterError, HierAllreduceError
 from ...graph import allreduce_grads_and_vars, device_strings
-from ...measured import measurement
+from ...graph.measuring import hook
 from ...planning import Strategy, strategy_from
 from ...training.replicas import Drift, ReplicatedVariables, broadcast, comparison, find_copies
 from ...training.sharded_update import update_at_mains
@@ -229,13 +229,11 @@ class HierarchicalTrainer(SingleCostTrainer):
     def _update_towers(self, optimizer: Any, rows: Sequence[Pairs]) -> ReplicatedVariables:
         average = self._average
         strategy = self._strategy
-        asked = measurement()
-        if asked:
-            asked.note(front_end="tensorpack", update=self._update)
+        peer = hook().peer("tensorpack", self._update)
         if self._update == "main":
             pairs: Sequence[Pairs] = check_variables(rows, self.devices)
-        elif asked and asked.peer:
-            pairs = reduced_by_peer(asked.peer, rows, self.devices, average)
+        elif peer:
+            pairs = reduced_by_peer(peer, rows, self.devices, average)
         else:
             pairs = allreduce_grads_and_vars(
                 rows, self.devices, average, strategy, cluster=self.cluster
