@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.graphs import IS_TF2
 
+from hier_allreduce import ClusterError, Strategy
 from hier_allreduce.commands.tune.candidates import Candidate, candidates_for, strategies_for
 from hier_allreduce.commands.tune.faults import NothingMeasured
 from hier_allreduce.commands.tune.observer import VARIABLE
@@ -105,6 +106,39 @@ def test_a_program_that_sets_the_variable_itself_is_as_it_is():
     environment = {**os.environ, VARIABLE: "1"}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, stdout=subprocess.PIPE)
     assert done.returncode == 0 and json.loads(done.stdout)[1] == 0
+
+
+@pytest.fixture
+def hooked(tmp_path):
+    """The hook of a measured program, in this process but not used by it."""
+    from hier_allreduce.commands.tune.inside import MeasuredProgram
+
+    return MeasuredProgram(Request("", {"algorithm": "tree"}, str(tmp_path / "clock")))
+
+
+def test_a_sparse_gradient_waits_for_the_clock_and_stays_sparse(hooked, tmp_path):
+    import tensorflow as tf
+
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        rows = tf.IndexedSlices(tf.constant([[1.0]]), tf.constant([2]), tf.constant([3, 1]))
+        ((_, timed),) = hooked.reduced([(None, rows)])
+        assert session.run([timed.values, timed.indices])[1] == [2]
+    assert len((tmp_path / "clock").read_text().split()) == 1
+
+
+def test_rows_without_a_gradient_have_no_clock(hooked):
+    assert hooked.reduced([(None,), (None,)]) == [(None,), (None,)]
+
+
+def test_several_hosts_are_not_measured(hooked):
+    assert hooked.strategy(Strategy(sparse="dense"), 1) == Strategy("tree", sparse="dense")
+    with pytest.raises(ClusterError, match="tune measures one host, and this program has 2"):
+        hooked.strategy(Strategy(), 2)
+
+
+def test_of_two_allreduces_the_larger_one_is_told(run):
+    _, facts, _ = run()
+    assert facts.bytes == 8  # two gradients of one float32
 
 
 @pytest.fixture

@@ -78,13 +78,13 @@ def seconds(text: str) -> float:
 
 def names(text: str) -> List[str]:
     """Read names of candidates, each once."""
-    found = list(dict.fromkeys(name.strip() for name in text.split(",")))
-    for name in found:
+    candidates = list(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in candidates:
         try:
             check_name(name)
         except HierAllreduceError as error:
             raise argparse.ArgumentTypeError(str(error)) from None
-    return found
+    return candidates
 
 
 def strategy_file(text: str) -> Path:
@@ -134,12 +134,12 @@ def main(args: argparse.Namespace) -> int:
         is_interrupted = True
     finally:
         progress.close()
-    found = verdict(rounds.runs, rounds.left_out)
-    print(json.dumps(as_json(found)) if args.json else report(found))
-    _write(args, found, rounds.facts.kept)
+    result = verdict(rounds.runs, rounds.left_out)
+    print(json.dumps(as_json(result)) if args.json else report(result))
+    _write(args, result, rounds.facts.kept)
     if is_interrupted:
         return 130
-    return 0 if sum(bool(row.runs) for row in found.rows) > 1 else 1
+    return 0 if sum(bool(row.runs) for row in result.rows) > 1 else 1
 
 
 def _check_program(program: Sequence[str]) -> None:
@@ -169,16 +169,16 @@ def _check_program(program: Sequence[str]) -> None:
         )
 
 
-def _write(args: argparse.Namespace, found: Verdict, kept: Dict[str, Any]) -> None:
+def _write(args: argparse.Namespace, result: Verdict, kept: Dict[str, Any]) -> None:
     """Write the strategy and the picture that are asked for, where there are any."""
-    has_strategy = found.best is not None and not found.best.candidate.peer
+    has_strategy = result.best is not None and not result.best.candidate.peer
     if args.o and has_strategy:
         options.make_folder(args.o)
-        args.o.write_text(as_yaml(found, kept), encoding="utf-8")
+        args.o.write_text(as_yaml(result, kept), encoding="utf-8")
         print(f"strategy={str(args.o)!r} is the best one", file=sys.stderr)
     elif args.o:
-        print(f"{args.o} is not written: {found.sentences[0]}", file=sys.stderr)
-    if args.picture and any(row.runs for row in found.rows):
+        print(f"{args.o} is not written: {result.sentences[0]}", file=sys.stderr)
+    if args.picture and any(row.runs for row in result.rows):
         options.make_folder(args.picture)
-        picture.draw(found, args.picture, " ".join(args.program))
+        picture.draw(result, args.picture, " ".join(args.program))
         print(f"{args.picture} shows the steps", file=sys.stderr)

@@ -31,11 +31,11 @@ def check(path: Path) -> None:
         )
 
 
-def draw(found: Verdict, path: Path, program: str) -> None:
+def draw(verdict: Verdict, path: Path, program: str) -> None:
     """Write a picture of a verdict, in the format that the name of the file asks for."""
     from matplotlib.figure import Figure
 
-    rows = sorted((row for row in found.rows if row.runs), key=lambda row: row.step, reverse=True)
+    rows = sorted((row for row in verdict.rows if row.runs), key=lambda row: row.step, reverse=True)
     figure: Any = Figure(figsize=(9, 2 + 0.34 * len(rows)), layout="constrained")
     axes = figure.add_subplot()
     for number, row in enumerate(rows):
@@ -43,9 +43,9 @@ def draw(found: Verdict, path: Path, program: str) -> None:
     as_it_is = next((row for row in rows if row.candidate.is_as_it_is), None)
     if as_it_is is not None:
         axes.axvline(1e3 * as_it_is.step, color="black", linestyle="--", linewidth=1, zorder=0.5)
-    axes.set_yticks(range(len(rows)), [_label(row, row is found.best) for row in rows])
+    axes.set_yticks(range(len(rows)), [_label(row, row is verdict.best) for row in rows])
     axes.set_xlabel("time of a training step, ms (shorter is better); thin line: range of the runs")
-    axes.set_title(f"{program}\n{found.sentences[0]}", fontsize=10, loc="left", wrap=True)
+    axes.set_title(f"{program}\n{verdict.sentences[0]}", fontsize=10, loc="left", wrap=True)
     axes.margins(y=0.02)
     axes.set_xlim(0, 1.15 * max(_longest(row) for row in rows))
     _legend(axes, rows)

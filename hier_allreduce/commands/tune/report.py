@@ -17,15 +17,15 @@ _LEGEND = (
 )
 
 
-def report(found: Verdict) -> str:
+def report(verdict: Verdict) -> str:
     """Return the table, the candidates that are left out, and the verdict as text."""
     lines: List[Sequence[str]] = [("", "step, ms", "ratio (interval)", "runs")]
-    lines += [_line(row, row is found.best) for row in found.rows]
+    lines += [_line(row, row is verdict.best) for row in verdict.rows]
     parts = [table(lines), _LEGEND]
     # what else is known of the program's step has its paragraph here
-    if found.left_out:
-        parts.append("left out:\n" + _reasons(found.left_out))
-    parts.append("\n".join(found.sentences))
+    if verdict.left_out:
+        parts.append("left out:\n" + _reasons(verdict.left_out))
+    parts.append("\n".join(verdict.sentences))
     return "\n\n".join(parts)
 
 
@@ -55,13 +55,13 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.4g}"
 
 
-def as_json(found: Verdict) -> Dict[str, Any]:
+def as_json(verdict: Verdict) -> Dict[str, Any]:
     """Return the verdict as a JSON object: seconds, ratios, names."""
     return {
-        "candidates": [_as_object(row) for row in found.rows],
-        "left_out": found.left_out,
-        "best": found.best and found.best.candidate.name,
-        "sentences": found.sentences,
+        "candidates": [_as_object(row) for row in verdict.rows],
+        "left_out": verdict.left_out,
+        "best": verdict.best and verdict.best.candidate.name,
+        "sentences": verdict.sentences,
     }
 
 
@@ -84,10 +84,10 @@ def _as_object(row: Row) -> Dict[str, Any]:
     }
 
 
-def as_yaml(found: Verdict, kept: Dict[str, Any]) -> str:
+def as_yaml(verdict: Verdict, kept: Dict[str, Any]) -> str:
     """Return the best candidate's strategy, with ``kept`` fields, and the table as comments."""
-    changes = found.best.candidate.changes if found.best else {}
+    changes = verdict.best.candidate.changes if verdict.best else {}
     given = {name: value for name, value in changes.items() if value is not None}
-    comments = [WRITTEN_BY_TUNE, *(f"# {line}".rstrip() for line in report(found).splitlines())]
+    comments = [WRITTEN_BY_TUNE, *(f"# {line}".rstrip() for line in report(verdict).splitlines())]
     values = yaml.safe_dump({**kept, **given}, sort_keys=False)
     return "\n".join([*comments, values])

@@ -47,10 +47,11 @@ class Pace(NamedTuple):
         """Return how many programs can run six times in this time; at least two."""
         return max(2, int(seconds / (LEAST_PAIRS * self.run)))
 
-    def rounds(self, programs: int, seconds: float) -> int:
+    def rounds(self, programs: int, seconds: float, done: int = 0) -> int:
         """Return in how many rounds so many programs run; with much time, half of it is steps."""
         long_run = self.start + max(self.start, self.least)
-        return min(max(LEAST_PAIRS, int(seconds / (programs * long_run))), MOST_ROUNDS)
+        fitting = int(seconds / (programs * long_run))
+        return min(max(LEAST_PAIRS - done, fitting), MOST_ROUNDS - done)
 
     def steps(self, runs: int, seconds: float) -> float:
         """Return the seconds of steps in each of so many runs that share this time."""
@@ -120,15 +121,15 @@ class Rounds:
                 healthy.append(candidate)
 
         # The other rounds: the same candidates, in both orders, in the time that is left.
-        rounds = min(pace.rounds(max(1, len(healthy)), runner.left()) + 1, MOST_ROUNDS)
-        for number in range(2, rounds + 1):
+        rounds = 1 + pace.rounds(max(1, len(healthy)), runner.left(), done=1)
+        for round in range(2, rounds + 1):
             if len(healthy) < 2 or runner.left() < len(healthy) * pace.run:
                 break
-            runs = (rounds - number + 1) * len(healthy)
-            seconds = pace.steps(runs, runner.left())
-            order = healthy if number % 2 else healthy[::-1]
-            failed = [each for each in order if not self._run(each, seconds, number)]
-            healthy = [candidate for candidate in healthy if candidate not in failed]
+            to_come = (rounds - round + 1) * len(healthy)
+            seconds = pace.steps(to_come, runner.left())
+            order = healthy if round % 2 else healthy[::-1]
+            healthy = [candidate for candidate in order if self._run(candidate, seconds, round)]
+            healthy.sort(key=candidates.index)
 
     def _first_run(self) -> Pace:
         """Run the program as it is, and return how long it takes; its facts tell the candidates."""
@@ -171,12 +172,12 @@ class Rounds:
             f" of each of {enough}: {names}.{more} Ctrl-C prints the table so far."
         )
 
-    def _run(self, candidate: Candidate, seconds: float, number: int) -> bool:
+    def _run(self, candidate: Candidate, seconds: float, round: int) -> bool:
         """Run a candidate; return whether it may run again."""
-        run = self._runner.run(candidate, seconds, number) if self._runner.left() > 0 else None
+        run = self._runner.run(candidate, seconds, round) if self._runner.left() > 0 else None
         if run is not None:
             self.runs.append(run)
-        elif number == 1:
+        elif round == 1:
             self.left_out[candidate.name] = "the time was over"
         return run is not None and not run.fault
 

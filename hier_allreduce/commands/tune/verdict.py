@@ -116,27 +116,19 @@ def _why_keep(others: Sequence[Row]) -> str:
 
 def _beside(row: Row, base: Row) -> str:
     """Return a sentence about a row beside the one that all are compared with."""
-    found = row.ratio
-    if found is None:
+    beside = row.ratio
+    if beside is None:
         return f"{row.title} has no run in a round of {base.title}"
-    if found.is_faster:
-        gain, ends = 1 - found.middle, _ends(1 - found.high, 1 - found.low, found)
-        return f"{row.title} takes {gain:.0%} less time a step ({ends}) than {base.title}"
-    if found.is_slower:
-        loss, ends = found.middle - 1, _ends(found.low - 1, found.high - 1, found)
-        return f"{row.title} takes {loss:.0%} more time a step ({ends}) than {base.title}"
-    if found.is_equal:
-        return f"{row.title} takes as long as {base.title} ({_between(found)})"
-    if found.pairs < LEAST_PAIRS:
-        return f"{row.title}: nothing is certain with {found.pairs} of {LEAST_PAIRS} pairs of runs"
-    return f"{row.title}: no difference is certain ({_between(found)})"
-
-
-def _ends(least: float, most: float, found: Ratio) -> str:
-    return f"{least:.1%} or more" if found.is_vague else f"{least:.1%} to {most:.1%}"
-
-
-def _between(found: Ratio) -> str:
-    if found.is_vague:
-        return "unsure"
-    return f"{found.low - 1:+.1%} to {found.high - 1:+.1%} time a step"
+    low, middle, high = (100 * (end - 1) for end in (beside.low, beside.middle, beside.high))
+    between = "unsure" if beside.is_vague else f"{low:+.1f}% to {high:+.1f}% time a step"
+    if beside.is_faster:
+        ends = f"{-high:.1f}% or more" if beside.is_vague else f"{-high:.1f}% to {-low:.1f}%"
+        return f"{row.title} takes {-middle:.0f}% less time a step ({ends}) than {base.title}"
+    if beside.is_slower:
+        ends = f"{low:.1f}% or more" if beside.is_vague else f"{low:.1f}% to {high:.1f}%"
+        return f"{row.title} takes {middle:.0f}% more time a step ({ends}) than {base.title}"
+    if beside.is_equal:
+        return f"{row.title} takes as long as {base.title} ({between})"
+    if beside.pairs < LEAST_PAIRS:
+        return f"{row.title}: nothing is certain with {beside.pairs} of {LEAST_PAIRS} pairs of runs"
+    return f"{row.title}: no difference is certain ({between})"
