@@ -36,10 +36,13 @@ def chosen(*only, **options):
             ["tensorpack-hierarchical", "tensorpack-gpu", "tensorpack-nccl", "tensorpack-cpu"],
             "tensorpack-hierarchical",
         ),
-        (
-            {"front_end": "tensorpack", "towers": 4},
-            ["tensorpack-gpu", "tensorpack-nccl", "tensorpack-cpu"],
-            "tensorpack-gpu",
+        *(
+            (
+                {"front_end": "tensorpack", "towers": towers},
+                ["tensorpack-gpu", "tensorpack-nccl", "tensorpack-cpu"],
+                "tensorpack-gpu",
+            )
+            for towers in (4, 16)
         ),
         ({"front_end": "towers"}, ["tower-0-sum"], "tower-0-sum"),
     ],

@@ -122,6 +122,12 @@ def test_a_candidate_that_hangs_once_runs_no_more():
     assert runner.start_patience == 60.0  # the others start as fast as the program as it is
 
 
+def test_the_others_may_start_three_times_as_slowly_as_the_first_run():
+    runner = VirtualRunner(overhead=30.0)
+    measured(runner)
+    assert runner.start_patience == 90.0
+
+
 def test_a_lost_run_is_one_lost_run():
     steps = iter([10.0, LOST] + [10.0] * 100)
     _, names_by_round = measured(VirtualRunner(lambda candidate: next(steps)))

@@ -142,6 +142,11 @@ def test_steps_of_two_rows_have_their_ratio():
     assert fast.ratio and fast.step / slow.step == pytest.approx(fast.ratio.middle)
 
 
+def test_a_run_without_a_partner_is_not_in_the_mean():
+    _, fast = verdict(runs_with(now=[100] * 6, flat=[50] * 6 + [900])).rows
+    assert fast.step == pytest.approx(0.05) and len(fast.runs) == 6
+
+
 def test_the_first_run_of_all_counts_if_there_is_no_other():
     first = Run(Candidate(), [0.5], 0, Path("log"))
     (row,) = verdict([first]).rows

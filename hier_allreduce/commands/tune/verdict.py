@@ -93,7 +93,12 @@ def _compared(rows: Sequence[Row]) -> List[Row]:
     compared = []
     for row in rows:
         if row in measured[1:]:
-            row = row._replace(ratio=ratio(row.runs, measured[0].runs, len(measured) - 1))
+            base = measured[0].runs
+            # a run without a partner counts in no ratio, and so in no mean beside it
+            rounds = [run.round for run in base]
+            pairs = [run for run in row.runs if run.round in rounds]
+            compared_with_base = ratio(pairs, base, len(measured) - 1)
+            row = row._replace(runs=pairs or row.runs, ratio=compared_with_base)
         compared.append(row)
     return compared
 
